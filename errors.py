@@ -1,0 +1,25 @@
+"""The errors a person can cause. The command line prints each as one line and exits with its code."""
+
+
+class QuantbenchError(Exception):
+    """The run failed: a missing file, a full disk, a device that is not there."""
+
+    exit_code = 1
+
+
+class UsageError(QuantbenchError):
+    """The command line asked for something that does not exist or cannot be combined."""
+
+    exit_code = 2
+
+
+class CheckpointError(QuantbenchError):
+    """A checkpoint or tokenizer that is missing, damaged or not of a kind we read."""
+
+
+class KernelError(QuantbenchError):
+    """A kernel was named that cannot run on this device, dtype or shape."""
+
+
+class LogError(QuantbenchError):
+    """The benchmark log could not be read or appended to; it is left as it was."""

@@ -1,0 +1,32 @@
+"""Plain torch versions of every kernel: slow, readable, and the oracle the fast ones are tested against."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_positions: Tensor,
+    key_positions: Tensor,
+    window: int | None = None,
+) -> Tensor:
+    """Causal grouped-query attention: each query sees the keys at its own position and before.
+
+    query is (B, H, S, D); key and value are (B, K, T, D) with H a multiple of K, query head h
+    reading key head h // (H // K). Positions are (S,) and (T,) integers. With a `window` a query
+    sees only the last `window` positions, its own included. Returns (B, H, S, D) in query's dtype.
+
+    The G = H // K query heads that share a key head are folded into the sequence dimension, so
+    key and value are read as they lie and never repeated.
+    """
+    B, H, S, D = query.shape
+    K = key.shape[1]
+    visible = key_positions <= query_positions[:, None]
+    if window is not None:
+        visible &= key_positions > query_positions[:, None] - window
+    folded = query.reshape(B, K, H // K * S, D)
+    output = F.scaled_dot_product_attention(folded, key, value, visible.repeat(H // K, 1))
+    return output.view(B, H, S, D)

@@ -1,0 +1,39 @@
+"""What the model asks of a KV cache. One cache serves one layer."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+
+class KVCache(nn.Module):
+    """Keys and values of one layer, and decode attention over them.
+
+    B rows, K key/value heads, T positions of capacity, D head_dim.
+    """
+
+    capacity: int
+
+    def update(self, input_pos: Tensor, key: Tensor, value: Tensor) -> None:
+        """Store key and value, (B, K, S, D), at the S positions `input_pos`."""
+        raise NotImplementedError
+
+    def attend(self, query: Tensor, input_pos: Tensor) -> Tensor:
+        """Causal attention of query (B, H, S, D), at positions `input_pos` (S,), over the cache."""
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        """Forget everything, keeping the memory."""
+        for buffer in self.buffers():
+            buffer.zero_()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes this cache holds, from shapes alone: it is right on the meta device too."""
+        return sum(buffer.numel() * buffer.element_size() for buffer in self.buffers())
+
+
+# (max_batch_size, kv_heads, max_seq_length, head_dim, dtype, device, window) -> the layer's cache
+CacheFactory = Callable[
+    [int, int, int, int, torch.dtype, torch.device | str, int | None], KVCache
+]

@@ -1,0 +1,185 @@
+"""A Llama-family decoder in one file, read top-down.
+
+Llama 2, 3, 3.1 and 3.2, CodeLlama, Mistral and TinyLlama are this file as it stands; Qwen2 adds
+biases to the query/key/value projection, Qwen3 a norm on each query and key head. Which of these
+apply is data in `ModelConfig`, never the model's name.
+
+Two decisions differ from Hugging Face's modules and cost nothing in accuracy: the query, key and
+value projections are one matrix, as are the gate and up projections, so that decode makes four
+passes over memory a layer instead of seven. Rotary embeddings follow Hugging Face's layout (the
+first half of a head rotates against the second), and checkpoints in Meta's interleaved layout are
+permuted when they are read.
+
+Shapes: B rows, S positions, D model width, H query heads, K key/value heads, E head width,
+F feed-forward width, V vocabulary.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kernels.reference import attention
+from kv_cache.base import CacheFactory, KVCache
+from kv_cache.dense import DenseKVCache
+from models.config import ModelConfig, RopeScaling
+
+
+class Transformer(nn.Module):
+    """The whole model: token ids in, logits out."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.tok_embeddings = nn.Embedding(config.vocab_size, config.dim)
+        self.layers = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.norm = nn.RMSNorm(config.dim, config.norm_eps)
+        self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
+
+    def setup_caches(
+        self, max_batch_size: int, max_seq_length: int, cache: CacheFactory = DenseKVCache
+    ) -> None:
+        """Give every layer an empty cache of `max_batch_size` rows and `max_seq_length` positions.
+
+        It lies on the embedding's device, in the embedding's dtype unless the cache quantizes.
+        """
+        config, weight = self.config, self.tok_embeddings.weight
+        for layer in self.layers:
+            layer.attention.kv_cache = cache(
+                max_batch_size,
+                config.num_kv_heads,
+                max_seq_length,
+                config.head_dim,
+                weight.dtype,
+                weight.device,
+                config.sliding_window,
+            )
+
+    @property
+    def caches(self) -> list[KVCache]:
+        """The layers' caches, first layer first; empty before `setup_caches`."""
+        found = [layer.attention.kv_cache for layer in self.layers]
+        return [cache for cache in found if cache is not None]
+
+    def forward(
+        self, tokens: Tensor, input_pos: Tensor | None = None, last_only: bool = False
+    ) -> Tensor:
+        """Logits (B, S, V) for tokens (B, S), the last position's alone, (B, 1, V), if asked.
+
+        With `input_pos` (S,) the tokens stand at those positions and see what the caches already
+        hold. Without it they are whole sequences from position 0, and no cache is touched.
+        """
+        x = self.tok_embeddings(tokens)  # (B, S, D)
+        if input_pos is None:
+            positions = torch.arange(tokens.shape[1], device=tokens.device)
+        else:
+            positions = input_pos
+        cos, sin = rotation(self.config, positions)
+        for layer in self.layers:
+            x = layer(x, cos, sin, input_pos)
+        if last_only:
+            x = x[:, -1:]
+        return self.output(self.norm(x))
+
+
+class Block(nn.Module):
+    """One layer: attention, then feed-forward, each on a normed copy and added back."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(config.dim, config.norm_eps)
+        self.attention = Attention(config)
+        self.ffn_norm = nn.RMSNorm(config.dim, config.norm_eps)
+        self.feed_forward = FeedForward(config)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, input_pos: Tensor | None) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), cos, sin, input_pos)
+        return x + self.feed_forward(self.ffn_norm(x))
+
+
+class Attention(nn.Module):
+    """Grouped-query attention: H query heads share K key/value heads."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
+        self.head_dim, self.window = config.head_dim, config.sliding_window
+        heads = config.num_heads + 2 * config.num_kv_heads
+        self.wqkv = nn.Linear(config.dim, heads * config.head_dim, bias=config.qkv_bias)
+        self.wo = nn.Linear(
+            config.num_heads * config.head_dim, config.dim, bias=config.attention_out_bias
+        )
+        norm = nn.RMSNorm if config.qk_norm else nn.Identity
+        self.q_norm = norm(config.head_dim, config.norm_eps)
+        self.k_norm = norm(config.head_dim, config.norm_eps)
+        self.kv_cache: KVCache | None = None
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, input_pos: Tensor | None) -> Tensor:
+        B, S, _ = x.shape
+        H, K, E = self.num_heads, self.num_kv_heads, self.head_dim
+        query, key, value = self.wqkv(x).view(B, S, H + 2 * K, E).split((H, K, K), dim=2)
+        query = rotate(self.q_norm(query), cos, sin).transpose(1, 2)  # (B, H, S, E)
+        key = rotate(self.k_norm(key), cos, sin).transpose(1, 2)  # (B, K, S, E)
+        value = value.transpose(1, 2)
+        if input_pos is None:
+            y = self.attend_without_cache(query, key, value)
+        else:
+            assert self.kv_cache is not None, "call setup_caches first"
+            self.kv_cache.update(input_pos, key, value)
+            y = self.kv_cache.attend(query, input_pos)
+        return self.wo(y.transpose(1, 2).reshape(B, S, H * E))
+
+    def attend_without_cache(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        S = query.shape[2]
+        within_window = self.window is None or S <= self.window
+        if within_window and self.num_heads == self.num_kv_heads:
+            return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        positions = torch.arange(S, device=query.device)
+        return attention(query, key, value, positions, positions, self.window)
+
+
+class FeedForward(nn.Module):
+    """SwiGLU: w2(silu(gate) · up), gate and up the two halves of w13's output."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.w13 = nn.Linear(config.dim, 2 * config.ffn_dim, bias=config.mlp_bias)
+        self.w2 = nn.Linear(config.ffn_dim, config.dim, bias=config.mlp_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.w13(x).chunk(2, dim=-1)
+        return self.w2(F.silu(gate) * up)
+
+
+def rotation(config: ModelConfig, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines, each (S, 1, E/2) float32, of every position's rotary angles.
+
+    Computed from the positions at each step: E/2 products are cheaper than reading a table, and
+    a context of 131072 positions costs no memory.
+    """
+    exponents = torch.arange(0, config.head_dim, 2, device=positions.device) / config.head_dim
+    inverse_wavelength = 1.0 / config.rope_theta**exponents
+    if config.rope_scaling is not None:
+        inverse_wavelength = scaled(inverse_wavelength, config.rope_scaling)
+    angles = positions[:, None, None].float() * inverse_wavelength
+    return angles.cos(), angles.sin()
+
+
+def scaled(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
+    """Llama 3.1's context extension: slow rotations slow down by `factor`, fast ones stay.
+
+    "Slow" turns fewer than `low_freq_factor` times over the original context, "fast" more than
+    `high_freq_factor`; between them the two are blended linearly in the number of turns.
+    """
+    turns = scaling.original_max_position * frequencies / (2 * math.pi)
+    blend = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    blend = blend.clamp(0, 1)
+    return frequencies * (blend + (1 - blend) / scaling.factor)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate each head's (i, i + E/2) pairs of x (B, S, heads, E); in float32, then back."""
+    first, second = x.float().chunk(2, dim=-1)
+    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return turned.type_as(x)

@@ -1,0 +1,57 @@
+"""How other projects name the parameters that models/llama.py holds.
+
+Each of our names maps to the source's tensors that make it up, stacked along their first dimension:
+a projection that we keep fused comes from several.
+"""
+
+import re
+from collections.abc import Callable
+
+_LAYER = re.compile(r"layers\.(\d+)\.(.+)\.(weight|bias)")
+
+_HUGGING_FACE = {
+    "attention_norm": ("input_layernorm",),
+    "attention.wqkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "attention.q_norm": ("self_attn.q_norm",),
+    "attention.k_norm": ("self_attn.k_norm",),
+    "attention.wo": ("self_attn.o_proj",),
+    "ffn_norm": ("post_attention_layernorm",),
+    "feed_forward.w13": ("mlp.gate_proj", "mlp.up_proj"),
+    "feed_forward.w2": ("mlp.down_proj",),
+}
+_HUGGING_FACE_TOP = {
+    "tok_embeddings.weight": "model.embed_tokens.weight",
+    "norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_META = {  # gpt-fast and torchao keep these names; theirs may hold wqkv already fused
+    "attention_norm": ("attention_norm",),
+    "attention.wqkv": ("attention.wq", "attention.wk", "attention.wv"),
+    "attention.wo": ("attention.wo",),
+    "ffn_norm": ("ffn_norm",),
+    "feed_forward.w13": ("feed_forward.w1", "feed_forward.w3"),
+    "feed_forward.w2": ("feed_forward.w2",),
+}
+
+NameMap = Callable[[str], tuple[str, ...]]
+
+
+def hugging_face(name: str) -> tuple[str, ...]:
+    """The Hugging Face tensors that our parameter `name` is stacked from."""
+    return _translate(name, _HUGGING_FACE, _HUGGING_FACE_TOP, "model.layers")
+
+
+def meta(name: str) -> tuple[str, ...]:
+    """The tensors of a Meta, gpt-fast or torchao checkpoint that our `name` is stacked from."""
+    return _translate(name, _META, {}, "layers")
+
+
+def _translate(
+    name: str, layer_names: dict[str, tuple[str, ...]], top: dict[str, str], prefix: str
+) -> tuple[str, ...]:
+    match = _LAYER.fullmatch(name)
+    if match is None:
+        return (top.get(name, name),)
+    number, module, kind = match.groups()
+    parts = layer_names.get(module, (module,))
+    return tuple(f"{prefix}.{number}.{part}.{kind}" for part in parts)
