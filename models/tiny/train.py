@@ -191,7 +191,7 @@ def export(model: Transformer, folder: Path) -> None:
 
 
 @click.command()
-@click.option("--steps", default=5000, show_default=True, help=f"steps of {ROWS * CONTEXT} tokens")
+@click.option("--steps", default=3000, show_default=True, help=f"steps of {ROWS * CONTEXT} tokens")
 @click.option("--seed", default=1, show_default=True)
 @click.option("--threads", default=2, show_default=True)
 @click.option("--output", default=HERE, type=click.Path(path_type=Path), show_default=True)
@@ -219,13 +219,17 @@ def main(steps: int, seed: int, threads: int, output: Path) -> None:
 
     model = Transformer(CONFIG)
     initialize(model)
-    compiled = torch.compile(model)
+
+    @torch.compile
+    def training_loss(rows: Tensor) -> Tensor:
+        logits = model(rows[:, :-1])
+        return F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+
     schedule = [(o, g, g["lr"]) for o in optimizers(model) for g in o.param_groups]
     curve, started = [], time.monotonic()
     for step, rows in enumerate(batches(documents, steps, generator)):
         with torch.autocast("cpu", torch.bfloat16):
-            logits = compiled(rows[:, :-1])
-            loss = F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+            loss = training_loss(rows)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer, group, peak in schedule:
