@@ -1,0 +1,530 @@
+"""Every kind of tokenizer against the library that defines it, and against Hugging Face."""
+
+import json
+import os
+import subprocess
+import sys
+import unicodedata
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from errors import CheckpointError
+from models.tokenizer import (
+    LLAMA_3_SPLIT,
+    ByteTokenizer,
+    Tokenizer,
+    cuts,
+    llama_3_special_tokens,
+    load_tokenizer,
+    stream,
+)
+from tests.models.tiny_tokenizers import (
+    llama_2_json,
+    llama_3_json,
+    sentencepiece_model,
+    tiktoken_file,
+    tiktoken_ranks,
+    write_folder,
+)
+
+ROOT = Path(__file__).parents[2]
+PLENTY = 1 << 20  # a vocabulary that no tokenizer here fills
+KINDS = ("sentencepiece", "no-prefix", "llama-2-json", "tiktoken", "llama-3-json", "bytes")
+
+# What text decoders stumble over: spaces at the ends, characters of two to four bytes, marks that
+# combine, joined emoji, no-break and ideographic spaces, controls, sentencepiece's own space.
+HARD_TEXTS = (
+    "",
+    " ",
+    "a",
+    "Hello World",
+    "  two before, two after  ",
+    "\n\n\tindented\r\n  x\n",
+    "naïve café e\u0301\u0302 \u0301alone",
+    "東京 日本語、한국어",
+    "😀 👩‍👩‍👧‍👦 🇩🇪 👍🏽",
+    "\u00a0no-break\u3000ideographic\u2028line",
+    "a\0b\x1c\x7f",
+    "a▁b ▁",
+    "it's WE'LL I'D 1234567 3.14...!!\n\n$x_y",
+    "<s> </s> <unk> <|eot_id|> [INST] <0x41>",
+)
+texts = st.one_of(
+    st.sampled_from(HARD_TEXTS),
+    st.text(max_size=40),
+    st.lists(st.sampled_from([*HARD_TEXTS, " ", "  ", "é", "\n"]), max_size=5).map("".join),
+)
+# Loading is done once; Hypothesis need not reset fixtures that nothing changes.
+quick = settings(max_examples=150, deadline=None)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("tokenizers")
+    model, ranks = sentencepiece_model(), tiktoken_file(tiktoken_ranks())
+    write_folder(root / "tiktoken", {"tokenizer.model": ranks})
+    special = list(llama_3_special_tokens(0))
+    converted = llama_3_json(root / "tiktoken" / "tokenizer.model", special)
+    unprefixed = sentencepiece_model(dummy_prefix=False)
+    return {
+        "sentencepiece": write_folder(root / "sentencepiece", {"tokenizer.model": model}),
+        "no-prefix": write_folder(root / "no-prefix", {"tokenizer.model": unprefixed}),
+        "llama-2-json": write_folder(root / "llama-2", {"tokenizer.json": llama_2_json(model)}),
+        "tiktoken": root / "tiktoken",
+        "llama-3-json": write_folder(root / "llama-3", {"tokenizer.json": converted}),
+    }
+
+
+@pytest.fixture(scope="module")
+def tokenizers(folders) -> dict[str, Tokenizer]:
+    loaded = {kind: load_tokenizer(folder, PLENTY) for kind, folder in folders.items()}
+    return loaded | {"bytes": ByteTokenizer(256)}
+
+
+# --- against the libraries ------------------------------------------------------------------------
+
+
+@quick
+@given(text=texts)
+@pytest.mark.parametrize("kind", ("sentencepiece", "no-prefix"))
+def test_sentencepiece_equals_its_library(kind, text, folders, tokenizers):
+    from sentencepiece import SentencePieceProcessor
+
+    library = SentencePieceProcessor(model_file=str(folders[kind] / "tokenizer.model"))
+    ids = tokenizers[kind].encode(text, bos=False)
+    assert ids == library.encode(text)
+    assert tokenizers[kind].encode(text) == [library.bos_id(), *ids]
+    assert tokenizers[kind].decode(ids) == library.decode(ids)
+
+
+@pytest.mark.parametrize("text", ("a", *HARD_TEXTS[3:4], *HARD_TEXTS[5:-1]))
+def test_llama_tokenizers_equal_hugging_face(text, tokenizers, hugging_face_llama):
+    """Without special tokens and spaces in front, which Hugging Face takes otherwise than Meta."""
+    ids = tokenizers["sentencepiece"].encode(text)
+    assert ids == hugging_face_llama.encode(text)
+    assert tokenizers["llama-2-json"].encode(text) == ids
+
+
+def test_a_folder_that_hugging_face_saved_is_read(tmp_path, hugging_face_llama):
+    hugging_face_llama.save_pretrained(tmp_path)
+    tokenizer = load_tokenizer(tmp_path, PLENTY)
+    for text in HARD_TEXTS[:-1]:
+        ids = hugging_face_llama.encode(text)
+        assert tokenizer.encode(text) == ids
+        assert tokenizer.decode(ids) == hugging_face_llama.decode(ids, skip_special_tokens=True)
+
+
+@pytest.fixture(scope="module")
+def hugging_face_llama():
+    """Their class with its own normalization, template and decoder, on our pieces and merges."""
+    from transformers import LlamaTokenizer
+
+    model = llama_2_json(sentencepiece_model())["model"]
+    merges = [tuple(pair) for pair in model["merges"]]
+    return LlamaTokenizer(vocab=model["vocab"], merges=merges, legacy=True, add_bos_token=True)
+
+
+@quick
+@given(text=texts)
+def test_tokenizer_json_equals_the_sentencepiece_model_it_was_made_from(text, tokenizers):
+    by_json, by_model = tokenizers["llama-2-json"], tokenizers["sentencepiece"]
+    assert by_json.encode(text) == by_model.encode(text)
+    assert by_json.decode(by_model.encode(text)) == by_model.decode(by_model.encode(text))
+
+
+@quick
+@given(text=texts)
+@pytest.mark.parametrize("kind", ("llama-2-json", "llama-3-json"))
+def test_tokenizer_json_decodes_as_its_library(kind, text, folders, tokenizers):
+    from tokenizers import Tokenizer as Library
+
+    library = Library.from_file(str(folders[kind] / "tokenizer.json"))
+    ids = tokenizers[kind].encode(text)
+    assert tokenizers[kind].decode(ids) == library.decode(ids, skip_special_tokens=True)
+
+
+@quick
+@given(text=texts)
+def test_tiktoken_equals_hugging_face_conversion(text, tokenizers):
+    """The oracle is Hugging Face's converter, with the split pattern that it knows for Llama 3."""
+    tiktoken, converted = tokenizers["tiktoken"], tokenizers["llama-3-json"]
+    assert tiktoken.encode(text) == converted.encode(text)
+    assert tiktoken.decode(tiktoken.encode(text)) == text
+
+
+@pytest.mark.parametrize("text", ("Hello World", "the and thin king", "user123!", "café ...", "é"))
+def test_tiktoken_equals_byte_pairs_merged_by_hand(text, tokenizers):
+    """Cut into words at spaces, then merge the pair of lowest rank until none is left."""
+    ranks = tiktoken_ranks()
+    words = [" " + word if place else word for place, word in enumerate(text.split(" "))]
+    separate = [part for word in words for part in word.replace("123!", "|123|!").split("|")]
+    expected = []
+    for word in separate:
+        parts = [bytes([byte]) for byte in word.encode()]
+        while pairs := [a + b for a, b in zip(parts, parts[1:], strict=False) if a + b in ranks]:
+            best = min(pairs, key=ranks.__getitem__)
+            at = next(i for i in range(len(parts)) if parts[i] + parts[i + 1] == best)
+            parts[at : at + 2] = [best]
+        expected += [ranks[part] for part in parts]
+    assert tokenizers["tiktoken"].encode(text, bos=False) == expected
+
+
+def test_tiktoken_special_tokens_have_the_published_ids():
+    special = llama_3_special_tokens(128_000)  # Meta's Llama 3 and 3.1 model cards
+    assert len(special) == 256
+    assert sorted(special.values()) == list(range(128_000, 128_256))
+    published = {
+        "<|begin_of_text|>": 128_000,
+        "<|end_of_text|>": 128_001,
+        "<|reserved_special_token_0|>": 128_002,
+        "<|reserved_special_token_1|>": 128_003,
+        "<|finetune_right_pad_id|>": 128_004,
+        "<|reserved_special_token_2|>": 128_005,
+        "<|start_header_id|>": 128_006,
+        "<|end_header_id|>": 128_007,
+        "<|eom_id|>": 128_008,
+        "<|eot_id|>": 128_009,
+        "<|python_tag|>": 128_010,
+        "<|reserved_special_token_3|>": 128_011,
+        "<|reserved_special_token_247|>": 128_255,
+    }
+    assert published.items() <= special.items()
+
+
+# --- streaming ------------------------------------------------------------------------------------
+
+
+@quick
+@given(text=texts)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stream_adds_up_to_decode_and_never_splits_a_character(kind, text, tokenizers):
+    tokenizer = tokenizers[kind]
+    ids = tokenizer.encode(text)
+    incremental = stream(tokenizer)
+    pieces = [incremental.push(id) for id in ids]
+    assert "".join(pieces) + incremental.flush() == tokenizer.decode(ids)
+    assert text.count("\ufffd") == "".join(pieces).count("\ufffd")
+
+
+@quick
+@given(data=st.data())
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_ids_at_all_can_be_streamed(kind, data, tokenizers):
+    """A model may sample anything: halves of characters, special tokens, ids with no piece."""
+    tokenizer = tokenizers[kind]
+    ids = data.draw(st.lists(st.integers(0, tokenizer.size + 10), max_size=30))
+    cut = data.draw(st.integers(0, len(ids)))
+    incremental = stream(tokenizer)
+    whole = "".join(incremental.push(id) for id in ids) + incremental.flush()
+    assert whole == tokenizer.decode(ids)
+    before, after = stream(tokenizer), stream(tokenizer, after=ids[:cut])
+    start = "".join(before.push(id) for id in ids[:cut])
+    assert start + "".join(after.push(id) for id in ids[cut:]) + after.flush() == whole
+
+
+def test_a_stream_keeps_the_space_before_a_word_that_continues(tokenizers):
+    tokenizer = tokenizers["sentencepiece"]
+    hello, world = tokenizer.encode("Hello"), tokenizer.encode("World", bos=False)
+    continued, answer = stream(tokenizer, after=hello), stream(tokenizer)
+    assert "".join(continued.push(id) for id in world) == " World"
+    assert "".join(answer.push(id) for id in world) == "World"
+
+
+def test_a_stream_waits_for_the_whole_character(tokenizers):
+    tokenizer = tokenizers["tiktoken"]
+    incremental = stream(tokenizer)
+    emoji = tokenizer.encode("😀", bos=False)
+    assert [incremental.push(id) for id in emoji] == ["", "", "", "😀"]
+    assert incremental.push(emoji[0]) == ""
+    assert incremental.flush() == "\ufffd"
+
+
+@pytest.mark.parametrize("form", ("NFC", "NFD"))
+def test_combining_characters_keep_their_form(form, tokenizers):
+    text = unicodedata.normalize(form, "é ñ ệ")
+    for tokenizer in tokenizers.values():
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_the_embedded_tokenizer_gives_its_held_out_text_back():
+    tiny = ROOT / "models" / "tiny"
+    text = (tiny / "heldout.txt").read_text(encoding="utf-8")
+    tokenizer = load_tokenizer(tiny, vocab_size=4096)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+# --- special tokens -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("piece", ("<s>", "</s>", "<unk>", "<|eot_id|>", "<|begin_of_text|>"))
+def test_text_cannot_name_a_special_token(kind, piece, tokenizers):
+    tokenizer = tokenizers[kind]
+    ids = tokenizer.encode(f"a{piece}b {piece}", bos=False)
+    assert tokenizer.token_id(piece) not in ids
+    assert tokenizer.decode(ids) == f"a{piece}b {piece}"
+
+
+def test_only_special_tokens_have_a_name(tokenizers):
+    assert tokenizers["sentencepiece"].token_id("</s>") == 2
+    assert tokenizers["llama-2-json"].token_id("</s>") == 2
+    for tokenizer in tokenizers.values():
+        assert tokenizer.token_id("the") is None
+        assert tokenizer.token_id("▁the") is None
+        assert tokenizer.token_id("nothing at all") is None
+
+
+def test_special_tokens_leave_no_text(tokenizers):
+    for kind, piece in (("sentencepiece", "</s>"), ("tiktoken", "<|eot_id|>")):
+        tokenizer = tokenizers[kind]
+        id = tokenizer.token_id(piece)
+        ids = tokenizer.encode("the")
+        assert tokenizer.decode([*ids, id, *tokenizer.encode("e", bos=False)[-1:]]) == "thee"
+
+
+def test_llama_3_ends_at_both_of_its_endings(tokenizers):
+    base = len(tiktoken_ranks())
+    for kind in ("tiktoken", "llama-3-json"):
+        assert tokenizers[kind].bos_id == base
+        assert tokenizers[kind].eos_ids == {base + 1, base + 9}
+        assert tokenizers[kind].size == base + 256
+
+
+EOS = (
+    ({"generation_config.json": {"eos_token_id": 7}}, {2, 7}),
+    ({"generation_config.json": {"eos_token_id": [7, 8]}}, {2, 7, 8}),
+    ({"config.json": {"eos_token_id": 9}}, {2, 9}),
+    ({"config.json": {"eos_token_id": None}}, {2}),
+    (
+        {"config.json": {"eos_token_id": 9}, "generation_config.json": {"eos_token_id": 7}},
+        {2, 7, 9},
+    ),
+    ({"tokenizer_config.json": {"eos_token": "<unk>"}}, {0, 2}),
+    ({"tokenizer_config.json": {"eos_token": {"content": "<unk>", "lstrip": False}}}, {0, 2}),
+    ({}, {2}),
+)
+
+
+@pytest.mark.parametrize("kind", ("sentencepiece", "llama-2-json"))
+@pytest.mark.parametrize(("files", "expected"), EOS)
+def test_all_of_a_folders_ends_are_taken(kind, files, expected, folders, tmp_path):
+    source = next(folders[kind].glob("tokenizer.*"))
+    folder = write_folder(tmp_path, {source.name: source.read_bytes(), **files})
+    assert load_tokenizer(folder, PLENTY).eos_ids == expected
+
+
+BOS = (
+    ({}, 1),  # the template in the file
+    ({"bos_token": "<s>", "add_bos_token": False}, None),
+    ({"bos_token": "<unk>", "add_bos_token": True}, 0),
+    ({"bos_token": {"content": "<unk>"}, "add_bos_token": True}, 0),
+    ({"bos_token": None, "add_bos_token": True}, 1),
+    ({"bos_token": "<unk>"}, 1),
+)
+
+
+@pytest.mark.parametrize(("config", "expected"), BOS)
+def test_what_opens_a_text_is_the_configurations_word(config, expected, folders, tmp_path):
+    description = (folders["llama-2-json"] / "tokenizer.json").read_bytes()
+    files = {"tokenizer.json": description, "tokenizer_config.json": config}
+    tokenizer = load_tokenizer(write_folder(tmp_path, files), PLENTY)
+    assert tokenizer.bos_id == expected
+    assert tokenizer.encode("the")[: -len(tokenizer.encode("the", bos=False))] == (
+        [] if expected is None else [expected]
+    )
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def test_the_path_of_a_file_means_its_folder(folders, tmp_path):
+    model = (folders["sentencepiece"] / "tokenizer.model").read_bytes()
+    folder = write_folder(tmp_path, {"tokenizer.model": model, "model.pth": b"weights"})
+    assert load_tokenizer(folder / "model.pth", PLENTY).size == 480
+
+
+def test_tokenizer_json_comes_before_the_others(folders, tmp_path):
+    """It alone knows the tokens that were added to the sentencepiece model later."""
+    model = (folders["sentencepiece"] / "tokenizer.model").read_bytes()
+    description = llama_2_json(model)
+    description["added_tokens"].append(
+        description["added_tokens"][0] | {"id": 480, "content": "<x>"}
+    )
+    ranks = (folders["tiktoken"] / "tokenizer.model").read_bytes()
+    files = {"tokenizer.json": description, "tokenizer.model": model}
+    files["original/tokenizer.model"] = ranks
+    folder = write_folder(tmp_path, files)
+    assert load_tokenizer(folder, PLENTY).token_id("<x>") == 480
+    (folder / "tokenizer.json").unlink()
+    assert load_tokenizer(folder, PLENTY).token_id("<x>") is None
+    (folder / "tokenizer.model").unlink()
+    assert load_tokenizer(folder, PLENTY).token_id("<|eot_id|>") is not None
+
+
+def test_special_tokens_the_model_has_no_row_for_are_absent(folders, tmp_path):
+    """CodeLlama's Python model: 32000 embeddings, and four infill marks past them."""
+    description = llama_2_json((folders["sentencepiece"] / "tokenizer.model").read_bytes())
+    description["added_tokens"].append(
+        description["added_tokens"][0] | {"id": 480, "content": "<x>"}
+    )
+    folder = write_folder(tmp_path, {"tokenizer.json": description})
+    assert load_tokenizer(folder, 480).size == 480
+    assert load_tokenizer(folder, 480).token_id("<x>") is None
+    assert load_tokenizer(folder, 481).size == 481
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "bytes"])
+def test_more_ids_than_the_model_has_is_an_error(kind, folders, tokenizers):
+    exact = tokenizers[kind].size
+    assert load_tokenizer(folders[kind], exact).size == exact
+    too_few = exact - 1
+    if kind == "llama-3-json":  # its special tokens alone would only be absent
+        too_few = len(tiktoken_ranks()) - 1
+    with pytest.raises(CheckpointError, match=f"but the model only {too_few}"):
+        load_tokenizer(folders[kind], too_few)
+
+
+def test_a_missing_tokenizer_names_what_was_looked_for(tmp_path):
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(CheckpointError, match="tokenizer.json, tokenizer.model"):
+            load_tokenizer(folder, PLENTY)
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 499723\n"
+WORDPIECE = {
+    "version": "1.0",
+    "added_tokens": [],
+    "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+    "model": {"type": "WordPiece", "vocab": {"a": 0}, "unk_token": "a"}
+    | {"continuing_subword_prefix": "##", "max_input_chars_per_word": 9},
+}
+CORRUPT = (
+    ("tokenizer.model", b"", "is empty"),
+    ("tokenizer.model", POINTER, "Git LFS pointer"),
+    ("tokenizer.model", b"\x80\x02 a pickle", "neither a sentencepiece model nor tiktoken"),
+    ("tokenizer.model", b"\nno protobuf", "not a whole sentencepiece model"),
+    ("tokenizer.model", sentencepiece_model()[:3000], "not a whole sentencepiece model"),
+    ("tokenizer.model", b"IQ== 0\nIg== one\n", "line 2 is not a base64 string"),
+    ("tokenizer.model", b"IQ== 0\nIg=== 1\n", "line 2 is not a base64 string"),
+    ("tokenizer.model", b"IQ== 0\n\nIg== 1\n", "line 2 is not a base64 string"),
+    ("tokenizer.model", b"IQ== 0\nIg== 1\n", "lacks ranks"),
+    ("tokenizer.model", tiktoken_file(tiktoken_ranks()).replace(b" 5\n", b" 6\n"), "lacks ranks"),
+    ("tokenizer.json", b"{", "not a tokenizer.json"),
+    ("tokenizer.json", b"\xff\xfe", "not a tokenizer.json"),
+    ("tokenizer.json", b"[]", "not a tokenizer.json"),
+    ("tokenizer.json", json.dumps(llama_2_json(sentencepiece_model()))[:999].encode(), "EOF"),
+    ("tokenizer.json", json.dumps(WORDPIECE).encode(), "decodes by WordPiece"),
+)
+
+
+@pytest.mark.parametrize(("name", "content", "message"), CORRUPT)
+def test_a_corrupt_file_is_one_line(name, content, message, tmp_path, capfd):
+    folder = write_folder(tmp_path, {name: content})
+    with pytest.raises(CheckpointError, match=message) as caught:
+        load_tokenizer(folder, PLENTY)
+    assert "\n" not in str(caught.value)
+    assert name in str(caught.value)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("content", (b"{", b"\xff", b"[1]", b'{"eos_token_id": "</s>"}', b""))
+def test_a_bad_configuration_beside_it_is_one_line(content, folders, tmp_path):
+    model = (folders["sentencepiece"] / "tokenizer.model").read_bytes()
+    files = {"tokenizer.model": model, "generation_config.json": content}
+    with pytest.raises(CheckpointError, match="generation_config.json") as caught:
+        load_tokenizer(write_folder(tmp_path, files), PLENTY)
+    assert "\n" not in str(caught.value)
+
+
+# --- long and odd text ----------------------------------------------------------------------------
+
+ELEMENTS = ("the", "\n\n", "  ", "!!\n", " x", "12345", "'s", "é", "\u3000", "\t", ".", " \n ")
+
+
+@quick
+@given(groups=st.lists(st.lists(st.sampled_from(ELEMENTS), max_size=5).map("".join), max_size=20))
+def test_cut_text_encodes_as_the_whole(groups):
+    """Every group ends in a place to cut, and no group is as long as a part may be."""
+    from tiktoken import Encoding
+
+    whole = Encoding(
+        "t", pat_str=LLAMA_3_SPLIT, mergeable_ranks=tiktoken_ranks(), special_tokens={}
+    )
+    text = "".join(f"{group}z ok" for group in groups)
+    parts = list(cuts(text, longest=40))
+    assert "".join(parts) == text
+    assert all(len(part) <= 40 for part in parts)
+    by_part = [id for part in parts for id in whole.encode_ordinary(part)]
+    assert by_part == whole.encode_ordinary(text)
+
+
+@given(text=st.text(alphabet=" ab\n", max_size=60), longest=st.integers(1, 9))
+def test_cuts_lose_nothing_and_are_never_too_long(text, longest):
+    parts = list(cuts(text, longest))
+    assert "".join(parts) == text
+    assert all(len(part) <= longest for part in parts)
+
+
+@pytest.mark.parametrize("unit", (" ", "^", "a", "\n", " \n", "日"))
+def test_tiktoken_survives_a_million_of_anything(unit, tokenizers, capfd):
+    text = unit * 1_000_000
+    tokenizer = tokenizers["tiktoken"]
+    assert b"".join(map(tokenizer.piece, tokenizer.encode(text))) == text.encode()
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_undecodable_bytes_of_a_command_line_become_replacement_characters(kind, tokenizers):
+    tokenizer = tokenizers[kind]
+    text = os.fsdecode(b"a\xffb")
+    assert tokenizer.decode(tokenizer.encode(text)) == "a\ufffdb"
+
+
+def test_bytes_stand_in_for_a_tokenizer():
+    tokenizer = ByteTokenizer(32_000)
+    assert tokenizer.encode("aé") == [0x61, 0xC3, 0xA9]
+    assert tokenizer.decode([0x61, 0xC3 + 256, 0xA9 + 512]) == "aé"
+    assert tokenizer.bos_id is None
+    assert tokenizer.eos_ids == frozenset()
+    small = ByteTokenizer(100)
+    assert small.encode("ab") == [97, 98]
+    assert small.encode("z") == [122 - 100]
+    assert small.size == 100
+
+
+# --- start-up and noise ---------------------------------------------------------------------------
+
+
+def test_importing_it_imports_none_of_the_libraries():
+    code = (
+        "import sys, models.tokenizer, models.chat;"
+        "print({'torch', 'tiktoken', 'tokenizers', 'sentencepiece'} & set(sys.modules))"
+    )
+    assert run(code).stdout == "set()\n"
+
+
+def test_a_fork_after_encoding_prints_no_warning(folders):
+    code = (
+        "import os, pathlib; from models.tokenizer import load_tokenizer\n"
+        f"t = load_tokenizer(pathlib.Path({str(folders['llama-3-json'])!r}), 1 << 20)\n"
+        "t._model.encode_batch(['the'] * 100)\n"
+        "child = os.fork()\n"
+        "t.encode('the'); t._model.encode_batch(['the'] * 100)\n"
+        "child and os.waitpid(child, 0)"
+    )
+    assert run(code).stderr == ""
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    environment = {k: v for k, v in os.environ.items() if k != "TOKENIZERS_PARALLELISM"}
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )

@@ -1,0 +1,143 @@
+"""Small tokenizers of every kind, built on the spot for the tests beside this file."""
+
+import base64
+import io
+import json
+from pathlib import Path
+
+CORPUS = [
+    "The quick brown fox jumps over the lazy dog, and then the dog sleeps.",
+    "Hello there! How are you? I am fine, thank you; and you?",
+    "def add(first, second):\n    return first + second  # the sum of both",
+    "user asks, the assistant answers: what is the answer to the question?",
+    "[INST] What is it? [/INST] <<SYS>> You are brief. <</SYS>>",
+    "naïve café, größer, 東京 日本語, 12345 and 67890",
+] * 20
+
+# Merges in rank order, as a tiktoken file has them: each is two earlier byte strings in a row.
+MERGES = (
+    "th", "he", "the", " t", " the", "in", "ing", "an", "and", " a", " and", "er", "ll", "ello",
+    "lo", "llo", "ello", "Hello", "  ", "    ", "\n\n", "us", "user", "12", "123", " W", "or", "ld",
+    "orld", " World", "é", "...", "..", "45", "67", "4567",
+)  # fmt: skip
+
+
+def sentencepiece_model(control: tuple[str, ...] = (), dummy_prefix: bool = True) -> bytes:
+    """A BPE model with Llama 2's settings: bytes as a fallback, spaces kept, <s> and </s>."""
+    import sentencepiece
+
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(CORPUS),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=480,
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        allow_whitespace_only_pieces=True,
+        add_dummy_prefix=dummy_prefix,
+        split_digits=True,
+        control_symbols=list(control),
+        num_threads=1,
+        minloglevel=2,
+    )
+    return model.getvalue()
+
+
+def tiktoken_ranks() -> dict[bytes, int]:
+    """256 single bytes, in no special order, and then MERGES that two earlier ones make up."""
+    ranks = {bytes([(byte * 7 + 3) % 256]): byte for byte in range(256)}
+    for merge in MERGES:
+        whole = merge.encode()
+        halves = ((whole[:cut], whole[cut:]) for cut in range(1, len(whole)))
+        if whole not in ranks and any(a in ranks and b in ranks for a, b in halves):
+            ranks[whole] = len(ranks)
+    return ranks
+
+
+def tiktoken_file(ranks: dict[bytes, int]) -> bytes:
+    lines = (base64.b64encode(piece) + b" %d\n" % rank for piece, rank in ranks.items())
+    return b"".join(lines)
+
+
+def llama_2_json(model: bytes) -> dict:
+    """The sentencepiece model as Llama 2's tokenizer.json writes it."""
+    from sentencepiece import SentencePieceProcessor
+
+    sp = SentencePieceProcessor(model_proto=model)
+    pieces = [sp.id_to_piece(id) for id in range(sp.vocab_size())]
+    normal = [id for id in range(len(pieces)) if not sp.is_byte(id) and not sp.is_control(id)]
+    vocabulary = {piece: id for id, piece in enumerate(pieces)}
+    merges = []  # a piece's rank is its id, so merges come in the order of what they make
+    for id in normal:
+        piece = pieces[id]
+        pairs = [(piece[:cut], piece[cut:]) for cut in range(1, len(piece))]
+        known = [(a, b) for a, b in pairs if a in vocabulary and b in vocabulary]
+        merges += [[a, b] for a, b in known if not sp.is_unknown(id)]
+    special = [id for id in range(len(pieces)) if sp.is_control(id) or sp.is_unknown(id)]
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    return {
+        "version": "1.0",
+        "added_tokens": [
+            {"id": id, "content": pieces[id], "special": True} | flags for id in special
+        ],
+        "normalizer": {
+            "type": "Sequence",
+            "normalizers": [
+                {"type": "Prepend", "prepend": "▁"},
+                {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+            ],
+        },
+        "pre_tokenizer": None,
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [
+                {"SpecialToken": {"id": "<s>", "type_id": 0}},
+                {"Sequence": {"id": "A", "type_id": 0}},
+            ],
+            "pair": [
+                {"Sequence": {"id": "A", "type_id": 0}},
+                {"Sequence": {"id": "B", "type_id": 1}},
+            ],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}},
+        },
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [
+                {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+                {"type": "ByteFallback"},
+                {"type": "Fuse"},
+                {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+            ],
+        },
+        "model": {
+            "type": "BPE",
+            "unk_token": "<unk>",
+            "fuse_unk": True,
+            "byte_fallback": True,
+            "vocab": vocabulary,
+            "merges": merges,
+        },
+    }
+
+
+def llama_3_json(tiktoken_path: Path, special: list[str]) -> str:
+    """The tiktoken file as Hugging Face converts it, with Hugging Face's idea of the split."""
+    from transformers.convert_slow_tokenizer import TikTokenConverter
+
+    return TikTokenConverter(str(tiktoken_path), extra_special_tokens=special).converted().to_str()
+
+
+def write_folder(folder: Path, files: dict[str, bytes | str | dict]) -> Path:
+    """Write bytes as they are, text as UTF-8, anything else as JSON; gives back the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        if isinstance(content, bytes):
+            path.write_bytes(content)
+        else:
+            text = content if isinstance(content, str) else json.dumps(content)
+            path.write_text(text, encoding="utf-8")
+    return folder
