@@ -25,7 +25,6 @@ class DenseKVCache(KVCache):
         shape = (max_batch_size, kv_heads, max_seq_length, head_dim)
         self.register_buffer("key", torch.zeros(shape, dtype=dtype, device=device), False)
         self.register_buffer("value", torch.zeros(shape, dtype=dtype, device=device), False)
-        self.register_buffer("positions", torch.arange(max_seq_length, device=device), False)
 
     def update(self, input_pos: Tensor, key: Tensor, value: Tensor) -> None:
         rows = key.shape[0]
@@ -34,6 +33,7 @@ class DenseKVCache(KVCache):
 
     def attend(self, query: Tensor, input_pos: Tensor) -> Tensor:
         rows = query.shape[0]
+        positions = torch.arange(self.capacity, device=query.device)
         return attention(
-            query, self.key[:rows], self.value[:rows], input_pos, self.positions, self.window
+            query, self.key[:rows], self.value[:rows], input_pos, positions, self.window
         )

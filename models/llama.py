@@ -36,6 +36,7 @@ class Transformer(nn.Module):
         self.layers = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm = nn.RMSNorm(config.dim, config.norm_eps)
         self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
+        self.nested_regions = False  # whether to compile one block and call it for every layer
 
     def setup_caches(
         self, max_batch_size: int, max_seq_length: int, cache: CacheFactory = DenseKVCache
@@ -55,6 +56,16 @@ class Transformer(nn.Module):
                 weight.device,
                 config.sliding_window,
             )
+
+    def weight_bytes(self) -> int:
+        """Bytes of weights that one decode step reads: all but the embedding's table.
+
+        A quantized weight counts everything it stores: packed values, scales, zero points. From
+        shapes alone, so it is right on the meta device too.
+        """
+        modules = (m for m in self.modules() if not isinstance(m, nn.Embedding))
+        weights = (p for module in modules for p in module.parameters(recurse=False))
+        return sum(map(stored_bytes, weights))
 
     @property
     def caches(self) -> list[KVCache]:
@@ -76,8 +87,9 @@ class Transformer(nn.Module):
         else:
             positions = input_pos
         cos, sin = rotation(self.config, positions)
+        run = block_region if self.nested_regions else Block.__call__
         for layer in self.layers:
-            x = layer(x, cos, sin, input_pos)
+            x = run(layer, x, cos, sin, input_pos)
         if last_only:
             x = x[:, -1:]
         return self.output(self.norm(x))
@@ -96,6 +108,14 @@ class Block(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, input_pos: Tensor | None) -> Tensor:
         x = x + self.attention(self.attention_norm(x), cos, sin, input_pos)
         return x + self.feed_forward(self.ffn_norm(x))
+
+
+@torch.compiler.nested_compile_region
+def block_region(
+    block: Block, x: Tensor, cos: Tensor, sin: Tensor, input_pos: Tensor | None
+) -> Tensor:
+    """A block as a region of its own: compiled once, called for every layer."""
+    return block(x, cos, sin, input_pos)
 
 
 class Attention(nn.Module):
@@ -183,3 +203,11 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = x.float().chunk(2, dim=-1)
     turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
     return turned.type_as(x)
+
+
+def stored_bytes(tensor: Tensor) -> int:
+    """Bytes a tensor stores; of a tensor subclass, what the tensors inside it store."""
+    if hasattr(tensor, "__tensor_flatten__"):
+        names, _ = tensor.__tensor_flatten__()
+        return sum(stored_bytes(getattr(tensor, name)) for name in names)
+    return tensor.numel() * tensor.element_size()

@@ -1,0 +1,97 @@
+"""What differs between cpu, cuda, xpu and mps: names, synchronization, and memory, in bytes."""
+
+import platform
+import resource
+import sys
+from pathlib import Path
+
+import torch
+
+from errors import UsageError
+
+ACCELERATORS = ("cuda", "xpu", "mps")
+STATUS = Path("/proc/self/status")
+
+
+def resolve(name: str) -> torch.device:
+    """The device called `name`; "auto" is the accelerator there is, or the CPU."""
+    present = [kind for kind in ACCELERATORS if _module(kind).is_available()]
+    if name == "auto":
+        return torch.device(present[0] if present else "cpu")
+    accepted = ", ".join(["auto", "cpu", *present])
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UsageError(f"--device {name!r} is no device; here there are {accepted}") from None
+    if device.type not in ("cpu", *ACCELERATORS):
+        raise UsageError(f"--device {name!r} is not supported; here there are {accepted}")
+    if device.type != "cpu" and device.type not in present:
+        raise UsageError(f"--device {name}: torch finds no {device.type} here; use {accepted}")
+    if (device.index or 0) >= (1 if device.type == "cpu" else _module(device.type).device_count()):
+        raise UsageError(f"--device {name}: there is no device of that number here")
+    return device
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done everything it was given."""
+    if device.type != "cpu":
+        _module(device.type).synchronize()
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    """Start counting the peak anew. On Linux the kernel's own high-water mark is reset."""
+    if device.type in ("cuda", "xpu"):
+        _module(device.type).reset_peak_memory_stats(device)
+    elif device.type == "cpu" and STATUS.exists():
+        try:
+            Path("/proc/self/clear_refs").write_text("5")
+        except OSError:
+            pass  # a sandbox may forbid it; the peak is then that of the process so far
+
+
+def peak_memory(device: torch.device) -> dict[str, int]:
+    """Peak bytes since the last reset, by kind; the first kind is the one the log reports.
+
+    CUDA: reserved and allocated by torch. CPU: the resident set of the process.
+    """
+    if device.type in ("cuda", "xpu"):
+        module = _module(device.type)
+        return {
+            "reserved": module.max_memory_reserved(device),
+            "allocated": module.max_memory_allocated(device),
+        }
+    if device.type == "mps":
+        return {"reserved": torch.mps.driver_allocated_memory()}
+    if STATUS.exists():
+        for line in STATUS.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return {"resident": int(line.split()[1]) * 1024}
+    unit = 1 if sys.platform == "darwin" else 1024
+    return {"resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
+
+
+def describe(device: torch.device) -> dict[str, str | int]:
+    """The device's name, its driver's version where there is one, and torch's thread count."""
+    if device.type == "cuda":
+        return {"name": torch.cuda.get_device_name(device), "driver": _cuda_driver()}
+    if device.type == "xpu":
+        return {"name": torch.xpu.get_device_name(device)}
+    return {"name": _processor(), "threads": torch.get_num_threads()}
+
+
+def _module(kind: str):
+    return getattr(torch, kind)
+
+
+def _cuda_driver() -> str:
+    version = Path("/proc/driver/nvidia/version")
+    return version.read_text().splitlines()[0] if version.exists() else "unknown"
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,470 @@
+"""Generate text with a quantized Llama-family model, and log how fast it went and what it cost.
+
+    python generate.py --quantization int8wo --compile                  # the embedded model
+    python generate.py --checkpoint_path DIR --compile --interactive    # talk to your own
+    python generate.py --checkpoint_path dummy:Llama-3.2-1B --compile   # speed without a download
+
+A run loads the model layer by layer, quantizing each as it arrives; warms up until two samples
+agree; then takes --num_samples samples and appends one line to benchmarks.txt with the command
+that repeats it. What the numbers mean is in the README.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.metadata
+import logging
+import platform
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from benchlog import log
+from benchlog.config import RunConfig, options, repro
+from benchlog.record import Record
+from benchlog.table import table
+from errors import QuantbenchError, UsageError
+
+if TYPE_CHECKING:  # torch takes seconds to import; --help and a mistyped option need none of it
+    import torch
+
+    from models.config import ModelConfig
+    from models.llama import Transformer
+    from models.tokenizer import Tokenizer
+    from quantize.spec import Spec
+    from session import Generation, Session
+
+HERE = Path(__file__).parent
+Report = Callable[[int, int], None]
+AGREEMENT = 0.05  # two warm-up samples this close to each other are steady
+MAX_WARM_UPS = 5
+INTERACTIVE_CACHE = 4096  # positions, unless --cache_size or a shorter context says otherwise
+
+
+class OneLineErrors(click.Command):
+    """A command whose every failure is one line on stderr: what was given, what would work."""
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        extra["standalone_mode"] = False
+        given = args[0] if args and args[0] is not None else extra.get("args") or sys.argv[1:]
+        try:
+            return super().main(*args, **extra)
+        except (QuantbenchError, click.ClickException) as error:
+            message, code = getattr(error, "message", str(error)), error.exit_code
+        except (KeyboardInterrupt, click.Abort):
+            message, code = "interrupted; nothing was logged", 130
+        except Exception as error:  # the last line of defence, so that no run ends in a traceback
+            message, code = _unexpected(error), 1
+            if "--debug" in given:
+                raise
+        if "--debug" in given and (cause := sys.exc_info()[1]):
+            raise cause
+        click.echo(f"error: {' '.join(message.split())}", err=True)
+        sys.exit(code)
+
+
+def _unexpected(error: Exception) -> str:
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return "out of memory; try a smaller --cache_size, --batch_size or a --quantization"
+    first_line = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first_line} (--debug shows where; please report it)"
+
+
+@click.command(cls=OneLineErrors, epilog="Docs: README.md. Log lines: python -m benchlog check.")
+@options()
+def main(**given: Any) -> None:
+    """Generate text with a quantized Llama-family model and log its speed and memory."""
+    config = RunConfig(**given)
+    outputs = (config.output_json_path, config.profile, config.memory_profile, config.write_result)
+    for path in outputs:
+        if path and path != "none" and not config.interactive:
+            log.check_writable(Path(path))
+    if config.interactive and config.batch_size != 1:
+        raise UsageError("--interactive holds one conversation: leave --batch_size at 1")
+    quiet(config.debug)
+    run(config)
+
+
+def quiet(debug: bool) -> None:
+    """Keep the compiler's and the libraries' remarks out of the way of ours."""
+    if not debug:
+        warnings.filterwarnings("ignore")
+        for name in ("torch._inductor", "torch._dynamo", "torchao", "bitsandbytes"):
+            logging.getLogger(name).setLevel(logging.ERROR)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A run that makes sense: everything checked that can be checked without the weights."""
+
+    config: RunConfig
+    name: str
+    device: torch.device
+    spec: Spec
+    kernel: str
+    architecture: ModelConfig
+    tokenizer: Tokenizer
+    prompt: list[int]
+    cache_size: int
+
+
+def run(config: RunConfig) -> None:
+    """Plan, load, warm up, measure, print and log."""
+    plan = make_plan(config)
+    with progress(f"Loading {plan.name} as {plan.spec}") as report:
+        model, load_memory = load(plan, report)
+    session = make_session(plan, model)
+    if config.interactive:
+        converse(plan, session)
+        return
+    details = measure(plan, session)
+    details["peak_memory_bytes"]["load"] = load_memory
+    record = make_record(plan, details)
+    click.echo(details["text"])
+    click.echo("\n" + table([details]))
+    if config.write_result != "none":
+        log.append(Path(config.write_result), record.render())
+        say(f"Appended one line to {config.write_result}")
+    if config.output_json_path:
+        log.append_json(Path(config.output_json_path), {"line": record.render(), **details})
+        say(f"Appended every sample to {config.output_json_path}")
+
+
+def make_plan(config: RunConfig) -> Plan:
+    """Find the device, scheme, kernel, architecture and tokenizer, and check that all fits."""
+    import torch
+
+    import devices
+    from models.checkpoint import load_config, model_name, tokenizer_folder
+    from models.tokenizer import ByteTokenizer, load_tokenizer
+    from quantize.registry import kernel_for
+    from quantize.spec import parse
+
+    spec = parse(config.quantization)
+    device = devices.resolve(config.device)
+    config = dataclasses.replace(config, device=str(device))
+    if config.memory_profile and device.type not in ("cuda", "cpu"):
+        raise UsageError(f"--memory_profile works on cuda and cpu, not on {device.type}")
+    architecture = load_config(config.checkpoint_path)
+    if config.num_layers:
+        architecture = architecture.with_layers(config.num_layers)
+    vocab_size, folder = architecture.vocab_size, tokenizer_folder(config.checkpoint_path)
+    tokenizer = load_tokenizer(folder, vocab_size) if folder else ByteTokenizer(vocab_size)
+    if config.prefill_size:
+        generator = torch.Generator().manual_seed(config.seed)
+        prompt = torch.randint(vocab_size, (config.prefill_size,), generator=generator).tolist()
+    else:
+        prompt = tokenizer.encode(config.prompt)
+    return Plan(
+        config=config,
+        name=model_name(config.checkpoint_path),
+        device=device,
+        spec=spec,
+        kernel=kernel_for(spec, config.kernel),
+        architecture=architecture,
+        tokenizer=tokenizer,
+        prompt=prompt,
+        cache_size=positions(config, len(prompt), architecture.max_position),
+    )
+
+
+def positions(config: RunConfig, prompt: int, context: int) -> int:
+    """How many positions the caches get; UsageError if the run cannot stay inside them."""
+    if config.interactive:
+        return config.cache_size or min(context, INTERACTIVE_CACHE)
+    if prompt == 0:
+        raise UsageError("--prompt is empty, and this tokenizer has no token to begin with")
+    needed = prompt + config.max_new_tokens
+    asked = f"{prompt} prompt tokens and --max_new_tokens {config.max_new_tokens} need {needed}"
+    if needed > context:
+        raise UsageError(f"{asked} positions; the model's context has {context}: ask for fewer")
+    if config.cache_size and config.cache_size < needed:
+        raise UsageError(f"{asked} positions; --cache_size {config.cache_size} is too small")
+    return config.cache_size or needed
+
+
+def load(plan: Plan, report: Report) -> tuple[Transformer, dict[str, int]]:
+    """The quantized model, and the peak memory of loading it."""
+    import torch
+
+    import devices
+    from models.checkpoint import load_model
+    from quantize.registry import transform
+
+    devices.reset_peak_memory(plan.device)
+    model = load_model(
+        plan.config.checkpoint_path,
+        device=plan.device,
+        precision=getattr(torch, plan.config.precision),
+        num_layers=plan.config.num_layers,
+        transform=transform(plan.spec, plan.kernel),
+        progress=report,
+    )
+    return model, devices.peak_memory(plan.device)
+
+
+def make_session(plan: Plan, model: Transformer) -> Session:
+    from kv_cache.dense import DenseKVCache
+    from kv_cache.int8 import Int8KVCache
+    from session import Sampling, Session
+
+    config = plan.config
+    return Session(
+        model,
+        Sampling(config.temperature, config.top_k),
+        config.batch_size,
+        plan.cache_size,
+        compile_decode=config.compile,
+        compile_prefill=config.compile_prefill,
+        cache=Int8KVCache if config.kv_cache_quantization else DenseKVCache,
+    )
+
+
+def measure(plan: Plan, session: Session) -> dict[str, Any]:
+    """Compile, warm up, take the samples; everything known about the run, ready for JSON."""
+    import torch
+
+    import devices
+
+    config, model, device = plan.config, session.model, plan.device
+    prompt = torch.tensor([plan.prompt] * config.batch_size, device=device)
+
+    def one_sample(index: int) -> Generation:
+        torch.manual_seed(config.seed + index)  # a seed reproduces a sample, however long we warm
+        return session.generate(prompt, config.max_new_tokens)
+
+    devices.reset_peak_memory(device)
+    compiling = config.compile or config.compile_prefill
+    with progress("Compiling" if compiling else "First steps") as _:
+        started = time.perf_counter()
+        session.generate(prompt, min(3, config.max_new_tokens))
+        first_seconds = time.perf_counter() - started
+    warm_ups, steady = warm_up(one_sample)
+    memory = {"warm_up": devices.peak_memory(device)}
+    devices.reset_peak_memory(device)
+    samples = []
+    for index in range(config.num_samples):
+        generation = one_sample(index)
+        samples.append(figures(generation, len(plan.prompt)))
+        say(f"Sample {index + 1} of {config.num_samples}: {samples[-1]['tok_s']:.2f} tok/s")
+    memory["generate"] = devices.peak_memory(device)
+    profile(config, device, lambda: one_sample(0))
+
+    tok_s = statistics.fmean(sample["tok_s"] for sample in samples)
+    return {
+        "config": dataclasses.asdict(config),
+        "model": plan.name,
+        "architecture": dataclasses.asdict(plan.architecture),
+        "scheme": str(plan.spec),
+        "kernel": plan.kernel,
+        "prompt_tokens": len(plan.prompt),
+        "cache_size": plan.cache_size,
+        "tok_s": tok_s,
+        "tok_s_all_rows": tok_s * config.batch_size,
+        "prefill_tok_s": median(samples, "prefill_tok_s"),
+        "decode_tok_s": median(samples, "decode_tok_s"),
+        "time_to_first_token_s": median(samples, "prefill_seconds"),
+        "weight_bytes": model.weight_bytes(),
+        "weight_bytes_per_s": tok_s * model.weight_bytes(),
+        "kv_cache_bytes": sum(cache.nbytes for cache in model.caches),
+        "peak_memory_bytes": memory,
+        "first_steps_seconds": first_seconds,
+        "warm_ups": warm_ups,
+        "warm_up_steady": steady,
+        "samples": samples,
+        "text": readable(plan.tokenizer, plan.prompt, generation.tokens[0].tolist()),
+        "device": {"type": device.type, **devices.describe(device)},
+        "versions": versions(),
+        "git_commit": git_commit(),
+    }
+
+
+def warm_up(one_sample: Callable[[int], Generation]) -> tuple[list[float], bool]:
+    """Sample until two in a row agree; their seconds, and whether two did.
+
+    One warm-up is not enough: CUDA graphs are captured on the second call, and clocks, caches and
+    page tables take their time.
+    """
+    seconds: list[float] = []
+    with progress("Warming up"):
+        for index in range(MAX_WARM_UPS):
+            generation = one_sample(index)
+            seconds.append(generation.prefill_seconds + generation.decode_seconds)
+            if index and abs(seconds[-1] - seconds[-2]) <= AGREEMENT * seconds[-2]:
+                say(f"Steady: warm-up samples {index} and {index + 1} agree within {AGREEMENT:.0%}")
+                return seconds, True
+    say(f"Not steady: no two of {MAX_WARM_UPS} warm-up samples in a row agreed within "
+        f"{AGREEMENT:.0%}; expect spread")  # fmt: skip
+    return seconds, False
+
+
+def figures(generation: Generation, prompt_tokens: int) -> dict[str, float | None]:
+    """Seconds and tokens per second of one sample, each row's; batches multiply them."""
+    prefill, decode = generation.prefill_seconds, generation.decode_seconds
+    new_tokens = generation.tokens.shape[1]
+    return {
+        "prefill_seconds": prefill,
+        "decode_seconds": decode,
+        "tok_s": new_tokens / (prefill + decode),
+        "prefill_tok_s": prompt_tokens / prefill,
+        "decode_tok_s": (new_tokens - 1) / decode if new_tokens > 1 else None,
+    }
+
+
+def median(samples: list[dict[str, Any]], name: str) -> float | None:
+    values = [sample[name] for sample in samples if sample[name] is not None]
+    return statistics.median(values) if values else None
+
+
+def make_record(plan: Plan, details: dict[str, Any]) -> Record:
+    """The log line: GB are 1e9 bytes, and the peak is that of the counted samples."""
+    peak = next(iter(details["peak_memory_bytes"]["generate"].values()))
+    return Record(
+        timestamp=time.strftime("%Y%m%d%H%M%S"),
+        tok_s=details["tok_s"],
+        mem_s=details["weight_bytes_per_s"] / 1e9,
+        peak_mem=peak / 1e9,
+        model_size=details["weight_bytes"] / 1e9,
+        quant="None" if details["scheme"] == "none" else details["scheme"],
+        mod=plan.name,
+        kv_quant=plan.config.kv_cache_quantization,
+        compile=plan.config.compile,
+        compile_prefill=plan.config.compile_prefill,
+        dtype=f"torch.{plan.config.precision}",
+        device=plan.config.device,
+        repro=repro(plan.config),
+    )
+
+
+def profile(config: RunConfig, device: torch.device, once: Callable[[], object]) -> None:
+    """Trace one more sample, an uncounted one, to where --profile and --memory_profile say."""
+    import torch
+
+    if config.memory_profile and device.type == "cuda":
+        torch.cuda.memory._record_memory_history()
+        once()
+        torch.cuda.memory._dump_snapshot(config.memory_profile)
+        torch.cuda.memory._record_memory_history(enabled=None)
+        say(f"Wrote {config.memory_profile}; open it at https://docs.pytorch.org/memory_viz")
+    traces = {config.profile: False}
+    if device.type != "cuda":
+        traces[config.memory_profile] = True
+    for path, profile_memory in traces.items():
+        if path:
+            with torch.profiler.profile(profile_memory=profile_memory) as trace:
+                once()
+            trace.export_chrome_trace(path)
+            say(f"Wrote {path}; open it in https://ui.perfetto.dev")
+
+
+def converse(plan: Plan, session: Session) -> None:
+    """Read a line, answer as the text comes, until end of input or a full context.
+
+    Each turn appends to the cache. A model without a chat template continues the text instead.
+    """
+    import torch
+
+    from models.chat import template_for
+    from models.tokenizer import stream
+
+    tokenizer = plan.tokenizer
+    template = template_for(tokenizer, plan.name)
+    stop = template.stop_ids(tokenizer) if template else tokenizer.eos_ids
+    if template is None:
+        say(f"{plan.name} has no chat template that we know: it continues what you write")
+    say("Ctrl-D ends")
+    torch.manual_seed(plan.config.seed)
+    start, unread = 0, []  # the next free position; the last token said, if the cache lacks it
+    while True:
+        try:
+            line = input("> ")
+        except EOFError:
+            say("")
+            return
+        first = start == 0
+        if template:
+            turn = template.encode_turn(tokenizer, line, first)
+        else:
+            turn = tokenizer.encode(line, bos=first)
+        ids = [*unread, *turn]
+        room = min(plan.cache_size - start - len(ids), plan.config.max_new_tokens)
+        if room < 1:
+            say(f"The context is full: it has {plan.cache_size} positions (--cache_size)")
+            return
+        if not ids:
+            continue
+        text = stream(tokenizer, () if template else ids)
+        start, unread = start + len(ids), []
+        for token in session.stream(torch.tensor([ids], device=plan.device), start - len(ids)):
+            said = int(token)
+            if said in stop:
+                break
+            start, unread = start + len(unread), [said]
+            click.echo(text.push(said), nl=False)
+            room -= 1
+            if room == 0:
+                break
+        click.echo(text.flush())
+
+
+def readable(tokenizer: Tokenizer, prompt: list[int], tokens: list[int]) -> str:
+    """Prompt and continuation as text, up to where the model ended it."""
+    end = next((i for i, token in enumerate(tokens) if token in tokenizer.eos_ids), len(tokens))
+    return tokenizer.decode([*prompt, *tokens[:end]])
+
+
+def versions() -> dict[str, str | None]:
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for package in ("quantbench", "torch", "torchao", "triton", "bitsandbytes"):
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def git_commit() -> str | None:
+    """This checkout's commit, "-dirty" when it has changes; None outside a checkout."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
+
+
+def say(line: str) -> None:
+    """What the person should know while waiting: on stderr, so that stdout is the result."""
+    click.echo(line, err=True)
+
+
+@contextlib.contextmanager
+def progress(what: str) -> Iterator[Report]:
+    """Show that something is going on, and for how long; yields report(bytes_done, bytes_total)."""
+    started = time.perf_counter()
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task(what)
+            yield lambda done, total: bar.update(
+                task, description=f"{what}: {done / 1e9:.2f} of {total / 1e9:.2f} GB"
+            )
+    else:
+        say(f"{what} …")
+        yield lambda done, total: None
+    say(f"{what}: {time.perf_counter() - started:.1f} s")
+
+
+if __name__ == "__main__":
+    main()

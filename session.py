@@ -1,0 +1,133 @@
+"""A loaded model, ready to speak: sampling, prefill, decode, and the functions compiled for them.
+
+    session = Session(model, Sampling(0.8, 200), batch_size=1, cache_size=256, compile_decode=True)
+    generation = session.generate(prompt, max_new_tokens=200)
+
+Decode is one static-shape step: token and position in, next token and position out, all on the
+device. Nothing in the loop waits for the device, so the CPU can run ahead of it.
+"""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+import devices
+from kv_cache.base import CacheFactory
+from kv_cache.dense import DenseKVCache
+from models.llama import Transformer
+
+# What helps where. CUDA graphs take the launch cost off each step. On the CPU, freezing lets
+# inductor lay the weights out once and autotuning choose among its own matrix products and
+# oneDNN's (docs/LOG.md has the figures).
+COMPILE_OPTIONS = {
+    "cuda": {"triton.cudagraphs": True, "coordinate_descent_tuning": True},
+    "cpu": {"freezing": True, "max_autotune": True},
+}
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Temperature 0 is greedy; otherwise draw from the `top_k` most likely tokens."""
+
+    temperature: float
+    top_k: int
+
+
+@dataclass(frozen=True)
+class Generation:
+    """New tokens (B, N), and the seconds that the prompt and the N - 1 later tokens took."""
+
+    tokens: Tensor
+    prefill_seconds: float
+    decode_seconds: float
+
+
+def sample(logits: Tensor, sampling: Sampling) -> Tensor:
+    """The next token of every row, (B, 1), from logits (B, V).
+
+    Dividing probabilities by exponential noise and taking the largest draws from them exactly
+    (the exponential form of the Gumbel-max trick), without torch.multinomial's device sync.
+    """
+    if sampling.temperature == 0:
+        return logits.argmax(-1, keepdim=True)
+    top, tokens = logits.float().topk(min(sampling.top_k, logits.shape[-1]))
+    probabilities = torch.softmax(top / sampling.temperature, -1)
+    noise = torch.empty_like(probabilities).exponential_(1)
+    return tokens.gather(-1, (probabilities / noise).argmax(-1, keepdim=True))
+
+
+class Session:
+    """One model with its caches and compiled functions; they live and die with it."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        sampling: Sampling,
+        batch_size: int,
+        cache_size: int,
+        compile_decode: bool = False,
+        compile_prefill: bool = False,
+        cache: CacheFactory = DenseKVCache,
+    ) -> None:
+        self.model, self.sampling = model, sampling
+        self.device = model.tok_embeddings.weight.device
+        model.setup_caches(batch_size, cache_size, cache)
+        options = COMPILE_OPTIONS.get(self.device.type, {})
+        self.step = self._next_token
+        self.prefill = self._next_token
+        if compile_decode:
+            model.nested_regions = all(map(_is_plain, model.parameters()))
+            self.step = torch.compile(self._next_token, fullgraph=True, options=options)
+        if compile_prefill:
+            # Prompts differ in length, and a CUDA graph or a frozen kernel serves only one.
+            self.prefill = torch.compile(self._next_token, fullgraph=True, dynamic=True)
+
+    def _next_token(self, tokens: Tensor, input_pos: Tensor) -> tuple[Tensor, Tensor]:
+        """Run tokens (B, S) at positions (S,); the next token (B, 1) and its position (1,)."""
+        logits = self.model(tokens, input_pos, last_only=True)
+        return sample(logits[:, -1], self.sampling), input_pos[-1:] + 1
+
+    @torch.no_grad()
+    def stream(self, prompt: Tensor, start: int = 0) -> Iterator[Tensor]:
+        """Prompt (B, S) at positions start, start + 1, …; then next tokens (B, 1) without end.
+
+        The caller stops before the cache is full. Each token is a copy of its own: a CUDA graph
+        writes every step's result over the last one's.
+        """
+        positions = torch.arange(start, start + prompt.shape[1], device=self.device)
+        token, position = self.prefill(prompt, positions)
+        yield token.clone()
+        while True:
+            with _decode_attention(self.device):
+                token, position = self.step(token.clone(), position.clone())
+            yield token.clone()
+
+    @torch.no_grad()
+    def generate(self, prompt: Tensor, max_new_tokens: int) -> Generation:
+        """Continue prompt (B, S), which lies on the device, by exactly max_new_tokens tokens."""
+        devices.synchronize(self.device)
+        started = time.perf_counter()
+        stream = self.stream(prompt)
+        tokens = [next(stream)]
+        devices.synchronize(self.device)
+        prefilled = time.perf_counter()
+        tokens += [next(stream) for _ in range(max_new_tokens - 1)]
+        devices.synchronize(self.device)
+        ended = time.perf_counter()
+        return Generation(torch.cat(tokens, 1), prefilled - started, ended - prefilled)
+
+
+def _is_plain(parameter: nn.Parameter) -> bool:
+    """Whether a nested compile region takes this weight: it does not take tensor subclasses."""
+    return type(parameter) is nn.Parameter and type(parameter.data) is torch.Tensor
+
+
+def _decode_attention(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """On CUDA, let inductor fuse one query's attention: the flash kernels are for many."""
+    if device.type != "cuda":
+        return contextlib.nullcontext()
+    return torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
