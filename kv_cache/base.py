@@ -34,6 +34,4 @@ class KVCache(nn.Module):
 
 
 # (max_batch_size, kv_heads, max_seq_length, head_dim, dtype, device, window) -> the layer's cache
-CacheFactory = Callable[
-    [int, int, int, int, torch.dtype, torch.device | str, int | None], KVCache
-]
+CacheFactory = Callable[[int, int, int, int, torch.dtype, torch.device | str, int | None], KVCache]

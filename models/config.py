@@ -1,9 +1,12 @@
-"""What an architecture is, as data: `ModelConfig`, presets by exact name, and Hugging Face's config.json."""
+"""What an architecture is, as data: presets by exact name, HF's config.json, Meta's params.json.
 
-import dataclasses
+A key that would change the model's result and is not understood is an error, never dropped.
+"""
+
 import difflib
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from errors import CheckpointError, UsageError
@@ -11,12 +14,12 @@ from errors import CheckpointError, UsageError
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """Llama 3.1's "llama3" rotary scaling."""
+    """Llama 3.1's "llama3" rotary scaling, which stretches a context beyond the one trained on."""
 
     factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position: int
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position: int = 8192
 
 
 @dataclass(frozen=True)
@@ -41,3 +44,347 @@ class ModelConfig:
     attention_out_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+
+    def __post_init__(self) -> None:
+        sizes = (
+            "dim", "num_layers", "num_heads", "num_kv_heads", "head_dim", "ffn_dim", "vocab_size",
+            "max_position", "sliding_window",
+        )  # fmt: skip
+        for size in sizes:
+            value = getattr(self, size)
+            whole = isinstance(value, int) and not isinstance(value, bool) and value > 0
+            if not whole and not (size == "sliding_window" and value is None):
+                raise CheckpointError(
+                    f"{self.name}: {size} is {value!r}, not a whole number above 0"
+                )
+        for number in ("norm_eps", "rope_theta"):
+            value = getattr(self, number)
+            if not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+                raise CheckpointError(f"{self.name}: {number} is {value!r}, not a number above 0")
+        if self.num_heads % self.num_kv_heads:
+            raise CheckpointError(
+                f"{self.name}: {self.num_heads} query heads cannot share "
+                f"{self.num_kv_heads} key/value heads evenly"
+            )
+        if self.head_dim % 2:
+            raise CheckpointError(f"{self.name}: head_dim {self.head_dim} is odd; rotation pairs")
+
+    def with_layers(self, count: int) -> "ModelConfig":
+        """The same model cut to its first `count` layers."""
+        if not 1 <= count <= self.num_layers:
+            raise UsageError(
+                f"--num_layers {count}: {self.name} has {self.num_layers} layers; give 1 to that"
+            )
+        return replace(self, num_layers=count)
+
+    def linear_shapes(self) -> dict[str, tuple[int, int]]:
+        """Every linear layer's (out_features, in_features), by its name in the model."""
+        D, H, K, E, F = self.dim, self.num_heads, self.num_kv_heads, self.head_dim, self.ffn_dim
+        layer = {
+            "attention.wqkv": ((H + 2 * K) * E, D),
+            "attention.wo": (D, H * E),
+            "feed_forward.w13": (2 * F, D),
+            "feed_forward.w2": (D, F),
+        }
+        shapes = {
+            f"layers.{i}.{name}": shape
+            for i in range(self.num_layers)
+            for name, shape in layer.items()
+        }
+        return shapes | {"output": (self.vocab_size, D)}
+
+    def parameters(self) -> int:
+        """How many parameters the model has; a tied output is the embedding and counts once."""
+        biased = {
+            "attention.wqkv": self.qkv_bias,
+            "attention.wo": self.attention_out_bias,
+            "feed_forward.w13": self.mlp_bias,
+            "feed_forward.w2": self.mlp_bias,
+        }
+        count = self.vocab_size * self.dim  # the embedding
+        for name, (rows, columns) in self.linear_shapes().items():
+            if name == "output":
+                count += 0 if self.tie_embeddings else rows * columns
+            else:
+                count += rows * columns + rows * biased[name.split(".", 2)[2]]
+        norms = self.num_layers * 2 * self.dim + self.dim
+        return count + norms + self.num_layers * 2 * self.head_dim * self.qk_norm
+
+
+# ---------------------------------------------------------------------------------- presets
+
+
+def _llama(
+    dim: int,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    ffn: int,
+    vocab: int,
+    context: int,
+    **more: Any,
+) -> ModelConfig:
+    head_dim = more.pop("head_dim", dim // heads)
+    return ModelConfig("", dim, layers, heads, kv_heads, head_dim, ffn, vocab, context, **more)
+
+
+_LLAMA_3 = {"rope_theta": 500000.0}
+_LLAMA_3_1 = _LLAMA_3 | {"rope_scaling": RopeScaling(8.0)}
+_LLAMA_3_2 = _LLAMA_3 | {"rope_scaling": RopeScaling(32.0), "tie_embeddings": True}
+_QWEN = {"rope_theta": 1000000.0, "norm_eps": 1e-6}
+_QWEN_2 = _QWEN | {"qkv_bias": True}
+_QWEN_3 = _QWEN | {"qk_norm": True, "head_dim": 128}
+
+# From the config.json that each model was published with. The names in a row share it.
+# fmt: off
+_ROWS = {
+    ("Llama-2-7b-hf", "Llama-2-7b-chat-hf", "Llama-2-7b", "Llama-2-7b-chat"):
+        _llama(4096, 32, 32, 32, 11008, 32000, 4096),
+    ("Llama-2-13b-hf", "Llama-2-13b-chat-hf", "Llama-2-13b", "Llama-2-13b-chat"):
+        _llama(5120, 40, 40, 40, 13824, 32000, 4096),
+    ("Llama-2-70b-hf", "Llama-2-70b-chat-hf", "Llama-2-70b", "Llama-2-70b-chat"):
+        _llama(8192, 80, 64, 8, 28672, 32000, 4096),
+    ("Meta-Llama-3-8B", "Meta-Llama-3-8B-Instruct"):
+        _llama(4096, 32, 32, 8, 14336, 128256, 8192, **_LLAMA_3),
+    ("Meta-Llama-3-70B", "Meta-Llama-3-70B-Instruct"):
+        _llama(8192, 80, 64, 8, 28672, 128256, 8192, **_LLAMA_3),
+    ("Meta-Llama-3.1-8B", "Meta-Llama-3.1-8B-Instruct", "Llama-3.1-8B", "Llama-3.1-8B-Instruct"):
+        _llama(4096, 32, 32, 8, 14336, 128256, 131072, **_LLAMA_3_1),
+    ("Meta-Llama-3.1-70B", "Meta-Llama-3.1-70B-Instruct", "Llama-3.1-70B",
+     "Llama-3.1-70B-Instruct", "Llama-3.3-70B-Instruct"):
+        _llama(8192, 80, 64, 8, 28672, 128256, 131072, **_LLAMA_3_1),
+    ("Llama-3.2-1B", "Llama-3.2-1B-Instruct"):
+        _llama(2048, 16, 32, 8, 8192, 128256, 131072, **_LLAMA_3_2),
+    ("Llama-3.2-3B", "Llama-3.2-3B-Instruct"):
+        _llama(3072, 28, 24, 8, 8192, 128256, 131072, **_LLAMA_3_2),
+    ("CodeLlama-7b-Python-hf",):
+        _llama(4096, 32, 32, 32, 11008, 32000, 16384, rope_theta=1000000.0),
+    ("Mistral-7B-v0.1", "Mistral-7B-Instruct-v0.1"):
+        _llama(4096, 32, 32, 8, 14336, 32000, 32768, sliding_window=4096),
+    ("Mistral-7B-v0.3", "Mistral-7B-Instruct-v0.3"):
+        _llama(4096, 32, 32, 8, 14336, 32768, 32768, rope_theta=1000000.0),
+    ("TinyLlama-1.1B-Chat-v1.0",):
+        _llama(2048, 22, 32, 4, 5632, 32000, 2048),
+    ("Qwen2.5-0.5B", "Qwen2.5-0.5B-Instruct"):
+        _llama(896, 24, 14, 2, 4864, 151936, 32768, tie_embeddings=True, **_QWEN_2),
+    ("Qwen2.5-7B",):
+        _llama(3584, 28, 28, 4, 18944, 152064, 131072, **_QWEN_2),
+    ("Qwen2.5-7B-Instruct",):
+        _llama(3584, 28, 28, 4, 18944, 152064, 32768, **_QWEN_2),
+    ("Qwen3-0.6B",):
+        _llama(1024, 28, 16, 8, 3072, 151936, 40960, tie_embeddings=True, **_QWEN_3),
+    ("Qwen3-8B",):
+        _llama(4096, 36, 32, 8, 12288, 151936, 40960, **_QWEN_3),
+}
+# fmt: on
+PRESETS = {name: replace(row, name=name) for names, row in _ROWS.items() for name in names}
+
+
+def preset(name: str) -> ModelConfig:
+    """The preset of exactly this name; an organisation before a slash is passed over."""
+    found = PRESETS.get(name.rsplit("/", 1)[-1])
+    if found is None:
+        near = difflib.get_close_matches(name, PRESETS, n=3, cutoff=0.5)
+        hint = f"nearest: {', '.join(near)}" if near else f"presets: {', '.join(PRESETS)}"
+        raise UsageError(
+            f"{name!r} is no preset; {hint} (or give the path of a config.json: dummy:PATH)"
+        )
+    return found
+
+
+# ---------------------------------------------------------------------------------- config.json
+
+_REQUIRED = {
+    "hidden_size": "dim",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+    "intermediate_size": "ffn_dim",
+    "vocab_size": "vocab_size",
+}
+_OPTIONAL = {"rms_norm_eps": "norm_eps", "tie_word_embeddings": "tie_embeddings"}
+# What Hugging Face's config classes take for an absent key.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": {"max_position": 2048},
+    "mistral": {"max_position": 131072, "num_kv_heads": 8, "sliding_window": 4096},
+    "qwen2": {"max_position": 32768, "num_kv_heads": 32, "qkv_bias": True},
+    "qwen3": {"max_position": 32768, "num_kv_heads": 32, "head_dim": 128, "qk_norm": True},
+}
+# Keys that change no logit: training, bookkeeping, generation defaults, memory strategies.
+_HARMLESS = {
+    "_name_or_path", "architectures", "attention_dropout", "auto_map", "bos_token_id",
+    "chunk_size_feed_forward", "decoder_start_token_id", "dtype", "eos_token_id", "id2label",
+    "initializer_range", "is_encoder_decoder", "label2id", "max_window_layers", "model_type",
+    "output_attentions", "output_hidden_states", "pad_token_id", "pretraining_tp",
+    "problem_type", "return_dict", "torch_dtype", "torchscript", "transformers_version",
+    "unsloth_fixed", "unsloth_version", "use_cache", "use_sliding_window",
+}  # fmt: skip
+# Keys that may stand there with the one value that means what we compute.
+_FIXED = {
+    "hidden_act": "silu",
+    "partial_rotary_factor": 1.0,
+    "quantization_config": None,
+    "cross_attention_hidden_size": None,
+}
+_READ = {
+    "num_key_value_heads", "head_dim", "max_position_embeddings", "sliding_window", "layer_types",
+    "attention_bias", "mlp_bias", "rope_theta", "rope_scaling", "rope_parameters",
+}  # fmt: skip
+
+
+def from_hugging_face(config: Mapping[str, Any], name: str) -> ModelConfig:
+    """The architecture that a Hugging Face config.json of type llama, mistral, qwen2 or qwen3 is.
+
+    Raises CheckpointError for another type, for a missing or impossible value, and for a key that
+    is not understood.
+    """
+    kind = config.get("model_type")
+    if kind not in _DEFAULTS:
+        raise CheckpointError(
+            f"{name}: model_type {kind!r} is not supported; supported: {', '.join(_DEFAULTS)}"
+        )
+    for key, value in config.items():
+        if key in _FIXED and value not in (_FIXED[key], None):
+            hint = (
+                "; checkpoints that other tools quantized are not read"
+                if key == "quantization_config"
+                else f"; only {_FIXED[key]!r} is"
+            )
+            shown = "given" if isinstance(value, Mapping) else repr(value)
+            raise CheckpointError(f"{name}: {key} {shown} is not supported{hint}")
+        known = key in _REQUIRED or key in _OPTIONAL or key in _HARMLESS
+        if not known and key not in _FIXED and key not in _READ and value is not None:
+            raise CheckpointError(
+                f"{name}: config key {key!r} is not understood, and it may change the result"
+            )
+    missing = [key for key in _REQUIRED if config.get(key) is None]
+    if missing:
+        raise CheckpointError(f"{name}: config has no {', '.join(missing)}")
+
+    values: dict[str, Any] = {"norm_eps": 1e-6, **_DEFAULTS[kind]}
+    values |= {field: config[key] for key, field in _REQUIRED.items()}
+    values |= {field: config[key] for key, field in _OPTIONAL.items() if key in config}
+    values |= {
+        field: config[key]
+        for key, field in (
+            ("num_key_value_heads", "num_kv_heads"),
+            ("max_position_embeddings", "max_position"),
+            ("head_dim", "head_dim"),
+        )
+        if config.get(key) is not None
+    }
+    values.setdefault("num_kv_heads", values["num_heads"])
+    if "head_dim" not in values:
+        values["head_dim"] = _divided(values["dim"], values["num_heads"], name)
+    if config.get("attention_bias") and kind in ("llama", "qwen3"):
+        values |= {"qkv_bias": True, "attention_out_bias": True}
+    if config.get("mlp_bias") and kind == "llama":
+        values["mlp_bias"] = True
+    values["sliding_window"] = _window(config, kind, values, name)
+    return ModelConfig(name=name, **values, **_rope(config, name))
+
+
+def _divided(dim: Any, heads: Any, name: str) -> int:
+    if not isinstance(dim, int) or not isinstance(heads, int) or heads < 1 or dim % heads:
+        raise CheckpointError(f"{name}: hidden_size {dim!r} does not divide into {heads!r} heads")
+    return dim // heads
+
+
+def _window(config: Mapping[str, Any], kind: str, values: Mapping[str, Any], name: str) -> Any:
+    """The sliding window all layers share, or None; layers that differ are an error."""
+    window = config.get("sliding_window", values.get("sliding_window"))
+    layers = values["num_layers"]
+    if kind == "llama" or window is None:
+        return None
+    if config.get("layer_types"):
+        kinds = set(config["layer_types"])
+        if kinds == {"full_attention"}:
+            return None
+        if kinds == {"sliding_attention"}:
+            return window
+    elif kind == "mistral":
+        return window
+    elif not config.get("use_sliding_window") or config.get("max_window_layers", 28) >= layers:
+        return None
+    elif config.get("max_window_layers") == 0:
+        return window
+    raise CheckpointError(f"{name}: layers that differ in their attention window are not supported")
+
+
+def _rope(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Rotary theta and scaling, from the keys of transformers 4 or of transformers 5."""
+    rope = dict(config.get("rope_scaling") or {}) | dict(config.get("rope_parameters") or {})
+    theta = rope.pop("rope_theta", config.get("rope_theta", 10000.0))
+    old_kind = rope.pop("type", "default")
+    kind = rope.pop("rope_type", old_kind)
+    if rope.pop("partial_rotary_factor", 1.0) != 1.0:
+        raise CheckpointError(f"{name}: a partial rotary embedding is not supported")
+    if kind == "default":
+        return {"rope_theta": theta}
+    if kind != "llama3":
+        raise CheckpointError(
+            f"{name}: rotary scaling {kind!r} is not supported; supported: default, llama3"
+        )
+    keys = {
+        "factor": "factor",
+        "low_freq_factor": "low_freq_factor",
+        "high_freq_factor": "high_freq_factor",
+        "original_max_position_embeddings": "original_max_position",
+    }
+    missing, unknown = keys.keys() - rope.keys(), rope.keys() - keys.keys()
+    if missing or unknown:
+        wrong = ", ".join(sorted(missing or unknown))
+        verb = "lacks" if missing else "has keys that are not understood:"
+        raise CheckpointError(f"{name}: llama3 rotary scaling {verb} {wrong}")
+    scaling = RopeScaling(**{field: rope[key] for key, field in keys.items()})
+    return {"rope_theta": theta, "rope_scaling": scaling}
+
+
+# ---------------------------------------------------------------------------------- params.json
+
+_PARAMS = {
+    "dim", "n_layers", "n_heads", "n_kv_heads", "multiple_of", "ffn_dim_multiplier", "norm_eps",
+    "vocab_size", "rope_theta", "use_scaled_rope",
+}  # fmt: skip
+
+
+def from_params(params: Mapping[str, Any], name: str, vocab_size: int | None = None) -> ModelConfig:
+    """The architecture of a Meta checkpoint's params.json.
+
+    `vocab_size` is the embedding's number of rows, for Llama 2's files, which say -1. They do not
+    say the context either: with theta 500000 it is Llama 3's 8192, or 131072 where the rotation is
+    scaled, and 4096 otherwise.
+    """
+    unknown = sorted(params.keys() - _PARAMS)
+    if unknown:
+        raise CheckpointError(f"{name}: params.json key {unknown[0]!r} is not understood")
+    missing = [key for key in ("dim", "n_layers", "n_heads", "norm_eps") if key not in params]
+    if missing:
+        raise CheckpointError(f"{name}: params.json has no {', '.join(missing)}")
+    dim, heads = params["dim"], params["n_heads"]
+    head_dim = _divided(dim, heads, name)
+    multiple = params.get("multiple_of", 256)
+    # SwiGLU's three matrices at two thirds of 4 · dim hold as much as two at 4 · dim
+    width = int(int(2 * 4 * dim / 3) * params.get("ffn_dim_multiplier", 1.0))
+    stated = params.get("vocab_size", -1)
+    vocab = stated if stated > 0 else vocab_size
+    if vocab is None:
+        raise CheckpointError(f"{name}: params.json does not say vocab_size")
+    theta = params.get("rope_theta", 10000.0)
+    scaled = bool(params.get("use_scaled_rope"))
+    # Meta's own code scales by 8 for 3.1; the 1 B and 3 B models of 3.2 were published with 32.
+    factor = 32.0 if dim in (2048, 3072) else 8.0
+    context = (131072 if scaled else 8192) if theta == 500000.0 else 4096
+    return ModelConfig(
+        name=name,
+        dim=dim,
+        num_layers=params["n_layers"],
+        num_heads=heads,
+        num_kv_heads=params.get("n_kv_heads") or heads,
+        head_dim=head_dim,
+        ffn_dim=-(-width // multiple) * multiple,
+        vocab_size=vocab,
+        max_position=context,
+        norm_eps=params["norm_eps"],
+        rope_theta=theta,
+        rope_scaling=RopeScaling(factor) if scaled else None,
+    )

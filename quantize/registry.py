@@ -12,7 +12,6 @@ from quantize import int8
 from quantize.spec import FullPrecision, Int8DynamicActivation, Int8WeightOnly, Spec
 
 
-
 @dataclass(frozen=True)
 class Kernel:
     """One way to carry a scheme out: torchao's config (None leaves the layer to torch), and a

@@ -51,6 +51,4 @@ def parse(name: str) -> Spec:
     forms = [spec.form for spec in SPECS]
     near = difflib.get_close_matches(name.lower(), forms, n=1)
     hint = f"; nearest: {near[0]}" if near else ""
-    raise UsageError(
-        f"--quantization {name!r} is no scheme{hint}. Schemes: {', '.join(forms)}"
-    )
+    raise UsageError(f"--quantization {name!r} is no scheme{hint}. Schemes: {', '.join(forms)}")

@@ -17,9 +17,7 @@ FLOORS = (
 )
 FLOOR = {room: number for number, floor in enumerate(FLOORS) for room in floor}
 FILES = sorted(
-    path
-    for room in FLOOR
-    for path in [*ROOT.glob(f"{room}.py"), *ROOT.glob(f"{room}/**/*.py")]
+    path for room in FLOOR for path in [*ROOT.glob(f"{room}.py"), *ROOT.glob(f"{room}/**/*.py")]
 )
 
 

@@ -79,7 +79,7 @@ def test_bias_is_added_in_full_precision():
 def test_a_weight_takes_a_byte_and_its_scale(name):
     layer, _ = linear(384, 512)
     layer = transform(parse(name))("layer", layer)
-    scales_and_zero_points = 384 * (2 + 1)  # symmetric, yet torchao keeps an int8 zero point
+    scales_and_zero_points = 384 * (4 + 1)  # float32; and, though symmetric, an int8 zero point
     assert stored_bytes(layer.weight) == 384 * 512 + scales_and_zero_points
 
 

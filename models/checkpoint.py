@@ -1,0 +1,216 @@
+"""Load a model, tensor by tensor, from any of the layouts that Llama-family weights come in.
+
+    config = load_config("dummy:Llama-3.2-1B")
+    model = load_model("path/to/folder", device="cuda", precision=torch.bfloat16)
+
+The model is built without memory (on the meta device); then each layer's tensors are read, stacked,
+cast, put on the device and handed to `transform`, which may quantize them, before the next layer's
+are read. So the whole model never exists in full precision when it is being quantized.
+"""
+
+import re
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from errors import CheckpointError
+from models.config import ModelConfig
+from models.llama import Transformer
+from models.sources import Source, architecture_of, locate, open_source
+
+Transform = Callable[[str, nn.Module], nn.Module]
+Progress = Callable[[int, int], None]
+
+_HARMLESS = re.compile(r".*rotary_emb\.inv_freq|rope\.freqs|freqs_cis|causal_mask")
+_LAYER_NUMBER = re.compile(r"(?:model\.)?layers\.(\d+)\.")
+_DUMMY_STD = 0.02
+_DUMMY_PERIOD = (1 << 20) + 7  # prime: no two rows of a matrix begin at the same place in it
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
+
+
+def load_config(checkpoint_path: str) -> ModelConfig:
+    """The architecture that `checkpoint_path` names, without reading its weights."""
+    return architecture_of(locate(checkpoint_path))
+
+
+def model_name(checkpoint_path: str) -> str:
+    """What the log calls the model: its folder's, preset's or hub entry's name."""
+    return locate(checkpoint_path).name
+
+
+def tokenizer_folder(checkpoint_path: str) -> Path | None:
+    """Where the tokenizer lies; None for a dummy that has none beside its config."""
+    checkpoint = locate(checkpoint_path)
+    folder = checkpoint.folder
+    if checkpoint.layout == "dummy" and folder:
+        return folder if any((folder / name).exists() for name in _TOKENIZER_FILES) else None
+    return folder
+
+
+def load_model(
+    checkpoint_path: str,
+    device: torch.device | str = "cpu",
+    precision: torch.dtype = torch.float32,
+    num_layers: int | None = None,
+    transform: Transform | None = None,
+    progress: Progress | None = None,
+) -> Transformer:
+    """The model, ready to run, its weights on `device` in `precision`.
+
+    checkpoint_path: "tiny"; a Hugging Face folder; a gpt-fast or torchao model.pth; a Meta folder; a
+    hub id; dummy:NAME or dummy:path/to/config.json for random weights.
+    num_layers: keep only the first so many layers.
+    transform: called as (name, module) with every embedding, norm and linear layer once its weights
+    are there, in the model's order; what it returns takes the module's place.
+    progress: called as (bytes so far, bytes in all), counted in `precision`.
+
+    Raises CheckpointError for anything missing, superfluous, damaged or misshapen.
+    """
+    checkpoint = locate(checkpoint_path)
+    config = architecture_of(checkpoint)
+    full_depth = config.num_layers
+    if num_layers is not None:
+        config = config.with_layers(num_layers)
+    with torch.device("meta"):
+        model = Transformer(config).to(precision)
+    if checkpoint.layout == "dummy":
+        read: Callable[[str, Tensor], Tensor] = _DummyWeights(precision, device)
+    else:
+        source = open_source(checkpoint)
+        _check_names(model, source, full_depth)
+        read = _StoredWeights(source, config)
+
+    done, total = 0, sum(p.numel() * precision.itemsize for p in model.parameters())
+    for name, module in [(n, m) for n, m in model.named_modules() if not list(m.children())]:
+        for kind, parameter in list(module.named_parameters(recurse=False)):
+            full_name = f"{name}.{kind}"
+            embedding = model.tok_embeddings.weight
+            if full_name == "output.weight" and config.tie_embeddings and _is_plain(embedding):
+                weight = embedding
+            else:
+                weight = read(full_name, parameter).to(device, precision)
+            setattr(module, kind, nn.Parameter(weight, requires_grad=False))
+            done += parameter.numel() * precision.itemsize
+            if progress:
+                progress(done, total)
+        if transform:
+            replacement = transform(name, module)
+            if replacement is not module:
+                model.set_submodule(name, replacement)
+    return model.eval()
+
+
+def _is_plain(weight: Tensor) -> bool:
+    return type(weight.data) is torch.Tensor and weight.is_floating_point()
+
+
+# ---------------------------------------------------------------------------------- stored weights
+
+
+class _StoredWeights:
+    """Reads our parameters from a source: finds the pieces, checks shapes, permutes, stacks."""
+
+    def __init__(self, source: Source, config: ModelConfig) -> None:
+        self.source, self.config = source, config
+
+    def __call__(self, name: str, parameter: Tensor) -> Tensor:
+        pieces = [self.source.read(piece) for piece in _pieces(name, self.source, self.config)]
+        expected = _piece_shapes(name, parameter, len(pieces), self.config)
+        parts = _pieces(name, self.source, self.config)
+        for part, piece, shape in zip(parts, pieces, expected, strict=True):
+            if tuple(piece.shape) != shape:
+                raise CheckpointError(
+                    f"tensor {part} has shape {tuple(piece.shape)}; the config says {shape}"
+                )
+        weight = torch.cat(pieces) if len(pieces) > 1 else pieces[0].clone()
+        if self.source.interleaved and ".wqkv." in name:
+            rotated = (self.config.num_heads + self.config.num_kv_heads) * self.config.head_dim
+            weight[:rotated] = _half_split(weight[:rotated], self.config.head_dim)
+        return weight
+
+
+def _pieces(name: str, source: Source, config: ModelConfig) -> tuple[str, ...]:
+    if name in source.readers:  # gpt-fast keeps some projections fused under the name we use
+        return (name,)
+    if name == "output.weight" and config.tie_embeddings:
+        return source.name_map("tok_embeddings.weight")
+    return source.name_map(name)
+
+
+def _piece_shapes(
+    name: str, parameter: Tensor, count: int, config: ModelConfig
+) -> list[tuple[int, ...]]:
+    """The shapes that `count` pieces stacked into the parameter must have."""
+    if count == 1:
+        return [tuple(parameter.shape)]
+    if ".wqkv." in name:
+        rows = [heads * config.head_dim for heads in _heads(config)]
+    else:
+        rows = [parameter.shape[0] // count] * count
+    return [(row, *parameter.shape[1:]) for row in rows]
+
+
+def _heads(config: ModelConfig) -> tuple[int, int, int]:
+    return config.num_heads, config.num_kv_heads, config.num_kv_heads
+
+
+def _half_split(rows: Tensor, head_dim: int) -> Tensor:
+    """Rows whose rotary pairs are neighbours (2i, 2i + 1), reordered to pairs (i, i + E/2)."""
+    pairs = rows.reshape(-1, head_dim // 2, 2, *rows.shape[1:])
+    return pairs.transpose(1, 2).reshape(rows.shape)
+
+
+def _check_names(model: Transformer, source: Source, full_depth: int) -> None:
+    """Every tensor the model needs is there, and none that it would not read."""
+    config = model.config
+    needed: set[str] = set()
+    for name, _ in model.named_parameters():
+        needed.update(_pieces(name, source, config))
+    missing = sorted(needed - source.readers.keys())
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise CheckpointError(f"the checkpoint lacks tensor {missing[0]}{more}")
+    for extra in sorted(source.readers.keys() - needed):
+        layer = _LAYER_NUMBER.match(extra)
+        cut_off = layer and config.num_layers <= int(layer[1]) < full_depth
+        if not cut_off and not _HARMLESS.fullmatch(extra) and not _is_tied(extra, source, config):
+            raise CheckpointError(
+                f"the checkpoint has tensor {extra}, which the model would not read; is "
+                "its config.json the right one?"
+            )
+
+
+def _is_tied(extra: str, source: Source, config: ModelConfig) -> bool:
+    """Whether this is an output layer that a tied checkpoint keeps although it is the embedding."""
+    if not config.tie_embeddings or extra not in source.name_map("output.weight"):
+        return False
+    (embedding,) = source.name_map("tok_embeddings.weight")
+    return torch.equal(source.read(extra), source.read(embedding))
+
+
+# ---------------------------------------------------------------------------------- random weights
+
+
+class _DummyWeights:
+    """Weights for measuring speed and memory: normal, deviation 0.02, the same in every run.
+
+    Drawing billions of normal numbers would take longer than the measurement, so one block of them
+    is repeated; where it starts depends on the parameter's name. Norms are ones.
+    """
+
+    def __init__(self, precision: torch.dtype, device: torch.device | str) -> None:
+        generator = torch.Generator().manual_seed(0)
+        block = torch.randn(_DUMMY_PERIOD, generator=generator) * _DUMMY_STD
+        self.block = block.to(device, precision)
+
+    def __call__(self, name: str, parameter: Tensor) -> Tensor:
+        weight = torch.empty(parameter.shape, dtype=self.block.dtype, device=self.block.device)
+        if "norm" in name:
+            return weight.fill_(1.0)
+        block = self.block.roll(zlib.crc32(name.encode()) % _DUMMY_PERIOD)
+        for piece in weight.view(-1).split(_DUMMY_PERIOD):
+            piece.copy_(block[: piece.numel()])
+        return weight

@@ -1,0 +1,259 @@
+"""Where the weights of a checkpoint lie, and how to read one tensor of them.
+
+A source knows tensor names and reads one tensor at a time; what the model calls its parameters,
+and how they are stacked from these, is models/names.py's and models/checkpoint.py's business.
+"""
+
+import functools
+import json
+import pickle
+import re
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from errors import CheckpointError, UsageError
+from models import names
+from models.config import ModelConfig, from_hugging_face, from_params, preset
+
+EMBEDDED = Path(__file__).parent / "tiny"
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_FILES = ["*.json", "*.safetensors", "tokenizer.model", "original/tokenizer.model"]
+_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that was found: its layout, its folder and what the log calls it.
+
+    Layouts: "hugging face", "gpt-fast" (one pickle), "meta" (one pickle a model-parallel rank) and
+    "dummy", which has an architecture and no weights.
+    """
+
+    layout: str
+    name: str
+    folder: Path | None
+    files: tuple[Path, ...] = ()
+    architecture: ModelConfig | None = None
+
+
+def locate(checkpoint_path: str) -> Checkpoint:
+    """Find what --checkpoint_path names; CheckpointError or UsageError, one line, if nothing is."""
+    if checkpoint_path.startswith("dummy:"):
+        return _dummy(checkpoint_path.removeprefix("dummy:"))
+    path = EMBEDDED if checkpoint_path == "tiny" else Path(checkpoint_path)
+    if not path.exists():
+        if not _HUB_ID.fullmatch(checkpoint_path):
+            raise CheckpointError(
+                f"{checkpoint_path} does not exist; --checkpoint_path takes a folder, a model.pth, "
+                "a hub id such as org/name, dummy:NAME, or tiny"
+            )
+        path = _download(checkpoint_path)
+        return _folder(path, checkpoint_path.split("/")[1])
+    if path.is_file() and path.suffix in (".pth", ".pt") and "consolidated" not in path.name:
+        folder = path.resolve().parent
+        return Checkpoint("gpt-fast", folder.name, folder, (path,))
+    folder = (path if path.is_dir() else path.parent).resolve()
+    return _folder(folder, folder.name)
+
+
+def _folder(folder: Path, name: str) -> Checkpoint:
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        shards = sorted(set(_index(index).values()))
+        missing = [shard for shard in shards if not (folder / shard).exists()]
+        if missing:
+            raise CheckpointError(f"{index} names {missing[0]}, which is not there")
+        return Checkpoint("hugging face", name, folder, tuple(folder / s for s in shards))
+    for pattern, layout in (
+        ("*.safetensors", "hugging face"),
+        ("pytorch_model*.bin", "hugging face"),
+        ("model.pth", "gpt-fast"),
+        ("consolidated.*.pth", "meta"),
+    ):
+        files = sorted(
+            file for file in folder.glob(pattern) if "consolidated.safe" not in file.name
+        )
+        if files:
+            return Checkpoint(layout, name, folder, tuple(files))
+    raise CheckpointError(
+        f"{folder} holds no weights; looked for *.safetensors, pytorch_model*.bin, model.pth and "
+        "consolidated.*.pth"
+    )
+
+
+def _dummy(what: str) -> Checkpoint:
+    path = Path(what)
+    if path.suffix == ".json" or path.exists():
+        file = path / "config.json" if path.is_dir() else path
+        folder = file.resolve().parent
+        architecture = from_hugging_face(read_json(file), folder.name)
+        return Checkpoint("dummy", folder.name, folder, (), architecture)
+    architecture = preset(what)
+    return Checkpoint("dummy", architecture.name, None, (), architecture)
+
+
+@functools.lru_cache(maxsize=1)
+def _download(hub_id: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import RepositoryNotFoundError as NotFound
+
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=_HUB_FILES))
+    except GatedRepoError:
+        reason = "its licence has to be accepted on the hub first; then run `hf auth login`"
+    except NotFound:
+        reason = "the hub has no such model, or it is private (`hf auth login`)"
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError):
+        reason = "and the Hugging Face hub cannot be reached; give a local folder or dummy:NAME"
+    raise CheckpointError(f"{hub_id} is no local path: {reason}")
+
+
+def architecture_of(checkpoint: Checkpoint) -> ModelConfig:
+    """The architecture: from config.json, params.json, or the folder's exact name."""
+    if checkpoint.architecture is not None:
+        return checkpoint.architecture
+    assert checkpoint.folder is not None
+    config, params = checkpoint.folder / "config.json", checkpoint.folder / "params.json"
+    if config.exists():
+        return from_hugging_face(read_json(config), checkpoint.name)
+    if checkpoint.layout != "hugging face":
+        if params.exists():
+            content = read_json(params)
+            stated = content.get("vocab_size", -1) > 0
+            return from_params(
+                content, checkpoint.name, None if stated else _embedding_rows(checkpoint)
+            )
+        try:
+            return preset(checkpoint.name)
+        except UsageError:
+            raise CheckpointError(
+                f"{checkpoint.folder} has no config.json or params.json, and its name is that of "
+                "no known model"
+            ) from None
+    raise CheckpointError(f"{config} is missing")
+
+
+def _embedding_rows(checkpoint: Checkpoint) -> int:
+    source = open_source(checkpoint)
+    return source.read("tok_embeddings.weight").shape[0]
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file; CheckpointError if it cannot be read or is none."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"{file}: {error.strerror}") from None
+    except ValueError as error:
+        raise CheckpointError(f"{file} is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{file} holds no JSON object")
+    return content
+
+
+def _index(file: Path) -> dict[str, str]:
+    shards = read_json(file).get("weight_map")
+    if not isinstance(shards, dict) or not shards:
+        raise CheckpointError(f"{file} has no weight_map")
+    return shards
+
+
+# ---------------------------------------------------------------------------------- tensors
+
+
+@dataclass(frozen=True)
+class Source:
+    """Tensor names, each with the function that reads it; and how the model's names translate."""
+
+    readers: Mapping[str, Callable[[], Tensor]]
+    name_map: names.NameMap
+    interleaved: bool  # Meta's rotary layout: pairs (2i, 2i + 1) instead of (i, i + E/2)
+
+    def read(self, name: str) -> Tensor:
+        """The tensor, floating point; CheckpointError if it is absent or something else."""
+        if name not in self.readers:
+            raise CheckpointError(f"the checkpoint has no tensor {name}")
+        tensor = self.readers[name]()
+        if tensor.dtype not in _FLOATS:
+            raise CheckpointError(
+                f"tensor {name} is {tensor.dtype}: checkpoints that other tools quantized are not "
+                "read; give the full-precision one and --quantization"
+            )
+        return tensor
+
+
+def open_source(checkpoint: Checkpoint) -> Source:
+    """A source over the checkpoint's files, which are opened but not yet read."""
+    if checkpoint.layout == "hugging face":
+        read = _safetensors if checkpoint.files[0].suffix == ".safetensors" else _pickled
+        readers: dict[str, Callable[[], Tensor]] = {}
+        for file in checkpoint.files:
+            readers |= read(file)
+        return Source(readers, names.hugging_face, interleaved=False)
+    ranks = [_pickled(file) for file in checkpoint.files]
+    if len(ranks) == 1:
+        return Source(ranks[0], names.meta, interleaved=True)
+    merged = {name: functools.partial(_merged, name, ranks) for name in ranks[0]}
+    return Source(merged, names.meta, interleaved=True)
+
+
+def _safetensors(file: Path) -> dict[str, Callable[[], Tensor]]:
+    try:
+        with safe_open(file, framework="pt") as opened:
+            keys = list(opened.keys())
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{file} is damaged or no safetensors file: {error}") from None
+
+    def read(name: str) -> Tensor:
+        # Opened anew for every tensor: pages of a file that stays mapped would count as memory.
+        with safe_open(file, framework="pt") as opened:
+            return opened.get_tensor(name)
+
+    return {key: functools.partial(read, key) for key in keys}
+
+
+def _pickled(file: Path) -> dict[str, Callable[[], Tensor]]:
+    try:
+        content = torch.load(file, map_location="cpu", weights_only=True, mmap=_is_zip(file))
+    except pickle.UnpicklingError as error:
+        if "weights_only" in str(error).lower() or "unsupported" in str(error).lower():
+            raise CheckpointError(
+                f"{file} holds more than weights, and loading it could run code: refused; save its "
+                "state_dict alone, or as safetensors"
+            ) from None
+        raise CheckpointError(f"{file} is damaged or no PyTorch checkpoint") from None
+    except (OSError, RuntimeError, EOFError, ValueError, KeyError):
+        raise CheckpointError(f"{file} is damaged or no PyTorch checkpoint") from None
+    if not isinstance(content, dict) or not all(isinstance(t, Tensor) for t in content.values()):
+        raise CheckpointError(f"{file} holds no state_dict of plain tensors")
+    return {name: functools.partial(lambda tensor: tensor, t) for name, t in content.items()}
+
+
+def _is_zip(file: Path) -> bool:
+    try:
+        return zipfile.is_zipfile(file)
+    except OSError:
+        return False
+
+
+def _merged(name: str, ranks: list[dict[str, Callable[[], Tensor]]]) -> Tensor:
+    """One tensor from Meta's model-parallel ranks: rows or columns, as the layer was cut."""
+    pieces = [rank[name]() for rank in ranks if name in rank]
+    if len(pieces) != len(ranks):
+        raise CheckpointError(f"tensor {name} is not in every consolidated.*.pth")
+    if pieces[0].ndim == 1:
+        return pieces[0]  # norms are the same everywhere
+    by_column = name.endswith((".wo.weight", ".w2.weight"))
+    if name == "tok_embeddings.weight":
+        # Llama 2 cuts the embedding's columns, Llama 3 its rows; the norm says how wide it is.
+        width = ranks[0]["norm.weight"]().shape[0]
+        by_column = pieces[0].shape[1] != width
+    return torch.cat(pieces, 1 if by_column else 0)
