@@ -1,4 +1,4 @@
-"""The errors a person can cause. The command line prints each as one line and exits with its code."""
+"""The errors a person can cause: the command line prints one line and exits with its code."""
 
 
 class QuantbenchError(Exception):

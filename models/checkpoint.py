@@ -60,8 +60,8 @@ def load_model(
 ) -> Transformer:
     """The model, ready to run, its weights on `device` in `precision`.
 
-    checkpoint_path: "tiny"; a Hugging Face folder; a gpt-fast or torchao model.pth; a Meta folder; a
-    hub id; dummy:NAME or dummy:path/to/config.json for random weights.
+    checkpoint_path: "tiny"; a Hugging Face folder; a gpt-fast or torchao model.pth; a Meta folder;
+    a hub id; dummy:NAME or dummy:path/to/config.json for random weights.
     num_layers: keep only the first so many layers.
     transform: called as (name, module) with every embedding, norm and linear layer once its weights
     are there, in the model's order; what it returns takes the module's place.
@@ -84,7 +84,9 @@ def load_model(
         read = _StoredWeights(source, config)
 
     done, total = 0, sum(p.numel() * precision.itemsize for p in model.parameters())
-    for name, module in [(n, m) for n, m in model.named_modules() if not list(m.children())]:
+    # Names, not modules: a list of modules would keep every layer that transform has replaced.
+    for name in [name for name, module in model.named_modules() if not list(module.children())]:
+        module = model.get_submodule(name)
         for kind, parameter in list(module.named_parameters(recurse=False)):
             full_name = f"{name}.{kind}"
             embedding = model.tok_embeddings.weight

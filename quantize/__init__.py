@@ -1,4 +1,4 @@
-"""Quantization schemes: a grammar (spec), and the torchao configs that carry them out (registry)."""
+"""Quantization schemes: their names (spec), and what carries them out (registry)."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""From a spec to what carries it out: which kernels a scheme has, and the torchao config of each."""
+"""From a spec to what carries it out: a scheme's kernels, and the torchao config of each."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,0 +1,71 @@
+"""Small random models of every family, made by Hugging Face transformers: the oracle of our own."""
+
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "vocab_size": 160,
+    "max_position_embeddings": 256,
+    "pad_token_id": None,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+LLAMA_3_1 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,  # short, so that the scaling shows in a short text
+}
+FAMILIES = {
+    "llama-2": LlamaConfig(**SIZES, num_key_value_heads=4, rms_norm_eps=1e-5),
+    "llama-3": LlamaConfig(**SIZES, num_key_value_heads=2, rope_theta=500000.0),
+    "llama-3.1": LlamaConfig(
+        **SIZES, num_key_value_heads=2, rope_theta=500000.0, rope_scaling=LLAMA_3_1
+    ),
+    "llama-3.2": LlamaConfig(
+        **SIZES,
+        num_key_value_heads=1,
+        rope_theta=500000.0,
+        rope_scaling=LLAMA_3_1 | {"factor": 32.0},
+        tie_word_embeddings=True,
+    ),
+    "llama-biased": LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
+    "code-llama": LlamaConfig(**SIZES, rope_theta=1000000.0),
+    "mistral-0.1": MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=8),
+    "mistral-0.3": MistralConfig(
+        **SIZES, num_key_value_heads=2, sliding_window=None, rope_theta=1000000.0
+    ),
+    "tiny-llama": LlamaConfig(**SIZES, num_key_value_heads=1),
+    "qwen-2": Qwen2Config(**SIZES, num_key_value_heads=2),
+    "qwen-3": Qwen3Config(**SIZES, num_key_value_heads=2, head_dim=32, tie_word_embeddings=True),
+}
+
+
+def model(family: str, seed: int = 0):
+    """A model whose every parameter is random: large enough that attention is far from uniform,
+    biases and norms included, which Hugging Face would start at 0 and 1."""
+    torch.manual_seed(seed)
+    config = FAMILIES[family]
+    config._attn_implementation = "eager"
+    made = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for name, parameter in made.named_parameters():
+            if "norm" in name:
+                parameter.uniform_(0.5, 1.5)
+            else:
+                parameter.normal_(std=0.25)
+    return made.requires_grad_(False)
+
+
+def saved(family: str, folder: Path, **options) -> tuple[Path, torch.nn.Module]:
+    """The same, written by save_pretrained into folder/family; and the model itself."""
+    made = model(family)
+    made.save_pretrained(folder / family, **options)
+    return folder / family, made

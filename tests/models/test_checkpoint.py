@@ -1,0 +1,352 @@
+"""Loading: every layout gives Hugging Face's logits; damage gives one clear line."""
+
+import json
+import os
+import pickle
+import random
+import weakref
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from errors import CheckpointError, UsageError
+from models.checkpoint import load_config, load_model, model_name, tokenizer_folder
+from tests.models.hugging_face import saved
+
+TOKENS = torch.arange(5, 35)[None]
+
+
+def assert_same(model, theirs):
+    expected = theirs(TOKENS).logits
+    assert (model(TOKENS) - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
+def edit(folder, change):
+    """Rewrite model.safetensors after change(tensors)."""
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def meta_layout(theirs, fused):
+    """A Hugging Face model's weights under Meta's names, q and k rows as Meta orders them: each
+    head's halves interleaved, as in the conversion script that made the published checkpoints."""
+    config, state, out = theirs.config, theirs.state_dict(), {}
+    dim = config.hidden_size
+    E = dim // config.num_attention_heads
+
+    def interleaved(w):
+        return w.view(-1, 2, E // 2, dim).transpose(1, 2).reshape(-1, dim)
+
+    out["tok_embeddings.weight"] = state["model.embed_tokens.weight"]
+    out["norm.weight"] = state["model.norm.weight"]
+    out["output.weight"] = state["lm_head.weight"]
+    for i in range(config.num_hidden_layers):
+        ours, hf = f"layers.{i}.", f"model.layers.{i}."
+        q = interleaved(state[hf + "self_attn.q_proj.weight"])
+        k = interleaved(state[hf + "self_attn.k_proj.weight"])
+        v = state[hf + "self_attn.v_proj.weight"]
+        if fused:
+            out[ours + "attention.wqkv.weight"] = torch.cat([q, k, v])
+        else:
+            names = ("wq", "wk", "wv")
+            out |= {f"{ours}attention.{n}.weight": w for n, w in zip(names, (q, k, v), strict=True)}
+        for name, source in {
+            "attention.wo": "self_attn.o_proj",
+            "feed_forward.w1": "mlp.gate_proj",
+            "feed_forward.w2": "mlp.down_proj",
+            "feed_forward.w3": "mlp.up_proj",
+            "attention_norm": "input_layernorm",
+            "ffn_norm": "post_attention_layernorm",
+        }.items():
+            out[f"{ours}{name}.weight"] = state[f"{hf}{source}.weight"]
+    return {name: tensor.clone() for name, tensor in out.items()}
+
+
+PARAMS = {"dim": 64, "n_layers": 3, "n_heads": 4, "n_kv_heads": 2, "multiple_of": 96,
+          "ffn_dim_multiplier": 0.5, "norm_eps": 1e-6, "vocab_size": -1,
+          "rope_theta": 500000.0}  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------- layouts
+
+
+@pytest.mark.parametrize("family", ["llama-3.1", "llama-3.2", "mistral-0.1", "qwen-2", "qwen-3"])
+def test_shards(family, tmp_path):
+    folder, theirs = saved(family, tmp_path, max_shard_size="60KB")
+    assert len(list(folder.glob("*.safetensors"))) > 2
+    assert_same(load_model(str(folder)), theirs)
+    (folder / "model.safetensors.index.json").unlink()
+    assert_same(load_model(str(folder)), theirs)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_pickled_hugging_face_folder(tmp_path, zipped):
+    folder, theirs = saved("llama-3", tmp_path)
+    (folder / "model.safetensors").unlink()
+    torch.save(
+        theirs.state_dict(), folder / "pytorch_model.bin", _use_new_zipfile_serialization=zipped
+    )
+    assert_same(load_model(str(folder)), theirs)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("described_by", ["config.json", "params.json"])
+def test_gpt_fast_pickle(tmp_path, fused, described_by):
+    folder, theirs = saved("llama-3", tmp_path)
+    (folder / "model.safetensors").unlink()
+    if described_by == "params.json":
+        (folder / "config.json").unlink()
+        (folder / "params.json").write_text(json.dumps(PARAMS))
+    torch.save(meta_layout(theirs, fused), folder / "model.pth")
+    for path in (folder / "model.pth", folder):
+        assert_same(load_model(str(path)), theirs)
+        assert model_name(str(path)) == "llama-3"
+
+
+def test_gpt_fast_pickle_described_by_its_folders_name(tmp_path):
+    folder = tmp_path / "TinyLlama-1.1B-Chat-v1.0"
+    folder.mkdir()
+    torch.save({}, folder / "model.pth")
+    assert load_config(str(folder / "model.pth")).num_layers == 22
+
+
+@pytest.mark.parametrize("embedding_cut", [0, 1], ids=["rows, Llama 3", "columns, Llama 2"])
+def test_meta_folder_of_two_ranks(tmp_path, embedding_cut):
+    _, theirs = saved("llama-3", tmp_path)
+    whole, folder = meta_layout(theirs, fused=False), tmp_path / "meta"
+    folder.mkdir()
+    (folder / "params.json").write_text(json.dumps(PARAMS | {"vocab_size": 160}))
+    for rank in range(2):
+        part = {"rope.freqs": torch.ones(8)}
+        for name, tensor in whole.items():
+            by_column = name.endswith(("wo.weight", "w2.weight"))
+            axis = embedding_cut if name.startswith("tok_emb") else int(by_column)
+            part[name] = tensor if tensor.ndim == 1 else tensor.chunk(2, axis)[rank].clone()
+        torch.save(part, folder / f"consolidated.{rank:02}.pth")
+    assert_same(load_model(str(folder)), theirs)
+
+
+def test_a_stored_precision_is_not_the_precision_asked_for(tmp_path):
+    folder, theirs = saved("llama-3", tmp_path)
+    theirs.bfloat16().save_pretrained(folder)
+    model = load_model(str(folder))
+    assert model.output.weight.dtype == torch.float32
+    assert_same(model, AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
+
+
+def test_tied_output_shares_the_embedding(tmp_path):
+    folder, theirs = saved("llama-3.2", tmp_path)
+    model = load_model(str(folder))
+    assert model.output.weight.data_ptr() == model.tok_embeddings.weight.data_ptr()
+    edit(folder, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))
+    assert_same(load_model(str(folder)), theirs)
+    edit(folder, lambda t: t["lm_head.weight"].add_(1))
+    with pytest.raises(CheckpointError, match="has tensor lm_head.weight"):
+        load_model(str(folder))
+
+
+def test_the_embedded_model_is_found_from_anywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert model_name("tiny") == "tiny" and tokenizer_folder("tiny").is_dir()
+    assert load_model("tiny").config.vocab_size == 4096
+
+
+def test_cutting_the_depth(tmp_path):
+    folder, theirs = saved("llama-3", tmp_path)
+    theirs.model.layers = theirs.model.layers[:2]
+    assert_same(load_model(str(folder), num_layers=2), theirs)
+
+
+# ---------------------------------------------------------------------------------- random weights
+
+
+def test_dummy_weights_are_random_and_the_same_each_time(tmp_path):
+    folder, _ = saved("qwen-2", tmp_path)
+    path = f"dummy:{folder / 'config.json'}"
+    first, again = load_model(path), load_model(path)
+    assert model_name(path) == "qwen-2" and tokenizer_folder(path) is None
+    for (name, a), b in zip(first.named_parameters(), again.parameters(), strict=True):
+        assert torch.equal(a, b)
+        if "norm" in name:
+            assert (a == 1).all()
+        elif a.ndim == 2:
+            assert a.std() == pytest.approx(0.02, rel=0.1)
+            assert not torch.equal(a[0], a[1])
+    assert first(TOKENS).isfinite().all()
+
+
+def test_dummy_presets_need_no_files():
+    assert load_config("dummy:Meta-Llama-3.1-70B").num_layers == 80
+    assert tokenizer_folder("dummy:Meta-Llama-3.1-70B") is None
+    model = load_model("dummy:Qwen3-0.6B", precision=torch.bfloat16, num_layers=1)
+    assert model.config.num_layers == 1
+
+
+# ---------------------------------------------------------------------------------- streaming
+
+
+def test_transform_sees_every_layer_once_with_its_weights(tmp_path):
+    folder, theirs = saved("qwen-3", tmp_path)
+    seen = []
+
+    def transform(name, module):
+        seen.append(name)
+        assert not any(p.is_meta for p in module.parameters())
+        return module
+
+    model = load_model(str(folder), transform=transform)
+    assert seen == [n for n, m in model.named_modules() if not list(m.children())]
+    assert_same(model, theirs)
+
+
+def test_full_precision_weights_never_pile_up(tmp_path):
+    """Replacing each layer must leave at most the one in hand and the one before it alive."""
+    folder, _ = saved("llama-3", tmp_path)
+    alive, most = [], 0
+
+    def transform(name, module):
+        nonlocal most
+        if not isinstance(module, nn.Linear):
+            return module
+        alive.append(weakref.ref(module.weight))
+        most = max(most, sum(reference() is not None for reference in alive))
+        return nn.Identity()
+
+    load_model(str(folder), transform=transform)
+    assert len(alive) == 3 * 4 + 1 and most <= 2
+
+
+def test_progress_reaches_the_end(tmp_path):
+    folder, _ = saved("llama-3", tmp_path)
+    steps = []
+    load_model(str(folder), progress=lambda done, total: steps.append((done, total)))
+    assert steps == sorted(steps) and steps[-1][0] == steps[-1][1] > 0
+
+
+# ---------------------------------------------------------------------------------- bad input
+
+
+def truncate(folder):
+    file = folder / "model.safetensors"
+    os.truncate(file, file.stat().st_size - 1000)
+
+
+def noise(folder):
+    (folder / "model.safetensors").write_bytes(random.Random(0).randbytes(5000))
+
+
+class Harmful:
+    def __reduce__(self):
+        return os.system, ("touch HARM",)
+
+
+def as_pickle(content):
+    def change(folder):
+        (folder / "model.safetensors").unlink()
+        torch.save(content, folder / "pytorch_model.bin")
+
+    return change
+
+
+def plain_pickle(folder):
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"a": 1, "b": [Harmful()]}))
+
+
+def index_of_nothing(folder):
+    index = {"weight_map": {"lm_head.weight": "model-00009.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def config_of(**change):
+    def edited(folder):
+        file = folder / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | change))
+
+    return edited
+
+
+GATE = "model.layers.1.mlp.gate_proj.weight"
+DAMAGE = {
+    "truncated": (truncate, "model.safetensors is damaged"),
+    "noise": (noise, "model.safetensors is damaged"),
+    "empty file": (lambda f: (f / "model.safetensors").write_bytes(b""), "is damaged"),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "holds no weights"),
+    "no config": (lambda f: (f / "config.json").unlink(), "config.json is missing"),
+    "config no JSON": (lambda f: (f / "config.json").write_text("{"), "config.json is not JSON"),
+    "config a list": (lambda f: (f / "config.json").write_text("[]"), "holds no JSON object"),
+    "missing tensor": (lambda f: edit(f, lambda t: t.pop(GATE)), f"lacks tensor {GATE}"),
+    "extra tensor": (
+        lambda f: edit(f, lambda t: t.update(odd=torch.ones(2))),
+        "has tensor odd, which the model would not read",
+    ),
+    "wrong shape": (
+        lambda f: edit(f, lambda t: t.update({GATE: torch.ones(95, 64)})),
+        f"tensor {GATE} has shape (95, 64); the config says (96, 64)",
+    ),
+    "integers": (
+        lambda f: edit(f, lambda t: t.update({GATE: torch.ones(96, 64, dtype=torch.int8)})),
+        f"tensor {GATE} is torch.int8",
+    ),
+    "more layers than the config": (config_of(num_hidden_layers=2), "has tensor model.layers.2."),
+    "fewer layers than the config": (config_of(num_hidden_layers=4), "lacks tensor model.layers.3"),
+    "shard missing": (index_of_nothing, "names model-00009.safetensors, which is not there"),
+    "pickle with code": (as_pickle({"a": Harmful()}), "holds more than weights"),
+    "old pickle with code": (plain_pickle, "pytorch_model.bin"),
+    "pickle of something else": (as_pickle([1, 2]), "holds no state_dict"),
+    "pickle of a module's parts": (as_pickle({"a": 1}), "holds no state_dict"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_damage_is_one_clear_line(tmp_path, monkeypatch, case):
+    monkeypatch.chdir(tmp_path)
+    folder, _ = saved("llama-3", tmp_path)
+    change, message = DAMAGE[case]
+    change(folder)
+    with pytest.raises(CheckpointError) as error:
+        load_model(str(folder))
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "HARM").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut short", random.Random(0).randbytes(2000)], ids=len)
+def test_a_damaged_pickle_is_one_clear_line(tmp_path, content):
+    folder = tmp_path / "Llama-2-7b-chat-hf"
+    folder.mkdir()
+    (folder / "model.pth").write_bytes(content)
+    with pytest.raises(CheckpointError, match="model.pth is damaged"):
+        load_model(str(folder))
+
+
+def test_a_folder_that_names_no_model(tmp_path):
+    torch.save({}, tmp_path / "model.pth")
+    with pytest.raises(CheckpointError, match="no config.json or params.json"):
+        load_config(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "path, error, message",
+    [
+        ("no/such/folder", CheckpointError, "no/such/folder does not exist"),
+        ("dummy:Llama-9", UsageError, "'Llama-9' is no preset"),
+        ("dummy:no/config.json", CheckpointError, "No such file"),
+        ("dummy:", UsageError, "is no preset"),
+        ("some-org/some-model", CheckpointError, "some-org/some-model is no local path"),
+    ],
+)
+def test_paths_that_lead_nowhere(path, error, message, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(error) as raised:
+        load_model(path)
+    assert message in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_an_empty_folder(tmp_path):
+    with pytest.raises(CheckpointError, match="holds no weights; looked for"):
+        load_model(str(tmp_path))

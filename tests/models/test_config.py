@@ -1,0 +1,185 @@
+"""Architectures: published sizes, Hugging Face's own configs as oracle, and what is refused."""
+
+import json
+
+import pytest
+
+from errors import CheckpointError, UsageError
+from models.config import PRESETS, from_hugging_face, from_params, preset
+from tests.models.hugging_face import FAMILIES, model
+
+# What the model cards and Hugging Face's num_parameters() say.
+PUBLISHED = {
+    "Llama-2-7b-chat-hf": 6_738_415_616,
+    "Llama-2-13b-chat-hf": 13_015_864_320,
+    "Llama-2-70b-chat-hf": 68_976_648_192,
+    "Meta-Llama-3-8B": 8_030_261_248,
+    "Meta-Llama-3.1-8B": 8_030_261_248,
+    "Meta-Llama-3.1-70B": 70_553_706_496,
+    "Llama-3.2-1B": 1_235_814_400,
+    "Llama-3.2-3B": 3_212_749_824,
+    "CodeLlama-7b-Python-hf": 6_738_415_616,
+    "Mistral-7B-v0.1": 7_241_732_096,
+    "Mistral-7B-v0.3": 7_248_023_552,
+    "TinyLlama-1.1B-Chat-v1.0": 1_100_048_384,
+    "Qwen2.5-7B": 7_615_616_512,
+    "Qwen3-0.6B": 596_049_920,
+    "Qwen3-8B": 8_190_735_360,
+}
+GOOD = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 160,
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_presets_have_the_published_number_of_parameters(name):
+    assert preset(name).parameters() == PUBLISHED[name]
+
+
+def test_a_preset_may_carry_its_organisation():
+    assert preset("meta-llama/Meta-Llama-3-8B") is PRESETS["Meta-Llama-3-8B"]
+
+
+@pytest.mark.parametrize(
+    "name, near",
+    [("Meta-Llama-3-8b", "Meta-Llama-3-8B"), ("llama-2-7b-chat-hf", "Llama-2-7b-chat-hf")],
+)
+def test_an_inexact_preset_is_an_error_that_names_the_nearest(name, near):
+    with pytest.raises(UsageError, match=near):
+        preset(name)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_reading_agrees_with_hugging_face(family):
+    theirs = FAMILIES[family]
+    for content in (theirs.to_dict(), theirs.to_diff_dict()):
+        ours = from_hugging_face({"model_type": theirs.model_type, **content}, family)
+        assert ours.parameters() == model(family).num_parameters()
+        assert ours.norm_eps == theirs.rms_norm_eps
+        assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
+        assert ours.num_kv_heads == theirs.num_key_value_heads
+        assert ours.max_position == theirs.max_position_embeddings
+        assert (ours.rope_scaling is not None) == (theirs.rope_parameters["rope_type"] == "llama3")
+        assert ours.sliding_window == getattr(theirs, "sliding_window", None)
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3"])
+def test_absent_keys_mean_what_hugging_face_takes_them_for(kind):
+    from transformers import AutoConfig
+
+    required = {
+        key: GOOD[key]
+        for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
+    }
+    required |= {"num_attention_heads": 32}
+    theirs = AutoConfig.for_model(kind, **required)
+    ours = from_hugging_face({"model_type": kind, **required}, kind)
+    assert ours.num_kv_heads == theirs.num_key_value_heads
+    assert ours.head_dim == (getattr(theirs, "head_dim", None) or 64 // 32)
+    assert ours.norm_eps == theirs.rms_norm_eps
+    assert ours.max_position == theirs.max_position_embeddings
+    assert ours.tie_embeddings == theirs.tie_word_embeddings
+    assert ours.sliding_window == getattr(theirs, "sliding_window", None)
+
+
+def test_the_old_and_the_new_spelling_of_rotary_scaling_are_one():
+    scaling = {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    old = GOOD | {"rope_theta": 5e5, "rope_scaling": {"type": "llama3", **scaling}}
+    new = GOOD | {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **scaling}}
+    assert from_hugging_face(old, "a") == from_hugging_face(new, "a")
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"model_type": "gpt2"}, "model_type 'gpt2' is not supported"),
+        ({"model_type": None}, "model_type None is not supported"),
+        ({"hidden_size": None}, "config has no hidden_size"),
+        ({"num_hidden_layers": 0}, "num_layers is 0"),
+        ({"vocab_size": "many"}, "vocab_size is 'many'"),
+        ({"num_hidden_layers": True}, "num_layers is True"),
+        ({"num_key_value_heads": 3}, "cannot share 3 key/value heads"),
+        ({"hidden_size": 65}, "hidden_size 65 does not divide into 4 heads"),
+        ({"head_dim": 15}, "head_dim 15 is odd"),
+        ({"rms_norm_eps": -1.0}, "norm_eps is -1.0"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; only 'silu' is"),
+        ({"attention_multiplier": 0.5}, "'attention_multiplier' is not understood"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config given is not supported"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rotary scaling 'yarn'"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rotary scaling lacks"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
+        (
+            {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1,
+             "sliding_window": 8},
+            "layers that differ in their attention window",
+        ),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_config_that_cannot_be_followed_is_refused(change, message):
+    with pytest.raises(CheckpointError) as error:
+        from_hugging_face(GOOD | change, "folder")
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "name, params, width",
+    [
+        ("Llama-2-7b-hf", {"dim": 4096, "n_layers": 32, "n_heads": 32, "multiple_of": 256}, 11008),
+        ("Llama-2-13b-hf", {"dim": 5120, "n_layers": 40, "n_heads": 40, "multiple_of": 256}, 13824),
+        (
+            "Llama-2-70b-hf",
+            {"dim": 8192, "n_layers": 80, "n_heads": 64, "n_kv_heads": 8, "multiple_of": 4096,
+             "ffn_dim_multiplier": 1.3},
+            28672,
+        ),
+        (
+            "Meta-Llama-3-8B",
+            {"dim": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 8, "multiple_of": 1024,
+             "ffn_dim_multiplier": 1.3, "vocab_size": 128256, "rope_theta": 500000.0},
+            14336,
+        ),
+        (
+            "Llama-3.2-1B",
+            {"dim": 2048, "n_layers": 16, "n_heads": 32, "n_kv_heads": 8, "multiple_of": 256,
+             "ffn_dim_multiplier": 1.5, "vocab_size": 128256, "rope_theta": 500000.0,
+             "use_scaled_rope": True},
+            8192,
+        ),
+    ],
+)  # fmt: skip
+def test_params_json_gives_the_preset(name, params, width):
+    ours = from_params({"norm_eps": 1e-5, **params}, name, vocab_size=32000)
+    assert ours.ffn_dim == width
+    expected = preset(name)
+    for field in ("dim", "num_layers", "num_kv_heads", "vocab_size", "max_position", "rope_theta",
+                  "rope_scaling", "norm_eps"):  # fmt: skip
+        assert getattr(ours, field) == getattr(expected, field), field
+
+
+def test_params_json_with_an_unknown_key_is_refused():
+    with pytest.raises(CheckpointError, match="'moe' is not understood"):
+        from_params({"dim": 64, "n_layers": 1, "n_heads": 1, "norm_eps": 1e-5, "moe": {}}, "x", 10)
+
+
+@pytest.mark.parametrize("count", [0, 33, -1])
+def test_cutting_to_layers_that_are_not_there(count):
+    with pytest.raises(UsageError, match=f"--num_layers {count}: .* has 32 layers"):
+        preset("Meta-Llama-3-8B").with_layers(count)
+
+
+def test_configs_survive_json():
+    for family, theirs in FAMILIES.items():
+        content = json.loads(theirs.to_json_string())
+        assert from_hugging_face(content, family).dim == 64

@@ -1,0 +1,141 @@
+"""The model against Hugging Face's: the same weights, the same tokens, the same logits."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kv_cache.dense import DenseKVCache
+from kv_cache.int8 import Int8KVCache
+from models.checkpoint import load_model
+from models.config import PRESETS
+from models.llama import Transformer
+from tests.models.hugging_face import FAMILIES, saved
+
+LENGTH = 40  # past the sliding window of 8, and past the original context of the scaled rotations
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    """Every family once: our model, tokens of several rows, and Hugging Face's logits for them."""
+    folder, made = tmp_path_factory.mktemp("families"), {}
+    for family in FAMILIES:
+        path, theirs = saved(family, folder)
+        tokens = torch.randint(160, (3, LENGTH), generator=torch.Generator().manual_seed(1))
+        made[family] = load_model(str(path)), tokens, theirs(tokens).logits
+    return made
+
+
+def assert_same(logits, expected):
+    """float32 sums in another order: 1e-4 of the logits' scale leaves room for nothing else."""
+    assert logits.shape == expected.shape
+    assert (logits - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_whole_sequence_without_cache(pairs, family):
+    model, tokens, expected = pairs[family]
+    assert_same(model(tokens), expected)
+
+
+@pytest.mark.parametrize("chunk", [LENGTH, 7, 1], ids=["full prefill", "chunks of 7", "by token"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_through_the_cache(pairs, family, chunk):
+    model, tokens, expected = pairs[family]
+    model.setup_caches(max_batch_size=4, max_seq_length=LENGTH + 3)
+    pieces = torch.arange(LENGTH).split(chunk)
+    logits = torch.cat([model(tokens[:, piece], piece) for piece in pieces], 1)
+    assert_same(logits, expected)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_oracle_would_notice(pairs, family):
+    """What a wrong rotation or window costs: far more than the tolerance, so it cannot hide."""
+    model, tokens, expected = pairs[family]
+    wrong = dataclasses.replace(model.config, rope_theta=model.config.rope_theta * 3)
+    model.config, right = wrong, model.config
+    try:
+        error = (model(tokens) - expected).abs().max() / expected.abs().max()
+    finally:
+        model.config = right
+    assert error > 1e-2
+
+
+def test_last_only_is_the_last_position(pairs):
+    model, tokens, expected = pairs["llama-3"]
+    assert_same(model(tokens, last_only=True), expected[:, -1:])
+
+
+def test_caches_forget_on_reset_and_serve_again(pairs):
+    model, tokens, expected = pairs["mistral-0.1"]
+    model.setup_caches(max_batch_size=3, max_seq_length=LENGTH)
+    positions = torch.arange(LENGTH)
+    model(tokens.flip(1), positions)
+    for cache in model.caches:
+        cache.reset()
+    assert_same(model(tokens, positions), expected)
+
+
+@pytest.mark.parametrize("family", ["llama-3", "mistral-0.1", "qwen-3"])
+def test_int8_cache_stays_close(pairs, family):
+    model, tokens, expected = pairs[family]
+    model.setup_caches(3, LENGTH, Int8KVCache)
+    logits = torch.cat([model(tokens[:, [i]], torch.tensor([i])) for i in range(LENGTH)], 1)
+    # int8 keys are off by up to 1/254 of their largest value, times three layers whose random
+    # attention is steep; a forgotten scale or a mixed-up head is off by the logits' own size
+    assert (logits - expected).norm() <= 0.1 * expected.norm()
+
+
+@pytest.mark.parametrize("dtype, digits", [(torch.bfloat16, 2**-8), (torch.float16, 2**-11)])
+def test_half_precision_is_as_close_as_its_rounding(pairs, dtype, digits, tmp_path):
+    path, theirs = saved("tiny-llama", tmp_path)
+    tokens = torch.arange(3, 23)[None]
+    expected = theirs.double()(tokens).logits
+    half = load_model(str(path), precision=dtype)
+    # some thirty roundings on the way, each of relative size `digits`, mostly cancelling
+    error = (half(tokens).double() - expected).norm() / expected.norm()
+    assert error <= 30 * digits
+
+
+class Shapes(TorchDispatchMode):
+    """Collects the shape of every tensor that is made, views aside."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        result = function(*arguments, **(keywords or {}))
+        if isinstance(result, torch.Tensor) and not result._is_view():
+            self.seen.add(tuple(result.shape))
+        return result
+
+
+def test_key_heads_are_never_repeated(pairs):
+    model, tokens, _ = pairs["llama-3"]  # 4 query heads over 2 key heads of 16
+    T = 43
+    model.setup_caches(max_batch_size=3, max_seq_length=T)
+    with Shapes() as shapes:
+        model(tokens[:, :1], torch.tensor([0]))
+    assert (3, 4, T, 16) not in shapes.seen and (12, T, 16) not in shapes.seen
+    assert (T, T) not in shapes.seen
+
+
+@pytest.mark.parametrize("cache, bytes_a_position", [(DenseKVCache, 4096), (Int8KVCache, 2080)])
+def test_cache_sizes_come_from_shapes_alone(cache, bytes_a_position):
+    config = PRESETS["Meta-Llama-3-8B"]
+    with torch.device("meta"):
+        model = Transformer(config).bfloat16()
+    model.setup_caches(max_batch_size=2, max_seq_length=8192, cache=cache)
+    # 8 heads of 128 keys and values: 2 bytes each, or 1 byte each and 2 bytes a head
+    assert sum(c.nbytes for c in model.caches) == 2 * 8192 * 32 * bytes_a_position
+
+
+@pytest.mark.parametrize(
+    "name, gigabytes", [("Llama-2-7b-chat-hf", 13.21), ("Meta-Llama-3-8B", 15.01)]
+)
+def test_model_sizes_are_the_published_ones(name, gigabytes):
+    with torch.device("meta"):
+        model = Transformer(PRESETS[name]).bfloat16()
+    assert model.weight_bytes() / 1e9 == pytest.approx(gigabytes, rel=0.015)
