@@ -1,0 +1,328 @@
+"""What a run was asked to do: `RunConfig`, whose fields are the only list of options there is.
+
+The fields give the click options (`options`), read a command line (`parse`), and write it back
+(`argv`, `repro`), so that every line in the log can be pasted and gives the same run:
+
+    config = parse(["--quantization", "int8wo", "--compile"])
+    repro(config)       # python generate.py --quantization int8wo --checkpoint_path tiny …
+
+Options are spelled with underscores; dashes are read too. A value that begins with a dash is
+given as --prompt=VALUE.
+"""
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import click
+
+from benchlog import shell
+from benchlog.kinds import Choice, Kind, Number, Switch, Text, Whole
+from errors import UsageError
+
+PROGRAM = ("python", "generate.py")
+
+
+@dataclass(frozen=True)
+class Option:
+    """One row of the table. `always`: written even at its default, see `argv`."""
+
+    kind: Kind
+    group: str
+    help: str
+    always: bool = False
+
+
+GROUPS = MODEL, SPEED, SAMPLE, CACHE, OUTPUT = "Model", "Speed", "Sample", "Cache", "Output"
+PRECISIONS = ("bfloat16", "float16", "float32")
+KERNELS = ("auto", "torchao", "cpu", "triton", "bitsandbytes", "reference")
+
+
+def _field(default: object, group: str, kind: Kind, help: str, always: bool = False) -> Any:
+    return dataclasses.field(
+        default=default, metadata={"option": Option(kind, group, help, always)}
+    )
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One run of generate.py, checked. Fields stand in the order the repro line has them.
+
+    A value may be given as its text on the command line: RunConfig(top_k="50").top_k == 50.
+    Raises UsageError, one line, for a value outside what its option takes.
+    """
+
+    # fmt: off
+    quantization: str = _field("none", MODEL, Text("SCHEME"), "Such as int8wo or int4wo-64-hqq")
+    checkpoint_path: str = _field("tiny", MODEL, Text("PATH"),
+        "Folder, model.pth, hub id, dummy:NAME, or tiny, the embedded model", always=True)
+    device: str = _field("auto", MODEL, Text("DEVICE"), "cpu, cuda, xpu, mps; auto picks one",
+        always=True)
+    precision: str = _field("bfloat16", MODEL, Choice(PRECISIONS, prefix="torch."),
+        "Of whatever is not quantized: " + ", ".join(PRECISIONS), always=True)
+    compile: bool = _field(False, SPEED, Switch(), "Compile the decoding step")
+    compile_prefill: bool = _field(False, SPEED, Switch(), "Compile the prefill as well")
+    num_samples: int = _field(5, SAMPLE, Whole(1), "Samples that count", always=True)
+    max_new_tokens: int = _field(200, SAMPLE, Whole(1), "Tokens per sample", always=True)
+    top_k: int = _field(200, SAMPLE, Whole(1), "Sample from the N likeliest tokens", always=True)
+    temperature: float = _field(0.8, SAMPLE, Number(), "0 always takes the likeliest", always=True)
+    cache_size: int | None = _field(None, CACHE, Whole(1), "Positions; otherwise what is needed")
+    kv_cache_quantization: bool = _field(False, CACHE, Switch(), "Keep the cache in int8")
+    linear_causal_mask: bool = _field(False, CACHE, Switch(), "Make one mask row per step")
+    prompt: str = _field("Hello, my name is", SAMPLE, Text(may_be_empty=True), "Text to go on from")
+    prefill_size: int | None = _field(None, SAMPLE, Whole(1), "A random prompt of N tokens instead")
+    batch_size: int = _field(1, SAMPLE, Whole(1), "Rows generated at once")
+    seed: int = _field(1234, SAMPLE, Whole(0), "Of sampling and of random prompts")
+    num_layers: int | None = _field(None, MODEL, Whole(1), "Keep only the first N layers")
+    kernel: str = _field("auto", SPEED, Choice(KERNELS), ", ".join(KERNELS))
+    write_result: str = _field("benchmarks.txt", OUTPUT, Text("PATH"),
+        "Log to append one line to, or none")
+    output_json_path: str | None = _field(None, OUTPUT, Text("PATH"), "Append every sample here")
+    profile: str | None = _field(None, OUTPUT, Text("PATH"), "Write a profiler trace here")
+    memory_profile: str | None = _field(None, OUTPUT, Text("PATH"), "Write a memory snapshot here")
+    interactive: bool = _field(False, SAMPLE, Switch(), "Chat; nothing is logged")
+    debug: bool = _field(False, OUTPUT, Switch(), "Show tracebacks and library warnings")
+    # fmt: on
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value, kind = getattr(self, field.name), field.metadata["option"].kind
+            if value is None and field.default is None:
+                continue
+            try:
+                object.__setattr__(self, field.name, kind.read(value))
+            except ValueError:
+                raise UsageError(
+                    f"--{field.name} takes {kind.accepts}; given: {_shown(value)}"
+                ) from None
+
+
+def option_table() -> dict[str, Option]:
+    """Every option by its underscore name, in the order of the repro line."""
+    return {field.name: field.metadata["option"] for field in dataclasses.fields(RunConfig)}
+
+
+def parse(argv: Sequence[str]) -> RunConfig:
+    """The run that these arguments of generate.py ask for; of an option given twice, the last.
+
+    Raises UsageError, one line, for an unknown option, a missing value or one out of range.
+    """
+    takes_value = {name: not _is_switch(option) for name, option in option_table().items()}
+    given: dict[str, Any] = dict(_pairs(argv, takes_value))
+    return RunConfig(**given)
+
+
+def argv(config: RunConfig) -> list[str]:
+    """Arguments that `parse` turns back into the config.
+
+    The options that old logs always wrote are written even at their defaults, so that a default
+    changed later does not change what an old line means; the others where they differ.
+    """
+    arguments: list[str] = []
+    for field in dataclasses.fields(config):
+        option, value = field.metadata["option"], getattr(config, field.name)
+        if value == field.default and not option.always:
+            continue
+        text = option.kind.write(value)
+        if _is_switch(option):
+            arguments += [f"--{field.name}"]
+        elif text.startswith("-"):
+            arguments += [f"--{field.name}={text}"]
+        else:
+            arguments += [f"--{field.name}", text]
+    return arguments
+
+
+def repro(config: RunConfig) -> str:
+    """The command that repeats the run, always one line; bash and `split` read it back."""
+    return shell.join([*PROGRAM, *argv(config)])
+
+
+def split(command: str) -> list[str]:
+    """The words of a repro line; an option glued to the number before it is taken apart.
+
+    Logs of 2024 hold `--cache_size 8192--kv_cache_quantization`. Only an unquoted word where a
+    number has to stand is mended, since there it can mean nothing else.
+    Raises UsageError where a quote is not closed.
+    """
+    return _mended(shell.words(command))
+
+
+def has_glued_option(command: str) -> bool:
+    """Whether `split` has something to mend."""
+    words = shell.words(command)
+    return len(_mended(words)) > len(words)
+
+
+def breaks_off(command: str) -> bool:
+    """Whether a repro line visibly lacks its end, as one does whose writer was killed.
+
+    A line cut inside its last value, or between two of its last options, cannot be told from a
+    whole one.
+    """
+    try:
+        words = split(command)
+    except UsageError:
+        return True
+    options = option_table()
+    present = {_key(word.partition("=")[0]) for word in words if word.startswith("--")}
+    if any(option.always and name not in present for name, option in options.items()):
+        return True
+    last = words[-1]
+    if not last.startswith("-") or "=" in last:
+        return False
+    if _key(last) in options:
+        return not _is_switch(options[_key(last)])
+    begun = last.replace("-", "_")
+    return any(f"__{name}".startswith(begun) for name in options)
+
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+
+def options() -> Callable[[Decorated], Decorated]:
+    """Decorate a click command's function with every option; it receives RunConfig's arguments.
+
+    Values arrive as text, RunConfig checks them. Use it under `@click.command(cls=Command)`.
+    """
+
+    def decorate(function: Decorated) -> Decorated:
+        for field in reversed(dataclasses.fields(RunConfig)):
+            function = _click_option(field)(function)
+        return function
+
+    return decorate
+
+
+class Command(click.Command):
+    """A click command without positional arguments that reads its options as `parse` does.
+
+    So underscores and dashes are the same, a forgotten value is not filled with the next option,
+    and what cannot be read is a UsageError of one line. Its help lists the options by group.
+    """
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        settings["context_settings"] = {
+            "max_content_width": 100,
+            **(settings.get("context_settings") or {}),
+        }
+        super().__init__(*arguments, **settings)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        spelled, takes_value = {}, {}
+        for parameter in self.get_params(ctx):
+            for name in (*parameter.opts, *parameter.secondary_opts):
+                spelled[_key(name)] = name
+                takes_value[_key(name)] = not getattr(parameter, "is_flag", False)
+        pairs = _pairs(args, takes_value)
+        arguments = [
+            f"{spelled[name]}={value}" if takes_value[name] else spelled[name]
+            for name, value in pairs
+        ]
+        return super().parse_args(ctx, arguments)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {group: [] for group in GROUPS}
+        for parameter in self.get_params(ctx):
+            row = parameter.get_help_record(ctx)
+            if row is not None:
+                groups.setdefault(getattr(parameter, "group", "Other"), []).append(row)
+        for group, rows in groups.items():
+            if rows:
+                with formatter.section(group):
+                    formatter.write_dl(rows)
+
+
+class _TableOption(click.Option):
+    """An option of the table; its help shows one of its two spellings."""
+
+    def __init__(self, *arguments: Any, group: str, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.group = group
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
+        spelling = f"--{self.name} {self.metavar or ''}".rstrip()
+        default = "" if self.is_flag or self.default is None else f" [{self.default}]"
+        return spelling, f"{self.help}{default}"
+
+
+def _click_option(field: "dataclasses.Field[Any]") -> Callable[[Decorated], Decorated]:
+    option: Option = field.metadata["option"]
+    spellings = dict.fromkeys([f"--{field.name}", f"--{field.name.replace('_', '-')}"])
+    settings: dict[str, Any] = {"default": field.default, "help": option.help}
+    if _is_switch(option):
+        settings["is_flag"] = True
+    else:
+        settings |= {"type": click.UNPROCESSED, "metavar": option.kind.metavar}
+    return click.option(field.name, *spellings, cls=_TableOption, group=option.group, **settings)
+
+
+def _is_switch(option: Option) -> bool:
+    return isinstance(option.kind, Switch)
+
+
+def _pairs(
+    argv: Sequence[str], takes_value: Mapping[str, bool]
+) -> Iterator[tuple[str, str | bool]]:
+    """Each option's underscore name with the text of its value, or True for a switch."""
+    words = iter(argv)
+    for word in words:
+        if not word.startswith("-"):
+            raise UsageError(
+                f"there is no option before {_shown(word)}; text for the model is given as "
+                "--prompt TEXT, in quotes where it has spaces"
+            )
+        spelling, equals, value = word.partition("=")
+        name = _key(spelling)
+        if not spelling.startswith("--") or name not in takes_value:
+            raise UsageError(f"no such option: {_shown(spelling)}; {_nearest(name, takes_value)}")
+        if not takes_value[name]:
+            if equals:
+                raise UsageError(f"--{name} takes no value; given: {_shown(value)}")
+            yield name, True
+            continue
+        if not equals:
+            following = next(words, None)
+            if following is None:
+                raise UsageError(f"--{name} takes a value, and none is given")
+            if following.startswith("--"):
+                raise UsageError(
+                    f"--{name} takes a value, and the option {_shown(following)} follows it; "
+                    f"a value that begins with dashes is given as --{name}=VALUE"
+                )
+            value = following
+        yield name, value
+
+
+def _key(spelling: str) -> str:
+    return spelling.removeprefix("--").replace("-", "_")
+
+
+def _nearest(name: str, names: Mapping[str, bool]) -> str:
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+    return f"did you mean --{close[0]}?" if close else "--help lists them all"
+
+
+def _shown(value: object) -> str:
+    """For a message of one line: a long prompt would bury the reason."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:60]}… ({len(text)} characters)"
+
+
+def _mended(words: Sequence[shell.Word]) -> list[str]:
+    names = option_table()
+    numeric = {name for name, option in names.items() if isinstance(option.kind, Whole | Number)}
+    spellings = "|".join(names).replace("_", "[-_]")
+    glued = re.compile(rf"([0-9.]+)((?:--(?:{spellings}))+)")
+    result: list[str] = []
+    for word in words:
+        before = result[-1] if result else ""
+        found = glued.fullmatch(word.text) if word.bare else None
+        if found and before.startswith("--") and _key(before) in numeric:
+            result += [found[1], *(f"--{name}" for name in found[2].split("--")[1:])]
+        else:
+            result.append(word.text)
+    return result

@@ -1,0 +1,122 @@
+"""What an option can take: how it is read, checked and written, whichever option it is."""
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from benchlog import shell
+
+MAX_INT = 2**63 - 1  # what a tensor's index holds
+
+
+class Kind(Protocol):
+    """What an option takes. Values are checked the same whether they come as text or not."""
+
+    @property
+    def metavar(self) -> str: ...
+
+    @property
+    def accepts(self) -> str:
+        """For error messages: "--top_k takes …"."""
+
+    def read(self, value: object) -> object:
+        """The value, from itself or from its text. Raises ValueError when it is not accepted."""
+
+    def write(self, value: Any) -> str:
+        """The text that `read` turns back into the value."""
+
+
+@dataclass(frozen=True)
+class Switch:
+    metavar: str = ""
+    accepts: str = "no value: it is there or not"
+
+    def read(self, value: object) -> bool:
+        if not isinstance(value, bool):
+            raise ValueError
+        return value
+
+    def write(self, value: bool) -> str:
+        return ""
+
+
+@dataclass(frozen=True)
+class Text:
+    metavar: str = "TEXT"
+    may_be_empty: bool = False
+
+    @property
+    def accepts(self) -> str:
+        return "text that a command line can hold" + ("" if self.may_be_empty else ", not empty")
+
+    def read(self, value: object) -> str:
+        if not isinstance(value, str) or not (value or self.may_be_empty):
+            raise ValueError
+        if not shell.carries(value):
+            raise ValueError
+        return value
+
+    def write(self, value: str) -> str:
+        return value
+
+
+@dataclass(frozen=True)
+class Whole:
+    minimum: int
+    metavar: str = "N"
+
+    @property
+    def accepts(self) -> str:
+        return f"a whole number from {self.minimum} to 2**63-1"
+
+    def read(self, value: object) -> int:
+        if isinstance(value, str) and re.fullmatch(r"[+-]?[0-9]{1,40}", value):
+            value = int(value)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ValueError
+        if not self.minimum <= value <= MAX_INT:
+            raise ValueError
+        return value
+
+    def write(self, value: int) -> str:
+        return str(value)
+
+
+@dataclass(frozen=True)
+class Number:
+    metavar: str = "X"
+    accepts: str = "a finite number of at least 0"
+
+    def read(self, value: object) -> float:
+        if not isinstance(value, str | int | float) or isinstance(value, bool):
+            raise ValueError
+        try:
+            number = float(value)
+        except OverflowError:
+            raise ValueError from None
+        if not (math.isfinite(number) and number >= 0):
+            raise ValueError
+        return abs(number)  # -0.0 would be written with a dash
+
+    def write(self, value: float) -> str:
+        return repr(value)
+
+
+@dataclass(frozen=True)
+class Choice:
+    choices: tuple[str, ...]
+    prefix: str = ""  # written before the value, and read with or without
+    metavar: str = "NAME"
+
+    @property
+    def accepts(self) -> str:
+        return "one of " + ", ".join(self.choices)
+
+    def read(self, value: object) -> str:
+        if not isinstance(value, str) or value.removeprefix(self.prefix) not in self.choices:
+            raise ValueError
+        return value.removeprefix(self.prefix)
+
+    def write(self, value: str) -> str:
+        return self.prefix + value
