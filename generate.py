@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from benchlog import log
-from benchlog.config import RunConfig, options, repro
+from benchlog.config import Command, RunConfig, options, repro
 from benchlog.record import Record
 from benchlog.table import table
 from errors import QuantbenchError, UsageError
@@ -49,7 +49,7 @@ MAX_WARM_UPS = 5
 INTERACTIVE_CACHE = 4096  # positions, unless --cache_size or a shorter context says otherwise
 
 
-class OneLineErrors(click.Command):
+class OneLineErrors(Command):
     """A command whose every failure is one line on stderr: what was given, what would work."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
@@ -57,25 +57,27 @@ class OneLineErrors(click.Command):
         given = args[0] if args and args[0] is not None else extra.get("args") or sys.argv[1:]
         try:
             return super().main(*args, **extra)
-        except (QuantbenchError, click.ClickException) as error:
-            message, code = getattr(error, "message", str(error)), error.exit_code
-        except (KeyboardInterrupt, click.Abort):
-            message, code = "interrupted; nothing was logged", 130
-        except Exception as error:  # the last line of defence, so that no run ends in a traceback
-            message, code = _unexpected(error), 1
+        except (Exception, KeyboardInterrupt) as error:
             if "--debug" in given:
                 raise
-        if "--debug" in given and (cause := sys.exc_info()[1]):
-            raise cause
+            message, code = explained(error)
         click.echo(f"error: {' '.join(message.split())}", err=True)
         sys.exit(code)
 
 
-def _unexpected(error: Exception) -> str:
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return "out of memory; try a smaller --cache_size, --batch_size or a --quantization"
+def explained(error: BaseException) -> tuple[str, int]:
+    """What to say about a failure, and the exit code; the last line of defence says so."""
+    if isinstance(error, QuantbenchError):
+        return str(error), error.exit_code
+    if isinstance(error, KeyboardInterrupt | click.Abort):
+        return "interrupted; nothing was logged", 130
+    if isinstance(error, click.ClickException):
+        return error.format_message(), error.exit_code
+    out_of_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    if out_of_memory or "can't allocate memory" in str(error):  # torch's words for it on the CPU
+        return "out of memory; try a smaller --cache_size, --batch_size or a --quantization", 1
     first_line = (str(error).strip().splitlines() or [""])[0]
-    return f"{type(error).__name__}: {first_line} (--debug shows where; please report it)"
+    return f"{type(error).__name__}: {first_line} (--debug shows where; please report it)", 1
 
 
 @click.command(cls=OneLineErrors, epilog="Docs: README.md. Log lines: python -m benchlog check.")

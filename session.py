@@ -84,7 +84,14 @@ class Session:
             self.step = torch.compile(self._next_token, fullgraph=True, options=options)
         if compile_prefill:
             # Prompts differ in length, and a CUDA graph or a frozen kernel serves only one.
-            self.prefill = torch.compile(self._next_token, fullgraph=True, dynamic=True)
+            compiled_prefill = torch.compile(self._next_token, fullgraph=True)
+
+            def prefill(tokens: Tensor, input_pos: Tensor) -> tuple[Tensor, Tensor]:
+                torch._dynamo.maybe_mark_dynamic(tokens, 1)
+                torch._dynamo.maybe_mark_dynamic(input_pos, 0)
+                return compiled_prefill(tokens, input_pos)
+
+            self.prefill = prefill
 
     def _next_token(self, tokens: Tensor, input_pos: Tensor) -> tuple[Tensor, Tensor]:
         """Run tokens (B, S) at positions (S,); the next token (B, 1) and its position (1,)."""

@@ -1,11 +1,17 @@
-"""python -m benchlog check FILE: is every record in the log whole, and can it be run again?"""
+"""python -m benchlog check FILE: is every record in the log whole, and can it be run again?
 
+python -m benchlog table FILE: the runs of a JSON lines file, side by side.
+"""
+
+import json
 import sys
+from pathlib import Path
 
 import click
 
 from benchlog import log
-from errors import QuantbenchError
+from benchlog import table as tables
+from errors import LogError, QuantbenchError
 
 
 @click.group(no_args_is_help=False)
@@ -30,6 +36,19 @@ def check(file: str) -> None:
     mended = _counted(len(reading.mended), "repro line")
     note = f"; {mended} had a missing space, understood" if reading.mended else ""
     click.echo(f"{records}, all re-render byte for byte{note}")
+
+
+@commands.command()
+@click.argument("file", type=click.Path())
+def table(file: str) -> None:
+    """Show the runs that --output_json_path put into FILE, side by side."""
+    try:
+        runs = [json.loads(line) for line in Path(file).read_text().splitlines()]
+        click.echo(tables.table(runs))
+    except OSError as error:
+        raise LogError(f"{file}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError):
+        raise LogError(f"{file} is not what generate.py --output_json_path writes") from None
 
 
 def _counted(count: int, noun: str) -> str:

@@ -56,7 +56,7 @@ class RunConfig:
     """
 
     # fmt: off
-    quantization: str = _field("none", MODEL, Text("SCHEME"), "Such as int8wo or int4wo-64-hqq")
+    quantization: str = _field("none", MODEL, Text("SCHEME"), "none, int8wo, int8dq")
     checkpoint_path: str = _field("tiny", MODEL, Text("PATH"),
         "Folder, model.pth, hub id, dummy:NAME, or tiny, the embedded model", always=True)
     device: str = _field("auto", MODEL, Text("DEVICE"), "cpu, cuda, xpu, mps; auto picks one",
@@ -71,7 +71,7 @@ class RunConfig:
     temperature: float = _field(0.8, SAMPLE, Number(), "0 always takes the likeliest", always=True)
     cache_size: int | None = _field(None, CACHE, Whole(1), "Positions; otherwise what is needed")
     kv_cache_quantization: bool = _field(False, CACHE, Switch(), "Keep the cache in int8")
-    linear_causal_mask: bool = _field(False, CACHE, Switch(), "Make one mask row per step")
+    linear_causal_mask: bool = _field(False, CACHE, Switch(), "Changes nothing; old lines have it")
     prompt: str = _field("Hello, my name is", SAMPLE, Text(may_be_empty=True), "Text to go on from")
     prefill_size: int | None = _field(None, SAMPLE, Whole(1), "A random prompt of N tokens instead")
     batch_size: int = _field(1, SAMPLE, Whole(1), "Rows generated at once")

@@ -1,6 +1,5 @@
-"""Plain torch versions of every kernel: slow, readable, and the oracle the fast ones are tested against."""
+"""Every kernel in plain torch: slow, readable, and the oracle for the fast ones."""
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 

@@ -185,7 +185,11 @@ def preset(name: str) -> ModelConfig:
     found = PRESETS.get(name.rsplit("/", 1)[-1])
     if found is None:
         near = difflib.get_close_matches(name, PRESETS, n=3, cutoff=0.5)
-        hint = f"nearest: {', '.join(near)}" if near else f"presets: {', '.join(PRESETS)}"
+        hint = (
+            f"nearest: {', '.join(near)}"
+            if near
+            else f"presets: {', '.join(names[0] for names in _ROWS)}"
+        )
         raise UsageError(
             f"{name!r} is no preset; {hint} (or give the path of a config.json: dummy:PATH)"
         )

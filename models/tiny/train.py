@@ -103,7 +103,7 @@ def train_tokenizer(texts: list[str]) -> bytes:
 
 
 def batches(documents: list[list[int]], steps: int, generator: torch.Generator):
-    """Seeded epochs: modules shuffled, joined, cut from a random offset into rows of CONTEXT + 1."""
+    """Seeded epochs: modules shuffled, joined, cut from a random offset into CONTEXT + 1 tokens."""
     rows: list[Tensor] = []
     for _ in range(steps):
         while len(rows) < ROWS:
@@ -142,7 +142,7 @@ def optimizers(model: Transformer) -> list[torch.optim.Optimizer]:
 
 
 def learning_rate(step: int, steps: int) -> float:
-    """The fraction of the peak rate: a short warm-up, a plateau, a linear fall over the last half."""
+    """The fraction of the peak rate: a short warm-up, a plateau, a linear fall in the last half."""
     warmup = min(100, steps // 10 + 1)
     return min((step + 1) / warmup, 1.0, 2 * (steps - step) / steps)
 
@@ -225,16 +225,17 @@ def main(steps: int, seed: int, threads: int, output: Path) -> None:
         logits = model(rows[:, :-1])
         return F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
 
-    schedule = [(o, g, g["lr"]) for o in optimizers(model) for g in o.param_groups]
+    both = optimizers(model)
+    schedule = [(group, group["lr"]) for optimizer in both for group in optimizer.param_groups]
     curve, started = [], time.monotonic()
     for step, rows in enumerate(batches(documents, steps, generator)):
         with torch.autocast("cpu", torch.bfloat16):
             loss = training_loss(rows)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer, group, peak in schedule:
+        for group, peak in schedule:
             group["lr"] = peak * learning_rate(step, steps)
-        for optimizer in {id(o): o for o, _, _ in schedule}.values():
+        for optimizer in both:
             optimizer.step()
             optimizer.zero_grad()
         last = step + 1 == steps

@@ -315,7 +315,9 @@ def test_damage_is_one_clear_line(tmp_path, monkeypatch, case):
     assert not (tmp_path / "HARM").exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut short", random.Random(0).randbytes(2000)], ids=len)
+@pytest.mark.parametrize(
+    "content", [b"", b"PK\x03\x04 cut short", random.Random(0).randbytes(2000)], ids=len
+)
 def test_a_damaged_pickle_is_one_clear_line(tmp_path, content):
     folder = tmp_path / "Llama-2-7b-chat-hf"
     folder.mkdir()

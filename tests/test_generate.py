@@ -1,0 +1,280 @@
+"""The command: what it prints and logs, and the one line it says when it cannot run."""
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from benchlog import log
+from benchlog.config import parse, split
+from benchlog.record import Record
+from generate import main
+
+ROOT = Path(__file__).parent.parent
+TINY = ROOT / "models" / "tiny"
+REFERENCE = ROOT / "tests" / "data" / "torchao_llama_log.txt"
+SHORT = ["--num_samples", "2", "--max_new_tokens", "5"]
+
+
+def run(*arguments, **options):
+    return CliRunner().invoke(main, list(arguments), **options)
+
+
+@pytest.fixture
+def in_tmp(tmp_path, monkeypatch):
+    """A working directory of its own, so that benchmarks.txt is the test's."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+# ---------------------------------------------------------------------------------- runs
+
+
+def test_a_run_appends_one_line_that_repeats_it(in_tmp):
+    first = run(*SHORT, "--quantization", "int8wo", "--prompt", "def f(x):")
+    assert first.exit_code == 0, first.stderr
+    assert "def f(x):" in first.stdout and "int8wo" in first.stdout
+    (_, record), *others = log.read("benchmarks.txt").records
+    assert not others and record.quant == "int8wo" and record.mod == "tiny"
+    again = run(*split(record.repro)[2:])
+    assert again.exit_code == 0
+    assert len(log.read("benchmarks.txt").records) == 2
+    assert again.stdout.split("scheme")[0] == first.stdout.split("scheme")[0]  # the same text
+
+
+def test_the_json_holds_what_the_line_was_made_of(in_tmp):
+    result = run(*SHORT, "--output_json_path", "runs.jsonl", "--batch_size", "3")
+    assert result.exit_code == 0, result.stderr
+    (details,) = [json.loads(line) for line in Path("runs.jsonl").read_text().splitlines()]
+    record = Record.parse(Path("benchmarks.txt").read_text().splitlines()[0])
+    samples = details["samples"]
+    for sample in samples:
+        seconds = sample["prefill_seconds"] + sample["decode_seconds"]
+        assert sample["tok_s"] == pytest.approx(5 / seconds)
+        assert sample["decode_tok_s"] == pytest.approx(4 / sample["decode_seconds"])
+    mean = sum(sample["tok_s"] for sample in samples) / 2
+    assert record.tok_s == pytest.approx(mean, abs=0.01)
+    assert details["tok_s_all_rows"] == pytest.approx(3 * mean)
+    # 5 layers of (768 + 256 + 1536 + 768) · 256, the output's 4096 · 256 and 11 norms of 256
+    weights = 2 * (5 * (768 + 256) * 256 + 5 * 3 * 768 * 256 + 4096 * 256 + 11 * 256)
+    assert details["weight_bytes"] == weights
+    assert record.mem_s == pytest.approx(mean * weights / 1e9, abs=0.01)
+    assert details["kv_cache_bytes"] == 5 * 2 * 3 * details["cache_size"] * 256 * 2
+    peaks = details["peak_memory_bytes"]
+    assert set(peaks) == {"load", "warm_up", "generate"}
+    assert record.peak_mem == pytest.approx(peaks["generate"]["resident"] / 1e9, abs=0.01)
+    assert details["kernel"] == "torch" and details["versions"]["torch"] == torch.__version__
+    table = subprocess.run(
+        [sys.executable, "-m", "benchlog", "table", str(in_tmp / "runs.jsonl")],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert f"{mean:.2f}" in table.stdout
+
+
+def test_compiled_run_as_the_old_log_has_it(in_tmp):
+    command = (
+        "python generate.py --quantization int8wo --checkpoint_path tiny --device cpu "
+        "--precision torch.bfloat16 --compile --compile_prefill --num_samples 1 "
+        "--max_new_tokens 20 --top_k 200 --temperature 0.8"
+    )
+    result = run(*split(command)[2:])
+    assert result.exit_code == 0, result.stderr
+    assert "Compiling" in result.stderr and "ppended one line" in result.stderr
+    record = Record.parse(Path("benchmarks.txt").read_text().splitlines()[0])
+    assert record.compile and record.compile_prefill and record.repro == command
+
+
+def old_commands():
+    """The log's commands whose schemes exist, each once, made small and moved to the CPU."""
+    seen = {}
+    for _, record in log.read(str(REFERENCE)).records:
+        words = split(record.repro)[2:]
+        if parse(words).quantization in ("none", "int8wo", "int8dq"):
+            for option, value in (("--checkpoint_path", "tiny"), ("--device", "cpu"),
+                                  ("--num_samples", "1"), ("--max_new_tokens", "3")):  # fmt: skip
+                words[words.index(option) + 1] = value
+            seen[" ".join(word for word in words if word != "--compile")] = record
+    return seen
+
+
+@pytest.mark.parametrize("command", old_commands())
+def test_every_old_command_runs(in_tmp, command):
+    result = run(*command.split())
+    assert result.exit_code == 0, result.stderr
+    record = Record.parse(Path("benchmarks.txt").read_text().splitlines()[0])
+    assert record.kv_quant == ("--kv_cache_quantization" in command)
+    assert ("--linear_causal_mask" in record.repro) == ("--linear_causal_mask" in command)
+
+
+def test_no_log_and_a_cut_model(in_tmp):
+    result = run(*SHORT, "--write_result", "none", "--num_layers", "2", "--prefill_size", "7")
+    assert result.exit_code == 0 and not Path("benchmarks.txt").exists()
+
+
+def test_a_dummy_needs_no_tokenizer(in_tmp):
+    result = run(*SHORT, "--checkpoint_path", f"dummy:{TINY / 'config.json'}", "--precision",
+                 "float16")  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    assert log.read("benchmarks.txt").records[0][1].dtype == "torch.float16"
+
+
+def test_profiles_are_traces(in_tmp):
+    result = run(*SHORT, "--profile", "trace.json", "--memory_profile", "memory.json")
+    assert result.exit_code == 0, result.stderr
+    trace, memory = (json.loads(Path(f).read_text()) for f in ("trace.json", "memory.json"))
+    assert any("aten::linear" in event.get("name", "") for event in trace["traceEvents"])
+    assert any(event.get("name") == "[memory]" for event in memory["traceEvents"])
+
+
+def test_a_conversation_streams_and_leaves_the_log_alone(in_tmp):
+    result = run("--interactive", "--temperature", "0", "--max_new_tokens", "12",
+                 input="def read(path):\n    return path\n")  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.count("> ") == 3
+    assert not Path("benchmarks.txt").exists()
+    once = run("--interactive", "--temperature", "0", "--max_new_tokens", "12",
+               input="def read(path):\n")  # fmt: skip
+    assert result.stdout.startswith(once.stdout.rstrip("> \n"))
+
+
+def test_a_conversation_ends_when_the_context_is_full(in_tmp):
+    result = run("--interactive", "--cache_size", "24", "--max_new_tokens", "15",
+                 input="def read(path):\n" * 5)  # fmt: skip
+    assert result.exit_code == 0
+    assert "The context is full: it has 24 positions (--cache_size)" in result.stderr
+
+
+# ---------------------------------------------------------------------------------- bad input
+
+
+@pytest.fixture
+def broken(in_tmp):
+    """Folders with something wrong, beside a log that must stay as it is."""
+    Path("benchmarks.txt").write_text(REFERENCE.read_text())
+    Path("empty").mkdir()
+
+    def copied(name, without=()):
+        shutil.copytree(TINY, name, ignore=lambda *_: ["__pycache__", *without])
+        return Path(name)
+
+    weights = "model.safetensors"
+    os.truncate(copied("truncated") / weights, 100_000)
+    (copied("noise") / weights).write_bytes(b"\x00" * 500)
+    copied("without_tokenizer", ["tokenizer.model"])
+    (copied("bad_tokenizer") / "tokenizer.model").write_bytes(b"not a tokenizer")
+    copied("without_weights", [weights])
+    copied("without_config", ["config.json"])
+    (copied("bad_config") / "config.json").write_text("{]")
+    config = json.loads((TINY / "config.json").read_text())
+    (copied("other_config") / "config.json").write_text(json.dumps(config | {"model_type": "x"}))
+    (copied("odd_key") / "config.json").write_text(json.dumps(config | {"logit_scale": 2}))
+    pickled = copied("pickled", [weights])
+    torch.save({"a": print}, pickled / "pytorch_model.bin")
+    (copied("bad_pickle", [weights]) / "model.pth").write_bytes(b"PK\x03\x04")
+    return in_tmp
+
+
+BAD = [  # arguments, exit code, what the line says
+    ("--quantisation int8wo", 2, "no such option: '--quantisation'; did you mean --quantization?"),
+    ("--quantization int8w0", 2, "'int8w0' is no scheme; nearest: int8wo"),
+    ("--quantization", 2, "--quantization takes a value"),
+    ("int8wo", 2, "there is no option before 'int8wo'"),
+    ("--kernel fast", 2, "--kernel takes"),
+    ("--kernel triton", 1, "none has no such kernel; it has torch"),
+    ("--precision int8", 2, "--precision takes"),
+    ("--device tpu", 2, "--device 'tpu' is"),
+    ("--device cpu:3", 2, "there is no device of that number here"),
+    pytest.param("--device cuda", 2, "torch finds no cuda here; use auto, cpu",
+                 marks=pytest.mark.skipif(torch.cuda.is_available(), reason="has CUDA")),
+    ("--checkpoint_path no/such/folder", 1, "no/such/folder does not exist"),
+    ("--checkpoint_path empty", 1, "holds no weights; looked for"),
+    ("--checkpoint_path truncated", 1, "model.safetensors is damaged"),
+    ("--checkpoint_path noise", 1, "model.safetensors is damaged"),
+    ("--checkpoint_path without_weights", 1, "holds no weights"),
+    ("--checkpoint_path without_config", 1, "config.json is missing"),
+    ("--checkpoint_path bad_config", 1, "config.json is not JSON"),
+    ("--checkpoint_path other_config", 1, "model_type 'x' is not supported"),
+    ("--checkpoint_path odd_key", 1, "config key 'logit_scale' is not understood"),
+    ("--checkpoint_path without_tokenizer", 1, "tokenizer.model"),
+    ("--checkpoint_path bad_tokenizer", 1, "tokenizer.model"),
+    ("--checkpoint_path pickled", 1, "pytorch_model.bin holds more than weights"),
+    ("--checkpoint_path bad_pickle", 1, "model.pth is damaged"),
+    ("--checkpoint_path dummy:Llama-9", 2, "'Llama-9' is no preset"),
+    ("--checkpoint_path dummy:nowhere.json", 1, "No such file"),
+    ("--num_layers 0", 2, "--num_layers takes a whole number from 1"),
+    ("--num_layers 9", 2, "--num_layers 9: tiny has 5 layers"),
+    ("--num_samples 0", 2, "--num_samples takes a whole number from 1"),
+    ("--max_new_tokens 0", 2, "--max_new_tokens takes a whole number from 1"),
+    ("--max_new_tokens -5", 2, "--max_new_tokens takes a whole number from 1"),
+    ("--max_new_tokens many", 2, "--max_new_tokens takes a whole number from 1"),
+    ("--max_new_tokens 1024", 2, "the model's context has 1024: ask for fewer"),
+    ("--prefill_size 1024", 2, "1024 prompt tokens and --max_new_tokens 200 need 1224 positions"),
+    ("--cache_size 100", 2, "--cache_size 100 is too small"),
+    ("--cache_size 0", 2, "--cache_size takes a whole number from 1"),
+    ("--cache_size 99999999999999", 1, "out of memory; try a smaller --cache_size"),
+    ("--top_k 0", 2, "--top_k takes a whole number from 1"),
+    ("--temperature -1", 2, "--temperature takes"),
+    ("--temperature nan", 2, "--temperature takes"),
+    ("--batch_size 0", 2, "--batch_size takes a whole number from 1"),
+    ("--seed -1", 2, "--seed takes"),
+    ("--interactive --batch_size 2", 2, "--interactive holds one conversation"),
+    ("--compile yes", 2, "there is no option before 'yes'"),
+    ("--write_result no/such/folder/log.txt", 1, "no/such/folder"),
+    ("--write_result empty", 1, "empty"),
+    ("--output_json_path no/such/folder/runs.jsonl", 1, "no/such/folder"),
+    ("--profile no/such/folder/trace.json", 1, "no/such/folder"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments, code, message", BAD)
+def test_bad_input_is_one_line_and_no_log(broken, monkeypatch, arguments, code, message):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    result = run(*arguments.split())
+    lines = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert result.exit_code == code, result.output
+    assert len(lines) == 1 and message in lines[0]
+    assert "Traceback" not in result.output
+    assert result.stderr.splitlines()[-1] == lines[0]
+    assert Path("benchmarks.txt").read_text() == REFERENCE.read_text()
+
+
+def test_an_empty_prompt_without_bos_is_refused(broken):
+    result = run("--checkpoint_path", f"dummy:{TINY.parent / 'no'}.json")
+    assert result.exit_code == 1
+    result = run("--checkpoint_path", "dummy:TinyLlama-1.1B-Chat-v1.0", "--prompt", "")
+    assert result.exit_code == 2 and "--prompt is empty" in result.stderr
+
+
+def test_debug_shows_where(in_tmp):
+    result = run("--debug", "--checkpoint_path", "no/such/folder")
+    assert result.exit_code != 0 and result.exception is not None
+    assert "does not exist" in str(result.exception)
+
+
+def test_a_full_disk_leaves_the_log_as_it_was(broken):
+    size = os.path.getsize("benchmarks.txt")
+
+    def full():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, size + 20))
+
+    result = subprocess.run(
+        [sys.executable, ROOT / "generate.py", *SHORT],
+        capture_output=True, text=True, preexec_fn=full,
+    )  # fmt: skip
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1].startswith("error: ")
+    assert "Traceback" not in result.stderr
+    assert Path("benchmarks.txt").read_text() == REFERENCE.read_text()
+
+
+def test_what_needs_no_torch_imports_none(in_tmp):
+    code = "import sys, generate; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.strip() == "False"
