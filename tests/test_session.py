@@ -80,7 +80,7 @@ def test_compiled_int8dq_agrees_with_eager():
     position, token = torch.tensor([13]), torch.tensor([[77]])
     with torch.no_grad():
         eager = made.model(token, position)
-        compiled = torch.compile(made.model, options={"freezing": True})(token, position)
+        compiled = torch.compile(made.model)(token, position)
     assert (eager - compiled).norm() <= 0.03 * eager.norm()
 
 
