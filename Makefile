@@ -2,14 +2,14 @@
 # ARGS reaches pytest: make test ARGS="-k kv_cache".
 PYTHON ?= python3
 PY := .venv/bin/python
-DEMO := build/demo.jsonl
+DEMO := demo.jsonl
 PROMPT := def read_lines(path):
 
 .PHONY: demo test check test-gpu clean
-.SILENT: demo
+.SILENT: demo .venv/installed .venv/installed-dev
 
 demo: .venv/installed
-	mkdir -p build && rm -f $(DEMO)
+	rm -f $(DEMO)
 	echo "1 of 2: full precision" >&2
 	$(PY) generate.py --compile --prompt "$(PROMPT)" --output_json_path $(DEMO)
 	echo >&2; echo "2 of 2: int8 weights" >&2
@@ -37,10 +37,12 @@ clean:
 # A stamp newer than pyproject.toml means there is nothing to install.
 .venv/installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "quantbench needs Python 3.11 or newer")'
+	echo "Installing into .venv: some minutes the first time, nothing the second" >&2
 	test -x $(PY) || $(PYTHON) -m venv .venv
 	$(PY) -m pip install --quiet --editable .
 	touch $@
 
 .venv/installed-dev: .venv/installed
+	echo "Installing what the tests need into .venv" >&2
 	$(PY) -m pip install --quiet --editable '.[dev]'
 	touch $@

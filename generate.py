@@ -130,8 +130,9 @@ def run(config: RunConfig) -> None:
     details = measure(plan, session)
     details["peak_memory_bytes"]["load"] = load_memory
     record = make_record(plan, details)
-    click.echo(details["text"])
-    click.echo("\n" + table([details]))
+    if details["text"] is not None:
+        click.echo(details["text"] + "\n")
+    click.echo(table([details]))
     if config.write_result != "none":
         log.append(Path(config.write_result), record.render())
         say(f"Appended one line to {config.write_result}")
@@ -282,7 +283,7 @@ def measure(plan: Plan, session: Session) -> dict[str, Any]:
         "warm_ups": warm_ups,
         "warm_up_steady": steady,
         "samples": samples,
-        "text": readable(plan.tokenizer, plan.prompt, generation.tokens[0].tolist()),
+        "text": readable(plan, generation.tokens[0].tolist()),
         "device": {"type": device.type, **devices.describe(device)},
         "versions": versions(),
         "git_commit": git_commit(),
@@ -417,10 +418,13 @@ def converse(plan: Plan, session: Session) -> None:
         click.echo(text.flush())
 
 
-def readable(tokenizer: Tokenizer, prompt: list[int], tokens: list[int]) -> str:
-    """Prompt and continuation as text, up to where the model ended it."""
-    end = next((i for i, token in enumerate(tokens) if token in tokenizer.eos_ids), len(tokens))
-    return tokenizer.decode([*prompt, *tokens[:end]])
+def readable(plan: Plan, tokens: list[int]) -> str | None:
+    """Prompt and continuation up to where the model ended it; None where both are random."""
+    if plan.config.prefill_size or plan.config.checkpoint_path.startswith("dummy:"):
+        return None
+    eos = plan.tokenizer.eos_ids
+    end = next((i for i, token in enumerate(tokens) if token in eos), len(tokens))
+    return plan.tokenizer.decode([*plan.prompt, *tokens[:end]])
 
 
 def versions() -> dict[str, str | None]:

@@ -123,6 +123,7 @@ def test_a_dummy_needs_no_tokenizer(in_tmp):
                  "float16")  # fmt: skip
     assert result.exit_code == 0, result.stderr
     assert log.read("benchmarks.txt").records[0][1].dtype == "torch.float16"
+    assert result.stdout.startswith("scheme")  # what random weights write is not shown
 
 
 def test_profiles_are_traces(in_tmp):

@@ -1,4 +1,4 @@
-"""Train the embedded model: a 6 M parameter Llama on the source of Python's standard library.
+"""Train the embedded model: a 6.4 M parameter Llama on the source of Python's standard library.
 
     python -m models.tiny.train                 # one to two hours on 2 cores with AMX
     python -m models.tiny.train --steps 20      # a try-out; writes to --output like the real one
