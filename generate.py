@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import importlib.metadata
 import logging
+import math
 import platform
 import statistics
 import subprocess
@@ -253,11 +254,13 @@ def measure(plan: Plan, session: Session) -> dict[str, Any]:
     warm_ups, steady = warm_up(one_sample)
     memory = {"warm_up": devices.peak_memory(device)}
     devices.reset_peak_memory(device)
-    samples = []
-    for index in range(config.num_samples):
-        generation = one_sample(index)
+    samples, spoken = [], -math.inf
+    for number in range(1, config.num_samples + 1):
+        generation = one_sample(number - 1)
         samples.append(figures(generation, len(plan.prompt)))
-        say(f"Sample {index + 1} of {config.num_samples}: {samples[-1]['tok_s']:.2f} tok/s")
+        if config.num_samples <= 10 or time.monotonic() > spoken + 2:
+            spoken = time.monotonic()
+            say(f"Sample {number} of {config.num_samples}: {samples[-1]['tok_s']:.2f} tok/s")
     memory["generate"] = devices.peak_memory(device)
     profile(config, device, lambda: one_sample(0))
 
@@ -297,16 +300,18 @@ def warm_up(one_sample: Callable[[int], Generation]) -> tuple[list[float], bool]
     page tables take their time.
     """
     seconds: list[float] = []
+    steady = False
     with progress("Warming up"):
-        for index in range(MAX_WARM_UPS):
-            generation = one_sample(index)
+        while len(seconds) < MAX_WARM_UPS and not steady:
+            generation = one_sample(len(seconds))
             seconds.append(generation.prefill_seconds + generation.decode_seconds)
-            if index and abs(seconds[-1] - seconds[-2]) <= AGREEMENT * seconds[-2]:
-                say(f"Steady: warm-up samples {index} and {index + 1} agree within {AGREEMENT:.0%}")
-                return seconds, True
-    say(f"Not steady: no two of {MAX_WARM_UPS} warm-up samples in a row agreed within "
-        f"{AGREEMENT:.0%}; expect spread")  # fmt: skip
-    return seconds, False
+            steady = len(seconds) > 1 and abs(seconds[-1] / seconds[-2] - 1) <= AGREEMENT
+    count = len(seconds)
+    if steady:
+        say(f"Steady: warm-up samples {count - 1} and {count} agree within {AGREEMENT:.0%}")
+    else:
+        say(f"Not steady: no two in a row of {count} warm-up samples agree within {AGREEMENT:.0%}")
+    return seconds, steady
 
 
 def figures(generation: Generation, prompt_tokens: int) -> dict[str, float | None]:

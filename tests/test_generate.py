@@ -4,6 +4,7 @@ import json
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -272,6 +273,20 @@ def test_a_full_disk_leaves_the_log_as_it_was(broken):
     assert result.returncode == 1
     assert result.stderr.splitlines()[-1].startswith("error: ")
     assert "Traceback" not in result.stderr
+    assert Path("benchmarks.txt").read_text() == REFERENCE.read_text()
+
+
+def test_an_interrupt_is_one_line_and_no_log(broken):
+    run = subprocess.Popen(
+        [sys.executable, ROOT / "generate.py", "--num_samples", "100000"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    while "Sample 1 of 100000" not in (line := run.stderr.readline()):
+        assert line, "ended before the first sample"
+    run.send_signal(signal.SIGINT)
+    _, rest = run.communicate(timeout=60)
+    assert run.returncode == 130
+    assert rest.splitlines()[-1] == "error: interrupted; nothing was logged"
     assert Path("benchmarks.txt").read_text() == REFERENCE.read_text()
 
 
