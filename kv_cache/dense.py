@@ -4,27 +4,16 @@ import torch
 from torch import Tensor
 
 from kernels.reference import attention
-from kv_cache.base import KVCache
+from kv_cache.base import KVCache, Shape
 
 
 class DenseKVCache(KVCache):
     """2 · B · K · T · D elements of `dtype`."""
 
-    def __init__(
-        self,
-        max_batch_size: int,
-        kv_heads: int,
-        max_seq_length: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        device: torch.device | str,
-        window: int | None = None,
-    ) -> None:
-        super().__init__()
-        self.capacity, self.window = max_seq_length, window
-        shape = (max_batch_size, kv_heads, max_seq_length, head_dim)
-        self.register_buffer("key", torch.zeros(shape, dtype=dtype, device=device), False)
-        self.register_buffer("value", torch.zeros(shape, dtype=dtype, device=device), False)
+    def allocate(
+        self, shape: Shape, dtype: torch.dtype, device: torch.device | str
+    ) -> dict[str, Tensor]:
+        return {name: torch.zeros(shape, dtype=dtype, device=device) for name in ("key", "value")}
 
     def update(self, input_pos: Tensor, key: Tensor, value: Tensor) -> None:
         rows = key.shape[0]

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from kernels.reference import attention
-from kv_cache.base import KVCache
+from kv_cache.base import KVCache, Shape
 
 
 class Int8KVCache(KVCache):
@@ -14,24 +14,14 @@ class Int8KVCache(KVCache):
     scale max|x| / 127, so one outlier costs precision only in its own token and head.
     """
 
-    def __init__(
-        self,
-        max_batch_size: int,
-        kv_heads: int,
-        max_seq_length: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        device: torch.device | str,
-        window: int | None = None,
-    ) -> None:
-        super().__init__()
-        self.capacity, self.window = max_seq_length, window
-        shape = (max_batch_size, kv_heads, max_seq_length, head_dim)
+    def allocate(
+        self, shape: Shape, dtype: torch.dtype, device: torch.device | str
+    ) -> dict[str, Tensor]:
+        buffers = {}
         for name in ("key", "value"):
-            values = torch.zeros(shape, dtype=torch.int8, device=device)
-            scales = torch.zeros((*shape[:3], 1), dtype=dtype, device=device)
-            self.register_buffer(name, values, persistent=False)
-            self.register_buffer(f"{name}_scale", scales, persistent=False)
+            buffers[name] = torch.zeros(shape, dtype=torch.int8, device=device)
+            buffers[f"{name}_scale"] = torch.zeros((*shape[:3], 1), dtype=dtype, device=device)
+        return buffers
 
     def update(self, input_pos: Tensor, key: Tensor, value: Tensor) -> None:
         rows = key.shape[0]

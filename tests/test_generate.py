@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import sentencepiece
 import torch
 from click.testing import CliRunner
 
@@ -17,6 +18,7 @@ from benchlog import log
 from benchlog.config import parse, split
 from benchlog.record import Record
 from generate import main
+from models.checkpoint import load_model
 
 ROOT = Path(__file__).parent.parent
 TINY = ROOT / "models" / "tiny"
@@ -144,6 +146,26 @@ def test_a_conversation_streams_and_leaves_the_log_alone(in_tmp):
     once = run("--interactive", "--temperature", "0", "--max_new_tokens", "12",
                input="def read(path):\n")  # fmt: skip
     assert result.stdout.startswith(once.stdout.rstrip("> \n"))
+
+
+def test_a_chat_of_two_turns_is_its_whole_text_at_once(in_tmp):
+    """Llama 2's format, written out by hand, without a cache: the answers must be the same."""
+    shutil.copytree(TINY, "Llama-2-7b-chat-hf", ignore=lambda *_: ["__pycache__"])
+    options = ["--interactive", "--temperature", "0", "--max_new_tokens", "9"]
+    chat = run(*options, "--checkpoint_path", "Llama-2-7b-chat-hf", "--precision", "float32",
+               input="def read(path):\nclass Reader:\n")  # fmt: skip
+    assert chat.exit_code == 0, chat.stderr
+
+    tokenizer = sentencepiece.SentencePieceProcessor(str(TINY / "tokenizer.model"))
+    model, ids, answers = load_model("tiny"), [], []
+    for message in ("def read(path):", "class Reader:"):
+        ids += [1, *tokenizer.encode(f"[INST] {message} [/INST]")]
+        answer = []
+        while len(answer) < 9 and answer[-1:] != [2]:
+            answer.append(int(model(torch.tensor([ids + answer]), last_only=True).argmax()))
+        answers.append(tokenizer.decode([token for token in answer if token != 2]))
+        ids += [token for token in answer if token != 2] + [2]
+    assert chat.stdout == f"> {answers[0]}\n> {answers[1]}\n> "
 
 
 def test_a_conversation_ends_when_the_context_is_full(in_tmp):
