@@ -89,10 +89,9 @@ def load_model(
         module = model.get_submodule(name)
         for kind, parameter in list(module.named_parameters(recurse=False)):
             full_name = f"{name}.{kind}"
-            embedding = model.tok_embeddings.weight
-            if full_name == "output.weight" and config.tie_embeddings and _is_plain(embedding):
-                weight = embedding
-            else:
+            tied = full_name == "output.weight" and config.tie_embeddings
+            weight = _embedding(model) if tied else None
+            if weight is None:
                 weight = read(full_name, parameter).to(device, precision)
             setattr(module, kind, nn.Parameter(weight, requires_grad=False))
             done += parameter.numel() * precision.itemsize
@@ -105,8 +104,11 @@ def load_model(
     return model.eval()
 
 
-def _is_plain(weight: Tensor) -> bool:
-    return type(weight.data) is torch.Tensor and weight.is_floating_point()
+def _embedding(model: Transformer) -> Tensor | None:
+    """The embedding's weights for a tied output to share; None if `transform` has changed them."""
+    weight = getattr(model.tok_embeddings, "weight", None)
+    plain = isinstance(weight, nn.Parameter) and type(weight.data) is torch.Tensor
+    return weight if plain and weight.is_floating_point() else None
 
 
 # ---------------------------------------------------------------------------------- stored weights
@@ -119,10 +121,10 @@ class _StoredWeights:
         self.source, self.config = source, config
 
     def __call__(self, name: str, parameter: Tensor) -> Tensor:
-        pieces = [self.source.read(piece) for piece in _pieces(name, self.source, self.config)]
-        expected = _piece_shapes(name, parameter, len(pieces), self.config)
         parts = _pieces(name, self.source, self.config)
-        for part, piece, shape in zip(parts, pieces, expected, strict=True):
+        shapes = _piece_shapes(name, parameter, len(parts), self.config)
+        pieces = [self.source.read(part) for part in parts]
+        for part, piece, shape in zip(parts, pieces, shapes, strict=True):
             if tuple(piece.shape) != shape:
                 raise CheckpointError(
                     f"tensor {part} has shape {tuple(piece.shape)}; the config says {shape}"
