@@ -33,6 +33,7 @@ from benchlog.config import Command, RunConfig, options, repro
 from benchlog.record import Record
 from benchlog.table import table
 from errors import QuantbenchError, UsageError
+from quantize.spec import parse
 
 if TYPE_CHECKING:  # torch takes seconds to import; --help and a mistyped option need none of it
     import torch
@@ -121,6 +122,9 @@ class Plan:
 
 def run(config: RunConfig) -> None:
     """Plan, load, warm up, measure, print and log."""
+    parse(config.quantization)  # a mistyped scheme is told before torch takes its seconds
+    with progress("Starting torch", lasting=False):
+        import quantize.registry  # noqa: F401
     plan = make_plan(config)
     with progress(f"Loading {plan.name} as {plan.spec}") as report:
         model, load_memory = load(plan, report)
@@ -150,7 +154,6 @@ def make_plan(config: RunConfig) -> Plan:
     from models.checkpoint import load_config, model_name, tokenizer_folder
     from models.tokenizer import ByteTokenizer, load_tokenizer
     from quantize.registry import kernel_for
-    from quantize.spec import parse
 
     spec = parse(config.quantization)
     device = devices.resolve(config.device)
@@ -282,7 +285,7 @@ def measure(plan: Plan, session: Session) -> dict[str, Any]:
         "weight_bytes_per_s": tok_s * model.weight_bytes(),
         "kv_cache_bytes": sum(cache.nbytes for cache in model.caches),
         "peak_memory_bytes": memory,
-        "first_steps_seconds": first_seconds,
+        "compile_seconds": first_seconds if compiling else None,
         "warm_ups": warm_ups,
         "warm_up_steady": steady,
         "samples": samples,
@@ -458,8 +461,11 @@ def say(line: str) -> None:
 
 
 @contextlib.contextmanager
-def progress(what: str) -> Iterator[Report]:
-    """Show that something is going on, and for how long; yields report(bytes_done, bytes_total)."""
+def progress(what: str, lasting: bool = True) -> Iterator[Report]:
+    """Show that something is going on, and for how long; yields report(bytes_done, bytes_total).
+
+    What is not `lasting` is shown to a person who waits, and leaves no line.
+    """
     started = time.perf_counter()
     if sys.stderr.isatty():
         from rich.console import Console
@@ -472,9 +478,11 @@ def progress(what: str) -> Iterator[Report]:
                 task, description=f"{what}: {done / 1e9:.2f} of {total / 1e9:.2f} GB"
             )
     else:
-        say(f"{what} …")
+        if lasting:
+            say(f"{what} …")
         yield lambda done, total: None
-    say(f"{what}: {time.perf_counter() - started:.1f} s")
+    if lasting:
+        say(f"{what}: {time.perf_counter() - started:.1f} s")
 
 
 if __name__ == "__main__":

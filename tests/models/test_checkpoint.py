@@ -5,9 +5,11 @@ import os
 import pickle
 import random
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
+from huggingface_hub.errors import GatedRepoError
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM
@@ -347,6 +349,29 @@ def test_paths_that_lead_nowhere(path, error, message, monkeypatch):
     with pytest.raises(error) as raised:
         load_model(path)
     assert message in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_a_hub_id_is_downloaded_and_named_by_its_last_part(tmp_path, monkeypatch):
+    folder, theirs = saved("llama-3", tmp_path)
+    asked = []
+
+    def snapshot_download(hub_id, allow_patterns):
+        asked.append(hub_id)
+        return str(folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    assert_same(load_model("some-org/Small-1.0"), theirs)
+    assert model_name("some-org/Small-1.0") == "Small-1.0"
+    assert asked == ["some-org/Small-1.0"]  # once a run
+
+
+def test_a_gated_model_says_what_to_do(monkeypatch):
+    def snapshot_download(hub_id, allow_patterns):
+        raise GatedRepoError("403", response=SimpleNamespace(headers={}, request=None))
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    with pytest.raises(CheckpointError, match="licence has to be accepted on the hub"):
+        load_model("some-org/Gated-1.0")
 
 
 def test_an_empty_folder(tmp_path):
