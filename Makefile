@@ -18,6 +18,7 @@ demo: .venv/installed
 	$(PY) -m benchlog table $(DEMO)
 	echo; echo "The log is benchmarks.txt; these two runs are its last two lines:"
 	tail -n 2 benchmarks.txt | cut -c 1-110
+	echo; echo "Next, your own model: $(PY) generate.py --checkpoint_path PATH --compile   (--help shows more)"
 
 test: .venv/installed-dev
 	$(PY) -m pytest $(ARGS)
