@@ -20,6 +20,7 @@ from errors import CheckpointError
 from models.config import ModelConfig
 from models.llama import Transformer
 from models.sources import Source, architecture_of, locate, open_source
+from models.tokenizer import FILES
 
 Transform = Callable[[str, nn.Module], nn.Module]
 Progress = Callable[[int, int], None]
@@ -28,7 +29,6 @@ _HARMLESS = re.compile(r".*rotary_emb\.inv_freq|rope\.freqs|freqs_cis|causal_mas
 _LAYER_NUMBER = re.compile(r"(?:model\.)?layers\.(\d+)\.")
 _DUMMY_STD = 0.02
 _DUMMY_PERIOD = (1 << 20) + 7  # prime: no two rows of a matrix begin at the same place in it
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
 
 
 def load_config(checkpoint_path: str) -> ModelConfig:
@@ -46,7 +46,7 @@ def tokenizer_folder(checkpoint_path: str) -> Path | None:
     checkpoint = locate(checkpoint_path)
     folder = checkpoint.folder
     if checkpoint.layout == "dummy" and folder:
-        return folder if any((folder / name).exists() for name in _TOKENIZER_FILES) else None
+        return folder if any((folder / name).exists() for name in FILES) else None
     return folder
 
 
@@ -69,7 +69,7 @@ def load_model(
 
     Raises CheckpointError for anything missing, superfluous, damaged or misshapen.
     """
-    checkpoint = locate(checkpoint_path)
+    checkpoint = locate(checkpoint_path, weights=True)
     config = architecture_of(checkpoint)
     full_depth = config.num_layers
     if num_layers is not None:
@@ -85,7 +85,7 @@ def load_model(
 
     done, total = 0, sum(p.numel() * precision.itemsize for p in model.parameters())
     # Names, not modules: a list of modules would keep every layer that transform has replaced.
-    for name in [name for name, module in model.named_modules() if not list(module.children())]:
+    for name in [name for name, module in model.named_modules() if module._parameters]:
         module = model.get_submodule(name)
         for kind, parameter in list(module.named_parameters(recurse=False)):
             full_name = f"{name}.{kind}"
@@ -101,7 +101,7 @@ def load_model(
             replacement = transform(name, module)
             if replacement is not module:
                 model.set_submodule(name, replacement)
-    return model.eval()
+    return model.eval().requires_grad_(False)
 
 
 def _embedding(model: Transformer) -> Tensor | None:
@@ -127,7 +127,8 @@ class _StoredWeights:
         for part, piece, shape in zip(parts, pieces, shapes, strict=True):
             if tuple(piece.shape) != shape:
                 raise CheckpointError(
-                    f"tensor {part} has shape {tuple(piece.shape)}; the config says {shape}"
+                    f"{self.source.tensors[part].file}: tensor {part} has shape "
+                    f"{tuple(piece.shape)}; the config says {shape}"
                 )
         weight = torch.cat(pieces) if len(pieces) > 1 else pieces[0].clone()
         if self.source.interleaved and ".wqkv." in name:
@@ -137,7 +138,7 @@ class _StoredWeights:
 
 
 def _pieces(name: str, source: Source, config: ModelConfig) -> tuple[str, ...]:
-    if name in source.readers:  # gpt-fast keeps some projections fused under the name we use
+    if name in source.tensors:  # gpt-fast keeps some projections fused under the name we use
         return (name,)
     if name == "output.weight" and config.tie_embeddings:
         return source.name_map("tok_embeddings.weight")
@@ -173,17 +174,17 @@ def _check_names(model: Transformer, source: Source, full_depth: int) -> None:
     needed: set[str] = set()
     for name, _ in model.named_parameters():
         needed.update(_pieces(name, source, config))
-    missing = sorted(needed - source.readers.keys())
+    missing = sorted(needed - source.tensors.keys())
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise CheckpointError(f"the checkpoint lacks tensor {missing[0]}{more}")
-    for extra in sorted(source.readers.keys() - needed):
+        raise CheckpointError(f"{source.where} lacks tensor {missing[0]}{more}")
+    for extra in sorted(source.tensors.keys() - needed):
         layer = _LAYER_NUMBER.match(extra)
         cut_off = layer and config.num_layers <= int(layer[1]) < full_depth
         if not cut_off and not _HARMLESS.fullmatch(extra) and not _is_tied(extra, source, config):
             raise CheckpointError(
-                f"the checkpoint has tensor {extra}, which the model would not read; is "
-                "its config.json the right one?"
+                f"{source.tensors[extra].file} has tensor {extra}, which the model would not "
+                "read; is its config.json the right one?"
             )
 
 

@@ -1,9 +1,11 @@
 """Loading: every layout gives Hugging Face's logits; damage gives one clear line."""
 
+import fnmatch
 import json
 import os
 import pickle
 import random
+import shutil
 import weakref
 from types import SimpleNamespace
 
@@ -12,11 +14,13 @@ import torch
 from huggingface_hub.errors import GatedRepoError
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torchao.quantization import Int8WeightOnlyConfig, quantize_
 from transformers import AutoModelForCausalLM
 
 from errors import CheckpointError, UsageError
+from models import names, sources
 from models.checkpoint import load_config, load_model, model_name, tokenizer_folder
-from tests.models.hugging_face import saved
+from tests.models.hugging_face import SIZES, saved
 
 TOKENS = torch.arange(5, 35)[None]
 
@@ -109,6 +113,18 @@ def test_gpt_fast_pickle(tmp_path, fused, described_by):
         assert model_name(str(path)) == "llama-3"
 
 
+def test_a_linked_checkpoint_goes_by_the_name_of_its_link(tmp_path):
+    """The hub's cache links each file to a blob elsewhere; the config lies beside the link."""
+    folder, theirs = saved("llama-3", tmp_path)
+    (folder / "model.safetensors").unlink()
+    torch.save(meta_layout(theirs, fused=True), tmp_path / "blob")
+    (folder / "model.pth").symlink_to(tmp_path / "blob")
+    (tmp_path / "mine").symlink_to(folder)
+    path = str(tmp_path / "mine" / "model.pth")
+    assert_same(load_model(path), theirs)
+    assert model_name(path) == model_name(str(tmp_path / "mine")) == "mine"
+
+
 def test_gpt_fast_pickle_described_by_its_folders_name(tmp_path):
     folder = tmp_path / "TinyLlama-1.1B-Chat-v1.0"
     folder.mkdir()
@@ -191,17 +207,19 @@ def test_dummy_presets_need_no_files():
 # ---------------------------------------------------------------------------------- streaming
 
 
-def test_transform_sees_every_layer_once_with_its_weights(tmp_path):
-    folder, theirs = saved("qwen-3", tmp_path)
+@pytest.mark.parametrize("family", ["qwen-3", "llama-3"])
+def test_transform_sees_every_layer_once_with_its_weights(tmp_path, family):
+    folder, theirs = saved(family, tmp_path)
     seen = []
 
     def transform(name, module):
         seen.append(name)
+        assert isinstance(module, nn.Embedding | nn.RMSNorm | nn.Linear)
         assert not any(p.is_meta for p in module.parameters())
         return module
 
     model = load_model(str(folder), transform=transform)
-    assert seen == [n for n, m in model.named_modules() if not list(m.children())]
+    assert seen == list(dict.fromkeys(n.rpartition(".")[0] for n in model.state_dict()))
     assert_same(model, theirs)
 
 
@@ -220,6 +238,56 @@ def test_full_precision_weights_never_pile_up(tmp_path):
 
     load_model(str(folder), transform=transform)
     assert len(alive) == 3 * 4 + 1 and most <= 2
+
+
+def resident_kilobytes(file):
+    """How much of a mapped file counts as this process's memory now."""
+    with open("/proc/self/smaps") as smaps:
+        lines = smaps.read().splitlines()
+    here = [i for i, line in enumerate(lines) if line.endswith(str(file))]
+    return sum(int(lines[i + 1 + j].split()[1]) for i in here for j in range(20)
+               if lines[i + 1 + j].startswith("Rss:"))  # fmt: skip
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/smaps"), reason="needs Linux's smaps")
+@pytest.mark.parametrize("layout", ["model.safetensors", "model.pth", "consolidated.00.pth"])
+def test_a_files_pages_are_let_go(tmp_path, monkeypatch, layout):
+    """However large the file, little of it stays resident: here 2 MB read through one mapping, one
+    more tensor, and the 64 kB around each page fault that Linux maps along."""
+    monkeypatch.setattr(sources, "_MAPPED_BYTES", 2 << 20)
+    sizes = SIZES | {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 8}
+    config = {"model_type": "llama", **sizes, "max_position_embeddings": 64}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    made = load_model(f"dummy:{tmp_path / 'config.json'}")
+    name_map = names.hugging_face if layout.endswith("safetensors") else names.meta
+    tensors = {
+        part: piece.clone()
+        for name, tensor in made.state_dict().items()
+        for part, piece in zip(name_map(name), tensor.chunk(len(name_map(name))), strict=True)
+    }
+    file = tmp_path / layout
+    (save_file if layout.endswith("safetensors") else torch.save)(tensors, file)
+    assert file.stat().st_size > 32 << 20
+    most = 0
+
+    def transform(name, module):
+        nonlocal most
+        most = max(most, resident_kilobytes(file))
+        return nn.Identity()
+
+    load_model(str(tmp_path), transform=transform)
+    assert most < 6 << 10
+
+
+def test_what_a_transform_adds_is_frozen_too(tmp_path):
+    folder, _ = saved("llama-3", tmp_path)
+
+    def transform(name, module):
+        return nn.Linear(2, 2) if name.endswith("wo") else module
+
+    model = load_model(str(folder), transform=transform)
+    assert not any(p.requires_grad for p in model.parameters())
+    assert not any(m.training for m in model.modules())
 
 
 def test_progress_reaches_the_end(tmp_path):
@@ -259,6 +327,22 @@ def plain_pickle(folder):
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"a": 1, "b": [Harmful()]}))
 
 
+def already_quantized(folder):
+    layer = nn.Linear(64, 64)
+    quantize_(layer, Int8WeightOnlyConfig())
+    as_pickle(dict(layer.state_dict()))(folder)
+
+
+def index_of_numbers(folder):
+    index = {"weight_map": {"lm_head.weight": 3}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def stale_shard(folder):
+    tensors = load_file(folder / "model.safetensors")
+    save_file({GATE: tensors[GATE] + 1}, folder / "model-00001-of-00002.safetensors")
+
+
 def index_of_nothing(folder):
     index = {"weight_map": {"lm_head.weight": "model-00009.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -281,22 +365,26 @@ DAMAGE = {
     "no config": (lambda f: (f / "config.json").unlink(), "config.json is missing"),
     "config no JSON": (lambda f: (f / "config.json").write_text("{"), "config.json is not JSON"),
     "config a list": (lambda f: (f / "config.json").write_text("[]"), "holds no JSON object"),
-    "missing tensor": (lambda f: edit(f, lambda t: t.pop(GATE)), f"lacks tensor {GATE}"),
+    "missing tensor": (lambda f: edit(f, lambda t: t.pop(GATE)), f"llama-3 lacks tensor {GATE}"),
     "extra tensor": (
         lambda f: edit(f, lambda t: t.update(odd=torch.ones(2))),
-        "has tensor odd, which the model would not read",
+        "model.safetensors has tensor odd, which the model would not read",
     ),
     "wrong shape": (
         lambda f: edit(f, lambda t: t.update({GATE: torch.ones(95, 64)})),
-        f"tensor {GATE} has shape (95, 64); the config says (96, 64)",
+        f"model.safetensors: tensor {GATE} has shape (95, 64); the config says (96, 64)",
     ),
     "integers": (
         lambda f: edit(f, lambda t: t.update({GATE: torch.ones(96, 64, dtype=torch.int8)})),
-        f"tensor {GATE} is torch.int8",
+        f"model.safetensors: tensor {GATE} is torch.int8",
     ),
     "more layers than the config": (config_of(num_hidden_layers=2), "has tensor model.layers.2."),
     "fewer layers than the config": (config_of(num_hidden_layers=4), "lacks tensor model.layers.3"),
     "shard missing": (index_of_nothing, "names model-00009.safetensors, which is not there"),
+    "index of numbers": (index_of_numbers, "must give a file's name for every tensor"),
+    "config too deep": (lambda f: (f / "config.json").write_text("[" * 10**5), "is not JSON"),
+    "shard of another checkpoint": (stale_shard, f"model.safetensors both hold tensor {GATE}"),
+    "quantized by torchao": (already_quantized, "holds no state_dict of plain tensors"),
     "pickle with code": (as_pickle({"a": Harmful()}), "holds more than weights"),
     "old pickle with code": (plain_pickle, "pytorch_model.bin"),
     "pickle of something else": (as_pickle([1, 2]), "holds no state_dict"),
@@ -315,6 +403,17 @@ def test_damage_is_one_clear_line(tmp_path, monkeypatch, case):
     assert message in str(error.value)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "HARM").exists()
+
+
+def test_ranks_of_different_models(tmp_path):
+    _, theirs = saved("llama-3", tmp_path)
+    whole, folder = meta_layout(theirs, fused=False), tmp_path / "meta"
+    folder.mkdir()
+    (folder / "params.json").write_text(json.dumps(PARAMS | {"vocab_size": 160}))
+    torch.save(whole, folder / "consolidated.00.pth")
+    torch.save({n: t[:8].clone() for n, t in whole.items()}, folder / "consolidated.01.pth")
+    with pytest.raises(CheckpointError, match="consolidated.01.pth: tensor .* has shape"):
+        load_model(str(folder))
 
 
 @pytest.mark.parametrize(
@@ -342,6 +441,7 @@ def test_a_folder_that_names_no_model(tmp_path):
         ("dummy:no/config.json", CheckpointError, "No such file"),
         ("dummy:", UsageError, "is no preset"),
         ("some-org/some-model", CheckpointError, "some-org/some-model is no local path"),
+        ("some-org/some--model", CheckpointError, "it cannot be a hub id either"),
     ],
 )
 def test_paths_that_lead_nowhere(path, error, message, monkeypatch):
@@ -351,18 +451,34 @@ def test_paths_that_lead_nowhere(path, error, message, monkeypatch):
     assert message in str(raised.value) and "\n" not in str(raised.value)
 
 
-def test_a_hub_id_is_downloaded_and_named_by_its_last_part(tmp_path, monkeypatch):
-    folder, theirs = saved("llama-3", tmp_path)
+@pytest.mark.parametrize("pickled", [False, True])
+def test_a_hub_id_is_downloaded_and_named_by_its_last_part(tmp_path, monkeypatch, pickled):
+    published, theirs = saved("llama-3", tmp_path)
+    (published / "consolidated.safetensors").write_bytes(b"the same weights, under other names")
+    if pickled:
+        (published / "model.safetensors").unlink()
+        torch.save(theirs.state_dict(), published / "pytorch_model.bin")
+    cache = tmp_path / "cache"
+    cache.mkdir()
     asked = []
 
     def snapshot_download(hub_id, allow_patterns):
         asked.append(hub_id)
-        return str(folder)
+        for file in published.iterdir():
+            if any(fnmatch.fnmatch(file.name, pattern) for pattern in allow_patterns):
+                shutil.copy(file, cache)
+        return str(cache)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
-    assert_same(load_model("some-org/Small-1.0"), theirs)
-    assert model_name("some-org/Small-1.0") == "Small-1.0"
-    assert asked == ["some-org/Small-1.0"]  # once a run
+    hub_id = f"some-org/Small-{pickled}"
+    assert load_config(hub_id).num_layers == 3
+    assert not {".safetensors", ".bin"} & {file.suffix for file in cache.iterdir()}
+    assert_same(load_model(hub_id), theirs)
+    times = len(asked)
+    assert model_name(hub_id) == f"Small-{pickled}" and tokenizer_folder(hub_id) == cache
+    assert_same(load_model(hub_id), theirs)
+    assert len(asked) == times and set(asked) == {hub_id}  # once a run
+    assert not (cache / "consolidated.safetensors").exists()
 
 
 def test_a_gated_model_says_what_to_do(monkeypatch):
