@@ -3,6 +3,13 @@
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.formats import Packed, dequantize
+
+
+def linear(x: Tensor, weight: Packed) -> Tensor:
+    """x (…, K) times a packed (N, K) weight, transposed: (…, N) float32, summed in float32."""
+    return F.linear(x.float(), dequantize(weight))
+
 
 def attention(
     query: Tensor,

@@ -1,54 +1,52 @@
-"""int8wo and int8dq, with torchao's tensors and kernels.
+"""int8wo and int8dq: torchao's numbers, with torchao's kernels or ours."""
 
-torchao's configs change inductor's global settings unless told not to; here each Session chooses
-its own, so that one run's scheme cannot change the next one's speed.
-"""
-
-from dataclasses import dataclass
-
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchao.core.config import AOBaseConfig
-from torchao.quantization import (
-    Int8DynamicActivationInt8WeightConfig,
-    Int8WeightOnlyConfig,
-    PerRow,
-    quantize_,
+from torchao.quantization import PerRow
+from torchao.quantization.quantize_.workflows.int8.int8_tensor import (
+    Int8Tensor,
+    QuantizeTensorToInt8Kwargs,
 )
-from torchao.quantization.transform_module import register_quantize_module_handler
+
+from quantize.packed import PackedWeight
+from quantize.scheme import Kernel, Scheme, in_row_blocks, our_kernels
+from quantize.spec import Spec
 
 
-def weight_only() -> AOBaseConfig:
-    """Symmetric int8 weights with one scale per output row; activations stay as they are."""
-    return Int8WeightOnlyConfig(granularity=PerRow(), set_inductor_config=False)
+def quantize(w: Tensor, spec: Spec) -> PackedWeight:
+    """Symmetric, one float32 scale per row: int8 = round(w / scale), scale = max|w| / 127.5."""
+    return in_row_blocks(_quantize, w)
 
 
-def weight_only_refuses(layer: nn.Linear) -> str | None:
-    """Why torch's CPU product cannot be trusted with a layer, or None.
-
-    Compiled, int8wo becomes aten._weight_int8pack_mm, which loads 16 weights at a time without a
-    tail (torch 2.13): other widths read past the row, and give garbage or a segmentation fault.
-    """
-    if layer.weight.device.type == "cpu" and layer.in_features % 16:
-        return (
-            f"has in_features {layer.in_features}; on the CPU that has to be a multiple of 16 "
-            "(int8dq takes any width)"
-        )
-    return None
+def _quantize(w: Tensor) -> PackedWeight:
+    theirs = Int8Tensor.from_hp(w, PerRow())
+    return PackedWeight.make(
+        [theirs.qdata], theirs.scale, format="int", bits=8, columns=w.shape[1], dtype=w.dtype
+    )
 
 
-@dataclass
-class DynamicActivationConfig(AOBaseConfig):
-    """The same weights; activations rounded to int8 per token, products summed in int32."""
+def quantize_dynamic(w: Tensor, spec: Spec) -> PackedWeight:
+    """The same weights; activations are rounded to int8 per token, products summed in int32."""
+    return quantize(w, spec).replaced(activation="int8")
 
 
-@register_quantize_module_handler(DynamicActivationConfig)
-def _dynamic_activation(module: nn.Linear, config: DynamicActivationConfig) -> nn.Module:
-    stock = Int8DynamicActivationInt8WeightConfig(granularity=PerRow(), set_inductor_config=False)
-    quantize_(module, stock, filter_fn=lambda m, _: m is module)
-    rows = RowsLinear(module.in_features, module.out_features, module.bias is not None, "meta")
-    rows.weight, rows.bias = module.weight, module.bias
+def as_torchao(layer: nn.Linear, spec: Spec) -> nn.Module:
+    layer.weight = nn.Parameter(_int8_tensor(layer.weight.data, None), requires_grad=False)
+    return layer
+
+
+def as_torchao_dynamic(layer: nn.Linear, spec: Spec) -> nn.Module:
+    rows = RowsLinear(layer.in_features, layer.out_features, layer.bias is not None, "meta")
+    per_token = QuantizeTensorToInt8Kwargs(granularity=PerRow())
+    weight = _int8_tensor(layer.weight.data, per_token)
+    rows.weight, rows.bias = nn.Parameter(weight, requires_grad=False), layer.bias
     return rows
+
+
+def _int8_tensor(ours: PackedWeight, activation: QuantizeTensorToInt8Kwargs | None) -> Int8Tensor:
+    block = [1, ours.columns]
+    return Int8Tensor(ours.plane0, ours.scale, block, ours.dtype, act_quant_kwargs=activation)
 
 
 class RowsLinear(nn.Linear):
@@ -63,3 +61,18 @@ class RowsLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         y = F.linear(x.flatten(0, -2), self.weight, self.bias)
         return y.unflatten(0, x.shape[:-1])
+
+
+def _refuses(spec: Spec, device: torch.device, in_features: int, out_features: int) -> str | None:
+    """Why torch's CPU product cannot be trusted with a layer, or None.
+
+    Compiled, int8wo becomes aten._weight_int8pack_mm, which loads 16 weights at a time without a
+    tail (torch 2.13): other widths read past the row, and give garbage or a segmentation fault.
+    """
+    if device.type == "cpu" and in_features % 16:
+        return f"has in_features {in_features}; on the CPU that has to be a multiple of 16"
+    return None
+
+
+WEIGHT_ONLY = Scheme(quantize, {"torchao": Kernel(as_torchao, refuses=_refuses), **our_kernels()})
+DYNAMIC = Scheme(quantize_dynamic, {"torchao": Kernel(as_torchao_dynamic), **our_kernels()})

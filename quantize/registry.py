@@ -1,67 +1,192 @@
-"""From a spec to what carries it out: a scheme's kernels, and the torchao config of each."""
+"""From a spec to what carries it out: each scheme's quantizer and kernels, and how they are applied.
 
-from collections.abc import Callable
+quantize_(model, QuantizeConfig(parse("int4wo-64")))            # torchao's way, any model
+model = load_model(path, transform=Quantizer(spec, device))     # ours, layer by layer
+"""
+
+from collections import Counter
 from dataclasses import dataclass
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torchao.core.config import AOBaseConfig
-from torchao.quantization import quantize_
+from torchao.quantization.transform_module import register_quantize_module_handler
 
-from errors import KernelError
-from quantize import int8
-from quantize.spec import FullPrecision, Int8DynamicActivation, Int8WeightOnly, Spec
+from errors import CheckpointError, KernelError
+from quantize import bitsandbytes, float8, fp4, fp6, int4, int8, sparse_marlin, uintx
+from quantize.packed import PackedWeight
+from quantize.scheme import Kernel, Scheme
+from quantize.spec import (
+    BitsAndBytes,
+    Float6,
+    Float8DynamicActivation,
+    Float8WeightOnly,
+    FullPrecision,
+    Int4WeightOnly,
+    Int8DynamicActivation,
+    Int8DynamicActivationInt4Weight,
+    Int8Embedding,
+    Int8WeightOnly,
+    MxFloat4,
+    NvFloat4,
+    SparseMarlin,
+    Spec,
+    UintX,
+)
 
-
-@dataclass(frozen=True)
-class Kernel:
-    """One way to carry a scheme out: torchao's config (None leaves the layer to torch), and a
-    function that says why a layer cannot be run so, or None."""
-
-    make_config: Callable[[], AOBaseConfig] | None
-    refuses: Callable[[nn.Linear], str | None] = lambda layer: None
-
-
-# Per scheme its kernels, fastest first: `--kernel auto` takes the first.
-KERNELS: dict[type[Spec], dict[str, Kernel]] = {
-    FullPrecision: {"torch": Kernel(None)},
-    Int8WeightOnly: {"torchao": Kernel(int8.weight_only, int8.weight_only_refuses)},
-    Int8DynamicActivation: {"torchao": Kernel(int8.DynamicActivationConfig)},
+SCHEMES: dict[type[Spec], Scheme] = {
+    Int8WeightOnly: int8.WEIGHT_ONLY,
+    Int8DynamicActivation: int8.DYNAMIC,
+    Int4WeightOnly: int4.WEIGHT_ONLY,
+    Int8DynamicActivationInt4Weight: int4.DYNAMIC,
+    Float8WeightOnly: float8.WEIGHT_ONLY,
+    Float8DynamicActivation: float8.DYNAMIC,
+    Float6: fp6.SCHEME,
+    UintX: uintx.SCHEME,
+    SparseMarlin: sparse_marlin.SCHEME,
+    MxFloat4: fp4.MX,
+    NvFloat4: fp4.NV,
+    Int8Embedding: int8.WEIGHT_ONLY,
+    BitsAndBytes: bitsandbytes.SCHEME,
 }
 
-Transform = Callable[[str, nn.Module], nn.Module]
+
+def available(spec: Spec, device: torch.device, dtype: torch.dtype) -> dict[str, str | None]:
+    """Per kernel of the scheme, fastest first: why it cannot run there, or None if it can."""
+    if isinstance(spec, FullPrecision):
+        return {"torch": None}
+    kernels = SCHEMES[type(spec)].kernels
+    return {name: kernel.unavailable(spec, device, dtype) for name, kernel in kernels.items()}
 
 
-def kernel_for(spec: Spec, kernel: str = "auto") -> str:
-    """The kernel that will run: the one named, or the fastest. KernelError if there is none."""
-    available = list(KERNELS[type(spec)])
+def kernels_for(spec: Spec, kernel: str, device: torch.device, dtype: torch.dtype) -> list[str]:
+    """The kernels that a layer may get, best first: the one named, or all that run there.
+
+    Raises KernelError, with the reason and what would work, if there is none.
+    """
+    reasons = available(spec, device, dtype)
+    running = [name for name, reason in reasons.items() if reason is None]
+    if kernel == "auto" and running:
+        return running
+    works = f"here it has {', '.join(running)}" if running else "it has no other here"
     if kernel == "auto":
-        return available[0]
-    if kernel not in available:
-        raise KernelError(
-            f"--kernel {kernel}: {spec} has no such kernel; it has {', '.join(available)} "
-            "(or leave --kernel at auto)"
-        )
-    return kernel
+        why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+        raise KernelError(f"{spec} has no kernel for {device.type}: {why}")
+    if kernel not in reasons:
+        raise KernelError(f"--kernel {kernel}: {spec} has no such kernel; {works} (or auto)")
+    if reasons[kernel]:
+        raise KernelError(f"--kernel {kernel}: {spec}: {reasons[kernel]}; {works} (or auto)")
+    return [kernel]
 
 
-def transform(spec: Spec, kernel: str = "auto") -> Transform:
-    """A function (name, module) -> module that quantizes every nn.Linear it is handed.
+@dataclass
+class QuantizeConfig(AOBaseConfig):
+    """torchao's handle on every scheme here: what `torchao.quantize_` takes."""
+
+    spec: Spec
+    kernel: str = "auto"
+
+
+@register_quantize_module_handler(QuantizeConfig)
+def _apply(module: nn.Module, config: QuantizeConfig) -> nn.Module:
+    weight = module.weight
+    quantizer = Quantizer(config.spec, weight.device, weight.dtype, config.kernel)
+    return quantizer(module.__class__.__name__, module)
+
+
+class Quantizer:
+    """(name, module) -> module: quantizes every layer it is handed, and remembers how.
 
     `models.load_model` calls it on each layer as its weights arrive, so the full-precision model
-    is never whole in memory.
+    is never whole in memory. On the meta device it gives the right shapes and takes no memory.
     """
-    name_of_kernel = kernel_for(spec, kernel)
-    chosen = KERNELS[type(spec)][name_of_kernel]
-    make_config = chosen.make_config
 
-    def quantized(name: str, module: nn.Module) -> nn.Module:
-        if make_config is None or not isinstance(module, nn.Linear):
+    def __init__(
+        self,
+        spec: Spec,
+        device: torch.device,
+        dtype: torch.dtype,
+        kernel: str = "auto",
+    ) -> None:
+        """`device` and `dtype` are where the model will run; kernels are chosen for them."""
+        self.spec, self.device, self.dtype = spec, device, dtype
+        self.kernels = kernels_for(spec, kernel, device, dtype)
+        self.ran: Counter[str] = Counter()  # how many layers each kernel got
+        self._embedding: PackedWeight | None = None
+
+    def __call__(self, name: str, module: nn.Module) -> nn.Module:
+        layer = self.quantized(name, module)
+        return self.built(name, layer)
+
+    def takes(self, module: nn.Module) -> bool:
+        if isinstance(self.spec, FullPrecision):
+            return False
+        embedding = isinstance(self.spec, Int8Embedding) and isinstance(module, nn.Embedding)
+        return isinstance(module, nn.Linear) or embedding
+
+    def quantized(self, name: str, module: nn.Module) -> nn.Module:
+        """The layer with a PackedWeight: what the scheme says, no kernel chosen yet.
+
+        Raises KernelError, naming the layer, where the scheme or every kernel refuses its shape;
+        CheckpointError for weights that are not finite.
+        """
+        if not self.takes(module):
             return module
-        if reason := chosen.refuses(module):
-            raise KernelError(f"{spec} with kernel {name_of_kernel}: {name} {reason}")
-        # quantize_ may put another module in a layer's place, which takes a parent to show.
-        holder = nn.ModuleList([module])
-        quantize_(holder, make_config(), filter_fn=lambda m, _: isinstance(m, nn.Linear))
-        return holder[0]
+        scheme, weight = SCHEMES[type(self.spec)], module.weight.data
+        out_features, in_features = weight.shape
+        if reason := scheme.refuses(self.spec, in_features):
+            raise KernelError(f"--quantization {self.spec}: {name} {reason}")
+        self._kernel(name, in_features, out_features)
+        if not weight.is_meta and not weight.sum(dtype=torch.float32).isfinite():
+            _check_finite(name, weight)
+        packed = self._tied(module, scheme.quantize(weight, self.spec))
+        return with_weight(module, packed)
 
-    return quantized
+    def built(self, name: str, layer: nn.Module) -> nn.Module:
+        """The layer in the form its kernel takes."""
+        if not self.takes(layer) or isinstance(layer, nn.Embedding):
+            return layer
+        chosen = self._kernel(name, layer.in_features, layer.out_features)
+        self.ran[chosen] += 1
+        return SCHEMES[type(self.spec)].kernels[chosen].build(layer, self.spec)
+
+    def _kernel(self, name: str, in_features: int, out_features: int) -> str:
+        reasons = {}
+        for kernel in self.kernels:
+            found: Kernel = SCHEMES[type(self.spec)].kernels[kernel]
+            reason = found.refuses(self.spec, self.device, in_features, out_features)
+            if reason is None:
+                return kernel
+            reasons[kernel] = reason
+        why = "; ".join(f"with kernel {kernel} {reason}" for kernel, reason in reasons.items())
+        others = [k for k in SCHEMES[type(self.spec)].kernels if k not in reasons]
+        hint = f"; --kernel auto also tries {', '.join(others)}" if others else ""
+        raise KernelError(f"--quantization {self.spec}: {name} {why}{hint}")
+
+    def _tied(self, module: nn.Module, packed: PackedWeight) -> PackedWeight:
+        """An output layer whose weights are the embedding's shares its memory."""
+        if isinstance(module, nn.Embedding):
+            self._embedding = packed
+        first = self._embedding
+        if first is None or first is packed or first.shape != packed.shape or packed.is_meta:
+            return packed
+        same = torch.equal(first.plane0, packed.plane0) and torch.equal(first.scale, packed.scale)
+        return first if same else packed
+
+
+def with_weight(module: nn.Module, weight: Tensor) -> nn.Module:
+    """A layer like `module` but for its weight; `module` itself is left as it is."""
+    if isinstance(module, nn.Embedding):
+        like: nn.Module = nn.Embedding(*module.weight.shape, device="meta")
+    else:
+        like = nn.Linear(module.in_features, module.out_features, False, "meta")
+        like.bias = module.bias
+    like.weight = nn.Parameter(weight, requires_grad=False)
+    return like
+
+
+def _check_finite(name: str, weight: Tensor) -> None:
+    """A sum can overflow though every weight is finite; only the weights can tell."""
+    bad = sum(int((~rows.isfinite()).sum()) for rows in weight.split(1024))
+    if bad:
+        raise CheckpointError(f"{name} has {bad} weights that are NaN or infinite")

@@ -1,0 +1,54 @@
+"""How codes of 1 to 8 bits lie in memory: planes of 8, 4, 2 and 1 bits, so that no code straddles
+a byte and one piece of code unpacks every width.
+
+A 5-bit code is its low 4 bits in one plane and its high bit in another. In the plane of width w
+byte j of a row holds columns j · 8/w, j · 8/w + 1, …, the first of them in its lowest bits; so rows
+can be cut apart, and K columns take K · bits / 8 bytes.
+"""
+
+import torch
+from torch import Tensor
+
+# Widths of a code's planes, lowest bits first.
+PLANES = {
+    1: (1,),
+    2: (2,),
+    3: (2, 1),
+    4: (4,),
+    5: (4, 1),
+    6: (4, 2),
+    7: (4, 2, 1),
+    8: (8,),
+}
+
+
+def columns_per_unit(bits: int) -> int:
+    """Columns have to be a multiple of this: as many as a byte of the narrowest plane holds."""
+    return 8 // PLANES[bits][-1]
+
+
+def pack(codes: Tensor, bits: int) -> list[Tensor]:
+    """Planes of codes (N, K) uint8, each (N, K · width / 8) uint8, lowest bits first."""
+    planes, shift = [], 0
+    for width in PLANES[bits]:
+        part = (codes >> shift) & ((1 << width) - 1)
+        fields = part.unflatten(-1, (-1, 8 // width))
+        plane = fields[..., 0]
+        for i in range(1, 8 // width):
+            plane = plane | (fields[..., i] << (i * width))
+        planes.append(plane.contiguous())
+        shift += width
+    return planes
+
+
+def unpack(planes: list[Tensor], bits: int) -> Tensor:
+    """The codes (N, K) uint8 that `pack` was given."""
+    codes, shift = None, 0
+    for plane, width in zip(planes, PLANES[bits], strict=True):
+        mask = (1 << width) - 1
+        fields = [(plane >> (i * width)) & mask for i in range(8 // width)]
+        part = torch.stack(fields, -1).flatten(-2) << shift
+        codes = part if codes is None else codes | part
+        shift += width
+    assert codes is not None
+    return codes

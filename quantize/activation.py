@@ -1,0 +1,64 @@
+"""Dynamic quantization of activations: every token rounded by scales taken from itself.
+
+Each rounding gives numbers that bfloat16 and float16 hold exactly (integers up to 255 in size, or
+E4M3), so a weight-only kernel multiplies them as an integer or float8 kernel would, and the scale
+comes afterwards.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+E4M3_MAX = 448.0
+SMALLEST = torch.finfo(torch.float32).eps  # torchao's smallest scale
+
+
+def rounded(x: Tensor, how: str) -> tuple[Tensor, Tensor]:
+    """x (…, K) as (numbers of x's dtype, scale): x ≈ numbers · scale, scale (…, 1) float32."""
+    numbers, scale = ROUNDINGS[how](x.float())
+    return numbers.to(x.dtype), scale
+
+
+def _int8(x: Tensor) -> tuple[Tensor, Tensor]:
+    """As torchao's Int8DynamicActivationInt8WeightConfig: -128 to 127, symmetric."""
+    scale = (x.abs().amax(-1, keepdim=True) / 127.5).clamp(min=SMALLEST)
+    return (x / scale).round().clamp(-128, 127), scale
+
+
+def _int8_asymmetric(x: Tensor) -> tuple[Tensor, Tensor]:
+    """As torchao's Int8DynamicActivationIntxWeightConfig: 256 steps from the least to the most."""
+    low, high = x.amin(-1, keepdim=True).clamp(max=0), x.amax(-1, keepdim=True).clamp(min=0)
+    scale = ((high - low) / 255).clamp(min=SMALLEST)
+    zero = (-128 - (low / scale).round()).clamp(-128, 127)
+    return ((x / scale).round() + zero).clamp(-128, 127) - zero, scale
+
+
+def _int8_bitsandbytes(x: Tensor) -> tuple[Tensor, Tensor]:
+    """As bitsandbytes' int8_vectorwise_quant without outliers: float16, -127 to 127."""
+    x = x.half().float()
+    scale = x.abs().amax(-1, keepdim=True) / 127
+    return (x * torch.where(scale > 0, 1 / scale, 0.0)).round(), scale
+
+
+def _float8_row(x: Tensor) -> tuple[Tensor, Tensor]:
+    return _float8(x, x.abs().amax(-1, keepdim=True))
+
+
+def _float8_tensor(x: Tensor) -> tuple[Tensor, Tensor]:
+    return _float8(x, x.abs().amax().expand(*x.shape[:-1], 1))
+
+
+def _float8(x: Tensor, amax: Tensor) -> tuple[Tensor, Tensor]:
+    scale = amax.clamp(min=1e-12) / E4M3_MAX
+    numbers = (x / scale).clamp(-E4M3_MAX, E4M3_MAX)
+    return numbers.to(torch.float8_e4m3fn).float(), scale
+
+
+ROUNDINGS: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
+    "int8": _int8,
+    "int8-asymmetric": _int8_asymmetric,
+    "int8-bitsandbytes": _int8_bitsandbytes,
+    "float8-row": _float8_row,
+    "float8-tensor": _float8_tensor,
+}

@@ -1,0 +1,186 @@
+"""The tensor subclass that every quantized weight is kept in, and saved as.
+
+    weight = PackedWeight.make(planes, scale, format="fp6", bits=6, group_size=K, dtype=x.dtype)
+    F.linear(x, weight, bias)           # by weight.kernel
+    weight.dequantize()                 # (N, K) in weight.dtype
+
+It is built on torchao's base class, so it survives torch.compile, .to(), state_dict, deepcopy and
+slicing along rows. What its codes mean is kernels/formats.py's; a kernel of torchao's or
+bitsandbytes' that wants another layout makes it from this one.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import return_and_correct_aliasing
+from torchao.utils import TorchAOBaseTensor, fill_defaults
+
+from kernels import formats, reference
+from kernels.formats import Packed
+from quantize.activation import rounded
+
+aten = torch.ops.aten
+
+PLANE_NAMES = ("plane0", "plane1", "plane2")
+
+
+class PackedWeight(TorchAOBaseTensor):
+    """A quantized (N, K) weight: planes of codes, a scale (and a zero point) for every group.
+
+    The fields are those of `kernels.formats.Packed`; besides, `dtype` is what it dequantizes to,
+    `kernel` multiplies by it, and `activation` says how activations are rounded before the product
+    (quantize/activation.py), None that they are not.
+    """
+
+    tensor_data_names = ["plane0", "scale"]
+    tensor_attribute_names = ["format", "bits", "group_size", "columns", "dtype"]
+    optional_tensor_data_names = ["plane1", "plane2", "zero", "tensor_scale"]
+    optional_tensor_attribute_names = ["kernel", "activation"]
+
+    plane0: Tensor
+    plane1: Tensor | None
+    plane2: Tensor | None
+
+    def __new__(
+        cls,
+        plane0: Tensor,
+        scale: Tensor,
+        format: str,
+        bits: int,
+        group_size: int,
+        columns: int,
+        dtype: torch.dtype,
+        plane1: Tensor | None = None,
+        plane2: Tensor | None = None,
+        zero: Tensor | None = None,
+        tensor_scale: Tensor | None = None,
+        kernel: str = "reference",
+        activation: str | None = None,
+    ) -> "PackedWeight":
+        self = torch.Tensor._make_wrapper_subclass(
+            cls, (plane0.shape[0], columns), dtype=dtype, device=plane0.device, requires_grad=False
+        )
+        self.plane0, self.plane1, self.plane2 = plane0, plane1, plane2
+        self.scale, self.zero, self.tensor_scale = scale, zero, tensor_scale
+        self.format, self.bits, self.group_size = format, bits, group_size
+        self.columns, self.kernel, self.activation = columns, kernel, activation
+        return self
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__()
+
+    @classmethod
+    def make(
+        cls,
+        planes: list[Tensor],
+        scale: Tensor,
+        *,
+        format: str,
+        bits: int,
+        columns: int,
+        dtype: torch.dtype,
+        group_size: int | None = None,
+        zero: Tensor | None = None,
+        tensor_scale: Tensor | None = None,
+        activation: str | None = None,
+    ) -> "PackedWeight":
+        """From its parts; without a group_size, one scale per row."""
+        named = dict(zip(PLANE_NAMES[1:], planes[1:], strict=False))
+        group_size = columns if group_size is None else group_size
+        return cls(
+            planes[0],
+            scale,
+            format,
+            bits,
+            group_size,
+            columns,
+            dtype,
+            **named,
+            zero=zero,
+            tensor_scale=tensor_scale,
+            activation=activation,
+        )
+
+    @property
+    def parts(self) -> Packed:
+        """The plain tensors and what they mean: what a kernel takes."""
+        planes = [plane for name in PLANE_NAMES if (plane := getattr(self, name)) is not None]
+        scales = self.scale, self.zero, self.tensor_scale
+        return Packed(planes, *scales, self.format, self.bits, self.group_size)
+
+    def replaced(self, **changes: Any) -> "PackedWeight":
+        """The same weight with some fields changed; tensors are shared."""
+        names, attributes = self.__tensor_flatten__()
+        fields = {name: getattr(self, name) for name in names} | attributes | changes
+        return type(self)(**fields)
+
+    def dequantize(self, output_dtype: torch.dtype | None = None) -> Tensor:
+        """The (N, K) numbers it stands for, in `output_dtype` or its own dtype."""
+        return formats.dequantize(self.parts).to(output_dtype or self.dtype)
+
+
+def linear(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
+    """x (…, K) → (…, N) in x's dtype; products are summed in float32 and rounded once."""
+    codes, scale = rounded(x, weight.activation) if weight.activation else (x, None)
+    y = KERNELS[weight.kernel](codes, weight.parts)
+    if scale is not None:
+        y = y * scale
+    if bias is not None:
+        y = y + bias
+    return y.to(x.dtype)
+
+
+def _triton(x: Tensor, weight: Packed) -> Tensor:
+    from kernels.triton.linear import linear
+
+    return linear(x, weight)
+
+
+KERNELS = {"reference": reference.linear, "triton": _triton}
+
+
+@PackedWeight.implements(aten.linear.default)
+@PackedWeight.implements_torch_function(F.linear)
+def _(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    x, weight, bias = fill_defaults(args, 3, [None])
+    bias = kwargs.get("bias", bias)
+    if not isinstance(weight, PackedWeight):
+        raise NotImplementedError("a PackedWeight is a weight, not an activation")
+    return linear(x, weight, bias)
+
+
+@PackedWeight.implements(aten.embedding.default)
+@PackedWeight.implements_torch_function(F.embedding)
+def _(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    # F.embedding takes (indices, weight), aten.embedding (weight, indices).
+    table, indices = args[:2] if isinstance(args[0], PackedWeight) else (args[1], args[0])
+    flat = indices.flatten()
+    rows = table.replaced(
+        **{name: getattr(table, name)[flat] for name in _by_row(table)},
+    )
+    return rows.dequantize().unflatten(0, indices.shape)
+
+
+def _by_row(weight: PackedWeight) -> list[str]:
+    """The inner tensors that have a row for every row of the weight."""
+    names, _ = weight.__tensor_flatten__()
+    return [name for name in names if name != "tensor_scale"]
+
+
+@PackedWeight.implements(aten.slice.Tensor)
+def _(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    weight, dim, start, end, step = fill_defaults(args, 5, [0, None, None, 1])
+    if dim % 2 == 1:
+        raise NotImplementedError("a PackedWeight can be sliced along its rows, not its columns")
+    rows = {n: func(getattr(weight, n), 0, start, end, step) for n in _by_row(weight)}
+    return return_and_correct_aliasing(func, args, kwargs, weight.replaced(**rows))
+
+
+@PackedWeight.implements(aten.split.Tensor)
+def _(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    weight, size, dim = fill_defaults(args, 3, [0])
+    if dim % 2 == 1:
+        raise NotImplementedError("a PackedWeight can be split along its rows, not its columns")
+    return [weight[start : start + size] for start in range(0, weight.shape[0], size)]

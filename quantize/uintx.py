@@ -1,0 +1,80 @@
+"""uintx-N-G: N-bit weights in groups of G columns, each with a scale and a zero point.
+
+    w ≈ (code - 2**(N - 1)) · scale + zero
+
+which is torchao's "tinygemm" convention; its zero point is a number, not a code, so that a group
+far from zero loses nothing. -hqq chooses scale and zero by half-quadratic optimization (Badri and
+Shaji 2023, https://mobiusml.github.io/hqq_blog), which lets outliers go for a better fit of the rest.
+"""
+
+import torch
+from torch import Tensor
+from torchao.quantization.quant_primitives import (
+    MappingType,
+    _choose_qparams_affine_tinygemm,
+    _choose_qparams_and_quantize_affine_hqq,
+)
+
+from kernels.packing import pack
+from quantize.packed import PackedWeight
+from quantize.scheme import Scheme, groups_refuse, in_row_blocks, our_kernels
+from quantize.spec import UintX
+
+SMALLEST_SCALE = 1e-6  # torchao's, for the same purpose: a group of equal weights has no range
+
+
+def quantize(w: Tensor, spec: UintX) -> PackedWeight:
+    return in_row_blocks(lambda rows: grouped(rows, spec.bits, spec.group_size, spec.hqq), w)
+
+
+def grouped(w: Tensor, bits: int, group_size: int, hqq: bool) -> PackedWeight:
+    """Weights (N, K) in groups along K; scale and zero are (N, K // group_size), 16 bits each."""
+    dtype = torch.float16 if w.dtype == torch.float16 else torch.bfloat16
+    choose = _from_hqq if hqq and not w.is_meta else _from_range
+    scale, zero = choose(w, bits, group_size)
+    scale, zero = scale.to(dtype), zero.to(dtype)
+    codes = _codes(w, bits, group_size, scale, zero).to(torch.uint8)
+    return PackedWeight.make(
+        pack(codes, bits),
+        scale,
+        format="int",
+        bits=bits,
+        columns=w.shape[1],
+        dtype=w.dtype,
+        group_size=group_size,
+        zero=zero,
+    )
+
+
+def _from_range(w: Tensor, bits: int, group_size: int) -> tuple[Tensor, Tensor]:
+    """Scale and zero, (N, K // group_size) float32, that span each group from least to most."""
+    scale, zero = _choose_qparams_affine_tinygemm(
+        w,
+        MappingType.ASYMMETRIC,
+        (1, group_size),
+        torch.uint8,
+        quant_min=0,
+        quant_max=2**bits - 1,
+        eps=SMALLEST_SCALE,
+        scale_dtype=torch.float32,
+        zero_point_dtype=torch.float32,
+    )
+    return scale, zero
+
+
+def _from_hqq(w: Tensor, bits: int, group_size: int) -> tuple[Tensor, Tensor]:
+    _, scale, zero, _ = _choose_qparams_and_quantize_affine_hqq(
+        w, bits, group_size, compute_dtype=torch.float32, device=w.device
+    )
+    shape = w.shape[0], -1
+    return scale.reshape(shape), zero.reshape(shape)
+
+
+def _codes(w: Tensor, bits: int, group_size: int, scale: Tensor, zero: Tensor) -> Tensor:
+    """The nearest codes (N, K), for the scale and zero that will be stored."""
+    groups = w.float().unflatten(-1, (-1, group_size))
+    steps = (groups - zero.float()[..., None]) / scale.float()[..., None]
+    return (steps.round() + (1 << (bits - 1))).clamp(0, 2**bits - 1).flatten(-2)
+
+
+SCHEME = Scheme(quantize, our_kernels(), groups_refuse)
