@@ -1,4 +1,4 @@
-"""From a spec to what carries it out: each scheme's quantizer and kernels, and how they are applied.
+"""From a spec to what carries it out: each scheme's quantizer and kernels, and how to apply them.
 
 quantize_(model, QuantizeConfig(parse("int4wo-64")))            # torchao's way, any model
 model = load_model(path, transform=Quantizer(spec, device))     # ours, layer by layer

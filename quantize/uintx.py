@@ -4,7 +4,7 @@
 
 which is torchao's "tinygemm" convention; its zero point is a number, not a code, so that a group
 far from zero loses nothing. -hqq chooses scale and zero by half-quadratic optimization (Badri and
-Shaji 2023, https://mobiusml.github.io/hqq_blog), which lets outliers go for a better fit of the rest.
+Shaji 2023, https://mobiusml.github.io/hqq_blog), which gives up outliers for a better fit.
 """
 
 import torch
