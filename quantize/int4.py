@@ -14,7 +14,6 @@ from torchao.quantization.quant_primitives import (
     choose_qparams_affine,
     quantize_affine,
 )
-from torchao.quantization.utils import pack_tinygemm_scales_and_zeros
 
 from kernels.packing import pack, unpack
 from quantize.packed import PackedWeight
@@ -67,11 +66,14 @@ def _for_cpu(weight: PackedWeight) -> Tensor:
         torch.ops.aten._convert_weight_to_int4pack_for_cpu(unpack([plane], 4).int(), 1)
         for plane in planes
     ]
-    scale_and_zero = pack_tinygemm_scales_and_zeros(
-        weight.scale.to(weight.dtype), weight.zero.to(weight.dtype), weight.dtype
-    )
+    scale_and_zero = _together(weight.scale, weight.zero, weight.dtype)
     block = [1, weight.group_size]
     return Int4OpaqueTensor(torch.cat(packed), scale_and_zero, block, weight.shape)
+
+
+def _together(scale: Tensor, zero: Tensor, dtype: torch.dtype) -> Tensor:
+    """(K // group_size, N, 2), as tinygemm's kernels read them."""
+    return torch.stack((scale, zero), -1).transpose(0, 1).to(dtype).contiguous()
 
 
 def _for_cuda(weight: PackedWeight) -> Tensor:
@@ -81,7 +83,7 @@ def _for_cuda(weight: PackedWeight) -> Tensor:
     swapped = (weight.plane0 << 4) | (weight.plane0 >> 4)
     padded = F.pad(swapped, (0, to_columns // 2, 0, to_rows), value=0x88)
     groups = (0, to_columns // weight.group_size, 0, to_rows)
-    scale_and_zero = pack_tinygemm_scales_and_zeros(
+    scale_and_zero = _together(
         F.pad(weight.scale, groups), F.pad(weight.zero, groups), torch.bfloat16
     )
     packed = torch.ops.aten._convert_weight_to_int4pack(padded, 8)

@@ -59,7 +59,7 @@ def _from_range(w: Tensor, bits: int, group_size: int) -> tuple[Tensor, Tensor]:
         scale_dtype=torch.float32,
         zero_point_dtype=torch.float32,
     )
-    return scale, zero
+    return scale.reshape(w.shape[0], -1), zero.reshape(w.shape[0], -1)  # a lone group is squeezed
 
 
 def _from_hqq(w: Tensor, bits: int, group_size: int) -> tuple[Tensor, Tensor]:
