@@ -38,6 +38,8 @@ from quantize.spec import parse
 if TYPE_CHECKING:  # torch takes seconds to import; --help and a mistyped option need none of it
     import torch
 
+    from kv_cache.base import KVCache
+    from loading import Loading
     from models.config import ModelConfig
     from models.llama import Transformer
     from models.tokenizer import Tokenizer
@@ -113,7 +115,7 @@ class Plan:
     name: str
     device: torch.device
     spec: Spec
-    kernel: str
+    loading: Loading
     architecture: ModelConfig
     tokenizer: Tokenizer
     prompt: list[int]
@@ -126,6 +128,9 @@ def run(config: RunConfig) -> None:
     with progress("Starting torch", lasting=False):
         import quantize.registry  # noqa: F401
     plan = make_plan(config)
+    if config.dry_run:
+        click.echo(dry_run(plan))
+        return
     with progress(f"Loading {plan.name} as {plan.spec}") as report:
         model, load_memory = load(plan, report)
     session = make_session(plan, model)
@@ -151,13 +156,13 @@ def make_plan(config: RunConfig) -> Plan:
     import torch
 
     import devices
+    from loading import Loading, scheme_of
     from models.checkpoint import load_config, model_name, tokenizer_folder
     from models.tokenizer import ByteTokenizer, load_tokenizer
-    from quantize.registry import kernel_for
 
-    spec = parse(config.quantization)
+    spec = scheme_of(config)
     device = devices.resolve(config.device)
-    config = dataclasses.replace(config, device=str(device))
+    config = dataclasses.replace(config, device=str(device), quantization=str(spec))
     if config.memory_profile and device.type not in ("cuda", "cpu"):
         raise UsageError(f"--memory_profile works on cuda and cpu, not on {device.type}")
     architecture = load_config(config.checkpoint_path)
@@ -175,7 +180,7 @@ def make_plan(config: RunConfig) -> Plan:
         name=model_name(config.checkpoint_path),
         device=device,
         spec=spec,
-        kernel=kernel_for(spec, config.kernel),
+        loading=Loading(config, spec, device, tokenizer),
         architecture=architecture,
         tokenizer=tokenizer,
         prompt=prompt,
@@ -200,27 +205,29 @@ def positions(config: RunConfig, prompt: int, context: int) -> int:
 
 def load(plan: Plan, report: Report) -> tuple[Transformer, dict[str, int]]:
     """The quantized model, and the peak memory of loading it."""
-    import torch
-
     import devices
-    from models.checkpoint import load_model
-    from quantize.registry import transform
 
     devices.reset_peak_memory(plan.device)
-    model = load_model(
-        plan.config.checkpoint_path,
-        device=plan.device,
-        precision=getattr(torch, plan.config.precision),
-        num_layers=plan.config.num_layers,
-        transform=transform(plan.spec, plan.kernel),
-        progress=report,
-    )
+    model = plan.loading.load(report, say)
     return model, devices.peak_memory(plan.device)
 
 
+def dry_run(plan: Plan) -> str:
+    """Sizes and kernels, from shapes alone."""
+    import torch
+
+    import sizes
+
+    config, precision = plan.config, getattr(torch, plan.config.precision)
+    cache, rows = kv_cache(config), config.batch_size
+    cached = sizes.kv_cache_bytes(plan.architecture, rows, plan.cache_size, precision, cache)
+    cached_line = f"{cached / 1e9:.3f} GB for {plan.cache_size} positions, batch {rows}"
+    return sizes.report(
+        plan.architecture, plan.spec, config.kernel, plan.device, precision, cached_line
+    )
+
+
 def make_session(plan: Plan, model: Transformer) -> Session:
-    from kv_cache.dense import DenseKVCache
-    from kv_cache.int8 import Int8KVCache
     from session import Sampling, Session
 
     config = plan.config
@@ -231,8 +238,15 @@ def make_session(plan: Plan, model: Transformer) -> Session:
         plan.cache_size,
         compile_decode=config.compile,
         compile_prefill=config.compile_prefill,
-        cache=Int8KVCache if config.kv_cache_quantization else DenseKVCache,
+        cache=kv_cache(config),
     )
+
+
+def kv_cache(config: RunConfig) -> type[KVCache]:
+    from kv_cache.dense import DenseKVCache
+    from kv_cache.int8 import Int8KVCache
+
+    return Int8KVCache if config.kv_cache_quantization else DenseKVCache
 
 
 def measure(plan: Plan, session: Session) -> dict[str, Any]:
@@ -273,7 +287,7 @@ def measure(plan: Plan, session: Session) -> dict[str, Any]:
         "model": plan.name,
         "architecture": dataclasses.asdict(plan.architecture),
         "scheme": str(plan.spec),
-        "kernel": plan.kernel,
+        "kernel": plan.loading.kernels,
         "prompt_tokens": len(plan.prompt),
         "cache_size": plan.cache_size,
         "tok_s": tok_s,

@@ -19,11 +19,13 @@ from torch import Tensor, nn
 from errors import CheckpointError
 from models.config import ModelConfig
 from models.llama import Transformer
-from models.sources import Source, architecture_of, locate, open_source
+from models.saved import SavedWeights, Stages, how_saved
+from models.sources import Checkpoint, Source, architecture_of, locate, open_source
 from models.tokenizer import FILES
 
 Transform = Callable[[str, nn.Module], nn.Module]
 Progress = Callable[[int, int], None]
+Ready = Callable[[str, nn.Module], None]
 
 _HARMLESS = re.compile(r".*rotary_emb\.inv_freq|rope\.freqs|freqs_cis|causal_mask")
 _LAYER_NUMBER = re.compile(r"(?:model\.)?layers\.(\d+)\.")
@@ -57,6 +59,7 @@ def load_model(
     num_layers: int | None = None,
     transform: Transform | None = None,
     progress: Progress | None = None,
+    ready: Ready | None = None,
 ) -> Transformer:
     """The model, ready to run, its weights on `device` in `precision`.
 
@@ -64,12 +67,17 @@ def load_model(
     a hub id; dummy:NAME or dummy:path/to/config.json for random weights.
     num_layers: keep only the first so many layers.
     transform: called as (name, module) with every embedding, norm and linear layer once its weights
-    are there, in the model's order; what it returns takes the module's place.
+    are there, in the model's order; what it returns takes the module's place. For a checkpoint
+    that was saved quantized it has to be one of two `Stages` (models/saved.py).
     progress: called as (bytes so far, bytes in all), counted in `precision`.
+    ready: called as (name, module) with "tok_embeddings", each whole "layers.0", …, "norm" and
+    "output", still in full precision; only then does `transform` get what is in it.
 
     Raises CheckpointError for anything missing, superfluous, damaged or misshapen.
     """
     checkpoint = locate(checkpoint_path, weights=True)
+    if checkpoint.layout == "quantbench":
+        return _load_saved(checkpoint, device, precision, num_layers, transform, progress)
     config = architecture_of(checkpoint)
     full_depth = config.num_layers
     if num_layers is not None:
@@ -84,23 +92,76 @@ def load_model(
         read = _StoredWeights(source, config)
 
     done, total = 0, sum(p.numel() * precision.itemsize for p in model.parameters())
-    # Names, not modules: a list of modules would keep every layer that transform has replaced.
-    for name in [name for name, module in model.named_modules() if module._parameters]:
+    for part, names in _parts(model, whole_layers=ready is not None):
+        for name in names:
+            module = model.get_submodule(name)
+            for kind, parameter in list(module.named_parameters(recurse=False)):
+                full_name = f"{name}.{kind}"
+                tied = full_name == "output.weight" and config.tie_embeddings
+                weight = _embedding(model) if tied else None
+                if weight is None:
+                    weight = read(full_name, parameter).to(device, precision)
+                setattr(module, kind, nn.Parameter(weight, requires_grad=False))
+                del weight  # or it would outlive its replacement until the next one is read
+                done += parameter.numel() * precision.itemsize
+                if progress:
+                    progress(done, total)
+            del module
+        if ready:
+            ready(part, model.get_submodule(part))
+        for name in names if transform else ():
+            model.set_submodule(name, transform(name, model.get_submodule(name)))
+    return model.eval().requires_grad_(False)
+
+
+def _parts(model: Transformer, whole_layers: bool) -> list[tuple[str, list[str]]]:
+    """What is loaded at a time: (name, names of the modules with parameters in it).
+
+    Names, not modules: a list of modules would keep every layer that transform has replaced.
+    """
+    parts: dict[str, list[str]] = {}
+    for name, module in model.named_modules():
+        if module._parameters:
+            layer = _LAYER_NUMBER.match(name)
+            part = layer[0].rstrip(".") if layer and whole_layers else name
+            parts.setdefault(part, []).append(name)
+    return list(parts.items())
+
+
+def _load_saved(
+    checkpoint: Checkpoint,
+    device: torch.device | str,
+    precision: torch.dtype,
+    num_layers: int | None,
+    transform: Transform | None,
+    progress: Progress | None,
+) -> Transformer:
+    """A model that --save wrote: quantized on the meta device, filled, then given its kernels."""
+    how = how_saved(checkpoint)
+    assert how is not None
+    if not isinstance(transform, Stages):
+        raise CheckpointError(
+            f"{checkpoint.folder} is quantized ({how.scheme}), and nothing is read back without that"
+        )
+    if str(precision) != f"torch.{how.precision}":
+        raise CheckpointError(
+            f"{checkpoint.folder} was saved with --precision {how.precision}; give that one"
+        )
+    config = architecture_of(checkpoint)
+    if num_layers is not None:
+        config = config.with_layers(num_layers)
+    with torch.device("meta"):
+        model = Transformer(config).to(precision)
+    weights = SavedWeights(checkpoint, device)
+    done, total = 0, sum(p.numel() * precision.itemsize for p in model.parameters())
+    for name, _ in _parts(model, whole_layers=False):
         module = model.get_submodule(name)
-        for kind, parameter in list(module.named_parameters(recurse=False)):
-            full_name = f"{name}.{kind}"
-            tied = full_name == "output.weight" and config.tie_embeddings
-            weight = _embedding(model) if tied else None
-            if weight is None:
-                weight = read(full_name, parameter).to(device, precision)
-            setattr(module, kind, nn.Parameter(weight, requires_grad=False))
-            done += parameter.numel() * precision.itemsize
-            if progress:
-                progress(done, total)
-        if transform:
-            replacement = transform(name, module)
-            if replacement is not module:
-                model.set_submodule(name, replacement)
+        done += sum(p.numel() * precision.itemsize for p in module.parameters())
+        layer = transform.quantized(name, module)
+        weights.fill(name, layer)
+        model.set_submodule(name, transform.built(name, layer))
+        if progress:
+            progress(done, total)
     return model.eval().requires_grad_(False)
 
 

@@ -196,6 +196,17 @@ def preset(name: str) -> ModelConfig:
     return found
 
 
+def from_fields(fields: Any, name: str) -> ModelConfig:
+    """The config whose `dataclasses.asdict` this is, under another name."""
+    try:
+        scaling = fields["rope_scaling"] and RopeScaling(**fields["rope_scaling"])
+        return ModelConfig(**fields | {"name": name, "rope_scaling": scaling})
+    except (TypeError, KeyError):
+        raise CheckpointError(
+            f"{name}: its architecture is damaged; save the model again"
+        ) from None
+
+
 # ---------------------------------------------------------------------------------- config.json
 
 _REQUIRED = {

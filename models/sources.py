@@ -21,8 +21,9 @@ from torch import Tensor
 
 from errors import CheckpointError, UsageError
 from models import names
-from models.config import ModelConfig, from_hugging_face, from_params, preset
+from models.config import ModelConfig, from_fields, from_hugging_face, from_params, preset
 
+SAVED = "quantbench.json"  # what models/saved.py writes
 EMBEDDED = Path(__file__).parent / "tiny"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_SMALL = ["*.json", "tokenizer.model", "original/tokenizer.model"]
@@ -71,6 +72,8 @@ def locate(checkpoint_path: str, weights: bool = False) -> Checkpoint:
 
 
 def _folder(folder: Path, name: str) -> Checkpoint:
+    if (folder / SAVED).exists():
+        return Checkpoint("quantbench", name, folder)
     index = folder / "model.safetensors.index.json"
     if index.exists():
         shards = sorted(set(_index(index).values()))
@@ -141,6 +144,10 @@ def architecture_of(checkpoint: Checkpoint) -> ModelConfig:
     if checkpoint.architecture is not None:
         return checkpoint.architecture
     assert checkpoint.folder is not None
+    if checkpoint.layout == "quantbench":
+        return from_fields(
+            read_json(checkpoint.folder / SAVED).get("architecture"), checkpoint.name
+        )
     config, params = checkpoint.folder / "config.json", checkpoint.folder / "params.json"
     if config.exists():
         return from_hugging_face(read_json(config), checkpoint.name)
@@ -228,7 +235,7 @@ def open_source(checkpoint: Checkpoint) -> Source:
     """A source over the checkpoint's files, which are opened but not yet read."""
     where = checkpoint.folder or checkpoint.files[0]
     if checkpoint.layout == "hugging face":
-        open_file = _safetensors if checkpoint.files[0].suffix == ".safetensors" else _pickled
+        open_file = safetensors_file if checkpoint.files[0].suffix == ".safetensors" else _pickled
         tensors: dict[str, Stored] = {}
         for file in checkpoint.files:
             found = open_file(file)
@@ -250,7 +257,8 @@ def open_source(checkpoint: Checkpoint) -> Source:
     return Source(where, merged, names.meta, interleaved=True)
 
 
-def _safetensors(file: Path) -> dict[str, Stored]:
+def safetensors_file(file: Path) -> dict[str, Stored]:
+    """The tensors of a safetensors file, none read yet; CheckpointError if it is damaged."""
     try:
         with safe_open(file, framework="pt") as opened:
             keys = list(opened.keys())

@@ -50,6 +50,15 @@ SCHEMES: dict[type[Spec], Scheme] = {
     BitsAndBytes: bitsandbytes.SCHEME,
 }
 
+# One of each kind, for tables: what a person chooses from.
+SHOWN = (
+    *("none", "int8wo", "int8dq", "embed-int8", "float8wo", "float8dq-row", "float8dq-tensor"),
+    *("fp6", "int4wo-32", "int4wo-64", "int4wo-128", "int4wo-256", "int4wo-64-hqq"),
+    *("int4wo-256-hqq", "int8dq-int4wo-32", "mxfp4", "nvfp4", "bnb-int8", "bnb-nf4", "bnb-fp4"),
+    *("uintx-7-64", "uintx-5-64", "uintx-4-64", "uintx-3-64", "uintx-3-64-hqq", "uintx-2-8"),
+    *("uintx-2-64", "uintx-2-64-hqq", "uintx-1-64", "sparse-marlin", "sparse-marlin-wanda"),
+)
+
 
 def available(spec: Spec, device: torch.device, dtype: torch.dtype) -> dict[str, str | None]:
     """Per kernel of the scheme, fastest first: why it cannot run there, or None if it can."""
@@ -118,6 +127,13 @@ class Quantizer:
         layer = self.quantized(name, module)
         return self.built(name, layer)
 
+    @classmethod
+    def of_shapes(cls, spec: Spec, device: torch.device, dtype: torch.dtype) -> "Quantizer":
+        """One that only quantizes, for sizes where no kernel can run."""
+        quantizer = cls(FullPrecision(), device, dtype)
+        quantizer.spec = spec
+        return quantizer
+
     def takes(self, module: nn.Module) -> bool:
         if isinstance(self.spec, FullPrecision):
             return False
@@ -136,7 +152,6 @@ class Quantizer:
         out_features, in_features = weight.shape
         if reason := scheme.refuses(self.spec, in_features):
             raise KernelError(f"--quantization {self.spec}: {name} {reason}")
-        self._kernel(name, in_features, out_features)
         if not weight.is_meta and not weight.sum(dtype=torch.float32).isfinite():
             _check_finite(name, weight)
         packed = self._tied(module, scheme.quantize(weight, self.spec))
@@ -146,16 +161,18 @@ class Quantizer:
         """The layer in the form its kernel takes."""
         if not self.takes(layer) or isinstance(layer, nn.Embedding):
             return layer
-        chosen = self._kernel(name, layer.in_features, layer.out_features)
-        self.ran[chosen] += 1
-        return SCHEMES[type(self.spec)].kernels[chosen].build(layer, self.spec)
+        return SCHEMES[type(self.spec)].kernels[self.choose(name, layer)].build(layer, self.spec)
 
-    def _kernel(self, name: str, in_features: int, out_features: int) -> str:
+    def choose(self, name: str, layer: nn.Linear) -> str:
+        """The kernel for a layer: the first that takes its shape. KernelError if none does."""
+        if isinstance(self.spec, FullPrecision):
+            return "torch"
         reasons = {}
         for kernel in self.kernels:
             found: Kernel = SCHEMES[type(self.spec)].kernels[kernel]
-            reason = found.refuses(self.spec, self.device, in_features, out_features)
+            reason = found.refuses(self.spec, self.device, layer.in_features, layer.out_features)
             if reason is None:
+                self.ran[kernel] += 1
                 return kernel
             reasons[kernel] = reason
         why = "; ".join(f"with kernel {kernel} {reason}" for kernel, reason in reasons.items())

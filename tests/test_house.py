@@ -11,8 +11,8 @@ FLOORS = (
     {"devices", "kernels"},
     {"kv_cache"},
     {"quantize", "models", "benchlog"},
-    {"session"},
-    {"generate"},
+    {"session", "loading", "sizes", "scoring"},
+    {"generate", "overview"},
     {"compare"},
 )
 FLOOR = {room: number for number, floor in enumerate(FLOORS) for room in floor}
@@ -38,6 +38,8 @@ def room_of(path: Path) -> str:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_imports_run_downwards(path):
+    if path.name == "__main__.py":
+        return  # a command stands on top of the house, wherever its file lies: nobody imports it
     room = room_of(path)
     upward = {name for name in imports(path) if FLOOR.get(name, -1) > FLOOR[room]}
     beside = {name for name in imports(path) if FLOOR.get(name) == FLOOR[room]} - {room}

@@ -1,0 +1,125 @@
+"""What a model will take, from shapes alone: nothing is allocated, a 70B takes a second.
+
+Layers are alike, so one is quantized on the meta device and counted as often as there are layers.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from errors import KernelError
+from kv_cache.base import CacheFactory
+from models.config import ModelConfig
+from models.llama import Transformer, stored_bytes
+from quantize.registry import SHOWN, Quantizer
+from quantize.spec import AutoQuant, Spec, parse
+
+
+@dataclass(frozen=True)
+class Size:
+    """model_bytes: weights that a decode step reads, all but the embedding. bits_per_weight: over
+    all quantized linear layers, scales included. kernel: what would run; None if nothing can, and
+    then `reason` says why."""
+
+    model_bytes: int
+    bits_per_weight: float
+    kernel: str | None
+    reason: str | None = None
+
+
+def size_of(
+    architecture: ModelConfig,
+    spec: Spec,
+    device: torch.device,
+    precision: torch.dtype,
+    kernel: str = "auto",
+) -> Size:
+    """Raises KernelError where the scheme cannot take the model's shapes."""
+    with torch.device("meta"):
+        model = Transformer(architecture.with_layers(1)).to(precision)
+    reason = None
+    try:
+        quantizer = Quantizer(spec, device, precision, kernel)
+    except KernelError as error:
+        reason, quantizer = str(error), Quantizer.of_shapes(spec, device, precision)
+    linears: dict[str, nn.Module] = {}
+    for name in [name for name, module in model.named_modules() if module._parameters]:
+        layer = quantizer.quantized(name, model.get_submodule(name))
+        model.set_submodule(name, layer)
+        if isinstance(layer, nn.Linear):
+            linears[name] = layer
+            if reason is None and not isinstance(spec, AutoQuant):
+                quantizer.choose(name, layer)
+    times = {name: architecture.num_layers if "layers." in name else 1 for name in linears}
+    in_layers = sum(map(stored_bytes, model.layers[0].parameters()))
+    packed = sum(stored_bytes(layer.weight) * times[name] for name, layer in linears.items())
+    count = sum(layer.weight.numel() * times[name] for name, layer in linears.items())
+    return Size(
+        model.weight_bytes() + in_layers * (architecture.num_layers - 1),
+        8 * packed / count,
+        None if reason else ", ".join(quantizer.ran) or "torch",
+        reason,
+    )
+
+
+def report(
+    architecture: ModelConfig,
+    spec: Spec,
+    kernel: str,
+    device: torch.device,
+    precision: torch.dtype,
+    cache: str,
+) -> str:
+    """What --dry_run prints; `cache` is the line about the KV cache."""
+    rows = [("parameters", f"{architecture.parameters() / 1e9:.3f} billion")]
+    if isinstance(spec, AutoQuant):
+        rows += [("model_size", f"{spec} measures first, and chooses then")]
+    else:
+        size = size_of(architecture, spec, device, precision, kernel)
+        embedding = architecture.vocab_size * architecture.dim * precision.itemsize
+        rows += [
+            ("model_size", f"{size.model_bytes / 1e9:.2f} GB as {spec}"),
+            ("embedding", f"{embedding / 1e9:.2f} GB besides, in {str(precision)[6:]}"),
+            ("bits per weight", f"{size.bits_per_weight:.2f} over all quantized linear layers"),
+            ("kernel", size.kernel or f"none: {size.reason}"),
+        ]
+    rows += [("KV cache", cache)]
+    head = "\n".join(f"{name:<16} {text}" for name, text in rows)
+    return f"{head}\n\n{table(architecture, device, precision)}"
+
+
+def kv_cache_bytes(
+    architecture: ModelConfig,
+    rows: int,
+    positions: int,
+    precision: torch.dtype,
+    cache: CacheFactory,
+) -> int:
+    """Bytes of all layers' caches."""
+    one = cache(
+        rows,
+        architecture.num_kv_heads,
+        positions,
+        architecture.head_dim,
+        precision,
+        "meta",
+        architecture.sliding_window,
+    )
+    return one.nbytes * architecture.num_layers
+
+
+def table(architecture: ModelConfig, device: torch.device, precision: torch.dtype) -> str:
+    """Every kind of scheme: its size for this model, and the kernel that would run here."""
+    width = max(map(len, SHOWN))
+    lines = [f"{'scheme':<{width}}  model_size  bits/weight  kernel on {device.type}"]
+    for name in SHOWN:
+        try:
+            size = size_of(architecture, parse(name), device, precision)
+        except KernelError as error:
+            lines.append(f"{name:<{width}}           -            -  none: {error}")
+            continue
+        kernel = size.kernel or f"none: {size.reason}"
+        gigabytes = f"{size.model_bytes / 1e9:.2f} GB"
+        lines.append(f"{name:<{width}}  {gigabytes:>10}  {size.bits_per_weight:>11.2f}  {kernel}")
+    return "\n".join(lines)
