@@ -1,12 +1,15 @@
-"""x times a packed weight, transposed, in Triton: a matrix-vector product for a few rows of x, tiles
-on tensor cores for more. Both read every packed byte once (per tile of rows) and turn it into
-numbers in registers, by kernels/triton/values.py.
+"""x times a packed weight, transposed, in Triton: as a matrix-vector product for one or two rows of
+x, on tensor cores for more. Both read every packed byte once, for 64 rows of x at most, and turn it
+into numbers in registers (kernels/triton/values.py).
 
 Column i of unit j is column j · U + i of the matrix. Both kernels go over units, and within a tile
 of units over i, so that nothing is ever interleaved again: x is laid out (M, U, units) beforehand
 instead, the columns that share a place in their unit side by side. It is small, and in a compiled
 model that copy is fused with whatever made x.
 """
+
+import math
+from typing import Any
 
 import torch
 import triton
@@ -15,11 +18,20 @@ from torch import Tensor
 
 from kernels.formats import TABLES, Packed
 from kernels.packing import PLANES, columns_per_unit
-from kernels.triton.values import load_scales, load_words, lookup_table, values
+from kernels.triton.values import (
+    centred,
+    load_floats,
+    load_scales,
+    load_words,
+    lookup_table,
+    values,
+    zeros,
+)
 
-# Up to so many rows the products run beside the loads on ordinary cores; more rows take more
-# instructions than unpacking does, and tensor cores, which want 16 of them, become the faster way.
-VECTOR_ROWS = 4
+# Up to so many rows the products run on ordinary cores. Counted in the machine code for sm_90, a
+# 4-bit weight takes some 7, 11 and 18 instructions there with 1, 2 and 4 rows, and 10 to 12 on the
+# way to tensor cores with any number up to 16.
+VECTOR_ROWS = 2
 
 # Bits of the words that a unit's part of a plane can fill.
 _WORDS = {8: torch.uint8, 16: torch.int16, 32: torch.int32}
@@ -76,9 +88,8 @@ def triton_linear(
     """(M, N) float32 from x (M, U, units); the rest is a Packed's fields."""
     M, unit, units = x.shape
     N = planes[0].shape[0]
-    y = x.new_empty((M, N), dtype=torch.float32)
-    if y.numel() == 0:
-        return y
+    if M * N * units == 0:
+        return x.new_zeros((M, N), dtype=torch.float32)
     widths = (4, 2) if format == "2:4" else PLANES[bits]
     words = [
         # Of four columns a 2:4 plane holds two.
@@ -92,16 +103,18 @@ def triton_linear(
         "TABLE": TABLES.get(format),
         "UNIT": unit,
         "UNITS_PER_GROUP": 0 if whole_rows else group_size // unit,
+        "INTEGER_BITS": bits if format in ("int", "2:4") else 0,
         "SCALE": _BYTES.get(scale.dtype, "float"),
     }
     vector = M <= VECTOR_ROWS
-    settings |= _vector_blocks(M, N, unit, units) if vector else _tile_blocks(M, N, unit, x.dtype)
+    blocks = (
+        _vector_blocks(M, settings["UNITS_PER_GROUP"]) if vector else _tile_blocks(M, unit, x.dtype)
+    )
+    grid = (triton.cdiv(N, blocks["BLOCK_N"]), 1 if vector else triton.cdiv(M, blocks["BLOCK_M"]))
+    splits, span = _splits(math.prod(grid), units, 128 if vector else blocks["BLOCK_J"], vector)
+    y = x.new_empty((splits, M, N), dtype=torch.float32)
     with torch.cuda.device_of(x):
-        kernel = _vector_kernel if vector else _tile_kernel
-        grid = (triton.cdiv(N, settings["BLOCK_N"]),)
-        if not vector:
-            grid = (triton.cdiv(M, settings["BLOCK_M"]), *grid)
-        kernel[grid](
+        (_vector_kernel if vector else _tile_kernel)[*grid, splits](
             x,
             *(words + [None, None])[:3],
             _scales(scale),
@@ -111,9 +124,11 @@ def triton_linear(
             M,
             N,
             units,
+            span,
             **settings,
+            **blocks,
         )
-    return y
+    return y[0] if splits == 1 else y.sum(0)
 
 
 @triton_linear.register_fake
@@ -129,14 +144,17 @@ def _scales(scale: Tensor) -> Tensor:
     return scale.contiguous().view(torch.uint8) if scale.dtype in _BYTES else scale.contiguous()
 
 
-def _vector_blocks(M: int, N: int, unit: int, units: int) -> dict[str, int]:
-    """A thread loads four words of one row, 16 bytes where they have 32 bits, and has the tile's
-    rows of x to itself; few rows a program, so that a layer of 4096 makes 512 of them."""
-    return {"ROWS": M, "BLOCK_N": 8, "BLOCK_J": 64, "num_warps": 4}
+def _vector_blocks(M: int, units_per_group: int) -> dict[str, int]:
+    """A thread has four units of two rows: 16 bytes a load where words have 32 bits, and columns of x
+    serve twice. Fewer units than threads let those be loaded where they are used, without shared
+    memory. A run is as long as the power of two that divides a group, which 16 units do at most.
+    """
+    run = math.gcd(units_per_group, 16)
+    return {"ROWS": M, "BLOCK_N": 16, "RUNS": 128 // run, "RUN": run, "num_warps": 8}
 
 
-def _tile_blocks(M: int, N: int, unit: int, dtype: torch.dtype) -> dict[str, object]:
-    """128 columns at a time. The fewer rows, the more programs it takes to fill the device."""
+def _tile_blocks(M: int, unit: int, dtype: torch.dtype) -> dict[str, Any]:
+    """128 columns at a time, and as many rows of x as there are, up to 64."""
     block_m = min(64, max(16, triton.next_power_of_2(M)))
     return {
         "BLOCK_M": block_m,
@@ -149,6 +167,15 @@ def _tile_blocks(M: int, N: int, unit: int, dtype: torch.dtype) -> dict[str, obj
     }
 
 
+def _splits(programs: int, units: int, block: int, vector: bool) -> tuple[int, int]:
+    """(How many programs share a row's units, units for each): reads keep a device with some 130
+    processors busy when each has its 16 to 32 KB on the way, which takes several tiles."""
+    wanted = triton.cdiv(128 if vector else 512, programs)
+    blocks = triton.cdiv(units, block)
+    span = triton.cdiv(blocks, min(wanted, max(1, blocks // 2))) * block
+    return triton.cdiv(units, span), span
+
+
 @triton.jit
 def _vector_kernel(
     x,  # (ROWS, UNIT, units)
@@ -158,74 +185,78 @@ def _vector_kernel(
     scale,  # (N, groups)
     zero,
     tensor_scale,
-    y,  # (ROWS, N) float32
+    y,  # (splits, ROWS, N) float32
     M,
     N,
     units,
+    span,
     FORMAT: tl.constexpr,
     WIDTHS: tl.constexpr,
     TABLE: tl.constexpr,
     UNIT: tl.constexpr,
     UNITS_PER_GROUP: tl.constexpr,
     SCALE: tl.constexpr,
+    INTEGER_BITS: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    BLOCK_J: tl.constexpr,
+    RUNS: tl.constexpr,
+    RUN: tl.constexpr,
 ):
-    """BLOCK_N rows of the weight times all rows of x."""
+    """BLOCK_N rows of the weight times all rows of x; tiles are (BLOCK_N, RUNS, RUN) units, and a
+    run of units lies within one group."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     # Past the end the last row again: a mask would cost more than reading it from the cache.
-    row = tl.minimum(n, N - 1).to(tl.int64)[:, None]
+    row = tl.minimum(n, N - 1).to(tl.int64)
     table = None
     if TABLE is not None:
         table = lookup_table(TABLE)
-    sums = ()
-    for _ in tl.static_range(ROWS):
-        sums = sums + (tl.full([BLOCK_N, BLOCK_J], 0.0, tl.float32),)
-    for start in range(0, units, BLOCK_J):
-        j = start + tl.arange(0, BLOCK_J)
+    # With one scale per row sums run on through all of it, else through a run: either way scales
+    # multiply sums, not numbers. In `totals` those of runs come together.
+    sums = zeros([BLOCK_N, RUNS, RUN], ROWS)
+    x_sums = zeros([RUNS, RUN], ROWS)
+    totals = zeros([BLOCK_N, RUNS], ROWS)
+    first = tl.program_id(2) * span
+    for start in range(first, tl.minimum(first + span, units), RUNS * RUN):
+        runs = start + tl.arange(0, RUNS) * RUN
+        j = runs[:, None] + tl.arange(0, RUN)[None, :]
         inside = j < units
-        words = load_words(plane0, plane1, plane2, row * units + j[None, :], inside[None, :])
-        unit_sums = ()
-        x_sums = ()
-        for m in tl.static_range(ROWS):
-            unit_sums = unit_sums + (tl.full([BLOCK_N, BLOCK_J], 0.0, tl.float32),)
-            x_sums = x_sums + (tl.full([BLOCK_J], 0.0, tl.float32),)
+        offsets = row[:, None, None] * units + j[None, :, :]
+        words = load_words(plane0, plane1, plane2, offsets, inside[None, :, :])
+        if UNITS_PER_GROUP > 0:
+            sums = zeros([BLOCK_N, RUNS, RUN], ROWS)
+            x_sums = zeros([RUNS, RUN], ROWS)
         for i in tl.static_range(UNIT):
             number = values(words, table, i, FORMAT, WIDTHS)
-            products = ()
-            terms = ()
+            last_sums = sums
+            last_x_sums = x_sums
+            sums = ()
+            x_sums = ()
             for m in tl.static_range(ROWS):
                 column = tl.load(x + (m * UNIT + i) * units + j, inside, other=0).to(tl.float32)
-                products = products + (unit_sums[m] + number * column[None, :],)
-                terms = terms + (x_sums[m] + column,)
-            unit_sums = products
-            x_sums = terms
-        # A unit lies within one group: its scale multiplies the unit's sum, not every number.
+                sums = sums + (last_sums[m] + number * column[None, :, :],)
+                x_sums = x_sums + (last_x_sums[m] + column,)
         if UNITS_PER_GROUP > 0:
-            place = row * (units // UNITS_PER_GROUP) + (j // UNITS_PER_GROUP)[None, :]
-            scales = load_scales(scale + place, inside[None, :], SCALE)
+            places = row[:, None] * (units // UNITS_PER_GROUP) + (runs // UNITS_PER_GROUP)[None, :]
+            within = (runs < units)[None, :]
+            factor, offset = load_scales(scale, zero, places, within, SCALE, INTEGER_BITS)
+            last_totals = totals
             totals = ()
             for m in tl.static_range(ROWS):
-                totals = totals + (sums[m] + unit_sums[m] * scales,)
-            if zero is not None:
-                zeros = load_scales(zero + place, inside[None, :], SCALE)
-                shifted = ()
-                for m in tl.static_range(ROWS):
-                    shifted = shifted + (totals[m] + x_sums[m][None, :] * zeros,)
-                totals = shifted
-        else:
-            totals = ()
-            for m in tl.static_range(ROWS):
-                totals = totals + (sums[m] + unit_sums[m],)
-        sums = totals
-    factor = tl.full([BLOCK_N], 1.0, tl.float32)
-    if UNITS_PER_GROUP == 0:
-        factor = load_scales(scale + tl.minimum(n, N - 1), n < N, SCALE)
+                total = tl.sum(sums[m], 2) * factor + tl.sum(x_sums[m], 1)[None, :] * offset
+                totals = totals + (last_totals[m] + total,)
+    y += tl.program_id(2) * M * N
+    whole = 1.0
     if tensor_scale is not None:
-        factor *= tl.load(tensor_scale)
+        whole = tl.load(tensor_scale)
+    if UNITS_PER_GROUP == 0:
+        factor, offset = load_scales(scale, zero, row, n < N, SCALE, INTEGER_BITS)
     for m in tl.static_range(ROWS):
-        tl.store(y + m * N + n, tl.sum(sums[m], 1) * factor, n < N)
+        if UNITS_PER_GROUP > 0:
+            total = tl.sum(totals[m], 1)
+        else:
+            total = tl.sum(tl.sum(sums[m], 2), 1) * factor
+            total += tl.sum(tl.sum(x_sums[m], 1), 0) * offset
+        tl.store(y + m * N + n, total * whole, n < N)
 
 
 @triton.jit
@@ -237,24 +268,26 @@ def _tile_kernel(
     scale,  # (N, groups)
     zero,
     tensor_scale,
-    y,  # (M, N) float32
+    y,  # (splits, M, N) float32
     M,
     N,
     units,
+    span,
     FORMAT: tl.constexpr,
     WIDTHS: tl.constexpr,
     TABLE: tl.constexpr,
     UNIT: tl.constexpr,
     UNITS_PER_GROUP: tl.constexpr,
     SCALE: tl.constexpr,
+    INTEGER_BITS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_J: tl.constexpr,
     OPERANDS: tl.constexpr,
 ):
     """A (BLOCK_M, BLOCK_N) tile of y, BLOCK_J units of columns at a time."""
-    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     # Past the end the last row again, which is never stored.
     x_rows = x + tl.minimum(m, M - 1).to(tl.int64)[:, None] * UNIT * units
     row = tl.minimum(n, N - 1).to(tl.int64)[:, None]
@@ -262,28 +295,28 @@ def _tile_kernel(
     if TABLE is not None:
         table = lookup_table(TABLE)
     sums = tl.full([BLOCK_M, BLOCK_N], 0.0, tl.float32)
-    for start in range(0, units, BLOCK_J):
+    first = tl.program_id(2) * span
+    for start in range(first, tl.minimum(first + span, units), BLOCK_J):
         j = start + tl.arange(0, BLOCK_J)[None, :]
         inside = j < units
         words = load_words(plane0, plane1, plane2, row * units + j, inside)
         if UNITS_PER_GROUP > 0:
-            place = row * (units // UNITS_PER_GROUP) + j // UNITS_PER_GROUP
-            scales = load_scales(scale + place, inside, SCALE)
-            if zero is not None:
-                zeros = load_scales(zero + place, inside, SCALE)
+            places = row * (units // UNITS_PER_GROUP) + j // UNITS_PER_GROUP
+            factor, offset = load_scales(scale, zero, places, inside, SCALE, INTEGER_BITS)
         for i in tl.static_range(UNIT):
             number = values(words, table, i, FORMAT, WIDTHS)
             if UNITS_PER_GROUP > 0:
-                number *= scales
-                if zero is not None:
-                    number += zeros
+                number = number * factor + offset
+            else:
+                number = centred(number, INTEGER_BITS)
             columns = tl.load(x_rows + i * units + j, inside, other=0)
             number = number.to(columns.dtype).to(OPERANDS)
             sums = tl.dot(columns.to(OPERANDS), tl.trans(number), sums, input_precision="ieee")
-    factor = tl.full([BLOCK_N], 1.0, tl.float32)
-    if UNITS_PER_GROUP == 0:
-        factor = load_scales(scale + tl.minimum(n, N - 1), n < N, SCALE)
+    whole = tl.full([BLOCK_N], 1.0, tl.float32)
     if tensor_scale is not None:
-        factor *= tl.load(tensor_scale)
+        whole *= tl.load(tensor_scale)
+    if UNITS_PER_GROUP == 0:
+        whole *= load_floats(scale + tl.minimum(n, N - 1), n < N, SCALE)
+    y += tl.program_id(2) * M * N
     stored = (m < M)[:, None] & (n < N)[None, :]
-    tl.store(y + m.to(tl.int64)[:, None] * N + n[None, :], sums * factor[None, :], stored)
+    tl.store(y + m.to(tl.int64)[:, None] * N + n[None, :], sums * whole[None, :], stored)

@@ -10,6 +10,15 @@ import triton.language as tl
 
 
 @triton.jit
+def zeros(SHAPE: tl.constexpr, COUNT: tl.constexpr):
+    """So many float32 tensors of zeros."""
+    tensors = ()
+    for _ in tl.static_range(COUNT):
+        tensors = tensors + (tl.full(SHAPE, 0.0, tl.float32),)
+    return tensors
+
+
+@triton.jit
 def load_words(plane0, plane1, plane2, offsets, inside):
     """The word of every unit at `offsets`, as int32, plane by plane; a plane may be None."""
     words = (tl.load(plane0 + offsets, inside, other=0).to(tl.int32),)
@@ -22,33 +31,51 @@ def load_words(plane0, plane1, plane2, offsets, inside):
 
 @triton.jit
 def values(words, table, i: tl.constexpr, FORMAT: tl.constexpr, WIDTHS: tl.constexpr):
-    """The float32 numbers, before any scale, that column i of every unit stands for."""
-    if FORMAT == "2:4":
-        return _kept(words, i, 0) + _kept(words, i, 1)
-    code = _field(words[0], i, WIDTHS[0])
+    """The float32 numbers, before any scale, that column i of every unit stands for; of integers
+    their `_fraction`, which `centred` and `load_scales` make up for."""
     BITS: tl.constexpr = WIDTHS[0] + WIDTHS[1] + WIDTHS[2]
-    if WIDTHS[1] > 0:
-        code |= _field(words[1], i, WIDTHS[1]) << WIDTHS[0]
-    if WIDTHS[2] > 0:
-        code |= _field(words[2], i, WIDTHS[2]) << (WIDTHS[0] + WIDTHS[1])
-    if FORMAT == "int":
+    if FORMAT == "2:4":
+        number = _fraction(_expanded(words, i), 4)
+    elif FORMAT == "int":
+        code = _joined(words, i, WIDTHS)
         if BITS == 8:  # stored signed; its sign bit flipped it counts from -128
             code ^= 128
-        return _integer(code, 1 << (BITS - 1))
+        number = _fraction(code, BITS)
     elif FORMAT == "fp8":
-        return e4m3(code)
+        number = e4m3(words[0] >> (i * 8))
     elif FORMAT == "fp6":
-        return _float(code, 6, 2, 3)
+        number = _float(_joined(words, i, WIDTHS), 6, 2, 3)
     elif FORMAT == "fp4":
-        return _float(code, 4, 1, 1)
+        number = _float(_joined(words, i, WIDTHS), 4, 1, 1)
     else:
-        flat = tl.reshape(code, [code.shape[0] * code.shape[1]])
-        return tl.reshape(tl.gather(table, flat, 0), code.shape)
+        code = _joined(words, i, WIDTHS)
+        number = tl.reshape(tl.gather(table, tl.reshape(code, [code.numel]), 0), code.shape)
+    return number
 
 
 @triton.jit
-def load_scales(pointers, inside, KIND: tl.constexpr):
-    """Scales as float32. Those of 8 bits come as bytes: not every device's Triton has the types."""
+def centred(number, INTEGER_BITS: tl.constexpr):
+    """From integers' fractions the integers: exact also in bfloat16, which fractions are not."""
+    if INTEGER_BITS > 0:
+        number = number * (1 << INTEGER_BITS) - 1.5 * (1 << INTEGER_BITS)
+    return number
+
+
+@triton.jit
+def load_scales(scale, zero, places, inside, KIND: tl.constexpr, INTEGER_BITS: tl.constexpr):
+    """(factor, offset) in float32: what to multiply `values` by, and what to add then."""
+    factor = load_floats(scale + places, inside, KIND)
+    if INTEGER_BITS > 0:
+        factor *= 1 << INTEGER_BITS
+    offset = -1.5 * factor if INTEGER_BITS > 0 else tl.full(factor.shape, 0.0, tl.float32)
+    if zero is not None:
+        offset += load_floats(zero + places, inside, KIND)
+    return factor, offset
+
+
+@triton.jit
+def load_floats(pointers, inside, KIND: tl.constexpr):
+    """Any floats as float32. Those of 8 bits come as bytes, of which any device can make them."""
     raw = tl.load(pointers, inside, other=0)
     if KIND == "e4m3":
         return e4m3(raw.to(tl.int32))
@@ -77,15 +104,26 @@ def lookup_table(VALUES: tl.constexpr):
 
 
 @triton.jit
+def _joined(words, i: tl.constexpr, WIDTHS: tl.constexpr):
+    """Column i's code, from all planes."""
+    code = _field(words[0], i, WIDTHS[0])
+    if WIDTHS[1] > 0:
+        code |= _field(words[1], i, WIDTHS[1]) << WIDTHS[0]
+    if WIDTHS[2] > 0:
+        code |= _field(words[2], i, WIDTHS[2]) << (WIDTHS[0] + WIDTHS[1])
+    return code
+
+
+@triton.jit
 def _field(word, i: tl.constexpr, WIDTH: tl.constexpr):
     return (word >> (i * WIDTH)) & ((1 << WIDTH) - 1)
 
 
 @triton.jit
-def _integer(code, OFFSET: tl.constexpr):
-    """code - OFFSET. The bits of 2^23 + code are those of 2^23 with code in the lowest places: an
-    or and a subtraction, which a device runs at four times the rate of a conversion."""
-    return (code | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + OFFSET)
+def _fraction(code, BITS: tl.constexpr):
+    """1 + code / 2**BITS: the bits of 1.0 with code in the highest places after the point. That is
+    an or, where a conversion takes a device four times as long."""
+    return ((code << (23 - BITS)) | 0x3F800000).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -98,8 +136,10 @@ def _float(code, BITS: tl.constexpr, MANTISSA: tl.constexpr, BIAS: tl.constexpr)
 
 
 @triton.jit
-def _kept(words, i: tl.constexpr, WHICH: tl.constexpr):
-    """Of the two values kept for column i's four, the one asked for if it stands there, else 0."""
-    SLOT: tl.constexpr = i // 4 * 2 + WHICH
-    kept = _integer(_field(words[0], SLOT, 4), 8)
-    return tl.where(_field(words[1], SLOT, 2) == i % 4, kept, 0.0)
+def _expanded(words, i: tl.constexpr):
+    """Column i's code in the dense matrix: of the two kept for its four columns the one whose place
+    it is, or else the 8 that stands for zero."""
+    FIRST: tl.constexpr = i // 4 * 2
+    code = tl.where(_field(words[1], FIRST, 2) == i % 4, _field(words[0], FIRST, 4), 8)
+    second = _field(words[1], FIRST + 1, 2) == i % 4
+    return tl.where(second, _field(words[0], FIRST + 1, 4), code)
