@@ -178,6 +178,9 @@ class Loading:
         cos, sin = rotation(architecture, positions)
         while True:
             name, part = yield
+            if isinstance(part, nn.Linear):  # the output: nobody reads the logits
+                wanda.prune(part, x.flatten(0, -2).float().norm(dim=0))
+                continue
             inputs = (x, cos, sin, None) if name.startswith("layers.") else (x,)
             outputs: list[Tensor] = []
             wanda.prune_linears(part, lambda: outputs.append(part(*inputs)))  # noqa: B023

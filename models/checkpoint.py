@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+import devices
 from errors import CheckpointError
 from models.config import ModelConfig
 from models.llama import Transformer
@@ -44,14 +45,15 @@ def model_name(checkpoint_path: str) -> str:
 
 
 def tokenizer_folder(checkpoint_path: str) -> Path | None:
-    """Where the tokenizer lies; None for a dummy that has none beside its config."""
+    """Where the tokenizer lies; None for a dummy, or one that was saved, that has none."""
     checkpoint = locate(checkpoint_path)
     folder = checkpoint.folder
-    if checkpoint.layout == "dummy" and folder:
+    if checkpoint.layout in ("dummy", "quantbench") and folder:
         return folder if any((folder / name).exists() for name in FILES) else None
     return folder
 
 
+@devices.returning_memory()
 def load_model(
     checkpoint_path: str,
     device: torch.device | str = "cpu",
@@ -100,7 +102,8 @@ def load_model(
                 tied = full_name == "output.weight" and config.tie_embeddings
                 weight = _embedding(model) if tied else None
                 if weight is None:
-                    weight = read(full_name, parameter).to(device, precision)
+                    stored = "tok_embeddings.weight" if tied else full_name
+                    weight = read(stored, parameter).to(device, precision)
                 setattr(module, kind, nn.Parameter(weight, requires_grad=False))
                 del weight  # or it would outlive its replacement until the next one is read
                 done += parameter.numel() * precision.itemsize
@@ -141,7 +144,8 @@ def _load_saved(
     assert how is not None
     if not isinstance(transform, Stages):
         raise CheckpointError(
-            f"{checkpoint.folder} is quantized ({how.scheme}), and nothing is read back without that"
+            f"{checkpoint.folder} is quantized as {how.scheme}; load_model reads it back with "
+            "transform=Quantizer(…) of that scheme"
         )
     if str(precision) != f"torch.{how.precision}":
         raise CheckpointError(

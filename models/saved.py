@@ -1,9 +1,9 @@
 """Quantized models on disk: what --save writes, and how it is read back.
 
-A folder with `quantbench.json` (what the model is, and how it was quantized), its tokenizer's files,
-and `quantized-00001.safetensors`, …: every parameter under our name for it; one that is a tensor
-subclass as the tensors inside it, `layers.0.attention.wo.weight.plane0` and so on. Kernels leave no
-trace there: whatever layout one wants is made again when the model is loaded.
+A folder with `quantbench.json` (what the model is, and how it was quantized), the tokenizer's
+files, and `quantized-00001.safetensors`, …: every parameter under our name for it; one that is a
+tensor subclass as the tensors inside it, `layers.0.attention.wo.weight.plane0` and so on. Kernels
+leave no trace there: whatever layout one wants is made again when the model is loaded.
 
 `quantbench.json` is written last, so a save that was interrupted is no checkpoint.
 """

@@ -74,6 +74,8 @@ def locate(checkpoint_path: str, weights: bool = False) -> Checkpoint:
 def _folder(folder: Path, name: str) -> Checkpoint:
     if (folder / SAVED).exists():
         return Checkpoint("quantbench", name, folder)
+    if any(folder.glob("quantized-*.safetensors*")):
+        raise CheckpointError(f"{folder} has no {SAVED}: its --save did not finish; save it again")
     index = folder / "model.safetensors.index.json"
     if index.exists():
         shards = sorted(set(_index(index).values()))

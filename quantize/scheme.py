@@ -11,7 +11,10 @@ from torch import Tensor, nn
 
 from quantize.packed import PackedWeight
 
-ELEMENTS_AT_ONCE = 1 << 22  # elements: a step of quantization takes some 16 bytes for each of them
+# A step of quantization takes some 16 bytes for each of them. On the CPU they should stay in its
+# second-level cache: twice as fast as 4 M at once. A GPU wants fewer and larger steps.
+ELEMENTS_AT_ONCE = 1 << 18
+ON_A_GPU = 64  # times as many
 
 
 @dataclass(frozen=True)
@@ -42,9 +45,15 @@ class Scheme:
     refuses: Callable[[Any, int], str | None] = lambda *_: None
 
 
+def rows_at_once(w: Tensor) -> int:
+    """How many rows of a weight (N, K) to quantize at a time."""
+    elements = ELEMENTS_AT_ONCE if w.device.type == "cpu" else ELEMENTS_AT_ONCE * ON_A_GPU
+    return max(1, elements // w.shape[1])
+
+
 def in_row_blocks(quantize: Callable[[Tensor], PackedWeight], w: Tensor) -> PackedWeight:
     """quantize(w), some rows at a time: a layer's float32 copies never exist all at once."""
-    rows = max(1, ELEMENTS_AT_ONCE // w.shape[1])
+    rows = rows_at_once(w)
     if w.is_meta or w.shape[0] <= rows:
         return quantize(w)
     first = quantize(w[:rows])

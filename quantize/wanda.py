@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchao.sparsity.utils import PerChannelNormObserver
 from torchao.sparsity.wanda import WandaSparsifier
 
-from quantize import scheme
+from quantize.scheme import rows_at_once
 
 
 def prune_linears(module: nn.Module, run: Callable[[], object]) -> None:
@@ -49,8 +49,7 @@ def input_norms(linears: dict[str, nn.Linear], run: Callable[[], object]) -> dic
 
 def prune(layer: nn.Linear, norms: Tensor) -> None:
     """Zero two of every four weights of a layer, in place."""
-    rows = max(1, scheme.ELEMENTS_AT_ONCE // layer.in_features)
-    for block in layer.weight.data.split(rows):
+    for block in layer.weight.data.split(rows_at_once(layer.weight)):
         block.copy_(_pruned(block, norms))
 
 

@@ -202,6 +202,11 @@ def broken(in_tmp):
     pickled = copied("pickled", [weights])
     torch.save({"a": print}, pickled / "pytorch_model.bin")
     (copied("bad_pickle", [weights]) / "model.pth").write_bytes(b"PK\x03\x04")
+    narrow = config | {"hidden_size": 96, "head_dim": 24, "num_hidden_layers": 1}
+    Path("narrow.json").write_text(json.dumps(narrow))
+    Path("odd.json").write_text(json.dumps(config | {"intermediate_size": 100}))
+    Path("short.txt").write_text("a = 1")
+    Path("model.bin").write_bytes(b"\xff\xfe\x00\x01")
     return in_tmp
 
 
@@ -211,7 +216,24 @@ BAD = [  # arguments, exit code, what the line says
     ("--quantization", 2, "--quantization takes a value"),
     ("int8wo", 2, "there is no option before 'int8wo'"),
     ("--kernel fast", 2, "--kernel takes"),
-    ("--kernel triton", 1, "none has no such kernel; it has torch"),
+    ("--kernel triton", 1, "none has no such kernel; here it has torch"),
+    ("--quantization int4wo-48", 2, "G in int4wo-G[-hqq] is 32, 64, 128 or 256"),
+    ("--quantization uintx-9-64", 2, "N in uintx-N-G[-hqq] is 1, 2, 3, 4, 5, 6 or 7"),
+    ("--quantization fp6x", 2, "'fp6x' is no scheme; nearest: fp6"),
+    ("--quantization int4wo-64 --checkpoint_path dummy:narrow.json", 1,
+     "int4wo-64: layers.0.attention.wqkv has in_features 96, no multiple of 64; 32 would fit"),
+    ("--quantization int8wo --checkpoint_path dummy:odd.json --kernel torchao", 1,
+     "layers.0.feed_forward.w2 with kernel torchao has in_features 100"),
+    ("--quantization fp6 --kernel triton", 1, "--kernel triton: fp6: Triton needs a CUDA device"),
+    ("--quantization float8dq-row --kernel torchao", 1, "compute capability 8.9 or more; here it"),
+    ("--quantization nvfp4 --kernel torchao --precision float16", 1, "bfloat16 or float32, not"),
+    ("--quantization sparse-marlin-wanda --calibration_text nowhere.txt", 2,
+     "--calibration_text nowhere.txt: No such file"),
+    ("--quantization sparse-marlin-wanda --calibration_text short.txt", 2, "tokens are too few"),
+    ("--quantization sparse-marlin-wanda --calibration_text model.bin", 2, "is no UTF-8 text"),
+    ("--min_sqnr -3", 2, "--min_sqnr takes a finite number"),
+    ("--quantization int8wo --save without_config", 1, "the folder is not empty; give a new one"),
+    ("--quantization int8wo --save benchmarks.txt", 1, "--save benchmarks.txt: "),
     ("--precision int8", 2, "--precision takes"),
     ("--device tpu", 2, "--device 'tpu' is"),
     ("--device cpu:3", 2, "there is no device of that number here"),

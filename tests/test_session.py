@@ -6,7 +6,7 @@ import torch
 from kv_cache.dense import DenseKVCache
 from kv_cache.int8 import Int8KVCache
 from models.checkpoint import load_model
-from quantize.registry import transform
+from quantize.registry import Quantizer
 from quantize.spec import parse
 from session import Sampling, Session, sample
 
@@ -15,7 +15,8 @@ PROMPT = torch.tensor([[1, 40, 50, 60, 70]])
 
 
 def session(sampling=GREEDY, scheme="none", precision=torch.float32, rows=1, **options):
-    model = load_model("tiny", precision=precision, transform=transform(parse(scheme)))
+    quantizer = Quantizer(parse(scheme), torch.device("cpu"), precision)
+    model = load_model("tiny", precision=precision, transform=quantizer)
     return Session(model, sampling, batch_size=rows, cache_size=64, **options)
 
 
@@ -116,7 +117,8 @@ def test_streaming_continues_where_it_stopped():
 @pytest.mark.parametrize("scheme", ["none", "int8wo", "int8dq"])
 def test_cuda_graphs_write_the_tokens_that_eager_steps_write(scheme):
     def on_cuda(**options):
-        model = load_model("tiny", "cuda", torch.bfloat16, transform=transform(parse(scheme)))
+        quantizer = Quantizer(parse(scheme), torch.device("cuda"), torch.bfloat16)
+        model = load_model("tiny", "cuda", torch.bfloat16, transform=quantizer)
         return Session(model, GREEDY, 1, 64, **options).generate(PROMPT.cuda(), 24).tokens
 
     assert (on_cuda() == on_cuda(compile_decode=True)).float().mean() > 0.8
