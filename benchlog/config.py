@@ -57,7 +57,7 @@ class RunConfig:
 
     # fmt: off
     quantization: str = _field("none", MODEL, Text("SCHEME"),
-        "none, int8wo, int4wo-64, …: `python -m quantize` lists all")
+        "Scheme; `python -m quantize` lists them")
     checkpoint_path: str = _field("tiny", MODEL, Text("PATH"),
         "Folder, model.pth, hub id, dummy:NAME, or tiny, the embedded model", always=True)
     device: str = _field("auto", MODEL, Text("DEVICE"), "cpu, cuda, xpu, mps; auto picks one",
@@ -79,9 +79,9 @@ class RunConfig:
     seed: int = _field(1234, SAMPLE, Whole(0), "Of sampling and of random prompts")
     num_layers: int | None = _field(None, MODEL, Whole(1), "Keep only the first N layers")
     kernel: str = _field("auto", SPEED, Choice(KERNELS), ", ".join(KERNELS))
-    min_sqnr: float = _field(35.0, MODEL, Number(), "Least dB that autoquant lets a layer keep")
+    min_sqnr: float = _field(35.0, MODEL, Number(), "Least SQNR, dB, that autoquant accepts")
     calibration_text: str | None = _field(None, MODEL, Text("PATH"),
-        "For sparse-marlin-wanda and autoquant; otherwise the embedded held-out text")
+        "Calibrate on it; otherwise on embedded text")
     save: str | None = _field(None, OUTPUT, Text("DIR"), "Write the quantized model here")
     dry_run: bool = _field(False, OUTPUT, Switch(), "Sizes and kernels from shapes alone; no run")
     write_result: str = _field("benchmarks.txt", OUTPUT, Text("PATH"),
