@@ -15,7 +15,7 @@ import torch
 from click.testing import CliRunner
 
 from benchlog import log
-from benchlog.config import parse, split
+from benchlog.config import split
 from benchlog.record import Record
 from generate import main
 from models.checkpoint import load_model

@@ -58,7 +58,7 @@ def linear(x: Tensor, weight: Packed) -> Tensor:
         weight.bits,
         weight.group_size,
     )
-    return y.unflatten(0, x.shape[:-1]) if x.dim() != 2 else y
+    return y.view(*x.shape[:-1], y.shape[-1])
 
 
 def columns_of_unit(weight: Packed, columns: int) -> int:
@@ -91,30 +91,21 @@ def triton_linear(
     if M * N * units == 0:
         return x.new_zeros((M, N), dtype=torch.float32)
     widths = (4, 2) if format == "2:4" else PLANES[bits]
+    stored = unit // 2 if format == "2:4" else unit
     words = [
-        # Of four columns a 2:4 plane holds two.
-        _words(plane, width * unit // (2 if format == "2:4" else 1))
+        plane.contiguous().view(_WORDS[width * stored])
         for plane, width in zip(planes, widths, strict=True)
     ]
     whole_rows = group_size == unit * units and zero is None
-    settings = {
-        "FORMAT": format,
-        "WIDTHS": (*widths, 0, 0)[:3],
-        "TABLE": TABLES.get(format),
-        "UNIT": unit,
-        "UNITS_PER_GROUP": 0 if whole_rows else group_size // unit,
-        "INTEGER_BITS": bits if format in ("int", "2:4") else 0,
-        "SCALE": _BYTES.get(scale.dtype, "float"),
-    }
-    vector = M <= VECTOR_ROWS
-    blocks = (
-        _vector_blocks(M, settings["UNITS_PER_GROUP"]) if vector else _tile_blocks(M, unit, x.dtype)
-    )
-    grid = (triton.cdiv(N, blocks["BLOCK_N"]), 1 if vector else triton.cdiv(M, blocks["BLOCK_M"]))
-    splits, span = _splits(math.prod(grid), units, 128 if vector else blocks["BLOCK_J"], vector)
-    y = x.new_empty((splits, M, N), dtype=torch.float32)
+    run_over = 0 if whole_rows else group_size // unit
+    if M <= VECTOR_ROWS:
+        kernel, blocks = _vector_kernel, _vector_blocks(M, run_over)
+    else:
+        kernel, blocks = _tile_kernel, _tile_blocks(M, unit, x.dtype)
+    grid, span = _grid(M, N, units, **blocks)
+    y = x.new_empty((grid[2], M, N), dtype=torch.float32)
     with torch.cuda.device_of(x):
-        (_vector_kernel if vector else _tile_kernel)[*grid, splits](
+        kernel[grid](
             x,
             *(words + [None, None])[:3],
             _scales(scale),
@@ -125,10 +116,16 @@ def triton_linear(
             N,
             units,
             span,
-            **settings,
+            FORMAT=format,
+            WIDTHS=(*widths, 0, 0)[:3],
+            TABLE=TABLES.get(format),
+            UNIT=unit,
+            UNITS_PER_GROUP=run_over,
+            SCALE=_BYTES.get(scale.dtype, "float"),
+            INTEGER_BITS=bits if format in ("int", "2:4") else 0,
             **blocks,
         )
-    return y[0] if splits == 1 else y.sum(0)
+    return y[0] if grid[2] == 1 else y.sum(0)
 
 
 @triton_linear.register_fake
@@ -136,18 +133,14 @@ def _(x, planes, scale, zero, tensor_scale, format, bits, group_size):
     return x.new_empty((x.shape[0], planes[0].shape[0]), dtype=torch.float32)
 
 
-def _words(plane: Tensor, bits: int) -> Tensor:
-    return plane.contiguous().view(_WORDS[bits])
-
-
 def _scales(scale: Tensor) -> Tensor:
     return scale.contiguous().view(torch.uint8) if scale.dtype in _BYTES else scale.contiguous()
 
 
-def _vector_blocks(M: int, units_per_group: int) -> dict[str, int]:
-    """A thread has four units of two rows: 16 bytes a load where words have 32 bits, and columns of x
-    serve twice. Fewer units than threads let those be loaded where they are used, without shared
-    memory. A run is as long as the power of two that divides a group, which 16 units do at most.
+def _vector_blocks(M: int, units_per_group: int) -> dict[str, Any]:
+    """A thread has four units of two rows: 16 bytes a load where words have 32 bits, and a column
+    of x serves twice. Fewer units than threads let columns be loaded where they are used, without
+    shared memory. A run is as long as the power of two that divides a group, 16 units at most.
     """
     run = math.gcd(units_per_group, 16)
     return {"ROWS": M, "BLOCK_N": 16, "RUNS": 128 // run, "RUN": run, "num_warps": 8}
@@ -163,17 +156,23 @@ def _tile_blocks(M: int, unit: int, dtype: torch.dtype) -> dict[str, Any]:
         # numpy has no bfloat16, and Triton's interpreter would multiply its bits as integers.
         "OPERANDS": _TRITON[dtype] if isinstance(_tile_kernel, triton.JITFunction) else tl.float32,
         "num_warps": 4,
-        "num_stages": 3,
+        "num_stages": 2 if dtype == torch.float32 else 3,
     }
 
 
-def _splits(programs: int, units: int, block: int, vector: bool) -> tuple[int, int]:
-    """(How many programs share a row's units, units for each): reads keep a device with some 130
-    processors busy when each has its 16 to 32 KB on the way, which takes several tiles."""
-    wanted = triton.cdiv(128 if vector else 512, programs)
-    blocks = triton.cdiv(units, block)
-    span = triton.cdiv(blocks, min(wanted, max(1, blocks // 2))) * block
-    return triton.cdiv(units, span), span
+def _grid(M: int, N: int, units: int, **blocks: Any) -> tuple[tuple[int, int, int], int]:
+    """(programs along N, along M, sharing a row's units), and how many units each has of a row.
+
+    Each of some 130 processors needs 16 to 32 KB on their way to it to be kept busy: one program of
+    the vector kernel has nearly that, of the other it takes four.
+    """
+    vector = "ROWS" in blocks
+    grid = triton.cdiv(N, blocks["BLOCK_N"]), 1 if vector else triton.cdiv(M, blocks["BLOCK_M"])
+    block = blocks["RUNS"] * blocks["RUN"] if vector else blocks["BLOCK_J"]
+    wanted = triton.cdiv(128 if vector else 512, math.prod(grid))
+    count = triton.cdiv(units, block)
+    span = triton.cdiv(count, min(wanted, max(1, count // 2))) * block
+    return (*grid, triton.cdiv(units, span)), span
 
 
 @triton.jit
