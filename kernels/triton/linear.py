@@ -28,9 +28,9 @@ from kernels.triton.values import (
     zeros,
 )
 
-# Up to so many rows the products run on ordinary cores. Counted in the machine code for sm_90, a
-# 4-bit weight takes some 7, 11 and 18 instructions there with 1, 2 and 4 rows, and 10 to 12 on the
-# way to tensor cores with any number up to 16.
+# Up to so many rows the products run on ordinary cores. Counted in the machine code that Triton 3.9
+# makes for sm_90, a 4-bit weight takes 7, 10, 17 and 29 instructions there with 1, 2, 4 and 8 rows,
+# and 10 on the way to tensor cores with any number up to 16.
 VECTOR_ROWS = 2
 
 # Bits of the words that a unit's part of a plane can fill.
