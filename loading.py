@@ -21,12 +21,7 @@ from models.llama import Transformer, rotation
 from models.saved import How, Saver, how_saved
 from models.sources import EMBEDDED, locate
 from models.tokenizer import Tokenizer
-from quantize import wanda
-
-try:
-    from quantize import autoquant
-except ImportError:
-    pass
+from quantize import autoquant, wanda
 from quantize.registry import Quantizer
 from quantize.spec import AutoQuant, SparseMarlin, Spec, parse
 
@@ -132,7 +127,7 @@ class Loading:
         """Choose per layer shape, on the first layer's and the output's own inputs; or read back
         what was chosen when the checkpoint was saved."""
         if self.how:
-            return autoquant.AutoQuantizer.from_layers(self.how.layers, self.device, self.precision)
+            return autoquant.AutoQuantizer([], self.device, self.precision, self.how.layers)
         say("Timing every candidate for each shape of layer …")
         self.choices = autoquant.choose(
             self._samples(),
@@ -140,8 +135,8 @@ class Loading:
             self.config.batch_size,
             self.config.min_sqnr,
             autoquant.default_cache(),
-            lambda done, total: None,
-            self.config.compile,
+            compile=self.config.compile,
+            kernel=self.config.kernel,
         )
         say(autoquant.table(self.choices))
         return autoquant.AutoQuantizer(self.choices, self.device, self.precision)

@@ -1,5 +1,6 @@
 """Every kernel in plain torch: slow, readable, and the oracle for the fast ones."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -7,8 +8,46 @@ from kernels.formats import Packed, dequantize
 
 
 def linear(x: Tensor, weight: Packed) -> Tensor:
-    """x (…, K) times a packed (N, K) weight, transposed: (…, N) float32, summed in float32."""
-    return F.linear(x.float(), dequantize(weight))
+    """x (…, K) times a packed (N, K) weight, transposed: (…, N) float32, summed in float32.
+
+    An op of its own, so that compiling leaves it alone: for one row inductor would turn the product
+    into a sum over weights unpacked one by one, thirty times slower, after minutes of compilation.
+    """
+    return torch.ops.quantbench.reference_linear(
+        x,
+        weight.planes,
+        weight.scale,
+        weight.zero,
+        weight.tensor_scale,
+        weight.format,
+        weight.bits,
+        weight.group_size,
+    )
+
+
+@torch.library.custom_op(
+    "quantbench::reference_linear",
+    mutates_args=(),
+    schema="(Tensor x, Tensor[] planes, Tensor scale, Tensor? zero, Tensor? tensor_scale, "
+    "str format, int bits, int group_size) -> Tensor",
+)
+def _reference_linear(
+    x: Tensor,
+    planes: list[Tensor],
+    scale: Tensor,
+    zero: Tensor | None,
+    tensor_scale: Tensor | None,
+    format: str,
+    bits: int,
+    group_size: int,
+) -> Tensor:
+    packed = Packed(planes, scale, zero, tensor_scale, format, bits, group_size)
+    return F.linear(x.float(), dequantize(packed))
+
+
+@_reference_linear.register_fake
+def _(x, planes, scale, zero, tensor_scale, format, bits, group_size):
+    return x.new_empty((*x.shape[:-1], planes[0].shape[0]), dtype=torch.float32)
 
 
 def attention(
