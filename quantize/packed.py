@@ -103,6 +103,12 @@ class PackedWeight(TorchAOBaseTensor):
             activation=activation,
         )
 
+    def _stable_hash_for_caching(self) -> str:
+        """What compiled code depends on, for torch's cache of it: not the numbers."""
+        names, attributes = self.__tensor_flatten__()
+        inner = [(name, _layout(getattr(self, name))) for name in names]
+        return repr((type(self).__name__, inner, sorted(attributes.items(), key=str)))
+
     @property
     def parts(self) -> Packed:
         """The plain tensors and what they mean: what a kernel takes."""
@@ -119,6 +125,10 @@ class PackedWeight(TorchAOBaseTensor):
     def dequantize(self, output_dtype: torch.dtype | None = None) -> Tensor:
         """The (N, K) numbers it stands for, in `output_dtype` or its own dtype."""
         return formats.dequantize(self.parts).to(output_dtype or self.dtype)
+
+
+def _layout(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.dtype, tuple(tensor.shape), tensor.stride(), str(tensor.device)
 
 
 def linear(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
@@ -169,6 +179,15 @@ def _by_row(weight: PackedWeight) -> list[str]:
     return [name for name in names if name != "tensor_scale"]
 
 
+@PackedWeight.implements(aten._to_copy.default)
+def _(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Another dtype is what it dequantizes to from now on; the stored numbers stay."""
+    weight, device = args[0], kwargs.get("device") or args[0].device
+    moved = weight._apply_fn_to_data(lambda tensor: tensor.to(device, copy=True))
+    moved = moved.replaced(dtype=kwargs.get("dtype") or weight.dtype)
+    return return_and_correct_aliasing(func, args, kwargs, moved)
+
+
 @PackedWeight.implements(aten.slice.Tensor)
 def _(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     weight, dim, start, end, step = fill_defaults(args, 5, [0, None, None, 1])
@@ -184,3 +203,6 @@ def _(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> l
     if dim % 2 == 1:
         raise NotImplementedError("a PackedWeight can be split along its rows, not its columns")
     return [weight[start : start + size] for start in range(0, weight.shape[0], size)]
+
+
+torch.serialization.add_safe_globals([PackedWeight])

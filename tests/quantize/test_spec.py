@@ -1,29 +1,69 @@
 """Scheme names: what is understood, and what is said of the rest."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from errors import UsageError
-from quantize.spec import SPECS, parse
+from quantize.registry import SCHEMES
+from quantize.spec import SPECS, AutoQuant, FullPrecision, UintX, every_spec, form, forms, parse
 
 
-@pytest.mark.parametrize("name", [spec.form for spec in SPECS])
-def test_a_name_survives_the_round_trip(name):
-    assert str(parse(name)) == name
+@given(st.sampled_from(list(every_spec())))
+def test_a_name_survives_the_round_trip(spec):
+    assert parse(str(spec)) == spec and str(parse(str(spec))) == str(spec)
+
+
+@given(st.text(max_size=20) | st.from_regex(r"(int4wo|uintx|fp|int8dq|bnb)[-a-z0-9]{0,12}"))
+def test_whatever_is_understood_is_written_the_same(name):
+    try:
+        assert str(parse(name)) == name
+    except UsageError as error:
+        assert len(str(error).splitlines()) == 1
+
+
+def test_there_are_as_many_schemes_as_the_grammar_says():
+    """1 + … : N is one of 7, G of 4 (of 6 for uintx), -hqq doubles."""
+    assert (
+        len(list(every_spec()))
+        == 1 + 1 + 1 + 4 * 2 + 4 + 1 + 2 + 1 + 7 * 6 * 2 + 2 + 1 + 1 + 1 + 2 + 3
+    )
+    assert len({str(spec) for spec in every_spec()}) == len(list(every_spec()))
+
+
+def test_every_scheme_has_a_row():
+    assert set(SPECS) - set(SCHEMES) == {FullPrecision, AutoQuant}
+
+
+def test_forms_are_as_help_texts_have_them():
+    assert form(UintX) == "uintx-N-G[-hqq]"
+    assert "float8dq-{tensor,row}" in forms() and "bnb-{int8,nf4,fp4}" in forms()
 
 
 @pytest.mark.parametrize(
-    "name, nearest",
+    "name, said",
     [
         ("int8w0", "nearest: int8wo"),
         ("INT8WO", "nearest: int8wo"),
-        ("int8-dq", "nearest: int8dq"),
         ("nonee", "nearest: none"),
-        ("marlin-9", "Schemes: none, int8wo, int8dq"),
+        ("fp6x", "nearest: fp6"),
+        ("int4wo", "nearest: int4wo-G[-hqq]"),
+        ("uintx-4", "nearest: uintx-4-8"),
+        ("marlin", "nearest: sparse-marlin"),
+        ("int4wo-48", "G in int4wo-G[-hqq] is 32, 64, 128 or 256"),
+        ("uintx-9-64", "N in uintx-N-G[-hqq] is 1, 2, 3, 4, 5, 6 or 7"),
+        ("uintx-4-7-hqq", "G in uintx-N-G[-hqq] is 8, 16, 32, 64, 128 or 256"),
+        ("int4wo-64-", "nearest: int4wo-64"),
         ("", "Schemes: none, int8wo, int8dq"),
+        ("?", "Schemes: none, int8wo, int8dq"),
     ],
 )
-def test_a_mistyped_scheme_is_an_error_that_names_the_nearest(name, nearest):
+def test_a_mistyped_scheme_is_one_line_that_says_what_works(name, said):
     with pytest.raises(UsageError) as error:
         parse(name)
-    assert repr(name) in str(error.value) and nearest in str(error.value)
-    assert "\n" not in str(error.value)
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_spec_made_by_hand_is_checked_too():
+    with pytest.raises(UsageError, match="N in uintx-N-G"):
+        UintX(bits=8)
