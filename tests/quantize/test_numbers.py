@@ -1,0 +1,217 @@
+"""Each scheme's numbers against an independent source: torchao's own configs, bitsandbytes, brute
+force over the code book, examples worked by hand."""
+
+import bitsandbytes.functional as bnb
+import pytest
+import torch
+from torch import nn
+from torchao.prototype.mx_formats.inference_workflow import NVFP4WeightOnlyConfig
+from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
+from torchao.quantization import (
+    Float8WeightOnlyConfig,
+    Int8DynamicActivationIntxWeightConfig,
+    PerGroup,
+    quantize_,
+)
+from torchao.quantization.quant_primitives import MappingType
+
+from kernels.formats import TABLES, e3m2
+from kernels.packing import unpack
+from quantize.activation import rounded
+from quantize.registry import Quantizer
+from quantize.spec import parse
+
+CPU = torch.device("cpu")
+
+
+def packed(name, weight):
+    layer = nn.Linear(weight.shape[1], weight.shape[0], False, dtype=weight.dtype)
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    return Quantizer(parse(name), CPU, weight.dtype).quantized("layer", layer).weight.data
+
+
+def theirs(config, weight):
+    """What torchao's own config makes of the weight: its product with the identity."""
+    layer = nn.Linear(weight.shape[1], weight.shape[0], False, dtype=weight.dtype)
+    layer.weight = nn.Parameter(weight.clone(), requires_grad=False)
+    quantize_(layer, config)
+    return layer.weight
+
+
+def gaussian(N=64, K=256, dtype=torch.bfloat16):
+    return torch.randn(N, K).to(dtype)
+
+
+# ---------------------------------------------------------------------------------- torchao's own
+
+
+@pytest.mark.parametrize("group_size", [32, 64, 128])
+def test_int4wo_is_torchaos(group_size):
+    """Through its CPU kernel, times the identity, since its layout cannot be read back."""
+    weight = gaussian()
+    config = PrototypeInt4WeightOnlyConfig(group_size=group_size, set_inductor_config=False)
+    made = theirs(config, weight)
+    identity = torch.eye(256).bfloat16()
+    ours = packed(f"int4wo-{group_size}", weight).dequantize()
+    got = torch.nn.functional.linear(identity, made).T
+    # torchao computes in bfloat16, we in float32 until the end: near the middle between two codes
+    # it takes the other one, up to a step of the group away. Ours must be the better approximation.
+    assert ((ours - got).abs() <= 2**-6 + 0.02 * got.abs()).float().mean() > 0.97
+    assert (ours - got).abs().max() <= 1.05 * weight.float().abs().max() * 2 / 15
+    assert (ours.double() - weight).norm() <= (got.double() - weight).norm()
+
+
+def test_float8wo_is_torchaos():
+    weight = gaussian()
+    made = theirs(Float8WeightOnlyConfig(set_inductor_config=False), weight)
+    ours = packed("float8wo", weight)
+    torch.testing.assert_close(ours.scale, made.scale, rtol=2**-8, atol=0)
+    assert (ours.plane0.float() == made.qdata.float()).float().mean() > 0.95
+    # E4M3 keeps 4 significant bits: a neighbouring number is 1/8 away at most
+    torch.testing.assert_close(ours.dequantize(), made.dequantize(), rtol=0.13, atol=1e-3)
+
+
+def test_int8dq_int4wo_is_torchaos():
+    weight = gaussian()
+    config = Int8DynamicActivationIntxWeightConfig(
+        weight_dtype=torch.int4,
+        weight_granularity=PerGroup(32),
+        weight_mapping_type=MappingType.SYMMETRIC,
+    )
+    made, ours = theirs(config, weight), packed("int8dq-int4wo-32", weight)
+    torch.testing.assert_close(ours.scale, made.scale, rtol=2**-7, atol=0)
+    codes = unpack([ours.plane0], 4).int() - 8
+    assert ((codes - made.qdata).abs() <= 1).all() and (codes == made.qdata).float().mean() > 0.99
+
+
+def test_nvfp4_is_torchaos():
+    weight = gaussian()
+    made = theirs(NVFP4WeightOnlyConfig(), weight)
+    torch.testing.assert_close(packed("nvfp4", weight).dequantize(), made.dequantize())
+
+
+# ---------------------------------------------------------------------------------- bitsandbytes
+
+
+@pytest.mark.parametrize("kind", ["nf4", "fp4"])
+def test_bnb_4_bit_is_bitsandbytes(kind):
+    weight = gaussian()
+    codes, state = bnb.quantize_4bit(weight, quant_type=kind, blocksize=64)
+    expected = bnb.dequantize_4bit(codes, state)
+    ours = packed(f"bnb-{kind}", weight).dequantize()
+    torch.testing.assert_close(ours, expected, rtol=2**-7, atol=1e-6)
+
+
+def test_bnb_int8_is_bitsandbytes():
+    weight = gaussian(dtype=torch.float16)
+    codes, largest, _ = bnb.int8_vectorwise_quant(weight)
+    ours = packed("bnb-int8", weight)
+    assert torch.equal(ours.plane0, codes)
+    torch.testing.assert_close(ours.scale[:, 0] * 127, largest)
+
+
+# ---------------------------------------------------------------------------------- brute force
+
+
+BOOKS = {
+    "uintx-1-32": torch.arange(2.0) - 1,
+    "uintx-2-32": torch.arange(4.0) - 2,
+    "uintx-3-32": torch.arange(8.0) - 4,
+    "uintx-5-32-hqq": torch.arange(32.0) - 16,
+    "uintx-7-64": torch.arange(128.0) - 64,
+    "int4wo-32": torch.arange(16.0) - 8,
+    "int4wo-32-hqq": torch.arange(16.0) - 8,
+    "fp6": e3m2(torch.arange(64, dtype=torch.uint8)),
+    "float8wo": torch.arange(256).to(torch.uint8).view(torch.float8_e4m3fn).float().nan_to_num(0),
+    "mxfp4": torch.tensor(TABLES["fp4"]),
+    "bnb-nf4": torch.tensor(TABLES["nf4"]),
+}
+
+
+@pytest.mark.parametrize("weights", ["gaussian", "heavy-tailed", "off-centre"])
+@pytest.mark.parametrize("name", BOOKS)
+def test_every_weight_is_the_nearest_one_there_is(name, weights):
+    """Nearest in the group's own code book: no other code would have been closer."""
+    weight = torch.randn(16, 128)
+    if weights == "heavy-tailed":
+        weight = torch.distributions.StudentT(2.0).sample((16, 128))
+    if weights == "off-centre":
+        weight += 3
+    made = packed(name, weight)
+    groups = weight.unflatten(-1, (-1, made.group_size))
+    scale = made.scale.float()[..., None, None]
+    zero = 0 if made.zero is None else made.zero.float()[..., None, None]
+    book = BOOKS[name] * scale + zero
+    nearest = (groups[..., None] - book).abs().amin(-1)
+    error = (made.dequantize() - weight).unflatten(-1, (-1, made.group_size)).abs()
+    # ties, and what is almost one, may go either way
+    slack = 1e-5 * (groups.abs() + scale.squeeze(-1))
+    if name == "bnb-nf4":
+        slack = slack + 1e-3 * groups.abs().amax(-1, keepdim=True)  # its boundaries are rounded
+    assert (error <= nearest + slack).all()
+
+
+@pytest.mark.parametrize("name", ["int4wo-64", "uintx-2-64", "uintx-3-128"])
+def test_hqq_is_no_worse_than_the_range(name):
+    """On Gaussian and on heavy-tailed weights, by squared error."""
+    for weight in (torch.randn(32, 256), torch.distributions.StudentT(4.0).sample((32, 256))):
+        plain, hqq = (
+            (packed(n, weight).dequantize() - weight).square().sum() for n in (name, name + "-hqq")
+        )
+        assert hqq <= plain
+
+
+# ---------------------------------------------------------------------------------- by hand
+
+
+def test_e3m2_by_hand():
+    """Exponent bias 3: 2^-4 is the least, 2^4 · 1.75 the most."""
+    values = e3m2(torch.arange(32, dtype=torch.uint8)).tolist()
+    assert values[:8] == [0, 0.0625, 0.125, 0.1875, 0.25, 0.3125, 0.375, 0.4375]
+    assert values[12:16] == [1, 1.25, 1.5, 1.75] and values[-1] == 28
+    assert e3m2(torch.arange(32, 64, dtype=torch.uint8)).tolist() == [-v for v in values]
+
+
+def test_fp6_rounds_ties_to_even_and_scales_by_the_largest():
+    """28 is the row's largest, so the scale is 1 and codes are the numbers themselves."""
+    row = torch.tensor([[28.0, -28, 1.125, 1.375, 1.3, 0.03125, 0.09375, 26.0, 0, -0.2, 27.9, 25]])
+    expected = [28, -28, 1, 1.5, 1.25, 0, 0.125, 24, 0, -0.1875, 28, 24]
+    made = packed("fp6", row)
+    assert made.scale.item() == 1 and made.dequantize().tolist() == [expected]
+
+
+def test_two_bits_by_hand():
+    """Weights 0 to 3 and then 10 to 13: a group's least is code 0, its most code 3."""
+    weight = torch.tensor([[0.0, 1, 2, 3] * 2 + [10.0, 11, 12, 13] * 2])
+    made = packed("uintx-2-8", weight)
+    assert made.scale.tolist() == [[1, 1]] and made.zero.tolist() == [[2, 12]]
+    # four codes a byte, the first in the lowest bits: 0 + 1·4 + 2·16 + 3·64
+    assert made.plane0.tolist() == [[228] * 4]
+    assert made.dequantize().tolist() == weight.tolist()
+
+
+def test_two_of_four_by_hand():
+    """7.5 is the largest, so the scale is 1: rounding to whole numbers, -8 to 7."""
+    row = torch.zeros(1, 64)
+    row[0, :8] = torch.tensor([0.1, -7.5, 3.0, 0.2, 5.0, 5.0, 5.0, 1.0])
+    made = packed("sparse-marlin", row)
+    assert made.scale.tolist() == [[1]]
+    expected = torch.zeros(1, 64)
+    expected[0, :8] = torch.tensor([0, -8, 3, 0, 5, 5, 0, 0])  # ties keep the first
+    assert torch.equal(made.dequantize(), expected)
+    # values -8, 3 | 5, 5 as code + 8, the first in the low bits; places 1, 2 | 0, 1
+    assert made.plane0[0, :2].tolist() == [0 + 11 * 16, 13 + 13 * 16]
+    assert made.plane1[0, 0].item() == 1 + 2 * 4 + 0 * 16 + 1 * 64
+
+
+def test_activations_by_hand():
+    x = torch.tensor([[127.5, -127.5, 1.0, 0.4], [0, 0, 0, 0]])
+    codes, scale = rounded(x, "int8")
+    assert codes.tolist() == [[127, -128, 1, 0], [0, 0, 0, 0]] and scale[0].item() == 1
+    x = torch.tensor([[255.0, 0.0, 1.0, 100.4]])
+    numbers, scale = rounded(x, "int8-asymmetric")
+    assert numbers.tolist() == [[255, 0, 1, 100]] and scale.item() == 1
+    numbers, scale = rounded(torch.tensor([[448.0, 1.0, 17.0, -0.3]]), "float8-row")
+    assert numbers.tolist() == [[448, 1, 16, -0.3125]] and scale.item() == 1
+    numbers, scale = rounded(torch.tensor([[127.0, -127, 0.6, 0]]), "int8-bitsandbytes")
+    assert numbers.tolist() == [[127, -127, 1, 0]] and scale.item() == 1
