@@ -38,7 +38,6 @@ from quantize.spec import parse
 if TYPE_CHECKING:  # torch takes seconds to import; --help and a mistyped option need none of it
     import torch
 
-    from kv_cache.base import KVCache
     from loading import Loading
     from models.config import ModelConfig
     from models.llama import Transformer
@@ -214,21 +213,15 @@ def load(plan: Plan, report: Report) -> tuple[Transformer, dict[str, int]]:
 
 def dry_run(plan: Plan) -> str:
     """Sizes and kernels, from shapes alone."""
-    import torch
-
     import sizes
 
-    config, precision = plan.config, getattr(torch, plan.config.precision)
-    cache, rows = kv_cache(config), config.batch_size
-    cached = sizes.kv_cache_bytes(plan.architecture, rows, plan.cache_size, precision, cache)
-    cached_line = f"{cached / 1e9:.3f} GB for {plan.cache_size} positions, batch {rows}"
-    return sizes.report(
-        plan.architecture, plan.spec, config.kernel, plan.device, precision, cached_line
-    )
+    config = plan.config
+    return sizes.report(config, plan.architecture, plan.spec, plan.device, plan.cache_size)
 
 
 def make_session(plan: Plan, model: Transformer) -> Session:
     from session import Sampling, Session
+    from sizes import kv_cache
 
     config = plan.config
     return Session(
@@ -240,13 +233,6 @@ def make_session(plan: Plan, model: Transformer) -> Session:
         compile_prefill=config.compile_prefill,
         cache=kv_cache(config),
     )
-
-
-def kv_cache(config: RunConfig) -> type[KVCache]:
-    from kv_cache.dense import DenseKVCache
-    from kv_cache.int8 import Int8KVCache
-
-    return Int8KVCache if config.kv_cache_quantization else DenseKVCache
 
 
 def measure(plan: Plan, session: Session) -> dict[str, Any]:
@@ -365,7 +351,7 @@ def make_record(plan: Plan, details: dict[str, Any]) -> Record:
         compile_prefill=plan.config.compile_prefill,
         dtype=f"torch.{plan.config.precision}",
         device=plan.config.device,
-        repro=repro(plan.config),
+        repro=repro(dataclasses.replace(plan.config, save=None)),  # it takes a new folder
     )
 
 

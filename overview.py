@@ -15,13 +15,12 @@ from loading import Loading
 from models.checkpoint import load_config, tokenizer_folder
 from models.sources import EMBEDDED
 from models.tokenizer import ByteTokenizer, load_tokenizer
-from quantize.registry import SHOWN
+from quantize.registry import MEASURED, SHOWN
 from quantize.spec import AutoQuant, parse
 from scoring import token_nats
 from sizes import size_of
 
 Say = Callable[[str], None]
-MEASURED = ("autoquant", "autoquant-int4")  # what they are is known only after measuring
 
 
 def rows(

@@ -8,21 +8,25 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from benchlog.config import RunConfig
 from errors import KernelError
-from kv_cache.base import CacheFactory
+from kv_cache.base import CacheFactory, KVCache
+from kv_cache.dense import DenseKVCache
+from kv_cache.int8 import Int8KVCache
 from models.config import ModelConfig
 from models.llama import Transformer, stored_bytes
-from quantize.registry import SHOWN, Quantizer
+from quantize.registry import MEASURED, SHOWN, Quantizer
 from quantize.spec import AutoQuant, Spec, parse
 
 
 @dataclass(frozen=True)
 class Size:
-    """model_bytes: weights that a decode step reads, all but the embedding. bits_per_weight: over
-    all quantized linear layers, scales included. kernel: what would run; None if nothing can, and
-    then `reason` says why."""
+    """model_bytes: weights that a decode step reads, all but the embedding; embedding_bytes: its
+    table. bits_per_weight: over all quantized linear layers, scales included. kernel: what would
+    run; None if nothing can, and then `reason` says why."""
 
     model_bytes: int
+    embedding_bytes: int
     bits_per_weight: float
     kernel: str | None
     reason: str | None = None
@@ -57,6 +61,7 @@ def size_of(
     count = sum(layer.weight.numel() * times[name] for name, layer in linears.items())
     return Size(
         model.weight_bytes() + in_layers * (architecture.num_layers - 1),
+        stored_bytes(model.tok_embeddings.weight),
         8 * packed / count,
         None if reason else ", ".join(quantizer.ran) or "torch",
         reason,
@@ -64,29 +69,29 @@ def size_of(
 
 
 def report(
-    architecture: ModelConfig,
-    spec: Spec,
-    kernel: str,
-    device: torch.device,
-    precision: torch.dtype,
-    cache: str,
+    config: RunConfig, architecture: ModelConfig, spec: Spec, device: torch.device, positions: int
 ) -> str:
-    """What --dry_run prints; `cache` is the line about the KV cache."""
+    """What --dry_run prints, for a cache of so many positions."""
+    precision = getattr(torch, config.precision)
     rows = [("parameters", f"{architecture.parameters() / 1e9:.3f} billion")]
     if isinstance(spec, AutoQuant):
         rows += [("model_size", f"{spec} measures first, and chooses then")]
     else:
-        size = size_of(architecture, spec, device, precision, kernel)
-        embedding = architecture.vocab_size * architecture.dim * precision.itemsize
+        size = size_of(architecture, spec, device, precision, config.kernel)
         rows += [
             ("model_size", f"{size.model_bytes / 1e9:.2f} GB as {spec}"),
-            ("embedding", f"{embedding / 1e9:.2f} GB besides, in {str(precision)[6:]}"),
+            ("embedding", f"{size.embedding_bytes / 1e9:.2f} GB besides"),
             ("bits per weight", f"{size.bits_per_weight:.2f} over all quantized linear layers"),
             ("kernel", size.kernel or f"none: {size.reason}"),
         ]
-    rows += [("KV cache", cache)]
-    head = "\n".join(f"{name:<16} {text}" for name, text in rows)
+    cached = kv_cache_bytes(architecture, config.batch_size, positions, precision, kv_cache(config))
+    cache = f"{cached / 1e9:.3f} GB for {positions} positions, batch {config.batch_size}"
+    head = "\n".join(f"{name:<16} {text}" for name, text in [*rows, ("KV cache", cache)])
     return f"{head}\n\n{table(architecture, device, precision)}"
+
+
+def kv_cache(config: RunConfig) -> type[KVCache]:
+    return Int8KVCache if config.kv_cache_quantization else DenseKVCache
 
 
 def kv_cache_bytes(
@@ -122,4 +127,5 @@ def table(architecture: ModelConfig, device: torch.device, precision: torch.dtyp
         kernel = size.kernel or f"none: {size.reason}"
         gigabytes = f"{size.model_bytes / 1e9:.2f} GB"
         lines.append(f"{name:<{width}}  {gigabytes:>10}  {size.bits_per_weight:>11.2f}  {kernel}")
+    lines += [f"{name:<{width}}    measured     measured  measured" for name in MEASURED]
     return "\n".join(lines)

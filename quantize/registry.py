@@ -59,6 +59,8 @@ SHOWN = (
     *("uintx-2-64", "uintx-2-64-hqq", "uintx-1-64", "sparse-marlin", "sparse-marlin-wanda"),
 )
 
+MEASURED = ("autoquant", "autoquant-int4")  # what they are is known only after measuring
+
 
 def available(spec: Spec, device: torch.device, dtype: torch.dtype) -> dict[str, str | None]:
     """Per kernel of the scheme, fastest first: why it cannot run there, or None if it can."""

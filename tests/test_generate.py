@@ -116,6 +116,32 @@ def test_every_old_command_runs(in_tmp, monkeypatch, command):
     assert ("--linear_causal_mask" in record.repro) == ("--linear_causal_mask" in command)
 
 
+def test_a_saved_model_runs_without_saying_its_scheme(in_tmp):
+    saved = run(*SHORT, "--quantization", "fp6", "--save", "mine", "--temperature", "0")
+    again = run(*SHORT, "--checkpoint_path", "mine", "--temperature", "0")
+    assert saved.exit_code == again.exit_code == 0, again.stderr
+    assert "Saved to mine: --checkpoint_path mine loads it" in saved.stderr
+    assert saved.stdout.split("scheme")[0] == again.stdout.split("scheme")[0]  # the same text
+    first, second = [record for _, record in log.read("benchmarks.txt").records]
+    assert "--save" not in first.repro and first.quant == second.quant == "fp6"
+    assert "--quantization fp6 --checkpoint_path mine" in second.repro
+    assert first.model_size == second.model_size and second.mod == "mine"
+    wrong = run(*SHORT, "--checkpoint_path", "mine", "--quantization", "int8wo")
+    assert wrong.exit_code == 2 and "mine was saved as fp6" in wrong.stderr
+    assert len(log.read("benchmarks.txt").records) == 2
+
+
+def test_autoquant_shows_what_it_chose_from(in_tmp, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(in_tmp / "cache"))
+    result = run(*SHORT, "--quantization", "autoquant")
+    assert result.exit_code == 0, result.stderr
+    for part in ("768 × 256 (layers.0.attention.wqkv)", "int8wo", "dB", "µs", "chosen"):
+        assert part in result.stderr
+    assert (in_tmp / "cache" / "quantbench" / "autoquant.json").exists()
+    again = run(*SHORT, "--quantization", "autoquant")
+    assert "kept from an earlier run" in again.stderr
+
+
 def test_no_log_and_a_cut_model(in_tmp):
     result = run(*SHORT, "--write_result", "none", "--num_layers", "2", "--prefill_size", "7")
     assert result.exit_code == 0 and not Path("benchmarks.txt").exists()

@@ -1,0 +1,75 @@
+"""python -m quantize: the table of schemes, and what it says of wrong input."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from quantize.__main__ import main
+from quantize.registry import SHOWN
+
+ROOT = Path(__file__).parent.parent
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, [*arguments, "--device", "cpu"])
+
+
+def test_the_command_lists_every_scheme_with_bits_and_kernel():
+    done = subprocess.run(
+        [sys.executable, "-m", "quantize", "--device", "cpu"],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0 and done.stderr == ""
+    head, *rows = done.stdout.split("\n\n")[0].splitlines()
+    assert head.split() == ["scheme", "bits/weight", "kernel"]
+    assert [row.split()[0] for row in rows] == [*SHOWN, "autoquant", "autoquant-int4"]
+    bits = {row.split()[0]: row.split()[1] for row in rows}
+    assert bits["none"] == "16.00" and bits["int4wo-64"] == "4.50"
+    assert bits["sparse-marlin"] == "3.25" and bits["autoquant"] == "measured"
+    assert done.stdout.splitlines()[-1].startswith("Forms: none, int8wo, int8dq, int4wo-G[-hqq]")
+
+
+def test_measured_quality_is_as_it_has_to_be(tmp_path):
+    """16384 tokens of held-out text, in pairs, so that the ratios' errors are small."""
+    names = "none int8wo int4wo-64 int4wo-256 int4wo-64-hqq int4wo-256-hqq uintx-2-64".split()
+    result = run("--measure", "--json", str(tmp_path / "rows.json"), *names)
+    assert result.exit_code == 0, result.output
+    rows = {row["scheme"]: row for row in json.loads((tmp_path / "rows.json").read_text())}
+    assert list(rows) == names and rows["none"]["ratio"] == 1
+    ratio = {name: row["ratio"] for name, row in rows.items()}
+    assert abs(ratio["int8wo"] - 1) < 0.005
+    assert ratio["int4wo-64"] < ratio["int4wo-256"]
+    assert ratio["int4wo-64-hqq"] <= ratio["int4wo-64"]
+    assert ratio["int4wo-256-hqq"] <= ratio["int4wo-256"]
+    assert ratio["uintx-2-64"] > 2
+    assert all(row["tokens"] == 16384 for row in rows.values())
+    # 1.11 bits per byte, some 3 bytes a token: a perplexity between 6 and 12
+    assert 6 < rows["none"]["perplexity"] < 12
+    assert "7 of 7: uintx-2-64" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments, code, message",
+    [
+        (["fp6x"], 2, "'fp6x' is no scheme; nearest: fp6"),
+        (["--measure", "--text", "nowhere.txt", "none"], 2, "--text nowhere.txt: No such file"),
+        (["--checkpoint_path", "./no/such"], 1, "./no/such does not exist"),
+        (["--precision", "int3"], 2, "--precision takes"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, code, message):
+    result = run(*arguments)
+    assert result.exit_code == code
+    assert message in result.stderr and len(result.stderr.splitlines()) == 1
+
+
+def test_a_scheme_the_model_cannot_take_says_why():
+    result = run("--checkpoint_path", "dummy:Qwen2.5-0.5B", "int4wo-256", "int4wo-64")
+    assert result.exit_code == 0
+    refused, taken = result.stdout.splitlines()[1:3]
+    assert "in_features 896, no multiple of 256; 32 and 64 and 128 would fit" in refused
+    assert taken.split()[:3] == ["int4wo-64", "4.50", "torchao"]
