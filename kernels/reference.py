@@ -5,6 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.formats import Packed, dequantize
+from kernels.kv import Stored
+from kernels.kv import dequantize as dequantize_kv
 
 
 def linear(x: Tensor, weight: Packed) -> Tensor:
@@ -75,3 +77,22 @@ def attention(
     folded = query.reshape(B, K, H // K * S, D)
     output = F.scaled_dot_product_attention(folded, key, value, visible.repeat(H // K, 1))
     return output.view(B, H, S, D)
+
+
+def decode_attention(
+    query: Tensor, key: Stored, value: Stored, first: Tensor, count: Tensor
+) -> Tensor:
+    """Attention of one new token per row over the slots that its cache has filled.
+
+    query (B, H, D), H a multiple of the cache's K heads, query head h reading head h // (H // K);
+    first and count (B,) integers on the same device: row b sees the slots (first[b] + i) % T for
+    i < count[b]. Returns (B, H, D) in query's dtype; sums and softmax are float32.
+    """
+    B, H, D = query.shape
+    keys, values = dequantize_kv(key), dequantize_kv(value)
+    K, T = keys.shape[1:3]
+    slots = torch.arange(T, device=query.device)
+    visible = (slots - first[:, None]) % T < count[:, None]  # (B, T)
+    folded = query.float().view(B, K, H // K, D)
+    y = F.scaled_dot_product_attention(folded, keys, values, visible[:, None, None])
+    return y.reshape(B, H, D).to(query.dtype)

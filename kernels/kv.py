@@ -1,0 +1,39 @@
+"""How a KV cache's keys or values lie in memory, and what they mean: what decode attention reads.
+
+    dense   (B, K, T, D) numbers of the model's dtype
+    int8    int8 codes (B, K, T, D), one scale (B, K, T, 1): code · scale
+    fp8     float8_e4m3fn numbers (B, K, T, D), one scale (B, K, T, 1)
+    int4    two codes a byte, (B, K, T, D / 2) uint8, the first of two in the low bits, and a scale for
+            every 32 of head_dim, (B, K, T, D / 32): (code - 8) · scale
+
+for B rows, K key/value heads, T slots and D head_dim; scales have the model's dtype. A slot holds a
+position; which one is the cache's business (kv_cache/).
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from kernels.packing import unpack
+
+INT4_GROUP = 32
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Keys, or values, of one layer as they are stored."""
+
+    codes: Tensor
+    scale: Tensor | None
+    format: str
+
+
+def dequantize(stored: Stored) -> Tensor:
+    """(B, K, T, D) float32."""
+    if stored.format == "dense" or stored.scale is None:
+        return stored.codes.float()
+    if stored.format != "int4":
+        return stored.codes.float() * stored.scale.float()
+    numbers = unpack([stored.codes], 4).float() - 8
+    groups = numbers.unflatten(-1, (-1, min(INT4_GROUP, numbers.shape[-1])))
+    return (groups * stored.scale.float()[..., None]).flatten(-2)
