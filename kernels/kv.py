@@ -3,7 +3,7 @@
     dense   (B, K, T, D) numbers of the model's dtype
     int8    int8 codes (B, K, T, D), one scale (B, K, T, 1): code · scale
     fp8     float8_e4m3fn numbers (B, K, T, D), one scale (B, K, T, 1)
-    int4    two codes a byte, (B, K, T, D / 2) uint8, the first of two in the low bits, and a scale for
+    int4    two codes a byte, (B, K, T, D / 2) uint8, the first in the low bits, and a scale for
             every 32 of head_dim, (B, K, T, D / 32): (code - 8) · scale
 
 for B rows, K key/value heads, T slots and D head_dim; scales have the model's dtype. A slot holds a
