@@ -75,6 +75,21 @@ def test_products_are_those_of_the_stored_weights(name, kernel, dtype):
         assert_product(layer(x), x, exact, activation, name)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_triton_products_are_those_of_the_stored_weights(name):
+    """In the interpreter, or on a GPU; tests/kernels has every format, shape and dtype."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    layer, exact, activation = built(name, linear(N=20), "reference")
+    weight = layer.weight.data.replaced(kernel="triton").to(device)
+    for rows in ((1, 1), (1, 3)):
+        x = torch.randn(*rows, 256).bfloat16()
+        y = F.linear(x.to(device), weight).cpu()
+        # more rows than two go through tensor cores, with the weights' numbers in bfloat16
+        wanted = expected(x, exact, activation)
+        terms = x.double().norm(dim=-1, keepdim=True) * exact.norm(dim=1)
+        assert ((y.double() - wanted).abs() <= 2**-7 * (wanted.abs() + terms)).all()
+
+
 @pytest.mark.parametrize("name, kernel", CASES)
 def test_compiled_products_are_the_eager_ones(name, kernel):
     layer, exact, activation = built(name, linear(), kernel)
