@@ -10,9 +10,8 @@ from torch import nn
 
 from benchlog.config import RunConfig
 from errors import KernelError
+from kv_cache import CACHES
 from kv_cache.base import CacheFactory, KVCache
-from kv_cache.dense import DenseKVCache
-from kv_cache.int8 import Int8KVCache
 from models.config import ModelConfig
 from models.llama import Transformer, stored_bytes
 from quantize.registry import MEASURED, SHOWN, Quantizer
@@ -91,7 +90,9 @@ def report(
 
 
 def kv_cache(config: RunConfig) -> type[KVCache]:
-    return Int8KVCache if config.kv_cache_quantization else DenseKVCache
+    """The kind of cache that --kv_cache, or --kv_cache_quantization, asks for."""
+    old = "int8" if config.kv_cache_quantization else "dense"
+    return CACHES[old if config.kv_cache == "dense" else config.kv_cache]
 
 
 def kv_cache_bytes(

@@ -38,6 +38,7 @@ class Option:
 
 GROUPS = MODEL, SPEED, SAMPLE, CACHE, OUTPUT = "Model", "Speed", "Sample", "Cache", "Output"
 PRECISIONS = ("bfloat16", "float16", "float32")
+KV_CACHES = ("dense", "int8", "fp8", "int4")
 KERNELS = ("auto", "torchao", "cpu", "triton", "bitsandbytes", "reference")
 
 
@@ -71,7 +72,8 @@ class RunConfig:
     top_k: int = _field(200, SAMPLE, Whole(1), "Sample from the N likeliest tokens", always=True)
     temperature: float = _field(0.8, SAMPLE, Number(), "0 always takes the likeliest", always=True)
     cache_size: int | None = _field(None, CACHE, Whole(1), "Positions; otherwise what is needed")
-    kv_cache_quantization: bool = _field(False, CACHE, Switch(), "Keep the cache in int8")
+    kv_cache_quantization: bool = _field(False, CACHE, Switch(), "The same as --kv_cache int8")
+    kv_cache: str = _field("dense", CACHE, Choice(KV_CACHES), ", ".join(KV_CACHES))
     linear_causal_mask: bool = _field(False, CACHE, Switch(), "Changes nothing; old lines have it")
     prompt: str = _field("Hello, my name is", SAMPLE, Text(may_be_empty=True), "Text to go on from")
     prefill_size: int | None = _field(None, SAMPLE, Whole(1), "A random prompt of N tokens instead")

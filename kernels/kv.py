@@ -12,6 +12,7 @@ position; which one is the cache's business (kv_cache/).
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from kernels.packing import unpack
@@ -28,12 +29,12 @@ class Stored:
     format: str
 
 
-def dequantize(stored: Stored) -> Tensor:
-    """(B, K, T, D) float32."""
-    if stored.format == "dense" or stored.scale is None:
-        return stored.codes.float()
+def dequantize(stored: Stored, dtype: torch.dtype = torch.float32) -> Tensor:
+    """(B, K, T, D) in `dtype`; products are taken in float32, and rounded once."""
+    if stored.scale is None:
+        return stored.codes.to(dtype)
     if stored.format != "int4":
-        return stored.codes.float() * stored.scale.float()
+        return (stored.codes.float() * stored.scale.float()).to(dtype)
     numbers = unpack([stored.codes], 4).float() - 8
-    groups = numbers.unflatten(-1, (-1, min(INT4_GROUP, numbers.shape[-1])))
-    return (groups * stored.scale.float()[..., None]).flatten(-2)
+    groups = numbers.unflatten(-1, (-1, INT4_GROUP))
+    return (groups * stored.scale.float()[..., None]).flatten(-2).to(dtype)

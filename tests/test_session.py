@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kv_cache.dense import DenseKVCache
-from kv_cache.int8 import Int8KVCache
+from kv_cache.eight_bit import Int8KVCache
 from models.checkpoint import load_model
 from quantize.registry import Quantizer
 from quantize.spec import parse

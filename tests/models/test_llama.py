@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kv_cache.dense import DenseKVCache
-from kv_cache.int8 import Int8KVCache
+from kv_cache.eight_bit import Int8KVCache
 from models.checkpoint import load_model
 from models.config import PRESETS
 from models.llama import Transformer

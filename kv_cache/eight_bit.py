@@ -1,0 +1,42 @@
+"""Keys and values in 8 bits, int8 or float8 (E4M3): one symmetric scale per token and head, so that
+one outlier costs precision only in its own token and head."""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from kv_cache.base import KVCache, Shape
+
+
+class EightBitKVCache(KVCache):
+    """2 · B · K · T · (D + itemsize of `dtype`) bytes: codes, and the scale max|x| / largest."""
+
+    code_dtype: ClassVar[torch.dtype]
+    largest: ClassVar[float]  # the code of the largest number
+
+    def allocate(
+        self, shape: Shape, dtype: torch.dtype, device: torch.device | str
+    ) -> dict[str, Tensor]:
+        return {
+            "codes": torch.zeros(shape, dtype=self.code_dtype, device=device),
+            "scale": torch.zeros((*shape[:3], 1), dtype=dtype, device=device),
+        }
+
+    def encode(self, x: Tensor) -> dict[str, Tensor]:
+        """The scale is rounded to x's dtype before dividing, so that codes · scale is what the
+        rounding saw; a row of zeros keeps scale 0 and reads back as zeros."""
+        scale = (x.abs().amax(-1, keepdim=True).float() / self.largest).to(x.dtype)
+        inverse = torch.where(scale > 0, 1 / scale.float(), 0.0)
+        numbers = (x.float() * inverse).clamp(-self.largest, self.largest)
+        if not self.code_dtype.is_floating_point:
+            numbers = numbers.round()
+        return {"codes": numbers.to(self.code_dtype), "scale": scale}
+
+
+class Int8KVCache(EightBitKVCache):
+    format, code_dtype, largest = "int8", torch.int8, 127.0
+
+
+class Float8KVCache(EightBitKVCache):
+    format, code_dtype, largest = "fp8", torch.float8_e4m3fn, 448.0

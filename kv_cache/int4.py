@@ -1,0 +1,43 @@
+"""Keys and values in 4 bits: a scale for every 32 numbers of head_dim."""
+
+import torch
+from torch import Tensor
+
+from errors import UsageError
+from kernels.kv import INT4_GROUP
+from kernels.packing import pack
+from kv_cache.base import KVCache, Shape
+
+
+class Int4KVCache(KVCache):
+    """2 · B · K · T · (D / 2 + D / 32 · itemsize of `dtype`) bytes.
+
+    In each group the number largest in size becomes code -8, and the scale, a signed one, is that
+    number / -8: so all 16 codes are used, and nothing is cut off but what lies opposite of it
+    beyond 7/8 of its size.
+    """
+
+    format = "int4"
+
+    def allocate(
+        self, shape: Shape, dtype: torch.dtype, device: torch.device | str
+    ) -> dict[str, Tensor]:
+        *rest, D = shape
+        if D % INT4_GROUP:
+            raise UsageError(
+                f"--kv_cache int4: the model's head_dim {D} is no multiple of {INT4_GROUP}; int8 "
+                "and fp8 take any"
+            )
+        return {
+            "codes": torch.zeros((*rest, D // 2), dtype=torch.uint8, device=device),
+            "scale": torch.zeros((*rest, D // INT4_GROUP), dtype=dtype, device=device),
+        }
+
+    def encode(self, x: Tensor) -> dict[str, Tensor]:
+        groups = x.float().unflatten(-1, (-1, INT4_GROUP))
+        extreme = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
+        scale = (extreme / -8).to(x.dtype)
+        inverse = torch.where(scale != 0, 1 / scale.float(), 0.0)
+        codes = (groups * inverse).round().clamp(-8, 7).flatten(-2) + 8
+        (plane,) = pack(codes.to(torch.uint8).flatten(0, -2), 4)
+        return {"codes": plane.view(*x.shape[:-1], -1), "scale": scale.squeeze(-1)}
