@@ -73,6 +73,14 @@ def peak_memory(device: torch.device) -> dict[str, int]:
     return {"resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
 
 
+def stored_bytes(tensor: torch.Tensor) -> int:
+    """Bytes a tensor stores; of a tensor subclass, what the tensors inside it store."""
+    if hasattr(tensor, "__tensor_flatten__"):
+        names, _ = tensor.__tensor_flatten__()
+        return sum(stored_bytes(getattr(tensor, name)) for name in names)
+    return tensor.numel() * tensor.element_size()
+
+
 @contextlib.contextmanager
 def returning_memory() -> Iterator[None]:
     """While this lasts, what is freed on the CPU goes back to the system at once.

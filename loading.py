@@ -6,8 +6,7 @@ reading back need of each other, in one place.
     loading.quantizer.ran           # Counter({"torchao": 89})
 """
 
-from __future__ import annotations
-
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -129,12 +128,21 @@ class Loading:
         if self.how:
             return autoquant.AutoQuantizer([], self.device, self.precision, self.how.layers)
         say("Timing every candidate for each shape of layer …")
+        spoken = time.monotonic()
+
+        def report(done: int, total: int) -> None:
+            nonlocal spoken
+            if time.monotonic() > spoken + 5:
+                spoken = time.monotonic()
+                say(f"{done} of {total} candidates are ready to be timed")
+
         self.choices = autoquant.choose(
             self._samples(),
             spec,
             self.config.batch_size,
             self.config.min_sqnr,
             autoquant.default_cache(),
+            report,
             compile=self.config.compile,
             kernel=self.config.kernel,
         )

@@ -9,11 +9,12 @@ import torch
 from torch import nn
 
 from benchlog.config import RunConfig
+from devices import stored_bytes
 from errors import KernelError
 from kv_cache import CACHES
 from kv_cache.base import CacheFactory, KVCache
 from models.config import ModelConfig
-from models.llama import Transformer, stored_bytes
+from models.llama import Transformer
 from quantize.registry import MEASURED, SHOWN, Quantizer
 from quantize.spec import AutoQuant, Spec, parse
 

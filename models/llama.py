@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from devices import stored_bytes
 from kernels.reference import attention
 from kv_cache.base import CacheFactory, KVCache
 from kv_cache.dense import DenseKVCache
@@ -203,11 +204,3 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = x.float().chunk(2, dim=-1)
     turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
     return turned.type_as(x)
-
-
-def stored_bytes(tensor: Tensor) -> int:
-    """Bytes a tensor stores; of a tensor subclass, what the tensors inside it store."""
-    if hasattr(tensor, "__tensor_flatten__"):
-        names, _ = tensor.__tensor_flatten__()
-        return sum(stored_bytes(getattr(tensor, name)) for name in names)
-    return tensor.numel() * tensor.element_size()

@@ -21,9 +21,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from devices import stored_bytes
 from errors import CheckpointError
 from models.config import ModelConfig
-from models.llama import stored_bytes
 from models.sources import SAVED, Checkpoint, Stored, read_json, safetensors_file
 from models.tokenizer import FILES
 

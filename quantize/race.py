@@ -245,15 +245,7 @@ def rotated(sizes: Sequence[int], numbers: Sequence[int], cache: int, whole: boo
 
 
 def module_bytes(module: nn.Module) -> int:
-    return sum(map(stored_bytes, module.parameters()))
-
-
-def stored_bytes(tensor: Tensor) -> int:
-    """Bytes a tensor stores; of a tensor subclass, what the tensors inside it store."""
-    if hasattr(tensor, "__tensor_flatten__"):
-        names, _ = tensor.__tensor_flatten__()
-        return sum(stored_bytes(getattr(tensor, name)) for name in names)
-    return tensor.numel() * tensor.element_size()
+    return sum(map(devices.stored_bytes, module.parameters()))
 
 
 def last_level_cache(device: torch.device, root: Path = Path("/sys/devices/system/cpu")) -> int:

@@ -4,7 +4,8 @@
 
 which is torchao's "tinygemm" convention; its zero point is a number, not a code, so that a group
 far from zero loses nothing. -hqq chooses scale and zero by half-quadratic optimization (Badri and
-Shaji 2023, https://mobiusml.github.io/hqq_blog), which gives up outliers for a better fit.
+Shaji 2023, https://mobiusml.github.io/hqq_blog), which gives up outliers for a better fit, or from
+a narrower range where that errs less, and refits them to the codes by least squares.
 """
 
 import torch
@@ -20,6 +21,7 @@ from quantize.packed import PackedWeight
 from quantize.scheme import Scheme, groups_refuse, in_row_blocks, our_kernels
 from quantize.spec import UintX
 
+NARROWER = (0.95, 0.9, 0.85, 0.8, 0.7)  # of the range that a group spans, beside HQQ's choice
 REFITS = 3  # of scale and zero to the codes by least squares, after HQQ
 SMALLEST_SCALE = 1e-6  # torchao's, for the same purpose: a group of equal weights has no range
 
@@ -33,8 +35,10 @@ def grouped(w: Tensor, bits: int, group_size: int, hqq: bool) -> PackedWeight:
     dtype = torch.float16 if w.dtype == torch.float16 else torch.bfloat16
     scale, zero = (x.to(dtype) for x in _from_range(w, bits, group_size))
     if hqq and not w.is_meta:
-        found = tuple(x.to(dtype) for x in _from_hqq(w, bits, group_size))
-        scale, zero = _better(w, bits, (scale, zero), found)
+        centre = zero - scale * 0.5  # of the range, for an even number of codes
+        narrower = [(scale * part, (centre + scale * part * 0.5)) for part in NARROWER]
+        for found in (_from_hqq(w, bits, group_size), *narrower):
+            scale, zero = _better(w, bits, (scale, zero), tuple(x.to(dtype) for x in found))
         for _ in range(REFITS):
             scale, zero = _better(w, bits, (scale, zero), _refitted(w, bits, scale, zero))
     codes = _codes(w, bits, group_size, scale, zero).to(torch.uint8)

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from benchlog.config import RunConfig
+from devices import stored_bytes
 from errors import CheckpointError, QuantbenchError, UsageError
 from loading import Loading, scheme_of
 from models.checkpoint import load_config, load_model, tokenizer_folder
-from models.llama import stored_bytes
 from models.sources import EMBEDDED
 from models.tokenizer import ByteTokenizer, load_tokenizer
 from quantize.registry import SHOWN, Quantizer

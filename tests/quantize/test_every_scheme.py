@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torchao.quantization import quantize_
 
+from devices import stored_bytes
 from errors import CheckpointError, KernelError
-from models.llama import stored_bytes
 from quantize import scheme as scheme_module
 from quantize.activation import rounded
 from quantize.packed import PackedWeight
