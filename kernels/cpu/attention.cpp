@@ -1,0 +1,274 @@
+// quantbench::cpu_decode_attention: checks, how the work is split over threads, and its end.
+//
+// A row's slots are split by counts and shapes alone, never by the number of threads; threads take
+// parts as they come; and whoever finishes a row and head's last part adds its parts up in order.
+// So the result is the same, bit for bit, for any number of threads.
+
+#include "attention.h"
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/BFloat16.h>
+#include <torch/headeronly/util/Half.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "isa.h"
+
+namespace {
+
+using torch::headeronly::BFloat16;
+using torch::headeronly::Half;
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+constexpr int64_t PARTS = 128;       // about as many in all, so that threads finish together
+constexpr int64_t MIN_SLOTS = 64;    // of a part
+constexpr int64_t ALONE = 64 << 10;  // bytes that one thread reads faster than others wake up
+
+Number number(ScalarType type) {
+  switch (type) {
+    case ScalarType::Float: return Number::f32;
+    case ScalarType::BFloat16: return Number::bf16;
+    case ScalarType::Half: return Number::f16;
+    default: STD_TORCH_CHECK(false, "decode attention takes float32, bfloat16 and float16");
+  }
+}
+
+int bytes(Number type) { return type == Number::f32 ? 4 : 2; }
+
+KvFormat kv_format(const std::string& name, ScalarType codes) {
+  auto stored_as = [&](ScalarType type, KvFormat format) {
+    STD_TORCH_CHECK(codes == type, "the cache's codes have not the dtype of format ", name);
+    return format;
+  };
+  if (name == "int8") return stored_as(ScalarType::Char, KvFormat::int8);
+  if (name == "fp8") return stored_as(ScalarType::Float8_e4m3fn, KvFormat::fp8);
+  if (name == "int4") return stored_as(ScalarType::Byte, KvFormat::int4);
+  STD_TORCH_CHECK(name == "dense", "decode attention knows no format ", name);
+  return static_cast<KvFormat>(number(codes));
+}
+
+// Where attention is taken from: keys or values of all rows and heads.
+struct Side {
+  Slots slots;
+  int64_t row_bytes, head_bytes, row_scale_bytes = 0, head_scale_bytes = 0;
+
+  Side(const Tensor& codes, const std::optional<Tensor>& scale, int64_t code_bytes,
+       int64_t scales) {
+    inner_contiguous(codes);
+    slots.codes = static_cast<const char*>(codes.const_data_ptr());
+    slots.slot_bytes = codes.size(3) * code_bytes;
+    row_bytes = codes.stride(0) * code_bytes;
+    head_bytes = codes.stride(1) * code_bytes;
+    STD_TORCH_CHECK(scale.has_value() == (scales > 0), "a scale is missing, or one too many");
+    slots.scale = nullptr;
+    slots.slot_scales = scales;
+    slots.scale_type = Number::f32;
+    if (!scale) return;
+    inner_contiguous(*scale);
+    for (int i = 0; i < 3; ++i)
+      STD_TORCH_CHECK(scale->size(i) == codes.size(i), "codes and scale differ in shape");
+    STD_TORCH_CHECK(scale->size(3) == scales, "scale's last dimension is not ", scales);
+    slots.scale = static_cast<const char*>(scale->const_data_ptr());
+    slots.scale_type = number(scale->scalar_type());
+    row_scale_bytes = scale->stride(0) * bytes(slots.scale_type);
+    head_scale_bytes = scale->stride(1) * bytes(slots.scale_type);
+  }
+
+  static void inner_contiguous(const Tensor& t) {
+    STD_TORCH_CHECK(t.dim() == 4, "a cache has 4 dimensions, not ", t.dim());
+    STD_TORCH_CHECK((t.size(3) == 1 || t.stride(3) == 1) &&
+                        (t.size(2) == 1 || t.stride(2) == t.size(3)),
+                    "a cache's slots must follow one another in memory");
+  }
+
+  Slots of(int64_t row, int64_t head) const {
+    Slots s = slots;
+    s.codes += row * row_bytes + head * head_bytes;
+    if (s.scale) s.scale += row * row_scale_bytes + head * head_scale_bytes;
+    return s;
+  }
+};
+
+// Where element d of a head lies in the order of the inner loop.
+int place(KvFormat format, int d) {
+  if (format != KvFormat::int4) return d;
+  int group = d / INT4_GROUP * INT4_GROUP, i = d % INT4_GROUP;
+  return group + i / 2 + i % 2 * (INT4_GROUP / 2);
+}
+
+template <typename T>
+void read_query(const Tensor& query, KvFormat format, int64_t padded, float* to) {
+  const T* from = static_cast<const T*>(query.const_data_ptr());
+  const int64_t H = query.size(1), D = query.size(2), step = query.stride(2);
+  const float scale = 1 / std::sqrt(float(D));
+  for (int64_t b = 0; b < query.size(0); ++b)
+    for (int64_t h = 0; h < H; ++h, to += padded) {
+      const T* x = from + b * query.stride(0) + h * query.stride(1);
+      for (int64_t d = 0; d < D; ++d) to[place(format, d)] = float(x[d * step]) * scale;
+    }
+}
+
+// What the parts of one row and key head leave behind, `largest`, `sum` and `weighted` of each.
+struct Partial {
+  float* largest;
+  float* sum;
+  float* weighted;
+  static int64_t floats(int64_t heads, int64_t padded) {
+    // Whole cache lines, so that no two threads write to the same.
+    return (heads * (padded + 2) + 15) / 16 * 16;
+  }
+  Partial(float* base, int64_t heads, int64_t padded)
+      : largest(base + heads * padded), sum(largest + heads), weighted(base) {}
+};
+
+template <typename T>
+void add_up(float* parts, int64_t count, int64_t heads, int64_t head_dim, int64_t padded,
+            KvFormat format, T* out) {
+  const int64_t step = Partial::floats(heads, padded);
+  std::vector<float> share(count);
+  for (int64_t h = 0; h < heads; ++h, out += head_dim) {
+    float largest = Partial(parts, heads, padded).largest[h];
+    for (int64_t i = 1; i < count; ++i)
+      largest = std::max(largest, Partial(parts + i * step, heads, padded).largest[h]);
+    float sum = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      Partial part(parts + i * step, heads, padded);
+      share[i] = std::exp(part.largest[h] - largest);
+      sum += share[i] * part.sum[h];
+    }
+    float* total = Partial(parts, heads, padded).weighted + h * padded;
+    for (int64_t d = 0; d < head_dim; ++d) total[d] *= share[0];
+    for (int64_t i = 1; i < count; ++i) {
+      const float* more = Partial(parts + i * step, heads, padded).weighted + h * padded;
+      for (int64_t d = 0; d < head_dim; ++d) total[d] += share[i] * more[d];
+    }
+    for (int64_t d = 0; d < head_dim; ++d) out[d] = T(total[place(format, d)] / sum);
+  }
+}
+
+Tensor decode_attention(const Tensor& query, const Tensor& key_codes,
+                        const std::optional<Tensor>& key_scale, const Tensor& value_codes,
+                        const std::optional<Tensor>& value_scale, const Tensor& first,
+                        const Tensor& count, const std::string& format_name) {
+  const KvFormat format = kv_format(format_name, key_codes.scalar_type());
+  STD_TORCH_CHECK(query.dim() == 3, "query is (B, H, D)");
+  const int64_t B = query.size(0), H = query.size(1), D = query.size(2);
+  const bool int4 = format == KvFormat::int4;
+  const int64_t scales = int4 ? D / INT4_GROUP : format >= KvFormat::int8 ? 1 : 0;
+  const int64_t code_bytes = format >= KvFormat::int8 ? 1 : bytes(static_cast<Number>(format));
+  const Side key(key_codes, key_scale, code_bytes, scales);
+  const Side value(value_codes, value_scale, code_bytes, scales);
+  const int64_t K = key_codes.size(1), T = key_codes.size(2);
+  for (int i = 0; i < 4; ++i)
+    STD_TORCH_CHECK(key_codes.size(i) == value_codes.size(i), "keys and values differ in shape");
+  STD_TORCH_CHECK(key_codes.scalar_type() == value_codes.scalar_type(),
+                  "keys and values differ in dtype");
+  STD_TORCH_CHECK(key_codes.size(0) == B && key_codes.size(3) == (int4 ? D / 2 : D),
+                  "query and cache differ in rows or head_dim");
+  STD_TORCH_CHECK(K > 0 && H % K == 0 && H / K <= MAX_GROUP,
+                  "decode attention takes up to ", MAX_GROUP,
+                  " query heads for each key head, as many for all; not ", H, " for ", K);
+  STD_TORCH_CHECK(D % (int4 ? INT4_GROUP : 8) == 0 && D > 0 && D <= MAX_HEAD_DIM,
+                  "decode attention takes a head_dim up to ", MAX_HEAD_DIM, ", a multiple of ",
+                  int4 ? INT4_GROUP : 8, "; not ", D);
+  for (const Tensor* t : {&first, &count})
+    STD_TORCH_CHECK(t->dim() == 1 && t->size(0) == B && t->scalar_type() == ScalarType::Long,
+                    "first and count are (B,) int64");
+
+  // Each row's parts: the first one's number, and how many slots a part has.
+  struct Row {
+    int64_t first, count, part_slots, parts, begin;
+  };
+  std::vector<Row> rows(B);
+  int64_t parts = 0, visible = 0;
+  for (int64_t b = 0; b < B; ++b) {
+    Row& row = rows[b];
+    auto at = [b](const Tensor& t) {
+      return static_cast<const int64_t*>(t.const_data_ptr())[b * t.stride(0)];
+    };
+    row.first = ((at(first) % T) + T) % T;
+    row.count = std::min(at(count), T);
+    STD_TORCH_CHECK(row.count > 0, "row ", b, " sees no slot: its count is ", at(count));
+    int64_t wanted = std::max<int64_t>(1, PARTS / (B * K));
+    row.part_slots = std::max(MIN_SLOTS, (row.count + wanted - 1) / wanted);
+    row.parts = (row.count + row.part_slots - 1) / row.part_slots;
+    row.begin = parts;
+    parts += row.parts * K;
+    visible += row.count;
+  }
+
+  const int64_t heads = H / K, padded = (D + HEAD_DIM_UNIT - 1) / HEAD_DIM_UNIT * HEAD_DIM_UNIT;
+  const int64_t partial_floats = Partial::floats(heads, padded);
+  // Zeros behind each head; whole cache lines.
+  std::vector<float> scaled_query(B * H * padded);
+  std::unique_ptr<float[]> memory(new float[parts * partial_floats + 16]);
+  float* partials = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory.get()) + 63) & ~uintptr_t(63));
+  std::unique_ptr<std::atomic<int64_t>[]> missing(new std::atomic<int64_t>[B * K]);
+  for (int64_t b = 0; b < B; ++b)
+    for (int64_t k = 0; k < K; ++k) missing[b * K + k] = rows[b].parts;
+
+  const ScalarType type = query.scalar_type();
+  Tensor out = torch::stable::new_empty(query, {B, H, D});
+  void* out_data = out.mutable_data_ptr();
+  switch (number(type)) {
+    case Number::f32: read_query<float>(query, format, padded, scaled_query.data()); break;
+    case Number::bf16: read_query<BFloat16>(query, format, padded, scaled_query.data()); break;
+    case Number::f16: read_query<Half>(query, format, padded, scaled_query.data()); break;
+  }
+  auto* attend = isa() == Isa::portable ? attend_portable
+#if defined(__x86_64__)
+                 : isa() == Isa::avx512 ? attend_avx512
+                 : isa() == Isa::avx2   ? attend_avx2
+#endif
+                                        : attend_portable;
+
+  auto finish = [&](int64_t b, int64_t k) {
+    float* begin = partials + (rows[b].begin + k * rows[b].parts) * partial_floats;
+    int64_t at = (b * H + k * heads) * D;
+    auto to = [&](auto* data) {
+      add_up(begin, rows[b].parts, heads, D, padded, format, data + at);
+    };
+    switch (number(type)) {
+      case Number::f32: return to(static_cast<float*>(out_data));
+      case Number::bf16: return to(static_cast<BFloat16*>(out_data));
+      case Number::f16: return to(static_cast<Half*>(out_data));
+    }
+  };
+  std::atomic<int64_t> next{0};
+  auto work = [&](int64_t, int64_t) {
+    int64_t b = 0;
+    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < parts;) {
+      while (b + 1 < B && i >= rows[b + 1].begin) ++b;
+      const Row& row = rows[b];
+      const int64_t k = (i - row.begin) / row.parts, skipped = (i - row.begin) % row.parts * row.part_slots;
+      Partial result(partials + i * partial_floats, heads, padded);
+      Part part{format, key.of(b, k), value.of(b, k), int(heads), int(D), int(padded),
+                (row.first + skipped) % T, std::min(row.part_slots, row.count - skipped), T,
+                scaled_query.data() + (b * H + k * heads) * padded,
+                result.largest, result.sum, result.weighted};
+      attend(part);
+      if (missing[b * K + k].fetch_sub(1, std::memory_order_acq_rel) == 1) finish(b, k);
+    }
+  };
+  const int64_t threads = visible * K * key.slots.slot_bytes * 2 <= ALONE
+                              ? 1 : std::min<int64_t>(parts, torch::stable::get_num_threads());
+  if (threads == 1) work(0, 1);
+  else torch::stable::parallel_for(0, threads, 1, work);
+  return out;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(quantbench, CPU, library) {
+  library.impl("cpu_decode_attention", TORCH_BOX(&decode_attention));
+}

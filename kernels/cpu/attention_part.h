@@ -1,0 +1,233 @@
+// Decode attention's inner loop, in whatever vectors the including file has chosen.
+//
+// Slots are taken BLOCK at a time: their codes become floats in L1, once for all heads of the
+// group; products with tiles of heads × slots follow, then softmax as it goes along (Milakov and
+// Gimelshein 2018), then the values the same way. Everything is in the including file's namespace,
+// and nothing here calls the standard library: a function compiled for two instruction sets must
+// not be merged into one by the linker.
+
+constexpr int BLOCK = 32;
+constexpr int PREFETCHED = 4096;  // bytes ahead: some ten lines' latency at full speed
+static_assert(BLOCK % LANES == 0);
+
+inline float as_float(uint32_t bits) {
+  float x;
+  __builtin_memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+// A float of fewer bits as a 32-bit one: `magnitude` is all but its sign, moved to where a 32-bit
+// float has it. Exponent 0 stands for denormals: 1.m less 1, at the smallest exponent.
+template <int EXPONENT_BITS>
+inline float widened(uint32_t magnitude, uint32_t sign, uint32_t not_finite) {
+  constexpr uint32_t up = 128 - (1u << (EXPONENT_BITS - 1));  // between the two biases
+  bool denormal = magnitude < (1u << 23);
+  uint32_t bits = magnitude + ((denormal ? up + 1 : up) << 23);
+  bits = magnitude >= not_finite ? magnitude | 0x7f800000 : bits;
+  float x = as_float(bits) - (denormal ? as_float((up + 1) << 23) : 0.0f);
+  uint32_t y;
+  __builtin_memcpy(&y, &x, sizeof y);
+  return as_float(y | sign);
+}
+
+inline float from_f16(uint16_t h) {
+  return widened<5>((h & 0x7fffu) << 13, (h & 0x8000u) << 16, 0x7c00u << 13);
+}
+
+inline float from_fp8(uint8_t b) {  // E4M3: all ones is NaN, and there is no infinity
+  return widened<4>((b & 0x7fu) << 20, (b & 0x80u) << 24, 0x7fu << 20);
+}
+
+inline float scale_at(const Slots& from, int64_t index) {
+  if (from.scale_type == Number::f32) return reinterpret_cast<const float*>(from.scale)[index];
+  uint16_t half = reinterpret_cast<const uint16_t*>(from.scale)[index];
+  return from.scale_type == Number::bf16 ? as_float(uint32_t(half) << 16) : from_f16(half);
+}
+
+// One slot's numbers as floats; of int8 and fp8 the codes, whose one scale comes later.
+template <KvFormat F>
+inline void widen(const Slots& from, int64_t slot, int head_dim, float* __restrict to) {
+  const char* codes = from.codes + slot * from.slot_bytes;
+  for (int64_t line = 0; line < from.slot_bytes; line += 64)
+    __builtin_prefetch(codes + PREFETCHED + line);
+  if constexpr (F == KvFormat::f32) {
+    __builtin_memcpy(to, codes, head_dim * sizeof(float));
+  } else if constexpr (F == KvFormat::bf16) {
+    const uint16_t* x = reinterpret_cast<const uint16_t*>(codes);
+    for (int d = 0; d < head_dim; ++d) to[d] = as_float(uint32_t(x[d]) << 16);
+  } else if constexpr (F == KvFormat::f16) {
+    const uint16_t* x = reinterpret_cast<const uint16_t*>(codes);
+    for (int d = 0; d < head_dim; ++d) to[d] = from_f16(x[d]);
+  } else if constexpr (F == KvFormat::int8) {
+    const int8_t* x = reinterpret_cast<const int8_t*>(codes);
+    for (int d = 0; d < head_dim; ++d) to[d] = x[d];
+  } else if constexpr (F == KvFormat::fp8) {
+    const uint8_t* x = reinterpret_cast<const uint8_t*>(codes);
+    for (int d = 0; d < head_dim; ++d) to[d] = from_fp8(x[d]);
+  } else {
+    const uint8_t* x = reinterpret_cast<const uint8_t*>(codes);
+    constexpr int HALF = INT4_GROUP / 2;
+    for (int group = 0; group < head_dim / INT4_GROUP; ++group) {
+      float scale = scale_at(from, slot * from.slot_scales + group);
+      for (int i = 0; i < HALF; ++i) {
+        int code = x[group * HALF + i];
+        to[group * INT4_GROUP + i] = float((code & 15) - 8) * scale;
+        to[group * INT4_GROUP + HALF + i] = float((code >> 4) - 8) * scale;
+      }
+    }
+  }
+}
+
+// scores[h][s] = query[h] · rows[s] for HEADS heads and all slots, padded to a multiple of 4.
+template <int HEADS>
+inline void dot(const float* query, const float* rows, int padded, int slots, float* scores) {
+  for (int s = 0; s < slots; s += 4) {
+    Vector total[HEADS][4];
+    for (int h = 0; h < HEADS; ++h)
+      for (int i = 0; i < 4; ++i) total[h][i] = all(0);
+    for (int d = 0; d < padded; d += LANES) {
+      Vector key[4];
+      for (int i = 0; i < 4; ++i) key[i] = load(rows + (s + i) * padded + d);
+      for (int h = 0; h < HEADS; ++h) {
+        Vector q = load(query + h * padded + d);
+        for (int i = 0; i < 4; ++i) total[h][i] = multiply_add(q, key[i], total[h][i]);
+      }
+    }
+    for (int h = 0; h < HEADS; ++h)
+      store_sums(scores + h * BLOCK + s, total[h][0], total[h][1], total[h][2], total[h][3]);
+  }
+}
+
+// weighted[h] = weighted[h] · shrink[h] + Σ weights[h][s] · rows[s], in columns of COLUMNS vectors.
+template <int HEADS, int COLUMNS>
+inline void add_weighted(const float* weights, const float* rows, const float* shrink, int padded,
+                         int slots, float* weighted) {
+  Vector total[HEADS][COLUMNS];
+  for (int h = 0; h < HEADS; ++h)
+    for (int c = 0; c < COLUMNS; ++c)
+      total[h][c] = load(weighted + h * padded + c * LANES) * all(shrink[h]);
+  for (int s = 0; s < slots; ++s) {
+    Vector value[COLUMNS];
+    for (int c = 0; c < COLUMNS; ++c) value[c] = load(rows + s * padded + c * LANES);
+    for (int h = 0; h < HEADS; ++h) {
+      Vector weight = all(weights[h * BLOCK + s]);
+      for (int c = 0; c < COLUMNS; ++c)
+        total[h][c] = multiply_add(weight, value[c], total[h][c]);
+    }
+  }
+  for (int h = 0; h < HEADS; ++h)
+    for (int c = 0; c < COLUMNS; ++c) store(weighted + h * padded + c * LANES, total[h][c]);
+}
+
+// e^x for x <= 0: 2^n e^r with |r| <= ln 2 / 2, and Taylor's series of e^r to r^7 (off by 5e-9).
+inline Vector exponential(Vector x) {
+  constexpr float TO_INTEGER = 12582912;  // 1.5 · 2^23: adding it leaves an integer in the low bits
+  Vector bounded = larger(all(-87), x);   // in this order NaN stays NaN
+  Vector biased = multiply_add(bounded, all(1.44269504f), all(TO_INTEGER));
+  Vector n = biased - all(TO_INTEGER);
+  Vector r = multiply_add(n, all(-0.693145752f), bounded);  // ln 2 in two parts
+  r = multiply_add(n, all(-1.42860677e-6f), r);
+  const float series[] = {1 / 720.f, 1 / 120.f, 1 / 24.f, 1 / 6.f, 0.5f, 1, 1};
+  Vector y = all(1 / 5040.f);
+  for (float coefficient : series) y = multiply_add(y, r, all(coefficient));
+  return zero_below(x, -87, y * power_of_two(biased));
+}
+
+// What follows a block's scores, for one head: weights in their place. Returns by how much all
+// that was summed before shrinks.
+inline float soften(float* scores, const float* key_scale, const float* value_scale, int slots,
+                    float& running_largest, float& running_sum) {
+  constexpr float NEVER = -__builtin_inff();
+  Vector top = all(NEVER);
+  for (int s = 0; s < BLOCK; s += LANES) {
+    if (key_scale) store(scores + s, load(scores + s) * load(key_scale + s));
+    for (int i = s; i < s + LANES; ++i)
+      if (i >= slots) scores[i] = NEVER;
+    top = larger(top, load(scores + s));
+  }
+  float before = running_largest, now = largest(top);
+  now = before > now ? before : now;
+  Vector total = all(0);
+  for (int s = 0; s < BLOCK; s += LANES) {
+    Vector weight = exponential(load(scores + s) - all(now));
+    total = total + weight;
+    store(scores + s, value_scale ? weight * load(value_scale + s) : weight);
+  }
+  alignas(64) float change[LANES];
+  store(change, exponential(all(before - now)));
+  running_largest = now;
+  running_sum = running_sum * change[0] + sum(total);
+  return change[0];
+}
+
+template <int HEADS>
+inline void add_weighted_columns(const float* weights, const float* rows, const float* shrink,
+                                 int padded, int slots, float* weighted) {
+  constexpr int COLUMNS = LANES == 16 ? 4 : 2;
+  int d = 0;
+  for (; d + COLUMNS * LANES <= padded; d += COLUMNS * LANES)
+    add_weighted<HEADS, COLUMNS>(weights, rows + d, shrink, padded, slots, weighted + d);
+  for (; d < padded; d += LANES)
+    add_weighted<HEADS, 1>(weights, rows + d, shrink, padded, slots, weighted + d);
+}
+
+template <KvFormat F>
+void attend_format(const Part& part) {
+  constexpr bool ONE_SCALE = F == KvFormat::int8 || F == KvFormat::fp8;
+  constexpr int TILE = LANES == 16 ? 4 : 2;  // heads: as many sums as there are registers for
+  alignas(64) float rows[BLOCK * MAX_HEAD_DIM];
+  alignas(64) float scores[MAX_GROUP * BLOCK];
+  alignas(64) float key_scale[BLOCK], value_scale[BLOCK], shrink[MAX_GROUP];
+  const int padded = part.padded, heads = part.heads;
+  __builtin_memset(rows, 0, BLOCK * padded * sizeof(float));  // what pads a row stays zero
+  __builtin_memset(key_scale, 0, sizeof key_scale);
+  __builtin_memset(value_scale, 0, sizeof value_scale);
+  __builtin_memset(part.weighted, 0, heads * padded * sizeof(float));
+  for (int h = 0; h < heads; ++h) part.largest[h] = -__builtin_inff(), part.sum[h] = 0;
+
+  int64_t next = part.first;
+  for (int64_t done = 0; done < part.count; done += BLOCK) {
+    const int slots = part.count - done < BLOCK ? int(part.count - done) : BLOCK;
+    const int64_t start = next;
+    for (int s = 0; s < slots; ++s) {
+      widen<F>(part.key, next, part.head_dim, rows + s * padded);
+      if (ONE_SCALE) {
+        key_scale[s] = scale_at(part.key, next);
+        value_scale[s] = scale_at(part.value, next);
+      }
+      if (++next == part.slots) next = 0;
+    }
+    int h = 0;
+    for (; h + TILE <= heads; h += TILE)
+      dot<TILE>(part.query + h * padded, rows, padded, slots, scores + h * BLOCK);
+    for (; h < heads; ++h)
+      dot<1>(part.query + h * padded, rows, padded, slots, scores + h * BLOCK);
+
+    for (h = 0; h < heads; ++h)
+      shrink[h] = soften(scores + h * BLOCK, ONE_SCALE ? key_scale : nullptr,
+                         ONE_SCALE ? value_scale : nullptr, slots, part.largest[h], part.sum[h]);
+
+    next = start;
+    for (int s = 0; s < slots; ++s) {
+      widen<F>(part.value, next, part.head_dim, rows + s * padded);
+      if (++next == part.slots) next = 0;
+    }
+    for (h = 0; h + TILE <= heads; h += TILE)
+      add_weighted_columns<TILE>(scores + h * BLOCK, rows, shrink + h, padded, slots,
+                                 part.weighted + h * padded);
+    for (; h < heads; ++h)
+      add_weighted_columns<1>(scores + h * BLOCK, rows, shrink + h, padded, slots,
+                              part.weighted + h * padded);
+  }
+}
+
+inline void attend(const Part& part) {
+  switch (part.format) {
+    case KvFormat::f32: return attend_format<KvFormat::f32>(part);
+    case KvFormat::bf16: return attend_format<KvFormat::bf16>(part);
+    case KvFormat::f16: return attend_format<KvFormat::f16>(part);
+    case KvFormat::int8: return attend_format<KvFormat::int8>(part);
+    case KvFormat::fp8: return attend_format<KvFormat::fp8>(part);
+    case KvFormat::int4: return attend_format<KvFormat::int4>(part);
+  }
+}

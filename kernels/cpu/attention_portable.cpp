@@ -1,0 +1,9 @@
+#include "attention.h"
+
+namespace {
+#include "vector_portable.h"
+
+#include "attention_part.h"
+}  // namespace
+
+void attend_portable(const Part& part) { attend(part); }
