@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from errors import KernelError
+from errors import CheckpointError, KernelError
 from quantize.packed import PackedWeight
 from quantize.scheme import Kernel, Scheme, in_row_blocks, our_kernels
 from quantize.spec import BitsAndBytes
@@ -45,6 +45,8 @@ def _quantize_int8(w: Tensor) -> PackedWeight:
         codes, largest = w.to(torch.int8), w.new_empty(w.shape[0], dtype=torch.float32)
     else:
         codes, largest, _ = torch.ops.bitsandbytes.int8_vectorwise_quant(w.half(), 0.0)
+        if not largest.isfinite().all():
+            raise CheckpointError("bnb-int8 takes float16 weights; here one is beyond 65504")
     return PackedWeight.make(
         [codes], largest[:, None] / 127, format="int", bits=8, columns=w.shape[1], dtype=w.dtype
     )

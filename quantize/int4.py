@@ -17,7 +17,14 @@ from torchao.quantization.quant_primitives import (
 
 from kernels.packing import pack, unpack
 from quantize.packed import PackedWeight
-from quantize.scheme import Kernel, Scheme, groups_refuse, in_row_blocks, our_kernels
+from quantize.scheme import (
+    Kernel,
+    Scheme,
+    groups_refuse,
+    in_range,
+    in_row_blocks,
+    our_kernels,
+)
 from quantize.spec import Int4WeightOnly, Int8DynamicActivationInt4Weight
 from quantize.uintx import grouped
 
@@ -37,10 +44,11 @@ def symmetric(w: Tensor, group_size: int) -> PackedWeight:
     """w ≈ q · scale with q from -8 to 7, and scale = max|w| / 7.5 in each group, 16 bits."""
     dtype = torch.float16 if w.dtype == torch.float16 else torch.bfloat16
     block, limits = (1, group_size), {"quant_min": -8, "quant_max": 7}
+    wide = in_range(w)
     scale, zero = choose_qparams_affine(
-        w, MappingType.SYMMETRIC, block, torch.int8, **limits, eps=1e-6, scale_dtype=dtype
+        wide, MappingType.SYMMETRIC, block, torch.int8, **limits, eps=1e-6, scale_dtype=dtype
     )
-    codes = quantize_affine(w, block, scale, zero, torch.int8, **limits) + 8
+    codes = quantize_affine(wide, block, scale.to(wide.dtype), zero, torch.int8, **limits) + 8
     return PackedWeight.make(
         pack(codes.to(torch.uint8), 4),
         scale.reshape(w.shape[0], -1),

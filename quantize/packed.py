@@ -124,7 +124,10 @@ class PackedWeight(TorchAOBaseTensor):
 
     def dequantize(self, output_dtype: torch.dtype | None = None) -> Tensor:
         """The (N, K) numbers it stands for, in `output_dtype` or its own dtype."""
-        return formats.dequantize(self.parts).to(output_dtype or self.dtype)
+        dtype = output_dtype or self.dtype
+        # Some formats round the largest weights up, past the end of float16.
+        most = torch.finfo(dtype).max
+        return formats.dequantize(self.parts).clamp(-most, most).to(dtype)
 
 
 def _layout(tensor: Tensor) -> tuple[Any, ...]:

@@ -70,6 +70,11 @@ def in_row_blocks(quantize: Callable[[Tensor], PackedWeight], w: Tensor) -> Pack
     return first.replaced(**whole)
 
 
+def in_range(w: Tensor) -> Tensor:
+    """`w`; in float32 where its dtype cannot hold the range of a group, or one over its scale."""
+    return w.float() if w.dtype == torch.float16 else w
+
+
 def our_kernels() -> dict[str, Kernel]:
     """The kernels that run every PackedWeight: the layer stays, its weight is told which to use."""
     return {"triton": Kernel(_using("triton"), no_triton), "reference": Kernel(_using("reference"))}

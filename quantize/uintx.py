@@ -18,12 +18,14 @@ from torchao.quantization.quant_primitives import (
 
 from kernels.packing import pack
 from quantize.packed import PackedWeight
-from quantize.scheme import Scheme, groups_refuse, in_row_blocks, our_kernels
+from quantize.scheme import Scheme, groups_refuse, in_range, in_row_blocks, our_kernels
 from quantize.spec import UintX
 
 NARROWER = (0.95, 0.9, 0.85, 0.8, 0.7)  # of the range that a group spans, beside HQQ's choice
 REFITS = 3  # of scale and zero to the codes by least squares, after HQQ
-SMALLEST_SCALE = 1e-6  # torchao's, for the same purpose: a group of equal weights has no range
+# Of a group of equal weights, which has no range. About torchao's 1e-6, but this and its multiples
+# are exact in 16 bits, so that zeros stay zeros.
+SMALLEST_SCALE = 2.0**-20
 
 
 def quantize(w: Tensor, spec: UintX) -> PackedWeight:
@@ -33,7 +35,8 @@ def quantize(w: Tensor, spec: UintX) -> PackedWeight:
 def grouped(w: Tensor, bits: int, group_size: int, hqq: bool) -> PackedWeight:
     """Weights (N, K) in groups along K; scale and zero are (N, K // group_size), 16 bits each."""
     dtype = torch.float16 if w.dtype == torch.float16 else torch.bfloat16
-    scale, zero = (x.to(dtype) for x in _from_range(w, bits, group_size))
+    most = torch.finfo(dtype).max
+    scale, zero = (x.clamp(max=most).to(dtype) for x in _from_range(w, bits, group_size))
     if hqq and not w.is_meta:
         centre = zero - scale * 0.5  # of the range, for an even number of codes
         narrower = [(scale * part, (centre + scale * part * 0.5)) for part in NARROWER]
@@ -57,7 +60,7 @@ def grouped(w: Tensor, bits: int, group_size: int, hqq: bool) -> PackedWeight:
 def _from_range(w: Tensor, bits: int, group_size: int) -> tuple[Tensor, Tensor]:
     """Scale and zero, (N, K // group_size) float32, that span each group from least to most."""
     scale, zero = _choose_qparams_affine_tinygemm(
-        w,
+        in_range(w),
         MappingType.ASYMMETRIC,
         (1, group_size),
         torch.uint8,

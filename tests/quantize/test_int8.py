@@ -47,3 +47,23 @@ def test_a_width_that_torch_reads_past_is_refused_by_name_or_left_to_another_ker
     quantizer = Quantizer(parse("int8wo"), CPU, torch.bfloat16)
     quantizer(name, layer)
     assert dict(quantizer.ran) == {"reference": 1}
+
+
+@pytest.mark.parametrize("name", ["int8wo", "int8dq"])
+def test_float16_products_that_overflow_before_their_scale_do_not(name):
+    """torchao puts 128 · x · √K and more in float16, 65504 at most; the result is some 50."""
+    layer = nn.Linear(1024, 32, bias=False).half().requires_grad_(False)
+    weight, x = layer.weight.double(), (torch.rand(1, 1, 1024) * 20).half()
+    layer.weight.abs_()
+    made = Quantizer(parse(name), CPU, torch.float16)("layer", layer)
+    exact = x.double() @ weight.abs().T
+    assert exact.max() < 1000
+    torch.testing.assert_close(made(x).double(), exact, rtol=0.01, atol=0)
+
+
+@pytest.mark.parametrize("name", ["int4wo-64", "uintx-2-64", "int8dq-int4wo-32", "sparse-marlin"])
+def test_float16_weights_near_the_end_of_the_range_stay_finite(name):
+    layer = nn.Linear(256, 8, bias=False).half().requires_grad_(False)
+    layer.weight[0, :2] = torch.tensor([65504.0, -65504.0])
+    packed = Quantizer(parse(name), CPU, torch.float16).quantized("layer", layer).weight.data
+    assert packed.scale.isfinite().all() and packed.dequantize().isfinite().all()

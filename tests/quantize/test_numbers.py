@@ -15,6 +15,7 @@ from torchao.quantization import (
 )
 from torchao.quantization.quant_primitives import MappingType
 
+from errors import CheckpointError
 from kernels.formats import TABLES, e3m2
 from kernels.packing import unpack
 from quantize.activation import rounded
@@ -215,3 +216,10 @@ def test_activations_by_hand():
     assert numbers.tolist() == [[448, 1, 16, -0.3125]] and scale.item() == 1
     numbers, scale = rounded(torch.tensor([[127.0, -127, 0.6, 0]]), "int8-bitsandbytes")
     assert numbers.tolist() == [[127, -127, 1, 0]] and scale.item() == 1
+
+
+def test_bnb_int8_refuses_weights_that_float16_cannot_hold():
+    weight = torch.randn(8, 64).bfloat16()
+    weight[3, 5] = 1e5
+    with pytest.raises(CheckpointError, match="beyond 65504"):
+        packed("bnb-int8", weight)
