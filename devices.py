@@ -13,7 +13,14 @@ import torch
 from errors import UsageError
 
 ACCELERATORS = ("cuda", "xpu", "mps")
-STATUS = Path("/proc/self/status")
+STATUS, MEMINFO = Path("/proc/self/status"), Path("/proc/meminfo")
+CONTROL_GROUP_FILES = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    (
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+    ),
+)
 
 
 def resolve(name: str) -> torch.device:
@@ -71,6 +78,38 @@ def peak_memory(device: torch.device) -> dict[str, int]:
                 return {"resident": int(line.split()[1]) * 1024}
     unit = 1 if sys.platform == "darwin" else 1024
     return {"resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes that can still be allocated; None where nobody says.
+
+    On Linux what the kernel calls available, or what is left to the process's control group, if
+    that is less. On CUDA and xpu what the driver has free and torch holds unused.
+    """
+    if device.type in ("cuda", "xpu"):
+        module = _module(device.type)
+        unused = module.memory_reserved(device) - module.memory_allocated(device)
+        return module.mem_get_info(device)[0] + unused
+    if device.type == "mps":
+        return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
+    found = [_available_memory(), *(_left_to_group(*files) for files in CONTROL_GROUP_FILES)]
+    return min((free for free in found if free is not None), default=None)
+
+
+def _available_memory() -> int | None:
+    if MEMINFO.exists():
+        for line in MEMINFO.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+def _left_to_group(limit: str, used: str) -> int | None:
+    """Of a control group, version 2 or 1, seen from inside a container; no limit says "max"."""
+    try:
+        return int(Path(limit).read_text()) - int(Path(used).read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def stored_bytes(tensor: torch.Tensor) -> int:

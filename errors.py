@@ -21,5 +21,9 @@ class KernelError(QuantbenchError):
     """A kernel was named that cannot run on this device, dtype or shape."""
 
 
+class MemoryShortage(QuantbenchError):
+    """What the run would allocate does not fit into the device's free memory."""
+
+
 class LogError(QuantbenchError):
     """The benchmark log could not be read or appended to; it is left as it was."""

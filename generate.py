@@ -130,6 +130,7 @@ def run(config: RunConfig) -> None:
     if config.dry_run:
         click.echo(dry_run(plan))
         return
+    say(memory(plan))
     with progress(f"Loading {plan.name} as {plan.spec}") as report:
         model, load_memory = load(plan, report)
     session = make_session(plan, model)
@@ -190,11 +191,15 @@ def make_plan(config: RunConfig) -> Plan:
 def positions(config: RunConfig, prompt: int, context: int) -> int:
     """How many positions the caches get; UsageError if the run cannot stay inside them."""
     if config.interactive:
+        if config.context_depth:
+            raise UsageError("--interactive begins at the beginning: leave out --context_depth")
         return config.cache_size or min(context, INTERACTIVE_CACHE)
     if prompt == 0:
         raise UsageError("--prompt is empty, and this tokenizer has no token to begin with")
-    needed = prompt + config.max_new_tokens
+    needed = config.context_depth + prompt + config.max_new_tokens
     asked = f"{prompt} prompt tokens and --max_new_tokens {config.max_new_tokens} need {needed}"
+    if config.context_depth:
+        asked = f"--context_depth {config.context_depth}, {asked}"
     if needed > context:
         raise UsageError(f"{asked} positions; the model's context has {context}: ask for fewer")
     if config.cache_size and config.cache_size < needed:
@@ -219,12 +224,23 @@ def dry_run(plan: Plan) -> str:
     return sizes.report(config, plan.architecture, plan.spec, plan.device, plan.cache_size)
 
 
+def memory(plan: Plan) -> str:
+    """What will be allocated, before any of it is; MemoryShortage if it cannot be."""
+    import devices
+    import sizes
+
+    free = devices.free_memory(plan.device)
+    return sizes.check_memory(
+        plan.config, plan.architecture, plan.spec, plan.device, plan.cache_size, free
+    )
+
+
 def make_session(plan: Plan, model: Transformer) -> Session:
     from session import Sampling, Session
     from sizes import kv_cache
 
     config = plan.config
-    return Session(
+    session = Session(
         model,
         Sampling(config.temperature, config.top_k),
         config.batch_size,
@@ -232,7 +248,14 @@ def make_session(plan: Plan, model: Transformer) -> Session:
         compile_decode=config.compile,
         compile_prefill=config.compile_prefill,
         cache=kv_cache(config),
+        prefill_chunk=config.prefill_chunk,
     )
+    if reason := model.decode_kernel.reason:
+        say(f"Attention over the KV cache runs on plain torch, which is slow: {reason}")
+    if config.context_depth:
+        with progress(f"Filling {config.context_depth} positions"):
+            session.fill_randomly(config.context_depth)
+    return session
 
 
 def measure(plan: Plan, session: Session) -> dict[str, Any]:
@@ -246,13 +269,13 @@ def measure(plan: Plan, session: Session) -> dict[str, Any]:
 
     def one_sample(index: int) -> Generation:
         torch.manual_seed(config.seed + index)  # a seed reproduces a sample, however long we warm
-        return session.generate(prompt, config.max_new_tokens)
+        return session.generate(prompt, config.max_new_tokens, config.context_depth)
 
     devices.reset_peak_memory(device)
     compiling = config.compile or config.compile_prefill
     with progress("Compiling" if compiling else "First steps") as _:
         started = time.perf_counter()
-        session.generate(prompt, min(3, config.max_new_tokens))
+        session.generate(prompt, min(3, config.max_new_tokens), config.context_depth)
         first_seconds = time.perf_counter() - started
     warm_ups, steady = warm_up(one_sample)
     memory = {"warm_up": devices.peak_memory(device)}
@@ -284,6 +307,7 @@ def measure(plan: Plan, session: Session) -> dict[str, Any]:
         "weight_bytes": model.weight_bytes(),
         "weight_bytes_per_s": tok_s * model.weight_bytes(),
         "kv_cache": model.caches[0].format,
+        "attention_kernel": model.decode_kernel.name,
         "kv_cache_bytes": sum(cache.nbytes for cache in model.caches),
         "peak_memory_bytes": memory,
         "compile_seconds": first_seconds if compiling else None,
@@ -428,8 +452,9 @@ def converse(plan: Plan, session: Session) -> None:
 
 
 def readable(plan: Plan, tokens: list[int]) -> str | None:
-    """Prompt and continuation up to where the model ended it; None where both are random."""
-    if plan.config.prefill_size or plan.config.checkpoint_path.startswith("dummy:"):
+    """Prompt and continuation up to where the model ended it; None where they are random."""
+    config = plan.config
+    if config.prefill_size or config.context_depth or config.checkpoint_path.startswith("dummy:"):
         return None
     eos = plan.tokenizer.eos_ids
     end = next((i for i, token in enumerate(tokens) if token in eos), len(tokens))

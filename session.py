@@ -9,8 +9,9 @@ device. Nothing in the loop waits for the device, so the CPU can run ahead of it
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,10 @@ from models.llama import Transformer
 # were 17 % faster for twice the memory and eight times the compilation (docs/LOG.md), so they are
 # left out.
 COMPILE_OPTIONS = {"cuda": {"triton.cudagraphs": True, "coordinate_descent_tuning": True}}
+
+# Positions of a prompt at once: enough to keep the cores busy, whose activations are small beside
+# a model's weights. The first is the CPU's: a 1 B Llama takes some 40 MB for them.
+CHUNK = {"cpu": 512, "cuda": 2048, "xpu": 2048, "mps": 1024}
 
 
 @dataclass(frozen=True)
@@ -69,30 +74,30 @@ class Session:
         compile_decode: bool = False,
         compile_prefill: bool = False,
         cache: CacheFactory = DenseKVCache,
+        prefill_chunk: int | None = None,
     ) -> None:
+        """`prefill_chunk`: how many positions of a prompt go through the model at once."""
         self.model, self.sampling = model, sampling
         self.device = model.tok_embeddings.weight.device
+        self.prefill_chunk = prefill_chunk or CHUNK.get(self.device.type, CHUNK["cpu"])
         model.setup_caches(batch_size, cache_size, cache)
         options = COMPILE_OPTIONS.get(self.device.type, {})
         self.step = self._next_token
         self.prefill = self._next_token
+        self.fill = model.hidden
         if compile_decode:
             model.nested_regions = all(map(_is_plain, model.parameters()))
             self.step = torch.compile(self._next_token, fullgraph=True, options=options)
         if compile_prefill:
             # Prompts differ in length, and a CUDA graph or a frozen kernel serves only one.
-            compiled_prefill = torch.compile(self._next_token, fullgraph=True)
+            self.prefill = _for_any_length(torch.compile(self._next_token, fullgraph=True))
+            self.fill = _for_any_length(torch.compile(model.hidden, fullgraph=True))
 
-            def prefill(tokens: Tensor, input_pos: Tensor) -> tuple[Tensor, Tensor]:
-                torch._dynamo.maybe_mark_dynamic(tokens, 1)
-                torch._dynamo.maybe_mark_dynamic(input_pos, 0)
-                return compiled_prefill(tokens, input_pos)
-
-            self.prefill = prefill
-
-    def _next_token(self, tokens: Tensor, input_pos: Tensor) -> tuple[Tensor, Tensor]:
+    def _next_token(
+        self, tokens: Tensor, input_pos: Tensor, start: int | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Run tokens (B, S) at positions (S,); the next token (B, 1) and its position (1,)."""
-        logits = self.model(tokens, input_pos, last_only=True)
+        logits = self.model(tokens, input_pos, last_only=True, start=start)
         return sample(logits[:, -1], self.sampling), input_pos[-1:] + 1
 
     @torch.no_grad()
@@ -102,20 +107,32 @@ class Session:
         The caller stops before the cache is full. Each token is a copy of its own: a CUDA graph
         writes every step's result over the last one's.
         """
-        positions = torch.arange(start, start + prompt.shape[1], device=self.device)
-        token, position = self.prefill(prompt, positions)
+        *chunks, last = prompt.split(self.prefill_chunk, dim=1)
+        for chunk in chunks:
+            self.fill(chunk, self._positions(chunk, start), start=start)
+            start += chunk.shape[1]
+        token, position = self.prefill(last, self._positions(last, start), start=start)
         yield token.clone()
         while True:
             with _decode_attention(self.device):
                 token, position = self.step(token.clone(), position.clone())
             yield token.clone()
 
+    def _positions(self, tokens: Tensor, start: int) -> Tensor:
+        return torch.arange(start, start + tokens.shape[1], device=self.device)
+
     @torch.no_grad()
-    def generate(self, prompt: Tensor, max_new_tokens: int) -> Generation:
+    def fill_randomly(self, depth: int) -> None:
+        """Put random keys and values at positions 0 to depth - 1 of every layer."""
+        for cache in self.model.caches:
+            cache.fill(depth)
+
+    @torch.no_grad()
+    def generate(self, prompt: Tensor, max_new_tokens: int, start: int = 0) -> Generation:
         """Continue prompt (B, S), which lies on the device, by exactly max_new_tokens tokens."""
         devices.synchronize(self.device)
         started = time.perf_counter()
-        stream = self.stream(prompt)
+        stream = self.stream(prompt, start)
         tokens = [next(stream)]
         devices.synchronize(self.device)
         prefilled = time.perf_counter()
@@ -123,6 +140,15 @@ class Session:
         devices.synchronize(self.device)
         ended = time.perf_counter()
         return Generation(torch.cat(tokens, 1), prefilled - started, ended - prefilled)
+
+
+def _for_any_length(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    def run(tokens: Tensor, input_pos: Tensor, start: int) -> Any:
+        torch._dynamo.maybe_mark_dynamic(tokens, 1)
+        torch._dynamo.maybe_mark_dynamic(input_pos, 0)
+        return compiled(tokens, input_pos, start=start)
+
+    return run
 
 
 def _is_plain(parameter: nn.Parameter) -> bool:

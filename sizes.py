@@ -10,7 +10,7 @@ from torch import nn
 
 from benchlog.config import RunConfig
 from devices import stored_bytes
-from errors import KernelError
+from errors import KernelError, MemoryShortage
 from kv_cache import CACHES
 from kv_cache.base import CacheFactory, KVCache
 from models.config import ModelConfig
@@ -88,6 +88,51 @@ def report(
     cache = f"{cached / 1e9:.3f} GB for {positions} positions, batch {config.batch_size}"
     head = "\n".join(f"{name:<16} {text}" for name, text in [*rows, ("KV cache", cache)])
     return f"{head}\n\n{table(architecture, device, precision)}"
+
+
+def check_memory(
+    config: RunConfig,
+    architecture: ModelConfig,
+    spec: Spec,
+    device: torch.device,
+    positions: int,
+    free: int | None,
+) -> str:
+    """What weights and caches will take, as a line to read; MemoryShortage if `free` bytes are less.
+
+    What autoquant's weights will take is not known before it has chosen: they count as nothing.
+    """
+    precision, kind = getattr(torch, config.precision), kv_cache(config)
+    weights = 0
+    if not isinstance(spec, AutoQuant):
+        size = size_of(architecture, spec, device, precision, config.kernel)
+        weights = size.model_bytes + size.embedding_bytes
+
+    def cached(positions: int) -> int:
+        return kv_cache_bytes(architecture, config.batch_size, positions, precision, kind)
+
+    need = cached(positions)
+    shown = f"{'' if isinstance(spec, AutoQuant) else f'Weights: {_gb(weights)}; '}"
+    shown += f"KV cache: {_gb(need)}, {kind.format}, {positions} positions"
+    if config.batch_size > 1:
+        shown += f", batch {config.batch_size}"
+    if free is None or weights + need <= free:
+        return shown
+    fitting = max(0, free - weights) // cached(1)
+    advice = "not even the weights fit: a --quantization makes them smaller"
+    if fitting:
+        advice = f"--cache_size {fitting} is the largest that fits"
+        smaller = [name for name in CACHES if CACHES[name] is not kind and kind.format == "dense"]
+        if smaller:
+            advice += f"; --kv_cache {', '.join(smaller)} take less"
+    raise MemoryShortage(
+        f"out of memory: weights of {_gb(weights)} and a KV cache of {_gb(need)} for {positions} "
+        f"positions need {_gb(weights + need)}, and {device} has {_gb(free)} free; {advice}"
+    )
+
+
+def _gb(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.2f} MB"
 
 
 def kv_cache(config: RunConfig) -> type[KVCache]:

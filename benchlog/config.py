@@ -75,6 +75,10 @@ class RunConfig:
     kv_cache_quantization: bool = _field(False, CACHE, Switch(), "The same as --kv_cache int8")
     kv_cache: str = _field("dense", CACHE, Choice(KV_CACHES), ", ".join(KV_CACHES))
     linear_causal_mask: bool = _field(False, CACHE, Switch(), "Changes nothing; old lines have it")
+    prefill_chunk: int | None = _field(None, CACHE, Whole(1),
+        "Prompt positions at once; otherwise the device's")
+    context_depth: int = _field(0, CACHE, Whole(0),
+        "Begin behind N positions of random keys and values")
     prompt: str = _field("Hello, my name is", SAMPLE, Text(may_be_empty=True), "Text to go on from")
     prefill_size: int | None = _field(None, SAMPLE, Whole(1), "A random prompt of N tokens instead")
     batch_size: int = _field(1, SAMPLE, Whole(1), "Rows generated at once")

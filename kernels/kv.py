@@ -28,6 +28,11 @@ class Stored:
     scale: Tensor | None
     format: str
 
+    def slots(self, begin: int, end: int) -> "Stored":
+        """Those from `begin` up to `end`, without copying."""
+        scale = None if self.scale is None else self.scale[:, :, begin:end]
+        return Stored(self.codes[:, :, begin:end], scale, self.format)
+
 
 def dequantize(stored: Stored, dtype: torch.dtype = torch.float32) -> Tensor:
     """(B, K, T, D) in `dtype`; products are taken in float32, and rounded once."""

@@ -6,21 +6,25 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from kernels.chunk import chunk_attention
+from kernels.decode import decode_attention
 from kernels.kv import Stored, dequantize
-from kernels.reference import attention
 
 Shape = tuple[int, int, int, int]
+FILLED_AT_ONCE = 4096  # positions
 
 
 class KVCache(nn.Module):
-    """Keys and values of one layer, and decode attention over them.
+    """Keys and values of one layer, and attention over them.
 
-    B rows, K key/value heads, T positions of capacity, D head_dim. With a `window` a query sees
-    only the last `window` positions. A kind of cache says what it stores for a key or value
+    B rows, K key/value heads, T slots, D head_dim. T is the number of positions, or, with a
+    `window`, that of those if it is smaller: a query sees only the last `window` positions, and the
+    next one takes the slot of the oldest. A kind of cache says what it stores for a key or value
     (`allocate`) and how (`encode`); kernels/kv.py says what its `format` means.
     """
 
     format: ClassVar[str]
+    kernel = "torch"  # that decodes over it: a name of kernels/decode.py
 
     def __init__(
         self,
@@ -33,8 +37,9 @@ class KVCache(nn.Module):
         window: int | None = None,
     ) -> None:
         super().__init__()
-        self.capacity, self.window, self.dtype = max_seq_length, window, dtype
-        shape = (max_batch_size, kv_heads, max_seq_length, head_dim)
+        self.slots = min(max_seq_length, window or max_seq_length)
+        self.window, self.head_dim, self.dtype = window, head_dim, dtype
+        shape = (max_batch_size, kv_heads, self.slots, head_dim)
         for name in ("key", "value"):
             for part, buffer in self.allocate(shape, dtype, device).items():
                 self.register_buffer(f"{name}_{part}", buffer, persistent=False)
@@ -50,10 +55,54 @@ class KVCache(nn.Module):
         raise NotImplementedError
 
     def update(self, input_pos: Tensor, key: Tensor, value: Tensor) -> None:
-        """Store key and value, (B, K, S, D), at the S positions `input_pos`."""
+        """Store key and value, (B, K, S, D), at the S positions `input_pos`, one after another."""
+        kept = slice(-self.slots, None)  # of more than fit, the last
+        slots = input_pos[kept] if self.window is None else input_pos[kept] % self.slots
         for name, x in (("key", key), ("value", value)):
-            for part, tensor in self.encode(x).items():
-                getattr(self, f"{name}_{part}")[: x.shape[0], :, input_pos] = tensor
+            for part, tensor in self.encode(x[:, :, kept]).items():
+                getattr(self, f"{name}_{part}")[: x.shape[0], :, slots] = tensor
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        input_pos: Tensor,
+        start: int | None = None,
+    ) -> Tensor:
+        """Store key and value; causal attention of the query over all that is stored.
+
+        query (B, H, S, D), H a multiple of K; key and value (B, K, S, D); input_pos (S,), one after
+        another, `start` the first of them where the caller knows it: more than one position ask
+        the device for it otherwise. Returns (B, H, S, D). One position reads the slots that are
+        filled and no other, once for all heads that share them.
+        """
+        if query.shape[2] == 1:
+            self.update(input_pos, key, value)
+            return self._decode(query[:, :, 0], input_pos)[:, :, None]
+        rows = query.shape[0]
+        start = int(input_pos[0]) if start is None else start
+        own = [self._as_read(x) for x in (key, value)]  # before the oldest slots are written over
+        past = [self.stored(name, rows) for name in ("key", "value")]
+        y = chunk_attention(query, *own, *past, start, self.window)
+        self.update(input_pos, key, value)
+        return y
+
+    def _decode(self, query: Tensor, input_pos: Tensor) -> Tensor:
+        """Attention of one position's query (B, H, D)."""
+        rows, end = query.shape[0], input_pos + 1
+        count = end.clamp(max=self.slots)
+        first = torch.zeros_like(end) if self.window is None else (end - count) % self.slots
+        key, value = (self.stored(name, rows) for name in ("key", "value"))
+        return decode_attention(
+            self.kernel, query, key, value, first.expand(rows), count.expand(rows)
+        )
+
+    def _as_read(self, x: Tensor) -> Tensor:
+        """Keys or values (B, K, S, D) as this cache would read them back."""
+        parts = self.encode(x)
+        stored = Stored(parts["codes"], parts.get("scale"), self.format)
+        return dequantize(stored, x.dtype)
 
     def stored(self, name: str, rows: int) -> Stored:
         """The first rows' "key" or "value" as kernels take them."""
@@ -61,12 +110,13 @@ class KVCache(nn.Module):
         codes = getattr(self, f"{name}_codes")
         return Stored(codes[:rows], None if scale is None else scale[:rows], self.format)
 
-    def attend(self, query: Tensor, input_pos: Tensor) -> Tensor:
-        """Causal attention of query (B, H, S, D), at positions `input_pos` (S,), over the cache."""
-        rows = query.shape[0]
-        key, value = (dequantize(self.stored(n, rows), query.dtype) for n in ("key", "value"))
-        positions = torch.arange(self.capacity, device=query.device)
-        return attention(query, key, value, input_pos, positions, self.window)
+    def fill(self, depth: int) -> None:
+        """Random keys and values at positions 0 to depth - 1, for measuring what depth costs."""
+        for positions in torch.arange(depth).split(FILLED_AT_ONCE):
+            buffer = self.key_codes
+            shape = (*buffer.shape[:2], len(positions), self.head_dim)
+            key, value = (torch.randn(shape, device=buffer.device).to(self.dtype) for _ in "kv")
+            self.update(positions.to(buffer.device), key, value)
 
     def reset(self) -> None:
         """Forget everything, keeping the memory."""

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from devices import stored_bytes
+from kernels import decode
 from kernels.reference import attention
 from kv_cache.base import CacheFactory, KVCache
 from kv_cache.dense import DenseKVCache
@@ -37,6 +38,7 @@ class Transformer(nn.Module):
         self.layers = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm = nn.RMSNorm(config.dim, config.norm_eps)
         self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
+        self.decode_kernel = decode.Choice("torch")  # over the caches; `setup_caches` chooses it
         self.nested_regions = False  # whether to compile one block and call it for every layer
 
     def setup_caches(
@@ -44,11 +46,16 @@ class Transformer(nn.Module):
     ) -> None:
         """Give every layer an empty cache of `max_batch_size` rows and `max_seq_length` positions.
 
-        It lies on the embedding's device, in the embedding's dtype unless the cache quantizes.
+        It lies on the embedding's device, in the embedding's dtype unless the cache quantizes. A
+        model with a sliding window keeps no more than that. On the CPU the first call of all builds
+        the kernel that decodes over it, which takes half a minute.
         """
         config, weight = self.config, self.tok_embeddings.weight
+        self.decode_kernel = decode.choose(
+            weight.device, config.head_dim, config.num_heads // config.num_kv_heads, weight.dtype
+        )
         for layer in self.layers:
-            layer.attention.kv_cache = cache(
+            made = cache(
                 max_batch_size,
                 config.num_kv_heads,
                 max_seq_length,
@@ -57,6 +64,8 @@ class Transformer(nn.Module):
                 weight.device,
                 config.sliding_window,
             )
+            made.kernel = self.decode_kernel.name
+            layer.attention.kv_cache = made
 
     def weight_bytes(self) -> int:
         """Bytes of weights that one decode step reads: all but the embedding's table.
@@ -75,25 +84,39 @@ class Transformer(nn.Module):
         return [cache for cache in found if cache is not None]
 
     def forward(
-        self, tokens: Tensor, input_pos: Tensor | None = None, last_only: bool = False
+        self,
+        tokens: Tensor,
+        input_pos: Tensor | None = None,
+        last_only: bool = False,
+        start: int | None = None,
     ) -> Tensor:
         """Logits (B, S, V) for tokens (B, S), the last position's alone, (B, 1, V), if asked.
 
-        With `input_pos` (S,) the tokens stand at those positions and see what the caches already
-        hold. Without it they are whole sequences from position 0, and no cache is touched.
+        With `input_pos` (S,) the tokens stand at those positions, one after another, and see what
+        the caches already hold; a caller who knows the first of them gives it as `start` too, or a
+        device is asked. Without it they are whole sequences from position 0, and no cache is touched.
         """
+        x = self.hidden(tokens, input_pos, start)
+        if last_only:
+            x = x[:, -1:]
+        return self.output(self.norm(x))
+
+    def hidden(
+        self, tokens: Tensor, input_pos: Tensor | None = None, start: int | None = None
+    ) -> Tensor:
+        """What the layers make of the tokens, (B, S, D): enough to fill the caches."""
         x = self.tok_embeddings(tokens)  # (B, S, D)
         if input_pos is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device)
         else:
             positions = input_pos
+            if start is None and tokens.shape[1] > 1:
+                start = int(input_pos[0])
         cos, sin = rotation(self.config, positions)
         run = block_region if self.nested_regions else Block.__call__
         for layer in self.layers:
-            x = run(layer, x, cos, sin, input_pos)
-        if last_only:
-            x = x[:, -1:]
-        return self.output(self.norm(x))
+            x = run(layer, x, cos, sin, input_pos, start)
+        return x
 
 
 class Block(nn.Module):
@@ -106,17 +129,29 @@ class Block(nn.Module):
         self.ffn_norm = nn.RMSNorm(config.dim, config.norm_eps)
         self.feed_forward = FeedForward(config)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, input_pos: Tensor | None) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), cos, sin, input_pos)
+    def forward(
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        input_pos: Tensor | None,
+        start: int | None = None,
+    ) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), cos, sin, input_pos, start)
         return x + self.feed_forward(self.ffn_norm(x))
 
 
 @torch.compiler.nested_compile_region
 def block_region(
-    block: Block, x: Tensor, cos: Tensor, sin: Tensor, input_pos: Tensor | None
+    block: Block,
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    input_pos: Tensor | None,
+    start: int | None,
 ) -> Tensor:
     """A block as a region of its own: compiled once, called for every layer."""
-    return block(x, cos, sin, input_pos)
+    return block(x, cos, sin, input_pos, start)
 
 
 class Attention(nn.Module):
@@ -136,7 +171,14 @@ class Attention(nn.Module):
         self.k_norm = norm(config.head_dim, config.norm_eps)
         self.kv_cache: KVCache | None = None
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, input_pos: Tensor | None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        input_pos: Tensor | None,
+        start: int | None = None,
+    ) -> Tensor:
         B, S, _ = x.shape
         H, K, E = self.num_heads, self.num_kv_heads, self.head_dim
         query, key, value = self.wqkv(x).view(B, S, H + 2 * K, E).split((H, K, K), dim=2)
@@ -147,8 +189,7 @@ class Attention(nn.Module):
             y = self.attend_without_cache(query, key, value)
         else:
             assert self.kv_cache is not None, "call setup_caches first"
-            self.kv_cache.update(input_pos, key, value)
-            y = self.kv_cache.attend(query, input_pos)
+            y = self.kv_cache.attend(query, key, value, input_pos, start)
         return self.wo(y.transpose(1, 2).reshape(B, S, H * E))
 
     def attend_without_cache(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
