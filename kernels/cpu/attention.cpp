@@ -110,11 +110,10 @@ template <typename T>
 void read_query(const Tensor& query, KvFormat format, int64_t padded, float* to) {
   const T* from = static_cast<const T*>(query.const_data_ptr());
   const int64_t H = query.size(1), D = query.size(2), step = query.stride(2);
-  const float scale = 1 / std::sqrt(float(D));
   for (int64_t b = 0; b < query.size(0); ++b)
     for (int64_t h = 0; h < H; ++h, to += padded) {
       const T* x = from + b * query.stride(0) + h * query.stride(1);
-      for (int64_t d = 0; d < D; ++d) to[place(format, d)] = float(x[d * step]) * scale;
+      for (int64_t d = 0; d < D; ++d) to[place(format, d)] = float(x[d * step]);
     }
 }
 
@@ -210,7 +209,7 @@ Tensor decode_attention(const Tensor& query, const Tensor& key_codes,
   const int64_t heads = H / K, padded = (D + HEAD_DIM_UNIT - 1) / HEAD_DIM_UNIT * HEAD_DIM_UNIT;
   const int64_t partial_floats = Partial::floats(heads, padded);
   // Zeros behind each head; whole cache lines.
-  std::vector<float> scaled_query(B * H * padded);
+  std::vector<float> query_floats(B * H * padded);
   std::unique_ptr<float[]> memory(new float[parts * partial_floats + 16]);
   float* partials = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory.get()) + 63) & ~uintptr_t(63));
   std::unique_ptr<std::atomic<int64_t>[]> missing(new std::atomic<int64_t>[B * K]);
@@ -221,12 +220,13 @@ Tensor decode_attention(const Tensor& query, const Tensor& key_codes,
   Tensor out = torch::stable::new_empty(query, {B, H, D});
   void* out_data = out.mutable_data_ptr();
   switch (number(type)) {
-    case Number::f32: read_query<float>(query, format, padded, scaled_query.data()); break;
-    case Number::bf16: read_query<BFloat16>(query, format, padded, scaled_query.data()); break;
-    case Number::f16: read_query<Half>(query, format, padded, scaled_query.data()); break;
+    case Number::f32: read_query<float>(query, format, padded, query_floats.data()); break;
+    case Number::bf16: read_query<BFloat16>(query, format, padded, query_floats.data()); break;
+    case Number::f16: read_query<Half>(query, format, padded, query_floats.data()); break;
   }
   auto* attend = isa() == Isa::portable ? attend_portable
 #if defined(__x86_64__)
+                 : isa() == Isa::amx    ? attend_amx
                  : isa() == Isa::avx512 ? attend_avx512
                  : isa() == Isa::avx2   ? attend_avx2
 #endif
@@ -254,7 +254,7 @@ Tensor decode_attention(const Tensor& query, const Tensor& key_codes,
       Partial result(partials + i * partial_floats, heads, padded);
       Part part{format, key.of(b, k), value.of(b, k), int(heads), int(D), int(padded),
                 (row.first + skipped) % T, std::min(row.part_slots, row.count - skipped), T,
-                scaled_query.data() + (b * H + k * heads) * padded,
+                query_floats.data() + (b * H + k * heads) * padded, number(type), 1 / std::sqrt(float(D)),
                 result.largest, result.sum, result.weighted};
       attend(part);
       if (missing[b * K + k].fetch_sub(1, std::memory_order_acq_rel) == 1) finish(b, k);

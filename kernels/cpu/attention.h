@@ -26,7 +26,9 @@ struct Part {
   Slots key, value;
   int heads, head_dim, padded;  // padded: head_dim as the buffers below have it
   int64_t first, count, slots;  // (first + i) % slots for i < count
-  const float* query;           // (heads, padded), with softmax's scale in it, zeros behind
+  const float* query;           // (heads, padded), zeros behind
+  Number query_type;            // what it was: to choose what is exact enough
+  float softmax_scale;
   // Out: the largest score, the sum of exp(score - largest), and the values weighted by that. For
   // int4, query and weighted have each 32 numbers in the order 0, 2, … 30, 1, 3, … 31: the codes'
   // low halves, then their high ones.
@@ -38,3 +40,4 @@ struct Part {
 void attend_portable(const Part&);
 void attend_avx2(const Part&);
 void attend_avx512(const Part&);
+void attend_amx(const Part&);

@@ -5,6 +5,8 @@
 namespace {
 #include "vector_avx512.h"
 
+#include "attention_numbers.h"
+
 #include "attention_part.h"
 }  // namespace
 

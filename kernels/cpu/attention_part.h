@@ -10,40 +10,6 @@ constexpr int BLOCK = 32;
 constexpr int PREFETCHED = 4096;  // bytes ahead: some ten lines' latency at full speed
 static_assert(BLOCK % LANES == 0);
 
-inline float as_float(uint32_t bits) {
-  float x;
-  __builtin_memcpy(&x, &bits, sizeof x);
-  return x;
-}
-
-// A float of fewer bits as a 32-bit one: `magnitude` is all but its sign, moved to where a 32-bit
-// float has it. Exponent 0 stands for denormals: 1.m less 1, at the smallest exponent.
-template <int EXPONENT_BITS>
-inline float widened(uint32_t magnitude, uint32_t sign, uint32_t not_finite) {
-  constexpr uint32_t up = 128 - (1u << (EXPONENT_BITS - 1));  // between the two biases
-  bool denormal = magnitude < (1u << 23);
-  uint32_t bits = magnitude + ((denormal ? up + 1 : up) << 23);
-  bits = magnitude >= not_finite ? magnitude | 0x7f800000 : bits;
-  float x = as_float(bits) - (denormal ? as_float((up + 1) << 23) : 0.0f);
-  uint32_t y;
-  __builtin_memcpy(&y, &x, sizeof y);
-  return as_float(y | sign);
-}
-
-inline float from_f16(uint16_t h) {
-  return widened<5>((h & 0x7fffu) << 13, (h & 0x8000u) << 16, 0x7c00u << 13);
-}
-
-inline float from_fp8(uint8_t b) {  // E4M3: all ones is NaN, and there is no infinity
-  return widened<4>((b & 0x7fu) << 20, (b & 0x80u) << 24, 0x7fu << 20);
-}
-
-inline float scale_at(const Slots& from, int64_t index) {
-  if (from.scale_type == Number::f32) return reinterpret_cast<const float*>(from.scale)[index];
-  uint16_t half = reinterpret_cast<const uint16_t*>(from.scale)[index];
-  return from.scale_type == Number::bf16 ? as_float(uint32_t(half) << 16) : from_f16(half);
-}
-
 // One slot's numbers as floats; of int8 and fp8 the codes, whose one scale comes later.
 template <KvFormat F>
 inline void widen(const Slots& from, int64_t slot, int head_dim, float* __restrict to) {
@@ -119,47 +85,6 @@ inline void add_weighted(const float* weights, const float* rows, const float* s
     for (int c = 0; c < COLUMNS; ++c) store(weighted + h * padded + c * LANES, total[h][c]);
 }
 
-// e^x for x <= 0: 2^n e^r with |r| <= ln 2 / 2, and Taylor's series of e^r to r^7 (off by 5e-9).
-inline Vector exponential(Vector x) {
-  constexpr float TO_INTEGER = 12582912;  // 1.5 · 2^23: adding it leaves an integer in the low bits
-  Vector bounded = larger(all(-87), x);   // in this order NaN stays NaN
-  Vector biased = multiply_add(bounded, all(1.44269504f), all(TO_INTEGER));
-  Vector n = biased - all(TO_INTEGER);
-  Vector r = multiply_add(n, all(-0.693145752f), bounded);  // ln 2 in two parts
-  r = multiply_add(n, all(-1.42860677e-6f), r);
-  const float series[] = {1 / 720.f, 1 / 120.f, 1 / 24.f, 1 / 6.f, 0.5f, 1, 1};
-  Vector y = all(1 / 5040.f);
-  for (float coefficient : series) y = multiply_add(y, r, all(coefficient));
-  return zero_below(x, -87, y * power_of_two(biased));
-}
-
-// What follows a block's scores, for one head: weights in their place. Returns by how much all
-// that was summed before shrinks.
-inline float soften(float* scores, const float* key_scale, const float* value_scale, int slots,
-                    float& running_largest, float& running_sum) {
-  constexpr float NEVER = -__builtin_inff();
-  Vector top = all(NEVER);
-  for (int s = 0; s < BLOCK; s += LANES) {
-    if (key_scale) store(scores + s, load(scores + s) * load(key_scale + s));
-    for (int i = s; i < s + LANES; ++i)
-      if (i >= slots) scores[i] = NEVER;
-    top = larger(top, load(scores + s));
-  }
-  float before = running_largest, now = largest(top);
-  now = before > now ? before : now;
-  Vector total = all(0);
-  for (int s = 0; s < BLOCK; s += LANES) {
-    Vector weight = exponential(load(scores + s) - all(now));
-    total = total + weight;
-    store(scores + s, value_scale ? weight * load(value_scale + s) : weight);
-  }
-  alignas(64) float change[LANES];
-  store(change, exponential(all(before - now)));
-  running_largest = now;
-  running_sum = running_sum * change[0] + sum(total);
-  return change[0];
-}
-
 template <int HEADS>
 inline void add_weighted_columns(const float* weights, const float* rows, const float* shrink,
                                  int padded, int slots, float* weighted) {
@@ -191,8 +116,9 @@ void attend_format(const Part& part) {
     const int64_t start = next;
     for (int s = 0; s < slots; ++s) {
       widen<F>(part.key, next, part.head_dim, rows + s * padded);
+      key_scale[s] = part.softmax_scale;
       if (ONE_SCALE) {
-        key_scale[s] = scale_at(part.key, next);
+        key_scale[s] *= scale_at(part.key, next);
         value_scale[s] = scale_at(part.value, next);
       }
       if (++next == part.slots) next = 0;
@@ -204,8 +130,8 @@ void attend_format(const Part& part) {
       dot<1>(part.query + h * padded, rows, padded, slots, scores + h * BLOCK);
 
     for (h = 0; h < heads; ++h)
-      shrink[h] = soften(scores + h * BLOCK, ONE_SCALE ? key_scale : nullptr,
-                         ONE_SCALE ? value_scale : nullptr, slots, part.largest[h], part.sum[h]);
+      shrink[h] = soften<BLOCK>(scores + h * BLOCK, key_scale, ONE_SCALE ? value_scale : nullptr, slots,
+                         part.largest[h], part.sum[h]);
 
     next = start;
     for (int s = 0; s < slots; ++s) {

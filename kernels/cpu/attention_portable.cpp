@@ -3,6 +3,8 @@
 namespace {
 #include "vector_portable.h"
 
+#include "attention_numbers.h"
+
 #include "attention_part.h"
 }  // namespace
 

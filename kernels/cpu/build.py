@@ -4,7 +4,7 @@ Every *.cpp here goes into one library, kept in $XDG_CACHE_HOME/quantbench (~/.c
 under a hash of all that it was made from. A file name's ending says which instructions it may use
 (INSTRUCTIONS); which of them run is decided when the library is loaded (isa.cpp), so the library
 fits any machine of its architecture, and the hash leaves this one's CPU out. QUANTBENCH_ISA names
-another set than the best: portable, avx2, avx512.
+another set than the best: portable, avx2, avx512, amx.
 
 Ops are registered from C++, through torch's stable C interface (torch/csrc/stable): that compiles
 in 1 s where torch/library.h takes 4, and a call costs 2.5 µs; through torch.library.custom_op and
@@ -37,11 +37,16 @@ FLAGS = (
     *(f"-isystem{TORCH / folder}" for folder in ("include", "include/torch/csrc/api/include")),
 )
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
-AVX512 = (*AVX2, *(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl")))
+AVX512 = (
+    *(*AVX2, "-mprefer-vector-width=512"),
+    *(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl")),
+)
 INSTRUCTIONS = {
     "_avx2": AVX2,
-    "_avx512": (*AVX512, "-mprefer-vector-width=512"),
+    "_avx512": AVX512,
+    "_amx": (*AVX512, "-mavx512vbmi", "-mamx-tile", "-mamx-bf16"),
 }
+ISAS = ("portable", *(ending[1:] for ending in INSTRUCTIONS))
 DIGEST_BYTES = hashlib.sha256().digest_size
 
 
@@ -74,7 +79,7 @@ def load() -> ctypes.CDLL:
 
 
 def isa() -> str:
-    """The instruction set in use: portable, avx2 or avx512."""
+    """The instruction set in use: one of ISAS."""
     return load().quantbench_isa().decode()
 
 
@@ -83,7 +88,7 @@ def use_isa(name: str, library: ctypes.CDLL | None = None) -> None:
     if not (library or load()).quantbench_use_isa(name.encode()):
         raise KernelError(
             f"QUANTBENCH_ISA={name}: this CPU cannot run it, or there is no such instruction set; "
-            "there are portable, avx2, avx512"
+            f"there are {', '.join(ISAS)}"
         )
 
 

@@ -3,25 +3,54 @@
 #include <atomic>
 #include <cstring>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace {
 
-const char* const NAMES[] = {"portable", "avx2", "avx512"};
+constexpr const char* NAMES[] = {"portable", "avx2", "avx512", "amx"};
+constexpr Isa BEST_FIRST[] = {Isa::amx, Isa::avx512, Isa::avx2, Isa::portable};
+
+#if defined(__x86_64__)
+bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+         __builtin_cpu_supports("f16c");
+}
+
+bool has_avx512() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+
+// Linux gives a process the tiles' 8 KB of state when it asks for them.
+bool has_amx() {
+  constexpr unsigned VBMI = 1u << 1, BF16 = 1u << 22, TILE = 1u << 24;
+  constexpr int REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;
+  unsigned a, b, c, d;
+  if (!has_avx512() || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+  if (!(c & VBMI) || !(d & BF16) || !(d & TILE)) return false;
+  return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+}
+#endif
 
 bool runs(Isa isa) {
-  if (isa == Isa::portable) return true;
+  switch (isa) {
 #if defined(__x86_64__)
-  bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-              __builtin_cpu_supports("f16c");
-  if (isa == Isa::avx2) return avx2;
-  return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-#else
-  return false;
+    case Isa::avx2: return has_avx2();
+    case Isa::avx512: return has_avx512();
+    case Isa::amx: return has_amx();
 #endif
+    default: return isa == Isa::portable;
+  }
 }
 
 Isa best() {
-  return runs(Isa::avx512) ? Isa::avx512 : runs(Isa::avx2) ? Isa::avx2 : Isa::portable;
+  for (Isa isa : BEST_FIRST)
+    if (runs(isa)) return isa;
+  return Isa::portable;
 }
 
 std::atomic<Isa>& chosen() {
@@ -38,7 +67,7 @@ extern "C" __attribute__((visibility("default"))) const char* quantbench_isa() {
 }
 
 extern "C" __attribute__((visibility("default"))) int quantbench_use_isa(const char* name) {
-  for (Isa isa : {Isa::portable, Isa::avx2, Isa::avx512})
+  for (Isa isa : BEST_FIRST)
     if (!std::strcmp(name, NAMES[static_cast<int>(isa)]) && runs(isa)) {
       chosen() = isa;
       return 1;

@@ -1,6 +1,6 @@
 // Which instructions the kernels use: chosen once for the process, the best that the CPU has.
 #pragma once
 
-enum class Isa { portable, avx2, avx512 };
+enum class Isa { portable, avx2, avx512, amx };
 
 Isa isa();

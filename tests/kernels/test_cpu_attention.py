@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(bool(attention.unavailable()), reason=str(attent
 FORMATS = ("dense", "int8", "fp8", "int4")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 EPSILON = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
-ISAS = ("portable", "avx2", "avx512")
+ISAS = build.ISAS
 
 
 @pytest.fixture(scope="module", autouse=True)
