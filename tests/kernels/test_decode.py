@@ -13,10 +13,10 @@ from kernels.cpu.attention import unavailable
 from kernels.decode import Choice, choose, decode_attention
 from kernels.kv import dequantize
 from kv_cache import CACHES
-from models.llama import Transformer
 from session import Sampling, Session
 from tests.kernels.exact import UNIT, attention
 from tests.memory import allocated
+from tests.models.small import small_model
 
 FORMATS = pytest.mark.parametrize("format", CACHES)
 BFLOAT16, FLOAT16, FLOAT32 = torch.bfloat16, torch.float16, torch.float32
@@ -76,28 +76,17 @@ def test_without_a_compiler_plain_torch_runs_and_says_why(no_compiler):
         build.load()
 
 
-@FORMATS
-def test_without_a_compiler_a_model_speaks_the_same(format, no_compiler, tiny_model):
+def test_without_a_compiler_a_model_speaks_the_same(no_compiler):
     """Compiled, with the op that plain torch is."""
+    model = small_model()
     prompt = torch.tensor([[1, 40, 50]])
     tokens = []
     for compile_decode in (False, True):
-        session = Session(tiny_model, Sampling(0, 1), 1, 32, compile_decode, cache=CACHES[format])
-        assert tiny_model.decode_kernel.name == "torch"
-        assert {cache.kernel for cache in tiny_model.caches} == {"torch"}
+        session = Session(model, Sampling(0, 1), 1, 32, compile_decode)
+        assert model.decode_kernel.name == "torch"
+        assert {cache.kernel for cache in model.caches} == {"torch"}
         tokens.append(session.generate(prompt, 12).tokens)
     assert torch.equal(*tokens)
-
-
-@pytest.fixture
-def tiny_model():
-    from models.config import PRESETS
-
-    config = dict(dim=64, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=32, ffn_dim=64)
-    config |= dict(vocab_size=100, max_position=64)
-    import dataclasses
-
-    return Transformer(dataclasses.replace(PRESETS["Llama-3.2-1B"], **config)).eval()
 
 
 # ---------------------------------------------------------------------------------- plain torch
