@@ -134,9 +134,7 @@ def _attention(
     return (_flash if query.device.type == "cpu" else _plain)(query, key, value, mask)
 
 
-def _flash(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def _flash(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """On the CPU."""
     bias = None
     if mask is not None:
@@ -149,9 +147,7 @@ def _flash(
     return output, denominator
 
 
-def _plain(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def _plain(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """On any device. In 16 bits a product could be infinite, and a large score would be off by so
     much that its weight is: so they are float32."""
     scores = (query.float() / math.sqrt(query.shape[-1])) @ key.float().mT

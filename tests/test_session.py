@@ -186,7 +186,7 @@ def test_logits_in_chunks_are_those_at_once(cache):
 
 
 def test_compiled_prefill_in_chunks_compiles_for_any_length_and_start(compilations):
-    """A first chunk, a later one; as the last, that gives a token, those two and one of length 1."""
+    """A first chunk and a later one; as the last, which gives a token, both and one of length 1."""
     model = small_model()
     plain = Session(model, GREEDY, 1, 256)
     compiled = Session(model, GREEDY, 1, 256, compile_prefill=True, prefill_chunk=16)
