@@ -10,7 +10,7 @@ from torch import nn
 
 from benchlog.config import RunConfig
 from devices import stored_bytes
-from errors import KernelError, MemoryShortage
+from errors import KernelError, MemoryShortage, UsageError
 from kv_cache import CACHES
 from kv_cache.base import CacheFactory, KVCache
 from models.config import ModelConfig
@@ -98,7 +98,7 @@ def check_memory(
     positions: int,
     free: int | None,
 ) -> str:
-    """What weights and caches will take, as a line to read; MemoryShortage if `free` bytes are less.
+    """What weights and caches will take, a line to read; MemoryShortage if `free` bytes are less.
 
     What autoquant's weights will take is not known before it has chosen: they count as nothing.
     """
@@ -108,7 +108,7 @@ def check_memory(
         size = size_of(architecture, spec, device, precision, config.kernel)
         weights = size.model_bytes + size.embedding_bytes
 
-    def cached(positions: int) -> int:
+    def cached(positions: int, kind: CacheFactory = kind) -> int:
         return kv_cache_bytes(architecture, config.batch_size, positions, precision, kind)
 
     need = cached(positions)
@@ -119,16 +119,29 @@ def check_memory(
     if free is None or weights + need <= free:
         return shown
     fitting = max(0, free - weights) // cached(1)
-    advice = "not even the weights fit: a --quantization makes them smaller"
     if fitting:
         advice = f"--cache_size {fitting} is the largest that fits"
-        smaller = [name for name in CACHES if CACHES[name] is not kind and kind.format == "dense"]
+        smaller = [name for name in CACHES if _takes(CACHES[name], architecture)]
+        smaller = [name for name in smaller if cached(positions, CACHES[name]) < need]
         if smaller:
-            advice += f"; --kv_cache {', '.join(smaller)} take less"
+            advice += f"; --kv_cache {' or '.join(smaller)} makes it smaller"
+    elif weights > free:
+        advice = "not even the weights fit: a --quantization makes them smaller"
+    else:
+        advice = "the weights fit, and not one position beside them"
     raise MemoryShortage(
         f"out of memory: weights of {_gb(weights)} and a KV cache of {_gb(need)} for {positions} "
         f"positions need {_gb(weights + need)}, and {device} has {_gb(free)} free; {advice}"
     )
+
+
+def _takes(kind: type[KVCache], architecture: ModelConfig) -> bool:
+    """Whether this kind of cache takes the model's heads."""
+    try:
+        kind(1, 1, 1, architecture.head_dim, torch.bfloat16, "meta")
+    except UsageError:
+        return False
+    return True
 
 
 def _gb(count: int) -> str:
