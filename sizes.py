@@ -22,11 +22,13 @@ from quantize.spec import AutoQuant, Spec, parse
 @dataclass(frozen=True)
 class Size:
     """model_bytes: weights that a decode step reads, all but the embedding; embedding_bytes: its
-    table. bits_per_weight: over all quantized linear layers, scales included. kernel: what would
+    table; memory_bytes: both, where a tied output that is stored as the table is takes nothing.
+    bits_per_weight: over all quantized linear layers, scales included. kernel: what would
     run; None if nothing can, and then `reason` says why."""
 
     model_bytes: int
     embedding_bytes: int
+    memory_bytes: int
     bits_per_weight: float
     kernel: str | None
     reason: str | None = None
@@ -59,9 +61,14 @@ def size_of(
     in_layers = sum(map(stored_bytes, model.layers[0].parameters()))
     packed = sum(stored_bytes(layer.weight) * times[name] for name, layer in linears.items())
     count = sum(layer.weight.numel() * times[name] for name, layer in linears.items())
+    model_bytes = model.weight_bytes() + in_layers * (architecture.num_layers - 1)
+    table, output = model.tok_embeddings.weight, model.output.weight
+    shared = architecture.tie_embeddings and type(table.data) is type(output.data)
+    embedding_bytes = stored_bytes(table)
     return Size(
-        model.weight_bytes() + in_layers * (architecture.num_layers - 1),
-        stored_bytes(model.tok_embeddings.weight),
+        model_bytes,
+        embedding_bytes,
+        model_bytes + (0 if shared else embedding_bytes),
         8 * packed / count,
         None if reason else ", ".join(quantizer.ran) or "torch",
         reason,
@@ -105,8 +112,7 @@ def check_memory(
     precision, kind = getattr(torch, config.precision), kv_cache(config)
     weights = 0
     if not isinstance(spec, AutoQuant):
-        size = size_of(architecture, spec, device, precision, config.kernel)
-        weights = size.model_bytes + size.embedding_bytes
+        weights = size_of(architecture, spec, device, precision, config.kernel).memory_bytes
 
     def cached(positions: int, kind: CacheFactory = kind) -> int:
         return kv_cache_bytes(architecture, config.batch_size, positions, precision, kind)

@@ -1,6 +1,7 @@
 """Sizes from shapes alone, against published ones; and what --dry_run says."""
 
 import dataclasses
+import json
 import re
 
 import pytest
@@ -11,8 +12,11 @@ import generate
 from benchlog.config import RunConfig
 from errors import MemoryShortage
 from kv_cache.dense import DenseKVCache
+from models.checkpoint import load_config, load_model
 from models.config import PRESETS
-from quantize.registry import SHOWN
+from models.saved import inner_tensors
+from models.sources import EMBEDDED
+from quantize.registry import SHOWN, Quantizer
 from quantize.spec import parse
 from sizes import check_memory, kv_cache_bytes, size_of
 
@@ -75,8 +79,8 @@ POSITION = {"dense": 2 * 16 * 8 * 64 * 2, "int8": 2 * 16 * 8 * 66, "fp8": 2 * 16
 POSITION["int4"] = 2 * 16 * 8 * (32 + 2 * 2)
 LLAMA = PRESETS["Llama-3.2-1B"]
 # 16 layers of (2048 + 1024) · 2048 and 2048 · 2048, 3 · 2048 · 8192 and two norms; the last norm;
-# table and output, 128256 · 2048 each, for the output is a weight of its own
-WEIGHTS = 2 * (16 * (2048 * (3072 + 2048 + 3 * 8192 + 2)) + 2048 + 2 * 128256 * 2048)
+# and the table, 128256 · 2048, which is the output's weight too
+WEIGHTS = 2 * (16 * (2048 * (3072 + 2048 + 3 * 8192 + 2)) + 2048 + 128256 * 2048)
 
 
 def memory(positions, free, architecture=LLAMA, **options):
@@ -112,9 +116,9 @@ def test_the_largest_cache_size_it_names_does_fit_and_one_more_does_not(kind, ro
 
 
 def test_the_line_worked_by_hand():
-    assert memory(8192, None) == "Weights: 3.00 GB; KV cache: 268.44 MB, dense, 8192 positions"
+    assert memory(8192, None) == "Weights: 2.47 GB; KV cache: 268.44 MB, dense, 8192 positions"
     assert memory(8192, None, kv_cache_quantization=True, batch_size=5) == (
-        "Weights: 3.00 GB; KV cache: 692.06 MB, int8, 8192 positions, batch 5"
+        "Weights: 2.47 GB; KV cache: 692.06 MB, int8, 8192 positions, batch 5"
     )
     assert memory(9, None, quantization="autoquant") == "KV cache: 0.29 MB, dense, 9 positions"
 
@@ -125,13 +129,13 @@ def test_the_line_worked_by_hand():
         (
             {},
             4 * 10**9,
-            "out of memory: weights of 3.00 GB and a KV cache of 4.29 GB for 131072 positions need "
-            "7.29 GB, and cpu has 4.00 GB free; "
+            "out of memory: weights of 2.47 GB and a KV cache of 4.29 GB for 131072 positions need "
+            "6.77 GB, and cpu has 4.00 GB free; "
             f"--cache_size {(4 * 10**9 - WEIGHTS) // POSITION['dense']} is the largest that fits; "
             "--kv_cache int8 or fp8 or int4 makes it smaller",
         ),
         ({"kv_cache": "fp8"}, 4 * 10**9, "fits; --kv_cache int4 makes it smaller"),
-        ({"kv_cache": "int4"}, 4 * 10**9, " is the largest that fits"),
+        ({"kv_cache": "int4"}, 3 * 10**9, " is the largest that fits"),
         ({}, 2 * 10**9, "not even the weights fit: a --quantization makes them smaller"),
         ({"batch_size": 100_000}, 4 * 10**9, "the weights fit, and not one position beside them"),
         ({"quantization": "autoquant"}, 10**9, "--cache_size 30517 is the largest that fits"),
@@ -146,6 +150,30 @@ def test_what_is_said_where_it_does_not_fit(options, free, message):
     )
 
 
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("scheme", ["none", "int8wo", "embed-int8", "uintx-4-64"])
+def test_weights_are_what_a_loaded_model_stores(tied, scheme, tmp_path):
+    """A tied output that is stored as the embedding's table is, takes nothing."""
+    config = json.loads((EMBEDDED / "config.json").read_text()) | {"tie_word_embeddings": tied}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    quantizer = Quantizer(parse(scheme), CPU, torch.bfloat16)
+    path = f"dummy:{tmp_path / 'config.json'}"
+    model = load_model(path, precision=torch.bfloat16, transform=quantizer)
+    parts = [
+        part
+        for name, parameter in model.named_parameters()
+        for part in inner_tensors(name, parameter.data).values()
+    ]
+    stored = {part.untyped_storage().data_ptr(): part.untyped_storage().nbytes() for part in parts}
+    positions = 7
+    cached = 5 * 2 * 256 * 2 * positions
+    need = sum(stored.values()) + cached
+    architecture = load_config(path)
+    assert memory(positions, need, architecture, quantization=scheme)
+    with pytest.raises(MemoryShortage):
+        memory(positions, need - 1, architecture, quantization=scheme)
+
+
 def test_a_cache_that_the_model_s_heads_do_not_fit_is_not_advised():
     heads_of_80 = dataclasses.replace(LLAMA, head_dim=80)
     with pytest.raises(MemoryShortage, match="--kv_cache int8 or fp8 makes it smaller"):
@@ -158,15 +186,11 @@ def test_a_sliding_window_takes_its_window_and_no_more():
     assert "KV cache: 536.87 MB" in window  # 2 · 32 layers · 8 heads of 128 · 4096 · 2 bytes
     assert memory(32768, None, mistral).replace("32768", "4096") == window
     assert "268.44 MB" in memory(2048, None, mistral)
-    free = memory_of(mistral) + 536_870_912
+    weights = size_of(mistral, parse("none"), CPU, torch.bfloat16).memory_bytes
+    free = weights + 536_870_912
     assert memory(32768, free, mistral)
     with pytest.raises(MemoryShortage, match="--cache_size 4095 is the largest"):
         memory(32768, free - 1, mistral)
-
-
-def memory_of(architecture):
-    size = size_of(architecture, parse("none"), CPU, torch.bfloat16)
-    return size.model_bytes + size.embedding_bytes
 
 
 # ---------------------------------------------------------------------------------- --dry_run
