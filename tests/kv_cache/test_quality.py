@@ -66,8 +66,8 @@ DEPTHS = 256, 4096, 65536
 HEADS, S, D = 8, 4, 64  # S: the chunk's positions; decode is its last one alone
 PATHS = pytest.mark.parametrize("kernel", [*KERNELS, "chunk"])
 FORMATS = pytest.mark.parametrize("format", CACHES)
-# Of a unit normal, head_dim 64: int8 errs by max / 254 at the most, some 1 %; E4M3 by 1/16, 2.6 % on
-# average; int4's step is max / 8 of 32 numbers, and it errs by 8 % on average. Keys' errors move
+# Of a unit normal, head_dim 64: int8 errs by max / 254 at the most, some 1 %; E4M3 by 1/16, 2.6 %
+# on average; int4's step is max / 8 of 32 numbers, and it errs by 8 % on average. Keys' errors move
 # weights by as much again. Dense: bfloat16 rounds the output, and a chunk's weights.
 MOST = {"dense": 0.006, "int8": 0.02, "fp8": 0.06, "int4": 0.2}
 
