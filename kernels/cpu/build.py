@@ -44,7 +44,7 @@ AVX512 = (
 INSTRUCTIONS = {
     "_avx2": AVX2,
     "_avx512": AVX512,
-    "_amx": (*AVX512, "-mavx512vbmi", "-mamx-tile", "-mamx-bf16"),
+    "_amx": (*AVX512, "-mavx512vbmi", *(f"-mamx-{part}" for part in ("tile", "bf16", "int8"))),
 }
 ISAS = ("portable", *(ending[1:] for ending in INSTRUCTIONS))
 DIGEST_BYTES = hashlib.sha256().digest_size

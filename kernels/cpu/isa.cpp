@@ -27,11 +27,12 @@ bool has_avx512() {
 
 // Linux gives a process the tiles' 8 KB of state when it asks for them.
 bool has_amx() {
-  constexpr unsigned VBMI = 1u << 1, BF16 = 1u << 22, TILE = 1u << 24;
+  constexpr unsigned VBMI = 1u << 1, BF16 = 1u << 22, TILE = 1u << 24, INT8 = 1u << 25;
+  constexpr unsigned TILES = BF16 | TILE | INT8;
   constexpr int REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;
   unsigned a, b, c, d;
   if (!has_avx512() || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
-  if (!(c & VBMI) || !(d & BF16) || !(d & TILE)) return false;
+  if (!(c & VBMI) || (d & TILES) != TILES) return false;
   return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
 }
 #endif
