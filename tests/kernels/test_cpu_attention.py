@@ -58,7 +58,8 @@ def exact(query, key, value, first, count):
 
     def largest(queries):
         """Sum of sizes, signs aside, of the terms of a score."""
-        return (queries @ keys.abs().mT).masked_fill(unseen[:, None, None], 0).amax(-1, keepdim=True)
+        sums = (queries @ keys.abs().mT).masked_fill(unseen[:, None, None], 0)
+        return sums.amax(-1, keepdim=True)
 
     terms = mass * (1 + largest(q.abs()))
     # Bytes of an AMX tile keep 15 bits of a head's largest number in a query, and of a block's
