@@ -34,7 +34,8 @@ PROGRAMS = 4
 INTERPRETED = 3
 
 _TRITON = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
-_CODES = {"int8": torch.int8, "fp8": torch.uint8, "int4": torch.uint8}
+_BITS = {"int8": 8, "fp8": 8, "int4": 4}  # of a code
+_WORDS = {8: torch.uint8, 16: torch.int16, 32: torch.int32}
 
 
 def decode_attention(
@@ -74,6 +75,7 @@ def triton_decode_attention(
     K, T = key_codes.shape[1:3]
     query = query if query.stride(-1) == 1 else query.contiguous()
     blocks = _blocks(H // K, D, query.dtype, format)
+    key, value = (_words(codes, D, blocks["UNIT"]) for codes in (key_codes, value_codes))
     tiles = triton.cdiv(H // K, blocks["HEADS"])
     shares = _shares(B * K * tiles, T, _processors(query.device))
     parts = query.new_empty((B, H, shares, D), dtype=torch.float32)
@@ -82,8 +84,10 @@ def triton_decode_attention(
     with torch.cuda.device_of(query):
         _share_kernel[(shares, K * tiles, B)](
             query,
-            *_stored(key_codes, key_scale, format),
-            *_stored(value_codes, value_scale, format),
+            key,
+            key_scale,
+            value,
+            value_scale,
             first,
             count,
             parts,
@@ -92,8 +96,8 @@ def triton_decode_attention(
             first.stride(0),
             count.stride(0),
             *query.stride()[:2],
-            *_strides(key_codes, key_scale),
-            *_strides(value_codes, value_scale),
+            *_strides(key, key_scale),
+            *_strides(value, value_scale),
             math.log2(math.e) / math.sqrt(D),
             FORMAT=format,
             GROUP=H // K,
@@ -123,8 +127,11 @@ def _(query, key_codes, key_scale, value_codes, value_scale, first, count, forma
     return query.new_empty(query.shape)
 
 
-def _stored(codes: Tensor, scale: Tensor | None, format: str) -> tuple[Tensor, Tensor | None]:
-    return codes.view(_CODES.get(format, codes.dtype)), scale
+def _words(codes: Tensor, D: int, unit: int) -> Tensor:
+    """Codes as words that hold `unit` of them each; dense numbers as they are."""
+    if unit == 1 and codes.dtype != torch.float8_e4m3fn and codes.dtype != torch.int8:
+        return codes
+    return codes.view(_WORDS[codes.shape[-1] * 8 * unit // D])
 
 
 def _strides(codes: Tensor, scale: Tensor | None) -> tuple[int, int, int, int]:
@@ -153,11 +160,11 @@ def _shares(programs: int, slots: int, processors: int) -> int:
 
 
 def _blocks(group: int, D: int, dtype: torch.dtype, format: str) -> dict[str, Any]:
-    """Tiles of a program: (HEADS · GROUPS, columns) of queries, (SLOTS, columns) of codes."""
-    halves = 2 if format == "int4" else 1
+    """Tiles of a program: (HEADS · GROUPS, columns) of queries, (SLOTS, columns) of words."""
+    unit = _unit(D, _BITS[format]) if format in _BITS else 1
     groups = triton.next_power_of_2(D // INT4_GROUP) if format == "int4" else 1
     heads = min(ROWS // groups, max(16 // groups, triton.next_power_of_2(group)))
-    columns = max(16, triton.next_power_of_2(D // halves))
+    columns = max(16, triton.next_power_of_2(D // unit))
     numbers = torch.float16 if dtype == torch.bfloat16 and format != "dense" else dtype
     interpreted = not isinstance(_share_kernel, triton.JITFunction)
     if dtype == torch.float32:
@@ -167,7 +174,7 @@ def _blocks(group: int, D: int, dtype: torch.dtype, format: str) -> dict[str, An
     return {
         "HEADS": heads,
         "GROUPS": groups,
-        "HALVES": halves,
+        "UNIT": unit,
         "BLOCK_J": columns,
         "SLOTS": slots if D <= 128 else slots // 2,
         "NUMBERS": _TRITON[numbers],
@@ -180,10 +187,18 @@ def _blocks(group: int, D: int, dtype: torch.dtype, format: str) -> dict[str, An
     }
 
 
+def _unit(D: int, bits: int) -> int:
+    """Columns of a word: of the widest words of which a row has the 32 that four warps share."""
+    for width in (32, 16):
+        if triton.next_power_of_2(D * bits // width) >= 32:
+            return width // bits
+    return 8 // bits
+
+
 @triton.jit
 def _share_kernel(
     query,  # (B, H, D)
-    key,  # (B, K, T, columns) codes
+    key,  # (B, K, T, columns) words
     key_scale,  # (B, K, T, groups)
     value,
     value_scale,
@@ -212,7 +227,7 @@ def _share_kernel(
     NATIVE_FP8: tl.constexpr,
     HEADS: tl.constexpr,
     GROUPS: tl.constexpr,
-    HALVES: tl.constexpr,
+    UNIT: tl.constexpr,
     BLOCK_J: tl.constexpr,
     SLOTS: tl.constexpr,
     NUMBERS: tl.constexpr,
@@ -221,7 +236,7 @@ def _share_kernel(
 ):
     """What a share of a row's slots adds to HEADS heads, over the sum of its weights, and that
     sum's logarithm to base 2."""
-    COLUMNS: tl.constexpr = D // HALVES
+    COLUMNS: tl.constexpr = D // UNIT
     SCALES: tl.constexpr = D // 32 if FORMAT == "int4" else 1
     share = tl.program_id(0)
     row = tl.program_id(2).to(tl.int64)
@@ -246,19 +261,19 @@ def _share_kernel(
     group = r % GROUPS
     own = (head < GROUP)[:, None] & (j < COLUMNS)[None, :]
     if GROUPS > 1:
-        own &= group[:, None] == (j * HALVES // 32)[None, :]
+        own &= group[:, None] == (j * UNIT // 32)[None, :]
     query += row * query_row + (kv_head * GROUP + head)[:, None] * query_head
     factors = tl.full([HEADS], 1.0, tl.float32) * factor
     queries = ()
-    for half in tl.static_range(HALVES):
-        queries = queries + (tl.load(query + (j * HALVES + half)[None, :], own, other=0),)
+    for u in tl.static_range(UNIT):
+        queries = queries + (tl.load(query + (j * UNIT + u)[None, :], own, other=0),)
     if LARGEST > 0 and FORMAT != "dense":
-        queries, inverse = _as_float16(queries, HEADS, GROUPS, HALVES, LARGEST)
+        queries, inverse = _as_float16(queries, HEADS, GROUPS, UNIT, LARGEST)
         factors *= inverse
 
     highest = tl.full([HEADS], float("-inf"), tl.float32)
     total = tl.full([HEADS], 0.0, tl.float32)
-    sums = zeros([HEADS * GROUPS, BLOCK_J], HALVES)
+    sums = zeros([HEADS * GROUPS, BLOCK_J], UNIT)
     g = tl.arange(0, GROUPS)
     for start in range(begin, end, SLOTS):
         i = start + tl.arange(0, SLOTS)
@@ -269,26 +284,23 @@ def _share_kernel(
         inside = seen[:, None]
         if BLOCK_J > COLUMNS:
             inside = inside & (j < COLUMNS)[None, :]
-        scale_places = slot[None, :] * SCALES + g[:, None]
-        scale_inside = seen[None, :] & (g < SCALES)[:, None]
 
-        codes = tl.load(key + places, inside, other=0)
-        numbers = _numbers(codes, FORMAT, NUMBERS, NATIVE_FP8)
+        words = tl.load(key + places, inside, other=0)
         scores = tl.full([HEADS * GROUPS, SLOTS], 0.0, tl.float32)
-        for half in tl.static_range(HALVES):
+        for u in tl.static_range(UNIT):
             scores = tl.dot(
-                queries[half].to(OPERANDS),
-                tl.trans(numbers[half].to(OPERANDS)),
+                queries[u].to(OPERANDS),
+                tl.trans(_numbers(words, u, FORMAT, UNIT, NUMBERS, NATIVE_FP8).to(OPERANDS)),
                 scores,
                 input_precision="ieee",
             )
         if FORMAT != "dense":
-            scale = tl.load(key_scale + scale_places, scale_inside, other=0).to(tl.float32)
+            scale = _scales(key_scale, slot, seen, g, SCALES)
             if GROUPS > 1:
                 scores = tl.reshape(scores, [HEADS, GROUPS, SLOTS])
                 scores = tl.sum(scores * scale[None, :, :], 1)
             else:
-                scores *= scale
+                scores *= scale[None, :]
         scores = tl.where(seen[None, :], scores * factors[:, None], float("-inf"))
 
         higher = tl.maximum(highest, tl.max(scores, 1))
@@ -298,40 +310,34 @@ def _share_kernel(
         highest = higher
         shrink = _per_row(shrink, GROUPS)[:, None]
 
-        codes = tl.load(value + places, inside, other=0)
-        numbers = _numbers(codes, FORMAT, NUMBERS, NATIVE_FP8)
+        words = tl.load(value + places, inside, other=0)
+        largest = 1.0
         if FORMAT != "dense":
-            scale = tl.load(value_scale + scale_places, scale_inside, other=0).to(tl.float32)
-            largest = tl.max(tl.abs(scale), 1)
+            scale = _scales(value_scale, slot, seen, g, SCALES)
+            largest = tl.max(tl.abs(scale), len(scale.shape) - 1)
             largest = tl.where(largest > 0, largest, 1.0)  # so that weights stay within float16
-            scale = scale / largest[:, None]
             if GROUPS > 1:
+                scale = scale / largest[:, None]
                 weights = weights[:, None, :] * scale[None, :, :]
                 weights = tl.reshape(weights, [HEADS * GROUPS, SLOTS])
                 largest = tl.broadcast_to(largest[None, :], [HEADS, GROUPS])
-                largest = tl.reshape(largest, [HEADS * GROUPS])
+                largest = tl.reshape(largest, [HEADS * GROUPS])[:, None]
             else:
-                weights *= scale
+                weights *= (scale / largest)[None, :]
         weights = weights.to(NUMBERS).to(OPERANDS)
         last_sums = sums
         sums = ()
-        for half in tl.static_range(HALVES):
-            numbers_of_half = numbers[half].to(OPERANDS)
-            if FORMAT == "dense":
-                added = tl.dot(
-                    weights, numbers_of_half, last_sums[half] * shrink, input_precision="ieee"
-                )
-            else:
-                added = tl.dot(weights, numbers_of_half, input_precision="ieee")
-                added = last_sums[half] * shrink + added * largest[:, None]
-            sums = sums + (added,)
+        for u in tl.static_range(UNIT):
+            numbers = _numbers(words, u, FORMAT, UNIT, NUMBERS, NATIVE_FP8).to(OPERANDS)
+            added = tl.dot(weights, numbers, input_precision="ieee")
+            sums = sums + (last_sums[u] * shrink + added * largest,)
 
     place = ((row * (tl.num_programs(1) // TILES) + kv_head) * GROUP + head) * tl.num_programs(0)
     place += share
     divisor = _per_row(total, GROUPS)[:, None]
-    for half in tl.static_range(HALVES):
-        column = (j * HALVES + half)[None, :]
-        tl.store(parts + place[:, None] * D + column, sums[half] / divisor, own)
+    for u in tl.static_range(UNIT):
+        column = (j * UNIT + u)[None, :]
+        tl.store(parts + place[:, None] * D + column, sums[u] / divisor, own)
     size = _per_row(highest - LARGEST + tl.log2(total), GROUPS)
     tl.store(sizes + place, size, (head < GROUP) & (group == 0))
 
@@ -376,17 +382,38 @@ def _span(count, T, shares):
 
 
 @triton.jit
-def _numbers(codes, FORMAT: tl.constexpr, NUMBERS: tl.constexpr, NATIVE_FP8: tl.constexpr):
-    """What codes stand for, before any scale; of int4 the even columns, and then the odd ones."""
-    if FORMAT == "int4":
-        numbers = ((codes & 15).to(NUMBERS) - 8, (codes >> 4).to(NUMBERS) - 8)
-    elif FORMAT == "fp8":
-        if NATIVE_FP8:
-            numbers = (codes.to(tl.float8e4nv, bitcast=True).to(NUMBERS),)
-        else:
-            numbers = (e4m3(codes.to(tl.int32)).to(NUMBERS),)
+def _scales(scale, slot, seen, g, SCALES: tl.constexpr):
+    """Slots' scales (SLOTS,), or (GROUPS, SLOTS) where they have several, in float32."""
+    if SCALES == 1:
+        loaded = tl.load(scale + slot, seen, other=0)
     else:
-        numbers = (codes.to(NUMBERS),)
+        places = slot[None, :] * SCALES + g[:, None]
+        loaded = tl.load(scale + places, seen[None, :] & (g < SCALES)[:, None], other=0)
+    return loaded.to(tl.float32)
+
+
+@triton.jit
+def _numbers(
+    words,
+    u: tl.constexpr,
+    FORMAT: tl.constexpr,
+    UNIT: tl.constexpr,
+    NUMBERS: tl.constexpr,
+    NATIVE_FP8: tl.constexpr,
+):
+    """What code u of every word stands for, before any scale."""
+    if FORMAT == "int8":
+        numbers = (words >> (u * 8)).to(tl.int8).to(NUMBERS)
+    elif FORMAT == "fp8":
+        code = words >> (u * 8)
+        if NATIVE_FP8:
+            numbers = code.to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(NUMBERS)
+        else:
+            numbers = e4m3(code.to(tl.int32) & 255).to(NUMBERS)
+    elif FORMAT == "int4":
+        numbers = ((words >> (u * 4)) & 15).to(NUMBERS) - 8
+    else:
+        numbers = words
     return numbers
 
 
@@ -395,14 +422,14 @@ def _as_float16(
     queries,
     HEADS: tl.constexpr,
     GROUPS: tl.constexpr,
-    HALVES: tl.constexpr,
+    UNIT: tl.constexpr,
     LARGEST: tl.constexpr,
 ):
     """Queries as float16, without rounding: times powers of two that bring every head's largest
     number to between 2^LARGEST and twice that; and what undoes it."""
     largest = tl.max(tl.abs(queries[0].to(tl.float32)), 1)
-    if HALVES == 2:
-        largest = tl.maximum(largest, tl.max(tl.abs(queries[1].to(tl.float32)), 1))
+    for u in tl.static_range(1, UNIT):
+        largest = tl.maximum(largest, tl.max(tl.abs(queries[u].to(tl.float32)), 1))
     largest = tl.max(tl.reshape(largest, [HEADS, GROUPS]), 1)
     exponent = largest.to(tl.int32, bitcast=True) >> 23
     exponent = tl.minimum(tl.maximum(exponent, LARGEST + 1), 253)
@@ -410,8 +437,8 @@ def _as_float16(
     inverse = ((exponent - LARGEST) << 23).to(tl.float32, bitcast=True)
     by = _per_row(by, GROUPS)[:, None]
     scaled = ()
-    for half in tl.static_range(HALVES):
-        scaled = scaled + ((queries[half].to(tl.float32) * by).to(tl.float16),)
+    for u in tl.static_range(UNIT):
+        scaled = scaled + ((queries[u].to(tl.float32) * by).to(tl.float16),)
     return scaled, inverse
 
 
