@@ -30,6 +30,7 @@ SHARE = 16
 ROWS = 64
 # Programs that a processor works on at a time, to have enough bytes under way.
 PROGRAMS = 4
+TILE = 8192  # bytes
 # Processors assumed where there is none: in Triton's interpreter.
 INTERPRETED = 3
 
@@ -163,20 +164,21 @@ def _blocks(group: int, D: int, dtype: torch.dtype, format: str) -> dict[str, An
     """Tiles of a program: (HEADS · GROUPS, columns) of queries, (SLOTS, columns) of words."""
     unit = _unit(D, _BITS[format]) if format in _BITS else 1
     groups = triton.next_power_of_2(D // INT4_GROUP) if format == "int4" else 1
-    heads = min(ROWS // groups, max(16 // groups, triton.next_power_of_2(group)))
+    rows = 16 if dtype == torch.float32 else ROWS
+    heads = min(rows // groups, max(16 // groups, triton.next_power_of_2(group)))
     columns = max(16, triton.next_power_of_2(D // unit))
     numbers = torch.float16 if dtype == torch.bfloat16 and format != "dense" else dtype
     interpreted = not isinstance(_share_kernel, triton.JITFunction)
+    row = columns * (dtype.itemsize if format == "dense" else D * _BITS[format] // 8 // (D // unit))
+    slots = min(max(32, TILE // row), 2048 // (heads * groups))
     if dtype == torch.float32:
-        slots = 32
-    else:
-        slots = 64 if format == "dense" else 128
+        slots = 32 if D <= 128 else 16
     return {
         "HEADS": heads,
         "GROUPS": groups,
         "UNIT": unit,
         "BLOCK_J": columns,
-        "SLOTS": slots if D <= 128 else slots // 2,
+        "SLOTS": slots,
         "NUMBERS": _TRITON[numbers],
         # numpy has no bfloat16, and Triton's interpreter would multiply its bits as integers.
         "OPERANDS": tl.float32 if interpreted else _TRITON[numbers],
@@ -401,20 +403,43 @@ def _numbers(
     NUMBERS: tl.constexpr,
     NATIVE_FP8: tl.constexpr,
 ):
-    """What code u of every word stands for, before any scale."""
+    """What code u of every word stands for, before any scale.
+
+    Conversions of integers take a device four times as long as other instructions. So float16
+    comes of its own bits: 1024 with an integer in its lowest places is their sum.
+    """
     if FORMAT == "int8":
-        numbers = (words >> (u * 8)).to(tl.int8).to(NUMBERS)
+        code = words >> (u * 8)
+        if NUMBERS == tl.float16:  # the sign bit flipped, codes count from -128
+            bits = ((code.to(tl.int16) & 255) ^ 128) | 0x6400
+            numbers = bits.to(tl.float16, bitcast=True) - 1152
+        else:
+            numbers = code.to(tl.int8).to(NUMBERS)
     elif FORMAT == "fp8":
         code = words >> (u * 8)
         if NATIVE_FP8:
             numbers = code.to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(NUMBERS)
+        elif NUMBERS == tl.float16:
+            numbers = _e4m3_as_float16(code.to(tl.int16))
         else:
-            numbers = e4m3(code.to(tl.int32) & 255).to(NUMBERS)
+            numbers = e4m3(code.to(tl.int32) & 255)
     elif FORMAT == "int4":
-        numbers = ((words >> (u * 4)) & 15).to(NUMBERS) - 8
+        code = (words >> (u * 4)) & 15
+        if NUMBERS == tl.float16:
+            numbers = (code.to(tl.int16) | 0x6400).to(tl.float16, bitcast=True) - 1032
+        else:
+            numbers = code.to(NUMBERS) - 8
     else:
         numbers = words
     return numbers
+
+
+@triton.jit
+def _e4m3_as_float16(code):
+    """The lowest byte, its fields where float16 has them: only the bias, 15 for 7, is wrong then."""
+    bits = ((code << 8) & -0x8000) | ((code << 7) & 0x3F80)
+    numbers = bits.to(tl.float16, bitcast=True) * 256
+    return tl.where((code & 127) == 127, float("nan"), numbers)
 
 
 @triton.jit
