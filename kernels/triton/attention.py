@@ -26,11 +26,11 @@ from kernels.triton.values import e4m3, zeros
 
 # Shares are multiples of this many slots, for tensor cores take no fewer.
 SHARE = 16
-# Rows of a product at the most: with more, more programs read the same slots.
-ROWS = 64
-# Programs that a processor works on at a time, to have enough bytes under way.
-PROGRAMS = 4
-TILE = 8192  # bytes
+# Keys, or values, of a tile: this many bytes, so that a processor holds several programs' tiles.
+TILE = 8192
+# Rows of a product at the most: with more, more programs read the same slots. float32 runs on
+# ordinary cores, which take a product's whole operands into registers.
+ROWS = {torch.float32: 16, torch.bfloat16: 64, torch.float16: 64}
 # Processors assumed where there is none: in Triton's interpreter.
 INTERPRETED = 3
 
@@ -78,7 +78,8 @@ def triton_decode_attention(
     blocks = _blocks(H // K, D, query.dtype, format)
     key, value = (_words(codes, D, blocks["UNIT"]) for codes in (key_codes, value_codes))
     tiles = triton.cdiv(H // K, blocks["HEADS"])
-    shares = _shares(B * K * tiles, T, _processors(query.device))
+    programs = _processors(query.device) * _programs(blocks, D, query.dtype)
+    shares = min(max(1, programs // (B * K * tiles)), triton.cdiv(T, SHARE))
     parts = query.new_empty((B, H, shares, D), dtype=torch.float32)
     sizes = query.new_empty((B, H, shares), dtype=torch.float32)
     y = query.new_empty((B, H, D))
@@ -154,18 +155,11 @@ def _has_fp8(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
-def _shares(programs: int, slots: int, processors: int) -> int:
-    """Of a row's slots, so that all processors are busy once, and as evenly as can be."""
-    wanted = max(1, processors * PROGRAMS // programs)
-    return min(wanted, triton.cdiv(slots, SHARE))
-
-
 def _blocks(group: int, D: int, dtype: torch.dtype, format: str) -> dict[str, Any]:
     """Tiles of a program: (HEADS · GROUPS, columns) of queries, (SLOTS, columns) of words."""
-    unit = _unit(D, _BITS[format]) if format in _BITS else 1
     groups = triton.next_power_of_2(D // INT4_GROUP) if format == "int4" else 1
-    rows = 16 if dtype == torch.float32 else ROWS
-    heads = min(rows // groups, max(16 // groups, triton.next_power_of_2(group)))
+    heads = min(ROWS[dtype] // groups, max(16 // groups, triton.next_power_of_2(group)))
+    unit = _unit(D, _BITS[format], heads * groups) if format in _BITS else 1
     columns = max(16, triton.next_power_of_2(D // unit))
     numbers = torch.float16 if dtype == torch.bfloat16 and format != "dense" else dtype
     interpreted = not isinstance(_share_kernel, triton.JITFunction)
@@ -189,10 +183,19 @@ def _blocks(group: int, D: int, dtype: torch.dtype, format: str) -> dict[str, An
     }
 
 
-def _unit(D: int, bits: int) -> int:
-    """Columns of a word: of the widest words of which a row has the 32 that four warps share."""
+def _programs(blocks: dict[str, Any], D: int, dtype: torch.dtype) -> int:
+    """How many programs a processor has registers and shared memory for: as many as will all run
+    at once, for one more would begin when the others are done. Counted in what Triton 3.9 makes for
+    sm_80 and sm_90."""
+    small = blocks["HEADS"] * blocks["GROUPS"] == 16 and dtype != torch.float32
+    return 3 if small and (D <= 128 or blocks["UNIT"] > 1) else 2
+
+
+def _unit(D: int, bits: int, rows: int) -> int:
+    """Columns of a word: of the widest words of which a row has the 32 that four warps share, and
+    more than products have rows, for else warps would share those and all widen the same words."""
     for width in (32, 16):
-        if triton.next_power_of_2(D * bits // width) >= 32:
+        if triton.next_power_of_2(D * bits // width) >= max(32, 2 * rows):
             return width // bits
     return 8 // bits
 
