@@ -22,7 +22,8 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.kv import INT4_GROUP, Stored
-from kernels.triton.values import e4m3, zeros
+from kernels.triton.kv import load_scales, numbers
+from kernels.triton.values import zeros
 
 # Shares are multiples of this many slots, for tensor cores take no fewer.
 SHARE = 16
@@ -76,7 +77,7 @@ def triton_decode_attention(
     K, T = key_codes.shape[1:3]
     query = query if query.stride(-1) == 1 else query.contiguous()
     blocks = _blocks(H // K, D, query.dtype, format)
-    key, value = (_words(codes, D, blocks["UNIT"]) for codes in (key_codes, value_codes))
+    key, value = (_words(codes, format, blocks["UNIT"]) for codes in (key_codes, value_codes))
     tiles = triton.cdiv(H // K, blocks["HEADS"])
     programs = _processors(query.device) * _programs(blocks, D, query.dtype)
     shares = min(max(1, programs // (B * K * tiles)), triton.cdiv(T, SHARE))
@@ -119,7 +120,7 @@ def triton_decode_attention(
             BLOCK_D=triton.next_power_of_2(D),
             SHARES=shares,
             BLOCK_S=triton.next_power_of_2(shares),
-            num_warps=2,
+            AT_ONCE=4096 // triton.next_power_of_2(D),  # 32 numbers a thread
         )
     return y
 
@@ -129,11 +130,9 @@ def _(query, key_codes, key_scale, value_codes, value_scale, first, count, forma
     return query.new_empty(query.shape)
 
 
-def _words(codes: Tensor, D: int, unit: int) -> Tensor:
+def _words(codes: Tensor, format: str, unit: int) -> Tensor:
     """Codes as words that hold `unit` of them each; dense numbers as they are."""
-    if unit == 1 and codes.dtype != torch.float8_e4m3fn and codes.dtype != torch.int8:
-        return codes
-    return codes.view(_WORDS[codes.shape[-1] * 8 * unit // D])
+    return codes.view(_WORDS[unit * _BITS[format]]) if format in _BITS else codes
 
 
 def _strides(codes: Tensor, scale: Tensor | None) -> tuple[int, int, int, int]:
@@ -162,11 +161,11 @@ def _blocks(group: int, D: int, dtype: torch.dtype, format: str) -> dict[str, An
     unit = _unit(D, _BITS[format], heads * groups) if format in _BITS else 1
     columns = max(16, triton.next_power_of_2(D // unit))
     numbers = torch.float16 if dtype == torch.bfloat16 and format != "dense" else dtype
-    interpreted = not isinstance(_share_kernel, triton.JITFunction)
-    row = columns * (dtype.itemsize if format == "dense" else D * _BITS[format] // 8 // (D // unit))
-    slots = min(max(32, TILE // row), 2048 // (heads * groups))
+    slots = TILE * 8 // (columns * unit * _BITS.get(format, dtype.itemsize * 8))
+    slots = min(max(32, slots), 2048 // (heads * groups))
     if dtype == torch.float32:
         slots = 32 if D <= 128 else 16
+    interpreted = not isinstance(_share_kernel, triton.JITFunction)
     return {
         "HEADS": heads,
         "GROUPS": groups,
@@ -293,14 +292,10 @@ def _share_kernel(
         words = tl.load(key + places, inside, other=0)
         scores = tl.full([HEADS * GROUPS, SLOTS], 0.0, tl.float32)
         for u in tl.static_range(UNIT):
-            scores = tl.dot(
-                queries[u].to(OPERANDS),
-                tl.trans(_numbers(words, u, FORMAT, UNIT, NUMBERS, NATIVE_FP8).to(OPERANDS)),
-                scores,
-                input_precision="ieee",
-            )
+            keys = tl.trans(numbers(words, u, FORMAT, NUMBERS, NATIVE_FP8).to(OPERANDS))
+            scores = tl.dot(queries[u].to(OPERANDS), keys, scores, input_precision="ieee")
         if FORMAT != "dense":
-            scale = _scales(key_scale, slot, seen, g, SCALES)
+            scale = load_scales(key_scale, slot, seen, g, SCALES)
             if GROUPS > 1:
                 scores = tl.reshape(scores, [HEADS, GROUPS, SLOTS])
                 scores = tl.sum(scores * scale[None, :, :], 1)
@@ -318,7 +313,7 @@ def _share_kernel(
         words = tl.load(value + places, inside, other=0)
         largest = 1.0
         if FORMAT != "dense":
-            scale = _scales(value_scale, slot, seen, g, SCALES)
+            scale = load_scales(value_scale, slot, seen, g, SCALES)
             largest = tl.max(tl.abs(scale), len(scale.shape) - 1)
             largest = tl.where(largest > 0, largest, 1.0)  # so that weights stay within float16
             if GROUPS > 1:
@@ -333,8 +328,8 @@ def _share_kernel(
         last_sums = sums
         sums = ()
         for u in tl.static_range(UNIT):
-            numbers = _numbers(words, u, FORMAT, UNIT, NUMBERS, NATIVE_FP8).to(OPERANDS)
-            added = tl.dot(weights, numbers, input_precision="ieee")
+            values = numbers(words, u, FORMAT, NUMBERS, NATIVE_FP8).to(OPERANDS)
+            added = tl.dot(weights, values, input_precision="ieee")
             sums = sums + (last_sums[u] * shrink + added * largest,)
 
     place = ((row * (tl.num_programs(1) // TILES) + kv_head) * GROUP + head) * tl.num_programs(0)
@@ -359,24 +354,29 @@ def _join_kernel(
     BLOCK_D: tl.constexpr,
     SHARES: tl.constexpr,
     BLOCK_S: tl.constexpr,
+    AT_ONCE: tl.constexpr,
 ):
     """A head's shares, each by the sum of its weights."""
     row = tl.program_id(1).to(tl.int64)
     place = row * tl.num_programs(0) + tl.program_id(0)
     filled, span = _span(count + row * count_row, T, SHARES)
     used = tl.cdiv(filled, span)
-    s = tl.arange(0, BLOCK_S)
-    size = tl.load(sizes + place * SHARES + s, s < used, other=float("-inf"))
-    highest = tl.max(size, 0)
-    total = tl.sum(tl.exp2(size - highest), 0)
-    d = tl.arange(0, BLOCK_D)
     parts += place * SHARES * D
     sizes += place * SHARES
-    result = tl.full([BLOCK_D], 0.0, tl.float32)
-    for share in range(0, used):
-        weight = tl.exp2(tl.load(sizes + share) - highest)
-        result += weight * tl.load(parts + share * D + d, d < D, other=0)
-    tl.store(y + place * D + d, result / total, d < D)
+    every = tl.arange(0, BLOCK_S)
+    highest = tl.max(tl.load(sizes + every, every < used, other=float("-inf")), 0)
+    d = tl.arange(0, BLOCK_D)
+    total = tl.full([AT_ONCE], 0.0, tl.float32)
+    sums = tl.full([AT_ONCE, BLOCK_D], 0.0, tl.float32)
+    for start in range(0, used, AT_ONCE):
+        s = start + tl.arange(0, AT_ONCE)
+        weight = tl.exp2(tl.load(sizes + s, s < used, other=float("-inf")) - highest)
+        inside = (s < used)[:, None] & (d < D)[None, :]
+        part = tl.load(parts + s[:, None] * D + d[None, :], inside, other=0)
+        total += weight
+        sums += weight[:, None] * part
+    result = tl.sum(sums, 0)
+    tl.store(y + place * D + d, result / tl.sum(total, 0), d < D)
 
 
 @triton.jit
@@ -384,65 +384,6 @@ def _span(count, T, shares):
     """How many slots a row has filled, and how many of them make a share."""
     filled = tl.minimum(tl.load(count), T).to(tl.int32)
     return filled, tl.maximum(tl.cdiv(tl.cdiv(filled, shares), 16), 1) * 16
-
-
-@triton.jit
-def _scales(scale, slot, seen, g, SCALES: tl.constexpr):
-    """Slots' scales (SLOTS,), or (GROUPS, SLOTS) where they have several, in float32."""
-    if SCALES == 1:
-        loaded = tl.load(scale + slot, seen, other=0)
-    else:
-        places = slot[None, :] * SCALES + g[:, None]
-        loaded = tl.load(scale + places, seen[None, :] & (g < SCALES)[:, None], other=0)
-    return loaded.to(tl.float32)
-
-
-@triton.jit
-def _numbers(
-    words,
-    u: tl.constexpr,
-    FORMAT: tl.constexpr,
-    UNIT: tl.constexpr,
-    NUMBERS: tl.constexpr,
-    NATIVE_FP8: tl.constexpr,
-):
-    """What code u of every word stands for, before any scale.
-
-    Conversions of integers take a device four times as long as other instructions. So float16
-    comes of its own bits: 1024 with an integer in its lowest places is their sum.
-    """
-    if FORMAT == "int8":
-        code = words >> (u * 8)
-        if NUMBERS == tl.float16:  # the sign bit flipped, codes count from -128
-            bits = ((code.to(tl.int16) & 255) ^ 128) | 0x6400
-            numbers = bits.to(tl.float16, bitcast=True) - 1152
-        else:
-            numbers = code.to(tl.int8).to(NUMBERS)
-    elif FORMAT == "fp8":
-        code = words >> (u * 8)
-        if NATIVE_FP8:
-            numbers = code.to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(NUMBERS)
-        elif NUMBERS == tl.float16:
-            numbers = _e4m3_as_float16(code.to(tl.int16))
-        else:
-            numbers = e4m3(code.to(tl.int32) & 255)
-    elif FORMAT == "int4":
-        code = (words >> (u * 4)) & 15
-        if NUMBERS == tl.float16:
-            numbers = (code.to(tl.int16) | 0x6400).to(tl.float16, bitcast=True) - 1032
-        else:
-            numbers = code.to(NUMBERS) - 8
-    else:
-        numbers = words
-    return numbers
-
-
-@triton.jit
-def _e4m3_as_float16(code):
-    """The lowest byte, its fields where float16 has them: only the bias, 15 for 7, is wrong then."""
-    bits = ((code << 8) & -0x8000) | ((code << 7) & 0x3F80)
-    numbers = bits.to(tl.float16, bitcast=True) * 256
-    return tl.where((code & 127) == 127, float("nan"), numbers)
 
 
 @triton.jit

@@ -16,9 +16,8 @@ BFLOAT16, FLOAT16, FLOAT32 = torch.bfloat16, torch.float16, torch.float32
 # format, dtype, query heads to a key head, head_dim
 FORMS = [
     *[("dense", BFLOAT16, 4, 128), ("dense", FLOAT16, 128, 256), ("dense", FLOAT32, 4, 64)],
-    *[("int8", BFLOAT16, 8, 128), ("int8", FLOAT16, 1, 80), ("int8", FLOAT32, 4, 64)],
-    *[("fp8", BFLOAT16, 4, 128), ("fp8", FLOAT32, 1, 64)],
-    *[("int4", BFLOAT16, 4, 128), ("int4", FLOAT16, 8, 64), ("int4", FLOAT32, 1, 64)],
+    *[("int8", BFLOAT16, 8, 128), ("fp8", BFLOAT16, 1, 80), ("fp8", FLOAT32, 1, 64)],
+    *[("int4", BFLOAT16, 4, 128), ("int4", FLOAT16, 8, 64)],
 ]
 
 
