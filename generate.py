@@ -236,6 +236,8 @@ def memory(plan: Plan) -> str:
 
 
 def make_session(plan: Plan, model: Transformer) -> Session:
+    import torch
+
     from session import Sampling, Session
     from sizes import kv_cache
 
@@ -254,6 +256,7 @@ def make_session(plan: Plan, model: Transformer) -> Session:
         say(f"Attention over the KV cache runs on plain torch, which is slow: {reason}")
     if config.context_depth:
         with progress(f"Filling {config.context_depth} positions"):
+            torch.manual_seed(config.seed)
             session.fill_randomly(config.context_depth)
     return session
 

@@ -371,6 +371,7 @@ BAD = [  # arguments, exit code, what the line says
     ("--cache_size 100", 2, "--cache_size 100 is too small"),
     ("--cache_size 0", 2, "--cache_size takes a whole number from 1"),
     ("--cache_size 99999999999999", 1, "is the largest that fits; --kv_cache int8 or fp8 or int4"),
+    ("--kv_cache fp8 --kv_cache_quantization", 2, "which is --kv_cache int8: leave one out"),
     ("--kv_cache int3", 2, "--kv_cache takes one of dense, int8, fp8, int4"),
     ("--kv_cache int4 --checkpoint_path dummy:narrow.json", 2,
      "--kv_cache int4: the model's head_dim 24 is no multiple of 32; int8 and fp8 take any"),
