@@ -112,8 +112,8 @@ class RunConfig:
                 ) from None
         if self.kv_cache_quantization and self.kv_cache not in ("dense", "int8"):
             raise UsageError(
-                f"--kv_cache {self.kv_cache} and --kv_cache_quantization, which is --kv_cache int8: "
-                "leave one out"
+                f"--kv_cache {self.kv_cache} and --kv_cache_quantization, which is --kv_cache "
+                "int8: leave one out"
             )
 
 

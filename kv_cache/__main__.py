@@ -19,7 +19,7 @@ import click
 
 from errors import QuantbenchError, UsageError
 
-AT_LEAST = 256 << 20  # bytes that a kind's layers hold together, more than any processor's cache
+AT_LEAST = 512 << 20  # bytes that a kind's layers hold together, more than any processor's cache
 
 
 @click.command()
@@ -60,10 +60,6 @@ class Kind:
     layers: list[Any]
     seconds: list[float]
 
-    @property
-    def nbytes(self) -> int:
-        return sum(layer.nbytes for layer in self.layers)
-
 
 def measured(
     checkpoint_path: str, depth: int, rows: int, device_name: str, precision: str, rounds: int
@@ -86,20 +82,20 @@ def measured(
     kernel = decode.choose(device, config.head_dim, group, dtype)
     read = Bandwidth(device)
 
-    def filled(cache: type, layers: int) -> list[Any]:
-        shape = (rows, config.num_kv_heads, depth, config.head_dim, dtype, device)
-        made = [cache(*shape) for _ in range(layers)]
+    shape = (rows, config.num_kv_heads, depth, config.head_dim, dtype)
+
+    def filled(cache: type) -> list[Any]:
+        layers = max(2, -(-AT_LEAST // cache(*shape, "meta").nbytes))
+        made = [cache(*shape, device) for _ in range(layers)]
         for layer in made:
             layer.fill(depth)
         return made
 
-    one = CACHES["dense"](rows, config.num_kv_heads, depth, config.head_dim, dtype, "meta").nbytes
-    layers = max(2, -(-AT_LEAST // one))
-    click.echo(f"Filling {layers} layers of each kind …", err=True)
+    click.echo("Filling some layers of each kind …", err=True)
     kinds, refused = [], []
     for name, cache in CACHES.items():
         try:
-            kinds.append(Kind(name, filled(cache, layers), []))
+            kinds.append(Kind(name, filled(cache), []))
         except UsageError as error:
             refused.append(str(error))
     query = torch.randn(rows, config.num_heads, config.head_dim, device=device).to(dtype)
@@ -134,8 +130,8 @@ def measured(
         "refused": refused,
         "read_bytes_per_s": speeds[1:],
         "kinds": [
-            {"name": kind.name, "layer_bytes": kind.nbytes // layers, "layers": layers}
-            | {"seconds": kind.seconds}
+            {"name": kind.name, "layers": len(kind.layers), "seconds": kind.seconds}
+            | {"layer_bytes": kind.layers[0].nbytes}
             for kind in kinds
         ],
     }
