@@ -4,24 +4,24 @@
 inline Bytes merged(uint8_t mask, Bytes a, Bytes b) { return (a & mask) | (b & uint8_t(~mask)); }
 
 // table[index], by the index's low 4 or 6 bits. The table has 16 or 64 bytes.
-inline Bytes lookup16(const uint8_t* table, Bytes index) {
+__attribute__((noinline)) Bytes lookup16(const uint8_t* table, Bytes index) {
   Bytes found;
   for (int i = 0; i < 64; ++i) found[i] = table[index[i] & 15];
   return found;
 }
-inline Bytes lookup64(const uint8_t* table, Bytes index) {
+__attribute__((noinline)) Bytes lookup64(const uint8_t* table, Bytes index) {
   Bytes found;
   for (int i = 0; i < 64; ++i) found[i] = table[index[i] & 63];
   return found;
 }
 
-inline bool any_zero(Bytes v) {
+__attribute__((noinline)) bool any_zero(Bytes v) {
   for (int i = 0; i < 64; ++i)
     if (!v[i]) return true;
   return false;
 }
 
-inline Floats from_f16(HalfWords h) {
+__attribute__((noinline)) Floats from_f16(HalfWords h) {
   Bits bits = __builtin_convertvector(h, Bits), magnitude = (bits & 0x7fffu) << 13;
   Bits denormal = (Bits)(magnitude < (1u << 23));
   Bits number = magnitude + (112u << 23) + (denormal & (1u << 23));
@@ -31,7 +31,7 @@ inline Floats from_f16(HalfWords h) {
   return (Floats)((Bits)((Floats)number - less) | (bits & 0x8000u) << 16);
 }
 
-inline HalfWords as_f16(Floats v) {
+__attribute__((noinline)) HalfWords as_f16(Floats v) {
   Bits bits = (Bits)v, sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
   // Denormals: adding 2^-1 leaves their multiples of 2^-24 in the low bits.
   Bits small = (Bits)((Floats)magnitude + 0.5f) - 0x3f000000u;
@@ -45,7 +45,7 @@ inline HalfWords as_f16(Floats v) {
 
 // A quad of weights, 4 unsigned codes for each of 16 rows, times x: four 16-bit integers, the first
 // and third, then the second and fourth. The sum is spread over both accumulators.
-inline void dot(Ints& a, Ints& b, Bytes codes, const int32_t* x) {
+__attribute__((noinline)) void dot(Ints& a, Ints& b, Bytes codes, const int32_t* x) {
   Bits quads = (Bits)codes;
   const int16_t* w = reinterpret_cast<const int16_t*>(x);
   a += (Ints)(quads & 255u) * w[0] + (Ints)(quads >> 16 & 255u) * w[1];
