@@ -14,11 +14,12 @@ from errors import UsageError
 
 ACCELERATORS = ("cuda", "xpu", "mps")
 STATUS, MEMINFO = Path("/proc/self/status"), Path("/proc/meminfo")
+# Of version 2 and 1, as a container sees its own: the limit, what is used, and what of it for what.
 CONTROL_GROUP_FILES = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    (
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+    tuple(Path("/sys/fs/cgroup") / f"memory.{name}" for name in ("max", "current", "stat")),
+    tuple(
+        Path("/sys/fs/cgroup/memory") / f"memory.{name}"
+        for name in ("limit_in_bytes", "usage_in_bytes", "stat")
     ),
 )
 
@@ -104,12 +105,17 @@ def _available_memory() -> int | None:
     return None
 
 
-def _left_to_group(limit: str, used: str) -> int | None:
-    """Of a control group, version 2 or 1, seen from inside a container; no limit says "max"."""
+def _left_to_group(limit: Path, used: Path, statistics: Path) -> int | None:
+    """Files that were read count as used, and are given up when memory is needed: a checkpoint that
+    was just copied would seem to fill it. No limit says "max", or 2**63 or so."""
     try:
-        return int(Path(limit).read_text()) - int(Path(used).read_text())
+        left = int(limit.read_text()) - int(used.read_text())
+        found = dict(line.split() for line in statistics.read_text().splitlines())
     except (OSError, ValueError):
         return None
+    for name in ("active_file", "inactive_file"):
+        left += int(found.get(f"total_{name}", found.get(name, 0)))  # version 1: with its children
+    return max(0, left)
 
 
 def stored_bytes(tensor: torch.Tensor) -> int:

@@ -10,7 +10,7 @@ from torch import nn
 
 from benchlog.config import RunConfig
 from devices import stored_bytes
-from errors import KernelError, MemoryShortage
+from errors import KernelError, MemoryShortage, UsageError
 from kv_cache import CACHES
 from kv_cache.base import CacheFactory, KVCache
 from models.config import ModelConfig
@@ -22,11 +22,13 @@ from quantize.spec import AutoQuant, Spec, parse
 @dataclass(frozen=True)
 class Size:
     """model_bytes: weights that a decode step reads, all but the embedding; embedding_bytes: its
-    table. bits_per_weight: over all quantized linear layers, scales included. kernel: what would
+    table; memory_bytes: both, where a tied output that is stored as the table is takes nothing.
+    bits_per_weight: over all quantized linear layers, scales included. kernel: what would
     run; None if nothing can, and then `reason` says why."""
 
     model_bytes: int
     embedding_bytes: int
+    memory_bytes: int
     bits_per_weight: float
     kernel: str | None
     reason: str | None = None
@@ -59,9 +61,14 @@ def size_of(
     in_layers = sum(map(stored_bytes, model.layers[0].parameters()))
     packed = sum(stored_bytes(layer.weight) * times[name] for name, layer in linears.items())
     count = sum(layer.weight.numel() * times[name] for name, layer in linears.items())
+    model_bytes = model.weight_bytes() + in_layers * (architecture.num_layers - 1)
+    table, output = model.tok_embeddings.weight, model.output.weight
+    shared = architecture.tie_embeddings and type(table.data) is type(output.data)
+    embedding_bytes = stored_bytes(table)
     return Size(
-        model.weight_bytes() + in_layers * (architecture.num_layers - 1),
-        stored_bytes(model.tok_embeddings.weight),
+        model_bytes,
+        embedding_bytes,
+        model_bytes + (0 if shared else embedding_bytes),
         8 * packed / count,
         None if reason else ", ".join(quantizer.ran) or "torch",
         reason,
@@ -98,17 +105,16 @@ def check_memory(
     positions: int,
     free: int | None,
 ) -> str:
-    """What weights and caches will take, as a line to read; MemoryShortage if `free` bytes are less.
+    """What weights and caches will take, a line to read; MemoryShortage if `free` bytes are less.
 
     What autoquant's weights will take is not known before it has chosen: they count as nothing.
     """
     precision, kind = getattr(torch, config.precision), kv_cache(config)
     weights = 0
     if not isinstance(spec, AutoQuant):
-        size = size_of(architecture, spec, device, precision, config.kernel)
-        weights = size.model_bytes + size.embedding_bytes
+        weights = size_of(architecture, spec, device, precision, config.kernel).memory_bytes
 
-    def cached(positions: int) -> int:
+    def cached(positions: int, kind: CacheFactory = kind) -> int:
         return kv_cache_bytes(architecture, config.batch_size, positions, precision, kind)
 
     need = cached(positions)
@@ -119,16 +125,29 @@ def check_memory(
     if free is None or weights + need <= free:
         return shown
     fitting = max(0, free - weights) // cached(1)
-    advice = "not even the weights fit: a --quantization makes them smaller"
     if fitting:
         advice = f"--cache_size {fitting} is the largest that fits"
-        smaller = [name for name in CACHES if CACHES[name] is not kind and kind.format == "dense"]
+        smaller = [name for name in CACHES if _takes(CACHES[name], architecture)]
+        smaller = [name for name in smaller if cached(positions, CACHES[name]) < need]
         if smaller:
-            advice += f"; --kv_cache {', '.join(smaller)} take less"
+            advice += f"; --kv_cache {' or '.join(smaller)} makes it smaller"
+    elif weights > free:
+        advice = "not even the weights fit: a --quantization makes them smaller"
+    else:
+        advice = "the weights fit, and not one position beside them"
     raise MemoryShortage(
         f"out of memory: weights of {_gb(weights)} and a KV cache of {_gb(need)} for {positions} "
         f"positions need {_gb(weights + need)}, and {device} has {_gb(free)} free; {advice}"
     )
+
+
+def _takes(kind: type[KVCache], architecture: ModelConfig) -> bool:
+    """Whether this kind of cache takes the model's heads."""
+    try:
+        kind(1, 1, 1, architecture.head_dim, torch.bfloat16, "meta")
+    except UsageError:
+        return False
+    return True
 
 
 def _gb(count: int) -> str:

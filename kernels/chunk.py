@@ -131,19 +131,28 @@ def _attention(
     (B, K, G · S), over key and value (B, K, N, D). A mask (S, N) holds for each of the G heads."""
     if mask is not None:
         mask = mask.repeat(query.shape[2] // mask.shape[0], 1)
-    if query.device.type == "cpu":
-        bias = None
-        if mask is not None:
-            bias = torch.zeros(mask.shape, dtype=query.dtype).masked_fill_(~mask, -math.inf)
-        output, denominator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            query, key, value, attn_mask=bias
-        )
-        if mask is not None:  # it says 0 of a query that sees nothing
-            denominator = denominator.masked_fill(~mask.any(-1), -math.inf)
-        return output, denominator
-    scores = (query @ key.mT).float() / math.sqrt(query.shape[-1])
+    return (_flash if query.device.type == "cpu" else _plain)(query, key, value, mask)
+
+
+def _flash(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """On the CPU."""
+    bias = None
     if mask is not None:
-        scores = scores.masked_fill(~mask, -math.inf)
+        bias = torch.zeros(mask.shape, dtype=query.dtype).masked_fill_(~mask, -math.inf)
+    output, denominator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, attn_mask=bias
+    )
+    if mask is not None:  # it says 0 of a query that sees nothing
+        denominator = denominator.masked_fill(~mask.any(-1), -math.inf)
+    return output, denominator
+
+
+def _plain(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """On any device. In 16 bits a product could be infinite, and a large score would be off by so
+    much that its weight is: so they are float32."""
+    scores = (query.float() / math.sqrt(query.shape[-1])) @ key.float().mT
+    if mask is not None:
+        scores = scores.masked_fill_(~mask, -math.inf)
     denominator = scores.logsumexp(-1)
     weights = (scores - denominator[..., None]).exp().nan_to_num(nan=0.0)
     return weights.to(value.dtype) @ value, denominator

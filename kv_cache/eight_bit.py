@@ -13,7 +13,7 @@ class EightBitKVCache(KVCache):
     """2 · B · K · T · (D + itemsize of `dtype`) bytes: codes, and the scale max|x| / largest."""
 
     code_dtype: ClassVar[torch.dtype]
-    largest: ClassVar[float]  # the code of the largest number
+    largest: ClassVar[int]  # the code of the largest number
 
     def allocate(
         self, shape: Shape, dtype: torch.dtype, device: torch.device | str
@@ -35,8 +35,8 @@ class EightBitKVCache(KVCache):
 
 
 class Int8KVCache(EightBitKVCache):
-    format, code_dtype, largest = "int8", torch.int8, 127.0
+    format, code_dtype, largest = "int8", torch.int8, 127
 
 
 class Float8KVCache(EightBitKVCache):
-    format, code_dtype, largest = "fp8", torch.float8_e4m3fn, 448.0
+    format, code_dtype, largest = "fp8", torch.float8_e4m3fn, 448

@@ -40,4 +40,4 @@ class Int4KVCache(KVCache):
         inverse = torch.where(scale != 0, 1 / scale.float(), 0.0)
         codes = (groups * inverse).round().clamp(-8, 7).flatten(-2) + 8
         (plane,) = pack(codes.to(torch.uint8).flatten(0, -2), 4)
-        return {"codes": plane.view(*x.shape[:-1], -1), "scale": scale.squeeze(-1)}
+        return {"codes": plane.view(*x.shape[:-1], x.shape[-1] // 2), "scale": scale.squeeze(-1)}

@@ -14,10 +14,14 @@ import sentencepiece
 import torch
 from click.testing import CliRunner
 
+import devices
 from benchlog import log
-from benchlog.config import split
+from benchlog.config import parse, split
 from benchlog.record import Record
 from generate import main
+from kernels import decode
+from kernels.cpu import build
+from loading import Loading
 from models.checkpoint import load_model
 
 ROOT = Path(__file__).parent.parent
@@ -140,6 +144,82 @@ def test_autoquant_shows_what_it_chose_from(in_tmp, monkeypatch):
     assert (in_tmp / "cache" / "quantbench" / "autoquant.json").exists()
     again = run(*SHORT, "--quantization", "autoquant")
     assert "kept from an earlier run" in again.stderr
+
+
+def test_a_deep_context_is_recorded_and_repeated(in_tmp):
+    options = ["--context_depth", "300", "--prefill_chunk", "4", "--kv_cache", "int4"]
+    result = run(*SHORT, *options, "--output_json_path", "runs.jsonl", "--prefill_size", "9")
+    assert result.exit_code == 0, result.stderr
+    assert "Filling 300 positions" in result.stderr
+    assert result.stdout.startswith("scheme")  # what follows a random context is not shown
+    record = Record.parse(Path("benchmarks.txt").read_text().splitlines()[0])
+    assert record.kv_quant
+    config = parse(split(record.repro)[2:])
+    assert (config.context_depth, config.prefill_chunk, config.kv_cache) == (300, 4, "int4")
+    details = json.loads(Path("runs.jsonl").read_text())
+    assert details["cache_size"] == 300 + 9 + 5
+    # 5 layers of keys and values, 4 heads of 64: half a byte a number, and 2 bytes for every 32
+    assert details["kv_cache_bytes"] == 5 * 2 * 4 * 314 * (32 + 2 * 2)
+    assert details["kv_cache"] == "int4" and details["attention_kernel"] in ("cpu", "torch")
+    again = run(*split(record.repro)[2:])
+    assert again.exit_code == 0, again.stderr
+    second = log.read("benchmarks.txt").records[1][1]
+    assert second.repro == record.repro
+
+
+def test_a_chunk_changes_no_token(in_tmp):
+    texts = set()
+    for chunk in ("1", "3", "4", "64", None):
+        options = ["--prefill_chunk", chunk] if chunk else []
+        options += ["--temperature", "0", "--precision", "float32", "--max_new_tokens", "30"]
+        result = run("--num_samples", "1", "--prompt", "def read_lines(path):", *options)
+        assert result.exit_code == 0, result.stderr
+        texts.add(result.stdout.split("scheme")[0])
+    assert len(texts) == 1
+
+
+def test_memory_is_told_before_anything_is_loaded(in_tmp):
+    result = run(*SHORT, "--kv_cache", "int8", "--cache_size", "1000", "--batch_size", "2")
+    lines = result.stderr.splitlines()
+    # 5 · 2 · 4 heads · 1000 · (64 + 2) bytes · 2 rows
+    told = "Weights: 12.72 MB; KV cache: 5.28 MB, int8, 1000 positions, batch 2"
+    assert lines.index(told) < next(i for i, line in enumerate(lines) if "Loading" in line)
+
+
+def test_what_does_not_fit_is_not_loaded(in_tmp, monkeypatch):
+    """12.72 MB of weights, 2560 bytes · 2 a position: 1000 of them fit."""
+    loaded = []
+    monkeypatch.setattr(devices, "free_memory", lambda device: 12_716_032 + 1000 * 5120 + 5119)
+    monkeypatch.setattr(Loading, "load", lambda *_: loaded.append(1))
+    result = run(*SHORT, "--cache_size", "1001")
+    assert result.exit_code == 1 and not loaded and not Path("benchmarks.txt").exists()
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: out of memory: weights of 12.72 MB and a KV cache of 5.13 MB")
+    assert "--cache_size 1000 is the largest that fits" in line
+
+
+def test_a_sliding_window_s_cache_is_its_window(in_tmp):
+    config = json.loads((TINY / "config.json").read_text())
+    config |= {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+    Path("window.json").write_text(json.dumps(config | {"sliding_window": 16}))
+    options = ["--checkpoint_path", "dummy:window.json", "--prefill_size", "40"]
+    result = run(*SHORT, *options, "--output_json_path", "runs.jsonl", "--prefill_chunk", "24")
+    assert result.exit_code == 0, result.stderr
+    details = json.loads(Path("runs.jsonl").read_text())
+    assert details["cache_size"] == 45
+    assert details["kv_cache_bytes"] == 5 * 2 * 16 * 256 * 2  # 16 positions of 4 heads of 64
+    assert "KV cache: 0.08 MB, dense, 45 positions" in result.stderr
+
+
+def test_without_a_compiler_it_runs_and_says_what_it_runs_on(in_tmp, monkeypatch):
+    monkeypatch.setenv("CXX", "nonexistent")
+    monkeypatch.setattr(build, "load", build.load.__wrapped__)
+    monkeypatch.setattr(decode, "_cpu_cannot", decode._cpu_cannot.__wrapped__)
+    result = run(*SHORT, "--output_json_path", "runs.jsonl")
+    assert result.exit_code == 0, result.stderr
+    (line,) = [line for line in result.stderr.splitlines() if "plain torch" in line]
+    assert "which is slow: the C++ kernels need a C++ compiler: $CXX is 'nonexistent'" in line
+    assert json.loads(Path("runs.jsonl").read_text())["attention_kernel"] == "torch"
 
 
 def test_no_log_and_a_cut_model(in_tmp):
@@ -290,7 +370,21 @@ BAD = [  # arguments, exit code, what the line says
     ("--prefill_size 1024", 2, "1024 prompt tokens and --max_new_tokens 200 need 1224 positions"),
     ("--cache_size 100", 2, "--cache_size 100 is too small"),
     ("--cache_size 0", 2, "--cache_size takes a whole number from 1"),
-    ("--cache_size 99999999999999", 1, "out of memory; try a smaller --cache_size"),
+    ("--cache_size 99999999999999", 1, "is the largest that fits; --kv_cache int8 or fp8 or int4"),
+    ("--kv_cache int3", 2, "--kv_cache takes one of dense, int8, fp8, int4"),
+    ("--kv_cache int4 --checkpoint_path dummy:narrow.json", 2,
+     "--kv_cache int4: the model's head_dim 24 is no multiple of 32; int8 and fp8 take any"),
+    ("--context_depth", 2, "--context_depth takes a value"),
+    ("--context_depth -1", 2, "--context_depth takes a whole number from 0"),
+    ("--context_depth 1.5", 2, "--context_depth takes a whole number from 0"),
+    ("--context_depth 1020", 2, "--context_depth 1020, 9 prompt tokens and --max_new_tokens 200 "
+     "need 1229 positions; the model's context has 1024: ask for fewer"),
+    ("--context_depth 300 --cache_size 400", 2, "--cache_size 400 is too small"),
+    ("--context_depth 1 --interactive", 2, "leave out --context_depth"),
+    ("--prefill_chunk", 2, "--prefill_chunk takes a value"),
+    ("--prefill_chunk 0", 2, "--prefill_chunk takes a whole number from 1"),
+    ("--prefill_chunk -5", 2, "--prefill_chunk takes a whole number from 1"),
+    ("--prefill_chunk all", 2, "--prefill_chunk takes a whole number from 1"),
     ("--top_k 0", 2, "--top_k takes a whole number from 1"),
     ("--temperature -1", 2, "--temperature takes"),
     ("--temperature nan", 2, "--temperature takes"),

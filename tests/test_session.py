@@ -3,12 +3,15 @@
 import pytest
 import torch
 
-from kv_cache.dense import DenseKVCache
+from kernels import chunk, decode
+from kv_cache import CACHES
 from kv_cache.eight_bit import Int8KVCache
 from models.checkpoint import load_model
 from quantize.registry import Quantizer
 from quantize.spec import parse
 from session import Sampling, Session, sample
+from tests.memory import allocated
+from tests.models.small import small_model
 
 GREEDY = Sampling(temperature=0, top_k=200)
 PROMPT = torch.tensor([[1, 40, 50, 60, 70]])
@@ -85,22 +88,159 @@ def test_compiled_int8dq_agrees_with_eager():
     assert (eager - compiled).norm() <= 0.03 * eager.norm()
 
 
-def test_compiled_prefill_and_int8_cache():
-    plain = session(cache=Int8KVCache).generate(PROMPT, 16).tokens
-    compiled = session(cache=Int8KVCache, compile_decode=True, compile_prefill=True)
-    assert torch.equal(compiled.generate(PROMPT, 16).tokens, plain)
-    longer = torch.randint(4096, (1, 23))
-    assert compiled.generate(longer, 4).tokens.shape == (1, 4)
+def test_compiled_prefill_in_chunks_and_decode_over_an_int8_cache():
+    model = small_model()
+    plain = Session(model, GREEDY, 1, 64, cache=Int8KVCache)
+    compiled = Session(model, GREEDY, 1, 64, True, True, Int8KVCache, prefill_chunk=8)
+    for length in (19, 22):
+        prompt = torch.randint(100, (1, length))
+        assert torch.equal(compiled.generate(prompt, 9).tokens, plain.generate(prompt, 9).tokens)
 
 
-@pytest.mark.parametrize("cache", [DenseKVCache, Int8KVCache])
-def test_decode_compiles_once_for_every_position(cache):
-    made = session(compile_decode=True, cache=cache)
+@pytest.fixture
+def compilations(monkeypatch):
+    """Every graph that is compiled; compiling makes nothing faster, so it takes no time."""
+    graphs, compile = [], torch.compile
+
+    def counting(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    def compile_counting(function, options=None, **settings):
+        return compile(function, backend=counting, **settings)
+
+    monkeypatch.setattr(torch, "compile", compile_counting)
     torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    made.generate(PROMPT, 40)
-    made.generate(PROMPT, 10)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    return graphs
+
+
+CACHE = pytest.mark.parametrize("cache", CACHES.values(), ids=CACHES)
+KERNEL = pytest.mark.parametrize("kernel", ["torch", None], ids=["torch", "this device's own"])
+
+
+@CACHE
+@KERNEL
+@pytest.mark.parametrize("window", [None, 11])
+def test_decode_compiles_once_for_every_position(cache, kernel, window, compilations, monkeypatch):
+    """Past edges of blocks, at 32, 64 and 128, and some dozen wraps of a window."""
+    if kernel:
+        monkeypatch.setattr(decode, "choose", lambda *_: decode.Choice(kernel))
+    model = small_model(window)
+    eager, compiled = (
+        Session(model, GREEDY, 2, 256, compile_decode, cache=cache) for compile_decode in (0, 1)
+    )
+    prompt = torch.randint(100, (2, 30))
+    tokens = eager.generate(prompt, 120).tokens
+    for cache in model.caches:
+        cache.reset()
+    assert torch.equal(compiled.generate(prompt, 120).tokens, tokens)
+    compiled.generate(prompt[:, :3], 10)
+    compiled.generate(prompt[:, :3], 5, start=240)
+    assert len(compilations) == 1
+
+
+def test_caches_of_every_kind_compile_in_one_process():
+    """Numbers that differ between them must not become variables of a graph."""
+    model = small_model()
+    prompt = torch.randint(100, (1, 5))
+    for cache in CACHES.values():
+        eager = Session(model, GREEDY, 1, 32, cache=cache).generate(prompt, 8).tokens
+        compiled = Session(model, GREEDY, 1, 32, True, cache=cache).generate(prompt, 8).tokens
+        assert torch.equal(compiled, eager)
+
+
+@CACHE
+@pytest.mark.parametrize("window", [None, 11])
+def test_a_prompt_in_chunks_is_the_prompt_at_once(cache, window):
+    """The same greedy tokens in float32, and what the caches hold, whatever the chunk."""
+    model = small_model(window)
+    prompt = torch.randint(100, (2, 23))
+    tokens, kept = [], []
+    for at_once in (None, 1, 2, 5, 7, 11, 22, 23, 24):
+        made = Session(model, GREEDY, 2, 40, cache=cache, prefill_chunk=at_once)
+        tokens.append(made.generate(prompt, 8).tokens)
+        kept.append([buffer.float() for buffer in model.caches[-1].buffers()])
+    assert all(torch.equal(tokens[0], other) for other in tokens[1:])
+    for buffers in kept[1:]:
+        for one, other in zip(kept[0], buffers, strict=True):
+            # a number between two codes may go to either, and an int4 byte holds two of them
+            assert ((one - other).abs() <= 1e-4).float().mean() > 0.99
+
+
+@CACHE
+def test_logits_in_chunks_are_those_at_once(cache):
+    model = small_model()
+    prompt = torch.randint(100, (2, 23))
+    logits = []
+    with torch.no_grad():
+        for at_once in (23, 10, 7, 4, 1):
+            model.setup_caches(2, 23, cache)
+            pieces = torch.arange(23).split(at_once)
+            logits.append(torch.cat([model(prompt[:, piece], piece) for piece in pieces], 1))
+    whole, *others = logits
+    for other in others:
+        # float32 sums in another order; where one turns the code of a key, a step of its cache:
+        # a 254th, a 30th or an 8th of its size
+        steps = {"dense": 1e-5, "int8": 1 / 254, "fp8": 1 / 30, "int4": 1 / 8}[cache.format]
+        assert (other - whole).norm() <= steps * whole.norm()
+
+
+def test_compiled_prefill_in_chunks_compiles_for_any_length_and_start(compilations):
+    """A first chunk and a later one; as the last, which gives a token, both and one of length 1."""
+    model = small_model()
+    plain = Session(model, GREEDY, 1, 256)
+    compiled = Session(model, GREEDY, 1, 256, compile_prefill=True, prefill_chunk=16)
+    for length in (7, 33, 40, 64, 75, 100, 130, 200):
+        prompt = torch.randint(100, (1, length))
+        assert torch.equal(compiled.generate(prompt, 3).tokens, plain.generate(prompt, 3).tokens)
+        if length == 64:
+            before = len(compilations)
+    assert len(compilations) == before <= 5
+
+
+def test_memory_of_prefill_is_linear_in_the_chunk_and_not_in_the_prompt(tmp_path, monkeypatch):
+    monkeypatch.setattr(chunk, "BLOCK", 32)
+    model = small_model()
+
+    def peak(length, at_once):
+        made = Session(model, GREEDY, 1, 256, prefill_chunk=at_once)
+        prompt = torch.zeros(1, length, dtype=torch.long)
+        return allocated(lambda: made.generate(prompt, 1), tmp_path)[1]
+
+    assert peak(256, 16) <= 1.1 * peak(64, 16)
+    assert peak(256, 256) >= 5 * peak(256, 16)
+
+
+@CACHE
+@pytest.mark.parametrize("window", [None, 11])
+def test_a_random_depth(cache, window):
+    """What is filled stays as it is, is seen, and a run repeats; all else is as at any position."""
+    model = small_model(window)
+    made = Session(model, GREEDY, 2, 256, cache=cache)
+    made.fill_randomly(100)
+    for layer in model.caches:
+        filled = layer.key_codes.float().abs().amax((0, 1, 3)) > 0
+        assert filled[: min(100, layer.slots)].all() and not filled[100:].any()
+    before = [buffer.clone() for layer in model.caches for buffer in layer.buffers()]
+    prompt = torch.randint(100, (2, 6))
+    tokens = made.generate(prompt, 9, start=100).tokens
+    if window is None:
+        after = [buffer for layer in model.caches for buffer in layer.buffers()]
+        for old, new in zip(before, after, strict=True):
+            assert torch.equal(old[:, :, :100], new[:, :, :100])
+            assert not new[:, :, 100 + 6 + 8 :].any()
+        assert torch.equal(made.generate(prompt, 9, start=100).tokens, tokens)
+        chunked = Session(model, GREEDY, 2, 256, cache=cache, prefill_chunk=2)
+        for buffer, old in zip(
+            (buffer for layer in model.caches for buffer in layer.buffers()), before, strict=True
+        ):
+            buffer.copy_(old)
+        assert torch.equal(chunked.generate(prompt, 9, start=100).tokens, tokens)
+    with torch.no_grad():  # another depth, another context: other logits
+        position = torch.tensor([100])
+        logits = model(prompt[:, :1], position)
+        made.fill_randomly(100)
+        assert (model(prompt[:, :1], position) - logits).abs().max() > 1e-3 * logits.abs().max()
 
 
 def test_streaming_continues_where_it_stopped():

@@ -1,4 +1,4 @@
-// Numbers of other formats as floats, and softmax. Included in a version's namespace.
+// Numbers of other formats as floats, and the exponential. Included in a version's namespace.
 
 inline float as_float(uint32_t bits) {
   float x;
@@ -46,32 +46,4 @@ inline Vector exponential(Vector x) {
   Vector y = all(1 / 5040.f);
   for (float coefficient : series) y = multiply_add(y, r, all(coefficient));
   return zero_below(x, -87, y * power_of_two(biased));
-}
-
-// What follows the scores of a block of slots, for one head: weights in their place. Returns by how
-// much all that was summed before shrinks.
-template <int BLOCK>
-inline float soften(float* scores, const float* key_scale, const float* value_scale, int slots,
-                    float& running_largest, float& running_sum) {
-  constexpr float NEVER = -__builtin_inff();
-  Vector top = all(NEVER);
-  for (int s = 0; s < BLOCK; s += LANES) {
-    if (key_scale) store(scores + s, load(scores + s) * load(key_scale + s));
-    for (int i = s; i < s + LANES; ++i)
-      if (i >= slots) scores[i] = NEVER;
-    top = larger(top, load(scores + s));
-  }
-  float before = running_largest, now = largest(top);
-  now = before > now ? before : now;
-  Vector total = all(0);
-  for (int s = 0; s < BLOCK; s += LANES) {
-    Vector weight = exponential(load(scores + s) - all(now));
-    total = total + weight;
-    store(scores + s, value_scale ? weight * load(value_scale + s) : weight);
-  }
-  alignas(64) float change[LANES];
-  store(change, exponential(all(before - now)));
-  running_largest = now;
-  running_sum = running_sum * change[0] + sum(total);
-  return change[0];
 }

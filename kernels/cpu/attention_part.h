@@ -85,6 +85,33 @@ inline void add_weighted(const float* weights, const float* rows, const float* s
     for (int c = 0; c < COLUMNS; ++c) store(weighted + h * padded + c * LANES, total[h][c]);
 }
 
+// What follows the scores of a block of slots, for one head: weights in their place. Returns by how
+// much all that was summed before shrinks.
+inline float soften(float* scores, const float* key_scale, const float* value_scale, int slots,
+                    float& running_largest, float& running_sum) {
+  constexpr float NEVER = -__builtin_inff();
+  Vector top = all(NEVER);
+  for (int s = 0; s < BLOCK; s += LANES) {
+    if (key_scale) store(scores + s, load(scores + s) * load(key_scale + s));
+    for (int i = s; i < s + LANES; ++i)
+      if (i >= slots) scores[i] = NEVER;
+    top = larger(top, load(scores + s));
+  }
+  float before = running_largest, now = largest(top);
+  now = before > now ? before : now;
+  Vector total = all(0);
+  for (int s = 0; s < BLOCK; s += LANES) {
+    Vector weight = exponential(load(scores + s) - all(now));
+    total = total + weight;
+    store(scores + s, value_scale ? weight * load(value_scale + s) : weight);
+  }
+  alignas(64) float change[LANES];
+  store(change, exponential(all(before - now)));
+  running_largest = now;
+  running_sum = running_sum * change[0] + sum(total);
+  return change[0];
+}
+
 template <int HEADS>
 inline void add_weighted_columns(const float* weights, const float* rows, const float* shrink,
                                  int padded, int slots, float* weighted) {
@@ -130,7 +157,7 @@ void attend_format(const Part& part) {
       dot<1>(part.query + h * padded, rows, padded, slots, scores + h * BLOCK);
 
     for (h = 0; h < heads; ++h)
-      shrink[h] = soften<BLOCK>(scores + h * BLOCK, key_scale, ONE_SCALE ? value_scale : nullptr, slots,
+      shrink[h] = soften(scores + h * BLOCK, key_scale, ONE_SCALE ? value_scale : nullptr, slots,
                          part.largest[h], part.sum[h]);
 
     next = start;

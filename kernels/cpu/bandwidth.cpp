@@ -8,28 +8,33 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
-#include <cstring>
 
 namespace {
 
 using torch::stable::Tensor;
 
+typedef uint64_t Line __attribute__((vector_size(64), aligned(8), may_alias));
+
 constexpr int64_t PIECE = 1 << 18;  // bytes that a thread takes at a time
-constexpr int LINE = 64, PREFETCHED = 4096;
+// A core keeps more lines on their way when it reads at several places; measured: 12.6 GB/s at one
+// without prefetching, 17 to 19 at two or four with it.
+constexpr int STREAMS = 4;
+constexpr int64_t STREAM = PIECE / STREAMS, PREFETCHED = 1024;
 
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
 __attribute__((target_clones("avx512f", "avx2", "default")))
 #endif
-uint64_t mixed(const char* from, int64_t lines) {
-  uint64_t words[LINE / 8 * 4] = {};
-  for (int64_t i = 0; i + 4 <= lines; i += 4, from += 4 * LINE) {
-    for (int line = 0; line < 4; ++line) __builtin_prefetch(from + PREFETCHED + line * LINE);
-    uint64_t read[LINE / 8 * 4];
-    std::memcpy(read, from, sizeof read);
-    for (int w = 0; w < LINE / 8 * 4; ++w) words[w] ^= read[w];
-  }
+uint64_t mixed(const char* from) {
+  Line mix[STREAMS] = {};
+  for (int64_t at = 0; at < STREAM; at += sizeof(Line))
+    for (int i = 0; i < STREAMS; ++i) {
+      const char* line = from + i * STREAM + at;
+      __builtin_prefetch(line + PREFETCHED);
+      mix[i] ^= *reinterpret_cast<const Line*>(line);
+    }
   uint64_t result = 0;
-  for (uint64_t word : words) result ^= word;
+  for (const Line& of_stream : mix)
+    for (int i = 0; i < 8; ++i) result ^= of_stream[i];
   return result;
 }
 
@@ -41,7 +46,7 @@ int64_t read_bytes(const Tensor& tensor) {
   std::atomic<uint64_t> result{0};
   auto work = [&](int64_t, int64_t) {
     for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < pieces;)
-      result ^= mixed(from + i * PIECE, PIECE / LINE);
+      result ^= mixed(from + i * PIECE);
   };
   torch::stable::parallel_for(0, std::max<int64_t>(1, torch::stable::get_num_threads()), 1, work);
   return static_cast<int64_t>(result.load());

@@ -33,11 +33,12 @@ bool has_vnni() {
 
 // Linux gives a process the tiles' 8 KB of state when it asks for them.
 bool has_amx() {
-  constexpr unsigned BF16 = 1u << 22, TILE = 1u << 24;
+  constexpr unsigned BF16 = 1u << 22, TILE = 1u << 24, INT8 = 1u << 25;
+  constexpr unsigned TILES = BF16 | TILE | INT8;
   constexpr int REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;
   unsigned a, b, c, d;
   if (!has_vnni() || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
-  if (!(d & BF16) || !(d & TILE)) return false;
+  if ((d & TILES) != TILES) return false;
   return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
 }
 #endif

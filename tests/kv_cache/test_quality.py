@@ -1,4 +1,5 @@
-"""What a quantized cache costs: perplexity of the embedded model, teacher-forced through it."""
+"""What a quantized cache costs: perplexity of the embedded model, teacher-forced through it, and
+whether a long context costs more than a short one."""
 
 import math
 
@@ -6,34 +7,129 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from kernels.cpu.attention import unavailable
 from kv_cache import CACHES
 from models.checkpoint import load_model
 from models.sources import EMBEDDED
 from models.tokenizer import load_tokenizer
+from tests.kernels.exact import attention, causal
 
-TOKENS, CONTEXT = 4096, 512
+ROWS, CONTEXT = 16, 256
+KERNELS = ("torch",) if unavailable() else ("torch", "cpu")
 
 
 @pytest.fixture(scope="module")
-def text():
+def windows():
+    """Windows of held-out text, (ROWS, CONTEXT) tokens."""
     words = (EMBEDDED / "heldout.txt").read_text()
-    return torch.tensor(load_tokenizer(EMBEDDED, 4096).encode(words)[:TOKENS])
+    tokens = torch.tensor(load_tokenizer(EMBEDDED, 4096).encode(words))
+    return tokens[: ROWS * CONTEXT].view(ROWS, CONTEXT)
 
 
-def nats(cache, text):
-    """Every token's, in windows that fill a cache: a query sees even its own key as it is kept, so
-    one window at once gives what token by token gives."""
+@pytest.fixture(scope="module")
+def dense(windows):
+    return nats("dense", windows)
+
+
+def nats(cache, windows):
+    """Every token's but the windows' first, each predicted by a step of decode of its own."""
     model = load_model("tiny", precision=torch.bfloat16)
-    model.setup_caches(1, CONTEXT, CACHES[cache])
+    model.setup_caches(ROWS, CONTEXT, CACHES[cache])
     found = []
     with torch.no_grad():
-        for window in text.split(CONTEXT):
-            logits = model(window[None], torch.arange(len(window)))[0, :-1]
-            found.append(F.cross_entropy(logits.float(), window[1:], reduction="none"))
-    return torch.cat(found).double()
+        for position in range(CONTEXT - 1):
+            logits = model(windows[:, [position]], torch.tensor([position]))[:, 0]
+            following = windows[:, position + 1]
+            found.append(F.cross_entropy(logits.float(), following, reduction="none"))
+    return torch.stack(found).double()
 
 
 @pytest.mark.parametrize("cache, percent", [("int8", 0.3), ("fp8", 1.0), ("int4", 5.0)])
-def test_perplexity_through_a_quantized_cache(text, cache, percent):
-    difference = nats(cache, text) - nats("dense", text)
+def test_perplexity_through_a_quantized_cache(windows, dense, cache, percent):
+    difference = nats(cache, windows) - dense
     assert abs(math.expm1(difference.mean().item())) * 100 < percent
+
+
+def test_token_by_token_is_the_whole_text_at_once(windows, dense):
+    """A dense cache changes nothing: the same perplexity as the model's without one."""
+    model = load_model("tiny", precision=torch.bfloat16)
+    with torch.no_grad():
+        logits = torch.cat([model(window[None])[:, :-1] for window in windows]).float()
+    whole = F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten()).item()
+    # bfloat16 rounds in other places: 2**-8 of a logit, in both directions
+    assert dense.mean().item() == pytest.approx(whole, rel=1e-3)
+
+
+# ---------------------------------------------------------------------------------- long contexts
+
+DEPTHS = 256, 4096, 65536
+HEADS, S, D = 8, 4, 64  # S: the chunk's positions; decode is its last one alone
+PATHS = pytest.mark.parametrize("kernel", [*KERNELS, "chunk"])
+FORMATS = pytest.mark.parametrize("format", CACHES)
+# Of a unit normal, head_dim 64: int8 errs by max / 254 at the most, some 1 %; E4M3 by 1/16, 2.6 %
+# on average; int4's step is max / 8 of 32 numbers, and it errs by 8 % on average. Keys' errors move
+# weights by as much again. Dense: bfloat16 rounds the output, and a chunk's weights.
+MOST = {"dense": 0.006, "int8": 0.02, "fp8": 0.06, "int4": 0.2}
+
+
+def case(depth, needles):
+    """Keys, values and queries of one key head, as a bfloat16 model has them, and attention over
+    them in float64. Needles: each query head has a key of its own somewhere, with a score of 24;
+    others' are unit normals times 24 / √64 = 3, the largest of 65536 some 13."""
+    key, value = torch.randn(2, 1, 1, depth, D)
+    query, places = torch.randn(1, HEADS, S, D), torch.randperm(depth - S)[:HEADS]
+    if needles:
+        directions = torch.randn(HEADS, D)
+        directions *= 8 / directions.norm(dim=-1, keepdim=True)
+        key[0, 0, places] = directions
+        query = 3 * directions[None, :, None].expand(-1, -1, S, -1)
+    key, value, query = (x.bfloat16() for x in (key, value, query))
+    visible = causal(torch.arange(depth - S, depth), torch.arange(depth))
+    return key, value, query, places, attention(query, key, value, visible).y
+
+
+@pytest.fixture(scope="module")
+def cases():
+    torch.manual_seed(5)
+    return {needles: [case(depth, needles) for depth in DEPTHS] for needles in (False, True)}
+
+
+def attended(format, kernel, key, value, query):
+    cache = CACHES[format](1, 1, key.shape[2], D, torch.bfloat16, "cpu")
+    new = S if kernel == "chunk" else 1
+    if new == 1:
+        cache.kernel = kernel
+    positions = torch.arange(key.shape[2])
+    cache.update(positions[:-new], key[:, :, :-new], value[:, :, :-new])
+    return cache.attend(query[:, :, -new:], key[:, :, -new:], value[:, :, -new:], positions[-new:])
+
+
+def error(y, expected):
+    """Of a head's output, by the output's size: the mean over heads and positions."""
+    expected = expected[:, :, -y.shape[2] :]
+    return ((y.double() - expected).norm(dim=-1) / expected.norm(dim=-1)).mean().item()
+
+
+@PATHS
+@FORMATS
+def test_attention_over_noise_errs_no_more_in_a_long_context(format, kernel, cases):
+    """The mean of many values is small, and so is its error: in ratio it is that of few."""
+    errors = []
+    for key, value, query, _, expected in cases[False]:
+        errors.append(error(attended(format, kernel, key, value, query), expected))
+    assert max(errors) <= MOST[format], errors
+    # the mean over 8 · 64 numbers scatters by some twentieth of itself, with the scores by more
+    assert errors[-1] <= 1.25 * errors[0] + MOST["dense"], errors
+
+
+@PATHS
+@FORMATS
+def test_needles_are_recalled_from_any_depth(format, kernel, cases):
+    errors = []
+    for key, value, query, places, expected in cases[True]:
+        y = attended(format, kernel, key, value, query)
+        errors.append(error(y, expected))
+        distances = torch.cdist(y[0, :, -1].float(), value[0, 0].float())
+        assert torch.equal(distances.argmin(1), places)
+    assert max(errors) <= MOST[format], errors
+    assert errors[-1] <= 1.25 * errors[0] + MOST["dense"], errors

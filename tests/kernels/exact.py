@@ -1,0 +1,59 @@
+"""Attention in float64 from its definition, and how far a kernel may be from it."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# The largest relative error of rounding to the dtype.
+UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+
+
+def causal(queries: Tensor, keys: Tensor, window: int | None = None) -> Tensor:
+    """(S, T): which of the positions `keys` a query at each of the positions `queries` sees."""
+    behind = queries[:, None] - keys
+    return (behind >= 0) & (behind < (window or math.inf))
+
+
+@dataclass(frozen=True)
+class Exact:
+    """Attention y (B, H, S, D); `mass`, the same of the values' sizes; `score`, (B, H, S, 1), the
+    largest sum of sizes, signs aside, of the terms of a score."""
+
+    y: Tensor
+    mass: Tensor
+    score: Tensor
+
+    def check(
+        self, y: Tensor, read: float = 0, roundings: int = 0, dtype: torch.dtype | None = None
+    ) -> None:
+        """`read`: relative error of a key or value as the kernel reads it. `roundings`: of weights
+        or sums to the dtype on the way. The result is rounded once more.
+
+        An error e of a score changes its weight by the share e, and the denominator by as much.
+        A float32 score is off by D roundings of its terms' size at the most; sums over T, by fewer:
+        64 of them are allowed, for most cancel.
+        """
+        dtype = dtype or y.dtype
+        assert y.dtype == dtype and y.shape == self.y.shape
+        steps = UNIT[dtype]
+        relative = read + roundings * steps + 2 * read * self.score
+        relative = relative + 64 * 2.0**-24 * (1 + self.score)
+        allowed = steps * self.y.abs() + relative * self.mass + 2.0**-24
+        error = (y.double() - self.y).abs()
+        assert (error <= allowed).all(), f"{(error / allowed).max():.3g} times what is allowed"
+
+
+def attention(query: Tensor, key: Tensor, value: Tensor, visible: Tensor) -> Exact:
+    """query (B, H, S, D); key and value (B, K, T, D), head h reading h // (H // K); visible
+    (S, T), or (B, 1, S, T) where rows differ. Every query sees something."""
+    B, H, S, D = query.shape
+    query, key, value = (x.double() for x in (query, key, value))
+    key, value = (x.repeat_interleave(H // x.shape[1], 1) for x in (key, value))
+    scores = (query @ key.mT / math.sqrt(D)).masked_fill(~visible, -math.inf)
+    weights = scores.softmax(-1)
+    # What nobody sees may hold anything, infinities too.
+    value = value.masked_fill(~visible.expand(B, H, S, -1).any(2)[..., None], 0)
+    sizes = (query.abs() @ key.abs().mT / math.sqrt(D)).masked_fill(~visible, 0)
+    return Exact(weights @ value, weights @ value.abs(), sizes.amax(-1, keepdim=True))

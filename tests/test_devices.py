@@ -1,0 +1,89 @@
+"""What is free: the kernel's files, as they look in a container and outside, and the drivers'."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import devices
+
+GB = 10**9
+CPU = torch.device("cpu")
+MEMINFO = "MemTotal:  32000000 kB\nMemFree:  1000000 kB\nMemAvailable:  20000000 kB\n"
+STATISTICS = "anon 1000000000\nactive_file 1500000000\ninactive_file 500000000\nslab 9\n"
+OLD_STATISTICS = "active_file 7\ninactive_file 7\ntotal_active_file {0}\ntotal_inactive_file {0}\n"
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """Writes the files of a machine; none are there otherwise."""
+    monkeypatch.setattr(devices, "MEMINFO", tmp_path / "meminfo")
+    groups = tuple(
+        tuple(tmp_path / f"version {version} {path.name}" for path in paths)
+        for version, paths in zip((2, 1), devices.CONTROL_GROUP_FILES, strict=True)
+    )
+    monkeypatch.setattr(devices, "CONTROL_GROUP_FILES", groups)
+
+    def write(meminfo=None, group=None, old_group=None):
+        if meminfo is not None:
+            (tmp_path / "meminfo").write_text(meminfo)
+        for paths, texts in zip(groups, (group, old_group), strict=True):
+            for path, text in zip(paths, texts or (), strict=False):
+                path.write_text(str(text))
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("given", "free"),
+    [
+        ({}, None),
+        ({"meminfo": MEMINFO}, 20_480_000_000),
+        ({"meminfo": "MemTotal:  32000000 kB\n"}, None),
+        ({"meminfo": MEMINFO, "group": ("max\n", "5\n", STATISTICS)}, 20_480_000_000),
+        # 8 GB, 3 of them used, 2 of these for files
+        ({"meminfo": MEMINFO, "group": (8 * GB, 3 * GB, STATISTICS)}, 7 * GB),
+        ({"meminfo": MEMINFO, "group": (64 * GB, 3 * GB, STATISTICS)}, 20_480_000_000),
+        ({"group": (8 * GB, 3 * GB, STATISTICS)}, 7 * GB),
+        ({"group": (8 * GB, 3 * GB, "anon 5\n")}, 5 * GB),
+        ({"group": (3 * GB, 6 * GB, STATISTICS)}, 0),
+        ({"meminfo": MEMINFO, "group": (8 * GB,)}, 20_480_000_000),
+        (
+            {"meminfo": MEMINFO, "old_group": (8 * GB, 3 * GB, OLD_STATISTICS.format(GB))},
+            7 * GB,
+        ),
+        (
+            {"meminfo": MEMINFO, "old_group": (2**63 - 4096, 3 * GB, OLD_STATISTICS.format(GB))},
+            20_480_000_000,
+        ),
+    ],
+)
+def test_free_memory_of_the_cpu(files, given, free):
+    files(**given)
+    assert devices.free_memory(CPU) == free
+
+
+def test_free_memory_here():
+    """Where the kernel says: less than there is, and enough for this test."""
+    free = devices.free_memory(CPU)
+    if free is not None:
+        assert 10**7 < free < 10**15
+
+
+@pytest.mark.parametrize("name", ["cuda", "cuda:1", "xpu"])
+def test_free_memory_of_a_card_is_the_driver_s_and_what_torch_holds_unused(name, monkeypatch):
+    asked = []
+    module = SimpleNamespace(
+        mem_get_info=lambda device: asked.append(device) or (10 * GB, 24 * GB),
+        memory_reserved=lambda device: 5 * GB,
+        memory_allocated=lambda device: 2 * GB,
+    )
+    monkeypatch.setattr(devices, "_module", {name.split(":")[0]: module}.__getitem__)
+    assert devices.free_memory(torch.device(name)) == 13 * GB
+    assert asked == [torch.device(name)]
+
+
+def test_free_memory_of_mps(monkeypatch):
+    monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 20 * GB, raising=False)
+    monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 5 * GB, raising=False)
+    assert devices.free_memory(torch.device("mps")) == 15 * GB
