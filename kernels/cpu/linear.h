@@ -20,6 +20,8 @@ enum class Coding : int32_t { integer, fp6, fp4, table, sparse, fp8, bf16, f16, 
 enum class Scales : int32_t { row, bf16, f16, f32 };  // row: float32, one per row
 enum class Rounding : int32_t { none, int8, int8_asymmetric };  // of activations
 
+enum class Number : int32_t { f32, bf16, f16 };
+
 struct Header {
   uint64_t magic;
   int64_t rows, columns;
@@ -67,15 +69,18 @@ struct Problem {
   int32_t* sums;    // (padded columns / 8, tile): of the 8 columns, or of a chunk in its first place
   float* scales;    // (chunks, tile)
   float* floats;    // other formats: (padded columns, tile)
-  const float* token_scales;  // (outputs,), or null
-  int64_t outputs;  // tokens, or half of them
-  void* y;          // (outputs, rows)
-  int y_type;       // 0 float32, 1 bfloat16, 2 float16
+  float* token_scales;  // (outputs,): of activations that are rounded
+  int64_t outputs;      // tokens, or half of them
+  Number type;          // of x and y
+  const void* x;        // (outputs, columns), its strides in elements
+  int64_t x_row, x_step;
+  float* row;           // (padded columns,): one row of x at a time
+  void* y;              // (outputs, rows)
 };
 
-// x as the inner loop wants it, from floats of `outputs` rows by padded columns.
-#define LINEAR_VERSION(name)                        \
-  void prepare_##name(const Problem&, const float*); \
+// `prepare` turns x into what the inner loop wants; `multiply` does some blocks.
+#define LINEAR_VERSION(name)           \
+  void prepare_##name(const Problem&); \
   void multiply_##name(const Problem&, int64_t first, int64_t last)
 LINEAR_VERSION(portable);
 LINEAR_VERSION(avx2);

@@ -9,10 +9,11 @@ namespace {
 #include "linear_codes.h"
 #include "linear_part.h"
 #include "linear_sparse.h"
+#include "linear_x.h"
 #include "linear_run.h"
 }  // namespace
 
-void prepare_avx2(const Problem& problem, const float* x) { prepare(problem, x); }
+void prepare_avx2(const Problem& problem) { prepare(problem); }
 void multiply_avx2(const Problem& problem, int64_t first, int64_t last) {
   multiply(problem, first, last);
 }

@@ -6,6 +6,8 @@
 constexpr int STREAMS = 4;      // places in memory that a thread reads from in turn
 constexpr int PREFETCHED = 1024;  // bytes ahead in each of them
 
+#define INLINE __attribute__((always_inline)) inline
+
 struct ScaleAndZero {
   Floats scale, zero;
 };
@@ -71,12 +73,13 @@ struct IntegerChunk {
           whole += dotted(sums.at[t][part][i][0], sums.at[t][part][i][1]);
         sum = part ? sum + floats(whole) * float(C::WEIGHT[part]) : floats(whole);
       }
-      totals[t] += sum * (by.scale * x_scales[t]);
-      if (header.zeros) totals[t] += by.zero * (x_sums[t] * x_scales[t]);
+      Floats total = totals[t] + sum * (by.scale * x_scales[t]);
+      if (header.zeros) total += by.zero * (x_sums[t] * x_scales[t]);
+      totals[t] = total;
     }
   }
 
-  const uint8_t* operator()(const Header& header, const uint8_t* p, int units, Tile x,
+  INLINE const uint8_t* operator()(const Header& header, const uint8_t* p, int units, Tile x,
                             Floats* totals) const {
     const int32_t* quads = x.quads;
     const int32_t* x_sums = x.sums;
@@ -176,7 +179,7 @@ template <class C, int T, bool FINE>
 struct FloatChunk {
   explicit FloatChunk(const Header&) {}
 
-  const uint8_t* operator()(const Header& header, const uint8_t* p, int units, Tile x,
+  INLINE const uint8_t* operator()(const Header& header, const uint8_t* p, int units, Tile x,
                             Floats* totals) const {
     const float* floats = x.floats;
     const uint8_t* scales = p;

@@ -53,17 +53,15 @@ inline void store_rows(const Problem& problem, Floats v, int64_t output, int64_t
   const int64_t rows = problem.header->rows, at = output * rows + row;
   const int count = rows - row < ROWS ? int(rows - row) : ROWS;
   v *= problem.header->factor;
-  if (problem.token_scales) v *= problem.token_scales[output];
-  char* to = static_cast<char*>(problem.y) + at * (problem.y_type ? 2 : 4);
-  if (problem.y_type) {
-    HalfWords halves = problem.y_type == 1 ? as_bf16(v) : as_f16(v);
-    __builtin_memcpy(to, &halves, count * 2);
-  } else {
+  if (problem.header->rounding != Rounding::none) v *= problem.token_scales[output];
+  char* to = static_cast<char*>(problem.y) + at * (problem.type == Number::f32 ? 4 : 2);
+  if (problem.type == Number::f32) {
     __builtin_memcpy(to, &v, count * 4);
+  } else {
+    HalfWords halves = problem.type == Number::bf16 ? as_bf16(v) : as_f16(v);
+    __builtin_memcpy(to, &halves, count * 2);
   }
 }
-
-inline int tile_of(int64_t tokens) { return tokens >= 4 ? 4 : tokens >= 2 ? 2 : 1; }
 
 // Blocks first to last. The share is cut in STREAMS, each read from its first block to its last.
 inline void multiply(const Problem& problem, int64_t first, int64_t last) {
@@ -97,56 +95,5 @@ inline void multiply(const Problem& problem, int64_t first, int64_t last) {
         }
       token += tile;
     }
-  }
-}
-
-// x, floats (outputs, padded columns), as the inner loop takes it. 16-bit integers times a power of
-// two, one for each chunk: then a bfloat16 down to 2^-6 of a chunk's largest is exact, a float16
-// down to 2^-3, and others are off by 2^-15 of the largest. Of float32 what is left over is another
-// token, 2^15 times finer. Activations that have been rounded are integers already.
-inline void prepare(const Problem& problem, const float* x) {
-  const Header& header = *problem.header;
-  const Geometry& g = problem.geometry;
-  const int64_t columns = g.padded_columns();
-  const bool fine = header.scale_columns < UNIT;
-  const int64_t sums_per_token = fine ? columns / 8 : g.chunks;
-  const int words = problem.tokens == problem.outputs ? 1 : 2;
-  for (int64_t token = 0; token < problem.tokens;) {
-    const int tile = tile_of(problem.tokens - token);
-    for (int t = 0; t < tile; t += words) {
-      const float* row = x + (token + t) / words * columns;
-      if (as_floats(header.coding)) {
-        float* to = problem.floats + token * columns + t;
-        for (int64_t k = 0; k < columns; ++k) to[k * tile] = row[k];
-        continue;
-      }
-      int32_t* quads = problem.quads + token * columns / 2 + 2 * t;
-      int32_t* sums = problem.sums + token * sums_per_token + t;
-      float* scales = problem.scales + token * g.chunks + t;
-      for (int64_t chunk = 0; chunk < g.chunks; ++chunk) {
-        const int units = chunk + 1 < g.chunks ? g.units : g.last_units;
-        alignas(64) float left[LARGEST_CHUNK];
-        alignas(64) int16_t integers[LARGEST_CHUNK];
-        __builtin_memcpy(left, row, units * UNIT * sizeof(float));
-        for (int word = 0; word < words; ++word) {
-          const bool whole = header.rounding != Rounding::none;
-          float scale = whole ? 1.0f : word ? finer(scales[0]) : power(largest(left, units));
-          scales[word] = scale;
-          to_integers(left, units, scale, integers);
-          arrange(header, integers, units, tile, quads + 2 * word);
-          const int each = fine ? 8 : units * UNIT;
-          for (int i = 0; i < units * UNIT / each; ++i) {
-            int32_t sum = 0;
-            for (int k = 0; k < each; ++k) sum += integers[i * each + k];
-            sums[i * tile + word] = sum;
-          }
-        }
-        row += units * UNIT;
-        quads += units * QUADS * 2 * tile;
-        sums += (fine ? UNIT / 8 : 1) * tile;
-        scales += tile;
-      }
-    }
-    token += tile;
   }
 }

@@ -28,11 +28,3 @@ inline void dot(Ints& high, Ints& low, Bytes codes, const int32_t* x) {
   low = (Ints)_mm512_dpbusd_epi32((__m512i)low, raw(codes), _mm512_set1_epi32(x[1]));
 }
 inline Ints dotted(Ints high, Ints low) { return (high << 8) + low; }
-inline void arrange_quad(const int16_t* x, int32_t* to) {
-  int8_t bytes[8];
-  for (int i = 0; i < 4; ++i) {
-    bytes[i] = int8_t((x[i] + 128) >> 8);
-    bytes[4 + i] = int8_t(x[i] - bytes[i] * 256);
-  }
-  __builtin_memcpy(to, bytes, sizeof bytes);
-}
