@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quantize.cpu import as_cpu, no_cpu
 from quantize.packed import PackedWeight
 
 # A step of quantization takes some 16 bytes for each of them. On the CPU they should stay in its
@@ -75,9 +76,17 @@ def in_range(w: Tensor) -> Tensor:
     return w.float() if w.dtype == torch.float16 else w
 
 
-def our_kernels() -> dict[str, Kernel]:
-    """The kernels that run every PackedWeight: the layer stays, its weight is told which to use."""
-    return {"triton": Kernel(_using("triton"), no_triton), "reference": Kernel(_using("reference"))}
+def our_kernels(**others: Kernel) -> dict[str, Kernel]:
+    """The kernels that run every PackedWeight, and where `others` come among them.
+
+    With triton and reference the layer stays, its weight is told which to use.
+    """
+    return {
+        "cpu": Kernel(as_cpu, no_cpu),
+        **others,
+        "triton": Kernel(_using("triton"), no_triton),
+        "reference": Kernel(_using("reference")),
+    }
 
 
 def _using(name: str) -> Callable[[nn.Linear, Any], nn.Module]:

@@ -22,14 +22,15 @@ constexpr int64_t ALONE = 64 << 10;  // bytes that one thread reads faster than 
 struct Version {
   void (*prepare)(const Problem&);
   void (*multiply)(const Problem&, int64_t, int64_t);
+  void (*unpack)(const Problem&, int64_t, int64_t);
 };
 
 Version version() {
 #if defined(__x86_64__)
-  if (isa() >= Isa::avx512vnni) return {prepare_avx512vnni, multiply_avx512vnni};
-  if (isa() >= Isa::avx2) return {prepare_avx2, multiply_avx2};
+  if (isa() >= Isa::avx512vnni) return {prepare_avx512vnni, multiply_avx512vnni, unpack_avx512vnni};
+  if (isa() >= Isa::avx2) return {prepare_avx2, multiply_avx2, unpack_avx2};
 #endif
-  return {prepare_portable, multiply_portable};
+  return {prepare_portable, multiply_portable, unpack_portable};
 }
 
 // Memory for what x becomes, kept from call to call by each thread that calls.
@@ -49,24 +50,57 @@ struct Scratch {
   }
 };
 
-Tensor linear(const Tensor& x, const Tensor& packed, int64_t rows) {
+Number number(ScalarType type) {
+  STD_TORCH_CHECK(type == ScalarType::Float || type == ScalarType::BFloat16 ||
+                      type == ScalarType::Half, "x has to be float32, bfloat16 or float16");
+  return type == ScalarType::Float      ? Number::f32
+         : type == ScalarType::BFloat16 ? Number::bf16
+                                        : Number::f16;
+}
+
+Header header_of(const Tensor& packed) {
   STD_TORCH_CHECK(packed.is_contiguous() && packed.scalar_type() == ScalarType::Byte &&
                       packed.numel() >= int64_t(sizeof(Header)),
                   "this is no weight packed by cpu_pack_linear");
   Header header;
-  const uint8_t* bytes = static_cast<const uint8_t*>(packed.const_data_ptr());
-  std::memcpy(&header, bytes, sizeof header);
+  std::memcpy(&header, packed.const_data_ptr(), sizeof header);
   STD_TORCH_CHECK(header.magic == MAGIC, "this is no weight packed by cpu_pack_linear");
   const Geometry g = geometry(header);
   STD_TORCH_CHECK(packed.numel() == int64_t(sizeof header) + g.blocks * g.block_bytes,
                   "a packed weight has not the size that its header says");
+  return header;
+}
+
+// Rows first to last of a weight, transposed, in x's dtype: (K, rows).
+Tensor unpack(const Tensor& packed, const Tensor& x, int64_t first, int64_t last) {
+  const Header header = header_of(packed);
+  STD_TORCH_CHECK(0 <= first && first <= last && last <= header.rows && first % ROWS == 0,
+                  "a weight of ", header.rows, " rows has no rows ", first, " to ", last);
+  const int64_t blocks = (last - first + ROWS - 1) / ROWS;
+  Tensor y = torch::stable::new_empty(x, {header.columns, blocks * ROWS});
+  Problem problem{};
+  problem.header = &header;
+  problem.geometry = geometry(header);
+  problem.blocks = static_cast<const uint8_t*>(packed.const_data_ptr()) + sizeof header;
+  problem.type = number(x.scalar_type());
+  problem.x_row = first;
+  problem.outputs = blocks * ROWS;
+  problem.y = y.mutable_data_ptr();
+  const Version run = version();
+  torch::stable::parallel_for(first / ROWS, first / ROWS + blocks, 1,
+                              [&](int64_t begin, int64_t end) { run.unpack(problem, begin, end); });
+  return y;
+}
+
+Tensor linear(const Tensor& x, const Tensor& packed, int64_t rows) {
+  const Header header = header_of(packed);
+  const Geometry g = geometry(header);
   STD_TORCH_CHECK(header.rows == rows, "the weight has ", header.rows, " rows, not ", rows);
   STD_TORCH_CHECK(x.dim() == 2 && x.size(1) == header.columns,
                   "x has to be (M, ", header.columns, ")");
   const ScalarType type = x.scalar_type();
   const int64_t M = x.size(0), padded = g.padded_columns();
-  STD_TORCH_CHECK(type == ScalarType::Float || type == ScalarType::BFloat16 ||
-                      type == ScalarType::Half, "x has to be float32, bfloat16 or float16");
+  const Number x_type = number(type);
   Tensor y = torch::stable::new_empty(x, {M, rows});
   if (!M || !rows) return y;
 
@@ -74,12 +108,10 @@ Tensor linear(const Tensor& x, const Tensor& packed, int64_t rows) {
   Problem problem{};
   problem.header = &header;
   problem.geometry = g;
-  problem.blocks = bytes + sizeof header;
+  problem.blocks = static_cast<const uint8_t*>(packed.const_data_ptr()) + sizeof header;
   problem.outputs = M;
   problem.tokens = type == ScalarType::Float && !floats && !rounded ? 2 * M : M;
-  problem.type = type == ScalarType::Float      ? Number::f32
-                 : type == ScalarType::BFloat16 ? Number::bf16
-                                                : Number::f16;
+  problem.type = x_type;
   problem.x = x.const_data_ptr();
   problem.x_row = x.stride(0);
   problem.x_step = x.stride(1);
@@ -106,4 +138,5 @@ Tensor linear(const Tensor& x, const Tensor& packed, int64_t rows) {
 
 STABLE_TORCH_LIBRARY_IMPL(quantbench, CPU, library) {
   library.impl("cpu_linear", TORCH_BOX(&linear));
+  library.impl("cpu_unpack_linear", TORCH_BOX(&unpack));
 }

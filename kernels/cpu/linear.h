@@ -33,8 +33,8 @@ struct Header {
   Rounding rounding;
   float factor;           // of everything
   int32_t spare;
-  int16_t table[TABLE];   // of Coding::table
-  char more[40];
+  int32_t table[TABLE];   // of Coding::table: 24 bits
+  char more[8];
 };
 static_assert(sizeof(Header) == 128);
 constexpr uint64_t MAGIC = 0x31306c62746e6171;
@@ -78,9 +78,11 @@ struct Problem {
   void* y;              // (outputs, rows)
 };
 
-// `prepare` turns x into what the inner loop wants; `multiply` does some blocks.
-#define LINEAR_VERSION(name)           \
-  void prepare_##name(const Problem&); \
+// `prepare` turns x into what the inner loop wants; `multiply` does some blocks. `unpack` writes
+// some blocks' numbers to y, (columns, outputs) of `type`, from row x_row of the weight on.
+#define LINEAR_VERSION(name)                                      \
+  void prepare_##name(const Problem&);                            \
+  void unpack_##name(const Problem&, int64_t first, int64_t last); \
   void multiply_##name(const Problem&, int64_t first, int64_t last)
 LINEAR_VERSION(portable);
 LINEAR_VERSION(avx2);

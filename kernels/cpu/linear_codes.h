@@ -142,22 +142,21 @@ struct Float4 {
   }
 };
 
-// Any 16 numbers, as integers of 16 bits.
+// Any 16 numbers, as integers of 24 bits.
 struct Table4 {
-  static constexpr int PARTS = 2, BYTES = 4 * 64, CENTRE[] = {0, 128}, WEIGHT[] = {1, 256};
-  alignas(64) uint8_t tables[2][16];
+  static constexpr int PARTS = 3, BYTES = 4 * 64, CENTRE[] = {0, 0, 128};
+  static constexpr int WEIGHT[] = {1, 1 << 8, 1 << 16};
+  alignas(64) uint8_t tables[PARTS][TABLE];
   explicit Table4(const Header& header) {
-    for (int code = 0; code < TABLE; ++code) {
-      int value = header.table[code] + 32768;
-      tables[0][code] = value & 255, tables[1][code] = value >> 8;
-    }
+    for (int code = 0; code < TABLE; ++code)
+      for (int part = 0; part < PARTS; ++part)
+        tables[part][code] = uint8_t((header.table[code] + (1 << 23)) >> (8 * part));
   }
   void read(const uint8_t* p, Bytes quads[PARTS][QUADS]) const {
     Codes<4>::read(p, quads[0]);
-    for (int i = 0; i < QUADS; ++i) {
-      quads[1][i] = lookup16(tables[1], quads[0][i]);
-      quads[0][i] = lookup16(tables[0], quads[0][i]);
-    }
+    for (int i = 0; i < QUADS; ++i)
+      for (int part = PARTS - 1; part >= 0; --part)
+        quads[part][i] = lookup16(tables[part], quads[0][i]);
   }
 };
 
