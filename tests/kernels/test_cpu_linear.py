@@ -81,7 +81,9 @@ def test_packed_weights(isa, form):
 @pytest.mark.parametrize("form", WITH_ZERO, ids=name)
 def test_zero_points(isa, form):
     use(isa)
-    for scale_dtype, x_dtype in zip(DTYPES, (torch.bfloat16, torch.float32, torch.float16)):
+    for scale_dtype, x_dtype in zip(
+        DTYPES, (torch.bfloat16, torch.float32, torch.float16), strict=True
+    ):
         check(torch.randn(2, 192).to(x_dtype), packed(form, 20, 192, scale_dtype, zero=True))
 
 
