@@ -4,7 +4,7 @@
 // compiled for two instruction sets must not be merged into one by the linker.
 
 constexpr int STREAMS = 4;      // places in memory that a thread reads from in turn
-constexpr int PREFETCHED = 1024;  // bytes ahead in each of them
+constexpr int PREFETCHED = 2048;  // bytes ahead in each of them
 
 #define INLINE __attribute__((always_inline)) inline
 
