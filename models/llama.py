@@ -94,7 +94,7 @@ class Transformer(nn.Module):
 
         With `input_pos` (S,) the tokens stand at those positions, one after another, and see what
         the caches already hold; a caller who knows the first of them gives it as `start` too, or a
-        device is asked. Without it they are whole sequences from position 0, and no cache is touched.
+        device is asked. Without it they are whole sequences from position 0; no cache is touched.
         """
         x = self.hidden(tokens, input_pos, start)
         if last_only:

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parent.parent
 FLOORS = (
     {"errors"},
     {"devices", "kernels"},
-    {"kv_cache"},
+    {"kv_cache", "bandwidth"},
     {"quantize", "models", "benchlog"},
     {"session", "loading", "sizes", "scoring"},
     {"generate", "overview"},

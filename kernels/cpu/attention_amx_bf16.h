@@ -106,18 +106,19 @@ struct Widened : Blocks<Widened<F>, 1> {
                BLOCK / UNIT * (2 * units + 2 * heads / QUAD + heads));
   }
 
+  // Two numbers that follow one another in a row of keys are a lane of the query's tile.
   void put_query(int first, int chunk) {
-    for (int u = 0; u < units; ++u) {
-      Bf16* to = query[chunk][u];
-      for (int row = 0; row < ROWS; ++row)
-        for (int h = first; h < first + heads; ++h)
-          for (int i = 0; i < 2; ++i) {
-            const float x =
-                h < part.heads ? part.query[h * part.padded + number_at<F>(u, 2 * row + i)] : 0;
-            uint32_t bits;
-            __builtin_memcpy(&bits, &x, sizeof bits);
-            *to++ = Bf16(bits >> 16);
-          }
+    Bf16 head[MAX_HEAD_DIM];
+    for (int h = 0; h < heads; ++h) {
+      for (int d = 0; d < part.head_dim; ++d) {
+        const float x = first + h < part.heads ? part.query[(first + h) * part.padded + d] : 0;
+        uint32_t bits;
+        __builtin_memcpy(&bits, &x, sizeof bits);
+        head[d] = Bf16(bits >> 16);
+      }
+      for (int u = 0; u < units; ++u)
+        for (int row = 0; row < ROWS; ++row)
+          __builtin_memcpy(query[chunk][u] + (row * heads + h) * 2, head + number_at<F>(u, 2 * row), 4);
     }
   }
 

@@ -103,13 +103,13 @@ struct Codes : Blocks<Codes<F>, F == KvFormat::int4 ? MAX_HEAD_DIM / INT4_GROUP 
         const int code = int(steps + (steps < 0 ? -0.5f : 0.5f)), upper = (code + 64) >> 7;
         high[d] = int8_t(upper), low[d] = int8_t(code - upper * 128);
       }
+      // Four bytes that follow one another in a row of keys are a lane of the query's tile.
       for (int pair = 0; pair < pairs; ++pair)
-        for (int byte = 0; byte < PAIR; ++byte) {
-          const int number = number_at(pair, byte), group = number % PAIR / INT4_GROUP;
-          const int column = GROUPED ? group * QUAD + h : h;
-          int8_t* to = query[chunk][pair] + byte / 4 * 2 * half * 4 + byte % 4;
-          to[column * 4] = high[number];
-          to[(half + column) * 4] = low[number];
+        for (int row = 0; row < ROWS; ++row) {
+          const int number = number_at(pair, 4 * row), group = number % PAIR / INT4_GROUP;
+          int8_t* to = query[chunk][pair] + (row * 2 * half + (GROUPED ? group * QUAD + h : h)) * 4;
+          __builtin_memcpy(to, high + number, 4);
+          __builtin_memcpy(to + half * 4, low + number, 4);
         }
     }
   }

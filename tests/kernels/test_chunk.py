@@ -37,18 +37,25 @@ def past(x, slots, format):
     return cache.stored("key", B)
 
 
+def moved(stored, device):
+    scale = None if stored.scale is None else stored.scale.to(device)
+    return Stored(stored.codes.to(device), scale, stored.format)
+
+
 def problem(B, H, K, D, start, S, dtype=torch.float32):
     query, own_key, own_value = (torch.randn(B, n, S, D).to(dtype) for n in (H, K, K))
     key, value = (torch.randn(B, K, start, D).to(dtype) for _ in range(2))
     return query, own_key, own_value, key, value
 
 
-def check(query, own_key, own_value, key, value, slots, format="dense", window=None):
+def check(query, own_key, own_value, key, value, slots, format="dense", window=None, device="cpu"):
     """Against all positions there were, as the format reads them back, and the chunk's own."""
     start, S, dtype = key.shape[2], query.shape[2], query.dtype
-    past_key, past_value = (past(x, slots, format) for x in (key, value))
-    y = chunk_attention(query, own_key, own_value, past_key, past_value, start, window)
+    sides = [x.to(device) for x in (query, own_key, own_value)]
+    stored = [moved(past(x, slots, format), device) for x in (key, value)]
+    y = chunk_attention(*sides, *stored, start, window)
     assert y.is_contiguous()
+    y = y.cpu()
 
     def all_of(x, own):
         if start == 0:
@@ -74,6 +81,16 @@ def check(query, own_key, own_value, key, value, slots, format="dense", window=N
 def test_shapes_and_formats(format, dtype, B, H, K, D):
     for start, S in ((0, 21), (1, 3), (BLOCK, BLOCK), (40, 21)):
         check(*problem(B, H, K, D, start, S, dtype), start + S, format)
+
+
+@pytest.mark.gpu
+@FORMATS
+@pytest.mark.parametrize("dtype", UNIT, ids=str)
+@pytest.mark.parametrize("window", [None, 7, 100])
+def test_on_cuda(format, dtype, window):
+    for start, S in ((0, 5), (0, 21), (40, 21)):
+        sides = problem(2, 8, 2, 64, start, S, dtype)
+        check(*sides, window or start + S, format, window, device="cuda")
 
 
 @pytest.mark.parametrize("D", [8, 40, 80, 72])

@@ -54,17 +54,35 @@ def exact(query, key, value, first, count):
     weights = scores.masked_fill(unseen[:, None, None], -math.inf).softmax(-1)
     weights = weights.masked_fill(unseen[:, None, None], 0)
     values = values.masked_fill(unseen[:, None, :, None], 0)  # where a slot was never written
-    sizes = ((q.abs() @ keys.abs().mT).masked_fill(unseen[:, None, None], 0)).amax(-1, keepdim=True)
-    return (weights @ values).view(B, H, D), ((weights @ values.abs()) * (1 + sizes)).view(B, H, D)
+    mass = weights @ values.abs()
+
+    def largest(queries):
+        """Sum of sizes, signs aside, of the terms of a score."""
+        sums = (queries @ keys.abs().mT).masked_fill(unseen[:, None, None], 0)
+        return sums.amax(-1, keepdim=True)
+
+    terms = mass * (1 + largest(q.abs()))
+    # Bytes of an AMX tile keep 15 bits of a head's largest number in a query, and of a block's
+    # largest weight: of 64 slots' errors, half of whom cancel the other half.
+    flat = q.abs().amax(-1, keepdim=True).expand_as(q)
+    tiles = mass * largest(flat) + 8 * values.abs().amax((-2, -1), keepdim=True)
+    return tuple(x.view(B, H, D) for x in (weights @ values, terms, tiles))
+
+
+def in_tiles_of_bytes(query, key):
+    fits = query.dtype == torch.bfloat16 and query.shape[-1] % 64 == 0
+    return build.isa() == "amx" and fits and key.format in ("int8", "int4")
 
 
 def check(query, key, value, first, count):
     y = attention.decode_attention(query, key, value, first, count)
-    expected, size = exact(query, key, value, first, count)
+    expected, terms, tiles = exact(query, key, value, first, count)
     assert y.shape == query.shape and y.dtype == query.dtype
     # One rounding to the result's dtype. Before it, float32: a score is off by D roundings of its
     # terms' size at the most, which changes its weight by that share; by sums over T, fewer.
-    allowed = EPSILON[y.dtype] * expected.abs() + 64 * 2.0**-24 * size + 2.0**-24
+    allowed = EPSILON[y.dtype] * expected.abs() + 64 * 2.0**-24 * terms + 2.0**-24
+    if in_tiles_of_bytes(query, key):
+        allowed += 2.0**-15 * tiles
     assert ((y.double() - expected).abs() <= allowed).all()
     return y
 

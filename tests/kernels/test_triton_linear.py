@@ -1,15 +1,12 @@
 """The Triton kernels against float64, in Triton's interpreter and, where one is, on a GPU; and
 whether they compile for one, which the interpreter cannot tell."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
 
 from kernels.formats import Packed, dequantize
+from tests.kernels.gpu_compiler import run_script
 from tests.kernels.packed_weights import FORMATS, name, packed
 
 pytest.importorskip("triton")
@@ -224,11 +221,7 @@ def test_a_compiled_layer_is_the_layer(device):
 def test_kernels_compile_for_a_gpu(capability):
     """On any machine: Triton and ptxas need none for it. In a process of its own, where Triton is
     not interpreting."""
-    script = Path(__file__).parent / "compile_triton_linear.py"
-    root = script.parent.parent.parent
-    command = [sys.executable, "-m", "tests.kernels." + script.stem, str(capability)]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_script("compile_triton_linear", capability)
 
 
 LARGE = [form for form in FORMATS if form[2] in (None, 16, 64)]
