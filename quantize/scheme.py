@@ -25,11 +25,13 @@ class Kernel:
     build: from (layer whose weight is a PackedWeight, spec) the module that runs it.
     unavailable: why it cannot run at all on a device with activations of a dtype, or None.
     refuses: why it cannot run one layer, given (device, in_features, out_features), or None.
+    takes_shapes: build works on the meta device; the others' weights take what a PackedWeight does.
     """
 
     build: Callable[[nn.Linear, Any], nn.Module]
     unavailable: Callable[[Any, torch.device, torch.dtype], str | None] = lambda *_: None
     refuses: Callable[[Any, torch.device, int, int], str | None] = lambda *_: None
+    takes_shapes: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def our_kernels(**others: Kernel) -> dict[str, Kernel]:
     With triton and reference the layer stays, its weight is told which to use.
     """
     return {
-        "cpu": Kernel(as_cpu, no_cpu),
+        "cpu": Kernel(as_cpu, no_cpu, takes_shapes=True),
         **others,
         "triton": Kernel(_using("triton"), no_triton),
         "reference": Kernel(_using("reference")),

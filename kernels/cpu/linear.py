@@ -31,7 +31,7 @@ torch.library.define(
 # many as the second-level cache holds, and multiplied by torch.
 FEW = 16
 ROWS_AT_ONCE, COLUMNS = 1024, 2048
-LARGEST_CHUNK = 256  # columns: see linear.h
+ROWS, UNIT, LARGEST_CHUNK, HEADER = 16, 32, 256, 128  # see linear.h
 ROUNDINGS = {None: 0, "int8": 1, "int8-asymmetric": 2}
 _MOST = 2**23 - 1
 # What the inner loop's integers are multiples of.
@@ -42,6 +42,33 @@ _SCALES = (torch.float32, torch.bfloat16, torch.float16)
 @torch.library.register_fake("quantbench::cpu_linear")
 def _(x, packed, rows):
     return x.new_empty((x.shape[0], rows))
+
+
+@torch.library.register_fake("quantbench::cpu_pack_linear")
+def _(
+    plane0,
+    plane1,
+    plane2,
+    scale,
+    zero,
+    table,
+    format,
+    columns,
+    bits,
+    scale_columns,
+    factor,
+    rounding,
+):
+    """How many bytes geometry() in linear_pack.cpp says."""
+    unit = UNIT * ROWS * (3 if format == "2:4" else bits) // 8
+    units = -(-columns // UNIT)
+    chunks = -(-units // max(1, scale_columns // UNIT)) if scale_columns else 0
+    scales = (
+        scale.itemsize * (1 if zero is None else 2) * ROWS * max(1, UNIT // (scale_columns or UNIT))
+    )
+    block = chunks * scales + units * unit + (0 if scale_columns else 4 * ROWS)
+    blocks = -(-plane0.shape[0] // ROWS)
+    return plane0.new_empty(HEADER + blocks * (-(-block // 64) * 64), dtype=torch.uint8)
 
 
 @torch.library.custom_op("quantbench::cpu_linear_of_many", mutates_args=())
@@ -96,22 +123,24 @@ def pack(weight: Packed | Tensor, columns: int, activation: str | None = None) -
     """(bytes,) uint8: a quantized (N, K) weight, or float weights, in the order they are read in.
 
     columns: K. activation: how the scheme rounds activations, "int8", "int8-asymmetric" or None.
-    Raises KernelError for shapes that `refuses`, and for weights or scales that are not finite.
+    On the meta device it takes no memory. Raises KernelError for shapes that `refuses`, and for weights or scales that are not finite.
     """
     build.load()
     if isinstance(weight, Tensor):
-        ones = torch.ones(weight.shape[0], 1)
+        ones = torch.ones(weight.shape[0], 1, device=weight.device)
         weight = Packed([weight], ones, None, None, "dense", weight.itemsize * 8, columns)
     elif reason := refuses(weight, columns):
         raise KernelError(f"a weight {reason}")
     scale, zero, scale_columns = _scales(weight, columns)
     factor = _UNITS.get(weight.format, 1.0)
-    if weight.tensor_scale is not None:
+    meta = weight.scale.is_meta
+    if weight.tensor_scale is not None and not meta:
         factor *= float(weight.tensor_scale)
-    _check_finite(weight.planes[0], scale, zero, torch.tensor(factor))
+    if not meta:
+        _check_finite(weight.planes[0], scale, zero, torch.tensor(factor))
     table = None
     if weight.format in ("nf4", "bnb-fp4"):
-        table = (torch.tensor(TABLES[weight.format]) * _MOST).round().to(torch.int32)
+        table = (torch.tensor(TABLES[weight.format]) * _MOST).round().to(scale.device, torch.int32)
     planes = [plane.contiguous() for plane in weight.planes]
     return torch.ops.quantbench.cpu_pack_linear(
         *(planes + [None, None])[:3],
