@@ -49,7 +49,7 @@ def small(tmp_path):
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
-    no_cpu(None, CPU, torch.bfloat16)  # builds the C++ kernels, if they are not: not into that cache
+    no_cpu(None, CPU, torch.bfloat16)  # builds the C++ kernels where the machine keeps them
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 

@@ -123,7 +123,8 @@ def pack(weight: Packed | Tensor, columns: int, activation: str | None = None) -
     """(bytes,) uint8: a quantized (N, K) weight, or float weights, in the order they are read in.
 
     columns: K. activation: how the scheme rounds activations, "int8", "int8-asymmetric" or None.
-    On the meta device it takes no memory. Raises KernelError for shapes that `refuses`, and for weights or scales that are not finite.
+    On the meta device it takes no memory. Raises KernelError for shapes that `refuses`, and for
+    weights or scales that are not finite.
     """
     build.load()
     if isinstance(weight, Tensor):
