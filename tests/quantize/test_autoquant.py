@@ -14,6 +14,7 @@ from errors import CheckpointError, KernelError
 from models.checkpoint import load_model
 from quantize import autoquant, kept, race, verdict
 from quantize.autoquant import AutoQuantizer, Sample, choose, decibels, exact_product, table
+from quantize.cpu import no_cpu
 from quantize.race import Timing
 from quantize.registry import Quantizer
 from quantize.spec import AutoQuant, parse
@@ -28,6 +29,7 @@ def quick(monkeypatch, tmp_path):
     """As few rounds and copies as the rules allow, and no cache but the test's own."""
     monkeypatch.setattr(race, "SECONDS", 0)
     monkeypatch.setattr(race, "last_level_cache", lambda device: 1 << 18)
+    no_cpu(None, CPU, torch.bfloat16)  # builds the C++ kernels where the machine keeps them
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
