@@ -23,8 +23,8 @@ from quantize.spec import AutoQuant, Spec, parse
 class Size:
     """model_bytes: weights that a decode step reads, all but the embedding; embedding_bytes: its
     table; memory_bytes: both, where a tied output that is stored as the table is takes nothing.
-    bits_per_weight: over all quantized linear layers, scales included. kernel: what would
-    run; None if nothing can, and then `reason` says why."""
+    bits_per_weight: over all quantized linear layers, scales included, as they are saved, without a
+    kernel's padding. kernel: what would run; None if nothing can, and then `reason` says why."""
 
     model_bytes: int
     embedding_bytes: int
@@ -52,18 +52,19 @@ def size_of(
     linears: dict[str, nn.Module] = {}
     for name in [name for name, module in model.named_modules() if module._parameters]:
         layer = quantizer.quantized(name, model.get_submodule(name))
-        model.set_submodule(name, layer)
         if isinstance(layer, nn.Linear):
             linears[name] = layer
             if reason is None and not isinstance(spec, AutoQuant):
-                quantizer.choose(name, layer)
+                layer = quantizer.stored(name, layer)
+        model.set_submodule(name, layer)
     times = {name: architecture.num_layers if "layers." in name else 1 for name in linears}
     in_layers = sum(map(stored_bytes, model.layers[0].parameters()))
     packed = sum(stored_bytes(layer.weight) * times[name] for name, layer in linears.items())
     count = sum(layer.weight.numel() * times[name] for name, layer in linears.items())
     model_bytes = model.weight_bytes() + in_layers * (architecture.num_layers - 1)
     table, output = model.tok_embeddings.weight, model.output.weight
-    shared = architecture.tie_embeddings and type(table.data) is type(output.data)
+    alike = type(table.data) is type(output.data) and table.shape == output.shape
+    shared = architecture.tie_embeddings and alike
     embedding_bytes = stored_bytes(table)
     return Size(
         model_bytes,

@@ -130,6 +130,4 @@ def _refuses(spec: BitsAndBytes, in_features: int) -> str | None:
     return f"has in_features {in_features}; {spec} takes multiples of {multiple}"
 
 
-SCHEME = Scheme(
-    quantize, {"bitsandbytes": Kernel(as_bitsandbytes, _unavailable), **our_kernels()}, _refuses
-)
+SCHEME = Scheme(quantize, our_kernels(bitsandbytes=Kernel(as_bitsandbytes, _unavailable)), _refuses)

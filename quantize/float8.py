@@ -78,8 +78,8 @@ def _refuses(spec: Spec, device: torch.device, in_features: int, out_features: i
     return None
 
 
-WEIGHT_ONLY = Scheme(quantize, {"torchao": Kernel(as_torchao), **our_kernels()})
+WEIGHT_ONLY = Scheme(quantize, our_kernels(torchao=Kernel(as_torchao)))
 DYNAMIC = Scheme(
     quantize_dynamic,
-    {"torchao": Kernel(as_torchao_dynamic, _unavailable, _refuses), **our_kernels()},
+    our_kernels(torchao=Kernel(as_torchao_dynamic, _unavailable, _refuses)),
 )

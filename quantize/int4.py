@@ -137,7 +137,7 @@ def as_torchao_dynamic(layer: nn.Linear, spec: Int8DynamicActivationInt4Weight) 
 
 WEIGHT_ONLY = Scheme(
     quantize,
-    {"torchao": Kernel(as_torchao, _unavailable, _refuses), **our_kernels()},
+    our_kernels(torchao=Kernel(as_torchao, _unavailable, _refuses)),
     groups_refuse,
 )
 # torchao's own kernel for int8 activations dequantizes the weights at each step, as reference does,

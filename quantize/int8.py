@@ -83,9 +83,5 @@ def _unavailable(spec: Spec, device: torch.device, dtype: torch.dtype) -> str | 
     return None
 
 
-WEIGHT_ONLY = Scheme(
-    quantize, {"torchao": Kernel(as_torchao, _unavailable, _refuses), **our_kernels()}
-)
-DYNAMIC = Scheme(
-    quantize_dynamic, {"torchao": Kernel(as_torchao_dynamic, _unavailable), **our_kernels()}
-)
+WEIGHT_ONLY = Scheme(quantize, our_kernels(torchao=Kernel(as_torchao, _unavailable, _refuses)))
+DYNAMIC = Scheme(quantize_dynamic, our_kernels(torchao=Kernel(as_torchao_dynamic, _unavailable)))

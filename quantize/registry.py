@@ -165,6 +165,13 @@ class Quantizer:
             return layer
         return SCHEMES[type(self.spec)].kernels[self.choose(name, layer)].build(layer, self.spec)
 
+    def stored(self, name: str, layer: nn.Linear) -> nn.Module:
+        """A layer on the meta device as its kernel stores it."""
+        kernel = self.choose(name, layer)
+        if not self.takes(layer) or not SCHEMES[type(self.spec)].kernels[kernel].takes_shapes:
+            return layer
+        return SCHEMES[type(self.spec)].kernels[kernel].build(layer, self.spec)
+
     def choose(self, name: str, layer: nn.Linear) -> str:
         """The kernel for a layer: the first that takes its shape. KernelError if none does."""
         if isinstance(self.spec, FullPrecision):

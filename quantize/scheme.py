@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quantize.cpu import as_cpu, no_cpu
 from quantize.packed import PackedWeight
 
 # A step of quantization takes some 16 bytes for each of them. On the CPU they should stay in its
@@ -24,11 +25,13 @@ class Kernel:
     build: from (layer whose weight is a PackedWeight, spec) the module that runs it.
     unavailable: why it cannot run at all on a device with activations of a dtype, or None.
     refuses: why it cannot run one layer, given (device, in_features, out_features), or None.
+    takes_shapes: build works on the meta device; the others' weights take what a PackedWeight does.
     """
 
     build: Callable[[nn.Linear, Any], nn.Module]
     unavailable: Callable[[Any, torch.device, torch.dtype], str | None] = lambda *_: None
     refuses: Callable[[Any, torch.device, int, int], str | None] = lambda *_: None
+    takes_shapes: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,9 +78,17 @@ def in_range(w: Tensor) -> Tensor:
     return w.float() if w.dtype == torch.float16 else w
 
 
-def our_kernels() -> dict[str, Kernel]:
-    """The kernels that run every PackedWeight: the layer stays, its weight is told which to use."""
-    return {"triton": Kernel(_using("triton"), no_triton), "reference": Kernel(_using("reference"))}
+def our_kernels(**others: Kernel) -> dict[str, Kernel]:
+    """The kernels that run every PackedWeight, and where `others` come among them.
+
+    With triton and reference the layer stays, its weight is told which to use.
+    """
+    return {
+        "cpu": Kernel(as_cpu, no_cpu, takes_shapes=True),
+        **others,
+        "triton": Kernel(_using("triton"), no_triton),
+        "reference": Kernel(_using("reference")),
+    }
 
 
 def _using(name: str) -> Callable[[nn.Linear, Any], nn.Module]:

@@ -72,4 +72,4 @@ def test_a_scheme_the_model_cannot_take_says_why():
     assert result.exit_code == 0
     refused, taken = result.stdout.splitlines()[1:3]
     assert "in_features 896, no multiple of 256; 32 and 64 and 128 would fit" in refused
-    assert taken.split()[:3] == ["int4wo-64", "4.50", "torchao"]
+    assert taken.split()[:3] == ["int4wo-64", "4.50", "cpu"]

@@ -211,7 +211,9 @@ def test_a_dry_run_allocates_nothing_and_lists_every_scheme(tmp_path, monkeypatc
     assert re.search(r"^bits per weight +4\.50 ", out, re.M)
     # 80 layers · 2 · 8 heads · 128 · 4096 positions · 2 bytes
     assert re.search(r"^KV cache +1\.342 GB for 4096 positions, batch 1$", out, re.M)
-    listed = re.findall(r"^([\w-]+) +\S+ GB +[\d.]+  (?:torch|torchao|reference|bits)", out, re.M)
+    listed = re.findall(
+        r"^([\w-]+) +\S+ GB +[\d.]+  (?:torch|torchao|cpu|reference|bits)", out, re.M
+    )
     assert listed == list(SHOWN)
     assert not list(tmp_path.iterdir())  # no log
 

@@ -227,7 +227,7 @@ Tensor decode_attention(const Tensor& query, const Tensor& key_codes,
   auto* attend = isa() == Isa::portable ? attend_portable
 #if defined(__x86_64__)
                  : isa() == Isa::amx    ? attend_amx
-                 : isa() == Isa::avx512 ? attend_avx512
+                 : isa() >= Isa::avx512 ? attend_avx512
                  : isa() == Isa::avx2   ? attend_avx2
 #endif
                                         : attend_portable;

@@ -4,7 +4,7 @@ Every *.cpp here goes into one library, kept in $XDG_CACHE_HOME/quantbench (~/.c
 under a hash of all that it was made from. A file name's ending says which instructions it may use
 (INSTRUCTIONS); which of them run is decided when the library is loaded (isa.cpp), so the library
 fits any machine of its architecture, and the hash leaves this one's CPU out. QUANTBENCH_ISA names
-another set than the best: portable, avx2, avx512, amx.
+another set than the best: portable, avx2, avx512, avx512vnni, amx.
 
 Ops are registered from C++, through torch's stable C interface (torch/csrc/stable): that compiles
 in 1 s where torch/library.h takes 4, and a call costs 2.5 µs; through torch.library.custom_op and
@@ -44,6 +44,7 @@ AVX512 = (
 INSTRUCTIONS = {
     "_avx2": AVX2,
     "_avx512": AVX512,
+    "_avx512vnni": (*AVX512, "-mavx512vnni", "-mavx512vbmi"),
     "_amx": (*AVX512, "-mavx512vbmi", *(f"-mamx-{part}" for part in ("tile", "bf16", "int8"))),
 }
 ISAS = ("portable", *(ending[1:] for ending in INSTRUCTIONS))

@@ -1,6 +1,6 @@
 // Which instructions the kernels use: chosen once for the process, the best that the CPU has.
 #pragma once
 
-enum class Isa { portable, avx2, avx512, amx };
+enum class Isa { portable, avx2, avx512, avx512vnni, amx };
 
 Isa isa();

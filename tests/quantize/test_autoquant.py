@@ -14,6 +14,7 @@ from errors import CheckpointError, KernelError
 from models.checkpoint import load_model
 from quantize import autoquant, kept, race, verdict
 from quantize.autoquant import AutoQuantizer, Sample, choose, decibels, exact_product, table
+from quantize.cpu import no_cpu
 from quantize.race import Timing
 from quantize.registry import Quantizer
 from quantize.spec import AutoQuant, parse
@@ -28,6 +29,7 @@ def quick(monkeypatch, tmp_path):
     """As few rounds and copies as the rules allow, and no cache but the test's own."""
     monkeypatch.setattr(race, "SECONDS", 0)
     monkeypatch.setattr(race, "last_level_cache", lambda device: 1 << 18)
+    no_cpu(None, CPU, torch.bfloat16)  # builds the C++ kernels where the machine keeps them
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
@@ -381,7 +383,10 @@ def kernels(found):
     return {(str(m.candidate.spec), m.candidate.kernel): m.reason for m in found}
 
 
-def test_the_reference_takes_part_only_where_there_is_nothing_else():
+def test_the_reference_takes_part_only_where_there_is_nothing_else(monkeypatch):
+    built = kernels(autoquant.candidates(AutoQuant(int4=True), sample().layer))
+    assert built["float8dq-row", "cpu"] is None and not any(k == "reference" for _, k in built)
+    monkeypatch.setattr("quantize.cpu._cannot", lambda: "no compiler")
     found = kernels(autoquant.candidates(AutoQuant(int4=True), sample().layer))
     assert found["none", "torch"] is None and found["int8wo", "torchao"] is None
     assert ("int8wo", "reference") not in found and not any(k == "triton" for _, k in found)
@@ -396,7 +401,8 @@ def test_tritons_interpreter_is_no_candidate(monkeypatch):
     assert not any(kernel == "triton" for _, kernel in found)
 
 
-def test_layers_that_a_scheme_or_a_kernel_refuses():
+def test_layers_that_a_scheme_or_a_kernel_refuses(monkeypatch):
+    monkeypatch.setattr("quantize.cpu._cannot", lambda: "no compiler")  # for it takes every shape
     odd = sample(40, 100)  # in_features is no multiple of 16, 32 or 64
     found = kernels(autoquant.candidates(AutoQuant(int4=True), odd.layer))
     assert "has to be a multiple of 16" in found["int8wo", "torchao"]

@@ -1,0 +1,142 @@
+// quantbench::cpu_linear: x times a packed weight, transposed, for a few rows of x. The weight is
+// read once, each of its rows by one thread, in an order that does not depend on how many there are.
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+#include <cstring>
+#include <vector>
+
+#include "isa.h"
+#include "linear.h"
+
+namespace {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+constexpr int64_t ALONE = 64 << 10;  // bytes that one thread reads faster than others wake up
+
+struct Version {
+  void (*prepare)(const Problem&);
+  void (*multiply)(const Problem&, int64_t, int64_t);
+  void (*unpack)(const Problem&, int64_t, int64_t);
+};
+
+Version version() {
+#if defined(__x86_64__)
+  if (isa() >= Isa::avx512vnni) return {prepare_avx512vnni, multiply_avx512vnni, unpack_avx512vnni};
+  if (isa() >= Isa::avx2) return {prepare_avx2, multiply_avx2, unpack_avx2};
+#endif
+  return {prepare_portable, multiply_portable, unpack_portable};
+}
+
+// Memory for what x becomes, kept from call to call by each thread that calls.
+struct Scratch {
+  std::vector<char> bytes;
+  char* next = nullptr;
+
+  void reserve(int64_t size) {
+    if (int64_t(bytes.size()) < size + 64) bytes.resize(size + 64);
+    next = bytes.data() + (64 - reinterpret_cast<uintptr_t>(bytes.data()) % 64) % 64;
+  }
+  template <typename T>
+  T* take(int64_t count) {
+    T* found = reinterpret_cast<T*>(next);
+    next += (count * sizeof(T) + 63) / 64 * 64;
+    return found;
+  }
+};
+
+Number number(ScalarType type) {
+  STD_TORCH_CHECK(type == ScalarType::Float || type == ScalarType::BFloat16 ||
+                      type == ScalarType::Half, "x has to be float32, bfloat16 or float16");
+  return type == ScalarType::Float      ? Number::f32
+         : type == ScalarType::BFloat16 ? Number::bf16
+                                        : Number::f16;
+}
+
+Header header_of(const Tensor& packed) {
+  STD_TORCH_CHECK(packed.is_contiguous() && packed.scalar_type() == ScalarType::Byte &&
+                      packed.numel() >= int64_t(sizeof(Header)),
+                  "this is no weight packed by cpu_pack_linear");
+  Header header;
+  std::memcpy(&header, packed.const_data_ptr(), sizeof header);
+  STD_TORCH_CHECK(header.magic == MAGIC, "this is no weight packed by cpu_pack_linear");
+  const Geometry g = geometry(header);
+  STD_TORCH_CHECK(packed.numel() == int64_t(sizeof header) + g.blocks * g.block_bytes,
+                  "a packed weight has not the size that its header says");
+  return header;
+}
+
+// Rows first to last of a weight, transposed, in x's dtype: (K, rows).
+Tensor unpack(const Tensor& packed, const Tensor& x, int64_t first, int64_t last) {
+  const Header header = header_of(packed);
+  STD_TORCH_CHECK(0 <= first && first <= last && last <= header.rows && first % ROWS == 0,
+                  "a weight of ", header.rows, " rows has no rows ", first, " to ", last);
+  const int64_t blocks = (last - first + ROWS - 1) / ROWS;
+  Tensor y = torch::stable::new_empty(x, {header.columns, blocks * ROWS});
+  Problem problem{};
+  problem.header = &header;
+  problem.geometry = geometry(header);
+  problem.blocks = static_cast<const uint8_t*>(packed.const_data_ptr()) + sizeof header;
+  problem.type = number(x.scalar_type());
+  problem.x_row = first;
+  problem.outputs = blocks * ROWS;
+  problem.y = y.mutable_data_ptr();
+  const Version run = version();
+  torch::stable::parallel_for(first / ROWS, first / ROWS + blocks, 1,
+                              [&](int64_t begin, int64_t end) { run.unpack(problem, begin, end); });
+  return y;
+}
+
+Tensor linear(const Tensor& x, const Tensor& packed, int64_t rows) {
+  const Header header = header_of(packed);
+  const Geometry g = geometry(header);
+  STD_TORCH_CHECK(header.rows == rows, "the weight has ", header.rows, " rows, not ", rows);
+  STD_TORCH_CHECK(x.dim() == 2 && x.size(1) == header.columns,
+                  "x has to be (M, ", header.columns, ")");
+  const ScalarType type = x.scalar_type();
+  const int64_t M = x.size(0), padded = g.padded_columns();
+  const Number x_type = number(type);
+  Tensor y = torch::stable::new_empty(x, {M, rows});
+  if (!M || !rows) return y;
+
+  const bool floats = as_floats(header.coding), rounded = header.rounding != Rounding::none;
+  Problem problem{};
+  problem.header = &header;
+  problem.geometry = g;
+  problem.blocks = static_cast<const uint8_t*>(packed.const_data_ptr()) + sizeof header;
+  problem.outputs = M;
+  problem.tokens = type == ScalarType::Float && !floats && !rounded ? 2 * M : M;
+  problem.type = x_type;
+  problem.x = x.const_data_ptr();
+  problem.x_row = x.stride(0);
+  problem.x_step = x.stride(1);
+  problem.y = y.mutable_data_ptr();
+  thread_local Scratch scratch;
+  const int64_t tokens = problem.tokens;
+  scratch.reserve(4 * (padded + M + tokens * (padded + padded / 8 + g.chunks) + 6 * 16));
+  problem.row = scratch.take<float>(padded);
+  problem.token_scales = scratch.take<float>(M);
+  problem.floats = scratch.take<float>(floats ? tokens * padded : 0);
+  problem.quads = scratch.take<int32_t>(floats ? 0 : tokens * padded / 2);
+  problem.sums = scratch.take<int32_t>(floats ? 0 : tokens * padded / 8);
+  problem.scales = scratch.take<float>(floats ? 0 : tokens * g.chunks);
+  const Version run = version();
+  run.prepare(problem);
+  const bool alone = g.blocks * g.block_bytes <= ALONE;
+  torch::stable::parallel_for(0, g.blocks, alone ? g.blocks : 1, [&](int64_t begin, int64_t end) {
+    run.multiply(problem, begin, end);
+  });
+  return y;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(quantbench, CPU, library) {
+  library.impl("cpu_linear", TORCH_BOX(&linear));
+  library.impl("cpu_unpack_linear", TORCH_BOX(&unpack));
+}
