@@ -156,9 +156,18 @@ def _gb(count: int) -> str:
 
 
 def kv_cache(config: RunConfig) -> type[KVCache]:
-    """The kind of cache that --kv_cache, or --kv_cache_quantization, asks for."""
-    old = "int8" if config.kv_cache_quantization else "dense"
-    return CACHES[old if config.kv_cache == "dense" else config.kv_cache]
+    """The kind of cache that --kv_cache, or --kv_cache_quantization, asks for.
+
+    Raises UsageError where they ask for two.
+    """
+    if not config.kv_cache_quantization:
+        return CACHES[config.kv_cache]
+    if config.kv_cache not in ("dense", "int8"):
+        raise UsageError(
+            f"--kv_cache {config.kv_cache} and --kv_cache_quantization, which is --kv_cache int8: "
+            "leave one out"
+        )
+    return CACHES["int8"]
 
 
 def kv_cache_bytes(

@@ -110,11 +110,6 @@ class RunConfig:
                 raise UsageError(
                     f"--{field.name} takes {kind.accepts}; given: {_shown(value)}"
                 ) from None
-        if self.kv_cache_quantization and self.kv_cache not in ("dense", "int8"):
-            raise UsageError(
-                f"--kv_cache {self.kv_cache} and --kv_cache_quantization, which is --kv_cache "
-                "int8: leave one out"
-            )
 
 
 def option_table() -> dict[str, Option]:

@@ -85,8 +85,10 @@ def test_a_saved_model_has_the_same_logits_bit_for_bit(small, tmp_path, scheme):
 def test_a_tied_output_is_saved_and_kept_once(small, tmp_path, scheme):
     folder = tmp_path / "saved"
     path = small(tie_word_embeddings=True)
-    model, _ = load(checkpoint_path=path, quantization=scheme, save=str(folder))
-    again, _ = load(checkpoint_path=str(folder))
+    # Kernel cpu has weights in an order of its own, which no embedding can look up.
+    kernel = "auto" if scheme == "none" else "torchao"
+    model, _ = load(checkpoint_path=path, quantization=scheme, save=str(folder), kernel=kernel)
+    again, _ = load(checkpoint_path=str(folder), kernel=kernel)
     assert torch.equal(logits(model), logits(again))
     aliases = json.loads((folder / "quantbench.json").read_text())["aliases"]
     assert bool(aliases) == (scheme != "int8wo")
@@ -255,7 +257,7 @@ def test_calibrated_pruning_keeps_two_of_four_and_more_of_the_model():
 
     nats = {}
     for scheme in ("sparse-marlin", "sparse-marlin-wanda"):
-        model, _ = load(quantization=scheme)
+        model, _ = load(quantization=scheme, kernel="reference")
         nats[scheme] = perplexity(token_nats(model, text, 1024))
         weight = model.layers[0].attention.wo.weight.dequantize()
         assert ((weight.unflatten(-1, (-1, 4)) != 0).sum(-1) <= 2).all()

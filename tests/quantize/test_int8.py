@@ -46,7 +46,7 @@ def test_a_width_that_torch_reads_past_is_refused_by_name_or_left_to_another_ker
         Quantizer(parse("int8wo"), CPU, torch.bfloat16, "torchao")(name, layer)
     quantizer = Quantizer(parse("int8wo"), CPU, torch.bfloat16)
     quantizer(name, layer)
-    assert dict(quantizer.ran) == {"reference": 1}
+    assert set(quantizer.ran) <= {"cpu", "reference"}
 
 
 @pytest.mark.parametrize("name", ["int8wo", "int8dq"])
