@@ -7,7 +7,6 @@
 All mean what kernels.reference.decode_attention means.
 """
 
-import functools
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from errors import KernelError
 from kernels import reference
 from kernels.kv import Stored
 
@@ -39,25 +37,15 @@ def choose(device: torch.device, head_dim: int, group: int, dtype: torch.dtype) 
     if group > GROUP or dtype not in DTYPES:
         return Choice("torch", f"{group} query heads for a key head in {dtype}")
     if device.type == "cpu":
-        reason = _cpu_cannot()
+        from kernels.cpu import build
+
+        reason = build.refusal()
         return Choice("torch", reason) if reason else Choice("cpu")
     if device.type == "cuda":
         if importlib.util.find_spec("triton") is None:
             return Choice("torch", "Triton is not installed: pip install triton")
         return Choice("triton")
     return Choice("torch", f"there is no other for {device.type}")
-
-
-@functools.cache
-def _cpu_cannot() -> str | None:
-    """Why the C++ kernels cannot be used, found out by building and loading them."""
-    from kernels.cpu import build
-
-    try:
-        build.load()
-    except KernelError as error:
-        return str(error)
-    return None
 
 
 def decode_attention(

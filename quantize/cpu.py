@@ -1,13 +1,11 @@
 """The C++ kernels for the CPU (kernels/cpu/linear.py), for every scheme: a layer keeps its weight
 in the one order that they read it in, and nothing else."""
 
-import functools
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from errors import KernelError
 from quantize.activation import rounded
 from quantize.packed import PackedWeight
 
@@ -56,16 +54,6 @@ def no_cpu(spec: Any, device: torch.device, dtype: torch.dtype) -> str | None:
         return "the C++ kernels run on the CPU"
     if dtype not in DTYPES:
         return f"the C++ kernels take float32, bfloat16 and float16, not {str(dtype)[6:]}"
-    return _cannot()
-
-
-@functools.cache
-def _cannot() -> str | None:
-    """Why the kernels cannot be used, found out by building and loading them."""
     from kernels.cpu import build
 
-    try:
-        build.load()
-    except KernelError as error:
-        return str(error)
-    return None
+    return build.refusal()

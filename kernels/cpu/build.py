@@ -63,6 +63,16 @@ def unavailable() -> str | None:
 
 
 @functools.cache
+def refusal() -> str | None:
+    """Why the C++ kernels cannot be used here, or None, found out by building and loading them."""
+    try:
+        load()
+    except KernelError as error:
+        return str(error)
+    return None
+
+
+@functools.cache
 def load() -> ctypes.CDLL:
     """The kernels' library, its ops registered with torch; built first if that was not done.
 

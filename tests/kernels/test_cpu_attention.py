@@ -282,7 +282,7 @@ def test_the_op_is_registered_as_torch_wants_it():
         ({"format": "int4"}, "int4"),
         ({"format": "int3"}, "no format int3"),
     ],
-    ids=str,
+    ids=["count", "heads", "head_dim", "dtype", "first", "scales", "format"],
 )
 def test_what_it_does_not_take_is_an_error(change, message):
     query, key, value = problem(1, 4, 2, 10, 64, torch.float32, "int8")

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from errors import KernelError
-from kernels import decode
 from kernels.cpu import build
 from kernels.cpu.attention import unavailable
 from kernels.decode import Choice, choose, decode_attention
@@ -65,7 +64,7 @@ def no_compiler(monkeypatch):
     """As in a process that has not loaded the kernels yet."""
     monkeypatch.setenv("CXX", "nonexistent")
     monkeypatch.setattr(build, "load", build.load.__wrapped__)
-    monkeypatch.setattr(decode, "_cpu_cannot", decode._cpu_cannot.__wrapped__)
+    monkeypatch.setattr(build, "refusal", build.refusal.__wrapped__)
 
 
 def test_without_a_compiler_plain_torch_runs_and_says_why(no_compiler):

@@ -386,7 +386,7 @@ def kernels(found):
 def test_the_reference_takes_part_only_where_there_is_nothing_else(monkeypatch):
     built = kernels(autoquant.candidates(AutoQuant(int4=True), sample().layer))
     assert built["float8dq-row", "cpu"] is None and not any(k == "reference" for _, k in built)
-    monkeypatch.setattr("quantize.cpu._cannot", lambda: "no compiler")
+    monkeypatch.setattr("kernels.cpu.build.refusal", lambda: "no compiler")
     found = kernels(autoquant.candidates(AutoQuant(int4=True), sample().layer))
     assert found["none", "torch"] is None and found["int8wo", "torchao"] is None
     assert ("int8wo", "reference") not in found and not any(k == "triton" for _, k in found)
@@ -402,7 +402,8 @@ def test_tritons_interpreter_is_no_candidate(monkeypatch):
 
 
 def test_layers_that_a_scheme_or_a_kernel_refuses(monkeypatch):
-    monkeypatch.setattr("quantize.cpu._cannot", lambda: "no compiler")  # for it takes every shape
+    # Kernel cpu would take every shape.
+    monkeypatch.setattr("kernels.cpu.build.refusal", lambda: "no compiler")
     odd = sample(40, 100)  # in_features is no multiple of 16, 32 or 64
     found = kernels(autoquant.candidates(AutoQuant(int4=True), odd.layer))
     assert "has to be a multiple of 16" in found["int8wo", "torchao"]
