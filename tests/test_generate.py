@@ -19,7 +19,6 @@ from benchlog import log
 from benchlog.config import parse, split
 from benchlog.record import Record
 from generate import main
-from kernels import decode
 from kernels.cpu import build
 from loading import Loading
 from models.checkpoint import load_model
@@ -214,7 +213,7 @@ def test_a_sliding_window_s_cache_is_its_window(in_tmp):
 def test_without_a_compiler_it_runs_and_says_what_it_runs_on(in_tmp, monkeypatch):
     monkeypatch.setenv("CXX", "nonexistent")
     monkeypatch.setattr(build, "load", build.load.__wrapped__)
-    monkeypatch.setattr(decode, "_cpu_cannot", decode._cpu_cannot.__wrapped__)
+    monkeypatch.setattr(build, "refusal", build.refusal.__wrapped__)
     result = run(*SHORT, "--output_json_path", "runs.jsonl")
     assert result.exit_code == 0, result.stderr
     (line,) = [line for line in result.stderr.splitlines() if "plain torch" in line]

@@ -241,7 +241,8 @@ def test_sizes_from_shapes_are_those_of_the_loaded_model(small, scheme):
 
 
 def test_layers_that_the_best_kernel_refuses_get_another_and_it_is_said(small, monkeypatch):
-    monkeypatch.setattr("quantize.cpu._cannot", lambda: "no compiler")  # for it takes every shape
+    # Kernel cpu would take every shape.
+    monkeypatch.setattr("kernels.cpu.build.refusal", lambda: "no compiler")
     model, loading = load(checkpoint_path=small(intermediate_size=104), quantization="int8wo")
     assert loading.kernels == "torchao (7 layers), reference (2 layers)"
     assert logits(model).isfinite().all()
