@@ -26,10 +26,16 @@ class Exact:
     score: Tensor
 
     def check(
-        self, y: Tensor, read: float = 0, roundings: int = 0, dtype: torch.dtype | None = None
+        self,
+        y: Tensor,
+        read: float = 0,
+        roundings: int = 0,
+        dtype: torch.dtype | None = None,
+        beside: Tensor | float = 0,
     ) -> None:
         """`read`: relative error of a key or value as the kernel reads it. `roundings`: of weights
-        or sums to the dtype on the way. The result is rounded once more.
+        or sums to the dtype on the way. `beside`: what else the kernel may be off by. The result is
+        rounded once more.
 
         An error e of a score changes its weight by the share e, and the denominator by as much.
         A float32 score is off by D roundings of its terms' size at the most; sums over T, by fewer:
@@ -40,7 +46,7 @@ class Exact:
         steps = UNIT[dtype]
         relative = read + roundings * steps + 2 * read * self.score
         relative = relative + 64 * 2.0**-24 * (1 + self.score)
-        allowed = steps * self.y.abs() + relative * self.mass + 2.0**-24
+        allowed = steps * self.y.abs() + relative * self.mass + 2.0**-24 + beside
         error = (y.double() - self.y).abs()
         assert (error <= allowed).all(), f"{(error / allowed).max():.3g} times what is allowed"
 

@@ -6,84 +6,42 @@ import threading
 import pytest
 import torch
 
-from errors import KernelError
 from kernels.cpu import attention, build
 from kernels.kv import Stored, dequantize
-from kv_cache import CACHES
+from tests.kernels import decoding
+from tests.kernels.decoding import stored
+from tests.kernels.instructions import best as best
+from tests.kernels.instructions import use
 
 pytestmark = pytest.mark.skipif(bool(attention.unavailable()), reason=str(attention.unavailable()))
 
 FORMATS = ("dense", "int8", "fp8", "int4")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-EPSILON = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 ISAS = build.ISAS
 
 
-@pytest.fixture(scope="module", autouse=True)
-def best():
-    """The instruction set the process had, again."""
-    before = build.isa()
-    yield
-    build.use_isa(before)
-
-
-def use(isa: str) -> None:
-    try:
-        build.use_isa(isa)
-    except KernelError as error:
-        pytest.skip(str(error))
-
-
-def stored(x: torch.Tensor, format: str, spare_rows: int = 0) -> Stored:
-    """Keys or values (B, K, T, D) as a cache keeps them, in the first rows of a larger one."""
-    B, K, T, D = x.shape
-    cache = CACHES[format](B + spare_rows, K, T, D, x.dtype, "cpu")
-    cache.update(torch.arange(T), x, x)
-    return cache.stored("key", B)
-
-
-def exact(query, key, value, first, count):
-    """Attention in float64 over what the codes mean, and what its terms weigh, signs aside."""
-    B, H, D = query.shape
-    keys, values = (dequantize(side, torch.float64) for side in (key, value))
-    K, T = keys.shape[1:3]
-    q = query.double().view(B, K, H // K, D) / math.sqrt(D)
-    scores = q @ keys.mT
-    slots = torch.arange(T)
-    unseen = (slots - first[:, None]) % T >= count[:, None]
-    weights = scores.masked_fill(unseen[:, None, None], -math.inf).softmax(-1)
-    weights = weights.masked_fill(unseen[:, None, None], 0)
-    values = values.masked_fill(unseen[:, None, :, None], 0)  # where a slot was never written
-    mass = weights @ values.abs()
-
-    def largest(queries):
-        """Sum of sizes, signs aside, of the terms of a score."""
-        sums = (queries @ keys.abs().mT).masked_fill(unseen[:, None, None], 0)
-        return sums.amax(-1, keepdim=True)
-
-    terms = mass * (1 + largest(q.abs()))
-    # Bytes of an AMX tile keep 15 bits of a head's largest number in a query, and of a block's
-    # largest weight: of 64 slots' errors, half of whom cancel the other half.
-    flat = q.abs().amax(-1, keepdim=True).expand_as(q)
-    tiles = mass * largest(flat) + 8 * values.abs().amax((-2, -1), keepdim=True)
-    return tuple(x.view(B, H, D) for x in (weights @ values, terms, tiles))
-
-
-def in_tiles_of_bytes(query, key):
+def of_byte_tiles(query, key, value, first, count, expected):
+    """What AMX may be off by with queries and weights in bytes. They keep 15 bits of a head's
+    largest number in a query, and of a block's largest weight: of 64 slots' errors, half of whom
+    cancel the other half."""
     fits = query.dtype == torch.bfloat16 and query.shape[-1] % 64 == 0
-    return build.isa() == "amx" and fits and key.format in ("int8", "int4")
+    if build.isa() != "amx" or not fits or key.format not in ("int8", "int4"):
+        return 0
+    B, H, _ = query.shape
+    flat = query.abs().amax(-1, keepdim=True).expand_as(query)
+    score = decoding.expected(flat, key, value, first, count).score
+    values = dequantize(value, torch.float64).abs()
+    seen = decoding.visible(first, count, values.shape[2])
+    largest = values.masked_fill(~seen[:, None, :, None], 0).amax((-2, -1))
+    largest = largest.repeat_interleave(H // largest.shape[1], 1).view(B, H, 1, 1)
+    return 2.0**-15 * (expected.mass * score + 8 * largest)
 
 
 def check(query, key, value, first, count):
     y = attention.decode_attention(query, key, value, first, count)
-    expected, terms, tiles = exact(query, key, value, first, count)
-    assert y.shape == query.shape and y.dtype == query.dtype
-    # One rounding to the result's dtype. Before it, float32: a score is off by D roundings of its
-    # terms' size at the most, which changes its weight by that share; by sums over T, fewer.
-    allowed = EPSILON[y.dtype] * expected.abs() + 64 * 2.0**-24 * terms + 2.0**-24
-    if in_tiles_of_bytes(query, key):
-        allowed += 2.0**-15 * tiles
-    assert ((y.double() - expected).abs() <= allowed).all()
+    expected = decoding.expected(query, key, value, first, count)
+    beside = of_byte_tiles(query, key, value, first, count, expected)
+    expected.check(y[:, :, None], dtype=query.dtype, beside=beside)
     return y
 
 

@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from errors import KernelError
-from kernels.cpu import build, linear
+from kernels.cpu import linear
 from kernels.formats import Packed, dequantize
 from quantize.activation import rounded
+from tests.kernels.instructions import best as best
+from tests.kernels.instructions import use
 from tests.kernels.packed_weights import FORMATS, name, packed
 
 pytestmark = pytest.mark.skipif(bool(linear.unavailable()), reason=str(linear.unavailable()))
@@ -22,21 +24,6 @@ STEP = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-15, torch.float16: 2.0**-
 FLOATS = ("dense", "fp8")
 CASES = [form for form in FORMATS if form[0] not in ("fp8", "2:4") or (form[2] or 32) % 32 == 0]
 WITH_ZERO = [form for form in FORMATS if form[0] == "int" and form[2]]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def best():
-    """The instruction set the process had, again."""
-    before = build.isa()
-    yield
-    build.use_isa(before)
-
-
-def use(isa: str) -> None:
-    try:
-        build.use_isa(isa)
-    except KernelError as error:
-        pytest.skip(str(error))
 
 
 def check(x, weight, activation=None):

@@ -10,10 +10,10 @@ from errors import KernelError
 from kernels.cpu import build
 from kernels.cpu.attention import unavailable
 from kernels.decode import Choice, choose, decode_attention
-from kernels.kv import dequantize
 from kv_cache import CACHES
 from session import Sampling, Session
-from tests.kernels.exact import UNIT, attention
+from tests.kernels.decoding import expected, stored
+from tests.kernels.exact import UNIT
 from tests.memory import allocated
 from tests.models.small import small_model
 
@@ -91,21 +91,9 @@ def test_without_a_compiler_a_model_speaks_the_same(no_compiler):
 # ---------------------------------------------------------------------------------- plain torch
 
 
-def stored(x, format, spare_rows=0):
-    """Keys or values (B, K, T, D) in the first rows of a larger cache."""
-    B, K, T, D = x.shape
-    cache = CACHES[format](B + spare_rows, K, T, D, x.dtype, "cpu")
-    cache.update(torch.arange(T), x, x)
-    return cache.stored("key", B)
-
-
 def check(query, key, value, first, count):
     y = decode_attention("torch", query, key, value, first, count)
-    T = key.codes.shape[2]
-    visible = (torch.arange(T) - first[:, None]) % T < count[:, None]
-    keys, values = (dequantize(side, torch.float64) for side in (key, value))
-    exact = attention(query[:, :, None], keys, values, visible[:, None, None])
-    exact.check(y[:, :, None])
+    expected(query, key, value, first, count).check(y[:, :, None])
     return y
 
 

@@ -8,7 +8,8 @@ import torch
 
 from kernels.kv import Stored, dequantize
 from kv_cache import CACHES
-from tests.kernels import exact
+from tests.kernels import decoding, exact
+from tests.kernels.decoding import stored
 from tests.kernels.exact import UNIT
 from tests.kernels.gpu_compiler import run_script
 
@@ -28,14 +29,6 @@ BFLOAT16, FLOAT16, FLOAT32 = torch.bfloat16, torch.float16, torch.float32
 DTYPES = (BFLOAT16, FLOAT16, FLOAT32)
 
 
-def stored(x: torch.Tensor, format: str, spare_rows: int = 0) -> Stored:
-    """Keys or values (B, K, T, D) as a cache keeps them, in the first rows of a larger one."""
-    B, K, T, D = x.shape
-    cache = CACHES[format](B + spare_rows, K, T, D, x.dtype, x.device)
-    cache.update(torch.arange(T, device=x.device), x, x)
-    return cache.stored("key", B)
-
-
 def problem(B, H, K, T, D, dtype, format, device, spare_rows=0):
     query = torch.randn(B, H, D).to(device, dtype)
     sides = (torch.randn(B, K, T, D).to(device, dtype) for _ in range(2))
@@ -50,10 +43,7 @@ def run(query, key, value, first, count):
 def check(query, key, value, first, count):
     y = run(query, key, value, first, count)
     first, count = (torch.as_tensor(x, device=query.device) for x in (first, count))
-    slots = torch.arange(key.codes.shape[2], device=query.device)
-    visible = (slots - first[:, None]) % len(slots) < count[:, None]
-    sides = (dequantize(side, torch.float64) for side in (key, value))
-    expected = exact.attention(query[:, :, None], *sides, visible[:, None, None])
+    expected = decoding.expected(query, key, value, first, count)
     expected.check(y[:, :, None], roundings=roundings(query, key.format))
     return y
 
