@@ -7,10 +7,10 @@
 #include <torch/headeronly/core/ScalarType.h>
 
 #include <cstring>
-#include <vector>
 
 #include "isa.h"
 #include "linear.h"
+#include "scratch.h"
 
 namespace {
 
@@ -32,23 +32,6 @@ Version version() {
 #endif
   return {prepare_portable, multiply_portable, unpack_portable};
 }
-
-// Memory for what x becomes, kept from call to call by each thread that calls.
-struct Scratch {
-  std::vector<char> bytes;
-  char* next = nullptr;
-
-  void reserve(int64_t size) {
-    if (int64_t(bytes.size()) < size + 64) bytes.resize(size + 64);
-    next = bytes.data() + (64 - reinterpret_cast<uintptr_t>(bytes.data()) % 64) % 64;
-  }
-  template <typename T>
-  T* take(int64_t count) {
-    T* found = reinterpret_cast<T*>(next);
-    next += (count * sizeof(T) + 63) / 64 * 64;
-    return found;
-  }
-};
 
 Number number(ScalarType type) {
   STD_TORCH_CHECK(type == ScalarType::Float || type == ScalarType::BFloat16 ||
