@@ -22,7 +22,7 @@ NOT_IN_ARMS = (
 )
 # Arms that differ in these do not do the same work.
 MODEL = ("checkpoint_path", "num_layers")
-WORK = ("prompt", "prefill_size", "max_new_tokens", "seed", "context_depth")
+WORK = ("prompt", "prefill_size", "max_new_tokens", "batch_size", "context_depth", "seed")
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,7 @@ class Arm:
     problem: str | None = None
 
 
-def make_arms(
-    common: RunConfig, texts: Sequence[str], allow_different: bool = False
-) -> list[Arm]:
+def make_arms(common: RunConfig, texts: Sequence[str], allow_different: bool = False) -> list[Arm]:
     """An arm for each text. Raises UsageError, one line, for arms that cannot be compared.
 
     An arm whose options are wrong is an arm with a problem: the others are still worth running.
@@ -55,6 +53,16 @@ def make_arms(
     if not allow_different:
         _refuse_different(arms)
     return arms
+
+
+def every_scheme(common: RunConfig, texts: Sequence[str], schemes: Sequence[str]) -> list[str]:
+    """The texts, and one more for each scheme that none of them is already."""
+    own = [same(arm.config) for arm in (_arm(common, text) for text in texts) if arm.config]
+    others = [f"--quantization {scheme}" for scheme in schemes]
+    return [
+        *texts,
+        *(text for text in others if same(parse([*argv(common), *text.split()])) not in own),
+    ]
 
 
 def same(config: RunConfig) -> RunConfig:
@@ -106,7 +114,7 @@ def _refuse_different(arms: Sequence[Arm]) -> None:
     configs = [(number, arm.config) for number, arm in enumerate(arms, 1) if arm.config]
     for name in (*MODEL, *WORK):
         for number, config in configs[1:]:
-            theirs, own = getattr(configs[0][1], name, None), getattr(config, name, None)
+            theirs, own = getattr(configs[0][1], name), getattr(config, name)
             if own == theirs:
                 continue
             what = "model" if name in MODEL else "work"

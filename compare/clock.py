@@ -9,8 +9,8 @@ import torch
 class Clock:
     """`tick` after each token; `intervals` once the device is done.
 
-    The CPU works in step with us, so its clock is ours. On CUDA a step is only issued when `tick` is
-    called: an event is put behind it, and read when all is over.
+    The CPU works in step with us, so its clock is ours. On CUDA a step has only been issued when
+    `tick` is called: an event is put behind it, and read when all is over.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""A worker process as the coordinator sees it: ask, and get an answer or the reason there is none."""
+"""A worker process as the coordinator sees it: ask, and get an answer or why there is none."""
 
 import contextlib
 import json
@@ -15,10 +15,19 @@ from errors import QuantbenchError
 
 COMMAND = (sys.executable, "-m", "compare.worker")
 ROOT = Path(__file__).parent.parent
+# After each parallel loop, threads spin for a while in case another one follows. GNU's OpenMP,
+# which torch's own builds carry, gives up after a few milliseconds; Intel's, which others carry,
+# after 200: the next arm's sample would begin beside it.
+ENVIRONMENT = {"KMP_BLOCKTIME": "5"}
 
 
 class WorkerFailed(QuantbenchError):
     """What the worker said, or how it ended without a word."""
+
+    def __init__(self, reason: str, memory: bool = False, alive: bool = False) -> None:
+        """`memory`: it was for want of memory. `alive`: it can be asked for something else."""
+        super().__init__(reason)
+        self.memory, self.alive = memory, alive
 
 
 class Process:
@@ -26,9 +35,9 @@ class Process:
 
     def __init__(self, command: Sequence[str] = COMMAND) -> None:
         self.stderr = tempfile.TemporaryFile()
+        search = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         # A session of its own: Ctrl-C on the terminal is for us, and we end it with all the
         # processes that compilers started in it.
-        search = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -36,7 +45,7 @@ class Process:
             stderr=self.stderr,
             text=True,
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(search)},
+            env={**ENVIRONMENT, **os.environ, "PYTHONPATH": os.pathsep.join(search)},
         )
 
     @property
@@ -56,7 +65,7 @@ class Process:
             raise WorkerFailed(self._last_words())
         answer = json.loads(line)
         if "failed" in answer:
-            raise WorkerFailed(answer["failed"])
+            raise WorkerFailed(answer["failed"], answer["memory"], alive=True)
         found: dict[str, Any] = answer["did"]
         return found
 

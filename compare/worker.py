@@ -2,129 +2,136 @@
 
     python -m compare.worker        # one JSON object a line in, one a line out
 
-    {"do": "load", "argv": ["--quantization", "int8wo"], "warm_up": true}
+    {"do": "load", "argv": ["--quantization", "int8wo"], "headroom": 0}
+    {"do": "quality", "tokens": 2048, "text": null, "reference": null, "keep": "logits"}
+    {"do": "get_ready"}
     {"do": "sample", "index": 3}
-    {"do": "quality", "tokens": 1024, "text": null, "reference": "logits.f32", "write": false}
     {"do": "bandwidth", "device": "cpu"}
+    {"do": "schemes", "argv": []}
 
-Each is answered by {"did": …} or, in one line, {"failed": why}; {"say": …} may come before that.
+Each is answered by {"did": …} or {"failed": why, "memory": whether it was for want of memory}.
 Between requests it waits for its input and burns nothing; at the end of its input, as when whoever
 started it is gone, it ends at once.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import queue
 import sys
 import threading
-import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import generate
 from benchlog.config import parse
-
-if TYPE_CHECKING:
-    from session import Session
-
-
+from errors import KernelError, MemoryShortage
 
 
 class Worker:
     """What has been loaded so far, and what each request does."""
 
-    def __init__(self) -> None:
-        self.plan: generate.Plan
-        self.model: Any = None
-        self.session: Session
-        self.bandwidth_probe: Any = None
+    plan: generate.Plan
+    model: Any
+    one_sample: Callable[..., Any]
+    probe: Any = None
 
-    def load(self, argv: list[str], warm_up: bool = True) -> dict[str, Any]:
-        """Load and, if asked, compile and warm up; everything known before the first sample."""
-        import torch
-
+    def load(self, argv: list[str], headroom: int = 0) -> dict[str, Any]:
+        """Load the model, if `headroom` bytes stay free beside it."""
         import devices
         import sizes
 
         config = parse(argv)
         generate.quiet(config.debug)
-        generate.parse(config.quantization)
         self.plan = plan = generate.make_plan(config)
-        self.model, loading = generate.load(plan, lambda done, total: None)
-        self.prompt = torch.tensor([plan.prompt] * config.batch_size, device=plan.device)
-        facts: dict[str, Any] = {
-            "config": dataclasses.asdict(plan.config),
-            "model": plan.name,
-            "scheme": str(plan.spec),
-            "kernel": plan.loading.kernels,
-            "weight_bytes": self.model.weight_bytes(),
-            "prompt_tokens": len(plan.prompt),
-            "cache_size": plan.cache_size,
-            "kv_cache": sizes.kv_cache(config).format,
-            "peak_memory_bytes": {"load": loading},
-            "device": {"type": plan.device.type, **devices.describe(plan.device)},
-            "versions": generate.versions(),
-            "git_commit": generate.git_commit(),
-        }
-        if warm_up:
-            facts |= self._warm_up(facts["peak_memory_bytes"])
-        return facts
+        free = devices.free_memory(plan.device)
+        if free is not None:
+            free = max(0, free - headroom)
+        sizes.check_memory(
+            plan.config, plan.architecture, plan.spec, plan.device, plan.cache_size, free
+        )
+        self.model, self.load_memory = generate.load(plan, lambda done, total: None)
+        return {"device": str(plan.device), "dummy": config.checkpoint_path.startswith("dummy:")}
 
-    def _warm_up(self, memory: dict[str, Any]) -> dict[str, Any]:
+    def quality(
+        self, tokens: int, text: str | None, reference: dict[str, Any] | None, keep: str | None
+    ) -> dict[str, Any]:
+        """How well it predicts, and how far from `reference`; `keep`: where to put its logits."""
+        import devices
+        from compare import fidelity
+
+        with devices.returning_memory():  # or the peak while generating would be that of scoring
+            return fidelity.quick(self.plan, self.model, tokens, text, reference, keep)
+
+    def get_ready(self) -> dict[str, Any]:
+        """Compile and warm up; everything known before the first sample."""
         import devices
 
-        config, device = self.plan.config, self.plan.device
-        self.session = generate.make_session(self.plan, self.model)
-        devices.reset_peak_memory(device)
-        started = time.perf_counter()
-        self.session.generate(self.prompt, min(3, config.max_new_tokens))
-        first = time.perf_counter() - started
-        seconds, steady = generate.warm_up(lambda index: self._generate(index, lambda: None))
-        memory["warm_up"] = devices.peak_memory(device)
+        device = self.plan.device
+        session = generate.make_session(self.plan, self.model)
+        self.one_sample = generate.sampler(self.plan, session)
+        ready = generate.get_ready(self.plan, session, self.one_sample)
+        memory = {"load": self.load_memory, "warm_up": devices.peak_memory(device)}
         devices.reset_peak_memory(device)
         return {
-            "kv_cache_bytes": sum(cache.nbytes for cache in self.model.caches),
-            "first_seconds": first,
-            "warm_ups": seconds,
-            "warm_up_steady": steady,
+            **generate.facts(self.plan, self.model),
+            **ready,
+            "attention_reason": self.model.decode_kernel.reason,
+            "kernels": self._kernels(),
+            "peak_memory_bytes": memory,
         }
 
-    def _generate(self, index: int, after_token: Callable[[], object]) -> Any:
+    def _kernels(self) -> dict[str, str | None]:
         import torch
 
-        # The same seed in every arm: what is drawn differs only where the models do.
-        torch.manual_seed(self.plan.config.seed + index)
-        return self.session.generate(self.prompt, self.plan.config.max_new_tokens, after_token)
+        from quantize.registry import available
+        from quantize.spec import AutoQuant
+
+        plan = self.plan
+        if isinstance(plan.spec, AutoQuant):
+            return {}
+        return available(plan.spec, plan.device, getattr(torch, plan.config.precision))
 
     def sample(self, index: int) -> dict[str, Any]:
-        """One sample's figures, its decoding steps one by one, and the peak memory so far."""
+        """One sample's figures, the seconds of each decoding step, and the peak memory so far."""
         import devices
         from compare.clock import Clock
 
         clock = Clock(self.plan.device)
-        generation = self._generate(index, clock.tick)
+        generation = self.one_sample(index, after_token=clock.tick)
         return {
             **generate.figures(generation, len(self.plan.prompt)),
-            "token_seconds": clock.intervals(),
+            "token_seconds": [round(seconds, 7) for seconds in clock.intervals()],
             "peak_memory_bytes": devices.peak_memory(self.plan.device),
         }
-
-    def quality(self, tokens: int, text: str | None, reference: str, write: bool) -> dict[str, Any]:
-        """Perplexity, and how far the next-token distributions are from the baseline's."""
-        from compare.fidelity import measure
-
-        return measure(self.plan, self.model, tokens, text, reference, write)
 
     def bandwidth(self, device: str) -> dict[str, Any]:
         import devices
         from compare.bandwidth import Bandwidth
 
-        if self.bandwidth_probe is None:
-            self.bandwidth_probe = Bandwidth(devices.resolve(device))
-        return {"bytes_per_s": self.bandwidth_probe.measure()}
+        if self.probe is None:
+            self.probe = Bandwidth(devices.resolve(device))
+        return {"bytes_per_s": self.probe.measure()}
+
+    def schemes(self, argv: list[str]) -> dict[str, Any]:
+        """Every kind of scheme that has a kernel here."""
+        import torch
+
+        import devices
+        from quantize.registry import MEASURED, SHOWN, kernels_for
+        from quantize.spec import parse as scheme
+
+        config = parse(argv)
+        device = devices.resolve(config.device)
+        found = []
+        for name in SHOWN:
+            try:
+                kernels_for(scheme(name), config.kernel, device, getattr(torch, config.precision))
+                found.append(name)
+            except KernelError:
+                pass
+        return {"schemes": [*found, *MEASURED]}
 
 
 def serve(worker: Worker) -> None:
@@ -139,13 +146,14 @@ def serve(worker: Worker) -> None:
         os._exit(0)  # even in the middle of a sample: nobody waits for it any more
 
     threading.Thread(target=read, daemon=True).start()
-
     while True:
         request = requests.get()
         try:
             answer = {"did": getattr(worker, request.pop("do"))(**request)}
         except (Exception, KeyboardInterrupt) as error:
-            answer = {"failed": " ".join(generate.explained(error)[0].split())}
+            reason, _ = generate.explained(error)
+            memory = isinstance(error, MemoryShortage) or reason.startswith("out of memory")
+            answer = {"failed": " ".join(reason.split()), "memory": memory}
         answers.write(json.dumps(answer) + "\n")
 
 

@@ -1,0 +1,232 @@
+"""The comparison itself: workers loaded and warmed up, then rounds of one sample an arm.
+
+Where the arms do not fit into memory together, each is loaded in turn, several times over, and a
+round is then a few samples of every arm.
+"""
+
+import random
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from compare import process
+from compare.process import Process, WorkerFailed
+from compare.results import ArmResult, Results
+from compare.rows import estimates, progress_line
+from compare.statistics import LEAST_ROUNDS, is_look, is_precise
+
+HEADROOM = 500_000_000  # bytes to stay free when arms lie in memory together
+TURNS, SAMPLES_PER_TURN = 6, 5
+SETTLED = 0.02  # seconds: the sample before leaves threads spinning for a few milliseconds
+SAVE_EVERY, SPEAK_EVERY = 1.0, 10.0  # seconds
+
+
+class DoesNotFit(Exception):
+    """The next arm finds no room beside the others."""
+
+
+class Comparison:
+    """One run of it, from what `results` holds already. `run` ends with why it ended."""
+
+    def __init__(
+        self,
+        results: Results,
+        folder: Path | None,
+        say: Callable[[str], None],
+        command: Sequence[str] | Callable[[int], Sequence[str]] = process.COMMAND,
+    ) -> None:
+        """`folder`: where to keep the results. `command`: what starts a worker, or, for tests,
+        what starts that of the arm with this number."""
+        self.results, self.settings, self.folder, self.say = results, results.settings, folder, say
+        self.command = command
+        self.workers: dict[int, Process] = {}  # by the arm's number
+        self.probes: dict[str, Process] = {}
+        self.reference: dict | None = None
+        self.saved = self.spoken = 0.0
+
+    def run(self) -> None:
+        results = self.results
+        results.ended = self._enough()
+        if results.ended:
+            return
+        self._forget_unfinished()
+        with tempfile.TemporaryDirectory(prefix="quantbench-") as scratch:
+            self.scratch = scratch
+            try:
+                results.ended = self._run()
+            except KeyboardInterrupt:
+                results.ended = "interrupted"
+            finally:
+                for worker in (*self.workers.values(), *self.probes.values()):
+                    worker.close()
+                results.save(self.folder)
+
+    def _run(self) -> str:
+        results = self.results
+        if not results.in_turn:
+            try:
+                for number in range(len(results.arms)):
+                    self._load(number)
+            except DoesNotFit as reason:
+                self.say(f"{reason}: arms are loaded in turn, {TURNS} times over")
+                results.in_turn = True
+                while self.workers:
+                    self._unload(next(iter(self.workers)))
+        started = time.monotonic()
+        ended = self._enough()
+        while ended is None:
+            if results.in_turn or results.rounds == 0:
+                self._probe()
+            self._turn() if results.in_turn else self._round()
+            results.rounds += 1
+            ended = self._enough(started)
+            self._keep(at_once=ended is not None)
+        self._probe()
+        return ended
+
+    def _forget_unfinished(self) -> None:
+        """A round that was cut short is taken again; of a turn, an arm's whole samples stay."""
+        for number, arm in enumerate(self.results.arms):
+            last = arm.in_round(self.results.rounds)
+            finished = self.results.in_turn and last == SAMPLES_PER_TURN
+            if number == 0 and any(other.quality is None for other in self.results.alive):
+                finished = False  # it comes again anyway, for its logits
+            if not finished:
+                arm.samples = arm.samples[: len(arm.samples) - last]
+
+    def _load(self, number: int) -> None:
+        """Start the arm's worker, and get it ready; an arm that cannot gets its reason.
+
+        Raises DoesNotFit where the room is taken by other arms.
+        """
+        arm = self.results.arms[number]
+        if arm.failed is not None:
+            return
+        self.say(f"{arm.name}: loading and warming up …")
+        command = self.command(number) if callable(self.command) else self.command
+        worker = self.workers[number] = Process(command)
+        try:
+            beside = len(self.workers) > 1
+            worker.ask("load", argv=arm.argv, headroom=HEADROOM if beside else 0)
+            self._measure_quality(number, worker)
+            arm.facts = worker.ask("get_ready")
+        except WorkerFailed as error:
+            self._unload(number)
+            if error.memory and self.workers:
+                raise DoesNotFit(f"{arm.name} does not fit into memory beside the others") from None
+            self._fail(arm, error)
+            return
+        self._keep(at_once=True)
+
+    def _measure_quality(self, number: int, worker: Process) -> None:
+        """Of this arm, unless that was done; the baseline's logits are needed for every other."""
+        arm, missing = self.results.arms[number], [a.quality is None for a in self.results.alive]
+        is_baseline = number == 0
+        if not self.settings.tokens:
+            return
+        if arm.quality is not None and not (is_baseline and any(missing) and not self.reference):
+            return
+        try:
+            quality = worker.ask(
+                "quality",
+                tokens=self.settings.tokens,
+                text=self.settings.text,
+                reference=None if is_baseline else self.reference,
+                keep=f"{self.scratch}/logits" if is_baseline else None,
+            )
+        except WorkerFailed as error:
+            if not error.alive:
+                raise
+            quality = {"why_not": str(error)}
+        kept = quality.pop("kept", None)
+        if is_baseline:
+            self.reference = kept
+        arm.quality = quality
+
+    def _unload(self, number: int) -> None:
+        self.workers.pop(number).close()
+
+    def _fail(self, arm: ArmResult, error: WorkerFailed) -> None:
+        arm.failed = str(error)
+        self.say(f"{arm.name} failed: {arm.failed}")
+        self._keep(at_once=True)
+
+    def _round(self) -> None:
+        """One sample of every arm, in an order drawn anew."""
+        for number in self._order():
+            self._sample(number)
+            time.sleep(SETTLED)
+
+    def _turn(self) -> None:
+        """Every arm loaded, some samples of it, and the next."""
+        round = self.results.rounds
+        for number in self._order():
+            if self.results.arms[number].in_round(round) == SAMPLES_PER_TURN:
+                continue  # done before the run was interrupted
+            self._load(number)
+            for _ in range(SAMPLES_PER_TURN):
+                self._sample(number)
+            if number in self.workers:
+                self._unload(number)
+            self._keep(at_once=True)
+
+    def _order(self) -> list[int]:
+        """The same for the same seed and round, whatever came before."""
+        numbers = [n for n, arm in enumerate(self.results.arms) if arm.failed is None]
+        random.Random(f"{self.settings.order_seed} {self.results.rounds}").shuffle(numbers)
+        if self.results.in_turn and self.settings.tokens and self.results.rounds == 0:
+            numbers.sort(key=bool)  # the baseline's logits are what the others are compared with
+        return numbers
+
+    def _sample(self, number: int) -> None:
+        arm, worker = self.results.arms[number], self.workers.get(number)
+        if worker is None:
+            return
+        round = self.results.rounds
+        try:
+            sample = worker.ask("sample", index=round * SAMPLES_PER_TURN + arm.in_round(round))
+        except WorkerFailed as error:
+            self._unload(number)
+            self._fail(arm, error)
+            return
+        arm.samples.append({"round": round, **sample})
+
+    def _enough(self, started: float | None = None) -> str | None:
+        """Why to stop, if so; looks at widths as the statistics allow."""
+        results, settings = self.results, self.settings
+        most = min(TURNS, settings.max_rounds) if results.in_turn else settings.max_rounds
+        if results.baseline.failed is not None or len(results.alive) < 2:
+            why = "baseline failed" if results.baseline.failed else "nothing to compare with"
+            return why if not results.alive or results.rounds >= min(LEAST_ROUNDS, most) else None
+        found = estimates(results)
+        look = is_look(results.rounds)
+        if started is not None and (look or time.monotonic() > self.spoken + SPEAK_EVERY):
+            self.say(progress_line(results, found))
+            self.spoken = time.monotonic()
+        widths = [one for pair in found.values() for one in pair]
+        if look and is_precise(widths, settings.precision):
+            return "precise"
+        if results.rounds >= most:
+            return "max_rounds"
+        if started is not None and time.monotonic() - started > 60 * settings.max_minutes:
+            return "max_minutes"
+        return None
+
+    def _probe(self) -> None:
+        """Read the bandwidth of every device that an arm is on."""
+        devices = {arm.facts["config"]["device"] for arm in self.results.alive if arm.facts}
+        for device in sorted(devices):
+            try:
+                if device not in self.probes:
+                    self.probes[device] = Process()
+                reading = self.probes[device].ask("bandwidth", device=device)["bytes_per_s"]
+            except WorkerFailed as error:
+                self.say(f"no bandwidth of {device}: {error}")
+                continue
+            self.results.bandwidth.setdefault(device, []).append(reading)
+
+    def _keep(self, at_once: bool = False) -> None:
+        if at_once or time.monotonic() > self.saved + SAVE_EVERY:
+            self.results.save(self.folder)
+            self.saved = time.monotonic()
