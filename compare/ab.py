@@ -115,7 +115,12 @@ def compare(results: Results, folder: Path | None, **more: Any) -> int:
     if folder:
         _make(folder)
     results.save(folder)
-    Comparison(results, folder, say, **more).run()
+    try:
+        Comparison(results, folder, say, **more).run()
+    except UsageError:
+        if folder:
+            (folder / FILE).unlink(missing_ok=True)
+        raise
     if results.ended == "interrupted" and results.rounds == 0:
         raise KeyboardInterrupt
     found = rows(results)

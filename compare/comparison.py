@@ -15,6 +15,7 @@ from compare.process import Process, WorkerFailed
 from compare.results import ArmResult, Results
 from compare.rows import estimates, progress_line
 from compare.statistics import LEAST_ROUNDS, is_look, is_precise
+from errors import UsageError
 
 HEADROOM = 500_000_000  # bytes to stay free when arms lie in memory together
 TURNS, SAMPLES_PER_TURN = 6, 5
@@ -104,8 +105,7 @@ class Comparison:
         if arm.failed is not None:
             return
         self.say(f"{arm.name}: loading and warming up …")
-        command = self.command(number) if callable(self.command) else self.command
-        worker = self.workers[number] = Process(command)
+        worker = self.workers[number] = self._start(number)
         try:
             beside = len(self.workers) > 1
             worker.ask("load", argv=arm.argv, headroom=HEADROOM if beside else 0)
@@ -113,11 +113,14 @@ class Comparison:
             arm.facts = worker.ask("get_ready")
         except WorkerFailed as error:
             self._unload(number)
-            if error.memory and self.workers:
+            if error.kind == "memory" and self.workers:
                 raise DoesNotFit(f"{arm.name} does not fit into memory beside the others") from None
             self._fail(arm, error)
             return
         self._keep(at_once=True)
+
+    def _start(self, number: int) -> Process:
+        return Process(self.command(number) if callable(self.command) else self.command)
 
     def _measure_quality(self, number: int, worker: Process) -> None:
         """Of this arm, unless that was done; the baseline's logits are needed for every other."""
@@ -136,7 +139,9 @@ class Comparison:
                 keep=f"{self.scratch}/logits" if is_baseline else None,
             )
         except WorkerFailed as error:
-            if not error.alive:
+            if error.kind == "usage" and is_baseline:
+                raise UsageError(str(error)) from None  # the text will not do for any arm
+            if error.kind == "dead":
                 raise
             quality = {"why_not": str(error)}
         kept = quality.pop("kept", None)
@@ -199,9 +204,10 @@ class Comparison:
         if results.baseline.failed is not None or len(results.alive) < 2:
             why = "baseline failed" if results.baseline.failed else "nothing to compare with"
             return why if not results.alive or results.rounds >= min(LEAST_ROUNDS, most) else None
-        found = estimates(results)
         look = is_look(results.rounds)
-        if started is not None and (look or time.monotonic() > self.spoken + SPEAK_EVERY):
+        speak = look or time.monotonic() > self.spoken + SPEAK_EVERY
+        found = estimates(results) if speak else {}
+        if speak and started is not None:
             self.say(progress_line(results, found))
             self.spoken = time.monotonic()
         widths = [one for pair in found.values() for one in pair]
@@ -219,7 +225,7 @@ class Comparison:
         for device in sorted(devices):
             try:
                 if device not in self.probes:
-                    self.probes[device] = Process()
+                    self.probes[device] = self._start(0)
                 reading = self.probes[device].ask("bandwidth", device=device)["bytes_per_s"]
             except WorkerFailed as error:
                 self.say(f"no bandwidth of {device}: {error}")

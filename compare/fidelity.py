@@ -128,13 +128,19 @@ def quick(
         return {"why_not": "the baseline has another tokenizer"}
     kept = Logits(keep, len(ids) - 1, vocab_size, plan.config.precision) if keep else None
     theirs = Logits(**reference) if reference else None
-    found = through_cache(plan, model, ids)
+    found = through_cache(plan, model, ids, window(plan, limit))
     return {**summary(score(found, theirs, kept)), "kept": kept.about if kept else None}
 
 
-def through_cache(plan: Plan, model: Transformer, ids: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def window(plan: Plan, limit: int) -> int:
+    """Positions of a window, for so many tokens; 0: for all there are."""
+    return max(2, min(CONTEXT, plan.architecture.max_position, limit or CONTEXT))
+
+
+def through_cache(
+    plan: Plan, model: Transformer, ids: Tensor, context: int
+) -> Iterator[tuple[Tensor, Tensor]]:
     """scoring.predictions through a cache of the kind that the plan asks for."""
-    context = min(CONTEXT, plan.architecture.max_position)
     model.setup_caches(1, context, sizes.kv_cache(plan.config))
     return predictions(model, ids, context, through_cache=True)
 
@@ -142,7 +148,7 @@ def through_cache(plan: Plan, model: Transformer, ids: Tensor) -> Iterator[tuple
 def token_ids(plan: Plan, limit: int, text: str | None) -> Tensor:
     """The beginning of the text, `limit` tokens and one to begin with; 0: all of it.
 
-    UsageError where it cannot be read, or is too short to tell anything.
+    UsageError where it cannot be read, or does not fill a window.
     """
     path = Path(text or EMBEDDED / "heldout.txt")
     try:
@@ -150,6 +156,10 @@ def token_ids(plan: Plan, limit: int, text: str | None) -> Tensor:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is no UTF-8 text"
         raise UsageError(f"--text {path}: {reason}") from None
-    if len(ids) < 3:
-        raise UsageError(f"--text {path}: {len(ids)} tokens are too few to measure on")
+    least = window(plan, limit)
+    if len(ids) <= least:
+        raise UsageError(
+            f"--text {path}: {len(ids)} tokens do not fill a window of {least}; give a longer "
+            "text, or fewer --tokens"
+        )
     return torch.tensor(ids[: limit + 1] if limit else ids)

@@ -24,10 +24,11 @@ ENVIRONMENT = {"KMP_BLOCKTIME": "5"}
 class WorkerFailed(QuantbenchError):
     """What the worker said, or how it ended without a word."""
 
-    def __init__(self, reason: str, memory: bool = False, alive: bool = False) -> None:
-        """`memory`: it was for want of memory. `alive`: it can be asked for something else."""
+    def __init__(self, reason: str, kind: str = "dead") -> None:
+        """`kind`: memory, where that was short; usage, where a person asked for what cannot be;
+        other; dead, where the worker cannot be asked anything more."""
         super().__init__(reason)
-        self.memory, self.alive = memory, alive
+        self.kind = kind
 
 
 class Process:
@@ -65,7 +66,7 @@ class Process:
             raise WorkerFailed(self._last_words())
         answer = json.loads(line)
         if "failed" in answer:
-            raise WorkerFailed(answer["failed"], answer["memory"], alive=True)
+            raise WorkerFailed(answer["failed"], answer["kind"])
         found: dict[str, Any] = answer["did"]
         return found
 

@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchlog import shell
 from compare import picture
 from compare.results import FILE, Results
+from compare.statistics import FALSE_VERDICTS, LEAST_DIFFERENCE
 from errors import LogError
 
 Row = dict[str, Any]
@@ -120,15 +122,17 @@ def markdown(results: Results, rows: Sequence[Row]) -> str:
         "",
         "Ratio_Latency is the arm's time per decoded token ÷ the baseline's; Ratio_Throughput the "
         "baseline's tokens per second ÷ the arm's, prefill included: below 1 the arm is better. "
-        "95 % intervals, bootstrapped over rounds in which every arm was sampled once. Peaks are "
-        "of the whole process on a CPU. KL is that of the next token, baseline to arm.",
+        "95 % intervals, bootstrapped over rounds. A verdict asks for more than its interval: of "
+        f"comparisons of equals at most {FALSE_VERDICTS:.0%} declare any arm different, and less "
+        f"than {LEAST_DIFFERENCE:.0%} is no difference. Peaks are of the whole process on a CPU. "
+        "KL is that of the next token, baseline to arm.",
         "",
     ]
     if facts:
         versions = [f"{name} {version}" for name, version in facts["versions"].items() if version]
         lines += [f"{', '.join(versions)}; commit {facts['git_commit']}", ""]
     lines += ["Arms, as options of generate.py:", ""]
-    lines += [f"- {arm.name}: `{' '.join(arm.argv) or arm.text}`" for arm in results.arms]
+    lines += [f"- {arm.name}: `{shell.join(arm.argv) or arm.text}`" for arm in results.arms]
     return "\n".join(lines) + "\n"
 
 

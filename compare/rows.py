@@ -109,10 +109,10 @@ def _measured(
 def _compared(
     results: Results, number: int, arm: ArmResult, ratios: tuple[Estimate, Estimate] | None
 ) -> dict[str, Any]:
-    if number == 0:
-        return {"verdict": "baseline"}
     if arm.failed is not None:
         return {"verdict": "failed"}
+    if number == 0:
+        return {"verdict": "baseline"}
     if ratios is None:
         return {"verdict": "no baseline" if results.baseline.failed else "not measured"}
     logs = paired(seconds(arm, "sample_seconds"), seconds(results.baseline, "sample_seconds"))

@@ -9,7 +9,7 @@
     {"do": "bandwidth", "device": "cpu"}
     {"do": "schemes", "argv": []}
 
-Each is answered by {"did": …} or {"failed": why, "memory": whether it was for want of memory}.
+Each is answered by {"did": …} or {"failed": why, "kind": memory, usage or other}.
 Between requests it waits for its input and burns nothing; at the end of its input, as when whoever
 started it is gone, it ends at once.
 """
@@ -26,7 +26,7 @@ from typing import Any
 
 import generate
 from benchlog.config import parse
-from errors import KernelError, MemoryShortage
+from errors import KernelError, MemoryShortage, UsageError
 
 
 class Worker:
@@ -152,8 +152,10 @@ def serve(worker: Worker) -> None:
             answer = {"did": getattr(worker, request.pop("do"))(**request)}
         except (Exception, KeyboardInterrupt) as error:
             reason, _ = generate.explained(error)
-            memory = isinstance(error, MemoryShortage) or reason.startswith("out of memory")
-            answer = {"failed": " ".join(reason.split()), "memory": memory}
+            kind = "usage" if isinstance(error, UsageError) else "other"
+            if isinstance(error, MemoryShortage) or reason.startswith("out of memory"):
+                kind = "memory"
+            answer = {"failed": " ".join(reason.split()), "kind": kind}
         answers.write(json.dumps(answer) + "\n")
 
 
