@@ -19,6 +19,7 @@ from errors import UsageError
 
 HEADROOM = 500_000_000  # bytes to stay free when arms lie in memory together
 TURNS, SAMPLES_PER_TURN = 6, 5
+SETTLING_ROUNDS = 3  # not counted: arms that were steady alone are not yet so beside each other
 SETTLED = 0.02  # seconds: the sample before leaves threads spinning for a few milliseconds
 SAVE_EVERY, SPEAK_EVERY = 1.0, 10.0  # seconds
 
@@ -74,6 +75,9 @@ class Comparison:
                 results.in_turn = True
                 while self.workers:
                     self._unload(next(iter(self.workers)))
+        if not results.in_turn:
+            for _ in range(SETTLING_ROUNDS):
+                self._round(counted=False)
         started = time.monotonic()
         ended = self._enough()
         while ended is None:
@@ -157,10 +161,10 @@ class Comparison:
         self.say(f"{arm.name} failed: {arm.failed}")
         self._keep(at_once=True)
 
-    def _round(self) -> None:
+    def _round(self, counted: bool = True) -> None:
         """One sample of every arm, in an order drawn anew."""
         for number in self._order():
-            self._sample(number)
+            self._sample(number, counted)
             time.sleep(SETTLED)
 
     def _turn(self) -> None:
@@ -184,7 +188,7 @@ class Comparison:
             numbers.sort(key=bool)  # the baseline's logits are what the others are compared with
         return numbers
 
-    def _sample(self, number: int) -> None:
+    def _sample(self, number: int, counted: bool = True) -> None:
         arm, worker = self.results.arms[number], self.workers.get(number)
         if worker is None:
             return
@@ -195,7 +199,8 @@ class Comparison:
             self._unload(number)
             self._fail(arm, error)
             return
-        arm.samples.append({"round": round, **sample})
+        if counted:
+            arm.samples.append({"round": round, **sample})
 
     def _enough(self, started: float | None = None) -> str | None:
         """Why to stop, if so; looks at widths as the statistics allow."""

@@ -144,7 +144,8 @@ def standard_error(logs: Array, seed: int = 0) -> tuple[float, int]:
     kept = independent * (1 - 2 * TRIM)
     spread = float(trimmed_mean(logs[rows]).std(ddof=1))
     widened = independent / max(independent - 1, 0.5) * beyond_blocks(first, block)
-    return spread * math.sqrt(widened), max(1, int(kept - 1))
+    # Two at least: with one, Student's t would not believe a factor of six after twenty rounds.
+    return spread * math.sqrt(widened), max(2, int(kept - 1))
 
 
 def autocorrelation(logs: Array) -> float:
