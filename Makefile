@@ -5,7 +5,7 @@ PY := .venv/bin/python
 DEMO := demo
 PROMPT := def read_lines(path):
 
-.PHONY: demo test check test-gpu clean
+.PHONY: demo test check test-gpu trust clean
 .SILENT: demo .venv/installed .venv/installed-dev
 
 demo: .venv/installed
@@ -24,6 +24,11 @@ test: .venv/installed-dev
 
 test-gpu: .venv/installed-dev
 	$(PY) -m pytest -m gpu $(ARGS)
+
+# 80 comparisons, each of two fresh processes: a quarter of an hour on a machine that does nothing else.
+trust: .venv/installed-dev
+	rm -f trust.jsonl
+	PYTHONPATH=. $(PY) tests/compare/trust.py
 
 check: .venv/installed-dev
 	$(PY) -m ruff check .

@@ -60,6 +60,12 @@ DEFAULT = Settings()
     help=f"How many of its tokens; 0: no quality [{DEFAULT.tokens}]",
 )
 @click.option("--in_turn", is_flag=True, help="Load arms in turn, though they fit side by side")
+@click.option(
+    "--processes",
+    type=click.IntRange(1),
+    default=DEFAULT.processes,
+    help=f"Start every arm so often anew: two processes of one arm differ [{DEFAULT.processes}]",
+)
 @click.option("--order_seed", type=int, default=0, help="Of the order within each round [0]")
 @click.option(
     "--allow_different", is_flag=True, help="Compare arms of other models or prompts, too"
@@ -76,6 +82,7 @@ def ab(
     text: str | None,
     tokens: int,
     in_turn: bool,
+    processes: int,
     order_seed: int,
     allow_different: bool,
     output: str | None,
@@ -99,7 +106,12 @@ def ab(
         results.settings = dataclasses.replace(results.settings, **stops)
     else:
         settings = Settings(
-            tokens=tokens, text=text, in_turn=in_turn, order_seed=order_seed, **stops
+            tokens=tokens,
+            text=text,
+            in_turn=in_turn,
+            processes=processes,
+            order_seed=order_seed,
+            **stops,
         )
         chosen = _arms(common, texts, arms, allow_different)
         check_text(text)

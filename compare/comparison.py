@@ -1,5 +1,7 @@
 """The comparison itself: workers loaded and warmed up, then rounds of one sample an arm.
 
+Two processes of one and the same arm differ by one or two percent for as long as they live, for
+they lie elsewhere in memory (docs/LOG.md). So all are started anew now and then, --processes times.
 Where the arms do not fit into memory together, each is loaded in turn, several times over, and a
 round is then a few samples of every arm.
 """
@@ -45,7 +47,8 @@ class Comparison:
         self.workers: dict[int, Process] = {}  # by the arm's number
         self.probes: dict[str, Process] = {}
         self.reference: dict | None = None
-        self.saved = self.spoken = 0.0
+        self.process: int | None = None  # see _process
+        self.sampling = self.saved = self.spoken = 0.0  # seconds
 
     def run(self) -> None:
         results = self.results
@@ -66,29 +69,50 @@ class Comparison:
 
     def _run(self) -> str:
         results = self.results
-        if not results.in_turn:
-            try:
-                for number in range(len(results.arms)):
-                    self._load(number)
-            except DoesNotFit as reason:
-                self.say(f"{reason}: arms are loaded in turn, {TURNS} times over")
-                results.in_turn = True
-                while self.workers:
-                    self._unload(next(iter(self.workers)))
-        if not results.in_turn:
-            for _ in range(SETTLING_ROUNDS):
-                self._round(counted=False)
-        started = time.monotonic()
-        ended = self._enough()
+        ended = None
         while ended is None:
+            if not results.in_turn and self._process() != self.process:
+                self._load_all()
+            if not results.alive:
+                return "baseline failed"
             if results.in_turn or results.rounds == 0:
                 self._probe()
+            started = time.monotonic()
             self._turn() if results.in_turn else self._round()
+            self.sampling += time.monotonic() - started
             results.rounds += 1
-            ended = self._enough(started)
+            ended = self._enough()
             self._keep(at_once=ended is not None)
         self._probe()
         return ended
+
+    def _process(self) -> int:
+        """Which of an arm's processes, counted from 0, the next round is for."""
+        rounds, count = self.results.rounds, self.settings.processes
+        if self.results.in_turn:
+            return rounds
+        return min(rounds // self._rounds_each(), count - 1)
+
+    def _rounds_each(self) -> int:
+        """Of all processes but the last, which takes what is left."""
+        return max(1, min(LEAST_ROUNDS, self.settings.max_rounds // self.settings.processes))
+
+    def _load_all(self) -> None:
+        """All arms side by side, if they fit; in place of those that were."""
+        for number in list(self.workers):
+            self._unload(number)
+        self.process = self._process()
+        try:
+            for number in range(len(self.results.arms)):
+                self._load(number)
+        except DoesNotFit as reason:
+            self.say(f"{reason}: arms are loaded in turn, {TURNS} times over")
+            self.results.in_turn = True
+            for number in list(self.workers):
+                self._unload(number)
+            return
+        for _ in range(SETTLING_ROUNDS):
+            self._round(counted=False)
 
     def _forget_unfinished(self) -> None:
         """A round that was cut short is taken again; of a turn, an arm's whole samples stay."""
@@ -117,7 +141,7 @@ class Comparison:
             arm.facts = worker.ask("get_ready")
         except WorkerFailed as error:
             self._unload(number)
-            if error.kind == "memory" and self.workers:
+            if error.kind == "memory" and self.workers and self.results.rounds == 0:
                 raise DoesNotFit(f"{arm.name} does not fit into memory beside the others") from None
             self._fail(arm, error)
             return
@@ -200,19 +224,20 @@ class Comparison:
             self._fail(arm, error)
             return
         if counted:
-            arm.samples.append({"round": round, **sample})
+            arm.samples.append({"round": round, "process": self._process(), **sample})
 
-    def _enough(self, started: float | None = None) -> str | None:
+    def _enough(self) -> str | None:
         """Why to stop, if so; looks at widths as the statistics allow."""
         results, settings = self.results, self.settings
         most = min(TURNS, settings.max_rounds) if results.in_turn else settings.max_rounds
         if results.baseline.failed is not None or len(results.alive) < 2:
             why = "baseline failed" if results.baseline.failed else "nothing to compare with"
             return why if not results.alive or results.rounds >= min(LEAST_ROUNDS, most) else None
-        look = is_look(results.rounds)
+        least = LEAST_ROUNDS * settings.processes
+        look = is_look(results.rounds) and results.rounds >= least
         speak = look or time.monotonic() > self.spoken + SPEAK_EVERY
         found = estimates(results) if speak else {}
-        if speak and started is not None:
+        if speak and self.sampling:
             self.say(progress_line(results, found))
             self.spoken = time.monotonic()
         widths = [one for pair in found.values() for one in pair]
@@ -220,7 +245,7 @@ class Comparison:
             return "precise"
         if results.rounds >= most:
             return "max_rounds"
-        if started is not None and time.monotonic() - started > 60 * settings.max_minutes:
+        if self.sampling > 60 * settings.max_minutes:
             return "max_minutes"
         return None
 

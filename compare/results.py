@@ -29,13 +29,14 @@ class Settings:
     tokens: int = 2048
     text: str | None = None
     in_turn: bool = False
+    processes: int = 3
     order_seed: int = 0
 
 
 @dataclass
 class ArmResult:
     """An arm and what it gave: `facts` before its first sample, `quality`, a dict a sample. Each
-    sample has its "round"; `failed` says why there are no more."""
+    sample has its "round" and "process"; `failed` says why there are no more."""
 
     name: str
     text: str
@@ -45,12 +46,10 @@ class ArmResult:
     samples: list[dict[str, Any]] = field(default_factory=list)
     failed: str | None = None
 
-    def seconds(self, figure: str) -> dict[int, list[float]]:
-        """By round, the samples' `figure`."""
-        found: dict[int, list[float]] = {}
-        for sample in self.samples:
-            found.setdefault(sample["round"], []).append(sample[figure])
-        return found
+    @property
+    def processes(self) -> int:
+        """How many took the samples."""
+        return len({sample["process"] for sample in self.samples})
 
     def in_round(self, number: int) -> int:
         return sum(sample["round"] == number for sample in self.samples)

@@ -5,7 +5,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from compare.results import ArmResult, Results
-from compare.statistics import Estimate, estimate, looks_until, paired, verdict
+from compare.statistics import (
+    Estimate,
+    estimate,
+    least_difference,
+    looks_until,
+    paired,
+    verdict,
+)
 from compare.why import reasons
 from generate import summary
 
@@ -117,7 +124,8 @@ def _compared(
         return {"verdict": "no baseline" if results.baseline.failed else "not measured"}
     logs = paired(seconds(arm, "sample_seconds"), seconds(results.baseline, "sample_seconds"))
     looks = looks_until(results.rounds) if results.ended == "interrupted" else None
-    said = verdict(logs, candidates=max(1, len(results.alive) - 1), looks=looks)
+    processes = min(arm.processes, results.baseline.processes)
+    said = verdict(logs, max(1, len(results.alive) - 1), looks, least_difference(processes))
     throughput = ratios[1]
     return {
         **{

@@ -29,7 +29,8 @@ Array = np.ndarray
 Verdict = Literal["faster", "slower", "no difference shown"]
 CONFIDENCE = 0.95  # of the intervals that are shown
 FALSE_VERDICTS = 0.02  # at most this share of runs without any difference declares one
-LEAST_DIFFERENCE = 0.01  # two processes of the same arm can differ by it; see docs/LOG.md
+LEAST_DIFFERENCE = 0.01  # what remains of the differences between three processes of an arm each
+BETWEEN_PROCESSES = 0.03  # two processes of the same arm can differ by it; see docs/LOG.md
 LEAST_ROUNDS = 10
 TRIM = 0.2
 RESAMPLES = 1000
@@ -97,6 +98,11 @@ def verdict(
     if found.low > 1 + least:
         return "slower"
     return "no difference shown"
+
+
+def least_difference(processes: int) -> float:
+    """What a ratio has to exceed 1 by, as far as chance gave each arm its processes' speeds."""
+    return max(LEAST_DIFFERENCE, BETWEEN_PROCESSES / max(1, processes))
 
 
 def is_look(rounds: int) -> bool:

@@ -20,7 +20,7 @@ from compare.__main__ import commands
 from errors import QuantbenchError
 
 ROOT = Path(__file__).parent.parent.parent
-SHORT = ("--max_new_tokens", "4", "--tokens", "64")
+SHORT = ("--max_new_tokens", "4", "--tokens", "64", "--processes", "1")
 COMPARE = (sys.executable, "-m", "compare", "ab")
 SEARCH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 ENVIRONMENT = {**os.environ, "PYTHONPATH": SEARCH, "OMP_NUM_THREADS": "1"}

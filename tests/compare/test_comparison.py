@@ -23,7 +23,7 @@ def no_pauses(monkeypatch):
 
 
 def begin(arms=ARMS, **settings):
-    return Results.begin(Settings(**settings), make_arms(COMMON, arms), "none")
+    return Results.begin(Settings(**{"processes": 1, **settings}), make_arms(COMMON, arms), "none")
 
 
 def compare(results, *behaviours, folder=None, say=lambda line: None):
@@ -162,6 +162,32 @@ def test_more_rounds_can_be_asked_for(tmp_path):
     results = begin(max_rounds=3)
     compare(results, noisy, noisy, noisy, folder=tmp_path)
     again = Results.load(tmp_path)
-    again.settings = Settings(max_rounds=5)
+    again.settings = Settings(max_rounds=5, processes=1)
     compare(again, noisy, noisy, noisy)
     assert again.rounds == 5 and all(len(arm.samples) == 5 for arm in again.arms)
+
+
+def test_all_are_started_anew_now_and_then():
+    """Each process sticks to its own speed; the ratio is that of all of them."""
+    said = []
+    results = begin(processes=3)
+    compare(results, [], [], [], say=said.append)
+    assert results.ended == "precise" and results.rounds == 31
+    for arm in results.arms:
+        rounds = Counter(sample["process"] for sample in arm.samples)
+        assert rounds == {0: 10, 1: 10, 2: 11} and arm.processes == 3
+    assert sum("loading" in line for line in said) == 9
+
+
+def test_few_rounds_are_shared_among_the_processes():
+    results = begin(processes=3, max_rounds=7)
+    compare(results)
+    rounds = Counter(sample["process"] for sample in results.arms[1].samples)
+    assert rounds == {0: 2, 1: 2, 2: 3}
+
+
+@pytest.mark.parametrize("processes, verdict", [(1, "no difference shown"), (3, "slower")])
+def test_one_process_an_arm_shows_less(processes, verdict):
+    results = begin(processes=processes)
+    found = compare(results, [], ["--seconds", "1.025"])
+    assert found[1]["verdict"] == verdict
