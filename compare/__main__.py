@@ -5,6 +5,7 @@ import sys
 import click
 
 from compare.ab import ab
+from compare.replay import replay
 from generate import explained
 
 
@@ -13,7 +14,8 @@ def commands() -> None:
     """Compare ways to run a model: speed, memory and quality, and how sure one may be."""
 
 
-commands.add_command(ab)
+for command in (ab, replay):
+    commands.add_command(command)
 
 
 def main() -> None:
