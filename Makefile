@@ -35,6 +35,7 @@ check: .venv/installed-dev
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	$(PY) -m benchlog check benchmarks.txt
+	$(PY) -m compare readme --check
 
 clean:
 	rm -rf .venv build *.egg-info
