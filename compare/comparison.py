@@ -1,7 +1,8 @@
 """The comparison itself: workers loaded and warmed up, then rounds of one sample an arm.
 
-Two processes of one and the same arm differ by one or two percent for as long as they live, for
-they lie elsewhere in memory (docs/LOG.md). So all are started anew now and then, --processes times.
+Two processes of one and the same arm differ by one or two percent for as long as they live: they
+lie elsewhere in memory, and who is loaded first lies worse or better (docs/LOG.md). So all are
+started anew on the way, --processes times in all, every other time in the opposite order.
 Where the arms do not fit into memory together, each is loaded in turn, several times over, and a
 round is then a few samples of every arm.
 """
@@ -102,8 +103,11 @@ class Comparison:
         for number in list(self.workers):
             self._unload(number)
         self.process = self._process()
+        order = range(len(self.results.arms))
+        if self.process % 2 and not self._wants_logits():
+            order = order[::-1]  # only the first time does the baseline have to come first
         try:
-            for number in range(len(self.results.arms)):
+            for number in order:
                 self._load(number)
         except DoesNotFit as reason:
             self.say(f"{reason}: arms are loaded in turn, {TURNS} times over")
@@ -119,7 +123,7 @@ class Comparison:
         for number, arm in enumerate(self.results.arms):
             last = arm.in_round(self.results.rounds)
             finished = self.results.in_turn and last == SAMPLES_PER_TURN
-            if number == 0 and any(other.quality is None for other in self.results.alive):
+            if number == 0 and self._wants_logits():
                 finished = False  # it comes again anyway, for its logits
             if not finished:
                 arm.samples = arm.samples[: len(arm.samples) - last]
@@ -150,13 +154,16 @@ class Comparison:
     def _start(self, number: int) -> Process:
         return Process(self.command(number) if callable(self.command) else self.command)
 
+    def _wants_logits(self) -> bool:
+        """Whether an arm is to be compared with the baseline's logits, and has not been yet."""
+        missing = any(arm.quality is None for arm in self.results.alive)
+        return bool(self.settings.tokens) and missing
+
     def _measure_quality(self, number: int, worker: Process) -> None:
         """Of this arm, unless that was done; the baseline's logits are needed for every other."""
-        arm, missing = self.results.arms[number], [a.quality is None for a in self.results.alive]
-        is_baseline = number == 0
-        if not self.settings.tokens:
-            return
-        if arm.quality is not None and not (is_baseline and any(missing) and not self.reference):
+        arm, is_baseline = self.results.arms[number], number == 0
+        again = is_baseline and not self.reference
+        if not self._wants_logits() or (arm.quality is not None and not again):
             return
         try:
             quality = worker.ask(

@@ -29,7 +29,7 @@ class Settings:
     tokens: int = 2048
     text: str | None = None
     in_turn: bool = False
-    processes: int = 3
+    processes: int = 2
     order_seed: int = 0
 
 

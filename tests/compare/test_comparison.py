@@ -189,5 +189,5 @@ def test_few_rounds_are_shared_among_the_processes():
 @pytest.mark.parametrize("processes, verdict", [(1, "no difference shown"), (3, "slower")])
 def test_one_process_an_arm_shows_less(processes, verdict):
     results = begin(processes=processes)
-    found = compare(results, [], ["--seconds", "1.025"])
+    found = compare(results, [], ["--seconds", "1.015"])
     assert found[1]["verdict"] == verdict

@@ -25,8 +25,8 @@ def line(
         f"model_size={4 if quant == 'None' else 1:5.2f} GB quant: {quant}, mod: {mod}, "
         f"kv_quant: {kv}, compile: {compile}, compile_prefill: False, dtype: torch.bfloat16, "
         f"device: {device} repro: python generate.py {scheme}--checkpoint_path {mod} "
-        f"--device {device} --precision torch.bfloat16{flags} --num_samples 5 --max_new_tokens 200 --top_k 200 "
-        f"--temperature 0.8{more}"
+        f"--device {device} --precision torch.bfloat16{flags} --num_samples 5 "
+        f"--max_new_tokens 200 --top_k 200 --temperature 0.8{more}"
     )
 
 

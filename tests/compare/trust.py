@@ -23,7 +23,7 @@ from compare.rows import rows
 
 SLOW = (sys.executable, str(Path(__file__).parent / "slow_worker.py"))
 SHARE = 0.05
-CONFIG = RunConfig(max_new_tokens=16, device="cpu")
+CONFIG = RunConfig(max_new_tokens=40, device="cpu")
 
 
 def one_run(seed: int, share: float) -> dict:
