@@ -5,6 +5,7 @@ import sys
 import click
 
 from compare.ab import ab
+from compare.quality import quality
 from compare.readme import readme
 from compare.replay import replay
 from generate import explained
@@ -15,7 +16,7 @@ def commands() -> None:
     """Compare ways to run a model: speed, memory and quality, and how sure one may be."""
 
 
-for command in (ab, replay, readme):
+for command in (ab, quality, replay, readme):
     commands.add_command(command)
 
 

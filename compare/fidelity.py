@@ -6,6 +6,7 @@ own dtype: nothing is lost.
 """
 
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,15 @@ class Logits:
         self.kept = torch.from_file(path, shared=True, size=count, dtype=kind)
         self.kept = self.kept.view(rows, vocab_size)
         self.row = 0
+
+    @classmethod
+    def create(cls, path: str, rows: int, vocab_size: int, dtype: str) -> "Logits":
+        """A new file; OSError where the disk has no room, which a mapped file would die of."""
+        with open(path, "wb") as file:
+            size = rows * vocab_size * getattr(torch, dtype).itemsize
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, size)
+        return cls(path, rows, vocab_size, dtype)
 
     def next(self, count: int) -> Tensor:
         """The next rows: to read, or to copy into."""
@@ -126,7 +136,7 @@ def quick(
     vocab_size = plan.architecture.vocab_size
     if reference and (reference["rows"], reference["vocab_size"]) != (len(ids) - 1, vocab_size):
         return {"why_not": "the baseline has another tokenizer"}
-    kept = Logits(keep, len(ids) - 1, vocab_size, plan.config.precision) if keep else None
+    kept = Logits.create(keep, len(ids) - 1, vocab_size, plan.config.precision) if keep else None
     theirs = Logits(**reference) if reference else None
     found = through_cache(plan, model, ids, window(plan, limit))
     return {**summary(score(found, theirs, kept)), "kept": kept.about if kept else None}
