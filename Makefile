@@ -25,7 +25,7 @@ test: .venv/installed-dev
 test-gpu: .venv/installed-dev
 	$(PY) -m pytest -m gpu $(ARGS)
 
-# 80 comparisons, each of two fresh processes: a quarter of an hour on a machine that does nothing else.
+# 80 comparisons, each of two fresh processes: half an hour on a machine that does nothing else.
 trust: .venv/installed-dev
 	rm -f trust.jsonl
 	PYTHONPATH=. $(PY) tests/compare/trust.py

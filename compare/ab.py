@@ -91,8 +91,12 @@ def ab(
 ) -> None:
     """Compare ARMs: sample them in turns until the difference is known."""
     narrow, dtype = split_precision(precisions)
-    common = RunConfig(**given, **({"precision": dtype} if dtype else {}))
-    stops = {"precision": narrow, "max_rounds": max_rounds, "max_minutes": max_minutes}
+    common = RunConfig(**(given | ({"precision": dtype} if dtype else {})))
+    stops: dict[str, Any] = {
+        "precision": narrow,
+        "max_rounds": max_rounds,
+        "max_minutes": max_minutes,
+    }
     stops = {name: value for name, value in stops.items() if value is not None}
     if resume:
         others = (texts, arms, dtype, text, in_turn, allow_different, output)

@@ -9,6 +9,7 @@ The first is the baseline.
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from benchlog import shell
 from benchlog.config import RunConfig, argv, option_table, parse
@@ -68,7 +69,7 @@ def every_scheme(common: RunConfig, texts: Sequence[str], schemes: Sequence[str]
 def same(config: RunConfig) -> RunConfig:
     """The config with everything that changes nothing set alike."""
     old = config.kv_cache_quantization and config.kv_cache == "dense"
-    changes = {"kv_cache": "int8" if old else config.kv_cache}
+    changes: dict[str, Any] = {"kv_cache": "int8" if old else config.kv_cache}
     for name in ("kv_cache_quantization", "linear_causal_mask", *NOT_IN_ARMS):
         changes[name] = RunConfig.__dataclass_fields__[name].default
     return dataclasses.replace(config, **changes)

@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from typing import Any
 
 import torch
 
@@ -15,11 +16,11 @@ class Clock:
 
     def __init__(self, device: torch.device) -> None:
         self.events = device.type == "cuda"
-        self.ticks: list = []
+        self.ticks: list[Any] = []
 
     def tick(self) -> None:
         if self.events:
-            event = torch.cuda.Event(enable_timing=True)
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             event.record()
             self.ticks.append(event)
         else:

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from compare import process
 from compare.process import Process, WorkerFailed
@@ -47,7 +48,7 @@ class Comparison:
         self.command = command
         self.workers: dict[int, Process] = {}  # by the arm's number
         self.probes: dict[str, Process] = {}
-        self.reference: dict | None = None
+        self.reference: dict[str, Any] | None = None
         self.process: int | None = None  # see _process
         self.sampling = self.saved = self.spoken = 0.0  # seconds
 

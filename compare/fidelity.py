@@ -43,7 +43,12 @@ class Logits:
     """Logits (N, V) in a file, written or read from the front."""
 
     def __init__(self, path: str, rows: int, vocab_size: int, dtype: str) -> None:
-        self.about = {"path": path, "rows": rows, "vocab_size": vocab_size, "dtype": dtype}
+        self.about: dict[str, Any] = {
+            "path": path,
+            "rows": rows,
+            "vocab_size": vocab_size,
+            "dtype": dtype,
+        }
         count, kind = rows * vocab_size, getattr(torch, dtype)
         self.kept = torch.from_file(path, shared=True, size=count, dtype=kind)
         self.kept = self.kept.view(rows, vocab_size)

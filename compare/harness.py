@@ -68,7 +68,7 @@ def _adapter(plan: Plan, model: Transformer) -> Any:
 
     tokenizer, device, most = plan.tokenizer, plan.device, plan.architecture.max_position
 
-    class Adapter(TemplateLM):
+    class Adapter(TemplateLM):  # type: ignore[misc]
         """Its names and arguments are the harness's."""
 
         @property

@@ -8,6 +8,7 @@ two models never lie in memory together.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -50,7 +51,8 @@ def sqnr_of_layers(plan: Plan, model: Transformer, full: str, ids: Tensor) -> li
 
 def _sqnr(module: nn.Module, quantized: nn.Module, x: Tensor) -> float:
     """Without the bias, which is not quantized: it would count as signal."""
-    right = nn.functional.linear(x, module.weight).double()
+    weight: Any = module.weight
+    right = nn.functional.linear(x, weight).double()
     bias = 0 if module.bias is None else module.bias
     return sqnr(right, (quantized(x) - bias).double())
 
@@ -62,7 +64,7 @@ def sqnr(right: Tensor, found: Tensor) -> float:
     return math.inf if error == 0 else 10 * math.log10(max(signal, 1e-300) / error)
 
 
-def _columns(weight: Tensor) -> Tensor:
+def _columns(weight: Any) -> Tensor:
     """Inputs (n, K) whose products are columns of a weight (N, K), evenly spread: one number of
     each is 1, which activations rounded to 8 bits hold exactly."""
     count = weight.shape[1]

@@ -42,7 +42,7 @@ def draw(rows: Sequence[Row], paths: Sequence[Path]) -> None:
         said = row["arm"]
         if row["perplexity"]:
             said += f"\nperplexity {row['perplexity']:.2f}"
-        where = {"xytext": (7, 4), "textcoords": "offset points", "fontsize": 8}
+        where: dict[str, Any] = {"xytext": (7, 4), "textcoords": "offset points", "fontsize": 8}
         axes.annotate(said, (x, row["tok_s"]), annotation_clip=False, **where)
     axes.set_xlabel(f"weights and KV cache, {name}")
     axes.set_ylabel("tokens per second")

@@ -17,6 +17,7 @@ import generate
 from benchlog.config import Command, RunConfig, options
 from compare.arm import NOT_IN_ARMS
 from errors import LogError, UsageError
+from quantize.spec import parse as scheme
 
 TOKENS = 4096
 WORST = 5
@@ -56,7 +57,7 @@ def quality(
     config = RunConfig(**given)
     if config.checkpoint_path.startswith("dummy:"):
         raise UsageError(f"--checkpoint_path {config.checkpoint_path}: random weights have none")
-    generate.parse(config.quantization)
+    scheme(config.quantization)
     generate.quiet(config.debug)
     tasks = [task.strip() for task in lm_eval.split(",")] if lm_eval else []
     found = measure(config, text, tokens, tasks, limit, generate.say)

@@ -76,6 +76,7 @@ class FileFirst(Command):
 @click.pass_context
 def replay(
     context: click.Context,
+    /,
     path: str | None,
     lines: tuple[int, ...],
     everything: bool,
@@ -157,7 +158,9 @@ def mapped(
 ) -> RunConfig:
     """The run a record asks for, as it is to be run here. Raises UsageError for a command that
     is not generate.py's or not understood."""
-    fresh = {name: RunConfig.__dataclass_fields__[name].default for name in FORGOTTEN}
+    fresh: dict[str, Any] = {
+        name: RunConfig.__dataclass_fields__[name].default for name in FORGOTTEN
+    }
     config = dataclasses.replace(record.config(), **fresh)
     if config.interactive:
         raise UsageError("--interactive is a conversation, which cannot be repeated")

@@ -130,7 +130,8 @@ def trimmed_mean(values: Array) -> Array:
     """Mean along the last axis without the fifth on either side."""
     count = values.shape[-1]
     cut = int(TRIM * count)
-    return np.sort(values, axis=-1)[..., cut : count - cut].mean(-1)
+    kept: Array = np.sort(values, axis=-1)[..., cut : count - cut]
+    return np.asarray(kept.mean(-1))
 
 
 def standard_error(logs: Array, seed: int = 0) -> tuple[float, int]:
@@ -170,7 +171,7 @@ def autocorrelation(logs: Array) -> float:
 def block_length(first: float, count: int) -> int:
     """Rounds per block: the best for the mean of `count` values of an AR(1) process (Carlstein
     1986), given its first autocorrelation; at least three blocks."""
-    best = (math.sqrt(6) * first / (1 - first**2)) ** (2 / 3) * count ** (1 / 3)
+    best: float = (math.sqrt(6) * first / (1 - first**2)) ** (2 / 3) * count ** (1 / 3)
     return max(1, min(round(best), count // 3))
 
 

@@ -349,3 +349,60 @@ def test_arms_of_other_models_are_compared_when_asked(monkeypatch):
     with pytest.raises(SystemExit):
         commands.main(["ab", *arms], standalone_mode=False)
     assert [arm.name for arm in begun[0][0].arms] == ["none", "none, num_layers=2"]
+
+
+def test_every_scheme_that_runs_here(monkeypatch):
+    """After the arms that are given, and none of them twice."""
+    begun = []
+
+    class Worker:
+        def ask(self, do, argv):
+            assert do == "schemes" and "--device" in argv
+            return {"schemes": ["none", "int8wo", "uintx-4-64", "fp6"]}
+
+        def close(self):
+            begun.append("closed")
+
+    monkeypatch.setattr(command, "Process", Worker)
+    monkeypatch.setattr(command, "compare", lambda *given: begun.append(given) or 0)
+    with pytest.raises(SystemExit):
+        commands.main(
+            ["ab", "--arms", "all", "--arm", "--quantization int8wo"], standalone_mode=False
+        )
+    assert begun[0] == "closed"
+    assert [arm.name for arm in begun[1][0].arms] == ["int8wo", "none", "uintx-4-64", "fp6"]
+
+
+def test_the_worker_knows_what_runs_here():
+    from compare.worker import Worker
+
+    schemes = Worker().schemes(["--device", "cpu"])["schemes"]
+    assert {"none", "int8wo", "fp6", "uintx-2-64", "autoquant"} <= set(schemes)
+    only = Worker().schemes(["--device", "cpu", "--kernel", "reference"])["schemes"]
+    assert "fp6" in only and "bnb-int8" not in only
+
+
+def test_a_wrong_command_says_so_in_one_line(tmp_path):
+    for arguments in (["nothing"], ["ab", "--bogus"], ["replay"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "compare", *arguments],
+            cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 2 and done.stdout == ""
+        assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.gpu
+def test_on_cuda(tmp_path):
+    """Decoding steps are timed by events, and add up to the whole all the same."""
+    arms = ["--arm", "", "--arm", "--kv_cache int8"]
+    short = ["--max_new_tokens", "20", "--max_rounds", "4", "--processes", "1", "--compile"]
+    code, stdout, stderr = finish(start(tmp_path, *arms, *short, "--output", "out"))
+    assert code == 0, stderr
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert list(results["bandwidth"]) == ["cuda"] and results["bandwidth"]["cuda"][0] > 1e11
+    for arm in results["arms"]:
+        for sample in arm["samples"]:
+            assert len(sample["token_seconds"]) == 19
+            assert sum(sample["token_seconds"]) == pytest.approx(sample["decode_seconds"], rel=0.1)
+        assert set(arm["samples"][0]["peak_memory_bytes"]) == {"reserved", "allocated"}
