@@ -108,7 +108,7 @@ class Worker:
 
     def bandwidth(self, device: str) -> dict[str, Any]:
         import devices
-        from compare.bandwidth import Bandwidth
+        from bandwidth import Bandwidth
 
         if self.probe is None:
             self.probe = Bandwidth(devices.resolve(device))
