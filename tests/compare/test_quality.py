@@ -1,5 +1,6 @@
 """python -m compare quality: its figures against ones computed another way, and its refusals."""
 
+import contextlib
 import json
 import math
 from pathlib import Path
@@ -15,6 +16,8 @@ from compare import reference as kept
 from compare.fidelity import Logits, score, summary
 from compare.layers import sqnr, sqnr_of_layers
 from compare.quality import quality
+from errors import KernelError
+from kernels.cpu import build
 from models.checkpoint import load_model
 from models.sources import EMBEDDED
 from models.tokenizer import load_tokenizer
@@ -28,7 +31,10 @@ TOKENIZER = load_tokenizer(EMBEDDED, 4096)
 
 @pytest.fixture(scope="module", autouse=True)
 def cache(tmp_path_factory):
-    """The kept logits are the tests' own, and the first test's serve the others."""
+    """The kept logits are the tests' own, and the first test's serve the others; the C++ kernels
+    lie in the same folder, and are loaded before it changes, or they would be built again."""
+    with contextlib.suppress(KernelError):
+        build.load()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
