@@ -16,7 +16,7 @@ from compare.statistics import (
 from compare.why import reasons
 from generate import summary
 
-PHASES = ("load", "warm_up", "generate")
+TELLS_NOTHING = 10  # an interval whose ends differ by more
 # The ratio's name, and the sample's figure it is of: seconds, so that below 1 the target is better.
 RATIOS = {"ratio_latency": "token_latency", "ratio_throughput": "sample_seconds"}
 
@@ -65,11 +65,10 @@ def seconds(arm: ArmResult, name: str) -> dict[int, list[float]]:
 
 def progress_line(results: Results, found: dict[int, tuple[Estimate, Estimate]]) -> str:
     """The round, and every arm's speed-up so far with its interval."""
-    parts = []
-    for number, (_, throughput) in found.items():
-        low, high = 1 / throughput.high, 1 / throughput.low if throughput.low else float("inf")
-        shown = f"({low:.3f} to {high:.3f})" if throughput.low else "(too few rounds)"
-        parts.append(f"{results.arms[number].name} {1 / throughput.ratio:.3f}× {shown}")
+    parts = [
+        f"{results.arms[number].name} {1 / throughput.ratio:.3f}× {_speed_up(throughput, '.3f')}"
+        for number, (_, throughput) in found.items()
+    ]
     return f"Round {results.rounds}: {'; '.join(parts)}"
 
 
@@ -140,15 +139,20 @@ def _compared(
 
 def in_words(throughput: Estimate, said: str) -> str:
     """The speed-up as one would say it."""
-    if not throughput.low:
-        return "too few rounds to tell"
-    times, low, high = 1 / throughput.ratio, 1 / throughput.high, 1 / throughput.low
-    interval = f"{times:.2f} × the baseline's speed ({low:.2f} to {high:.2f})"
+    times = 1 / throughput.ratio
+    interval = f"{times:.2f} × the baseline's speed {_speed_up(throughput, '.2f')}"
     if said == "faster":
         return f"{times - 1:.0%} faster: {interval}"
     if said == "slower":
         return f"{1 - times:.0%} slower: {interval}"
     return f"no difference shown: {interval}"
+
+
+def _speed_up(throughput: Estimate, form: str) -> str:
+    """The interval of 1 ÷ the ratio, if it says anything."""
+    if throughput.high > TELLS_NOTHING * throughput.low:
+        return "(too few rounds to tell)"
+    return f"({1 / throughput.high:{form}} to {1 / throughput.low:{form}})"
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
