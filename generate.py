@@ -139,7 +139,7 @@ def run(config: RunConfig) -> None:
         return
     details = measure(plan, session)
     details["peak_memory_bytes"]["load"] = load_memory
-    record = make_record(plan, details)
+    record = make_record(plan.config, details)
     if details["text"] is not None:
         click.echo(details["text"] + "\n")
     click.echo(table([details]))
@@ -263,24 +263,11 @@ def make_session(plan: Plan, model: Transformer) -> Session:
 
 def measure(plan: Plan, session: Session) -> dict[str, Any]:
     """Compile, warm up, take the samples; everything known about the run, ready for JSON."""
-    import torch
-
     import devices
 
-    config, model, device = plan.config, session.model, plan.device
-    prompt = torch.tensor([plan.prompt] * config.batch_size, device=device)
-
-    def one_sample(index: int) -> Generation:
-        torch.manual_seed(config.seed + index)  # a seed reproduces a sample, however long we warm
-        return session.generate(prompt, config.max_new_tokens, config.context_depth)
-
-    devices.reset_peak_memory(device)
-    compiling = config.compile or config.compile_prefill
-    with progress("Compiling" if compiling else "First steps") as _:
-        started = time.perf_counter()
-        session.generate(prompt, min(3, config.max_new_tokens), config.context_depth)
-        first_seconds = time.perf_counter() - started
-    warm_ups, steady = warm_up(one_sample)
+    config, device = plan.config, plan.device
+    one_sample = sampler(plan, session)
+    ready = get_ready(plan, session, one_sample)
     memory = {"warm_up": devices.peak_memory(device)}
     devices.reset_peak_memory(device)
     samples, spoken = [], -math.inf
@@ -292,35 +279,78 @@ def measure(plan: Plan, session: Session) -> dict[str, Any]:
             say(f"Sample {number} of {config.num_samples}: {samples[-1]['tok_s']:.2f} tok/s")
     memory["generate"] = devices.peak_memory(device)
     profile(config, device, lambda: one_sample(0))
+    text = readable(plan, generation.tokens[0].tolist())
+    found = {**facts(plan, session.model), **ready, "text": text, "peak_memory_bytes": memory}
+    return {**found, **summary(found, samples), "samples": samples}
 
-    tok_s = statistics.fmean(sample["tok_s"] for sample in samples)
+
+def sampler(plan: Plan, session: Session) -> Callable[..., Generation]:
+    """A function of a sample's number that takes it; further arguments as Session.generate's."""
+    import torch
+
+    config = plan.config
+    prompt = torch.tensor([plan.prompt] * config.batch_size, device=plan.device)
+
+    def one_sample(index: int, tokens: int = config.max_new_tokens, **more: Any) -> Generation:
+        torch.manual_seed(config.seed + index)  # a seed reproduces a sample, however long we warm
+        return session.generate(prompt, tokens, config.context_depth, **more)
+
+    return one_sample
+
+
+def get_ready(
+    plan: Plan, session: Session, one_sample: Callable[..., Generation]
+) -> dict[str, Any]:
+    """Compile and warm up; how long that took. The peak memory counts from here on."""
+    import devices
+
+    config = plan.config
+    devices.reset_peak_memory(plan.device)
+    compiling = config.compile or config.compile_prefill
+    with progress("Compiling" if compiling else "First steps"):
+        started = time.perf_counter()
+        one_sample(0, min(3, config.max_new_tokens))
+        first_seconds = time.perf_counter() - started
+    warm_ups, steady = warm_up(one_sample)
     return {
-        "config": dataclasses.asdict(config),
+        "compile_seconds": first_seconds if compiling else None,
+        "warm_ups": warm_ups,
+        "warm_up_steady": steady,
+    }
+
+
+def facts(plan: Plan, model: Transformer) -> dict[str, Any]:
+    """What is known of a run before its first sample, once its session was made."""
+    import devices
+
+    return {
+        "config": dataclasses.asdict(plan.config),
         "model": plan.name,
         "architecture": dataclasses.asdict(plan.architecture),
         "scheme": str(plan.spec),
         "kernel": plan.loading.kernels,
         "prompt_tokens": len(plan.prompt),
         "cache_size": plan.cache_size,
-        "tok_s": tok_s,
-        "tok_s_all_rows": tok_s * config.batch_size,
-        "prefill_tok_s": median(samples, "prefill_tok_s"),
-        "decode_tok_s": median(samples, "decode_tok_s"),
-        "time_to_first_token_s": median(samples, "prefill_seconds"),
         "weight_bytes": model.weight_bytes(),
-        "weight_bytes_per_s": tok_s * model.weight_bytes(),
         "kv_cache": model.caches[0].format,
         "attention_kernel": model.decode_kernel.name,
         "kv_cache_bytes": sum(cache.nbytes for cache in model.caches),
-        "peak_memory_bytes": memory,
-        "compile_seconds": first_seconds if compiling else None,
-        "warm_ups": warm_ups,
-        "warm_up_steady": steady,
-        "samples": samples,
-        "text": readable(plan, generation.tokens[0].tolist()),
-        "device": {"type": device.type, **devices.describe(device)},
+        "device": {"type": plan.device.type, **devices.describe(plan.device)},
         "versions": versions(),
         "git_commit": git_commit(),
+    }
+
+
+def summary(facts: dict[str, Any], samples: list[dict[str, Any]]) -> dict[str, Any]:
+    """The samples in a few figures: tok/s is their mean, the others are medians."""
+    tok_s = statistics.fmean(sample["tok_s"] for sample in samples)
+    return {
+        "tok_s": tok_s,
+        "tok_s_all_rows": tok_s * facts["config"]["batch_size"],
+        "prefill_tok_s": median(samples, "prefill_tok_s"),
+        "decode_tok_s": median(samples, "decode_tok_s"),
+        "time_to_first_token_s": median(samples, "prefill_seconds"),
+        "weight_bytes_per_s": tok_s * facts["weight_bytes"],
     }
 
 
@@ -363,7 +393,7 @@ def median(samples: list[dict[str, Any]], name: str) -> float | None:
     return statistics.median(values) if values else None
 
 
-def make_record(plan: Plan, details: dict[str, Any]) -> Record:
+def make_record(config: RunConfig, details: dict[str, Any]) -> Record:
     """The log line: GB are 1e9 bytes, and the peak is that of the counted samples."""
     peak = next(iter(details["peak_memory_bytes"]["generate"].values()))
     return Record(
@@ -373,13 +403,13 @@ def make_record(plan: Plan, details: dict[str, Any]) -> Record:
         peak_mem=peak / 1e9,
         model_size=details["weight_bytes"] / 1e9,
         quant="None" if details["scheme"] == "none" else details["scheme"],
-        mod=plan.name,
+        mod=details["model"],
         kv_quant=details["kv_cache"] != "dense",
-        compile=plan.config.compile,
-        compile_prefill=plan.config.compile_prefill,
-        dtype=f"torch.{plan.config.precision}",
-        device=plan.config.device,
-        repro=repro(dataclasses.replace(plan.config, save=None)),  # it takes a new folder
+        compile=config.compile,
+        compile_prefill=config.compile_prefill,
+        dtype=f"torch.{config.precision}",
+        device=config.device,
+        repro=repro(dataclasses.replace(config, save=None)),  # it takes a new folder
     )
 
 
