@@ -78,11 +78,9 @@ struct Problem {
   void* y;              // (outputs, rows)
 };
 
-// `prepare` turns x into what the inner loop wants; `multiply` does some blocks. `unpack` writes
-// some blocks' numbers to y, (columns, outputs) of `type`, from row x_row of the weight on.
+// `prepare` turns x into what the inner loop wants; `multiply` does some blocks.
 #define LINEAR_VERSION(name)                                      \
   void prepare_##name(const Problem&);                            \
-  void unpack_##name(const Problem&, int64_t first, int64_t last); \
   void multiply_##name(const Problem&, int64_t first, int64_t last)
 LINEAR_VERSION(portable);
 LINEAR_VERSION(avx2);

@@ -12,6 +12,7 @@
 #include <cstring>
 
 #include "isa.h"
+#include "products.h"
 #include "scratch.h"
 
 namespace {
@@ -79,6 +80,8 @@ void multiply_in_tiles(Plain& problem, Scratch& scratch) {
 }
 #endif
 
+}  // namespace
+
 Tensor plain(const Tensor& x, const Tensor& weight) {
   STD_TORCH_CHECK(weight.dim() == 2 && weight.is_contiguous(), "the weight has to be contiguous");
   const int64_t columns = weight.size(1), rows = weight.size(0);
@@ -111,7 +114,5 @@ Tensor plain(const Tensor& x, const Tensor& weight) {
   });
   return y;
 }
-
-}  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(quantbench, CPU, library) { library.impl("cpu_plain", TORCH_BOX(&plain)); }
