@@ -145,7 +145,7 @@ struct Group {
     const Geometry& g = problem.geometry;
     const int64_t step = chunks_at_once(g), x_tile = g.padded_columns() * MANY;
     const int count = g.blocks - block < BESIDE ? int(g.blocks - block) : BESIDE;
-    const uint8_t* at[BESIDE];
+    const uint8_t* at[BESIDE] = {};
     for (int b = 0; b < count; ++b) at[b] = problem.blocks + (block + b) * g.block_bytes;
     __builtin_memset(sums, 0, (last - first) * sizeof sums[0]);
     if (count < BESIDE) __builtin_memset(weights, 0, sizeof weights);
