@@ -2,23 +2,22 @@
 # ARGS reaches pytest: make test ARGS="-k kv_cache".
 PYTHON ?= python3
 PY := .venv/bin/python
-DEMO := demo.jsonl
+DEMO := demo
 PROMPT := def read_lines(path):
 
-.PHONY: demo test check test-gpu clean
+.PHONY: demo test check test-gpu trust clean
 .SILENT: demo .venv/installed .venv/installed-dev
 
 demo: .venv/installed
-	rm -f $(DEMO)
-	echo "1 of 2: full precision" >&2
-	$(PY) generate.py --compile --prompt "$(PROMPT)" --output_json_path $(DEMO)
-	echo >&2; echo "2 of 2: int8 weights" >&2
-	$(PY) generate.py --quantization int8wo --compile --prompt "$(PROMPT)" --output_json_path $(DEMO)
-	echo; echo "Both runs:"
-	$(PY) -m benchlog table $(DEMO)
-	echo; echo "The log is benchmarks.txt; these two runs are its last two lines:"
-	tail -n 2 benchmarks.txt | cut -c 1-110
-	echo; echo "Next, your own model: $(PY) generate.py --checkpoint_path PATH --compile   (--help shows more)"
+	rm -rf $(DEMO)
+	echo "Four ways to run the embedded model, each in a process of its own: about two minutes" >&2
+	$(PY) -m compare ab --arm "--quantization none" --arm "--quantization int8wo" \
+	  --arm "--quantization int4wo-64" --arm "--quantization uintx-2-64" --compile \
+	  --prompt "$(PROMPT)" --max_new_tokens 50 --processes 1 --max_rounds 20 --max_minutes 0.7 --output $(DEMO)
+	echo; echo "The log is benchmarks.txt; these four runs are its last four lines:"
+	tail -n 4 benchmarks.txt | cut -c 1-110
+	echo; echo "$(DEMO)/report.md says all that, and has a picture."
+	echo "Next, your own model: $(PY) -m compare ab --checkpoint_path PATH --compile --arms all"
 
 test: .venv/installed-dev
 	$(PY) -m pytest $(ARGS)
@@ -26,11 +25,17 @@ test: .venv/installed-dev
 test-gpu: .venv/installed-dev
 	$(PY) -m pytest -m gpu $(ARGS)
 
+# 80 comparisons, each of two fresh processes: half an hour on a machine that does nothing else.
+trust: .venv/installed-dev
+	rm -f trust.jsonl
+	PYTHONPATH=. $(PY) tests/compare/trust.py
+
 check: .venv/installed-dev
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	$(PY) -m benchlog check benchmarks.txt
+	$(PY) -m compare readme --check
 
 clean:
 	rm -rf .venv build *.egg-info

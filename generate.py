@@ -13,12 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.metadata
 import logging
 import math
-import platform
 import statistics
-import subprocess
 import sys
 import time
 import warnings
@@ -30,6 +27,7 @@ import click
 
 from benchlog import log
 from benchlog.config import Command, RunConfig, options, repro
+from benchlog.origin import git_commit, versions
 from benchlog.record import Record
 from benchlog.table import table
 from errors import QuantbenchError, UsageError
@@ -45,7 +43,6 @@ if TYPE_CHECKING:  # torch takes seconds to import; --help and a mistyped option
     from quantize.spec import Spec
     from session import Generation, Session
 
-HERE = Path(__file__).parent
 Report = Callable[[int, int], None]
 AGREEMENT = 0.05  # two warm-up samples this close to each other are steady
 MAX_WARM_UPS = 5
@@ -135,11 +132,11 @@ def run(config: RunConfig) -> None:
         model, load_memory = load(plan, report)
     session = make_session(plan, model)
     if config.interactive:
-        converse(plan, session)
+        chat(plan, session)
         return
     details = measure(plan, session)
     details["peak_memory_bytes"]["load"] = load_memory
-    record = make_record(plan, details)
+    record = make_record(plan.config, details)
     if details["text"] is not None:
         click.echo(details["text"] + "\n")
     click.echo(table([details]))
@@ -263,24 +260,12 @@ def make_session(plan: Plan, model: Transformer) -> Session:
 
 def measure(plan: Plan, session: Session) -> dict[str, Any]:
     """Compile, warm up, take the samples; everything known about the run, ready for JSON."""
-    import torch
-
     import devices
+    from tracing import trace
 
-    config, model, device = plan.config, session.model, plan.device
-    prompt = torch.tensor([plan.prompt] * config.batch_size, device=device)
-
-    def one_sample(index: int) -> Generation:
-        torch.manual_seed(config.seed + index)  # a seed reproduces a sample, however long we warm
-        return session.generate(prompt, config.max_new_tokens, config.context_depth)
-
-    devices.reset_peak_memory(device)
-    compiling = config.compile or config.compile_prefill
-    with progress("Compiling" if compiling else "First steps") as _:
-        started = time.perf_counter()
-        session.generate(prompt, min(3, config.max_new_tokens), config.context_depth)
-        first_seconds = time.perf_counter() - started
-    warm_ups, steady = warm_up(one_sample)
+    config, device = plan.config, plan.device
+    one_sample = sampler(plan, session)
+    ready = get_ready(plan, session, one_sample)
     memory = {"warm_up": devices.peak_memory(device)}
     devices.reset_peak_memory(device)
     samples, spoken = [], -math.inf
@@ -291,36 +276,79 @@ def measure(plan: Plan, session: Session) -> dict[str, Any]:
             spoken = time.monotonic()
             say(f"Sample {number} of {config.num_samples}: {samples[-1]['tok_s']:.2f} tok/s")
     memory["generate"] = devices.peak_memory(device)
-    profile(config, device, lambda: one_sample(0))
+    trace(device, config.profile, config.memory_profile, lambda: one_sample(0), say)
+    text = readable(plan, generation.tokens[0].tolist())
+    found = {**facts(plan, session.model), **ready, "text": text, "peak_memory_bytes": memory}
+    return {**found, **summary(found, samples), "samples": samples}
 
-    tok_s = statistics.fmean(sample["tok_s"] for sample in samples)
+
+def sampler(plan: Plan, session: Session) -> Callable[..., Generation]:
+    """A function of a sample's number that takes it; further arguments as Session.generate's."""
+    import torch
+
+    config = plan.config
+    prompt = torch.tensor([plan.prompt] * config.batch_size, device=plan.device)
+
+    def one_sample(index: int, tokens: int = config.max_new_tokens, **more: Any) -> Generation:
+        torch.manual_seed(config.seed + index)  # a seed reproduces a sample, however long we warm
+        return session.generate(prompt, tokens, config.context_depth, **more)
+
+    return one_sample
+
+
+def get_ready(
+    plan: Plan, session: Session, one_sample: Callable[..., Generation]
+) -> dict[str, Any]:
+    """Compile and warm up; how long that took. The peak memory counts from here on."""
+    import devices
+
+    config = plan.config
+    devices.reset_peak_memory(plan.device)
+    compiling = config.compile or config.compile_prefill
+    with progress("Compiling" if compiling else "First steps"):
+        started = time.perf_counter()
+        one_sample(0, min(3, config.max_new_tokens))
+        first_seconds = time.perf_counter() - started
+    warm_ups, steady = warm_up(one_sample)
     return {
-        "config": dataclasses.asdict(config),
+        "compile_seconds": first_seconds if compiling else None,
+        "warm_ups": warm_ups,
+        "warm_up_steady": steady,
+    }
+
+
+def facts(plan: Plan, model: Transformer) -> dict[str, Any]:
+    """What is known of a run before its first sample, once its session was made."""
+    import devices
+
+    return {
+        "config": dataclasses.asdict(plan.config),
         "model": plan.name,
         "architecture": dataclasses.asdict(plan.architecture),
         "scheme": str(plan.spec),
         "kernel": plan.loading.kernels,
         "prompt_tokens": len(plan.prompt),
         "cache_size": plan.cache_size,
-        "tok_s": tok_s,
-        "tok_s_all_rows": tok_s * config.batch_size,
-        "prefill_tok_s": median(samples, "prefill_tok_s"),
-        "decode_tok_s": median(samples, "decode_tok_s"),
-        "time_to_first_token_s": median(samples, "prefill_seconds"),
         "weight_bytes": model.weight_bytes(),
-        "weight_bytes_per_s": tok_s * model.weight_bytes(),
         "kv_cache": model.caches[0].format,
         "attention_kernel": model.decode_kernel.name,
         "kv_cache_bytes": sum(cache.nbytes for cache in model.caches),
-        "peak_memory_bytes": memory,
-        "compile_seconds": first_seconds if compiling else None,
-        "warm_ups": warm_ups,
-        "warm_up_steady": steady,
-        "samples": samples,
-        "text": readable(plan, generation.tokens[0].tolist()),
-        "device": {"type": device.type, **devices.describe(device)},
+        "device": {"type": plan.device.type, **devices.describe(plan.device)},
         "versions": versions(),
         "git_commit": git_commit(),
+    }
+
+
+def summary(facts: dict[str, Any], samples: list[dict[str, Any]]) -> dict[str, Any]:
+    """The samples in a few figures: tok/s is their mean, the others are medians."""
+    tok_s = statistics.fmean(sample["tok_s"] for sample in samples)
+    return {
+        "tok_s": tok_s,
+        "tok_s_all_rows": tok_s * facts["config"]["batch_size"],
+        "prefill_tok_s": median(samples, "prefill_tok_s"),
+        "decode_tok_s": median(samples, "decode_tok_s"),
+        "time_to_first_token_s": median(samples, "prefill_seconds"),
+        "weight_bytes_per_s": tok_s * facts["weight_bytes"],
     }
 
 
@@ -363,7 +391,7 @@ def median(samples: list[dict[str, Any]], name: str) -> float | None:
     return statistics.median(values) if values else None
 
 
-def make_record(plan: Plan, details: dict[str, Any]) -> Record:
+def make_record(config: RunConfig, details: dict[str, Any]) -> Record:
     """The log line: GB are 1e9 bytes, and the peak is that of the counted samples."""
     peak = next(iter(details["peak_memory_bytes"]["generate"].values()))
     return Record(
@@ -373,85 +401,29 @@ def make_record(plan: Plan, details: dict[str, Any]) -> Record:
         peak_mem=peak / 1e9,
         model_size=details["weight_bytes"] / 1e9,
         quant="None" if details["scheme"] == "none" else details["scheme"],
-        mod=plan.name,
+        mod=details["model"],
         kv_quant=details["kv_cache"] != "dense",
-        compile=plan.config.compile,
-        compile_prefill=plan.config.compile_prefill,
-        dtype=f"torch.{plan.config.precision}",
-        device=plan.config.device,
-        repro=repro(dataclasses.replace(plan.config, save=None)),  # it takes a new folder
+        compile=config.compile,
+        compile_prefill=config.compile_prefill,
+        dtype=f"torch.{config.precision}",
+        device=config.device,
+        repro=repro(dataclasses.replace(config, save=None)),  # it takes a new folder
     )
 
 
-def profile(config: RunConfig, device: torch.device, once: Callable[[], object]) -> None:
-    """Trace one more sample, an uncounted one, to where --profile and --memory_profile say."""
+def chat(plan: Plan, session: Session) -> None:
+    """What --interactive asks for."""
     import torch
 
-    if config.memory_profile and device.type == "cuda":
-        torch.cuda.memory._record_memory_history()
-        once()
-        torch.cuda.memory._dump_snapshot(config.memory_profile)
-        torch.cuda.memory._record_memory_history(enabled=None)
-        say(f"Wrote {config.memory_profile}; open it at https://docs.pytorch.org/memory_viz")
-    traces = {config.profile: False}
-    if device.type != "cuda":
-        traces[config.memory_profile] = True
-    for path, profile_memory in traces.items():
-        if path:
-            with torch.profiler.profile(profile_memory=profile_memory) as trace:
-                once()
-            trace.export_chrome_trace(path)
-            say(f"Wrote {path}; open it in https://ui.perfetto.dev")
+    from conversation import converse
 
+    def next_tokens(ids: list[int], start: int) -> Iterator[int]:
+        prompt = torch.tensor([ids], device=plan.device)
+        return map(int, session.stream(prompt, start))
 
-def converse(plan: Plan, session: Session) -> None:
-    """Read a line, answer as the text comes, until end of input or a full context.
-
-    Each turn appends to the cache. A model without a chat template continues the text instead.
-    """
-    import torch
-
-    from models.chat import template_for
-    from models.tokenizer import stream
-
-    tokenizer = plan.tokenizer
-    template = template_for(tokenizer, plan.name)
-    stop = template.stop_ids(tokenizer) if template else tokenizer.eos_ids
-    if template is None:
-        say(f"{plan.name} has no chat template that we know: it continues what you write")
-    say("Ctrl-D ends")
     torch.manual_seed(plan.config.seed)
-    start, unread = 0, []  # the next free position; the last token said, if the cache lacks it
-    while True:
-        try:
-            line = input("> ")
-        except EOFError:
-            say("")
-            return
-        first = start == 0
-        if template:
-            turn = template.encode_turn(tokenizer, line, first)
-        else:
-            turn = tokenizer.encode(line, bos=first)
-        ids = [*unread, *turn]
-        room = min(plan.cache_size - start - len(ids), plan.config.max_new_tokens)
-        if room < 1:
-            say(f"The context is full: it has {plan.cache_size} positions (--cache_size)")
-            return
-        if not ids:
-            continue
-        text = stream(tokenizer, () if template else ids)
-        start, unread = start + len(ids), []
-        for token in session.stream(torch.tensor([ids], device=plan.device), start - len(ids)):
-            said = int(token)
-            if said in stop:
-                break
-            start, unread = start + len(unread), [said]
-            click.echo(text.push(said), nl=False)
-            room -= 1
-            if room == 0:
-                break
-        click.echo(text.flush())
+    most = plan.config.max_new_tokens
+    converse(next_tokens, plan.tokenizer, plan.name, plan.cache_size, most, say)
 
 
 def readable(plan: Plan, tokens: list[int]) -> str | None:
@@ -462,26 +434,6 @@ def readable(plan: Plan, tokens: list[int]) -> str | None:
     eos = plan.tokenizer.eos_ids
     end = next((i for i, token in enumerate(tokens) if token in eos), len(tokens))
     return plan.tokenizer.decode([*plan.prompt, *tokens[:end]])
-
-
-def versions() -> dict[str, str | None]:
-    found: dict[str, str | None] = {"python": platform.python_version()}
-    for package in ("quantbench", "torch", "torchao", "triton", "bitsandbytes"):
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found[package] = None
-    return found
-
-
-def git_commit() -> str | None:
-    """This checkout's commit, "-dirty" when it has changes; None outside a checkout."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return done.stdout.strip()
 
 
 def say(line: str) -> None:

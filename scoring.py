@@ -4,7 +4,7 @@ Each token is predicted from at least half a context, except at the text's begin
 `context` tokens advance by half of it, and only a window's second half counts.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -20,15 +20,30 @@ def token_nats(
     model: Transformer, tokens: Tensor, context: int, report: Report | None = None
 ) -> Tensor:
     """Nats of tokens[1:], (N - 1,) float64 on the CPU, for tokens (N,) on the model's device."""
-    half, nats = context // 2, []
+    nats = []
+    for logits, targets in predictions(model, tokens, context):
+        nats.append(F.cross_entropy(logits.float(), targets, reduction="none"))
+        if report:
+            report(sum(map(len, nats)), len(tokens) - 1)
+    return torch.cat(nats).double().cpu()
+
+
+@torch.no_grad()
+def predictions(
+    model: Transformer, tokens: Tensor, context: int, through_cache: bool = False
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Logits (n, V), in the dtype that the model gives, and the n tokens (n,) that they predict:
+    window by window, each of tokens[1:] once.
+
+    `through_cache`: keys and values go through the caches, of `context` positions or more.
+    """
+    half = context // 2
     for start in range(0, len(tokens) - 1, half):
         begin = max(0, start - half)
         window = tokens[begin : start + half + 1]
-        logits = model(window[None, :-1])[0, start - begin :].float()
-        nats.append(F.cross_entropy(logits, window[start - begin + 1 :], reduction="none"))
-        if report:
-            report(min(start + half, len(tokens) - 1), len(tokens) - 1)
-    return torch.cat(nats).double().cpu()
+        positions = torch.arange(len(window) - 1, device=tokens.device) if through_cache else None
+        logits = model(window[None, :-1], positions)
+        yield logits[0, start - begin :], window[start - begin + 1 :]
 
 
 def perplexity(nats: Tensor) -> float:

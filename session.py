@@ -128,15 +128,28 @@ class Session:
             cache.fill(depth)
 
     @torch.no_grad()
-    def generate(self, prompt: Tensor, max_new_tokens: int, start: int = 0) -> Generation:
-        """Continue prompt (B, S), which lies on the device, by exactly max_new_tokens tokens."""
+    def generate(
+        self,
+        prompt: Tensor,
+        max_new_tokens: int,
+        start: int = 0,
+        after_token: Callable[[], object] = lambda: None,
+    ) -> Generation:
+        """Continue prompt (B, S), which lies on the device, by exactly max_new_tokens tokens.
+
+        `after_token` is called once the prompt is done, and then as each decoding step has been
+        issued, which on an accelerator is before it is over.
+        """
         devices.synchronize(self.device)
         started = time.perf_counter()
         stream = self.stream(prompt, start)
         tokens = [next(stream)]
         devices.synchronize(self.device)
         prefilled = time.perf_counter()
-        tokens += [next(stream) for _ in range(max_new_tokens - 1)]
+        after_token()
+        for _ in range(max_new_tokens - 1):
+            tokens.append(next(stream))
+            after_token()
         devices.synchronize(self.device)
         ended = time.perf_counter()
         return Generation(torch.cat(tokens, 1), prefilled - started, ended - prefilled)

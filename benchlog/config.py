@@ -13,7 +13,7 @@ given as --prompt=VALUE.
 import dataclasses
 import difflib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -195,7 +195,7 @@ def breaks_off(command: str) -> bool:
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
-def options() -> Callable[[Decorated], Decorated]:
+def options(without: Collection[str] = ()) -> Callable[[Decorated], Decorated]:
     """Decorate a click command's function with every option; it receives RunConfig's arguments.
 
     Values arrive as text, RunConfig checks them. Use it under `@click.command(cls=Command)`.
@@ -203,7 +203,8 @@ def options() -> Callable[[Decorated], Decorated]:
 
     def decorate(function: Decorated) -> Decorated:
         for field in reversed(dataclasses.fields(RunConfig)):
-            function = _click_option(field)(function)
+            if field.name not in without:
+                function = _click_option(field)(function)
         return function
 
     return decorate
@@ -224,12 +225,14 @@ class Command(click.Command):
         super().__init__(*arguments, **settings)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        spelled, takes_value = {}, {}
+        spelled, takes_value, dashed = {}, {}, set()
         for parameter in self.get_params(ctx):
             for name in (*parameter.opts, *parameter.secondary_opts):
                 spelled[_key(name)] = name
                 takes_value[_key(name)] = not getattr(parameter, "is_flag", False)
-        pairs = _pairs(args, takes_value)
+                if isinstance(parameter, OptionOfOptions):
+                    dashed.add(_key(name))
+        pairs = _pairs(args, takes_value, dashed)
         arguments = [
             f"{spelled[name]}={value}" if takes_value[name] else spelled[name]
             for name, value in pairs
@@ -246,6 +249,10 @@ class Command(click.Command):
             if rows:
                 with formatter.section(group):
                     formatter.write_dl(rows)
+
+
+class OptionOfOptions(click.Option):
+    """An option whose value is options itself: it may begin with dashes."""
 
 
 class _TableOption(click.Option):
@@ -277,7 +284,7 @@ def _is_switch(option: Option) -> bool:
 
 
 def _pairs(
-    argv: Sequence[str], takes_value: Mapping[str, bool]
+    argv: Sequence[str], takes_value: Mapping[str, bool], dashed: Collection[str] = ()
 ) -> Iterator[tuple[str, str | bool]]:
     """Each option's underscore name with the text of its value, or True for a switch."""
     words = iter(argv)
@@ -300,7 +307,7 @@ def _pairs(
             following = next(words, None)
             if following is None:
                 raise UsageError(f"--{name} takes a value, and none is given")
-            if following.startswith("--"):
+            if following.startswith("--") and name not in dashed:
                 raise UsageError(
                     f"--{name} takes a value, and the option {_shown(following)} follows it; "
                     f"a value that begins with dashes is given as --{name}=VALUE"

@@ -7,11 +7,12 @@
 #include <torch/headeronly/core/ScalarType.h>
 
 #include <cstring>
-#include <vector>
 
 #include "isa.h"
 #include "linear.h"
 #include "linear_many.h"
+#include "products.h"
+#include "scratch.h"
 
 namespace {
 
@@ -33,23 +34,6 @@ Version version() {
   return {prepare_portable, multiply_portable};
 }
 
-// Memory for what x becomes, kept from call to call by each thread that calls.
-struct Scratch {
-  std::vector<char> bytes;
-  char* next = nullptr;
-
-  void reserve(int64_t size) {
-    if (int64_t(bytes.size()) < size + 64) bytes.resize(size + 64);
-    next = bytes.data() + (64 - reinterpret_cast<uintptr_t>(bytes.data()) % 64) % 64;
-  }
-  template <typename T>
-  T* take(int64_t count) {
-    T* found = reinterpret_cast<T*>(next);
-    next += (count * sizeof(T) + 63) / 64 * 64;
-    return found;
-  }
-};
-
 Number number(ScalarType type) {
   STD_TORCH_CHECK(type == ScalarType::Float || type == ScalarType::BFloat16 ||
                       type == ScalarType::Half, "x has to be float32, bfloat16 or float16");
@@ -70,6 +54,8 @@ Header header_of(const Tensor& packed) {
                   "a packed weight has not the size that its header says");
   return header;
 }
+
+}  // namespace
 
 Tensor linear(const Tensor& x, const Tensor& packed, int64_t rows) {
   const Header header = header_of(packed);
@@ -116,8 +102,6 @@ Tensor linear(const Tensor& x, const Tensor& packed, int64_t rows) {
   });
   return y;
 }
-
-}  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(quantbench, CPU, library) {
   library.impl("cpu_linear", TORCH_BOX(&linear));

@@ -1,0 +1,1 @@
+"""Comparison: arms run side by side, and what may be said about the difference."""

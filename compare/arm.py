@@ -1,0 +1,130 @@
+"""An arm: one way to run a model, made of the options all arms share and its own.
+
+    arms = make_arms(common, ["--quantization none", "--quantization int8wo --kernel reference"])
+    arms[1].name        # "int8wo, kernel=reference"
+
+The first is the baseline.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchlog import shell
+from benchlog.config import RunConfig, argv, option_table, parse
+from errors import QuantbenchError, UsageError
+from quantize import spec
+
+# What a comparison decides itself, or what concerns one run alone.
+NOT_IN_ARMS = (
+    *("num_samples", "write_result", "output_json_path", "profile", "memory_profile"),
+    *("save", "dry_run", "interactive", "debug"),
+)
+# Arms that differ in these do not do the same work.
+MODEL = ("checkpoint_path", "num_layers")
+WORK = ("prompt", "prefill_size", "max_new_tokens", "batch_size", "context_depth", "seed")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """`text` is what the person wrote; `config` is None, and `problem` says why, where that cannot
+    be understood."""
+
+    name: str
+    text: str
+    config: RunConfig | None
+    problem: str | None = None
+
+
+def make_arms(common: RunConfig, texts: Sequence[str], allow_different: bool = False) -> list[Arm]:
+    """An arm for each text. Raises UsageError, one line, for arms that cannot be compared.
+
+    An arm whose options are wrong is an arm with a problem: the others are still worth running.
+    """
+    if not texts:
+        raise UsageError(
+            'no baseline: give --arm "--quantization none" first, then the arms to compare with '
+            "it, or --arms all"
+        )
+    if len(texts) == 1:
+        raise UsageError(f"one arm, {texts[0]!r}, is nothing to compare: give another --arm")
+    arms = [_arm(common, text) for text in texts]
+    _refuse_identical(arms)
+    if not allow_different:
+        _refuse_different(arms)
+    return arms
+
+
+def every_scheme(common: RunConfig, texts: Sequence[str], schemes: Sequence[str]) -> list[str]:
+    """The texts, and one more for each scheme that none of them is already."""
+    own = [same(arm.config) for arm in (_arm(common, text) for text in texts) if arm.config]
+    others = [f"--quantization {scheme}" for scheme in schemes]
+    return [
+        *texts,
+        *(text for text in others if same(parse([*argv(common), *text.split()])) not in own),
+    ]
+
+
+def same(config: RunConfig) -> RunConfig:
+    """The config with everything that changes nothing set alike."""
+    old = config.kv_cache_quantization and config.kv_cache == "dense"
+    changes: dict[str, Any] = {"kv_cache": "int8" if old else config.kv_cache}
+    for name in ("kv_cache_quantization", "linear_causal_mask", *NOT_IN_ARMS):
+        changes[name] = RunConfig.__dataclass_fields__[name].default
+    return dataclasses.replace(config, **changes)
+
+
+def _arm(common: RunConfig, text: str) -> Arm:
+    try:
+        words = [word.text for word in shell.words(text)]
+        own = parse(words)
+        given = [name for name in NOT_IN_ARMS if getattr(own, name) != getattr(RunConfig(), name)]
+        if given:
+            raise UsageError(f"--{given[0]} does not belong into an arm")
+        config = parse([*argv(common), *words])
+        config = dataclasses.replace(config, quantization=str(spec.parse(config.quantization)))
+    except QuantbenchError as error:
+        return Arm(text.strip() or "(empty)", text, None, str(error))
+    return Arm(_name(common, config), text, config)
+
+
+def _name(common: RunConfig, config: RunConfig) -> str:
+    parts = [config.quantization]
+    for name in option_table():
+        value = getattr(config, name)
+        if name != "quantization" and value != getattr(common, name):
+            parts.append(name if value is True else f"{name}={value}")
+    return ", ".join(parts)
+
+
+def _refuse_identical(arms: Sequence[Arm]) -> None:
+    seen: dict[RunConfig, int] = {}
+    for number, arm in enumerate(arms, 1):
+        if arm.config is None:
+            continue
+        first = seen.setdefault(same(arm.config), number)
+        if first != number:
+            raise UsageError(
+                f"arms {first} and {number} are the same run, {arms[first - 1].name!r} and "
+                f"{arm.name!r}: leave one out"
+            )
+
+
+def _refuse_different(arms: Sequence[Arm]) -> None:
+    configs = [(number, arm.config) for number, arm in enumerate(arms, 1) if arm.config]
+    for name in (*MODEL, *WORK):
+        for number, config in configs[1:]:
+            theirs, own = getattr(configs[0][1], name), getattr(config, name)
+            if own == theirs:
+                continue
+            what = "model" if name in MODEL else "work"
+            raise UsageError(
+                f"arm {number} has --{name} {_shown(own)} and arm {configs[0][0]} "
+                f"{_shown(theirs)}: not the same {what}; --allow_different compares them even so"
+            )
+
+
+def _shown(value: object) -> str:
+    text = str(value)
+    return repr(text if len(text) <= 40 else f"{text[:40]}…")

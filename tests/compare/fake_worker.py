@@ -1,0 +1,94 @@
+"""A worker without a model: it answers at once, as its arguments say. For tests of what asks it.
+
+fake_worker.py [--seconds X] [--noise X] [--no-memory-beside] [--die-at N] [--journal FILE]
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import random
+import signal
+import sys
+
+from benchlog.config import parse
+
+options = argparse.ArgumentParser()
+options.add_argument("--seconds", type=float, default=1.0)
+options.add_argument("--noise", type=float, default=0.001)
+options.add_argument("--no-memory-beside", action="store_true")
+options.add_argument("--die-at", type=int)
+options.add_argument("--journal")
+options.add_argument("--quality-fails")
+given = options.parse_args()
+random_number = random.Random(os.getpid())
+
+
+def load(argv, headroom):
+    global config
+    config = parse(argv)
+    if given.no_memory_beside and headroom:
+        return None
+    return {"device": "cpu", "dummy": False}
+
+
+def quality(tokens, text, reference, keep):
+    found = {"tokens": tokens, "perplexity": 8.0, "perplexity_standard_error": 0.1}
+    if keep:
+        return {**found, "kept": {"path": keep}}
+    if reference:
+        found |= {"kl": 0.5, "kl_standard_error": 0.01, "top1": 0.75, "top5": 0.5}
+    return {**found, "kept": None}
+
+
+def get_ready():
+    return {
+        "config": dataclasses.asdict(dataclasses.replace(config, device="cpu")),
+        "model": "fake",
+        "scheme": config.quantization,
+        "kernel": "torch",
+        "kernels": {"torch": None},
+        "attention_kernel": "cpu",
+        "attention_reason": None,
+        "weight_bytes": 10_000_000,
+        "kv_cache": "dense",
+        "kv_cache_bytes": 1000,
+        "warm_up_steady": True,
+        "peak_memory_bytes": {"load": {"resident": 1}, "warm_up": {"resident": 2}},
+        "device": {"type": "cpu", "name": "fake"},
+        "versions": {"torch": "0"},
+        "git_commit": None,
+    }
+
+
+def sample(index):
+    if given.die_at is not None and index >= given.die_at:
+        os.kill(os.getpid(), signal.SIGKILL)
+    scale = given.seconds * random_number.lognormvariate(0, given.noise)
+    new = config.max_new_tokens
+    return {
+        "prefill_seconds": scale,
+        "decode_seconds": scale * (new - 1),
+        "tok_s": 1 / scale,
+        "prefill_tok_s": 1 / scale,
+        "decode_tok_s": 1 / scale,
+        "token_seconds": [scale] * (new - 1),
+        "peak_memory_bytes": {"resident": 3},
+    }
+
+
+def bandwidth(device):
+    return {"bytes_per_s": 1e9}
+
+
+for line in sys.stdin:
+    request = json.loads(line)
+    what = request.pop("do")
+    if given.journal:
+        with open(given.journal, "a") as journal:
+            journal.write(f"{os.getpid()} {what}\n")
+    did = globals()[what](**request)
+    answer = {"did": did}
+    if did is None:
+        answer = {"failed": "out of memory", "kind": "memory"}
+    print(json.dumps(answer), flush=True)

@@ -1,0 +1,408 @@
+"""python -m compare ab on the embedded model, as a person starts it: processes, kills, files."""
+
+import csv
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from benchlog import log
+from compare import ab as command
+from compare.__main__ import commands
+from errors import QuantbenchError
+
+ROOT = Path(__file__).parent.parent.parent
+SHORT = ("--max_new_tokens", "4", "--tokens", "64", "--processes", "1")
+COMPARE = (sys.executable, "-m", "compare", "ab")
+SEARCH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+ENVIRONMENT = {**os.environ, "PYTHONPATH": SEARCH, "OMP_NUM_THREADS": "1"}
+
+
+def start(folder, *arguments):
+    return subprocess.Popen(
+        [*COMPARE, *arguments],
+        cwd=folder,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process):
+    stdout, stderr = process.communicate(timeout=300)
+    assert "Traceback" not in stderr
+    return process.returncode, stdout, stderr
+
+
+# ------------------------------------------------------------------------- a whole run
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """Three arms that run and two that cannot, and the folder with what came of it."""
+    folder = tmp_path_factory.mktemp("ab")
+    arms = ["", "--quantization uintx-2-64", "--quantization bogus", "--kv_cache int4"]
+    arms = [word for arm in (*arms, "--cache_size 3") for word in ("--arm", arm)]
+    process = start(folder, *arms, *SHORT, "--max_rounds", "6", "--output", "out")
+    code, stdout, stderr = finish(process)
+    assert code == 0, stderr
+    return folder, stdout, json.loads((folder / "out" / "results.json").read_text())
+
+
+def test_every_arm_has_its_row(done):
+    folder, stdout, results = done
+    names = ["none", "uintx-2-64", "--quantization bogus", "none, kv_cache=int4"]
+    assert [row["arm"] for row in results["rows"]] == [*names, "none, cache_size=3"]
+    assert [bool(row["failed"]) for row in results["rows"]] == [False, False, True, False, True]
+    assert all(row["samples"] == 6 for row in results["rows"] if not row["failed"])
+    assert "is no scheme" in results["rows"][2]["failed"]
+    assert "--cache_size 3 is too small" in results["rows"][4]["failed"]
+    for name in names:
+        assert re.search(rf"^{re.escape(name)} ", stdout, re.M)
+
+
+def test_figures_are_those_of_the_samples(done):
+    """Recomputed from the samples in the file, by other means."""
+    _, _, results = done
+    base = results["arms"][0]
+    for arm, row in zip(results["arms"], results["rows"], strict=True):
+        if row["failed"]:
+            continue
+        whole = [s["prefill_seconds"] + s["decode_seconds"] for s in arm["samples"]]
+        assert row["tok_s"] == pytest.approx(statistics.fmean(4 / one for one in whole))
+        steps = sorted(t for s in arm["samples"] for t in s["token_seconds"])
+        assert len(steps) == 6 * 3
+        assert row["token_p50_s"] == pytest.approx(statistics.median(steps))
+        # of 18 values the 99 % place is 16.83, the 90 % place 15.3
+        assert row["token_p99_s"] == pytest.approx(0.17 * steps[16] + 0.83 * steps[17])
+        assert row["token_p90_s"] == pytest.approx(0.7 * steps[15] + 0.3 * steps[16])
+        first = statistics.median(s["prefill_seconds"] for s in arm["samples"])
+        assert row["time_to_first_token_s"] == pytest.approx(first)
+        assert row["weight_bytes_per_s"] == pytest.approx(row["tok_s"] * row["weight_bytes"])
+        bandwidth = statistics.median(results["bandwidth"]["cpu"])
+        assert row["bandwidth_share"] == pytest.approx(row["weight_bytes_per_s"] / bandwidth)
+        # decoding steps add up to the whole, but for the last synchronization
+        for sample in arm["samples"]:
+            assert sum(sample["token_seconds"]) == pytest.approx(sample["decode_seconds"], rel=0.05)
+    for arm, row in list(zip(results["arms"], results["rows"], strict=True))[1:]:
+        if not row["failed"]:
+            pairs = zip(arm["samples"], base["samples"], strict=True)
+            ratios = sorted(a["decode_seconds"] / b["decode_seconds"] for a, b in pairs)
+            ratio, low, high = row["ratio_latency"]
+            # a fifth trimmed on either side of six leaves the middle four
+            assert ratio == pytest.approx(statistics.geometric_mean(ratios[1:5]), rel=1e-4)
+            assert low < ratio < high
+
+
+def test_quality_stands_in_the_same_row(done):
+    _, _, results = done
+    full, two_bits, _, int4_cache, _ = results["rows"]
+    assert full["tokens"] == 64 and full["kl"] is None
+    assert two_bits["perplexity"] > int4_cache["perplexity"] > 1
+    assert two_bits["kl"] > 10 * int4_cache["kl"] > 0
+    assert two_bits["top1"] < int4_cache["top1"] <= 1
+
+
+def shown(results):
+    """How every figure of a row has to look in the report."""
+    for row in results["rows"]:
+        if row["failed"]:
+            continue
+        yield f"{row['tok_s']:.2f}"
+        for name in ("ratio_latency", "ratio_throughput"):
+            if name in row:
+                yield "{:.3f} ({:.3f} to {:.3f})".format(*row[name])
+        yield f"{1000 * row['time_to_first_token_s']:.2f} ms"
+        for percent in (50, 90, 99):
+            yield f"{1000 * row[f'token_p{percent}_s']:.3f} ms"
+        yield f"{row['weight_bytes'] / 1e6:.2f} MB"
+        for phase in ("load", "warm_up", "generate"):
+            yield f"{row['peak_memory_bytes'][phase]['resident'] / 1e6:.2f} MB"
+        yield f"{row['weight_bytes_per_s'] / 1e9:.2f} GB/s ({100 * row['bandwidth_share']:.1f}%)"
+        yield f"{row['perplexity']:.3f}"
+        if row["kl"] is not None:
+            yield f"{row['kl']:.4f} ± {row['kl_standard_error']:.4f}"
+            yield f"{100 * row['top1']:.1f}%"
+
+
+def test_every_number_of_the_report_is_in_the_results(done):
+    folder, _, results = done
+    table = [
+        [cell.strip() for cell in line.strip("|").split(" | ")]
+        for line in (folder / "out" / "report.md").read_text().splitlines()
+        if line.startswith("| ")
+    ]
+    in_report = {
+        cell for line in table[1:] for cell in line if re.search(r"\d[\d.]*( ms| MB|%|\)|$)", cell)
+    }
+    expected = set(shown(results))
+    names = {row["arm"] for row in results["rows"]}
+    assert expected <= in_report and in_report - expected <= names
+
+
+def test_the_csv_and_the_pictures(done):
+    folder, _, results = done
+    lines = list(csv.DictReader((folder / "out" / "results.csv").read_text().splitlines()))
+    for line, row in zip(lines, results["rows"], strict=True):
+        assert line["arm"] == row["arm"]
+        assert not row.get("tok_s") or float(line["tok_s"]) == row["tok_s"]
+        if "ratio_latency" in row:
+            assert float(line["ratio_latency.high"]) == row["ratio_latency"][2]
+    picture = ElementTree.parse(folder / "out" / "pareto.svg")
+    assert picture.getroot().tag.endswith("svg")
+    assert (folder / "out" / "pareto.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_every_arm_that_ran_has_its_line_in_the_log(done):
+    folder, _, results = done
+    reading = log.read(folder / "benchmarks.txt")
+    assert not reading.bad
+    ran = [row for row in results["rows"] if not row["failed"]]
+    for (_, record), row in zip(reading.records, ran, strict=True):
+        assert record.quant == ("None" if row["scheme"] == "none" else row["scheme"])
+        assert f"{record.tok_s:.2f}" == f"{row['tok_s']:.2f}"
+        config = record.config()
+        assert config.quantization == row["scheme"] and config.num_samples == 6
+    assert reading.records[2][1].kv_quant
+
+
+def test_a_finished_comparison_is_not_repeated(done):
+    folder, _, results = done
+    before = (folder / "benchmarks.txt").read_text()
+    code, stdout, stderr = finish(start(folder, "--resume", "out"))
+    assert code == 0 and "loading" not in stderr
+    again = json.loads((folder / "out" / "results.json").read_text())
+    assert again["rows"] == results["rows"]
+    assert (folder / "benchmarks.txt").read_text() == before
+
+
+# ------------------------------------------------------------------------- kills
+
+
+def children(pid):
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def processor_seconds(pid):
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_for(condition, seconds=120):
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
+def rounds_in(folder):
+    try:
+        return json.loads((folder / "results.json").read_text())["rounds"]
+    except OSError:
+        return 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_killed_worker_and_a_killed_coordinator(tmp_path):
+    """A worker is killed and the others go on; all is killed, and gone on with."""
+    arms = ["--arm", "", "--arm", "--quantization int8wo", "--arm", "--quantization fp6"]
+    more = ["--max_rounds", "100000", "--precision", "0.01%", "--output", "out"]
+    process = start(tmp_path, *arms, *SHORT, *more, "--write_result", "none")
+    out = tmp_path / "out"
+    wait_for(lambda: rounds_in(out) > 2)
+    workers = children(process.pid)
+    assert len(workers) == 4  # three arms, and the one that reads the memory
+    os.kill(workers[1], signal.SIGKILL)
+    wait_for(lambda: json.loads((out / "results.json").read_text())["arms"][1]["failed"])
+    before = rounds_in(out)
+    wait_for(lambda: rounds_in(out) > before)
+    process.kill()
+    process.communicate()
+    wait_for(lambda: not any(map(alive, workers)), 20)  # nobody is left behind
+    kept = json.loads((out / "results.json").read_text())
+    assert kept["ended"] is None
+    most = str(kept["rounds"] + 5)
+    code, stdout, stderr = finish(start(tmp_path, "--resume", "out", "--max_rounds", most))
+    assert code == 0
+    assert "int8wo: loading" not in stderr and "fp6: loading" in stderr
+    results = json.loads((out / "results.json").read_text())
+    assert results["ended"] == "max_rounds" and results["rounds"] == int(most)
+    for arm, old in zip(results["arms"], kept["arms"], strict=True):
+        finished = [sample for sample in old["samples"] if sample["round"] < kept["rounds"]]
+        assert arm["samples"][: len(finished)] == finished
+        assert arm["quality"] == old["quality"]  # measured once
+    assert len(results["arms"][2]["samples"]) == int(most)
+    assert "killed (SIGKILL)" in results["rows"][1]["failed"]
+    assert not (tmp_path / "benchmarks.txt").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_ctrl_c_ends_with_the_results_so_far(tmp_path):
+    arms = ["--arm", "", "--arm", "--quantization int8wo"]
+    more = ["--max_rounds", "100000", "--precision", "0.01%", "--output", "out", "--tokens", "0"]
+    process = start(tmp_path, *arms, *SHORT, *more)
+    wait_for(lambda: rounds_in(tmp_path / "out") > 2)
+    process.send_signal(signal.SIGINT)
+    code, stdout, stderr = finish(process)
+    assert code == 0 and "it was interrupted" in stdout
+    assert re.search(r"^int8wo .*no difference shown|^int8wo .*(fast|slow)er", stdout, re.M)
+    assert len(log.read(tmp_path / "benchmarks.txt").records) == 2
+    assert not (tmp_path / "out" / "results.json").read_text().count('"perplexity": 1')
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_worker_that_waits_burns_nothing():
+    from compare.process import Process
+
+    worker = Process()
+    try:
+        worker.ask("load", argv=["--max_new_tokens", "8"])
+        worker.ask("get_ready")
+        worker.ask("sample", index=0)
+        time.sleep(0.05)
+        before = processor_seconds(worker.pid)
+        time.sleep(1)
+        assert processor_seconds(worker.pid) - before <= 0.02  # of a second, in steps of 0.01
+    finally:
+        worker.close()
+    assert not alive(worker.pid)
+
+
+# ------------------------------------------------------------------------- what cannot be compared
+
+NONE, INT8 = ("--arm", "--quantization none"), ("--arm", "--quantization int8wo")
+BAD = {
+    "no baseline": (),
+    "is nothing to compare": NONE,
+    "arms 1 and 2 are the same run": (*NONE, "--arm", "--precision bfloat16"),
+    "arms 2 and 3 are the same run": (
+        *(*NONE, "--arm", "--kv_cache int8", "--arm", "--kv_cache_quantization"),
+    ),
+    "not the same model": (*NONE, "--arm", "--checkpoint_path dummy:Llama-3.2-1B"),
+    "arm 2 has --num_layers '2'": (*NONE, "--arm", "--num_layers 2"),
+    "not the same work": (*NONE, "--arm", "--prompt other"),
+    "--text nowhere.txt: No such file": (*NONE, *INT8, "--text", "nowhere.txt"),
+    "it is no UTF-8 text": (*NONE, *INT8, "--text", "bytes"),
+    "--precision takes a share": (*NONE, *INT8, "--precision", "200%"),
+    "one of bfloat16, float16": (*NONE, *INT8, "--precision", "int7"),
+    "--arms takes all": ("--arms", "some"),
+    "--output full is neither new nor an empty folder": (*NONE, *INT8, "--output", "full"),
+    "--resume nowhere: results.json: No such file": ("--resume", "nowhere"),
+    "--resume full: results.json is not what": ("--resume", "full"),
+    "besides it there are --precision": ("--resume", "full", *NONE),
+    "no such option: '--num_samples'": (*NONE, *INT8, "--num_samples", "3"),
+    "cannot append to 'no/folder'": (*NONE, *INT8, "--write_result", "no/folder"),
+    "--max_rounds": (*NONE, *INT8, "--max_rounds", "0"),
+}
+
+
+@pytest.mark.parametrize("reason", BAD, ids=str)
+def test_bad_input_is_one_line(tmp_path, monkeypatch, reason):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "results.json").write_text("[]")
+    (tmp_path / "full" / "x").touch()
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "benchmarks.txt").write_text("the log\n")
+    if "--output" in BAD[reason]:
+        (tmp_path / "full" / "results.json").unlink()
+    monkeypatch.setattr(command, "compare", lambda *_: pytest.fail("it was begun"))
+    with pytest.raises(Exception) as raised:
+        commands.main(["ab", *BAD[reason]], standalone_mode=False)
+    said = getattr(raised.value, "message", str(raised.value))
+    assert reason in said or reason.strip("-") in str(vars(raised.value).get("param", ""))
+    assert "\n" not in said
+    assert isinstance(raised.value, QuantbenchError) or raised.value.exit_code == 2
+    assert (tmp_path / "benchmarks.txt").read_text() == "the log\n"
+
+
+def test_a_text_shorter_than_a_window(tmp_path):
+    (tmp_path / "short.txt").write_text("def f(x):\n    return x\n")
+    (tmp_path / "benchmarks.txt").write_text("the log\n")
+    process = start(tmp_path, *NONE, *INT8, "--text", "short.txt", "--output", "out")
+    code, stdout, stderr = finish(process)
+    assert code == 2 and stdout == "" and "do not fill a window of 1024" in stderr
+    assert [line for line in stderr.splitlines() if line.startswith("error: ")]
+    assert (tmp_path / "benchmarks.txt").read_text() == "the log\n"
+
+
+def test_arms_of_other_models_are_compared_when_asked(monkeypatch):
+    begun = []
+    monkeypatch.setattr(command, "compare", lambda *given: begun.append(given) or 0)
+    arms = [*NONE, "--arm", "--num_layers 2", "--allow_different"]
+    with pytest.raises(SystemExit):
+        commands.main(["ab", *arms], standalone_mode=False)
+    assert [arm.name for arm in begun[0][0].arms] == ["none", "none, num_layers=2"]
+
+
+def test_every_scheme_that_runs_here(monkeypatch):
+    """After the arms that are given, and none of them twice."""
+    begun = []
+
+    class Worker:
+        def ask(self, do, argv):
+            assert do == "schemes" and "--device" in argv
+            return {"schemes": ["none", "int8wo", "uintx-4-64", "fp6"]}
+
+        def close(self):
+            begun.append("closed")
+
+    monkeypatch.setattr(command, "Process", Worker)
+    monkeypatch.setattr(command, "compare", lambda *given: begun.append(given) or 0)
+    with pytest.raises(SystemExit):
+        commands.main(
+            ["ab", "--arms", "all", "--arm", "--quantization int8wo"], standalone_mode=False
+        )
+    assert begun[0] == "closed"
+    assert [arm.name for arm in begun[1][0].arms] == ["int8wo", "none", "uintx-4-64", "fp6"]
+
+
+def test_the_worker_knows_what_runs_here():
+    from compare.worker import Worker
+
+    schemes = Worker().schemes(["--device", "cpu"])["schemes"]
+    assert {"none", "int8wo", "fp6", "uintx-2-64", "autoquant"} <= set(schemes)
+    only = Worker().schemes(["--device", "cpu", "--kernel", "reference"])["schemes"]
+    assert "fp6" in only and "none" not in only  # what is not quantized has no such kernel
+
+
+def test_a_wrong_command_says_so_in_one_line(tmp_path):
+    for arguments in (["nothing"], ["ab", "--bogus"], ["replay"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "compare", *arguments],
+            cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 2 and done.stdout == ""
+        assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.gpu
+def test_on_cuda(tmp_path):
+    """Decoding steps are timed by events, and add up to the whole all the same."""
+    arms = ["--arm", "", "--arm", "--kv_cache int8"]
+    short = ["--max_new_tokens", "20", "--max_rounds", "4", "--processes", "1", "--compile"]
+    code, stdout, stderr = finish(start(tmp_path, *arms, *short, "--output", "out"))
+    assert code == 0, stderr
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert list(results["bandwidth"]) == ["cuda"] and results["bandwidth"]["cuda"][0] > 1e11
+    for arm in results["arms"]:
+        for sample in arm["samples"]:
+            assert len(sample["token_seconds"]) == 19
+            assert sum(sample["token_seconds"]) == pytest.approx(sample["decode_seconds"], rel=0.1)
+        assert set(arm["samples"][0]["peak_memory_bytes"]) == {"reserved", "allocated"}

@@ -1,0 +1,317 @@
+"""python -m compare quality: its figures against ones computed another way, and its refusals."""
+
+import contextlib
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from click.testing import CliRunner
+
+import generate
+from benchlog.config import RunConfig, parse
+from compare import reference as kept
+from compare.fidelity import Logits, score, summary
+from compare.layers import sqnr, sqnr_of_layers
+from compare.quality import quality
+from errors import KernelError
+from kernels.cpu import build
+from models.checkpoint import load_model
+from models.sources import EMBEDDED
+from models.tokenizer import load_tokenizer
+from quantize.registry import Quantizer
+from quantize.spec import parse as scheme
+from scoring import predictions, token_nats
+
+TOKENS = 600
+TOKENIZER = load_tokenizer(EMBEDDED, 4096)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    """The kept logits are the tests' own, and the first test's serve the others; the C++ kernels
+    lie in the same folder, and are loaded before it changes, or they would be built again."""
+    with contextlib.suppress(KernelError):
+        build.load()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def text():
+    return torch.tensor(TOKENIZER.encode((EMBEDDED / "heldout.txt").read_text())[: TOKENS + 1])
+
+
+def run(*arguments):
+    return CliRunner().invoke(quality, list(arguments))
+
+
+def measured(tmp_path, *arguments):
+    path = tmp_path / "quality.json"
+    result = run("--tokens", str(TOKENS), "--json", str(path), *arguments)
+    assert result.exit_code == 0, result.exception
+    return json.loads(path.read_text()), result
+
+
+def model(name, precision=torch.bfloat16):
+    quantizer = Quantizer(scheme(name), torch.device("cpu"), precision)
+    return load_model("tiny", precision=precision, transform=quantizer)
+
+
+@torch.no_grad()
+def logits(model, ids):
+    """Of each of ids[1:], with a window of all of them: the first half from the front, the second
+    half from a window that begins at the middle. Float64, no cache, no batches."""
+    half = TOKENS // 2
+    return torch.cat([model(ids[None, :half])[0], model(ids[None, :-1])[0, half:]]).double()
+
+
+def test_figures_against_ones_computed_another_way(tmp_path):
+    found, result = measured(tmp_path, "--quantization", "int4wo-64")
+    ids, figures = text(), found["quality"]
+    p = logits(model("none"), ids).log_softmax(-1)
+    q = logits(model("int4wo-64"), ids).log_softmax(-1)
+    nats = F.nll_loss(q, ids[1:], reduction="none")
+    # the same products in bfloat16, through a cache or not, in windows or not: they round apart
+    assert figures["perplexity"] == pytest.approx(nats.mean().exp().item(), rel=0.01)
+    error = nats.std().item() / TOKENS**0.5
+    assert figures["perplexity_standard_error"] == pytest.approx(
+        error * figures["perplexity"], rel=0.02
+    )
+    kl = F.kl_div(q, p, log_target=True, reduction="none").sum(-1)
+    assert figures["kl"] == pytest.approx(kl.mean().item(), rel=0.05)
+    assert figures["kl_median"] == pytest.approx(kl.median().item(), rel=0.1)
+    assert figures["kl_max"] == pytest.approx(kl.max().item(), rel=0.2)
+    assert figures["kl_median"] < figures["kl"] < figures["kl_p99"] <= figures["kl_max"]
+    agreed = (p.argmax(-1) == q.argmax(-1)).double().mean().item()
+    assert figures["top1"] == pytest.approx(agreed, abs=0.02)
+    five = [
+        set(a) & set(b) for a, b in zip(p.topk(5)[1].tolist(), q.topk(5)[1].tolist(), strict=True)
+    ]
+    assert figures["top5"] == pytest.approx(sum(map(len, five)) / 5 / TOKENS, abs=0.02)
+    seen = len(TOKENIZER.decode(ids.tolist()).encode())
+    assert figures["bits_per_byte"] == pytest.approx(
+        nats.sum().item() / math.log(2) / seen, rel=0.01
+    )
+    ratio = (nats - F.nll_loss(p, ids[1:], reduction="none")).mean().exp().item()
+    assert figures["perplexity_ratio"] == pytest.approx(ratio, rel=0.01)
+    for value in (figures["perplexity"], figures["kl"], figures["top1"]):
+        assert f"{value:.4f}"[:-1] in result.stdout
+
+
+def test_the_noise_floor_is_below_any_scheme(tmp_path):
+    found, result = measured(tmp_path, "--quantization", "int8wo")
+    floor, figures = found["noise_floor"], found["quality"]
+    assert found["other_dtype"] == "float32" and 0 < floor["kl"] < figures["kl"] < 0.01
+    assert "logits of an earlier run" in result.stderr  # kept by the test before, or this one
+    assert "noise floor: float32" in result.stdout
+
+
+def test_a_quantized_cache_shows(tmp_path):
+    dense, _ = measured(tmp_path)
+    int4, _ = measured(tmp_path, "--kv_cache", "int4")
+    assert dense["scheme"] == "none" and int4["scheme"] == "none, int4 KV cache"
+    assert dense["quality"]["kl"] == 0 and dense["quality"]["top1"] == 1
+    assert int4["quality"]["kl"] > 10 * int4["noise_floor"]["kl"]
+    assert all(layer["outputs"] is None for layer in dense["layers"])  # exact
+
+
+def test_layers_against_their_own_weights(tmp_path):
+    found, result = measured(tmp_path, "--quantization", "int4wo-32")
+    full = load_model("tiny", precision=torch.bfloat16)
+    linears = [name for name, m in full.named_modules() if isinstance(m, torch.nn.Linear)]
+    assert [layer["name"] for layer in found["layers"]] == linears
+    for layer in found["layers"]:
+        module = full.get_submodule(layer["name"])
+        quantizer = Quantizer(scheme("int4wo-32"), torch.device("cpu"), torch.bfloat16)
+        weight = quantizer.quantized(layer["name"], module).weight.dequantize().double()
+        error = (weight - module.weight).square().sum() / module.weight.double().square().sum()
+        # 256 columns of up to 768, and products rounded to bfloat16
+        assert layer["weights"] == pytest.approx(-10 * math.log10(error), abs=0.3)
+        assert 10 < layer["outputs"] < 40
+    worst = min(found["layers"], key=lambda layer: layer["outputs"])
+    lines = result.stdout[result.stdout.index("Worst layers") :].splitlines()
+    assert worst["name"] in lines[1] and f"{worst['outputs']:.2f}" in lines[1]
+
+
+@pytest.mark.parametrize("name", ["int8dq", "bnb-nf4", "embed-int8"])
+def test_layers_of_any_kernel(name):
+    plan = generate.make_plan(RunConfig(quantization=name, device="cpu"))
+    quantized, _ = generate.load(plan, lambda done, total: None)
+    layers = sqnr_of_layers(plan, quantized, "tiny", text())
+    assert len(layers) == 21 and all(15 < layer.outputs < 60 for layer in layers)
+    assert all(layer.weights > (15 if name == "bnb-nf4" else 35) for layer in layers)
+
+
+def test_sqnr_in_decibels():
+    right = torch.tensor([3.0, 4.0])
+    assert sqnr(right, right) == math.inf
+    assert sqnr(right, torch.tensor([3.0, 4.5])) == pytest.approx(20.0)  # 25 / 0.25
+
+
+def test_logits_are_kept_to_the_bit(tmp_path):
+    """Nothing is lost: what is read back is what the model gave, in its own dtype."""
+    values = torch.randn(7, 11).bfloat16()
+    writing = Logits.create(str(tmp_path / "logits"), 7, 11, "bfloat16")
+    for part in values.split(3):
+        writing.next(len(part)).copy_(part)
+    reading = Logits(**writing.about)
+    assert torch.equal(torch.cat([reading.next(4), reading.next(3)]), values)
+    assert (tmp_path / "logits").stat().st_size == 7 * 11 * 2
+    ids = text()[:40]
+    (found, _), *_ = predictions(load_model("tiny", precision=torch.bfloat16), ids, 64)
+    assert found.dtype == torch.bfloat16  # or keeping them in the model's precision would round
+
+
+def test_scores_of_hand_worked_logits():
+    """Two tokens of three: p = (1/2, 1/4, 1/4), q = (1/4, 1/2, 1/4) and the same again."""
+    p, q = torch.tensor([[2.0, 1, 1, 0, 0]]), torch.tensor([[1.0, 2, 1, 0, 0]])
+
+    class Kept:
+        def next(self, count):
+            return p.log()
+
+    logs = [(q.log(), torch.tensor([0])), (p.log(), torch.tensor([0]))]
+    found = score(iter(logs), Kept())
+    assert found.nats.exp().tolist() == pytest.approx([4, 2])
+    assert found.top1.tolist() == [0, 1] and found.top5.tolist() == pytest.approx([1, 1])
+
+
+def test_hand_worked_divergence():
+    p, q = torch.tensor([[0.5, 0.25, 0.125, 0.0625, 0.0625]]), torch.full((1, 5), 0.2)
+
+    class Kept:
+        def next(self, count):
+            return p.log()
+
+    found = summary(score(iter([(q.log(), torch.tensor([0]))] * 2), Kept()))
+    # sum of p log2 p is -1.875, so KL is (log2 5 - 1.875) bits
+    assert found["kl"] == pytest.approx((math.log2(5) - 1.875) * math.log(2), rel=1e-6)
+    assert found["perplexity"] == pytest.approx(5)
+    assert found["perplexity_ratio"] == pytest.approx(2.5)
+    assert found["kl_standard_error"] == pytest.approx(0, abs=1e-9)
+
+
+def test_windows_through_a_cache_predict_the_same():
+    """Each token once, and as without a cache."""
+    ids, full = text()[:300], load_model("tiny")
+    full.setup_caches(1, 64)
+    nats = []
+    for found, targets in predictions(full, ids, 64, through_cache=True):
+        nats.append(F.cross_entropy(found, targets, reduction="none"))
+    assert torch.cat(nats).double() == pytest.approx(token_nats(full, ids, 64), abs=1e-3)
+
+
+def test_the_hash_is_of_all_that_counts(tmp_path):
+    def key(*arguments, ids=None, context=64):
+        plan = generate.make_plan(parse([*arguments, "--device", "cpu"]))
+        return kept.content_hash(plan, text() if ids is None else ids, context)
+
+    keys = [key(), key("--precision", "float32"), key("--num_layers", "2"), key(context=32)]
+    keys.append(key(ids=text()[1:]))
+    assert len(set(keys)) == len(keys) and key() == keys[0]
+    copy = tmp_path / "tiny"
+    copy.mkdir()
+    for file in EMBEDDED.iterdir():
+        if file.is_file():
+            (copy / file.name).write_bytes(file.read_bytes())
+    assert key("--checkpoint_path", str(copy)) == keys[0]  # the same bytes elsewhere
+    (weights,) = copy.glob("*.safetensors")
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    assert key("--checkpoint_path", str(copy)) != keys[0]
+
+
+@pytest.mark.parametrize(
+    "arguments, reason",
+    [
+        (("--text", "nowhere.txt"), "--text nowhere.txt: No such file"),
+        (("--text", "bytes"), "it is no UTF-8 text"),
+        (("--text", "short.txt"), "do not fill a window of 1024"),
+        (("--quantization", "int3"), "is no scheme"),
+        (("--checkpoint_path", "dummy:Llama-3.2-1B"), "random weights have none"),
+        (("--lm_eval", "nowhere.yaml"), "--lm_eval"),
+        (("--tokens", "x"), "'x' is not a valid integer"),
+        (("--prompt", "x"), "no such option: '--prompt'"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path, monkeypatch, arguments, reason):
+    monkeypatch.chdir(tmp_path)
+    Path("bytes").write_bytes(b"\xff\xfe\x00")
+    Path("short.txt").write_text("def f(x): return x")
+    error = CliRunner().invoke(quality, arguments, standalone_mode=False).exception
+    message = str(getattr(error, "message", error))
+    assert reason in message and "\n" not in message
+
+
+# ------------------------------------------------------------------------- lm-evaluation-harness
+
+TASK = """
+task: {name}
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {data}}}}}
+test_split: test
+output_type: {kind}
+doc_to_text: "{text}"
+doc_to_target: "{target}"
+{more}
+"""
+DOCUMENTS = [
+    {
+        "text": "def read_lines(path):\n",
+        "right": "    with open(path) as f:",
+        "wrong": "    qx zv 8",
+    },
+    {"text": "import os\nimport ", "right": "sys", "wrong": "banana"},
+]
+
+
+@pytest.fixture
+def tasks(tmp_path, monkeypatch):
+    """Three tasks made from a local file, one of each kind that the harness has."""
+    pytest.importorskip("lm_eval", reason="needs quantbench[eval]")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    data = tmp_path / "documents.jsonl"
+    data.write_text("\n".join(map(json.dumps, DOCUMENTS)) + "\n")
+    made = {}
+    for name, kind, words, target, more in (
+        ("choose", "multiple_choice", "{{text}}", "0",
+         'doc_to_choice: ["{{right}}", "{{wrong}}"]\ntarget_delimiter: ""\n'
+         "metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]"),
+        ("roll", "loglikelihood_rolling", "", "{{text}}{{right}}",
+         "metric_list: [{metric: bits_per_byte}]"),
+        ("go_on", "generate_until", "{{text}}", "{{right}}",
+         "generation_kwargs: {until: [\"\\n\"], max_gen_toks: 8, do_sample: false}\n"
+         "metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]"),
+    ):  # fmt: skip
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(
+            TASK.format(name=name, data=data, kind=kind, text=words, target=target, more=more)
+        )
+        made[name] = str(path)
+    return made
+
+
+def test_tasks_of_the_harness(tasks, tmp_path):
+    found, result = measured(tmp_path, "--lm_eval", ",".join(tasks.values()))
+    got = found["tasks"]
+    assert got["choose"]["acc,none"] == 1.0
+    full = load_model("tiny", precision=torch.bfloat16)
+    bits, size = 0.0, 0
+    for document in DOCUMENTS:
+        whole = document["text"] + document["right"]
+        ids = torch.tensor(TOKENIZER.encode(whole))
+        bits += token_nats(full, ids, 1024).sum().item() / math.log(2)
+        size += len(whole.encode())
+    assert got["roll"]["bits_per_byte,none"] == pytest.approx(bits / size, rel=0.01)
+    assert 0 <= got["go_on"]["exact_match,none"] <= 1
+    assert "choose acc: 1.0000" in result.stdout
+
+
+def test_a_task_that_is_not_there(tasks, tmp_path):
+    result = run("--tokens", "600", "--lm_eval", "no_such_task_at_all")
+    assert "--lm_eval no_such_task_at_all: " in str(result.exception)
+    assert "\n" not in str(result.exception)
