@@ -76,11 +76,21 @@ def test_every_format(isa, form):
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("form", EVERY, ids=label)
+def test_every_number_of_rows(isa, form):
+    use(isa)
+    weight = weight_of(form, 40, 384)
+    for M in range(1, 36):
+        check(torch.randn(M, 384).bfloat16(), weight)
+
+
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("form", WITH_ZERO, ids=name)
 def test_zero_points(isa, form):
     use(isa)
     for dtype in DTYPES:
-        check(torch.randn(20, 192).to(dtype), packed(form, 20, 192, dtype, zero=True))
+        for M in (7, 20):
+            check(torch.randn(M, 192).to(dtype), packed(form, 20, 192, dtype, zero=True))
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -123,10 +133,11 @@ def test_errors_are_as_small_as_a_product_of_bfloat16s(isa, form):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rounded_activations(isa, activation, dtype):
     use(isa)
-    for form in (("int", 8, None), ("int", 4, 32)):
-        x = torch.randn(21, 160).to(dtype)
+    for form in (("int", 8, None), ("int", 4, 32), ("int", 4, 64)):
+        x = torch.randn(21, 320).to(dtype)
         x[1], x[2], x[3] = 0, x[2].abs(), -x[3].abs()  # nothing, and ranges to one side of zero
-        check(x, packed(form, 33, 160), activation)
+        for M in (6, 21):
+            check(x[:M], packed(form, 33, 320), activation)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -141,8 +152,9 @@ def test_extreme_activations(isa, form):
         x[2] *= 1e-40 if dtype != torch.float16 else 1e-6  # denormals
         x[3] *= 1e30 if dtype != torch.float16 else 1e2
         x[4] = torch.finfo(dtype).tiny
-        y = check(x, weight)
-        assert (y[0] == 0).all()
+        for M in (9, 18):
+            y = check(x[:M], weight)
+            assert (y[0] == 0).all()
 
 
 @pytest.mark.parametrize("isa", ISAS)
