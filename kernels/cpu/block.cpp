@@ -353,14 +353,14 @@ class ByTeam {
   // Until all are here; meanwhile what this member will read first of product `next` comes nearer.
   void wait(const Team::Member& member, int64_t next) const {
     constexpr int64_t NEAR = 32 << 10;  // bytes at each place: a fraction of a second-level cache
-    int64_t at = 0, bytes[PLACES];
-    const char* places[PLACES];
+    int64_t at = 0, bytes[Product::PLACES];
+    const char* places[Product::PLACES];
     if (next < int64_t(products.size()))
-      for (int i = 0; i < PLACES; ++i)
+      for (int i = 0; i < Product::PLACES; ++i)
         places[i] = products[next]->place(i, member.index, member.count, bytes[i]);
     member.meet([&] {
       if (next >= int64_t(products.size())) return false;
-      for (int i = 0; i < PLACES; ++i)
+      for (int i = 0; i < Product::PLACES; ++i)
         if (at < bytes[i]) __builtin_prefetch(places[i] + at, 0, 2);
       return (at += 64) < NEAR;
     });

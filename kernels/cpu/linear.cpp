@@ -94,13 +94,15 @@ struct PackedProduct : Product {
     units = problem.geometry.blocks, unit_bytes = problem.geometry.block_bytes;
   }
 
-  void share(const void* x, void* y, int64_t member, int64_t members) const override {
+  void share(const void* x, void* y, int64_t member, int64_t members) override {
     thread_local Scratch scratch;
     Problem mine = problem;
     mine.x = x, mine.y = y;
     take_scratch(mine, scratch);
     run.prepare(mine);
-    run.multiply(mine, units * member / members, units * (member + 1) / members);
+    ranges(member, members, [&](int64_t first, int64_t last) {
+      run.multiply(mine, first, last);
+    });
   }
 };
 

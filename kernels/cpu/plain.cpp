@@ -130,14 +130,16 @@ struct PlainProduct : Product {
     memory = problem.weight, units = rows, unit_bytes = columns * weight.element_size();
   }
 
-  void share(const void* x, void* y, int64_t member, int64_t members) const override {
+  void share(const void* x, void* y, int64_t member, int64_t members) override {
     thread_local Scratch scratch;
     Plain mine = problem;
     mine.x = static_cast<const char*>(x), mine.y = y;
     scratch.reserve(mine.padded * sizeof(float));
     mine.floats = scratch.take<float>(mine.padded);
     run.prepare(mine, 0, 1);
-    run.multiply(mine, units * member / members, units * (member + 1) / members);
+    ranges(member, members, [&](int64_t first, int64_t last) {
+      run.multiply(mine, first, last);
+    });
   }
 };
 
