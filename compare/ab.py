@@ -64,7 +64,7 @@ DEFAULT = Settings()
     "--processes",
     type=click.IntRange(1),
     default=DEFAULT.processes,
-    help=f"Start every arm so often anew: two processes of one arm differ [{DEFAULT.processes}]",
+    help=f"At most so many of each arm, started anew every ten rounds [{DEFAULT.processes}]",
 )
 @click.option("--order_seed", type=int, default=0, help="Of the order within each round [0]")
 @click.option(

@@ -2,7 +2,7 @@
 
 Two processes of one and the same arm differ by one or two percent for as long as they live: they
 lie elsewhere in memory, and who is loaded first lies worse or better (docs/LOG.md). So all are
-started anew on the way, --processes times in all, every other time in the opposite order.
+started anew every ten rounds, up to --processes times, every other time in the opposite order.
 Where the arms do not fit into memory together, each is loaded in turn, several times over, and a
 round is then a few samples of every arm.
 """
@@ -23,6 +23,7 @@ from errors import UsageError
 
 HEADROOM = 500_000_000  # bytes to stay free when arms lie in memory together
 TURNS, SAMPLES_PER_TURN = 6, 5
+ROUNDS_EACH, SOME_PROCESSES = 10, 4
 SETTLING_ROUNDS = 3  # not counted: arms that were steady alone are not yet so beside each other
 SETTLED = 0.02  # seconds: the sample before leaves threads spinning for a few milliseconds
 SAVE_EVERY, SPEAK_EVERY = 1.0, 10.0  # seconds
@@ -96,8 +97,12 @@ class Comparison:
         return min(rounds // self._rounds_each(), count - 1)
 
     def _rounds_each(self) -> int:
-        """Of all processes but the last, which takes what is left."""
-        return max(1, min(LEAST_ROUNDS, self.settings.max_rounds // self.settings.processes))
+        """Of all processes but the last, which takes what is left; fewer where there will be few,
+        for some processes are worth more than many rounds."""
+        if self.results.in_turn:
+            return 1
+        some = min(SOME_PROCESSES, self.settings.processes)
+        return max(1, min(ROUNDS_EACH, self.settings.max_rounds // some))
 
     def _load_all(self) -> None:
         """All arms side by side, if they fit; in place of those that were."""
@@ -241,8 +246,9 @@ class Comparison:
         if results.baseline.failed is not None or len(results.alive) < 2:
             why = "baseline failed" if results.baseline.failed else "nothing to compare with"
             return why if not results.alive or results.rounds >= min(LEAST_ROUNDS, most) else None
-        least = LEAST_ROUNDS * settings.processes
-        look = is_look(results.rounds) and results.rounds >= least
+        processes = TURNS if results.in_turn else settings.processes
+        look = is_look(results.rounds, self._rounds_each(), processes)
+        look = look and (results.in_turn or results.rounds >= LEAST_ROUNDS)
         speak = look or time.monotonic() > self.spoken + SPEAK_EVERY
         found = estimates(results) if speak else {}
         if speak and self.sampling:

@@ -5,14 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from compare.results import ArmResult, Results
-from compare.statistics import (
-    Estimate,
-    estimate,
-    least_difference,
-    looks_until,
-    paired,
-    verdict,
-)
+from compare.statistics import Estimate, estimate, paired, verdict
 from compare.why import reasons
 from generate import summary
 
@@ -48,18 +41,18 @@ def estimates(results: Results) -> dict[int, tuple[Estimate, Estimate]]:
     return found
 
 
-def seconds(arm: ArmResult, name: str) -> dict[int, list[float]]:
-    """By round: sample_seconds, of whole samples, or token_latency, of a decoding step.
+def seconds(arm: ArmResult, name: str) -> dict[tuple[int, int], list[float]]:
+    """By process and round: sample_seconds, of whole samples, or token_latency, of a decoding step.
 
     Where only one token is asked for, its latency is the time to it.
     """
-    found: dict[int, list[float]] = {}
+    found: dict[tuple[int, int], list[float]] = {}
     for sample in arm.samples:
         prefill, decode = sample["prefill_seconds"], sample["decode_seconds"]
         steps = len(sample["token_seconds"])
         latency = decode / steps if steps else prefill
         value = prefill + decode if name == "sample_seconds" else latency
-        found.setdefault(sample["round"], []).append(value)
+        found.setdefault((sample["process"], sample["round"]), []).append(value)
     return found
 
 
@@ -122,9 +115,7 @@ def _compared(
     if ratios is None:
         return {"verdict": "no baseline" if results.baseline.failed else "not measured"}
     logs = paired(seconds(arm, "sample_seconds"), seconds(results.baseline, "sample_seconds"))
-    looks = looks_until(results.rounds) if results.ended == "interrupted" else None
-    processes = min(arm.processes, results.baseline.processes)
-    said = verdict(logs, max(1, len(results.alive) - 1), looks, least_difference(processes))
+    said = verdict(logs, len(results.alive) - 1, results.ended == "interrupted")
     throughput = ratios[1]
     return {
         **{
