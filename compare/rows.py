@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from compare.results import ArmResult, Results
-from compare.statistics import Estimate, estimate, paired, verdict
+from compare.statistics import Estimate, estimate, paired, typical, verdict
 from compare.why import reasons
 from generate import summary
 
@@ -19,8 +19,8 @@ def rows(results: Results) -> list[dict[str, Any]]:
 
     tok_s is the mean over the samples, as in the log; latencies of tokens are over all samples'
     decoding steps; peaks are the highest seen. ratio_latency: target's seconds per decoded token
-    ÷ baseline's; ratio_throughput: baseline's tokens per second ÷ target's, prefill included. Both
-    are below 1 where the target is better, each a list: ratio, and its 95 % interval's two ends.
+    ÷ baseline's; ratio_throughput: baseline's tokens per second ÷ target's, prefill included; both
+    without the slowest and fastest tenth of each sample's steps. They are below 1 where the target is better, each a list: ratio, and its 95 % interval's two ends.
     """
     found = estimates(results)
     return [
@@ -42,16 +42,16 @@ def estimates(results: Results) -> dict[int, tuple[Estimate, Estimate]]:
 
 
 def seconds(arm: ArmResult, name: str) -> dict[tuple[int, int], list[float]]:
-    """By process and round: sample_seconds, of whole samples, or token_latency, of a decoding step.
+    """By process and round: token_latency, of a typical decoding step, or sample_seconds, of the
+    prompt and as many steps of that length as there were.
 
     Where only one token is asked for, its latency is the time to it.
     """
     found: dict[tuple[int, int], list[float]] = {}
     for sample in arm.samples:
-        prefill, decode = sample["prefill_seconds"], sample["decode_seconds"]
-        steps = len(sample["token_seconds"])
-        latency = decode / steps if steps else prefill
-        value = prefill + decode if name == "sample_seconds" else latency
+        prefill, steps = sample["prefill_seconds"], sample["token_seconds"]
+        latency = typical(steps) if steps else prefill
+        value = prefill + len(steps) * latency if name == "sample_seconds" else latency
         found.setdefault((sample["process"], sample["round"]), []).append(value)
     return found
 

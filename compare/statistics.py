@@ -38,6 +38,7 @@ FALSE_VERDICTS = 0.02  # at most this share of runs without any difference decla
 BETWEEN_PROCESSES, PRIOR_FREEDOM = 0.02, 3
 LEAST_ROUNDS = 10
 TRIM = 0.3  # on either side: of ten rounds, three late ones change nothing
+STALLED = 0.1  # of the steps of a sample, also on either side
 RESAMPLES = 200
 
 
@@ -129,12 +130,18 @@ def is_precise(estimates: Sequence[Estimate], precision: float) -> bool:
     return all(found.half_width <= precision for found in estimates)
 
 
-def trimmed_mean(values: Array) -> Array:
-    """Mean along the last axis without the largest and the smallest TRIM of all."""
+def trimmed_mean(values: Array, share: float = TRIM) -> Array:
+    """Mean along the last axis without that share of them on either side, rounded down."""
     count = values.shape[-1]
-    cut = int(TRIM * count)
+    cut = int(share * count)
     kept: Array = np.sort(values, axis=-1)[..., cut : count - cut]
     return np.asarray(kept.mean(-1))
+
+
+def typical(seconds: Sequence[float]) -> float:
+    """Mean of a sample's decoding steps without the fastest and the slowest tenth: now and then the
+    system halts one for several times its length, in whatever arm has its turn (docs/LOG.md)."""
+    return float(trimmed_mean(np.array(seconds), STALLED))
 
 
 def standard_error(processes: Sequence[Array], means: Array, seed: int = 0) -> tuple[float, int]:

@@ -188,6 +188,13 @@ def test_the_trimmed_mean_leaves_out_three_tenths_on_either_side():
     assert statistics.trimmed_mean(values) == pytest.approx(2.5)
 
 
+def test_a_step_that_was_halted_does_not_count():
+    assert statistics.typical([1.0] * 18 + [30.0, 0.1]) == pytest.approx(1.0)
+    assert statistics.typical([1.0, 2.0, 6.0]) == pytest.approx(3.0)  # too few to leave any out
+    # what slows a step in five is the arm's own
+    assert statistics.typical([1.0, 1.0, 1.0, 1.0, 5.0] * 4) > 1.4
+
+
 def test_half_width_is_relative():
     found = Estimate(0.5, 0.5 / 1.02, 0.5 * 1.02, 30)
     assert found.half_width == pytest.approx(0.02)
