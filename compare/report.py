@@ -121,10 +121,10 @@ def markdown(results: Results, rows: Sequence[Row]) -> str:
         *(f"- {remark}" for remark in remarks(results, rows)),
         "",
         "Ratio_Latency is the arm's time per decoded token ÷ the baseline's; Ratio_Throughput the "
-        "baseline's tokens per second ÷ the arm's, prefill included: below 1 the arm is better. Both "
-        "leave out each sample's slowest and fastest tenth of steps, which the system halts now and "
-        "then. "
-        "95 % intervals, which count how far processes of one arm differ. A verdict asks for more "
+        "baseline's tokens per second ÷ the arm's, prefill included: below 1 the arm is better. "
+        "Both leave out the slowest and the fastest tenth of each sample's steps, for the system "
+        "halts some now and then. 95 % intervals, which count how far processes of one arm differ. "
+        "A verdict asks for more "
         f"than its interval: of comparisons of equals {FALSE_VERDICTS:.0%} declare any arm "
         "different. Peaks are of the whole process on a CPU. "
         "KL is that of the next token, baseline to arm.",

@@ -20,7 +20,8 @@ def rows(results: Results) -> list[dict[str, Any]]:
     tok_s is the mean over the samples, as in the log; latencies of tokens are over all samples'
     decoding steps; peaks are the highest seen. ratio_latency: target's seconds per decoded token
     ÷ baseline's; ratio_throughput: baseline's tokens per second ÷ target's, prefill included; both
-    without the slowest and fastest tenth of each sample's steps. They are below 1 where the target is better, each a list: ratio, and its 95 % interval's two ends.
+    without the slowest and the fastest tenth of each sample's steps. They are below 1 where the
+    target is better, each a list: ratio, and its 95 % interval's two ends.
     """
     found = estimates(results)
     return [
