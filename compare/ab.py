@@ -20,7 +20,8 @@ from compare import report
 from compare.arguments import split_precision
 from compare.arm import NOT_IN_ARMS, Arm, every_scheme, make_arms
 from compare.comparison import Comparison
-from compare.process import Process
+from compare.nursery import Nursery
+from compare.process import Process, environment
 from compare.results import FILE, Results, Settings
 from compare.rows import rows
 from errors import LogError, UsageError
@@ -131,12 +132,15 @@ def compare(results: Results, folder: Path | None, **more: Any) -> int:
     if folder:
         _make(folder)
     results.save(folder)
+    nursery = Nursery(environment())
     try:
-        Comparison(results, folder, say, **more).run()
+        Comparison(results, folder, say, nursery=nursery, **more).run()
     except UsageError:
         if folder:
             (folder / FILE).unlink(missing_ok=True)
         raise
+    finally:
+        nursery.close()
     if results.ended == "interrupted" and results.rounds == 0:
         raise KeyboardInterrupt
     found = rows(results)

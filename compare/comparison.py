@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from compare import process
+from compare.nursery import Nursery
 from compare.process import Process, WorkerFailed
 from compare.results import ArmResult, Results
 from compare.rows import estimates, progress_line
@@ -42,11 +43,12 @@ class Comparison:
         folder: Path | None,
         say: Callable[[str], None],
         command: Sequence[str] | Callable[[int], Sequence[str]] = process.COMMAND,
+        nursery: Nursery | None = None,
     ) -> None:
         """`folder`: where to keep the results. `command`: what starts a worker, or, for tests,
-        what starts that of the arm with this number."""
+        what starts that of the arm with this number; `nursery`: what forks them, if it can."""
         self.results, self.settings, self.folder, self.say = results, results.settings, folder, say
-        self.command = command
+        self.command, self.nursery = command, nursery
         self.workers: dict[int, Process] = {}  # by the arm's number
         self.probes: dict[str, Process] = {}
         self.reference: dict[str, Any] | None = None
@@ -148,7 +150,10 @@ class Comparison:
             beside = len(self.workers) > 1
             worker.ask("load", argv=arm.argv, headroom=HEADROOM if beside else 0)
             self._measure_quality(number, worker)
-            arm.facts = worker.ask("get_ready")
+            facts = worker.ask("get_ready")
+            if arm.facts:  # memory is that of the first process: it was not forked
+                facts["peak_memory_bytes"] = arm.facts["peak_memory_bytes"]
+            arm.facts = facts
         except WorkerFailed as error:
             self._unload(number)
             if error.kind == "memory" and self.workers and self.results.rounds == 0:
@@ -158,7 +163,8 @@ class Comparison:
         self._keep(at_once=True)
 
     def _start(self, number: int) -> Process:
-        return Process(self.command(number) if callable(self.command) else self.command)
+        command = self.command(number) if callable(self.command) else self.command
+        return Process(command, self.nursery if self._process() else None)
 
     def _wants_logits(self) -> bool:
         """Whether an arm is to be compared with the baseline's logits, and has not been yet."""

@@ -18,10 +18,11 @@ def rows(results: Results) -> list[dict[str, Any]]:
     """Figures in seconds, bytes and nats; None for what is not known.
 
     tok_s is the mean over the samples, as in the log; latencies of tokens are over all samples'
-    decoding steps; peaks are the highest seen. ratio_latency: target's seconds per decoded token
-    ÷ baseline's; ratio_throughput: baseline's tokens per second ÷ target's, prefill included; both
-    without the slowest and the fastest tenth of each sample's steps. They are below 1 where the
-    target is better, each a list: ratio, and its 95 % interval's two ends.
+    decoding steps; peaks are the highest of the arm's first process. ratio_latency: target's
+    seconds per decoded token ÷ baseline's; ratio_throughput: baseline's tokens per second ÷
+    target's, prefill included; both without the slowest and the fastest tenth of each sample's
+    steps. They are below 1 where the target is better, each a list: ratio, and its 95 % interval's
+    two ends.
     """
     found = estimates(results)
     return [
@@ -98,7 +99,8 @@ def _measured(
         steps = [seconds for sample in arm.samples for seconds in sample["token_seconds"]]
         for percent in (50, 90, 99):
             row[f"token_p{percent}_s"] = percentile(steps, percent) if steps else None
-        peaks["generate"] = _highest([sample["peak_memory_bytes"] for sample in arm.samples])
+        first = [s for s in arm.samples if s["process"] == arm.samples[0]["process"]]
+        peaks["generate"] = _highest([sample["peak_memory_bytes"] for sample in first])
         if readings := bandwidth.get(facts["config"]["device"]):
             row["bandwidth"] = statistics.median(readings)
             row["bandwidth_share"] = row["weight_bytes_per_s"] / row["bandwidth"]

@@ -210,3 +210,13 @@ def test_one_process_an_arm_shows_less(processes, verdict):
     results = begin(processes=processes, max_rounds=40)
     found = compare(results, [], ["--seconds", "1.03"])
     assert found[1]["verdict"] == verdict
+
+
+def test_memory_is_that_of_the_first_process(tmp_path):
+    """Later ones are forks, which share what they have imported."""
+    results = begin(ARMS[:2], processes=2, max_rounds=20)
+    compare(results)
+    for arm in results.arms:
+        for sample in arm.samples:
+            sample["peak_memory_bytes"] = {"resident": 5 + sample["process"] + sample["round"]}
+    assert rows(results)[1]["peak_memory_bytes"]["generate"] == {"resident": 14}
