@@ -25,6 +25,9 @@ HEADINGS = (
 )
 
 
+TELLING = 0.1  # of what is written as 0.01, half a unit more or less is half of it
+
+
 @dataclass(frozen=True)
 class Row:
     """A line of the log, and the line in full precision that it is compared with, if there is."""
@@ -33,9 +36,11 @@ class Row:
     full: Record | None
 
     def over_full(self, name: str) -> float | None:
-        """This line's figure ÷ that of full precision."""
+        """This line's figure ÷ that of full precision; None where a log's two decimals are too few
+        to tell."""
+        mine = getattr(self.record, name)
         theirs = getattr(self.full, name) if self.full else 0
-        return getattr(self.record, name) / theirs if theirs else None
+        return mine / theirs if theirs >= TELLING or theirs and self.full is self.record else None
 
 
 Groups = dict[tuple[str, ...], list[Row]]  # by device, model, and what is peculiar to the work

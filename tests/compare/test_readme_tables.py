@@ -108,6 +108,16 @@ def test_other_work_is_another_table(folder):
     assert behind == [("dense", "4.00", "1.00"), ("int4", "7.00", "1.75"), ("int8", "6.00", "1.50")]
 
 
+def test_two_decimals_of_a_small_model_give_no_ratio(folder):
+    lines = [line("20260101000000", 5), line("20260101000000", 10, "int8wo")]
+    lines = [re.sub("model_size= *[0-9.]+", "model_size= 0.01", one) for one in lines]
+    Path("benchmarks.txt").write_text("\n".join(lines) + "\n")
+    assert run().exit_code == 0
+    none, int8wo = tables(Path("README.md").read_text())["tiny on cpu"]
+    assert none[8:] == ["0.01 GB", "1.00"] and int8wo[8:] == ["0.01 GB", "-"]
+    assert int8wo[5] == "2.00"
+
+
 def test_the_chart(folder):
     run()
     root = ElementTree.parse("docs/benchmarks.svg").getroot()
