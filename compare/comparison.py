@@ -147,8 +147,10 @@ class Comparison:
         self.say(f"{arm.name}: loading and warming up …")
         worker = self.workers[number] = self._start(number)
         try:
-            beside = len(self.workers) > 1
-            worker.ask("load", argv=arm.argv, headroom=HEADROOM if beside else 0)
+            beside = [self.results.arms[other] for other in self.workers if other != number]
+            others = sum(_occupied(other) for other in beside)
+            room = {"headroom": HEADROOM, "others": others} if beside else {}
+            worker.ask("load", argv=arm.argv, **room)
             self._measure_quality(number, worker)
             facts = worker.ask("get_ready")
             if arm.facts:  # memory is that of the first process: it was not forked
@@ -286,3 +288,9 @@ class Comparison:
         if at_once or time.monotonic() > self.saved + SAVE_EVERY:
             self.results.save(self.folder)
             self.saved = time.monotonic()
+
+
+def _occupied(arm: ArmResult) -> int:
+    """Bytes, at the most, that a loaded arm would give back."""
+    peaks = arm.facts["peak_memory_bytes"] if arm.facts else {}
+    return max((max(kinds.values()) for kinds in peaks.values()), default=0)

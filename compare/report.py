@@ -142,7 +142,7 @@ def remarks(results: Results, rows: Sequence[Row]) -> list[str]:
     """How it was measured, and of every arm what a table has no room for."""
     why = ENDED.get(results.ended or "", "it goes on")
     why = why.format(precision=100 * results.settings.precision)
-    processes = results.baseline.processes
+    processes = max(arm.processes for arm in results.arms)
     how = "side by side, one sample an arm and round, in an order drawn anew"
     how += f", {processes} process{'es' * (processes != 1)} an arm"
     if results.in_turn:

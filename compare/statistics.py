@@ -36,7 +36,7 @@ FALSE_VERDICTS = 0.02  # at most this share of runs without any difference decla
 # Standard deviation of the log ratio of two processes of one arm, from docs/LOG.md, and how many
 # degrees of freedom it counts for: a half of what four pairs of processes say themselves.
 BETWEEN_PROCESSES, PRIOR_FREEDOM = 0.02, 3
-LEAST_ROUNDS = 10
+LEAST_ROUNDS, LEAST_PROCESSES = 10, 3
 TRIM = 0.3  # on either side: of ten rounds, three late ones change nothing
 STALLED = 0.1  # of the steps of a sample, also on either side
 RESAMPLES = 200
@@ -99,7 +99,7 @@ def verdict(
     level = FALSE_VERDICTS / max(1, candidates)
     if interrupted:
         level /= len(processes) * (len(processes) + 1)
-    if sum(map(len, processes)) < LEAST_ROUNDS // 2:
+    if sum(map(len, processes)) < LEAST_ROUNDS // 2 and len(processes) < LEAST_PROCESSES:
         return "no difference shown"
     found = estimate(processes, 1 - level, seed)
     if found.high < 1:

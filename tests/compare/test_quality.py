@@ -98,6 +98,12 @@ def test_figures_against_ones_computed_another_way(tmp_path):
     )
     ratio = (nats - F.nll_loss(p, ids[1:], reduction="none")).mean().exp().item()
     assert figures["perplexity_ratio"] == pytest.approx(ratio, rel=0.01)
+    difference = nats - F.nll_loss(p, ids[1:], reduction="none")
+    spread = difference.std().item() / TOKENS**0.5
+    low, high = figures["perplexity_ratio_interval"]
+    assert high / ratio == pytest.approx(math.exp(1.96 * spread), rel=0.01)
+    assert low / ratio == pytest.approx(math.exp(-1.96 * spread), rel=0.01)
+    assert f"({low:.4f} to {high:.4f})" in result.stdout
     for value in (figures["perplexity"], figures["kl"], figures["top1"]):
         assert f"{value:.4f}"[:-1] in result.stdout
 

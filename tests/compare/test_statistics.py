@@ -170,6 +170,12 @@ def test_few_rounds_show_nothing(rounds):
     assert estimate([logs]).high > 2 and estimate([logs][:rounds]).rounds == rounds
 
 
+def test_a_few_turns_show_what_is_plain():
+    """Arms loaded in turn have one round a process."""
+    turns = [np.array([math.log(ratio)]) for ratio in (0.54, 0.5, 0.56)]
+    assert verdict(turns) == "faster" and verdict(turns[:2]) == "no difference shown"
+
+
 def test_rounds_that_are_all_the_same():
     """A clock too coarse to tell samples apart: what processes differ by remains."""
     found = estimate([np.full(10, math.log(0.5))] * 4)
