@@ -32,6 +32,7 @@ from models.sources import locate
 
 MOST_BYTES = 8_000_000_000  # 4096 tokens of Llama 3, whose vocabulary is large, take 1 GB
 SCRATCH = "unfinished-"
+FORMAT = 2  # of what is kept beside the logits
 OTHER_DTYPE = {"bfloat16": "float32", "float16": "float32", "float32": "bfloat16"}
 Say = Callable[[str], None]
 
@@ -134,6 +135,7 @@ def content_hash(plan: Plan, ids: Tensor, context: int) -> str:
     checkpoint = locate(plan.config.checkpoint_path, weights=True)
     digest = hashlib.blake2b(digest_size=16)
     facts = {
+        "format": FORMAT,
         "architecture": dataclasses.asdict(plan.architecture),
         "precision": plan.config.precision,
         "device": str(plan.device),

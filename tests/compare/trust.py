@@ -7,6 +7,7 @@ run in pieces (--minutes) and goes on where it was; the file is removed by whoev
 """
 
 import json
+import os
 import sys
 import time
 from collections import Counter
@@ -24,6 +25,8 @@ from compare.rows import rows
 
 SLOW = (sys.executable, str(Path(__file__).parent / "slow_worker.py"))
 SHARE = 0.05
+# One thread: whatever else the machine does has the other cores.
+os.environ["OMP_NUM_THREADS"] = "1"
 CONFIG = RunConfig(max_new_tokens=24, device="cpu")
 
 
