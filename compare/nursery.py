@@ -130,7 +130,6 @@ def _become(command: list[str], streams: Sequence[int]) -> None:
             runpy.run_module(command[1], run_name="__main__", alter_sys=True)
         else:
             sys.argv = command
-            sys.path[0] = os.path.dirname(command[0])
             runpy.run_path(command[0], run_name="__main__")
         code = 0
     except SystemExit as end:

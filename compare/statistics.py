@@ -12,7 +12,8 @@ three tenths on either side.
 Two processes of one arm differ for as long as they live, so rounds of the same processes are no
 independent witnesses, however many there are: what a ratio's error is learnt from are the
 processes' means, with Student's t. Few processes tell little of how far they scatter, and what is
-known of that beforehand (BETWEEN_PROCESSES) counts as PRIOR_FREEDOM further ones (Smyth 2004).
+known of that beforehand (BETWEEN_PROCESSES) counts as PRIOR_FREEDOM further ones (Smyth 2004). A
+process whose rounds scatter widely counts less.
 
 The run stops when intervals are narrow, never when they exclude 1: for symmetric errors a width
 tells nothing about which side of 1 a mean fell on, so that stopping by it leaves the share of false
@@ -78,11 +79,9 @@ def estimate(processes: Sequence[Array], confidence: float = CONFIDENCE, seed: i
     rounds = sum(map(len, processes))
     if rounds == 0:
         return Estimate(math.nan, 0.0, math.inf, 0)
-    means = np.array([trimmed_mean(logs) for logs in processes])
-    centre = float(means.mean())
+    centre, error, freedom = pooled(processes, seed)
     if rounds < 3:
         return Estimate(math.exp(centre), 0.0, math.inf, rounds)
-    error, freedom = standard_error(processes, means, seed)
     reach = student(1 - (1 - confidence) / 2, freedom) * error
     return Estimate(math.exp(centre), _exp(centre - reach), _exp(centre + reach), rounds)
 
@@ -144,23 +143,28 @@ def typical(seconds: Sequence[float]) -> float:
     return float(trimmed_mean(np.array(seconds), STALLED))
 
 
-def standard_error(processes: Sequence[Array], means: Array, seed: int = 0) -> tuple[float, int]:
-    """Of the mean of the processes' means, and its degrees of freedom.
+def pooled(processes: Sequence[Array], seed: int = 0) -> tuple[float, float, int]:
+    """Mean of the processes' means, its standard error, and that one's degrees of freedom.
 
-    The variance of one process's mean is what the means themselves show, (P - 1 degrees of
-    freedom), averaged with what is expected: that between processes, and that of rounds within one.
+    Each mean counts by the inverse of the variance that is expected of it: that between processes,
+    and that of its own rounds, so that a process which something disturbed counts little. What the
+    means then scatter by, P - 1 degrees of freedom, tells by how much the expected variances are
+    too large or too small (Hartung and Knapp 2001).
     """
-    within = [bootstrapped(logs, seed) for logs in processes if len(logs) > 2]
-    rounds = float(np.median([error**2 for error, _ in within])) if within else 0.0
-    expected, prior = BETWEEN_PROCESSES**2 + rounds, float(PRIOR_FREEDOM)
-    if within:  # few rounds tell little of their own variance (Satterthwaite 1946)
-        freedom = sum(freedom for _, freedom in within)
-        parts = BETWEEN_PROCESSES**4 / PRIOR_FREEDOM + rounds**2 / freedom
-        prior = min(prior, expected**2 / parts)
+    means = np.array([trimmed_mean(logs) for logs in processes])
+    within = [bootstrapped(logs, seed) if len(logs) > 2 else (0.0, 0) for logs in processes]
+    rounds = np.array([error for error, _ in within]) ** 2
+    expected = BETWEEN_PROCESSES**2 + rounds
+    centre = float(np.average(means, weights=1 / expected))
+    prior, known = float(PRIOR_FREEDOM), sum(freedom for _, freedom in within)
+    if known:  # few rounds tell little of their own variance (Satterthwaite 1946)
+        usual = float(np.median(rounds))
+        parts = BETWEEN_PROCESSES**4 / PRIOR_FREEDOM + usual**2 / known
+        prior = min(prior, (BETWEEN_PROCESSES**2 + usual) ** 2 / parts)
     others = len(means) - 1
-    shown = float(means.var(ddof=1)) if others else 0.0
-    variance = (prior * expected + others * shown) / (prior + others)
-    return math.sqrt(variance / len(means)), max(2, int(prior + others))
+    scatter = float((means - centre) ** 2 @ (1 / expected))
+    factor = (prior + scatter) / (prior + others)
+    return centre, math.sqrt(factor / (1 / expected).sum()), max(2, int(prior + others))
 
 
 def bootstrapped(logs: Array, seed: int = 0) -> tuple[float, int]:
@@ -179,7 +183,8 @@ def bootstrapped(logs: Array, seed: int = 0) -> tuple[float, int]:
     rows = ((starts + np.arange(block)) % count).reshape(RESAMPLES, -1)[:, :count]
     independent = count / block
     kept = independent * (1 - 2 * TRIM)
-    spread = float(trimmed_mean(logs[rows]).std(ddof=1))
+    low, high = np.quantile(trimmed_mean(logs[rows]), [0.16, 0.84])  # one standard deviation
+    spread = float(high - low) / 2  # each, but for resamples that happen to be full of outliers
     widened = independent / max(independent - 1, 0.5) * beyond_blocks(first, block)
     # Two at least: with one, Student's t would not believe a factor of six after twenty rounds.
     return spread * math.sqrt(widened), max(2, int(kept - 1))

@@ -127,6 +127,15 @@ def test_somebody_who_interrupts_at_the_best_moment_gains_little(noise):
     assert errors <= 0.05 * (TRIALS // 3)
 
 
+def test_a_process_that_was_disturbed_counts_little():
+    generator = np.random.default_rng(5)
+    logs = [generator.standard_normal(10) * 0.01 + math.log(1.05) for _ in range(8)]
+    logs[3] = generator.standard_normal(10) * 0.4 - 0.15
+    found = estimate(logs)
+    assert found.ratio == pytest.approx(1.05, abs=0.01) and found.half_width < 0.023
+    assert verdict(logs) == "slower"
+
+
 def test_many_candidates_share_the_errors():
     """One of ten is declared different in at most 5 % of the runs, though none is."""
     logs = runs(independent, 1, 10 * 100)

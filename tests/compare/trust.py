@@ -25,8 +25,6 @@ from compare.rows import rows
 
 SLOW = (sys.executable, str(Path(__file__).parent / "slow_worker.py"))
 SHARE = 0.05
-# One thread: whatever else the machine does has the other cores.
-os.environ["OMP_NUM_THREADS"] = "1"
 CONFIG = RunConfig(max_new_tokens=24, device="cpu")
 
 
@@ -57,6 +55,7 @@ def one_run(seed: int, share: float, nursery: Nursery, folder: Path | None) -> d
 @click.option("--keep", help="A folder for every comparison's samples.")
 def main(runs: int, minutes: float, path: str, keep: str | None) -> None:
     """See above."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # whatever else the machine does has the other cores
     nursery = Nursery(environment())
     file, started = Path(path), time.monotonic()
     lines = file.read_text().splitlines() if file.exists() else []
