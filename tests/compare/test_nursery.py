@@ -2,7 +2,10 @@
 
 import os
 import signal
+import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -91,6 +94,43 @@ def test_where_the_nursery_is_gone_processes_are_started(tmp_path):
         started.close()
         forked.close()
         nursery.close()
+
+
+COORDINATOR = """
+import sys, time
+from compare.nursery import Nursery
+from compare.process import Process, environment
+nursery = Nursery(environment())
+process = Process((sys.executable, sys.argv[1]), nursery)
+process.ask("tell")
+print(nursery.process.pid, process.pid, flush=True)
+time.sleep(100)
+"""
+
+
+def test_nobody_is_left_behind_when_the_coordinator_is_killed(tmp_path):
+    (tmp_path / "worker.py").write_text(WORKER)
+    coordinator = subprocess.Popen(
+        [sys.executable, "-c", COORDINATOR, str(tmp_path / "worker.py")],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    left = [int(word) for word in coordinator.stdout.readline().split()]
+    assert len(left) == 2 and all(map(alive, left))
+    coordinator.kill()
+    coordinator.communicate()
+    until = time.monotonic() + 20
+    while any(map(alive, left)) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not any(map(alive, left))
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_a_comparison_without_further_processes_has_no_nursery():
