@@ -7,10 +7,12 @@
 #include <torch/headeronly/core/ScalarType.h>
 
 #include <cstring>
-#include <vector>
 
 #include "isa.h"
 #include "linear.h"
+#include "linear_many.h"
+#include "products.h"
+#include "scratch.h"
 
 namespace {
 
@@ -22,33 +24,15 @@ constexpr int64_t ALONE = 64 << 10;  // bytes that one thread reads faster than 
 struct Version {
   void (*prepare)(const Problem&);
   void (*multiply)(const Problem&, int64_t, int64_t);
-  void (*unpack)(const Problem&, int64_t, int64_t);
 };
 
 Version version() {
 #if defined(__x86_64__)
-  if (isa() >= Isa::avx512vnni) return {prepare_avx512vnni, multiply_avx512vnni, unpack_avx512vnni};
-  if (isa() >= Isa::avx2) return {prepare_avx2, multiply_avx2, unpack_avx2};
+  if (isa() >= Isa::avx512vnni) return {prepare_avx512vnni, multiply_avx512vnni};
+  if (isa() >= Isa::avx2) return {prepare_avx2, multiply_avx2};
 #endif
-  return {prepare_portable, multiply_portable, unpack_portable};
+  return {prepare_portable, multiply_portable};
 }
-
-// Memory for what x becomes, kept from call to call by each thread that calls.
-struct Scratch {
-  std::vector<char> bytes;
-  char* next = nullptr;
-
-  void reserve(int64_t size) {
-    if (int64_t(bytes.size()) < size + 64) bytes.resize(size + 64);
-    next = bytes.data() + (64 - reinterpret_cast<uintptr_t>(bytes.data()) % 64) % 64;
-  }
-  template <typename T>
-  T* take(int64_t count) {
-    T* found = reinterpret_cast<T*>(next);
-    next += (count * sizeof(T) + 63) / 64 * 64;
-    return found;
-  }
-};
 
 Number number(ScalarType type) {
   STD_TORCH_CHECK(type == ScalarType::Float || type == ScalarType::BFloat16 ||
@@ -71,25 +55,59 @@ Header header_of(const Tensor& packed) {
   return header;
 }
 
-// Rows first to last of a weight, transposed, in x's dtype: (K, rows).
-Tensor unpack(const Tensor& packed, const Tensor& x, int64_t first, int64_t last) {
-  const Header header = header_of(packed);
-  STD_TORCH_CHECK(0 <= first && first <= last && last <= header.rows && first % ROWS == 0,
-                  "a weight of ", header.rows, " rows has no rows ", first, " to ", last);
-  const int64_t blocks = (last - first + ROWS - 1) / ROWS;
-  Tensor y = torch::stable::new_empty(x, {header.columns, blocks * ROWS});
+// What a product of M rows is, but for x and y. It points to the header.
+Problem problem_of(const Header& header, const Tensor& packed, Number x, int64_t M) {
+  const bool whole = as_floats(header.coding) || header.rounding != Rounding::none;
   Problem problem{};
   problem.header = &header;
   problem.geometry = geometry(header);
   problem.blocks = static_cast<const uint8_t*>(packed.const_data_ptr()) + sizeof header;
-  problem.type = number(x.scalar_type());
-  problem.x_row = first;
-  problem.outputs = blocks * ROWS;
-  problem.y = y.mutable_data_ptr();
-  const Version run = version();
-  torch::stable::parallel_for(first / ROWS, first / ROWS + blocks, 1,
-                              [&](int64_t begin, int64_t end) { run.unpack(problem, begin, end); });
-  return y;
+  problem.outputs = M;
+  problem.tokens = x == Number::f32 && !whole ? 2 * M : M;
+  problem.type = x;
+  return problem;
+}
+
+void take_scratch(Problem& problem, Scratch& scratch) {
+  const Geometry& g = problem.geometry;
+  const bool floats = as_floats(problem.header->coding);
+  const int64_t tokens = problem.tokens, padded = g.padded_columns();
+  scratch.reserve(4 * (padded + problem.outputs + tokens * (padded + padded / 8 + g.chunks) + 6 * 16));
+  problem.row = scratch.take<float>(padded);
+  problem.token_scales = scratch.take<float>(problem.outputs);
+  problem.floats = scratch.take<float>(floats ? tokens * padded : 0);
+  problem.quads = scratch.take<int32_t>(floats ? 0 : tokens * padded / 2);
+  problem.sums = scratch.take<int32_t>(floats ? 0 : tokens * padded / 8);
+  problem.scales = scratch.take<float>(floats ? 0 : tokens * g.chunks);
+}
+
+struct PackedProduct : Product {
+  Header header;
+  Problem problem;
+  Version run = version();
+
+  PackedProduct(const Header& given, const Tensor& packed, Number x)
+      : Product(given.rows, given.columns), header(given),
+        problem(problem_of(header, packed, x, 1)) {
+    problem.x_step = 1;
+    memory = reinterpret_cast<const char*>(problem.blocks);
+    units = problem.geometry.blocks, unit_bytes = problem.geometry.block_bytes;
+  }
+
+  void share(const void* x, void* y, int64_t member, int64_t members) const override {
+    thread_local Scratch scratch;
+    Problem mine = problem;
+    mine.x = x, mine.y = y;
+    take_scratch(mine, scratch);
+    run.prepare(mine);
+    run.multiply(mine, units * member / members, units * (member + 1) / members);
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Product> packed_product(const Tensor& packed, Number x) {
+  return std::unique_ptr<Product>(new PackedProduct(header_of(packed), packed, x));
 }
 
 Tensor linear(const Tensor& x, const Tensor& packed, int64_t rows) {
@@ -99,32 +117,19 @@ Tensor linear(const Tensor& x, const Tensor& packed, int64_t rows) {
   STD_TORCH_CHECK(x.dim() == 2 && x.size(1) == header.columns,
                   "x has to be (M, ", header.columns, ")");
   const ScalarType type = x.scalar_type();
-  const int64_t M = x.size(0), padded = g.padded_columns();
+  const int64_t M = x.size(0);
   const Number x_type = number(type);
   Tensor y = torch::stable::new_empty(x, {M, rows});
   if (!M || !rows) return y;
 
-  const bool floats = as_floats(header.coding), rounded = header.rounding != Rounding::none;
-  Problem problem{};
-  problem.header = &header;
-  problem.geometry = g;
-  problem.blocks = static_cast<const uint8_t*>(packed.const_data_ptr()) + sizeof header;
-  problem.outputs = M;
-  problem.tokens = type == ScalarType::Float && !floats && !rounded ? 2 * M : M;
-  problem.type = x_type;
+  Problem problem = problem_of(header, packed, x_type, M);
   problem.x = x.const_data_ptr();
   problem.x_row = x.stride(0);
   problem.x_step = x.stride(1);
   problem.y = y.mutable_data_ptr();
+  if (linear_of_many(problem)) return y;
   thread_local Scratch scratch;
-  const int64_t tokens = problem.tokens;
-  scratch.reserve(4 * (padded + M + tokens * (padded + padded / 8 + g.chunks) + 6 * 16));
-  problem.row = scratch.take<float>(padded);
-  problem.token_scales = scratch.take<float>(M);
-  problem.floats = scratch.take<float>(floats ? tokens * padded : 0);
-  problem.quads = scratch.take<int32_t>(floats ? 0 : tokens * padded / 2);
-  problem.sums = scratch.take<int32_t>(floats ? 0 : tokens * padded / 8);
-  problem.scales = scratch.take<float>(floats ? 0 : tokens * g.chunks);
+  take_scratch(problem, scratch);
   const Version run = version();
   run.prepare(problem);
   const bool alone = g.blocks * g.block_bytes <= ALONE;
@@ -134,9 +139,6 @@ Tensor linear(const Tensor& x, const Tensor& packed, int64_t rows) {
   return y;
 }
 
-}  // namespace
-
 STABLE_TORCH_LIBRARY_IMPL(quantbench, CPU, library) {
   library.impl("cpu_linear", TORCH_BOX(&linear));
-  library.impl("cpu_unpack_linear", TORCH_BOX(&unpack));
 }

@@ -1,0 +1,87 @@
+// Linear layers of many tokens: which inner loop runs, and its share of threads and memory.
+
+#include "linear_many.h"
+
+#include <torch/csrc/stable/ops.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "isa.h"
+
+namespace {
+
+constexpr int64_t ALONE = 1 << 20;  // products that take one thread less than others to wake up
+
+bool by_row(const Header& header) { return header.scales == Scales::row; }
+bool rounded(const Header& header) { return header.rounding != Rounding::none; }
+
+// Tiles of bfloat16: float32 and float16 have more bits, and rounded activations are promised exact
+// products, which weights times scales of their own are not.
+bool fits_tiles(const Header& header, Number x) {
+  return rounded(header) ? by_row(header) : x == Number::bf16;
+}
+
+// One integer for each weight, one of 16 bits for each number of x.
+bool is_integers(const Header& header, Number x) {
+  const Coding coding = header.coding;
+  return (x != Number::f32 || rounded(header)) &&
+         (coding == Coding::integer || coding == Coding::fp4 || coding == Coding::sparse);
+}
+
+// Tiles of bytes: 64 columns, or the 32 that have a scale, are a tile.
+bool fits_bytes(const Header& header, const Geometry& g, Number x) {
+  const bool whole = g.units == 1 || (g.units % 2 == 0 && g.last_units % 2 == 0);
+  return is_integers(header, x) && header.scale_columns >= UNIT && whole;
+}
+
+typedef ManyVersion (*Choice)();  // null: the few rows' loop
+
+// What is fastest for so many rows of x, measured on weights of 2048 x 2048 to 11264 x 2048.
+Choice choice(const Header& header, const Geometry& g, Number x, int64_t rows) {
+#if defined(__x86_64__)
+  const bool bytes = fits_bytes(header, g, x), tiles = fits_tiles(header, x);
+  if (isa() >= Isa::amx) {
+    if (bytes && rows >= 5 && (rows <= 16 || !tiles)) return many_bytes_amx;
+    if (tiles && rows >= (bytes ? 17 : is_integers(header, x) ? 12 : 5)) return many_amx;
+    if (tiles) return nullptr;
+  }
+  if (isa() >= Isa::avx512vnni)
+    return rows >= 17 && !is_integers(header, x) ? many_avx512vnni : nullptr;
+  if (isa() >= Isa::avx2) return rows >= 5 ? many_avx2 : nullptr;
+#endif
+  return rows >= 5 ? many_portable : nullptr;
+}
+
+// Memory that a thread keeps from call to call: fresh pages cost more than what is written to them.
+template <int USE>
+char* kept(int64_t size) {
+  thread_local std::vector<char> bytes;
+  if (int64_t(bytes.size()) < size + 64) bytes.resize(size + 64);
+  return bytes.data() + (64 - reinterpret_cast<uintptr_t>(bytes.data()) % 64) % 64;
+}
+
+}  // namespace
+
+bool linear_of_many(const Problem& given) {
+  Problem problem = given;
+  const Geometry& g = problem.geometry;
+  const Choice chosen = choice(*problem.header, g, problem.type, problem.outputs);
+  if (!chosen) return false;
+  const ManyVersion run = chosen();
+  const int64_t tiles = (problem.outputs + run.tokens - 1) / run.tokens;
+  const int64_t tokens = tiles * run.tokens, padded = g.padded_columns();
+  char* x = kept<0>(tokens * (padded * run.x_bytes + sizeof(float)));
+  problem.token_scales = reinterpret_cast<float*>(x + tokens * padded * run.x_bytes);
+  torch::stable::parallel_for(0, tiles, 1, [&](int64_t first, int64_t last) {
+    Problem mine = problem;
+    mine.row = reinterpret_cast<float*>(kept<1>(padded * sizeof(float)));
+    run.prepare(mine, x, first, last);
+  });
+  const int64_t groups = (g.blocks + run.side_by_side - 1) / run.side_by_side;
+  const bool alone = problem.outputs * padded * problem.header->rows < ALONE;
+  torch::stable::parallel_for(0, groups, alone ? groups : 1, [&](int64_t first, int64_t last) {
+    run.multiply(problem, x, first, last);
+  });
+  return true;
+}
