@@ -41,11 +41,13 @@ class Comparison:
         folder: Path | None,
         say: Callable[[str], None],
         command: Sequence[str] | Callable[[int], Sequence[str]] = process.COMMAND,
+        probe_rounds: bool = False,
     ) -> None:
-        """`folder`: where to keep the results. `command`: what starts a worker, or, for tests,
-        what starts that of the arm with this number."""
+        """`folder`: where to keep the results. `command`: what starts a worker, or what starts
+        that of the arm with this number. `probe_rounds`: read the bandwidth before each round, one
+        reading a round, and not only at both ends."""
         self.results, self.settings, self.folder, self.say = results, results.settings, folder, say
-        self.command = command
+        self.command, self.probe_rounds = command, probe_rounds
         self.workers: dict[int, Process] = {}  # by the arm's number
         self.probes: dict[str, Process] = {}
         self.reference: dict[str, Any] | None = None
@@ -77,7 +79,7 @@ class Comparison:
                 self._load_all()
             if not results.alive:
                 return "baseline failed"
-            if results.in_turn or results.rounds == 0:
+            if results.in_turn or results.rounds == 0 or self.probe_rounds:
                 self._probe()
             started = time.monotonic()
             self._turn() if results.in_turn else self._round()
@@ -85,7 +87,8 @@ class Comparison:
             results.rounds += 1
             ended = self._enough()
             self._keep(at_once=ended is not None)
-        self._probe()
+        if not self.probe_rounds:
+            self._probe()
         return ended
 
     def _process(self) -> int:

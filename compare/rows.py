@@ -49,7 +49,8 @@ def estimates(results: Results) -> dict[int, tuple[Estimate, Estimate]]:
 
 
 def seconds(arm: ArmResult, name: str) -> dict[int, list[float]]:
-    """By round: sample_seconds, of whole samples, or token_latency, of a decoding step.
+    """By round: sample_seconds, of whole samples; prefill_seconds, of their prompts; or
+    token_latency, of a decoding step.
 
     Where only one token is asked for, its latency is the time to it.
     """
@@ -58,8 +59,12 @@ def seconds(arm: ArmResult, name: str) -> dict[int, list[float]]:
         prefill, decode = sample["prefill_seconds"], sample["decode_seconds"]
         steps = len(sample["token_seconds"])
         latency = decode / steps if steps else prefill
-        value = prefill + decode if name == "sample_seconds" else latency
-        found.setdefault(sample["round"], []).append(value)
+        values = {
+            "sample_seconds": prefill + decode,
+            "prefill_seconds": prefill,
+            "token_latency": latency,
+        }
+        found.setdefault(sample["round"], []).append(values[name])
     return found
 
 

@@ -134,8 +134,8 @@ class Worker:
         return {"schemes": [*found, *MEASURED]}
 
 
-def serve(worker: Worker) -> None:
-    """Answer requests until there are no more."""
+def serve(worker: object) -> None:
+    """Answer requests until there are no more, each by the worker's method of that name."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print must not come between the answers
     requests: queue.Queue[dict[str, Any]] = queue.Queue()
