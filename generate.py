@@ -13,12 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.metadata
 import logging
 import math
-import platform
 import statistics
-import subprocess
 import sys
 import time
 import warnings
@@ -30,6 +27,7 @@ import click
 
 from benchlog import log
 from benchlog.config import Command, RunConfig, options, repro
+from benchlog.origin import git_commit, versions
 from benchlog.record import Record
 from benchlog.table import table
 from errors import QuantbenchError, UsageError
@@ -45,7 +43,6 @@ if TYPE_CHECKING:  # torch takes seconds to import; --help and a mistyped option
     from quantize.spec import Spec
     from session import Generation, Session
 
-HERE = Path(__file__).parent
 Report = Callable[[int, int], None]
 AGREEMENT = 0.05  # two warm-up samples this close to each other are steady
 MAX_WARM_UPS = 5
@@ -135,7 +132,7 @@ def run(config: RunConfig) -> None:
         model, load_memory = load(plan, report)
     session = make_session(plan, model)
     if config.interactive:
-        converse(plan, session)
+        chat(plan, session)
         return
     details = measure(plan, session)
     details["peak_memory_bytes"]["load"] = load_memory
@@ -264,6 +261,7 @@ def make_session(plan: Plan, model: Transformer) -> Session:
 def measure(plan: Plan, session: Session) -> dict[str, Any]:
     """Compile, warm up, take the samples; everything known about the run, ready for JSON."""
     import devices
+    from tracing import trace
 
     config, device = plan.config, plan.device
     one_sample = sampler(plan, session)
@@ -278,7 +276,7 @@ def measure(plan: Plan, session: Session) -> dict[str, Any]:
             spoken = time.monotonic()
             say(f"Sample {number} of {config.num_samples}: {samples[-1]['tok_s']:.2f} tok/s")
     memory["generate"] = devices.peak_memory(device)
-    profile(config, device, lambda: one_sample(0))
+    trace(device, config.profile, config.memory_profile, lambda: one_sample(0), say)
     text = readable(plan, generation.tokens[0].tolist())
     found = {**facts(plan, session.model), **ready, "text": text, "peak_memory_bytes": memory}
     return {**found, **summary(found, samples), "samples": samples}
@@ -413,75 +411,19 @@ def make_record(config: RunConfig, details: dict[str, Any]) -> Record:
     )
 
 
-def profile(config: RunConfig, device: torch.device, once: Callable[[], object]) -> None:
-    """Trace one more sample, an uncounted one, to where --profile and --memory_profile say."""
+def chat(plan: Plan, session: Session) -> None:
+    """What --interactive asks for."""
     import torch
 
-    if config.memory_profile and device.type == "cuda":
-        torch.cuda.memory._record_memory_history()
-        once()
-        torch.cuda.memory._dump_snapshot(config.memory_profile)
-        torch.cuda.memory._record_memory_history(enabled=None)
-        say(f"Wrote {config.memory_profile}; open it at https://docs.pytorch.org/memory_viz")
-    traces = {config.profile: False}
-    if device.type != "cuda":
-        traces[config.memory_profile] = True
-    for path, profile_memory in traces.items():
-        if path:
-            with torch.profiler.profile(profile_memory=profile_memory) as trace:
-                once()
-            trace.export_chrome_trace(path)
-            say(f"Wrote {path}; open it in https://ui.perfetto.dev")
+    from conversation import converse
 
+    def next_tokens(ids: list[int], start: int) -> Iterator[int]:
+        prompt = torch.tensor([ids], device=plan.device)
+        return map(int, session.stream(prompt, start))
 
-def converse(plan: Plan, session: Session) -> None:
-    """Read a line, answer as the text comes, until end of input or a full context.
-
-    Each turn appends to the cache. A model without a chat template continues the text instead.
-    """
-    import torch
-
-    from models.chat import template_for
-    from models.tokenizer import stream
-
-    tokenizer = plan.tokenizer
-    template = template_for(tokenizer, plan.name)
-    stop = template.stop_ids(tokenizer) if template else tokenizer.eos_ids
-    if template is None:
-        say(f"{plan.name} has no chat template that we know: it continues what you write")
-    say("Ctrl-D ends")
     torch.manual_seed(plan.config.seed)
-    start, unread = 0, []  # the next free position; the last token said, if the cache lacks it
-    while True:
-        try:
-            line = input("> ")
-        except EOFError:
-            say("")
-            return
-        first = start == 0
-        if template:
-            turn = template.encode_turn(tokenizer, line, first)
-        else:
-            turn = tokenizer.encode(line, bos=first)
-        ids = [*unread, *turn]
-        room = min(plan.cache_size - start - len(ids), plan.config.max_new_tokens)
-        if room < 1:
-            say(f"The context is full: it has {plan.cache_size} positions (--cache_size)")
-            return
-        if not ids:
-            continue
-        text = stream(tokenizer, () if template else ids)
-        start, unread = start + len(ids), []
-        for token in session.stream(torch.tensor([ids], device=plan.device), start - len(ids)):
-            said = int(token)
-            if said in stop:
-                break
-            start, unread = start + len(unread), [said]
-            click.echo(text.push(said), nl=False)
-            room -= 1
-            if room == 0:
-                break
-        click.echo(text.flush())
+    most = plan.config.max_new_tokens
+    converse(next_tokens, plan.tokenizer, plan.name, plan.cache_size, most, say)
 
 
 def readable(plan: Plan, tokens: list[int]) -> str | None:
@@ -492,26 +434,6 @@ def readable(plan: Plan, tokens: list[int]) -> str | None:
     eos = plan.tokenizer.eos_ids
     end = next((i for i, token in enumerate(tokens) if token in eos), len(tokens))
     return plan.tokenizer.decode([*plan.prompt, *tokens[:end]])
-
-
-def versions() -> dict[str, str | None]:
-    found: dict[str, str | None] = {"python": platform.python_version()}
-    for package in ("quantbench", "torch", "torchao", "triton", "bitsandbytes"):
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found[package] = None
-    return found
-
-
-def git_commit() -> str | None:
-    """This checkout's commit, "-dirty" when it has changes; None outside a checkout."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return done.stdout.strip()
 
 
 def say(line: str) -> None:

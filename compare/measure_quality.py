@@ -9,6 +9,7 @@ import torch
 
 import generate
 from benchlog.config import RunConfig
+from benchlog.origin import git_commit, versions
 from compare import harness
 from compare.fidelity import score, summary, through_cache, token_ids, window
 from compare.layers import sqnr_of_layers
@@ -66,8 +67,8 @@ def measure(
             for layer in layers
         ],
         "tasks": harness.evaluate(plan, model, tasks, limit, say) if tasks else {},
-        "versions": generate.versions(),
-        "git_commit": generate.git_commit(),
+        "versions": versions(),
+        "git_commit": git_commit(),
     }
 
 

@@ -26,7 +26,7 @@ from quantize.kept import Clock, default_cache
 from quantize.race import attempt
 from quantize.registry import SCHEMES, Quantizer, available, with_weight
 from quantize.spec import AutoQuant, FullPrecision, parse
-from quantize.verdict import FULL_PRECISION, Candidate, Choice, Measurement, decide, table
+from quantize.verdict import Candidate, Choice, Measurement, decide, full_precision, table
 
 __all__ = ["AutoQuantizer", "Choice", "Sample", "choose", "default_cache", "table"]
 
@@ -68,7 +68,7 @@ def choose(
     for sample in samples:
         shapes.setdefault((sample.layer.out_features, sample.layer.in_features), []).append(sample)
     fields = {shape: candidates(spec, alike[0].layer, kernel) for shape, alike in shapes.items()}
-    if samples and all(len(field) == 1 for field in fields.values()):
+    if samples and all(_only_in_full(field) for field in fields.values()):
         raise KernelError(f"--kernel {kernel}: none of {spec}'s schemes has such a kernel")
     total, count = sum(map(len, fields.values())), 0
 
@@ -98,9 +98,10 @@ def candidates(spec: AutoQuant, layer: nn.Linear, kernel: str = "auto") -> list[
     What cannot run on the device at all is listed only where its scheme has nothing else; and the
     reference takes part only there, too: it is never fast.
     """
-    found = [Measurement(FULL_PRECISION)]
     weight = layer.weight
     N, K = weight.shape
+    in_full = available(FullPrecision(), weight.device, weight.dtype)
+    found = [Measurement(full_precision(name)) for name, reason in in_full.items() if not reason]
     for one in map(parse, (*EIGHT_BITS, *(FOUR_BITS if spec.int4 else ()))):
         row, running, refused, absent = SCHEMES[type(one)], [], [], []
         whole = row.refuses(one, K)
@@ -115,6 +116,10 @@ def candidates(spec: AutoQuant, layer: nn.Linear, kernel: str = "auto") -> list[
             running = fast or running[-1:]
         found += running + refused[: 1 if whole else None] or absent
     return found
+
+
+def _only_in_full(field: Sequence[Measurement]) -> bool:
+    return all(isinstance(one.candidate.spec, FullPrecision) for one in field)
 
 
 def _is_slow(kernel: str, device: torch.device) -> bool:
@@ -227,7 +232,7 @@ def _as(candidate: Candidate, sample: Sample) -> nn.Module:
     weight = sample.layer.weight.data
     layer = with_weight(sample.layer, weight)
     quantizer = Quantizer(candidate.spec, weight.device, weight.dtype, candidate.kernel)
-    return layer if candidate == FULL_PRECISION else quantizer(sample.name, layer)
+    return quantizer(sample.name, layer)
 
 
 def _with_timing(one: Measurement, clock: Clock, reason: str | None) -> Measurement:
@@ -299,8 +304,7 @@ class AutoQuantizer:
 
     def _quantizer(self, candidate: Candidate) -> Quantizer:
         if candidate not in self._made:
-            kernel = "auto" if isinstance(candidate.spec, FullPrecision) else candidate.kernel
-            made = Quantizer(candidate.spec, self.device, self.dtype, kernel)
+            made = Quantizer(candidate.spec, self.device, self.dtype, candidate.kernel)
             self._made[candidate] = made
         return self._made[candidate]
 

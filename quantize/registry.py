@@ -13,7 +13,17 @@ from torchao.core.config import AOBaseConfig
 from torchao.quantization.transform_module import register_quantize_module_handler
 
 from errors import CheckpointError, KernelError
-from quantize import bitsandbytes, float8, fp4, fp6, int4, int8, sparse_marlin, uintx
+from quantize import (
+    bitsandbytes,
+    float8,
+    fp4,
+    fp6,
+    full_precision,
+    int4,
+    int8,
+    sparse_marlin,
+    uintx,
+)
 from quantize.packed import PackedWeight
 from quantize.scheme import Kernel, Scheme
 from quantize.spec import (
@@ -35,6 +45,7 @@ from quantize.spec import (
 )
 
 SCHEMES: dict[type[Spec], Scheme] = {
+    FullPrecision: full_precision.SCHEME,
     Int8WeightOnly: int8.WEIGHT_ONLY,
     Int8DynamicActivation: int8.DYNAMIC,
     Int4WeightOnly: int4.WEIGHT_ONLY,
@@ -64,8 +75,6 @@ MEASURED = ("autoquant", "autoquant-int4")  # what they are is known only after 
 
 def available(spec: Spec, device: torch.device, dtype: torch.dtype) -> dict[str, str | None]:
     """Per kernel of the scheme, fastest first: why it cannot run there, or None if it can."""
-    if isinstance(spec, FullPrecision):
-        return {"torch": None}
     kernels = SCHEMES[type(spec)].kernels
     return {name: kernel.unavailable(spec, device, dtype) for name, kernel in kernels.items()}
 
@@ -137,8 +146,6 @@ class Quantizer:
         return quantizer
 
     def takes(self, module: nn.Module) -> bool:
-        if isinstance(self.spec, FullPrecision):
-            return False
         embedding = isinstance(self.spec, Int8Embedding) and isinstance(module, nn.Embedding)
         return isinstance(module, nn.Linear) or embedding
 
@@ -156,6 +163,8 @@ class Quantizer:
             raise KernelError(f"--quantization {self.spec}: {name} {reason}")
         if not weight.is_meta and not weight.sum(dtype=torch.float32).isfinite():
             _check_finite(name, weight)
+        if isinstance(self.spec, FullPrecision):
+            return module
         packed = self._tied(module, scheme.quantize(weight, self.spec))
         return with_weight(module, packed)
 
@@ -174,8 +183,6 @@ class Quantizer:
 
     def choose(self, name: str, layer: nn.Linear) -> str:
         """The kernel for a layer: the first that takes its shape. KernelError if none does."""
-        if isinstance(self.spec, FullPrecision):
-            return "torch"
         reasons = {}
         for kernel in self.kernels:
             found: Kernel = SCHEMES[type(self.spec)].kernels[kernel]

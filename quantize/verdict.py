@@ -31,7 +31,14 @@ class Candidate:
         return f"{self.spec} ({self.kernel})"
 
 
-FULL_PRECISION = Candidate(FullPrecision(), "torch")
+def full_precision(kernel: str) -> Candidate:
+    return Candidate(FullPrecision(), kernel)
+
+
+def fastest_in_full(measurements: Iterable["Measurement"]) -> "Measurement":
+    """What the others have to beat: full precision on the fastest of its kernels."""
+    found = (m for m in measurements if isinstance(m.candidate.spec, FullPrecision))
+    return min(found, key=lambda m: m.seconds)
 
 
 @dataclass(frozen=True)
@@ -88,7 +95,7 @@ def decide(
     Full precision wins where nothing is. Raises KernelError if it was not timed.
     """
     ordered = sorted(measurements, key=lambda m: m.seconds)
-    full = next(m for m in ordered if m.candidate == FULL_PRECISION)
+    full = fastest_in_full(ordered)
     if full.timing is None:
         raise KernelError(f"autoquant cannot time full precision: {full.reason}")
     allowed = (m for m in ordered if _objection(m, full, min_sqnr) is None)
@@ -141,7 +148,7 @@ def table(choices: Sequence[Choice]) -> str:
 
 
 def _head(choice: Choice) -> str:
-    full, best = choice.of(FULL_PRECISION), choice.of(choice.chosen)
+    full, best = fastest_in_full(choice.measurements), choice.of(choice.chosen)
     times = f": {full.seconds / best.seconds:.2f} × as fast as full precision"
     first, *others = choice.layers
     also = f" and {len(others)} more" if others else ""
@@ -183,7 +190,7 @@ def _hints(choices: Sequence[Choice]) -> list[str]:
     """Per scheme that only its SQNR kept from being chosen: what it would give, and for what."""
     missed: dict[Candidate, list[tuple[float, float]]] = {}
     for choice in choices:
-        full, best = choice.of(FULL_PRECISION), choice.of(choice.chosen)
+        full, best = fastest_in_full(choice.measurements), choice.of(choice.chosen)
         for one in choice.measurements:
             lower = math.floor(one.sqnr) if math.isfinite(one.sqnr) else 0
             if one.seconds > GAIN * best.seconds or lower < 1 or lower >= choice.min_sqnr:

@@ -11,7 +11,7 @@ FLOORS = (
     {"devices", "kernels"},
     {"kv_cache", "bandwidth"},
     {"quantize", "models", "benchlog"},
-    {"session", "loading", "sizes", "scoring"},
+    {"session", "loading", "sizes", "scoring", "conversation", "tracing"},
     {"generate", "overview"},
     {"compare"},
 )

@@ -3,7 +3,8 @@
 
 #include <cstdint>
 
-enum class Number { f32, bf16, f16 };
+#include "number.h"
+
 enum class KvFormat { f32, bf16, f16, int8, fp8, int4 };
 
 constexpr int MAX_HEAD_DIM = 256;

@@ -41,11 +41,12 @@ AVX512 = (
     *(*AVX2, "-mprefer-vector-width=512"),
     *(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl")),
 )
+AVX512VNNI = (*AVX512, "-mavx512vnni", "-mavx512vbmi")
 INSTRUCTIONS = {
     "_avx2": AVX2,
     "_avx512": AVX512,
-    "_avx512vnni": (*AVX512, "-mavx512vnni", "-mavx512vbmi"),
-    "_amx": (*AVX512, "-mavx512vbmi", *(f"-mamx-{part}" for part in ("tile", "bf16", "int8"))),
+    "_avx512vnni": AVX512VNNI,
+    "_amx": (*AVX512VNNI, *(f"-mamx-{part}" for part in ("tile", "bf16", "int8"))),
 }
 ISAS = ("portable", *(ending[1:] for ending in INSTRUCTIONS))
 DIGEST_BYTES = hashlib.sha256().digest_size

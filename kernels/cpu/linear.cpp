@@ -7,10 +7,12 @@
 #include <torch/headeronly/core/ScalarType.h>
 
 #include <cstring>
-#include <vector>
 
 #include "isa.h"
 #include "linear.h"
+#include "linear_many.h"
+#include "products.h"
+#include "scratch.h"
 
 namespace {
 
@@ -22,33 +24,15 @@ constexpr int64_t ALONE = 64 << 10;  // bytes that one thread reads faster than 
 struct Version {
   void (*prepare)(const Problem&);
   void (*multiply)(const Problem&, int64_t, int64_t);
-  void (*unpack)(const Problem&, int64_t, int64_t);
 };
 
 Version version() {
 #if defined(__x86_64__)
-  if (isa() >= Isa::avx512vnni) return {prepare_avx512vnni, multiply_avx512vnni, unpack_avx512vnni};
-  if (isa() >= Isa::avx2) return {prepare_avx2, multiply_avx2, unpack_avx2};
+  if (isa() >= Isa::avx512vnni) return {prepare_avx512vnni, multiply_avx512vnni};
+  if (isa() >= Isa::avx2) return {prepare_avx2, multiply_avx2};
 #endif
-  return {prepare_portable, multiply_portable, unpack_portable};
+  return {prepare_portable, multiply_portable};
 }
-
-// Memory for what x becomes, kept from call to call by each thread that calls.
-struct Scratch {
-  std::vector<char> bytes;
-  char* next = nullptr;
-
-  void reserve(int64_t size) {
-    if (int64_t(bytes.size()) < size + 64) bytes.resize(size + 64);
-    next = bytes.data() + (64 - reinterpret_cast<uintptr_t>(bytes.data()) % 64) % 64;
-  }
-  template <typename T>
-  T* take(int64_t count) {
-    T* found = reinterpret_cast<T*>(next);
-    next += (count * sizeof(T) + 63) / 64 * 64;
-    return found;
-  }
-};
 
 Number number(ScalarType type) {
   STD_TORCH_CHECK(type == ScalarType::Float || type == ScalarType::BFloat16 ||
@@ -71,26 +55,7 @@ Header header_of(const Tensor& packed) {
   return header;
 }
 
-// Rows first to last of a weight, transposed, in x's dtype: (K, rows).
-Tensor unpack(const Tensor& packed, const Tensor& x, int64_t first, int64_t last) {
-  const Header header = header_of(packed);
-  STD_TORCH_CHECK(0 <= first && first <= last && last <= header.rows && first % ROWS == 0,
-                  "a weight of ", header.rows, " rows has no rows ", first, " to ", last);
-  const int64_t blocks = (last - first + ROWS - 1) / ROWS;
-  Tensor y = torch::stable::new_empty(x, {header.columns, blocks * ROWS});
-  Problem problem{};
-  problem.header = &header;
-  problem.geometry = geometry(header);
-  problem.blocks = static_cast<const uint8_t*>(packed.const_data_ptr()) + sizeof header;
-  problem.type = number(x.scalar_type());
-  problem.x_row = first;
-  problem.outputs = blocks * ROWS;
-  problem.y = y.mutable_data_ptr();
-  const Version run = version();
-  torch::stable::parallel_for(first / ROWS, first / ROWS + blocks, 1,
-                              [&](int64_t begin, int64_t end) { run.unpack(problem, begin, end); });
-  return y;
-}
+}  // namespace
 
 Tensor linear(const Tensor& x, const Tensor& packed, int64_t rows) {
   const Header header = header_of(packed);
@@ -116,6 +81,10 @@ Tensor linear(const Tensor& x, const Tensor& packed, int64_t rows) {
   problem.x_row = x.stride(0);
   problem.x_step = x.stride(1);
   problem.y = y.mutable_data_ptr();
+  if (M >= many_from(header, x_type)) {
+    linear_of_many(problem);
+    return y;
+  }
   thread_local Scratch scratch;
   const int64_t tokens = problem.tokens;
   scratch.reserve(4 * (padded + M + tokens * (padded + padded / 8 + g.chunks) + 6 * 16));
@@ -134,9 +103,6 @@ Tensor linear(const Tensor& x, const Tensor& packed, int64_t rows) {
   return y;
 }
 
-}  // namespace
-
 STABLE_TORCH_LIBRARY_IMPL(quantbench, CPU, library) {
   library.impl("cpu_linear", TORCH_BOX(&linear));
-  library.impl("cpu_unpack_linear", TORCH_BOX(&unpack));
 }

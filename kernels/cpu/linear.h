@@ -11,6 +11,8 @@
 
 #include <cstdint>
 
+#include "number.h"
+
 constexpr int ROWS = 16, UNIT = 32, QUADS = UNIT / 4;
 constexpr int LARGEST_CHUNK = 256;  // columns: sums of that many products of 8 and 16 bits fit in 32
 constexpr int TABLE = 16;
@@ -19,8 +21,6 @@ constexpr int TILE = 4;  // tokens that go through the inner loop together, at m
 enum class Coding : int32_t { integer, fp6, fp4, table, sparse, fp8, bf16, f16, f32 };
 enum class Scales : int32_t { row, bf16, f16, f32 };  // row: float32, one per row
 enum class Rounding : int32_t { none, int8, int8_asymmetric };  // of activations
-
-enum class Number : int32_t { f32, bf16, f16 };
 
 struct Header {
   uint64_t magic;
@@ -78,11 +78,9 @@ struct Problem {
   void* y;              // (outputs, rows)
 };
 
-// `prepare` turns x into what the inner loop wants; `multiply` does some blocks. `unpack` writes
-// some blocks' numbers to y, (columns, outputs) of `type`, from row x_row of the weight on.
+// `prepare` turns x into what the inner loop wants; `multiply` does some blocks.
 #define LINEAR_VERSION(name)                                      \
   void prepare_##name(const Problem&);                            \
-  void unpack_##name(const Problem&, int64_t first, int64_t last); \
   void multiply_##name(const Problem&, int64_t first, int64_t last)
 LINEAR_VERSION(portable);
 LINEAR_VERSION(avx2);

@@ -19,18 +19,11 @@ from kernels.formats import TABLES, Packed
 
 torch.library.define("quantbench::cpu_linear", "(Tensor x, Tensor packed, int rows) -> Tensor")
 torch.library.define(
-    "quantbench::cpu_unpack_linear", "(Tensor packed, Tensor x, int first, int last) -> Tensor"
-)
-torch.library.define(
     "quantbench::cpu_pack_linear",
     "(Tensor plane0, Tensor? plane1, Tensor? plane2, Tensor scale, Tensor? zero, Tensor? table, "
     "str format, int columns, int bits, int scale_columns, float factor, int rounding) -> Tensor",
 )
 
-# So many rows of x the kernel takes; for more of them, weights are unpacked some rows at a time, as
-# many as the second-level cache holds, and multiplied by torch.
-FEW = 16
-ROWS_AT_ONCE, COLUMNS = 1024, 2048
 ROWS, UNIT, LARGEST_CHUNK, HEADER = 16, 32, 256, 128  # see linear.h
 ROUNDINGS = {None: 0, "int8": 1, "int8-asymmetric": 2}
 _MOST = 2**23 - 1
@@ -71,24 +64,6 @@ def _(
     return plane0.new_empty(HEADER + blocks * (-(-block // 64) * 64), dtype=torch.uint8)
 
 
-@torch.library.custom_op("quantbench::cpu_linear_of_many", mutates_args=())
-def _linear_of_many(x: Tensor, packed: Tensor, rows: int) -> Tensor:
-    """As cpu_linear, but for rounding weights to x's dtype first."""
-    wide = x.float() if x.dtype == torch.float16 else x  # where unpacked weights might overflow
-    y = wide.new_empty((x.shape[0], rows))
-    step = max(16, ROWS_AT_ONCE * COLUMNS // max(1, x.shape[1]) // 16 * 16)
-    for first in range(0, rows, step):
-        last = min(first + step, rows)
-        weights = torch.ops.quantbench.cpu_unpack_linear(packed, wide, first, last)
-        y[:, first:last] = (wide @ weights)[:, : last - first]
-    return y.to(x.dtype)
-
-
-@_linear_of_many.register_fake
-def _(x, packed, rows):
-    return x.new_empty((x.shape[0], rows))
-
-
 def linear(x: Tensor, packed: Tensor, rows: int, rounded: bool = False) -> Tensor:
     """x (…, K) → (…, N) in x's dtype, N being `rows`; sums are float32, and rounded once.
 
@@ -97,9 +72,7 @@ def linear(x: Tensor, packed: Tensor, rows: int, rounded: bool = False) -> Tenso
     """
     _ready()
     flat = x.reshape(-1, x.shape[-1])
-    few = rounded or flat.shape[0] <= FEW
-    op = torch.ops.quantbench.cpu_linear if few else torch.ops.quantbench.cpu_linear_of_many
-    return op(flat, packed, rows).unflatten(0, x.shape[:-1])
+    return torch.ops.quantbench.cpu_linear(flat, packed, rows).unflatten(0, x.shape[:-1])
 
 
 @torch.compiler.assume_constant_result

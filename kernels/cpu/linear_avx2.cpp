@@ -11,13 +11,9 @@ namespace {
 #include "linear_sparse.h"
 #include "linear_x.h"
 #include "linear_run.h"
-#include "linear_unpack.h"
 }  // namespace
 
 void prepare_avx2(const Problem& problem) { prepare(problem); }
-void unpack_avx2(const Problem& problem, int64_t first, int64_t last) {
-  unpack(problem, first, last);
-}
 void multiply_avx2(const Problem& problem, int64_t first, int64_t last) {
   multiply(problem, first, last);
 }

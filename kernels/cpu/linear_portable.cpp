@@ -9,13 +9,9 @@ namespace {
 #include "linear_sparse.h"
 #include "linear_x.h"
 #include "linear_run.h"
-#include "linear_unpack.h"
 }  // namespace
 
 void prepare_portable(const Problem& problem) { prepare(problem); }
-void unpack_portable(const Problem& problem, int64_t first, int64_t last) {
-  unpack(problem, first, last);
-}
 void multiply_portable(const Problem& problem, int64_t first, int64_t last) {
   multiply(problem, first, last);
 }

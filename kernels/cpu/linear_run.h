@@ -42,13 +42,6 @@ inline Part part(const Header& header, int tile) {
   }
 }
 
-// Rounded to the nearest, ties to even; NaN stays NaN.
-inline HalfWords as_bf16(Floats v) {
-  Bits bits = (Bits)v, nan = (Bits)(v != v);
-  Bits rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
-  return __builtin_convertvector((~nan & rounded) | (nan & 0x7fc0u), HalfWords);
-}
-
 inline void store_rows(const Problem& problem, Floats v, int64_t output, int64_t row) {
   const int64_t rows = problem.header->rows, at = output * rows + row;
   const int count = rows - row < ROWS ? int(rows - row) : ROWS;

@@ -38,3 +38,10 @@ inline Bytes shifted(Bytes v) {
 // The low and the high halves of pairs of bfloat16, as floats.
 inline Floats low_half(Bits pairs) { return (Floats)(pairs << 16); }
 inline Floats high_half(Bits pairs) { return (Floats)(pairs & 0xffff0000u); }
+
+// Rounded to the nearest, ties to even; NaN stays NaN.
+inline HalfWords as_bf16(Floats v) {
+  Bits bits = (Bits)v, nan = (Bits)(v != v);
+  Bits rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+  return __builtin_convertvector((~nan & rounded) | (nan & 0x7fc0u), HalfWords);
+}

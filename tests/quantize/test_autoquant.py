@@ -18,10 +18,11 @@ from quantize.cpu import no_cpu
 from quantize.race import Timing
 from quantize.registry import Quantizer
 from quantize.spec import AutoQuant, parse
-from quantize.verdict import FULL_PRECISION, Candidate, Choice, Measurement, decide
+from quantize.verdict import Candidate, Choice, Measurement, decide, full_precision
 
 CPU = torch.device("cpu")
 REAL_CACHE = race.last_level_cache
+FULL_PRECISION = full_precision("torch")
 
 
 @pytest.fixture(autouse=True)
@@ -416,7 +417,7 @@ def test_layers_that_a_scheme_or_a_kernel_refuses(monkeypatch):
 
 def test_one_kernel_can_be_asked_for():
     (made,) = choose([sample()], AutoQuant(), 1, 35.0, kernel="reference")
-    assert {m.candidate.kernel for m in made.measurements} == {"torch", "reference"}
+    assert {m.candidate.kernel for m in made.measurements} == {"cpu", "torch", "reference"}
     with pytest.raises(KernelError, match="--kernel bitsandbytes: none of autoquant's schemes"):
         choose([sample()], AutoQuant(), 1, 35.0, kernel="bitsandbytes")
 

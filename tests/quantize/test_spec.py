@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from errors import UsageError
 from quantize.registry import SCHEMES
-from quantize.spec import SPECS, AutoQuant, FullPrecision, UintX, every_spec, form, forms, parse
+from quantize.spec import SPECS, AutoQuant, UintX, every_spec, form, forms, parse
 
 
 @given(st.sampled_from(list(every_spec())))
@@ -32,7 +32,7 @@ def test_there_are_as_many_schemes_as_the_grammar_says():
 
 
 def test_every_scheme_has_a_row():
-    assert set(SPECS) - set(SCHEMES) == {FullPrecision, AutoQuant}
+    assert set(SPECS) - set(SCHEMES) == {AutoQuant}
 
 
 def test_forms_are_as_help_texts_have_them():
