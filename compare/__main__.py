@@ -9,6 +9,7 @@ from compare.peers import peers
 from compare.quality import quality
 from compare.readme import readme
 from compare.replay import replay
+from compare.roofline import roofline
 from generate import explained
 
 
@@ -17,7 +18,7 @@ def commands() -> None:
     """Compare ways to run a model: speed, memory and quality, and how sure one may be."""
 
 
-for command in (ab, peers, quality, replay, readme):
+for command in (ab, roofline, peers, quality, replay, readme):
     commands.add_command(command)
 
 

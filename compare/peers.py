@@ -23,11 +23,12 @@ import click
 
 from benchlog.config import Command, RunConfig, argv
 from compare import peer_packages, process
+from compare.arguments import names_of
 from compare.comparison import Comparison
 from compare.limits import over, step_bytes
 from compare.process import Process, WorkerFailed
 from compare.report import Columns, aligned
-from compare.results import ArmResult, Results, Settings
+from compare.results import ArmResult, Results, Settings, write_json
 from compare.rows import seconds
 from compare.statistics import Estimate
 from errors import LogError, UsageError
@@ -84,8 +85,8 @@ def peers(
     debug: bool,
 ) -> None:
     """Compare with llama.cpp and Hugging Face transformers: the same model, the same threads."""
-    chosen = chosen_of("--schemes", schemes, tuple(BESIDE))
-    beside = chosen_of("--runtimes", runtimes, RUNTIMES)
+    chosen = names_of("--schemes", schemes, tuple(BESIDE), tuple(BESIDE))
+    beside = names_of("--runtimes", runtimes, RUNTIMES, RUNTIMES)
     peer_packages.check(beside)
     common = RunConfig(
         checkpoint_path=checkpoint_path,
@@ -118,17 +119,9 @@ def peers(
     click.echo("\n" + "\n".join(remarks(found, kept, threads)))
     if json_path:
         write_json(json_path, {"threads": threads, "rows": found, "comparisons": kept})
+        say(f"Wrote {json_path}")
     if any(row["failed"] for row in found):
         sys.exit(1)
-
-
-def chosen_of(option: str, text: str | None, known: Sequence[str]) -> list[str]:
-    """The names in "A,B", all of `known` without a text. Raises UsageError for any other."""
-    names = [name.strip() for name in text.split(",")] if text is not None else list(known)
-    for name in names:
-        if name not in known:
-            raise UsageError(f"{option} takes {', '.join(known)}; given: {name!r}")
-    return names
 
 
 def run(results: Results, threads: int) -> None:
@@ -227,15 +220,6 @@ def remarks(found: Sequence[Row], kept: Sequence[dict[str, Any]], threads: int) 
         said.append(f"memory was read at {low:.1f} to {high:.1f} GB/s")
     said += [f"{row['beside']}: failed: {row['failed']}" for row in found if row["failed"]]
     return list(dict.fromkeys(said))
-
-
-def write_json(path: str, value: Any) -> None:
-    """Raises LogError where that cannot be written."""
-    try:
-        Path(path).write_text(json.dumps(value, indent=1) + "\n")
-    except OSError as error:
-        raise LogError(f"--json {path}: {error.strerror}") from None
-    say(f"Wrote {path}")
 
 
 # ------------------------------------------------------------------------------------------- arms
