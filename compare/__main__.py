@@ -5,6 +5,7 @@ import sys
 import click
 
 from compare.ab import ab
+from compare.growth import growth
 from compare.peers import peers
 from compare.quality import quality
 from compare.readme import readme
@@ -18,7 +19,7 @@ def commands() -> None:
     """Compare ways to run a model: speed, memory and quality, and how sure one may be."""
 
 
-for command in (ab, roofline, peers, quality, replay, readme):
+for command in (ab, roofline, growth, peers, quality, replay, readme):
     commands.add_command(command)
 
 

@@ -95,7 +95,7 @@ QUALITY: Columns = [
     ("top-1", _number("top1", ".1%")),
 ]
 KERNEL: Columns = [("kernel", lambda row: row.get("kernel", "-"))]
-LEFT = {"arm", "kernel", "verdict", "scheme", "beside", "layer"}
+LEFT = {"arm", "kernel", "verdict", "scheme", "beside", "layer", "over"}
 
 
 def terminal(results: Results, rows: Sequence[Row]) -> str:
