@@ -21,7 +21,7 @@ from models.config import ModelConfig
 from models.llama import Transformer, scaled
 
 FORMATS = ("BF16", "Q8_0", "Q6_K", "Q4_0")
-ROWS = 1 << 10  # of a matrix, quantized at a time
+ELEMENTS_AT_ONCE = 1 << 17  # of a matrix: its float32 copies stay in the second-level cache
 Array = np.ndarray
 
 
@@ -194,7 +194,7 @@ def _stored(tensor: Tensor, format: str) -> Array:
     import gguf
 
     parts = []
-    for rows in tensor.split(ROWS):
+    for rows in tensor.split(max(1, ELEMENTS_AT_ONCE // tensor.shape[1])):
         numbers = rows.float().numpy()
         if format == "Q6_K":  # which the package reads, and does not write
             parts.append(q6_k(numbers))
