@@ -78,7 +78,7 @@ def write(
         full = gguf.GGMLQuantizationType.F32
         writer.add_tensor_info(name, shape, np.dtype(np.float32), nbytes, kind if matrix else full)
 
-    def put(name: str, module: nn.Module) -> nn.Module:
+    def put(name: str, module: Any) -> nn.Module:
         for _, tensor in _pieces(name, module.weight, architecture):
             writer.write_tensor_data(_stored(tensor, format))
         return nn.Identity()  # its memory is free for the next one
@@ -137,7 +137,7 @@ def _shapes(model: Transformer, architecture: ModelConfig) -> Iterator[tuple[str
                 yield piece, tensor.shape
 
 
-def _pieces(name: str, weight: Tensor, architecture: ModelConfig) -> list[tuple[str, Tensor]]:
+def _pieces(name: str, weight: Any, architecture: ModelConfig) -> list[tuple[str, Tensor]]:
     """What our parameter is called there, taken apart where we keep several in one."""
     top = {"tok_embeddings": "token_embd", "norm": "output_norm", "output": "output"}
     if name in top:
@@ -185,12 +185,12 @@ def _rope_factors(architecture: ModelConfig) -> list[Tensor]:
 # ----------------------------------------------------------------------------------------- formats
 
 
-def _stored(tensor: Tensor, format: str) -> Array:
+def _stored(tensor: Any, format: str) -> Array:
     """The bytes of a matrix in the format; of a vector, float32."""
     if tensor.dim() == 1:
-        return tensor.float().numpy()
+        return np.asarray(tensor.float())
     if format == "BF16":
-        return tensor.contiguous().view(torch.int16).numpy()
+        return np.asarray(tensor.contiguous().view(torch.int16))
     import gguf
 
     parts = []

@@ -12,7 +12,7 @@ TITLES = {
 }
 COLOURS = ("#1b6ca8", "#d95f0e", "#2a9d5c", "#8c510a", "#7b3294", "#666666")
 # Ids are drawn from the salt, not at random; words stay words, whatever fonts there are.
-STYLE = {"svg.hashsalt": "quantbench", "svg.fonttype": "none", "font.size": 9}
+STYLE: Any = {"svg.hashsalt": "quantbench", "svg.fonttype": "none", "font.size": 9}
 
 
 def draw(points: Sequence[dict[str, Any]], path: Path) -> None:

@@ -62,6 +62,7 @@ class LlamaCpp:
         self.model = llama_cpp.Llama(
             work.file,
             n_ctx=work.prompt + work.new,
+            n_batch=max(512, work.prompt),
             n_threads=work.threads,
             n_threads_batch=work.threads,
             use_mmap=False,
@@ -187,7 +188,8 @@ def hugging_face(checkpoint: str, num_layers: int | None) -> Any:
     )
     config._attn_implementation = "sdpa"
     with torch.device("meta"):
-        model = LlamaForCausalLM(config).bfloat16().eval()
+        model: Any = LlamaForCausalLM(config).bfloat16()
+    model.eval()
     weights: dict[str, Any] = {}
     E = ours.head_dim
     heads = (ours.num_heads * E, ours.num_kv_heads * E, ours.num_kv_heads * E)

@@ -30,7 +30,7 @@ from compare.process import Process, WorkerFailed
 from compare.report import Columns, aligned
 from compare.results import ArmResult, Results, Settings, write_json
 from compare.rows import seconds
-from compare.statistics import Estimate
+from compare.whole import interval, shown
 from errors import LogError, UsageError
 from generate import say
 
@@ -153,8 +153,7 @@ def _row(scheme: str, ours: ArmResult, theirs: ArmResult, results: Results) -> R
         for who, arm in (("ours", ours), ("theirs", theirs)):
             speeds = [tokens[figure] / one for many in seconds(arm, name).values() for one in many]
             row[f"{figure}_{who}_tok_s"] = statistics.median(speeds)
-        ratio = over(ours, theirs, name)
-        row[f"{figure}_ratio"] = [ratio.ratio, ratio.low, ratio.high]
+        row[f"{figure}_ratio"] = interval(over(ours, theirs, name))
     if readings := results.bandwidth.get("cpu"):
         row["bandwidth"] = statistics.median(readings)
         cached = step_bytes(ours.facts) - ours.facts["weight_bytes"]
@@ -169,23 +168,6 @@ def _speed(name: str) -> Any:
     return lambda row: f"{row[name]:.2f} tok/s" if name in row else "-"
 
 
-def _ratio(name: str) -> Any:
-    def shown(row: Row) -> str:
-        if name not in row:
-            return "-"
-        ratio, low, high = row[name]
-        return spread(Estimate(ratio, low, high, row["rounds"]))
-
-    return shown
-
-
-def spread(found: Estimate) -> str:
-    """1.05 (1.04 to 1.06), or 1.05 alone where there were too few rounds to tell."""
-    if found.rounds < 3:
-        return f"{found.ratio:.3f}"
-    return f"{found.ratio:.3f} ({found.low:.3f} to {found.high:.3f})"
-
-
 def _share(name: str) -> Any:
     return lambda row: f"{row[name]:.0%}" if name in row else "-"
 
@@ -195,12 +177,12 @@ COLUMNS: Columns = [
     ("beside", lambda row: row["beside"]),
     ("decode: ours", _speed("decode_ours_tok_s")),
     ("theirs", _speed("decode_theirs_tok_s")),
-    ("ours ÷ theirs", _ratio("decode_ratio")),
+    ("ours ÷ theirs", shown("decode_ratio")),
     ("of the limit: ours", _share("ours_limit_share")),
     ("theirs", _share("theirs_limit_share")),
     ("prompt: ours", _speed("prompt_ours_tok_s")),
     ("theirs", _speed("prompt_theirs_tok_s")),
-    ("ours ÷ theirs", _ratio("prompt_ratio")),
+    ("ours ÷ theirs", shown("prompt_ratio")),
 ]
 
 

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 import devices
 from bandwidth import BYTES, Bandwidth
-from errors import KernelError, UsageError
+from errors import KernelError
 from models.checkpoint import load_config
 from quantize.race import Timing, module_bytes, race
-from quantize.registry import Quantizer, available
-from quantize.spec import AutoQuant, Int8Embedding, parse
+from quantize.registry import Quantizer, kernels_for
+from quantize.spec import parse
 
 STOCK = ("torchao", "torch")  # kernels that others wrote
 STACK_BYTES, STACK_MOST = 32 << 20, 16  # of a stack: some 0.5 ms; and how many copies at most
@@ -38,20 +38,12 @@ class Stack(nn.Module):
 def kernels(schemes: list[str], device: str, precision: str) -> dict[str, list[str]]:
     """By scheme, the kernels to time: the one that auto takes, then any stock one.
 
-    Raises UsageError for a scheme that is none or has no layers to time, KernelError for one that
-    has no kernel here.
+    Raises KernelError for a scheme that has none here.
     """
     found: dict[str, list[str]] = {}
     where, dtype = devices.resolve(device), getattr(torch, precision)
     for name in schemes:
-        spec = parse(name)
-        if isinstance(spec, AutoQuant | Int8Embedding):
-            raise UsageError(f"--schemes {name}: it has no layers of its own; leave it out")
-        reasons = available(spec, where, dtype)
-        running = [kernel for kernel, reason in reasons.items() if reason is None]
-        if not running:
-            why = "; ".join(f"{kernel}: {reason}" for kernel, reason in reasons.items())
-            raise KernelError(f"--schemes {name} has no kernel on {where}: {why}")
+        running = kernels_for(parse(name), "auto", where, dtype)
         stock = [kernel for kernel in running if kernel in STOCK]
         found[name] = list(dict.fromkeys([running[0], *stock]))
     return found

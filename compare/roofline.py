@@ -60,8 +60,12 @@ def roofline(
     debug: bool,
 ) -> None:
     """Hold every scheme against the limit that memory's bandwidth sets."""
-    chosen = [str(spec.parse(name)) for name in names_of("--schemes", schemes, SCHEMES)]
-    chosen = list(dict.fromkeys(["none", *chosen]))  # what the others are compared with
+    specs = [spec.parse(name) for name in names_of("--schemes", schemes, SCHEMES)]
+    for one in specs:
+        if isinstance(one, spec.AutoQuant | spec.Int8Embedding):
+            raise UsageError(f"--schemes {one}: its layers are those of other schemes; name these")
+    # Full precision comes first: it is what the others are compared with.
+    chosen = list(dict.fromkeys(["none", *map(str, specs)]))
     wanted = names_of("--parts", parts, PARTS, PARTS)
     common = RunConfig(
         checkpoint_path=checkpoint_path,
@@ -176,7 +180,7 @@ def layer_remarks(rows: Sequence[Row]) -> list[str]:
 
 def _arms(common: RunConfig, kernels: dict[str, list[str]]) -> list[RunConfig]:
     """Every scheme on its best kernel, and on the stock one if that is another."""
-    found = []
+    found: list[RunConfig] = []
     for scheme, (_, *stock) in kernels.items():
         own = dataclasses.replace(common, quantization=scheme)
         found.append(own)
@@ -186,7 +190,7 @@ def _arms(common: RunConfig, kernels: dict[str, list[str]]) -> list[RunConfig]:
 
 def beside_stock(rows: Sequence[Row]) -> list[Row]:
     """Each scheme's row, with the stock kernel's speed in it."""
-    found = []
+    found: list[Row] = []
     for row in rows:
         if ", " in row["arm"]:
             found[-1]["stock"] = row
