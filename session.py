@@ -86,7 +86,8 @@ class Session:
         self.prefill = self._next_token
         self.fill = model.hidden
         if compile_decode:
-            model.nested_regions = all(map(_is_plain, model.parameters()))
+            nested = not model.decodes_in_cpp and all(map(_is_plain, model.parameters()))
+            model.nested_regions = nested
             self.step = torch.compile(self._next_token, fullgraph=True, options=options)
         if compile_prefill:
             # Prompts differ in length, and a CUDA graph or a frozen kernel serves only one.

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from devices import stored_bytes
 from kernels import decode
+from kernels.cpu import block as in_cpp
 from kernels.reference import attention
 from kv_cache.base import CacheFactory, KVCache
 from kv_cache.dense import DenseKVCache
@@ -39,6 +40,7 @@ class Transformer(nn.Module):
         self.norm = nn.RMSNorm(config.dim, config.norm_eps)
         self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
         self.decode_kernel = decode.Choice("torch")  # over the caches; `setup_caches` chooses it
+        self.decodes_in_cpp = False  # whether one op does all layers of a decode step
         self.nested_regions = False  # whether to compile one block and call it for every layer
 
     def setup_caches(
@@ -66,6 +68,13 @@ class Transformer(nn.Module):
             )
             made.kernel = self.decode_kernel.name
             layer.attention.kv_cache = made
+        few = max_batch_size <= in_cpp.FEW and self.decode_kernel.name == "cpu"
+        for layer in self.layers:
+            layer.decodes_in_cpp = few and layer.is_in_cpp()
+        self.decodes_in_cpp = all(
+            layer.decodes_in_cpp and layer.attention.kv_cache.format == "dense"
+            for layer in self.layers
+        )
 
     def weight_bytes(self) -> int:
         """Bytes of weights that one decode step reads: all but the embedding's table.
@@ -113,10 +122,19 @@ class Transformer(nn.Module):
             if start is None and tokens.shape[1] > 1:
                 start = int(input_pos[0])
         cos, sin = rotation(self.config, positions)
+        if self.decodes_in_cpp and input_pos is not None and x.shape[1] == 1:
+            return self.decoded(x[:, 0], cos, sin, input_pos)[:, None]
         run = block_region if self.nested_regions else Block.__call__
         for layer in self.layers:
             x = run(layer, x, cos, sin, input_pos, start)
         return x
+
+    def decoded(self, x: Tensor, cos: Tensor, sin: Tensor, input_pos: Tensor) -> Tensor:
+        """What the layers make of one position of each row, x (B, D), in one op."""
+        config, layers = self.config, [layer.for_cpp() for layer in self.layers]
+        wraps = config.sliding_window is not None
+        heads = config.num_heads, config.num_kv_heads
+        return in_cpp.layers(x, layers, cos, sin, input_pos, wraps, *heads, config.ffn_dim)
 
 
 class Block(nn.Module):
@@ -128,6 +146,7 @@ class Block(nn.Module):
         self.attention = Attention(config)
         self.ffn_norm = nn.RMSNorm(config.dim, config.norm_eps)
         self.feed_forward = FeedForward(config)
+        self.decodes_in_cpp = False
 
     def forward(
         self,
@@ -137,8 +156,48 @@ class Block(nn.Module):
         input_pos: Tensor | None,
         start: int | None = None,
     ) -> Tensor:
+        if self.decodes_in_cpp and input_pos is not None and x.shape[1] == 1:
+            return self.decoded(x[:, 0], cos, sin, input_pos)[:, None]
         x = x + self.attention(self.attention_norm(x), cos, sin, input_pos, start)
         return x + self.feed_forward(self.ffn_norm(x))
+
+    def is_in_cpp(self) -> bool:
+        """Whether C++ kernels multiply by all of its weights, so that one can call another."""
+        linears = (module for module in self.modules() if isinstance(module, nn.Linear))
+        return all(getattr(linear, "in_cpp", False) for linear in linears)
+
+    def for_cpp(self) -> in_cpp.Layer:
+        attention, ffn = self.attention, self.feed_forward
+        assert attention.kv_cache is not None, "call setup_caches first"
+        return in_cpp.Layer(
+            attention_norm=_norm(self.attention_norm),
+            wqkv=_linear(attention.wqkv),
+            query_norm=_norm(attention.q_norm),
+            key_norm=_norm(attention.k_norm),
+            wo=_linear(attention.wo),
+            ffn_norm=_norm(self.ffn_norm),
+            w13=_linear(ffn.w13),
+            w2=_linear(ffn.w2),
+            keys=attention.kv_cache.key_codes,
+            values=attention.kv_cache.value_codes,
+        )
+
+    def decoded(self, x: Tensor, cos: Tensor, sin: Tensor, input_pos: Tensor) -> Tensor:
+        """`forward` for one position of each row, x (B, D), in three ops instead of twenty."""
+        layer, attention = self.for_cpp(), self.attention
+        H, K = attention.num_heads, attention.num_kv_heads
+        qkv = in_cpp.before_attention(x, layer, cos, sin, H, K)  # (B, H + 2 K, E)
+        query, key, value = qkv[:, :, None].split((H, K, K), dim=1)
+        y = attention.kv_cache.attend(query, key, value, input_pos)  # (B, H, 1, E)
+        return in_cpp.after_attention(y.flatten(1), x, layer, self.feed_forward.width)
+
+
+def _norm(module: nn.Module) -> in_cpp.Norm | None:
+    return in_cpp.Norm(module.weight, module.eps) if isinstance(module, nn.RMSNorm) else None
+
+
+def _linear(module: nn.Linear) -> in_cpp.Linear:
+    return in_cpp.Linear(module.weight, module.bias)
 
 
 @torch.compiler.nested_compile_region
@@ -208,6 +267,7 @@ class FeedForward(nn.Module):
         super().__init__()
         self.w13 = nn.Linear(config.dim, 2 * config.ffn_dim, bias=config.mlp_bias)
         self.w2 = nn.Linear(config.ffn_dim, config.dim, bias=config.mlp_bias)
+        self.width = config.ffn_dim
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.w13(x).chunk(2, dim=-1)

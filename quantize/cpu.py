@@ -18,6 +18,11 @@ class PackedLinear(nn.Linear):
     activation: str | None = None  # how activations are rounded here, and not by the kernel
     rounded = False  # whether they are by the kernel
 
+    @property
+    def in_cpp(self) -> bool:
+        """Whether other C++ kernels can call this one's: `forward` does nothing besides."""
+        return self.activation is None
+
     def forward(self, x: Tensor) -> Tensor:
         from kernels.cpu.linear import linear
 

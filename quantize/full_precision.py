@@ -11,6 +11,8 @@ from quantize.scheme import Kernel, Scheme
 class PlainLinear(nn.Linear):
     """A linear layer whose weight is read by the C++ kernel, from where torch has put it."""
 
+    in_cpp = True  # other C++ kernels can call this one's
+
     def forward(self, x: Tensor) -> Tensor:
         from kernels.cpu.plain import linear
 

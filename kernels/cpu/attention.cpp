@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "isa.h"
+#include "products.h"
 
 namespace {
 
@@ -155,6 +156,8 @@ void add_up(float* parts, int64_t count, int64_t heads, int64_t head_dim, int64_
   }
 }
 
+}  // namespace
+
 Tensor decode_attention(const Tensor& query, const Tensor& key_codes,
                         const std::optional<Tensor>& key_scale, const Tensor& value_codes,
                         const std::optional<Tensor>& value_scale, const Tensor& first,
@@ -271,8 +274,6 @@ Tensor decode_attention(const Tensor& query, const Tensor& key_codes,
   else torch::stable::parallel_for(0, threads, 1, work);
   return out;
 }
-
-}  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(quantbench, CPU, library) {
   library.impl("cpu_decode_attention", TORCH_BOX(&decode_attention));

@@ -81,10 +81,7 @@ Tensor linear(const Tensor& x, const Tensor& packed, int64_t rows) {
   problem.x_row = x.stride(0);
   problem.x_step = x.stride(1);
   problem.y = y.mutable_data_ptr();
-  if (M >= many_from(header, x_type)) {
-    linear_of_many(problem);
-    return y;
-  }
+  if (linear_of_many(problem)) return y;
   thread_local Scratch scratch;
   const int64_t tokens = problem.tokens;
   scratch.reserve(4 * (padded + M + tokens * (padded + padded / 8 + g.chunks) + 6 * 16));

@@ -4,23 +4,53 @@
 
 #include <torch/csrc/stable/ops.h>
 
+#include <cstdint>
 #include <vector>
 
 #include "isa.h"
 
 namespace {
 
-ManyVersion version(const Header& header, Number x) {
+constexpr int64_t ALONE = 1 << 20;  // products that take one thread less than others to wake up
+
+bool by_row(const Header& header) { return header.scales == Scales::row; }
+bool rounded(const Header& header) { return header.rounding != Rounding::none; }
+
+// Tiles of bfloat16: float32 and float16 have more bits, and rounded activations are promised exact
+// products, which weights times scales of their own are not.
+bool fits_tiles(const Header& header, Number x) {
+  return rounded(header) ? by_row(header) : x == Number::bf16;
+}
+
+// One integer for each weight, one of 16 bits for each number of x.
+bool is_integers(const Header& header, Number x) {
+  const Coding coding = header.coding;
+  return (x != Number::f32 || rounded(header)) &&
+         (coding == Coding::integer || coding == Coding::fp4 || coding == Coding::sparse);
+}
+
+// Tiles of bytes: 64 columns, or the 32 that have a scale, are a tile.
+bool fits_bytes(const Header& header, const Geometry& g, Number x) {
+  const bool whole = g.units == 1 || (g.units % 2 == 0 && g.last_units % 2 == 0);
+  return is_integers(header, x) && header.scale_columns >= UNIT && whole;
+}
+
+typedef ManyVersion (*Choice)();  // null: the few rows' loop
+
+// What is fastest for so many rows of x, measured on weights of 2048 x 2048 to 11264 x 2048.
+Choice choice(const Header& header, const Geometry& g, Number x, int64_t rows) {
 #if defined(__x86_64__)
-  // float32 and float16 have more bits than tiles take; rounded activations have 9.
-  const bool fits = x == Number::bf16 || (header.rounding != Rounding::none &&
-                                          header.scales == Scales::row);
-  const bool exact = header.rounding == Rounding::none || header.scales == Scales::row;
-  if (isa() >= Isa::amx && fits && exact) return many_amx();
-  if (isa() >= Isa::avx512vnni) return many_avx512vnni();
-  if (isa() >= Isa::avx2) return many_avx2();
+  const bool bytes = fits_bytes(header, g, x), tiles = fits_tiles(header, x);
+  if (isa() >= Isa::amx) {
+    if (bytes && rows >= 5 && (rows <= 16 || !tiles)) return many_bytes_amx;
+    if (tiles && rows >= (bytes ? 17 : is_integers(header, x) ? 12 : 5)) return many_amx;
+    if (tiles) return nullptr;
+  }
+  if (isa() >= Isa::avx512vnni)
+    return rows >= 17 && !is_integers(header, x) ? many_avx512vnni : nullptr;
+  if (isa() >= Isa::avx2) return rows >= 5 ? many_avx2 : nullptr;
 #endif
-  return many_portable();
+  return rows >= 5 ? many_portable : nullptr;
 }
 
 // Memory that a thread keeps from call to call: fresh pages cost more than what is written to them.
@@ -33,12 +63,12 @@ char* kept(int64_t size) {
 
 }  // namespace
 
-int64_t many_from(const Header& header, Number x) { return 17; }
-
-void linear_of_many(const Problem& given) {
+bool linear_of_many(const Problem& given) {
   Problem problem = given;
   const Geometry& g = problem.geometry;
-  const ManyVersion run = version(*problem.header, problem.type);
+  const Choice chosen = choice(*problem.header, g, problem.type, problem.outputs);
+  if (!chosen) return false;
+  const ManyVersion run = chosen();
   const int64_t tiles = (problem.outputs + run.tokens - 1) / run.tokens;
   const int64_t tokens = tiles * run.tokens, padded = g.padded_columns();
   char* x = kept<0>(tokens * (padded * run.x_bytes + sizeof(float)));
@@ -49,7 +79,9 @@ void linear_of_many(const Problem& given) {
     run.prepare(mine, x, first, last);
   });
   const int64_t groups = (g.blocks + run.side_by_side - 1) / run.side_by_side;
-  torch::stable::parallel_for(0, groups, 1, [&](int64_t first, int64_t last) {
+  const bool alone = problem.outputs * padded * problem.header->rows < ALONE;
+  torch::stable::parallel_for(0, groups, alone ? groups : 1, [&](int64_t first, int64_t last) {
     run.multiply(problem, x, first, last);
   });
+  return true;
 }

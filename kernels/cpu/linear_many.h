@@ -6,17 +6,14 @@
 
 #include "linear.h"
 
-// Rows of x from which on this is faster than reading the weight once for every few of them.
-int64_t many_from(const Header&, Number x);
+// Multiplies, if there are so many rows of x that this is faster than reading the weight once for
+// every few of them. `problem` says what x, the weight and y are.
+bool linear_of_many(const Problem& problem);
 
-// `problem` says what x, the weight and y are.
-void linear_of_many(const Problem& problem);
-
-// Of one inner loop. x is laid out tile by tile of `tokens` tokens: (padded columns, tokens) float32,
-// or for AMX (units, tokens, UNIT) bfloat16.
+// One inner loop.
 struct ManyVersion {
-  int tokens;
-  int x_bytes;       // of a number of x
+  int tokens;        // of a tile of x: each loop has its own layout
+  int x_bytes;       // that it takes for each number of x, of padded columns
   int side_by_side;  // blocks that go through the inner loop together
   void (*prepare)(const Problem&, void* x, int64_t first, int64_t last);  // tiles
   // Such groups of blocks, `first` to `last`.
@@ -27,3 +24,4 @@ ManyVersion many_portable();
 ManyVersion many_avx2();
 ManyVersion many_avx512vnni();
 ManyVersion many_amx();
+ManyVersion many_bytes_amx();

@@ -15,6 +15,10 @@ namespace {
 #include "linear_many_y.h"
 #include "linear_many_tiles.h"
 #include "linear_many_amx.h"
+#include "linear_bytes_amx.h"
 }  // namespace
 
 ManyVersion many_amx() { return {TOKENS, 2, 2, prepare_tiles, multiply_tiles}; }
+ManyVersion many_bytes_amx() {
+  return {TOKENS, ByteTiles::X_BYTES_OF_A_NUMBER, 1, prepare_bytes, multiply_bytes};
+}

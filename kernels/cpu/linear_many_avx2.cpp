@@ -12,6 +12,7 @@ namespace {
 #include "linear_x.h"
 #include "linear_many_y.h"
 
+typedef float Native __attribute__((vector_size(32)));
 constexpr int MANY = 6, BESIDE = 1;
 #include "linear_many_part.h"
 }  // namespace

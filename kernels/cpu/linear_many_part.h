@@ -1,6 +1,7 @@
 // Products of many tokens in vectors of float32. Included in a version's namespace, after
-// linear_many_y.h, with two constants: MANY, how many tokens a block's vectors are multiplied by at a
-// time, and BESIDE, how many blocks are side by side; their sums have to fit the registers.
+// linear_many_y.h and three definitions: Native, the machine's vector of floats; MANY, how many tokens
+// weights are multiplied by at a time; and BESIDE, how many blocks are side by side. The sums of MANY
+// tokens and BESIDE blocks have to fit the registers.
 
 constexpr int MOST_TOKENS = 240;  // that go through weights together: their sums fit the first cache
 
@@ -95,22 +96,24 @@ inline ToFloats float_maker(const Header& header) {
   }
 }
 
-// A tile of MANY tokens times BESIDE blocks, added to sums (BESIDE, MANY) vectors.
+// A tile of MANY tokens times BESIDE blocks, added to sums (MANY, BESIDE, ROWS). In the machine's own
+// vectors: wider ones, which the compiler cuts up, it keeps in memory.
 inline void add_products(const float* x, const float* weights, int columns, float* sums) {
-  Floats found[BESIDE][MANY] = {};
+  constexpr int LANES = sizeof(Native) / sizeof(float), PIECES = BESIDE * ROWS / LANES;
+  Native found[MANY][PIECES] = {};
   for (int k = 0; k < columns; ++k, x += MANY, weights += BESIDE * ROWS) {
-    Floats w[BESIDE];
-    for (int b = 0; b < BESIDE; ++b) w[b] = load<Floats>(weights + b * ROWS);
+    Native w[PIECES];
+#pragma GCC unroll 8
+    for (int i = 0; i < PIECES; ++i) w[i] = load<Native>(weights + i * LANES);
 #pragma GCC unroll 16
     for (int t = 0; t < MANY; ++t)
-#pragma GCC unroll 2
-      for (int b = 0; b < BESIDE; ++b) found[b][t] += w[b] * x[t];
+#pragma GCC unroll 8
+      for (int i = 0; i < PIECES; ++i) found[t][i] += w[i] * x[t];
   }
-  for (int b = 0; b < BESIDE; ++b)
-    for (int t = 0; t < MANY; ++t) {
-      float* at = sums + (b * MANY + t) * ROWS;
-      store(at, load<Floats>(at) + found[b][t]);
-    }
+#pragma GCC unroll 16
+  for (int t = 0; t < MANY; ++t)
+#pragma GCC unroll 8
+    for (int i = 0; i < PIECES; ++i, sums += LANES) store(sums, load<Native>(sums) + found[t][i]);
 }
 
 // Tiles of x, (padded columns, MANY) each.
@@ -145,7 +148,7 @@ struct Group {
     const Geometry& g = problem.geometry;
     const int64_t step = chunks_at_once(g), x_tile = g.padded_columns() * MANY;
     const int count = g.blocks - block < BESIDE ? int(g.blocks - block) : BESIDE;
-    const uint8_t* at[BESIDE];
+    const uint8_t* at[BESIDE] = {};
     for (int b = 0; b < count; ++b) at[b] = problem.blocks + (block + b) * g.block_bytes;
     __builtin_memset(sums, 0, (last - first) * sizeof sums[0]);
     if (count < BESIDE) __builtin_memset(weights, 0, sizeof weights);
@@ -167,7 +170,7 @@ struct Group {
     Floats scales = row_scales(problem, block + b);
     if (header.coding != Coding::table) scales *= header.factor;
     for (int64_t token = first * MANY; token < last * MANY && token < problem.outputs; ++token) {
-      const float* at = sums[token / MANY - first] + (b * MANY + token % MANY) * ROWS;
+      const float* at = sums[token / MANY - first] + (token % MANY * BESIDE + b) * ROWS;
       put_rows(problem, load<Floats>(at) * scales, token, block + b);
     }
   }

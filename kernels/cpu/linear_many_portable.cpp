@@ -10,7 +10,8 @@ namespace {
 #include "linear_x.h"
 #include "linear_many_y.h"
 
-constexpr int MANY = 2, BESIDE = 1;
+typedef float Native __attribute__((vector_size(16)));
+constexpr int MANY = 3, BESIDE = 1;
 #include "linear_many_part.h"
 }  // namespace
 

@@ -4,7 +4,7 @@
 // compiled for two instruction sets must not be merged into one by the linker.
 
 constexpr int STREAMS = 4;      // places in memory that a thread reads from in turn
-constexpr int PREFETCHED = 2048;  // bytes ahead in each of them
+constexpr int PREFETCHED = 1024;  // bytes ahead in each of them
 
 #define INLINE __attribute__((always_inline)) inline
 
@@ -79,6 +79,19 @@ struct IntegerChunk {
     }
   }
 
+  // One token's products with a unit, added to the sums.
+  INLINE void add_unit(const uint8_t* p, const int32_t* quads, Sums& sums) const {
+    for (int line = 0; line < C::BYTES; line += 64) __builtin_prefetch(p + PREFETCHED + line);
+    Bytes read[C::PARTS][QUADS];
+    codes.read(p, read);
+#pragma GCC unroll 8
+    for (int quad = 0; quad < QUADS; ++quad)
+      for (int part = 0; part < C::PARTS; ++part) {
+        Ints* sum = sums.at[0][part][quad % SPREAD];
+        dot(sum[0], sum[1], read[part][quad], quads + 2 * quad);
+      }
+  }
+
   INLINE const uint8_t* operator()(const Header& header, const uint8_t* p, int units, Tile x,
                             Floats* totals) const {
     const int32_t* quads = x.quads;
@@ -109,6 +122,31 @@ struct IntegerChunk {
     }
     if (!FINE) add(header, sums, by, x_sums, x.scales, totals);
     return p;
+  }
+};
+
+// A chunk of STREAMS blocks of integers at once, for one token: a unit of each in turn, so that memory
+// is read in all of their places all the time.
+template <class C>
+struct SideBySide {
+  using One = IntegerChunk<C, 1, false>;
+
+  INLINE static void run(const One& one, const Header& header, const uint8_t** at, int units, Tile x,
+                         Floats (*totals)[TILE]) {
+    ScaleAndZero by[STREAMS];
+    typename One::Sums sums[STREAMS];
+    for (int s = 0; s < STREAMS; ++s) {
+      by[s] = read_scale(header, at[s]);
+      One::clear(sums[s], x.sums);
+    }
+    const int32_t* quads = x.quads;
+    for (int unit = 0; unit < units; ++unit, quads += 2 * QUADS)
+#pragma GCC unroll 4
+      for (int s = 0; s < STREAMS; ++s) {
+        one.add_unit(at[s], quads, sums[s]);
+        at[s] += C::BYTES;
+      }
+    for (int s = 0; s < STREAMS; ++s) One::add(header, sums[s], by[s], x.sums, x.scales, totals[s]);
   }
 };
 
@@ -207,6 +245,20 @@ struct FloatChunk {
   }
 };
 
+template <class Chunk>
+INLINE void all_chunks(const Chunk&, const Header&, const uint8_t**, int, Tile, Floats (*)[TILE]) {}
+
+template <class C>
+INLINE void all_chunks(const IntegerChunk<C, 1, false>& chunk, const Header& header,
+                       const uint8_t** at, int units, Tile x, Floats (*totals)[TILE]) {
+  SideBySide<C>::run(chunk, header, at, units, x, totals);
+}
+
+template <class Chunk>
+constexpr bool together = false;
+template <class C>
+constexpr bool together<IntegerChunk<C, 1, false>> = C::PARTS <= 2;
+
 // `count` blocks side by side, each at its own place in memory, times a tile. Totals are
 // (STREAMS, TILE) vectors.
 template <class Chunk, int T>
@@ -223,7 +275,9 @@ void blocks_by_tile(const Problem& problem, const uint8_t* const* blocks, int co
   const bool fine = header.scale_columns < UNIT;
   for (int64_t i = 0; i < g.chunks; ++i) {
     const int units = i + 1 < g.chunks ? g.units : g.last_units;
-    for (int s = 0; s < count; ++s) at[s] = chunk(header, at[s], units, x, totals[s]);
+    if (together<Chunk> && count == STREAMS) all_chunks(chunk, header, at, units, x, totals);
+    else
+      for (int s = 0; s < count; ++s) at[s] = chunk(header, at[s], units, x, totals[s]);
     x.quads += units * QUADS * T * 2;
     x.sums += fine ? T * UNIT / 8 : T;
     x.scales += T;
