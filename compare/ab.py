@@ -20,7 +20,8 @@ from compare import report
 from compare.arguments import split_precision
 from compare.arm import NOT_IN_ARMS, Arm, every_scheme, make_arms
 from compare.comparison import Comparison
-from compare.process import Process
+from compare.nursery import Nursery
+from compare.process import Process, environment
 from compare.results import FILE, Results, Settings
 from compare.rows import rows
 from errors import LogError, UsageError
@@ -64,7 +65,7 @@ DEFAULT = Settings()
     "--processes",
     type=click.IntRange(1),
     default=DEFAULT.processes,
-    help=f"Start every arm so often anew: two processes of one arm differ [{DEFAULT.processes}]",
+    help=f"At most so many of each arm, started anew every ten rounds [{DEFAULT.processes}]",
 )
 @click.option("--order_seed", type=int, default=0, help="Of the order within each round [0]")
 @click.option(
@@ -131,12 +132,15 @@ def compare(results: Results, folder: Path | None, **more: Any) -> int:
     if folder:
         _make(folder)
     results.save(folder)
+    nursery = Nursery(environment())
     try:
-        Comparison(results, folder, say, **more).run()
+        Comparison(results, folder, say, nursery=nursery, **more).run()
     except UsageError:
         if folder:
             (folder / FILE).unlink(missing_ok=True)
         raise
+    finally:
+        nursery.close()
     if results.ended == "interrupted" and results.rounds == 0:
         raise KeyboardInterrupt
     found = rows(results)

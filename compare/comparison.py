@@ -2,7 +2,7 @@
 
 Two processes of one and the same arm differ by one or two percent for as long as they live: they
 lie elsewhere in memory, and who is loaded first lies worse or better (docs/LOG.md). So all are
-started anew on the way, --processes times in all, every other time in the opposite order.
+started anew every ten rounds, up to --processes times, every other time in the opposite order.
 Where the arms do not fit into memory together, each is loaded in turn, several times over, and a
 round is then a few samples of every arm.
 """
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from compare import process
+from compare.nursery import Nursery
 from compare.process import Process, WorkerFailed
 from compare.results import ArmResult, Results
 from compare.rows import estimates, progress_line
@@ -23,6 +24,7 @@ from errors import UsageError
 
 HEADROOM = 500_000_000  # bytes to stay free when arms lie in memory together
 TURNS, SAMPLES_PER_TURN = 6, 5
+ROUNDS_EACH, SOME_PROCESSES = 10, 4
 SETTLING_ROUNDS = 3  # not counted: arms that were steady alone are not yet so beside each other
 SETTLED = 0.02  # seconds: the sample before leaves threads spinning for a few milliseconds
 SAVE_EVERY, SPEAK_EVERY = 1.0, 10.0  # seconds
@@ -41,13 +43,14 @@ class Comparison:
         folder: Path | None,
         say: Callable[[str], None],
         command: Sequence[str] | Callable[[int], Sequence[str]] = process.COMMAND,
+        nursery: Nursery | None = None,
         probe_rounds: bool = False,
     ) -> None:
         """`folder`: where to keep the results. `command`: what starts a worker, or what starts
-        that of the arm with this number. `probe_rounds`: read the bandwidth before each round, one
-        reading a round, and not only at both ends."""
+        that of the arm with this number; `nursery`: what forks them, if it can. `probe_rounds`:
+        read the bandwidth before each round, one reading a round, and not only at both ends."""
         self.results, self.settings, self.folder, self.say = results, results.settings, folder, say
-        self.command, self.probe_rounds = command, probe_rounds
+        self.command, self.nursery, self.probe_rounds = command, nursery, probe_rounds
         self.workers: dict[int, Process] = {}  # by the arm's number
         self.probes: dict[str, Process] = {}
         self.reference: dict[str, Any] | None = None
@@ -99,8 +102,12 @@ class Comparison:
         return min(rounds // self._rounds_each(), count - 1)
 
     def _rounds_each(self) -> int:
-        """Of all processes but the last, which takes what is left."""
-        return max(1, min(LEAST_ROUNDS, self.settings.max_rounds // self.settings.processes))
+        """Of all processes but the last, which takes what is left; fewer where there will be few,
+        for some processes are worth more than many rounds."""
+        if self.results.in_turn:
+            return 1
+        some = min(SOME_PROCESSES, self.settings.processes)
+        return max(1, min(ROUNDS_EACH, self.settings.max_rounds // some))
 
     def _load_all(self) -> None:
         """All arms side by side, if they fit; in place of those that were."""
@@ -143,10 +150,15 @@ class Comparison:
         self.say(f"{arm.name}: loading and warming up …")
         worker = self.workers[number] = self._start(number)
         try:
-            beside = len(self.workers) > 1
-            worker.ask("load", argv=arm.argv, headroom=HEADROOM if beside else 0)
+            beside = [self.results.arms[other] for other in self.workers if other != number]
+            others = sum(_occupied(other) for other in beside)
+            room = {"headroom": HEADROOM, "others": others} if beside else {}
+            worker.ask("load", argv=arm.argv, **room)
             self._measure_quality(number, worker)
-            arm.facts = worker.ask("get_ready")
+            facts = worker.ask("get_ready")
+            if arm.facts:  # memory is that of the first process: it was not forked
+                facts["peak_memory_bytes"] = arm.facts["peak_memory_bytes"]
+            arm.facts = facts
         except WorkerFailed as error:
             self._unload(number)
             if error.kind == "memory" and self.workers and self.results.rounds == 0:
@@ -156,7 +168,8 @@ class Comparison:
         self._keep(at_once=True)
 
     def _start(self, number: int) -> Process:
-        return Process(self.command(number) if callable(self.command) else self.command)
+        command = self.command(number) if callable(self.command) else self.command
+        return Process(command, self.nursery if self._process() else None)
 
     def _wants_logits(self) -> bool:
         """Whether an arm is to be compared with the baseline's logits, and has not been yet."""
@@ -244,8 +257,9 @@ class Comparison:
         if results.baseline.failed is not None or len(results.alive) < 2:
             why = "baseline failed" if results.baseline.failed else "nothing to compare with"
             return why if not results.alive or results.rounds >= min(LEAST_ROUNDS, most) else None
-        least = LEAST_ROUNDS * settings.processes
-        look = is_look(results.rounds) and results.rounds >= least
+        processes = TURNS if results.in_turn else settings.processes
+        look = is_look(results.rounds, self._rounds_each(), processes)
+        look = look and (results.in_turn or results.rounds >= LEAST_ROUNDS)
         speak = look or time.monotonic() > self.spoken + SPEAK_EVERY
         found = estimates(results) if speak else {}
         if speak and self.sampling:
@@ -277,3 +291,9 @@ class Comparison:
         if at_once or time.monotonic() > self.saved + SAVE_EVERY:
             self.results.save(self.folder)
             self.saved = time.monotonic()
+
+
+def _occupied(arm: ArmResult) -> int:
+    """Bytes, at the most, that a loaded arm would give back."""
+    peaks = arm.facts["peak_memory_bytes"] if arm.facts else {}
+    return max((max(kinds.values()) for kinds in peaks.values()), default=0)

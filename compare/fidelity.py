@@ -23,6 +23,7 @@ from models.llama import Transformer
 from models.sources import EMBEDDED
 from scoring import perplexity, predictions
 
+NORMAL = 1.96  # standard errors to either side of a 95 % interval
 CONTEXT = 1024  # positions of a window; it advances by half of them
 
 
@@ -93,7 +94,7 @@ def score(
 
 def summary(scores: Scores) -> dict[str, Any]:
     """The figures of a row, standard errors beside them; of the ratio of perplexities, that of
-    paired tokens."""
+    paired tokens, and a 95 % interval."""
     nats = scores.nats
     found = {
         "tokens": len(nats),
@@ -105,11 +106,12 @@ def summary(scores: Scores) -> dict[str, Any]:
     assert scores.reference_nats is not None
     assert scores.top1 is not None and scores.top5 is not None
     difference = nats - scores.reference_nats
-    ratio = perplexity(difference)
+    ratio, error = perplexity(difference), standard_error(difference)
     return {
         **found,
         "perplexity_ratio": ratio,
-        "perplexity_ratio_standard_error": ratio * standard_error(difference),
+        "perplexity_ratio_standard_error": ratio * error,
+        "perplexity_ratio_interval": [ratio * math.exp(sign * NORMAL * error) for sign in (-1, 1)],
         "kl": max(0.0, scores.kl.mean().item()),  # rounding can leave it a little below
         "kl_standard_error": standard_error(scores.kl),
         "kl_median": scores.kl.median().item(),

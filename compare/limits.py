@@ -26,17 +26,13 @@ def step_bytes(facts: Mapping[str, Any]) -> float:
     return float(facts["weight_bytes"] + facts["kv_cache_bytes"] / facts["cache_size"] * positions)
 
 
-def limit_seconds(bytes_a_step: float, bandwidth: Sequence[float]) -> dict[int, list[float]]:
-    """By round, the seconds that reading a step's bytes took in that minute; `bandwidth`, bytes
-    per second, has a reading for each round."""
-    return {number: [bytes_a_step / rate] for number, rate in enumerate(bandwidth)}
-
-
 def share(arm: ArmResult, bytes_a_step: float, bandwidth: Sequence[float]) -> Estimate:
     """How much of the limit its decoding reached, 0.85 for 85 %, with its interval: each round
-    against the bandwidth of that round. Above 1 where a cache held some of it."""
-    limits = limit_seconds(bytes_a_step, bandwidth)
-    return estimate(paired(limits, seconds(arm, "token_latency")))
+    against the bandwidth of that round, of which `bandwidth`, bytes per second, has a reading for
+    each. Above 1 where a cache held some of it."""
+    taken = seconds(arm, "token_latency")
+    limits = {key: [bytes_a_step / bandwidth[key[1]]] for key in taken if key[1] < len(bandwidth)}
+    return estimate(paired(limits, taken))
 
 
 def over(ours: ArmResult, theirs: ArmResult, name: str) -> Estimate:

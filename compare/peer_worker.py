@@ -225,8 +225,9 @@ class PeerWorker:
             scratch.unlink(missing_ok=True)
         return {}
 
-    def load(self, argv: list[str], headroom: int = 0) -> dict[str, Any]:
-        """Load the model, if `headroom` bytes stay free beside it."""
+    def load(self, argv: list[str], headroom: int = 0, others: int = 0) -> dict[str, Any]:
+        """Load the model, if `headroom` bytes stay free beside it; `others`: what arms beside this
+        one would give back."""
         quiet(False)
         self.work = work = Work(**json.loads(argv[0]))
         try:
@@ -244,6 +245,7 @@ class PeerWorker:
             "config": {"device": "cpu"},
             "about": self.runtime.about,
             "weight_bytes": self.runtime.weight_bytes,
+            "peak_memory_bytes": {"warm_up": _peak_memory()},
             "warm_ups": seconds,
             "warm_up_steady": steady,
         }
@@ -294,6 +296,14 @@ def _check_memory(needed: int, headroom: int) -> None:
         raise MemoryShortage(
             f"out of memory: {needed / 1e9:.2f} GB are needed, {free / 1e9:.2f} GB are free"
         )
+
+
+def _peak_memory() -> dict[str, int]:
+    import torch
+
+    import devices
+
+    return devices.peak_memory(torch.device("cpu"))
 
 
 if __name__ == "__main__":

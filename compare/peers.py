@@ -67,6 +67,8 @@ Row = dict[str, Any]
               help=f"[{DEFAULT['max_rounds']}]")  # fmt: skip
 @click.option("--max_minutes", type=click.FloatRange(0), default=DEFAULT["max_minutes"],
               help=f"Of rounds, per scheme [{DEFAULT['max_minutes']}]")  # fmt: skip
+@click.option("--processes", type=click.IntRange(1), default=1,
+              help="Start every runtime so often anew [1]")  # fmt: skip
 @click.option("--gguf", metavar="DIR", help="Keep llama.cpp's files here, and use those found")
 @click.option("--json", "json_path", metavar="PATH", help="Write every sample here, too")
 @click.option("--debug", is_flag=True, help="Show tracebacks")
@@ -80,6 +82,7 @@ def peers(
     threads: int | None,
     max_rounds: int,
     max_minutes: float,
+    processes: int,
     gguf: str | None,
     json_path: str | None,
     debug: bool,
@@ -98,7 +101,9 @@ def peers(
         temperature=0,
         write_result="none",
     )
-    settings = Settings(max_rounds=max_rounds, max_minutes=max_minutes, tokens=0, processes=1)
+    settings = Settings(
+        max_rounds=max_rounds, max_minutes=max_minutes, tokens=0, processes=processes
+    )
     threads = threads or _cores()
     found: list[Row] = []
     kept: list[dict[str, Any]] = []

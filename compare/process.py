@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from compare.nursery import Nursery
 from errors import QuantbenchError
 
 COMMAND = (sys.executable, "-m", "compare.worker")
@@ -31,35 +32,48 @@ class WorkerFailed(QuantbenchError):
         self.kind = kind
 
 
+def environment() -> dict[str, str]:
+    """That workers have, wherever they are started."""
+    search = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**ENVIRONMENT, **os.environ, "PYTHONPATH": os.pathsep.join(search)}
+
+
 class Process:
     """One worker. Its stderr goes to a file that is gone with it."""
 
-    def __init__(self, command: Sequence[str] = COMMAND) -> None:
+    def __init__(self, command: Sequence[str] = COMMAND, nursery: Nursery | None = None) -> None:
+        """`nursery`: what forks it, if it can."""
         self.stderr = tempfile.TemporaryFile()
-        search = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        # A session of its own: Ctrl-C on the terminal is for us, and we end it with all the
-        # processes that compilers started in it.
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.stderr,
-            text=True,
-            start_new_session=True,
-            env={**ENVIRONMENT, **os.environ, "PYTHONPATH": os.pathsep.join(search)},
-        )
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
+        self.spawned: subprocess.Popen[bytes] | None = None
+        self.nursery = nursery
+        self.exit_code: int | None = None
+        read, asked = os.pipe()
+        answered, write = os.pipe()
+        streams = (read, write, self.stderr.fileno())
+        pid = nursery.fork(command[1:], streams) if nursery else None
+        if pid is None:
+            # A session of its own: Ctrl-C on the terminal is for us, and we end it with all the
+            # processes that compilers started in it.
+            self.spawned = subprocess.Popen(
+                command,
+                stdin=read,
+                stdout=write,
+                stderr=self.stderr,
+                start_new_session=True,
+                env=environment(),
+            )
+            pid = self.spawned.pid
+        self.pid: int = pid
+        os.close(read)
+        os.close(write)
+        self.stdin, self.stdout = os.fdopen(asked, "w"), os.fdopen(answered)
 
     def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
         """The worker's answer. Raises WorkerFailed."""
-        assert self.process.stdin and self.process.stdout
         try:
-            self.process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
-            self.process.stdin.flush()
-            line = self.process.stdout.readline()
+            self.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
+            self.stdin.flush()
+            line = self.stdout.readline()
         except OSError:
             line = ""
         if not line.endswith("\n"):
@@ -73,16 +87,27 @@ class Process:
     def close(self) -> None:
         """End it, and whatever it started."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout):
-            assert stream
+            os.killpg(self.pid, signal.SIGKILL)
+        if self.exit_code is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)  # it may have no session of its own yet
+            self._wait()
+        for stream in (self.stdin, self.stdout):
             with contextlib.suppress(OSError):
                 stream.close()
         self.stderr.close()
 
+    def _wait(self) -> int:
+        if self.exit_code is None:
+            self.exit_code = self.spawned.wait() if self.spawned else self._forked_exit_code()
+        return self.exit_code
+
+    def _forked_exit_code(self) -> int:
+        assert self.nursery
+        return self.nursery.wait(self.pid)
+
     def _last_words(self) -> str:
-        code = self.process.wait()
+        code = self._wait()
         if code == -signal.SIGKILL:
             return "killed (SIGKILL), as the system does when memory runs out"
         if code < 0:

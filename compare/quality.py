@@ -23,10 +23,10 @@ TOKENS = 4096
 WORST = 5
 SAMPLING = ("num_samples", "max_new_tokens", "top_k", "temperature", "prompt", "prefill_size")
 UNUSED = {*NOT_IN_ARMS, *SAMPLING, "context_depth", "compile", "compile_prefill"} - {"debug"}
-FIGURES = {  # what is shown, how it is written, and the name of its standard error
+FIGURES = {  # what is shown, how it is written, and the name of its standard error or interval
     "perplexity": ("perplexity", ".4f", "perplexity_standard_error"),
     "bits_per_byte": ("bits per byte", ".4f", None),
-    "perplexity_ratio": ("÷ full precision", ".4f", "perplexity_ratio_standard_error"),
+    "perplexity_ratio": ("÷ full precision, 95 %", ".4f", "perplexity_ratio_interval"),
     "kl": ("KL divergence, nats", ".6f", "kl_standard_error"),
     "kl_median": ("  median", ".6f", None),
     "kl_p99": ("  99 %", ".6f", None),
@@ -52,13 +52,13 @@ def quality(
     **given: Any,
 ) -> None:
     """Measure how well a scheme predicts, how far it is from full precision, and where it errs."""
-    from compare.measure_quality import measure  # torch takes its seconds after the options
-
     config = RunConfig(**given)
     if config.checkpoint_path.startswith("dummy:"):
         raise UsageError(f"--checkpoint_path {config.checkpoint_path}: random weights have none")
     scheme(config.quantization)
     generate.quiet(config.debug)
+    from compare.measure_quality import measure  # torch takes its seconds after the options
+
     tasks = [task.strip() for task in lm_eval.split(",")] if lm_eval else []
     found = measure(config, text, tokens, tasks, limit, generate.say)
     click.echo(report(found))
@@ -116,7 +116,10 @@ def scores(tasks: dict[str, dict[str, Any]]) -> Sequence[tuple[str, str, str]]:
 def _shown(figures: dict[str, Any], name: str, form: str, error: str | None) -> str:
     if figures.get(name) is None:
         return "-"
-    return f"{figures[name]:{form}}" + (f" ± {figures[error]:{form}}" if error else "")
+    beside = figures[error] if error else None
+    if isinstance(beside, list):
+        return f"{figures[name]:{form}} ({beside[0]:{form}} to {beside[1]:{form}})"
+    return f"{figures[name]:{form}}" + (f" ± {beside:{form}}" if error else "")
 
 
 def _decibels(value: float | None) -> str:

@@ -25,6 +25,9 @@ HEADINGS = (
 )
 
 
+TELLING = 0.1  # of what is written as 0.01, half a unit more or less is half of it
+
+
 @dataclass(frozen=True)
 class Row:
     """A line of the log, and the line in full precision that it is compared with, if there is."""
@@ -33,12 +36,14 @@ class Row:
     full: Record | None
 
     def over_full(self, name: str) -> float | None:
-        """This line's figure ÷ that of full precision."""
+        """This line's figure ÷ that of full precision; None where a log's two decimals are too few
+        to tell."""
+        mine = getattr(self.record, name)
         theirs = getattr(self.full, name) if self.full else 0
-        return getattr(self.record, name) / theirs if theirs else None
+        return mine / theirs if theirs >= TELLING or theirs and self.full is self.record else None
 
 
-Groups = dict[tuple[str, str], list[Row]]  # by device and model
+Groups = dict[tuple[str, ...], list[Row]]  # by device, model, and what is peculiar to the work
 
 
 @click.command(cls=Command)
@@ -83,11 +88,11 @@ def groups(records: Sequence[Record]) -> Groups:
     newest: dict[tuple[str, ...], Record] = {}
     for record in sorted(records, key=lambda record: record.timestamp):  # later lines win
         if record.config().num_layers is None:
-            newest[record.device, record.mod, *_kind(record)] = record
+            newest[*_group(record), *_kind(record)] = record
     found: Groups = {}
-    for (device, model, *_), record in newest.items():
-        alike = [other for key, other in newest.items() if key[:2] == (device, model)]
-        found.setdefault((device, model), []).append(Row(record, _full(record, alike)))
+    for record in newest.values():
+        alike = [other for other in newest.values() if _group(other) == _group(record)]
+        found.setdefault(_group(record), []).append(Row(record, _full(record, alike)))
     for rows in found.values():
         rows.sort(
             key=lambda row: (row.record.quant != "None", -row.record.model_size, _kind(row.record))
@@ -95,8 +100,23 @@ def groups(records: Sequence[Record]) -> Groups:
     return dict(sorted(found.items()))
 
 
+def _group(record: Record) -> tuple[str, ...]:
+    """Lines of one are compared: the work of a step is the same."""
+    config = record.config()
+    peculiar = [f"{config.batch_size} rows at once"] * (config.batch_size > 1)
+    peculiar += [f"behind {config.context_depth} positions"] * (config.context_depth > 0)
+    return record.device, record.mod, *peculiar
+
+
 def _kind(record: Record) -> tuple[str, ...]:
-    return record.quant, str(record.kv_quant), record.dtype, str(record.compile)
+    return record.quant, _cache(record), record.dtype, str(record.compile)
+
+
+def _cache(record: Record) -> str:
+    """Old lines say --kv_cache_quantization, which is int8; some only say so before the command."""
+    config = record.config()
+    given = "int8" if config.kv_cache_quantization else config.kv_cache
+    return "int8" if record.kv_quant and given == "dense" else given
 
 
 def _full(record: Record, alike: Sequence[Record]) -> Record | None:
@@ -114,7 +134,8 @@ def rewritten(path: str, text: str, found: Groups, chart_path: str) -> str:
     before, rest = text.split(BEGIN)
     after = rest.split(END)[1]
     tables = [
-        f"**{model}** on {device}\n\n{table(rows)}" for (device, model), rows in found.items()
+        f"**{model}** on {', '.join([device, *peculiar])}\n\n{table(rows)}"
+        for (device, model, *peculiar), rows in found.items()
     ]
     picture = f"![speed-up over full precision]({chart_path})"
     return f"{before}{BEGIN}\n\n" + "\n\n".join([*tables, picture]) + f"\n\n{END}{after}"
@@ -129,16 +150,16 @@ def bars(found: Groups) -> list[tuple[str, list[tuple[str, float]]]]:
     """What the chart shows: by group, the speed-up of every line that has one."""
     return [
         (
-            f"{model} on {device}",
+            f"{model} on {', '.join([device, *peculiar])}",
             [(_label(row.record), ratio) for row in rows if (ratio := row.over_full("tok_s"))],
         )
-        for (device, model), rows in found.items()
+        for (device, model, *peculiar), rows in found.items()
     ]
 
 
 def _label(record: Record) -> str:
     words = ["none" if record.quant == "None" else record.quant]
-    words += ["quantized KV"] * record.kv_quant + ["not compiled"] * (not record.compile)
+    words += [f"{_cache(record)} KV"] * record.kv_quant + ["not compiled"] * (not record.compile)
     return ", ".join(
         [*words, *[record.dtype.removeprefix("torch.")] * (record.dtype != "torch.bfloat16")]
     )
@@ -148,7 +169,7 @@ def _cells(row: Row) -> list[str]:
     record = row.record
     return [
         f"`{'none' if record.quant == 'None' else record.quant}`",
-        "quantized" if record.kv_quant else "dense",
+        _cache(record),
         record.dtype.removeprefix("torch."),
         "yes" if record.compile else "no",
         f"{record.tok_s:.2f}",

@@ -10,7 +10,7 @@ from typing import Any
 from benchlog import shell
 from compare import picture
 from compare.results import FILE, Results
-from compare.statistics import FALSE_VERDICTS, least_difference
+from compare.statistics import FALSE_VERDICTS
 from errors import LogError
 
 Row = dict[str, Any]
@@ -122,10 +122,11 @@ def markdown(results: Results, rows: Sequence[Row]) -> str:
         "",
         "Ratio_Latency is the arm's time per decoded token ÷ the baseline's; Ratio_Throughput the "
         "baseline's tokens per second ÷ the arm's, prefill included: below 1 the arm is better. "
-        "95 % intervals, bootstrapped over rounds. A verdict asks for more than its interval: of "
-        f"comparisons of equals at most {FALSE_VERDICTS:.0%} declare any arm different, and "
-        f"{least_difference(results.baseline.processes):.1%} or less is no difference: two "
-        "processes of one arm can differ by it. Peaks are of the whole process on a CPU. "
+        "Both leave out the slowest and the fastest tenth of each sample's steps, for the system "
+        "halts some now and then. 95 % intervals, which count how far processes of one arm differ. "
+        "A verdict asks for more "
+        f"than its interval: of comparisons of equals {FALSE_VERDICTS:.0%} declare any arm "
+        "different. Peaks are of the whole process on a CPU. "
         "KL is that of the next token, baseline to arm.",
         "",
     ]
@@ -141,7 +142,7 @@ def remarks(results: Results, rows: Sequence[Row]) -> list[str]:
     """How it was measured, and of every arm what a table has no room for."""
     why = ENDED.get(results.ended or "", "it goes on")
     why = why.format(precision=100 * results.settings.precision)
-    processes = results.baseline.processes
+    processes = max(arm.processes for arm in results.arms)
     how = "side by side, one sample an arm and round, in an order drawn anew"
     how += f", {processes} process{'es' * (processes != 1)} an arm"
     if results.in_turn:

@@ -29,7 +29,7 @@ class Settings:
     tokens: int = 2048
     text: str | None = None
     in_turn: bool = False
-    processes: int = 2
+    processes: int = 10
     order_seed: int = 0
 
 

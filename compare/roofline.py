@@ -43,6 +43,7 @@ Row = dict[str, Any]
 @click.option("--max_new_tokens", type=click.IntRange(2), default=33, help="Per sample [33]")
 @click.option("--max_rounds", type=click.IntRange(1), default=12, help="Of the whole model [12]")
 @click.option("--max_minutes", type=click.FloatRange(0), default=10.0, help="Of these rounds [10]")
+@click.option("--processes", type=click.IntRange(1), default=1, help="Start each so often anew [1]")
 @click.option("--json", "json_path", metavar="PATH", help="Write all of it here, too")
 @click.option("--debug", is_flag=True, help="Show tracebacks")
 def roofline(
@@ -56,6 +57,7 @@ def roofline(
     max_new_tokens: int,
     max_rounds: int,
     max_minutes: float,
+    processes: int,
     json_path: str | None,
     debug: bool,
 ) -> None:
@@ -86,7 +88,9 @@ def roofline(
         click.echo("\n" + "\n".join(layer_remarks(layers)))
     failed = any("why_not" in row for row in layers)
     if "model" in wanted:
-        settings = Settings(max_rounds=max_rounds, max_minutes=max_minutes, tokens=0, processes=1)
+        settings = Settings(
+            max_rounds=max_rounds, max_minutes=max_minutes, tokens=0, processes=processes
+        )
         results = whole.measure(_arms(common, kernels), settings)
         rows = beside_stock(whole.rows(results))
         found |= {"model": rows, "comparison": dataclasses.asdict(results)}

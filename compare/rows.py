@@ -5,14 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from compare.results import ArmResult, Results
-from compare.statistics import (
-    Estimate,
-    estimate,
-    least_difference,
-    looks_until,
-    paired,
-    verdict,
-)
+from compare.statistics import Estimate, estimate, paired, typical, verdict
 from compare.why import reasons
 from generate import summary
 
@@ -25,9 +18,11 @@ def rows(results: Results) -> list[dict[str, Any]]:
     """Figures in seconds, bytes and nats; None for what is not known.
 
     tok_s is the mean over the samples, as in the log; latencies of tokens are over all samples'
-    decoding steps; peaks are the highest seen. ratio_latency: target's seconds per decoded token
-    ÷ baseline's; ratio_throughput: baseline's tokens per second ÷ target's, prefill included. Both
-    are below 1 where the target is better, each a list: ratio, and its 95 % interval's two ends.
+    decoding steps; peaks are the highest of the arm's first process. ratio_latency: target's
+    seconds per decoded token ÷ baseline's; ratio_throughput: baseline's tokens per second ÷
+    target's, prefill included; both without the slowest and the fastest tenth of each sample's
+    steps. They are below 1 where the target is better, each a list: ratio, and its 95 % interval's
+    two ends.
     """
     found = estimates(results)
     return [
@@ -48,23 +43,22 @@ def estimates(results: Results) -> dict[int, tuple[Estimate, Estimate]]:
     return found
 
 
-def seconds(arm: ArmResult, name: str) -> dict[int, list[float]]:
-    """By round: sample_seconds, of whole samples; prefill_seconds, of their prompts; or
-    token_latency, of a decoding step.
+def seconds(arm: ArmResult, name: str) -> dict[tuple[int, int], list[float]]:
+    """By process and round: token_latency, of a typical decoding step; prefill_seconds, of the
+    prompt; or sample_seconds, of the prompt and as many steps of that length as there were.
 
     Where only one token is asked for, its latency is the time to it.
     """
-    found: dict[int, list[float]] = {}
+    found: dict[tuple[int, int], list[float]] = {}
     for sample in arm.samples:
-        prefill, decode = sample["prefill_seconds"], sample["decode_seconds"]
-        steps = len(sample["token_seconds"])
-        latency = decode / steps if steps else prefill
+        prefill, steps = sample["prefill_seconds"], sample["token_seconds"]
+        latency = typical(steps) if steps else prefill
         values = {
-            "sample_seconds": prefill + decode,
-            "prefill_seconds": prefill,
             "token_latency": latency,
+            "prefill_seconds": prefill,
+            "sample_seconds": prefill + len(steps) * latency,
         }
-        found.setdefault(sample["round"], []).append(values[name])
+        found.setdefault((sample["process"], sample["round"]), []).append(values[name])
     return found
 
 
@@ -109,7 +103,8 @@ def _measured(
         steps = [seconds for sample in arm.samples for seconds in sample["token_seconds"]]
         for percent in (50, 90, 99):
             row[f"token_p{percent}_s"] = percentile(steps, percent) if steps else None
-        peaks["generate"] = _highest([sample["peak_memory_bytes"] for sample in arm.samples])
+        first = [s for s in arm.samples if s["process"] == arm.samples[0]["process"]]
+        peaks["generate"] = _highest([sample["peak_memory_bytes"] for sample in first])
         if readings := bandwidth.get(facts["config"]["device"]):
             row["bandwidth"] = statistics.median(readings)
             row["bandwidth_share"] = row["weight_bytes_per_s"] / row["bandwidth"]
@@ -127,9 +122,7 @@ def _compared(
     if ratios is None:
         return {"verdict": "no baseline" if results.baseline.failed else "not measured"}
     logs = paired(seconds(arm, "sample_seconds"), seconds(results.baseline, "sample_seconds"))
-    looks = looks_until(results.rounds) if results.ended == "interrupted" else None
-    processes = min(arm.processes, results.baseline.processes)
-    said = verdict(logs, max(1, len(results.alive) - 1), looks, least_difference(processes))
+    said = verdict(logs, len(results.alive) - 1, results.ended == "interrupted")
     throughput = ratios[1]
     return {
         **{

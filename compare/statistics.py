@@ -1,20 +1,25 @@
 """How sure one may be of a ratio of two speeds, from rounds in which each arm was timed once.
 
-    logs = paired(target, baseline)         # one log ratio a round
+    logs = paired(target, baseline)         # by process, one log ratio a round
     estimate(logs)                          # ratio 0.81, 95 % interval 0.80 to 0.82
     verdict(logs, candidates=1)             # "faster"
 
 A machine drifts, so only samples of one round are compared: what slows both arms cancels in their
 ratio, and the order within a round is drawn anew each time, so that what drifts during a round
-favours nobody. What is left may hold outliers (a trimmed mean ignores up to a fifth on either
-side) and may depend on the round before (whole blocks of rounds are resampled).
+favours nobody. Rounds may hold outliers: of each process the trimmed mean counts, which ignores
+three tenths on either side.
+
+Two processes of one arm differ for as long as they live, so rounds of the same processes are no
+independent witnesses, however many there are: what a ratio's error is learnt from are the
+processes' means, with Student's t. Few processes tell little of how far they scatter, and what is
+known of that beforehand (BETWEEN_PROCESSES) counts as PRIOR_FREEDOM further ones (Smyth 2004). A
+process whose rounds scatter widely counts less.
 
 The run stops when intervals are narrow, never when they exclude 1: for symmetric errors a width
 tells nothing about which side of 1 a mean fell on, so that stopping by it leaves the share of false
-verdicts where it was (Chow and Robbins 1965). Widths are looked at on a schedule that thins out.
-An interrupted run was stopped by somebody who saw the intervals; its verdict is held to a level
-that allows for every look there was. tests/compare/test_statistics.py tries all that on data whose
-truth is known.
+verdicts where it was (Chow and Robbins 1965). An interrupted run was stopped by somebody who saw
+the intervals; its verdict is held to a level that allows for every look there was.
+tests/compare/test_statistics.py tries all that on data whose truth is known.
 """
 
 import math
@@ -29,11 +34,13 @@ Array = np.ndarray
 Verdict = Literal["faster", "slower", "no difference shown"]
 CONFIDENCE = 0.95  # of the intervals that are shown
 FALSE_VERDICTS = 0.02  # at most this share of runs without any difference declares one
-BETWEEN_PROCESSES = 0.02  # two processes of the same arm can differ by it; see docs/LOG.md
-LEAST_DIFFERENCE = 0.01  # what may remain of that between arms of several processes each
-LEAST_ROUNDS = 10
-TRIM = 0.2
-RESAMPLES = 1000
+# Standard deviation of the log ratio of two processes of one arm, from docs/LOG.md, and how many
+# degrees of freedom it counts for: a half of what four pairs of processes say themselves.
+BETWEEN_PROCESSES, PRIOR_FREEDOM = 0.02, 3
+LEAST_ROUNDS, LEAST_PROCESSES = 10, 3
+TRIM = 0.3  # on either side: of ten rounds, three late ones change nothing
+STALLED = 0.1  # of the steps of a sample, also on either side
+RESAMPLES = 200
 
 
 @dataclass(frozen=True)
@@ -48,77 +55,73 @@ class Estimate:
     @property
     def half_width(self) -> float:
         """Relative: 0.02 for 1.00 with 0.98 to 1.02."""
-        return math.sqrt(self.high / self.low) - 1
+        return math.sqrt(self.high / self.low) - 1 if self.low else math.inf
 
 
-def paired(target: Mapping[int, Sequence[float]], baseline: Mapping[int, Sequence[float]]) -> Array:
-    """Log of target ÷ baseline, (N,), one number for every round that both have a sample of.
+Samples = Mapping[tuple[int, int], Sequence[float]]  # by process and round, the seconds of each
+
+
+def paired(target: Samples, baseline: Samples) -> list[Array]:
+    """Log of target ÷ baseline, one number for every round that both have a sample of: an array for
+    each process.
 
     An arm with several samples in a round counts with their median.
     """
-    rounds = sorted(target.keys() & baseline.keys())
-    medians = [(np.median(target[r]), np.median(baseline[r])) for r in rounds]
-    return np.array([math.log(mine / theirs) for mine, theirs in medians])
+    found: dict[int, list[float]] = {}
+    for process, round in sorted(target.keys() & baseline.keys()):
+        mine, theirs = np.median(target[process, round]), np.median(baseline[process, round])
+        found.setdefault(process, []).append(math.log(mine / theirs))
+    return [np.array(logs) for logs in found.values()]
 
 
-def estimate(logs: Array, confidence: float = CONFIDENCE, seed: int = 0) -> Estimate:
+def estimate(processes: Sequence[Array], confidence: float = CONFIDENCE, seed: int = 0) -> Estimate:
     """The ratio and its interval; infinitely wide for fewer than three rounds."""
-    rounds = len(logs)
+    rounds = sum(map(len, processes))
     if rounds == 0:
         return Estimate(math.nan, 0.0, math.inf, 0)
-    centre = float(trimmed_mean(logs))
+    centre, error, freedom = pooled(processes, seed)
     if rounds < 3:
         return Estimate(math.exp(centre), 0.0, math.inf, rounds)
-    error, freedom = standard_error(logs, seed)
     reach = student(1 - (1 - confidence) / 2, freedom) * error
     return Estimate(math.exp(centre), _exp(centre - reach), _exp(centre + reach), rounds)
 
 
 def verdict(
-    logs: Array,
-    candidates: int = 1,
-    looks: int | None = None,
-    least: float = LEAST_DIFFERENCE,
-    seed: int = 0,
+    processes: Sequence[Array], candidates: int = 1, interrupted: bool = False, seed: int = 0
 ) -> Verdict:
-    """Whether the target is faster or slower by more than `least`, as far as can be told.
+    """Whether the target is faster or slower, as far as can be told.
 
-    `candidates` arms share FALSE_VERDICTS (Bonferroni). `looks`: None if the run ended by its own
-    rules; otherwise how often the intervals were shown before somebody ended it. Look k may err
-    with probability 1 / (k (k + 1)) of the whole, which sums to 1 however many there are.
+    `candidates` arms share FALSE_VERDICTS (Bonferroni). `interrupted`: somebody who saw the
+    intervals ended the run. During the k-th process they may err with probability 1 / (k (k + 1))
+    of the whole, which sums to 1 however many there are.
     """
     level = FALSE_VERDICTS / max(1, candidates)
-    if looks is not None:
-        level /= max(1, looks) * (max(1, looks) + 1)
-    if len(logs) < LEAST_ROUNDS // 2:
+    if interrupted:
+        level /= len(processes) * (len(processes) + 1)
+    if sum(map(len, processes)) < LEAST_ROUNDS // 2 and len(processes) < LEAST_PROCESSES:
         return "no difference shown"
-    found = estimate(logs, 1 - level, seed)
-    if found.high < 1 / (1 + least):
+    found = estimate(processes, 1 - level, seed)
+    if found.high < 1:
         return "faster"
-    if found.low > 1 + least:
+    if found.low > 1:
         return "slower"
     return "no difference shown"
 
 
-def least_difference(processes: int) -> float:
-    """What a ratio has to exceed 1 by, as far as chance gave each arm its processes' speeds."""
-    return max(LEAST_DIFFERENCE, BETWEEN_PROCESSES / max(1, processes))
-
-
-def is_look(rounds: int) -> bool:
-    """Whether widths are looked at after so many rounds: 10, 12, 14, 16, 19, 22, … (a fifth more).
+def is_look(rounds: int, each: int, processes: int) -> bool:
+    """Whether widths are looked at after so many rounds, of which each process but the last takes
+    `each`: after every second process, as arms are loaded in one order and then in the other; while
+    the last goes on, after a fifth more every time.
 
     Each look is a chance to stop on a width that is small by luck; few looks are few chances.
     """
-    look = LEAST_ROUNDS
+    done, rest = divmod(rounds, each)
+    if done <= processes and rest == 0 and done % 2 == 0:
+        return rounds > 0
+    look = max(LEAST_ROUNDS, each * processes)
     while look < rounds:
         look += max(1, look // 5)
     return look == rounds
-
-
-def looks_until(rounds: int) -> int:
-    """How many looks there have been."""
-    return sum(map(is_look, range(LEAST_ROUNDS, rounds + 1)))
 
 
 def is_precise(estimates: Sequence[Estimate], precision: float) -> bool:
@@ -126,18 +129,49 @@ def is_precise(estimates: Sequence[Estimate], precision: float) -> bool:
     return all(found.half_width <= precision for found in estimates)
 
 
-def trimmed_mean(values: Array) -> Array:
-    """Mean along the last axis without the fifth on either side."""
+def trimmed_mean(values: Array, share: float = TRIM) -> Array:
+    """Mean along the last axis without that share of them on either side, rounded down."""
     count = values.shape[-1]
-    cut = int(TRIM * count)
+    cut = int(share * count)
     kept: Array = np.sort(values, axis=-1)[..., cut : count - cut]
     return np.asarray(kept.mean(-1))
 
 
-def standard_error(logs: Array, seed: int = 0) -> tuple[float, int]:
-    """Of the trimmed mean, by circular block bootstrap, and its degrees of freedom.
+def typical(seconds: Sequence[float]) -> float:
+    """Mean of a sample's decoding steps without the fastest and the slowest tenth: now and then the
+    system halts one for several times its length, in whatever arm has its turn (docs/LOG.md)."""
+    return float(trimmed_mean(np.array(seconds), STALLED))
 
-    Blocks of L rounds leave N / L independent ones, of which trimming keeps three fifths to learn
+
+def pooled(processes: Sequence[Array], seed: int = 0) -> tuple[float, float, int]:
+    """Mean of the processes' means, its standard error, and that one's degrees of freedom.
+
+    Each mean counts by the inverse of the variance that is expected of it: that between processes,
+    and that of its own rounds, so that a process which something disturbed counts little. What the
+    means then scatter by, P - 1 degrees of freedom, tells by how much the expected variances are
+    too large or too small (Hartung and Knapp 2001).
+    """
+    means = np.array([trimmed_mean(logs) for logs in processes])
+    within = [bootstrapped(logs, seed) if len(logs) > 2 else (0.0, 0) for logs in processes]
+    rounds = np.array([error for error, _ in within]) ** 2
+    expected = BETWEEN_PROCESSES**2 + rounds
+    centre = float(np.average(means, weights=1 / expected))
+    prior, known = float(PRIOR_FREEDOM), sum(freedom for _, freedom in within)
+    if known:  # few rounds tell little of their own variance (Satterthwaite 1946)
+        usual = float(np.median(rounds))
+        parts = BETWEEN_PROCESSES**4 / PRIOR_FREEDOM + usual**2 / known
+        prior = min(prior, (BETWEEN_PROCESSES**2 + usual) ** 2 / parts)
+    others = len(means) - 1
+    scatter = float((means - centre) ** 2 @ (1 / expected))
+    factor = (prior + scatter) / (prior + others)
+    return centre, math.sqrt(factor / (1 / expected).sum()), max(2, int(prior + others))
+
+
+def bootstrapped(logs: Array, seed: int = 0) -> tuple[float, int]:
+    """Standard error of a process's trimmed mean, by circular block bootstrap over its rounds, and
+    its degrees of freedom.
+
+    Blocks of L rounds leave N / L independent ones, of which trimming keeps two fifths to learn
     the error from (Tukey and McLaughlin 1963); resampled means vary too little by (m - 1) / m.
     """
     count = len(logs)
@@ -149,7 +183,8 @@ def standard_error(logs: Array, seed: int = 0) -> tuple[float, int]:
     rows = ((starts + np.arange(block)) % count).reshape(RESAMPLES, -1)[:, :count]
     independent = count / block
     kept = independent * (1 - 2 * TRIM)
-    spread = float(trimmed_mean(logs[rows]).std(ddof=1))
+    low, high = np.quantile(trimmed_mean(logs[rows]), [0.16, 0.84])  # one standard deviation
+    spread = float(high - low) / 2  # each, but for resamples that happen to be full of outliers
     widened = independent / max(independent - 1, 0.5) * beyond_blocks(first, block)
     # Two at least: with one, Student's t would not believe a factor of six after twenty rounds.
     return spread * math.sqrt(widened), max(2, int(kept - 1))

@@ -2,7 +2,7 @@
 
     python -m compare.worker        # one JSON object a line in, one a line out
 
-    {"do": "load", "argv": ["--quantization", "int8wo"], "headroom": 0}
+    {"do": "load", "argv": ["--quantization", "int8wo"], "headroom": 0, "others": 0}
     {"do": "quality", "tokens": 2048, "text": null, "reference": null, "keep": "logits"}
     {"do": "get_ready"}
     {"do": "sample", "index": 3}
@@ -28,7 +28,11 @@ from typing import Any
 
 import generate
 from benchlog.config import parse
-from errors import KernelError, MemoryShortage, UsageError
+from errors import KernelError, MemoryShortage, QuantbenchError, UsageError
+
+
+class NeverFits(QuantbenchError):
+    """There is no room for the arm even alone."""
 
 
 class Worker:
@@ -40,22 +44,37 @@ class Worker:
     probe: Any = None
     timer: Any = None
 
-    def load(self, argv: list[str], headroom: int = 0) -> dict[str, Any]:
-        """Load the model, if `headroom` bytes stay free beside it."""
+    def load(self, argv: list[str], headroom: int = 0, others: int = 0) -> dict[str, Any]:
+        """Load the model, if `headroom` bytes stay free beside it.
+
+        Raises MemoryShortage where they do not, NeverFits where the `others` bytes that arms beside
+        this one have would not help either.
+        """
         import devices
-        import sizes
 
         config = parse(argv)
         generate.quiet(config.debug)
         self.plan = plan = generate.make_plan(config)
         free = devices.free_memory(plan.device)
         if free is not None:
-            free = max(0, free - headroom)
+            try:
+                self._check(max(0, free - headroom))
+            except MemoryShortage:
+                try:
+                    self._check(free + others)
+                except MemoryShortage as error:
+                    raise NeverFits(str(error)) from None
+                raise
+        self.model, self.load_memory = generate.load(plan, lambda done, total: None)
+        return {"device": str(plan.device), "dummy": config.checkpoint_path.startswith("dummy:")}
+
+    def _check(self, free: int) -> None:
+        import sizes
+
+        plan = self.plan
         sizes.check_memory(
             plan.config, plan.architecture, plan.spec, plan.device, plan.cache_size, free
         )
-        self.model, self.load_memory = generate.load(plan, lambda done, total: None)
-        return {"device": str(plan.device), "dummy": config.checkpoint_path.startswith("dummy:")}
 
     def quality(
         self, tokens: int, text: str | None, reference: dict[str, Any] | None, keep: str | None
@@ -183,7 +202,8 @@ def serve(worker: object) -> None:
         except (Exception, KeyboardInterrupt) as error:
             reason, _ = generate.explained(error)
             kind = "usage" if isinstance(error, UsageError) else "other"
-            if isinstance(error, MemoryShortage) or reason.startswith("out of memory"):
+            short = isinstance(error, MemoryShortage) or reason.startswith("out of memory")
+            if short and not isinstance(error, NeverFits):
                 kind = "memory"
             answer = {"failed": " ".join(reason.split()), "kind": kind}
         answers.write(json.dumps(answer) + "\n")

@@ -14,12 +14,13 @@ options.add_argument("--fails-to-load", action="store_true")
 given = options.parse_args()
 
 
-def load(argv, headroom):
+def load(argv, headroom=0, others=0):
     return None if given.fails_to_load else {"device": "cpu", "dummy": False}
 
 
 def get_ready():
     facts = {"about": "a fake", "weight_bytes": 5_000_000, "warm_up_steady": True}
+    facts["peak_memory_bytes"] = {"warm_up": {"resident": 1}}
     return {"config": {"device": "cpu"}, **facts}
 
 

@@ -17,7 +17,7 @@ import pytest
 from benchlog import log
 from compare import ab as command
 from compare.__main__ import commands
-from errors import QuantbenchError
+from errors import MemoryShortage, QuantbenchError
 
 ROOT = Path(__file__).parent.parent.parent
 SHORT = ("--max_new_tokens", "4", "--tokens", "64", "--processes", "1")
@@ -96,9 +96,9 @@ def test_figures_are_those_of_the_samples(done):
     for arm, row in list(zip(results["arms"], results["rows"], strict=True))[1:]:
         if not row["failed"]:
             pairs = zip(arm["samples"], base["samples"], strict=True)
-            ratios = sorted(a["decode_seconds"] / b["decode_seconds"] for a, b in pairs)
+            ratios = sorted(sum(a["token_seconds"]) / sum(b["token_seconds"]) for a, b in pairs)
             ratio, low, high = row["ratio_latency"]
-            # a fifth trimmed on either side of six leaves the middle four
+            # three tenths trimmed on either side of six leave the middle four, a tenth of three all
             assert ratio == pytest.approx(statistics.geometric_mean(ratios[1:5]), rel=1e-4)
             assert low < ratio < high
 
@@ -332,6 +332,16 @@ def test_bad_input_is_one_line(tmp_path, monkeypatch, reason):
     assert (tmp_path / "benchmarks.txt").read_text() == "the log\n"
 
 
+def test_an_arm_that_never_fits_does_not_hinder_the_others(tmp_path):
+    arms = [*NONE, "--arm", "--cache_size 2000000000", *INT8]
+    more = [*SHORT, "--max_rounds", "2", "--output", "out", "--write_result", "none"]
+    code, stdout, stderr = finish(start(tmp_path, *arms, *more))
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert code == 0 and not results["in_turn"] and stderr.count("loading") == 3
+    assert [bool(row["failed"]) for row in results["rows"]] == [False, True, False]
+    assert "need 10240" in results["rows"][1]["failed"]
+
+
 def test_a_text_shorter_than_a_window(tmp_path):
     (tmp_path / "short.txt").write_text("def f(x):\n    return x\n")
     (tmp_path / "benchmarks.txt").write_text("the log\n")
@@ -380,6 +390,18 @@ def test_the_worker_knows_what_runs_here():
     assert {"none", "int8wo", "fp6", "uintx-2-64", "autoquant"} <= set(schemes)
     only = Worker().schemes(["--device", "cpu", "--kernel", "reference"])["schemes"]
     assert "fp6" in only and "none" not in only  # what is not quantized has no such kernel
+
+
+def test_an_arm_too_large_for_the_machine_is_told_from_one_without_room(monkeypatch):
+    """The one fails, for the other the arms beside it make room."""
+    from compare.worker import NeverFits, Worker
+
+    monkeypatch.setattr("devices.free_memory", lambda device: 300_000_000)
+    arguments = ["--device", "cpu", "--cache_size", "100000"]  # 512 MB of bfloat16 keys and values
+    with pytest.raises(MemoryShortage):
+        Worker().load(arguments, headroom=100_000_000, others=400_000_000)
+    with pytest.raises(NeverFits, match="400.00 MB free"):
+        Worker().load(arguments, headroom=100_000_000, others=100_000_000)
 
 
 def test_a_wrong_command_says_so_in_one_line(tmp_path):

@@ -256,12 +256,13 @@ def test_ratios_by_hand():
     assert row["decode_ours_tok_s"] == pytest.approx(1)
     assert row["decode_theirs_tok_s"] == pytest.approx(1 / 1.5)
     assert row["prompt_theirs_tok_s"] == pytest.approx(256)
-    assert row["decode_ratio"] == pytest.approx([1.5] * 3)
-    assert row["prompt_ratio"] == pytest.approx([0.5] * 3)
+    for name, ratio in (("decode_ratio", 1.5), ("prompt_ratio", 0.5)):
+        found, low, high = row[name]
+        assert found == pytest.approx(ratio) and low < ratio < high
     assert row["ours_limit_share"] == pytest.approx(0.01)
     assert row["theirs_limit_share"] == pytest.approx(0.005 / 1.5)
     shown = peers.aligned(peers.COLUMNS, [row])
-    assert "1.500 (1.500 to 1.500)" in shown and "256.00 tok/s" in shown
+    assert "1.500 (1." in shown and "256.00 tok/s" in shown
 
 
 def test_a_peer_that_fails_is_told(capsys):

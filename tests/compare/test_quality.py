@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,12 @@ def test_figures_against_ones_computed_another_way(tmp_path):
     )
     ratio = (nats - F.nll_loss(p, ids[1:], reduction="none")).mean().exp().item()
     assert figures["perplexity_ratio"] == pytest.approx(ratio, rel=0.01)
+    difference = nats - F.nll_loss(p, ids[1:], reduction="none")
+    spread = difference.std().item() / TOKENS**0.5
+    low, high = figures["perplexity_ratio_interval"]
+    assert high / ratio == pytest.approx(math.exp(1.96 * spread), rel=0.01)
+    assert low / ratio == pytest.approx(math.exp(-1.96 * spread), rel=0.01)
+    assert f"({low:.4f} to {high:.4f})" in result.stdout
     for value in (figures["perplexity"], figures["kl"], figures["top1"]):
         assert f"{value:.4f}"[:-1] in result.stdout
 
@@ -223,6 +230,37 @@ def test_the_hash_is_of_all_that_counts(tmp_path):
     data[-1] ^= 1
     weights.write_bytes(data)
     assert key("--checkpoint_path", str(copy)) != keys[0]
+
+
+def test_kept_logits_do_not_pile_up(tmp_path, monkeypatch):
+    """The ones used longest ago go; the newest stay, however large."""
+    monkeypatch.setattr(kept, "MOST_BYTES", 250)
+    for age, name in enumerate(["newest", "middle", "oldest", "half"]):
+        (tmp_path / f"{name}.logits").write_bytes(bytes(100))
+        if name != "half":  # a run that was killed between its two files
+            (tmp_path / f"{name}.json").write_text("{}")
+        os.utime(tmp_path / f"{name}.logits", (10**9 - age, 10**9 - age))
+    (tmp_path / f"{kept.SCRATCH}now").mkdir()
+    (tmp_path / f"{kept.SCRATCH}then").mkdir()
+    os.utime(tmp_path / f"{kept.SCRATCH}then", (10**9, 10**9))
+    kept.discard_old(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *("newest.logits", "newest.json", "middle.logits", "middle.json"),
+        f"{kept.SCRATCH}now",
+    }
+    monkeypatch.setattr(kept, "MOST_BYTES", 50)
+    kept.discard_old(tmp_path)
+    assert {path.name for path in tmp_path.glob("*.*")} == {"newest.logits", "newest.json"}
+
+
+def test_logits_that_are_used_are_not_old(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    config, ids = RunConfig(device="cpu", num_layers=1), text()[:65]
+    made = kept.reference(config, ids, 64, lambda line: None)
+    path = made.logits["path"]
+    os.utime(path, (10**9, 10**9))
+    again = kept.reference(config, ids, 64, lambda line: None)
+    assert again == made and os.path.getmtime(path) > 10**9
 
 
 @pytest.mark.parametrize(

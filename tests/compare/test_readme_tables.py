@@ -81,9 +81,41 @@ def test_the_newest_lines_against_full_precision(folder):
     none, quantized_cache, not_compiled, int8wo = found["tiny on cpu"]
     assert none[5:] == ["1.00", "4.00 GB", "1.00", "4.00 GB", "1.00"]
     assert int8wo[5:] == ["3.00", "2.00 GB", "0.50", "1.00 GB", "0.25"]
-    assert quantized_cache[1] == "quantized" and quantized_cache[5] == "0.80"
+    assert quantized_cache[1] == "int8" and quantized_cache[5] == "0.80"
     assert not_compiled[3] == "no" and not_compiled[5] == "-"  # no such full precision
     assert found["tiny on cuda"][1][5] == "0.50"
+
+
+def test_other_work_is_another_table(folder):
+    """A step behind 65536 positions, or one of eight rows, is not compared with an ordinary one;
+    nor does one kind of quantized cache hide another."""
+    deep = " --context_depth 65536"
+    more = [
+        line("20260105000000", 4, more=deep),
+        line("20260105000000", 6, more=f" --kv_cache int8{deep}"),
+        line("20260106000000", 7, more=f" --kv_cache int4{deep}"),
+        line("20260105000000", 40, more=" --batch_size 8"),
+        line("20260107000000", 10.5, more=" --batch_size 1"),
+    ]
+    Path("benchmarks.txt").write_text("\n".join([*LINES, *more]) + "\n")
+    assert run().exit_code == 0
+    found = tables(Path("README.md").read_text())
+    titles = ["tiny on cpu", "tiny on cpu, 8 rows at once", "tiny on cpu, behind 65536 positions"]
+    assert list(found) == [*titles, "tiny on cuda"]
+    assert found[titles[0]][0][4] == "10.50"
+    assert [row[4:6] for row in found[titles[1]]] == [["40.00", "1.00"]]
+    behind = [(row[1], *row[4:6]) for row in found[titles[2]]]
+    assert behind == [("dense", "4.00", "1.00"), ("int4", "7.00", "1.75"), ("int8", "6.00", "1.50")]
+
+
+def test_two_decimals_of_a_small_model_give_no_ratio(folder):
+    lines = [line("20260101000000", 5), line("20260101000000", 10, "int8wo")]
+    lines = [re.sub("model_size= *[0-9.]+", "model_size= 0.01", one) for one in lines]
+    Path("benchmarks.txt").write_text("\n".join(lines) + "\n")
+    assert run().exit_code == 0
+    none, int8wo = tables(Path("README.md").read_text())["tiny on cpu"]
+    assert none[8:] == ["0.01 GB", "1.00"] and int8wo[8:] == ["0.01 GB", "-"]
+    assert int8wo[5] == "2.00"
 
 
 def test_the_chart(folder):

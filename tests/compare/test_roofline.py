@@ -58,11 +58,12 @@ def test_bytes_of_a_step():
 
 
 def test_share_of_the_limit_is_that_of_each_round():
-    """Bandwidth and speed drift together: 50 % in every round, whatever the medians say."""
+    """Bandwidth and speed drift together: 50 % in every round, whatever the medians say. The
+    interval allows for what another process of the arm might have shown."""
     bandwidth = [1e9, 2e9, 4e9, 3e9, 2e9]
     steps = [2 * 1e6 / rate for rate in bandwidth]
     found = share(arm(steps), 1e6, bandwidth)
-    assert (found.ratio, found.low, found.high) == pytest.approx((0.5, 0.5, 0.5))
+    assert found.ratio == pytest.approx(0.5) and 0.4 < found.low < 0.5 < found.high < 0.6
 
 
 def test_ours_over_theirs():

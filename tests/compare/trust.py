@@ -7,6 +7,7 @@ run in pieces (--minutes) and goes on where it was; the file is removed by whoev
 """
 
 import json
+import os
 import sys
 import time
 from collections import Counter
@@ -17,24 +18,28 @@ import click
 from benchlog.config import RunConfig
 from compare.arm import Arm
 from compare.comparison import Comparison
-from compare.process import COMMAND
+from compare.nursery import Nursery
+from compare.process import COMMAND, environment
 from compare.results import Results, Settings
 from compare.rows import rows
 
 SLOW = (sys.executable, str(Path(__file__).parent / "slow_worker.py"))
 SHARE = 0.05
-CONFIG = RunConfig(max_new_tokens=40, device="cpu")
+CONFIG = RunConfig(max_new_tokens=24, device="cpu")
 
 
-def one_run(seed: int, share: float) -> dict:
-    """One comparison of two arms that are the same but for the hook."""
+def one_run(seed: int, share: float, nursery: Nursery, folder: Path | None) -> dict:
+    """One comparison of two arms that are the same but for the hook; `folder`: for all of it."""
+    if folder:
+        folder.mkdir(parents=True)
     arms = [Arm("A", "", CONFIG), Arm("B", "", CONFIG)]
     results = Results.begin(Settings(tokens=0, order_seed=seed), arms, "none")
     Comparison(
         results,
-        None,
+        folder,
         lambda line: None,
         lambda number: (*SLOW, str(share)) if number and share else COMMAND,
+        nursery,
     ).run()
     found = rows(results)[1]
     keys = ("verdict", "ratio_throughput", "failed")
@@ -47,8 +52,11 @@ def one_run(seed: int, share: float) -> dict:
 @click.option("--runs", default=40, show_default=True)
 @click.option("--minutes", default=float("inf"), help="Stop after so many, to go on later.")
 @click.option("--file", "path", default="trust.jsonl", show_default=True)
-def main(runs: int, minutes: float, path: str) -> None:
+@click.option("--keep", help="A folder for every comparison's samples.")
+def main(runs: int, minutes: float, path: str, keep: str | None) -> None:
     """See above."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # whatever else the machine does has the other cores
+    nursery = Nursery(environment())
     file, started = Path(path), time.monotonic()
     lines = file.read_text().splitlines() if file.exists() else []
     found = [json.loads(line) for line in lines]
@@ -59,10 +67,12 @@ def main(runs: int, minutes: float, path: str) -> None:
             continue
         if time.monotonic() > started + 60 * minutes:
             break
-        found.append(one_run(seed, share))
+        folder = Path(keep, f"{seed}-{share}-{int(time.time())}") if keep else None
+        found.append(one_run(seed, share, nursery, folder))
         with file.open("a") as out:
             out.write(json.dumps(found[-1]) + "\n")
         click.echo(json.dumps(found[-1]))
+    nursery.close()
     equal = [one for one in found if not one["share"]]
     slowed = [one for one in found if one["share"]]
     for name, some in (("A against A", equal), (f"slowed by {SHARE:.0%}", slowed)):
