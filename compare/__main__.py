@@ -1,13 +1,16 @@
-"""python -m compare ab | quality | replay | readme: --help after each says more."""
+"""python -m compare ab | roofline | peers | …: --help after each says more."""
 
 import sys
 
 import click
 
 from compare.ab import ab
+from compare.growth import growth
+from compare.peers import peers
 from compare.quality import quality
 from compare.readme import readme
 from compare.replay import replay
+from compare.roofline import roofline
 from generate import explained
 
 
@@ -16,7 +19,7 @@ def commands() -> None:
     """Compare ways to run a model: speed, memory and quality, and how sure one may be."""
 
 
-for command in (ab, quality, replay, readme):
+for command in (ab, roofline, growth, peers, quality, replay, readme):
     commands.add_command(command)
 
 

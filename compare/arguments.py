@@ -29,3 +29,16 @@ def split_precision(given: Sequence[str]) -> tuple[float | None, str | None]:
         else:
             dtype = text
     return narrow, dtype
+
+
+def names_of(
+    option: str, text: str | None, default: Sequence[str], known: Sequence[str] | None = None
+) -> list[str]:
+    """The names in "A,B", each once; `default` without a text. Raises UsageError for none at all,
+    and for one that is not among `known`."""
+    names = [name.strip() for name in text.split(",")] if text is not None else list(default)
+    for name in names:
+        if not name or (known is not None and name not in known):
+            what = ", ".join(known) if known is not None else "names with commas between them"
+            raise UsageError(f"{option} takes {what}; given: {name!r} in {text!r}")
+    return list(dict.fromkeys(names))

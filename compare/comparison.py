@@ -44,11 +44,13 @@ class Comparison:
         say: Callable[[str], None],
         command: Sequence[str] | Callable[[int], Sequence[str]] = process.COMMAND,
         nursery: Nursery | None = None,
+        probe_rounds: bool = False,
     ) -> None:
-        """`folder`: where to keep the results. `command`: what starts a worker, or, for tests,
-        what starts that of the arm with this number; `nursery`: what forks them, if it can."""
+        """`folder`: where to keep the results. `command`: what starts a worker, or what starts
+        that of the arm with this number; `nursery`: what forks them, if it can. `probe_rounds`:
+        read the bandwidth before each round, one reading a round, and not only at both ends."""
         self.results, self.settings, self.folder, self.say = results, results.settings, folder, say
-        self.command, self.nursery = command, nursery
+        self.command, self.nursery, self.probe_rounds = command, nursery, probe_rounds
         self.workers: dict[int, Process] = {}  # by the arm's number
         self.probes: dict[str, Process] = {}
         self.reference: dict[str, Any] | None = None
@@ -80,7 +82,7 @@ class Comparison:
                 self._load_all()
             if not results.alive:
                 return "baseline failed"
-            if results.in_turn or results.rounds == 0:
+            if results.in_turn or results.rounds == 0 or self.probe_rounds:
                 self._probe()
             started = time.monotonic()
             self._turn() if results.in_turn else self._round()
@@ -88,7 +90,8 @@ class Comparison:
             results.rounds += 1
             ended = self._enough()
             self._keep(at_once=ended is not None)
-        self._probe()
+        if not self.probe_rounds:
+            self._probe()
         return ended
 
     def _process(self) -> int:

@@ -95,13 +95,13 @@ QUALITY: Columns = [
     ("top-1", _number("top1", ".1%")),
 ]
 KERNEL: Columns = [("kernel", lambda row: row.get("kernel", "-"))]
-LEFT = {"arm", "kernel", "verdict"}
+LEFT = {"arm", "kernel", "verdict", "scheme", "beside", "layer", "over"}
 
 
 def terminal(results: Results, rows: Sequence[Row]) -> str:
     """Two tables of a row an arm, speed and cost, and what is to be said of them."""
-    speed = _aligned([*ARM, *RATE, *LATENCY, *RATIO, *VERDICT], rows)
-    cost = _aligned([*ARM, *MEMORY, *QUALITY, *KERNEL], rows)
+    speed = aligned([*ARM, *RATE, *LATENCY, *RATIO, *VERDICT], rows)
+    cost = aligned([*ARM, *MEMORY, *QUALITY, *KERNEL], rows)
     return "\n".join([speed, "", cost, "", *remarks(results, rows)])
 
 
@@ -199,7 +199,8 @@ def _flat(row: Row, prefix: str = "") -> Row:
     return found
 
 
-def _aligned(columns: Columns, rows: Sequence[Row]) -> str:
+def aligned(columns: Columns, rows: Sequence[Row]) -> str:
+    """A line a row, under a line of headings."""
     cells = [[heading for heading, _ in columns]]
     cells += [[show(row) for _, show in columns] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]

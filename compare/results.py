@@ -122,3 +122,11 @@ class Results:
             raise UsageError(f"--resume {folder}: {FILE}: {error.strerror}") from None
         except (ValueError, KeyError, TypeError, AttributeError):
             raise UsageError(f"--resume {folder}: {FILE} is not what --output writes") from None
+
+
+def write_json(path: str, value: Any) -> None:
+    """What --json asks for. Raises LogError where that cannot be written."""
+    try:
+        Path(path).write_text(json.dumps(value, indent=1) + "\n")
+    except OSError as error:
+        raise LogError(f"--json {path}: {error.strerror}") from None

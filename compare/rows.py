@@ -44,8 +44,8 @@ def estimates(results: Results) -> dict[int, tuple[Estimate, Estimate]]:
 
 
 def seconds(arm: ArmResult, name: str) -> dict[tuple[int, int], list[float]]:
-    """By process and round: token_latency, of a typical decoding step, or sample_seconds, of the
-    prompt and as many steps of that length as there were.
+    """By process and round: token_latency, of a typical decoding step; prefill_seconds, of the
+    prompt; or sample_seconds, of the prompt and as many steps of that length as there were.
 
     Where only one token is asked for, its latency is the time to it.
     """
@@ -53,8 +53,12 @@ def seconds(arm: ArmResult, name: str) -> dict[tuple[int, int], list[float]]:
     for sample in arm.samples:
         prefill, steps = sample["prefill_seconds"], sample["token_seconds"]
         latency = typical(steps) if steps else prefill
-        value = prefill + len(steps) * latency if name == "sample_seconds" else latency
-        found.setdefault((sample["process"], sample["round"]), []).append(value)
+        values = {
+            "token_latency": latency,
+            "prefill_seconds": prefill,
+            "sample_seconds": prefill + len(steps) * latency,
+        }
+        found.setdefault((sample["process"], sample["round"]), []).append(values[name])
     return found
 
 

@@ -8,6 +8,8 @@
     {"do": "sample", "index": 3}
     {"do": "bandwidth", "device": "cpu"}
     {"do": "schemes", "argv": []}
+    {"do": "layers", "checkpoint_path": "tiny", "schemes": ["int8wo"], "device": "cpu", …}
+    {"do": "products", "rows": 2048, "columns": 5632, "kernels": {"int8wo": ["cpu"]}, …}
 
 Each is answered by {"did": …} or {"failed": why, "kind": memory, usage or other}.
 Between requests it waits for its input and burns nothing; at the end of its input, as when whoever
@@ -40,6 +42,7 @@ class Worker:
     model: Any
     one_sample: Callable[..., Any]
     probe: Any = None
+    timer: Any = None
 
     def load(self, argv: list[str], headroom: int = 0, others: int = 0) -> dict[str, Any]:
         """Load the model, if `headroom` bytes stay free beside it.
@@ -152,9 +155,36 @@ class Worker:
                 pass
         return {"schemes": [*found, *MEASURED]}
 
+    def layers(
+        self, checkpoint_path: str, schemes: list[str], device: str, precision: str
+    ) -> dict[str, Any]:
+        """The model's shapes of layers, and every scheme's kernels."""
+        from compare import products
 
-def serve(worker: Worker) -> None:
-    """Answer requests until there are no more."""
+        found = products.kernels(schemes, device, precision)
+        return {"kernels": found, "shapes": products.shapes(checkpoint_path)}
+
+    def products(
+        self,
+        rows: int,
+        columns: int,
+        kernels: dict[str, list[str]],
+        device: str,
+        precision: str,
+        batch_size: int,
+    ) -> dict[str, Any]:
+        """The product of one shape, with every kernel."""
+        from compare.products import Products
+
+        generate.quiet(False)
+        if self.timer is None:
+            self.timer = Products(device, precision)
+        found: dict[str, Any] = self.timer.measure(rows, columns, kernels, batch_size)
+        return found
+
+
+def serve(worker: object) -> None:
+    """Answer requests until there are no more, each by the worker's method of that name."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print must not come between the answers
     requests: queue.Queue[dict[str, Any]] = queue.Queue()

@@ -56,13 +56,15 @@ class Race:
     """What came out, layer by layer: a timing, or why there is none; the first product, or None.
 
     rotated: bytes of weights that are read before any weight is read again; cache: bytes of the
-    last-level cache. Where rotated < cache, some weights may have come from the cache.
+    last-level cache. Where rotated < cache, some weights may have come from the cache. beside: what
+    else was timed in every round.
     """
 
     timings: list[Timing | str]
     outputs: list[Tensor | None]
     rotated: int
     cache: int
+    beside: Timing | None = None
 
 
 @torch.no_grad()
@@ -71,8 +73,10 @@ def race(
     x: Tensor,
     compile: bool,
     done: Callable[[], None] = lambda: None,
+    beside: Callable[[], float] | None = None,
 ) -> Race:
-    """Time layer(x) for every layer; `done` is called as each is compiled.
+    """Time layer(x) for every layer; `done` is called as each is compiled. `beside` times something
+    else, in seconds, once a round.
 
     A layer that cannot be compiled or run is left out, with the reason.
     """
@@ -97,12 +101,16 @@ def race(
             runs[i] = run
     if not whole:
         torch.ones(min(cache, MOST_BYTES), dtype=torch.uint8)  # in the cache instead of the copies
-    found |= interleaved(runs)
+    if beside:
+        runs[-1] = lambda turn: beside()
+    timed = interleaved(runs)
+    found |= timed
     return Race(
         [found[i] for i in range(len(layers))],
         [first if isinstance(first, Tensor) else None for first in firsts],
         rotated(sizes, numbers, cache, whole),
         cache,
+        timed.get(-1),
     )
 
 

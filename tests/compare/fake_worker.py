@@ -53,6 +53,8 @@ def get_ready():
         "weight_bytes": 10_000_000,
         "kv_cache": "dense",
         "kv_cache_bytes": 1000,
+        "cache_size": 100,
+        "prompt_tokens": 7,
         "warm_up_steady": True,
         "peak_memory_bytes": {"load": {"resident": 1}, "warm_up": {"resident": 2}},
         "device": {"type": "cpu", "name": "fake"},

@@ -1,0 +1,56 @@
+"""Decoding as the work grows: a panel for each axis, lines for what was measured, dashes for the
+limit. The same points give the same bytes, so that a repository sees only what has changed."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+TITLES = {
+    "layers": "number of layers",
+    "batch": "rows at once",
+    "depth": "positions in the cache, thousands",
+}
+COLOURS = ("#1b6ca8", "#d95f0e", "#2a9d5c", "#8c510a", "#7b3294", "#666666")
+# Ids are drawn from the salt, not at random; words stay words, whatever fonts there are.
+STYLE: Any = {"svg.hashsalt": "quantbench", "svg.fonttype": "none", "font.size": 9}
+
+
+def draw(points: Sequence[dict[str, Any]], path: Path) -> None:
+    """As SVG. Raises OSError."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    axes = [name for name in TITLES if any(point["axis"] == name for point in points)]
+    schemes = list(dict.fromkeys(point["scheme"] for point in points))
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(4 * len(axes), 3.6), layout="constrained")
+        for number, name in enumerate(axes, 1):
+            panel = figure.add_subplot(1, len(axes), number)
+            for scheme, colour in zip(schemes, COLOURS * len(schemes), strict=False):
+                _line(panel, name, scheme, colour, points)
+            panel.set_xlabel(TITLES[name])
+            panel.set_ylabel(
+                "tokens per second, all rows" if name == "batch" else "tokens per second"
+            )
+            panel.set_yscale("log")
+            panel.yaxis.set_major_formatter("{x:g}")
+            panel.yaxis.set_minor_formatter("{x:g}")
+            panel.grid(alpha=0.3, which="both")
+            if name == "batch":
+                panel.set_xscale("log", base=2)
+                panel.xaxis.set_major_formatter("{x:g}")
+            if number == 1:
+                panel.legend(title="dashed: the limit", fontsize=8, title_fontsize=8)
+        figure.savefig(path, format="svg", metadata={"Date": None})
+
+
+def _line(
+    panel: Any, axis: str, scheme: str, colour: str, points: Sequence[dict[str, Any]]
+) -> None:
+    mine = [point for point in points if (point["axis"], point["scheme"]) == (axis, scheme)]
+    mine.sort(key=lambda point: point["value"])
+    unit = 1000 if axis == "depth" else 1
+    x = [point["value"] / unit for point in mine]
+    panel.plot(x, [point["decode_tok_s"] for point in mine], "o-", color=colour, label=scheme)
+    if all(point["limit_tok_s"] for point in mine):
+        panel.plot(x, [point["limit_tok_s"] for point in mine], "--", color=colour, alpha=0.7)

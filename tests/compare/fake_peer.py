@@ -1,0 +1,42 @@
+"""A peer without a model: it speaks as compare/peer_worker.py does, and answers at once.
+
+fake_peer.py [--step SECONDS] [--prompt SECONDS] [--fails-to-load]
+"""
+
+import argparse
+import json
+import sys
+
+options = argparse.ArgumentParser()
+options.add_argument("--step", type=float, default=0.1)
+options.add_argument("--prompt", type=float, default=1.0)
+options.add_argument("--fails-to-load", action="store_true")
+given = options.parse_args()
+
+
+def load(argv, headroom=0, others=0):
+    return None if given.fails_to_load else {"device": "cpu", "dummy": False}
+
+
+def get_ready():
+    facts = {"about": "a fake", "weight_bytes": 5_000_000, "warm_up_steady": True}
+    facts["peak_memory_bytes"] = {"warm_up": {"resident": 1}}
+    return {"config": {"device": "cpu"}, **facts}
+
+
+def sample(index):
+    return {
+        "prefill_seconds": given.prompt,
+        "decode_seconds": 4 * given.step,
+        "tok_s": 1 / given.step,
+        "prefill_tok_s": 1.0,
+        "decode_tok_s": 1 / given.step,
+        "token_seconds": [given.step] * 4,
+    }
+
+
+for line in sys.stdin:
+    request = json.loads(line)
+    did = globals()[request.pop("do")](**request)
+    failed = {"failed": "out of memory", "kind": "other"}
+    print(json.dumps({"did": did} if did is not None else failed), flush=True)

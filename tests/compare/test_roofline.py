@@ -1,0 +1,259 @@
+"""python -m compare roofline and growth: the arithmetic by hand, the commands on a tiny model."""
+
+import json
+import math
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from benchlog.config import RunConfig
+from compare import growth as growth_module
+from compare import whole
+from compare.growth import growth
+from compare.growth_picture import draw
+from compare.limits import over, share, step_bytes
+from compare.products import Stack, kernels, shapes
+from compare.results import ArmResult, Settings
+from compare.roofline import beside_stock, layer_rows, roofline
+
+FAKE = (sys.executable, str(Path(__file__).parent / "fake_worker.py"))
+
+
+def facts(**changes):
+    config = {"context_depth": 100, "max_new_tokens": 20, "batch_size": 1, "device": "cpu"}
+    return {
+        "config": config,
+        "prompt_tokens": 30,
+        "weight_bytes": 1_000_000,
+        "kv_cache_bytes": 64 * 500,
+        "cache_size": 500,
+    } | changes
+
+
+def arm(step_seconds, prompt_seconds=1.0, **changes):
+    """Samples of four steps each, one a round."""
+    samples = [
+        {
+            "round": number,
+            "process": 0,
+            "prefill_seconds": prompt_seconds,
+            "decode_seconds": 4 * seconds,
+            "token_seconds": [seconds] * 4,
+        }
+        for number, seconds in enumerate(step_seconds)
+    ]
+    return ArmResult("arm", "", [], facts=facts(**changes), samples=samples)
+
+
+def test_bytes_of_a_step():
+    # Steps 1 to 19 of 20 tokens read positions 0 to 130, 131, … 148: 131 + 9 = 140 in the mean,
+    # of 64 bytes each.
+    read = [131 + step for step in range(19)]
+    assert sum(read) / 19 == 140
+    assert step_bytes(facts()) == 1_000_000 + 64 * 140
+
+
+def test_share_of_the_limit_is_that_of_each_round():
+    """Bandwidth and speed drift together: 50 % in every round, whatever the medians say. The
+    interval allows for what another process of the arm might have shown."""
+    bandwidth = [1e9, 2e9, 4e9, 3e9, 2e9]
+    steps = [2 * 1e6 / rate for rate in bandwidth]
+    found = share(arm(steps), 1e6, bandwidth)
+    assert found.ratio == pytest.approx(0.5) and 0.4 < found.low < 0.5 < found.high < 0.6
+
+
+def test_ours_over_theirs():
+    ours, theirs = arm([0.1] * 5, 2.0), arm([0.15] * 5, 1.0)
+    assert over(ours, theirs, "token_latency").ratio == pytest.approx(1.5)
+    assert over(ours, theirs, "prefill_seconds").ratio == pytest.approx(0.5)
+
+
+def test_rows_of_a_layer():
+    """1 MB in 0.1 ms is 10 GB/s, half of 20; int8 takes 0.04 ms for 0.5 MB: 12.5 GB/s."""
+    shape = {"names": ["w2"], "rows": 1000, "columns": 500, "count": 22}
+
+    def product(scheme, kernel, seconds, count):
+        quartiles = {"seconds_low": seconds, "seconds_high": seconds}
+        return {"scheme": scheme, "kernel": kernel, "seconds": seconds, "bytes": count} | quartiles
+
+    products = [
+        product("none", "cpu", 1e-4, 1_000_000),
+        {"scheme": "none", "kernel": "torch", "why_not": "RuntimeError: too hot"},
+        product("int8wo", "cpu", 4e-5, 500_000),
+        product("int8wo", "torchao", 8e-5, 500_000),
+        product("fp6", "cpu", 5e-5, 375_000),
+    ]
+    found = {"products": products, "bandwidth": 20e9, "rotated": 2, "cache": 1}
+    none, int8, fp6 = layer_rows(shape, found)
+    assert none["layer"] == "w2 1000 × 500"
+    assert none["bytes_per_s"] == pytest.approx(10e9) and none["limit_share"] == pytest.approx(0.5)
+    assert none["speed_up"] == 1 and "over_stock" not in none
+    assert none["stock"]["why_not"] == "RuntimeError: too hot"
+    assert int8["bytes_per_s"] == pytest.approx(12.5e9)
+    assert int8["limit_share"] == pytest.approx(0.625)
+    assert int8["speed_up"] == pytest.approx(2.5) and int8["over_stock"] == pytest.approx(2)
+    assert fp6["speed_up"] == pytest.approx(2) and "stock" not in fp6
+
+
+def test_the_stock_arm_stands_beside_ours():
+    rows = [
+        {"arm": "int8wo", "steps_per_s": 30.0},
+        {"arm": "int8wo, torchao", "steps_per_s": 20.0},
+        {"arm": "fp6", "steps_per_s": 25.0},
+    ]
+    int8, fp6 = beside_stock(rows)
+    assert int8["over_stock"] == 1.5 and int8["stock"] is rows[1] and "stock" not in fp6
+
+
+def test_shapes_of_a_model():
+    """TinyLlama has 22 layers: q, k, v of 2048 + 2 · 256 rows, gate and up of 2 · 5632."""
+    found = shapes("dummy:TinyLlama-1.1B-Chat-v1.0")
+    assert [(row["names"], row["rows"], row["columns"], row["count"]) for row in found] == [
+        (["wqkv"], 2560, 2048, 22),
+        (["wo"], 2048, 2048, 22),
+        (["w13"], 11264, 2048, 22),
+        (["w2"], 2048, 5632, 22),
+        (["output"], 32000, 2048, 1),
+    ]
+
+
+def test_a_stack_multiplies_by_every_copy():
+    layer = torch.nn.Linear(8, 3, bias=False)
+    stack, x = Stack(layer, 4), torch.randn(2, 8)
+    assert torch.equal(stack(x), torch.cat([layer(x)] * 4, -1))
+    places = {copy.weight.data_ptr() for copy in stack.copies}
+    assert len(places) == 4
+
+
+def test_kernels_to_time():
+    found = kernels(["none", "int8wo", "fp6"], "cpu", "bfloat16")
+    assert found["none"][-1] == "torch" and found["int8wo"][-1] == "torchao"
+    assert "torchao" not in found["fp6"]
+
+
+def run(command, *arguments):
+    return CliRunner().invoke(command, list(arguments), catch_exceptions=True)
+
+
+def message(result):
+    return f"{result.output} {result.exception}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--schemes", "int9wo"], "int8wo"),
+        (["--schemes", ""], "--schemes takes names with commas between them"),
+        (["--schemes", "autoquant"], "autoquant"),
+        (["--parts", "layer"], "--parts takes layers, model; given: 'layer'"),
+        (["--device", "toaster"], "--device 'toaster' is no device"),
+        (["--precision", "bf16"], "--precision takes one of bfloat16"),
+        (["--batch_size", "0"], "batch_size"),
+        (["--json"], "--json"),
+    ],
+)
+def test_what_roofline_refuses(arguments, said):
+    result = run(roofline, *arguments)
+    assert result.exit_code != 0 and said in message(result)
+    assert "\n" not in str(result.exception)
+
+
+def test_roofline_on_the_tiny_model(tmp_path):
+    path = tmp_path / "roofline.json"
+    given = ["--checkpoint_path", "tiny", "--device", "cpu", "--schemes", "int8wo"]
+    result = run(
+        roofline, *given, "--max_rounds", "2", "--max_new_tokens", "4", "--json", str(path)
+    )
+    assert result.exit_code == 0, message(result)
+    found = json.loads(path.read_text())
+    assert {row["scheme"] for row in found["layers"]} == {"none", "int8wo"}
+    for row in found["layers"]:
+        rate = row["bytes"] / row["seconds"]
+        assert row["limit_share"] == pytest.approx(rate / row["bandwidth"])
+        assert row["seconds_low"] <= row["seconds"] <= row["seconds_high"]
+        out, columns = map(int, row["layer"].split()[-3::2])
+        per_weight = 2 if row["scheme"] == "none" else 1
+        # int8's scales, and what a kernel pads, are few beside the weights
+        assert per_weight * out * columns <= row["bytes"] <= 1.2 * per_weight * out * columns
+    none, int8 = found["model"]
+    assert none["limit_tok_s"] == pytest.approx(none["bandwidth"] / none["step_bytes"])
+    assert int8["weight_bytes"] < none["weight_bytes"]
+    assert int8["stock"]["kernel"] == "torchao" and int8["over_stock"] > 0
+    for unit in ("GB/s", "µs", "tok/s", "%"):
+        assert unit in result.output
+
+
+# --------------------------------------------------------------------------------- growth
+
+
+def test_limits_of_a_measurement():
+    """The fake worker: 10 MB of weights at 1 GB/s allow 100 steps a second; it makes one."""
+    configs = [RunConfig(max_new_tokens=5), RunConfig(quantization="int8wo", max_new_tokens=5)]
+    results = whole.measure(configs, Settings(max_rounds=4, tokens=0, processes=1), command=FAKE)
+    assert len(results.bandwidth["cpu"]) == results.rounds == 4
+    none, int8 = whole.rows(results)
+    assert none["limit_tok_s"] == pytest.approx(1e9 / none["step_bytes"])
+    # steps of one second, with a noise of 0.1 %: four rounds are within 1 %
+    assert none["limit_share"][0] == pytest.approx(none["step_bytes"] / 1e9, rel=0.01)
+    assert int8["speed_up"][0] == pytest.approx(1, rel=0.01) and "speed_up" not in none
+
+
+def points():
+    found = []
+    for axis, values in (("layers", (4, 8)), ("batch", (1, 16)), ("depth", (0, 65536))):
+        for value in values:
+            for scheme in ("none", "int8wo"):
+                kept = dict.fromkeys(growth_module.KEPT)
+                kept |= {"decode_tok_s": 10.0 + value % 7, "limit_tok_s": 20.0}
+                found.append({"axis": axis, "value": value, "scheme": scheme, **kept})
+    return found
+
+
+def test_the_picture_is_the_same_to_the_byte(tmp_path):
+    first, second = tmp_path / "a.svg", tmp_path / "b.svg"
+    draw(points(), first)
+    draw(points(), second)
+    assert first.read_bytes() == second.read_bytes()
+    text = "".join(ElementTree.parse(first).getroot().itertext())
+    assert "number of layers" in text and "int8wo" in text and "thousands" in text
+
+
+def test_new_points_take_the_place_of_old_ones():
+    old = points()
+    new = [old[0] | {"decode_tok_s": 99.0}]
+    found = growth_module.merged(old, new)
+    assert len(found) == len(old) and new[0] in found and old[0] not in found
+
+
+def test_growth_measures_one_point(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = ["--over", "layers", "--values", "1", "--checkpoint_path", "tiny", "--schemes", "none"]
+    files = ["--json", "growth.json", "--chart", "growth.svg"]
+    result = run(growth, *given, *files, "--max_rounds", "1", "--max_new_tokens", "4")
+    assert result.exit_code == 0, message(result)
+    (point,) = json.loads(Path("growth.json").read_text())["points"]
+    assert (point["axis"], point["value"], point["scheme"]) == ("layers", 1, "none")
+    assert math.isfinite(point["limit_share"][0]) and Path("growth.svg").exists()
+    assert run(growth, "--over", "none", *files).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--over", "width"], "--over takes layers, batch, depth, none; given: 'width'"),
+        (["--values", "1"], "name it with --over"),
+        (["--over", "batch", "--values", "two"], "whole numbers"),
+        (["--over", "none", "--json", "none.json"], "holds no points yet"),
+        (["--over", "none", "--json", "wrong.json"], "is not what this command writes"),
+        (["--schemes", "int9wo"], "int8wo"),
+    ],
+)
+def test_what_growth_refuses(arguments, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("wrong.json").write_text("[]")
+    result = run(growth, *arguments)
+    assert result.exit_code != 0 and said in message(result)
