@@ -6,7 +6,8 @@ DEMO := demo
 PROMPT := def read_lines(path):
 
 # The C++ kernels with checks of memory and of undefined behaviour, which GCC brings along. Shown with
-# -s; torch's leaks are not ours to count, and what inductor compiles is not ours to check.
+# -s; torch's leaks are not ours to count, and what inductor compiles is not ours to check. Exceptions
+# need the C++ library to be there as early as the sanitizer is.
 CHECKED := CXX=g++ CXXFLAGS="-O1 -g -fno-omit-frame-pointer -D_GLIBCXX_ASSERTIONS \
 	-fsanitize=address,undefined -fno-sanitize-recover=all"
 CHECKS := ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
@@ -46,8 +47,8 @@ check: .venv/installed-dev
 
 sanitize: .venv/installed-dev
 	$(CHECKED) $(PY) -c "from kernels.cpu import build; build.built()"
-	LD_PRELOAD="$$(g++ -print-file-name=libasan.so)" $(CHECKED) $(CHECKS) \
-		$(PY) -m pytest -q -x -s $(CPU_TESTS) -k "not compile" $(ARGS)
+	LD_PRELOAD="$(foreach name,asan stdc++,$$(g++ -print-file-name=lib$(name).so))" \
+		$(CHECKED) $(CHECKS) $(PY) -m pytest -q -x -s $(CPU_TESTS) -k "not compile" $(ARGS)
 
 clean:
 	rm -rf .venv build *.egg-info
