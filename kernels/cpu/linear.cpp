@@ -130,11 +130,15 @@ Tensor linear(const Tensor& x, const Tensor& packed, int64_t rows) {
   problem.x_step = x.stride(1);
   problem.y = y.mutable_data_ptr();
   if (linear_of_many(problem)) return y;
+  const bool alone = g.blocks * g.block_bytes <= ALONE;
+  if (M == 1 && x.stride(1) == 1 && !alone) {
+    PackedProduct(header, packed, x_type).by_all_threads(x.const_data_ptr(), y.mutable_data_ptr());
+    return y;
+  }
   thread_local Scratch scratch;
   take_scratch(problem, scratch);
   const Version run = version();
   run.prepare(problem);
-  const bool alone = g.blocks * g.block_bytes <= ALONE;
   torch::stable::parallel_for(0, g.blocks, alone ? g.blocks : 1, [&](int64_t begin, int64_t end) {
     run.multiply(problem, begin, end);
   });

@@ -80,43 +80,6 @@ void multiply_in_tiles(Plain& problem, Scratch& scratch) {
 }
 #endif
 
-}  // namespace
-
-Tensor plain(const Tensor& x, const Tensor& weight) {
-  STD_TORCH_CHECK(weight.dim() == 2 && weight.is_contiguous(), "the weight has to be contiguous");
-  const int64_t columns = weight.size(1), rows = weight.size(0);
-  STD_TORCH_CHECK(x.dim() == 2 && x.size(1) == columns, "x has to be (M, ", columns, ")");
-  STD_TORCH_CHECK(x.scalar_type() == weight.scalar_type(), "x and the weight differ in dtype");
-  Plain problem{};
-  problem.type = number(x.scalar_type());
-  problem.tokens = x.size(0), problem.rows = rows, problem.columns = columns;
-  problem.padded = (columns + 31) / 32 * 32;
-  problem.x = static_cast<const char*>(x.const_data_ptr());
-  problem.x_row = x.stride(0), problem.x_step = x.stride(1);
-  problem.weight = static_cast<const char*>(weight.const_data_ptr());
-  Tensor y = torch::stable::new_empty(x, {problem.tokens, rows});
-  problem.y = y.mutable_data_ptr();
-  if (!problem.tokens || !rows) return y;
-  thread_local Scratch scratch;
-#if defined(__x86_64__)
-  if (in_tiles(problem)) {
-    multiply_in_tiles(problem, scratch);
-    return y;
-  }
-#endif
-  scratch.reserve(problem.tokens * problem.padded * sizeof(float));
-  problem.floats = scratch.take<float>(problem.tokens * problem.padded);
-  const Version run = version();
-  run.prepare(problem, 0, problem.tokens);
-  const bool alone = weight.numel() * weight.element_size() <= ALONE;
-  in_parallel(rows, alone ? rows : 1, [&](int64_t first, int64_t last) {
-    run.multiply(problem, first, last);
-  });
-  return y;
-}
-
-namespace {
-
 struct PlainProduct : Product {
   Plain problem{};
   Version run = version();
@@ -144,6 +107,43 @@ struct PlainProduct : Product {
 };
 
 }  // namespace
+
+Tensor plain(const Tensor& x, const Tensor& weight) {
+  STD_TORCH_CHECK(weight.dim() == 2 && weight.is_contiguous(), "the weight has to be contiguous");
+  const int64_t columns = weight.size(1), rows = weight.size(0);
+  STD_TORCH_CHECK(x.dim() == 2 && x.size(1) == columns, "x has to be (M, ", columns, ")");
+  STD_TORCH_CHECK(x.scalar_type() == weight.scalar_type(), "x and the weight differ in dtype");
+  Plain problem{};
+  problem.type = number(x.scalar_type());
+  problem.tokens = x.size(0), problem.rows = rows, problem.columns = columns;
+  problem.padded = (columns + 31) / 32 * 32;
+  problem.x = static_cast<const char*>(x.const_data_ptr());
+  problem.x_row = x.stride(0), problem.x_step = x.stride(1);
+  problem.weight = static_cast<const char*>(weight.const_data_ptr());
+  Tensor y = torch::stable::new_empty(x, {problem.tokens, rows});
+  problem.y = y.mutable_data_ptr();
+  if (!problem.tokens || !rows) return y;
+  thread_local Scratch scratch;
+#if defined(__x86_64__)
+  if (in_tiles(problem)) {
+    multiply_in_tiles(problem, scratch);
+    return y;
+  }
+#endif
+  const bool alone = weight.numel() * weight.element_size() <= ALONE;
+  if (problem.tokens == 1 && problem.x_step == 1 && !alone) {
+    PlainProduct(weight, problem.type).by_all_threads(problem.x, problem.y);
+    return y;
+  }
+  scratch.reserve(problem.tokens * problem.padded * sizeof(float));
+  problem.floats = scratch.take<float>(problem.tokens * problem.padded);
+  const Version run = version();
+  run.prepare(problem, 0, problem.tokens);
+  in_parallel(rows, alone ? rows : 1, [&](int64_t first, int64_t last) {
+    run.multiply(problem, first, last);
+  });
+  return y;
+}
 
 std::unique_ptr<Product> plain_product(const Tensor& weight, Number x) {
   STD_TORCH_CHECK(weight.dim() == 2 && weight.is_contiguous(), "the weight has to be contiguous");

@@ -2,6 +2,7 @@
 // threads that do several of them one after another.
 #pragma once
 
+#include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
 #include <atomic>
@@ -25,6 +26,13 @@ class Product {
   const int64_t rows, columns;
   virtual ~Product() = default;
   virtual void share(const void* x, void* y, int64_t member, int64_t members) = 0;
+
+  void by_all_threads(const void* x, void* y) {
+    const int64_t members = torch::stable::get_num_threads();
+    torch::stable::parallel_for(0, members, 1, [&](int64_t first, int64_t last) {
+      for (int64_t member = first; member < last; ++member) share(x, y, member, members);
+    });
+  }
 
   // Where member's part of the first half is read at, and how many bytes there: PLACES of them.
   static constexpr int PLACES = 4;

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.skipif(bool(build.unavailable()), reason=str(build.unav
 
 ISAS = ("portable", "avx2", "avx512vnni", "amx")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# Of a model's outputs, in norm, against float64 on the same weights: two layers of some ten roundings
-# each. Where the modules' own roundings cost more, half as much again as theirs.
+# Of a model's outputs, in norm, against float64 on the same weights: two layers of some ten
+# roundings each. Where the modules' own roundings cost more, half as much again as theirs.
 ALLOWED = {torch.float32: 2e-6, torch.bfloat16: 0.02, torch.float16: 0.003}
 PLAIN = ModelConfig(
     "small", dim=96, num_layers=2, num_heads=6, num_kv_heads=2, head_dim=16, ffn_dim=200,
