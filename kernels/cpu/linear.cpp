@@ -1,5 +1,6 @@
-// quantbench::cpu_linear: x times a packed weight, transposed, for a few rows of x. The weight is
-// read once, each of its rows by one thread, in an order that does not depend on how many there are.
+// quantbench::cpu_linear: x times a packed weight, transposed. For a few rows of x, here, the weight is
+// read once, each of its rows by one thread, in an order that does not depend on how many there are;
+// for more of them linear_many.cpp does it.
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>

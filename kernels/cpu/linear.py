@@ -1,10 +1,12 @@
-"""x times a weight, transposed, for a few rows of x, on the CPU, in C++: the weight is read once.
+"""x times a weight, transposed, on the CPU, in C++: for a few rows of x the weight is read once.
 
     packed = pack(weight)                  # a kernels.formats.Packed, or plain float weights
     y = linear(x, packed, rows)
 
 It means what kernels.reference.linear means. Activations are not rounded to 8 bits, unless the
-scheme says so: products are of integers of 16 bits (32 for float32 activations) with codes.
+scheme says so: products are of integers of 16 bits (32 for float32 activations) with codes, or of
+floats. For many rows of bfloat16, with AMX, weights whose scales belong to columns are rounded to
+bfloat16.
 """
 
 import math

@@ -9,24 +9,25 @@
 #define LOW_X 3
 #define BYTES_OF_WEIGHTS 4
 
-// What x is made of: tiles of TOKENS tokens, for each of them (columns / width, 2, TOKENS, width)
-// bytes, then (chunks, TOKENS) scales and as many sums of integers.
+// Where x is: tiles of TOKENS tokens, for each of them (columns / width, 2, TOKENS, width) bytes, then
+// (chunks, TOKENS) scales and as many sums of integers.
 struct ByteTiles {
-  int width;  // columns of a tile
+  static constexpr int BYTES = 3;  // for each number: a scale and a sum have at least UNIT of them
+  int8_t* x;
+  int width;  // columns of a tile of bytes
   int64_t columns, chunks;
-  explicit ByteTiles(const Geometry& g)
-      : width(g.units % 2 ? UNIT : 2 * UNIT), columns(g.padded_columns()), chunks(g.chunks) {}
 
-  int8_t* bytes(void* x, int64_t tile) const {
-    return static_cast<int8_t*>(x) + tile * TOKENS * columns * X_BYTES_OF_A_NUMBER;
+  ByteTiles(const Geometry& g, void* x)
+      : x(static_cast<int8_t*>(x)), width(g.units % 2 ? UNIT : 2 * UNIT),
+        columns(g.padded_columns()), chunks(g.chunks) {}
+
+  int8_t* bytes(int64_t tile) const { return x + tile * TOKENS * columns * BYTES; }
+  float* scales(int64_t tile) const {
+    return reinterpret_cast<float*>(bytes(tile) + TOKENS * columns * 2);
   }
-  float* scales(void* x, int64_t tile) const {
-    return reinterpret_cast<float*>(bytes(x, tile) + TOKENS * columns * 2);
+  int32_t* sums(int64_t tile) const {
+    return reinterpret_cast<int32_t*>(scales(tile) + TOKENS * chunks);
   }
-  int32_t* sums(void* x, int64_t tile) const {
-    return reinterpret_cast<int32_t*>(scales(x, tile) + TOKENS * chunks);
-  }
-  static constexpr int X_BYTES_OF_A_NUMBER = 3;  // a scale and a sum have at least UNIT columns
 };
 
 // 16 numbers' high bytes and low ones, signed both: 256 times the first, and the second.
@@ -40,11 +41,11 @@ inline void put_bytes(const int16_t* x, int8_t* high, int8_t* low) {
 
 inline void prepare_token(const Problem& problem, void* x, int64_t token) {
   const Geometry& g = problem.geometry;
-  const ByteTiles to(g);
+  const ByteTiles to(g, x);
   const int64_t tile = token / TOKENS, t = token % TOKENS;
-  int8_t* bytes = to.bytes(x, tile) + t * to.width;
-  float* scales = to.scales(x, tile) + t;
-  int32_t* sums = to.sums(x, tile) + t;
+  int8_t* bytes = to.bytes(tile) + t * to.width;
+  float* scales = to.scales(tile) + t;
+  int32_t* sums = to.sums(tile) + t;
   const bool there = token < problem.outputs, rounded = problem.header->rounding != Rounding::none;
   float* row = problem.row;
   if (there) read_row(problem, token);
@@ -72,21 +73,14 @@ void prepare_bytes(const Problem& problem, void* x, int64_t first, int64_t last)
 }
 
 inline void configure_bytes(int tokens, int width) {
-  struct alignas(64) {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {};
-    uint8_t rows[16] = {};
-  } config;
-  auto shape = [&](int tile, int rows, int row_bytes) {
-    config.rows[tile] = uint8_t(rows), config.row_bytes[tile] = uint16_t(row_bytes);
-  };
-  shape(HIGH_SUMS, tokens, 64), shape(LOW_SUMS, tokens, 64);
-  shape(HIGH_X, tokens, width), shape(LOW_X, tokens, width);
-  shape(BYTES_OF_WEIGHTS, width / 4, 64);
-  _tile_loadconfig(&config);
+  Shapes shapes;
+  shapes.set(HIGH_SUMS, tokens, 64), shapes.set(LOW_SUMS, tokens, 64);
+  shapes.set(HIGH_X, tokens, width), shapes.set(LOW_X, tokens, width);
+  shapes.set(BYTES_OF_WEIGHTS, width / 4, 64);
+  _tile_loadconfig(&shapes);
 }
 
-// Some units' codes as bytes; null if that is what they are.
+// Some units' codes as bytes: where they are then.
 template <class C>
 struct AsBytes {
   const C codes;
@@ -113,13 +107,13 @@ struct AsBytes<Integer<8>> {
 
 // One block times one tile of x.
 template <class C>
-void block_of_bytes(const Problem& problem, void* x, int64_t tile, int tokens, int64_t block) {
+void block_of_bytes(const Problem& problem, const ByteTiles& from, int64_t tile, int tokens,
+                    int64_t block) {
   const Header& header = *problem.header;
   const Geometry& g = problem.geometry;
-  const ByteTiles from(g);
-  const int8_t* x_bytes = from.bytes(x, tile);
-  const float* x_scales = from.scales(x, tile);
-  const int32_t* x_sums = from.sums(x, tile);
+  const int8_t* x_bytes = from.bytes(tile);
+  const float* x_scales = from.scales(tile);
+  const int32_t* x_sums = from.sums(tile);
   const AsBytes<C> as_bytes(header);
   const int tile_bytes = TOKENS * from.width;
   alignas(64) uint8_t unpacked[2][LARGEST_CHUNK * ROWS];
@@ -160,7 +154,7 @@ void block_of_bytes(const Problem& problem, void* x, int64_t tile, int tokens, i
   for (int t = 0; t < tokens; ++t) put_rows(problem, totals[t] * scales, tile * TOKENS + t, block);
 }
 
-typedef void (*BlockOfBytes)(const Problem&, void*, int64_t, int, int64_t);
+typedef void (*BlockOfBytes)(const Problem&, const ByteTiles&, int64_t, int, int64_t);
 
 inline BlockOfBytes block_of_bytes(const Header& header) {
   switch (header.coding) {
@@ -180,15 +174,15 @@ inline BlockOfBytes block_of_bytes(const Header& header) {
   }
 }
 
-void multiply_bytes(const Problem& problem, const void* x, int64_t first, int64_t last) {
-  const ByteTiles from(problem.geometry);
+void multiply_bytes(const Problem& problem, void* x, int64_t first, int64_t last) {
+  const ByteTiles from(problem.geometry, x);
   const BlockOfBytes one = block_of_bytes(*problem.header);
   for (int64_t tile = 0; tile * TOKENS < problem.outputs; ++tile) {
     const int64_t left = problem.outputs - tile * TOKENS;
     const int tokens = left < TOKENS ? int(left) : TOKENS;
     configure_bytes(tokens, from.width);
     for (int64_t block = first; block < last; ++block)
-      one(problem, const_cast<void*>(x), tile, tokens, block);
+      one(problem, from, tile, tokens, block);
   }
   _tile_release();
 }

@@ -5,9 +5,9 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <cstdint>
-#include <vector>
 
 #include "isa.h"
+#include "scratch.h"
 
 namespace {
 
@@ -61,14 +61,6 @@ Choice choice(const Header& header, const Geometry& g, Number x, int64_t rows) {
   return rows >= 5 ? many_portable : nullptr;
 }
 
-// Memory that a thread keeps from call to call: fresh pages cost more than what is written to them.
-template <int USE>
-char* kept(int64_t size) {
-  thread_local std::vector<char> bytes;
-  if (int64_t(bytes.size()) < size + 64) bytes.resize(size + 64);
-  return bytes.data() + (64 - reinterpret_cast<uintptr_t>(bytes.data()) % 64) % 64;
-}
-
 }  // namespace
 
 bool linear_of_many(const Problem& given) {
@@ -79,11 +71,15 @@ bool linear_of_many(const Problem& given) {
   const ManyVersion run = chosen();
   const int64_t tiles = (problem.outputs + run.tokens - 1) / run.tokens;
   const int64_t tokens = tiles * run.tokens, padded = g.padded_columns();
-  char* x = kept<0>(tokens * (padded * run.x_bytes + sizeof(float)));
-  problem.token_scales = reinterpret_cast<float*>(x + tokens * padded * run.x_bytes);
+  thread_local Scratch scratch;
+  scratch.reserve(tokens * (padded * run.x_bytes + sizeof(float)) + 64);
+  char* x = scratch.take<char>(tokens * padded * run.x_bytes);
+  problem.token_scales = scratch.take<float>(tokens);
   torch::stable::parallel_for(0, tiles, 1, [&](int64_t first, int64_t last) {
     Problem mine = problem;
-    mine.row = reinterpret_cast<float*>(kept<1>(padded * sizeof(float)));
+    thread_local Scratch row;
+    row.reserve(padded * sizeof(float));
+    mine.row = row.take<float>(padded);
     run.prepare(mine, x, first, last);
   });
   const int64_t groups = (g.blocks + run.side_by_side - 1) / run.side_by_side;

@@ -17,7 +17,7 @@ struct ManyVersion {
   int side_by_side;  // blocks that go through the inner loop together
   void (*prepare)(const Problem&, void* x, int64_t first, int64_t last);  // tiles
   // Such groups of blocks, `first` to `last`.
-  void (*multiply)(const Problem&, const void* x, int64_t first, int64_t last);
+  void (*multiply)(const Problem&, void* x, int64_t first, int64_t last);
 };
 
 ManyVersion many_portable();

@@ -20,5 +20,5 @@ namespace {
 
 ManyVersion many_amx() { return {TOKENS, 2, 2, prepare_tiles, multiply_tiles}; }
 ManyVersion many_bytes_amx() {
-  return {TOKENS, ByteTiles::X_BYTES_OF_A_NUMBER, 1, prepare_bytes, multiply_bytes};
+  return {TOKENS, ByteTiles::BYTES, 1, prepare_bytes, multiply_bytes};
 }

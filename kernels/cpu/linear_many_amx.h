@@ -15,15 +15,15 @@ constexpr int SUMS = TOKENS * ROWS;     // of a tile of results
 #define WEIGHTS_0 6
 #define WEIGHTS_1 7
 
-inline void configure() {
-  struct alignas(64) {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {};
-    uint8_t rows[16] = {};
-  } config;
-  for (int tile = 0; tile < 8; ++tile) config.rows[tile] = 16, config.row_bytes[tile] = 64;
-  _tile_loadconfig(&config);
-}
+struct alignas(64) Shapes {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {};
+  uint8_t rows[16] = {};
+
+  void set(int tile, int count, int bytes) {
+    rows[tile] = uint8_t(count), row_bytes[tile] = uint16_t(bytes);
+  }
+};
 
 // The compiler does not know what tiles read from memory, and write to it.
 inline void written() { asm volatile("" ::: "memory"); }
@@ -180,13 +180,15 @@ struct Pair {
   }
 };
 
-void multiply_tiles(const Problem& problem, const void* x, int64_t first, int64_t last) {
+void multiply_tiles(const Problem& problem, void* x, int64_t first, int64_t last) {
   const Geometry& g = problem.geometry;
   const int64_t tiles = (problem.outputs + TOKENS - 1) / TOKENS;
   int64_t together = X_BYTES / (g.padded_columns() * TOKENS * 2) / 2 * 2;
   together = together < 4 ? 4 : together > MOST_TILES ? MOST_TILES : together;
   Pair work(problem, x);
-  configure();
+  Shapes shapes;
+  for (int i = 0; i < 8; ++i) shapes.set(i, 16, 64);
+  _tile_loadconfig(&shapes);
   for (int64_t tile = 0; tile < tiles; tile += together)
     for (int64_t pair = first; pair < last; ++pair) {
       work.blocks[0] = 2 * pair;

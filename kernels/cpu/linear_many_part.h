@@ -176,7 +176,7 @@ struct Group {
   }
 };
 
-void multiply_floats(const Problem& problem, const void* x, int64_t first, int64_t last) {
+void multiply_floats(const Problem& problem, void* x, int64_t first, int64_t last) {
   const int64_t tiles = (problem.outputs + MANY - 1) / MANY, together = MOST_TOKENS / MANY;
   Group work(problem, x);
   for (int64_t tile = 0; tile < tiles; tile += together)
