@@ -5,8 +5,16 @@ PY := .venv/bin/python
 DEMO := demo
 PROMPT := def read_lines(path):
 
-.PHONY: demo test check test-gpu trust clean
-.SILENT: demo .venv/installed .venv/installed-dev
+# The C++ kernels with checks of memory and of undefined behaviour, which GCC brings along. Shown with
+# -s; torch's leaks are not ours to count, and what inductor compiles is not ours to check. Exceptions
+# need the C++ library to be there as early as the sanitizer is.
+CHECKED := CXX=g++ CXXFLAGS="-O1 -g -fno-omit-frame-pointer -D_GLIBCXX_ASSERTIONS \
+	-fsanitize=address,undefined -fno-sanitize-recover=all"
+CHECKS := ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
+CPU_TESTS = $(filter-out %_build.py,$(wildcard tests/kernels/test_cpu_*.py))
+
+.PHONY: demo test check test-gpu trust sanitize clean
+.SILENT: demo sanitize .venv/installed .venv/installed-dev
 
 demo: .venv/installed
 	rm -rf $(DEMO)
@@ -36,6 +44,11 @@ check: .venv/installed-dev
 	$(PY) -m mypy
 	$(PY) -m benchlog check benchmarks.txt
 	$(PY) -m compare readme --check
+
+sanitize: .venv/installed-dev
+	$(CHECKED) $(PY) -c "from kernels.cpu import build; build.built()"
+	LD_PRELOAD="$(foreach name,asan stdc++,$$(g++ -print-file-name=lib$(name).so))" \
+		$(CHECKED) $(CHECKS) $(PY) -m pytest -q -x -s $(CPU_TESTS) -k "not compile" $(ARGS)
 
 clean:
 	rm -rf .venv build *.egg-info

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import logging
 import math
 import statistics
@@ -92,6 +93,7 @@ def main(**given: Any) -> None:
     if config.interactive and config.batch_size != 1:
         raise UsageError("--interactive holds one conversation: leave --batch_size at 1")
     quiet(config.debug)
+    gc.set_threshold(100_000)  # importing and tracing keep what they make: looking costs a fifth
     run(config)
 
 
@@ -205,11 +207,17 @@ def positions(config: RunConfig, prompt: int, context: int) -> int:
 
 
 def load(plan: Plan, report: Report) -> tuple[Transformer, dict[str, int]]:
-    """The quantized model, and the peak memory of loading it."""
+    """The quantized model, and the peak memory of loading it; the compiler gets ready beside it."""
+    import compiling
     import devices
+    from quantize.spec import AutoQuant
 
     devices.reset_peak_memory(plan.device)
+    alone = isinstance(plan.spec, AutoQuant)  # which times kernels meanwhile
+    ready = compiling.begin(plan.device) if plan.config.compile and not alone else None
     model = plan.loading.load(report, say)
+    if ready:
+        ready()
     return model, devices.peak_memory(plan.device)
 
 

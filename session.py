@@ -16,15 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import compiling
 import devices
 from kv_cache.base import CacheFactory
 from kv_cache.dense import DenseKVCache
 from models.llama import Transformer
-
-# CUDA graphs take the launch cost off each step. On the CPU inductor's freezing and max-autotune
-# were 17 % faster for twice the memory and eight times the compilation (docs/LOG.md), so they are
-# left out.
-COMPILE_OPTIONS = {"cuda": {"triton.cudagraphs": True, "coordinate_descent_tuning": True}}
 
 # Positions of a prompt at once: enough to keep the cores busy, whose activations are small beside
 # a model's weights. The first is the CPU's: a 1 B Llama takes some 40 MB for them.
@@ -81,7 +77,7 @@ class Session:
         self.device = model.tok_embeddings.weight.device
         self.prefill_chunk = prefill_chunk or CHUNK.get(self.device.type, CHUNK["cpu"])
         model.setup_caches(batch_size, cache_size, cache)
-        options = COMPILE_OPTIONS.get(self.device.type, {})
+        options = compiling.options(self.device) if compile_decode else {}
         self.step = self._next_token
         self.prefill = self._next_token
         self.fill = model.hidden

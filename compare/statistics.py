@@ -35,7 +35,7 @@ Verdict = Literal["faster", "slower", "no difference shown"]
 CONFIDENCE = 0.95  # of the intervals that are shown
 FALSE_VERDICTS = 0.02  # at most this share of runs without any difference declares one
 # Standard deviation of the log ratio of two processes of one arm, from docs/LOG.md, and how many
-# degrees of freedom it counts for: a half of what four pairs of processes say themselves.
+# degrees of freedom it counts for: as many as four pairs of processes have themselves.
 BETWEEN_PROCESSES, PRIOR_FREEDOM = 0.02, 3
 LEAST_ROUNDS, LEAST_PROCESSES = 10, 3
 TRIM = 0.3  # on either side: of ten rounds, three late ones change nothing
@@ -152,15 +152,19 @@ def pooled(processes: Sequence[Array], seed: int = 0) -> tuple[float, float, int
     too large or too small (Hartung and Knapp 2001).
     """
     means = np.array([trimmed_mean(logs) for logs in processes])
-    within = [bootstrapped(logs, seed) if len(logs) > 2 else (0.0, 0) for logs in processes]
-    rounds = np.array([error for error, _ in within]) ** 2
-    expected = BETWEEN_PROCESSES**2 + rounds
+    long = [logs for logs in processes if len(logs) > 2]
+    within = [bootstrapped(logs, seed) for logs in long]
+    variances = [error**2 * len(logs) for (error, _), logs in zip(within, long, strict=True)]
+    usual = float(np.median(variances)) if variances else 0.0  # of a round
+    found = iter(variances)
+    rounds = [(next(found) if len(logs) > 2 else usual) / len(logs) for logs in processes]
+    expected = BETWEEN_PROCESSES**2 + np.array(rounds)
     centre = float(np.average(means, weights=1 / expected))
     prior, known = float(PRIOR_FREEDOM), sum(freedom for _, freedom in within)
     if known:  # few rounds tell little of their own variance (Satterthwaite 1946)
-        usual = float(np.median(rounds))
-        parts = BETWEEN_PROCESSES**4 / PRIOR_FREEDOM + usual**2 / known
-        prior = min(prior, (BETWEEN_PROCESSES**2 + usual) ** 2 / parts)
+        own = float(np.median(rounds))
+        parts = BETWEEN_PROCESSES**4 / PRIOR_FREEDOM + own**2 / known
+        prior = min(prior, (BETWEEN_PROCESSES**2 + own) ** 2 / parts)
     others = len(means) - 1
     scatter = float((means - centre) ** 2 @ (1 / expected))
     factor = (prior + scatter) / (prior + others)

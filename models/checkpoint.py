@@ -163,7 +163,9 @@ def _load_saved(
         done += sum(p.numel() * precision.itemsize for p in module.parameters())
         layer = transform.quantized(name, module)
         weights.fill(name, layer)
-        model.set_submodule(name, transform.built(name, layer))
+        layer = transform.built(name, layer)
+        weights.settle(layer)
+        model.set_submodule(name, layer)
         if progress:
             progress(done, total)
     return model.eval().requires_grad_(False)

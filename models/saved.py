@@ -173,13 +173,18 @@ class SavedWeights:
         self.folder, self.device, self.aliases = checkpoint.folder, device, content["aliases"]
         self.tensors: dict[str, Stored] = {}
         self.shared: dict[str, Tensor] = {}  # the embedding, for an output tied to it
+        self.mapped: set[int] = set()  # where tensors of the layer in hand lie in a mapped file
         for name in content["files"]:
             if not (self.folder / name).exists():
                 raise CheckpointError(f"{self.folder / SAVED} names {name}, which is not there")
             self.tensors |= safetensors_file(self.folder / name)
 
     def fill(self, name: str, layer: nn.Module) -> None:
-        """Give a layer on the meta device its weights, as they were when it was saved."""
+        """Give a layer on the meta device its weights, as they were when it was saved.
+
+        They may lie in a mapped file; `settle` copies what the layer keeps of them.
+        """
+        self.mapped.clear()
         for kind, parameter in list(layer.named_parameters(recurse=False)):
             weight = self._filled(f"{name}.{kind}", parameter.data)
             layer.register_parameter(kind, nn.Parameter(weight, requires_grad=False))
@@ -202,10 +207,40 @@ class SavedWeights:
                 f"{self.tensors[key].file}: tensor {key} is {tensor.dtype} {tuple(tensor.shape)}; "
                 f"its scheme says {like.dtype} {tuple(like.shape)}: save the model again"
             )
-        tensor = tensor.to(self.device, copy=True)
         if key in self.aliases.values():
-            self.shared[key] = tensor
-        return tensor
+            self.shared[key] = tensor = tensor.to(self.device, copy=True)
+        elif torch.device(self.device).type == "cpu":
+            self.mapped.add(tensor.untyped_storage().data_ptr())
+        return tensor.to(self.device)
+
+    def settle(self, layer: nn.Module) -> None:
+        """Copy what a layer, in the form its kernel takes, still has in a mapped file.
+
+        A kernel that keeps weights in an order of its own has read them there and left them.
+        """
+        for module in layer.modules():
+            for kind, parameter in list(module.named_parameters(recurse=False)):
+                copied = self._copied(parameter.data)
+                if copied is None:
+                    continue
+                subclass = hasattr(parameter, "__tensor_flatten__")
+                if subclass or type(parameter) is nn.Parameter:
+                    module.register_parameter(kind, nn.Parameter(copied, requires_grad=False))
+                else:
+                    parameter.data = copied  # a kernel's own kind of parameter stays one
+
+    def _copied(self, tensor: Tensor) -> Tensor | None:
+        """A copy if any of it lies in a mapped file, else None."""
+        if not hasattr(tensor, "__tensor_flatten__"):
+            mapped = tensor.untyped_storage().data_ptr() in self.mapped
+            return tensor.clone() if mapped else None
+        names, attributes = tensor.__tensor_flatten__()
+        inner = {name: getattr(tensor, name) for name in names}
+        copies = {name: copy for name in names if (copy := self._copied(inner[name])) is not None}
+        if not copies:
+            return None
+        shape = tensor.shape, tensor.stride()
+        return type(tensor).__tensor_unflatten__(inner | copies, attributes, *shape)
 
 
 def inner_tensors(name: str, tensor: Tensor) -> dict[str, Tensor]:

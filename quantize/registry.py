@@ -133,6 +133,7 @@ class Quantizer:
         self.kernels = kernels_for(spec, kernel, device, dtype)
         self.ran: Counter[str] = Counter()  # how many layers each kernel got
         self._embedding: PackedWeight | None = None
+        self._shapes: dict[tuple[torch.Size, torch.dtype], PackedWeight] = {}
 
     def __call__(self, name: str, module: nn.Module) -> nn.Module:
         layer = self.quantized(name, module)
@@ -165,8 +166,17 @@ class Quantizer:
             _check_finite(name, weight)
         if isinstance(self.spec, FullPrecision):
             return module
+        if weight.is_meta:
+            return with_weight(module, self._of_shape(weight))
         packed = self._tied(module, scheme.quantize(weight, self.spec))
         return with_weight(module, packed)
+
+    def _of_shape(self, weight: Tensor) -> PackedWeight:
+        """What a weight on the meta device becomes, found out once per shape: it takes 5 ms."""
+        key = (weight.shape, weight.dtype)
+        if key not in self._shapes:
+            self._shapes[key] = SCHEMES[type(self.spec)].quantize(weight, self.spec)
+        return self._shapes[key]
 
     def built(self, name: str, layer: nn.Module) -> nn.Module:
         """The layer in the form its kernel takes."""

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parent.parent
 FLOORS = (
     {"errors"},
     {"devices", "kernels"},
-    {"kv_cache", "bandwidth"},
+    {"kv_cache", "bandwidth", "compiling"},
     {"quantize", "models", "benchlog"},
     {"session", "loading", "sizes", "scoring", "conversation", "tracing"},
     {"generate", "overview"},

@@ -156,123 +156,172 @@ void add_up(float* parts, int64_t count, int64_t heads, int64_t head_dim, int64_
   }
 }
 
+// Each row's parts: the first one's number, and how many slots a part has.
+struct Row {
+  int64_t first, count, part_slots, parts, begin;
+};
+
+typedef void (*Attend)(const Part&);
+
+Attend version() {
+#if defined(__x86_64__)
+  if (isa() == Isa::amx) return attend_amx;
+  if (isa() >= Isa::avx512) return attend_avx512;
+  if (isa() == Isa::avx2) return attend_avx2;
+#endif
+  return attend_portable;
+}
+
 }  // namespace
 
-Tensor decode_attention(const Tensor& query, const Tensor& key_codes,
-                        const std::optional<Tensor>& key_scale, const Tensor& value_codes,
-                        const std::optional<Tensor>& value_scale, const Tensor& first,
-                        const Tensor& count, const std::string& format_name) {
-  const KvFormat format = kv_format(format_name, key_codes.scalar_type());
-  STD_TORCH_CHECK(query.dim() == 3, "query is (B, H, D)");
-  const int64_t B = query.size(0), H = query.size(1), D = query.size(2);
-  const bool int4 = format == KvFormat::int4;
-  const int64_t scales = int4 ? D / INT4_GROUP : format >= KvFormat::int8 ? 1 : 0;
-  const int64_t code_bytes = format >= KvFormat::int8 ? 1 : bytes(static_cast<Number>(format));
-  const Side key(key_codes, key_scale, code_bytes, scales);
-  const Side value(value_codes, value_scale, code_bytes, scales);
-  const int64_t K = key_codes.size(1), T = key_codes.size(2);
-  for (int i = 0; i < 4; ++i)
-    STD_TORCH_CHECK(key_codes.size(i) == value_codes.size(i), "keys and values differ in shape");
-  STD_TORCH_CHECK(key_codes.scalar_type() == value_codes.scalar_type(),
-                  "keys and values differ in dtype");
-  STD_TORCH_CHECK(key_codes.size(0) == B && key_codes.size(3) == (int4 ? D / 2 : D),
-                  "query and cache differ in rows or head_dim");
-  STD_TORCH_CHECK(K > 0 && H % K == 0 && H / K <= MAX_GROUP,
-                  "decode attention takes up to ", MAX_GROUP,
-                  " query heads for each key head, as many for all; not ", H, " for ", K);
-  STD_TORCH_CHECK(D % (int4 ? INT4_GROUP : 8) == 0 && D > 0 && D <= MAX_HEAD_DIM,
-                  "decode attention takes a head_dim up to ", MAX_HEAD_DIM, ", a multiple of ",
-                  int4 ? INT4_GROUP : 8, "; not ", D);
-  for (const Tensor* t : {&first, &count})
-    STD_TORCH_CHECK(t->dim() == 1 && t->size(0) == B && t->scalar_type() == ScalarType::Long,
-                    "first and count are (B,) int64");
+struct Attending::State {
+  KvFormat format;
+  Number type;
+  Side key, value;
+  int64_t B, H, D, K, T, heads, padded, parts = 0, partial_floats;
+  std::vector<Row> rows;
+  std::vector<float> query;  // zeros behind each head
+  std::unique_ptr<float[]> memory;
+  float* partials;
+  std::unique_ptr<std::atomic<int64_t>[]> missing;
+  Tensor out;
+  void* out_data;
+  Attend attend = version();
+  int64_t threads;
+  std::atomic<int64_t> next{0};
 
-  // Each row's parts: the first one's number, and how many slots a part has.
-  struct Row {
-    int64_t first, count, part_slots, parts, begin;
-  };
-  std::vector<Row> rows(B);
-  int64_t parts = 0, visible = 0;
-  for (int64_t b = 0; b < B; ++b) {
-    Row& row = rows[b];
-    auto at = [b](const Tensor& t) {
+  static int64_t scales(KvFormat format, int64_t D) {
+    return format == KvFormat::int4 ? D / INT4_GROUP : format >= KvFormat::int8 ? 1 : 0;
+  }
+  static int64_t code_bytes(KvFormat format) {
+    return format >= KvFormat::int8 ? 1 : bytes(static_cast<Number>(format));
+  }
+
+  State(const Tensor& q, const Tensor& key_codes, const std::optional<Tensor>& key_scale,
+        const Tensor& value_codes, const std::optional<Tensor>& value_scale, const Tensor& first,
+        const Tensor& count, KvFormat format)
+      : format(format), type(number(q.scalar_type())),
+        key(key_codes, key_scale, code_bytes(format), scales(format, q.size(2))),
+        value(value_codes, value_scale, code_bytes(format), scales(format, q.size(2))),
+        B(q.size(0)), H(q.size(1)), D(q.size(2)), K(key_codes.size(1)), T(key_codes.size(2)),
+        out(torch::stable::new_empty(q, {B, H, D})), out_data(out.mutable_data_ptr()) {
+    const bool int4 = format == KvFormat::int4;
+    for (int i = 0; i < 4; ++i)
+      STD_TORCH_CHECK(key_codes.size(i) == value_codes.size(i), "keys and values differ in shape");
+    STD_TORCH_CHECK(key_codes.scalar_type() == value_codes.scalar_type(),
+                    "keys and values differ in dtype");
+    STD_TORCH_CHECK(key_codes.size(0) == B && key_codes.size(3) == (int4 ? D / 2 : D),
+                    "query and cache differ in rows or head_dim");
+    STD_TORCH_CHECK(K > 0 && H % K == 0 && H / K <= MAX_GROUP,
+                    "decode attention takes up to ", MAX_GROUP,
+                    " query heads for each key head, as many for all; not ", H, " for ", K);
+    STD_TORCH_CHECK(D % (int4 ? INT4_GROUP : 8) == 0 && D > 0 && D <= MAX_HEAD_DIM,
+                    "decode attention takes a head_dim up to ", MAX_HEAD_DIM, ", a multiple of ",
+                    int4 ? INT4_GROUP : 8, "; not ", D);
+    for (const Tensor* t : {&first, &count})
+      STD_TORCH_CHECK(t->dim() == 1 && t->size(0) == B && t->scalar_type() == ScalarType::Long,
+                      "first and count are (B,) int64");
+    const int64_t visible = cut(first, count);
+    heads = H / K, padded = (D + HEAD_DIM_UNIT - 1) / HEAD_DIM_UNIT * HEAD_DIM_UNIT;
+    partial_floats = Partial::floats(heads, padded);
+    query.resize(B * H * padded);
+    memory.reset(new float[parts * partial_floats + 32]);
+    partials = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory.get()) + 127) &
+                                        ~uintptr_t(127));
+    missing.reset(new std::atomic<int64_t>[B * K]);
+    for (int64_t b = 0; b < B; ++b)
+      for (int64_t k = 0; k < K; ++k) missing[b * K + k] = rows[b].parts;
+    switch (type) {
+      case Number::f32: read_query<float>(q, format, padded, query.data()); break;
+      case Number::bf16: read_query<BFloat16>(q, format, padded, query.data()); break;
+      case Number::f16: read_query<Half>(q, format, padded, query.data()); break;
+    }
+    threads = visible * K * key.slots.slot_bytes * 2 <= ALONE
+                  ? 1 : std::min<int64_t>(parts, torch::stable::get_num_threads());
+  }
+
+  // Rows into parts; returns how many slots are visible in all.
+  int64_t cut(const Tensor& first, const Tensor& count) {
+    int64_t visible = 0;
+    auto at = [](const Tensor& t, int64_t b) {
       return static_cast<const int64_t*>(t.const_data_ptr())[b * t.stride(0)];
     };
-    row.first = ((at(first) % T) + T) % T;
-    row.count = std::min(at(count), T);
-    STD_TORCH_CHECK(row.count > 0, "row ", b, " sees no slot: its count is ", at(count));
-    int64_t wanted = std::max<int64_t>(1, PARTS / (B * K));
-    row.part_slots = std::max(MIN_SLOTS, (row.count + wanted - 1) / wanted);
-    row.parts = (row.count + row.part_slots - 1) / row.part_slots;
-    row.begin = parts;
-    parts += row.parts * K;
-    visible += row.count;
+    for (int64_t b = 0; b < B; ++b) {
+      Row row{};
+      row.first = ((at(first, b) % T) + T) % T;
+      row.count = std::min(at(count, b), T);
+      STD_TORCH_CHECK(row.count > 0, "row ", b, " sees no slot: its count is ", at(count, b));
+      const int64_t wanted = std::max<int64_t>(1, PARTS / (B * K));
+      row.part_slots = std::max(MIN_SLOTS, (row.count + wanted - 1) / wanted);
+      row.parts = (row.count + row.part_slots - 1) / row.part_slots;
+      row.begin = parts;
+      parts += row.parts * K;
+      visible += row.count;
+      rows.push_back(row);
+    }
+    return visible;
   }
 
-  const int64_t heads = H / K, padded = (D + HEAD_DIM_UNIT - 1) / HEAD_DIM_UNIT * HEAD_DIM_UNIT;
-  const int64_t partial_floats = Partial::floats(heads, padded);
-  // Zeros behind each head.
-  std::vector<float> query_floats(B * H * padded);
-  std::unique_ptr<float[]> memory(new float[parts * partial_floats + 32]);
-  float* partials = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory.get()) + 127) & ~uintptr_t(127));
-  std::unique_ptr<std::atomic<int64_t>[]> missing(new std::atomic<int64_t>[B * K]);
-  for (int64_t b = 0; b < B; ++b)
-    for (int64_t k = 0; k < K; ++k) missing[b * K + k] = rows[b].parts;
-
-  const ScalarType type = query.scalar_type();
-  Tensor out = torch::stable::new_empty(query, {B, H, D});
-  void* out_data = out.mutable_data_ptr();
-  switch (number(type)) {
-    case Number::f32: read_query<float>(query, format, padded, query_floats.data()); break;
-    case Number::bf16: read_query<BFloat16>(query, format, padded, query_floats.data()); break;
-    case Number::f16: read_query<Half>(query, format, padded, query_floats.data()); break;
-  }
-  auto* attend = isa() == Isa::portable ? attend_portable
-#if defined(__x86_64__)
-                 : isa() == Isa::amx    ? attend_amx
-                 : isa() >= Isa::avx512 ? attend_avx512
-                 : isa() == Isa::avx2   ? attend_avx2
-#endif
-                                        : attend_portable;
-
-  auto finish = [&](int64_t b, int64_t k) {
+  void finish(int64_t b, int64_t k) {
     float* begin = partials + (rows[b].begin + k * rows[b].parts) * partial_floats;
-    int64_t at = (b * H + k * heads) * D;
+    const int64_t at = (b * H + k * heads) * D;
     auto to = [&](auto* data) {
       add_up(begin, rows[b].parts, heads, D, padded, format, data + at);
     };
-    switch (number(type)) {
+    switch (type) {
       case Number::f32: return to(static_cast<float*>(out_data));
       case Number::bf16: return to(static_cast<BFloat16*>(out_data));
       case Number::f16: return to(static_cast<Half*>(out_data));
     }
-  };
-  const int64_t threads = visible * K * key.slots.slot_bytes * 2 <= ALONE
-                              ? 1 : std::min<int64_t>(parts, torch::stable::get_num_threads());
+  }
+
   // Parts are handed out as they are asked for, but those that are worked on at a time are far
   // apart: in parts side by side two threads read 15 % less.
-  const int64_t apart = (parts + threads - 1) / threads;
-  std::atomic<int64_t> next{0};
-  auto work = [&](int64_t, int64_t) {
+  void work() {
+    const int64_t apart = (parts + threads - 1) / threads;
     for (int64_t n; (n = next.fetch_add(1, std::memory_order_relaxed)) < apart * threads;) {
       const int64_t i = n % threads * apart + n / threads;
       if (i >= parts) continue;
       int64_t b = 0;
       while (b + 1 < B && i >= rows[b + 1].begin) ++b;
       const Row& row = rows[b];
-      const int64_t k = (i - row.begin) / row.parts, skipped = (i - row.begin) % row.parts * row.part_slots;
+      const int64_t k = (i - row.begin) / row.parts;
+      const int64_t skipped = (i - row.begin) % row.parts * row.part_slots;
       Partial result(partials + i * partial_floats, heads, padded);
       Part part{format, key.of(b, k), value.of(b, k), int(heads), int(D), int(padded),
                 (row.first + skipped) % T, std::min(row.part_slots, row.count - skipped), T,
-                query_floats.data() + (b * H + k * heads) * padded, number(type), 1 / std::sqrt(float(D)),
+                query.data() + (b * H + k * heads) * padded, type, 1 / std::sqrt(float(D)),
                 result.largest, result.sum, result.weighted};
       attend(part);
       if (missing[b * K + k].fetch_sub(1, std::memory_order_acq_rel) == 1) finish(b, k);
     }
-  };
-  if (threads == 1) work(0, 1);
-  else torch::stable::parallel_for(0, threads, 1, work);
-  return out;
+  }
+};
+
+Attending::Attending(const Tensor& query, const Tensor& key_codes,
+                     const std::optional<Tensor>& key_scale, const Tensor& value_codes,
+                     const std::optional<Tensor>& value_scale, const Tensor& first,
+                     const Tensor& count, const std::string& format_name) {
+  STD_TORCH_CHECK(query.dim() == 3, "query is (B, H, D)");
+  const KvFormat format = kv_format(format_name, key_codes.scalar_type());
+  state.reset(new State(query, key_codes, key_scale, value_codes, value_scale, first, count, format));
+}
+Attending::~Attending() = default;
+void Attending::work() { state->work(); }
+bool Attending::alone() const { return state->threads == 1; }
+const Tensor& Attending::out() const { return state->out; }
+
+Tensor decode_attention(const Tensor& query, const Tensor& key_codes,
+                        const std::optional<Tensor>& key_scale, const Tensor& value_codes,
+                        const std::optional<Tensor>& value_scale, const Tensor& first,
+                        const Tensor& count, const std::string& format_name) {
+  Attending attending(query, key_codes, key_scale, value_codes, value_scale, first, count,
+                      format_name);
+  if (attending.alone()) attending.work();
+  else
+    torch::stable::parallel_for(0, torch::stable::get_num_threads(), 1,
+                                [&](int64_t, int64_t) { attending.work(); });
+  return attending.out();
 }
 
 STABLE_TORCH_LIBRARY_IMPL(quantbench, CPU, library) {

@@ -11,11 +11,15 @@
 #include <torch/headeronly/core/ScalarType.h>
 
 #include <cstring>
+#include <exception>
+#include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "isa.h"
 #include "products.h"
+#include "team.h"
 
 namespace {
 
@@ -73,6 +77,22 @@ Tensor normed(const Rows& rows, const Tensor& x, const Tensor& weight, double ep
   return y;
 }
 
+// Norms of heads, where there are any, and rotation, of queries and keys in place.
+void turn_heads(const Rows& rows, Tensor& y, const char* query_norm, const char* key_norm,
+                double epsilon, const Tensor& cos, const Tensor& sin, int64_t heads,
+                int64_t kv_heads) {
+  const int64_t half = cos.numel(), head_bytes = 2 * half * y.element_size();
+  const auto* c = static_cast<const float*>(cos.const_data_ptr());
+  const auto* s = static_cast<const float*>(sin.const_data_ptr());
+  for (int64_t b = 0; b < y.size(0); ++b)
+    for (int64_t h = 0; h < heads + kv_heads; ++h) {
+      char* head = data(y) + b * row_bytes(y) + h * head_bytes;
+      if (const char* w = h < heads ? query_norm : key_norm)
+        rows.norm(head, w, float(epsilon), 2 * half, head);
+      rows.rotate(head, c, s, half);
+    }
+}
+
 Tensor before_attention(const Tensor& x, const Tensor& norm, double epsilon, const Tensor& weight,
                         const Maybe& bias, const Maybe& query_norm, const Maybe& key_norm,
                         const Tensor& cos, const Tensor& sin, int64_t heads, int64_t kv_heads) {
@@ -84,18 +104,8 @@ Tensor before_attention(const Tensor& x, const Tensor& norm, double epsilon, con
   STD_TORCH_CHECK(sin.numel() == half, "there are ", half, " cosines and ", sin.numel(), " sines");
   const Rows rows = rows_of(x);
   Tensor y = product(rows, normed(rows, x, norm, epsilon), weight, bias, all * head_dim);
-  const char* of_query = query_norm ? vector(*query_norm, x, head_dim) : nullptr;
-  const char* of_key = key_norm ? vector(*key_norm, x, head_dim) : nullptr;
-  const auto* c = static_cast<const float*>(cos.const_data_ptr());
-  const auto* s = static_cast<const float*>(sin.const_data_ptr());
-  const int64_t head_bytes = head_dim * y.element_size();
-  for (int64_t b = 0; b < y.size(0); ++b)
-    for (int64_t h = 0; h < heads + kv_heads; ++h) {
-      char* head = data(y) + (b * all + h) * head_bytes;
-      if (const char* w = h < heads ? of_query : of_key)
-        rows.norm(head, w, float(epsilon), head_dim, head);
-      rows.rotate(head, c, s, half);
-    }
+  turn_heads(rows, y, query_norm ? vector(*query_norm, x, head_dim) : nullptr,
+             key_norm ? vector(*key_norm, x, head_dim) : nullptr, epsilon, cos, sin, heads, kv_heads);
   return y;
 }
 
@@ -139,48 +149,230 @@ void store(const Tensor& y, int64_t first_head, Tensor& cache, int64_t slot) {
                   data(y) + b * row_bytes(y) + (first_head + k) * bytes, bytes);
 }
 
-Tensor layers(const Tensor& x, std::vector<Tensor> parts, std::vector<Tensor> caches,
-              const Tensor& cos, const Tensor& sin, const Tensor& position, bool wraps,
-              double epsilon, int64_t heads, int64_t kv_heads, int64_t width) {
-  const int64_t count = caches.size() / 2, B = x.size(0), E = 2 * cos.numel();
-  STD_TORCH_CHECK(int64_t(parts.size()) == count * PARTS, "there are ", parts.size(),
-                  " tensors for ", count, " layers");
-  STD_TORCH_CHECK(position.numel() == 1 && position.scalar_type() == ScalarType::Long,
-                  "the position has to be one int64");
-  const int64_t end = *static_cast<const int64_t*>(position.const_data_ptr()) + 1;
-  Tensor first = torch::stable::new_empty(x, {B}, ScalarType::Long);
-  Tensor filled = torch::stable::new_empty(x, {B}, ScalarType::Long);
-  Tensor result = x;
-  for (int64_t i = 0; i < count; ++i) {
-    const Tensor* part = parts.data() + i * PARTS;
-    Tensor &keys = caches[2 * i], &values = caches[2 * i + 1];
-    for (const Tensor* cache : {&keys, &values})
-      STD_TORCH_CHECK(cache->dim() == 4 && cache->size(0) >= B && cache->size(1) == kv_heads &&
-                          cache->size(3) == E && cache->stride(3) == 1 &&
-                          cache->scalar_type() == x.scalar_type(),
-                      "a cache has to be (B, ", kv_heads, ", T, ", E, ") of x's dtype");
-    const int64_t slots = keys.size(2), seen = end < slots ? end : slots;
-    STD_TORCH_CHECK(end > 0 && values.size(2) == slots && (wraps || end <= slots),
-                    "position ", end - 1, " is not in a cache of ", slots);
+void check_cache(const Tensor& cache, const Tensor& x, int64_t kv_heads, int64_t E) {
+  STD_TORCH_CHECK(cache.dim() == 4 && cache.size(0) >= x.size(0) && cache.size(1) == kv_heads &&
+                      cache.size(3) == E && cache.stride(3) == 1 &&
+                      cache.scalar_type() == x.scalar_type(),
+                  "a cache has to be (B, ", kv_heads, ", T, ", E, ") of x's dtype");
+}
+
+// What every layer is called with, and where its caches' new slot is.
+struct Step {
+  const std::vector<Tensor>& parts;
+  std::vector<Tensor>& caches;
+  const Tensor &x, &cos, &sin;
+  double epsilon;
+  int64_t heads, kv_heads, width, count, B, E, end;
+  Tensor first, filled;  // (B,) as decode attention wants them
+
+  Step(const std::vector<Tensor>& parts, std::vector<Tensor>& caches, const Tensor& x,
+       const Tensor& cos, const Tensor& sin, const Tensor& position, bool wraps, double epsilon,
+       int64_t heads, int64_t kv_heads, int64_t width)
+      : parts(parts), caches(caches), x(x), cos(cos), sin(sin), epsilon(epsilon), heads(heads),
+        kv_heads(kv_heads), width(width), count(caches.size() / 2), B(x.size(0)),
+        E(2 * cos.numel()), first(torch::stable::new_empty(x, {B}, ScalarType::Long)),
+        filled(torch::stable::new_empty(x, {B}, ScalarType::Long)) {
+    check_rows(x);
+    STD_TORCH_CHECK(int64_t(parts.size()) == count * PARTS, "there are ", parts.size(),
+                    " tensors for ", count, " layers");
+    STD_TORCH_CHECK(position.numel() == 1 && position.scalar_type() == ScalarType::Long,
+                    "the position has to be one int64");
+    end = *static_cast<const int64_t*>(position.const_data_ptr()) + 1;
+    const int64_t slots = count ? caches[0].size(2) : 1;
+    for (const Tensor& cache : caches) {
+      check_cache(cache, x, kv_heads, E);
+      STD_TORCH_CHECK(end > 0 && cache.size(2) == slots && (wraps || end <= slots), "position ",
+                      end - 1, " is not in a cache of ", cache.size(2));
+    }
+    const int64_t seen = end < slots ? end : slots;
     for (int64_t b = 0; b < B; ++b) {
       static_cast<int64_t*>(first.mutable_data_ptr())[b] = (end - seen) % slots;
       static_cast<int64_t*>(filled.mutable_data_ptr())[b] = seen;
     }
-    Tensor qkv = before_attention(result, part[NORM], epsilon, part[WQKV], maybe(part[WQKV_BIAS]),
-                                  maybe(part[QUERY_NORM]), maybe(part[KEY_NORM]), cos, sin,
-                                  heads, kv_heads);
-    store(qkv, heads, keys, (end - 1) % slots);
-    store(qkv, heads + kv_heads, values, (end - 1) % slots);
-    Tensor of_heads = torch::stable::view(qkv, {B, heads + 2 * kv_heads, E});
-    const Tensor y = decode_attention(torch::stable::narrow(of_heads, 1, 0, heads),
-                                      torch::stable::narrow(keys, 0, 0, B), std::nullopt,
-                                      torch::stable::narrow(values, 0, 0, B), std::nullopt, first,
-                                      filled, "dense");
-    result = after_attention(torch::stable::view(y, {B, heads * E}), result, part[WO],
-                             maybe(part[WO_BIAS]), part[FFN_NORM], epsilon, part[W13],
-                             maybe(part[W13_BIAS]), part[W2], maybe(part[W2_BIAS]), width);
   }
-  return result;
+
+  const Tensor& part(int64_t layer, Part part) const { return parts[layer * PARTS + part]; }
+
+  // Stores a layer's new keys and values; attention over all of them.
+  std::unique_ptr<Attending> attending(int64_t layer, Tensor& qkv) {
+    Tensor &keys = caches[2 * layer], &values = caches[2 * layer + 1];
+    const int64_t slot = (end - 1) % keys.size(2);
+    store(qkv, heads, keys, slot);
+    store(qkv, heads + kv_heads, values, slot);
+    Tensor of_heads = torch::stable::view(qkv, {B, heads + 2 * kv_heads, E});
+    return std::unique_ptr<Attending>(new Attending(
+        torch::stable::narrow(of_heads, 1, 0, heads), torch::stable::narrow(keys, 0, 0, B),
+        std::nullopt, torch::stable::narrow(values, 0, 0, B), std::nullopt, first, filled, "dense"));
+  }
+};
+
+Tensor one_op_after_another(Step& step) {
+  Tensor x = step.x;
+  for (int64_t i = 0; i < step.count; ++i) {
+    auto part = [&](Part p) -> const Tensor& { return step.part(i, p); };
+    Tensor qkv = before_attention(x, part(NORM), step.epsilon, part(WQKV), maybe(part(WQKV_BIAS)),
+                                  maybe(part(QUERY_NORM)), maybe(part(KEY_NORM)), step.cos,
+                                  step.sin, step.heads, step.kv_heads);
+    auto attending = step.attending(i, qkv);
+    if (attending->alone()) attending->work();
+    else
+      torch::stable::parallel_for(0, torch::stable::get_num_threads(), 1,
+                                  [&](int64_t, int64_t) { attending->work(); });
+    Tensor y = attending->out();
+    x = after_attention(torch::stable::view(y, {step.B, step.heads * step.E}), x, part(WO),
+                        maybe(part(WO_BIAS)), part(FFN_NORM), step.epsilon, part(W13),
+                        maybe(part(W13_BIAS)), part(W2), maybe(part(W2_BIAS)), step.width);
+  }
+  return x;
+}
+
+// For one row. Products are shared among the members of a team; what lies between two products
+// takes less time than it would to share it, and each member does it for itself.
+class ByTeam {
+ public:
+  explicit ByTeam(Step& step)
+      : step(step), rows(rows_of(step.x)), size(step.x.element_size()), D(step.x.size(1)),
+        qkv(torch::stable::new_empty(step.x, {1, (step.heads + 2 * step.kv_heads) * step.E})),
+        result(torch::stable::new_empty(step.x, {1, D})), of_wo(D * size), of_w2(D * size),
+        of_w13(2 * step.width * size) {
+    for (int64_t i = 0; i < step.count; ++i) {
+      const std::pair<Part, int64_t> weights[] = {
+          {WQKV, D}, {WO, step.heads * step.E}, {W13, D}, {W2, step.width}};
+      const int64_t outputs[] = {qkv.size(1), D, 2 * step.width, D};
+      for (int k = 0; k < 4; ++k) {
+        const auto [part, columns] = weights[k];
+        add(step.part(i, part), columns, outputs[k]);
+        optional(i, Part(part + 1), outputs[k]);  // its bias
+      }
+      for (Part norm : {NORM, FFN_NORM}) vector(step.part(i, norm), step.x, D);
+      for (Part norm : {QUERY_NORM, KEY_NORM}) optional(i, norm, step.E);
+    }
+  }
+
+  Tensor run() {
+    Team team;
+    team.run([&](const Team::Member& member) { all_layers(member); });
+    if (failed) std::rethrow_exception(failed);
+    return result;
+  }
+
+ private:
+  Step& step;
+  const Rows rows;
+  const int64_t size, D;
+  Tensor qkv, result;
+  std::vector<char> of_wo, of_w2, of_w13;  // products, written by all, read by all
+  std::vector<std::unique_ptr<Product>> products;
+  std::unique_ptr<Attending> attending;
+  std::exception_ptr failed;
+
+  void add(const Tensor& weight, int64_t columns, int64_t outputs) {
+    const bool packed = weight.scalar_type() == ScalarType::Byte;
+    products.push_back(packed ? packed_product(weight, rows.type) : plain_product(weight, rows.type));
+    const Product& product = *products.back();
+    STD_TORCH_CHECK(product.rows == outputs && product.columns == columns, "a weight is (",
+                    product.rows, ", ", product.columns, "), not (", outputs, ", ", columns, ")");
+  }
+
+  // Null for what a model has not.
+  const char* optional(int64_t layer, Part part, int64_t n) const {
+    const Tensor& t = step.part(layer, part);
+    return t.numel() ? vector(t, step.x, n) : nullptr;
+  }
+
+  void all_layers(const Team::Member& member) {
+    std::vector<char> memory((3 * D + step.width) * size);  // this member's own
+    char *x = memory.data(), *middle = x + D * size, *normed = middle + D * size;
+    char* gated = normed + D * size;
+    std::memcpy(x, data(step.x), D * size);
+    for (int64_t i = 0; i < step.count; ++i) {
+      norm(i, NORM, x, normed);
+      multiply(member, 4 * i, normed, data(qkv));
+      if (member.index == 0) attend_alone(i);
+      wait(member, 4 * i + 1);
+      if (failed) return;
+      if (!attending->alone()) {
+        attending->work();
+        wait(member, 4 * i + 1);
+      }
+      multiply(member, 4 * i + 1, data(attending->out()), of_wo.data());
+      sum(i, WO_BIAS, of_wo.data(), x, middle);
+      norm(i, FFN_NORM, middle, normed);
+      multiply(member, 4 * i + 2, normed, of_w13.data());
+      gate(i, gated);
+      multiply(member, 4 * i + 3, gated, of_w2.data());
+      sum(i, W2_BIAS, of_w2.data(), middle, x);
+    }
+    if (member.index == 0) std::memcpy(data(result), x, D * size);
+  }
+
+  void norm(int64_t layer, Part part, const char* from, char* to) const {
+    rows.norm(from, data(step.part(layer, part)), float(step.epsilon), D, to);
+  }
+
+  // to = product + bias + other
+  void sum(int64_t layer, Part bias, const char* product, const char* other, char* to) const {
+    const char* from = product;
+    if (const char* b = optional(layer, bias, D)) {
+      rows.add(product, b, D, to);  // rounded, as a linear layer's result is
+      from = to;
+    }
+    rows.add(from, other, D, to);
+  }
+
+  void gate(int64_t layer, char* to) const {
+    const char *both = of_w13.data(), *up = both + step.width * size;
+    std::vector<char> biased;
+    if (const char* bias = optional(layer, W13_BIAS, 2 * step.width)) {
+      biased.resize(of_w13.size());
+      rows.add(both, bias, 2 * step.width, biased.data());
+      both = biased.data(), up = both + step.width * size;
+    }
+    rows.gate(both, up, step.width, to);
+  }
+
+  // What one member does for all: it is too little to share.
+  void attend_alone(int64_t layer) {
+    try {
+      if (const char* bias = optional(layer, WQKV_BIAS, qkv.size(1)))
+        rows.add(data(qkv), bias, qkv.size(1), data(qkv));
+      turn_heads(rows, qkv, optional(layer, QUERY_NORM, step.E), optional(layer, KEY_NORM, step.E),
+                 step.epsilon, step.cos, step.sin, step.heads, step.kv_heads);
+      attending = step.attending(layer, qkv);
+      if (attending->alone()) attending->work();
+    } catch (...) {
+      failed = std::current_exception();
+    }
+  }
+
+  void multiply(const Team::Member& member, int64_t index, const char* x, char* to) {
+    products[index]->share(x, to, member.index, member.count);
+    wait(member, index + 1);
+  }
+
+  // Until all are here; meanwhile what this member will read first of product `next` comes nearer.
+  void wait(const Team::Member& member, int64_t next) const {
+    constexpr int64_t NEAR = 32 << 10;  // bytes at each place: a fraction of a second-level cache
+    int64_t at = 0, bytes[Product::PLACES];
+    const char* places[Product::PLACES];
+    if (next < int64_t(products.size()))
+      for (int i = 0; i < Product::PLACES; ++i)
+        places[i] = products[next]->place(i, member.index, member.count, bytes[i]);
+    member.meet([&] {
+      if (next >= int64_t(products.size())) return false;
+      for (int i = 0; i < Product::PLACES; ++i)
+        if (at < bytes[i]) __builtin_prefetch(places[i] + at, 0, 2);
+      return (at += 64) < NEAR;
+    });
+  }
+};
+
+Tensor layers(const Tensor& x, std::vector<Tensor> parts, std::vector<Tensor> caches,
+              const Tensor& cos, const Tensor& sin, const Tensor& position, bool wraps,
+              double epsilon, int64_t heads, int64_t kv_heads, int64_t width) {
+  Step step(parts, caches, x, cos, sin, position, wraps, epsilon, heads, kv_heads, width);
+  if (step.B == 1 && step.count) return ByTeam(step).run();
+  return one_op_after_another(step);
 }
 
 }  // namespace

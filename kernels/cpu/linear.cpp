@@ -55,7 +55,62 @@ Header header_of(const Tensor& packed) {
   return header;
 }
 
+// What a product of M rows is, but for x and y. It points to the header.
+Problem problem_of(const Header& header, const Tensor& packed, Number x, int64_t M) {
+  const bool whole = as_floats(header.coding) || header.rounding != Rounding::none;
+  Problem problem{};
+  problem.header = &header;
+  problem.geometry = geometry(header);
+  problem.blocks = static_cast<const uint8_t*>(packed.const_data_ptr()) + sizeof header;
+  problem.outputs = M;
+  problem.tokens = x == Number::f32 && !whole ? 2 * M : M;
+  problem.type = x;
+  return problem;
+}
+
+void take_scratch(Problem& problem, Scratch& scratch) {
+  const Geometry& g = problem.geometry;
+  const bool floats = as_floats(problem.header->coding);
+  const int64_t tokens = problem.tokens, padded = g.padded_columns();
+  scratch.reserve(4 * (padded + problem.outputs + tokens * (padded + padded / 8 + g.chunks) + 6 * 16));
+  problem.row = scratch.take<float>(padded);
+  problem.token_scales = scratch.take<float>(problem.outputs);
+  problem.floats = scratch.take<float>(floats ? tokens * padded : 0);
+  problem.quads = scratch.take<int32_t>(floats ? 0 : tokens * padded / 2);
+  problem.sums = scratch.take<int32_t>(floats ? 0 : tokens * padded / 8);
+  problem.scales = scratch.take<float>(floats ? 0 : tokens * g.chunks);
+}
+
+struct PackedProduct : Product {
+  Header header;
+  Problem problem;
+  Version run = version();
+
+  PackedProduct(const Header& given, const Tensor& packed, Number x)
+      : Product(given.rows, given.columns), header(given),
+        problem(problem_of(header, packed, x, 1)) {
+    problem.x_step = 1;
+    memory = reinterpret_cast<const char*>(problem.blocks);
+    units = problem.geometry.blocks, unit_bytes = problem.geometry.block_bytes;
+  }
+
+  void share(const void* x, void* y, int64_t member, int64_t members) override {
+    thread_local Scratch scratch;
+    Problem mine = problem;
+    mine.x = x, mine.y = y;
+    take_scratch(mine, scratch);
+    run.prepare(mine);
+    ranges(member, members, [&](int64_t first, int64_t last) {
+      run.multiply(mine, first, last);
+    });
+  }
+};
+
 }  // namespace
+
+std::unique_ptr<Product> packed_product(const Tensor& packed, Number x) {
+  return std::unique_ptr<Product>(new PackedProduct(header_of(packed), packed, x));
+}
 
 Tensor linear(const Tensor& x, const Tensor& packed, int64_t rows) {
   const Header header = header_of(packed);
@@ -64,33 +119,19 @@ Tensor linear(const Tensor& x, const Tensor& packed, int64_t rows) {
   STD_TORCH_CHECK(x.dim() == 2 && x.size(1) == header.columns,
                   "x has to be (M, ", header.columns, ")");
   const ScalarType type = x.scalar_type();
-  const int64_t M = x.size(0), padded = g.padded_columns();
+  const int64_t M = x.size(0);
   const Number x_type = number(type);
   Tensor y = torch::stable::new_empty(x, {M, rows});
   if (!M || !rows) return y;
 
-  const bool floats = as_floats(header.coding), rounded = header.rounding != Rounding::none;
-  Problem problem{};
-  problem.header = &header;
-  problem.geometry = g;
-  problem.blocks = static_cast<const uint8_t*>(packed.const_data_ptr()) + sizeof header;
-  problem.outputs = M;
-  problem.tokens = type == ScalarType::Float && !floats && !rounded ? 2 * M : M;
-  problem.type = x_type;
+  Problem problem = problem_of(header, packed, x_type, M);
   problem.x = x.const_data_ptr();
   problem.x_row = x.stride(0);
   problem.x_step = x.stride(1);
   problem.y = y.mutable_data_ptr();
   if (linear_of_many(problem)) return y;
   thread_local Scratch scratch;
-  const int64_t tokens = problem.tokens;
-  scratch.reserve(4 * (padded + M + tokens * (padded + padded / 8 + g.chunks) + 6 * 16));
-  problem.row = scratch.take<float>(padded);
-  problem.token_scales = scratch.take<float>(M);
-  problem.floats = scratch.take<float>(floats ? tokens * padded : 0);
-  problem.quads = scratch.take<int32_t>(floats ? 0 : tokens * padded / 2);
-  problem.sums = scratch.take<int32_t>(floats ? 0 : tokens * padded / 8);
-  problem.scales = scratch.take<float>(floats ? 0 : tokens * g.chunks);
+  take_scratch(problem, scratch);
   const Version run = version();
   run.prepare(problem);
   const bool alone = g.blocks * g.block_bytes <= ALONE;

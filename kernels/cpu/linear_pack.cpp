@@ -40,22 +40,50 @@ const uint8_t* bytes_of(const MaybeTensor& tensor) {
   return tensor ? static_cast<const uint8_t*>(tensor->const_data_ptr()) : nullptr;
 }
 
+// 8 codes of `width` bits, the lowest first, to a byte each: halves move apart three times.
+template <int width>
+uint64_t spread(uint64_t codes) {
+  constexpr uint64_t mask = (1 << width) - 1;
+  constexpr uint64_t two = mask | mask << width, four = two | two << 2 * width;
+  codes = (codes | codes << (32 - 4 * width)) & (four | four << 32);
+  codes = (codes | codes << (16 - 2 * width)) & (two * 0x0001000100010001);
+  return (codes | codes << (8 - width)) & (mask * 0x0101010101010101);
+}
+
+template <int width>
+void unpack_plane(const uint8_t* from, int64_t codes, int shift, uint8_t* to) {
+  int64_t k = 0;
+  for (; k + 8 <= codes; k += 8, from += width) {
+    uint64_t some = 0, all;
+    for (int i = 0; i < width; ++i) some |= uint64_t(from[i]) << (8 * i);
+    some = spread<width>(some) << shift;
+    uint8_t bytes[8];
+    for (int i = 0; i < 8; ++i) bytes[i] = uint8_t(some >> (8 * i));
+    std::memcpy(&all, to + k, 8), std::memcpy(&some, bytes, 8);
+    all |= some;
+    std::memcpy(to + k, &all, 8);
+  }
+  for (int i = 0; k < codes; ++k, ++i)
+    to[k] |= (from[i * width / 8] >> (i * width % 8) & ((1 << width) - 1)) << shift;
+}
+
 // One row's codes, a byte each, from planes as kernels/packing.py has them.
 void unpack(const uint8_t* const* planes, const int* widths, int64_t row, int64_t codes,
             uint8_t* to) {
   std::memset(to, 0, codes);
   for (int plane = 0, shift = 0; plane < 3 && widths[plane]; shift += widths[plane++]) {
-    const int width = widths[plane], each = 8 / width, mask = (1 << width) - 1;
-    const uint8_t* from = planes[plane] + row * (codes / each);
-    for (int64_t j = 0; j < codes / each; ++j)
-      for (int i = 0; i < each; ++i) to[j * each + i] |= (from[j] >> (i * width) & mask) << shift;
+    const uint8_t* from = planes[plane] + row * (codes * widths[plane] / 8);
+    if (widths[plane] == 4) unpack_plane<4>(from, codes, shift, to);
+    if (widths[plane] == 2) unpack_plane<2>(from, codes, shift, to);
+    if (widths[plane] == 1) unpack_plane<1>(from, codes, shift, to);
   }
 }
 
 typedef uint8_t Quad[64];
 
-void join(const Quad* quads, int count, int width, uint8_t* to) {
-  const int each = 8 / width, mask = (1 << width) - 1;
+template <int width>
+void join(const Quad* quads, int count, uint8_t* to) {
+  constexpr int each = 8 / width, mask = (1 << width) - 1;
   for (int i = 0; i < count / each; ++i)
     for (int b = 0; b < 64; ++b) {
       int byte = 0;
@@ -80,12 +108,10 @@ void write_unit(Quad* quads, int bits, uint8_t* to) {
     high_bits(quads, 6);
     bits -= 6, to += 6 * 64;
   }
-  for (int width : {8, 4, 2, 1})
-    if (bits & width) {
-      join(quads, QUADS, width, to);
-      high_bits(quads, width % 8);
-      to += width * 64;
-    }
+  if (bits & 8) std::memcpy(to, quads, QUADS * sizeof(Quad));
+  if (bits & 4) join<4>(quads, QUADS, to), high_bits(quads, 4), to += 4 * 64;
+  if (bits & 2) join<2>(quads, QUADS, to), high_bits(quads, 2), to += 2 * 64;
+  if (bits & 1) join<1>(quads, QUADS, to);
 }
 
 struct Source {
@@ -165,8 +191,8 @@ void write_codes(const Codes& from, const Header& h, int64_t unit, uint8_t* to) 
   gather(from.codes, quads);
   if (h.coding != Coding::sparse) return write_unit(quads, h.bits, to);
   gather(from.places, places);
-  join(quads, count, 4, to);
-  join(places, count, 2, to + 128);
+  join<4>(quads, count, to);
+  join<2>(places, count, to + 128);
 }
 
 void write_block(const Source& from, const Geometry& g, int64_t block, Codes& codes, uint8_t* to) {

@@ -115,4 +115,40 @@ Tensor plain(const Tensor& x, const Tensor& weight) {
   return y;
 }
 
+namespace {
+
+struct PlainProduct : Product {
+  Plain problem{};
+  Version run = version();
+
+  PlainProduct(const Tensor& weight, Number type) : Product(weight.size(0), weight.size(1)) {
+    problem.type = type;
+    problem.tokens = 1, problem.rows = rows, problem.columns = columns;
+    problem.padded = (columns + 31) / 32 * 32;
+    problem.x_step = 1;
+    problem.weight = static_cast<const char*>(weight.const_data_ptr());
+    memory = problem.weight, units = rows, unit_bytes = columns * weight.element_size();
+  }
+
+  void share(const void* x, void* y, int64_t member, int64_t members) override {
+    thread_local Scratch scratch;
+    Plain mine = problem;
+    mine.x = static_cast<const char*>(x), mine.y = y;
+    scratch.reserve(mine.padded * sizeof(float));
+    mine.floats = scratch.take<float>(mine.padded);
+    run.prepare(mine, 0, 1);
+    ranges(member, members, [&](int64_t first, int64_t last) {
+      run.multiply(mine, first, last);
+    });
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Product> plain_product(const Tensor& weight, Number x) {
+  STD_TORCH_CHECK(weight.dim() == 2 && weight.is_contiguous(), "the weight has to be contiguous");
+  STD_TORCH_CHECK(number(weight.scalar_type()) == x, "x and the weight differ in dtype");
+  return std::unique_ptr<Product>(new PlainProduct(weight, x));
+}
+
 STABLE_TORCH_LIBRARY_IMPL(quantbench, CPU, library) { library.impl("cpu_plain", TORCH_BOX(&plain)); }

@@ -136,6 +136,15 @@ def test_a_process_that_was_disturbed_counts_little():
     assert verdict(logs) == "slower"
 
 
+def test_a_process_that_was_cut_short_counts_little():
+    generator = np.random.default_rng(6)
+    logs = [generator.standard_normal(10) * 0.1 for _ in range(4)]
+    means = [float(statistics.trimmed_mean(one)) for one in logs]
+    found = estimate([*logs, np.array([1.0])])
+    # a round of 0.1 against processes of ten: it weighs some 1 / 8 of one of the four
+    assert np.mean(means) < math.log(found.ratio) < np.mean([*means, 1.0]) / 2
+
+
 def test_many_candidates_share_the_errors():
     """One of ten is declared different in at most 5 % of the runs, though none is."""
     logs = runs(independent, 1, 10 * 100)
