@@ -17,6 +17,7 @@ import functools
 import json
 import os
 import random
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from typing import Any, cast
 
 from compare.peer_packages import MISSING
 from compare.worker import serve
-from errors import MemoryShortage, UsageError
+from errors import MemoryShortage, QuantbenchError, UsageError
 from generate import quiet, warm_up
 
 
@@ -48,7 +49,13 @@ class Work:
 
 
 class LlamaCpp:
-    """llama.cpp through its own C interface, as llama-cpp-python has it."""
+    """llama.cpp through its own C interface, as llama-cpp-python has it.
+
+    It may lay weights out anew for its kernels ("extra buffers"), which is faster for most formats
+    and slower for some (docs/LOG.md): both are tried, and the faster one stays.
+    """
+
+    TRIED_STEPS = 5
 
     def __init__(self, work: Work, headroom: int) -> None:
         import llama_cpp
@@ -57,22 +64,50 @@ class LlamaCpp:
         from compare import gguf_file
 
         _check_memory(Path(work.file).stat().st_size, headroom)
-        self.api, self.numpy = llama_cpp, numpy
-        # Into memory of its own, where it may lay weights out as its kernels like them best.
-        self.model = llama_cpp.Llama(
-            work.file,
-            n_ctx=work.prompt + work.new,
-            n_batch=max(512, work.prompt),
-            n_threads=work.threads,
-            n_threads_batch=work.threads,
-            use_mmap=False,
-            flash_attn=True,
-            verbose=False,
-            seed=work.seed,
-        )
-        self.context, self.vocab = self.model.ctx, self.model.n_vocab()
+        self.api, self.numpy, self.work = llama_cpp, numpy, work
         self.weight_bytes = gguf_file.weight_bytes(Path(work.file))
-        self.about = " ".join(llama_cpp.llama_print_system_info().decode().split())
+        llama_cpp.llama_backend_init()
+        taken = {extra: self._tried(extra) for extra in (True, False)}
+        extra = taken[True] <= taken[False]
+        if extra:
+            self._open(extra)  # the other one is what is loaded
+        system = " ".join(llama_cpp.llama_print_system_info().decode().split())
+        self.about = f"extra buffers {'on' if extra else 'off'}, the faster here; {system}"
+
+    def _tried(self, extra: bool) -> float:
+        """Seconds of a decoding step, the median of a few."""
+        self._open(extra)
+        self.begin()
+        token, ticks = self.next(list(range(min(self.work.prompt, self.vocab)))), []
+        for _ in range(min(self.TRIED_STEPS, self.work.new - 1)):
+            ticks.append(time.perf_counter())
+            token = self.next([token])
+        ticks.append(time.perf_counter())
+        return statistics.median(b - a for a, b in zip(ticks, ticks[1:], strict=False))
+
+    def _open(self, extra: bool) -> None:
+        api, work = self.api, self.work
+        if hasattr(self, "context"):
+            api.llama_free(self.context)
+            api.llama_model_free(self.model)
+        params = api.llama_model_default_params()
+        params.use_extra_bufts = extra
+        if hasattr(params, "load_mode"):  # memory of its own, where nothing is read from the disk
+            params.load_mode = api.LLAMA_LOAD_MODE_NONE
+        else:
+            params.use_mmap = False
+        self.model = api.llama_model_load_from_file(work.file.encode(), params)
+        if not self.model:
+            raise QuantbenchError(f"llama.cpp does not read {work.file}")
+        settings = api.llama_context_default_params()
+        settings.n_ctx = work.prompt + work.new
+        settings.n_batch = max(512, work.prompt)
+        settings.n_threads = settings.n_threads_batch = work.threads
+        settings.flash_attn_type = api.LLAMA_FLASH_ATTN_TYPE_ENABLED
+        self.context = api.llama_init_from_model(self.model, settings)
+        if not self.context:
+            raise QuantbenchError(f"llama.cpp has no context for {work.file}")
+        self.vocab = api.llama_vocab_n_tokens(api.llama_model_get_vocab(self.model))
 
     def begin(self) -> None:
         self.api.llama_memory_clear(self.api.llama_get_memory(self.context), True)
@@ -80,11 +115,9 @@ class LlamaCpp:
     def next(self, tokens: list[int]) -> int:
         """The likeliest token behind these, which stand behind all that came before."""
         array = (self.api.llama_token * len(tokens))(*tokens)
-        failed = self.api.llama_decode(
-            self.context, self.api.llama_batch_get_one(array, len(tokens))
-        )
-        if failed:
-            raise RuntimeError(f"llama_decode says {failed}")
+        batch = self.api.llama_batch_get_one(array, len(tokens))
+        if failed := self.api.llama_decode(self.context, batch):
+            raise QuantbenchError(f"llama_decode says {failed}")
         logits = self.api.llama_get_logits_ith(self.context, -1)
         self.logits = self.numpy.ctypeslib.as_array(logits, shape=(self.vocab,))
         return int(self.logits.argmax())
