@@ -122,7 +122,9 @@ def test_a_quantized_cache_shows(tmp_path):
     assert dense["scheme"] == "none" and int4["scheme"] == "none, int4 KV cache"
     assert dense["quality"]["kl"] == 0 and dense["quality"]["top1"] == 1
     assert int4["quality"]["kl"] > 10 * int4["noise_floor"]["kl"]
-    assert all(layer["outputs"] is None for layer in dense["layers"])  # exact
+    # exact; a kernel of ours may add the products up in another order, and bfloat16 rounds by 2^-9
+    assert all(layer["weights"] is None for layer in dense["layers"])
+    assert all(layer["outputs"] is None or layer["outputs"] > 45 for layer in dense["layers"])
 
 
 def test_layers_against_their_own_weights(tmp_path):
