@@ -56,6 +56,8 @@ class LlamaCpp:
     """
 
     TRIED_STEPS = 5
+    model: Any = None
+    context: Any = None
 
     def __init__(self, work: Work, headroom: int) -> None:
         import llama_cpp
@@ -87,7 +89,7 @@ class LlamaCpp:
 
     def _open(self, extra: bool) -> None:
         api, work = self.api, self.work
-        if hasattr(self, "context"):
+        if self.context:
             api.llama_free(self.context)
             api.llama_model_free(self.model)
         params = api.llama_model_default_params()

@@ -57,7 +57,7 @@ class Race:
 
     rotated: bytes of weights that are read before any weight is read again; cache: bytes of the
     last-level cache. Where rotated < cache, some weights may have come from the cache. beside: what
-    else was timed in every round.
+    else was timed in every round. least_copies: of any layer, so many.
     """
 
     timings: list[Timing | str]
@@ -65,6 +65,7 @@ class Race:
     rotated: int
     cache: int
     beside: Timing | None = None
+    least_copies: int = 1
 
 
 @torch.no_grad()
@@ -111,6 +112,7 @@ def race(
         rotated(sizes, numbers, cache, whole),
         cache,
         timed.get(-1),
+        min(numbers, default=1),
     )
 
 
