@@ -1,6 +1,7 @@
 """One seed and one thread count for every test; tests marked gpu run only where CUDA is."""
 
 import importlib.util
+import os
 
 import pytest
 import torch
@@ -25,6 +26,9 @@ def interpret_triton() -> None:
 
 
 interpret_triton()
+# Or tiktoken, as Hugging Face calls it, keeps files by their path: those of a folder that once had
+# this name.
+os.environ["TIKTOKEN_CACHE_DIR"] = ""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -613,10 +613,7 @@ def test_each_layer_gets_what_its_shape_was_given():
     assert all(auto.scheme_of(name) == auto.layers[name] for name in names)
     assert auto.ran == Counter(c.kernel for c in expected.values())
     # The same, put together layer by layer from the schemes' own quantizers.
-    singles = {
-        c: Quantizer(c.spec, CPU, torch.float32, "auto" if c.kernel == "torch" else c.kernel)
-        for c in chosen.values()
-    }
+    singles = {c: Quantizer(c.spec, CPU, torch.float32, c.kernel) for c in chosen.values()}
     by_hand, _ = logits(lambda name, m: singles[expected[name]](name, m) if name in names else m)
     assert torch.equal(mine, by_hand)
     full, _ = logits(None)

@@ -254,7 +254,7 @@ def test_weights_that_are_not_finite_are_refused_by_name(bad):
     "name, kernel, message",
     [
         ("fp6", "torchao", "--kernel torchao: fp6 has no such kernel; here it has "),
-        ("none", "torchao", "--kernel torchao: none has no such kernel; here it has torch"),
+        ("none", "torchao", "--kernel torchao: none has no such kernel; here it has cpu, torch"),
         ("float8dq-row", "torchao", "compute capability 8.9 or more; here it has "),
     ],
 )
