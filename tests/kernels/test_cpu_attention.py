@@ -1,14 +1,13 @@
 """Decode attention in C++ against float64, for every instruction set this machine can run."""
 
 import math
-import threading
 
 import pytest
 import torch
 
 from kernels.cpu import attention, build
 from kernels.kv import Stored, dequantize
-from tests.kernels import decoding
+from tests.kernels import at_once, decoding
 from tests.kernels.decoding import stored
 from tests.kernels.instructions import best as best
 from tests.kernels.instructions import use
@@ -184,21 +183,7 @@ def test_tensors_that_are_views():
 def test_two_calls_at_once():
     problems = [problem(1, 8, 2, 4000, 64, torch.bfloat16, format) for format in ("int8", "int4")]
     first, count = torch.tensor([7]), torch.tensor([3990])
-    alone = [attention.decode_attention(*p, first, count) for p in problems]
-    wrong = []
-
-    def repeat(index: int) -> None:
-        for _ in range(30):
-            y = attention.decode_attention(*problems[index], first, count)
-            if not torch.equal(y, alone[index]):
-                wrong.append(index)
-
-    threads = [threading.Thread(target=repeat, args=(index,)) for index in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    at_once.check(attention.decode_attention, [(*p, first, count) for p in problems], 30)
 
 
 def test_compiles_once_however_the_position_moves():

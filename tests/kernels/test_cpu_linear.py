@@ -1,7 +1,5 @@
 """Linear layers in C++ against float64, for every instruction set this machine can run."""
 
-import threading
-
 import pytest
 import torch
 
@@ -9,6 +7,7 @@ from errors import KernelError
 from kernels.cpu import build, linear
 from kernels.formats import Packed, dequantize
 from quantize.activation import rounded
+from tests.kernels import at_once
 from tests.kernels.instructions import best as best
 from tests.kernels.instructions import use
 from tests.kernels.packed_weights import FORMATS, name, packed
@@ -208,20 +207,7 @@ def test_two_calls_at_once():
         (torch.randn(m, K).bfloat16(), linear.pack(weight, K), weight.scale.shape[0])
         for m, weight in zip((1, 5), weights, strict=True)
     ]
-    alone = [linear.linear(*problem) for problem in problems]
-    wrong = []
-
-    def repeat(index: int) -> None:
-        for _ in range(100):
-            if not torch.equal(linear.linear(*problems[index]), alone[index]):
-                wrong.append(index)
-
-    threads = [threading.Thread(target=repeat, args=(index,)) for index in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    at_once.check(linear.linear, problems, 100)
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -1,7 +1,5 @@
 """Linear layers of many rows of x in C++ against float64, for every instruction set here."""
 
-import threading
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,6 +7,7 @@ import torch.nn.functional as F
 from kernels.cpu import build, linear
 from kernels.formats import Packed, dequantize
 from quantize.activation import rounded
+from tests.kernels import at_once
 from tests.kernels.instructions import best as best
 from tests.kernels.instructions import use
 from tests.kernels.packed_weights import FORMATS, name, packed
@@ -205,20 +204,7 @@ def test_two_calls_at_once():
         (torch.randn(m, 512).bfloat16(), linear.pack(packed(form, N, 512), 512), N)
         for m, form, N in ((40, ("int", 4, 64), 500), (100, ("fp6", 6, None), 300))
     ]
-    alone = [linear.linear(*problem) for problem in problems]
-    wrong = []
-
-    def repeat(index: int) -> None:
-        for _ in range(50):
-            if not torch.equal(linear.linear(*problems[index]), alone[index]):
-                wrong.append(index)
-
-    threads = [threading.Thread(target=repeat, args=(index,)) for index in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    at_once.check(linear.linear, problems, 50)
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -1,11 +1,10 @@
 """Full-precision layers in C++ against float64, for every instruction set this machine can run."""
 
-import threading
-
 import pytest
 import torch
 
 from kernels.cpu import plain
+from tests.kernels import at_once
 from tests.kernels.instructions import best as best
 from tests.kernels.instructions import use
 
@@ -109,20 +108,7 @@ def test_two_calls_at_once():
         (torch.randn(M, 512).bfloat16(), torch.randn(N, 512).bfloat16())
         for M, N in ((1, 500), (9, 300))
     ]
-    alone = [product(*problem) for problem in problems]
-    wrong = []
-
-    def repeat(index: int) -> None:
-        for _ in range(100):
-            if not torch.equal(product(*problems[index]), alone[index]):
-                wrong.append(index)
-
-    threads = [threading.Thread(target=repeat, args=(index,)) for index in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    at_once.check(product, problems, 100)
 
 
 @pytest.mark.parametrize("isa", ISAS)
