@@ -28,12 +28,7 @@ using torch::stable::Tensor;
 using Maybe = std::optional<Tensor>;
 
 Rows rows_of(const Tensor& x) {
-  const ScalarType type = x.scalar_type();
-  STD_TORCH_CHECK(type == ScalarType::Float || type == ScalarType::BFloat16 ||
-                      type == ScalarType::Half, "x has to be float32, bfloat16 or float16");
-  const Number number = type == ScalarType::Float      ? Number::f32
-                        : type == ScalarType::BFloat16 ? Number::bf16
-                                                       : Number::f16;
+  const Number number = number_of(x.scalar_type());
 #if defined(__x86_64__)
   if (isa() >= Isa::avx512vnni) return rows_avx512vnni(number);
   if (isa() >= Isa::avx2) return rows_avx2(number);

@@ -35,14 +35,6 @@ Version version() {
   return {prepare_portable, multiply_portable};
 }
 
-Number number(ScalarType type) {
-  STD_TORCH_CHECK(type == ScalarType::Float || type == ScalarType::BFloat16 ||
-                      type == ScalarType::Half, "x has to be float32, bfloat16 or float16");
-  return type == ScalarType::Float      ? Number::f32
-         : type == ScalarType::BFloat16 ? Number::bf16
-                                        : Number::f16;
-}
-
 Header header_of(const Tensor& packed) {
   STD_TORCH_CHECK(packed.is_contiguous() && packed.scalar_type() == ScalarType::Byte &&
                       packed.numel() >= int64_t(sizeof(Header)),
@@ -121,7 +113,7 @@ Tensor linear(const Tensor& x, const Tensor& packed, int64_t rows) {
                   "x has to be (M, ", header.columns, ")");
   const ScalarType type = x.scalar_type();
   const int64_t M = x.size(0);
-  const Number x_type = number(type);
+  const Number x_type = number_of(type);
   Tensor y = torch::stable::new_empty(x, {M, rows});
   if (!M || !rows) return y;
 

@@ -36,14 +36,6 @@ Version version() {
   return {plain_prepare_portable, plain_multiply_portable};
 }
 
-Number number(ScalarType type) {
-  STD_TORCH_CHECK(type == ScalarType::Float || type == ScalarType::BFloat16 ||
-                      type == ScalarType::Half, "x has to be float32, bfloat16 or float16");
-  return type == ScalarType::Float      ? Number::f32
-         : type == ScalarType::BFloat16 ? Number::bf16
-                                        : Number::f16;
-}
-
 // From two rows of x on tiles are faster.
 bool in_tiles(const Plain& problem) {
 #if defined(__x86_64__)
@@ -114,7 +106,7 @@ Tensor plain(const Tensor& x, const Tensor& weight) {
   STD_TORCH_CHECK(x.dim() == 2 && x.size(1) == columns, "x has to be (M, ", columns, ")");
   STD_TORCH_CHECK(x.scalar_type() == weight.scalar_type(), "x and the weight differ in dtype");
   Plain problem{};
-  problem.type = number(x.scalar_type());
+  problem.type = number_of(x.scalar_type());
   problem.tokens = x.size(0), problem.rows = rows, problem.columns = columns;
   problem.padded = (columns + 31) / 32 * 32;
   problem.x = static_cast<const char*>(x.const_data_ptr());
@@ -147,7 +139,7 @@ Tensor plain(const Tensor& x, const Tensor& weight) {
 
 std::unique_ptr<Product> plain_product(const Tensor& weight, Number x) {
   STD_TORCH_CHECK(weight.dim() == 2 && weight.is_contiguous(), "the weight has to be contiguous");
-  STD_TORCH_CHECK(number(weight.scalar_type()) == x, "x and the weight differ in dtype");
+  STD_TORCH_CHECK(number_of(weight.scalar_type()) == x, "x and the weight differ in dtype");
   return std::unique_ptr<Product>(new PlainProduct(weight, x));
 }
 

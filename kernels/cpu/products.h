@@ -4,6 +4,7 @@
 
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
 
 #include <atomic>
 #include <cstdint>
@@ -12,6 +13,16 @@
 #include <string>
 
 #include "number.h"
+
+// What x is made of; an error for other types.
+inline Number number_of(torch::headeronly::ScalarType type) {
+  using torch::headeronly::ScalarType;
+  STD_TORCH_CHECK(type == ScalarType::Float || type == ScalarType::BFloat16 ||
+                      type == ScalarType::Half, "x has to be float32, bfloat16 or float16");
+  return type == ScalarType::Float      ? Number::f32
+         : type == ScalarType::BFloat16 ? Number::bf16
+                                        : Number::f16;
+}
 
 // x (M, K) by a weight that cpu_pack_linear has packed, `rows` of them; by a plain weight (N, K).
 torch::stable::Tensor linear(const torch::stable::Tensor& x, const torch::stable::Tensor& packed,
