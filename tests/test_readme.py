@@ -66,7 +66,8 @@ def test_every_option_is_in_the_readme():
 
 
 def test_commands_in_the_readme_parse():
-    commands = re.findall(r"^(?:    )?(python generate\.py .*?)(?:  +#.*)?$", README, re.M)
+    text = README.replace("\\\n", "")
+    commands = re.findall(r"^(?:    )?(python generate\.py .*?)(?:  +#.*)?$", text, re.M)
     assert len(commands) >= 5
     for command in commands:
         parse(split(command)[2:])
