@@ -1,6 +1,6 @@
 """torch.compile on the CPU: what it need not find out, and a start on it while weights are read.
 
-    ready = compiling.begin(device)     # in a thread: imports, and the compiler's first run
+    ready = compiling.begin(device)     # in a thread: imports, and hashes of the compiler's sources
     …                                   # load the model
     ready()
     torch.compile(step, options=compiling.options(device))
@@ -25,23 +25,26 @@ _CUDA = {"triton.cudagraphs": True, "coordinate_descent_tuning": True}
 
 
 def options(device: torch.device) -> dict[str, Any]:
-    """What torch.compile is given for a decoding step on `device`.
-
-    For each instruction set that the CPU has, inductor compiles a file to see whether the compiler
-    knows it: 8 s on two cores. The compiler that built our kernels knows them all.
-    """
+    """What torch.compile is given for a decoding step on `device`."""
     if device.type == "cuda":
         return dict(_CUDA)
-    x86 = device.type == "cpu" and platform.machine() == "x86_64"
-    return {"cpp.vec_isa_ok": True} if x86 and build.refusal() is None else {}
+    if device.type != "cpu":
+        return {}
+    # A precompiled header takes 9 s and saves each kernel less than one: a step has a handful.
+    found: dict[str, Any] = {"cpp_cache_precompile_headers": False}
+    # For each instruction set that the CPU has, inductor compiles a file to see whether the
+    # compiler knows it: 8 s on two cores. The compiler that built our kernels knows them all.
+    if platform.machine() == "x86_64" and build.refusal() is None:
+        found["cpp.vec_isa_ok"] = True
+    return found
 
 
 def begin(device: torch.device) -> Callable[[], None]:
-    """Get the compiler ready beside other work: its modules, the hashes of its sources and, where
-    there is none, the precompiled header of its C++. The function returned waits for the end.
+    """Get the compiler ready beside other work: its modules, and the hashes of its sources. The
+    function returned waits for the end.
 
-    A trivial function is compiled for that, since every step of it is public. What goes wrong
-    there goes wrong again in the compilation that counts, and is told then.
+    A function that needs no kernel is compiled for that, since every step of it is public. What
+    goes wrong there goes wrong again in the compilation that counts, and is told then.
     """
     if device.type != "cpu":
         return lambda: None
@@ -55,7 +58,7 @@ def begin(device: torch.device) -> Callable[[], None]:
 
 def _compile_something(device: torch.device) -> None:
     try:
-        compiled = torch.compile(lambda x: x + 1, fullgraph=True, options=options(device))
+        compiled = torch.compile(lambda x: x[None], fullgraph=True, options=options(device))
         with torch.no_grad():
             compiled(torch.zeros(64, device=device))
     except Exception:

@@ -58,6 +58,24 @@ def sample(logits: Tensor, sampling: Sampling) -> Tensor:
     return tokens.gather(-1, (probabilities / noise).argmax(-1, keepdim=True))
 
 
+# On the CPU, drawing is one op to the compiler, and run as it is when nothing is compiled: it takes
+# microseconds, and the C++ that it would be made into seconds to compile.
+torch.library.define(
+    "quantbench::draw",
+    "(Tensor logits, Tensor position, float temperature, int top_k) -> (Tensor, Tensor)",
+)
+
+
+@torch.library.impl("quantbench::draw", "CPU")
+def _(logits, position, temperature, top_k):
+    return sample(logits, Sampling(temperature, top_k)), position + 1
+
+
+@torch.library.register_fake("quantbench::draw")
+def _(logits, position, temperature, top_k):
+    return position.new_empty((len(logits), 1)), torch.empty_like(position)
+
+
 class Session:
     """One model with its caches and compiled functions; they live and die with it."""
 
@@ -95,7 +113,10 @@ class Session:
     ) -> tuple[Tensor, Tensor]:
         """Run tokens (B, S) at positions (S,); the next token (B, 1) and its position (1,)."""
         logits = self.model(tokens, input_pos, last_only=True, start=start)
-        return sample(logits[:, -1], self.sampling), input_pos[-1:] + 1
+        logits, position, how = logits[:, -1], input_pos[-1:], self.sampling
+        if self.device.type == "cpu":
+            return torch.ops.quantbench.draw(logits, position, how.temperature, how.top_k)
+        return sample(logits, how), position + 1
 
     @torch.no_grad()
     def stream(self, prompt: Tensor, start: int = 0) -> Iterator[Tensor]:

@@ -40,7 +40,8 @@ class Transformer(nn.Module):
         self.norm = nn.RMSNorm(config.dim, config.norm_eps)
         self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
         self.decode_kernel = decode.Choice("torch")  # over the caches; `setup_caches` chooses it
-        self.decodes_in_cpp = False  # whether one op does all layers of a decode step
+        self.decodes_in_cpp = False  # whether one op does all layers of a decode step …
+        self.whole_in_cpp = False  # … and what is before and after them
         self.nested_regions = False  # whether to compile one block and call it for every layer
 
     def setup_caches(
@@ -75,6 +76,9 @@ class Transformer(nn.Module):
             layer.decodes_in_cpp and layer.attention.kv_cache.format == "dense"
             for layer in self.layers
         )
+        ends = type(weight.data) is Tensor and getattr(self.output, "in_cpp", False)
+        self.whole_in_cpp = self.decodes_in_cpp and ends
+        self.frequencies = frequencies(config, weight.device)
 
     def weight_bytes(self) -> int:
         """Bytes of weights that one decode step reads: all but the embedding's table.
@@ -105,6 +109,8 @@ class Transformer(nn.Module):
         the caches already hold; a caller who knows the first of them gives it as `start` too, or a
         device is asked. Without it they are whole sequences from position 0; no cache is touched.
         """
+        if self.whole_in_cpp and input_pos is not None and tokens.shape[1] == 1:
+            return self.decoded_whole(tokens, input_pos)[:, None]
         x = self.hidden(tokens, input_pos, start)
         if last_only:
             x = x[:, -1:]
@@ -131,10 +137,27 @@ class Transformer(nn.Module):
 
     def decoded(self, x: Tensor, cos: Tensor, sin: Tensor, input_pos: Tensor) -> Tensor:
         """What the layers make of one position of each row, x (B, D), in one op."""
-        config, layers = self.config, [layer.for_cpp() for layer in self.layers]
+        layers = [layer.for_cpp() for layer in self.layers]
+        return in_cpp.layers(x, layers, cos, sin, input_pos, *self._numbers())
+
+    def decoded_whole(self, tokens: Tensor, input_pos: Tensor) -> Tensor:
+        """Logits (B, V) of one position of each row, tokens (B, 1), in one op."""
+        return in_cpp.decode(
+            tokens,
+            self.tok_embeddings.weight,
+            [layer.for_cpp() for layer in self.layers],
+            self.frequencies,
+            input_pos,
+            *self._numbers(),
+            _norm(self.norm),
+            _linear(self.output),
+        )
+
+    def _numbers(self) -> tuple[bool, int, int, int]:
+        """Whether caches wrap, the heads, and the feed-forward width, for C++."""
+        config = self.config
         wraps = config.sliding_window is not None
-        heads = config.num_heads, config.num_kv_heads
-        return in_cpp.layers(x, layers, cos, sin, input_pos, wraps, *heads, config.ffn_dim)
+        return wraps, config.num_heads, config.num_kv_heads, config.ffn_dim
 
 
 class Block(nn.Module):
@@ -280,24 +303,29 @@ def rotation(config: ModelConfig, positions: Tensor) -> tuple[Tensor, Tensor]:
     Computed from the positions at each step: E/2 products are cheaper than reading a table, and
     a context of 131072 positions costs no memory.
     """
-    exponents = torch.arange(0, config.head_dim, 2, device=positions.device) / config.head_dim
-    inverse_wavelength = 1.0 / config.rope_theta**exponents
-    if config.rope_scaling is not None:
-        inverse_wavelength = scaled(inverse_wavelength, config.rope_scaling)
-    angles = positions[:, None, None].float() * inverse_wavelength
+    angles = positions[:, None, None].float() * frequencies(config, positions.device)
     return angles.cos(), angles.sin()
 
 
-def scaled(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
+def frequencies(config: ModelConfig, device: torch.device) -> Tensor:
+    """Radians that each of a head's pairs turns from one position to the next, (E/2,) float32."""
+    exponents = torch.arange(0, config.head_dim, 2, device=device) / config.head_dim
+    inverse_wavelength = 1.0 / config.rope_theta**exponents
+    if config.rope_scaling is not None:
+        return scaled(inverse_wavelength, config.rope_scaling)
+    return inverse_wavelength
+
+
+def scaled(unscaled: Tensor, scaling: RopeScaling) -> Tensor:
     """Llama 3.1's context extension: slow rotations slow down by `factor`, fast ones stay.
 
     "Slow" turns fewer than `low_freq_factor` times over the original context, "fast" more than
     `high_freq_factor`; between them the two are blended linearly in the number of turns.
     """
-    turns = scaling.original_max_position * frequencies / (2 * math.pi)
+    turns = scaling.original_max_position * unscaled / (2 * math.pi)
     blend = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     blend = blend.clamp(0, 1)
-    return frequencies * (blend + (1 - blend) / scaling.factor)
+    return unscaled * (blend + (1 - blend) / scaling.factor)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -162,7 +162,7 @@ class Quantizer:
         out_features, in_features = weight.shape
         if reason := scheme.refuses(self.spec, in_features):
             raise KernelError(f"--quantization {self.spec}: {name} {reason}")
-        if not weight.is_meta and not weight.sum(dtype=torch.float32).isfinite():
+        if not weight.is_meta and not weight.sum().isfinite():
             _check_finite(name, weight)
         if isinstance(self.spec, FullPrecision):
             return module

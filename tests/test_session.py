@@ -1,9 +1,14 @@
 """Sampling against the distribution it should draw from; compiled steps against eager ones."""
 
+from pathlib import Path
+
 import pytest
 import torch
+from torch._inductor.runtime.cache_dir_utils import cache_dir
+from torch._inductor.utils import fresh_cache
 
 from kernels import chunk, decode
+from kernels.cpu import build
 from kv_cache import CACHES
 from kv_cache.eight_bit import Int8KVCache
 from models.checkpoint import load_model
@@ -74,6 +79,21 @@ def test_compiled_decode_is_eager_decode(scheme):
     eager = session(scheme=scheme).generate(PROMPT, 24).tokens
     compiled = session(scheme=scheme, compile_decode=True)
     assert torch.equal(compiled.generate(PROMPT, 24).tokens, eager)
+
+
+@pytest.mark.skipif(bool(build.unavailable()), reason=str(build.unavailable()))
+@pytest.mark.parametrize("scheme", ["none", "int8wo"])
+def test_a_step_in_one_op_leaves_inductor_nothing_to_compile(scheme):
+    """Each of its kernels would cost a cold start seconds; and both draw torch's own numbers."""
+    how = Sampling(temperature=0.9, top_k=20)
+    with fresh_cache():
+        step = session(how, scheme, torch.bfloat16, rows=2, compile_decode=True)
+        torch.manual_seed(5)
+        tokens = step.generate(PROMPT.expand(2, -1), 8).tokens
+        assert not list(Path(cache_dir()).rglob("*.cpp"))
+    torch.manual_seed(5)
+    eager = session(how, scheme, torch.bfloat16, rows=2).generate(PROMPT.expand(2, -1), 8).tokens
+    assert torch.equal(tokens, eager)
 
 
 def test_compiled_int8dq_agrees_with_eager():

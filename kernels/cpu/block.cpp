@@ -1,7 +1,7 @@
-// quantbench::cpu_layers: all layers of a Llama, for the newest token of each row, over caches in x's
-// dtype. cpu_before_attention and cpu_after_attention: one layer, for other caches. Between two
-// products lie some microseconds of work, for which a compiled graph makes several calls and as many
-// allocations, each as long as the work itself.
+// quantbench::cpu_decode: a whole Llama, from the newest token of each row to logits, over caches in
+// its dtype; cpu_layers: its layers alone. cpu_before_attention and cpu_after_attention: one layer,
+// for other caches. Between two products lie some microseconds of work, for which a compiled graph
+// makes several calls and as many allocations, each as long as the work itself.
 
 #include "block.h"
 
@@ -10,6 +10,7 @@
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 
+#include <cmath>
 #include <cstring>
 #include <exception>
 #include <memory>
@@ -151,28 +152,40 @@ void check_cache(const Tensor& cache, const Tensor& x, int64_t kv_heads, int64_t
                   "a cache has to be (B, ", kv_heads, ", T, ", E, ") of x's dtype");
 }
 
+// What follows the layers where logits are wanted.
+struct Ending {
+  const Tensor &norm, &weight;
+  int64_t outputs;
+};
+
+int64_t one_position(const Tensor& position) {
+  STD_TORCH_CHECK(position.numel() == 1 && position.scalar_type() == ScalarType::Long,
+                  "the position has to be one int64");
+  return *static_cast<const int64_t*>(position.const_data_ptr());
+}
+
 // What every layer is called with, and where its caches' new slot is.
 struct Step {
   const std::vector<Tensor>& parts;
   std::vector<Tensor>& caches;
   const Tensor &x, &cos, &sin;
   double epsilon;
-  int64_t heads, kv_heads, width, count, B, E, end;
+  int64_t heads, kv_heads, width;
+  const Ending* ending;
+  int64_t count, B, E, end;
   Tensor first, filled;  // (B,) as decode attention wants them
 
   Step(const std::vector<Tensor>& parts, std::vector<Tensor>& caches, const Tensor& x,
        const Tensor& cos, const Tensor& sin, const Tensor& position, bool wraps, double epsilon,
-       int64_t heads, int64_t kv_heads, int64_t width)
+       int64_t heads, int64_t kv_heads, int64_t width, const Ending* ending = nullptr)
       : parts(parts), caches(caches), x(x), cos(cos), sin(sin), epsilon(epsilon), heads(heads),
-        kv_heads(kv_heads), width(width), count(caches.size() / 2), B(x.size(0)),
+        kv_heads(kv_heads), width(width), ending(ending), count(caches.size() / 2), B(x.size(0)),
         E(2 * cos.numel()), first(torch::stable::new_empty(x, {B}, ScalarType::Long)),
         filled(torch::stable::new_empty(x, {B}, ScalarType::Long)) {
     check_rows(x);
     STD_TORCH_CHECK(int64_t(parts.size()) == count * PARTS, "there are ", parts.size(),
                     " tensors for ", count, " layers");
-    STD_TORCH_CHECK(position.numel() == 1 && position.scalar_type() == ScalarType::Long,
-                    "the position has to be one int64");
-    end = *static_cast<const int64_t*>(position.const_data_ptr()) + 1;
+    end = one_position(position) + 1;
     const int64_t slots = count ? caches[0].size(2) : 1;
     for (const Tensor& cache : caches) {
       check_cache(cache, x, kv_heads, E);
@@ -218,7 +231,10 @@ Tensor one_op_after_another(Step& step) {
                         maybe(part(WO_BIAS)), part(FFN_NORM), step.epsilon, part(W13),
                         maybe(part(W13_BIAS)), part(W2), maybe(part(W2_BIAS)), step.width);
   }
-  return x;
+  if (!step.ending) return x;
+  const Rows rows = rows_of(x);
+  return product(rows, normed(rows, x, step.ending->norm, step.epsilon), step.ending->weight,
+                 std::nullopt, step.ending->outputs);
 }
 
 // For one row. Products are shared among the members of a team; what lies between two products
@@ -228,7 +244,8 @@ class ByTeam {
   explicit ByTeam(Step& step)
       : step(step), rows(rows_of(step.x)), size(step.x.element_size()), D(step.x.size(1)),
         qkv(torch::stable::new_empty(step.x, {1, (step.heads + 2 * step.kv_heads) * step.E})),
-        result(torch::stable::new_empty(step.x, {1, D})), of_wo(D * size), of_w2(D * size),
+        result(torch::stable::new_empty(step.x, {1, step.ending ? step.ending->outputs : D})),
+        of_wo(D * size), of_w2(D * size),
         of_w13(2 * step.width * size) {
     for (int64_t i = 0; i < step.count; ++i) {
       const std::pair<Part, int64_t> weights[] = {
@@ -241,6 +258,10 @@ class ByTeam {
       }
       for (Part norm : {NORM, FFN_NORM}) vector(step.part(i, norm), step.x, D);
       for (Part norm : {QUERY_NORM, KEY_NORM}) optional(i, norm, step.E);
+    }
+    if (const Ending* ending = step.ending) {
+      vector(ending->norm, step.x, D);
+      add(ending->weight, D, ending->outputs);
     }
   }
 
@@ -298,7 +319,12 @@ class ByTeam {
       multiply(member, 4 * i + 3, gated, of_w2.data());
       sum(i, W2_BIAS, of_w2.data(), middle, x);
     }
-    if (member.index == 0) std::memcpy(data(result), x, D * size);
+    if (step.ending) {
+      rows.norm(x, data(step.ending->norm), float(step.epsilon), D, normed);
+      multiply(member, 4 * step.count, normed, data(result));
+    } else if (member.index == 0) {
+      std::memcpy(data(result), x, D * size);
+    }
   }
 
   void norm(int64_t layer, Part part, const char* from, char* to) const {
@@ -362,17 +388,55 @@ class ByTeam {
   }
 };
 
+Tensor run(Step& step) {
+  if (step.B == 1 && step.count) return ByTeam(step).run();
+  return one_op_after_another(step);
+}
+
 Tensor layers(const Tensor& x, std::vector<Tensor> parts, std::vector<Tensor> caches,
               const Tensor& cos, const Tensor& sin, const Tensor& position, bool wraps,
               double epsilon, int64_t heads, int64_t kv_heads, int64_t width) {
   Step step(parts, caches, x, cos, sin, position, wraps, epsilon, heads, kv_heads, width);
-  if (step.B == 1 && step.count) return ByTeam(step).run();
-  return one_op_after_another(step);
+  return run(step);
+}
+
+// The rows of a table that tokens (B, 1) name.
+Tensor embedded(const Tensor& tokens, const Tensor& table) {
+  STD_TORCH_CHECK(tokens.scalar_type() == ScalarType::Long && tokens.dim() == 2 && tokens.size(1) == 1,
+                  "tokens have to be (B, 1), int64");
+  STD_TORCH_CHECK(table.dim() == 2 && table.is_contiguous(), "the table has to be (V, D), contiguous");
+  Tensor x = torch::stable::new_empty(table, {tokens.size(0), table.size(1)});
+  for (int64_t b = 0; b < tokens.size(0); ++b) {
+    const int64_t token = static_cast<const int64_t*>(tokens.const_data_ptr())[b * tokens.stride(0)];
+    STD_TORCH_CHECK(token >= 0 && token < table.size(0), "token ", token, " is not in a table of ",
+                    table.size(0));
+    std::memcpy(data(x) + b * row_bytes(x), data(table) + token * row_bytes(x), row_bytes(x));
+  }
+  return x;
+}
+
+Tensor decode(const Tensor& tokens, const Tensor& table, std::vector<Tensor> parts,
+              std::vector<Tensor> caches, const Tensor& frequencies, const Tensor& position,
+              bool wraps, double epsilon, int64_t heads, int64_t kv_heads, int64_t width,
+              const Tensor& norm, const Tensor& output) {
+  STD_TORCH_CHECK(frequencies.is_contiguous() && frequencies.scalar_type() == ScalarType::Float,
+                  "frequencies have to be float32, contiguous");
+  Tensor x = embedded(tokens, table);
+  Tensor cos = torch::stable::new_empty(frequencies, {frequencies.numel()});
+  Tensor sin = torch::stable::new_empty(frequencies, {frequencies.numel()});
+  const auto* of = static_cast<const float*>(frequencies.const_data_ptr());
+  auto *c = static_cast<float*>(cos.mutable_data_ptr()), *s = static_cast<float*>(sin.mutable_data_ptr());
+  for (int64_t at = one_position(position), i = 0; i < frequencies.numel(); ++i)
+    c[i] = std::cos(float(at) * of[i]), s[i] = std::sin(float(at) * of[i]);
+  const Ending ending{norm, output, table.size(0)};
+  Step step(parts, caches, x, cos, sin, position, wraps, epsilon, heads, kv_heads, width, &ending);
+  return run(step);
 }
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(quantbench, CPU, library) {
+  library.impl("cpu_decode", TORCH_BOX(&decode));
   library.impl("cpu_layers", TORCH_BOX(&layers));
   library.impl("cpu_before_attention", TORCH_BOX(&before_attention));
   library.impl("cpu_after_attention", TORCH_BOX(&after_attention));

@@ -2,7 +2,8 @@
 and sums in the same call as the products that they lie between. A step of 110 small ops spends a
 fifth of its time between them when its weights have 4 bits.
 
-    layers(…)                                   # all of them, over caches in x's dtype
+    decode(…)                                   # tokens to logits, over caches in their dtype
+    layers(…)                                   # all layers, where the ends are something else
     before_attention(…), after_attention(…)     # one, for other caches
 
 It means what models.llama.Block means; numbers are rounded to x's dtype where its modules round.
@@ -16,6 +17,12 @@ from torch import Tensor
 # Rows of x up to which this is for: more of them are a batch whose products take all the time.
 FEW = 16
 
+torch.library.define(
+    "quantbench::cpu_decode",
+    "(Tensor tokens, Tensor table, Tensor[] parts, Tensor(a!)[] caches, Tensor frequencies, "
+    "Tensor position, bool wraps, float epsilon, int heads, int kv_heads, int width, Tensor norm, "
+    "Tensor output) -> Tensor",
+)
 torch.library.define(
     "quantbench::cpu_layers",
     "(Tensor x, Tensor[] parts, Tensor(a!)[] caches, Tensor cos, Tensor sin, Tensor position, "
@@ -32,6 +39,25 @@ torch.library.define(
     "(Tensor y, Tensor x, Tensor wo, Tensor? wo_bias, Tensor norm, float epsilon, Tensor w13, "
     "Tensor? w13_bias, Tensor w2, Tensor? w2_bias, int width) -> Tensor",
 )
+
+
+@torch.library.register_fake("quantbench::cpu_decode")
+def _(
+    tokens,
+    table,
+    parts,
+    caches,
+    frequencies,
+    position,
+    wraps,
+    epsilon,
+    heads,
+    kv_heads,
+    width,
+    norm,
+    output,
+):
+    return table.new_empty((tokens.numel(), table.shape[0]))
 
 
 @torch.library.register_fake("quantbench::cpu_layers")
@@ -166,11 +192,9 @@ def layers(
     wraps: whether a cache that is full begins anew, as those of sliding windows do. All norms have
     one epsilon. RuntimeError for a position that is not in the cache.
     """
-    missing = x.new_empty(0)
     return torch.ops.quantbench.cpu_layers(
         x,
-        [part for layer in all_layers for part in layer.parts(missing)],
-        [cache for layer in all_layers for cache in (layer.keys, layer.values)],
+        *_tensors(all_layers),
         cos,
         sin,
         position,
@@ -180,3 +204,45 @@ def layers(
         kv_heads,
         width,
     )
+
+
+def decode(
+    tokens: Tensor,
+    table: Tensor,
+    all_layers: list[Layer],
+    frequencies: Tensor,
+    position: Tensor,
+    wraps: bool,
+    heads: int,
+    kv_heads: int,
+    width: int,
+    norm: Norm,
+    output: Linear,
+) -> Tensor:
+    """Logits (B, V) of the tokens after `tokens` (B, 1), which are at `position` (1,).
+
+    table: the embedding, (V, D). frequencies: radians a position of each of a head's E / 2 pairs,
+    float32. norm and output: what follows the layers; the output layer has no bias. The rest as
+    for `layers`. RuntimeError for tokens that are not in the table, too.
+    """
+    return torch.ops.quantbench.cpu_decode(
+        tokens,
+        table,
+        *_tensors(all_layers),
+        frequencies,
+        position,
+        wraps,
+        norm.epsilon,
+        heads,
+        kv_heads,
+        width,
+        norm.weight,
+        output.weight,
+    )
+
+
+def _tensors(all_layers: list[Layer]) -> tuple[list[Tensor], list[Tensor]]:
+    """Every layer's weights, and every layer's caches."""
+    missing = all_layers[0].attention_norm.weight.new_empty(0)
+    parts = [part for layer in all_layers for part in layer.parts(missing)]
+    return parts, [cache for layer in all_layers for cache in (layer.keys, layer.values)]

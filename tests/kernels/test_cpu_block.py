@@ -67,7 +67,7 @@ def without_cpp(model, tokens, cache="dense"):
 
     def setup_caches(*arguments):
         setup(*arguments)
-        model.decodes_in_cpp = False
+        model.decodes_in_cpp = model.whole_in_cpp = False
         for layer in model.layers:
             layer.decodes_in_cpp = False
 
@@ -94,7 +94,7 @@ def test_what_the_modules_mean(isa, dtype, name):
         tokens = torch.randint(0, 50, (rows, 14))
         with torch.no_grad():
             y = decoded(model, tokens)
-            assert model.decodes_in_cpp
+            assert model.whole_in_cpp
             wanted = without_cpp(exact, tokens)
             allowed = max(ALLOWED[dtype], 1.5 * error(without_cpp(model, tokens), wanted))
             assert error(y, wanted) < allowed
@@ -139,6 +139,22 @@ def test_a_batch_that_is_no_longer_small_takes_the_modules():
     assert not model.decodes_in_cpp and not model.layers[0].decodes_in_cpp
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_ends_that_are_not_in_cpp_are_left_to_the_modules(rows):
+    """An output layer or an embedding of another kind, around layers that are one op."""
+    model = built(PLAIN, torch.bfloat16)
+    tokens = torch.randint(0, 50, (rows, 10))
+    with torch.no_grad():
+        wanted = decoded(model, tokens)
+        assert model.whole_in_cpp
+        output = torch.nn.Linear(96, 50, bias=False)
+        output.weight = model.output.weight
+        model.output = output
+        y = decoded(model, tokens)
+    assert model.decodes_in_cpp and not model.whole_in_cpp
+    assert error(y, wanted) < ALLOWED[torch.bfloat16]
+
+
 def test_compiled_it_stores_where_it_should():
     """The op writes to the caches: the compiler must neither copy nor reorder them."""
     model = built(PLAIN, torch.bfloat16)
@@ -167,6 +183,28 @@ def test_what_it_does_not_take_is_an_error():
 
     assert run().shape == x.shape
     wide = [dataclasses.replace(layer, keys=layer.keys.float()) for layer in layers]
+
+    def whole(tokens=None, table=model.tok_embeddings.weight, frequencies=model.frequencies):
+        tokens = torch.tensor([[30]]) if tokens is None else tokens
+        ends = block.Norm(model.norm.weight, 1e-5), block.Linear(model.output.weight, None)
+        position = torch.tensor([0])
+        return block.decode(
+            tokens, table, layers, frequencies, position, False, 6, 2, 200, *ends
+        )  # fmt: skip
+
+    assert whole().shape == (1, 50)
+    for given, message in (
+        ({"tokens": torch.tensor([[50]])}, "token 50 is not in a table of 50"),
+        ({"tokens": torch.tensor([[-1]])}, "token -1"),
+        ({"tokens": torch.tensor([[1, 2]])}, r"\(B, 1\)"),
+        ({"tokens": torch.tensor([[1]], dtype=torch.int32)}, "int64"),
+        ({"table": model.tok_embeddings.weight[:40]}, r"a weight is \(50, 96\), not \(40, 96\)"),
+        ({"table": model.tok_embeddings.weight.double()}, "dtype|float32"),
+        ({"frequencies": model.frequencies.double()}, "frequencies"),
+        ({"frequencies": model.frequencies[:7]}, "cache"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            whole(**given)
     for given, message in (
         ({"position": 8}, "position 8 is not in a cache of 8"),
         ({"position": -1}, "position -1"),
