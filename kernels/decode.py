@@ -31,7 +31,7 @@ class Choice:
 
 def choose(device: torch.device, head_dim: int, group: int, dtype: torch.dtype) -> Choice:
     """For heads of `head_dim`, `group` of which share a key head, in `dtype`. On the CPU this
-    builds the kernel if that has not been done, which takes half a minute."""
+    builds the kernel if that has not been done, which takes a minute."""
     if head_dim % 8 or head_dim > HEAD_DIM:
         return Choice("torch", f"head_dim {head_dim} is no multiple of 8 up to {HEAD_DIM}")
     if group > GROUP or dtype not in DTYPES:

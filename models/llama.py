@@ -51,7 +51,7 @@ class Transformer(nn.Module):
 
         It lies on the embedding's device, in the embedding's dtype unless the cache quantizes. A
         model with a sliding window keeps no more than that. On the CPU the first call of all builds
-        the kernel that decodes over it, which takes half a minute.
+        the kernel that decodes over it, which takes a minute.
         """
         config, weight = self.config, self.tok_embeddings.weight
         self.decode_kernel = decode.choose(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -76,6 +77,7 @@ def test_the_json_holds_what_the_line_was_made_of(in_tmp):
     peaks = details["peak_memory_bytes"]
     assert set(peaks) == {"load", "warm_up", "generate"}
     assert record.peak_mem == pytest.approx(peaks["generate"]["resident"] / 1e9, abs=0.01)
+    assert 0 < details["first_token_s"] < details["first_steps_s"]
     assert details["kernel"] == "cpu" and details["versions"]["torch"] == torch.__version__
     table = subprocess.run(
         [sys.executable, "-m", "benchlog", "table", str(in_tmp / "runs.jsonl")],
@@ -93,6 +95,7 @@ def test_compiled_run_as_the_old_log_has_it(in_tmp):
     result = run(*split(command)[2:])
     assert result.exit_code == 0, result.stderr
     assert "Compiling" in result.stderr and "ppended one line" in result.stderr
+    assert re.search(r"to the first token: [\d.]+ s; to the first 3, compilation", result.stderr)
     record = Record.parse(Path("benchmarks.txt").read_text().splitlines()[0])
     assert record.compile and record.compile_prefill and record.repro == command
 

@@ -120,7 +120,7 @@ def built() -> Path:
         with open(folder / "lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # ends with the process, however it ends
             if not _intact(library):
-                print("Building the CPU kernels, once: about half a minute …", file=sys.stderr)
+                print("Building the CPU kernels, once: about a minute …", file=sys.stderr)
                 with tempfile.TemporaryDirectory(dir=folder) as scratch:
                     os.replace(_compile(compiler, sources, Path(scratch)), library)
     except OSError as error:
