@@ -200,32 +200,34 @@ def test_any_number_of_threads_gives_the_same_bits(isa, form):
     assert all(torch.equal(results[0], result) for result in results)
 
 
-def test_two_calls_at_once():
-    K = 512
-    weights = [packed(("int", 4, 64), 500, K), packed(("fp6", 6, None), 300, K)]
+@pytest.mark.parametrize("rows", [(1, 5), (40, 100)])
+def test_two_calls_at_once(rows):
     problems = [
-        (torch.randn(m, K).bfloat16(), linear.pack(weight, K), weight.scale.shape[0])
-        for m, weight in zip((1, 5), weights, strict=True)
+        (torch.randn(m, 512).bfloat16(), linear.pack(packed(form, N, 512), 512), N)
+        for m, form, N in zip(rows, (("int", 4, 64), ("fp6", 6, None)), (500, 300), strict=True)
     ]
-    at_once.check(linear.linear, problems, 100)
+    at_once.check(linear.linear, problems, 50)
 
 
+@pytest.mark.parametrize("rows", [4, 24])
 @pytest.mark.parametrize("isa", ISAS)
-def test_tensors_that_are_views(isa):
+def test_tensors_that_are_views(isa, rows):
     use(isa)
     K, N = 96, 20
     packed_bytes = linear.pack(packed(("int", 4, 32), N, K), K)
     for dtype in DTYPES:
-        x = torch.randn(4, K).to(dtype)
+        x = torch.randn(rows, K).to(dtype)
         y = linear.linear(x, packed_bytes, N)
-        elsewhere = torch.zeros(4, K + 1, dtype=dtype)[:, 1:]  # off a vector's boundary
+        elsewhere = torch.zeros(rows, K + 1, dtype=dtype)[:, 1:]  # off a vector's boundary
         elsewhere.copy_(x)
-        columns = torch.zeros(K, 4, dtype=dtype).T
+        columns = torch.zeros(K, rows, dtype=dtype).T
         columns.copy_(x)
         moved = torch.zeros(len(packed_bytes) + 3, dtype=torch.uint8)[3:]
         moved.copy_(packed_bytes)
-        for same in (elsewhere, columns, x.view(2, 2, K)):
-            assert torch.equal(linear.linear(same, moved, N).view(4, N), y)
+        same_row = x[:1].expand(rows, K)
+        assert torch.equal(linear.linear(same_row, moved, N), y[:1].expand(rows, N))
+        for same in (elsewhere, columns, x.view(2, rows // 2, K)):
+            assert torch.equal(linear.linear(same, moved, N).view(rows, N), y)
 
 
 def test_nothing_comes_of_nothing():

@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from kernels.cpu import build, linear
 from kernels.formats import Packed, dequantize
 from quantize.activation import rounded
-from tests.kernels import at_once
 from tests.kernels.instructions import best as best
 from tests.kernels.instructions import use
 from tests.kernels.packed_weights import FORMATS, name, packed
@@ -197,31 +196,3 @@ def test_a_row_is_the_same_among_any_others(isa):
         assert torch.equal(
             linear.linear(x[1050:1099].to(dtype), packed_bytes, 20), together[1050:1099]
         )
-
-
-def test_two_calls_at_once():
-    problems = [
-        (torch.randn(m, 512).bfloat16(), linear.pack(packed(form, N, 512), 512), N)
-        for m, form, N in ((40, ("int", 4, 64), 500), (100, ("fp6", 6, None), 300))
-    ]
-    at_once.check(linear.linear, problems, 50)
-
-
-@pytest.mark.parametrize("isa", ISAS)
-def test_tensors_that_are_views(isa):
-    use(isa)
-    K, N = 96, 20
-    packed_bytes = linear.pack(packed(("int", 4, 32), N, K), K)
-    for dtype in DTYPES:
-        x = torch.randn(24, K).to(dtype)
-        y = linear.linear(x, packed_bytes, N)
-        elsewhere = torch.zeros(24, K + 1, dtype=dtype)[:, 1:]  # off a vector's boundary
-        elsewhere.copy_(x)
-        columns = torch.zeros(K, 24, dtype=dtype).T
-        columns.copy_(x)
-        moved = torch.zeros(len(packed_bytes) + 3, dtype=torch.uint8)[3:]
-        moved.copy_(packed_bytes)
-        same_row = x[:1].expand(24, K)
-        assert torch.equal(linear.linear(same_row, moved, N), y[:1].expand(24, N))
-        for same in (elsewhere, columns, x.view(2, 12, K)):
-            assert torch.equal(linear.linear(same, moved, N).view(24, N), y)
