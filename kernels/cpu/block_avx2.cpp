@@ -3,6 +3,7 @@
 #include "block.h"
 
 namespace {
+#include "wide_halves.h"
 #include "wide.h"
 #include "wide_avx2.h"
 

@@ -10,7 +10,7 @@ template <Number N>
 inline Floats read_lanes(const char* p) {
   if constexpr (N == Number::f32) return load<Floats>(p);
   else if constexpr (N == Number::f16) return from_f16(load<HalfWords>(p));
-  else return (Floats)(__builtin_convertvector(load<HalfWords>(p), Bits) << 16);
+  else return (Floats)(converted<Bits>(load<HalfWords>(p)) << 16);
 }
 
 template <Number N>
@@ -37,12 +37,6 @@ inline void write(char* row, int64_t index, int64_t n, Floats v) {
   char some[LANES * 4];
   write_lanes<N>(some, v);
   __builtin_memcpy(p, some, (n - index) * SIZE<N>);
-}
-
-inline float total(Floats v) {
-  for (int width = 8; width; width /= 2)
-    for (int i = 0; i < width; ++i) v[i] += v[i + width];
-  return v[0];
 }
 
 template <Number N>
@@ -79,8 +73,8 @@ void rotate(char* x, const float* cos, const float* sin, int64_t half) {
 // e^88, below -87 e^-87.
 inline Floats exponential(Floats x) {
   constexpr float SHIFT = 12582912;  // 1.5 · 2^23: adding it leaves an integer in the low bits
-  x = x < -87.0f ? all(-87.0f) : x;  // written so that NaN stays NaN
-  x = x > 88.0f ? all(88.0f) : x;
+  x = select(x < -87.0f, all(-87.0f), x);  // written so that NaN stays NaN
+  x = select(x > 88.0f, all(88.0f), x);
   const Floats shifted = x * 1.44269504f + SHIFT, n = shifted - SHIFT;
   const Floats r = (x - n * 0.693145752f) - n * 1.42860677e-6f;  // ln 2 in two parts
   constexpr float SERIES[] = {1 / 720.f, 1 / 120.f, 1 / 24.f, 1 / 6.f, 0.5f, 1, 1};

@@ -3,6 +3,7 @@
 #include "linear_many.h"
 
 namespace {
+#include "wide_halves.h"
 #include "wide.h"
 #include "wide_avx2.h"
 

@@ -24,7 +24,7 @@ inline ScaleAndZero read_scale(const Header& header, const uint8_t*& p) {
         return {low_half(both), high_half(both)};
       }
       p += 32;
-      return {(Floats)(__builtin_convertvector(load<HalfWords>(at), Bits) << 16), Floats{}};
+      return {(Floats)(converted<Bits>(load<HalfWords>(at)) << 16), Floats{}};
     case Scales::f16:
       p += zeros ? 64 : 32;
       return {from_f16(load<HalfWords>(at)), zeros ? from_f16(load<HalfWords>(at + 32)) : Floats{}};

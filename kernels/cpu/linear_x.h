@@ -7,7 +7,7 @@ inline Floats widened(Number type, const void* x) {
   if (type == Number::f32) return load<Floats>(x);
   HalfWords halves = load<HalfWords>(x);
   if (type == Number::f16) return from_f16(halves);
-  return (Floats)(__builtin_convertvector(halves, Bits) << 16);
+  return (Floats)(converted<Bits>(halves) << 16);
 }
 
 // One row of x, with zeros up to the padded columns.
@@ -68,7 +68,7 @@ inline void to_integers(float* x, int units, float scale, int16_t* to) {
     Floats v = load<Floats>(x + 16 * i), shifted = v * inverse + SHIFT;
     store(x + 16 * i, v - (shifted - SHIFT) * scale);
     Ints integers = (Ints)shifted - 0x4b400000;
-    store(to + 16 * i, __builtin_convertvector(integers, HalfWords));
+    store(to + 16 * i, converted<HalfWords>(integers));
   }
 }
 
@@ -86,8 +86,8 @@ inline float round_row(Rounding how, float* x, int64_t padded) {
   Floats low{}, high{};  // negated, so that both are the least
   for (int64_t k = 0; k < padded; k += 16) {
     Floats v = load<Floats>(x + k);
-    low = v < low ? v : low;
-    high = -v < high ? -v : high;
+    low = select(v < low, v, low);
+    high = select(-v < high, -v, high);
   }
   const float lowest = least(low), highest = -least(high);
   const bool symmetric = how == Rounding::int8;
@@ -99,8 +99,8 @@ inline float round_row(Rounding how, float* x, int64_t padded) {
   const Floats bottom = all(-128.0f), top = all(127.0f);
   for (int64_t k = 0; k < padded; k += 16) {
     Floats code = ((load<Floats>(x + k) / scale + SHIFT) - SHIFT) + zero;
-    code = code < bottom ? bottom : code;
-    code = code > top ? top : code;
+    code = select(code < bottom, bottom, code);
+    code = select(code > top, top, code);
     store(x + k, code - zero);
   }
   return scale;

@@ -84,12 +84,6 @@ void rows_by_tile(const Plain& problem, const char* const* rows, const float* x,
     for (int t = 0; t < T; ++t) sums[s][t] = sum[s][t];
 }
 
-inline float total(Floats v) {
-  for (int width = 8; width; width /= 2)
-    for (int i = 0; i < width; ++i) v[i] += v[i + width];
-  return v[0];
-}
-
 template <Number N>
 inline void put(const Plain& problem, int64_t token, int64_t row, float value) {
   char* to = static_cast<char*>(problem.y) + (token * problem.rows + row) * SIZE<N>;

@@ -1,18 +1,8 @@
-// Included after wide.h: AVX2 and F16C, a vector in two halves. Same functions as wide_portable.h.
+// Included after wide_halves.h and wide.h: AVX2 and F16C. Same functions as wide_portable.h.
 
-typedef uint8_t HalfBytes __attribute__((vector_size(32)));
-
-inline __m256i half_of(Bytes v, int i) {
-  __m256i halves[2];
-  __builtin_memcpy(halves, &v, 64);
-  return halves[i];
-}
 template <class V>
 inline V joined(__m256i a, __m256i b) {
-  __m256i halves[2] = {a, b};
-  V v;
-  __builtin_memcpy(&v, halves, 64);
-  return v;
+  return {(typename V::Half)a, (typename V::Half)b};
 }
 
 inline Bytes merged(uint8_t mask, Bytes a, Bytes b) { return (a & mask) | (b & uint8_t(~mask)); }
@@ -22,7 +12,7 @@ inline __m256i found16(const uint8_t* table, __m256i index) {
       _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table)), index);
 }
 inline Bytes lookup16(const uint8_t* table, Bytes index) {  // the index's high bits have to be 0
-  return joined<Bytes>(found16(table, half_of(index, 0)), found16(table, half_of(index, 1)));
+  return joined<Bytes>(found16(table, (__m256i)index.a), found16(table, (__m256i)index.b));
 }
 inline __m256i found64(const uint8_t* table, __m256i index) {
   const __m256i low = _mm256_and_si256(index, _mm256_set1_epi8(15));
@@ -32,13 +22,13 @@ inline __m256i found64(const uint8_t* table, __m256i index) {
   return _mm256_blendv_epi8(a, b, bit5);
 }
 inline Bytes lookup64(const uint8_t* table, Bytes index) {
-  return joined<Bytes>(found64(table, half_of(index, 0)), found64(table, half_of(index, 1)));
+  return joined<Bytes>(found64(table, (__m256i)index.a), found64(table, (__m256i)index.b));
 }
 
 inline bool any_zero(Bytes v) {
   __m256i zero = _mm256_setzero_si256();
-  return _mm256_movemask_epi8(_mm256_or_si256(_mm256_cmpeq_epi8(half_of(v, 0), zero),
-                                              _mm256_cmpeq_epi8(half_of(v, 1), zero))) != 0;
+  return _mm256_movemask_epi8(_mm256_or_si256(_mm256_cmpeq_epi8((__m256i)v.a, zero),
+                                              _mm256_cmpeq_epi8((__m256i)v.b, zero))) != 0;
 }
 
 inline Floats from_f16(HalfWords h) {
@@ -49,8 +39,8 @@ inline Floats from_f16(HalfWords h) {
 }
 inline HalfWords as_f16(Floats v) {
   constexpr int NEAREST = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
-  __m128i a = _mm256_cvtps_ph((__m256)half_of((Bytes)v, 0), NEAREST);
-  __m128i b = _mm256_cvtps_ph((__m256)half_of((Bytes)v, 1), NEAREST);
+  __m128i a = _mm256_cvtps_ph((__m256)v.a, NEAREST);
+  __m128i b = _mm256_cvtps_ph((__m256)v.b, NEAREST);
   return (HalfWords)_mm256_set_m128i(b, a);
 }
 
@@ -58,7 +48,7 @@ inline HalfWords as_f16(Floats v) {
 inline void dot(Ints& a, Ints& b, Bytes codes, const int32_t* x) {
   const __m256i even = _mm256_set1_epi32(x[0]), odd = _mm256_set1_epi32(x[1]);
   const __m256i low = _mm256_set1_epi16(255);
-  __m256i first = half_of(codes, 0), second = half_of(codes, 1);
+  __m256i first = (__m256i)codes.a, second = (__m256i)codes.b;
   a += joined<Ints>(_mm256_madd_epi16(_mm256_and_si256(first, low), even),
                     _mm256_madd_epi16(_mm256_and_si256(second, low), even));
   b += joined<Ints>(_mm256_madd_epi16(_mm256_srli_epi16(first, 8), odd),
