@@ -40,6 +40,7 @@ BETWEEN_PROCESSES, PRIOR_FREEDOM = 0.02, 3
 LEAST_ROUNDS, LEAST_PROCESSES = 10, 3
 TRIM = 0.3  # on either side: of ten rounds, three late ones change nothing
 STALLED = 0.1  # of the steps of a sample, also on either side
+FAR = 3.0  # standard deviations: no process's mean counts as further from the others' than this
 RESAMPLES = 200
 
 
@@ -159,6 +160,7 @@ def pooled(processes: Sequence[Array], seed: int = 0) -> tuple[float, float, int
     found = iter(variances)
     rounds = [(next(found) if len(logs) > 2 else usual) / len(logs) for logs in processes]
     expected = BETWEEN_PROCESSES**2 + np.array(rounds)
+    means = drawn_in(means, np.sqrt(expected))
     centre = float(np.average(means, weights=1 / expected))
     prior, known = float(PRIOR_FREEDOM), sum(freedom for _, freedom in within)
     if known:  # few rounds tell little of their own variance (Satterthwaite 1946)
@@ -169,6 +171,19 @@ def pooled(processes: Sequence[Array], seed: int = 0) -> tuple[float, float, int
     scatter = float((means - centre) ** 2 @ (1 / expected))
     factor = (prior + scatter) / (prior + others)
     return centre, math.sqrt(factor / (1 / expected).sum()), max(2, int(prior + others))
+
+
+def drawn_in(means: Array, deviations: Array) -> Array:
+    """The processes' means, each no further than FAR of its deviations from their median: now and
+    then a process is slow by half for as long as it lives, and one is no witness against nine.
+
+    Where processes scatter by more than was expected of them, by their median absolute deviation,
+    that much further.
+    """
+    middle = np.median(means)
+    off = (means - middle) / deviations
+    reach = FAR * max(1.0, float(np.median(np.abs(off))) / NormalDist().inv_cdf(0.75))
+    return np.asarray(middle + np.clip(off, -reach, reach) * deviations)
 
 
 def bootstrapped(logs: Array, seed: int = 0) -> tuple[float, int]:
