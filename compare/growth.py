@@ -80,6 +80,8 @@ def growth(
     chosen = [str(spec.parse(name)) for name in names_of("--schemes", schemes, SCHEMES)]
     wanted = {name: whole_numbers(values, name, axes) for name in axes}
     points = read(json_path)
+    if Path(chart).suffix != ".svg":
+        raise UsageError(f"--chart {chart}: it is drawn as SVG; end its name in .svg")
     settings = Settings(max_rounds=max_rounds, tokens=0, processes=1)
     common = RunConfig(
         device=device,

@@ -19,6 +19,7 @@ def draw(points: Sequence[dict[str, Any]], path: Path) -> None:
     """As SVG. Raises OSError."""
     import matplotlib
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullLocator
 
     axes = [name for name in TITLES if any(point["axis"] == name for point in points)]
     schemes = list(dict.fromkeys(point["scheme"] for point in points))
@@ -33,15 +34,24 @@ def draw(points: Sequence[dict[str, Any]], path: Path) -> None:
                 "tokens per second, all rows" if name == "batch" else "tokens per second"
             )
             panel.set_yscale("log")
+            panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
+            panel.yaxis.set_minor_locator(NullLocator())
             panel.yaxis.set_major_formatter("{x:g}")
-            panel.yaxis.set_minor_formatter("{x:g}")
-            panel.grid(alpha=0.3, which="both")
+            panel.grid(alpha=0.3)
             if name == "batch":
                 panel.set_xscale("log", base=2)
-                panel.xaxis.set_major_formatter("{x:g}")
+                panel.xaxis.set_minor_locator(NullLocator())
+            values = sorted(
+                {point["value"] / _unit(name) for point in points if point["axis"] == name}
+            )
+            panel.set_xticks(values, [f"{value:.3g}" for value in values])
             if number == 1:
                 panel.legend(title="dashed: the limit", fontsize=8, title_fontsize=8)
         figure.savefig(path, format="svg", metadata={"Date": None})
+
+
+def _unit(axis: str) -> int:
+    return 1000 if axis == "depth" else 1
 
 
 def _line(
@@ -49,8 +59,7 @@ def _line(
 ) -> None:
     mine = [point for point in points if (point["axis"], point["scheme"]) == (axis, scheme)]
     mine.sort(key=lambda point: point["value"])
-    unit = 1000 if axis == "depth" else 1
-    x = [point["value"] / unit for point in mine]
+    x = [point["value"] / _unit(axis) for point in mine]
     panel.plot(x, [point["decode_tok_s"] for point in mine], "o-", color=colour, label=scheme)
     if all(point["limit_tok_s"] for point in mine):
         panel.plot(x, [point["limit_tok_s"] for point in mine], "--", color=colour, alpha=0.7)

@@ -250,6 +250,7 @@ def test_growth_measures_one_point(tmp_path, monkeypatch):
         (["--over", "none", "--json", "none.json"], "holds no points yet"),
         (["--over", "none", "--json", "wrong.json"], "is not what this command writes"),
         (["--schemes", "int9wo"], "int8wo"),
+        (["--over", "none", "--chart", "growth.png"], "end its name in .svg"),
     ],
 )
 def test_what_growth_refuses(arguments, said, tmp_path, monkeypatch):
