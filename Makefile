@@ -33,7 +33,7 @@ test: .venv/installed-dev
 test-gpu: .venv/installed-dev
 	$(PY) -m pytest -m gpu $(ARGS)
 
-# 80 comparisons, each of 4 to 10 processes an arm: 45 minutes on a machine that does nothing else.
+# 80 comparisons, each of 4 to 10 processes an arm: half an hour on a machine that does nothing else.
 trust: .venv/installed-dev
 	rm -f trust.jsonl
 	PYTHONPATH=. $(PY) tests/compare/trust.py

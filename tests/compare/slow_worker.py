@@ -1,4 +1,4 @@
-"""A real worker whose samples take a share longer than they do: what `make trust` has to find.
+"""A real worker whose every step takes a share longer than it does: what `make trust` has to find.
 
 slow_worker.py SHARE
 """
@@ -6,33 +6,45 @@ slow_worker.py SHARE
 import sys
 import time
 
+import generate
 from compare.worker import Worker, serve
 
 
+def slowed(step, share):
+    """`step`, and then a wait for that share of the time it took."""
+
+    def longer(*arguments, **options):
+        started = time.perf_counter()
+        result = step(*arguments, **options)
+        end = time.perf_counter()
+        end += share * (end - started)
+        while time.perf_counter() < end:
+            pass
+        return result
+
+    return longer
+
+
 class SlowWorker(Worker):
+    """The prompt's step too: a wait between two steps would be left out as one that was halted."""
+
     def __init__(self, share: float) -> None:
         self.share = share
 
-    def sample(self, index):
-        """Waits after each token for a share of the time that has passed since the last one."""
-        one_sample, last = self.one_sample, time.perf_counter()
+    def get_ready(self):
+        make_session = generate.make_session
 
-        def slowed(index, after_token):
-            def wait():
-                nonlocal last
-                now = time.perf_counter()
-                while time.perf_counter() < now + self.share * (now - last):
-                    pass
-                after_token()
-                last = time.perf_counter()
+        def make_slow_session(*arguments):
+            session = make_session(*arguments)
+            session.step = slowed(session.step, self.share)
+            session.prefill = slowed(session.prefill, self.share)
+            return session
 
-            return one_sample(index, after_token=wait)
-
-        self.one_sample = slowed
+        generate.make_session = make_slow_session
         try:
-            return super().sample(index)
+            return super().get_ready()
         finally:
-            self.one_sample = one_sample
+            generate.make_session = make_session
 
 
 if __name__ == "__main__":
