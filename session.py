@@ -95,7 +95,7 @@ class Session:
         self.device = model.tok_embeddings.weight.device
         self.prefill_chunk = prefill_chunk or CHUNK.get(self.device.type, CHUNK["cpu"])
         model.setup_caches(batch_size, cache_size, cache)
-        options = compiling.options(self.device) if compile_decode else {}
+        options = compiling.options(self.device) if compile_decode or compile_prefill else {}
         self.step = self._next_token
         self.prefill = self._next_token
         self.fill = model.hidden
@@ -105,8 +105,9 @@ class Session:
             self.step = torch.compile(self._next_token, fullgraph=True, options=options)
         if compile_prefill:
             # Prompts differ in length, and a CUDA graph or a frozen kernel serves only one.
-            self.prefill = _for_any_length(torch.compile(self._next_token, fullgraph=True))
-            self.fill = _for_any_length(torch.compile(model.hidden, fullgraph=True))
+            more = {"fullgraph": True, "options": options if self.device.type == "cpu" else {}}
+            self.prefill = _for_any_length(torch.compile(self._next_token, **more))
+            self.fill = _for_any_length(torch.compile(model.hidden, **more))
 
     def _next_token(
         self, tokens: Tensor, input_pos: Tensor, start: int | None = None
