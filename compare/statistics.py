@@ -174,8 +174,8 @@ def pooled(processes: Sequence[Array], seed: int = 0) -> tuple[float, float, int
 
 
 def drawn_in(means: Array, deviations: Array) -> Array:
-    """The processes' means, each no further than FAR of its deviations from their median: now and
-    then a process is slow by half for as long as it lives, and one is no witness against nine.
+    """The processes' means, each no further than FAR of its deviations from their median: one
+    that is off by half for as long as it lives is no witness against nine (docs/LOG.md).
 
     Where processes scatter by more than was expected of them, by their median absolute deviation,
     that much further.
