@@ -11,7 +11,7 @@ PROMPT := def read_lines(path):
 CHECKED := CXX=g++ CXXFLAGS="-O1 -g -fno-omit-frame-pointer -D_GLIBCXX_ASSERTIONS \
 	-fsanitize=address,undefined -fno-sanitize-recover=all"
 CHECKS := ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
-CPU_TESTS = $(filter-out %_build.py,$(wildcard tests/kernels/test_cpu_*.py))
+CPU_TESTS = $(filter-out %_build.py,$(wildcard tests/ops/test_cpu_*.py))
 
 .PHONY: demo test check test-gpu trust sanitize clean
 .SILENT: demo sanitize .venv/installed .venv/installed-dev
@@ -46,7 +46,7 @@ check: .venv/installed-dev
 	$(PY) -m compare readme --check
 
 sanitize: .venv/installed-dev
-	$(CHECKED) $(PY) -c "from kernels.cpu import build; build.built()"
+	$(CHECKED) $(PY) -c "from ops.cpu import build; build.built()"
 	LD_PRELOAD="$(foreach name,asan stdc++,$$(g++ -print-file-name=lib$(name).so))" \
 		$(CHECKED) $(CHECKS) $(PY) -m pytest -q -x -s $(CPU_TESTS) -k "not compile" $(ARGS)
 

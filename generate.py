@@ -37,12 +37,12 @@ from quantize.spec import parse
 if TYPE_CHECKING:  # torch takes seconds to import; --help and a mistyped option need none of it
     import torch
 
-    from loading import Loading
     from models.config import ModelConfig
     from models.llama import Transformer
     from models.tokenizer import Tokenizer
     from quantize.spec import Spec
-    from session import Generation, Session
+    from run.loading import Loading
+    from run.session import Generation, Session
 
 Report = Callable[[int, int], None]
 STARTED = time.perf_counter()  # of this process: Python and the imports above take 0.1 s
@@ -156,9 +156,9 @@ def make_plan(config: RunConfig) -> Plan:
     import torch
 
     import devices
-    from loading import Loading, scheme_of
-    from models.checkpoint import load_config, model_name, tokenizer_folder
+    from models.checkpoints.load import load_config, model_name, tokenizer_folder
     from models.tokenizer import ByteTokenizer, load_tokenizer
+    from run.loading import Loading, scheme_of
 
     spec = scheme_of(config)
     device = devices.resolve(config.device)
@@ -209,9 +209,9 @@ def positions(config: RunConfig, prompt: int, context: int) -> int:
 
 def load(plan: Plan, report: Report) -> tuple[Transformer, dict[str, int]]:
     """The quantized model, and the peak memory of loading it; the compiler gets ready beside it."""
-    import compiling
     import devices
     from quantize.spec import AutoQuant
+    from run import compiling
 
     devices.reset_peak_memory(plan.device)
     alone = isinstance(plan.spec, AutoQuant)  # which times kernels meanwhile
@@ -224,7 +224,7 @@ def load(plan: Plan, report: Report) -> tuple[Transformer, dict[str, int]]:
 
 def dry_run(plan: Plan) -> str:
     """Sizes and kernels, from shapes alone."""
-    import sizes
+    from run import sizes
 
     config = plan.config
     return sizes.report(config, plan.architecture, plan.spec, plan.device, plan.cache_size)
@@ -233,7 +233,7 @@ def dry_run(plan: Plan) -> str:
 def memory(plan: Plan) -> str:
     """What will be allocated, before any of it is; MemoryShortage if it cannot be."""
     import devices
-    import sizes
+    from run import sizes
 
     free = devices.free_memory(plan.device)
     return sizes.check_memory(
@@ -244,8 +244,8 @@ def memory(plan: Plan) -> str:
 def make_session(plan: Plan, model: Transformer) -> Session:
     import torch
 
-    from session import Sampling, Session
-    from sizes import kv_cache
+    from run.session import Sampling, Session
+    from run.sizes import kv_cache
 
     config = plan.config
     session = Session(
@@ -270,7 +270,7 @@ def make_session(plan: Plan, model: Transformer) -> Session:
 def measure(plan: Plan, session: Session) -> dict[str, Any]:
     """Compile, warm up, take the samples; everything known about the run, ready for JSON."""
     import devices
-    from tracing import trace
+    from run.tracing import trace
 
     config, device = plan.config, plan.device
     one_sample = sampler(plan, session)
@@ -440,7 +440,7 @@ def chat(plan: Plan, session: Session) -> None:
     """What --interactive asks for."""
     import torch
 
-    from conversation import converse
+    from run.chat import converse
 
     def next_tokens(ids: list[int], start: int) -> Iterator[int]:
         prompt = torch.tensor([ids], device=plan.device)

@@ -4,13 +4,13 @@ import sys
 
 import click
 
-from compare.ab import ab
-from compare.growth import growth
-from compare.peers import peers
-from compare.quality import quality
-from compare.readme import readme
-from compare.replay import replay
-from compare.roofline import roofline
+from compare.commands.ab import ab
+from compare.commands.growth import growth
+from compare.commands.peers import peers
+from compare.commands.quality import quality
+from compare.commands.readme import readme
+from compare.commands.replay import replay
+from compare.commands.roofline import roofline
 from generate import explained
 
 

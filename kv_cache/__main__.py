@@ -68,10 +68,10 @@ def measured(
     import torch
 
     import devices
-    from bandwidth import Bandwidth
-    from kernels import decode
     from kv_cache import CACHES
-    from models.checkpoint import load_config
+    from models.checkpoints.load import load_config
+    from ops import attention as decode
+    from run.bandwidth import Bandwidth
 
     config = load_config(checkpoint_path)
     device = devices.resolve(device_name)

@@ -6,9 +6,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from kernels.chunk import chunk_attention
-from kernels.decode import decode_attention
-from kernels.kv import Stored, dequantize
+from ops.attention import decode_attention
+from ops.kv import Stored, dequantize
+from ops.prefill_attention import chunk_attention
 
 Shape = tuple[int, int, int, int]
 FILLED_AT_ONCE = 4096  # positions
@@ -20,11 +20,11 @@ class KVCache(nn.Module):
     B rows, K key/value heads, T slots, D head_dim. T is the number of positions, or, with a
     `window`, that of those if it is smaller: a query sees only the last `window` positions, and the
     next one takes the slot of the oldest. A kind of cache says what it stores for a key or value
-    (`allocate`) and how (`encode`); kernels/kv.py says what its `format` means.
+    (`allocate`) and how (`encode`); ops/kv.py says what its `format` means.
     """
 
     format: ClassVar[str]
-    kernel = "torch"  # that decodes over it: a name of kernels/decode.py
+    kernel = "torch"  # that decodes over it: a name of ops/attention.py
 
     def __init__(
         self,

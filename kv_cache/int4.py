@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from errors import UsageError
-from kernels.kv import INT4_GROUP
-from kernels.packing import pack
 from kv_cache.base import KVCache, Shape
+from ops.kv import INT4_GROUP
+from ops.packing import pack
 
 
 class Int4KVCache(KVCache):

@@ -21,12 +21,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from devices import stored_bytes
-from kernels import decode
-from kernels.cpu import block as in_cpp
-from kernels.reference import attention
 from kv_cache.base import CacheFactory, KVCache
 from kv_cache.dense import DenseKVCache
 from models.config import ModelConfig, RopeScaling
+from ops import attention as decode
+from ops.cpu import step as in_cpp
+from ops.reference import attention
 
 
 class Transformer(nn.Module):

@@ -43,7 +43,9 @@ def main(
             parse(name)
         given = {"checkpoint_path": checkpoint_path, "device": device, "precision": precision}
         base = RunConfig(**given, calibration_text=text)
-        import overview  # torch takes its seconds after the options have been read
+        from compare.commands import (
+            schemes as overview,  # torch takes its seconds after the options have been read
+        )
 
         rows = overview.rows(
             base, schemes, measure, tokens, lambda line: click.echo(line, err=True)

@@ -1,4 +1,4 @@
-"""The C++ kernels for the CPU (kernels/cpu/linear.py), for every scheme: a layer keeps its weight
+"""The C++ kernels for the CPU (ops/cpu/linear.py), for every scheme: a layer keeps its weight
 in the one order that they read it in, and nothing else."""
 
 from typing import Any
@@ -24,7 +24,7 @@ class PackedLinear(nn.Linear):
         return self.activation is None
 
     def forward(self, x: Tensor) -> Tensor:
-        from kernels.cpu.linear import linear
+        from ops.cpu.linear import linear
 
         if self.activation is None:
             y = linear(x, self.weight, self.out_features, self.rounded)
@@ -39,7 +39,7 @@ def as_cpu(layer: nn.Linear, spec: Any) -> nn.Module:
 
     Raises KernelError for scales that are not finite.
     """
-    from kernels.cpu.linear import ROUNDINGS, pack
+    from ops.cpu.linear import ROUNDINGS, pack
 
     weight, columns = layer.weight.data, layer.in_features
     quantized = isinstance(weight, PackedWeight)
@@ -59,6 +59,6 @@ def no_cpu(spec: Any, device: torch.device, dtype: torch.dtype) -> str | None:
         return "the C++ kernels run on the CPU"
     if dtype not in DTYPES:
         return f"the C++ kernels take float32, bfloat16 and float16, not {str(dtype)[6:]}"
-    from kernels.cpu import build
+    from ops.cpu import build
 
     return build.refusal()

@@ -5,7 +5,7 @@
     weight.dequantize()                 # (N, K) in weight.dtype
 
 It is built on torchao's base class, so it survives torch.compile, .to(), state_dict, deepcopy and
-slicing along rows. What its codes mean is kernels/formats.py's; a kernel of torchao's or
+slicing along rows. What its codes mean is ops/formats.py's; a kernel of torchao's or
 bitsandbytes' that wants another layout makes it from this one.
 """
 
@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import return_and_correct_aliasing
 from torchao.utils import TorchAOBaseTensor, fill_defaults
 
-from kernels import formats, reference
-from kernels.formats import Packed
+from ops import formats, reference
+from ops.formats import Packed
 from quantize.activation import rounded
 
 aten = torch.ops.aten
@@ -29,7 +29,7 @@ PLANE_NAMES = ("plane0", "plane1", "plane2")
 class PackedWeight(TorchAOBaseTensor):
     """A quantized (N, K) weight: planes of codes, a scale (and a zero point) for every group.
 
-    The fields are those of `kernels.formats.Packed`; besides, `dtype` is what it dequantizes to,
+    The fields are those of `ops.formats.Packed`; besides, `dtype` is what it dequantizes to,
     `kernel` multiplies by it, and `activation` says how activations are rounded before the product
     (quantize/activation.py), None that they are not.
     """
@@ -146,7 +146,7 @@ def linear(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
 
 
 def _triton(x: Tensor, weight: Packed) -> Tensor:
-    from kernels.triton.linear import linear
+    from ops.triton.linear import linear
 
     return linear(x, weight)
 

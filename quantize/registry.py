@@ -13,7 +13,9 @@ from torchao.core.config import AOBaseConfig
 from torchao.quantization.transform_module import register_quantize_module_handler
 
 from errors import CheckpointError, KernelError
-from quantize import (
+from quantize.packed import PackedWeight
+from quantize.scheme import Kernel, Scheme
+from quantize.schemes import (
     bitsandbytes,
     float8,
     fp4,
@@ -24,8 +26,6 @@ from quantize import (
     sparse_marlin,
     uintx,
 )
-from quantize.packed import PackedWeight
-from quantize.scheme import Kernel, Scheme
 from quantize.spec import (
     BitsAndBytes,
     Float6,

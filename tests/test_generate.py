@@ -20,9 +20,9 @@ from benchlog import log
 from benchlog.config import parse, split
 from benchlog.record import Record
 from generate import main
-from kernels.cpu import build
-from loading import Loading
-from models.checkpoint import load_model
+from models.checkpoints.load import load_model
+from ops.cpu import build
+from run.loading import Loading
 
 ROOT = Path(__file__).parent.parent
 TINY = ROOT / "models" / "tiny"

@@ -8,11 +8,11 @@ import pytest
 ROOT = Path(__file__).parent.parent
 FLOORS = (
     {"errors"},
-    {"devices", "kernels"},
-    {"kv_cache", "bandwidth", "compiling"},
+    {"devices", "ops"},
+    {"kv_cache"},
     {"quantize", "models", "benchlog"},
-    {"session", "loading", "sizes", "scoring", "conversation", "tracing"},
-    {"generate", "overview"},
+    {"run"},
+    {"generate"},
     {"compare"},
 )
 FLOOR = {room: number for number, floor in enumerate(FLOORS) for room in floor}

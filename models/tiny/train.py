@@ -28,9 +28,9 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from models.checkpoints.names import hugging_face
 from models.config import ModelConfig
 from models.llama import Transformer
-from models.names import hugging_face
 
 HERE = Path(__file__).parent
 CONTEXT = 1024

@@ -7,7 +7,7 @@ import sys
 import time
 
 import generate
-from compare.worker import Worker, serve
+from compare.sampling.worker import Worker, serve
 
 
 def slowed(step, share):

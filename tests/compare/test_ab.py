@@ -15,8 +15,8 @@ from xml.etree import ElementTree
 import pytest
 
 from benchlog import log
-from compare import ab as command
 from compare.__main__ import commands
+from compare.commands import ab as command
 from errors import MemoryShortage, QuantbenchError
 
 ROOT = Path(__file__).parent.parent.parent
@@ -274,7 +274,7 @@ def test_ctrl_c_ends_with_the_results_so_far(tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_worker_that_waits_burns_nothing():
-    from compare.process import Process
+    from compare.sampling.process import Process
 
     worker = Process()
     try:
@@ -390,7 +390,7 @@ def test_every_scheme_that_runs_here(monkeypatch):
 
 
 def test_the_worker_knows_what_runs_here():
-    from compare.worker import Worker
+    from compare.sampling.worker import Worker
 
     schemes = Worker().schemes(["--device", "cpu"])["schemes"]
     assert {"none", "int8wo", "fp6", "uintx-2-64", "autoquant"} <= set(schemes)
@@ -400,7 +400,7 @@ def test_the_worker_knows_what_runs_here():
 
 def test_an_arm_too_large_for_the_machine_is_told_from_one_without_room(monkeypatch):
     """The one fails, for the other the arms beside it make room."""
-    from compare.worker import NeverFits, Worker
+    from compare.sampling.worker import NeverFits, Worker
 
     monkeypatch.setattr("devices.free_memory", lambda device: 300_000_000)
     arguments = ["--device", "cpu", "--cache_size", "100000"]  # 512 MB of bfloat16 keys and values

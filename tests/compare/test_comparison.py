@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from benchlog.config import RunConfig
-from compare.arm import make_arms
-from compare.comparison import SAMPLES_PER_TURN, SETTLING_ROUNDS, TURNS, Comparison
-from compare.results import Results, Settings
-from compare.rows import rows
+from compare.figures.rows import rows
+from compare.sampling.arm import make_arms
+from compare.sampling.comparison import SAMPLES_PER_TURN, SETTLING_ROUNDS, TURNS, Comparison
+from compare.sampling.results import Results, Settings
 
 FAKE = (sys.executable, str(Path(__file__).parent / "fake_worker.py"))
 COMMON = RunConfig(max_new_tokens="4")
@@ -19,7 +19,7 @@ ARMS = ("--quantization none", "--quantization int8wo", "--quantization fp6")
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
-    monkeypatch.setattr("compare.comparison.SETTLED", 0)
+    monkeypatch.setattr("compare.sampling.comparison.SETTLED", 0)
 
 
 def begin(arms=ARMS, **settings):
@@ -143,7 +143,7 @@ def interrupt_at(count):
 
 @pytest.mark.parametrize("in_turn", [False, True])
 def test_interrupted_and_gone_on_with(tmp_path, monkeypatch, in_turn):
-    monkeypatch.setattr("compare.comparison.SPEAK_EVERY", -1)
+    monkeypatch.setattr("compare.sampling.comparison.SPEAK_EVERY", -1)
     noisy = ["--noise", "2"]
     results = begin(max_rounds=6, in_turn=in_turn)
     found = compare(results, noisy, noisy, noisy, folder=tmp_path, say=interrupt_at(4))

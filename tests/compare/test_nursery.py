@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from compare.nursery import Nursery
-from compare.process import Process, WorkerFailed, environment
+from compare.sampling.nursery import Nursery
+from compare.sampling.process import Process, WorkerFailed, environment
 
 WORKER = """
 import json, os, sys
@@ -98,8 +98,8 @@ def test_where_the_nursery_is_gone_processes_are_started(tmp_path):
 
 COORDINATOR = """
 import sys, time
-from compare.nursery import Nursery
-from compare.process import Process, environment
+from compare.sampling.nursery import Nursery
+from compare.sampling.process import Process, environment
 nursery = Nursery(environment())
 process = Process((sys.executable, sys.argv[1]), nursery)
 process.ask("tell")

@@ -13,13 +13,14 @@ import torch
 from click.testing import CliRunner
 
 from benchlog.config import RunConfig, argv
-from compare import peer_packages, peers
-from compare.comparison import Comparison
-from compare.gguf_file import FORMATS, check, q6_k, weight_bytes, write
-from compare.peer_worker import HuggingFace, PeerWorker, Work, hugging_face
-from compare.results import ArmResult, Results, Settings
+from compare.commands import peers
+from compare.peers import packages as peer_packages
+from compare.peers.gguf_file import FORMATS, check, q6_k, weight_bytes, write
+from compare.peers.worker import HuggingFace, PeerWorker, Work, hugging_face
+from compare.sampling.comparison import Comparison
+from compare.sampling.results import ArmResult, Results, Settings
 from errors import LogError, UsageError
-from models.checkpoint import load_config, load_model
+from models.checkpoints.load import load_config, load_model
 
 HERE = Path(__file__).parent
 # A small Llama whose every width fits every format; grouped queries, rotations scaled.
@@ -183,7 +184,7 @@ def test_a_folder_that_is_not_there(tmp_path):
 
 def test_nothing_half_written_stays(tmp_path, monkeypatch):
     gguf()
-    monkeypatch.setattr("compare.gguf_file.load_model", lambda *_: 1 / 0)
+    monkeypatch.setattr("compare.peers.gguf_file.load_model", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         PeerWorker().write_file(str(tmp_path / "m.gguf"), checkpoint(tmp_path), "BF16", None)
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
@@ -219,7 +220,7 @@ def test_hugging_face_decodes_as_it_reads(tmp_path):
 @pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is None, reason="no llama-cpp-python")
 def test_llama_cpp_says_what_we_say(tmp_path):
     """It rounds activations to bfloat16 elsewhere than we do: 3 % of the largest logit."""
-    from compare.peer_worker import LlamaCpp
+    from compare.peers.worker import LlamaCpp
 
     name, path = checkpoint(tmp_path), tmp_path / "model.gguf"
     write(path, name, "BF16")

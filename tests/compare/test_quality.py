@@ -13,18 +13,18 @@ from click.testing import CliRunner
 
 import generate
 from benchlog.config import RunConfig, parse
-from compare import reference as kept
-from compare.fidelity import Logits, score, summary
-from compare.layers import sqnr, sqnr_of_layers
-from compare.quality import quality
+from compare.commands.quality import quality
+from compare.fidelity import reference_logits as kept
+from compare.fidelity.layer_sqnr import sqnr, sqnr_of_layers
+from compare.fidelity.scores import Logits, score, summary
 from errors import KernelError
-from kernels.cpu import build
-from models.checkpoint import load_model
-from models.sources import EMBEDDED
+from models.checkpoints.load import load_model
+from models.checkpoints.sources import EMBEDDED
 from models.tokenizer import load_tokenizer
+from ops.cpu import build
 from quantize.registry import Quantizer
 from quantize.spec import parse as scheme
-from scoring import predictions, token_nats
+from run.scoring import predictions, token_nats
 
 TOKENS = 600
 TOKENIZER = load_tokenizer(EMBEDDED, 4096)

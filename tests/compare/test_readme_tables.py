@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from benchlog import log
-from compare.readme import BEGIN, END, groups, readme
+from compare.commands.readme import BEGIN, END, groups, readme
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "tests" / "data" / "torchao_llama_log.txt"

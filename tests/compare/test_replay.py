@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from benchlog import log
 from benchlog.config import parse
-from compare.replay import checkpoint, mapped, replay
+from compare.commands.replay import checkpoint, mapped, replay
 from generate import main as generate
 
 REFERENCE = Path(__file__).parents[1] / "data" / "torchao_llama_log.txt"

@@ -11,14 +11,14 @@ import torch
 from click.testing import CliRunner
 
 from benchlog.config import RunConfig
-from compare import growth as growth_module
-from compare import whole
-from compare.growth import growth
-from compare.growth_picture import draw
-from compare.limits import over, share, step_bytes
-from compare.products import Stack, kernels, shapes
-from compare.results import ArmResult, Settings
-from compare.roofline import beside_stock, layer_rows, roofline
+from compare.commands import growth as growth_module
+from compare.commands.growth import growth
+from compare.commands.roofline import beside_stock, layer_rows, roofline
+from compare.figures import decode_limit as whole
+from compare.figures.limits import over, share, step_bytes
+from compare.output.lines import draw
+from compare.sampling.layer_timing import Stack, kernels, shapes
+from compare.sampling.results import ArmResult, Settings
 
 FAKE = (sys.executable, str(Path(__file__).parent / "fake_worker.py"))
 

@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from compare import statistics
-from compare.statistics import Estimate, estimate, is_look, paired, student, verdict
+from compare.figures import statistics
+from compare.figures.statistics import Estimate, estimate, is_look, paired, student, verdict
 
 PROCESSES, EACH, PRECISION = 10, 10, 0.02
 MOST_ROUNDS = PROCESSES * EACH

@@ -16,12 +16,12 @@ from pathlib import Path
 import click
 
 from benchlog.config import RunConfig
-from compare.arm import Arm
-from compare.comparison import Comparison
-from compare.nursery import Nursery
-from compare.process import COMMAND, environment
-from compare.results import Results, Settings
-from compare.rows import rows
+from compare.figures.rows import rows
+from compare.sampling.arm import Arm
+from compare.sampling.comparison import Comparison
+from compare.sampling.nursery import Nursery
+from compare.sampling.process import COMMAND, environment
+from compare.sampling.results import Results, Settings
 
 SLOW = (sys.executable, str(Path(__file__).parent / "slow_worker.py"))
 SHARE = 0.05

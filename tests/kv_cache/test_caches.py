@@ -5,14 +5,14 @@ import pytest
 import torch
 
 from errors import UsageError
-from kernels import chunk
-from kernels.cpu.attention import unavailable
-from kernels.kv import dequantize
 from kv_cache import CACHES, base
 from kv_cache.dense import DenseKVCache
 from kv_cache.eight_bit import Float8KVCache, Int8KVCache
 from kv_cache.int4 import Int4KVCache
-from tests.kernels.exact import UNIT, attention, causal
+from ops import prefill_attention as chunk
+from ops.cpu.attention import unavailable
+from ops.kv import dequantize
+from tests.ops.exact import UNIT, attention, causal
 
 FORMATS = pytest.mark.parametrize("format", CACHES)
 KERNELS = ("torch",) if unavailable() else ("torch", "cpu")

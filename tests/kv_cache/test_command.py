@@ -6,9 +6,9 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from bandwidth import Bandwidth
 from kv_cache import CACHES
 from kv_cache.__main__ import main
+from run.bandwidth import Bandwidth
 
 SMALL = ("--checkpoint_path", "tiny", "--context_depth", "70", "--rounds", "2", "--device", "cpu")
 
@@ -35,7 +35,7 @@ def test_every_kind_is_measured(tmp_path):
 
 
 def test_a_kind_that_cannot_be_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr("kernels.kv.INT4_GROUP", 48)
+    monkeypatch.setattr("ops.kv.INT4_GROUP", 48)
     monkeypatch.setattr("kv_cache.int4.INT4_GROUP", 48)
     out = CliRunner().invoke(main, list(SMALL))
     assert out.exit_code == 0, out.output

@@ -7,12 +7,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kernels.cpu.attention import unavailable
 from kv_cache import CACHES
-from models.checkpoint import load_model
-from models.sources import EMBEDDED
+from models.checkpoints.load import load_model
+from models.checkpoints.sources import EMBEDDED
 from models.tokenizer import load_tokenizer
-from tests.kernels.exact import attention, causal
+from ops.cpu.attention import unavailable
+from tests.ops.exact import attention, causal
 
 ROWS, CONTEXT = 16, 256
 KERNELS = ("torch",) if unavailable() else ("torch", "cpu")

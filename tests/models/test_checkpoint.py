@@ -18,8 +18,8 @@ from torchao.quantization import Int8WeightOnlyConfig, quantize_
 from transformers import AutoModelForCausalLM
 
 from errors import CheckpointError, UsageError
-from models import names, sources
-from models.checkpoint import load_config, load_model, model_name, tokenizer_folder
+from models.checkpoints import names, sources
+from models.checkpoints.load import load_config, load_model, model_name, tokenizer_folder
 from tests.models.hugging_face import SIZES, saved
 
 TOKENS = torch.arange(5, 35)[None]

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kv_cache.dense import DenseKVCache
 from kv_cache.eight_bit import Int8KVCache
-from models.checkpoint import load_model
+from models.checkpoints.load import load_model
 from models.config import PRESETS
 from models.llama import Transformer
 from tests.models.hugging_face import FAMILIES, saved

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from models.checkpoint import load_config, load_model
+from models.checkpoints.load import load_config, load_model
 from models.tiny.train import HELD_OUT, HERE, corpus, held_out_nats
 from models.tokenizer import load_tokenizer
 

@@ -11,14 +11,16 @@ import torch
 from torch import nn
 
 from errors import CheckpointError, KernelError
-from models.checkpoint import load_model
-from quantize import autoquant, kept, race, verdict
-from quantize.autoquant import AutoQuantizer, Sample, choose, decibels, exact_product, table
+from models.checkpoints.load import load_model
+from quantize.autoquant import cache as kept
+from quantize.autoquant import choose as autoquant
+from quantize.autoquant import race, verdict
+from quantize.autoquant.choose import AutoQuantizer, Sample, choose, decibels, exact_product, table
+from quantize.autoquant.race import Timing
+from quantize.autoquant.verdict import Candidate, Choice, Measurement, decide, full_precision
 from quantize.cpu import no_cpu
-from quantize.race import Timing
 from quantize.registry import Quantizer
 from quantize.spec import AutoQuant, parse
-from quantize.verdict import Candidate, Choice, Measurement, decide, full_precision
 
 CPU = torch.device("cpu")
 REAL_CACHE = race.last_level_cache
@@ -387,7 +389,7 @@ def kernels(found):
 def test_the_reference_takes_part_only_where_there_is_nothing_else(monkeypatch):
     built = kernels(autoquant.candidates(AutoQuant(int4=True), sample().layer))
     assert built["float8dq-row", "cpu"] is None and not any(k == "reference" for _, k in built)
-    monkeypatch.setattr("kernels.cpu.build.refusal", lambda: "no compiler")
+    monkeypatch.setattr("ops.cpu.build.refusal", lambda: "no compiler")
     found = kernels(autoquant.candidates(AutoQuant(int4=True), sample().layer))
     assert found["none", "torch"] is None and found["int8wo", "torchao"] is None
     assert ("int8wo", "reference") not in found and not any(k == "triton" for _, k in found)
@@ -404,7 +406,7 @@ def test_tritons_interpreter_is_no_candidate(monkeypatch):
 
 def test_layers_that_a_scheme_or_a_kernel_refuses(monkeypatch):
     # Kernel cpu would take every shape.
-    monkeypatch.setattr("kernels.cpu.build.refusal", lambda: "no compiler")
+    monkeypatch.setattr("ops.cpu.build.refusal", lambda: "no compiler")
     odd = sample(40, 100)  # in_features is no multiple of 16, 32 or 64
     found = kernels(autoquant.candidates(AutoQuant(int4=True), odd.layer))
     assert "has to be a multiple of 16" in found["int8wo", "torchao"]
@@ -485,7 +487,7 @@ def test_another_setting_is_another_timing(races, tmp_path, monkeypatch):
     monkeypatch.setattr(kept.importlib.metadata, "version", lambda package: "99.0")
     assert again(plain) == 8
     monkeypatch.setattr(kept, "SOURCES", (".py",))  # as if a kernel's source had changed
-    monkeypatch.setattr(kept, "__file__", str(tmp_path / "quantize" / "kept.py"))
+    monkeypatch.setattr(kept, "__file__", str(tmp_path / "quantize" / "autoquant" / "cache.py"))
     assert again(plain) == 9
     assert again(plain) == 9
     monkeypatch.undo()

@@ -77,7 +77,7 @@ def test_products_are_those_of_the_stored_weights(name, kernel, dtype):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_triton_products_are_those_of_the_stored_weights(name):
-    """In the interpreter, or on a GPU; tests/kernels has every format, shape and dtype."""
+    """In the interpreter, or on a GPU; tests/ops has every format, shape and dtype."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     layer, exact, activation = built(name, linear(N=20), "reference")
     weight = layer.weight.data.replaced(kernel="triton").to(device)

@@ -16,8 +16,8 @@ from torchao.quantization import (
 from torchao.quantization.quant_primitives import MappingType
 
 from errors import CheckpointError
-from kernels.formats import TABLES, e3m2
-from kernels.packing import unpack
+from ops.formats import TABLES, e3m2
+from ops.packing import unpack
 from quantize.activation import rounded
 from quantize.registry import Quantizer
 from quantize.spec import parse

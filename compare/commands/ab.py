@@ -1,0 +1,210 @@
+"""python -m compare ab: arms side by side, and what can be said of their difference.
+
+    python -m compare ab --compile --arm "--quantization none" --arm "--quantization int8wo"
+    python -m compare ab --arms all --checkpoint_path DIR --output results
+
+The first arm is the baseline. Each runs in a process of its own: compare/sampling/comparison.py.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchlog import log
+from benchlog.config import Command, OptionOfOptions, RunConfig, argv, options
+from compare.arguments import split_precision
+from compare.figures.rows import rows
+from compare.output import tables as report
+from compare.sampling.arm import NOT_IN_ARMS, Arm, every_scheme, make_arms
+from compare.sampling.comparison import Comparison
+from compare.sampling.nursery import Nursery
+from compare.sampling.process import Process, environment
+from compare.sampling.results import FILE, Results, Settings
+from errors import LogError, UsageError
+from generate import make_record, say
+
+UNUSED = tuple(name for name in NOT_IN_ARMS if name not in ("write_result", "debug"))
+DEFAULT = Settings()
+
+
+@click.command(cls=Command)
+@click.option(
+    *("--arm", "texts"),
+    cls=OptionOfOptions,
+    multiple=True,
+    metavar="OPTIONS",
+    help="Options of generate.py that this arm has; the first arm is the baseline",
+)
+@click.option("--arms", metavar="all", help="all: every scheme that runs here")
+@click.option(
+    "--precision",
+    "precisions",
+    multiple=True,
+    metavar="X|NAME",
+    help="How narrow intervals shall be, as 2% or 0.02 [2%]; or a dtype, as in generate.py",
+)
+@click.option("--max_rounds", type=click.IntRange(1), help=f"[{DEFAULT.max_rounds}]")
+@click.option(
+    "--max_minutes",
+    type=click.FloatRange(0),
+    help=f"Of rounds; loading does not count [{DEFAULT.max_minutes}]",
+)
+@click.option("--text", help="What quality is measured on; otherwise embedded text")
+@click.option(
+    "--tokens",
+    type=click.IntRange(0),
+    default=DEFAULT.tokens,
+    help=f"How many of its tokens; 0: no quality [{DEFAULT.tokens}]",
+)
+@click.option("--in_turn", is_flag=True, help="Load arms in turn, though they fit side by side")
+@click.option(
+    "--processes",
+    type=click.IntRange(1),
+    default=DEFAULT.processes,
+    help=f"At most so many of each arm, started anew every ten rounds [{DEFAULT.processes}]",
+)
+@click.option("--order_seed", type=int, default=0, help="Of the order within each round [0]")
+@click.option(
+    "--allow_different", is_flag=True, help="Compare arms of other models or prompts, too"
+)
+@click.option("--output", metavar="DIR", help="Put results, report and picture here, a new folder")
+@click.option("--resume", metavar="DIR", help="Go on with what --output DIR left")
+@options(without=(*UNUSED, "precision"))
+def ab(
+    texts: tuple[str, ...],
+    arms: str | None,
+    precisions: tuple[str, ...],
+    max_rounds: int | None,
+    max_minutes: float | None,
+    text: str | None,
+    tokens: int,
+    in_turn: bool,
+    processes: int,
+    order_seed: int,
+    allow_different: bool,
+    output: str | None,
+    resume: str | None,
+    **given: Any,
+) -> None:
+    """Compare ARMs: sample them in turns until the difference is known."""
+    narrow, dtype = split_precision(precisions)
+    common = RunConfig(**(given | ({"precision": dtype} if dtype else {})))
+    stops: dict[str, Any] = {
+        "precision": narrow,
+        "max_rounds": max_rounds,
+        "max_minutes": max_minutes,
+    }
+    stops = {name: value for name, value in stops.items() if value is not None}
+    if resume:
+        others = (texts, arms, dtype, text, in_turn, allow_different, output)
+        if any(others) or common != RunConfig() or tokens != DEFAULT.tokens:
+            raise UsageError(
+                "--resume goes on with the arms it finds: besides it there are --precision, "
+                "--max_rounds and --max_minutes"
+            )
+        folder: Path | None = Path(resume)
+        results = Results.load(Path(resume))
+        results.settings = dataclasses.replace(results.settings, **stops)
+    else:
+        settings = Settings(
+            tokens=tokens,
+            text=text,
+            in_turn=in_turn,
+            processes=processes,
+            order_seed=order_seed,
+            **stops,
+        )
+        chosen = _arms(common, texts, arms, allow_different)
+        check_text(text)
+        folder = _new_folder(output) if output else None
+        results = Results.begin(settings, chosen, common.write_result)
+    if results.write_result != "none":
+        log.check_writable(Path(results.write_result))
+    sys.exit(compare(results, folder))
+
+
+def compare(results: Results, folder: Path | None, **more: Any) -> int:
+    """Run, report and log; the exit code. `more`: as Comparison takes it."""
+    if folder:
+        _make(folder)
+    results.save(folder)
+    nursery = Nursery(environment())
+    try:
+        Comparison(results, folder, say, nursery=nursery, **more).run()
+    except UsageError:
+        if folder:
+            (folder / FILE).unlink(missing_ok=True)
+        raise
+    finally:
+        nursery.close()
+    if results.ended == "interrupted" and results.rounds == 0:
+        raise KeyboardInterrupt
+    found = rows(results)
+    if results.rounds > results.logged_rounds:
+        _log(results, found)
+    results.save(folder, found)
+    click.echo(report.terminal(results, found))
+    if folder:
+        report.write(folder, results, found)
+        say(f"Wrote {', '.join(report.FILES)} into {folder}")
+    return 1 if results.baseline.failed else 0
+
+
+def _arms(
+    common: RunConfig, texts: Sequence[str], every: str | None, allow_different: bool
+) -> list[Arm]:
+    if every is None:
+        return make_arms(common, texts, allow_different)
+    if every != "all":
+        raise UsageError(f"--arms takes all; given: {every!r}; one arm is --arm OPTIONS")
+    worker = Process()
+    try:
+        schemes = worker.ask("schemes", argv=argv(common))["schemes"]
+    finally:
+        worker.close()
+    return make_arms(common, every_scheme(common, texts, schemes), allow_different)
+
+
+def check_text(text: str | None) -> None:
+    """UsageError unless it can be read; the worker says whether it is long enough."""
+    try:
+        if text:
+            Path(text).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no UTF-8 text"
+        raise UsageError(f"--text {text}: {reason}") from None
+
+
+def _new_folder(path: str) -> Path:
+    folder = Path(path)
+    if (folder / FILE).exists():
+        raise UsageError(f"--output {path} holds a comparison: --resume {path} goes on with it")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"--output {path} is neither new nor an empty folder")
+    return folder
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LogError(f"--output {folder}: {error.strerror}") from None
+
+
+def _log(results: Results, found: Sequence[dict[str, Any]]) -> None:
+    """A line for every arm that got to the end, in benchmarks.txt's own form."""
+    results.logged_rounds = results.rounds
+    if results.write_result == "none":
+        return
+    count = 0
+    for arm, row in zip(results.arms, found, strict=True):
+        if arm.failed is None and arm.facts and arm.samples:
+            config = RunConfig(**{**arm.facts["config"], "num_samples": len(arm.samples)})
+            line = make_record(config, {**arm.facts, **row}).render()
+            log.append(Path(results.write_result), line)
+            count += 1
+    say(f"Appended {count} line{'s' * (count != 1)} to {results.write_result}")

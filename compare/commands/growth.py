@@ -1,0 +1,177 @@
+"""python -m compare growth: what decoding costs as the work grows, each point beside its limit.
+
+    python -m compare growth                                    # every point: half an hour
+    python -m compare growth --over batch --values 1,4          # these anew, the others stay
+    python -m compare growth --over none                        # only draw what the file holds
+
+Points are kept in docs/growth.json and drawn in docs/growth.svg. The schemes of a point are sampled
+in turns; points are minutes apart, so compare a point with its limit before comparing two points.
+"""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchlog.config import Command, RunConfig
+from compare.arguments import names_of
+from compare.figures import decode_limit as whole
+from compare.output.lines import draw
+from compare.output.tables import Columns, aligned
+from compare.sampling.results import Settings, write_json
+from errors import LogError, UsageError
+from generate import say
+from quantize import spec
+
+SCHEMES = ("none", "int8wo", "int4wo-128")
+Point = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Along what work grows: an option of generate.py, its values, and the model they are for."""
+
+    option: str
+    values: tuple[int, ...]
+    model: str
+
+
+AXES = {
+    "layers": Axis("num_layers", (4, 8, 16, 22), "dummy:TinyLlama-1.1B-Chat-v1.0"),
+    "batch": Axis("batch_size", (1, 2, 4, 8, 16), "dummy:TinyLlama-1.1B-Chat-v1.0"),
+    "depth": Axis("context_depth", (0, 4096, 16384, 32768, 65536), "dummy:Llama-3.2-1B"),
+}
+KEPT = (  # of a row of compare/figures/decode_limit.py
+    *("decode_tok_s", "limit_tok_s", "limit_share", "bandwidth", "step_bytes", "weight_bytes"),
+    *("kernel", "attention_kernel", "rounds"),
+)
+
+
+@click.command(cls=Command)
+@click.option("--over", metavar="A,B", help=f"[{','.join(AXES)}]; or none: only draw")
+@click.option("--values", metavar="N,N", help="Of the one axis that --over names")
+@click.option("--schemes", metavar="A,B", help=f"[{','.join(SCHEMES)}]")
+@click.option("--checkpoint_path", metavar="PATH", help="Instead of each axis's own model")
+@click.option("--device", default="cpu", help="As in generate.py [cpu]")
+@click.option("--max_new_tokens", type=click.IntRange(2), default=17, help="Per sample [17]")
+@click.option("--max_rounds", type=click.IntRange(1), default=8, help="Per point [8]")
+@click.option("--json", "json_path", default="docs/growth.json", help="[docs/growth.json]")
+@click.option("--chart", default="docs/growth.svg", help="[docs/growth.svg]")
+@click.option("--debug", is_flag=True, help="Show tracebacks")
+def growth(
+    over: str | None,
+    values: str | None,
+    schemes: str | None,
+    checkpoint_path: str | None,
+    device: str,
+    max_new_tokens: int,
+    max_rounds: int,
+    json_path: str,
+    chart: str,
+    debug: bool,
+) -> None:
+    """Measure decoding against layers, batch and depth, and draw it."""
+    axes = [] if over == "none" else names_of("--over", over, tuple(AXES), (*AXES, "none"))
+    chosen = [str(spec.parse(name)) for name in names_of("--schemes", schemes, SCHEMES)]
+    wanted = {name: whole_numbers(values, name, axes) for name in axes}
+    points = read(json_path)
+    if Path(chart).suffix != ".svg":
+        raise UsageError(f"--chart {chart}: it is drawn as SVG; end its name in .svg")
+    settings = Settings(max_rounds=max_rounds, tokens=0, processes=1)
+    common = RunConfig(
+        device=device,
+        max_new_tokens=max_new_tokens,
+        compile=True,
+        temperature=0,
+        write_result="none",
+    )
+    failed = False
+    for name, numbers in wanted.items():
+        axis = AXES[name]
+        for value in numbers:
+            changes: dict[str, Any] = {axis.option: value}
+            changes["checkpoint_path"] = checkpoint_path or axis.model
+            say(f"{name} {value}")
+            point = dataclasses.replace(common, **changes)
+            configs = [dataclasses.replace(point, quantization=scheme) for scheme in chosen]
+            results = whole.measure(configs, settings)
+            rows = whole.rows(results)
+            for row in rows:
+                if row["failed"]:
+                    say(f"{name} {value}, {row['arm']}: failed: {row['failed']}")
+            failed = failed or any(row["failed"] for row in rows)
+            points = merged(points, [_point(name, value, row) for row in rows if "kernel" in row])
+            write_json(json_path, {"points": points})
+            if results.ended == "interrupted":
+                raise KeyboardInterrupt
+    if not points:
+        raise UsageError(f"{json_path} holds no points yet, and --over none measures none")
+    click.echo(aligned(COLUMNS, points))
+    try:
+        draw(points, Path(chart))
+    except OSError as error:
+        raise LogError(f"--chart {chart}: {error.strerror}") from None
+    say(f"Drew {chart}")
+    if failed:
+        sys.exit(1)
+
+
+def whole_numbers(text: str | None, name: str, axes: Sequence[str]) -> tuple[int, ...]:
+    """The values to measure along one axis. Raises UsageError for what are none."""
+    if text is None:
+        return AXES[name].values
+    if len(axes) != 1:
+        raise UsageError("--values are those of one axis: name it with --over")
+    words = names_of("--values", text, ())
+    if not all(word.isdecimal() for word in words):
+        raise UsageError(f"--values takes whole numbers such as 1,4; given: {text!r}")
+    return tuple(map(int, words))
+
+
+def read(path: str) -> list[Point]:
+    """The points that the file holds; none where there is no file yet."""
+    try:
+        points = json.loads(Path(path).read_text())["points"]
+        if all({"axis", "value", "scheme", *KEPT} <= point.keys() for point in points):
+            return list(points)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise LogError(f"--json {path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        pass
+    raise UsageError(f"--json {path} is not what this command writes")
+
+
+def merged(old: Sequence[Point], new: Sequence[Point]) -> list[Point]:
+    """All of them, a new point in the place of an old one of the same axis, value and scheme."""
+    found = {_key(point): point for point in (*old, *new)}
+    return [found[key] for key in sorted(found)]
+
+
+def _key(point: Point) -> tuple[int, str, int]:
+    return list(AXES).index(point["axis"]), point["scheme"], point["value"]
+
+
+def _point(axis: str, value: int, row: Point) -> Point:
+    kept = {name: row.get(name) for name in KEPT}
+    return {"axis": axis, "value": value, "scheme": row["scheme"], **kept}
+
+
+def _rate(name: str) -> Any:
+    return lambda point: "-" if point[name] is None else f"{point[name]:.2f} tok/s"
+
+
+COLUMNS: Columns = [
+    ("over", lambda point: point["axis"]),
+    ("value", lambda point: str(point["value"])),
+    ("scheme", lambda point: point["scheme"]),
+    ("decode", _rate("decode_tok_s")),
+    ("limit", _rate("limit_tok_s")),
+    ("of the limit", whole.shown("limit_share", percent=True)),
+]

@@ -1,0 +1,255 @@
+"""python -m compare replay: run what a log's lines say again, and set then beside now.
+
+    python -m compare replay benchmarks.txt --where quant=int8wo --tolerance 5%
+    python -m compare replay old.txt --all --dummy --num_layers 1 --device cpu --dry_run
+
+A line's command is read into a RunConfig, never given to a shell. Options of generate.py given here
+take the place of the line's.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+import generate
+from benchlog import log
+from benchlog.config import Command, RunConfig, argv, options
+from benchlog.record import LINE, Record
+from compare.arguments import fraction
+from compare.sampling.process import Process
+from errors import LogError, QuantbenchError, UsageError
+
+# What belonged to that run alone; a replay's line goes where --write_result says.
+FORGOTTEN = ("write_result", "output_json_path", "profile", "memory_profile", "save", "dry_run")
+# What is compared, its unit, and whether more of it is better.
+FIGURES = {
+    "tok_s": ("tok/s", "", True),
+    "mem_s": ("mem/s", " GB/s", True),
+    "peak_mem": ("peak memory", " GB", False),
+    "model_size": ("model size", " GB", False),
+}
+GATED = ("tok_s", "peak_mem", "model_size")  # mem/s is a product of two of the others
+
+
+@dataclass(frozen=True)
+class Line:
+    """A record that can be run again, where it stands in the log, and how it is to be run."""
+
+    number: int
+    record: Record
+    config: RunConfig
+
+    @property
+    def name(self) -> str:
+        return f"line {self.number}: {self.record.quant}, {self.record.mod}"
+
+
+class FileFirst(Command):
+    """A Command whose first word is the file: given as --log, for a Command has only options."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and not args[0].startswith("-"):
+            args = [f"--log={args[0]}", *args[1:]]
+        return super().parse_args(ctx, args)
+
+
+@click.command(cls=FileFirst, options_metavar="FILE [OPTIONS]")
+@click.option("--log", "path", metavar="FILE", help="The log; the word --log may be left out")
+@click.option("--line", "lines", type=click.IntRange(1), multiple=True, metavar="N")
+@click.option("--all", "everything", is_flag=True, help="Every line")
+@click.option(
+    "--where",
+    "conditions",
+    multiple=True,
+    metavar="FIELD=VALUE",
+    help=f"Lines of which it is true; FIELD: {', '.join(name for name in LINE if name != 'repro')}",
+)
+@click.option("--tolerance", metavar="X", help="5%: exit with 1 if anything is worse by more")
+@click.option("--checkpoint_root", metavar="DIR", help="Look here for checkpoints that are missing")
+@click.option("--dummy", is_flag=True, help="Random weights where a checkpoint is missing")
+@options(without=("interactive",))
+@click.pass_context
+def replay(
+    context: click.Context,
+    /,
+    path: str | None,
+    lines: tuple[int, ...],
+    everything: bool,
+    conditions: tuple[str, ...],
+    tolerance: str | None,
+    checkpoint_root: str | None,
+    dummy: bool,
+    **given: Any,
+) -> None:
+    """Run lines of a log FILE again, and compare with what they say."""
+    if path is None:
+        raise UsageError("which log? python -m compare replay FILE --all")
+    limit = fraction("--tolerance", tolerance) if tolerance else None
+    changes = {
+        name: value
+        for name, value in given.items()
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+    }
+    RunConfig(**changes)  # a wrong value is told at once
+    chosen, refused = read(path, lines, everything, conditions)
+    found, problems = [], [f"line {number}: {reason}" for number, reason in refused]
+    for number, record in chosen:
+        try:
+            config = mapped(record, changes, checkpoint_root, dummy)
+            found.append(Line(number, record, config))
+        except QuantbenchError as error:
+            problems.append(f"line {number}: {error}")
+    for problem in problems:
+        click.echo(f"refused: {problem}", err=True)
+    if not found:
+        raise LogError(f"{path}: none of the lines asked for can be run")
+    worse = []
+    for line in found:
+        try:
+            if changes.get("dry_run"):
+                click.echo(built(line))
+                continue
+            worse += report(line, measured(line, changes.get("write_result", "none")), limit)
+        except QuantbenchError as error:
+            problems.append(f"{line.name}: {error}")
+            click.echo(f"failed: {problems[-1]}", err=True)
+    for text in worse:
+        click.echo(f"worse: {text}")
+    sys.exit(1 if problems or worse else 0)
+
+
+def read(
+    path: str, lines: Sequence[int], everything: bool, conditions: Sequence[str]
+) -> tuple[list[tuple[int, Record]], list[tuple[int, str]]]:
+    """The records that are asked for, and, with their numbers, lines that cannot be read as one.
+
+    Raises LogError for an unreadable or empty log, UsageError where nothing in it is meant.
+    """
+    reading = log.read(path)
+    if not reading.records and not reading.bad:
+        raise LogError(f"{path} holds no line of a run")
+    wanted = [_condition(text) for text in conditions]
+    if not (lines or everything or wanted):
+        raise UsageError("which lines? --all, --line N or --where quant=int8wo")
+    numbers = {number for number, _ in reading.records}
+    unread = [(number, reason) for number, reason in reading.bad if number not in numbers]
+    for number in lines:
+        if number not in numbers and number not in dict(unread):
+            raise UsageError(f"--line {number}: there is no run in line {number} of {path}")
+    records = [
+        (number, record)
+        for number, record in reading.records
+        if (not lines or number in lines)
+        and all(_shown(record, name) == value for name, value in wanted)
+    ]
+    unread = [(n, reason) for n, reason in unread if n in lines or (everything and not wanted)]
+    if not records and not unread:
+        raise UsageError(f"no line of {path} has {' and '.join(conditions)}")
+    return records, unread
+
+
+def mapped(
+    record: Record, changes: dict[str, Any], checkpoint_root: str | None, dummy: bool
+) -> RunConfig:
+    """The run a record asks for, as it is to be run here. Raises UsageError for a command that
+    is not generate.py's or not understood."""
+    fresh: dict[str, Any] = {
+        name: RunConfig.__dataclass_fields__[name].default for name in FORGOTTEN
+    }
+    config = dataclasses.replace(record.config(), **fresh)
+    if config.interactive:
+        raise UsageError("--interactive is a conversation, which cannot be repeated")
+    if "checkpoint_path" not in changes:
+        path = checkpoint(config.checkpoint_path, record.mod, checkpoint_root, dummy)
+        config = dataclasses.replace(config, checkpoint_path=path)
+    return dataclasses.replace(config, **changes)
+
+
+def checkpoint(path: str, model: str, root: str | None, dummy: bool) -> str:
+    """Where the checkpoint is now: itself, under `root` by as much of its path as can be found
+    there, or random weights of the model of that name."""
+    if path == "tiny" or path.startswith("dummy:") or Path(path).exists():
+        return path
+    parts = [part for part in Path(path).parts if part not in ("..", ".", "/")]
+    if root is not None:
+        for start in range(len(parts)):
+            place = Path(root, *parts[start:])
+            # a bare model.pth of the root could be any model's
+            if place.exists() and (start < len(parts) - 1 or not place.is_file()):
+                return str(place)
+        if not dummy:
+            raise UsageError(f"--checkpoint_root {root} does not hold {path}; --dummy goes without")
+    if dummy:
+        return f"dummy:{model}"
+    return path  # it may be one of the hub; loading says what would help
+
+
+def built(line: Line) -> str:
+    """The model's size now and then, and what would run: nothing is loaded."""
+    import torch
+
+    from quantize.spec import AutoQuant
+    from run.sizes import size_of
+
+    plan = generate.make_plan(line.config)
+    then = f"{line.name}: model size then {line.record.model_size:.2f} GB"
+    if isinstance(plan.spec, AutoQuant):
+        return f"{then}; {plan.spec} measures before it chooses"
+    precision = getattr(torch, plan.config.precision)
+    size = size_of(plan.architecture, plan.spec, plan.device, precision, plan.config.kernel)
+    layers = plan.architecture.num_layers
+    now = f"now {size.model_bytes / 1e9:.2f} GB ({layers} layer{'s' * (layers != 1)})"
+    return f"{then}, {now}, kernel {size.kernel or f'none: {size.reason}'}"
+
+
+def measured(line: Line, write_result: str) -> Record:
+    """The record of running it now, in a process of its own. Raises what keeps it from running."""
+    generate.say(f"{line.name} …")
+    worker = Process()
+    try:
+        worker.ask("load", argv=argv(line.config))
+        facts = worker.ask("get_ready")
+        samples = [worker.ask("sample", index=n) for n in range(line.config.num_samples)]
+    finally:
+        worker.close()
+    kinds = samples[0]["peak_memory_bytes"]
+    peak = {kind: max(sample["peak_memory_bytes"][kind] for sample in samples) for kind in kinds}
+    details = {**facts, **generate.summary(facts, samples), "peak_memory_bytes": {"generate": peak}}
+    record = generate.make_record(RunConfig(**facts["config"]), details)
+    if write_result != "none":
+        log.append(Path(write_result), record.render())
+    return Record.parse(record.render())  # rounded as then: 0.0106 GB is no more than 0.01
+
+
+def report(line: Line, now: Record, limit: float | None) -> list[str]:
+    """Print then and now; what is worse by more than `limit`."""
+    click.echo(line.name)
+    worse = []
+    for name, (heading, unit, more_is_better) in FIGURES.items():
+        then_value, now_value = getattr(line.record, name), getattr(now, name)
+        ratio = now_value / then_value if then_value else None
+        shown = "-" if ratio is None else f"{ratio:.3f} ×"
+        then, now_shown = (f"{value:>9.2f}{unit:<5}" for value in (then_value, now_value))
+        click.echo(f"  {heading:<12} then {then}  now {now_shown}  {shown}")
+        if limit is None or ratio is None or name not in GATED:
+            continue
+        if ratio < 1 - limit if more_is_better else ratio > 1 + limit:
+            worse.append(f"{line.name}: {heading} {shown} (--tolerance {limit:.1%})")
+    return worse
+
+
+def _condition(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or name not in LINE:
+        fields = ", ".join(LINE)
+        raise UsageError(f"--where takes FIELD=VALUE, of {fields}; given: {text!r}")
+    return name, value
+
+
+def _shown(record: Record, name: str) -> str:
+    return f"{getattr(record, name):{LINE[name].style}}".strip()

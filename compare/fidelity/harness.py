@@ -1,0 +1,137 @@
+"""lm-evaluation-harness on our models: pip install 'quantbench[eval]'
+
+Its tasks ask three things of a model: how likely a continuation is, how likely a whole text is, and
+what it would go on with. Everything runs through a KV cache of the plan's kind, a row at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from compare.fidelity.scores import score, through_cache, window
+from errors import QuantbenchError, UsageError
+from generate import Plan
+from models.llama import Transformer
+from run import sizes
+from run.session import Sampling, Session
+
+MOST_NEW_TOKENS = 256  # where a task does not say
+
+
+def check(tasks: Sequence[str]) -> None:
+    """Before anything is loaded: that the harness is there, and the files of tasks."""
+    if importlib.util.find_spec("lm_eval") is None:
+        raise UsageError("--lm_eval needs lm-evaluation-harness: pip install 'quantbench[eval]'")
+    for task in tasks:
+        if task.endswith((".yaml", ".yml")) and not Path(task).is_file():
+            raise UsageError(f"--lm_eval {task}: no such file")
+
+
+def evaluate(
+    plan: Plan,
+    model: Transformer,
+    tasks: Sequence[str],
+    limit: int | None,
+    say: Callable[[str], None],
+) -> dict[str, dict[str, Any]]:
+    """By task, its metrics as the harness names them: "acc,none", "acc_stderr,none".
+
+    Raises QuantbenchError for tasks that it does not know or cannot load.
+    """
+    from lm_eval import simple_evaluate
+
+    say(f"lm-evaluation-harness: {', '.join(tasks)} …")
+    names = [os.path.abspath(task) if Path(task).is_file() else task for task in tasks]
+    try:
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+            found = simple_evaluate(model=_adapter(plan, model), tasks=names, limit=limit)
+    except (KeyError, ValueError, OSError, AssertionError, ImportError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise QuantbenchError(f"--lm_eval {','.join(tasks)}: {reason}") from error
+    assert found is not None
+    return {
+        task: {name: value for name, value in figures.items() if isinstance(value, int | float)}
+        for task, figures in found["results"].items()
+    }
+
+
+def _adapter(plan: Plan, model: Transformer) -> Any:
+    from lm_eval.api.model import TemplateLM
+
+    tokenizer, device, most = plan.tokenizer, plan.device, plan.architecture.max_position
+
+    class Adapter(TemplateLM):  # type: ignore[misc]
+        """Its names and arguments are the harness's."""
+
+        @property
+        def eot_token_id(self) -> int:
+            return min(tokenizer.eos_ids, default=0)
+
+        @property
+        def prefix_token_id(self) -> int:
+            return self.eot_token_id if tokenizer.bos_id is None else tokenizer.bos_id
+
+        def tok_encode(
+            self, string: str, add_special_tokens: bool | None = None, **more: Any
+        ) -> list[int]:
+            return tokenizer.encode(string, bos=add_special_tokens is not False)
+
+        def _loglikelihood_tokens(
+            self, requests: Sequence[tuple[Any, list[int], list[int]]], **more: Any
+        ) -> list[tuple[float, bool]]:
+            """Sum of log-probabilities of each continuation, and whether it is the likeliest."""
+            rows = [(ids + more_ids)[-most - 1 :] for _, ids, more_ids in requests]
+            longest = max(map(len, rows), default=1)
+            model.setup_caches(1, longest, sizes.kv_cache(plan.config))
+            found = []
+            for row, (_, _, continuation) in zip(rows, requests, strict=True):
+                ids = torch.tensor(row, device=device)
+                positions = torch.arange(len(row) - 1, device=device)
+                logits = model(ids[None, :-1], positions)[0, -len(continuation) :]
+                found.append(_likelihood(logits, ids[-len(continuation) :]))
+            return found
+
+        def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
+            """Sum of log-probabilities of each text, as `quality` itself scores one."""
+            found = []
+            for (text,) in (request.args for request in requests):
+                ids = [self.prefix_token_id, *tokenizer.encode(text, bos=False)]
+                tokens = torch.tensor(ids, device=device)
+                windows = through_cache(plan, model, tokens, window(plan, 0))
+                found.append(-score(windows, None).nats.sum().item() if len(ids) > 1 else 0.0)
+            return found
+
+        def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
+            """The likeliest continuation of each text, up to the first of its stops."""
+            return [self._continue(*request.args) for request in requests]
+
+        def _continue(self, text: str, asked: dict[str, Any]) -> str:
+            stops = asked.get("until") or []
+            stops = [stops] if isinstance(stops, str) else list(stops)
+            count = min(int(asked.get("max_gen_toks", MOST_NEW_TOKENS)), most - 1)
+            ids = self.tok_encode(text)[-(most - count) :]
+            cache = sizes.kv_cache(plan.config)
+            session = Session(model, Sampling(0, 1), 1, len(ids) + count, cache=cache)
+            new: list[int] = []
+            for token in session.stream(torch.tensor([ids], device=device)):
+                new.append(int(token))
+                said = tokenizer.decode([*ids, *new])[len(tokenizer.decode(ids)) :]
+                ended = new[-1] in tokenizer.eos_ids or len(new) == count
+                if ended or any(stop in said for stop in stops):
+                    break
+            return said[: min([len(said), *(said.find(s) for s in stops if s in said)])]
+
+    return Adapter()
+
+
+def _likelihood(logits: Tensor, targets: Tensor) -> tuple[float, bool]:
+    logs = logits.double().log_softmax(-1).gather(-1, targets[:, None])
+    return logs.sum().item(), bool((logits.argmax(-1) == targets).all())

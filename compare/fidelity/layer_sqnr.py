@@ -1,0 +1,91 @@
+"""What quantization does to each layer: signal-to-noise ratio of its weights and of its outputs.
+
+The quantized model runs a little text and keeps what each layer was fed. Then the checkpoint is
+read once more, layer by layer, in full precision, and each layer is compared with its double: the
+two models never lie in memory together.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from generate import Plan
+from models.checkpoints.load import load_model
+from models.llama import Transformer
+
+COLUMNS = 256  # of a weight: its error is alike in all of them
+TOKENS = 64
+
+
+@dataclass(frozen=True)
+class Layer:
+    """SQNR in dB: 10 log10 of the signal's energy ÷ the error's; infinite where nothing changed."""
+
+    name: str
+    weights: float
+    outputs: float
+
+
+@torch.no_grad()
+def sqnr_of_layers(plan: Plan, model: Transformer, full: str, ids: Tensor) -> list[Layer]:
+    """Every linear layer of the model, in order, against the checkpoint `full`; `ids` (N,) is the
+    text that outputs are compared on, its first 64 tokens."""
+    inputs = _inputs(model, ids[:TOKENS])
+    found: list[Layer] = []
+
+    def compare(name: str, module: nn.Module) -> nn.Module:
+        if name in inputs:
+            x, quantized = inputs.pop(name), model.get_submodule(name)
+            probe = _columns(module.weight)
+            found.append(Layer(name, _sqnr(module, quantized, probe), _sqnr(module, quantized, x)))
+        return nn.Identity()  # nobody runs this model: its weights can go
+
+    precision = getattr(torch, plan.config.precision)
+    load_model(full, plan.device, precision, plan.config.num_layers, compare)
+    return found
+
+
+def _sqnr(module: nn.Module, quantized: nn.Module, x: Tensor) -> float:
+    """Without the bias, which is not quantized: it would count as signal."""
+    weight: Any = module.weight
+    right = nn.functional.linear(x, weight).double()
+    bias = 0 if module.bias is None else module.bias
+    return sqnr(right, (quantized(x) - bias).double())
+
+
+def sqnr(right: Tensor, found: Tensor) -> float:
+    """In dB."""
+    error = (right - found).square().sum().item()
+    signal = right.square().sum().item()
+    return math.inf if error == 0 else 10 * math.log10(max(signal, 1e-300) / error)
+
+
+def _columns(weight: Any) -> Tensor:
+    """Inputs (n, K) whose products are columns of a weight (N, K), evenly spread: one number of
+    each is 1, which activations rounded to 8 bits hold exactly."""
+    count = weight.shape[1]
+    chosen = torch.linspace(0, count - 1, min(COLUMNS, count)).long()
+    return nn.functional.one_hot(chosen, count).to(weight.device, weight.dtype)
+
+
+def _inputs(model: Transformer, ids: Tensor) -> dict[str, Tensor]:
+    """By layer, what it is fed when the model reads the tokens: (n, K)."""
+    found: dict[str, Tensor] = {}
+
+    def keep(name: str) -> Callable[..., None]:
+        return lambda _, x: found.__setitem__(name, x[0].flatten(0, -2))
+
+    with torch.device("meta"):  # a kernel's layer may be no nn.Linear any more
+        plain = Transformer(model.config)
+    linears = [name for name, module in plain.named_modules() if isinstance(module, nn.Linear)]
+    hooks = [model.get_submodule(n).register_forward_pre_hook(keep(n)) for n in linears]
+    try:
+        model(ids[None])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found

@@ -1,0 +1,150 @@
+"""The full-precision model's logits on a text, kept so that they are computed once.
+
+They lie in $XDG_CACHE_HOME/quantbench/logits (~/.cache/…) under a hash of all they were made from:
+the checkpoint's bytes, the tokens, dtype, device, torch. They are kept in the model's own dtype, so
+nothing at all is lost. Beside them lies the noise floor: how far the same model in another dtype is
+from them, which no quantized one can be expected to undercut. Of more than MOST_BYTES those that
+were used longest ago are removed.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import generate
+from benchlog.config import RunConfig
+from compare.fidelity.scores import Logits, score, summary, through_cache
+from errors import LogError
+from generate import Plan
+from models.checkpoints.sources import locate
+
+MOST_BYTES = 8_000_000_000  # 4096 tokens of Llama 3, whose vocabulary is large, take 1 GB
+SCRATCH = "unfinished-"
+FORMAT = 2  # of what is kept beside the logits
+OTHER_DTYPE = {"bfloat16": "float32", "float16": "float32", "float32": "bfloat16"}
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Where the logits are, and the summary of `other_dtype` against them."""
+
+    logits: dict[str, Any]
+    perplexity: float
+    noise_floor: dict[str, Any]
+    other_dtype: str
+
+    def open(self) -> Logits:
+        return Logits(**self.logits)
+
+
+def reference(config: RunConfig, ids: Tensor, context: int, say: Say) -> Reference:
+    """Of the model that the config names, in full precision, over windows of `context` tokens.
+
+    Raises LogError where the logits cannot be kept.
+    """
+    full = dataclasses.replace(
+        config, quantization="none", kernel="auto", kv_cache="dense", kv_cache_quantization=False
+    )
+    plan = generate.make_plan(full)
+    folder = Path(
+        os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "quantbench", "logits"
+    )
+    key = content_hash(plan, ids, context)
+    about, kept = folder / f"{key}.json", folder / f"{key}.logits"
+    try:
+        found = json.loads(about.read_text())
+        if kept.stat().st_size == found["bytes"]:
+            say(f"Full precision: logits of an earlier run, {kept}")
+            with contextlib.suppress(OSError):
+                os.utime(kept)
+            return Reference({**found["logits"], "path": str(kept)}, *found["rest"])
+    except (OSError, ValueError, KeyError):
+        pass
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=SCRATCH) as scratch:
+            made = _make(plan, ids, context, f"{scratch}/logits", say)
+            size = os.path.getsize(f"{scratch}/logits")
+            rest = [made.perplexity, made.noise_floor, made.other_dtype]
+            os.replace(f"{scratch}/logits", kept)
+            value = {"bytes": size, "logits": made.logits, "rest": rest}
+            Path(scratch, "about").write_text(json.dumps(value))
+            os.replace(f"{scratch}/about", about)  # last: it says that the logits are whole
+        discard_old(folder)
+    except OSError as error:
+        raise LogError(f"cannot keep logits in {folder}: {error.strerror}") from None
+    return dataclasses.replace(made, logits={**made.logits, "path": str(kept)})
+
+
+def discard_old(folder: Path) -> None:
+    """Remove logits from `folder`, those used longest ago first, until it holds no more than
+    MOST_BYTES; the newest stay in any case. A run that reads them still keeps what it has open.
+
+    What a killed run left half done goes after a day.
+    """
+    total = 0
+    for number, (path, about) in enumerate(_newest_first(folder, "*.logits")):
+        total += about.st_size
+        if number and total > MOST_BYTES:
+            path.with_suffix(".json").unlink(missing_ok=True)  # first: it says that they are there
+            path.unlink(missing_ok=True)
+    for path, about in _newest_first(folder, f"{SCRATCH}*"):
+        if about.st_mtime < time.time() - 86400:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _newest_first(folder: Path, pattern: str) -> list[tuple[Path, os.stat_result]]:
+    found = []
+    for path in folder.glob(pattern):
+        with contextlib.suppress(FileNotFoundError):  # another run discards, too
+            found.append((path, path.stat()))
+    return sorted(found, key=lambda one: -one[1].st_mtime)
+
+
+def _make(plan: Plan, ids: Tensor, context: int, path: str, say: Say) -> Reference:
+    vocab_size, precision = plan.architecture.vocab_size, plan.config.precision
+    logits = Logits.create(path, len(ids) - 1, vocab_size, precision)
+    say(f"Full precision in {precision} …")
+    model, _ = generate.load(plan, lambda done, total: None)
+    scores = score(through_cache(plan, model, ids, context), None, logits)
+    del model  # before the next one is loaded
+    other = dataclasses.replace(plan.config, precision=OTHER_DTYPE[precision])
+    say(f"Full precision in {other.precision}, for the noise floor …")
+    plan = generate.make_plan(other)
+    model, _ = generate.load(plan, lambda done, total: None)
+    again = Logits(**logits.about)
+    floor = summary(score(through_cache(plan, model, ids, context), again))
+    return Reference(logits.about, summary(scores)["perplexity"], floor, other.precision)
+
+
+def content_hash(plan: Plan, ids: Tensor, context: int) -> str:
+    """Of everything that the logits depend on."""
+    checkpoint = locate(plan.config.checkpoint_path, weights=True)
+    digest = hashlib.blake2b(digest_size=16)
+    facts = {
+        "format": FORMAT,
+        "architecture": dataclasses.asdict(plan.architecture),
+        "precision": plan.config.precision,
+        "device": str(plan.device),
+        "torch": torch.__version__,
+        "context": context,
+    }
+    digest.update(json.dumps(facts, sort_keys=True, default=str).encode())
+    digest.update(ids.cpu().numpy().tobytes())
+    for path in checkpoint.files:
+        with open(path, "rb") as file:
+            digest.update(hashlib.file_digest(file, "blake2b").digest())
+    return digest.hexdigest()

@@ -1,0 +1,299 @@
+"""The comparison itself: workers loaded and warmed up, then rounds of one sample an arm.
+
+Two processes of one and the same arm differ by one or two percent for as long as they live: they
+lie elsewhere in memory, and who is loaded first lies worse or better (docs/LOG.md). So all are
+started anew every ten rounds, up to --processes times, every other time in the opposite order.
+Where the arms do not fit into memory together, each is loaded in turn, several times over, and a
+round is then a few samples of every arm.
+"""
+
+import random
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from compare.figures.rows import estimates, progress_line
+from compare.figures.statistics import LEAST_ROUNDS, is_look, is_precise
+from compare.sampling import process
+from compare.sampling.nursery import Nursery
+from compare.sampling.process import Process, WorkerFailed
+from compare.sampling.results import ArmResult, Results
+from errors import UsageError
+
+HEADROOM = 500_000_000  # bytes to stay free when arms lie in memory together
+TURNS, SAMPLES_PER_TURN = 6, 5
+ROUNDS_EACH, SOME_PROCESSES = 10, 4
+SETTLING_ROUNDS = 3  # not counted: arms that were steady alone are not yet so beside each other
+SETTLED = 0.02  # seconds: the sample before leaves threads spinning for a few milliseconds
+SAVE_EVERY, SPEAK_EVERY = 1.0, 10.0  # seconds
+
+
+class DoesNotFit(Exception):
+    """The next arm finds no room beside the others."""
+
+
+class Comparison:
+    """One run of it, from what `results` holds already. `run` ends with why it ended."""
+
+    def __init__(
+        self,
+        results: Results,
+        folder: Path | None,
+        say: Callable[[str], None],
+        command: Sequence[str] | Callable[[int], Sequence[str]] = process.COMMAND,
+        nursery: Nursery | None = None,
+        probe_rounds: bool = False,
+    ) -> None:
+        """`folder`: where to keep the results. `command`: what starts a worker, or what starts
+        that of the arm with this number; `nursery`: what forks them, if it can. `probe_rounds`:
+        read the bandwidth before each round, one reading a round, and not only at both ends."""
+        self.results, self.settings, self.folder, self.say = results, results.settings, folder, say
+        self.command, self.nursery, self.probe_rounds = command, nursery, probe_rounds
+        self.workers: dict[int, Process] = {}  # by the arm's number
+        self.probes: dict[str, Process] = {}
+        self.reference: dict[str, Any] | None = None
+        self.process: int | None = None  # see _process
+        self.sampling = self.saved = self.spoken = 0.0  # seconds
+
+    def run(self) -> None:
+        results = self.results
+        results.ended = self._enough()
+        if results.ended:
+            return
+        self._forget_unfinished()
+        with tempfile.TemporaryDirectory(prefix="quantbench-") as scratch:
+            self.scratch = scratch
+            try:
+                results.ended = self._run()
+            except KeyboardInterrupt:
+                results.ended = "interrupted"
+            finally:
+                for worker in (*self.workers.values(), *self.probes.values()):
+                    worker.close()
+                results.save(self.folder)
+
+    def _run(self) -> str:
+        results = self.results
+        ended = None
+        while ended is None:
+            if not results.in_turn and self._process() != self.process:
+                self._load_all()
+            if not results.alive:
+                return "baseline failed"
+            if results.in_turn or results.rounds == 0 or self.probe_rounds:
+                self._probe()
+            started = time.monotonic()
+            self._turn() if results.in_turn else self._round()
+            self.sampling += time.monotonic() - started
+            results.rounds += 1
+            ended = self._enough()
+            self._keep(at_once=ended is not None)
+        if not self.probe_rounds:
+            self._probe()
+        return ended
+
+    def _process(self) -> int:
+        """Which of an arm's processes, counted from 0, the next round is for."""
+        rounds, count = self.results.rounds, self.settings.processes
+        if self.results.in_turn:
+            return rounds
+        return min(rounds // self._rounds_each(), count - 1)
+
+    def _rounds_each(self) -> int:
+        """Of all processes but the last, which takes what is left; fewer where there will be few,
+        for some processes are worth more than many rounds."""
+        if self.results.in_turn:
+            return 1
+        some = min(SOME_PROCESSES, self.settings.processes)
+        return max(1, min(ROUNDS_EACH, self.settings.max_rounds // some))
+
+    def _load_all(self) -> None:
+        """All arms side by side, if they fit; in place of those that were."""
+        for number in list(self.workers):
+            self._unload(number)
+        self.process = self._process()
+        order = range(len(self.results.arms))
+        if self.process % 2 and not self._wants_logits():
+            order = order[::-1]  # only the first time does the baseline have to come first
+        try:
+            for number in order:
+                self._load(number)
+        except DoesNotFit as reason:
+            self.say(f"{reason}: arms are loaded in turn, {TURNS} times over")
+            self.results.in_turn = True
+            for number in list(self.workers):
+                self._unload(number)
+            return
+        for _ in range(SETTLING_ROUNDS):
+            self._round(counted=False)
+
+    def _forget_unfinished(self) -> None:
+        """A round that was cut short is taken again; of a turn, an arm's whole samples stay."""
+        for number, arm in enumerate(self.results.arms):
+            last = arm.in_round(self.results.rounds)
+            finished = self.results.in_turn and last == SAMPLES_PER_TURN
+            if number == 0 and self._wants_logits():
+                finished = False  # it comes again anyway, for its logits
+            if not finished:
+                arm.samples = arm.samples[: len(arm.samples) - last]
+
+    def _load(self, number: int) -> None:
+        """Start the arm's worker, and get it ready; an arm that cannot gets its reason.
+
+        Raises DoesNotFit where the room is taken by other arms.
+        """
+        arm = self.results.arms[number]
+        if arm.failed is not None:
+            return
+        self.say(f"{arm.name}: loading and warming up …")
+        worker = self.workers[number] = self._start(number)
+        try:
+            beside = [self.results.arms[other] for other in self.workers if other != number]
+            others = sum(_occupied(other) for other in beside)
+            room = {"headroom": HEADROOM, "others": others} if beside else {}
+            worker.ask("load", argv=arm.argv, **room)
+            self._measure_quality(number, worker)
+            facts = worker.ask("get_ready")
+            if arm.facts:  # memory is that of the first process: it was not forked
+                facts["peak_memory_bytes"] = arm.facts["peak_memory_bytes"]
+            arm.facts = facts
+        except WorkerFailed as error:
+            self._unload(number)
+            if error.kind == "memory" and self.workers and self.results.rounds == 0:
+                raise DoesNotFit(f"{arm.name} does not fit into memory beside the others") from None
+            self._fail(arm, error)
+            return
+        self._keep(at_once=True)
+
+    def _start(self, number: int) -> Process:
+        command = self.command(number) if callable(self.command) else self.command
+        return Process(command, self.nursery if self._process() else None)
+
+    def _wants_logits(self) -> bool:
+        """Whether an arm is to be compared with the baseline's logits, and has not been yet."""
+        missing = any(arm.quality is None for arm in self.results.alive)
+        return bool(self.settings.tokens) and missing
+
+    def _measure_quality(self, number: int, worker: Process) -> None:
+        """Of this arm, unless that was done; the baseline's logits are needed for every other."""
+        arm, is_baseline = self.results.arms[number], number == 0
+        again = is_baseline and not self.reference
+        if not self._wants_logits() or (arm.quality is not None and not again):
+            return
+        try:
+            quality = worker.ask(
+                "quality",
+                tokens=self.settings.tokens,
+                text=self.settings.text,
+                reference=None if is_baseline else self.reference,
+                keep=f"{self.scratch}/logits" if is_baseline else None,
+            )
+        except WorkerFailed as error:
+            if error.kind == "usage" and is_baseline:
+                raise UsageError(str(error)) from None  # the text will not do for any arm
+            if error.kind == "dead":
+                raise
+            quality = {"why_not": str(error)}
+        kept = quality.pop("kept", None)
+        if is_baseline:
+            self.reference = kept
+        arm.quality = quality
+
+    def _unload(self, number: int) -> None:
+        self.workers.pop(number).close()
+
+    def _fail(self, arm: ArmResult, error: WorkerFailed) -> None:
+        arm.failed = str(error)
+        self.say(f"{arm.name} failed: {arm.failed}")
+        self._keep(at_once=True)
+
+    def _round(self, counted: bool = True) -> None:
+        """One sample of every arm, in an order drawn anew."""
+        for number in self._order():
+            self._sample(number, counted)
+            time.sleep(SETTLED)
+
+    def _turn(self) -> None:
+        """Every arm loaded, some samples of it, and the next."""
+        round = self.results.rounds
+        for number in self._order():
+            if self.results.arms[number].in_round(round) == SAMPLES_PER_TURN:
+                continue  # done before the run was interrupted
+            self._load(number)
+            for _ in range(SAMPLES_PER_TURN):
+                self._sample(number)
+            if number in self.workers:
+                self._unload(number)
+            self._keep(at_once=True)
+
+    def _order(self) -> list[int]:
+        """The same for the same seed and round, whatever came before."""
+        numbers = [n for n, arm in enumerate(self.results.arms) if arm.failed is None]
+        random.Random(f"{self.settings.order_seed} {self.results.rounds}").shuffle(numbers)
+        if self.results.in_turn and self.settings.tokens and self.results.rounds == 0:
+            numbers.sort(key=bool)  # the baseline's logits are what the others are compared with
+        return numbers
+
+    def _sample(self, number: int, counted: bool = True) -> None:
+        arm, worker = self.results.arms[number], self.workers.get(number)
+        if worker is None:
+            return
+        round = self.results.rounds
+        try:
+            sample = worker.ask("sample", index=round * SAMPLES_PER_TURN + arm.in_round(round))
+        except WorkerFailed as error:
+            self._unload(number)
+            self._fail(arm, error)
+            return
+        if counted:
+            arm.samples.append({"round": round, "process": self._process(), **sample})
+
+    def _enough(self) -> str | None:
+        """Why to stop, if so; looks at widths as the statistics allow."""
+        results, settings = self.results, self.settings
+        most = min(TURNS, settings.max_rounds) if results.in_turn else settings.max_rounds
+        if results.baseline.failed is not None or len(results.alive) < 2:
+            why = "baseline failed" if results.baseline.failed else "nothing to compare with"
+            return why if not results.alive or results.rounds >= min(LEAST_ROUNDS, most) else None
+        processes = TURNS if results.in_turn else settings.processes
+        look = is_look(results.rounds, self._rounds_each(), processes)
+        look = look and (results.in_turn or results.rounds >= LEAST_ROUNDS)
+        speak = look or time.monotonic() > self.spoken + SPEAK_EVERY
+        found = estimates(results) if speak else {}
+        if speak and self.sampling:
+            self.say(progress_line(results, found))
+            self.spoken = time.monotonic()
+        widths = [one for pair in found.values() for one in pair]
+        if look and is_precise(widths, settings.precision):
+            return "precise"
+        if results.rounds >= most:
+            return "max_rounds"
+        if self.sampling > 60 * settings.max_minutes:
+            return "max_minutes"
+        return None
+
+    def _probe(self) -> None:
+        """Read the bandwidth of every device that an arm is on."""
+        devices = {arm.facts["config"]["device"] for arm in self.results.alive if arm.facts}
+        for device in sorted(devices):
+            try:
+                if device not in self.probes:
+                    self.probes[device] = self._start(0)
+                reading = self.probes[device].ask("bandwidth", device=device)["bytes_per_s"]
+            except WorkerFailed as error:
+                self.say(f"no bandwidth of {device}: {error}")
+                continue
+            self.results.bandwidth.setdefault(device, []).append(reading)
+
+    def _keep(self, at_once: bool = False) -> None:
+        if at_once or time.monotonic() > self.saved + SAVE_EVERY:
+            self.results.save(self.folder)
+            self.saved = time.monotonic()
+
+
+def _occupied(arm: ArmResult) -> int:
+    """Bytes, at the most, that a loaded arm would give back."""
+    peaks = arm.facts["peak_memory_bytes"] if arm.facts else {}
+    return max((max(kinds.values()) for kinds in peaks.values()), default=0)

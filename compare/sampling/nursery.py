@@ -1,0 +1,147 @@
+"""A process that has imported what every worker imports, and forks workers: they start at once.
+
+Importing torch, torchao and the compiler takes two seconds, and a comparison starts each arm
+several times. Its first process is no fork, for memory that a fork shares with its nursery does not
+count as its own, and the arm's peaks are to be those of generate.py.
+
+`Nursery` is the coordinator's side of it; `python -m compare.sampling.nursery FD` is the process,
+which reads requests from the socket FD and ends when whoever holds its other end does.
+
+On Linux only, and only with a torch for the CPU: CUDA does not survive a fork. Elsewhere `fork`
+gives None, and workers are started the long way.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+IMPORTED = (
+    *("quantize.registry", "run.loading", "run.session", "run.sizes", "run.bandwidth", "generate"),
+    *("torch._dynamo", "compare.fidelity.scores", "compare.sampling.clock"),
+)
+MESSAGE = 1 << 20  # bytes, at most: a command line
+
+
+class Nursery:
+    """Ask it for processes; `close` ends it, not them. It begins when the first is asked for."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self.environment = environment
+        self.process: subprocess.Popen[bytes] | None = None
+        self.control: socket.socket | None = None
+
+    def fork(self, command: Sequence[str], streams: Sequence[int]) -> int | None:
+        """The number of a new process that runs sys.executable's `command`, as in
+        ["-m", "module", …] or ["file.py", …], in a session of its own, with those three streams;
+        None where that cannot be had."""
+        if self.process is None and sys.platform == "linux":
+            self._begin()
+        return self._ask({"command": list(command)}, streams)
+
+    def wait(self, pid: int) -> int:
+        """The exit code of a process that ended or is about to, as subprocess has it."""
+        code = self._ask({"wait": pid})
+        return -signal.SIGKILL if code is None else code
+
+    def close(self) -> None:
+        if self.process and self.control:
+            self.control.close()
+            self.process.kill()
+            self.process.wait()
+            self.control = None
+
+    def _begin(self) -> None:
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "compare.sampling.nursery", str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
+            env={**self.environment, "OPENBLAS_NUM_THREADS": "1"},  # no threads, to be forked
+        )
+        theirs.close()
+        if not self._answer():
+            self.close()
+
+    def _ask(self, request: Mapping[str, object], streams: Sequence[int] = ()) -> int | None:
+        if self.control is None:
+            return None
+        try:
+            socket.send_fds(self.control, [json.dumps(request).encode()], streams)
+        except OSError:
+            return None
+        return self._answer()
+
+    def _answer(self) -> int | None:
+        assert self.control
+        try:
+            found: int | None = json.loads(self.control.recv(MESSAGE) or b"null")
+        except OSError:
+            return None
+        return found
+
+
+def serve(control: socket.socket) -> None:
+    """Import, say whether forking is safe, then fork and wait as asked."""
+    for name in IMPORTED:
+        importlib.import_module(name)
+    import torch
+
+    safe = torch.version.cuda is None and torch.version.hip is None and not torch.xpu._is_compiled()
+    alone = len(os.listdir("/proc/self/task")) == 1  # a fork has one thread, whatever others held
+    control.send(json.dumps(int(safe and alone)).encode())
+    while True:
+        message, streams, *_ = socket.recv_fds(control, MESSAGE, 3)
+        if not message:
+            return
+        request = json.loads(message)
+        if "wait" in request:
+            _, status = os.waitpid(request["wait"], 0)
+            control.send(json.dumps(os.waitstatus_to_exitcode(status)).encode())
+            continue
+        pid = os.fork()
+        if pid == 0:
+            control.close()
+            _become(request["command"], streams)
+        for stream in streams:
+            os.close(stream)
+        control.send(json.dumps(pid).encode())
+
+
+def _become(command: list[str], streams: Sequence[int]) -> None:
+    """Run the command in this process, which ends with it."""
+    code = 1
+    try:
+        os.setsid()
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+            os.close(stream)
+        if command[0] == "-m":
+            sys.argv = command[1:]
+            runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = command
+            runpy.run_path(command[0], run_name="__main__")
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        for file in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                file.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])))

@@ -1,0 +1,213 @@
+"""One arm in a process of its own: it loads a model, warms up, and then samples when it is told to.
+
+    python -m compare.sampling.worker        # one JSON object a line in, one a line out
+
+    {"do": "load", "argv": ["--quantization", "int8wo"], "headroom": 0, "others": 0}
+    {"do": "quality", "tokens": 2048, "text": null, "reference": null, "keep": "logits"}
+    {"do": "get_ready"}
+    {"do": "sample", "index": 3}
+    {"do": "bandwidth", "device": "cpu"}
+    {"do": "schemes", "argv": []}
+    {"do": "layers", "checkpoint_path": "tiny", "schemes": ["int8wo"], "device": "cpu", …}
+    {"do": "products", "rows": 2048, "columns": 5632, "kernels": {"int8wo": ["cpu"]}, …}
+
+Each is answered by {"did": …} or {"failed": why, "kind": memory, usage or other}.
+Between requests it waits for its input and burns nothing; at the end of its input, as when whoever
+started it is gone, it ends at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import generate
+from benchlog.config import parse
+from errors import KernelError, MemoryShortage, QuantbenchError, UsageError
+
+
+class NeverFits(QuantbenchError):
+    """There is no room for the arm even alone."""
+
+
+class Worker:
+    """What has been loaded so far, and what each request does."""
+
+    plan: generate.Plan
+    model: Any
+    one_sample: Callable[..., Any]
+    probe: Any = None
+    timer: Any = None
+
+    def load(self, argv: list[str], headroom: int = 0, others: int = 0) -> dict[str, Any]:
+        """Load the model, if `headroom` bytes stay free beside it.
+
+        Raises MemoryShortage where they do not, NeverFits where the `others` bytes that arms beside
+        this one have would not help either.
+        """
+        import devices
+
+        config = parse(argv)
+        generate.quiet(config.debug)
+        self.plan = plan = generate.make_plan(config)
+        free = devices.free_memory(plan.device)
+        if free is not None:
+            try:
+                self._check(max(0, free - headroom))
+            except MemoryShortage:
+                try:
+                    self._check(free + others)
+                except MemoryShortage as error:
+                    raise NeverFits(str(error)) from None
+                raise
+        self.model, self.load_memory = generate.load(plan, lambda done, total: None)
+        return {"device": str(plan.device), "dummy": config.checkpoint_path.startswith("dummy:")}
+
+    def _check(self, free: int) -> None:
+        from run import sizes
+
+        plan = self.plan
+        sizes.check_memory(
+            plan.config, plan.architecture, plan.spec, plan.device, plan.cache_size, free
+        )
+
+    def quality(
+        self, tokens: int, text: str | None, reference: dict[str, Any] | None, keep: str | None
+    ) -> dict[str, Any]:
+        """How well it predicts, and how far from `reference`; `keep`: where to put its logits."""
+        import devices
+        from compare.fidelity import scores as fidelity
+
+        with devices.returning_memory():  # or the peak while generating would be that of scoring
+            return fidelity.quick(self.plan, self.model, tokens, text, reference, keep)
+
+    def get_ready(self) -> dict[str, Any]:
+        """Compile and warm up; everything known before the first sample."""
+        import devices
+
+        device = self.plan.device
+        session = generate.make_session(self.plan, self.model)
+        self.one_sample = generate.sampler(self.plan, session)
+        ready = generate.get_ready(self.plan, session, self.one_sample)
+        memory = {"load": self.load_memory, "warm_up": devices.peak_memory(device)}
+        devices.reset_peak_memory(device)
+        return {
+            **generate.facts(self.plan, self.model),
+            **ready,
+            "attention_reason": self.model.decode_kernel.reason,
+            "kernels": self._kernels(),
+            "peak_memory_bytes": memory,
+        }
+
+    def _kernels(self) -> dict[str, str | None]:
+        import torch
+
+        from quantize.registry import available
+        from quantize.spec import AutoQuant
+
+        plan = self.plan
+        if isinstance(plan.spec, AutoQuant):
+            return {}
+        return available(plan.spec, plan.device, getattr(torch, plan.config.precision))
+
+    def sample(self, index: int) -> dict[str, Any]:
+        """One sample's figures, the seconds of each decoding step, and the peak memory so far."""
+        import devices
+        from compare.sampling.clock import Clock
+
+        clock = Clock(self.plan.device)
+        generation = self.one_sample(index, after_token=clock.tick)
+        return {
+            **generate.figures(generation, len(self.plan.prompt)),
+            "token_seconds": [round(seconds, 7) for seconds in clock.intervals()],
+            "peak_memory_bytes": devices.peak_memory(self.plan.device),
+        }
+
+    def bandwidth(self, device: str) -> dict[str, Any]:
+        import devices
+        from run.bandwidth import Bandwidth
+
+        if self.probe is None:
+            self.probe = Bandwidth(devices.resolve(device))
+        return {"bytes_per_s": self.probe.measure()}
+
+    def schemes(self, argv: list[str]) -> dict[str, Any]:
+        """Every kind of scheme that has a kernel here."""
+        import torch
+
+        import devices
+        from quantize.registry import MEASURED, SHOWN, kernels_for
+        from quantize.spec import parse as scheme
+
+        config = parse(argv)
+        device = devices.resolve(config.device)
+        found = []
+        for name in SHOWN:
+            try:
+                kernels_for(scheme(name), config.kernel, device, getattr(torch, config.precision))
+                found.append(name)
+            except KernelError:
+                pass
+        return {"schemes": [*found, *MEASURED]}
+
+    def layers(
+        self, checkpoint_path: str, schemes: list[str], device: str, precision: str
+    ) -> dict[str, Any]:
+        """The model's shapes of layers, and every scheme's kernels."""
+        from compare.sampling import layer_timing as products
+
+        found = products.kernels(schemes, device, precision)
+        return {"kernels": found, "shapes": products.shapes(checkpoint_path)}
+
+    def products(
+        self,
+        rows: int,
+        columns: int,
+        kernels: dict[str, list[str]],
+        device: str,
+        precision: str,
+        batch_size: int,
+    ) -> dict[str, Any]:
+        """The product of one shape, with every kernel."""
+        from compare.sampling.layer_timing import Products
+
+        generate.quiet(False)
+        if self.timer is None:
+            self.timer = Products(device, precision)
+        found: dict[str, Any] = self.timer.measure(rows, columns, kernels, batch_size)
+        return found
+
+
+def serve(worker: object) -> None:
+    """Answer requests until there are no more, each by the worker's method of that name."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what libraries print must not come between the answers
+    requests: queue.Queue[dict[str, Any]] = queue.Queue()
+
+    def read() -> None:
+        for line in sys.stdin:
+            requests.put(json.loads(line))
+        os._exit(0)  # even in the middle of a sample: nobody waits for it any more
+
+    threading.Thread(target=read, daemon=True).start()
+    while True:
+        request = requests.get()
+        try:
+            answer = {"did": getattr(worker, request.pop("do"))(**request)}
+        except (Exception, KeyboardInterrupt) as error:
+            reason, _ = generate.explained(error)
+            kind = "usage" if isinstance(error, UsageError) else "other"
+            short = isinstance(error, MemoryShortage) or reason.startswith("out of memory")
+            if short and not isinstance(error, NeverFits):
+                kind = "memory"
+            answer = {"failed": " ".join(reason.split()), "kind": kind}
+        answers.write(json.dumps(answer) + "\n")
+
+
+if __name__ == "__main__":
+    serve(Worker())

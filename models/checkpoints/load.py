@@ -1,0 +1,288 @@
+"""Load a model, tensor by tensor, from any of the layouts that Llama-family weights come in.
+
+    config = load_config("dummy:Llama-3.2-1B")
+    model = load_model("path/to/folder", device="cuda", precision=torch.bfloat16)
+
+The model is built without memory (on the meta device); then each layer's tensors are read, stacked,
+cast, put on the device and handed to `transform`, which may quantize them, before the next layer's
+are read. So the whole model never exists in full precision when it is being quantized.
+"""
+
+import re
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+import devices
+from errors import CheckpointError
+from models.checkpoints.saved import SavedWeights, Stages, how_saved
+from models.checkpoints.sources import Checkpoint, Source, architecture_of, locate, open_source
+from models.config import ModelConfig
+from models.llama import Transformer
+from models.tokenizer import FILES
+
+Transform = Callable[[str, nn.Module], nn.Module]
+Progress = Callable[[int, int], None]
+Ready = Callable[[str, nn.Module], None]
+
+_HARMLESS = re.compile(r".*rotary_emb\.inv_freq|rope\.freqs|freqs_cis|causal_mask")
+_LAYER_NUMBER = re.compile(r"(?:model\.)?layers\.(\d+)\.")
+_DUMMY_STD = 0.02
+_DUMMY_PERIOD = (1 << 20) + 7  # prime: no two rows of a matrix begin at the same place in it
+
+
+def load_config(checkpoint_path: str) -> ModelConfig:
+    """The architecture that `checkpoint_path` names, without reading its weights."""
+    return architecture_of(locate(checkpoint_path))
+
+
+def model_name(checkpoint_path: str) -> str:
+    """What the log calls the model: its folder's, preset's or hub entry's name."""
+    return locate(checkpoint_path).name
+
+
+def tokenizer_folder(checkpoint_path: str) -> Path | None:
+    """Where the tokenizer lies; None for a dummy, or one that was saved, that has none."""
+    checkpoint = locate(checkpoint_path)
+    folder = checkpoint.folder
+    if checkpoint.layout in ("dummy", "quantbench") and folder:
+        return folder if any((folder / name).exists() for name in FILES) else None
+    return folder
+
+
+@devices.returning_memory()
+def load_model(
+    checkpoint_path: str,
+    device: torch.device | str = "cpu",
+    precision: torch.dtype = torch.float32,
+    num_layers: int | None = None,
+    transform: Transform | None = None,
+    progress: Progress | None = None,
+    ready: Ready | None = None,
+) -> Transformer:
+    """The model, ready to run, its weights on `device` in `precision`.
+
+    checkpoint_path: "tiny"; a Hugging Face folder; a gpt-fast or torchao model.pth; a Meta folder;
+    a hub id; dummy:NAME or dummy:path/to/config.json for random weights.
+    num_layers: keep only the first so many layers.
+    transform: called as (name, module) with every embedding, norm and linear layer once its weights
+    are there, in the model's order; what it returns takes the module's place. For a checkpoint
+    that was saved quantized it has to be one of two `Stages` (models/checkpoints/saved.py).
+    progress: called as (bytes so far, bytes in all), counted in `precision`.
+    ready: called as (name, module) with "tok_embeddings", each whole "layers.0", …, "norm" and
+    "output", still in full precision; only then does `transform` get what is in it.
+
+    Raises CheckpointError for anything missing, superfluous, damaged or misshapen.
+    """
+    checkpoint = locate(checkpoint_path, weights=True)
+    if checkpoint.layout == "quantbench":
+        return _load_saved(checkpoint, device, precision, num_layers, transform, progress)
+    config = architecture_of(checkpoint)
+    full_depth = config.num_layers
+    if num_layers is not None:
+        config = config.with_layers(num_layers)
+    with torch.device("meta"):
+        model = Transformer(config).to(precision)
+    if checkpoint.layout == "dummy":
+        read: Callable[[str, Tensor], Tensor] = _DummyWeights(precision, device)
+    else:
+        source = open_source(checkpoint)
+        _check_names(model, source, full_depth)
+        read = _StoredWeights(source, config)
+
+    done, total = 0, sum(p.numel() * precision.itemsize for p in model.parameters())
+    for part, names in _parts(model, whole_layers=ready is not None):
+        for name in names:
+            module = model.get_submodule(name)
+            for kind, parameter in list(module.named_parameters(recurse=False)):
+                full_name = f"{name}.{kind}"
+                tied = full_name == "output.weight" and config.tie_embeddings
+                weight = _embedding(model) if tied else None
+                if weight is None:
+                    stored = "tok_embeddings.weight" if tied else full_name
+                    weight = read(stored, parameter).to(device, precision)
+                setattr(module, kind, nn.Parameter(weight, requires_grad=False))
+                del weight  # or it would outlive its replacement until the next one is read
+                done += parameter.numel() * precision.itemsize
+                if progress:
+                    progress(done, total)
+            del module
+        if ready:
+            ready(part, model.get_submodule(part))
+        for name in names if transform else ():
+            model.set_submodule(name, transform(name, model.get_submodule(name)))
+    return model.eval().requires_grad_(False)
+
+
+def _parts(model: Transformer, whole_layers: bool) -> list[tuple[str, list[str]]]:
+    """What is loaded at a time: (name, names of the modules with parameters in it).
+
+    Names, not modules: a list of modules would keep every layer that transform has replaced.
+    """
+    parts: dict[str, list[str]] = {}
+    for name, module in model.named_modules():
+        if module._parameters:
+            layer = _LAYER_NUMBER.match(name)
+            part = layer[0].rstrip(".") if layer and whole_layers else name
+            parts.setdefault(part, []).append(name)
+    return list(parts.items())
+
+
+def _load_saved(
+    checkpoint: Checkpoint,
+    device: torch.device | str,
+    precision: torch.dtype,
+    num_layers: int | None,
+    transform: Transform | None,
+    progress: Progress | None,
+) -> Transformer:
+    """A model that --save wrote: quantized on the meta device, filled, then given its kernels."""
+    how = how_saved(checkpoint)
+    assert how is not None
+    if not isinstance(transform, Stages):
+        raise CheckpointError(
+            f"{checkpoint.folder} is quantized as {how.scheme}; load_model reads it back with "
+            "transform=Quantizer(…) of that scheme"
+        )
+    if str(precision) != f"torch.{how.precision}":
+        raise CheckpointError(
+            f"{checkpoint.folder} was saved with --precision {how.precision}; give that one"
+        )
+    config = architecture_of(checkpoint)
+    if num_layers is not None:
+        config = config.with_layers(num_layers)
+    with torch.device("meta"):
+        model = Transformer(config).to(precision)
+    weights = SavedWeights(checkpoint, device)
+    done, total = 0, sum(p.numel() * precision.itemsize for p in model.parameters())
+    for name, _ in _parts(model, whole_layers=False):
+        module = model.get_submodule(name)
+        done += sum(p.numel() * precision.itemsize for p in module.parameters())
+        layer = transform.quantized(name, module)
+        weights.fill(name, layer)
+        layer = transform.built(name, layer)
+        weights.settle(layer)
+        model.set_submodule(name, layer)
+        if progress:
+            progress(done, total)
+    return model.eval().requires_grad_(False)
+
+
+def _embedding(model: Transformer) -> Tensor | None:
+    """The embedding's weights for a tied output to share; None if `transform` has changed them."""
+    weight = getattr(model.tok_embeddings, "weight", None)
+    plain = isinstance(weight, nn.Parameter) and type(weight.data) is torch.Tensor
+    return weight if plain and weight.is_floating_point() else None
+
+
+# ---------------------------------------------------------------------------------- stored weights
+
+
+class _StoredWeights:
+    """Reads our parameters from a source: finds the pieces, checks shapes, permutes, stacks."""
+
+    def __init__(self, source: Source, config: ModelConfig) -> None:
+        self.source, self.config = source, config
+
+    def __call__(self, name: str, parameter: Tensor) -> Tensor:
+        parts = _pieces(name, self.source, self.config)
+        shapes = _piece_shapes(name, parameter, len(parts), self.config)
+        pieces = [self.source.read(part) for part in parts]
+        for part, piece, shape in zip(parts, pieces, shapes, strict=True):
+            if tuple(piece.shape) != shape:
+                raise CheckpointError(
+                    f"{self.source.tensors[part].file}: tensor {part} has shape "
+                    f"{tuple(piece.shape)}; the config says {shape}"
+                )
+        weight = torch.cat(pieces) if len(pieces) > 1 else pieces[0].clone()
+        if self.source.interleaved and ".wqkv." in name:
+            rotated = (self.config.num_heads + self.config.num_kv_heads) * self.config.head_dim
+            weight[:rotated] = _half_split(weight[:rotated], self.config.head_dim)
+        return weight
+
+
+def _pieces(name: str, source: Source, config: ModelConfig) -> tuple[str, ...]:
+    if name in source.tensors:  # gpt-fast keeps some projections fused under the name we use
+        return (name,)
+    if name == "output.weight" and config.tie_embeddings:
+        return source.name_map("tok_embeddings.weight")
+    return source.name_map(name)
+
+
+def _piece_shapes(
+    name: str, parameter: Tensor, count: int, config: ModelConfig
+) -> list[tuple[int, ...]]:
+    """The shapes that `count` pieces stacked into the parameter must have."""
+    if count == 1:
+        return [tuple(parameter.shape)]
+    if ".wqkv." in name:
+        rows = [heads * config.head_dim for heads in _heads(config)]
+    else:
+        rows = [parameter.shape[0] // count] * count
+    return [(row, *parameter.shape[1:]) for row in rows]
+
+
+def _heads(config: ModelConfig) -> tuple[int, int, int]:
+    return config.num_heads, config.num_kv_heads, config.num_kv_heads
+
+
+def _half_split(rows: Tensor, head_dim: int) -> Tensor:
+    """Rows whose rotary pairs are neighbours (2i, 2i + 1), reordered to pairs (i, i + E/2)."""
+    pairs = rows.reshape(-1, head_dim // 2, 2, *rows.shape[1:])
+    return pairs.transpose(1, 2).reshape(rows.shape)
+
+
+def _check_names(model: Transformer, source: Source, full_depth: int) -> None:
+    """Every tensor the model needs is there, and none that it would not read."""
+    config = model.config
+    needed: set[str] = set()
+    for name, _ in model.named_parameters():
+        needed.update(_pieces(name, source, config))
+    missing = sorted(needed - source.tensors.keys())
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise CheckpointError(f"{source.where} lacks tensor {missing[0]}{more}")
+    for extra in sorted(source.tensors.keys() - needed):
+        layer = _LAYER_NUMBER.match(extra)
+        cut_off = layer and config.num_layers <= int(layer[1]) < full_depth
+        if not cut_off and not _HARMLESS.fullmatch(extra) and not _is_tied(extra, source, config):
+            raise CheckpointError(
+                f"{source.tensors[extra].file} has tensor {extra}, which the model would not "
+                "read; is its config.json the right one?"
+            )
+
+
+def _is_tied(extra: str, source: Source, config: ModelConfig) -> bool:
+    """Whether this is an output layer that a tied checkpoint keeps although it is the embedding."""
+    if not config.tie_embeddings or extra not in source.name_map("output.weight"):
+        return False
+    (embedding,) = source.name_map("tok_embeddings.weight")
+    return torch.equal(source.read(extra), source.read(embedding))
+
+
+# ---------------------------------------------------------------------------------- random weights
+
+
+class _DummyWeights:
+    """Weights for measuring speed and memory: normal, deviation 0.02, the same in every run.
+
+    Drawing billions of normal numbers would take longer than the measurement, so one block of them
+    is repeated; where it starts depends on the parameter's name. Norms are ones.
+    """
+
+    def __init__(self, precision: torch.dtype, device: torch.device | str) -> None:
+        generator = torch.Generator().manual_seed(0)
+        block = torch.randn(_DUMMY_PERIOD, generator=generator) * _DUMMY_STD
+        self.block = block.to(device, precision)
+
+    def __call__(self, name: str, parameter: Tensor) -> Tensor:
+        weight = torch.empty(parameter.shape, dtype=self.block.dtype, device=self.block.device)
+        if "norm" in name:
+            return weight.fill_(1.0)
+        block = self.block.roll(zlib.crc32(name.encode()) % _DUMMY_PERIOD)
+        for piece in weight.view(-1).split(_DUMMY_PERIOD):
+            piece.copy_(block[: piece.numel()])
+        return weight

@@ -1,0 +1,253 @@
+"""Quantized models on disk: what --save writes, and how it is read back.
+
+A folder with `quantbench.json` (what the model is, and how it was quantized), the tokenizer's
+files, and `quantized-00001.safetensors`, …: every parameter under our name for it; one that is a
+tensor subclass as the tensors inside it, `layers.0.attention.wo.weight.plane0` and so on. Kernels
+leave no trace there: whatever layout one wants is made again when the model is loaded.
+
+`quantbench.json` is written last, so a save that was interrupted is no checkpoint.
+"""
+
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from devices import stored_bytes
+from errors import CheckpointError
+from models.checkpoints.sources import SAVED, Checkpoint, Stored, read_json, safetensors_file
+from models.config import ModelConfig
+from models.tokenizer import FILES
+
+VERSION = 1
+SHARD_BYTES = 1 << 29
+_BESIDE = (
+    *FILES,
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "chat_template.jinja",
+)
+
+
+@runtime_checkable
+class Stages(Protocol):
+    """The two halves of a transform (quantize/registry.py): numbers first, then the kernel."""
+
+    def __call__(self, name: str, module: nn.Module) -> nn.Module: ...
+
+    def quantized(self, name: str, module: nn.Module) -> nn.Module:
+        """The layer with its weights quantized; it works on the meta device too."""
+
+    def built(self, name: str, layer: nn.Module) -> nn.Module:
+        """That layer in the form its kernel takes."""
+
+
+@dataclass(frozen=True)
+class How:
+    """How a saved model was quantized. `layers`: where they differ, (scheme, kernel) by name."""
+
+    scheme: str
+    precision: str
+    layers: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+
+
+class Saver:
+    """Writes a model's layers as they are quantized, so that it is never in memory twice.
+
+        saver = Saver(folder, How("int4wo-64", "bfloat16"), tokenizer_folder)
+        model = load_model(…, transform=saver.after(quantizer))
+        saver.finish(model.config)
+
+    Raises CheckpointError if the folder is not empty or cannot be written.
+    """
+
+    def __init__(self, folder: Path, how: How, tokenizer: Path | None) -> None:
+        self.folder, self.how = folder, how
+        self.files: list[str] = []
+        self.pending: dict[str, Tensor] = {}
+        self.aliases: dict[str, str] = {}
+        self.embedding: dict[str, Tensor] = {}
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if any(folder.iterdir()):
+                raise CheckpointError(f"--save {folder}: the folder is not empty; give a new one")
+            for name in _BESIDE if tokenizer else ():
+                if tokenizer and (tokenizer / name).exists():
+                    shutil.copyfile(tokenizer / name, folder / name)
+        except OSError as error:
+            raise CheckpointError(f"--save {folder}: {error.strerror}") from None
+
+    def after(self, stages: Stages) -> Callable[[str, nn.Module], nn.Module]:
+        """A transform that quantizes, saves, and only then builds what the kernel takes."""
+
+        def transform(name: str, module: nn.Module) -> nn.Module:
+            layer = stages.quantized(name, module)
+            self._add(name, layer)
+            return stages.built(name, layer)
+
+        return transform
+
+    def _add(self, name: str, module: nn.Module) -> None:
+        for kind, parameter in module.named_parameters(recurse=False):
+            for key, tensor in inner_tensors(f"{name}.{kind}", parameter.data).items():
+                self._add_tensor(key, tensor)
+        if sum(map(stored_bytes, self.pending.values())) >= SHARD_BYTES:
+            self._flush()
+
+    def _add_tensor(self, key: str, tensor: Tensor) -> None:
+        """A tied output is the embedding, and stored once. The embedding stays in memory all the
+        while, so an equal address means the same tensor."""
+        twin = key.replace("output.", "tok_embeddings.", 1)
+        first = self.embedding.get(twin) if key.startswith("output.") else None
+        if first is not None and first.data_ptr() == tensor.data_ptr():
+            self.aliases[key] = twin
+            return
+        if key.startswith("tok_embeddings."):
+            self.embedding[key] = tensor
+        self.pending[key] = tensor.contiguous().cpu()
+
+    def _flush(self) -> None:
+        name = f"quantized-{len(self.files) + 1:05d}.safetensors"
+        metadata = {"format": "pt", "scheme": self.how.scheme, "precision": self.how.precision}
+        self._write(name, lambda file: save_file(self.pending, file, metadata))
+        self.files.append(name)
+        self.pending = {}
+
+    def finish(self, architecture: ModelConfig, layers: dict[str, list[str]] | None = None) -> None:
+        """Write what is left; `layers` as in How, if it was not known before."""
+        if self.pending:
+            self._flush()
+        how = dataclasses.replace(self.how, layers=layers or self.how.layers)
+        content = {
+            "version": VERSION,
+            "how": dataclasses.asdict(how),
+            "architecture": dataclasses.asdict(architecture),
+            "files": self.files,
+            "aliases": self.aliases,
+        }
+        text = json.dumps(content, indent=1) + "\n"
+        self._write(SAVED, lambda file: file.write_text(text))
+
+    def _write(self, name: str, write: Callable[[Path], object]) -> None:
+        unfinished = self.folder / f"{name}.unfinished"
+        try:
+            write(unfinished)
+            os.replace(unfinished, self.folder / name)
+        except OSError as error:
+            raise CheckpointError(f"--save {self.folder / name}: {error.strerror}") from None
+
+
+def how_saved(checkpoint: Checkpoint) -> How | None:
+    """How a located checkpoint was quantized, or None if it is one in full precision."""
+    if checkpoint.layout != "quantbench":
+        return None
+    assert checkpoint.folder is not None
+    return How(**_content(checkpoint.folder)["how"])
+
+
+def _content(folder: Path) -> dict[str, Any]:
+    content = read_json(folder / SAVED)
+    if content.get("version") != VERSION:
+        raise CheckpointError(
+            f"{folder / SAVED} is of version {content.get('version')!r}; this program reads "
+            f"{VERSION}: save the model again"
+        )
+    return content
+
+
+class SavedWeights:
+    """Reads a saved model's layers: shapes from quantizing on the meta device, bytes from files."""
+
+    def __init__(self, checkpoint: Checkpoint, device: torch.device | str) -> None:
+        assert checkpoint.folder is not None
+        content = _content(checkpoint.folder)
+        self.folder, self.device, self.aliases = checkpoint.folder, device, content["aliases"]
+        self.tensors: dict[str, Stored] = {}
+        self.shared: dict[str, Tensor] = {}  # the embedding, for an output tied to it
+        self.mapped: set[int] = set()  # where tensors of the layer in hand lie in a mapped file
+        for name in content["files"]:
+            if not (self.folder / name).exists():
+                raise CheckpointError(f"{self.folder / SAVED} names {name}, which is not there")
+            self.tensors |= safetensors_file(self.folder / name)
+
+    def fill(self, name: str, layer: nn.Module) -> None:
+        """Give a layer on the meta device its weights, as they were when it was saved.
+
+        They may lie in a mapped file; `settle` copies what the layer keeps of them.
+        """
+        self.mapped.clear()
+        for kind, parameter in list(layer.named_parameters(recurse=False)):
+            weight = self._filled(f"{name}.{kind}", parameter.data)
+            layer.register_parameter(kind, nn.Parameter(weight, requires_grad=False))
+
+    def _filled(self, key: str, like: Tensor) -> Tensor:
+        if not hasattr(like, "__tensor_flatten__"):
+            return self._read(key, like)
+        names, attributes = like.__tensor_flatten__()
+        inner = {name: self._filled(f"{key}.{name}", getattr(like, name)) for name in names}
+        return type(like).__tensor_unflatten__(inner, attributes, like.shape, like.stride())
+
+    def _read(self, key: str, like: Tensor) -> Tensor:
+        if key in self.aliases:
+            return self.shared[self.aliases[key]]
+        if key not in self.tensors:
+            raise CheckpointError(f"{self.folder} lacks tensor {key}; save the model again")
+        tensor = self.tensors[key].read()
+        if tensor.shape != like.shape or tensor.dtype != like.dtype:
+            raise CheckpointError(
+                f"{self.tensors[key].file}: tensor {key} is {tensor.dtype} {tuple(tensor.shape)}; "
+                f"its scheme says {like.dtype} {tuple(like.shape)}: save the model again"
+            )
+        if key in self.aliases.values():
+            self.shared[key] = tensor = tensor.to(self.device, copy=True)
+        elif torch.device(self.device).type == "cpu":
+            self.mapped.add(tensor.untyped_storage().data_ptr())
+        return tensor.to(self.device)
+
+    def settle(self, layer: nn.Module) -> None:
+        """Copy what a layer, in the form its kernel takes, still has in a mapped file.
+
+        A kernel that keeps weights in an order of its own has read them there and left them.
+        """
+        for module in layer.modules():
+            for kind, parameter in list(module.named_parameters(recurse=False)):
+                copied = self._copied(parameter.data)
+                if copied is None:
+                    continue
+                subclass = hasattr(parameter, "__tensor_flatten__")
+                if subclass or type(parameter) is nn.Parameter:
+                    module.register_parameter(kind, nn.Parameter(copied, requires_grad=False))
+                else:
+                    parameter.data = copied  # a kernel's own kind of parameter stays one
+
+    def _copied(self, tensor: Tensor) -> Tensor | None:
+        """A copy if any of it lies in a mapped file, else None."""
+        if not hasattr(tensor, "__tensor_flatten__"):
+            mapped = tensor.untyped_storage().data_ptr() in self.mapped
+            return tensor.clone() if mapped else None
+        names, attributes = tensor.__tensor_flatten__()
+        inner = {name: getattr(tensor, name) for name in names}
+        copies = {name: copy for name in names if (copy := self._copied(inner[name])) is not None}
+        if not copies:
+            return None
+        shape = tensor.shape, tensor.stride()
+        return type(tensor).__tensor_unflatten__(inner | copies, attributes, *shape)
+
+
+def inner_tensors(name: str, tensor: Tensor) -> dict[str, Tensor]:
+    """A tensor by its name; of a tensor subclass, what it stores, by longer names."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        return {name: tensor}
+    found: dict[str, Tensor] = {}
+    for part in tensor.__tensor_flatten__()[0]:
+        found |= inner_tensors(f"{name}.{part}", getattr(tensor, part))
+    return found

@@ -1,0 +1,357 @@
+"""Where the weights of a checkpoint lie, and how to read one tensor of them.
+
+A source knows tensor names and reads one tensor at a time; what the model calls its parameters,
+and how they are stacked from these, is the business of names.py and load.py.
+"""
+
+import functools
+import json
+import os
+import pickle
+import re
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from errors import CheckpointError, UsageError
+from models.checkpoints import names
+from models.config import ModelConfig, from_fields, from_hugging_face, from_params, preset
+
+SAVED = "quantbench.json"  # what models/checkpoints/saved.py writes
+EMBEDDED = Path(__file__).parent.parent / "tiny"
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_SMALL = ["*.json", "tokenizer.model", "original/tokenizer.model"]
+_HUB_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")  # the first kind that is there
+_MAPPED_BYTES = 256 << 20  # how much of a pickle is read before it is mapped anew
+_WANTS_CODE = re.compile(r"\bGLOBAL\b|allowed global|Trying to ")
+_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that was found: its layout, its folder and what the log calls it.
+
+    Layouts: "hugging face", "gpt-fast" (one pickle), "meta" (one pickle a model-parallel rank) and
+    "dummy", which has an architecture and no weights.
+    """
+
+    layout: str
+    name: str
+    folder: Path | None
+    files: tuple[Path, ...] = ()
+    architecture: ModelConfig | None = None
+
+
+def locate(checkpoint_path: str, weights: bool = False) -> Checkpoint:
+    """Find what --checkpoint_path names; CheckpointError or UsageError, one line, if nothing is.
+
+    A hub entry's weights are downloaded only if `weights`; without, its `files` are empty.
+    """
+    if checkpoint_path.startswith("dummy:"):
+        return _dummy(checkpoint_path.removeprefix("dummy:"))
+    path = EMBEDDED if checkpoint_path == "tiny" else Path(checkpoint_path)
+    if not path.exists():
+        if not _HUB_ID.fullmatch(checkpoint_path):
+            raise CheckpointError(
+                f"{checkpoint_path} does not exist; --checkpoint_path takes a folder, a model.pth, "
+                "a hub id such as org/name, dummy:NAME, or tiny"
+            )
+        folder, name = _download(checkpoint_path, weights), checkpoint_path.split("/")[1]
+        return _folder(folder, name) if weights else Checkpoint("hugging face", name, folder)
+    # Links are not followed: the config lies beside the link, and its folder's name is what counts.
+    folder = Path(os.path.abspath(path if path.is_dir() else path.parent))
+    if path.is_file() and path.suffix in (".pth", ".pt") and "consolidated" not in path.name:
+        return Checkpoint("gpt-fast", folder.name, folder, (path,))
+    return _folder(folder, folder.name)
+
+
+def _folder(folder: Path, name: str) -> Checkpoint:
+    if (folder / SAVED).exists():
+        return Checkpoint("quantbench", name, folder)
+    if any(folder.glob("quantized-*.safetensors*")):
+        raise CheckpointError(f"{folder} has no {SAVED}: its --save did not finish; save it again")
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        shards = sorted(set(_index(index).values()))
+        missing = [shard for shard in shards if not (folder / shard).exists()]
+        if missing:
+            raise CheckpointError(f"{index} names {missing[0]}, which is not there")
+        return Checkpoint("hugging face", name, folder, tuple(folder / s for s in shards))
+    for pattern, layout in (
+        ("*.safetensors", "hugging face"),
+        ("pytorch_model*.bin", "hugging face"),
+        ("model.pth", "gpt-fast"),
+        ("consolidated.*.pth", "meta"),
+    ):
+        files = sorted(
+            file for file in folder.glob(pattern) if "consolidated.safe" not in file.name
+        )
+        if files:
+            return Checkpoint(layout, name, folder, tuple(files))
+    raise CheckpointError(
+        f"{folder} holds no weights; looked for *.safetensors, pytorch_model*.bin, model.pth and "
+        "consolidated.*.pth"
+    )
+
+
+def _dummy(what: str) -> Checkpoint:
+    path = Path(what)
+    if path.suffix == ".json" or (what and path.exists()):
+        file = path / "config.json" if path.is_dir() else path
+        folder = Path(os.path.abspath(file)).parent
+        architecture = from_hugging_face(read_json(file), folder.name)
+        return Checkpoint("dummy", folder.name, folder, (), architecture)
+    architecture = preset(what)
+    return Checkpoint("dummy", architecture.name, None, (), architecture)
+
+
+@functools.lru_cache(maxsize=2)
+def _download(hub_id: str, weights: bool) -> Path:
+    """The local snapshot of a hub entry: its configs and tokenizer, and its weights if asked."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+    )
+    from huggingface_hub.errors import RepositoryNotFoundError as NotFound
+
+    try:
+        folder = Path(snapshot_download(hub_id, allow_patterns=_HUB_SMALL))
+        for pattern in _HUB_WEIGHTS if weights else ():
+            snapshot_download(hub_id, allow_patterns=[*_HUB_SMALL, pattern])
+            if any(folder.glob(pattern)):
+                break
+        return folder
+    except GatedRepoError:
+        reason = "its licence has to be accepted on the hub first; then run `hf auth login`"
+    except NotFound:
+        reason = "the hub has no such model, or it is private (`hf auth login`)"
+    except HFValidationError:
+        reason = "it cannot be a hub id either; give a folder, a model.pth, dummy:NAME, or tiny"
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError):
+        reason = "the Hugging Face hub cannot be reached either; give a local folder or dummy:NAME"
+    raise CheckpointError(f"{hub_id} is no local path: {reason}")
+
+
+def architecture_of(checkpoint: Checkpoint) -> ModelConfig:
+    """The architecture: from config.json, params.json, or the folder's exact name."""
+    if checkpoint.architecture is not None:
+        return checkpoint.architecture
+    assert checkpoint.folder is not None
+    if checkpoint.layout == "quantbench":
+        return from_fields(
+            read_json(checkpoint.folder / SAVED).get("architecture"), checkpoint.name
+        )
+    config, params = checkpoint.folder / "config.json", checkpoint.folder / "params.json"
+    if config.exists():
+        return from_hugging_face(read_json(config), checkpoint.name)
+    if checkpoint.layout != "hugging face":
+        if params.exists():
+            content = read_json(params)
+            stated = content.get("vocab_size", -1) > 0
+            return from_params(
+                content, checkpoint.name, None if stated else _embedding_rows(checkpoint)
+            )
+        try:
+            return preset(checkpoint.name)
+        except UsageError:
+            raise CheckpointError(
+                f"{checkpoint.folder} has no config.json or params.json, and its name is that of "
+                "no known model"
+            ) from None
+    raise CheckpointError(f"{config} is missing")
+
+
+def _embedding_rows(checkpoint: Checkpoint) -> int:
+    source = open_source(checkpoint)
+    return source.read("tok_embeddings.weight").shape[0]
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file; CheckpointError if it cannot be read or is none."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"{file}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file} is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{file} holds no JSON object")
+    return content
+
+
+def _index(file: Path) -> dict[str, str]:
+    shards = read_json(file).get("weight_map")
+    if not isinstance(shards, dict) or not shards:
+        raise CheckpointError(f"{file} has no weight_map")
+    if not all(isinstance(shard, str) for shard in shards.values()):
+        raise CheckpointError(f"{file}: its weight_map must give a file's name for every tensor")
+    return shards
+
+
+# ---------------------------------------------------------------------------------- tensors
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One tensor of a checkpoint: the file it lies in, and the function that reads it."""
+
+    file: Path
+    read: Callable[[], Tensor]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint's tensors by name, none read yet; and how the model's names translate."""
+
+    where: Path
+    tensors: Mapping[str, Stored]
+    name_map: names.NameMap
+    interleaved: bool  # Meta's rotary layout: pairs (2i, 2i + 1) instead of (i, i + E/2)
+
+    def read(self, name: str) -> Tensor:
+        """The tensor, floating point; CheckpointError if it is absent or something else.
+
+        It may be a view of the mapped file: copy what is to stay.
+        """
+        if name not in self.tensors:
+            raise CheckpointError(f"{self.where} lacks tensor {name}")
+        tensor = self.tensors[name].read()
+        if tensor.dtype not in _FLOATS:
+            raise CheckpointError(
+                f"{self.tensors[name].file}: tensor {name} is {tensor.dtype}: checkpoints that "
+                "other tools quantized are not read; give the full-precision one and --quantization"
+            )
+        return tensor
+
+
+def open_source(checkpoint: Checkpoint) -> Source:
+    """A source over the checkpoint's files, which are opened but not yet read."""
+    where = checkpoint.folder or checkpoint.files[0]
+    if checkpoint.layout == "hugging face":
+        open_file = safetensors_file if checkpoint.files[0].suffix == ".safetensors" else _pickled
+        tensors: dict[str, Stored] = {}
+        for file in checkpoint.files:
+            found = open_file(file)
+            for name in found.keys() & tensors.keys():
+                raise CheckpointError(
+                    f"{tensors[name].file} and {file.name} both hold tensor {name}; remove the "
+                    "file that does not belong to this checkpoint"
+                )
+            tensors |= found
+        return Source(where, tensors, names.hugging_face, interleaved=False)
+    ranks = [_pickled(file) for file in checkpoint.files]
+    if len(ranks) == 1:
+        return Source(where, ranks[0], names.meta, interleaved=True)
+    merged = {
+        name: Stored(rank[name].file, functools.partial(_merged, name, ranks))
+        for rank in ranks
+        for name in rank
+    }
+    return Source(where, merged, names.meta, interleaved=True)
+
+
+def safetensors_file(file: Path) -> dict[str, Stored]:
+    """The tensors of a safetensors file, none read yet; CheckpointError if it is damaged."""
+    try:
+        with safe_open(file, framework="pt") as opened:
+            keys = list(opened.keys())
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"{file} is damaged or no safetensors file ({error}); an unfinished download or a Git "
+            "LFS pointer looks like this: fetch it again"
+        ) from None
+
+    def read(name: str) -> Tensor:
+        # Opened anew for every tensor: pages of a file that stays mapped would count as memory.
+        with safe_open(file, framework="pt") as opened:
+            return opened.get_tensor(name)
+
+    return {key: Stored(file, functools.partial(read, key)) for key in keys}
+
+
+def _pickled(file: Path) -> dict[str, Stored]:
+    opened = _Pickle(file, _state_dict(file))
+    return {name: Stored(file, functools.partial(opened.read, name)) for name in opened.tensors}
+
+
+@dataclass
+class _Pickle:
+    """A state_dict mapped from a file, and mapped anew once much of it was read.
+
+    Pages of a file that stays mapped count as memory. Opening one costs some milliseconds, too
+    many to do it for every tensor. Files older than PyTorch 1.6 cannot be mapped and stay whole.
+    """
+
+    file: Path
+    tensors: dict[str, Tensor]
+    bytes_read: int = 0
+
+    def read(self, name: str) -> Tensor:
+        if self.bytes_read > _MAPPED_BYTES and _is_zip(self.file):
+            self.tensors, self.bytes_read = _state_dict(self.file), 0
+        tensor = self.tensors[name]
+        self.bytes_read += tensor.nbytes
+        return tensor
+
+
+def _state_dict(file: Path) -> dict[str, Tensor]:
+    """The tensors in a pickle, mapped; CheckpointError if it is damaged or holds anything else."""
+    try:
+        content = torch.load(file, map_location="cpu", weights_only=True, mmap=_is_zip(file))
+    except MemoryError:
+        raise
+    except Exception as error:  # a damaged pickle fails in every way there is
+        if isinstance(error, OSError) and error.strerror:
+            raise CheckpointError(f"{file}: {error.strerror}") from None
+        if isinstance(error, pickle.UnpicklingError) and _WANTS_CODE.search(str(error)):
+            raise CheckpointError(
+                f"{file} holds more than weights, and loading it could run code: refused; save its "
+                "state_dict alone, or as safetensors"
+            ) from None
+        raise CheckpointError(
+            f"{file} is damaged or no PyTorch checkpoint; fetch it again"
+        ) from None
+    # Exactly these: a subclass is a tensor that somebody quantized already.
+    plain = (Tensor, torch.nn.Parameter)
+    if not isinstance(content, dict) or not all(
+        isinstance(name, str) and type(tensor) in plain for name, tensor in content.items()
+    ):
+        raise CheckpointError(f"{file} holds no state_dict of plain tensors")
+    return content
+
+
+def _is_zip(file: Path) -> bool:
+    try:
+        return zipfile.is_zipfile(file)
+    except OSError:
+        return False
+
+
+def _merged(name: str, ranks: list[dict[str, Stored]]) -> Tensor:
+    """One tensor from Meta's model-parallel ranks: rows or columns, as the layer was cut."""
+    stored = [rank[name] for rank in ranks if name in rank]
+    if len(stored) != len(ranks):
+        raise CheckpointError(f"tensor {name} is not in every consolidated.*.pth")
+    pieces = [piece.read() for piece in stored]
+    for piece, part in zip(pieces, stored, strict=True):
+        if piece.shape != pieces[0].shape:
+            raise CheckpointError(
+                f"{part.file}: tensor {name} has shape {tuple(piece.shape)}, but in "
+                f"{stored[0].file.name} {tuple(pieces[0].shape)}; ranks are cut evenly"
+            )
+    if pieces[0].ndim < 2:
+        return pieces[0]  # norms are the same everywhere
+    by_column = name.endswith((".wo.weight", ".w2.weight"))
+    if name == "tok_embeddings.weight":
+        # Llama 2 cuts the embedding's columns, Llama 3 its rows; the norm says how wide it is.
+        by_column = pieces[0].shape[1:] != _merged("norm.weight", ranks).shape
+    return torch.cat(pieces, 1 if by_column else 0)

@@ -1,0 +1,164 @@
+"""x times a weight, transposed, on the CPU, in C++: for a few rows of x the weight is read once.
+
+    packed = pack(weight)                  # a ops.formats.Packed, or plain float weights
+    y = linear(x, packed, rows)
+
+It means what ops.reference.linear means. Activations are not rounded to 8 bits, unless the
+scheme says so: products are of integers of 16 bits (32 for float32 activations) with codes, or of
+floats. For many rows of bfloat16, with AMX, weights whose scales belong to columns are rounded to
+bfloat16.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from errors import KernelError
+from ops.cpu import build
+from ops.cpu.build import unavailable as unavailable  # why it cannot be used here, or None
+from ops.formats import TABLES, Packed
+
+torch.library.define("quantbench::cpu_linear", "(Tensor x, Tensor packed, int rows) -> Tensor")
+torch.library.define(
+    "quantbench::cpu_pack_linear",
+    "(Tensor plane0, Tensor? plane1, Tensor? plane2, Tensor scale, Tensor? zero, Tensor? table, "
+    "str format, int columns, int bits, int scale_columns, float factor, int rounding) -> Tensor",
+)
+
+ROWS, UNIT, LARGEST_CHUNK, HEADER = 16, 32, 256, 128  # see linear/layout.h
+ROUNDINGS = {None: 0, "int8": 1, "int8-asymmetric": 2}
+_MOST = 2**23 - 1
+# What the inner loop's integers are multiples of.
+_UNITS = {"fp6": 2.0**-4, "fp4": 2.0**-1, "nf4": 1 / _MOST, "bnb-fp4": 1 / _MOST}
+_SCALES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@torch.library.register_fake("quantbench::cpu_linear")
+def _(x, packed, rows):
+    return x.new_empty((x.shape[0], rows))
+
+
+@torch.library.register_fake("quantbench::cpu_pack_linear")
+def _(
+    plane0,
+    plane1,
+    plane2,
+    scale,
+    zero,
+    table,
+    format,
+    columns,
+    bits,
+    scale_columns,
+    factor,
+    rounding,
+):
+    """How many bytes geometry() in linear/pack.cpp says."""
+    unit = UNIT * ROWS * (3 if format == "2:4" else bits) // 8
+    units = -(-columns // UNIT)
+    chunks = -(-units // max(1, scale_columns // UNIT)) if scale_columns else 0
+    scales = (
+        scale.itemsize * (1 if zero is None else 2) * ROWS * max(1, UNIT // (scale_columns or UNIT))
+    )
+    block = chunks * scales + units * unit + (0 if scale_columns else 4 * ROWS)
+    blocks = -(-plane0.shape[0] // ROWS)
+    return plane0.new_empty(HEADER + blocks * (-(-block // 64) * 64), dtype=torch.uint8)
+
+
+def linear(x: Tensor, packed: Tensor, rows: int, rounded: bool = False) -> Tensor:
+    """x (…, K) → (…, N) in x's dtype, N being `rows`; sums are float32, and rounded once.
+
+    x is float32, bfloat16 or float16; rounded: whether the weight was packed to round it. Raises
+    RuntimeError for anything else, and for tensors that `pack` has not made.
+    """
+    _ready()
+    flat = x.reshape(-1, x.shape[-1])
+    return torch.ops.quantbench.cpu_linear(flat, packed, rows).unflatten(0, x.shape[:-1])
+
+
+@torch.compiler.assume_constant_result
+def _ready() -> bool:
+    """Loading is no part of what the compiler traces."""
+    build.load()
+    return True
+
+
+def refuses(weight: Packed, columns: int) -> str | None:
+    """Why a weight cannot be packed, or None."""
+    if weight.group_size != columns or weight.zero is not None:
+        if weight.group_size % 8:
+            return f"has groups of {weight.group_size} columns; the C++ kernel takes multiples of 8"
+        if weight.format in ("fp8", "2:4") and weight.group_size % 32:
+            return f"has groups of {weight.group_size} columns, no multiple of 32"
+    return None
+
+
+def pack(weight: Packed | Tensor, columns: int, activation: str | None = None) -> Tensor:
+    """(bytes,) uint8: a quantized (N, K) weight, or float weights, in the order they are read in.
+
+    columns: K. activation: how the scheme rounds activations, "int8", "int8-asymmetric" or None.
+    On the meta device it takes no memory. Raises KernelError for shapes that `refuses`, and for
+    weights or scales that are not finite.
+    """
+    build.load()
+    if isinstance(weight, Tensor):
+        ones = torch.ones(weight.shape[0], 1, device=weight.device)
+        weight = Packed([weight], ones, None, None, "dense", weight.itemsize * 8, columns)
+    elif reason := refuses(weight, columns):
+        raise KernelError(f"a weight {reason}")
+    scale, zero, scale_columns = _scales(weight, columns)
+    factor = _UNITS.get(weight.format, 1.0)
+    meta = weight.scale.is_meta
+    if weight.tensor_scale is not None and not meta:
+        factor *= float(weight.tensor_scale)
+    if not meta:
+        _check_finite(weight.planes[0], scale, zero, torch.tensor(factor))
+    table = None
+    if weight.format in ("nf4", "bnb-fp4"):
+        table = (torch.tensor(TABLES[weight.format]) * _MOST).round().to(scale.device, torch.int32)
+    planes = [plane.contiguous() for plane in weight.planes]
+    return torch.ops.quantbench.cpu_pack_linear(
+        *(planes + [None, None])[:3],
+        scale.contiguous(),
+        None if zero is None else zero.contiguous(),
+        table,
+        weight.format,
+        columns,
+        weight.bits,
+        scale_columns,
+        factor,
+        ROUNDINGS[activation],
+    )
+
+
+def _scales(weight: Packed, columns: int) -> tuple[Tensor, Tensor | None, int]:
+    """Scales and zeros as they are packed, and how many columns have one; 0 for a scale per row.
+
+    Scales of 8 bits are bfloat16 there, which holds them exactly.
+    """
+    if weight.group_size == columns and weight.zero is None:
+        return weight.scale.float(), None, 0
+    each = math.gcd(weight.group_size, LARGEST_CHUNK)
+    if each >= 32:  # the largest that divides a group
+        each = max(c for c in range(32, LARGEST_CHUNK + 1, 32) if weight.group_size % c == 0)
+    else:
+        each = min(each, 16)
+    dtype = weight.scale.dtype if weight.scale.dtype in _SCALES else torch.bfloat16
+    if weight.zero is not None:
+        dtype = torch.promote_types(dtype, weight.zero.dtype)
+    repeats = weight.group_size // each
+
+    def spread(values: Tensor) -> Tensor:
+        return values.to(dtype).repeat_interleave(repeats, 1)
+
+    return spread(weight.scale), None if weight.zero is None else spread(weight.zero), each
+
+
+def _check_finite(*tensors: Tensor | None) -> None:
+    for tensor in tensors:
+        if tensor is None or not tensor.is_floating_point():
+            continue
+        wide = tensor.float() if tensor.itemsize == 1 else tensor
+        if not wide.sum(dtype=torch.float32).isfinite() and not wide.isfinite().all():
+            raise KernelError("weights or their scales are NaN or infinite")

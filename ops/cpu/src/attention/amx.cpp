@@ -1,0 +1,43 @@
+// Decode attention's inner loop in AMX. What does not fill tiles, or would not be exact enough in
+// them, goes to AVX-512.
+
+#include <immintrin.h>
+
+#include "attention/attention.h"
+
+namespace {
+#include "vector/lanes_avx512.h"
+
+#include "attention/numbers.h"
+
+#include "attention/amx.h"
+
+#include "attention/amx_bf16.h"
+
+#include "attention/amx_bytes.h"
+
+template <typename Work>
+void attend(const Part& part) {
+  Work work(part);
+  work.all_slots();
+  work.finish();
+}
+
+bool fits(const Part& part) {
+  return part.query_type == Number::bf16 && part.head_dim % PAIR == 0 &&
+         (!part.key.scale || part.key.scale_type == Number::bf16) &&
+         (!part.value.scale || part.value.scale_type == Number::bf16);
+}
+
+}  // namespace
+
+void attend_amx(const Part& part) {
+  if (fits(part)) switch (part.format) {
+      case KvFormat::bf16: return attend<Widened<KvFormat::bf16>>(part);
+      case KvFormat::fp8: return attend<Widened<KvFormat::fp8>>(part);
+      case KvFormat::int8: return attend<Codes<KvFormat::int8>>(part);
+      case KvFormat::int4: return attend<Codes<KvFormat::int4>>(part);
+      default: break;
+    }
+  attend_avx512(part);
+}

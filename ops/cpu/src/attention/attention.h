@@ -1,0 +1,44 @@
+// Decode attention: what the op (attention/op.cpp) hands to a version of its inner loop.
+#pragma once
+
+#include <cstdint>
+
+#include "common/number.h"
+
+enum class KvFormat { f32, bf16, f16, int8, fp8, int4 };
+
+constexpr int MAX_HEAD_DIM = 256;
+constexpr int MAX_GROUP = 128;    // query heads of one key head
+constexpr int HEAD_DIM_UNIT = 16;  // head_dim is padded to a multiple of it: a vector of AVX-512
+constexpr int INT4_GROUP = 32;
+
+// Keys, or values, of one row and head.
+struct Slots {
+  const char* codes;
+  const char* scale;
+  int64_t slot_bytes;    // from a slot's codes to the next one's
+  int64_t slot_scales;   // scales of a slot
+  Number scale_type;
+};
+
+// Some slots of one row and key head, for all of its query heads.
+struct Part {
+  KvFormat format;
+  Slots key, value;
+  int heads, head_dim, padded;  // padded: head_dim as the buffers below have it
+  int64_t first, count, slots;  // (first + i) % slots for i < count
+  const float* query;           // (heads, padded), zeros behind
+  Number query_type;            // what it was: to choose what is exact enough
+  float softmax_scale;
+  // Out: the largest score, the sum of exp(score - largest), and the values weighted by that. For
+  // int4, query and weighted have each 32 numbers in the order 0, 2, … 30, 1, 3, … 31: the codes'
+  // low halves, then their high ones.
+  float* largest;   // (heads,)
+  float* sum;       // (heads,)
+  float* weighted;  // (heads, padded)
+};
+
+void attend_portable(const Part&);
+void attend_avx2(const Part&);
+void attend_avx512(const Part&);
+void attend_amx(const Part&);

@@ -1,0 +1,13 @@
+#include <immintrin.h>
+
+#include "attention/attention.h"
+
+namespace {
+#include "vector/lanes_avx512.h"
+
+#include "attention/numbers.h"
+
+#include "attention/loop.h"
+}  // namespace
+
+void attend_avx512(const Part& part) { attend(part); }

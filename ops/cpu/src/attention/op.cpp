@@ -1,0 +1,329 @@
+// quantbench::cpu_decode_attention: checks, how the work is split over threads, and its end.
+//
+// A row's slots are split by counts and shapes alone, never by the number of threads; threads take
+// parts as they come; and whoever finishes a row and head's last part adds its parts up in order.
+// So the result is the same, bit for bit, for any number of threads.
+
+#include "attention/attention.h"
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/BFloat16.h>
+#include <torch/headeronly/util/Half.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/isa.h"
+#include "common/products.h"
+
+namespace {
+
+using torch::headeronly::BFloat16;
+using torch::headeronly::Half;
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+constexpr int64_t PARTS = 128;       // about as many in all, so that threads finish together
+constexpr int64_t MIN_SLOTS = 256;   // of a part
+constexpr int64_t ALONE = 64 << 10;  // bytes that one thread reads faster than others wake up
+
+Number number(ScalarType type) {
+  switch (type) {
+    case ScalarType::Float: return Number::f32;
+    case ScalarType::BFloat16: return Number::bf16;
+    case ScalarType::Half: return Number::f16;
+    default: STD_TORCH_CHECK(false, "decode attention takes float32, bfloat16 and float16");
+  }
+}
+
+int bytes(Number type) { return type == Number::f32 ? 4 : 2; }
+
+KvFormat kv_format(const std::string& name, ScalarType codes) {
+  auto stored_as = [&](ScalarType type, KvFormat format) {
+    STD_TORCH_CHECK(codes == type, "the cache's codes have not the dtype of format ", name);
+    return format;
+  };
+  if (name == "int8") return stored_as(ScalarType::Char, KvFormat::int8);
+  if (name == "fp8") return stored_as(ScalarType::Float8_e4m3fn, KvFormat::fp8);
+  if (name == "int4") return stored_as(ScalarType::Byte, KvFormat::int4);
+  STD_TORCH_CHECK(name == "dense", "decode attention knows no format ", name);
+  return static_cast<KvFormat>(number(codes));
+}
+
+// Where attention is taken from: keys or values of all rows and heads.
+struct Side {
+  Slots slots;
+  int64_t row_bytes, head_bytes, row_scale_bytes = 0, head_scale_bytes = 0;
+
+  Side(const Tensor& codes, const std::optional<Tensor>& scale, int64_t code_bytes,
+       int64_t scales) {
+    inner_contiguous(codes);
+    slots.codes = static_cast<const char*>(codes.const_data_ptr());
+    slots.slot_bytes = codes.size(3) * code_bytes;
+    row_bytes = codes.stride(0) * code_bytes;
+    head_bytes = codes.stride(1) * code_bytes;
+    STD_TORCH_CHECK(scale.has_value() == (scales > 0), "a scale is missing, or one too many");
+    slots.scale = nullptr;
+    slots.slot_scales = scales;
+    slots.scale_type = Number::f32;
+    if (!scale) return;
+    inner_contiguous(*scale);
+    for (int i = 0; i < 3; ++i)
+      STD_TORCH_CHECK(scale->size(i) == codes.size(i), "codes and scale differ in shape");
+    STD_TORCH_CHECK(scale->size(3) == scales, "scale's last dimension is not ", scales);
+    slots.scale = static_cast<const char*>(scale->const_data_ptr());
+    slots.scale_type = number(scale->scalar_type());
+    row_scale_bytes = scale->stride(0) * bytes(slots.scale_type);
+    head_scale_bytes = scale->stride(1) * bytes(slots.scale_type);
+  }
+
+  static void inner_contiguous(const Tensor& t) {
+    STD_TORCH_CHECK(t.dim() == 4, "a cache has 4 dimensions, not ", t.dim());
+    STD_TORCH_CHECK((t.size(3) == 1 || t.stride(3) == 1) &&
+                        (t.size(2) == 1 || t.stride(2) == t.size(3)),
+                    "a cache's slots must follow one another in memory");
+  }
+
+  Slots of(int64_t row, int64_t head) const {
+    Slots s = slots;
+    s.codes += row * row_bytes + head * head_bytes;
+    if (s.scale) s.scale += row * row_scale_bytes + head * head_scale_bytes;
+    return s;
+  }
+};
+
+// Where element d of a head lies in the order of the inner loop.
+int place(KvFormat format, int d) {
+  if (format != KvFormat::int4) return d;
+  int group = d / INT4_GROUP * INT4_GROUP, i = d % INT4_GROUP;
+  return group + i / 2 + i % 2 * (INT4_GROUP / 2);
+}
+
+template <typename T>
+void read_query(const Tensor& query, KvFormat format, int64_t padded, float* to) {
+  const T* from = static_cast<const T*>(query.const_data_ptr());
+  const int64_t H = query.size(1), D = query.size(2), step = query.stride(2);
+  for (int64_t b = 0; b < query.size(0); ++b)
+    for (int64_t h = 0; h < H; ++h, to += padded) {
+      const T* x = from + b * query.stride(0) + h * query.stride(1);
+      for (int64_t d = 0; d < D; ++d) to[place(format, d)] = float(x[d * step]);
+    }
+}
+
+// What the parts of one row and key head leave behind, `largest`, `sum` and `weighted` of each.
+struct Partial {
+  float* largest;
+  float* sum;
+  float* weighted;
+  static int64_t floats(int64_t heads, int64_t padded) {
+    // Whole pairs of cache lines, so that no two threads write to the same: they come in pairs.
+    return (heads * (padded + 2) + 31) / 32 * 32;
+  }
+  Partial(float* base, int64_t heads, int64_t padded)
+      : largest(base + heads * padded), sum(largest + heads), weighted(base) {}
+};
+
+template <typename T>
+void add_up(float* parts, int64_t count, int64_t heads, int64_t head_dim, int64_t padded,
+            KvFormat format, T* out) {
+  const int64_t step = Partial::floats(heads, padded);
+  std::vector<float> share(count);
+  for (int64_t h = 0; h < heads; ++h, out += head_dim) {
+    float largest = Partial(parts, heads, padded).largest[h];
+    for (int64_t i = 1; i < count; ++i)
+      largest = std::max(largest, Partial(parts + i * step, heads, padded).largest[h]);
+    float sum = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      Partial part(parts + i * step, heads, padded);
+      share[i] = std::exp(part.largest[h] - largest);
+      sum += share[i] * part.sum[h];
+    }
+    float* total = Partial(parts, heads, padded).weighted + h * padded;
+    for (int64_t d = 0; d < head_dim; ++d) total[d] *= share[0];
+    for (int64_t i = 1; i < count; ++i) {
+      const float* more = Partial(parts + i * step, heads, padded).weighted + h * padded;
+      for (int64_t d = 0; d < head_dim; ++d) total[d] += share[i] * more[d];
+    }
+    for (int64_t d = 0; d < head_dim; ++d) out[d] = T(total[place(format, d)] / sum);
+  }
+}
+
+// Each row's parts: the first one's number, and how many slots a part has.
+struct Row {
+  int64_t first, count, part_slots, parts, begin;
+};
+
+typedef void (*Attend)(const Part&);
+
+Attend version() {
+#if defined(__x86_64__)
+  if (isa() == Isa::amx) return attend_amx;
+  if (isa() >= Isa::avx512) return attend_avx512;
+  if (isa() == Isa::avx2) return attend_avx2;
+#endif
+  return attend_portable;
+}
+
+}  // namespace
+
+struct Attending::State {
+  KvFormat format;
+  Number type;
+  Side key, value;
+  int64_t B, H, D, K, T, heads, padded, parts = 0, partial_floats;
+  std::vector<Row> rows;
+  std::vector<float> query;  // zeros behind each head
+  std::unique_ptr<float[]> memory;
+  float* partials;
+  std::unique_ptr<std::atomic<int64_t>[]> missing;
+  Tensor out;
+  void* out_data;
+  Attend attend = version();
+  int64_t threads;
+  std::atomic<int64_t> next{0};
+
+  static int64_t scales(KvFormat format, int64_t D) {
+    return format == KvFormat::int4 ? D / INT4_GROUP : format >= KvFormat::int8 ? 1 : 0;
+  }
+  static int64_t code_bytes(KvFormat format) {
+    return format >= KvFormat::int8 ? 1 : bytes(static_cast<Number>(format));
+  }
+
+  State(const Tensor& q, const Tensor& key_codes, const std::optional<Tensor>& key_scale,
+        const Tensor& value_codes, const std::optional<Tensor>& value_scale, const Tensor& first,
+        const Tensor& count, KvFormat format)
+      : format(format), type(number(q.scalar_type())),
+        key(key_codes, key_scale, code_bytes(format), scales(format, q.size(2))),
+        value(value_codes, value_scale, code_bytes(format), scales(format, q.size(2))),
+        B(q.size(0)), H(q.size(1)), D(q.size(2)), K(key_codes.size(1)), T(key_codes.size(2)),
+        out(torch::stable::new_empty(q, {B, H, D})), out_data(out.mutable_data_ptr()) {
+    const bool int4 = format == KvFormat::int4;
+    for (int i = 0; i < 4; ++i)
+      STD_TORCH_CHECK(key_codes.size(i) == value_codes.size(i), "keys and values differ in shape");
+    STD_TORCH_CHECK(key_codes.scalar_type() == value_codes.scalar_type(),
+                    "keys and values differ in dtype");
+    STD_TORCH_CHECK(key_codes.size(0) == B && key_codes.size(3) == (int4 ? D / 2 : D),
+                    "query and cache differ in rows or head_dim");
+    STD_TORCH_CHECK(K > 0 && H % K == 0 && H / K <= MAX_GROUP,
+                    "decode attention takes up to ", MAX_GROUP,
+                    " query heads for each key head, as many for all; not ", H, " for ", K);
+    STD_TORCH_CHECK(D % (int4 ? INT4_GROUP : 8) == 0 && D > 0 && D <= MAX_HEAD_DIM,
+                    "decode attention takes a head_dim up to ", MAX_HEAD_DIM, ", a multiple of ",
+                    int4 ? INT4_GROUP : 8, "; not ", D);
+    for (const Tensor* t : {&first, &count})
+      STD_TORCH_CHECK(t->dim() == 1 && t->size(0) == B && t->scalar_type() == ScalarType::Long,
+                      "first and count are (B,) int64");
+    const int64_t visible = cut(first, count);
+    heads = H / K, padded = (D + HEAD_DIM_UNIT - 1) / HEAD_DIM_UNIT * HEAD_DIM_UNIT;
+    partial_floats = Partial::floats(heads, padded);
+    query.resize(B * H * padded);
+    memory.reset(new float[parts * partial_floats + 32]);
+    partials = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory.get()) + 127) &
+                                        ~uintptr_t(127));
+    missing.reset(new std::atomic<int64_t>[B * K]);
+    for (int64_t b = 0; b < B; ++b)
+      for (int64_t k = 0; k < K; ++k) missing[b * K + k] = rows[b].parts;
+    switch (type) {
+      case Number::f32: read_query<float>(q, format, padded, query.data()); break;
+      case Number::bf16: read_query<BFloat16>(q, format, padded, query.data()); break;
+      case Number::f16: read_query<Half>(q, format, padded, query.data()); break;
+    }
+    threads = visible * K * key.slots.slot_bytes * 2 <= ALONE
+                  ? 1 : std::min<int64_t>(parts, torch::stable::get_num_threads());
+  }
+
+  // Rows into parts; returns how many slots are visible in all.
+  int64_t cut(const Tensor& first, const Tensor& count) {
+    int64_t visible = 0;
+    auto at = [](const Tensor& t, int64_t b) {
+      return static_cast<const int64_t*>(t.const_data_ptr())[b * t.stride(0)];
+    };
+    for (int64_t b = 0; b < B; ++b) {
+      Row row{};
+      row.first = ((at(first, b) % T) + T) % T;
+      row.count = std::min(at(count, b), T);
+      STD_TORCH_CHECK(row.count > 0, "row ", b, " sees no slot: its count is ", at(count, b));
+      const int64_t wanted = std::max<int64_t>(1, PARTS / (B * K));
+      row.part_slots = std::max(MIN_SLOTS, (row.count + wanted - 1) / wanted);
+      row.parts = (row.count + row.part_slots - 1) / row.part_slots;
+      row.begin = parts;
+      parts += row.parts * K;
+      visible += row.count;
+      rows.push_back(row);
+    }
+    return visible;
+  }
+
+  void finish(int64_t b, int64_t k) {
+    float* begin = partials + (rows[b].begin + k * rows[b].parts) * partial_floats;
+    const int64_t at = (b * H + k * heads) * D;
+    auto to = [&](auto* data) {
+      add_up(begin, rows[b].parts, heads, D, padded, format, data + at);
+    };
+    switch (type) {
+      case Number::f32: return to(static_cast<float*>(out_data));
+      case Number::bf16: return to(static_cast<BFloat16*>(out_data));
+      case Number::f16: return to(static_cast<Half*>(out_data));
+    }
+  }
+
+  // Parts are handed out as they are asked for, but those that are worked on at a time are far
+  // apart: in parts side by side two threads read 15 % less.
+  void work() {
+    const int64_t apart = (parts + threads - 1) / threads;
+    for (int64_t n; (n = next.fetch_add(1, std::memory_order_relaxed)) < apart * threads;) {
+      const int64_t i = n % threads * apart + n / threads;
+      if (i >= parts) continue;
+      int64_t b = 0;
+      while (b + 1 < B && i >= rows[b + 1].begin) ++b;
+      const Row& row = rows[b];
+      const int64_t k = (i - row.begin) / row.parts;
+      const int64_t skipped = (i - row.begin) % row.parts * row.part_slots;
+      Partial result(partials + i * partial_floats, heads, padded);
+      Part part{format, key.of(b, k), value.of(b, k), int(heads), int(D), int(padded),
+                (row.first + skipped) % T, std::min(row.part_slots, row.count - skipped), T,
+                query.data() + (b * H + k * heads) * padded, type, 1 / std::sqrt(float(D)),
+                result.largest, result.sum, result.weighted};
+      attend(part);
+      if (missing[b * K + k].fetch_sub(1, std::memory_order_acq_rel) == 1) finish(b, k);
+    }
+  }
+};
+
+Attending::Attending(const Tensor& query, const Tensor& key_codes,
+                     const std::optional<Tensor>& key_scale, const Tensor& value_codes,
+                     const std::optional<Tensor>& value_scale, const Tensor& first,
+                     const Tensor& count, const std::string& format_name) {
+  STD_TORCH_CHECK(query.dim() == 3, "query is (B, H, D)");
+  const KvFormat format = kv_format(format_name, key_codes.scalar_type());
+  state.reset(new State(query, key_codes, key_scale, value_codes, value_scale, first, count, format));
+}
+Attending::~Attending() = default;
+void Attending::work() { state->work(); }
+bool Attending::alone() const { return state->threads == 1; }
+const Tensor& Attending::out() const { return state->out; }
+
+Tensor decode_attention(const Tensor& query, const Tensor& key_codes,
+                        const std::optional<Tensor>& key_scale, const Tensor& value_codes,
+                        const std::optional<Tensor>& value_scale, const Tensor& first,
+                        const Tensor& count, const std::string& format_name) {
+  Attending attending(query, key_codes, key_scale, value_codes, value_scale, first, count,
+                      format_name);
+  if (attending.alone()) attending.work();
+  else
+    torch::stable::parallel_for(0, torch::stable::get_num_threads(), 1,
+                                [&](int64_t, int64_t) { attending.work(); });
+  return attending.out();
+}
+
+STABLE_TORCH_LIBRARY_IMPL(quantbench, CPU, library) {
+  library.impl("cpu_decode_attention", TORCH_BOX(&decode_attention));
+}

@@ -1,0 +1,165 @@
+// x as the inner loop of linear layers takes it. Included in a version's namespace, after vector/wide.h, one
+// of wide_*.h, and `arrange`.
+
+inline int tile_of(int64_t tokens) { return tokens >= 4 ? 4 : tokens >= 2 ? 2 : 1; }
+
+inline Floats widened(Number type, const void* x) {
+  if (type == Number::f32) return load<Floats>(x);
+  HalfWords halves = load<HalfWords>(x);
+  if (type == Number::f16) return from_f16(halves);
+  return (Floats)(converted<Bits>(halves) << 16);
+}
+
+// One row of x, with zeros up to the padded columns.
+inline void read_row(const Problem& problem, int64_t output) {
+  const int size = problem.type == Number::f32 ? 4 : 2;
+  const int64_t columns = problem.header->columns, padded = problem.geometry.padded_columns();
+  const char* x = static_cast<const char*>(problem.x) + output * problem.x_row * size;
+  int64_t k = 0;
+  if (problem.x_step == 1)
+    for (; k + 16 <= columns; k += 16) store(problem.row + k, widened(problem.type, x + k * size));
+  for (; k < padded; k += 16) {
+    char some[64] = {};
+    for (int64_t i = k; i < k + 16 && i < columns; ++i)
+      __builtin_memcpy(some + (i - k) * size, x + i * problem.x_step * size, size);
+    store(problem.row + k, widened(problem.type, some));
+  }
+}
+
+// The largest magnitude among units of 32 floats; NaN counts as the largest.
+inline float largest(const float* x, int units) {
+  Bits most{};
+  for (int i = 0; i < 2 * units; ++i) {
+    Bits bits = load<Bits>(x + 16 * i) & 0x7fffffffu;
+    Bits more = (Bits)(bits > most);
+    most = (more & bits) | (~more & most);
+  }
+  uint32_t found = 0;
+  for (int i = 0; i < 16; ++i) found = most[i] > found ? most[i] : found;
+  float x_largest;
+  __builtin_memcpy(&x_largest, &found, sizeof found);
+  return x_largest;
+}
+
+// The smallest power of two in whose units a number's size rounds to less than 127.5 · 256 (so that
+// its high byte is not over 127), but none below the normal numbers'. NaN for what is not finite.
+inline float power(float largest) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &largest, sizeof bits);
+  if (bits >= 0x7f800000u) return __builtin_nanf("");
+  constexpr uint32_t MOST = 0x7eff00;  // the mantissa of 32639.5
+  int exponent = int(bits >> 23) - 14 + ((bits & 0x7fffffu) >= MOST);
+  bits = uint32_t(exponent > 1 ? exponent : 1) << 23;
+  float scale;
+  __builtin_memcpy(&scale, &bits, sizeof scale);
+  return scale;
+}
+
+inline float finer(float scale) {
+  float wanted = scale * 0x1p-15f;
+  return wanted < 0x1p-126f ? 0x1p-126f : wanted;  // NaN stays NaN
+}
+
+// x in units of a power of two, rounded; in x what is left over.
+inline void to_integers(float* x, int units, float scale, int16_t* to) {
+  constexpr float SHIFT = 12582912;  // 1.5 · 2^23: adding it leaves an integer in the low bits
+  const float inverse = 1 / scale;
+  for (int i = 0; i < 2 * units; ++i) {
+    Floats v = load<Floats>(x + 16 * i), shifted = v * inverse + SHIFT;
+    store(x + 16 * i, v - (shifted - SHIFT) * scale);
+    Ints integers = (Ints)shifted - 0x4b400000;
+    store(to + 16 * i, converted<HalfWords>(integers));
+  }
+}
+
+inline float least(Floats v) {
+  float found = v[0];
+  for (int i = 1; i < 16; ++i) found = v[i] < found ? v[i] : found;
+  return found;
+}
+
+// quantize/activation.py's roundings of activations, operation by operation: integers, in place.
+// Returns their scale, NaN for a row that is not finite.
+inline float round_row(Rounding how, float* x, int64_t padded) {
+  constexpr float SHIFT = 12582912, SMALLEST = 0x1p-23f;
+  if (!(largest(x, int(padded / UNIT)) <= __FLT_MAX__)) return __builtin_nanf("");
+  Floats low{}, high{};  // negated, so that both are the least
+  for (int64_t k = 0; k < padded; k += 16) {
+    Floats v = load<Floats>(x + k);
+    low = select(v < low, v, low);
+    high = select(-v < high, -v, high);
+  }
+  const float lowest = least(low), highest = -least(high);
+  const bool symmetric = how == Rounding::int8;
+  float scale = symmetric ? (-lowest > highest ? -lowest : highest) / 127.5f
+                          : (highest - lowest) / 255.0f;
+  scale = scale > SMALLEST ? scale : SMALLEST;
+  float zero = symmetric ? 0 : -128.0f - ((lowest / scale + SHIFT) - SHIFT);
+  zero = zero < -128 ? -128 : zero > 127 ? 127 : zero;
+  const Floats bottom = all(-128.0f), top = all(127.0f);
+  for (int64_t k = 0; k < padded; k += 16) {
+    Floats code = ((load<Floats>(x + k) / scale + SHIFT) - SHIFT) + zero;
+    code = select(code < bottom, bottom, code);
+    code = select(code > top, top, code);
+    store(x + k, code - zero);
+  }
+  return scale;
+}
+
+// 16-bit integers times a power of two, one for each chunk: then a bfloat16 down to 2^-6 of a chunk's
+// largest is exact, a float16 down to 2^-3, and others are off by 2^-15 of the largest. Of float32
+// what is left over is another token, 2^15 times finer.
+inline void integers_of(const Problem& problem, int64_t token, int tile, int t) {
+  const Header& header = *problem.header;
+  const Geometry& g = problem.geometry;
+  const bool fine = header.scale_columns < UNIT;
+  const int words = problem.tokens == problem.outputs ? 1 : 2;
+  const int64_t columns = g.padded_columns(), sums_per_token = fine ? columns / 8 : g.chunks;
+  int32_t* quads = problem.quads + token * columns / 2 + 2 * t;
+  int32_t* sums = problem.sums + token * sums_per_token + t;
+  float* scales = problem.scales + token * g.chunks + t;
+  float* row = problem.row;
+  for (int64_t chunk = 0; chunk < g.chunks; ++chunk) {
+    const int units = chunk + 1 < g.chunks ? g.units : g.last_units;
+    alignas(64) int16_t integers[LARGEST_CHUNK];
+    for (int word = 0; word < words; ++word) {
+      const bool whole = header.rounding != Rounding::none;
+      float scale = whole ? 1.0f : word ? finer(scales[0]) : power(largest(row, units));
+      scales[word] = scale;
+      to_integers(row, units, scale, integers);
+      arrange(header, integers, units, tile, quads + 2 * word);
+      const int each = fine ? 8 : units * UNIT;
+      for (int i = 0; i < units * UNIT / each; ++i) {
+        int32_t sum = 0;
+        for (int k = 0; k < each; ++k) sum += integers[i * each + k];
+        sums[i * tile + word] = sum;
+      }
+    }
+    row += units * UNIT;
+    quads += units * QUADS * 2 * tile;
+    sums += (fine ? UNIT / 8 : 1) * tile;
+    scales += tile;
+  }
+}
+
+inline void prepare(const Problem& problem) {
+  const Header& header = *problem.header;
+  const int64_t columns = problem.geometry.padded_columns();
+  const int words = problem.tokens == problem.outputs ? 1 : 2;
+  for (int64_t token = 0; token < problem.tokens;) {
+    const int tile = tile_of(problem.tokens - token);
+    for (int t = 0; t < tile; t += words) {
+      const int64_t output = (token + t) / words;
+      read_row(problem, output);
+      if (header.rounding != Rounding::none)
+        problem.token_scales[output] = round_row(header.rounding, problem.row, columns);
+      if (!as_floats(header.coding)) {
+        integers_of(problem, token, tile, t);
+        continue;
+      }
+      float* to = problem.floats + token * columns + t;
+      for (int64_t k = 0; k < columns; ++k) to[k * tile] = problem.row[k];
+    }
+    token += tile;
+  }
+}

@@ -1,0 +1,20 @@
+#include <immintrin.h>
+
+#include "linear/layout.h"
+
+namespace {
+#include "vector/wide_halves.h"
+#include "vector/wide.h"
+#include "vector/wide_avx2.h"
+
+#include "linear/codes.h"
+#include "linear/few/loop.h"
+#include "linear/few/sparse.h"
+#include "linear/activations.h"
+#include "linear/few/drive.h"
+}  // namespace
+
+void prepare_avx2(const Problem& problem) { prepare(problem); }
+void multiply_avx2(const Problem& problem, int64_t first, int64_t last) {
+  multiply(problem, first, last);
+}

@@ -1,0 +1,291 @@
+// The inner loop of linear layers, in whatever instructions the including file has chosen: products
+// of chunks, 16 rows of the weight times up to TILE tokens. Included in a version's namespace, after
+// vector/wide.h, one of wide_*.h, and linear/codes.h. Nothing here calls the standard library: a function
+// compiled for two instruction sets must not be merged into one by the linker.
+
+constexpr int STREAMS = 4;      // places in memory that a thread reads from in turn
+constexpr int PREFETCHED = 1024;  // bytes ahead in each of them
+
+#define INLINE __attribute__((always_inline)) inline
+
+struct ScaleAndZero {
+  Floats scale, zero;
+};
+
+// Moves p behind the scales of some columns.
+inline ScaleAndZero read_scale(const Header& header, const uint8_t*& p) {
+  const bool zeros = header.zeros;
+  const uint8_t* at = p;
+  switch (header.scales) {
+    case Scales::bf16:
+      if (zeros) {
+        p += 64;
+        Bits both = load<Bits>(at);
+        return {low_half(both), high_half(both)};
+      }
+      p += 32;
+      return {(Floats)(converted<Bits>(load<HalfWords>(at)) << 16), Floats{}};
+    case Scales::f16:
+      p += zeros ? 64 : 32;
+      return {from_f16(load<HalfWords>(at)), zeros ? from_f16(load<HalfWords>(at + 32)) : Floats{}};
+    case Scales::f32:
+      p += zeros ? 128 : 64;
+      return {load<Floats>(at), zeros ? load<Floats>(at + 64) : Floats{}};
+    case Scales::row: break;
+  }
+  return {all(1.0f), Floats{}};
+}
+
+// Where a tile's x is, for one chunk.
+struct Tile {
+  const int32_t* quads;
+  const int32_t* sums;
+  const float* scales;
+  const float* floats;
+};
+
+template <class C, int T, bool FINE>
+struct IntegerChunk {
+  static constexpr int SPREAD = T == 1 ? 2 : 1;  // more sums at a time, so that none waits long
+  C codes;
+  explicit IntegerChunk(const Header& header) : codes(header) {}
+
+  struct Sums {
+    Ints at[T][C::PARTS][SPREAD][2];
+  };
+
+  static void clear(Sums& sums, const int32_t* x_sums) {
+    for (int t = 0; t < T; ++t)
+      for (int part = 0; part < C::PARTS; ++part)
+        for (int i = 0; i < SPREAD; ++i) {
+          sums.at[t][part][i][0] = all(0);
+          sums.at[t][part][i][1] = all(i ? 0 : -C::CENTRE[part] * x_sums[t]);
+        }
+  }
+
+  static void add(const Header& header, const Sums& sums, const ScaleAndZero& by,
+                  const int32_t* x_sums, const float* x_scales, Floats* totals) {
+    for (int t = 0; t < T; ++t) {
+      Floats sum{};
+      for (int part = 0; part < C::PARTS; ++part) {
+        Ints whole = dotted(sums.at[t][part][0][0], sums.at[t][part][0][1]);
+        for (int i = 1; i < SPREAD; ++i)
+          whole += dotted(sums.at[t][part][i][0], sums.at[t][part][i][1]);
+        sum = part ? sum + floats(whole) * float(C::WEIGHT[part]) : floats(whole);
+      }
+      Floats total = totals[t] + sum * (by.scale * x_scales[t]);
+      if (header.zeros) total += by.zero * (x_sums[t] * x_scales[t]);
+      totals[t] = total;
+    }
+  }
+
+  // One token's products with a unit, added to the sums.
+  INLINE void add_unit(const uint8_t* p, const int32_t* quads, Sums& sums) const {
+    for (int line = 0; line < C::BYTES; line += 64) __builtin_prefetch(p + PREFETCHED + line);
+    Bytes read[C::PARTS][QUADS];
+    codes.read(p, read);
+#pragma GCC unroll 8
+    for (int quad = 0; quad < QUADS; ++quad)
+      for (int part = 0; part < C::PARTS; ++part) {
+        Ints* sum = sums.at[0][part][quad % SPREAD];
+        dot(sum[0], sum[1], read[part][quad], quads + 2 * quad);
+      }
+  }
+
+  INLINE const uint8_t* operator()(const Header& header, const uint8_t* p, int units, Tile x,
+                            Floats* totals) const {
+    const int32_t* quads = x.quads;
+    const int32_t* x_sums = x.sums;
+    const uint8_t* scales = p;
+    ScaleAndZero by = read_scale(header, p);
+    if (FINE) p = scales + fine_scales(header) * (p - scales);
+    Sums sums;
+    clear(sums, x_sums);
+    for (int unit = 0; unit < units; ++unit, p += C::BYTES) {
+      for (int line = 0; line < C::BYTES; line += 64) __builtin_prefetch(p + PREFETCHED + line);
+      Bytes read[C::PARTS][QUADS];
+      codes.read(p, read);
+#pragma GCC unroll 8
+      for (int quad = 0; quad < QUADS; ++quad, quads += 2 * T) {
+        for (int t = 0; t < T; ++t)
+          for (int part = 0; part < C::PARTS; ++part) {
+            Ints* sum = sums.at[t][part][quad % SPREAD];
+            dot(sum[0], sum[1], read[part][quad], quads + 2 * t);
+          }
+        if (FINE && quad % 2) {  // 8 columns
+          if (header.scale_columns == 8 || quad % 4 == 1) by = read_scale(header, scales);
+          add(header, sums, by, x_sums, x.scales, totals);
+          x_sums += T;
+          if (quad < QUADS - 1) clear(sums, x_sums);
+        }
+      }
+    }
+    if (!FINE) add(header, sums, by, x_sums, x.scales, totals);
+    return p;
+  }
+};
+
+// A chunk of STREAMS blocks of integers at once, for one token: a unit of each in turn, so that memory
+// is read in all of their places all the time.
+template <class C>
+struct SideBySide {
+  using One = IntegerChunk<C, 1, false>;
+
+  INLINE static void run(const One& one, const Header& header, const uint8_t** at, int units, Tile x,
+                         Floats (*totals)[TILE]) {
+    ScaleAndZero by[STREAMS];
+    typename One::Sums sums[STREAMS];
+    for (int s = 0; s < STREAMS; ++s) {
+      by[s] = read_scale(header, at[s]);
+      One::clear(sums[s], x.sums);
+    }
+    const int32_t* quads = x.quads;
+    for (int unit = 0; unit < units; ++unit, quads += 2 * QUADS)
+#pragma GCC unroll 4
+      for (int s = 0; s < STREAMS; ++s) {
+        one.add_unit(at[s], quads, sums[s]);
+        at[s] += C::BYTES;
+      }
+    for (int s = 0; s < STREAMS; ++s) One::add(header, sums[s], by[s], x.sums, x.scales, totals[s]);
+  }
+};
+
+// Codes that are floats: each calls `next` with two columns, one after the other, 16 rows each.
+struct BFloat16 {
+  static constexpr int BYTES = UNIT * ROWS * 2;
+  template <class F>
+  static void read(const uint8_t* p, F next) {
+    for (int i = 0; i < UNIT / 2; ++i) {
+      Bits pairs = load<Bits>(p + 64 * i);
+      next(2 * i, low_half(pairs), high_half(pairs));
+    }
+  }
+};
+
+struct Float16 {
+  static constexpr int BYTES = UNIT * ROWS * 2;
+  template <class F>
+  static void read(const uint8_t* p, F next) {
+    for (int i = 0; i < UNIT / 2; ++i)
+      next(2 * i, from_f16(load<HalfWords>(p + 64 * i)), from_f16(load<HalfWords>(p + 64 * i + 32)));
+  }
+};
+
+struct Float32 {
+  static constexpr int BYTES = UNIT * ROWS * 4;
+  template <class F>
+  static void read(const uint8_t* p, F next) {
+    for (int i = 0; i < UNIT / 2; ++i)
+      next(2 * i, load<Floats>(p + 128 * i), load<Floats>(p + 128 * i + 64));
+  }
+};
+
+// E4M3. Normal numbers are bfloat16 but for their exponents' bias; vectors with others in them,
+// which are few, take the long way. In a quad columns are in the order 0, 2, 1, 3.
+struct Float8 {
+  static constexpr int BYTES = UNIT * ROWS;
+
+  static Bits widened(Bits high_bytes) {
+    Words moved = (Words)((SignedWords)high_bytes >> 4) & 0x87f0;
+    return (Bits)(moved + 0x3c00);
+  }
+  static Floats any(Bits code) {
+    Bits magnitude = code & 127u;
+    Floats small = floats((Ints)magnitude) * 0x1p-9f;
+    Bits normal = (Bits)(magnitude > 7u);
+    Bits bits = (normal & ((magnitude << 20) + (120u << 23))) | (~normal & (Bits)small);
+    return (Floats)(bits | (code & 128u) << 24);
+  }
+
+  template <class F>
+  static void read(const uint8_t* p, F next) {
+    for (int quad = 0; quad < QUADS; ++quad) {
+      Bits codes = load<Bits>(p + 64 * quad);
+      if (any_zero((Bytes)codes & 0x78)) {
+        next(4 * quad, any(codes & 255u), any(codes >> 8 & 255u));
+        next(4 * quad + 2, any(codes >> 16 & 255u), any(codes >> 24));
+      } else {
+        Bits even = widened(codes << 8), odd = widened(codes & 0xff00ff00u);
+        next(4 * quad, low_half(even), low_half(odd));
+        next(4 * quad + 2, high_half(even), high_half(odd));
+      }
+    }
+  }
+};
+
+template <class C, int T, bool FINE>
+struct FloatChunk {
+  explicit FloatChunk(const Header&) {}
+
+  INLINE const uint8_t* operator()(const Header& header, const uint8_t* p, int units, Tile x,
+                            Floats* totals) const {
+    const float* floats = x.floats;
+    const uint8_t* scales = p;
+    ScaleAndZero by = read_scale(header, p);
+    if (FINE) p = scales + fine_scales(header) * (p - scales);
+    Floats sums[T][2] = {};
+    for (int unit = 0; unit < units; ++unit, p += C::BYTES, floats += UNIT * T) {
+      for (int line = 0; line < C::BYTES; line += 64) __builtin_prefetch(p + PREFETCHED + line);
+      C::read(p, [&](int column, Floats one, Floats other) {
+        const float* at = floats + column * T;
+        for (int t = 0; t < T; ++t) sums[t][0] += one * at[t];
+        for (int t = 0; t < T; ++t) sums[t][1] += other * at[T + t];
+        if (FINE && column % 8 == 6) {
+          if (header.scale_columns == 8 || column % 16 == 6) by = read_scale(header, scales);
+          for (int t = 0; t < T; ++t) {
+            totals[t] += (sums[t][0] + sums[t][1]) * by.scale;
+            sums[t][0] = sums[t][1] = Floats{};
+          }
+        }
+      });
+    }
+    if (!FINE)
+      for (int t = 0; t < T; ++t) totals[t] += (sums[t][0] + sums[t][1]) * by.scale;
+    return p;
+  }
+};
+
+template <class Chunk>
+INLINE void all_chunks(const Chunk&, const Header&, const uint8_t**, int, Tile, Floats (*)[TILE]) {}
+
+template <class C>
+INLINE void all_chunks(const IntegerChunk<C, 1, false>& chunk, const Header& header,
+                       const uint8_t** at, int units, Tile x, Floats (*totals)[TILE]) {
+  SideBySide<C>::run(chunk, header, at, units, x, totals);
+}
+
+template <class Chunk>
+constexpr bool together = false;
+template <class C>
+constexpr bool together<IntegerChunk<C, 1, false>> = C::PARTS <= 2;
+
+// `count` blocks side by side, each at its own place in memory, times a tile. Totals are
+// (STREAMS, TILE) vectors.
+template <class Chunk, int T>
+void blocks_by_tile(const Problem& problem, const uint8_t* const* blocks, int count, Tile x,
+                    Floats (*totals)[TILE]) {
+  const Header& header = *problem.header;
+  const Geometry& g = problem.geometry;
+  const Chunk chunk(header);
+  const uint8_t* at[STREAMS];
+  for (int s = 0; s < count; ++s) {
+    at[s] = blocks[s];
+    for (int t = 0; t < T; ++t) totals[s][t] = Floats{};
+  }
+  const bool fine = header.scale_columns < UNIT;
+  for (int64_t i = 0; i < g.chunks; ++i) {
+    const int units = i + 1 < g.chunks ? g.units : g.last_units;
+    if (together<Chunk> && count == STREAMS) all_chunks(chunk, header, at, units, x, totals);
+    else
+      for (int s = 0; s < count; ++s) at[s] = chunk(header, at[s], units, x, totals[s]);
+    x.quads += units * QUADS * T * 2;
+    x.sums += fine ? T * UNIT / 8 : T;
+    x.scales += T;
+    x.floats += units * UNIT * T;
+  }
+  if (header.scales == Scales::row)
+    for (int s = 0; s < count; ++s) {
+      Floats scale = load<Floats>(at[s]);
+      for (int t = 0; t < T; ++t) totals[s][t] *= scale;
+    }
+}

@@ -1,0 +1,17 @@
+#include "linear/layout.h"
+
+namespace {
+#include "vector/wide.h"
+#include "vector/wide_portable.h"
+
+#include "linear/codes.h"
+#include "linear/few/loop.h"
+#include "linear/few/sparse.h"
+#include "linear/activations.h"
+#include "linear/few/drive.h"
+}  // namespace
+
+void prepare_portable(const Problem& problem) { prepare(problem); }
+void multiply_portable(const Problem& problem, int64_t first, int64_t last) {
+  multiply(problem, first, last);
+}

@@ -1,0 +1,87 @@
+// Linear layers of a few tokens: how weights are packed (linear/pack.cpp), and what the op
+// (linear/op.cpp) hands to a version of its inner loop (linear/few/loop.h).
+//
+// A packed weight is one piece of memory, in the order in which it is read: a header, then blocks of
+// ROWS rows of the weight. A block is a row of chunks of columns; a chunk is its scales, if scales
+// belong to columns, and units of UNIT columns. Behind its chunks a block has one scale per row, if
+// that is what the format has. Within a unit 4 columns of all 16 rows (a quad) are 64 codes, row by
+// row; how codes share bytes is Unit's to say. So a vector of 16 lanes has a row in each, and sums
+// need no adding up across lanes.
+#pragma once
+
+#include <cstdint>
+
+#include "common/number.h"
+
+constexpr int ROWS = 16, UNIT = 32, QUADS = UNIT / 4;
+constexpr int LARGEST_CHUNK = 256;  // columns: sums of that many products of 8 and 16 bits fit in 32
+constexpr int TABLE = 16;
+constexpr int TILE = 4;  // tokens that go through the inner loop together, at most
+
+enum class Coding : int32_t { integer, fp6, fp4, table, sparse, fp8, bf16, f16, f32 };
+enum class Scales : int32_t { row, bf16, f16, f32 };  // row: float32, one per row
+enum class Rounding : int32_t { none, int8, int8_asymmetric };  // of activations
+
+struct Header {
+  uint64_t magic;
+  int64_t rows, columns;
+  Coding coding;
+  int32_t bits;
+  Scales scales;
+  int32_t scale_columns;  // columns of a scale; 8 and 16: several in a unit
+  int32_t zeros;          // 1: behind each scale, a zero point of the same type
+  Rounding rounding;
+  float factor;           // of everything
+  int32_t spare;
+  int32_t table[TABLE];   // of Coding::table: 24 bits
+  char more[8];
+};
+static_assert(sizeof(Header) == 128);
+constexpr uint64_t MAGIC = 0x31306c62746e6171;
+
+inline bool as_floats(Coding coding) { return coding >= Coding::fp8; }
+
+struct Geometry {
+  int64_t blocks, chunks;
+  int units;       // of a chunk
+  int last_units;  // of the last chunk
+  int scale_count;  // of a chunk
+  int scale_bytes;  // of a chunk
+  int unit_bytes;
+  int64_t block_bytes;
+
+  int64_t padded_columns() const { return ((chunks - 1) * units + last_units) * UNIT; }
+};
+
+Geometry geometry(const Header&);
+
+// How often a unit changes its scale, if it does.
+inline int fine_scales(const Header& header) { return UNIT / header.scale_columns; }
+
+// The products of some tokens.
+struct Problem {
+  const Header* header;
+  Geometry geometry;
+  const uint8_t* blocks;
+  int64_t tokens;   // rows of x as the inner loop sees them; a float32 row counts twice
+  // Of tiles of TILE, 2 or 1 tokens, one behind the other; in a tile, columns by tokens.
+  int32_t* quads;   // integer formats: (quads, tile, 2)
+  int32_t* sums;    // (padded columns / 8, tile): of the 8 columns, or of a chunk in its first place
+  float* scales;    // (chunks, tile)
+  float* floats;    // other formats: (padded columns, tile)
+  float* token_scales;  // (outputs,): of activations that are rounded
+  int64_t outputs;      // tokens, or half of them
+  Number type;          // of x and y
+  const void* x;        // (outputs, columns), its strides in elements
+  int64_t x_row, x_step;
+  float* row;           // (padded columns,): one row of x at a time
+  void* y;              // (outputs, rows)
+};
+
+// `prepare` turns x into what the inner loop wants; `multiply` does some blocks.
+#define LINEAR_VERSION(name)                                      \
+  void prepare_##name(const Problem&);                            \
+  void multiply_##name(const Problem&, int64_t first, int64_t last)
+LINEAR_VERSION(portable);
+LINEAR_VERSION(avx2);
+LINEAR_VERSION(avx512vnni);

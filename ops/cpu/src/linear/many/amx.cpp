@@ -1,0 +1,24 @@
+// Linear layers of many tokens in AMX.
+
+#include <immintrin.h>
+
+#include "linear/many/many.h"
+
+namespace {
+#include "vector/wide.h"
+#include "vector/wide_avx512vnni.h"
+
+#include "linear/codes.h"
+#include "linear/few/loop.h"
+#include "linear/few/sparse_vnni.h"
+#include "linear/activations.h"
+#include "linear/results.h"
+#include "linear/many/weights_to_tiles.h"
+#include "linear/many/bf16_tiles.h"
+#include "linear/many/byte_tiles.h"
+}  // namespace
+
+ManyVersion many_amx() { return {TOKENS, 2, 2, prepare_tiles, multiply_tiles}; }
+ManyVersion many_bytes_amx() {
+  return {TOKENS, ByteTiles::BYTES, 1, prepare_bytes, multiply_bytes};
+}

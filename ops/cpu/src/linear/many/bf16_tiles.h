@@ -1,0 +1,199 @@
+// Products of tiles. Included in the namespace of linear/many/amx.cpp, after linear/many/weights_to_tiles.h.
+
+constexpr int TOKENS = 16;              // of a tile of x
+constexpr int MOST_TILES = 32;          // of x that go through weights together
+constexpr int64_t X_BYTES = 1 << 20;    // of x that the second-level cache has room for
+constexpr int SUMS = TOKENS * ROWS;     // of a tile of results
+
+// Which tile holds what; GCC makes a register's name of the very text.
+#define SUMS_00 0
+#define SUMS_01 1
+#define SUMS_10 2
+#define SUMS_11 3
+#define X_0 4
+#define X_1 5
+#define WEIGHTS_0 6
+#define WEIGHTS_1 7
+
+struct alignas(64) Shapes {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {};
+  uint8_t rows[16] = {};
+
+  void set(int tile, int count, int bytes) {
+    rows[tile] = uint8_t(count), row_bytes[tile] = uint16_t(bytes);
+  }
+};
+
+// The compiler does not know what tiles read from memory, and write to it.
+inline void written() { asm volatile("" ::: "memory"); }
+
+// Two tiles of x, which are `x_next` apart, times two blocks' tiles. Sums are (2, 2) tiles.
+inline void four(const Bf16* x, int64_t x_next, const Bf16* first, const Bf16* second, int units,
+                 float* sums, bool more) {
+  if (more) {
+    _tile_loadd(SUMS_00, sums, 64);
+    _tile_loadd(SUMS_01, sums + SUMS, 64);
+    _tile_loadd(SUMS_10, sums + 2 * SUMS, 64);
+    _tile_loadd(SUMS_11, sums + 3 * SUMS, 64);
+  } else {
+    _tile_zero(SUMS_00);
+    _tile_zero(SUMS_01);
+    _tile_zero(SUMS_10);
+    _tile_zero(SUMS_11);
+  }
+  for (int64_t at = 0; at < int64_t(units) * TILE_NUMBERS; at += TILE_NUMBERS) {
+    _tile_loadd(X_0, x + at, 64);
+    _tile_loadd(WEIGHTS_0, first + at, 64);
+    _tile_dpbf16ps(SUMS_00, X_0, WEIGHTS_0);
+    _tile_loadd(WEIGHTS_1, second + at, 64);
+    _tile_dpbf16ps(SUMS_01, X_0, WEIGHTS_1);
+    _tile_loadd(X_1, x + x_next + at, 64);
+    _tile_dpbf16ps(SUMS_10, X_1, WEIGHTS_0);
+    _tile_dpbf16ps(SUMS_11, X_1, WEIGHTS_1);
+  }
+  _tile_stored(SUMS_00, sums, 64);
+  _tile_stored(SUMS_01, sums + SUMS, 64);
+  _tile_stored(SUMS_10, sums + 2 * SUMS, 64);
+  _tile_stored(SUMS_11, sums + 3 * SUMS, 64);
+}
+
+// One tile of x.
+inline void two(const Bf16* x, const Bf16* first, const Bf16* second, int units, float* sums,
+                bool more) {
+  if (more) {
+    _tile_loadd(SUMS_00, sums, 64);
+    _tile_loadd(SUMS_01, sums + SUMS, 64);
+  } else {
+    _tile_zero(SUMS_00);
+    _tile_zero(SUMS_01);
+  }
+  for (int64_t at = 0; at < int64_t(units) * TILE_NUMBERS; at += TILE_NUMBERS) {
+    _tile_loadd(X_0, x + at, 64);
+    _tile_loadd(WEIGHTS_0, first + at, 64);
+    _tile_dpbf16ps(SUMS_00, X_0, WEIGHTS_0);
+    _tile_loadd(WEIGHTS_1, second + at, 64);
+    _tile_dpbf16ps(SUMS_01, X_0, WEIGHTS_1);
+  }
+  _tile_stored(SUMS_00, sums, 64);
+  _tile_stored(SUMS_01, sums + SUMS, 64);
+}
+
+// 32 columns of x in the order that weights are in.
+struct Order {
+  __m512i words, floats;
+  explicit Order(const Header& header) {
+    alignas(64) uint16_t word[UNIT], half[UNIT];
+    for (int i = 0; i < UNIT; ++i) {
+      const int column = header.coding >= Coding::bf16 || i % 4 % 3 == 0 ? i : i ^ 3;
+      word[i] = uint16_t(column), half[i] = uint16_t(2 * column + 1);
+    }
+    words = _mm512_load_si512(word), floats = _mm512_load_si512(half);
+  }
+};
+
+// Tiles of x, (units, TOKENS, UNIT) each.
+void prepare_tiles(const Problem& problem, void* x, int64_t first, int64_t last) {
+  const Header& header = *problem.header;
+  const int64_t columns = header.columns, padded = problem.geometry.padded_columns();
+  const bool rounded = header.rounding != Rounding::none;
+  const bool plain = problem.type == Number::bf16 && problem.x_step == 1 && !rounded;
+  const Order order(header);
+  for (int64_t token = first * TOKENS; token < last * TOKENS; ++token) {
+    Bf16* to = static_cast<Bf16*>(x) + token / TOKENS * TOKENS * padded + token % TOKENS * UNIT;
+    if (token >= problem.outputs) {
+      for (int64_t k = 0; k < padded; k += UNIT, to += TILE_NUMBERS) store(to, Bytes{});
+      continue;
+    }
+    if (plain) {
+      const Bf16* row = static_cast<const Bf16*>(problem.x) + token * problem.x_row;
+      for (int64_t k = 0; k < padded; k += UNIT, to += TILE_NUMBERS) {
+        const int64_t left = columns - k;
+        const __mmask32 there = left >= UNIT ? 0xffffffffu : (1u << left) - 1;
+        store(to, (Words)_mm512_permutexvar_epi16(order.words,
+                                                  _mm512_maskz_loadu_epi16(there, row + k)));
+      }
+      continue;
+    }
+    read_row(problem, token);
+    if (rounded) problem.token_scales[token] = round_row(header.rounding, problem.row, padded);
+    for (int64_t k = 0; k < padded; k += UNIT, to += TILE_NUMBERS)
+      store(to, (Words)_mm512_permutex2var_epi16(_mm512_loadu_si512(problem.row + k), order.floats,
+                                                 _mm512_loadu_si512(problem.row + k + 16)));
+  }
+}
+
+// Two blocks times tiles of x, `first` to `last`.
+struct Pair {
+  const Problem& problem;
+  const Bf16* x;
+  const Values values;
+  const ToTiles make;
+  int64_t blocks[2];  // the same twice, if there is no other
+  alignas(64) Bf16 tiles[2][STRETCH * TILE_NUMBERS];
+  alignas(64) float sums[MOST_TILES][2][SUMS];
+
+  Pair(const Problem& problem, const void* x)
+      : problem(problem), x(static_cast<const Bf16*>(x)), values(*problem.header),
+        make(tile_maker(*problem.header)) {}
+
+  void multiply(int64_t first, int64_t last) {
+    const Geometry& g = problem.geometry;
+    const int64_t step = chunks_at_once(g), x_tile = g.padded_columns() * TOKENS;
+    const uint8_t* at[2];
+    for (int b = 0; b < 2; ++b) at[b] = problem.blocks + blocks[b] * g.block_bytes;
+    int64_t x_at = first * x_tile;
+    for (int64_t chunk = 0; chunk < g.chunks; chunk += step) {
+      const int64_t end = chunk + step < g.chunks ? chunk + step : g.chunks;
+      const int units = units_of(g, chunk, end);
+      const Bf16* weights[2];
+      for (int b = 0; b < 2; ++b)
+        if (make) {
+          at[b] = make(problem, values, at[b], chunk, end, tiles[b]);
+          weights[b] = tiles[b];
+        } else {
+          weights[b] = reinterpret_cast<const Bf16*>(at[b]);
+          at[b] += int64_t(units) * g.unit_bytes;
+        }
+      written();
+      for (int64_t tile = first; tile < last; tile += 2) {
+        const Bf16* from = x + x_at + (tile - first) * x_tile;
+        float* to = sums[tile - first][0];
+        if (last - tile > 1) four(from, x_tile, weights[0], weights[1], units, to, chunk);
+        else two(from, weights[0], weights[1], units, to, chunk);
+      }
+      written();
+      x_at += int64_t(units) * TILE_NUMBERS;
+    }
+    finish(first, last);
+  }
+
+  void finish(int64_t first, int64_t last) const {
+    for (int b = 0; b < 2 && (!b || blocks[1] != blocks[0]); ++b) {
+      const Floats scales = row_scales(problem, blocks[b]) * values.factor;
+      for (int64_t token = first * TOKENS; token < last * TOKENS; ++token) {
+        if (token >= problem.outputs) break;
+        const float* at = sums[token / TOKENS - first][b] + token % TOKENS * ROWS;
+        put_rows(problem, load<Floats>(at) * scales, token, blocks[b]);
+      }
+    }
+  }
+};
+
+void multiply_tiles(const Problem& problem, void* x, int64_t first, int64_t last) {
+  const Geometry& g = problem.geometry;
+  const int64_t tiles = (problem.outputs + TOKENS - 1) / TOKENS;
+  int64_t together = X_BYTES / (g.padded_columns() * TOKENS * 2) / 2 * 2;
+  together = together < 4 ? 4 : together > MOST_TILES ? MOST_TILES : together;
+  Pair work(problem, x);
+  Shapes shapes;
+  for (int i = 0; i < 8; ++i) shapes.set(i, 16, 64);
+  _tile_loadconfig(&shapes);
+  for (int64_t tile = 0; tile < tiles; tile += together)
+    for (int64_t pair = first; pair < last; ++pair) {
+      work.blocks[0] = 2 * pair;
+      work.blocks[1] = 2 * pair + 1 < g.blocks ? 2 * pair + 1 : 2 * pair;
+      work.multiply(tile, tile + together < tiles ? tile + together : tiles);
+    }
+  _tile_release();
+}

@@ -1,0 +1,91 @@
+// Linear layers of many tokens: which inner loop runs, and its share of threads and memory.
+
+#include "linear/many/many.h"
+
+#include <torch/csrc/stable/ops.h>
+
+#include <cstdint>
+
+#include "common/isa.h"
+#include "common/scratch.h"
+
+namespace {
+
+constexpr int64_t ALONE = 1 << 20;  // products that take one thread less than others to wake up
+
+bool by_row(const Header& header) { return header.scales == Scales::row; }
+bool rounded(const Header& header) { return header.rounding != Rounding::none; }
+
+// Tiles of bfloat16: float32 and float16 have more bits, and rounded activations are promised exact
+// products, which weights times scales of their own are not.
+bool fits_tiles(const Header& header, Number x) {
+  return rounded(header) ? by_row(header) : x == Number::bf16;
+}
+
+// One integer for each weight, one of 16 bits for each number of x.
+bool is_integers(const Header& header, Number x) {
+  const Coding coding = header.coding;
+  return (x != Number::f32 || rounded(header)) &&
+         (coding == Coding::integer || coding == Coding::fp4 || coding == Coding::sparse);
+}
+
+// Tiles of bytes: 64 columns, or the 32 that have a scale, are a tile.
+bool fits_bytes(const Header& header, const Geometry& g, Number x) {
+  const bool whole = g.units == 1 || (g.units % 2 == 0 && g.last_units % 2 == 0);
+  return is_integers(header, x) && header.scale_columns >= UNIT && whole;
+}
+
+// From how many rows of x on tiles are faster than reading the weight once for every four: measured
+// on weights of 2048 x 2048. Scales of few columns are many sums to scale.
+int64_t bytes_from(const Header& header, const Geometry& g) {
+  return header.coding == Coding::sparse || g.units == 1 ? 12 : g.units == 2 ? 7 : 5;
+}
+int64_t tiles_from(const Header& header, Number x) {
+  return is_integers(header, x) ? 12 : header.coding == Coding::fp8 ? 2 : 3;
+}
+
+typedef ManyVersion (*Choice)();  // null: the few rows' loop
+
+Choice choice(const Header& header, const Geometry& g, Number x, int64_t rows) {
+#if defined(__x86_64__)
+  if (isa() >= Isa::amx) {
+    const bool bytes = fits_bytes(header, g, x), tiles = fits_tiles(header, x);
+    if (bytes && (rows <= 16 || !tiles))
+      return rows >= bytes_from(header, g) ? many_bytes_amx : nullptr;
+    if (tiles) return rows >= tiles_from(header, x) ? many_amx : nullptr;
+  }
+  if (isa() >= Isa::avx512vnni)
+    return rows >= 17 && !is_integers(header, x) ? many_avx512vnni : nullptr;
+  if (isa() >= Isa::avx2) return rows >= 5 ? many_avx2 : nullptr;
+#endif
+  return rows >= 5 ? many_portable : nullptr;
+}
+
+}  // namespace
+
+bool linear_of_many(const Problem& given) {
+  Problem problem = given;
+  const Geometry& g = problem.geometry;
+  const Choice chosen = choice(*problem.header, g, problem.type, problem.outputs);
+  if (!chosen) return false;
+  const ManyVersion run = chosen();
+  const int64_t tiles = (problem.outputs + run.tokens - 1) / run.tokens;
+  const int64_t tokens = tiles * run.tokens, padded = g.padded_columns();
+  thread_local Scratch scratch;
+  scratch.reserve(tokens * (padded * run.x_bytes + sizeof(float)) + 64);
+  char* x = scratch.take<char>(tokens * padded * run.x_bytes);
+  problem.token_scales = scratch.take<float>(tokens);
+  torch::stable::parallel_for(0, tiles, 1, [&](int64_t first, int64_t last) {
+    Problem mine = problem;
+    thread_local Scratch row;
+    row.reserve(padded * sizeof(float));
+    mine.row = row.take<float>(padded);
+    run.prepare(mine, x, first, last);
+  });
+  const int64_t groups = (g.blocks + run.side_by_side - 1) / run.side_by_side;
+  const bool alone = problem.outputs * padded * problem.header->rows < ALONE;
+  torch::stable::parallel_for(0, groups, alone ? groups : 1, [&](int64_t first, int64_t last) {
+    run.multiply(problem, x, first, last);
+  });
+  return true;
+}

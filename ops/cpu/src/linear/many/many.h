@@ -1,0 +1,27 @@
+// Linear layers of many tokens. A thread takes some blocks' weights for a stretch of columns, as
+// plain numbers in a form that multiplies fast, and multiplies all tokens by them before it goes on:
+// in tiles of bfloat16 where there is AMX (linear/many/bf16_tiles.h), else in vectors of float32
+// (linear/many/floats_loop.h).
+#pragma once
+
+#include "linear/layout.h"
+
+// Multiplies, if there are so many rows of x that this is faster than reading the weight once for
+// every few of them. `problem` says what x, the weight and y are.
+bool linear_of_many(const Problem& problem);
+
+// One inner loop.
+struct ManyVersion {
+  int tokens;        // of a tile of x: each loop has its own layout
+  int x_bytes;       // that it takes for each number of x, of padded columns
+  int side_by_side;  // blocks that go through the inner loop together
+  void (*prepare)(const Problem&, void* x, int64_t first, int64_t last);  // tiles
+  // Such groups of blocks, `first` to `last`.
+  void (*multiply)(const Problem&, void* x, int64_t first, int64_t last);
+};
+
+ManyVersion many_portable();
+ManyVersion many_avx2();
+ManyVersion many_avx512vnni();
+ManyVersion many_amx();
+ManyVersion many_bytes_amx();

@@ -1,0 +1,234 @@
+// Weights as tiles of bfloat16: 16 pairs of columns, each of 16 rows. A unit is a tile. Included in
+// the namespace of linear/many/amx.cpp.
+//
+// Scales of rows are left for the sums. Scales of columns are multiplied in, and the product rounded,
+// once. The two columns of a pair are those whose codes lie 16 bits apart, so in a quad columns are in
+// the order 0, 2, 1, 3; floats are in their own order.
+
+typedef uint16_t Bf16;
+constexpr int TILE_NUMBERS = ROWS * UNIT;
+
+inline Bits as_bits(float x) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &x, sizeof bits);
+  return Bits{} + bits;
+}
+
+// Rounded to the nearest; ties away from zero, which are too rare to matter.
+inline Bits rounded_pairs(Floats low, Floats high) {
+  __m512i a = (__m512i)((Bits)low + 0x8000u), b = (__m512i)((Bits)high + 0x8000u);
+  return (Bits)_mm512_ternarylogic_epi32(_mm512_srli_epi32(a, 16), b,
+                                         _mm512_set1_epi32(int(0xffff0000)), 0xf8);  // a | b & c
+}
+
+// Low and high bytes of bfloat16, to pairs: those at even places of a quad, those at odd ones.
+inline void put_pairs(Bytes low, Bytes high, Bits& even, Bits& odd) {
+  const __m512i low_bytes = _mm512_set1_epi16(0xff);
+  even = (Bits)_mm512_ternarylogic_epi32(low_bytes, raw(low), _mm512_slli_epi16(raw(high), 8), 0xca);
+  odd = (Bits)_mm512_ternarylogic_epi32(low_bytes, _mm512_srli_epi16(raw(low), 8), raw(high), 0xca);
+}
+
+// Values of codes of up to 7 bits as bfloat16, in two bytes.
+struct Values {
+  alignas(64) uint8_t low[128], high[128];
+  alignas(64) float whole[TABLE];  // of the first codes
+  float factor;                    // of sums of these
+
+  explicit Values(const Header& header) {
+    // Integers of 24 bits times a large x might be too much.
+    factor = header.coding == Coding::table ? 1 : header.factor;
+    for (int code = 0; code < 128; ++code) {
+      const float value = of(header, code);
+      uint32_t bits;
+      __builtin_memcpy(&bits, &value, sizeof bits);
+      bits += 0x8000;
+      low[code] = uint8_t(bits >> 16), high[code] = uint8_t(bits >> 24);
+      if (code < TABLE) whole[code] = value;
+    }
+  }
+
+  static float of(const Header& header, int code) {
+    switch (header.coding) {
+      case Coding::integer: return float((code & ((1 << header.bits) - 1)) - (1 << (header.bits - 1)));
+      case Coding::sparse: return float((code & 15) - 8);
+      case Coding::fp4: return small_float(code, 2, 1) * 2;
+      case Coding::fp6: return small_float(code, 3, 2) * 16;
+      case Coding::fp8: return small_float(code, 4, 3);
+      default: return header.table[code & 15] * header.factor;
+    }
+  }
+
+  // IEEE 754's idea for any number of bits, without its infinities.
+  static float small_float(int code, int exponent_bits, int mantissa_bits) {
+    const int exponent = code >> mantissa_bits & ((1 << exponent_bits) - 1);
+    const int mantissa = code & ((1 << mantissa_bits) - 1);
+    const int bias = (1 << (exponent_bits - 1)) - 1;
+    const int power = (exponent ? exponent : 1) - bias - mantissa_bits;
+    float value = exponent ? mantissa + (1 << mantissa_bits) : mantissa;
+    for (int i = 0; i < power; ++i) value *= 2;
+    for (int i = 0; i < -power; ++i) value /= 2;
+    return code >> (exponent_bits + mantissa_bits) & 1 ? -value : value;
+  }
+};
+
+// Each reads a unit and calls `next` with 16 pairs, one after the other.
+template <class Read>  // codes of up to 6 bits; what lies above them is ignored
+struct Few {
+  static constexpr bool WHOLE = false;
+  template <class F>
+  static INLINE void read(const Values& values, const uint8_t* p, F next) {
+    Bytes codes[QUADS];
+    Read::read(p, codes);
+#pragma GCC unroll 8
+    for (int q = 0; q < QUADS; ++q) {
+      Bits even, odd;
+      put_pairs(lookup64(values.low, codes[q]), lookup64(values.high, codes[q]), even, odd);
+      next(2 * q, even);
+      next(2 * q + 1, odd);
+    }
+  }
+};
+
+// Codes of 7 bits, or of 7 and a sign.
+template <class Read, bool SIGNED>
+struct Seven {
+  static constexpr bool WHOLE = false;
+  static __m512i found(const uint8_t* table, Bytes codes) {
+    return _mm512_permutex2var_epi8(_mm512_load_si512(table), raw(codes),
+                                    _mm512_load_si512(table + 64));
+  }
+  template <class F>
+  static INLINE void read(const Values& values, const uint8_t* p, F next) {
+    Bytes codes[QUADS];
+    Read::read(p, codes);
+#pragma GCC unroll 8
+    for (int q = 0; q < QUADS; ++q) {
+      __m512i high = found(values.high, codes[q]);
+      if (SIGNED)  // high | codes & sign
+        high = _mm512_ternarylogic_epi32(high, raw(codes[q]), _mm512_set1_epi8(char(0x80)), 0xf8);
+      Bits even, odd;
+      put_pairs((Bytes)found(values.low, codes[q]), (Bytes)high, even, odd);
+      next(2 * q, even);
+      next(2 * q + 1, odd);
+    }
+  }
+};
+
+// Integers of 8 bits. All of them are bfloat16, so the low halves of floats are zeros.
+struct Eight {
+  static constexpr bool WHOLE = false;
+  static Bits pair(Ints low, Ints high) {
+    return (Bits)floats(low) >> 16 | (Bits)floats(high);
+  }
+  template <class F>
+  static INLINE void read(const Values&, const uint8_t* p, F next) {
+#pragma GCC unroll 8
+    for (int q = 0; q < QUADS; ++q) {
+      Ints codes = load<Ints>(p + 64 * q) ^ int32_t(0x80808080);
+      next(2 * q, pair(codes << 24 >> 24, codes << 8 >> 24));
+      next(2 * q + 1, pair(codes << 16 >> 24, codes >> 24));
+    }
+  }
+};
+
+// 16 values that are no bfloat16: floats, and calls with two of them.
+struct Sixteen {
+  static constexpr bool WHOLE = true;
+  template <class F>
+  static INLINE void read(const Values& values, const uint8_t* p, F next) {
+    Bytes codes[QUADS];
+    Codes<4>::read(p, codes);
+    const __m512 table = _mm512_load_ps(values.whole);
+    auto value = [&](Bits index) { return (Floats)_mm512_permutexvar_ps((__m512i)index, table); };
+#pragma GCC unroll 8
+    for (int q = 0; q < QUADS; ++q) {
+      Bits quad = (Bits)codes[q];
+      next(2 * q, value(quad), value(quad >> 16));
+      next(2 * q + 1, value(quad >> 8), value(quad >> 24));
+    }
+  }
+};
+
+template <class C>  // of linear/few/loop.h
+struct Dense {
+  static constexpr bool WHOLE = true;
+  template <class F>
+  static INLINE void read(const Values&, const uint8_t* p, F next) {
+    C::read(p, [&](int column, Floats one, Floats other) { next(column / 2, one, other); });
+  }
+};
+
+struct Kept4 {
+  static void read(const uint8_t* p, Bytes* quads) {
+    Bytes read[1][QUADS];
+    Header none{};
+    Sparse(none).read(p, read);
+    for (int q = 0; q < QUADS; ++q) quads[q] = read[0][q];
+  }
+};
+
+// Some chunks of a block as tiles. Returns where the next chunk is.
+typedef const uint8_t* (*ToTiles)(const Problem&, const Values&, const uint8_t* p, int64_t first,
+                                  int64_t last, Bf16* to);
+
+template <class C, bool SCALED>
+const uint8_t* to_tiles(const Problem& problem, const Values& values, const uint8_t* p,
+                        int64_t first, int64_t last, Bf16* to) {
+  const Header& header = *problem.header;
+  const Geometry& g = problem.geometry;
+  const bool fine = header.scale_columns < UNIT;
+  const int pairs_of_a_scale = header.scale_columns / 2;
+  for (int64_t chunk = first; chunk < last; ++chunk) {
+    const int units = chunk + 1 < g.chunks ? g.units : g.last_units;
+    const uint8_t* scales = p;
+    ScaleAndZero by = read_scale(header, scales);
+    p += g.scale_bytes;
+    for (int unit = 0; unit < units; ++unit, p += g.unit_bytes, to += TILE_NUMBERS) {
+      for (int line = 0; line < g.unit_bytes; line += 64)
+        __builtin_prefetch(p + PREFETCHED + line);
+      auto put = [&](int i, Floats low, Floats high) {
+        if (SCALED && fine && i && i % pairs_of_a_scale == 0) by = read_scale(header, scales);
+        if (SCALED) low = low * by.scale + by.zero, high = high * by.scale + by.zero;
+        store(to + i * UNIT, rounded_pairs(low, high));
+      };
+      if constexpr (C::WHOLE)
+        C::read(values, p, put);
+      else
+        C::read(values, p, [&](int i, Bits pairs) {
+          if (SCALED) put(i, low_half(pairs), high_half(pairs));
+          else store(to + i * UNIT, pairs);
+        });
+    }
+  }
+  return p;
+}
+
+template <class C>
+ToTiles scaled(const Header& header) {
+  return header.scales == Scales::row ? to_tiles<C, false> : to_tiles<C, true>;
+}
+
+// Null if what is packed are tiles.
+inline ToTiles tile_maker(const Header& header) {
+  switch (header.coding) {
+    case Coding::fp6: return scaled<Few<Loose6>>(header);
+    case Coding::fp4: return scaled<Few<Codes<4>>>(header);
+    case Coding::table: return scaled<Sixteen>(header);
+    case Coding::fp8: return scaled<Seven<Codes<8>, true>>(header);
+    case Coding::bf16: return nullptr;
+    case Coding::f16: return scaled<Dense<Float16>>(header);
+    case Coding::f32: return scaled<Dense<Float32>>(header);
+    case Coding::sparse: return scaled<Few<Kept4>>(header);
+    case Coding::integer: break;
+  }
+  switch (header.bits) {
+    case 1: return scaled<Few<Codes<1>>>(header);
+    case 2: return scaled<Few<Codes<2>>>(header);
+    case 3: return scaled<Few<Codes<3>>>(header);
+    case 4: return scaled<Few<Codes<4>>>(header);
+    case 5: return scaled<Few<Codes<5>>>(header);
+    case 6: return scaled<Few<Loose6>>(header);
+    case 7: return scaled<Seven<Codes<7>, false>>(header);
+    default: return scaled<Eight>(header);
+  }
+}

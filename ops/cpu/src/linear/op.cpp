@@ -1,0 +1,143 @@
+// quantbench::cpu_linear: x times a packed weight, transposed. For a few rows of x, here, the weight is
+// read once, each of its rows by one thread, in an order that does not depend on how many there are;
+// for more of them linear/many/choose.cpp does it.
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+#include <cstring>
+
+#include "common/isa.h"
+#include "linear/layout.h"
+#include "linear/many/many.h"
+#include "common/products.h"
+#include "common/scratch.h"
+
+namespace {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+constexpr int64_t ALONE = 64 << 10;  // bytes that one thread reads faster than others wake up
+
+struct Version {
+  void (*prepare)(const Problem&);
+  void (*multiply)(const Problem&, int64_t, int64_t);
+};
+
+Version version() {
+#if defined(__x86_64__)
+  if (isa() >= Isa::avx512vnni) return {prepare_avx512vnni, multiply_avx512vnni};
+  if (isa() >= Isa::avx2) return {prepare_avx2, multiply_avx2};
+#endif
+  return {prepare_portable, multiply_portable};
+}
+
+Header header_of(const Tensor& packed) {
+  STD_TORCH_CHECK(packed.is_contiguous() && packed.scalar_type() == ScalarType::Byte &&
+                      packed.numel() >= int64_t(sizeof(Header)),
+                  "this is no weight packed by cpu_pack_linear");
+  Header header;
+  std::memcpy(&header, packed.const_data_ptr(), sizeof header);
+  STD_TORCH_CHECK(header.magic == MAGIC, "this is no weight packed by cpu_pack_linear");
+  const Geometry g = geometry(header);
+  STD_TORCH_CHECK(packed.numel() == int64_t(sizeof header) + g.blocks * g.block_bytes,
+                  "a packed weight has not the size that its header says");
+  return header;
+}
+
+// What a product of M rows is, but for x and y. It points to the header.
+Problem problem_of(const Header& header, const Tensor& packed, Number x, int64_t M) {
+  const bool whole = as_floats(header.coding) || header.rounding != Rounding::none;
+  Problem problem{};
+  problem.header = &header;
+  problem.geometry = geometry(header);
+  problem.blocks = static_cast<const uint8_t*>(packed.const_data_ptr()) + sizeof header;
+  problem.outputs = M;
+  problem.tokens = x == Number::f32 && !whole ? 2 * M : M;
+  problem.type = x;
+  return problem;
+}
+
+void take_scratch(Problem& problem, Scratch& scratch) {
+  const Geometry& g = problem.geometry;
+  const bool floats = as_floats(problem.header->coding);
+  const int64_t tokens = problem.tokens, padded = g.padded_columns();
+  scratch.reserve(4 * (padded + problem.outputs + tokens * (padded + padded / 8 + g.chunks) + 6 * 16));
+  problem.row = scratch.take<float>(padded);
+  problem.token_scales = scratch.take<float>(problem.outputs);
+  problem.floats = scratch.take<float>(floats ? tokens * padded : 0);
+  problem.quads = scratch.take<int32_t>(floats ? 0 : tokens * padded / 2);
+  problem.sums = scratch.take<int32_t>(floats ? 0 : tokens * padded / 8);
+  problem.scales = scratch.take<float>(floats ? 0 : tokens * g.chunks);
+}
+
+struct PackedProduct : Product {
+  Header header;
+  Problem problem;
+  Version run = version();
+
+  PackedProduct(const Header& given, const Tensor& packed, Number x)
+      : Product(given.rows, given.columns), header(given),
+        problem(problem_of(header, packed, x, 1)) {
+    problem.x_step = 1;
+    memory = reinterpret_cast<const char*>(problem.blocks);
+    units = problem.geometry.blocks, unit_bytes = problem.geometry.block_bytes;
+  }
+
+  void share(const void* x, void* y, int64_t member, int64_t members) override {
+    thread_local Scratch scratch;
+    Problem mine = problem;
+    mine.x = x, mine.y = y;
+    take_scratch(mine, scratch);
+    run.prepare(mine);
+    ranges(member, members, [&](int64_t first, int64_t last) {
+      run.multiply(mine, first, last);
+    });
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Product> packed_product(const Tensor& packed, Number x) {
+  return std::unique_ptr<Product>(new PackedProduct(header_of(packed), packed, x));
+}
+
+Tensor linear(const Tensor& x, const Tensor& packed, int64_t rows) {
+  const Header header = header_of(packed);
+  const Geometry g = geometry(header);
+  STD_TORCH_CHECK(header.rows == rows, "the weight has ", header.rows, " rows, not ", rows);
+  STD_TORCH_CHECK(x.dim() == 2 && x.size(1) == header.columns,
+                  "x has to be (M, ", header.columns, ")");
+  const ScalarType type = x.scalar_type();
+  const int64_t M = x.size(0);
+  const Number x_type = number_of(type);
+  Tensor y = torch::stable::new_empty(x, {M, rows});
+  if (!M || !rows) return y;
+
+  Problem problem = problem_of(header, packed, x_type, M);
+  problem.x = x.const_data_ptr();
+  problem.x_row = x.stride(0);
+  problem.x_step = x.stride(1);
+  problem.y = y.mutable_data_ptr();
+  if (linear_of_many(problem)) return y;
+  const bool alone = g.blocks * g.block_bytes <= ALONE;
+  if (M == 1 && x.stride(1) == 1 && !alone) {
+    PackedProduct(header, packed, x_type).by_all_threads(x.const_data_ptr(), y.mutable_data_ptr());
+    return y;
+  }
+  thread_local Scratch scratch;
+  take_scratch(problem, scratch);
+  const Version run = version();
+  run.prepare(problem);
+  torch::stable::parallel_for(0, g.blocks, alone ? g.blocks : 1, [&](int64_t begin, int64_t end) {
+    run.multiply(problem, begin, end);
+  });
+  return y;
+}
+
+STABLE_TORCH_LIBRARY_IMPL(quantbench, CPU, library) {
+  library.impl("cpu_linear", TORCH_BOX(&linear));
+}

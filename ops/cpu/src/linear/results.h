@@ -1,0 +1,37 @@
+// What both kinds of inner loop of many tokens share: where weights lie, and how results are stored.
+// Included in a version's namespace, after linear/activations.h.
+
+// Units of columns that are multiplied at a time. Two threads of a core share its first cache, and
+// there with 16 units a tenth to a third was lost.
+constexpr int STRETCH = 8;
+static_assert(STRETCH * UNIT >= LARGEST_CHUNK);
+
+// Chunks that make a stretch.
+inline int64_t chunks_at_once(const Geometry& g) { return g.units < STRETCH ? STRETCH / g.units : 1; }
+
+inline int units_of(const Geometry& g, int64_t first, int64_t last) {
+  return int(last - first) * g.units - (last == g.chunks ? g.units - g.last_units : 0);
+}
+
+// Scales of a block's rows, if it has such.
+inline Floats row_scales(const Problem& problem, int64_t block) {
+  const Geometry& g = problem.geometry;
+  const uint8_t* p = problem.blocks + block * g.block_bytes;
+  if (problem.header->scales != Scales::row) return all(1.0f);
+  return load<Floats>(p + g.padded_columns() / UNIT * g.unit_bytes);
+}
+
+// A block's results for one token.
+inline void put_rows(const Problem& problem, Floats v, int64_t token, int64_t block) {
+  const int64_t rows = problem.header->rows, row = block * ROWS;
+  const int count = rows - row < ROWS ? int(rows - row) : ROWS;
+  const int size = problem.type == Number::f32 ? 4 : 2;
+  char* to = static_cast<char*>(problem.y) + (token * rows + row) * size;
+  if (problem.header->rounding != Rounding::none) v *= problem.token_scales[token];
+  if (problem.type == Number::f32) {
+    __builtin_memcpy(to, &v, count * 4);
+  } else {
+    HalfWords halves = problem.type == Number::bf16 ? as_bf16(v) : as_f16(v);
+    __builtin_memcpy(to, &halves, count * 2);
+  }
+}

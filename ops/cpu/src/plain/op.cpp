@@ -1,0 +1,146 @@
+// quantbench::cpu_plain: x times a weight as torch has it, transposed. For a few rows of x; with AMX,
+// for bfloat16, for any number of them. The weight is read once, each of its rows by one thread, in
+// an order that does not depend on how many there are.
+
+#include "plain/plain.h"
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+#include <cstring>
+
+#include "common/isa.h"
+#include "common/products.h"
+#include "common/scratch.h"
+
+namespace {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+constexpr int64_t ALONE = 64 << 10;  // bytes that one thread reads faster than others wake up
+constexpr int64_t BLOCK = 32, SIDE = 16;  // rows and tokens: AMX
+
+struct Version {
+  void (*prepare)(const Plain&, int64_t, int64_t);
+  void (*multiply)(const Plain&, int64_t, int64_t);
+};
+
+Version version() {
+#if defined(__x86_64__)
+  if (isa() >= Isa::avx512vnni) return {plain_prepare_avx512vnni, plain_multiply_avx512vnni};
+  if (isa() >= Isa::avx2) return {plain_prepare_avx2, plain_multiply_avx2};
+#endif
+  return {plain_prepare_portable, plain_multiply_portable};
+}
+
+// From two rows of x on tiles are faster.
+bool in_tiles(const Plain& problem) {
+#if defined(__x86_64__)
+  return isa() == Isa::amx && problem.type == Number::bf16 && problem.tokens > 1 &&
+         problem.columns % 32 == 0;
+#else
+  return false;
+#endif
+}
+
+template <typename F>
+void in_parallel(int64_t count, int64_t grain, const F& run) {
+  torch::stable::parallel_for(0, count, grain, run);
+}
+
+#if defined(__x86_64__)
+void multiply_in_tiles(Plain& problem, Scratch& scratch) {
+  const int64_t tiles = (problem.tokens + SIDE - 1) / SIDE, row_bytes = problem.columns * 2;
+  const int64_t rest = problem.rows % BLOCK;
+  scratch.reserve((tiles * SIDE + BLOCK) * row_bytes);
+  problem.tiles = scratch.take<char>(tiles * SIDE * row_bytes);
+  if (rest) {
+    char* copy = scratch.take<char>(BLOCK * row_bytes);
+    std::memcpy(copy, problem.weight + (problem.rows - rest) * row_bytes, rest * row_bytes);
+    std::memset(copy + rest * row_bytes, 0, (BLOCK - rest) * row_bytes);
+    problem.rest = copy;
+  }
+  in_parallel(tiles, 4, [&](int64_t first, int64_t last) {
+    plain_prepare_amx(problem, first, last);
+  });
+  in_parallel((problem.rows + BLOCK - 1) / BLOCK, 1, [&](int64_t first, int64_t last) {
+    plain_multiply_amx(problem, first, last);
+  });
+}
+#endif
+
+struct PlainProduct : Product {
+  Plain problem{};
+  Version run = version();
+
+  PlainProduct(const Tensor& weight, Number type) : Product(weight.size(0), weight.size(1)) {
+    problem.type = type;
+    problem.tokens = 1, problem.rows = rows, problem.columns = columns;
+    problem.padded = (columns + 31) / 32 * 32;
+    problem.x_step = 1;
+    problem.weight = static_cast<const char*>(weight.const_data_ptr());
+    memory = problem.weight, units = rows, unit_bytes = columns * weight.element_size();
+  }
+
+  void share(const void* x, void* y, int64_t member, int64_t members) override {
+    thread_local Scratch scratch;
+    Plain mine = problem;
+    mine.x = static_cast<const char*>(x), mine.y = y;
+    scratch.reserve(mine.padded * sizeof(float));
+    mine.floats = scratch.take<float>(mine.padded);
+    run.prepare(mine, 0, 1);
+    ranges(member, members, [&](int64_t first, int64_t last) {
+      run.multiply(mine, first, last);
+    });
+  }
+};
+
+}  // namespace
+
+Tensor plain(const Tensor& x, const Tensor& weight) {
+  STD_TORCH_CHECK(weight.dim() == 2 && weight.is_contiguous(), "the weight has to be contiguous");
+  const int64_t columns = weight.size(1), rows = weight.size(0);
+  STD_TORCH_CHECK(x.dim() == 2 && x.size(1) == columns, "x has to be (M, ", columns, ")");
+  STD_TORCH_CHECK(x.scalar_type() == weight.scalar_type(), "x and the weight differ in dtype");
+  Plain problem{};
+  problem.type = number_of(x.scalar_type());
+  problem.tokens = x.size(0), problem.rows = rows, problem.columns = columns;
+  problem.padded = (columns + 31) / 32 * 32;
+  problem.x = static_cast<const char*>(x.const_data_ptr());
+  problem.x_row = x.stride(0), problem.x_step = x.stride(1);
+  problem.weight = static_cast<const char*>(weight.const_data_ptr());
+  Tensor y = torch::stable::new_empty(x, {problem.tokens, rows});
+  problem.y = y.mutable_data_ptr();
+  if (!problem.tokens || !rows) return y;
+  thread_local Scratch scratch;
+#if defined(__x86_64__)
+  if (in_tiles(problem)) {
+    multiply_in_tiles(problem, scratch);
+    return y;
+  }
+#endif
+  const bool alone = weight.numel() * weight.element_size() <= ALONE;
+  if (problem.tokens == 1 && problem.x_step == 1 && !alone) {
+    PlainProduct(weight, problem.type).by_all_threads(problem.x, problem.y);
+    return y;
+  }
+  scratch.reserve(problem.tokens * problem.padded * sizeof(float));
+  problem.floats = scratch.take<float>(problem.tokens * problem.padded);
+  const Version run = version();
+  run.prepare(problem, 0, problem.tokens);
+  in_parallel(rows, alone ? rows : 1, [&](int64_t first, int64_t last) {
+    run.multiply(problem, first, last);
+  });
+  return y;
+}
+
+std::unique_ptr<Product> plain_product(const Tensor& weight, Number x) {
+  STD_TORCH_CHECK(weight.dim() == 2 && weight.is_contiguous(), "the weight has to be contiguous");
+  STD_TORCH_CHECK(number_of(weight.scalar_type()) == x, "x and the weight differ in dtype");
+  return std::unique_ptr<Product>(new PlainProduct(weight, x));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(quantbench, CPU, library) { library.impl("cpu_plain", TORCH_BOX(&plain)); }

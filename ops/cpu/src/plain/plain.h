@@ -1,0 +1,29 @@
+// Linear layers of a few tokens whose weights are as torch has them, (rows, columns), one row behind
+// the other: what the op (plain/op.cpp) hands to a version of its inner loop (plain/loop.h).
+#pragma once
+
+#include <cstdint>
+
+#include "common/number.h"
+
+struct Plain {
+  Number type;  // of x, weight and y
+  int64_t tokens, rows, columns, padded;  // padded: columns, up to a whole vector's worth
+  const char* x;  // (tokens, columns), its strides in elements
+  int64_t x_row, x_step;
+  const char* weight;
+  void* y;        // (tokens, rows)
+  float* floats;  // (tokens, padded): x as the inner loop takes it
+  char* tiles;    // (tokens / 16, columns / 32, 1 KB): x as AMX takes it
+  const char* rest;  // (32, columns): the last rows that AMX takes, with zeros behind them
+};
+
+// `prepare` makes floats or tiles of some tokens of x; `multiply` does some rows of the weight. AMX
+// takes tokens and rows in units of its tiles: 16 and 32.
+#define PLAIN_VERSION(name)                                        \
+  void plain_prepare_##name(const Plain&, int64_t first, int64_t last); \
+  void plain_multiply_##name(const Plain&, int64_t first, int64_t last)
+PLAIN_VERSION(portable);
+PLAIN_VERSION(avx2);
+PLAIN_VERSION(avx512vnni);
+PLAIN_VERSION(amx);

@@ -1,0 +1,25 @@
+// What a layer does to rows of activations between its products: what the ops (step/op.cpp) hand to a
+// version of the loops over a row (step/rows_loop.h).
+#pragma once
+
+#include <cstdint>
+
+#include "common/number.h"
+
+// Pointers to rows of n numbers of one type; weights and biases have the same. Results may lie where
+// an operand does.
+struct Rows {
+  Number type;
+  // to = x / √(mean(x²) + epsilon) · weight
+  void (*norm)(const char* x, const char* weight, float epsilon, int64_t n, char* to);
+  // to = a + b
+  void (*add)(const char* a, const char* b, int64_t n, char* to);
+  // x's pairs (i, i + half) turned by angles whose cosines and sines are float32, in place
+  void (*rotate)(char* x, const float* cos, const float* sin, int64_t half);
+  // to = silu(gate) · up
+  void (*gate)(const char* gate, const char* up, int64_t n, char* to);
+};
+
+Rows rows_portable(Number);
+Rows rows_avx2(Number);
+Rows rows_avx512vnni(Number);

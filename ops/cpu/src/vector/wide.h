@@ -1,0 +1,73 @@
+// Vectors of 64 bytes in what every compiler has. Included in a version's namespace, after vector/wide_halves.h
+// where registers have 32; wide_*.h has what needs instructions of its own.
+
+typedef uint16_t HalfWords __attribute__((vector_size(32)));
+
+#ifdef HALVES
+template <class T>
+using Wide = Halves<T>;
+#else
+template <class T>
+struct WideOf {
+  typedef T Type __attribute__((vector_size(64)));
+};
+template <class T>
+using Wide = typename WideOf<T>::Type;
+
+template <class V>
+inline V load(const void* p) {
+  V v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return v;
+}
+
+template <class V>
+inline void store(void* p, V v) {
+  __builtin_memcpy(p, &v, sizeof v);
+}
+
+template <class Mask, class V>
+inline V select(Mask mask, V a, V b) { return mask ? a : b; }
+
+template <class V, class From>
+inline V converted(From v) { return __builtin_convertvector(v, V); }
+#endif
+
+using Bytes = Wide<uint8_t>;
+using SignedBytes = Wide<int8_t>;
+using Words = Wide<uint16_t>;
+using SignedWords = Wide<int16_t>;
+using Bits = Wide<uint32_t>;
+using Ints = Wide<int32_t>;
+using Floats = Wide<float>;
+
+inline Floats all(float x) { return Floats{} + x; }
+inline Ints all(int32_t x) { return Ints{} + x; }
+inline Bytes all_bytes(uint8_t x) { return Bytes{} + x; }
+inline float total(Floats v) {
+  float lanes[16];
+  store(lanes, v);
+  for (int width = 8; width; width /= 2)
+    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+  return lanes[0];
+}
+inline Floats floats(Ints v) { return converted<Floats>(v); }
+
+// Bytes shifted by less than 8 bits, with bits of their neighbours where zeros belong.
+template <int BITS>
+inline Bytes shifted(Bytes v) {
+  if constexpr (BITS > 0) return (Bytes)((Words)v << BITS);
+  else if constexpr (BITS < 0) return (Bytes)((Words)v >> -BITS);
+  else return v;
+}
+
+// The low and the high halves of pairs of bfloat16, as floats.
+inline Floats low_half(Bits pairs) { return (Floats)(pairs << 16); }
+inline Floats high_half(Bits pairs) { return (Floats)(pairs & 0xffff0000u); }
+
+// Rounded to the nearest, ties to even; NaN stays NaN.
+inline HalfWords as_bf16(Floats v) {
+  Bits bits = (Bits)v, nan = (Bits)(v != v);
+  Bits rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+  return converted<HalfWords>((~nan & rounded) | (nan & 0x7fc0u));
+}

@@ -1,0 +1,145 @@
+"""From words of packed codes to float32 numbers, in registers: ops/formats.py for Triton.
+
+A unit is a run of columns of which every plane holds its part in one word: eight columns of 6-bit
+codes are a word of 32 bits in the plane of width 4 and one of 16 bits in the plane of width 2. The
+first column lies in a word's lowest bits, so column i of a unit is a shift by i · width.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def zeros(SHAPE: tl.constexpr, COUNT: tl.constexpr):
+    """So many float32 tensors of zeros."""
+    tensors = ()
+    for _ in tl.static_range(COUNT):
+        tensors = tensors + (tl.full(SHAPE, 0.0, tl.float32),)
+    return tensors
+
+
+@triton.jit
+def load_words(plane0, plane1, plane2, offsets, inside):
+    """The word of every unit at `offsets`, as int32, plane by plane; a plane may be None."""
+    words = (tl.load(plane0 + offsets, inside, other=0).to(tl.int32),)
+    if plane1 is not None:
+        words = words + (tl.load(plane1 + offsets, inside, other=0).to(tl.int32),)
+    if plane2 is not None:
+        words = words + (tl.load(plane2 + offsets, inside, other=0).to(tl.int32),)
+    return words
+
+
+@triton.jit
+def values(words, table, i: tl.constexpr, FORMAT: tl.constexpr, WIDTHS: tl.constexpr):
+    """The float32 numbers, before any scale, that column i of every unit stands for; of integers
+    their `_fraction`, which `centred` and `load_scales` make up for."""
+    BITS: tl.constexpr = WIDTHS[0] + WIDTHS[1] + WIDTHS[2]
+    if FORMAT == "2:4":
+        number = _fraction(_expanded(words, i), 4)
+    elif FORMAT == "int":
+        code = _joined(words, i, WIDTHS)
+        if BITS == 8:  # stored signed; its sign bit flipped it counts from -128
+            code ^= 128
+        number = _fraction(code, BITS)
+    elif FORMAT == "fp8":
+        number = e4m3(words[0] >> (i * 8))
+    elif FORMAT == "fp6":
+        number = _float(_joined(words, i, WIDTHS), 6, 2, 3)
+    elif FORMAT == "fp4":
+        number = _float(_joined(words, i, WIDTHS), 4, 1, 1)
+    else:
+        code = _joined(words, i, WIDTHS)
+        number = tl.reshape(tl.gather(table, tl.reshape(code, [code.numel]), 0), code.shape)
+    return number
+
+
+@triton.jit
+def centred(number, INTEGER_BITS: tl.constexpr):
+    """From integers' fractions the integers: exact also in bfloat16, which fractions are not."""
+    if INTEGER_BITS > 0:
+        number = number * (1 << INTEGER_BITS) - 1.5 * (1 << INTEGER_BITS)
+    return number
+
+
+@triton.jit
+def load_scales(scale, zero, places, inside, KIND: tl.constexpr, INTEGER_BITS: tl.constexpr):
+    """(factor, offset) in float32: what to multiply `values` by, and what to add then."""
+    factor = load_floats(scale + places, inside, KIND)
+    if INTEGER_BITS > 0:
+        factor *= 1 << INTEGER_BITS
+    offset = -1.5 * factor if INTEGER_BITS > 0 else tl.full(factor.shape, 0.0, tl.float32)
+    if zero is not None:
+        offset += load_floats(zero + places, inside, KIND)
+    return factor, offset
+
+
+@triton.jit
+def load_floats(pointers, inside, KIND: tl.constexpr):
+    """Any floats as float32. Those of 8 bits come as bytes, of which any device can make them."""
+    raw = tl.load(pointers, inside, other=0)
+    if KIND == "e4m3":
+        return e4m3(raw.to(tl.int32))
+    elif KIND == "e8m0":  # 2 to the (byte - 127), which for 0 is a subnormal; 255 is NaN
+        byte = raw.to(tl.int32)
+        bits = tl.where(byte == 0, 1 << 22, byte << 23)
+        return tl.where(byte == 255, 0x7FC00000, bits).to(tl.float32, bitcast=True)
+    else:
+        return raw.to(tl.float32)
+
+
+@triton.jit
+def e4m3(code):
+    """An 8-bit float with 4 bits of exponent; no infinity, all ones are NaN."""
+    return tl.where((code & 127) == 127, float("nan"), _float(code, 8, 3, 7))
+
+
+@triton.jit
+def lookup_table(VALUES: tl.constexpr):
+    """16 numbers as a tensor: one in registers needs no memory that outlives the kernel."""
+    place = tl.arange(0, 16)
+    table = tl.full([16], 0.0, tl.float32)
+    for k in tl.static_range(16):
+        table = tl.where(place == k, VALUES[k], table)
+    return table
+
+
+@triton.jit
+def _joined(words, i: tl.constexpr, WIDTHS: tl.constexpr):
+    """Column i's code, from all planes."""
+    code = _field(words[0], i, WIDTHS[0])
+    if WIDTHS[1] > 0:
+        code |= _field(words[1], i, WIDTHS[1]) << WIDTHS[0]
+    if WIDTHS[2] > 0:
+        code |= _field(words[2], i, WIDTHS[2]) << (WIDTHS[0] + WIDTHS[1])
+    return code
+
+
+@triton.jit
+def _field(word, i: tl.constexpr, WIDTH: tl.constexpr):
+    return (word >> (i * WIDTH)) & ((1 << WIDTH) - 1)
+
+
+@triton.jit
+def _fraction(code, BITS: tl.constexpr):
+    """1 + code / 2**BITS: the bits of 1.0 with code in the highest places after the point. That is
+    an or, where a conversion takes a device four times as long."""
+    return ((code << (23 - BITS)) | 0x3F800000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _float(code, BITS: tl.constexpr, MANTISSA: tl.constexpr, BIAS: tl.constexpr):
+    """A small float, its fields moved to where float32 has them: then only the bias is wrong, by a
+    power of two. Subnormals land on float32's subnormals, so they come out right too."""
+    sign = (code >> (BITS - 1)) << 31
+    magnitude = (code & ((1 << (BITS - 1)) - 1)) << (23 - MANTISSA)
+    return (sign | magnitude).to(tl.float32, bitcast=True) * (2.0 ** (127 - BIAS))
+
+
+@triton.jit
+def _expanded(words, i: tl.constexpr):
+    """Column i's code in the dense matrix: of the two kept for its four columns the one whose place
+    it is, or else the 8 that stands for zero."""
+    FIRST: tl.constexpr = i // 4 * 2
+    code = tl.where(_field(words[1], FIRST, 2) == i % 4, _field(words[0], FIRST, 4), 8)
+    second = _field(words[1], FIRST + 1, 2) == i % 4
+    return tl.where(second, _field(words[0], FIRST + 1, 4), code)

@@ -1,0 +1,35 @@
+"""fp6: weights in 6-bit floating point (E3M2), one scale per row.
+
+The format of FP6-LLM (Xia et al. 2024, https://arxiv.org/abs/2401.14112), which torchao once had;
+here its bits lie in two planes, and it takes bfloat16, float16 and float32 activations alike.
+"""
+
+import torch
+from torch import Tensor
+from torchao.prototype.custom_fp_utils import _f32_to_floatx_unpacked
+
+from ops.packing import pack
+from quantize.packed import PackedWeight
+from quantize.scheme import Scheme, in_row_blocks, multiple_refuses, our_kernels
+from quantize.spec import Spec
+
+E3M2_MAX = 28.0
+
+
+def quantize(w: Tensor, spec: Spec) -> PackedWeight:
+    """The nearest E3M2 number, ties to even, to w / scale; scale = max|w| / 28 of the row."""
+    return in_row_blocks(_quantize, w)
+
+
+def _quantize(w: Tensor) -> PackedWeight:
+    w32 = w.float()
+    scale = w32.abs().amax(1, keepdim=True) / E3M2_MAX
+    inverse = torch.where(scale > 0, 1 / scale, 0.0)
+    scaled = (w32 * inverse.clamp(max=torch.finfo(torch.float32).max)).clamp(-E3M2_MAX, E3M2_MAX)
+    codes = _f32_to_floatx_unpacked(scaled, ebits=3, mbits=2)
+    return PackedWeight.make(
+        pack(codes, 6), scale, format="fp6", bits=6, columns=w.shape[1], dtype=w.dtype
+    )
+
+
+SCHEME = Scheme(quantize, our_kernels(), multiple_refuses(4))

@@ -1,0 +1,147 @@
+"""int4wo-G and int8dq-int4wo-G: torchao's 4-bit numbers, with torchao's kernels or ours.
+
+torchao has two layouts that need no extra package: tinygemm's for the CPU and for CUDA. Both are
+made from the PackedWeight here, so the numbers are the same whichever kernel runs.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchao.prototype.quantization.int4.int4_opaque_tensor import Int4OpaqueTensor
+from torchao.quantization import Int4TilePackedTo4dTensor, IntxUnpackedToInt8Tensor
+from torchao.quantization.quant_primitives import (
+    MappingType,
+    choose_qparams_affine,
+    quantize_affine,
+)
+
+from ops.packing import pack, unpack
+from quantize.packed import PackedWeight
+from quantize.scheme import (
+    Kernel,
+    Scheme,
+    groups_refuse,
+    in_range,
+    in_row_blocks,
+    our_kernels,
+)
+from quantize.schemes.uintx import grouped
+from quantize.spec import Int4WeightOnly, Int8DynamicActivationInt4Weight
+
+ROWS_OF_A_BLOCK = 64 * 32  # tinygemm's CPU layout interleaves 64 rows at a time
+
+
+def quantize(w: Tensor, spec: Int4WeightOnly) -> PackedWeight:
+    return in_row_blocks(lambda rows: grouped(rows, 4, spec.group_size, spec.hqq), w)
+
+
+def quantize_dynamic(w: Tensor, spec: Int8DynamicActivationInt4Weight) -> PackedWeight:
+    packed = in_row_blocks(lambda rows: symmetric(rows, spec.group_size), w)
+    return packed.replaced(activation="int8-asymmetric")
+
+
+def symmetric(w: Tensor, group_size: int) -> PackedWeight:
+    """w ≈ q · scale with q from -8 to 7, and scale = max|w| / 7.5 in each group, 16 bits."""
+    dtype = torch.float16 if w.dtype == torch.float16 else torch.bfloat16
+    block, limits = (1, group_size), {"quant_min": -8, "quant_max": 7}
+    wide = in_range(w)
+    scale, zero = choose_qparams_affine(
+        wide, MappingType.SYMMETRIC, block, torch.int8, **limits, eps=1e-6, scale_dtype=dtype
+    )
+    codes = quantize_affine(wide, block, scale.to(wide.dtype), zero, torch.int8, **limits) + 8
+    return PackedWeight.make(
+        pack(codes.to(torch.uint8), 4),
+        scale.reshape(w.shape[0], -1),
+        format="int",
+        bits=4,
+        columns=w.shape[1],
+        dtype=w.dtype,
+        group_size=group_size,
+    )
+
+
+def as_torchao(layer: nn.Linear, spec: Int4WeightOnly) -> nn.Module:
+    weight = layer.weight.data
+    pack_for = _for_cuda if weight.device.type == "cuda" else _for_cpu
+    layer.weight = nn.Parameter(pack_for(weight), requires_grad=False)
+    return layer
+
+
+def _for_cpu(weight: PackedWeight) -> Tensor:
+    planes = weight.plane0.split(ROWS_OF_A_BLOCK)
+    # The conversion takes int32 codes, eight times the size: some rows at a time.
+    packed = [
+        torch.ops.aten._convert_weight_to_int4pack_for_cpu(unpack([plane], 4).int(), 1)
+        for plane in planes
+    ]
+    scale_and_zero = _together(weight.scale, weight.zero, weight.dtype)
+    block = [1, weight.group_size]
+    return Int4OpaqueTensor(torch.cat(packed), scale_and_zero, block, weight.shape)
+
+
+def _together(scale: Tensor, zero: Tensor, dtype: torch.dtype) -> Tensor:
+    """(K // group_size, N, 2), as tinygemm's kernels read them."""
+    return torch.stack((scale, zero), -1).transpose(0, 1).to(dtype).contiguous()
+
+
+def _for_cuda(weight: PackedWeight) -> Tensor:
+    rows, columns = weight.shape
+    to_rows, to_columns = -rows % 8, -columns % 1024  # what the layout wants multiples of
+    # Its bytes hold the first of two codes in their high bits, ours in the low ones; 0x88 is zero.
+    swapped = (weight.plane0 << 4) | (weight.plane0 >> 4)
+    padded = F.pad(swapped, (0, to_columns // 2, 0, to_rows), value=0x88)
+    groups = (0, to_columns // weight.group_size, 0, to_rows)
+    scale_and_zero = _together(
+        F.pad(weight.scale, groups), F.pad(weight.zero, groups), torch.bfloat16
+    )
+    packed = torch.ops.aten._convert_weight_to_int4pack(padded, 8)
+    block = [1, weight.group_size]
+    return Int4TilePackedTo4dTensor(packed, scale_and_zero, block, weight.shape)
+
+
+def _unavailable(spec: Int4WeightOnly, device: torch.device, dtype: torch.dtype) -> str | None:
+    if device.type == "cpu":
+        return None
+    if device.type != "cuda":
+        return "torchao's int4 kernels need the CPU or CUDA"
+    if dtype != torch.bfloat16:
+        return f"torchao's CUDA kernel takes --precision bfloat16, not {str(dtype)[6:]}"
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return "torchao's CUDA kernel needs compute capability 8.0 or more"
+    return None
+
+
+def _refuses(
+    spec: Int4WeightOnly, device: torch.device, in_features: int, out_features: int
+) -> str | None:
+    if device.type == "cpu" and out_features % 16:
+        return f"has out_features {out_features}; torchao's CPU kernel takes multiples of 16"
+    return None
+
+
+def as_torchao_dynamic(layer: nn.Linear, spec: Int8DynamicActivationInt4Weight) -> nn.Module:
+    """torchao keeps these weights a byte each and multiplies what they dequantize to."""
+    ours = layer.weight.data
+    theirs = IntxUnpackedToInt8Tensor(
+        unpack([ours.plane0], 4).to(torch.int8) - 8,
+        ours.scale.to(ours.dtype),
+        torch.zeros_like(ours.scale, dtype=torch.int8),
+        torch.int4,
+        (1, ours.group_size),
+        ours.dtype,
+        "int8_asym_per_token",
+    )
+    layer.weight = nn.Parameter(theirs, requires_grad=False)
+    return layer
+
+
+WEIGHT_ONLY = Scheme(
+    quantize,
+    our_kernels(torchao=Kernel(as_torchao, _unavailable, _refuses)),
+    groups_refuse,
+)
+# torchao's own kernel for int8 activations dequantizes the weights at each step, as reference does,
+# from twice the bytes: it is there to compare with, and last.
+DYNAMIC = Scheme(
+    quantize_dynamic, {**our_kernels(), "torchao": Kernel(as_torchao_dynamic)}, groups_refuse
+)

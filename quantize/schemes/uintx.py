@@ -1,0 +1,122 @@
+"""uintx-N-G: N-bit weights in groups of G columns, each with a scale and a zero point.
+
+    w ≈ (code - 2**(N - 1)) · scale + zero
+
+which is torchao's "tinygemm" convention; its zero point is a number, not a code, so that a group
+far from zero loses nothing. -hqq chooses scale and zero by half-quadratic optimization (Badri and
+Shaji 2023, https://mobiusml.github.io/hqq_blog), which gives up outliers for a better fit, or from
+a narrower range where that errs less, and refits them to the codes by least squares.
+"""
+
+import torch
+from torch import Tensor
+from torchao.quantization.quant_primitives import (
+    MappingType,
+    _choose_qparams_affine_tinygemm,
+    _choose_qparams_and_quantize_affine_hqq,
+)
+
+from ops.packing import pack
+from quantize.packed import PackedWeight
+from quantize.scheme import Scheme, groups_refuse, in_range, in_row_blocks, our_kernels
+from quantize.spec import UintX
+
+NARROWER = (0.95, 0.9, 0.85, 0.8, 0.7)  # of the range that a group spans, beside HQQ's choice
+REFITS = 3  # of scale and zero to the codes by least squares, after HQQ
+# Of a group of equal weights, which has no range. About torchao's 1e-6, but this and its multiples
+# are exact in 16 bits, so that zeros stay zeros.
+SMALLEST_SCALE = 2.0**-20
+
+
+def quantize(w: Tensor, spec: UintX) -> PackedWeight:
+    return in_row_blocks(lambda rows: grouped(rows, spec.bits, spec.group_size, spec.hqq), w)
+
+
+def grouped(w: Tensor, bits: int, group_size: int, hqq: bool) -> PackedWeight:
+    """Weights (N, K) in groups along K; scale and zero are (N, K // group_size), 16 bits each."""
+    dtype = torch.float16 if w.dtype == torch.float16 else torch.bfloat16
+    most = torch.finfo(dtype).max
+    scale, zero = (x.clamp(max=most).to(dtype) for x in _from_range(w, bits, group_size))
+    if hqq and not w.is_meta:
+        centre = zero - scale * 0.5  # of the range, for an even number of codes
+        narrower = [(scale * part, (centre + scale * part * 0.5)) for part in NARROWER]
+        for found in (_from_hqq(w, bits, group_size), *narrower):
+            scale, zero = _better(w, bits, (scale, zero), tuple(x.to(dtype) for x in found))
+        for _ in range(REFITS):
+            scale, zero = _better(w, bits, (scale, zero), _refitted(w, bits, scale, zero))
+    codes = _codes(w, bits, group_size, scale, zero).to(torch.uint8)
+    return PackedWeight.make(
+        pack(codes, bits),
+        scale,
+        format="int",
+        bits=bits,
+        columns=w.shape[1],
+        dtype=w.dtype,
+        group_size=group_size,
+        zero=zero,
+    )
+
+
+def _from_range(w: Tensor, bits: int, group_size: int) -> tuple[Tensor, Tensor]:
+    """Scale and zero, (N, K // group_size) float32, that span each group from least to most."""
+    scale, zero = _choose_qparams_affine_tinygemm(
+        in_range(w),
+        MappingType.ASYMMETRIC,
+        (1, group_size),
+        torch.uint8,
+        quant_min=0,
+        quant_max=2**bits - 1,
+        eps=SMALLEST_SCALE,
+        scale_dtype=torch.float32,
+        zero_point_dtype=torch.float32,
+    )
+    return scale.reshape(w.shape[0], -1), zero.reshape(w.shape[0], -1)  # a lone group is squeezed
+
+
+def _from_hqq(w: Tensor, bits: int, group_size: int) -> tuple[Tensor, Tensor]:
+    _, scale, zero, _ = _choose_qparams_and_quantize_affine_hqq(
+        w, bits, group_size, compute_dtype=torch.float32, device=w.device
+    )
+    shape = w.shape[0], -1
+    return scale.reshape(shape), zero.reshape(shape)
+
+
+def _refitted(w: Tensor, bits: int, scale: Tensor, zero: Tensor) -> tuple[Tensor, Tensor]:
+    """The scale and zero of least squares for the codes that scale and zero lead to."""
+    group_size = w.shape[1] // scale.shape[1]
+    codes = _codes(w, bits, group_size, scale, zero).unflatten(-1, (-1, group_size))
+    codes, groups = codes - (1 << (bits - 1)), w.float().unflatten(-1, (-1, group_size))
+    centred = codes - codes.mean(-1, keepdim=True)
+    spread = centred.square().sum(-1)
+    slope = (centred * groups).sum(-1) / spread.clamp(min=1e-6)
+    slope = torch.where(spread > 0, slope, scale.float())
+    return slope.to(scale.dtype), (groups.mean(-1) - slope * codes.mean(-1)).to(zero.dtype)
+
+
+def _better(
+    w: Tensor, bits: int, one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Of two pairs (scale, zero) for each group the one with the smaller squared error.
+
+    HQQ minimizes errors to the power 0.7, which here and there is worse in their squares.
+    """
+    better = (_error(w, bits, *other) < _error(w, bits, *one)) & (other[0] > 0)
+    return torch.where(better, other[0], one[0]), torch.where(better, other[1], one[1])
+
+
+def _error(w: Tensor, bits: int, scale: Tensor, zero: Tensor) -> Tensor:
+    """The squared error of every group, (N, K // group_size)."""
+    group_size = w.shape[1] // scale.shape[1]
+    codes = _codes(w, bits, group_size, scale, zero).unflatten(-1, (-1, group_size))
+    numbers = (codes - (1 << (bits - 1))) * scale.float()[..., None] + zero.float()[..., None]
+    return (numbers - w.float().unflatten(-1, (-1, group_size))).square().sum(-1)
+
+
+def _codes(w: Tensor, bits: int, group_size: int, scale: Tensor, zero: Tensor) -> Tensor:
+    """The nearest codes (N, K), for the scale and zero that will be stored."""
+    groups = w.float().unflatten(-1, (-1, group_size))
+    steps = (groups - zero.float()[..., None]) / scale.float()[..., None]
+    return (steps.round() + (1 << (bits - 1))).clamp(0, 2**bits - 1).flatten(-2)
+
+
+SCHEME = Scheme(quantize, our_kernels(), groups_refuse)

@@ -1,0 +1,40 @@
+"""How fast this device reads memory: what a decoding step of one row is measured against."""
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+import devices
+from errors import KernelError
+from ops.cpu import bandwidth as cpu
+
+BYTES = 1 << 30  # more than any processor's cache: of 256 MB, some were read from one of 480 MB
+REPEATS = 3
+
+
+class Bandwidth:
+    """Reads a block of memory that no cache holds, with all of torch's threads on the CPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.block = torch.ones(BYTES // 4, dtype=torch.int32, device=device)
+        self.read: Callable[[torch.Tensor], object] = torch.amax
+        if device.type == "cpu":
+            try:
+                cpu.read(self.block)
+                self.read = cpu.read
+            except KernelError:
+                pass  # without a C++ compiler torch's own loop has to do
+
+    def measure(self) -> float:
+        """Bytes per second, the median of three readings."""
+        return statistics.median(self._once() for _ in range(REPEATS))
+
+    def _once(self) -> float:
+        devices.synchronize(self.device)
+        started = time.perf_counter()
+        self.read(self.block)
+        devices.synchronize(self.device)
+        return BYTES / (time.perf_counter() - started)

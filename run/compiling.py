@@ -1,0 +1,65 @@
+"""torch.compile on the CPU: what it need not find out, and a start on it while weights are read.
+
+    ready = compiling.begin(device)     # in a thread: imports, and hashes of the compiler's sources
+    …                                   # load the model
+    ready()
+    torch.compile(step, options=compiling.options(device))
+
+Of a cold compilation's seconds only a part is spent on the step itself (docs/LOG.md).
+"""
+
+import os
+import platform
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ops.cpu import build
+
+# CUDA graphs take the launch cost off each step. On the CPU inductor's freezing and max-autotune
+# were 17 % faster for twice the memory and eight times the compilation (docs/LOG.md), so they are
+# left out.
+_CUDA = {"triton.cudagraphs": True, "coordinate_descent_tuning": True}
+
+
+def options(device: torch.device) -> dict[str, Any]:
+    """What torch.compile is given for a decoding step on `device`."""
+    if device.type == "cuda":
+        return dict(_CUDA)
+    if device.type != "cpu":
+        return {}
+    # A precompiled header takes 9 s and saves each kernel less than one: a step has a handful.
+    found: dict[str, Any] = {"cpp_cache_precompile_headers": False}
+    # For each instruction set that the CPU has, inductor compiles a file to see whether the
+    # compiler knows it: 8 s on two cores. The compiler that built our kernels knows them all.
+    if platform.machine() == "x86_64" and build.refusal() is None:
+        found["cpp.vec_isa_ok"] = True
+    return found
+
+
+def begin(device: torch.device) -> Callable[[], None]:
+    """Get the compiler ready beside other work: its modules, and the hashes of its sources. The
+    function returned waits for the end.
+
+    A function that needs no kernel is compiled for that, since every step of it is public. What
+    goes wrong there goes wrong again in the compilation that counts, and is told then.
+    """
+    if device.type != "cpu":
+        return lambda: None
+    # The processes that compile Triton kernels are started wherever Triton is installed; on the
+    # CPU they only take the cores from the C++ compiler.
+    os.environ.setdefault("TORCH_WARM_POOL", "0")
+    thread = threading.Thread(target=_compile_something, args=(device,), daemon=True)
+    thread.start()
+    return thread.join
+
+
+def _compile_something(device: torch.device) -> None:
+    try:
+        compiled = torch.compile(lambda x: x[None], fullgraph=True, options=options(device))
+        with torch.no_grad():
+            compiled(torch.zeros(64, device=device))
+    except Exception:
+        return

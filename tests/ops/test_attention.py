@@ -1,0 +1,176 @@
+"""Which kernel decodes where, and plain torch's decode attention against float64."""
+
+import importlib.util
+import math
+
+import pytest
+import torch
+
+from errors import KernelError
+from kv_cache import CACHES
+from ops.attention import Choice, choose, decode_attention
+from ops.cpu import build
+from ops.cpu.attention import unavailable
+from run.session import Sampling, Session
+from tests.memory import allocated
+from tests.models.small import small_model
+from tests.ops.decoding import expected, stored
+from tests.ops.exact import UNIT
+
+FORMATS = pytest.mark.parametrize("format", CACHES)
+BFLOAT16, FLOAT16, FLOAT32 = torch.bfloat16, torch.float16, torch.float32
+NEEDS_COMPILER = pytest.mark.skipif(bool(unavailable()), reason=str(unavailable()))
+
+# ---------------------------------------------------------------------------------- which kernel
+
+
+@pytest.mark.parametrize(
+    ("device", "head_dim", "group", "dtype", "name", "reason"),
+    [
+        ("cuda", 64, 4, BFLOAT16, "triton", None),
+        ("cuda:1", 128, 1, FLOAT16, "triton", None),
+        ("cuda", 80, 8, FLOAT32, "triton", None),
+        ("cuda", 256, 128, BFLOAT16, "triton", None),
+        ("cuda", 8, 1, BFLOAT16, "triton", None),
+        ("cuda", 264, 1, BFLOAT16, "torch", "head_dim 264 is no multiple of 8 up to 256"),
+        ("cuda", 60, 1, BFLOAT16, "torch", "head_dim 60 is no multiple of 8 up to 256"),
+        ("cuda", 64, 129, BFLOAT16, "torch", "129 query heads for a key head"),
+        ("cuda", 64, 4, torch.float64, "torch", "torch.float64"),
+        ("cpu", 20, 1, FLOAT32, "torch", "head_dim 20 is no multiple of 8 up to 256"),
+        ("cpu", 64, 4, torch.float64, "torch", "torch.float64"),
+        pytest.param("cpu", 64, 4, BFLOAT16, "cpu", None, marks=NEEDS_COMPILER),
+        pytest.param("cpu", 256, 128, FLOAT32, "cpu", None, marks=NEEDS_COMPILER),
+        pytest.param("cpu", 80, 7, FLOAT16, "cpu", None, marks=NEEDS_COMPILER),
+        ("mps", 64, 4, FLOAT16, "torch", "there is no other for mps"),
+        ("xpu", 64, 4, BFLOAT16, "torch", "there is no other for xpu"),
+        ("meta", 64, 4, BFLOAT16, "torch", "there is no other for meta"),
+    ],
+)
+def test_what_runs_where(device, head_dim, group, dtype, name, reason, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda module: module)  # Triton is there
+    choice = choose(torch.device(device), head_dim, group, dtype)
+    assert choice.name == name
+    assert choice.reason is None if reason is None else reason in choice.reason
+
+
+def test_cuda_without_triton(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda module: None)
+    choice = choose(torch.device("cuda"), 64, 4, BFLOAT16)
+    assert choice == Choice("torch", "Triton is not installed: pip install triton")
+
+
+@pytest.fixture
+def no_compiler(monkeypatch):
+    """As in a process that has not loaded the kernels yet."""
+    monkeypatch.setenv("CXX", "nonexistent")
+    monkeypatch.setattr(build, "load", build.load.__wrapped__)
+    monkeypatch.setattr(build, "refusal", build.refusal.__wrapped__)
+
+
+def test_without_a_compiler_plain_torch_runs_and_says_why(no_compiler):
+    choice = choose(torch.device("cpu"), 64, 4, BFLOAT16)
+    assert choice.name == "torch"
+    assert "$CXX is 'nonexistent', which is no program" in choice.reason
+    with pytest.raises(KernelError, match="compiler"):
+        build.load()
+
+
+def test_without_a_compiler_a_model_speaks_the_same(no_compiler):
+    """Compiled, with the op that plain torch is."""
+    model = small_model()
+    prompt = torch.tensor([[1, 40, 50]])
+    tokens = []
+    for compile_decode in (False, True):
+        session = Session(model, Sampling(0, 1), 1, 32, compile_decode)
+        assert model.decode_kernel.name == "torch"
+        assert {cache.kernel for cache in model.caches} == {"torch"}
+        tokens.append(session.generate(prompt, 12).tokens)
+    assert torch.equal(*tokens)
+
+
+# ---------------------------------------------------------------------------------- plain torch
+
+
+def check(query, key, value, first, count):
+    y = decode_attention("torch", query, key, value, first, count)
+    expected(query, key, value, first, count).check(y[:, :, None])
+    return y
+
+
+@FORMATS
+@pytest.mark.parametrize("dtype", UNIT, ids=str)
+@pytest.mark.parametrize(
+    ("B", "H", "K", "T", "D"),
+    [(1, 8, 2, 300, 64), (5, 6, 6, 67, 80), (2, 16, 2, 129, 128), (1, 9, 1, 70, 256)],
+)
+def test_plain_torch_is_right_over_rings_and_ragged_rows(format, dtype, B, H, K, T, D):
+    if format == "int4" and D % 32:
+        pytest.skip("int4 has groups of 32")
+    query = torch.randn(B, H, D).to(dtype)
+    key, value = (stored(torch.randn(B, K, T, D).to(dtype), format, 2) for _ in range(2))
+    whole = torch.full((B,), T)
+    for first, count in (
+        (torch.zeros_like(whole), whole),
+        (torch.zeros_like(whole), torch.randint(1, T + 1, (B,))),
+        (torch.randint(0, T, (B,)), torch.randint(1, T + 1, (B,))),
+        (torch.randint(0, T, (B,)), whole),
+        (torch.full((B,), T - 1), torch.ones_like(whole)),
+        (torch.full((B,), T - 1), torch.full((B,), 2)),
+        (torch.zeros_like(whole), torch.ones_like(whole)),
+    ):
+        check(query, key, value, first, count)
+
+
+@FORMATS
+@NEEDS_COMPILER
+def test_by_any_name_it_is_the_same(format):
+    query = torch.randn(3, 8, 64)
+    key, value = (stored(torch.randn(3, 2, 90, 64), format) for _ in range(2))
+    first, count = torch.tensor([0, 50, 89]), torch.tensor([90, 60, 1])
+    plain, fast = (
+        decode_attention(kernel, query, key, value, first, count) for kernel in ("torch", "cpu")
+    )
+    # float32 sums over at most 90 slots in another order
+    torch.testing.assert_close(fast, plain, atol=1e-5, rtol=1e-5)
+
+
+@FORMATS
+def test_what_is_not_filled_is_not_read(format):
+    """It holds NaN, and takes no time and no memory: of a cache not wrapped, the head is read."""
+    query = torch.randn(2, 4, 64)
+    key, value = (stored(torch.randn(2, 2, 50, 64), format) for _ in range(2))
+    first, count = torch.tensor([0, 0]), torch.tensor([20, 7])
+    expected = check(query, key, value, first, count)
+    for side in (key, value):
+        (side.codes if side.scale is None else side.scale)[:, :, 20:] = math.nan
+    assert torch.equal(decode_attention("torch", query, key, value, first, count), expected)
+
+
+@pytest.mark.parametrize("kernel", ["torch", pytest.param("cpu", marks=NEEDS_COMPILER)])
+@FORMATS
+def test_memory_is_that_of_filled_slots_or_less(kernel, format, tmp_path):
+    """The C++ kernel holds a part's sums, never keys and values in another form."""
+    H, K, T, D, filled = 8, 2, 100_000, 64, 1000
+    key, value = (stored(torch.zeros(1, K, T, D, dtype=BFLOAT16), format) for _ in range(2))
+    query = torch.randn(1, H, D, dtype=BFLOAT16)
+    first = torch.tensor([0])
+
+    def peak(count):
+        arguments = (query, key, value, first, torch.tensor([count]))
+        return allocated(lambda: decode_attention(kernel, *arguments), tmp_path)[1]
+
+    # keys and values in float32, once more as attention lays them out, int4's as they are unpacked
+    in_float32 = 2 * K * D * 4
+    assert peak(filled) < 4 * filled * in_float32 + 20 * filled * H
+    if kernel == "cpu":
+        assert peak(T) < 0.1 * T * in_float32
+
+
+@pytest.mark.parametrize("format", ["dense", "int8", "int4"])  # opcheck has no product of fp8
+def test_the_op_is_registered_as_torch_wants_it(format):
+    query = torch.randn(2, 8, 64, dtype=BFLOAT16)
+    key, value = (stored(torch.randn(2, 2, 20, 64, dtype=BFLOAT16), format) for _ in range(2))
+    arguments = (query, key.codes, key.scale, value.codes, value.scale)
+    where = (torch.tensor([0, 0]), torch.tensor([5, 20]), format)
+    op = torch.ops.quantbench.torch_decode_attention.default
+    torch.library.opcheck(op, (*arguments, *where))

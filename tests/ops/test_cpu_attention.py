@@ -1,0 +1,236 @@
+"""Decode attention in C++ against float64, for every instruction set this machine can run."""
+
+import math
+
+import pytest
+import torch
+
+from ops.cpu import attention, build
+from ops.kv import Stored, dequantize
+from tests.ops import at_once, decoding
+from tests.ops.decoding import stored
+from tests.ops.instructions import best as best
+from tests.ops.instructions import use
+
+pytestmark = pytest.mark.skipif(bool(attention.unavailable()), reason=str(attention.unavailable()))
+
+FORMATS = ("dense", "int8", "fp8", "int4")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+ISAS = build.ISAS
+
+
+def of_byte_tiles(query, key, value, first, count, expected):
+    """What AMX may be off by with queries and weights in bytes. They keep 15 bits of a head's
+    largest number in a query, and of a block's largest weight: of 64 slots' errors, half of whom
+    cancel the other half."""
+    fits = query.dtype == torch.bfloat16 and query.shape[-1] % 64 == 0
+    if build.isa() != "amx" or not fits or key.format not in ("int8", "int4"):
+        return 0
+    B, H, _ = query.shape
+    flat = query.abs().amax(-1, keepdim=True).expand_as(query)
+    score = decoding.expected(flat, key, value, first, count).score
+    values = dequantize(value, torch.float64).abs()
+    seen = decoding.visible(first, count, values.shape[2])
+    largest = values.masked_fill(~seen[:, None, :, None], 0).amax((-2, -1))
+    largest = largest.repeat_interleave(H // largest.shape[1], 1).view(B, H, 1, 1)
+    return 2.0**-15 * (expected.mass * score + 8 * largest)
+
+
+def check(query, key, value, first, count):
+    y = attention.decode_attention(query, key, value, first, count)
+    expected = decoding.expected(query, key, value, first, count)
+    beside = of_byte_tiles(query, key, value, first, count, expected)
+    expected.check(y[:, :, None], dtype=query.dtype, beside=beside)
+    return y
+
+
+def problem(B, H, K, T, D, dtype, format, spare_rows=0):
+    query = torch.randn(B, H, D).to(dtype)
+    key, value = (stored(torch.randn(B, K, T, D).to(dtype), format, spare_rows) for _ in range(2))
+    return query, key, value
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("B", "H", "K", "T", "D"),
+    [
+        (1, 8, 2, 300, 64),
+        (5, 6, 6, 67, 80),
+        (2, 16, 2, 129, 128),
+        (1, 33, 1, 70, 256),
+        (5, 7, 1, 33, 32),
+        (2, 12, 4, 40, 72),
+        (1, 1, 1, 1, 8),
+    ],
+)
+def test_attention_is_right(isa, format, dtype, B, H, K, T, D):
+    if format == "int4" and D % 32:
+        pytest.skip("int4 has groups of 32")
+    use(isa)
+    query, key, value = problem(B, H, K, T, D, dtype, format, spare_rows=3)
+    first, count = torch.randint(0, T, (B,)), torch.randint(1, T + 1, (B,))
+    check(query, key, value, first, count)
+    check(query, key, value, torch.zeros_like(first), torch.full_like(count, T))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("count", [1, 2, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256])
+def test_counts_at_the_edges_of_blocks_and_parts(format, count):
+    query, key, value = problem(2, 8, 2, 256, 64, torch.bfloat16, format)
+    first = torch.tensor([0, 256 - count // 2 - 1])
+    check(query, key, value, first, torch.tensor([count, 1 + count // 2]))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_deep_cache_and_a_first_beyond_its_end(format):
+    query, key, value = problem(1, 4, 1, 20000, 64, torch.float32, format)
+    y = check(query, key, value, torch.tensor([19990]), torch.tensor([19999]))
+    again = attention.decode_attention(
+        query, key, value, torch.tensor([-10]), torch.tensor([19999])
+    )
+    assert torch.equal(y, again)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_any_number_of_threads_gives_the_same_bits(format, dtype):
+    query, key, value = problem(2, 8, 2, 3000, 64, dtype, format)
+    first, count = torch.tensor([5, 2990]), torch.tensor([2900, 777])
+    before, results = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3, 4):
+            torch.set_num_threads(threads)
+            results += [attention.decode_attention(query, key, value, first, count)] * 2
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(results[0], result) for result in results)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("format", FORMATS)
+def test_extreme_values(isa, format):
+    use(isa)
+    B, H, K, T, D = 1, 8, 2, 100, 64
+    query = torch.randn(B, H, D).bfloat16()
+    keys, values = torch.randn(2, B, K, T, D).bfloat16()
+    keys[:, :, 40] *= 1e4  # one key takes all the weight, or none of it
+    keys[:, :, 41], values[:, :, 42:50] = 0, 0
+    first, count = torch.tensor([10]), torch.tensor([80])
+    key, value = stored(keys, format), stored(values, format)
+    unseen = [*range(10), *range(90, 100)]
+    for side in (key, value):  # what no row sees may hold anything
+        if side.scale is not None:
+            side.scale[:, :, unseen] = math.nan
+        else:
+            side.codes[:, :, unseen] = math.inf
+    y = attention.decode_attention(query, key, value, first, count)
+    assert y.isfinite().all()
+    for side in (key, value):
+        (side.codes if side.scale is None else side.scale)[:, :, unseen] = 0
+    check(query, key, value, first, count)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_zeros_give_zeros_and_nan_gives_nan(isa):
+    use(isa)
+    query, first, count = torch.randn(1, 4, 64), torch.tensor([0]), torch.tensor([40])
+    zeros = stored(torch.zeros(1, 2, 40, 64), "int8")
+    assert (attention.decode_attention(query, zeros, zeros, first, count) == 0).all()
+    keys = torch.randn(1, 2, 40, 64)
+    keys[0, 0, 7, 3] = math.nan
+    y = attention.decode_attention(query, stored(keys, "dense"), zeros_dense(), first, count)
+    assert y[0, :2].isnan().all() and y[0, 2:].isfinite().all()
+
+
+def zeros_dense() -> Stored:
+    return stored(torch.zeros(1, 2, 40, 64), "dense")
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("format", ["fp8", "dense"])
+def test_every_number_of_8_and_16_bits_is_read_as_it_is(isa, format):
+    """With one visible slot attention returns its value."""
+    use(isa)
+    if format == "fp8":
+        codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
+        scale = torch.full((1, 1, 1, 1), 0.5)
+    else:
+        codes, scale = torch.arange(-(2**15), 2**15).short().view(torch.float16), None
+        codes = codes[codes.isfinite()]
+        codes = torch.cat([codes, codes.new_zeros(-len(codes) % 256)])
+    for chunk in codes.split(256):
+        value = Stored(chunk.view(1, 1, 1, 256), scale, format)
+        y = attention.decode_attention(
+            torch.zeros(1, 1, 256), value, value, torch.tensor([0]), torch.tensor([1])
+        )
+        expected = dequantize(value).view(1, 1, 256)
+        keys_are_finite = expected.isfinite().all()
+        assert torch.equal(y, expected) if keys_are_finite else y.isnan().all()
+
+
+def test_tensors_that_are_views():
+    query, key, value = problem(3, 8, 2, 50, 64, torch.bfloat16, "int4", spare_rows=2)
+    first, count = torch.tensor([0, 3, 49]), torch.tensor([50, 9, 1])
+    y = check(query, key, value, first, count)
+    apart = torch.zeros(3, 64, 8, dtype=torch.bfloat16).mT  # elements of a head 8 apart
+    apart.copy_(query)
+    assert torch.equal(attention.decode_attention(apart, key, value, first, count), y)
+    assert torch.equal(attention.decode_attention(query, key, value, first.int(), count.int()), y)
+
+
+def test_two_calls_at_once():
+    problems = [problem(1, 8, 2, 4000, 64, torch.bfloat16, format) for format in ("int8", "int4")]
+    first, count = torch.tensor([7]), torch.tensor([3990])
+    at_once.check(attention.decode_attention, [(*p, first, count) for p in problems], 30)
+
+
+def test_compiles_once_however_the_position_moves():
+    query, key, value = problem(2, 8, 2, 200, 64, torch.bfloat16, "int8")
+    compilations = []
+
+    def counting(graph, inputs):
+        compilations.append(graph)
+        return graph.forward
+
+    def step(query, first, count):
+        return attention.decode_attention(query * 2, key, value, first, count) + 1
+
+    compiled = torch.compile(step, fullgraph=True, backend=counting)
+    for position in (1, 5, 64, 200):
+        first, count = torch.tensor([0, position - 1]), torch.tensor([position, 3])
+        assert torch.equal(compiled(query, first, count), step(query, first, count))
+    assert len(compilations) == 1
+    torch.testing.assert_close(
+        torch.compile(step, fullgraph=True)(query, first, count), step(query, first, count)
+    )
+
+
+def test_the_op_is_registered_as_torch_wants_it():
+    query, key, value = problem(2, 8, 2, 20, 64, torch.bfloat16, "int8")
+    arguments = (query, key.codes, key.scale, value.codes, value.scale)
+    where = (torch.tensor([0, 1]), torch.tensor([5, 20]), "int8")
+    torch.library.opcheck(torch.ops.quantbench.cpu_decode_attention.default, (*arguments, *where))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"count": torch.tensor([0])}, "row 0 sees no slot"),
+        ({"query": torch.randn(1, 3, 64)}, "3 for 2"),
+        ({"query": torch.randn(1, 4, 60)}, "head_dim"),
+        ({"query": torch.randn(1, 4, 64, dtype=torch.float64)}, "float32, bfloat16"),
+        ({"first": torch.zeros(2, dtype=torch.long)}, "first and count"),
+        ({"format": "int4"}, "int4"),
+        ({"format": "int3"}, "no format int3"),
+    ],
+    ids=["count", "heads", "head_dim", "dtype", "first", "scales", "format"],
+)
+def test_what_it_does_not_take_is_an_error(change, message):
+    query, key, value = problem(1, 4, 2, 10, 64, torch.float32, "int8")
+    given = {"query": query, "first": torch.tensor([0]), "count": torch.tensor([3])} | change
+    format = given.pop("format", "int8")
+    key, value = (Stored(side.codes, side.scale, format) for side in (key, value))
+    with pytest.raises(RuntimeError, match=message):
+        attention.decode_attention(given["query"], key, value, given["first"], given["count"])

@@ -1,0 +1,120 @@
+"""Every format against other people's tables, and sums worked by hand."""
+
+import bitsandbytes.functional as bnb
+import pytest
+import torch
+from torchao.prototype.custom_fp_utils import _floatx_unpacked_to_f32
+from torchao.prototype.mx_formats.mx_tensor import MXTensor
+
+from ops.formats import TABLES, Packed, dequantize, e3m2, expand
+from ops.packing import pack
+from tests.ops.packed_weights import FORMATS, name, packed
+
+ONE = torch.ones(1, 1)
+
+
+def numbers(codes: list[int], format: str, bits: int) -> list[float]:
+    """What codes stand for, all scales 1; padded with the first to whole bytes."""
+    padded = codes + codes[:1] * (-len(codes) % 8)
+    planes = pack(torch.tensor([padded], dtype=torch.uint8), bits)
+    weight = Packed(planes, ONE, None, None, format, bits, len(padded))
+    return dequantize(weight)[0, : len(codes)].tolist()
+
+
+def test_e3m2_worked_by_hand():
+    """OCP Microscaling Formats 1.0, table 4: largest 28, smallest normal 0.25, subnormal 0.0625."""
+    codes = {
+        0b0_111_11: 28.0,
+        0b0_001_00: 0.25,
+        0b0_000_01: 0.0625,
+        0b0_000_11: 0.1875,
+        0b0_011_00: 1.0,
+        0b0_011_10: 1.5,
+        0b1_100_01: -2.5,
+        0b1_000_10: -0.125,
+        0b0_000_00: 0.0,
+    }
+    assert e3m2(torch.tensor(list(codes), dtype=torch.uint8)).tolist() == list(codes.values())
+    assert numbers(list(codes), "fp6", 6) == list(codes.values())
+
+
+def test_e3m2_is_torchaos():
+    codes = torch.arange(64, dtype=torch.uint8)
+    assert torch.equal(e3m2(codes), _floatx_unpacked_to_f32(codes, 3, 2))
+
+
+def test_e2m1_is_torchaos_and_the_specifications():
+    """OCP Microscaling Formats 1.0, table 5."""
+    positive = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+    assert numbers(list(range(8)), "fp4", 4) == positive
+    codes = torch.arange(16, dtype=torch.uint8)
+    assert numbers(list(range(16)), "fp4", 4) == _floatx_unpacked_to_f32(codes, 2, 1).tolist()
+
+
+@pytest.mark.parametrize("format, theirs", [("nf4", "nf4"), ("bnb-fp4", "fp4")])
+def test_four_bit_tables_are_bitsandbytes(format, theirs):
+    """Theirs are divided by their largest, in float32: half a unit in the last place of 1."""
+    expected = bnb.get_4bit_type(theirs, device="cpu")
+    torch.testing.assert_close(torch.tensor(TABLES[format]), expected, rtol=0, atol=2**-24)
+
+
+def test_float8_is_torchs():
+    codes = torch.arange(256, dtype=torch.uint8).view(1, -1)
+    codes = codes.view(torch.float8_e4m3fn)
+    weight = Packed([codes], ONE, None, None, "fp8", 8, 256)
+    torch.testing.assert_close(dequantize(weight), codes.float(), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("bits", range(1, 8))
+def test_integers_count_from_half_their_range_below_zero(bits):
+    half = 1 << (bits - 1)
+    assert numbers(list(range(2 * half)), "int", bits) == list(range(-half, half))
+
+
+def test_eight_bits_are_stored_signed():
+    plane = torch.tensor([[-128, -1, 0, 127]], dtype=torch.int8)
+    weight = Packed([plane], ONE / 2, None, None, "int", 8, 4)
+    assert dequantize(weight).tolist() == [[-64.0, -0.5, 0.0, 63.5]]
+
+
+def test_scale_zero_and_tensor_scale_worked_by_hand():
+    """Codes 0, 9, 15, 8 are -8, 1, 7, 0; groups of two: (· 0.5 + 1) · 4 and (· 2 - 3) · 4."""
+    weight = Packed(
+        pack(torch.tensor([[0, 9, 15, 8]], dtype=torch.uint8), 4),
+        torch.tensor([[0.5, 2.0]], dtype=torch.bfloat16),
+        torch.tensor([[1.0, -3.0]], dtype=torch.bfloat16),
+        torch.tensor(4.0),
+        *("int", 4, 2),
+    )
+    assert dequantize(weight).tolist() == [[-12.0, 6.0, 44.0, -12.0]]
+
+
+def test_two_of_four_worked_by_hand():
+    kept = torch.tensor([[5.0, -2.0, 7.0, 1.0]])
+    places = torch.tensor([[1, 3, 0, 2]], dtype=torch.uint8)
+    dense = [[0.0, 5.0, 0.0, -2.0, 7.0, 0.0, 1.0, 0.0]]
+    assert expand(kept, places).tolist() == dense
+    # 13, 6, 15, 9 are 5, -2, 7, 1; places 1, 3, 0, 2 are 0b10_00_11_01.
+    planes = [torch.tensor([[0x6D, 0x9F]]), torch.tensor([[0b10_00_11_01]])]
+    planes = [plane.to(torch.uint8) for plane in planes]
+    assert dequantize(Packed(planes, ONE, None, None, "2:4", 4, 8)).tolist() == dense
+
+
+def test_mxfp4_is_torchaos():
+    """Their packed bytes and their powers of two, taken as they are: the same numbers."""
+    theirs = MXTensor.to_mx(torch.randn(6, 64), torch.float4_e2m1fn_x2, block_size=32)
+    planes, scale = [theirs.qdata.view(torch.uint8)], theirs.scale.view(torch.float8_e8m0fnu)
+    weight = Packed(planes, scale, None, None, "fp4", 4, 32)
+    assert torch.equal(dequantize(weight), theirs.dequantize(torch.float32))
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=name)
+def test_a_group_is_scaled_alone(form):
+    """Doubling one group's scale doubles that group's numbers and no others."""
+    weight = packed(form, 3, 128, torch.float32)
+    before = dequantize(weight)
+    weight.scale[1, -1] *= 2
+    after = dequantize(weight)
+    changed = torch.zeros(3, 128, dtype=torch.bool)
+    changed[1, -weight.group_size :] = True
+    assert torch.equal(after, torch.where(changed, 2 * before, before))

@@ -1,0 +1,217 @@
+"""Attention of a chunk against float64: what a cache holds, in rings too, and the chunk itself."""
+
+import math
+
+import pytest
+import torch
+
+from kv_cache import CACHES
+from ops import prefill_attention as chunk
+from ops.kv import Stored, dequantize
+from ops.prefill_attention import chunk_attention
+from tests.memory import allocated
+from tests.ops.exact import UNIT, attention, causal
+
+FORMATS = pytest.mark.parametrize("format", CACHES)
+BLOCK = 16
+
+
+@pytest.fixture(params=["CPU", "any device"], autouse=True)
+def path(request, monkeypatch):
+    """Both ways to attend over a block, and blocks so small that there are many."""
+    monkeypatch.setattr(chunk, "BLOCK", BLOCK)
+    if request.param == "any device":
+        monkeypatch.setattr(chunk, "_flash", chunk._plain)
+    return request.param
+
+
+def past(x, slots, format):
+    """What a cache of so many slots holds of keys or values x (B, K, start, D): position p in slot
+    p % slots; where none is, what must not be seen."""
+    B, K, start, D = x.shape
+    cache = CACHES[format](B, K, slots, D, x.dtype, "cpu")
+    for name, buffer in cache.named_buffers():
+        buffer.fill_(math.nan if "scale" in name or format == "dense" else 1)
+    for p in range(start):
+        cache.update(torch.tensor([p % slots]), x[:, :, [p]], x[:, :, [p]])
+    return cache.stored("key", B)
+
+
+def moved(stored, device):
+    scale = None if stored.scale is None else stored.scale.to(device)
+    return Stored(stored.codes.to(device), scale, stored.format)
+
+
+def problem(B, H, K, D, start, S, dtype=torch.float32):
+    query, own_key, own_value = (torch.randn(B, n, S, D).to(dtype) for n in (H, K, K))
+    key, value = (torch.randn(B, K, start, D).to(dtype) for _ in range(2))
+    return query, own_key, own_value, key, value
+
+
+def check(query, own_key, own_value, key, value, slots, format="dense", window=None, device="cpu"):
+    """Against all positions there were, as the format reads them back, and the chunk's own."""
+    start, S, dtype = key.shape[2], query.shape[2], query.dtype
+    sides = [x.to(device) for x in (query, own_key, own_value)]
+    stored = [moved(past(x, slots, format), device) for x in (key, value)]
+    y = chunk_attention(*sides, *stored, start, window)
+    assert y.is_contiguous()
+    y = y.cpu()
+
+    def all_of(x, own):
+        if start == 0:
+            return own
+        read = dequantize(past(x, start, format), torch.float64)
+        return torch.cat([read, own.double()], 2)
+
+    positions = torch.arange(start + S)
+    visible = causal(positions[start:], positions, window)
+    exact = attention(query, all_of(key, own_key), all_of(value, own_value), visible)
+    if dtype == torch.float32:
+        exact.check(y)
+    else:  # it reads in the model's dtype, and rounds weights and each block's sum to it
+        exact.check(y, read=0 if format == "dense" else UNIT[dtype], roundings=2)
+    return y
+
+
+@FORMATS
+@pytest.mark.parametrize("dtype", UNIT, ids=str)
+@pytest.mark.parametrize(
+    ("B", "H", "K", "D"), [(1, 4, 4, 64), (5, 8, 2, 96), (2, 8, 1, 128), (1, 16, 2, 256)]
+)
+def test_shapes_and_formats(format, dtype, B, H, K, D):
+    for start, S in ((0, 21), (1, 3), (BLOCK, BLOCK), (40, 21)):
+        check(*problem(B, H, K, D, start, S, dtype), start + S, format)
+
+
+@pytest.mark.gpu
+@FORMATS
+@pytest.mark.parametrize("dtype", UNIT, ids=str)
+@pytest.mark.parametrize("window", [None, 7, 100])
+def test_on_cuda(format, dtype, window):
+    for start, S in ((0, 5), (0, 21), (40, 21)):
+        sides = problem(2, 8, 2, 64, start, S, dtype)
+        check(*sides, window or start + S, format, window, device="cuda")
+
+
+@pytest.mark.parametrize("D", [8, 40, 80, 72])
+@pytest.mark.parametrize("format", ["dense", "int8", "fp8"])
+def test_head_dims_that_are_no_multiple_of_32(format, D):
+    check(*problem(2, 6, 3, D, 19, 5), 24, format)
+
+
+@pytest.mark.parametrize("S", [1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK])
+@pytest.mark.parametrize(
+    "start", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK - 1, 2 * BLOCK, 2 * BLOCK + 1]
+)
+def test_chunks_and_depths_at_the_edges_of_blocks(start, S):
+    check(*problem(2, 4, 2, 32, start, S), start + S + 3)
+
+
+@FORMATS
+@pytest.mark.parametrize("window", [1, 2, 7, BLOCK, BLOCK + 1, 2 * BLOCK + 5, 200])
+@pytest.mark.parametrize(
+    ("start", "S"), [(0, 5), (0, 40), (3, 40), (30, 3), (50, 40), (BLOCK, 1), (90, 2 * BLOCK)]
+)
+def test_windows_and_rings(format, window, start, S):
+    """The ring has as many slots as the window, and wraps where it is deeper."""
+    check(*problem(2, 4, 2, 32, start, S), window, format, window)
+
+
+@pytest.mark.parametrize("window", [4, BLOCK, 3 * BLOCK])
+def test_a_window_over_a_cache_that_keeps_more(window):
+    """Blocks that no query sees, some that only a few of them see."""
+    for start, S in ((70, 5), (70, 30)):
+        check(*problem(1, 4, 2, 32, start, S), 120, window=window)
+        check(*problem(1, 4, 2, 32, start, S), window + 7, window=window)
+
+
+@pytest.mark.parametrize("dtype", UNIT, ids=str)
+def test_scores_that_decide(dtype):
+    """One key takes nearly all the weight: scores keep more than 16 bits, or it is off by much."""
+    query, own_key, own_value, key, value = problem(1, 4, 2, 64, 40, 12, dtype)
+    check(query * 8, own_key, own_value, key, value, 60)
+
+
+def test_products_beyond_float16_are_finite():
+    """128 · 40² = 204800 before it is divided by √128; float16 ends at 65504."""
+    sides = problem(1, 2, 2, 128, 40, 12, torch.float16)
+    query, own_key, own_value, key, value = sides
+    signs = torch.randn(1, 2, 1, 128).sign().half()
+    query, own_key, key = (40 * signs.expand_as(x) for x in (query, own_key, key))
+    y = check(query, own_key, own_value, key, value, 60)
+    # all scores are alike, so a query's attention is the mean of the values it sees
+    mean = torch.cat([value, own_value[:, :, :1]], 2).double().mean(2)
+    assert (y[:, :, 0].double() - mean).abs().max() < 4 * UNIT[torch.float16]
+
+
+def test_a_key_that_takes_all_the_weight_or_none():
+    query, own_key, own_value, key, value = problem(1, 4, 2, 32, 40, 12)
+    key[:, :, 7] *= 1e4
+    own_key[:, :, 3] *= 1e4
+    assert check(query, own_key, own_value, key, value, 60).isfinite().all()
+
+
+@FORMATS
+def test_views_and_fewer_rows(format):
+    """A cache's first rows, and heads that lie apart, as the model has them."""
+    query, own_key, own_value, key, value = problem(2, 4, 2, 32, 20, 9)
+    expected = check(query, own_key, own_value, key, value, 40, format)
+    larger = CACHES[format](5, 2, 40, 32, torch.float32, "cpu")
+    larger.update(torch.arange(20), key, value)
+    apart = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (query, own_key, own_value)]
+    y = chunk_attention(*apart, larger.stored("key", 2), larger.stored("value", 2), 20)
+    torch.testing.assert_close(y, expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("format", ["dense", "int8", "int4"])  # opcheck has no product of fp8
+@pytest.mark.parametrize("window", [None, 30])
+def test_the_op_is_registered_as_torch_wants_it(format, window):
+    query, own_key, own_value, key, value = problem(1, 4, 2, 32, 20, 9)
+    stored = [past(x, 30, format) for x in (key, value)]
+    (k, ks), (v, vs) = ((side.codes, side.scale) for side in stored)
+    if format == "dense":  # opcheck compares, and NaN equals nothing
+        k, v = k.nan_to_num(), v.nan_to_num()
+    arguments = (query, own_key, own_value, k, ks, v, vs, format, 20, window)
+    torch.library.opcheck(torch.ops.quantbench.chunk_attention.default, arguments)
+
+
+def test_compiled_it_takes_any_start_and_length_without_compiling_anew():
+    stored = Stored(torch.randn(1, 2, 100, 32), None, "dense")
+    compilations = []
+
+    def counting(graph, inputs):
+        compilations.append(graph)
+        return graph.forward
+
+    def step(query, key, value, start):
+        return chunk_attention(query * 2, key, value, stored, stored, start) + 1
+
+    compiled = torch.compile(step, fullgraph=True, backend=counting, dynamic=True)
+    for start, S in ((5, 7), (12, 16), (40, 33), (73, 2)):
+        given = [torch.randn(1, heads, S, 32) for heads in (4, 2, 2)]
+        assert torch.equal(compiled(*given, start), step(*given, start))
+    assert len(compilations) == 1
+
+
+@FORMATS
+@pytest.mark.parametrize("window", [False, True])
+def test_memory_grows_with_the_chunk_and_not_with_the_cache(
+    format, window, path, monkeypatch, tmp_path
+):
+    """At a depth of 10 blocks as at one of 40: chunk · block, never chunk · cache."""
+    monkeypatch.setattr(chunk, "BLOCK", 2048)
+    H, K, S, D = 4, 1, 64, 64
+
+    def measured(slots):
+        cache = CACHES[format](1, K, slots, D, torch.bfloat16, "cpu", slots if window else None)
+        sides = [torch.randn(1, n, S, D).bfloat16() for n in (H, K, K)]
+        positions = torch.arange(slots - S, slots)
+        return allocated(lambda: cache.attend(*sides, positions), tmp_path)
+
+    _, shallow = measured(20_480)
+    largest, deep = measured(81_920)
+    assert largest < S * 81_920  # a mask of bytes
+    # keys and values of a block, once as they are unpacked in float32 and once as they are read;
+    # of a score, 4 bytes: as it is, masked, as a weight, and what numbers the positions
+    assert deep <= 1.01 * shallow
+    assert deep <= 2048 * (2 * K * D * (4 + 4 + 2) + H * S * 5 * 4 + 5 * 8)

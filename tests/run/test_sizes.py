@@ -1,0 +1,252 @@
+"""Sizes from shapes alone, against published ones; and what --dry_run says."""
+
+import dataclasses
+import json
+import re
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+import generate
+from benchlog.config import RunConfig
+from errors import MemoryShortage
+from kv_cache.dense import DenseKVCache
+from models.checkpoints.load import load_config, load_model
+from models.checkpoints.saved import inner_tensors
+from models.checkpoints.sources import EMBEDDED
+from models.config import PRESETS
+from quantize.registry import SHOWN, Quantizer
+from quantize.spec import parse
+from run.sizes import check_memory, kv_cache_bytes, size_of
+
+CPU = torch.device("cpu")
+# GB that torchao's log of 2024 shows, for Llama-2-7b and Meta-Llama-3-8B; within 1.5 %.
+PUBLISHED = {
+    "none": (13.21, 15.01),
+    "int8wo": (6.62, 7.52),
+    "int8dq": (6.62, 7.52),
+    "int4wo-64": (3.74, 4.22),
+    "float8wo": (6.62, 7.52),
+    "float8dq-row": (6.62, 7.52),
+    "float8dq-tensor": (6.62, 7.52),
+    "fp6": (4.96, 5.63),
+}
+# These formats spend less than upstream's did: no more than so many GB, to two decimals.
+AT_MOST = {
+    "uintx-4-64": (3.92, 4.46),
+    "uintx-2-8": (6.61, 7.51),
+    "sparse-marlin": (2.68, 3.05),
+}
+MODELS = ("Llama-2-7b-chat-hf", "Meta-Llama-3-8B")
+
+
+def gigabytes(model, scheme):
+    return size_of(PRESETS[model], parse(scheme), CPU, torch.bfloat16).model_bytes / 1e9
+
+
+@pytest.mark.parametrize("scheme", PUBLISHED)
+def test_sizes_are_the_published_ones(scheme):
+    for model, published in zip(MODELS, PUBLISHED[scheme], strict=True):
+        assert gigabytes(model, scheme) == pytest.approx(published, rel=0.015)
+
+
+@pytest.mark.parametrize("scheme", AT_MOST)
+def test_sizes_are_no_more_than_the_table_allows(scheme):
+    for model, most in zip(MODELS, AT_MOST[scheme], strict=True):
+        assert round(gigabytes(model, scheme), 2) <= most
+
+
+def test_bits_per_weight_by_hand():
+    """Per weight: the code's bits, and 16 for a scale and for a zero point of its group."""
+    bits = {"int4wo-64": 4 + 32 / 64, "uintx-3-32": 3 + 32 / 32, "sparse-marlin": 3 + 16 / 64}
+    bits |= {"mxfp4": 4 + 8 / 32, "int8dq-int4wo-32": 4 + 16 / 32, "bnb-nf4": 4 + 32 / 64}
+    for scheme, expected in bits.items():
+        size = size_of(PRESETS["Llama-3.2-1B"], parse(scheme), CPU, torch.bfloat16)
+        assert size.bits_per_weight == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_kv_cache_by_hand():
+    """Keys and values of 32 layers, 8 heads of 128, 131072 positions, 2 bytes: 17.18 GB."""
+    cached = kv_cache_bytes(PRESETS["Meta-Llama-3.1-8B"], 1, 131072, torch.bfloat16, DenseKVCache)
+    assert cached == 2 * 32 * 8 * 128 * 131072 * 2
+
+
+# ---------------------------------------------------------------------------------- does it fit
+
+# Bytes of a position in bfloat16, keys and values: 16 layers of 8 heads of 64
+POSITION = {"dense": 2 * 16 * 8 * 64 * 2, "int8": 2 * 16 * 8 * 66, "fp8": 2 * 16 * 8 * 66}
+POSITION["int4"] = 2 * 16 * 8 * (32 + 2 * 2)
+LLAMA = PRESETS["Llama-3.2-1B"]
+# 16 layers of (2048 + 1024) · 2048 and 2048 · 2048, 3 · 2048 · 8192 and two norms; the last norm;
+# and the table, 128256 · 2048, which is the output's weight too
+WEIGHTS = 2 * (16 * (2048 * (3072 + 2048 + 3 * 8192 + 2)) + 2048 + 128256 * 2048)
+
+
+def memory(positions, free, architecture=LLAMA, **options):
+    config = RunConfig(**options)
+    return check_memory(config, architecture, parse(config.quantization), CPU, positions, free)
+
+
+@pytest.mark.parametrize("kind", POSITION)
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("positions", [1, 8192, 131072])
+def test_it_fits_to_the_byte(kind, rows, positions):
+    need = WEIGHTS + rows * positions * POSITION[kind]
+    options = {"kv_cache": kind, "batch_size": rows}
+    for free in (need, need + 1, 10 * need, None):
+        assert memory(positions, free, **options).startswith("Weights: ")
+    with pytest.raises(MemoryShortage):
+        memory(positions, need - 1, **options)
+
+
+@pytest.mark.parametrize("kind", POSITION)
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("spare", [0, 1, -1])
+def test_the_largest_cache_size_it_names_does_fit_and_one_more_does_not(kind, rows, spare):
+    free = WEIGHTS + rows * 777 * POSITION[kind] + spare
+    options = {"kv_cache": kind, "batch_size": rows}
+    with pytest.raises(MemoryShortage) as shortage:
+        memory(100_000, free, **options)
+    (named,) = re.findall(r"--cache_size (\d+) is the largest", str(shortage.value))
+    assert int(named) == (776 if spare < 0 else 777)
+    memory(int(named), free, **options)
+    with pytest.raises(MemoryShortage):
+        memory(int(named) + 1, free, **options)
+
+
+def test_the_line_worked_by_hand():
+    assert memory(8192, None) == "Weights: 2.47 GB; KV cache: 268.44 MB, dense, 8192 positions"
+    assert memory(8192, None, kv_cache_quantization=True, batch_size=5) == (
+        "Weights: 2.47 GB; KV cache: 692.06 MB, int8, 8192 positions, batch 5"
+    )
+    assert memory(9, None, quantization="autoquant") == "KV cache: 0.29 MB, dense, 9 positions"
+
+
+@pytest.mark.parametrize(
+    ("options", "free", "message"),
+    [
+        (
+            {},
+            4 * 10**9,
+            "out of memory: weights of 2.47 GB and a KV cache of 4.29 GB for 131072 positions need "
+            "6.77 GB, and cpu has 4.00 GB free; "
+            f"--cache_size {(4 * 10**9 - WEIGHTS) // POSITION['dense']} is the largest that fits; "
+            "--kv_cache int8 or fp8 or int4 makes it smaller",
+        ),
+        ({"kv_cache": "fp8"}, 4 * 10**9, "fits; --kv_cache int4 makes it smaller"),
+        ({"kv_cache": "int4"}, 3 * 10**9, " is the largest that fits"),
+        ({}, 2 * 10**9, "not even the weights fit: a --quantization makes them smaller"),
+        ({"batch_size": 100_000}, 4 * 10**9, "the weights fit, and not one position beside them"),
+        ({"quantization": "autoquant"}, 10**9, "--cache_size 30517 is the largest that fits"),
+    ],
+)
+def test_what_is_said_where_it_does_not_fit(options, free, message):
+    with pytest.raises(MemoryShortage) as shortage:
+        memory(131072, free, **options)
+    assert message in str(shortage.value)
+    assert ("makes it smaller" in str(shortage.value)) == (
+        "fits" in message and "weights fit" not in message and options.get("kv_cache") != "int4"
+    )
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("scheme", ["none", "int8wo", "embed-int8", "uintx-4-64"])
+def test_weights_are_what_a_loaded_model_stores(tied, scheme, tmp_path):
+    """A tied output that is stored as the embedding's table is, takes nothing."""
+    config = json.loads((EMBEDDED / "config.json").read_text()) | {"tie_word_embeddings": tied}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    quantizer = Quantizer(parse(scheme), CPU, torch.bfloat16)
+    path = f"dummy:{tmp_path / 'config.json'}"
+    model = load_model(path, precision=torch.bfloat16, transform=quantizer)
+    parts = [
+        part
+        for name, parameter in model.named_parameters()
+        for part in inner_tensors(name, parameter.data).values()
+    ]
+    stored = {part.untyped_storage().data_ptr(): part.untyped_storage().nbytes() for part in parts}
+    positions = 7
+    cached = 5 * 2 * 256 * 2 * positions
+    need = sum(stored.values()) + cached
+    architecture = load_config(path)
+    assert memory(positions, need, architecture, quantization=scheme)
+    with pytest.raises(MemoryShortage):
+        memory(positions, need - 1, architecture, quantization=scheme)
+
+
+def test_a_cache_that_the_model_s_heads_do_not_fit_is_not_advised():
+    heads_of_80 = dataclasses.replace(LLAMA, head_dim=80)
+    with pytest.raises(MemoryShortage, match="--kv_cache int8 or fp8 makes it smaller"):
+        memory(131072, 5 * 10**9, heads_of_80)
+
+
+def test_a_sliding_window_takes_its_window_and_no_more():
+    mistral = PRESETS["Mistral-7B-v0.1"]
+    window = memory(4096, None, mistral)
+    assert "KV cache: 536.87 MB" in window  # 2 · 32 layers · 8 heads of 128 · 4096 · 2 bytes
+    assert memory(32768, None, mistral).replace("32768", "4096") == window
+    assert "268.44 MB" in memory(2048, None, mistral)
+    weights = size_of(mistral, parse("none"), CPU, torch.bfloat16).memory_bytes
+    free = weights + 536_870_912
+    assert memory(32768, free, mistral)
+    with pytest.raises(MemoryShortage, match="--cache_size 4095 is the largest"):
+        memory(32768, free - 1, mistral)
+
+
+# ---------------------------------------------------------------------------------- --dry_run
+
+
+def dry_run(*arguments):
+    result = CliRunner().invoke(generate.main, [*arguments, "--dry_run", "--device", "cpu"])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_a_dry_run_allocates_nothing_and_lists_every_scheme(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = "dummy:Llama-2-70b-hf"
+    out = dry_run("--checkpoint_path", path, "--quantization", "int4wo-64", "--cache_size", "4096")
+    assert re.search(r"^parameters +68\.977 billion", out, re.M)
+    assert re.search(r"^model_size +38\.65 GB as int4wo-64$", out, re.M)
+    assert re.search(r"^bits per weight +4\.50 ", out, re.M)
+    # 80 layers · 2 · 8 heads · 128 · 4096 positions · 2 bytes
+    assert re.search(r"^KV cache +1\.342 GB for 4096 positions, batch 1$", out, re.M)
+    listed = re.findall(
+        r"^([\w-]+) +\S+ GB +[\d.]+  (?:torch|torchao|cpu|reference|bits)", out, re.M
+    )
+    assert listed == list(SHOWN)
+    assert not list(tmp_path.iterdir())  # no log
+
+
+def test_a_dry_run_of_autoquant_says_that_it_measures(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "autoquant measures first" in dry_run("--quantization", "autoquant")
+
+
+def test_a_scheme_that_does_not_fit_the_model_says_why_in_its_row(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    out = dry_run("--checkpoint_path", "dummy:Qwen2.5-0.5B")  # 896 wide: no multiple of 256
+    assert re.search(r"^int4wo-256 .* has in_features 896, no multiple of 256; 32 and", out, re.M)
+
+
+@pytest.mark.parametrize(
+    ("cache", "gigabytes"), [("dense", 17.18), ("int8", 8.80), ("fp8", 8.80), ("int4", 5.0)]
+)
+def test_an_8b_model_at_its_whole_context(tmp_path, monkeypatch, cache, gigabytes):
+    """Weights as model_size counts them, and an int8 cache: no more than 24 GB."""
+    monkeypatch.chdir(tmp_path)
+    path = "dummy:Meta-Llama-3.1-8B"
+    out = dry_run("--checkpoint_path", path, "--cache_size", "131072", "--kv_cache", cache)
+    (cached,) = re.findall(r"^KV cache +([\d.]+) GB for 131072 positions, batch 1$", out, re.M)
+    (weights,) = re.findall(r"^model_size +([\d.]+) GB as none$", out, re.M)
+    assert round(float(cached), 2) <= gigabytes
+    if cache == "dense":
+        assert round(float(cached), 2) == gigabytes
+    else:
+        assert float(weights) + float(cached) <= 24
+
+
+def test_a_sliding_window_in_a_dry_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    out = dry_run("--checkpoint_path", "dummy:Mistral-7B-v0.1", "--cache_size", "32768")
+    assert re.search(r"^KV cache +0\.537 GB for 32768 positions", out, re.M)
