@@ -11,15 +11,11 @@ that repeats it. What the numbers mean is in the README.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import gc
-import logging
 import math
 import statistics
-import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,11 +23,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from benchlog import log
-from benchlog.config import Command, RunConfig, options, repro
+from benchlog.config import RunConfig, options, repro
 from benchlog.origin import git_commit, versions
 from benchlog.record import Record
 from benchlog.table import table
-from errors import QuantbenchError, UsageError
+from cli import OneLineErrors, Report, progress, quiet, say
+from errors import UsageError
 from quantize.spec import parse
 
 if TYPE_CHECKING:  # torch takes seconds to import; --help and a mistyped option need none of it
@@ -44,42 +41,10 @@ if TYPE_CHECKING:  # torch takes seconds to import; --help and a mistyped option
     from run.loading import Loading
     from run.session import Generation, Session
 
-Report = Callable[[int, int], None]
 STARTED = time.perf_counter()  # of this process: Python and the imports above take 0.1 s
 AGREEMENT = 0.05  # two warm-up samples this close to each other are steady
 MAX_WARM_UPS = 5
 INTERACTIVE_CACHE = 4096  # positions, unless --cache_size or a shorter context says otherwise
-
-
-class OneLineErrors(Command):
-    """A command whose every failure is one line on stderr: what was given, what would work."""
-
-    def main(self, *args: Any, **extra: Any) -> Any:
-        extra["standalone_mode"] = False
-        given = args[0] if args and args[0] is not None else extra.get("args") or sys.argv[1:]
-        try:
-            return super().main(*args, **extra)
-        except (Exception, KeyboardInterrupt) as error:
-            if "--debug" in given:
-                raise
-            message, code = explained(error)
-        click.echo(f"error: {' '.join(message.split())}", err=True)
-        sys.exit(code)
-
-
-def explained(error: BaseException) -> tuple[str, int]:
-    """What to say about a failure, and the exit code; the last line of defence says so."""
-    if isinstance(error, QuantbenchError):
-        return str(error), error.exit_code
-    if isinstance(error, KeyboardInterrupt | click.Abort):
-        return "interrupted; nothing was logged", 130
-    if isinstance(error, click.ClickException):
-        return error.format_message(), error.exit_code
-    out_of_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    if out_of_memory or "can't allocate memory" in str(error):  # torch's words for it on the CPU
-        return "out of memory; try a smaller --cache_size, --batch_size or a --quantization", 1
-    first_line = (str(error).strip().splitlines() or [""])[0]
-    return f"{type(error).__name__}: {first_line} (--debug shows where; please report it)", 1
 
 
 @click.command(cls=OneLineErrors, epilog="Docs: README.md. Log lines: python -m benchlog check.")
@@ -96,14 +61,6 @@ def main(**given: Any) -> None:
     quiet(config.debug)
     gc.set_threshold(100_000)  # importing and tracing keep what they make: looking costs a fifth
     run(config)
-
-
-def quiet(debug: bool) -> None:
-    """Keep the compiler's and the libraries' remarks out of the way of ours."""
-    if not debug:
-        warnings.filterwarnings("ignore")
-        for name in ("torch._inductor", "torch._dynamo", "torchao", "bitsandbytes"):
-            logging.getLogger(name).setLevel(logging.ERROR)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -459,36 +416,6 @@ def readable(plan: Plan, tokens: list[int]) -> str | None:
     eos = plan.tokenizer.eos_ids
     end = next((i for i, token in enumerate(tokens) if token in eos), len(tokens))
     return plan.tokenizer.decode([*plan.prompt, *tokens[:end]])
-
-
-def say(line: str) -> None:
-    """What the person should know while waiting: on stderr, so that stdout is the result."""
-    click.echo(line, err=True)
-
-
-@contextlib.contextmanager
-def progress(what: str, lasting: bool = True) -> Iterator[Report]:
-    """Show that something is going on, and for how long; yields report(bytes_done, bytes_total).
-
-    What is not `lasting` is shown to a person who waits, and leaves no line.
-    """
-    started = time.perf_counter()
-    if sys.stderr.isatty():
-        from rich.console import Console
-        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task(what)
-            yield lambda done, total: bar.update(
-                task, description=f"{what}: {done / 1e9:.2f} of {total / 1e9:.2f} GB"
-            )
-    else:
-        if lasting:
-            say(f"{what} …")
-        yield lambda done, total: None
-    if lasting:
-        say(f"{what}: {time.perf_counter() - started:.1f} s")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import sys
 
 import click
 
+from cli import explained
 from compare.commands.ab import ab
 from compare.commands.growth import growth
 from compare.commands.peers import peers
@@ -11,7 +12,6 @@ from compare.commands.quality import quality
 from compare.commands.readme import readme
 from compare.commands.replay import replay
 from compare.commands.roofline import roofline
-from generate import explained
 
 
 @click.group(no_args_is_help=False)

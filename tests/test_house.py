@@ -11,6 +11,7 @@ FLOORS = (
     {"devices", "ops"},
     {"kv_cache"},
     {"quantize", "models", "benchlog"},
+    {"cli"},
     {"run"},
     {"generate"},
     {"compare"},

@@ -16,6 +16,7 @@ import click
 
 from benchlog import log
 from benchlog.config import Command, OptionOfOptions, RunConfig, argv, options
+from cli import say
 from compare.arguments import split_precision
 from compare.figures.rows import rows
 from compare.output import tables as report
@@ -25,7 +26,7 @@ from compare.sampling.nursery import Nursery
 from compare.sampling.process import Process, environment
 from compare.sampling.results import FILE, Results, Settings
 from errors import LogError, UsageError
-from generate import make_record, say
+from generate import make_record
 
 UNUSED = tuple(name for name in NOT_IN_ARMS if name not in ("write_result", "debug"))
 DEFAULT = Settings()

@@ -19,13 +19,13 @@ from typing import Any
 import click
 
 from benchlog.config import Command, RunConfig
+from cli import say
 from compare.arguments import names_of
 from compare.figures import decode_limit as whole
 from compare.output.lines import draw
 from compare.output.tables import Columns, aligned
 from compare.sampling.results import Settings, write_json
 from errors import LogError, UsageError
-from generate import say
 from quantize import spec
 
 SCHEMES = ("none", "int8wo", "int4wo-128")

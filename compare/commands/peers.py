@@ -22,6 +22,7 @@ from typing import Any
 import click
 
 from benchlog.config import Command, RunConfig, argv
+from cli import say
 from compare.arguments import names_of
 from compare.figures.decode_limit import interval, shown
 from compare.figures.limits import over, step_bytes
@@ -33,7 +34,6 @@ from compare.sampling.comparison import Comparison
 from compare.sampling.process import Process, WorkerFailed
 from compare.sampling.results import ArmResult, Results, Settings, write_json
 from errors import LogError, UsageError
-from generate import say
 
 PEER = (sys.executable, "-m", "compare.peers.worker")
 # By scheme: (runtime, format) of what is beside it.

@@ -13,8 +13,8 @@ from typing import Any
 
 import click
 
-import generate
 from benchlog.config import Command, RunConfig, options
+from cli import quiet, say
 from compare.sampling.arm import NOT_IN_ARMS
 from errors import LogError, UsageError
 from quantize.spec import parse as scheme
@@ -56,11 +56,11 @@ def quality(
     if config.checkpoint_path.startswith("dummy:"):
         raise UsageError(f"--checkpoint_path {config.checkpoint_path}: random weights have none")
     scheme(config.quantization)
-    generate.quiet(config.debug)
+    quiet(config.debug)
     from compare.fidelity.measure import measure  # torch takes its seconds after the options
 
     tasks = [task.strip() for task in lm_eval.split(",")] if lm_eval else []
-    found = measure(config, text, tokens, tasks, limit, generate.say)
+    found = measure(config, text, tokens, tasks, limit, say)
     click.echo(report(found))
     if json_path:
         try:

@@ -20,6 +20,7 @@ import generate
 from benchlog import log
 from benchlog.config import Command, RunConfig, argv, options
 from benchlog.record import LINE, Record
+from cli import say
 from compare.arguments import fraction
 from compare.sampling.process import Process
 from errors import LogError, QuantbenchError, UsageError
@@ -209,7 +210,7 @@ def built(line: Line) -> str:
 
 def measured(line: Line, write_result: str) -> Record:
     """The record of running it now, in a process of its own. Raises what keeps it from running."""
-    generate.say(f"{line.name} …")
+    say(f"{line.name} …")
     worker = Process()
     try:
         worker.ask("load", argv=argv(line.config))

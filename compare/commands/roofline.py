@@ -17,13 +17,13 @@ from typing import Any
 import click
 
 from benchlog.config import KERNELS, PRECISIONS, Command, RunConfig
+from cli import say
 from compare.arguments import names_of
 from compare.figures import decode_limit as whole
 from compare.output.tables import Columns, aligned
 from compare.sampling.process import Process, WorkerFailed
 from compare.sampling.results import Settings, write_json
 from errors import UsageError
-from generate import say
 from quantize import spec
 
 MODEL = "dummy:TinyLlama-1.1B-Chat-v1.0"

@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchlog.config import RunConfig, argv
+from cli import say
 from compare.figures.limits import over, share, step_bytes
 from compare.figures.rows import seconds
 from compare.figures.statistics import Estimate
 from compare.sampling.comparison import Comparison
 from compare.sampling.results import ArmResult, Results, Settings
-from generate import say
 
 Row = dict[str, Any]
 

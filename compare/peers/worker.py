@@ -24,10 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from cli import quiet
 from compare.peers.packages import MISSING
 from compare.sampling.worker import serve
 from errors import MemoryShortage, QuantbenchError, UsageError
-from generate import quiet, warm_up
+from generate import warm_up
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from typing import Any
 
 import generate
 from benchlog.config import parse
+from cli import explained, quiet
 from errors import KernelError, MemoryShortage, QuantbenchError, UsageError
 
 
@@ -53,7 +54,7 @@ class Worker:
         import devices
 
         config = parse(argv)
-        generate.quiet(config.debug)
+        quiet(config.debug)
         self.plan = plan = generate.make_plan(config)
         free = devices.free_memory(plan.device)
         if free is not None:
@@ -176,7 +177,7 @@ class Worker:
         """The product of one shape, with every kernel."""
         from compare.sampling.layer_timing import Products
 
-        generate.quiet(False)
+        quiet(False)
         if self.timer is None:
             self.timer = Products(device, precision)
         found: dict[str, Any] = self.timer.measure(rows, columns, kernels, batch_size)
@@ -200,7 +201,7 @@ def serve(worker: object) -> None:
         try:
             answer = {"did": getattr(worker, request.pop("do"))(**request)}
         except (Exception, KeyboardInterrupt) as error:
-            reason, _ = generate.explained(error)
+            reason, _ = explained(error)
             kind = "usage" if isinstance(error, UsageError) else "other"
             short = isinstance(error, MemoryShortage) or reason.startswith("out of memory")
             if short and not isinstance(error, NeverFits):

@@ -3,8 +3,8 @@
 Every *.cpp there goes into one library, kept in $XDG_CACHE_HOME/quantbench (~/.cache/quantbench)
 under a hash of all that it was made from. A file's name says which instructions it may use
 (INSTRUCTIONS); which of them run is decided when the library is loaded (src/common/isa.cpp), so
-the library fits any machine of its architecture, and the hash leaves this one's CPU out. QUANTBENCH_ISA
-names another set than the best: portable, avx2, avx512, avx512vnni, amx.
+the library fits any machine of its architecture, and the hash leaves this one's CPU out.
+QUANTBENCH_ISA names another set than the best: portable, avx2, avx512, avx512vnni, amx.
 
 Ops are registered from C++, through torch's stable C interface (torch/csrc/stable): that compiles
 in 1 s where torch/library.h takes 4, and a call costs 2.5 µs; through torch.library.custom_op and
@@ -134,7 +134,8 @@ def built() -> Path:
 def _compile(compiler: str, sources: list[Path], scratch: Path) -> Path:
     def compile_one(source: Path) -> Path:
         target = scratch / f"{'-'.join(source.relative_to(SOURCES).parts)}.o"
-        _run([compiler, *_flags(), *_instructions(source), f"-I{SOURCES}", "-c", source, "-o", target])
+        flags = (*_flags(), *_instructions(source), f"-I{SOURCES}")
+        _run([compiler, *flags, "-c", source, "-o", target])
         return target
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
