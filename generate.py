@@ -12,7 +12,6 @@ that repeats it. What the numbers mean is in the README.
 from __future__ import annotations
 
 import dataclasses
-import gc
 import math
 import statistics
 import time
@@ -30,6 +29,7 @@ from benchlog.table import table
 from cli import OneLineErrors, Report, progress, quiet, say
 from errors import UsageError
 from quantize.spec import parse
+from run import environment
 
 if TYPE_CHECKING:  # torch takes seconds to import; --help and a mistyped option need none of it
     import torch
@@ -51,6 +51,7 @@ INTERACTIVE_CACHE = 4096  # positions, unless --cache_size or a shorter context 
 @options()
 def main(**given: Any) -> None:
     """Generate text with a quantized Llama-family model and log its speed and memory."""
+    environment.prepare()
     config = RunConfig(**given)
     outputs = (config.output_json_path, config.profile, config.memory_profile, config.write_result)
     for path in outputs:
@@ -59,7 +60,6 @@ def main(**given: Any) -> None:
     if config.interactive and config.batch_size != 1:
         raise UsageError("--interactive holds one conversation: leave --batch_size at 1")
     quiet(config.debug)
-    gc.set_threshold(100_000)  # importing and tracing keep what they make: looking costs a fifth
     run(config)
 
 
@@ -117,6 +117,7 @@ def make_plan(config: RunConfig) -> Plan:
     from models.tokenizer import ByteTokenizer, load_tokenizer
     from run.loading import Loading, scheme_of
 
+    config = environment.use_threads(config)
     spec = scheme_of(config)
     device = devices.resolve(config.device)
     config = dataclasses.replace(config, device=str(device), quantization=str(spec))
@@ -316,6 +317,7 @@ def facts(plan: Plan, model: Transformer) -> dict[str, Any]:
         "attention_kernel": model.decode_kernel.name,
         "kv_cache_bytes": sum(cache.nbytes for cache in model.caches),
         "device": {"type": plan.device.type, **devices.describe(plan.device)},
+        "environment": dataclasses.asdict(environment.in_force()),
         "versions": versions(),
         "git_commit": git_commit(),
     }

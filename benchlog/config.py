@@ -88,6 +88,8 @@ class RunConfig:
     min_sqnr: float = _field(35.0, MODEL, Number(), "Least SQNR, dB, that autoquant accepts")
     calibration_text: str | None = _field(None, MODEL, Text("PATH"),
         "Calibrate on it; otherwise on embedded text")
+    threads: int | None = _field(None, SPEED, Whole(1, maximum=1024),
+        "Threads; otherwise a core each, of those that the process may use")
     save: str | None = _field(None, OUTPUT, Text("DIR"), "Write the quantized model here")
     dry_run: bool = _field(False, OUTPUT, Switch(), "Sizes and kernels from shapes alone; no run")
     write_result: str = _field("benchmarks.txt", OUTPUT, Text("PATH"),

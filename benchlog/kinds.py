@@ -65,17 +65,19 @@ class Text:
 class Whole:
     minimum: int
     metavar: str = "N"
+    maximum: int = MAX_INT
 
     @property
     def accepts(self) -> str:
-        return f"a whole number from {self.minimum} to 2**63-1"
+        most = "2**63-1" if self.maximum == MAX_INT else self.maximum
+        return f"a whole number from {self.minimum} to {most}"
 
     def read(self, value: object) -> int:
         if isinstance(value, str) and re.fullmatch(r"[+-]?[0-9]{1,40}", value):
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool):
             raise ValueError
-        if not self.minimum <= value <= MAX_INT:
+        if not self.minimum <= value <= self.maximum:
             raise ValueError
         return value
 

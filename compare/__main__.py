@@ -12,6 +12,7 @@ from compare.commands.quality import quality
 from compare.commands.readme import readme
 from compare.commands.replay import replay
 from compare.commands.roofline import roofline
+from run import environment
 
 
 @click.group(no_args_is_help=False)
@@ -25,6 +26,7 @@ for command in (ab, roofline, growth, peers, quality, replay, readme):
 
 def main() -> None:
     """Every failure is one line on stderr, but with --debug."""
+    environment.prepare()
     try:
         commands.main(prog_name="python -m compare", standalone_mode=False)
     except (Exception, KeyboardInterrupt) as error:

@@ -40,6 +40,9 @@ def main(
     json_path: str | None,
 ) -> None:
     """Measure decode attention alone, over every kind of KV cache, against memory's speed."""
+    from run import environment
+
+    environment.prepare()
     try:
         if min(context_depth, batch_size, rounds) < 1:
             raise UsageError("--context_depth, --batch_size and --rounds begin at 1")

@@ -8,7 +8,6 @@
 Of a cold compilation's seconds only a part is spent on the step itself (docs/LOG.md).
 """
 
-import os
 import platform
 import threading
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 
 from ops.cpu import build
+from run import environment
 
 # CUDA graphs take the launch cost off each step. On the CPU inductor's freezing and max-autotune
 # were 17 % faster for twice the memory and eight times the compilation (docs/LOG.md), so they are
@@ -48,9 +48,7 @@ def begin(device: torch.device) -> Callable[[], None]:
     """
     if device.type != "cpu":
         return lambda: None
-    # The processes that compile Triton kernels are started wherever Triton is installed; on the
-    # CPU they only take the cores from the C++ compiler.
-    os.environ.setdefault("TORCH_WARM_POOL", "0")
+    environment.prepare_compiler(device.type)
     thread = threading.Thread(target=_compile_something, args=(device,), daemon=True)
     thread.start()
     return thread.join

@@ -22,6 +22,8 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
+from run.environment import prepare
+
 IMPORTED = (
     *("quantize.registry", "run.loading", "run.session", "run.sizes", "run.bandwidth", "generate"),
     *("torch._dynamo", "compare.fidelity.scores", "compare.sampling.clock"),
@@ -92,6 +94,7 @@ class Nursery:
 
 def serve(control: socket.socket) -> None:
     """Import, say whether forking is safe, then fork and wait as asked."""
+    prepare()
     for name in IMPORTED:
         importlib.import_module(name)
     import torch

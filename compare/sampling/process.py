@@ -13,13 +13,10 @@ from typing import Any
 
 from compare.sampling.nursery import Nursery
 from errors import QuantbenchError
+from run.environment import defaults
 
 COMMAND = (sys.executable, "-m", "compare.sampling.worker")
 ROOT = Path(__file__).parents[2]
-# After each parallel loop, threads spin for a while in case another one follows. GNU's OpenMP,
-# which torch's own builds carry, gives up after a few milliseconds; Intel's, which others carry,
-# after 200: the next arm's sample would begin beside it.
-ENVIRONMENT = {"KMP_BLOCKTIME": "5"}
 
 
 class WorkerFailed(QuantbenchError):
@@ -33,9 +30,9 @@ class WorkerFailed(QuantbenchError):
 
 
 def environment() -> dict[str, str]:
-    """That workers have, wherever they are started."""
+    """The variables of every worker: those of generate.py's process, and where our modules lie."""
     search = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**ENVIRONMENT, **os.environ, "PYTHONPATH": os.pathsep.join(search)}
+    return {**defaults(os.environ), "PYTHONPATH": os.pathsep.join(search)}
 
 
 class Process:

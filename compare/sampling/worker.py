@@ -30,6 +30,7 @@ import generate
 from benchlog.config import parse
 from cli import explained, quiet
 from errors import KernelError, MemoryShortage, QuantbenchError, UsageError
+from run import environment
 
 
 class NeverFits(QuantbenchError):
@@ -186,6 +187,7 @@ class Worker:
 
 def serve(worker: object) -> None:
     """Answer requests until there are no more, each by the worker's method of that name."""
+    environment.prepare()
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print must not come between the answers
     requests: queue.Queue[dict[str, Any]] = queue.Queue()

@@ -1,0 +1,142 @@
+"""One environment for every command: the processes themselves say what is in force in them."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchlog import log
+from benchlog.config import RunConfig, split
+from compare.sampling.nursery import Nursery
+from compare.sampling.process import Process, environment
+from run.environment import huge_page_bytes, system_huge_pages, use_threads
+
+ROOT = Path(__file__).parents[2]
+OPTIONS = ["--num_samples", "1", "--max_new_tokens", "2", "--device", "cpu"]
+UNSET = ("THP_MEM_ALLOC_ENABLE", "KMP_BLOCKTIME", "TORCH_WARM_POOL", "OMP_NUM_THREADS")
+
+
+@pytest.fixture(autouse=True)
+def as_in_a_new_shell(monkeypatch):
+    for name in UNSET:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def generated(tmp_path):
+    """Runs generate.py in a process of its own; its facts, its log's line and what it said."""
+
+    def run(*options, **variables):
+        json_path, log_path = tmp_path / "runs.jsonl", tmp_path / "log.txt"
+        outputs = ["--output_json_path", str(json_path), "--write_result", str(log_path)]
+        done = subprocess.run(
+            [sys.executable, str(ROOT / "generate.py"), *OPTIONS, *options, *outputs],
+            env={**os.environ, **variables}, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        facts = json.loads(json_path.read_text().splitlines()[-1])
+        return facts, log.read(str(log_path)).records[-1][1], done.stderr
+
+    return run
+
+
+def of_a_worker(*options, nursery=None):
+    worker = Process(nursery=nursery)
+    try:
+        worker.ask("load", argv=[*OPTIONS, *options])
+        return worker.ask("get_ready")
+    finally:
+        worker.close()
+
+
+def same(facts):
+    """What is in force, but for how much memory happens to lie in huge pages."""
+    return {k: v for k, v in facts["environment"].items() if k != "huge_page_bytes"}
+
+
+def test_generate_and_the_workers_of_compare_run_under_the_same(generated):
+    facts, record, _ = generated("--compile")
+    assert facts["environment"]["variables"]["THP_MEM_ALLOC_ENABLE"] == "1"
+    assert facts["environment"]["variables"]["TORCH_WARM_POOL"] == "0"
+    assert facts["environment"]["gc_threshold"] == 100_000
+    assert facts["environment"]["threads"] == facts["device"]["threads"]
+    assert same(of_a_worker("--compile")) == same(facts)
+    nursery = Nursery(environment())
+    try:
+        assert same(of_a_worker("--compile", nursery=nursery)) == same(facts)
+    finally:
+        nursery.close()
+    assert "--threads" not in record.repro
+
+
+def test_what_the_user_has_set_stays(generated):
+    given = {"THP_MEM_ALLOC_ENABLE": "0", "KMP_BLOCKTIME": "0", "CXXFLAGS": ""}
+    facts, _, _ = generated(**given)
+    assert given.items() <= facts["environment"]["variables"].items()
+    assert "HOME" not in facts["environment"]["variables"]
+
+
+def test_threads_are_set_recorded_and_repeated(generated):
+    facts, record, said = generated("--threads", "1")
+    assert facts["environment"]["threads"] == facts["device"]["threads"] == 1
+    assert "--threads 1" in record.repro and "slower" not in said
+    assert facts["config"]["threads"] == 1
+    many = 2 * (os.cpu_count() or 1)
+    facts, record, said = generated("--threads", str(many))
+    assert facts["environment"]["threads"] == many and f"{many} threads on" in said
+
+
+def test_a_variable_that_changes_the_threads_is_repeated_by_the_line(generated):
+    many = (os.cpu_count() or 1) + 1  # what no machine takes of itself
+    facts, record, _ = generated(OMP_NUM_THREADS=str(many))
+    assert facts["environment"]["threads"] == many
+    assert f"--threads {many}" in record.repro
+    again, second, _ = generated(*split(record.repro)[2:])
+    assert again["environment"]["threads"] == many
+    assert f"--threads {many}" in second.repro
+
+
+def test_the_workers_take_the_option(generated):
+    facts, _, _ = generated("--threads", "1")
+    assert same(of_a_worker("--threads", "1")) == same(facts)
+
+
+def test_openmp_s_limit(generated):
+    facts, _, _ = generated(OMP_THREAD_LIMIT="1")
+    assert facts["environment"]["threads"] == 1
+
+
+@pytest.mark.skipif(system_huge_pages() in (None, "never"), reason="no transparent huge pages here")
+def test_a_loaded_model_lies_in_huge_pages(generated):
+    """One layer of TinyLlama, 88 MB, beside an embedding and an output of 131 MB each."""
+    model = ["--checkpoint_path", "dummy:TinyLlama-1.1B-Chat-v1.0", "--num_layers", "1"]
+    facts, _, _ = generated(*model)
+    assert facts["environment"]["huge_page_bytes"] > facts["weight_bytes"] / 2
+    if system_huge_pages() == "madvise":
+        facts, _, _ = generated(*model, THP_MEM_ALLOC_ENABLE="0")
+        assert facts["environment"]["huge_page_bytes"] < facts["weight_bytes"] / 2
+
+
+def test_files_of_the_kernel(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("always [madvise] never\n")
+    assert system_huge_pages(path) == "madvise"
+    path.write_text("Rss: 5 kB\nAnonHugePages:      2048 kB\n")
+    assert huge_page_bytes(path) == 2 << 20
+    assert system_huge_pages(tmp_path / "none") is huge_page_bytes(tmp_path / "none") is None
+
+
+def test_threads_reach_torch_in_this_process(monkeypatch):
+    before = torch.get_num_threads()
+    try:
+        config = use_threads(RunConfig(threads=3))
+        assert torch.get_num_threads() == 3 and config.threads == 3
+        config = use_threads(dataclasses.replace(config, threads=None))
+        assert config.threads is None and torch.get_num_threads() != 3
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,163 @@
+"""How many threads: machines, containers and variables, as files under a folder of their own."""
+
+import os
+
+import pytest
+
+from benchlog.config import RunConfig, argv, parse
+from errors import UsageError
+from run.threads import choose, cores, first_number
+
+EIGHT = range(8)
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """Writes the files that the kernel shows; nothing is limited where there are none."""
+
+    def write(siblings=None, **files):
+        for number, text in (siblings or {}).items():
+            files[f"sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list"] = text
+        for path, text in files.items():
+            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / path).write_text(f"{text}\n")
+        return tmp_path
+
+    return write
+
+
+PAIRS = {number: f"{number % 4},{number % 4 + 4}" for number in EIGHT}
+
+
+@pytest.mark.parametrize(
+    ("siblings", "allowed", "expected"),
+    [
+        ({}, EIGHT, 8),
+        (PAIRS, EIGHT, 4),
+        (PAIRS, [0, 4], 1),
+        (PAIRS, [0, 1, 4], 2),
+        ({0: "0-1", 1: "0-1", 2: "2-3", 3: "2-3"}, [0, 1, 2, 3], 2),
+        ({0: "0", 1: "1"}, [1], 1),
+    ],
+)
+def test_cores_of_the_affinity_mask_count_once(machine, siblings, allowed, expected):
+    assert cores(machine(siblings), allowed) == expected
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"sys/fs/cgroup/cpu.max": "max 100000"}, 8),
+        ({"sys/fs/cgroup/cpu.max": "300000 100000"}, 3),
+        ({"sys/fs/cgroup/cpu.max": "250000 100000"}, 3),
+        ({"sys/fs/cgroup/cpu.max": "50000 100000"}, 1),
+        ({"sys/fs/cgroup/cpu.max": "5000000 100000"}, 8),
+        ({"sys/fs/cgroup/cpu.max": "damaged"}, 8),
+        # the process's own group allows 4, the one around it 2
+        (
+            {
+                "proc/self/cgroup": "0::/a/b",
+                "sys/fs/cgroup/a/b/cpu.max": "400000 100000",
+                "sys/fs/cgroup/a/cpu.max": "200000 100000",
+            },
+            2,
+        ),
+        ({"proc/self/cgroup": "0::/a", "sys/fs/cgroup/b/cpu.max": "100000 100000"}, 8),
+        (
+            {
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1",
+                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
+            },
+            8,
+        ),
+        (
+            {
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "150000",
+                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
+            },
+            2,
+        ),
+        (
+            {
+                "proc/self/cgroup": "3:cpuset:/\n2:cpu,cpuacct:/docker/1\n0::/",
+                "sys/fs/cgroup/cpu,cpuacct/docker/1/cpu.cfs_quota_us": "100000",
+                "sys/fs/cgroup/cpu,cpuacct/docker/1/cpu.cfs_period_us": "50000",
+            },
+            2,
+        ),
+        # a container of version 1 is told the host's path, and sees its own group as the mount
+        (
+            {
+                "proc/self/cgroup": "2:cpu:/docker/1",
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "300000",
+                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
+            },
+            3,
+        ),
+    ],
+)
+def test_the_quota_of_cpu_time_is_rounded_up(machine, files, expected):
+    assert cores(machine({}, **files), EIGHT) == expected
+
+
+def test_this_machine_has_at_least_one_core_for_us():
+    found = cores()
+    assert found is None or 1 <= found <= (os.cpu_count() or 1)
+
+
+@pytest.mark.parametrize(
+    ("asked", "variables", "count", "recorded"),
+    [
+        (None, {}, 4, None),
+        (3, {}, 3, 3),
+        (4, {}, 4, 4),
+        (3, {"OMP_NUM_THREADS": "2"}, 3, 3),
+        (None, {"OMP_NUM_THREADS": "4"}, 4, None),
+        (None, {"OMP_NUM_THREADS": "1"}, 1, 1),
+        (None, {"OMP_NUM_THREADS": "2,8"}, 2, 2),
+        (None, {"OMP_NUM_THREADS": "none"}, 4, None),
+        (None, {"OMP_NUM_THREADS": "0"}, 4, None),
+        (None, {"OMP_THREAD_LIMIT": "3"}, 3, 3),
+        (None, {"OMP_THREAD_LIMIT": "9"}, 4, None),
+        (None, {"OMP_NUM_THREADS": "8", "OMP_THREAD_LIMIT": "2"}, 2, 2),
+        (2, {"OMP_THREAD_LIMIT": "2"}, 2, 2),
+    ],
+)
+def test_what_is_chosen_on_four_cores(asked, variables, count, recorded):
+    chosen = choose(asked, 4, variables)
+    assert (chosen.count, chosen.recorded) == (count, recorded)
+
+
+def test_the_limit_of_openmp_cannot_be_passed():
+    with pytest.raises(UsageError, match="--threads 3 is more than OMP_THREAD_LIMIT=2 allows"):
+        choose(3, 4, {"OMP_THREAD_LIMIT": "2"})
+
+
+@pytest.mark.parametrize(("count", "cores", "said"), [(4, 1, "4 threads on 1 core: slower than 1"),
+                                                      (8, 2, "8 threads on 2 cores: slower"),
+                                                      (2, 2, None), (1, 2, None)])  # fmt: skip
+def test_more_threads_than_cores_are_warned_of(count, cores, said):
+    warning = choose(count, cores, {}).warning()
+    assert (said is None) == (warning is None) and (said or "") in (warning or "")
+
+
+def test_where_the_system_does_not_say_torch_decides():
+    assert choose(None, None, {}).count is None and choose(None, None, {}).recorded is None
+    assert choose(3, None, {}).count == 3 and choose(3, None, {}).warning() is None
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "1025", "two", "1.5", ""])
+def test_what_the_option_refuses(given):
+    with pytest.raises(UsageError, match="--threads takes a whole number from 1 to 1024; given:"):
+        parse([f"--threads={given}"])
+
+
+def test_the_option_is_written_only_where_it_was_given():
+    assert "--threads" not in argv(RunConfig())
+    assert parse(["--threads", "2"]).threads == 2
+    assert argv(RunConfig(threads=2))[-2:] == ["--threads", "2"]
+
+
+@pytest.mark.parametrize("text", ["4", " 4 ", "4,2", "4 , 2"])
+def test_the_first_number_of_a_list(text):
+    assert first_number(text) == 4
