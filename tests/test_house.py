@@ -1,6 +1,14 @@
-"""The house's one rule of construction: a file imports only from floors below its own."""
+"""The house's rule of construction: a file imports only from floors below its own.
+
+FLOORS puts every module and folder of the top level on a floor, the lowest first. ROOMS does the
+same with what is inside each folder; there a folder's name stands for all of its files that are not
+named themselves. A folder's `__init__` is above its files, and its `__main__` above that.
+"""
 
 import ast
+import os
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,48 +24,233 @@ FLOORS = (
     {"generate"},
     {"compare"},
 )
-FLOOR = {room: number for number, floor in enumerate(FLOORS) for room in floor}
-FILES = sorted(
-    path for room in FLOOR for path in [*ROOT.glob(f"{room}.py"), *ROOT.glob(f"{room}/**/*.py")]
-)
+ROOMS = {
+    "ops": (
+        {"packing", "cpu.build", "triton.values"},
+        {"formats", "kv"},
+        {"cpu", "triton", "reference", "prefill_attention"},
+        {"attention"},
+    ),
+    "kv_cache": ({"base"}, {"dense", "eight_bit", "int4"}),
+    "quantize": (
+        {"spec", "activation"},
+        {"packed"},
+        {"cpu"},
+        {"scheme"},
+        {"schemes", "pruning"},
+        {"registry"},
+        {"autoquant"},
+    ),
+    "models": (
+        {"config", "tokenizer", "checkpoints.names"},
+        {"*", "chat"},  # *: whatever is not named, an architecture each
+        {"checkpoints"},
+        {"tiny"},
+    ),
+    "benchlog": (
+        {"shell", "origin", "table"},
+        {"kinds"},
+        {"config"},
+        {"record"},
+        {"log"},
+    ),
+    "run": (
+        {"bandwidth", "chat", "compiling", "scoring", "sizes", "tracing"},
+        {"loading", "session"},
+    ),
+    "compare": (
+        {"arguments", "figures.statistics", "figures.why", "output.bars", "output.lines"},
+        {"fidelity", "output.pareto", "sampling.clock", "sampling.layer_timing"},
+        {"sampling.arm", "sampling.nursery"},
+        {"sampling.results", "sampling.process", "sampling.worker"},
+        {"figures.rows", "output", "peers"},
+        {"sampling"},
+        {"figures"},
+        {"commands"},
+    ),
+}
+# Imports by name, which no reader of import statements sees: file → why it may.
+LATE = {
+    "compare/sampling/nursery.py": "imports what workers need, and forks to become their command",
+}
+LATE_IMPORTS = {"import_module", "__import__", "run_module", "run_path", "resolve_name"}
+UPWARD = {"quantize/__main__.py", "kv_cache/__main__.py"}  # being moved to compare/commands
+
+OUTSIDE = {"build", "demo", "docs", "tests"}
 
 
-def imports(path: Path) -> set[str]:
-    """The rooms and packages a file imports, at the top or inside a function."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+def tree(*suffixes: str) -> list[Path]:
+    """The files of the tree, relative to its root, without tests, documents and what is hidden."""
+    paths = []
+    for folder, below, files in os.walk(ROOT):
+        below[:] = [n for n in below if n[0] != "." and n not in OUTSIDE and "egg-info" not in n]
+        paths += [Path(folder, file).relative_to(ROOT) for file in files]
+    return sorted(path for path in paths if path.suffix in suffixes)
+
+
+def module(path: Path) -> str:
+    """models/llama.py → models.llama; a folder's __init__ is the folder's own name."""
+    return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+
+
+FILES = tree(".py")
+MODULES = {module(path): path for path in FILES}
+EACH_FILE = pytest.mark.parametrize("path", FILES, ids=str)
+
+
+def syntax(path: Path) -> ast.AST:
+    return ast.parse((ROOT / path).read_text())
+
+
+def named(path: Path) -> Iterator[str]:
+    """The full names that a file imports, at the top or inside a function."""
+    package = module(path).split(".")
+    if path.name != "__init__.py":
+        package.pop()
+    for node in ast.walk(syntax(path)):
         if isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            found.add(node.module.split(".")[0])
-    return found
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) + 1 - node.level] if node.level else []
+            start = [*above, *([node.module] if node.module else [])]
+            yield from (".".join([*start, alias.name]) for alias in node.names)
 
 
-def room_of(path: Path) -> str:
-    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+def imported(path: Path) -> set[str]:
+    """The modules of the tree that a file imports; of `from models import llama`, models.llama."""
+    found = set()
+    for name in named(path):
+        while name and name not in MODULES:
+            name = name.rpartition(".")[0]
+        found.add(name)
+    return found - {"", module(path)}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def floor(name: str) -> tuple[int, str] | None:
+    """A module's floor within its room, and the entry of ROOMS that says so."""
+    room, _, inside = name.partition(".")
+    floors = ROOMS.get(room, ())
+    if inside in ("", "__main__"):
+        return len(floors) + bool(inside), inside
+    entry = inside
+    while entry and not any(entry in floor for floor in floors):
+        entry = entry.rpartition(".")[0]
+    entry = entry or "*"
+    return next(((i, entry) for i, floor in enumerate(floors) if entry in floor), None)
+
+
+def room_floor(name: str) -> int | None:
+    room = name.split(".")[0]
+    return next((i for i, floor in enumerate(FLOORS) if room in floor), None)
+
+
+def wrong(importer: str, target: str) -> str | None:
+    """Why one module must not import another, or None."""
+    rooms = [name.split(".")[0] for name in (importer, target)]
+    if rooms[0] != rooms[1]:
+        high, low = room_floor(importer), room_floor(target)
+        if high is None or low is None or low >= high:
+            return f"{target}: {rooms[1]} is not on a floor below {rooms[0]} (FLOORS)"
+        return None
+    high, low = floor(importer), floor(target)
+    if high is None or low is None or low[0] > high[0]:
+        return f"{target} is on a floor above (ROOMS)"
+    if low[0] == high[0] and low[1] != high[1]:
+        return f"{target} is beside it, on the same floor (ROOMS)"
+    return None
+
+
+@EACH_FILE
 def test_imports_run_downwards(path):
-    if path.name == "__main__.py":
-        return  # a command stands on top of the house, wherever its file lies: nobody imports it
-    room = room_of(path)
-    upward = {name for name in imports(path) if FLOOR.get(name, -1) > FLOOR[room]}
-    beside = {name for name in imports(path) if FLOOR.get(name) == FLOOR[room]} - {room}
-    assert not upward and not beside
+    if str(path) not in UPWARD:
+        reasons = [wrong(module(path), target) for target in sorted(imported(path))]
+        assert not [reason for reason in reasons if reason]
 
 
-def test_every_room_is_on_a_floor():
-    rooms = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests"}
-    assert rooms <= set(FLOOR)
+@EACH_FILE
+def test_every_file_is_on_a_floor(path):
+    assert room_floor(module(path)) is not None, "add the module or folder to FLOORS"
+    if len(path.parts) > 1:
+        assert floor(module(path)) is not None, "add the file to its room in ROOMS"
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if room_of(path) == "benchlog"], ids=str)
+def test_every_floor_has_its_files():
+    """A name that nothing has would be on a floor for nothing."""
+    folders = {".".join(path.parts[:i]) for path in FILES for i in range(1, len(path.parts))}
+    names = {name for floor in FLOORS for name in floor}
+    names |= {f"{room}.{n}" for room, floors in ROOMS.items() for floor in floors for n in floor}
+    assert {name for name in names if not name.endswith("*")} <= folders | set(MODULES)
+
+
+def test_no_two_files_import_each_other():
+    """Nor in a circle: files of one folder have no floors of their own."""
+    below = {name: imported(path) for name, path in MODULES.items()}
+    while leaves := {name for name, targets in below.items() if not targets & set(below)}:
+        below = {name: targets for name, targets in below.items() if name not in leaves}
+    circle = {name: targets & set(below) for name, targets in below.items()}
+    assert not {name for name in circle if str(MODULES[name]) not in UPWARD}, circle
+
+
+@EACH_FILE
+def test_imports_by_name_are_declared(path):
+    calls = (node.func for node in ast.walk(syntax(path)) if isinstance(node, ast.Call))
+    names = {ast.unparse(call).rpartition(".")[2] for call in calls}
+    assert bool(names & LATE_IMPORTS) == (str(path) in LATE)
+
+
+def test_few_imports_are_by_name():
+    assert len(LATE) <= 5 and all((ROOT / path).exists() for path in LATE)
+
+
+@EACH_FILE
 def test_the_log_needs_no_torch(path):
-    assert not imports(path) & {"torch", "torchao", "numpy", "transformers"}
+    if path.parts[0] in ("benchlog", "errors.py", "cli.py"):
+        packages = {name.split(".")[0] for name in named(path)}
+        assert not packages & {"torch", "torchao", "numpy", "transformers"}
 
 
-@pytest.mark.parametrize("path", FILES, ids=str)
+@EACH_FILE
 def test_no_file_edits_the_module_search_path(path):
-    attributes = {n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Attribute)}
+    attributes = {node for node in ast.walk(syntax(path)) if isinstance(node, ast.Attribute)}
     assert not any(ast.unparse(node) == "sys.path" for node in attributes)
+
+
+@pytest.mark.parametrize("path", tree(".py", ".cpp", ".h"), ids=str)
+def test_a_file_is_read_in_one_sitting(path):
+    assert len((ROOT / path).read_text().splitlines()) <= 500
+
+
+def test_no_file_names_a_folder_of_somebodys_machine():
+    texts = [ROOT / path for path in tree(".py", ".cpp", ".h", ".md", ".toml")]
+    texts += [ROOT / "Makefile", *ROOT.glob("*.txt"), *ROOT.glob("docs/*.*"), *ROOT.glob(".ci/*")]
+    folder = re.compile(r"(?<![\w.~/])/(home|root|Users|work|mnt|srv)/\w")
+    assert len(texts) > 100
+    assert not [path for path in texts if folder.search(path.read_text())]
+
+
+# ---------------------------------------------------------------------------------- the rules' own
+
+MISTAKES = [
+    ("errors", "models.llama"),  # from another room, upwards
+    ("models.llama", "quantize.spec"),  # beside
+    ("quantize.packed", "quantize.registry"),  # upwards within a room
+    ("quantize.schemes.fp6", "quantize.pruning"),  # beside within a room
+    ("quantize.spec", "quantize"),  # a file its own folder's __init__
+    ("run.sizes", "compare.figures.rows"),
+    ("new_module", "errors"),  # on no floor
+    ("quantize.new_module", "quantize.spec"),
+]
+
+
+@pytest.mark.parametrize(("importer", "target"), MISTAKES)
+def test_a_mistake_is_seen(importer, target):
+    assert wrong(importer, target)
+
+
+def test_imports_are_seen_wherever_they_stand(tmp_path, monkeypatch):
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    text = "from . import scheme\nfrom .schemes.fp6 import x\ndef f():\n    from .. import errors\n"
+    (tmp_path / "quantize").mkdir()
+    (tmp_path / "quantize" / "cpu.py").write_text(text + "    import models.llama as m\n")
+    expected = {"quantize.scheme", "quantize.schemes.fp6", "errors", "models.llama"}
+    assert imported(Path("quantize/cpu.py")) == expected
