@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -284,18 +285,51 @@ def test_unwritable_logs_are_one_line_each_before_and_at_the_append(tmp_path):
             assert str(raised.value) == f"cannot append to {path!r}: {reason}"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_permissions_are_seen(tmp_path):
-    path = tmp_path / "log"
-    path.write_text("")
-    path.chmod(0o444)
-    tmp_path.chmod(0o555)
+NOBODY = 65534
+
+
+def as_nobody(work):
+    """What work() returns in a child without root's privileges, who may write everywhere."""
+    reading, writing = os.pipe()
+    if child := os.fork():
+        os.close(writing)
+        with open(reading) as pipe:
+            answer = pipe.read()
+        os.waitpid(child, 0)
+        return json.loads(answer)
     try:
-        for refused in (path, tmp_path / "new"):
-            with pytest.raises(LogError, match="Permission denied"):
-                log.check_writable(refused)
+        if os.geteuid() == 0:
+            os.setgroups([])
+            os.setresgid(NOBODY, NOBODY, NOBODY)
+            os.setresuid(NOBODY, NOBODY, NOBODY)
+        os.write(writing, json.dumps(work()).encode())
     finally:
-        tmp_path.chmod(0o755)
+        os._exit(0)
+
+
+def test_permissions_are_seen():
+    def refusals():
+        reasons = []
+        for path in (writable, locked, open_folder / "new", closed_folder / "new"):
+            try:
+                log.check_writable(path)
+                reasons.append("")
+            except LogError as error:
+                reasons.append(str(error))
+        return reasons
+
+    with tempfile.TemporaryDirectory() as name:  # pytest's own folders are root's alone
+        writable, locked = Path(name, "writable"), Path(name, "locked")
+        open_folder, closed_folder = Path(name, "open"), Path(name, "closed")
+        for path, mode in ((writable, 0o666), (locked, 0o444)):
+            path.touch()
+            path.chmod(mode)
+        for path, mode in ((open_folder, 0o777), (closed_folder, 0o555), (Path(name), 0o755)):
+            path.mkdir(exist_ok=True)
+            path.chmod(mode)
+        reasons = as_nobody(refusals)
+    assert [bool(reason) for reason in reasons] == [False, True, False, True]
+    assert all(reason.endswith(": Permission denied") for reason in reasons if reason)
 
 
 def test_reading_tells_records_headings_and_bad_lines_apart(tmp_path):
