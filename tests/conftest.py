@@ -1,10 +1,21 @@
-"""One seed and one thread count for every test; tests marked gpu run only where CUDA is."""
+"""What every test needs: its packages, a seed (seeds.py), an account of what the machine lets run
+(coverage_of_machine.py), and Triton's interpreter where no GPU is."""
 
 import importlib.util
 import os
 
 import pytest
-import torch
+
+PACKAGES = ("torch", "torchao", "transformers", "hypothesis", "safetensors", "gguf", "click")
+if missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
+    raise pytest.UsageError(
+        f"the tests need {', '.join(missing)}, which this Python lacks: `make test` installs all "
+        "into .venv and runs them; then .venv/bin/python -m pytest does"
+    )
+
+import torch  # noqa: E402  # after the message above
+
+pytest_plugins = ["tests.seeds", "tests.coverage_of_machine"]
 
 
 def interpret_triton() -> None:
@@ -29,17 +40,3 @@ interpret_triton()
 # Or tiktoken, as Hugging Face calls it, keeps files by their path: those of a folder that once had
 # this name.
 os.environ["TIKTOKEN_CACHE_DIR"] = ""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if torch.cuda.is_available():
-        return
-    skip = pytest.mark.skip(reason="no CUDA device here")
-    for item in items:
-        if "gpu" in item.keywords:
-            item.add_marker(skip)
-
-
-@pytest.fixture(autouse=True)
-def seeded() -> None:
-    torch.manual_seed(0)

@@ -4,6 +4,7 @@ import pytest
 
 from errors import KernelError
 from ops.cpu import build
+from tests import coverage_of_machine
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -18,4 +19,5 @@ def use(isa: str) -> None:
     try:
         build.use_isa(isa)
     except KernelError as error:
-        pytest.skip(str(error))
+        pytest.skip(f"instruction set {isa}: {error}")
+    coverage_of_machine.ran[isa] += 1

@@ -1,0 +1,105 @@
+"""What this machine let the tests run, and what it has to let them run.
+
+A skipped test is no proof. The summary counts the skipped tests by reason, and names the
+instruction sets under which kernels ran. QUANTBENCH_EXPECT=compiler,portable,avx2 states what a
+machine must have: a test that skips for the lack of one of these fails, and so does a test that
+skips for a reason that NEEDS does not know. `.ci/run` sets it. Without it every reason is accepted.
+"""
+
+import importlib
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import TypeVar
+
+import pytest
+
+VARIABLE = "QUANTBENCH_EXPECT"
+Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
+
+# What a machine may lack → the reasons for which tests skip then. A test skips with one of these.
+NEEDS = {
+    "compiler": r"the C\+\+ kernels (need a C\+\+ compiler|are built on Linux only)",
+    **{
+        isa: rf"instruction set {isa}: "
+        for isa in ("portable", "avx2", "avx512", "avx512vnni", "amx")
+    },
+    "linux": r"needs Linux|reads /proc|forks on Linux only",
+    "venv": r"needs the Makefile's \.venv",
+    "dev": r"could not import '(triton|gguf|transformers)'|needs quantbench\[eval\]",
+    "gpu": r"no CUDA device here",
+    "llama-cpp": r"no llama-cpp-python",
+    "no-gpu": r"has CUDA|Triton runs on the GPU here|a GPU has as many as it has",
+    "cpu-torch": r"no fork of this torch",
+}
+# Combinations of parameters that no machine can run.
+IMPOSSIBLE = "|".join(
+    (
+        "int4 has groups of 32",
+        "the kernel does not take the dtype, and says so",
+        "the interpreter takes subnormal bfloat16 for something else",
+    )
+)
+
+ran: Counter[str] = Counter()  # instruction set → tests that used it; tests.ops.instructions counts
+skipped: Counter[str] = Counter()  # reason → tests
+
+
+def expected() -> set[str]:
+    names = {name for name in os.environ.get(VARIABLE, "").split(",") if name}
+    if unknown := sorted(names - set(NEEDS)):
+        raise pytest.UsageError(
+            f"{VARIABLE} names {', '.join(unknown)}; there are {', '.join(NEEDS)}"
+        )
+    return names
+
+
+def why_skipping_fails(reason: str, expected: set[str]) -> str | None:
+    """Why a test must not skip for this reason on a machine that has to have what is expected."""
+    if not expected or re.search(IMPOSSIBLE, reason):
+        return None
+    lacking = next((name for name, pattern in NEEDS.items() if re.search(pattern, reason)), None)
+    if lacking is None:
+        return f"skipped for a reason that {VARIABLE} does not know: {reason}"
+    if lacking in expected:
+        return f"skipped, but {VARIABLE} names {lacking}: {reason}"
+    return None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    expected()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    need_cuda = [item for item in items if "gpu" in item.keywords]
+    if need_cuda and not importlib.import_module("torch").cuda.is_available():
+        for item in need_cuda:
+            item.add_marker(pytest.mark.skip(reason="no CUDA device here"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Iterator[None]:
+    return count_or_fail((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Iterator[None]:
+    return count_or_fail((yield))
+
+
+def count_or_fail(report: Report) -> Report:
+    if report.skipped and isinstance(report.longrepr, tuple):
+        reason = report.longrepr[2].removeprefix("Skipped: ")
+        skipped[reason] += 1
+        if failure := why_skipping_fails(reason, expected()):
+            report.outcome, report.longrepr = "failed", failure
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if ran:
+        sets = ", ".join(f"{isa} in {count} tests" for isa, count in ran.items())
+        terminalreporter.write_line(f"instruction sets covered: {sets}")
+    for reason, count in skipped.most_common():
+        terminalreporter.write_line(f"skipped {count}: {reason}", yellow=True)

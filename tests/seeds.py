@@ -1,0 +1,105 @@
+"""Every test draws other random numbers in every run, and says how to draw the same again.
+
+The run's seed comes from the clock; --seed N or QUANTBENCH_TEST_SEED=N sets it. A test's own seed
+follows from the run's seed and the test's name, so a test draws the same numbers alone as among
+others. Fixtures of a module or a session have seeds of their own. Hypothesis gets the run's seed.
+A test that needs certain numbers seeds its own generator, and says why.
+"""
+
+import os
+import random
+import time
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+
+VARIABLE = "QUANTBENCH_TEST_SEED"
+LARGEST = 2**32 - 1  # what numpy takes
+
+# On a machine that sets CI, hypothesis would draw the same examples for ever.
+hypothesis.settings.register_profile(
+    "quantbench", derandomize=False, print_blob=True, deadline=None
+)
+
+
+def seed_of_run(given: str | None) -> int:
+    if given is None:
+        given = os.environ.get(VARIABLE) or str(time.time_ns() % (LARGEST + 1))
+    if not given.isascii() or not given.isdigit() or int(given) > LARGEST:
+        raise pytest.UsageError(f"the seed is {given!r}; give a whole number from 0 to {LARGEST}")
+    return int(given)
+
+
+def seed_all(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def seed_for(config: pytest.Config, name: str) -> int:
+    return zlib.crc32(f"{config.stash[SEED]}:{name}".encode())
+
+
+SEED = pytest.StashKey[int]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seed", metavar="N", help="Draw the random numbers of the run that said so.")
+
+
+@pytest.hookimpl(tryfirst=True)  # before hypothesis reads its option
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[SEED] = seed = seed_of_run(config.getoption("--seed"))
+    seed_all(seed)
+    hypothesis.settings.load_profile("quantbench")
+    if config.getoption("hypothesis_seed", None) is None:
+        config.option.hypothesis_seed = str(seed)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    seed_all(seed_for(item.config, item.nodeid))
+
+
+@contextmanager
+def generators_as_before() -> Iterator[None]:
+    python, numpy, torch_ = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(torch_)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+) -> Iterator[None]:
+    """What several tests share must not depend on which of them comes first."""
+    if fixturedef.scope == "function":
+        return (yield)
+    with generators_as_before():
+        name = f"{request.node.nodeid}:{fixturedef.argname}:{request.param_index}"
+        seed_all(seed_for(request.config, name))
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    report = yield
+    if report.failed:
+        seed = item.config.stash[SEED]
+        report.sections.append(("Seed", f"--seed {seed} draws the same random numbers again"))
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    seed = terminalreporter.config.stash[SEED]
+    terminalreporter.write_line(f"seed {seed}: --seed {seed} draws the same random numbers again")

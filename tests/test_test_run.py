@@ -1,0 +1,122 @@
+"""How the tests themselves run: their seeds, and skips that a machine must not have."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import coverage_of_machine, seeds
+
+ROOT = Path(__file__).parent.parent
+
+DRAWS = """
+import random
+import numpy, pytest, torch
+from hypothesis import given, strategies
+
+def draw():
+    return random.random(), float(numpy.random.rand()), float(torch.rand(()))
+
+@pytest.fixture(scope="module")
+def shared():
+    return draw()
+
+def test_first():
+    print("DREW first", draw())
+
+def test_second(shared):
+    print("DREW second", draw(), shared)
+
+@given(strategies.integers())
+def test_generated(x):
+    print("DREW generated", x)
+
+def test_failing():
+    assert False
+"""
+SKIPS = """
+import pytest
+
+def test_on_amx():
+    pytest.skip("instruction set amx: this CPU cannot run it")
+
+def test_never():
+    pytest.skip("int4 has groups of 32")
+
+@pytest.mark.skipif(True, reason="I felt like it")
+def test_with_a_reason_of_its_own():
+    pass
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    """run(plugin, text of a test file, options, names of tests, **environment) → pytest's exit
+    status and output."""
+
+    def pytest_of(plugin, text, options=(), names=("",), **environment):
+        (tmp_path / "test_it.py").write_text(text)
+        (tmp_path / "pytest.ini").touch()
+        command = [sys.executable, "-m", "pytest", f"-p{plugin}", f"--rootdir={tmp_path}", *options]
+        done = subprocess.run(
+            [*command, *(f"{tmp_path}/test_it.py{name}" for name in names)],
+            cwd=ROOT, env={**without_ours(), **environment}, capture_output=True, text=True,
+        )  # fmt: skip
+        return done.returncode, done.stdout + done.stderr
+
+    return pytest_of
+
+
+def without_ours():
+    ours = (seeds.VARIABLE, coverage_of_machine.VARIABLE, "PYTEST_ADDOPTS")
+    return {name: value for name, value in os.environ.items() if name not in ours}
+
+
+def test_the_seed_is_said_and_draws_the_same_again_alone_as_among_others(run):
+    def drawn(*arguments, **environment):
+        output = run("tests.seeds", DRAWS, *arguments, **environment)[1]
+        return set(re.findall(r"DREW .*", output)), output
+
+    first, output = drawn(["-s"])
+    seed = re.search(r"^seed (\d+): --seed \1 ", output, re.M)[1]
+    section = output.split("- Seed -")[1].splitlines()[1]  # of the test that failed
+    assert section.startswith(f"--seed {seed} draws the same")
+
+    names = ["::test_generated", "::test_second"]
+    again, _ = drawn(["-s", f"--seed={seed}"], names)
+    assert again == {line for line in first if not line.startswith("DREW first")}
+    assert len([line for line in again if "generated" in line]) > 20
+
+    other, _ = drawn(["-s"], names, **{seeds.VARIABLE: str(int(seed) ^ 1)})
+    assert not {line for line in first & other if "second" in line}
+    assert first - other and other - first
+
+
+@pytest.mark.parametrize("given", ["", "-1", "1.5", "many", str(2**32)])
+def test_a_seed_that_is_no_seed_is_an_error(given):
+    with pytest.raises(pytest.UsageError, match="give a whole number from 0 to 4294967295"):
+        seeds.seed_of_run(given)
+
+
+def test_skips_are_counted_by_reason_and_fail_where_the_machine_must_not_lack_it(run):
+    def tested(names=("",), **environment):
+        return run("tests.coverage_of_machine", SKIPS, (), names, **environment)
+
+    status, output = tested()
+    assert status == 0 and output.count("skipped 1: ") == 3
+    status, output = tested(QUANTBENCH_EXPECT="compiler,amx")
+    assert status == 1 and "1 failed, 1 skipped, 1 error" in output
+    assert "QUANTBENCH_EXPECT names amx" in output and "does not know: I felt like it" in output
+    status, output = tested(["::test_on_amx"], QUANTBENCH_EXPECT="compiler,avx2")
+    assert status == 0 and "instruction set amx" in output
+    status, output = tested(QUANTBENCH_EXPECT="compiler,mmx")
+    assert status == 4 and "names mmx; there are compiler, portable, avx2" in output
+
+
+def test_a_whole_file_that_skips_fails_too(run):
+    text = "import pytest\npytest.importorskip('triton_of_tomorrow')\n"
+    status, output = run("tests.coverage_of_machine", text, QUANTBENCH_EXPECT="compiler")
+    assert status == 2 and "triton_of_tomorrow" in output
