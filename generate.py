@@ -28,8 +28,8 @@ from benchlog.record import Record
 from benchlog.table import table
 from cli import OneLineErrors, Report, progress, quiet, say
 from errors import UsageError
-from quantize.spec import parse
 from run import environment
+from run.checks import check, check_name
 
 if TYPE_CHECKING:  # torch takes seconds to import; --help and a mistyped option need none of it
     import torch
@@ -53,12 +53,7 @@ def main(**given: Any) -> None:
     """Generate text with a quantized Llama-family model and log its speed and memory."""
     environment.prepare()
     config = RunConfig(**given)
-    outputs = (config.output_json_path, config.profile, config.memory_profile, config.write_result)
-    for path in outputs:
-        if path and path != "none" and not config.interactive:
-            log.check_writable(Path(path))
-    if config.interactive and config.batch_size != 1:
-        raise UsageError("--interactive holds one conversation: leave --batch_size at 1")
+    check(config)
     quiet(config.debug)
     run(config)
 
@@ -80,7 +75,6 @@ class Plan:
 
 def run(config: RunConfig) -> None:
     """Plan, load, warm up, measure, print and log."""
-    parse(config.quantization)  # a mistyped scheme is told before torch takes its seconds
     with progress("Starting torch", lasting=False):
         import quantize.registry  # noqa: F401
     plan = make_plan(config)
@@ -128,7 +122,9 @@ def make_plan(config: RunConfig) -> Plan:
         architecture = architecture.with_layers(config.num_layers)
     vocab_size, folder = architecture.vocab_size, tokenizer_folder(config.checkpoint_path)
     tokenizer = load_tokenizer(folder, vocab_size) if folder else ByteTokenizer(vocab_size)
+    check_name(config, model_name(config.checkpoint_path))
     if config.prefill_size:
+        positions(config, config.prefill_size, architecture.max_position)
         generator = torch.Generator().manual_seed(config.seed)
         prompt = torch.randint(vocab_size, (config.prefill_size,), generator=generator).tolist()
     else:

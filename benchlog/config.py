@@ -11,9 +11,8 @@ given as --prompt=VALUE.
 """
 
 import dataclasses
-import difflib
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -21,7 +20,9 @@ import click
 
 from benchlog import shell
 from benchlog.kinds import Choice, Kind, Number, Switch, Text, Whole
+from cli import GROUPS, TableOption, key, pairs
 from errors import UsageError
+from text import shown
 
 PROGRAM = ("python", "generate.py")
 
@@ -36,10 +37,16 @@ class Option:
     always: bool = False
 
 
-GROUPS = MODEL, SPEED, SAMPLE, CACHE, OUTPUT = "Model", "Speed", "Sample", "Cache", "Output"
+MODEL, SPEED, SAMPLE, CACHE, OUTPUT = GROUPS
 PRECISIONS = ("bfloat16", "float16", "float32")
 KV_CACHES = ("dense", "int8", "fp8", "int4")
 KERNELS = ("auto", "torchao", "cpu", "triton", "bitsandbytes", "reference")
+
+
+class Unsaid(str):
+    """A default that is told apart from the same text given on the command line."""
+
+    __slots__ = ()
 
 
 def _field(default: object, group: str, kind: Kind, help: str, always: bool = False) -> Any:
@@ -57,7 +64,7 @@ class RunConfig:
     """
 
     # fmt: off
-    quantization: str = _field("none", MODEL, Text("SCHEME"),
+    quantization: str = _field(Unsaid("none"), MODEL, Text("SCHEME"),
         "Scheme; `python -m quantize` lists them")
     checkpoint_path: str = _field("tiny", MODEL, Text("PATH"),
         "Folder, model.pth, hub id, dummy:NAME, or tiny, the embedded model", always=True)
@@ -104,13 +111,13 @@ class RunConfig:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value, kind = getattr(self, field.name), field.metadata["option"].kind
-            if value is None and field.default is None:
+            if (value is None and field.default is None) or isinstance(value, Unsaid):
                 continue
             try:
                 object.__setattr__(self, field.name, kind.read(value))
             except ValueError:
                 raise UsageError(
-                    f"--{field.name} takes {kind.accepts}; given: {_shown(value)}"
+                    f"--{field.name} takes {kind.accepts}; given: {shown(value)}"
                 ) from None
 
 
@@ -125,20 +132,22 @@ def parse(argv: Sequence[str]) -> RunConfig:
     Raises UsageError, one line, for an unknown option, a missing value or one out of range.
     """
     takes_value = {name: not _is_switch(option) for name, option in option_table().items()}
-    given: dict[str, Any] = dict(_pairs(argv, takes_value))
+    given: dict[str, Any] = dict(pairs(argv, takes_value))
     return RunConfig(**given)
 
 
-def argv(config: RunConfig) -> list[str]:
+def argv(config: RunConfig, said: bool = False) -> list[str]:
     """Arguments that `parse` turns back into the config.
 
     The options that old logs always wrote are written even at their defaults, so that a default
-    changed later does not change what an old line means; the others where they differ.
+    changed later does not change what an old line means; the others where they differ. `said`:
+    --quantization none, too, where it was given; log lines say full precision by leaving it out.
     """
     arguments: list[str] = []
     for field in dataclasses.fields(config):
         option, value = field.metadata["option"], getattr(config, field.name)
-        if value == field.default and not option.always:
+        given = said and isinstance(field.default, Unsaid) and not isinstance(value, Unsaid)
+        if value == field.default and not option.always and not given:
             continue
         text = option.kind.write(value)
         if _is_switch(option):
@@ -182,14 +191,14 @@ def breaks_off(command: str) -> bool:
     except UsageError:
         return True
     options = option_table()
-    present = {_key(word.partition("=")[0]) for word in words if word.startswith("--")}
+    present = {key(word.partition("=")[0]) for word in words if word.startswith("--")}
     if any(option.always and name not in present for name, option in options.items()):
         return True
     last = words[-1]
     if not last.startswith("-") or "=" in last:
         return False
-    if _key(last) in options:
-        return not _is_switch(options[_key(last)])
+    if key(last) in options:
+        return not _is_switch(options[key(last)])
     begun = last.replace("-", "_")
     return any(f"__{name}".startswith(begun) for name in options)
 
@@ -200,7 +209,7 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 def options(without: Collection[str] = ()) -> Callable[[Decorated], Decorated]:
     """Decorate a click command's function with every option; it receives RunConfig's arguments.
 
-    Values arrive as text, RunConfig checks them. Use it under `@click.command(cls=Command)`.
+    Values arrive as text, RunConfig checks them. Use it under `@click.command(cls=cli.Command)`.
     """
 
     def decorate(function: Decorated) -> Decorated:
@@ -212,64 +221,6 @@ def options(without: Collection[str] = ()) -> Callable[[Decorated], Decorated]:
     return decorate
 
 
-class Command(click.Command):
-    """A click command without positional arguments that reads its options as `parse` does.
-
-    So underscores and dashes are the same, a forgotten value is not filled with the next option,
-    and what cannot be read is a UsageError of one line. Its help lists the options by group.
-    """
-
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
-        settings["context_settings"] = {
-            "max_content_width": 100,
-            **(settings.get("context_settings") or {}),
-        }
-        super().__init__(*arguments, **settings)
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        spelled, takes_value, dashed = {}, {}, set()
-        for parameter in self.get_params(ctx):
-            for name in (*parameter.opts, *parameter.secondary_opts):
-                spelled[_key(name)] = name
-                takes_value[_key(name)] = not getattr(parameter, "is_flag", False)
-                if isinstance(parameter, OptionOfOptions):
-                    dashed.add(_key(name))
-        pairs = _pairs(args, takes_value, dashed)
-        arguments = [
-            f"{spelled[name]}={value}" if takes_value[name] else spelled[name]
-            for name, value in pairs
-        ]
-        return super().parse_args(ctx, arguments)
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        groups: dict[str, list[tuple[str, str]]] = {group: [] for group in GROUPS}
-        for parameter in self.get_params(ctx):
-            row = parameter.get_help_record(ctx)
-            if row is not None:
-                groups.setdefault(getattr(parameter, "group", "Other"), []).append(row)
-        for group, rows in groups.items():
-            if rows:
-                with formatter.section(group):
-                    formatter.write_dl(rows)
-
-
-class OptionOfOptions(click.Option):
-    """An option whose value is options itself: it may begin with dashes."""
-
-
-class _TableOption(click.Option):
-    """An option of the table; its help shows one of its two spellings."""
-
-    def __init__(self, *arguments: Any, group: str, **settings: Any) -> None:
-        super().__init__(*arguments, **settings)
-        self.group = group
-
-    def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
-        spelling = f"--{self.name} {self.metavar or ''}".rstrip()
-        default = "" if self.is_flag or self.default is None else f" [{self.default}]"
-        return spelling, f"{self.help}{default}"
-
-
 def _click_option(field: "dataclasses.Field[Any]") -> Callable[[Decorated], Decorated]:
     option: Option = field.metadata["option"]
     spellings = dict.fromkeys([f"--{field.name}", f"--{field.name.replace('_', '-')}"])
@@ -278,59 +229,11 @@ def _click_option(field: "dataclasses.Field[Any]") -> Callable[[Decorated], Deco
         settings["is_flag"] = True
     else:
         settings |= {"type": click.UNPROCESSED, "metavar": option.kind.metavar}
-    return click.option(field.name, *spellings, cls=_TableOption, group=option.group, **settings)
+    return click.option(field.name, *spellings, cls=TableOption, group=option.group, **settings)
 
 
 def _is_switch(option: Option) -> bool:
     return isinstance(option.kind, Switch)
-
-
-def _pairs(
-    argv: Sequence[str], takes_value: Mapping[str, bool], dashed: Collection[str] = ()
-) -> Iterator[tuple[str, str | bool]]:
-    """Each option's underscore name with the text of its value, or True for a switch."""
-    words = iter(argv)
-    for word in words:
-        if not word.startswith("-"):
-            raise UsageError(
-                f"there is no option before {_shown(word)}; text for the model is given as "
-                "--prompt TEXT, in quotes where it has spaces"
-            )
-        spelling, equals, value = word.partition("=")
-        name = _key(spelling)
-        if not spelling.startswith("--") or name not in takes_value:
-            raise UsageError(f"no such option: {_shown(spelling)}; {_nearest(name, takes_value)}")
-        if not takes_value[name]:
-            if equals:
-                raise UsageError(f"--{name} takes no value; given: {_shown(value)}")
-            yield name, True
-            continue
-        if not equals:
-            following = next(words, None)
-            if following is None:
-                raise UsageError(f"--{name} takes a value, and none is given")
-            if following.startswith("--") and name not in dashed:
-                raise UsageError(
-                    f"--{name} takes a value, and the option {_shown(following)} follows it; "
-                    f"a value that begins with dashes is given as --{name}=VALUE"
-                )
-            value = following
-        yield name, value
-
-
-def _key(spelling: str) -> str:
-    return spelling.removeprefix("--").replace("-", "_")
-
-
-def _nearest(name: str, names: Mapping[str, bool]) -> str:
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
-    return f"did you mean --{close[0]}?" if close else "--help lists them all"
-
-
-def _shown(value: object) -> str:
-    """For a message of one line: a long prompt would bury the reason."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:60]}… ({len(text)} characters)"
 
 
 def _mended(words: Sequence[shell.Word]) -> list[str]:
@@ -342,7 +245,7 @@ def _mended(words: Sequence[shell.Word]) -> list[str]:
     for word in words:
         before = result[-1] if result else ""
         found = glued.fullmatch(word.text) if word.bare else None
-        if found and before.startswith("--") and _key(before) in numeric:
+        if found and before.startswith("--") and key(before) in numeric:
             result += [found[1], *(f"--{name}" for name in found[2].split("--")[1:])]
         else:
             result.append(word.text)

@@ -10,7 +10,6 @@ import fcntl
 import json
 import os
 import re
-import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -19,8 +18,10 @@ from typing import Any
 from benchlog import config, record
 from benchlog.record import Record
 from errors import LogError, UsageError
+from files import FilePath, require_regular
 
-FilePath = str | os.PathLike[str]
+MAX_HEADINGS = 10  # lines of a text that may still become a log
+HEAD = 1 << 20  # bytes that are looked at to see what a file holds
 
 
 @dataclass
@@ -58,11 +59,40 @@ def check_writable(path: FilePath) -> None:
     """
     with _as_log_error("append to", path):
         try:
-            _refuse_special(path)
+            require_regular(path)
         except FileNotFoundError:
             _refuse_folder(path)
         else:
             os.close(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC))
+
+
+def check_kind(path: FilePath) -> None:
+    """Raise UsageError where `path` holds something else than a log: binary data, JSON, or a text
+    of more than a few lines without a run among them."""
+    head = _head(path)
+    text = head.decode("utf-8", "surrogateescape")
+    lines = text.splitlines()
+    runs = any(_tries_to_be_record(line) or _is_cut_short(line) for line in lines)
+    if b"\0" in head or text[:1] in ("{", "[") or (len(lines) > MAX_HEADINGS and not runs):
+        raise UsageError(f"{_shown(path)} holds something that is no log of runs; give another")
+
+
+def check_json_kind(path: FilePath) -> None:
+    """Raise UsageError where `path` holds something else than lines of JSON objects."""
+    head = _head(path)
+    first, whole, _ = head.partition(b"\n")
+    try:
+        alike = isinstance(json.loads(first), dict) if whole else not head or head[:1] == b"{"
+    except (ValueError, RecursionError):
+        alike = False
+    if not alike:
+        raise UsageError(f"{_shown(path)} holds something that is no JSON lines; give another")
+
+
+def _head(path: FilePath) -> bytes:
+    with _as_log_error("read", path), suppress(FileNotFoundError), open(path, "rb") as file:
+        return file.read(HEAD)
+    return b""
 
 
 def read(path: FilePath) -> Reading:
@@ -74,7 +104,7 @@ def read(path: FilePath) -> Reading:
     Raises LogError where the file cannot be read.
     """
     with _as_log_error("read", path):
-        _refuse_special(path)
+        require_regular(path)
         with open(path, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH)  # so that no line is seen half written
             lines = file.read().decode("utf-8", "surrogateescape").split("\n")
@@ -134,7 +164,7 @@ def _append(path: FilePath, line: str, is_cut_short: Callable[[str], bool]) -> N
     data = line.encode("utf-8", "surrogateescape") + b"\n"
     with _as_log_error("append to", path):
         with suppress(FileNotFoundError):
-            _refuse_special(path)
+            require_regular(path)
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)  # closing gives it back
@@ -169,14 +199,6 @@ def _tail(descriptor: int, block: int = 1 << 16) -> bytes:
         tail = os.pread(descriptor, position - start, start) + tail
         position = start
     return tail.rpartition(b"\n")[2]
-
-
-def _refuse_special(path: FilePath) -> None:
-    mode = os.stat(path).st_mode
-    if stat.S_ISDIR(mode):
-        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
-    if not stat.S_ISREG(mode):
-        raise OSError(errno.EINVAL, "not a regular file")
 
 
 def _refuse_folder(path: FilePath) -> None:

@@ -109,6 +109,13 @@ class Record:
         return config.parse(words[2:])
 
 
+def held_name(name: str) -> bool:
+    """Whether a log line can hold a model of this name: it has to read back as the same."""
+    label, end = LINE["mod"].label, LINE["kv_quant"].label
+    found = re.compile(LINE["mod"].pattern).match(f"{name}{end}True")
+    return not _CONTROL.search(f"{label}{name}") and found is not None and found[0] == name
+
+
 def problem(line: str) -> str | None:
     """Why a line is no good record; None where it re-renders the same and can be run again."""
     try:

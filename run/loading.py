@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from benchlog.config import RunConfig
+import files
+from benchlog.config import RunConfig, Unsaid
 from errors import UsageError
 from models.checkpoints.load import load_config, load_model, tokenizer_folder
 from models.checkpoints.saved import How, Saver, how_saved
@@ -44,7 +45,7 @@ def scheme_of(config: RunConfig) -> Spec:
         raise UsageError(
             f"--save: {config.checkpoint_path} is quantized and saved; copy the folder"
         )
-    if config.quantization not in ("none", how.scheme):
+    if config.quantization != how.scheme and not isinstance(config.quantization, Unsaid):
         raise UsageError(
             f"--quantization {asked}: {config.checkpoint_path} was saved as {saved}; leave "
             "--quantization out, or load the full-precision checkpoint"
@@ -109,11 +110,7 @@ class Loading:
     def _calibration(self) -> Tensor:
         """Token ids of the calibration text, (rows, tokens), on the device."""
         path = Path(self.config.calibration_text or EMBEDDED / "heldout.txt")
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is no UTF-8 text"
-            raise UsageError(f"--calibration_text {path}: {reason}") from None
+        text = files.read_text("--calibration_text", path)
         ids = self.tokenizer.encode(text)[: CALIBRATION_ROWS * CALIBRATION_TOKENS]
         rows, length = min(CALIBRATION_ROWS, len(ids)), len(ids) // CALIBRATION_ROWS
         if length < 2:

@@ -16,10 +16,12 @@ import pytest
 ROOT = Path(__file__).parent.parent
 FLOORS = (
     {"errors"},
+    {"text"},
+    {"files"},
+    {"cli"},
     {"devices", "ops"},
     {"kv_cache"},
     {"quantize", "models", "benchlog"},
-    {"cli"},
     {"run"},
     {"generate"},
     {"compare"},

@@ -15,8 +15,8 @@ from typing import Any
 import click
 
 from benchlog import log
-from benchlog.config import Command, OptionOfOptions, RunConfig, argv, options
-from cli import say
+from benchlog.config import RunConfig, argv, options
+from cli import Command, OptionOfOptions, say
 from compare.arguments import split_precision
 from compare.figures.rows import rows
 from compare.output import tables as report

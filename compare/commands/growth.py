@@ -18,8 +18,8 @@ from typing import Any
 
 import click
 
-from benchlog.config import Command, RunConfig
-from cli import say
+from benchlog.config import RunConfig
+from cli import Command, say
 from compare.arguments import names_of
 from compare.figures import decode_limit as whole
 from compare.output.lines import draw

@@ -21,8 +21,8 @@ from typing import Any
 
 import click
 
-from benchlog.config import Command, RunConfig, argv
-from cli import say
+from benchlog.config import RunConfig, argv
+from cli import Command, say
 from compare.arguments import names_of
 from compare.figures.decode_limit import interval, shown
 from compare.figures.limits import over, step_bytes

@@ -13,8 +13,8 @@ from typing import Any
 
 import click
 
-from benchlog.config import Command, RunConfig, options
-from cli import quiet, say
+from benchlog.config import RunConfig, options
+from cli import Command, quiet, say
 from compare.sampling.arm import NOT_IN_ARMS
 from errors import LogError, UsageError
 from quantize.spec import parse as scheme

@@ -13,8 +13,8 @@ from pathlib import Path
 import click
 
 from benchlog import log
-from benchlog.config import Command
 from benchlog.record import Record
+from cli import Command
 from compare.output.bars import chart
 from errors import LogError, UsageError
 

@@ -18,9 +18,9 @@ import click
 
 import generate
 from benchlog import log
-from benchlog.config import Command, RunConfig, argv, options
+from benchlog.config import RunConfig, argv, options
 from benchlog.record import LINE, Record
-from cli import say
+from cli import Command, say
 from compare.arguments import fraction
 from compare.sampling.process import Process
 from errors import LogError, QuantbenchError, UsageError

@@ -16,8 +16,8 @@ from typing import Any
 
 import click
 
-from benchlog.config import KERNELS, PRECISIONS, Command, RunConfig
-from cli import say
+from benchlog.config import KERNELS, PRECISIONS, RunConfig
+from cli import Command, say
 from compare.arguments import names_of
 from compare.figures import decode_limit as whole
 from compare.output.tables import Columns, aligned

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchlog import shell
-from benchlog.config import RunConfig, argv, option_table, parse
+from benchlog.config import RunConfig, Unsaid, argv, option_table, parse
 from errors import QuantbenchError, UsageError
 from quantize import spec
 
@@ -82,8 +82,9 @@ def _arm(common: RunConfig, text: str) -> Arm:
         given = [name for name in NOT_IN_ARMS if getattr(own, name) != getattr(RunConfig(), name)]
         if given:
             raise UsageError(f"--{given[0]} does not belong into an arm")
-        config = parse([*argv(common), *words])
-        config = dataclasses.replace(config, quantization=str(spec.parse(config.quantization)))
+        config = parse([*argv(common, said=True), *words])
+        if not isinstance(config.quantization, Unsaid):
+            config = dataclasses.replace(config, quantization=str(spec.parse(config.quantization)))
     except QuantbenchError as error:
         return Arm(text.strip() or "(empty)", text, None, str(error))
     return Arm(_name(common, config), text, config)

@@ -74,7 +74,10 @@ class Results:
     def begin(settings: Settings, arms: Sequence[Arm], write_result: str) -> "Results":
         found = [
             ArmResult(
-                arm.name, arm.text, argv(arm.config) if arm.config else [], failed=arm.problem
+                arm.name,
+                arm.text,
+                argv(arm.config, said=True) if arm.config else [],
+                failed=arm.problem,
             )
             for arm in arms
         ]

@@ -7,6 +7,7 @@ a projection that we keep fused comes from several.
 import re
 from collections.abc import Callable
 
+SAVED = "quantbench.json"  # what a folder that --save wrote holds (models/checkpoints/saved.py)
 _LAYER = re.compile(r"layers\.(\d+)\.(.+)\.(weight|bias)")
 
 _HUGGING_FACE = {

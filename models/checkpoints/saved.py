@@ -23,7 +23,8 @@ from torch import Tensor, nn
 
 from devices import stored_bytes
 from errors import CheckpointError
-from models.checkpoints.sources import SAVED, Checkpoint, Stored, read_json, safetensors_file
+from models.checkpoints.names import SAVED
+from models.checkpoints.sources import Checkpoint, Stored, read_json, safetensors_file
 from models.config import ModelConfig
 from models.tokenizer import FILES
 

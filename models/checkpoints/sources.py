@@ -21,9 +21,9 @@ from torch import Tensor
 
 from errors import CheckpointError, UsageError
 from models.checkpoints import names
+from models.checkpoints.names import SAVED
 from models.config import ModelConfig, from_fields, from_hugging_face, from_params, preset
 
-SAVED = "quantbench.json"  # what models/checkpoints/saved.py writes
 EMBEDDED = Path(__file__).parent.parent / "tiny"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_SMALL = ["*.json", "tokenizer.model", "original/tokenizer.model"]

@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchlog.config import (
-    Command,
     RunConfig,
     argv,
     breaks_off,
@@ -25,6 +24,7 @@ from benchlog.config import (
     repro,
     split,
 )
+from cli import Command
 from errors import UsageError
 
 REFERENCE = Path(__file__).parents[1] / "data" / "torchao_llama_log.txt"

@@ -1,0 +1,188 @@
+"""Files that a person names: only regular ones are read, and what is written is written whole.
+
+An input may be a FIFO, a device, a link that leads nowhere; an output may lie on a full disk, or
+hold something that nobody wants replaced. Each of these is one line that names the path.
+"""
+
+import contextlib
+import errno
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from errors import LogError, QuantbenchError, UsageError
+from text import shown, size
+
+FilePath = str | os.PathLike[str]
+MAX_BYTES = 1 << 30  # of a text that is read whole
+HEAD = 1 << 12  # bytes that tell what kind of file this is
+
+
+def require_regular(path: FilePath) -> None:
+    """Raise OSError where `path`, its links followed, is no regular file."""
+    mode = os.stat(path).st_mode
+    if stat.S_ISDIR(mode):
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "not a regular file")
+
+
+def reason(path: FilePath, error: Exception) -> str:
+    """Why `path` could not be opened, read or written."""
+    if isinstance(error, UnicodeDecodeError):
+        return "it is no UTF-8 text"
+    if isinstance(error, UnicodeEncodeError):
+        return "no file system can hold such a name"
+    if isinstance(error, ValueError):
+        return "a path cannot hold a NUL character"
+    if not isinstance(error, OSError):
+        return str(error)
+    with contextlib.suppress(OSError, ValueError):
+        if error.errno == errno.ENOENT and os.path.islink(path):
+            return f"it is a link to {shown(os.readlink(path))}, which does not exist"
+    if error.errno == errno.ELOOP:
+        return "it is a link that leads back to itself"
+    return error.strerror or str(error)
+
+
+def problem(path: FilePath) -> str | None:
+    """Why `path` cannot be read as a file; None where it can."""
+    try:
+        require_regular(path)
+        os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+    except (OSError, ValueError) as error:
+        return reason(path, error)
+    return None
+
+
+def missing(path: FilePath) -> str | None:
+    """Why nothing is there, or nothing that can be looked at; None where something is."""
+    try:
+        os.stat(path)
+    except (OSError, ValueError) as error:
+        return reason(path, error)
+    return None
+
+
+@contextlib.contextmanager
+def named(what: str, path: FilePath, raised: type[QuantbenchError]) -> Iterator[None]:
+    """Failures of opening, reading and writing `path`, as "`what` `path`: the reason"."""
+    try:
+        yield
+    except (OSError, UnicodeError) as error:
+        raise raised(f"{what} {_name(path)}: {reason(path, error)}".strip()) from None
+    except ValueError as error:
+        if "null byte" not in str(error) and "null character" not in str(error):
+            raise
+        raise raised(f"{what} {_name(path)}: {reason(path, error)}".strip()) from None
+
+
+def read_bytes(what: str, path: FilePath, raised: type[QuantbenchError] = UsageError) -> bytes:
+    """What a regular file of at most 1 GiB holds; `raised`, one line, where it is none."""
+    with named(what, path, raised):
+        require_regular(path)
+        length = os.stat(path).st_size
+        if length > MAX_BYTES:
+            raise OSError(errno.EFBIG, f"{size(length)} are more than the {size(MAX_BYTES)} read")
+        with open(path, "rb") as file:
+            return file.read(MAX_BYTES)
+
+
+def read_text(what: str, path: FilePath, raised: type[QuantbenchError] = UsageError) -> str:
+    """A UTF-8 text; `what` is the option that names it."""
+    data = read_bytes(what, path, raised)
+    with named(what, path, raised):
+        return data.decode("utf-8")
+
+
+# ---------------------------------------------------------------------------------- outputs
+
+
+def is_json(head: bytes) -> bool:
+    """Whether a file that begins like this may be JSON."""
+    return head.lstrip()[:1] in (b"{", b"[")
+
+
+def is_svg(head: bytes) -> bool:
+    """Whether a file that begins like this may be SVG."""
+    return head.lstrip()[:1] == b"<"
+
+
+def check_output(
+    option: str, path: FilePath | None, holds: Callable[[bytes], bool], kind: str
+) -> None:
+    """Before a long run: LogError where `path` cannot be written, UsageError where it is a file
+    that holds something else than `kind`, which `holds` tells from its first bytes."""
+    if path is None:
+        return
+    with named(option, path, LogError):
+        require_writable(path)
+        head = _head(path)
+    if head and not holds(head):
+        raise UsageError(f"{option} {_name(path)} holds something that is no {kind}; give another")
+
+
+def require_writable(path: FilePath) -> None:
+    """Raise OSError where a file could not be made or replaced here; nothing is touched."""
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        folder = os.path.dirname(os.path.realpath(path))
+        if os.fspath(path).endswith(os.sep) or not os.fspath(path):
+            raise
+        if not os.path.isdir(folder):
+            raise OSError(errno.ENOENT, f"No such file or directory: {folder}") from None
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES)) from None
+        return
+    if stat.S_ISDIR(mode):
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not os.access(path, os.W_OK):
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def write_text(what: str, path: FilePath, text: str) -> None:
+    """Replace the file by this text, or leave it as it was and raise LogError."""
+    replace(what, path, lambda file: _write(file, text))
+
+
+def replace(what: str, path: FilePath, write: Callable[[Path], object]) -> None:
+    """Have `write` make a file beside `path` and put it in its place once it is whole.
+
+    What is no regular file, as /dev/stdout, is written to as it is. Raises LogError.
+    """
+    with named(what, path, LogError):
+        if os.path.exists(path) and not os.path.isfile(path):
+            write(Path(path))
+            return
+        goal = Path(os.path.realpath(path))
+        scratch = goal.with_name(f".{os.getpid()}.{goal.name}"[:200] + goal.suffix)
+        try:
+            write(scratch)
+            if goal.exists():
+                shutil.copymode(goal, scratch)
+            os.replace(scratch, goal)
+        finally:
+            scratch.unlink(missing_ok=True)
+
+
+def _write(file: Path, text: str) -> None:
+    with open(file, "w", encoding="utf-8") as opened:
+        opened.write(text)
+        opened.flush()
+        with contextlib.suppress(OSError):  # a pipe cannot be synchronized
+            os.fsync(opened.fileno())
+
+
+def _head(path: FilePath) -> bytes:
+    if not os.path.isfile(path):
+        return b""
+    with open(path, "rb") as file:
+        return file.read(HEAD)
+
+
+def _name(path: FilePath) -> str:
+    text = os.fspath(path)
+    return text if len(text) <= 300 else f"{text[:100]}… ({len(text)} characters)"
