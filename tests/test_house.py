@@ -57,6 +57,8 @@ ROOMS = {
         {"log"},
     ),
     "run": (
+        {"checks", "threads"},
+        {"environment"},
         {"bandwidth", "chat", "compiling", "scoring", "sizes", "tracing"},
         {"loading", "session"},
     ),
