@@ -132,6 +132,8 @@ def measured(
         "why": kernel.reason,
         "refused": refused,
         "read_bytes_per_s": speeds[1:],
+        "bandwidth_probe": read.probe,
+        "bandwidth_caveat": read.caveat,
         "kinds": [
             {"name": kind.name, "layers": len(kind.layers), "seconds": kind.seconds}
             | {"layer_bytes": kind.layers[0].nbytes}
@@ -160,9 +162,11 @@ def table(report: dict[str, Any]) -> str:
         lines.append(
             f"{kind['name']:8}{kind['layer_bytes'] / 1e6:10.2f}"
             f"{kind['layer_bytes'] / speed / 1e6:10.2f}{speed:8.1f}"
-            f"{f'({speeds[0]:.1f} – {speeds[-1]:.1f})':>16}{speed * 1e9 / limit:10.0%}"
+            f"{f'({speeds[0]:.1f} – {speeds[-1]:.1f})':>16}"
+            + (f"{'-':>10}" if report["bandwidth_caveat"] else f"{speed * 1e9 / limit:10.0%}")
         )
-    return "\n".join(lines + report["refused"])
+    said = [report["bandwidth_caveat"]] if report["bandwidth_caveat"] else []
+    return "\n".join(lines + said + report["refused"])
 
 
 if __name__ == "__main__":

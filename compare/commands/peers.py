@@ -26,14 +26,16 @@ from cli import Command, say
 from compare.arguments import names_of
 from compare.figures.decode_limit import interval, shown
 from compare.figures.limits import over, step_bytes
+from compare.figures.readings import caveats, figures, is_limit, span
 from compare.figures.rows import seconds
 from compare.output.tables import Columns, aligned
 from compare.peers import packages as peer_packages
 from compare.sampling import process
 from compare.sampling.comparison import Comparison
-from compare.sampling.process import Process, WorkerFailed
-from compare.sampling.results import ArmResult, Results, Settings, write_json
+from compare.sampling.process import Process
+from compare.sampling.results import ArmResult, Reading, Results, Settings, write_json
 from errors import LogError, UsageError
+from run.threads import choose, cores
 
 PEER = (sys.executable, "-m", "compare.peers.worker")
 # By scheme: (runtime, format) of what is beside it.
@@ -105,7 +107,7 @@ def peers(
     settings = Settings(
         max_rounds=max_rounds, max_minutes=max_minutes, tokens=0, processes=processes
     )
-    threads = threads or _cores()
+    threads = choose(threads, cores(), os.environ).count or os.cpu_count() or 1
     found: list[Row] = []
     kept: list[dict[str, Any]] = []
     with _folder(gguf) as folder:
@@ -161,9 +163,9 @@ def _row(scheme: str, ours: ArmResult, theirs: ArmResult, results: Results) -> R
             row[f"{figure}_{who}_tok_s"] = statistics.median(speeds)
         row[f"{figure}_ratio"] = interval(over(ours, theirs, name))
     if readings := results.bandwidth.get("cpu"):
-        row["bandwidth"] = statistics.median(readings)
+        row |= figures(readings)
         cached = step_bytes(ours.facts) - ours.facts["weight_bytes"]
-        for who, arm in (("ours", ours), ("theirs", theirs)):
+        for who, arm in (("ours", ours), ("theirs", theirs)) if is_limit(readings) else ():
             assert arm.facts
             needed = arm.facts["weight_bytes"] + cached
             row[f"{who}_limit_share"] = row[f"decode_{who}_tok_s"] * needed / row["bandwidth"]
@@ -202,10 +204,11 @@ def remarks(found: Sequence[Row], kept: Sequence[dict[str, Any]], threads: int) 
                 said.append(f"{arm['name']}: {about}")
             if facts.get("warm_up_steady") is False:
                 said.append(f"{arm['name']}: its warm-up did not become steady")
-    readings = [rate for results in kept for rate in results["bandwidth"].get("cpu", [])]
+    readings = [
+        Reading(**reading) for results in kept for reading in results["bandwidth"].get("cpu", [])
+    ]
     if readings:
-        low, high = min(readings) / 1e9, max(readings) / 1e9
-        said.append(f"memory was read at {low:.1f} to {high:.1f} GB/s")
+        said += [f"memory was read at {span(readings)}", *caveats(readings)]
     said += [f"{row['beside']}: failed: {row['failed']}" for row in found if row["failed"]]
     return list(dict.fromkeys(said))
 
@@ -253,10 +256,6 @@ def _file(ours: RunConfig, form: str, folder: Path) -> Path:
             form=form,
             num_layers=ours.num_layers,
         )
-    except WorkerFailed as error:
-        if error.kind == "usage":
-            raise UsageError(str(error)) from None
-        raise
     finally:
         worker.close()
     return path
@@ -273,10 +272,3 @@ def _folder(given: str | None) -> Iterator[Path]:
     except OSError as error:
         raise LogError(f"--gguf {given}: {error.strerror}") from None
     yield Path(given)
-
-
-def _cores() -> int:
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    if asked.isdigit() and int(asked):
-        return int(asked)
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

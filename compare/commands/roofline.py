@@ -20,9 +20,10 @@ from benchlog.config import KERNELS, PRECISIONS, RunConfig
 from cli import Command, say
 from compare.arguments import names_of
 from compare.figures import decode_limit as whole
+from compare.figures.readings import caveats, span
 from compare.output.tables import Columns, aligned
-from compare.sampling.process import Process, WorkerFailed
-from compare.sampling.results import Settings, write_json
+from compare.sampling.process import Process
+from compare.sampling.results import Reading, Settings, write_json
 from errors import UsageError
 from quantize import spec
 
@@ -123,10 +124,6 @@ def _layers(
                 "products", kernels=known["kernels"], batch_size=common.batch_size, **size, **where
             )
             rows += layer_rows(shape, found)
-    except WorkerFailed as error:
-        if error.kind == "usage":
-            raise UsageError(str(error)) from None
-        raise
     finally:
         worker.close()
     return known["kernels"], rows
@@ -145,9 +142,11 @@ def layer_rows(shape: Row, found: dict[str, Any]) -> list[Row]:
     for own, *others in by_scheme.values():
         row = {"layer": layer_name(shape), "count": shape["count"], **own}
         row |= {name: found[name] for name in ("bandwidth", "rotated", "cache")}
+        row |= {name: found.get(name) for name in ("bandwidth_probe", "bandwidth_caveat")}
         if "seconds" in own:
             row["bytes_per_s"] = own["bytes"] / own["seconds"]
-            row["limit_share"] = row["bytes_per_s"] / found["bandwidth"]
+            if row["bandwidth_caveat"] is None:
+                row["limit_share"] = row["bytes_per_s"] / found["bandwidth"]
             if full:
                 row["speed_up"] = full / own["seconds"]
         stock = others[0] if others else None
@@ -168,6 +167,7 @@ def layer_remarks(rows: Sequence[Row]) -> list[str]:
     readings = sorted({row["bandwidth"] for row in rows})
     low, high = readings[0] / 1e9, readings[-1] / 1e9
     said = [f"memory was read at {low:.1f} to {high:.1f} GB/s; medians, quartiles in brackets"]
+    said += dict.fromkeys(row["bandwidth_caveat"] for row in rows if row["bandwidth_caveat"])
     if any(row["rotated"] < row["cache"] for row in rows):
         said.append("some weights may have come from the cache: too little memory for more copies")
     for row in rows:
@@ -205,11 +205,11 @@ def beside_stock(rows: Sequence[Row]) -> list[Row]:
     return found
 
 
-def model_remarks(rows: Sequence[Row], bandwidth: dict[str, list[float]]) -> list[str]:
+def model_remarks(rows: Sequence[Row], bandwidth: dict[str, list[Reading]]) -> list[str]:
     said = []
     for device, readings in bandwidth.items():
-        low, high = min(readings) / 1e9, max(readings) / 1e9
-        said.append(f"{device} read memory at {low:.1f} to {high:.1f} GB/s, before each round")
+        said += [f"{device} read memory at {span(readings)}, before each round"]
+        said += caveats(readings)
     for row in rows:
         for one in (row, row.get("stock", {})):
             if one.get("failed"):

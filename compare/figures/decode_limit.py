@@ -11,6 +11,7 @@ from typing import Any
 from benchlog.config import RunConfig, argv
 from cli import say
 from compare.figures.limits import over, share, step_bytes
+from compare.figures.readings import figures, is_limit
 from compare.figures.rows import seconds
 from compare.figures.statistics import Estimate
 from compare.sampling.comparison import Comparison
@@ -55,9 +56,11 @@ def _row(results: Results, arm: ArmResult) -> Row:
         "decode_tok_s": statistics.median(speeds) * config["batch_size"],
     }
     if readings := results.bandwidth.get(config["device"]):
-        row["bandwidth"] = statistics.median(readings)
-        row["limit_tok_s"] = row["bandwidth"] / row["step_bytes"] * config["batch_size"]
-        row["limit_share"] = interval(share(arm, row["step_bytes"], readings))
+        row |= figures(readings)
+        if is_limit(readings):
+            row["limit_tok_s"] = row["bandwidth"] / row["step_bytes"] * config["batch_size"]
+            part = share(arm, row["step_bytes"], readings)
+            row |= {"limit_share": interval(part)} if part.rounds else {}
     if arm is not results.baseline and results.baseline.samples:
         row["speed_up"] = interval(over(arm, results.baseline, "token_latency"))
     return row
@@ -72,7 +75,7 @@ def shown(name: str, percent: bool = False) -> Callable[[Row], str]:
     """A column of `rows`: 0.86 (0.85 to 0.87), or - where there is none."""
 
     def text(row: Row) -> str:
-        if name not in row:
+        if row.get(name) is None:
             return "-"
         value, *ends = (f"{one:.1%}" if percent else f"{one:.3f}" for one in row[name])
         return f"{value} ({ends[0]} to {ends[1]})" if ends else value

@@ -11,11 +11,11 @@ from typing import Any
 
 from compare.figures.rows import seconds
 from compare.figures.statistics import Estimate, estimate, paired
-from compare.sampling.results import ArmResult
+from compare.sampling.results import ArmResult, Reading
 
 
 def step_bytes(facts: Mapping[str, Any]) -> float:
-    """What the mean decoding step of a sample has to read, from an arm's facts.
+    """Bytes that the mean decoding step of a sample has to read, from an arm's facts.
 
     The weights once, whatever the batch, and every row's keys and values so far. The first of
     N - 1 steps reads positions 0 to depth + prompt, the last N - 2 more: depth + prompt + N / 2 in
@@ -26,12 +26,15 @@ def step_bytes(facts: Mapping[str, Any]) -> float:
     return float(facts["weight_bytes"] + facts["kv_cache_bytes"] / facts["cache_size"] * positions)
 
 
-def share(arm: ArmResult, bytes_a_step: float, bandwidth: Sequence[float]) -> Estimate:
-    """How much of the limit its decoding reached, 0.85 for 85 %, with its interval: each round
-    against the bandwidth of that round, of which `bandwidth`, bytes per second, has a reading for
-    each. Above 1 where a cache held some of it."""
+def share(arm: ArmResult, bytes_a_step: float, readings: Sequence[Reading]) -> Estimate:
+    """How much of the limit an arm's decoding reached, 0.85 for 85 %, with its interval.
+
+    Each round's speed is divided by the limit of that round. A round without a reading is left
+    out. Above 1 where a cache held some of the weights.
+    """
     taken = seconds(arm, "token_latency")
-    limits = {key: [bytes_a_step / bandwidth[key[1]]] for key in taken if key[1] < len(bandwidth)}
+    rates = {reading.round: reading.bytes_per_s for reading in readings}
+    limits = {key: [bytes_a_step / rates[key[1]]] for key in taken if key[1] in rates}
     return estimate(paired(limits, taken))
 
 

@@ -1,12 +1,12 @@
 """From the samples to the figures of the report: one row an arm."""
 
-import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from compare.figures.readings import figures, is_limit
 from compare.figures.statistics import Estimate, estimate, paired, typical, verdict
 from compare.figures.why import reasons
-from compare.sampling.results import ArmResult, Results
+from compare.sampling.results import ArmResult, Reading, Results
 from generate import summary
 
 TELLS_NOTHING = 10  # an interval whose ends differ by more
@@ -87,7 +87,7 @@ def _row(
 
 
 def _measured(
-    arm: ArmResult, facts: dict[str, Any], bandwidth: dict[str, list[float]]
+    arm: ArmResult, facts: dict[str, Any], bandwidth: dict[str, list[Reading]]
 ) -> dict[str, Any]:
     peaks = dict(facts["peak_memory_bytes"])
     row: dict[str, Any] = {
@@ -106,8 +106,9 @@ def _measured(
         first = [s for s in arm.samples if s["process"] == arm.samples[0]["process"]]
         peaks["generate"] = _highest([sample["peak_memory_bytes"] for sample in first])
         if readings := bandwidth.get(facts["config"]["device"]):
-            row["bandwidth"] = statistics.median(readings)
-            row["bandwidth_share"] = row["weight_bytes_per_s"] / row["bandwidth"]
+            row |= figures(readings)
+            if is_limit(readings):
+                row["bandwidth_share"] = row["weight_bytes_per_s"] / row["bandwidth"]
     row["peak_memory_bytes"] = peaks
     return row
 

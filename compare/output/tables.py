@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchlog import shell
+from compare.figures.readings import caveats, span
 from compare.figures.statistics import FALSE_VERDICTS
 from compare.output import pareto as picture
 from compare.sampling.results import FILE, Results
@@ -152,8 +153,7 @@ def remarks(results: Results, rows: Sequence[Row]) -> list[str]:
     rounds = f"{results.rounds} round{'s' * (results.rounds != 1)}"
     found = [f"{rounds}, arms {how}; it ended because {why}"]
     for device, readings in results.bandwidth.items():
-        low, high = min(readings), max(readings)
-        found.append(f"{device} reads {low / 1e9:.1f} to {high / 1e9:.1f} GB/s from memory")
+        found += [f"{device} reads {span(readings)} from memory", *caveats(readings)]
     for row in rows:
         said = [row["failed"] and f"failed: {row['failed']}", row.get("in_words")]
         said += [row["why_no_quality"] and f"no quality: {row['why_no_quality']}"]

@@ -19,7 +19,7 @@ from compare.figures.statistics import LEAST_ROUNDS, is_look, is_precise
 from compare.sampling import process
 from compare.sampling.nursery import Nursery
 from compare.sampling.process import Process, WorkerFailed
-from compare.sampling.results import ArmResult, Results
+from compare.sampling.results import ArmResult, Reading, Results
 from errors import UsageError
 
 HEADROOM = 500_000_000  # bytes to stay free when arms lie in memory together
@@ -48,7 +48,7 @@ class Comparison:
     ) -> None:
         """`folder`: where to keep the results. `command`: what starts a worker, or what starts
         that of the arm with this number; `nursery`: what forks them, if it can. `probe_rounds`:
-        read the bandwidth before each round, one reading a round, and not only at both ends."""
+        read the bandwidth before each round, and not only at both ends."""
         self.results, self.settings, self.folder, self.say = results, results.settings, folder, say
         self.command, self.nursery, self.probe_rounds = command, nursery, probe_rounds
         self.workers: dict[int, Process] = {}  # by the arm's number
@@ -83,7 +83,7 @@ class Comparison:
             if not results.alive:
                 return "baseline failed"
             if results.in_turn or results.rounds == 0 or self.probe_rounds:
-                self._probe()
+                self._probe(results.rounds)
             started = time.monotonic()
             self._turn() if results.in_turn else self._round()
             self.sampling += time.monotonic() - started
@@ -91,7 +91,7 @@ class Comparison:
             ended = self._enough()
             self._keep(at_once=ended is not None)
         if not self.probe_rounds:
-            self._probe()
+            self._probe(None)
         return ended
 
     def _process(self) -> int:
@@ -191,7 +191,7 @@ class Comparison:
                 keep=f"{self.scratch}/logits" if is_baseline else None,
             )
         except WorkerFailed as error:
-            if error.kind == "usage" and is_baseline:
+            if isinstance(error, UsageError) and is_baseline:
                 raise UsageError(str(error)) from None  # the text will not do for any arm
             if error.kind == "dead":
                 raise
@@ -274,18 +274,24 @@ class Comparison:
             return "max_minutes"
         return None
 
-    def _probe(self) -> None:
-        """Read the bandwidth of every device that an arm is on."""
+    def _probe(self, round: int | None) -> None:
+        """Read the bandwidth of every device that an arm is on, before `round`."""
         devices = {arm.facts["config"]["device"] for arm in self.results.alive if arm.facts}
         for device in sorted(devices):
             try:
                 if device not in self.probes:
                     self.probes[device] = self._start(0)
-                reading = self.probes[device].ask("bandwidth", device=device)["bytes_per_s"]
+                answer = self.probes[device].ask("bandwidth", device=device)
             except WorkerFailed as error:
                 self.say(f"no bandwidth of {device}: {error}")
+                if error.kind == "dead":
+                    self.probes.pop(device).close()  # the next round starts another
                 continue
-            self.results.bandwidth.setdefault(device, []).append(reading)
+            reading = Reading(**answer, round=round)
+            readings = self.results.bandwidth.setdefault(device, [])
+            if round is not None:  # of a round that was cut short and begins again, the last counts
+                readings[:] = [earlier for earlier in readings if earlier.round != round]
+            readings.append(reading)
 
     def _keep(self, at_once: bool = False) -> None:
         if at_once or time.monotonic() > self.saved + SAVE_EVERY:

@@ -75,9 +75,11 @@ class Products:
     ) -> dict[str, Any]:
         """Every scheme's product of (batch_size, columns) with a weight (rows, columns).
 
-        "products": by scheme and kernel its seconds, quartiles and bytes, or why there is none;
-        "bandwidth": bytes per second, read in the same rounds; "rotated", "cache": bytes that are
-        read before any weight is read again, and of the last-level cache.
+        products: by scheme and kernel its seconds, quartiles and bytes, or why there is none
+        bandwidth: bytes per second, read in the same rounds
+        bandwidth_probe, bandwidth_caveat: of run.bandwidth.Bandwidth
+        rotated, cache: bytes that are read before any weight is read again, and bytes of the
+            last-level cache
         """
         generator = torch.Generator().manual_seed(0)
         plain = nn.Linear(columns, rows, bias=False, device=self.device, dtype=self.dtype)
@@ -103,6 +105,8 @@ class Products:
                 for name in names
             ],
             "bandwidth": BYTES / result.beside.seconds,
+            "bandwidth_probe": self.bandwidth.probe,
+            "bandwidth_caveat": self.bandwidth.caveat,
             # With two copies of each there is a round, and its reading, between two uses of one.
             "rotated": result.rotated + BYTES * (result.least_copies > 1),
             "cache": result.cache,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from compare.sampling.nursery import Nursery
-from errors import QuantbenchError
+from errors import QuantbenchError, UsageError
 from run.environment import defaults
 
 COMMAND = (sys.executable, "-m", "compare.sampling.worker")
@@ -23,10 +23,14 @@ class WorkerFailed(QuantbenchError):
     """What the worker said, or how it ended without a word."""
 
     def __init__(self, reason: str, kind: str = "dead") -> None:
-        """`kind`: memory, where that was short; usage, where a person asked for what cannot be;
-        other; dead, where the worker cannot be asked anything more."""
+        """`kind`: memory, where that was short; other; dead, where the worker cannot be asked
+        anything more."""
         super().__init__(reason)
         self.kind = kind
+
+
+class WorkerRefused(WorkerFailed, UsageError):
+    """A person asked for what cannot be."""
 
 
 def environment() -> dict[str, str]:
@@ -66,7 +70,8 @@ class Process:
         self.stdin, self.stdout = os.fdopen(asked, "w"), os.fdopen(answered)
 
     def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
-        """The worker's answer. Raises WorkerFailed."""
+        """The worker's answer. Raises WorkerFailed; WorkerRefused, which is a UsageError, too,
+        where the worker met one."""
         try:
             self.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
             self.stdin.flush()
@@ -77,7 +82,8 @@ class Process:
             raise WorkerFailed(self._last_words())
         answer = json.loads(line)
         if "failed" in answer:
-            raise WorkerFailed(answer["failed"], answer["kind"])
+            failure = WorkerRefused if answer["kind"] == "usage" else WorkerFailed
+            raise failure(answer["failed"], answer["kind"])
         found: dict[str, Any] = answer["did"]
         return found
 

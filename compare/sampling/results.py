@@ -15,7 +15,7 @@ from benchlog.config import argv
 from compare.sampling.arm import Arm
 from errors import LogError, UsageError
 
-FORMAT = 1
+FORMAT = 2
 FILE = "results.json"
 
 
@@ -55,11 +55,20 @@ class ArmResult:
         return sum(sample["round"] == number for sample in self.samples)
 
 
+@dataclass(frozen=True)
+class Reading:
+    """One reading of a device's memory bandwidth."""
+
+    bytes_per_s: float
+    round: int | None  # taken just before this round; None: after the last one
+    probe: str  # the op that read
+    caveat: str | None = None  # why this is not the memory's speed; None where it is
+
+
 @dataclass
 class Results:
     """`rounds` are whole ones. `ended` says why it stopped: precise, max_rounds, max_minutes,
-    baseline failed, interrupted, or None while it runs. `bandwidth`: readings, bytes per second,
-    by device."""
+    baseline failed, interrupted, or None while it runs. `bandwidth`: readings by device."""
 
     settings: Settings
     arms: list[ArmResult]
@@ -67,7 +76,7 @@ class Results:
     in_turn: bool = False
     rounds: int = 0
     ended: str | None = None
-    bandwidth: dict[str, list[float]] = field(default_factory=dict)
+    bandwidth: dict[str, list[Reading]] = field(default_factory=dict)
     logged_rounds: int = 0
 
     @staticmethod
@@ -120,6 +129,10 @@ class Results:
             value.pop("rows", None)
             value["settings"] = Settings(**value["settings"])
             value["arms"] = [ArmResult(**arm) for arm in value["arms"]]
+            value["bandwidth"] = {
+                device: [Reading(**reading) for reading in readings]
+                for device, readings in value["bandwidth"].items()
+            }
             return Results(**value)
         except OSError as error:
             raise UsageError(f"--resume {folder}: {FILE}: {error.strerror}") from None

@@ -136,7 +136,8 @@ class Worker:
 
         if self.probe is None:
             self.probe = Bandwidth(devices.resolve(device))
-        return {"bytes_per_s": self.probe.measure()}
+        probe = self.probe
+        return {"bytes_per_s": probe.measure(), "probe": probe.probe, "caveat": probe.caveat}
 
     def schemes(self, argv: list[str]) -> dict[str, Any]:
         """Every kind of scheme that has a kernel here."""

@@ -20,6 +20,9 @@ options.add_argument("--no-memory-beside", action="store_true")
 options.add_argument("--die-at", type=int)
 options.add_argument("--journal")
 options.add_argument("--quality-fails")
+options.add_argument(
+    "--readings", default="1e9", help="bytes/s in turn; - fails, x dies"
+)
 given = options.parse_args()
 random_number = random.Random(os.getpid())
 
@@ -79,8 +82,17 @@ def sample(index):
     }
 
 
+readings = given.readings.split(",")
+
+
 def bandwidth(device):
-    return {"bytes_per_s": 1e9}
+    reading = readings.pop(0) if len(readings) > 1 else readings[0]
+    if reading == "x":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if reading == "-":
+        return None
+    caveat = "it is slow" if reading.endswith("s") else None
+    return {"bytes_per_s": float(reading.rstrip("s")), "probe": "fake", "caveat": caveat}
 
 
 for line in sys.stdin:

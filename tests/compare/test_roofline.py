@@ -18,7 +18,7 @@ from compare.figures import decode_limit as whole
 from compare.figures.limits import over, share, step_bytes
 from compare.output.lines import draw
 from compare.sampling.layer_timing import Stack, kernels, shapes
-from compare.sampling.results import ArmResult, Settings
+from compare.sampling.results import ArmResult, Reading, Settings
 
 FAKE = (sys.executable, str(Path(__file__).parent / "fake_worker.py"))
 
@@ -62,8 +62,20 @@ def test_share_of_the_limit_is_that_of_each_round():
     interval allows for what another process of the arm might have shown."""
     bandwidth = [1e9, 2e9, 4e9, 3e9, 2e9]
     steps = [2 * 1e6 / rate for rate in bandwidth]
-    found = share(arm(steps), 1e6, bandwidth)
+    readings = [Reading(rate, number, "fake") for number, rate in enumerate(bandwidth)]
+    found = share(arm(steps), 1e6, readings)
     assert found.ratio == pytest.approx(0.5) and 0.4 < found.low < 0.5 < found.high < 0.6
+
+
+def test_a_round_without_a_reading_is_left_out():
+    """Round 1's reading failed: 1e9 before round 0, 4e9 before round 2, and so on. By position in
+    the list, round 1 would be held against 4e9. The reading after the last round is of no round."""
+    rates = {0: 1e9, 2: 4e9, 3: 3e9, 4: 2e9, None: 9e9}
+    steps = [2 * 1e6 / rates.get(number, 1e3) for number in range(5)]
+    readings = [Reading(rate, number, "fake") for number, rate in rates.items()]
+    found = share(arm(steps), 1e6, readings)
+    assert found.ratio == pytest.approx(0.5) and found.rounds == 4
+    assert share(arm(steps), 1e6, []).rounds == 0
 
 
 def test_ours_over_theirs():
