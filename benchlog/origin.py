@@ -1,30 +1,52 @@
 """What code made a number: versions of packages, and this checkout's commit."""
 
+import functools
 import importlib.metadata
+import os
 import platform
 import subprocess
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("quantbench", "torch", "torchao", "triton", "bitsandbytes")
 
 
 def versions() -> dict[str, str | None]:
-    """Of Python and of each package; None for one that is not installed."""
-    found: dict[str, str | None] = {"python": platform.python_version()}
+    """The version of Python and of each package; None for a package that is not installed."""
+    versions: dict[str, str | None] = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
-            found[package] = importlib.metadata.version(package)
+            versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            found[package] = None
-    return found
+            versions[package] = None
+    return versions
 
 
+@functools.cache
 def git_commit() -> str | None:
-    """This checkout's commit, "-dirty" when it has changes; None outside a checkout."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    """This checkout's commit, "-dirty" when it has changes; None for an installed copy.
+
+    A copy inside somebody else's repository is no checkout of ours: git would tell their commit.
+    """
+    if not _is_checkout():
+        return None
+    return _git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+
+
+def _is_checkout() -> bool:
+    """Whether our folder is the top of a git repository which tracks this file."""
+    top = _git("rev-parse", "--show-toplevel")
+    if top is None or not os.path.samefile(top, ROOT):
+        return False
+    return _git("ls-files", "--error-unmatch", str(Path(__file__).relative_to(ROOT))) is not None
+
+
+def _git(*arguments: str) -> str | None:
+    """What git says, in our folder; None where it fails or is not there."""
     try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True
+        )
     except (OSError, subprocess.CalledProcessError):
         return None
     return done.stdout.strip()

@@ -1,4 +1,4 @@
-"""lm-evaluation-harness on our models: pip install 'quantbench[eval]'
+"""lm-evaluation-harness on our models; `pip install lm-eval` is what it needs.
 
 Its tasks ask three things of a model: how likely a continuation is, how likely a whole text is, and
 what it would go on with. Everything runs through a KV cache of the plan's kind, a row at a time.
@@ -29,7 +29,7 @@ MOST_NEW_TOKENS = 256  # where a task does not say
 def check(tasks: Sequence[str]) -> None:
     """Before anything is loaded: that the harness is there, and the files of tasks."""
     if importlib.util.find_spec("lm_eval") is None:
-        raise UsageError("--lm_eval needs lm-evaluation-harness: pip install 'quantbench[eval]'")
+        raise UsageError("--lm_eval needs lm-evaluation-harness: pip install lm-eval")
     for task in tasks:
         if task.endswith((".yaml", ".yml")) and not Path(task).is_file():
             raise UsageError(f"--lm_eval {task}: no such file")

@@ -133,7 +133,7 @@ def markdown(results: Results, rows: Sequence[Row]) -> str:
     ]
     if facts:
         versions = [f"{name} {version}" for name, version in facts["versions"].items() if version]
-        lines += [f"{', '.join(versions)}; commit {facts['git_commit']}", ""]
+        lines += [f"{', '.join(versions)}; commit {facts['git_commit'] or 'unknown'}", ""]
     lines += ["Arms, as options of generate.py:", ""]
     lines += [f"- {arm.name}: `{shell.join(arm.argv) or arm.text}`" for arm in results.arms]
     return "\n".join(lines) + "\n"

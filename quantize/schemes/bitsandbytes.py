@@ -18,7 +18,7 @@ from quantize.scheme import Kernel, Scheme, in_row_blocks, our_kernels
 from quantize.spec import BitsAndBytes
 
 BLOCK = 64
-MISSING = "bitsandbytes is not installed: pip install 'quantbench[bitsandbytes]'"
+MISSING = "bitsandbytes is not installed: pip install bitsandbytes"
 
 
 def load() -> None:

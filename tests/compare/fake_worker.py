@@ -20,9 +20,7 @@ options.add_argument("--no-memory-beside", action="store_true")
 options.add_argument("--die-at", type=int)
 options.add_argument("--journal")
 options.add_argument("--quality-fails")
-options.add_argument(
-    "--readings", default="1e9", help="bytes/s in turn; - fails, x dies"
-)
+options.add_argument("--readings", default="1e9", help="bytes/s in turn; - fails, x dies")
 given = options.parse_args()
 random_number = random.Random(os.getpid())
 

@@ -312,7 +312,7 @@ DOCUMENTS = [
 @pytest.fixture
 def tasks(tmp_path, monkeypatch):
     """Three tasks made from a local file, one of each kind that the harness has."""
-    pytest.importorskip("lm_eval", reason="needs quantbench[eval]")
+    pytest.importorskip("lm_eval", reason="pip install lm-eval")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     data = tmp_path / "documents.jsonl"
     data.write_text("\n".join(map(json.dumps, DOCUMENTS)) + "\n")
