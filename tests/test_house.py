@@ -67,6 +67,7 @@ ROOMS = {
         {"fidelity", "output.pareto", "sampling.clock", "sampling.layer_timing"},
         {"sampling.arm", "sampling.nursery"},
         {"sampling.results", "sampling.process", "sampling.worker"},
+        {"figures.readings"},
         {"figures.rows", "output", "peers"},
         {"sampling"},
         {"figures"},
