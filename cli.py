@@ -358,7 +358,7 @@ def say(line: str) -> None:
 def progress(what: str, lasting: bool = True) -> Iterator[Report]:
     """Show that something is going on, and for how long; yields report(bytes_done, bytes_total).
 
-    What is not `lasting` is shown to a person who waits, and leaves no line.
+    A terminal shows it while it lasts. Where it is done, a `lasting` phase leaves one line.
     """
     started = time.perf_counter()
     if sys.stderr is not None and sys.stderr.isatty():
@@ -372,8 +372,6 @@ def progress(what: str, lasting: bool = True) -> Iterator[Report]:
                 task, description=f"{what}: {done / 1e9:.2f} of {total / 1e9:.2f} GB"
             )
     else:
-        if lasting:
-            say(f"{what} …")
         yield lambda done, total: None
     if lasting:
         say(f"{what}: {time.perf_counter() - started:.1f} s")

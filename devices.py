@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import os
 import platform
 import resource
 import sys
@@ -14,7 +15,8 @@ from errors import UsageError
 
 ACCELERATORS = ("cuda", "xpu", "mps")
 STATUS, MEMINFO = Path("/proc/self/status"), Path("/proc/meminfo")
-# Of version 2 and 1, as a container sees its own: the limit, what is used, and what of it for what.
+CLEAR_REFERENCES = Path("/proc/self/clear_refs")
+# A container's own control group, version 2 and then 1: its limit, its use, and the use by kind.
 CONTROL_GROUP_FILES = (
     tuple(Path("/sys/fs/cgroup") / f"memory.{name}" for name in ("max", "current", "stat")),
     tuple(
@@ -53,17 +55,17 @@ def reset_peak_memory(device: torch.device) -> None:
     """Start counting the peak anew. On Linux the kernel's own high-water mark is reset."""
     if device.type in ("cuda", "xpu"):
         _module(device.type).reset_peak_memory_stats(device)
-    elif device.type == "cpu" and STATUS.exists():
-        try:
-            Path("/proc/self/clear_refs").write_text("5")
-        except OSError:
-            pass  # a sandbox may forbid it; the peak is then that of the process so far
+    elif device.type == "cpu":
+        with contextlib.suppress(OSError):  # peak_memory says that it was refused
+            CLEAR_REFERENCES.write_text("5")  # 5: the peak resident set (man 5 proc)
 
 
 def peak_memory(device: torch.device) -> dict[str, int]:
     """Peak bytes since the last reset, by kind; the first kind is the one the log reports.
 
-    CUDA: reserved and allocated by torch. CPU: the resident set of the process.
+    CUDA: reserved and allocated by torch. CPU: "resident", the resident set of the process;
+    "resident_since_start" where the system does not let it be reset (macOS, some sandboxes): the
+    peak since the process started, which is at least that since the last reset.
     """
     if device.type in ("cuda", "xpu"):
         module = _module(device.type)
@@ -76,16 +78,26 @@ def peak_memory(device: torch.device) -> dict[str, int]:
     if STATUS.exists():
         for line in STATUS.read_text().splitlines():
             if line.startswith("VmHWM:"):
-                return {"resident": int(line.split()[1]) * 1024}
+                kind = "resident" if _can_reset_peak() else "resident_since_start"
+                return {kind: int(line.split()[1]) * 1024}
     unit = 1 if sys.platform == "darwin" else 1024
-    return {"resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
+    return {"resident_since_start": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
+
+
+def _can_reset_peak() -> bool:
+    """Whether the kernel takes the reset: it refuses when the file is opened, if at all."""
+    try:
+        os.close(os.open(CLEAR_REFERENCES, os.O_WRONLY))
+    except OSError:
+        return False
+    return True
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Bytes that can still be allocated; None where nobody says.
+    """Bytes that can still be allocated; None where the system does not say.
 
-    On Linux what the kernel calls available, or what is left to the process's control group, if
-    that is less. On CUDA and xpu what the driver has free and torch holds unused.
+    Linux: the smaller of what the kernel calls available and what is left to the process's control
+    group. CUDA and xpu: what the driver has free, and what torch has reserved and does not use.
     """
     if device.type in ("cuda", "xpu"):
         module = _module(device.type)
@@ -93,8 +105,8 @@ def free_memory(device: torch.device) -> int | None:
         return module.mem_get_info(device)[0] + unused
     if device.type == "mps":
         return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
-    found = [_available_memory(), *(_left_to_group(*files) for files in CONTROL_GROUP_FILES)]
-    return min((free for free in found if free is not None), default=None)
+    limits = [_available_memory(), *(_left_to_group(*files) for files in CONTROL_GROUP_FILES)]
+    return min((free for free in limits if free is not None), default=None)
 
 
 def _available_memory() -> int | None:
@@ -106,20 +118,23 @@ def _available_memory() -> int | None:
 
 
 def _left_to_group(limit: Path, used: Path, statistics: Path) -> int | None:
-    """Files that were read count as used, and are given up when memory is needed: a checkpoint that
-    was just copied would seem to fill it. No limit says "max", or 2**63 or so."""
+    """Bytes left to a control group; None where it has no limit ("max", or about 2**63).
+
+    The page cache counts as used, but is evicted when memory is needed: a checkpoint that was just
+    copied would otherwise seem to fill the group.
+    """
     try:
         left = int(limit.read_text()) - int(used.read_text())
-        found = dict(line.split() for line in statistics.read_text().splitlines())
+        kinds = dict(line.split() for line in statistics.read_text().splitlines())
     except (OSError, ValueError):
         return None
     for name in ("active_file", "inactive_file"):
-        left += int(found.get(f"total_{name}", found.get(name, 0)))  # version 1: with its children
+        left += int(kinds.get(f"total_{name}", kinds.get(name, 0)))  # version 1: with its children
     return max(0, left)
 
 
 def stored_bytes(tensor: torch.Tensor) -> int:
-    """Bytes a tensor stores; of a tensor subclass, what the tensors inside it store."""
+    """Bytes that a tensor stores; for a tensor subclass, those of the tensors inside it."""
     if hasattr(tensor, "__tensor_flatten__"):
         names, _ = tensor.__tensor_flatten__()
         return sum(stored_bytes(getattr(tensor, name)) for name in names)
@@ -128,10 +143,10 @@ def stored_bytes(tensor: torch.Tensor) -> int:
 
 @contextlib.contextmanager
 def returning_memory() -> Iterator[None]:
-    """While this lasts, what is freed on the CPU goes back to the system at once.
+    """Inside this context, freed CPU memory goes back to the system at once.
 
-    glibc keeps freed blocks of up to 32 MB once it has seen some: quantizing a 1.1 B model layer by
-    layer then peaks 1.1 GB higher (docs/LOG.md). Elsewhere than on glibc nothing happens.
+    glibc keeps freed blocks of up to 32 MB for reuse: quantizing a 1.1 B model layer by layer then
+    peaks 1.1 GB higher (docs/LOG.md). Without glibc this does nothing.
     """
     M_MMAP_THRESHOLD = -3
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None

@@ -24,6 +24,8 @@ DEFAULTS: Mapping[str, str] = {
     # Milliseconds for which Intel's OpenMP lets threads spin after a parallel loop. Its own 200 ms
     # would reach into the next arm's sample; GNU's OpenMP stops after a few.
     "KMP_BLOCKTIME": "5",
+    # torch's profiler (kineto) prints a line on stderr when it starts and stops; 6 is silence.
+    "KINETO_LOG_LEVEL": "6",
 }
 # The compiler's own: processes that compile Triton kernels take the cores from the C++ compiler.
 CPU_COMPILER: Mapping[str, str] = {"TORCH_WARM_POOL": "0"}

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import devices
+from benchlog import table
 
 GB = 10**9
 CPU = torch.device("cpu")
@@ -87,3 +88,25 @@ def test_free_memory_of_mps(monkeypatch):
     monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 20 * GB, raising=False)
     monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 5 * GB, raising=False)
     assert devices.free_memory(torch.device("mps")) == 15 * GB
+
+
+def test_the_peak_is_that_since_the_reset():
+    """64 MB that come and go before the reset do not count after it."""
+    if not devices._can_reset_peak():
+        pytest.skip("this system does not let the peak be reset")
+    torch.ones(64 << 20, dtype=torch.int8)
+    (before,) = devices.peak_memory(CPU).values()
+    devices.reset_peak_memory(CPU)
+    after = devices.peak_memory(CPU)
+    assert set(after) == {"resident"} and after["resident"] < before - (32 << 20)
+
+
+def test_a_peak_that_cannot_be_reset_says_so(monkeypatch, tmp_path):
+    monkeypatch.setattr(devices, "CLEAR_REFERENCES", tmp_path / "no" / "clear_refs")
+    devices.reset_peak_memory(CPU)
+    peak = devices.peak_memory(CPU)
+    assert list(peak) == ["resident_since_start"] and peak["resident_since_start"] > 10**7
+    run = {"scheme": "none", "tok_s": 1.0, "prefill_tok_s": 1.0, "decode_tok_s": 1.0}
+    run |= {"weight_bytes_per_s": 1.0, "weight_bytes": 1, "kernel": "cpu"}
+    assert "≤ " in table.table([run | {"peak_memory_bytes": {"generate": peak}}])
+    assert "≤ " not in table.table([run | {"peak_memory_bytes": {"generate": {"resident": 1}}}])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchlog import shell
+from benchlog.table import SINCE_START
 from compare.figures.readings import caveats, span
 from compare.figures.statistics import FALSE_VERDICTS
 from compare.output import pareto as picture
@@ -44,7 +45,10 @@ def size(count: float | None) -> str:
 def _peak(phase: str) -> Callable[[Row], str]:
     def shown(row: Row) -> str:
         kinds = row.get("peak_memory_bytes", {}).get(phase)
-        return size(next(iter(kinds.values())) if kinds else None)
+        if not kinds:
+            return size(None)
+        kind, peak = next(iter(kinds.items()))
+        return f"{'≤ ' if kind == SINCE_START else ''}{size(peak)}"
 
     return shown
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -120,6 +121,14 @@ def test_a_loaded_model_lies_in_huge_pages(generated):
     if system_huge_pages() == "madvise":
         facts, _, _ = generated(*model, THP_MEM_ALLOC_ENABLE="0")
         assert facts["environment"]["huge_page_bytes"] < facts["weight_bytes"] / 2
+
+
+def test_a_profile_prints_nothing_of_its_own_and_phases_are_told_once(generated, tmp_path):
+    _, _, said = generated("--profile", str(tmp_path / "trace.json"))
+    assert "profiler_start" not in said and "USDT" not in said
+    assert (tmp_path / "trace.json").stat().st_size > 1000
+    for phase in ("Loading", "Warming up"):
+        assert len(re.findall(f"^{phase}", said, re.MULTILINE)) == 1, said
 
 
 def test_files_of_the_kernel(tmp_path):
