@@ -1,4 +1,5 @@
-# make demo: set up and run the main job.  make test: set up and run every test.
+# make demo: set up and run the main job.  make test: set up and run every test;
+# make test-fast: those that take three minutes together.
 # ARGS reaches pytest: make test ARGS="-k kv_cache".
 PYTHON ?= python3
 PY := .venv/bin/python
@@ -13,7 +14,12 @@ CHECKED := CXX=g++ CXXFLAGS="-O1 -g -fno-omit-frame-pointer -D_GLIBCXX_ASSERTION
 CHECKS := ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 CPU_TESTS = $(filter-out %_build.py,$(wildcard tests/ops/test_cpu_*.py))
 
-.PHONY: demo test check test-gpu trust sanitize clean
+FAST_TESTS = tests/test_house.py tests/test_test_run.py tests/benchlog tests/models \
+	$(addprefix tests/ops/test_,formats.py packing.py reference.py cpu_build.py attention.py) \
+	$(addprefix tests/quantize/test_,spec.py numbers.py int8.py) tests/kv_cache/test_caches.py \
+	$(addprefix tests/compare/test_,comparison.py readme_tables.py) tests/run/test_sizes.py
+
+.PHONY: demo test test-fast check test-gpu trust sanitize clean
 .SILENT: demo sanitize .venv/installed .venv/installed-dev
 
 demo: .venv/installed
@@ -29,6 +35,10 @@ demo: .venv/installed
 
 test: .venv/installed-dev
 	$(PY) -m pytest $(ARGS)
+
+# Before a commit: without what is marked slow, and without what compiles or compares whole runs.
+test-fast: .venv/installed-dev
+	$(PY) -m pytest -q -m "not slow and not gpu" $(FAST_TESTS) $(ARGS)
 
 test-gpu: .venv/installed-dev
 	$(PY) -m pytest -m gpu $(ARGS)

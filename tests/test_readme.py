@@ -1,9 +1,12 @@
-"""The README's two commands, run as a newcomer would; and what the README says of the options."""
+"""The Makefile's commands, run as a newcomer would; and what the documents say of commands and
+options."""
 
 import os
 import re
+import runpy
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,14 +17,12 @@ from benchlog.config import option_table, parse, split
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
-pytestmark = pytest.mark.skipif(
-    not (ROOT / ".venv" / "installed-dev").exists(), reason="needs the Makefile's .venv"
-)
-
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory):
     """The working tree without what git ignores, the installed .venv linked into it."""
+    if not (ROOT / ".venv" / "installed-dev").exists():
+        pytest.skip("needs the Makefile's .venv: `make test` sets it up and runs every test")
     folder = tmp_path_factory.mktemp("clone") / "quantbench"
     ignored = shutil.ignore_patterns(".git", ".venv", "build", "__pycache__", ".*_cache", "*.info")
     shutil.copytree(ROOT, folder, ignore=ignored)
@@ -55,7 +56,7 @@ def test_make_test_runs_pytest(clone):
     assert done.returncode == 0 and " passed" in done.stdout
 
 
-@pytest.mark.parametrize("target", ["demo", "test", "check"])
+@pytest.mark.parametrize("target", ["demo", "test", "test-fast", "check"])
 def test_a_second_call_installs_nothing(clone, target):
     assert "pip install" not in make(clone, "--dry-run", target).stdout
 
@@ -65,9 +66,35 @@ def test_every_option_is_in_the_readme():
         assert f"`--{name}" in README, name
 
 
-def test_commands_in_the_readme_parse():
-    text = README.replace("\\\n", "")
-    commands = re.findall(r"^(?:    )?(python generate\.py .*?)(?:  +#.*)?$", text, re.M)
-    assert len(commands) >= 5
-    for command in commands:
-        parse(split(command)[2:])
+# A command on a line of its own, with or without a comment behind it, or between backticks.
+LINE = re.compile(r"^ *(python (?:generate\.py|-m) .*?)(?:  +#.*)?$|`(python -m [^`]+)`", re.M)
+COMMANDS = sorted(
+    {line or inline for line, inline in LINE.findall(README.replace("\\\n", " "))},
+)
+PROGRAMS = ("compare", "quantize", "kv_cache", "benchlog")
+
+
+def test_the_documents_have_commands_of_every_program():
+    named = {split(command)[2] for command in COMMANDS}
+    assert set(PROGRAMS) <= named
+    assert sum("generate.py" in command for command in COMMANDS) >= 5
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_in_the_readme_parse(command, monkeypatch, capsys):
+    first, program, *arguments = split(command)[1:]
+    if first == "generate.py":
+        parse([program, *arguments])
+    elif program in PROGRAMS:  # --help comes after the options have been read
+        monkeypatch.setattr(sys, "argv", [program, *arguments, "--help"])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
+            sys.exit(0)
+        assert ended.value.code in (0, None) and "Usage:" in capsys.readouterr().out
+    else:
+        assert (ROOT / program.replace(".", "/")).with_suffix(".py").exists()
+
+
+@pytest.mark.parametrize("target", ["make test", "make test-fast", "make check"])
+def test_contributors_are_told_what_to_run(target):
+    assert f"`{target}`" in (ROOT / "CONTRIBUTING.md").read_text() + README

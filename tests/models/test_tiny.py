@@ -30,6 +30,7 @@ def bits_per_byte(model, tokens, share=1.0):
     return nats / math.log(2) / bytes_seen
 
 
+@pytest.mark.slow
 def test_held_out_text_is_predicted_better_than_by_xz(tokens):
     xz = 8 * len(lzma.compress(TEXT.encode(), preset=9)) / len(TEXT.encode())
     ours = bits_per_byte(load_model("tiny"), tokens)
@@ -51,6 +52,7 @@ def rounded_to(bits):
     return transform
 
 
+@pytest.mark.slow
 def test_quantizing_badly_hurts_and_quantizing_well_does_not(tokens):
     def measured(transform=None):
         return bits_per_byte(load_model("tiny", transform=transform), tokens, share=0.1)
