@@ -44,7 +44,9 @@ def nats(cache, windows):
     return torch.stack(found).double()
 
 
-@pytest.mark.parametrize("cache, percent", [("int8", 0.3), ("fp8", 1.0), ("int4", 5.0)])
+# Measured: int8 -0.03 and 0.01 %, fp8 0.01 and 0.13 %, int4 0.50 and 0.69 %, on two machines. The
+# text is the same in every run; 4080 tokens give standard errors of 0.04, 0.09 and 0.25 %.
+@pytest.mark.parametrize("cache, percent", [("int8", 0.15), ("fp8", 0.4), ("int4", 1.5)])
 def test_perplexity_through_a_quantized_cache(windows, dense, cache, percent):
     difference = nats(cache, windows) - dense
     assert abs(math.expm1(difference.mean().item())) * 100 < percent
@@ -66,10 +68,12 @@ DEPTHS = 256, 4096, 65536
 HEADS, S, D = 8, 4, 64  # S: the chunk's positions; decode is its last one alone
 PATHS = pytest.mark.parametrize("kernel", [*KERNELS, "chunk"])
 FORMATS = pytest.mark.parametrize("format", CACHES)
-# Of a unit normal, head_dim 64: int8 errs by max / 254 at the most, some 1 %; E4M3 by 1/16, 2.6 %
-# on average; int4's step is max / 8 of 32 numbers, and it errs by 8 % on average. Keys' errors move
-# weights by as much again. Dense: bfloat16 rounds the output, and a chunk's weights.
-MOST = {"dense": 0.006, "int8": 0.02, "fp8": 0.06, "int4": 0.2}
+# Errors of unit normals, head_dim 64: int8's is max / 254 at the most, some 1 %; E4M3's 1/16, and
+# 2.6 % on average; int4's step is max / 8 of 32 numbers, 8 % on average. Keys' errors move weights
+# by as much. Dense: bfloat16 rounds the output, and a chunk's weights. The largest measured are
+# .0028, .0099, .040 and .131; means over 512 numbers and more scatter by a twentieth of themselves,
+# and these bounds are three times that above.
+MOST = {"dense": 0.0033, "int8": 0.0115, "fp8": 0.047, "int4": 0.152}
 
 
 def case(depth, needles):
@@ -90,7 +94,6 @@ def case(depth, needles):
 
 @pytest.fixture(scope="module")
 def cases():
-    torch.manual_seed(5)
     return {needles: [case(depth, needles) for depth in DEPTHS] for needles in (False, True)}
 
 
