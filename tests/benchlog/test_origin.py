@@ -52,7 +52,7 @@ def test_a_checkout_names_its_commit(tmp_path):
 
 
 def test_an_installed_copy_in_somebody_s_repository_names_none(tmp_path):
-    """As pip install --target vendor does, whether they commit it or not."""
+    """An installation into a folder of theirs, whether they commit it or not."""
     vendor = tmp_path / "vendor"
     copy(vendor)
     assert told(vendor) == "None"
