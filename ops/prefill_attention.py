@@ -1,9 +1,11 @@
-"""Attention of a chunk of new positions over what a cache holds, and over the chunk itself.
+"""Attention of a chunk of a prompt over the positions before it, and over the chunk itself.
 
-A prompt goes through the model in chunks, and a chunk over the cache in blocks: so memory grows
-with a chunk's size times a block's, whatever the cache's capacity and however much of it is filled.
-What each block gives is joined by the logarithm of its softmax's denominator (Milakov and
-Gimelshein 2018; Dao et al. 2022, section 3.1).
+The past is what a cache holds. On the CPU the C++ kernel that decodes reads it as it is stored, the
+chunk's positions being so many more queries. Elsewhere, and where there is no such kernel, it is
+dequantized a block at a time, so that memory grows with a chunk's size times a block's, whatever
+the cache's capacity and however much of it is filled. What each part of the past gives is joined by
+the logarithm of its softmax's denominator (Milakov and Gimelshein 2018; Dao et al. 2022, section
+3.1).
 """
 
 import math
@@ -13,9 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ops.attention import choose
 from ops.kv import Stored, dequantize
 
-BLOCK = 4096  # slots of the cache at a time
+BLOCK = 4096  # positions that are dequantized at a time
 
 
 def chunk_attention(
@@ -74,15 +77,12 @@ def _chunk_attention(
         return F.scaled_dot_product_attention(
             query, key, value, is_causal=True, enable_gqa=H > K
         ).contiguous()
-    past = Stored(past_key, key_scale, format), Stored(past_value, value_scale, format)
     # The heads that share a key head are folded into the positions: nothing is repeated.
     folded = query.reshape(B, K, H // K * S, D)
-    output, denominator = _attention(folded, key, value, _causal(query, S, window))
-    if start > 0:
-        output = output.float()
-    for keys, values, positions in _blocks(*past, start, query.dtype):
-        mask = None if window is None else _within(query, positions, start, S, window)
-        more, further = _attention(folded, keys, values, mask)
+    own, denominator = _attention(folded, key, value, _causal(S, window, query.device))
+    output = own.float()
+    past = Stored(past_key, key_scale, format), Stored(past_value, value_scale, format)
+    for more, further in _over_past(folded, *past, start, S, window):
         total = torch.logaddexp(denominator, further)
         output = output * (denominator - total).exp()[..., None]
         output += more.float() * (further - total).exp()[..., None]
@@ -95,32 +95,74 @@ def _(query, key, value, past_key, key_scale, past_value, value_scale, format, s
     return query.new_empty(query.shape)
 
 
-def _blocks(
-    key: Stored, value: Stored, start: int, dtype: torch.dtype
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Keys and values of what the cache holds, and their positions, block by block."""
+def _over_past(
+    query: Tensor, key: Stored, value: Stored, start: int, S: int, window: int | None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Attention of query (B, K, G · S, D), S positions from `start` on, over the past: for some of
+    its positions after others, the output and the logarithm of the softmax's denominator."""
     T = key.codes.shape[2]
-    filled = min(start, T)
-    for begin in range(0, filled, BLOCK):
-        end = min(begin + BLOCK, filled)
-        slots = torch.arange(begin, end, device=key.codes.device)
-        positions = start - 1 - (start - 1 - slots) % T
-        sides = (dequantize(side.slots(begin, end), dtype) for side in (key, value))
-        yield *sides, positions
+    oldest = start - min(start, T)
+    seen_by_all = oldest  # the first position that no query is too far from
+    if window is not None:
+        oldest = max(oldest, start + 1 - window)
+        seen_by_all = min(max(oldest, start + S - window), start)
+    end = start  # of the positions that are dequantized
+    if seen_by_all < start and _reads_codes(query):
+        end = seen_by_all
+        yield _over_slots(query, key, value, seen_by_all % T, start - seen_by_all)
+    for keys, values, begin in _blocks(key, value, oldest, end, query.dtype):
+        mask = None
+        if window is not None and begin < seen_by_all:
+            positions = torch.arange(begin, begin + keys.shape[2], device=query.device)
+            mask = _within(positions, start, S, window)
+        yield _attention(query, keys, values, mask)
 
 
-def _causal(query: Tensor, S: int, window: int | None) -> Tensor:
-    """(H · S / K, S): what the chunk's queries see of the chunk."""
-    positions = torch.arange(S, device=query.device)
+def _reads_codes(query: Tensor) -> bool:
+    """Whether there is a kernel that reads the cache as it is stored. How many queries share a key
+    head does not matter to it."""
+    return choose(query.device, query.shape[-1], 1, query.dtype).name == "cpu"
+
+
+def _over_slots(
+    query: Tensor, key: Stored, value: Stored, first: int, count: int
+) -> tuple[Tensor, Tensor]:
+    """Attention of query (B, K, N, D), and the logarithm of its softmax's denominator (B, K, N),
+    over the slots (first + i) % T for i < count, by the C++ kernel."""
+    from ops.cpu.attention import past_attention
+
+    B, K, N, D = query.shape
+    slots = (torch.full((B,), number) for number in (first, count))
+    output, denominator = past_attention(query.reshape(B, K * N, D), key, value, *slots)
+    return output.view(B, K, N, D), denominator.view(B, K, N)
+
+
+def _blocks(
+    key: Stored, value: Stored, begin: int, end: int, dtype: torch.dtype
+) -> Iterator[tuple[Tensor, Tensor, int]]:
+    """Keys and values of the positions from `begin` up to `end` in blocks, and each block's first
+    position."""
+    T = key.codes.shape[2]
+    while begin < end:
+        slot = begin % T
+        count = min(BLOCK, end - begin, T - slot)
+        sides = (dequantize(side.slots(slot, slot + count), dtype) for side in (key, value))
+        yield *sides, begin
+        begin += count
+
+
+def _causal(S: int, window: int | None, device: torch.device) -> Tensor:
+    """(S, S): which positions of the chunk each of its queries sees."""
+    positions = torch.arange(S, device=device)
     mask = positions <= positions[:, None]
     if window is not None:
         mask &= positions > positions[:, None] - window
     return mask
 
 
-def _within(query: Tensor, positions: Tensor, start: int, S: int, window: int) -> Tensor:
-    """(S, N): which of these earlier positions are in the window of each query."""
-    own = torch.arange(start, start + S, device=query.device)
+def _within(positions: Tensor, start: int, S: int, window: int) -> Tensor:
+    """(S, N): which of N earlier positions are in the window of each query."""
+    own = torch.arange(start, start + S, device=positions.device)
     return positions > own[:, None] - window
 
 

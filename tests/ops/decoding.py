@@ -4,8 +4,11 @@ import torch
 from torch import Tensor
 
 from kv_cache import CACHES
+from ops.cpu import build
 from ops.kv import Stored, dequantize
-from tests.ops import exact
+from tests.ops.exact import Exact, attention
+
+BYTE_PRODUCTS = ("amx",)  # instruction sets in which the kernel multiplies bytes
 
 
 def stored(x: Tensor, format: str, spare_rows: int = 0) -> Stored:
@@ -22,10 +25,30 @@ def visible(first: Tensor, count: Tensor, T: int) -> Tensor:
     return (slots - first[:, None]) % T < count[:, None]
 
 
-def expected(
-    query: Tensor, key: Stored, value: Stored, first: Tensor, count: Tensor
-) -> exact.Exact:
+def expected(query: Tensor, key: Stored, value: Stored, first: Tensor, count: Tensor) -> Exact:
     """Attention of one position, query (B, H, D), over what the codes mean: y is (B, H, 1, D)."""
     seen = visible(first, count, key.codes.shape[2])
     sides = (dequantize(side, torch.float64) for side in (key, value))
-    return exact.attention(query[:, :, None], *sides, seen[:, None, None])
+    return attention(query[:, :, None], *sides, seen[:, None, None])
+
+
+def byte_products(
+    format: str, query: Tensor, keys: Tensor, values: Tensor, visible: Tensor, exact: Exact
+) -> Tensor | float:
+    """What the CPU's kernel may be off by where it multiplies bytes: as the arguments of
+    exact.attention, keys and values being what the codes mean.
+
+    Queries and weights keep 15 bits of a head's largest number in a query, and of a block's largest
+    weight: of 64 slots' errors, half of whom cancel the other half.
+    """
+    fits = query.dtype == torch.bfloat16 and query.shape[-1] % 64 == 0
+    if format not in ("int8", "int4") or not fits or build.isa() not in BYTE_PRODUCTS:
+        return 0.0
+    B, H, _, _ = query.shape
+    flat = query.abs().amax(-1, keepdim=True).expand_as(query)
+    score = attention(flat, keys, values, visible).score
+    K, T = values.shape[1], values.shape[2]
+    seen = visible.expand(B, H, -1, T).any(2).view(B, K, H // K, T).any(2)
+    largest = values.abs().masked_fill(~seen[..., None], 0).amax((-2, -1))
+    largest = largest.repeat_interleave(H // K, 1).view(B, H, 1, 1)
+    return 2.0**-15 * (exact.mass * score + 8 * largest)

@@ -19,29 +19,35 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ISAS = build.ISAS
 
 
-def of_byte_tiles(query, key, value, first, count, expected):
-    """What AMX may be off by with queries and weights in bytes. They keep 15 bits of a head's
-    largest number in a query, and of a block's largest weight: of 64 slots' errors, half of whom
-    cancel the other half."""
-    fits = query.dtype == torch.bfloat16 and query.shape[-1] % 64 == 0
-    if build.isa() != "amx" or not fits or key.format not in ("int8", "int4"):
-        return 0
-    B, H, _ = query.shape
-    flat = query.abs().amax(-1, keepdim=True).expand_as(query)
-    score = decoding.expected(flat, key, value, first, count).score
-    values = dequantize(value, torch.float64).abs()
-    seen = decoding.visible(first, count, values.shape[2])
-    largest = values.masked_fill(~seen[:, None, :, None], 0).amax((-2, -1))
-    largest = largest.repeat_interleave(H // largest.shape[1], 1).view(B, H, 1, 1)
-    return 2.0**-15 * (expected.mass * score + 8 * largest)
+def bound(query, key, value, first, count):
+    """Attention in float64, and what products of bytes may be off by."""
+    exact = decoding.expected(query, key, value, first, count)
+    sides = (dequantize(side, torch.float64) for side in (key, value))
+    seen = decoding.visible(first, count, key.codes.shape[2])[:, None, None]
+    return exact, decoding.byte_products(key.format, query[:, :, None], *sides, seen, exact)
 
 
 def check(query, key, value, first, count):
     y = attention.decode_attention(query, key, value, first, count)
-    expected = decoding.expected(query, key, value, first, count)
-    beside = of_byte_tiles(query, key, value, first, count, expected)
+    expected, beside = bound(query, key, value, first, count)
     expected.check(y[:, :, None], dtype=query.dtype, beside=beside)
     return y
+
+
+def check_past(query, key, value, first, count):
+    """Output and denominators, which are float32 whatever the query is."""
+    y, denominator = attention.past_attention(query, key, value, first, count)
+    expected, beside = bound(query, key, value, first, count)
+    expected.check(y[:, :, None], dtype=torch.float32, beside=beside)
+    keys = dequantize(key, torch.float64).repeat_interleave(query.shape[1] // key.codes.shape[1], 1)
+    scores = (keys @ query.double()[..., None])[..., 0] / math.sqrt(query.shape[-1])
+    seen = decoding.visible(first, count, keys.shape[2])
+    exact = scores.masked_fill(~seen[:, None], -math.inf).logsumexp(-1)
+    # an error of every score, and of the sum; what bytes may be off by bounds the former
+    relative = (beside / expected.mass).amax((-2, -1)) if torch.is_tensor(beside) else 0
+    allowed = 64 * 2.0**-24 * (1 + expected.score.amax((-2, -1)) + exact.abs())
+    assert denominator.dtype == torch.float32
+    assert ((denominator - exact).abs() <= allowed + relative).all()
 
 
 def problem(B, H, K, T, D, dtype, format, spare_rows=0):
@@ -73,6 +79,17 @@ def test_attention_is_right(isa, format, dtype, B, H, K, T, D):
     first, count = torch.randint(0, T, (B,)), torch.randint(1, T + 1, (B,))
     check(query, key, value, first, count)
     check(query, key, value, torch.zeros_like(first), torch.full_like(count, T))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("queries", [1, 5, 68, 128, 129, 400])
+def test_the_past_of_a_chunk(isa, format, dtype, queries):
+    """Of one key head as many queries as it takes at once, and more; rows that wrap and differ."""
+    use(isa)
+    query, key, value = problem(2, 2 * queries, 2, 600, 64, dtype, format, spare_rows=1)
+    check_past(query, key, value, torch.tensor([0, 580]), torch.tensor([600, 77]))
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -207,11 +224,12 @@ def test_compiles_once_however_the_position_moves():
     )
 
 
-def test_the_op_is_registered_as_torch_wants_it():
+@pytest.mark.parametrize("op", ["cpu_decode_attention", "cpu_past_attention"])
+def test_the_ops_are_registered_as_torch_wants_it(op):
     query, key, value = problem(2, 8, 2, 20, 64, torch.bfloat16, "int8")
     arguments = (query, key.codes, key.scale, value.codes, value.scale)
     where = (torch.tensor([0, 1]), torch.tensor([5, 20]), "int8")
-    torch.library.opcheck(torch.ops.quantbench.cpu_decode_attention.default, (*arguments, *where))
+    torch.library.opcheck(getattr(torch.ops.quantbench, op).default, (*arguments, *where))
 
 
 @pytest.mark.parametrize(

@@ -7,19 +7,30 @@ import torch
 
 from kv_cache import CACHES
 from ops import prefill_attention as chunk
+from ops.attention import Choice
+from ops.cpu import build
+from ops.cpu.attention import unavailable
 from ops.kv import Stored, dequantize
 from ops.prefill_attention import chunk_attention
 from tests.memory import allocated
+from tests.ops.decoding import byte_products
 from tests.ops.exact import UNIT, attention, causal
+from tests.ops.instructions import best as best
+from tests.ops.instructions import use
 
 FORMATS = pytest.mark.parametrize("format", CACHES)
 BLOCK = 16
 
 
-@pytest.fixture(params=["CPU", "any device"], autouse=True)
+@pytest.fixture(params=["codes", "dequantized", "any device"], autouse=True)
 def path(request, monkeypatch):
-    """Both ways to attend over a block, and blocks so small that there are many."""
+    """The C++ kernel; without it, torch's on the CPU and on any device, over blocks so small that
+    there are many."""
     monkeypatch.setattr(chunk, "BLOCK", BLOCK)
+    if request.param != "codes":
+        monkeypatch.setattr(chunk, "choose", lambda *_: Choice("torch"))
+    elif reason := unavailable():
+        pytest.skip(reason)
     if request.param == "any device":
         monkeypatch.setattr(chunk, "_flash", chunk._plain)
     return request.param
@@ -32,8 +43,8 @@ def past(x, slots, format):
     cache = CACHES[format](B, K, slots, D, x.dtype, "cpu")
     for name, buffer in cache.named_buffers():
         buffer.fill_(math.nan if "scale" in name or format == "dense" else 1)
-    for p in range(start):
-        cache.update(torch.tensor([p % slots]), x[:, :, [p]], x[:, :, [p]])
+    last = torch.arange(max(0, start - slots), start)
+    cache.update(last % slots, x[:, :, last], x[:, :, last])
     return cache.stored("key", B)
 
 
@@ -65,11 +76,16 @@ def check(query, own_key, own_value, key, value, slots, format="dense", window=N
 
     positions = torch.arange(start + S)
     visible = causal(positions[start:], positions, window)
-    exact = attention(query, all_of(key, own_key), all_of(value, own_value), visible)
+    keys, values = all_of(key, own_key), all_of(value, own_value)
+    exact = attention(query, keys, values, visible)
+    beside = 0
+    if start and device == "cpu" and not unavailable():
+        beside = byte_products(format, query, keys, values, visible, exact)
     if dtype == torch.float32:
         exact.check(y)
     else:  # it reads in the model's dtype, and rounds weights and each block's sum to it
-        exact.check(y, read=0 if format == "dense" else UNIT[dtype], roundings=2)
+        read = 0 if format == "dense" else UNIT[dtype]
+        exact.check(y, read=read, roundings=2, beside=beside)
     return y
 
 
@@ -81,6 +97,69 @@ def check(query, own_key, own_value, key, value, slots, format="dense", window=N
 def test_shapes_and_formats(format, dtype, B, H, K, D):
     for start, S in ((0, 21), (1, 3), (BLOCK, BLOCK), (40, 21)):
         check(*problem(B, H, K, D, start, S, dtype), start + S, format)
+
+
+@FORMATS
+@pytest.mark.parametrize("dtype", UNIT, ids=str)
+@pytest.mark.parametrize("start", [0, 1, 100, 5000])
+@pytest.mark.parametrize("S", [2, 17, 64, 130, 512])
+def test_chunks_over_depths(format, dtype, start, S, path, monkeypatch):
+    """At the size of blocks that is used."""
+    if path == "any device" and start == 5000 and S > 64:
+        pytest.skip("slow, and no other than with fewer positions")
+    monkeypatch.setattr(chunk, "BLOCK", 4096)
+    check(*problem(1, 4, 2, 64, start, S, dtype), start + S, format)
+
+
+@pytest.mark.skipif(bool(unavailable()), reason=str(unavailable()))
+@pytest.mark.parametrize("isa", build.ISAS)
+@FORMATS
+@pytest.mark.parametrize("dtype", UNIT, ids=str)
+def test_instruction_sets(isa, format, dtype, path):
+    """More queries of a key head than the kernel takes at once: 4 · 70; rows; a window's ring."""
+    if path != "codes":
+        pytest.skip("only the kernel is built for several")
+    use(isa)
+    for window in (None, 300):
+        check(*problem(3, 8, 2, 64, 333, 70, dtype), window or 410, format, window)
+        check(*problem(2, 3, 3, 96, 333, 17, dtype), window or 350, format, window)
+
+
+@FORMATS
+def test_stored_codes_are_read_as_they_are(format, path, monkeypatch):
+    """Only positions at a window's edge, which not all of the chunk's queries see, are dequantized:
+    of 17 queries the last sees 16 fewer than the first."""
+    if path != "codes":
+        pytest.skip("this is what the kernel is for")
+    dequantized = []
+
+    def counting(stored, dtype):
+        dequantized.append(stored.codes.shape[2])
+        return dequantize(stored, dtype)
+
+    monkeypatch.setattr(chunk, "dequantize", counting)
+    sides = problem(1, 4, 2, 64, 500, 17)
+    check(*sides, 600, format)
+    assert not dequantized
+    check(*sides, 200, format, window=200)
+    assert sum(dequantized) == 2 * 16
+
+
+def test_any_number_of_threads_gives_the_same_bits(path):
+    if path != "codes":
+        pytest.skip("torch's own kernels do not promise that")
+    query, own_key, own_value, key, value = problem(2, 8, 2, 64, 3000, 70, torch.bfloat16)
+    before = torch.get_num_threads()
+    try:
+        for format in CACHES:
+            stored = [past(x, 3100, format) for x in (key, value)]
+            results = []
+            for threads in (1, 2, 3, 4):
+                torch.set_num_threads(threads)
+                results.append(chunk_attention(query, own_key, own_value, *stored, 3000))
+            assert all(torch.equal(results[0], result) for result in results)
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.gpu
@@ -133,10 +212,11 @@ def test_scores_that_decide(dtype):
 
 
 def test_products_beyond_float16_are_finite():
-    """128 · 40² = 204800 before it is divided by √128; float16 ends at 65504."""
-    sides = problem(1, 2, 2, 128, 40, 12, torch.float16)
+    """64 · 40² = 102400 before it is divided by √64; float16 ends at 65504. Scores are integers, so
+    that float32 holds them exactly in whichever order they are summed."""
+    sides = problem(1, 2, 2, 64, 40, 12, torch.float16)
     query, own_key, own_value, key, value = sides
-    signs = torch.randn(1, 2, 1, 128).sign().half()
+    signs = torch.randn(1, 2, 1, 64).sign().half()
     query, own_key, key = (40 * signs.expand_as(x) for x in (query, own_key, key))
     y = check(query, own_key, own_value, key, value, 60)
     # all scores are alike, so a query's attention is the mean of the values it sees

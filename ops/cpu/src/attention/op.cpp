@@ -1,8 +1,10 @@
-// quantbench::cpu_decode_attention: checks, how the work is split over threads, and its end.
+// quantbench::cpu_decode_attention and cpu_past_attention: checks, how the work is split over
+// threads, and how the parts' sums are joined.
 //
-// A row's slots are split by counts and shapes alone, never by the number of threads; threads take
-// parts as they come; and whoever finishes a row and head's last part adds its parts up in order.
-// So the result is the same, bit for bit, for any number of threads.
+// A part is some slots of one row and key head, for at most MAX_GROUP of the query heads that share
+// it. Slots and heads are split by counts and shapes alone, never by the number of threads; threads
+// take parts as they come; and the thread that finishes the last part of some query heads adds their
+// parts up in order. So the result is the same, bit for bit, for any number of threads.
 
 #include "attention/attention.h"
 
@@ -19,6 +21,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "common/isa.h"
@@ -31,9 +34,11 @@ using torch::headeronly::Half;
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
+constexpr int64_t HEADS_UNIT = 8;    // query heads that the inner loops take at a time, at most
 constexpr int64_t PARTS = 128;       // about as many in all, so that threads finish together
 constexpr int64_t MIN_SLOTS = 256;   // of a part
 constexpr int64_t ALONE = 64 << 10;  // bytes that one thread reads faster than others wake up
+constexpr int64_t ALONE_HEADS = 16;  // for this many query heads; more take longer than the reading
 
 Number number(ScalarType type) {
   switch (type) {
@@ -118,7 +123,8 @@ void read_query(const Tensor& query, KvFormat format, int64_t padded, float* to)
     }
 }
 
-// What the parts of one row and key head leave behind, `largest`, `sum` and `weighted` of each.
+// What the parts of one row and some of a key head's query heads leave behind: `largest`, `sum` and
+// `weighted` of each.
 struct Partial {
   float* largest;
   float* sum;
@@ -131,10 +137,11 @@ struct Partial {
       : largest(base + heads * padded), sum(largest + heads), weighted(base) {}
 };
 
+// Parts of the same heads, `step` floats apart, into their attention, `out`, and, unless it is null,
+// `denominator`: the logarithm of the softmax's denominator.
 template <typename T>
-void add_up(float* parts, int64_t count, int64_t heads, int64_t head_dim, int64_t padded,
-            KvFormat format, T* out) {
-  const int64_t step = Partial::floats(heads, padded);
+void add_up(float* parts, int64_t count, int64_t step, int64_t heads, int64_t head_dim, int64_t padded,
+            KvFormat format, T* out, float* denominator) {
   std::vector<float> share(count);
   for (int64_t h = 0; h < heads; ++h, out += head_dim) {
     float largest = Partial(parts, heads, padded).largest[h];
@@ -153,6 +160,7 @@ void add_up(float* parts, int64_t count, int64_t heads, int64_t head_dim, int64_
       for (int64_t d = 0; d < head_dim; ++d) total[d] += share[i] * more[d];
     }
     for (int64_t d = 0; d < head_dim; ++d) out[d] = T(total[place(format, d)] / sum);
+    if (denominator) denominator[h] = largest + std::log(sum);
   }
 }
 
@@ -172,20 +180,22 @@ Attend version() {
   return attend_portable;
 }
 
-}  // namespace
-
-struct Attending::State {
+// One call's attention: of query (B, H, D), where H / K query heads share each key head.
+struct Attention {
   KvFormat format;
   Number type;
   Side key, value;
   int64_t B, H, D, K, T, heads, padded, parts = 0, partial_floats;
+  int64_t piece_heads, pieces;  // a key head's query heads are taken in pieces, at most MAX_GROUP each
   std::vector<Row> rows;
   std::vector<float> query;  // zeros behind each head
   std::unique_ptr<float[]> memory;
   float* partials;
-  std::unique_ptr<std::atomic<int64_t>[]> missing;
-  Tensor out;
+  std::unique_ptr<std::atomic<int64_t>[]> missing;  // parts of each row, key head and piece
+  Tensor out;                                       // in the query's dtype; float32 if `denominator`
   void* out_data;
+  std::optional<Tensor> denominator;  // (B, H) float32, if it is asked for
+  float* denominator_data = nullptr;
   Attend attend = version();
   int64_t threads;
   std::atomic<int64_t> next{0};
@@ -197,14 +207,22 @@ struct Attending::State {
     return format >= KvFormat::int8 ? 1 : bytes(static_cast<Number>(format));
   }
 
-  State(const Tensor& q, const Tensor& key_codes, const std::optional<Tensor>& key_scale,
-        const Tensor& value_codes, const std::optional<Tensor>& value_scale, const Tensor& first,
-        const Tensor& count, KvFormat format)
-      : format(format), type(number(q.scalar_type())),
+  static Number query_type(const Tensor& query) {
+    STD_TORCH_CHECK(query.dim() == 3, "query is (B, H, D)");
+    return number(query.scalar_type());
+  }
+
+  Attention(const Tensor& q, const Tensor& key_codes, const std::optional<Tensor>& key_scale,
+            const Tensor& value_codes, const std::optional<Tensor>& value_scale,
+            const Tensor& first, const Tensor& count, const std::string& format_name,
+            bool with_denominator)
+      : format(kv_format(format_name, key_codes.scalar_type())), type(query_type(q)),
         key(key_codes, key_scale, code_bytes(format), scales(format, q.size(2))),
         value(value_codes, value_scale, code_bytes(format), scales(format, q.size(2))),
         B(q.size(0)), H(q.size(1)), D(q.size(2)), K(key_codes.size(1)), T(key_codes.size(2)),
-        out(torch::stable::new_empty(q, {B, H, D})), out_data(out.mutable_data_ptr()) {
+        out(torch::stable::new_empty(q, {B, H, D}, with_denominator ? ScalarType::Float
+                                                                    : q.scalar_type())),
+        out_data(out.mutable_data_ptr()) {
     const bool int4 = format == KvFormat::int4;
     for (int i = 0; i < 4; ++i)
       STD_TORCH_CHECK(key_codes.size(i) == value_codes.size(i), "keys and values differ in shape");
@@ -212,31 +230,43 @@ struct Attending::State {
                     "keys and values differ in dtype");
     STD_TORCH_CHECK(key_codes.size(0) == B && key_codes.size(3) == (int4 ? D / 2 : D),
                     "query and cache differ in rows or head_dim");
-    STD_TORCH_CHECK(K > 0 && H % K == 0 && H / K <= MAX_GROUP,
-                    "decode attention takes up to ", MAX_GROUP,
-                    " query heads for each key head, as many for all; not ", H, " for ", K);
+    STD_TORCH_CHECK(K > 0 && H > 0 && H % K == 0,
+                    "decode attention takes as many query heads for each key head; not ", H,
+                    " for ", K);
     STD_TORCH_CHECK(D % (int4 ? INT4_GROUP : 8) == 0 && D > 0 && D <= MAX_HEAD_DIM,
                     "decode attention takes a head_dim up to ", MAX_HEAD_DIM, ", a multiple of ",
                     int4 ? INT4_GROUP : 8, "; not ", D);
     for (const Tensor* t : {&first, &count})
       STD_TORCH_CHECK(t->dim() == 1 && t->size(0) == B && t->scalar_type() == ScalarType::Long,
                       "first and count are (B,) int64");
+    heads = H / K;
+    piece_heads = heads;
+    if (heads > MAX_GROUP) {  // pieces alike in size, of whole tiles
+      const int64_t least = (heads + MAX_GROUP - 1) / MAX_GROUP;
+      piece_heads = ((heads + least - 1) / least + HEADS_UNIT - 1) / HEADS_UNIT * HEADS_UNIT;
+    }
+    pieces = (heads + piece_heads - 1) / piece_heads;
     const int64_t visible = cut(first, count);
-    heads = H / K, padded = (D + HEAD_DIM_UNIT - 1) / HEAD_DIM_UNIT * HEAD_DIM_UNIT;
-    partial_floats = Partial::floats(heads, padded);
+    padded = (D + HEAD_DIM_UNIT - 1) / HEAD_DIM_UNIT * HEAD_DIM_UNIT;
+    partial_floats = Partial::floats(piece_heads, padded);
+    if (with_denominator) {
+      denominator = torch::stable::new_empty(q, {B, H}, ScalarType::Float);
+      denominator_data = static_cast<float*>(denominator->mutable_data_ptr());
+    }
     query.resize(B * H * padded);
     memory.reset(new float[parts * partial_floats + 32]);
     partials = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory.get()) + 127) &
                                         ~uintptr_t(127));
-    missing.reset(new std::atomic<int64_t>[B * K]);
-    for (int64_t b = 0; b < B; ++b)
-      for (int64_t k = 0; k < K; ++k) missing[b * K + k] = rows[b].parts;
+    const int64_t per_row = K * pieces;
+    missing.reset(new std::atomic<int64_t>[B * per_row]);
+    for (int64_t i = 0; i < B * per_row; ++i) missing[i] = rows[i / per_row].parts;
     switch (type) {
       case Number::f32: read_query<float>(q, format, padded, query.data()); break;
       case Number::bf16: read_query<BFloat16>(q, format, padded, query.data()); break;
       case Number::f16: read_query<Half>(q, format, padded, query.data()); break;
     }
-    threads = visible * K * key.slots.slot_bytes * 2 <= ALONE
+    const int64_t read = visible * K * key.slots.slot_bytes * 2;
+    threads = read * ((heads + ALONE_HEADS - 1) / ALONE_HEADS) <= ALONE
                   ? 1 : std::min<int64_t>(parts, torch::stable::get_num_threads());
   }
 
@@ -251,24 +281,34 @@ struct Attending::State {
       row.first = ((at(first, b) % T) + T) % T;
       row.count = std::min(at(count, b), T);
       STD_TORCH_CHECK(row.count > 0, "row ", b, " sees no slot: its count is ", at(count, b));
-      const int64_t wanted = std::max<int64_t>(1, PARTS / (B * K));
+      const int64_t wanted = std::max<int64_t>(1, PARTS / (B * K * pieces));
       row.part_slots = std::max(MIN_SLOTS, (row.count + wanted - 1) / wanted);
       row.parts = (row.count + row.part_slots - 1) / row.part_slots;
       row.begin = parts;
-      parts += row.parts * K;
+      parts += row.parts * K * pieces;
       visible += row.count;
       rows.push_back(row);
     }
     return visible;
   }
 
-  void finish(int64_t b, int64_t k) {
-    float* begin = partials + (rows[b].begin + k * rows[b].parts) * partial_floats;
-    const int64_t at = (b * H + k * heads) * D;
+  int64_t heads_of(int64_t piece) const {
+    return std::min(piece_heads, heads - piece * piece_heads);
+  }
+
+  // Where a piece's first query head is among the B · H.
+  int64_t first_head(int64_t b, int64_t k, int64_t piece) const {
+    return b * H + k * heads + piece * piece_heads;
+  }
+
+  void finish(int64_t b, int64_t k, int64_t piece) {
+    float* begin = partials + (rows[b].begin + (k * pieces + piece) * rows[b].parts) * partial_floats;
+    const int64_t head = first_head(b, k, piece);
     auto to = [&](auto* data) {
-      add_up(begin, rows[b].parts, heads, D, padded, format, data + at);
+      add_up(begin, rows[b].parts, partial_floats, heads_of(piece), D, padded, format, data + head * D,
+             denominator ? denominator_data + head : nullptr);
     };
-    switch (type) {
+    switch (denominator ? Number::f32 : type) {
       case Number::f32: return to(static_cast<float*>(out_data));
       case Number::bf16: return to(static_cast<BFloat16*>(out_data));
       case Number::f16: return to(static_cast<Half*>(out_data));
@@ -285,27 +325,39 @@ struct Attending::State {
       int64_t b = 0;
       while (b + 1 < B && i >= rows[b + 1].begin) ++b;
       const Row& row = rows[b];
-      const int64_t k = (i - row.begin) / row.parts;
+      const int64_t k = (i - row.begin) / row.parts / pieces;
+      const int64_t piece = (i - row.begin) / row.parts % pieces;
       const int64_t skipped = (i - row.begin) % row.parts * row.part_slots;
-      Partial result(partials + i * partial_floats, heads, padded);
-      Part part{format, key.of(b, k), value.of(b, k), int(heads), int(D), int(padded),
+      Partial result(partials + i * partial_floats, heads_of(piece), padded);
+      Part part{format, key.of(b, k), value.of(b, k), int(heads_of(piece)), int(D), int(padded),
                 (row.first + skipped) % T, std::min(row.part_slots, row.count - skipped), T,
-                query.data() + (b * H + k * heads) * padded, type, 1 / std::sqrt(float(D)),
+                query.data() + first_head(b, k, piece) * padded, type, 1 / std::sqrt(float(D)),
                 result.largest, result.sum, result.weighted};
       attend(part);
-      if (missing[b * K + k].fetch_sub(1, std::memory_order_acq_rel) == 1) finish(b, k);
+      if (missing[(b * K + k) * pieces + piece].fetch_sub(1, std::memory_order_acq_rel) == 1)
+        finish(b, k, piece);
     }
   }
+
+  void by_all_threads() {
+    if (threads == 1) return work();
+    torch::stable::parallel_for(0, torch::stable::get_num_threads(), 1,
+                                [&](int64_t, int64_t) { work(); });
+  }
+};
+
+}  // namespace
+
+struct Attending::State : Attention {
+  using Attention::Attention;
 };
 
 Attending::Attending(const Tensor& query, const Tensor& key_codes,
                      const std::optional<Tensor>& key_scale, const Tensor& value_codes,
                      const std::optional<Tensor>& value_scale, const Tensor& first,
-                     const Tensor& count, const std::string& format_name) {
-  STD_TORCH_CHECK(query.dim() == 3, "query is (B, H, D)");
-  const KvFormat format = kv_format(format_name, key_codes.scalar_type());
-  state.reset(new State(query, key_codes, key_scale, value_codes, value_scale, first, count, format));
-}
+                     const Tensor& count, const std::string& format_name)
+    : state(new State(query, key_codes, key_scale, value_codes, value_scale, first, count,
+                      format_name, false)) {}
 Attending::~Attending() = default;
 void Attending::work() { state->work(); }
 bool Attending::alone() const { return state->threads == 1; }
@@ -315,15 +367,25 @@ Tensor decode_attention(const Tensor& query, const Tensor& key_codes,
                         const std::optional<Tensor>& key_scale, const Tensor& value_codes,
                         const std::optional<Tensor>& value_scale, const Tensor& first,
                         const Tensor& count, const std::string& format_name) {
-  Attending attending(query, key_codes, key_scale, value_codes, value_scale, first, count,
-                      format_name);
-  if (attending.alone()) attending.work();
-  else
-    torch::stable::parallel_for(0, torch::stable::get_num_threads(), 1,
-                                [&](int64_t, int64_t) { attending.work(); });
-  return attending.out();
+  Attention attention(query, key_codes, key_scale, value_codes, value_scale, first, count,
+                      format_name, false);
+  attention.by_all_threads();
+  return attention.out;
+}
+
+std::tuple<Tensor, Tensor> past_attention(const Tensor& query, const Tensor& key_codes,
+                                          const std::optional<Tensor>& key_scale,
+                                          const Tensor& value_codes,
+                                          const std::optional<Tensor>& value_scale,
+                                          const Tensor& first, const Tensor& count,
+                                          const std::string& format_name) {
+  Attention attention(query, key_codes, key_scale, value_codes, value_scale, first, count,
+                      format_name, true);
+  attention.by_all_threads();
+  return {attention.out, *attention.denominator};
 }
 
 STABLE_TORCH_LIBRARY_IMPL(quantbench, CPU, library) {
   library.impl("cpu_decode_attention", TORCH_BOX(&decode_attention));
+  library.impl("cpu_past_attention", TORCH_BOX(&past_attention));
 }
