@@ -30,8 +30,9 @@ ROOMS = {
     "ops": (
         {"packing", "cpu.build", "triton.values"},
         {"formats", "kv"},
-        {"cpu", "triton", "reference", "prefill_attention"},
+        {"cpu", "triton", "reference"},
         {"attention"},
+        {"prefill_attention"},
     ),
     "kv_cache": ({"base"}, {"dense", "eight_bit", "int4"}),
     "quantize": (
