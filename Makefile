@@ -24,12 +24,14 @@ FAST_TESTS = tests/test_house.py tests/test_test_run.py tests/benchlog tests/mod
 
 demo: .venv/installed
 	rm -rf $(DEMO)
+	mkdir $(DEMO)
 	echo "Four ways to run the embedded model, each in a process of its own: about two minutes" >&2
 	$(PY) -m compare ab --arm "--quantization none" --arm "--quantization int8wo" \
 	  --arm "--quantization int4wo-64" --arm "--quantization uintx-2-64" --compile \
-	  --prompt "$(PROMPT)" --max_new_tokens 50 --processes 1 --max_rounds 20 --max_minutes 0.7 --output $(DEMO)
-	echo; echo "The log is benchmarks.txt; these four runs are its last four lines:"
-	tail -n 4 benchmarks.txt | cut -c 1-110
+	  --prompt "$(PROMPT)" --max_new_tokens 50 --processes 1 --max_rounds 20 --max_minutes 0.7 --output $(DEMO) \
+	  --write_result $(DEMO)/log.txt
+	echo; echo "Each run is a line of the log $(DEMO)/log.txt; yours will go to benchmarks.txt:"
+	cut -c 1-110 $(DEMO)/log.txt
 	echo; echo "$(DEMO)/report.md says all that, and has a picture."
 	echo "Next, your own model: $(PY) -m compare ab --checkpoint_path PATH --compile --arms all"
 

@@ -38,17 +38,22 @@ def make(folder, *arguments):
 
 
 def test_make_demo(clone):
-    before = len(log.read(str(clone / "benchmarks.txt")).records)
+    """It ends with a table, and leaves the tree as it was: its log is one of its own."""
+    identity = ["-c", "user.name=somebody", "-c", "user.email=somebody@example.org"]
+    for command in (["init", "-q"], ["add", "--all"], ["commit", "-q", "-m", "a fresh clone"]):
+        subprocess.run(["git", *identity, *command], cwd=clone, check=True)
     done = make(clone, "demo")
     assert done.returncode == 0, done.stderr
     schemes = ["none", "int8wo", "int4wo-64", "uintx-2-64"]
     for scheme in schemes:
         assert re.search(rf"^{scheme} +[\d.]+", done.stdout, re.M)
-    assert "benchmarks.txt" in done.stdout and (clone / "demo" / "report.md").exists()
-    added = [record for _, record in log.read(str(clone / "benchmarks.txt")).records[before:]]
-    assert [r.quant for r in added] == ["None", *schemes[1:]] and all(r.compile for r in added)
+    assert "demo/log.txt" in done.stdout and (clone / "demo" / "report.md").exists()
+    records = [record for _, record in log.read(str(clone / "demo" / "log.txt")).records]
+    assert [r.quant for r in records] == ["None", *schemes[1:]] and all(r.compile for r in records)
     assert "Warning" not in done.stdout + done.stderr
     assert not re.search(r"Traceback|WARNING|W\d{4} ", done.stdout + done.stderr)
+    status = ["git", "status", "--porcelain"]
+    assert subprocess.run(status, cwd=clone, capture_output=True, text=True).stdout == ""
 
 
 def test_make_test_runs_pytest(clone):
