@@ -4,22 +4,37 @@ A key that would change the model's result and is not understood is an error, ne
 """
 
 import difflib
-import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from errors import CheckpointError, UsageError
+from models.accepted import COUNT, LAYERS, NAME, NAMES, OBJECT, POSITIVE, TRUTH, Accepts, whole
+from text import shown
 
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """Llama 3.1's "llama3" rotary scaling, which stretches a context beyond the one trained on."""
+    """Llama 3.1's "llama3" rotary scaling, which stretches a context beyond the one trained on.
+
+    Raises CheckpointError for what divides by zero or turns the wrong way.
+    """
 
     factor: float
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position: int = 8192
+
+    def __post_init__(self) -> None:
+        where = "rotary scaling"
+        for key in ("factor", "low_freq_factor", "high_freq_factor"):
+            POSITIVE.check(where, key, getattr(self, key))
+        COUNT.check(where, "original_max_position", self.original_max_position)
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise CheckpointError(
+                f"{where}: high_freq_factor is {self.high_freq_factor}; accepted is a number above "
+                f"low_freq_factor, {self.low_freq_factor}"
+            )
 
 
 @dataclass(frozen=True)
@@ -46,21 +61,9 @@ class ModelConfig:
     qk_norm: bool = False
 
     def __post_init__(self) -> None:
-        sizes = (
-            "dim", "num_layers", "num_heads", "num_kv_heads", "head_dim", "ffn_dim", "vocab_size",
-            "max_position", "sliding_window",
-        )  # fmt: skip
-        for size in sizes:
-            value = getattr(self, size)
-            whole = isinstance(value, int) and not isinstance(value, bool) and value > 0
-            if not whole and not (size == "sliding_window" and value is None):
-                raise CheckpointError(
-                    f"{self.name}: {size} is {value!r}, not a whole number above 0"
-                )
-        for number in ("norm_eps", "rope_theta"):
-            value = getattr(self, number)
-            if not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-                raise CheckpointError(f"{self.name}: {number} is {value!r}, not a number above 0")
+        for key, accepts in _FIELDS.items():
+            if getattr(self, key) is not None or key not in ("sliding_window", "rope_scaling"):
+                accepts.check(self.name, key, getattr(self, key))
         if self.num_heads % self.num_kv_heads:
             raise CheckpointError(
                 f"{self.name}: {self.num_heads} query heads cannot share "
@@ -109,6 +112,18 @@ class ModelConfig:
                 count += rows * columns + rows * biased[name.split(".", 2)[2]]
         norms = self.num_layers * 2 * self.dim + self.dim
         return count + norms + self.num_layers * 2 * self.head_dim * self.qk_norm
+
+
+_FIELDS = {
+    "name": NAME,
+    "num_layers": LAYERS,
+    **dict.fromkeys(("dim", "num_heads", "num_kv_heads", "head_dim", "ffn_dim"), COUNT),
+    **dict.fromkeys(("vocab_size", "max_position", "sliding_window"), COUNT),
+    **dict.fromkeys(("norm_eps", "rope_theta"), POSITIVE),
+    **dict.fromkeys(("tie_embeddings", "qkv_bias", "attention_out_bias"), TRUTH),
+    **dict.fromkeys(("mlp_bias", "qk_norm"), TRUTH),
+    "rope_scaling": Accepts("a RopeScaling", lambda value: isinstance(value, RopeScaling)),
+}
 
 
 # ---------------------------------------------------------------------------------- presets
@@ -198,9 +213,13 @@ def preset(name: str) -> ModelConfig:
 
 def from_fields(fields: Any, name: str) -> ModelConfig:
     """The config whose `dataclasses.asdict` this is, under another name."""
+    OBJECT.check(name, "architecture", fields)
     try:
-        scaling = fields["rope_scaling"] and RopeScaling(**fields["rope_scaling"])
-        return ModelConfig(**fields | {"name": name, "rope_scaling": scaling})
+        scaling = fields["rope_scaling"]
+        if scaling is not None:
+            OBJECT.check(name, "rope_scaling", scaling)
+            scaling = RopeScaling(**scaling)
+        return ModelConfig(**{**fields, "name": name, "rope_scaling": scaling})
     except (TypeError, KeyError):
         raise CheckpointError(
             f"{name}: its architecture is damaged; save the model again"
@@ -240,22 +259,53 @@ _FIXED = {
     "quantization_config": None,
     "cross_attention_hidden_size": None,
 }
-_READ = {
-    "num_key_value_heads", "head_dim", "max_position_embeddings", "sliding_window", "layer_types",
-    "attention_bias", "mlp_bias", "rope_theta", "rope_scaling", "rope_parameters",
-}  # fmt: skip
+# What the keys that are read may hold; where a key is optional, null is as good as leaving it out.
+_ACCEPTED = {
+    "model_type": NAME,
+    "num_hidden_layers": LAYERS,
+    **dict.fromkeys(("hidden_size", "num_attention_heads", "intermediate_size"), COUNT),
+    **dict.fromkeys(("vocab_size", "num_key_value_heads", "head_dim"), COUNT),
+    **dict.fromkeys(("max_position_embeddings", "sliding_window"), COUNT),
+    **dict.fromkeys(("rms_norm_eps", "rope_theta", "partial_rotary_factor"), POSITIVE),
+    **dict.fromkeys(("tie_word_embeddings", "attention_bias", "mlp_bias"), TRUTH),
+    "use_sliding_window": TRUTH,
+    "max_window_layers": whole(0),
+    "layer_types": NAMES,
+    "hidden_act": NAME,
+    "rope_scaling": OBJECT,
+    "rope_parameters": OBJECT,
+}
+_ROPE_ACCEPTED = {
+    **dict.fromkeys(("type", "rope_type"), NAME),
+    **dict.fromkeys(("rope_theta", "partial_rotary_factor", "factor"), POSITIVE),
+    **dict.fromkeys(("low_freq_factor", "high_freq_factor"), POSITIVE),
+    "original_max_position_embeddings": COUNT,
+}
 
 
-def from_hugging_face(config: Mapping[str, Any], name: str) -> ModelConfig:
+def _check_keys(where: object, accepted: Mapping[str, Accepts], given: Mapping[str, Any]) -> None:
+    for key, accepts in accepted.items():
+        if given.get(key) is not None:
+            accepts.check(where, key, given[key])
+
+
+def _listed(keys: Iterable[object]) -> str:
+    return ", ".join(shown(key) for key in keys)
+
+
+def from_hugging_face(
+    config: Mapping[str, Any], name: str, file: object | None = None
+) -> ModelConfig:
     """The architecture that a Hugging Face config.json of type llama, mistral, qwen2 or qwen3 is.
 
-    Raises CheckpointError for another type, for a missing or impossible value, and for a key that
-    is not understood.
+    `file` is what errors call it, `name` without one. Raises CheckpointError for another type, for
+    a missing or impossible value, and for a key that is not understood.
     """
+    where = file or name
     kind = config.get("model_type")
-    if kind not in _DEFAULTS:
+    if not isinstance(kind, str) or kind not in _DEFAULTS:
         raise CheckpointError(
-            f"{name}: model_type {kind!r} is not supported; supported: {', '.join(_DEFAULTS)}"
+            f"{where}: model_type {shown(kind)} is not supported; supported: {', '.join(_DEFAULTS)}"
         )
     for key, value in config.items():
         if key in _FIXED and value not in (_FIXED[key], None):
@@ -264,20 +314,23 @@ def from_hugging_face(config: Mapping[str, Any], name: str) -> ModelConfig:
                 if key == "quantization_config"
                 else f"; only {_FIXED[key]!r} is"
             )
-            shown = "given" if isinstance(value, Mapping) else repr(value)
-            raise CheckpointError(f"{name}: {key} {shown} is not supported{hint}")
+            given = "given" if isinstance(value, Mapping) else shown(value)
+            raise CheckpointError(f"{where}: {key} {given} is not supported{hint}")
         known = key in _REQUIRED or key in _OPTIONAL or key in _HARMLESS
-        if not known and key not in _FIXED and key not in _READ and value is not None:
+        if not known and key not in _FIXED and key not in _ACCEPTED and value is not None:
             raise CheckpointError(
-                f"{name}: config key {key!r} is not understood, and it may change the result"
+                f"{where}: config key {shown(key)} is not understood, and it may change the result"
             )
     missing = [key for key in _REQUIRED if config.get(key) is None]
     if missing:
-        raise CheckpointError(f"{name}: config has no {', '.join(missing)}")
+        raise CheckpointError(f"{where}: config has no {', '.join(missing)}")
 
+    _check_keys(where, _ACCEPTED, config)
     values: dict[str, Any] = {"norm_eps": 1e-6, **_DEFAULTS[kind]}
     values |= {field: config[key] for key, field in _REQUIRED.items()}
-    values |= {field: config[key] for key, field in _OPTIONAL.items() if key in config}
+    values |= {
+        field: config[key] for key, field in _OPTIONAL.items() if config.get(key) is not None
+    }
     values |= {
         field: config[key]
         for key, field in (
@@ -289,22 +342,22 @@ def from_hugging_face(config: Mapping[str, Any], name: str) -> ModelConfig:
     }
     values.setdefault("num_kv_heads", values["num_heads"])
     if "head_dim" not in values:
-        values["head_dim"] = _divided(values["dim"], values["num_heads"], name)
+        values["head_dim"] = _divided(values["dim"], values["num_heads"], where)
     if config.get("attention_bias") and kind in ("llama", "qwen3"):
         values |= {"qkv_bias": True, "attention_out_bias": True}
     if config.get("mlp_bias") and kind == "llama":
         values["mlp_bias"] = True
-    values["sliding_window"] = _window(config, kind, values, name)
-    return ModelConfig(name=name, **values, **_rope(config, name))
+    values["sliding_window"] = _window(config, kind, values, where)
+    return ModelConfig(name=name, **values, **_rope(config, where))
 
 
-def _divided(dim: Any, heads: Any, name: str) -> int:
-    if not isinstance(dim, int) or not isinstance(heads, int) or heads < 1 or dim % heads:
-        raise CheckpointError(f"{name}: hidden_size {dim!r} does not divide into {heads!r} heads")
+def _divided(dim: Any, heads: Any, where: object) -> int:
+    if dim % heads:
+        raise CheckpointError(f"{where}: hidden_size {dim} does not divide into {heads} heads")
     return dim // heads
 
 
-def _window(config: Mapping[str, Any], kind: str, values: Mapping[str, Any], name: str) -> Any:
+def _window(config: Mapping[str, Any], kind: str, values: Mapping[str, Any], where: object) -> Any:
     """The sliding window all layers share, or None; layers that differ are an error."""
     window = config.get("sliding_window", values.get("sliding_window"))
     layers = values["num_layers"]
@@ -322,22 +375,26 @@ def _window(config: Mapping[str, Any], kind: str, values: Mapping[str, Any], nam
         return None
     elif config.get("max_window_layers") == 0:
         return window
-    raise CheckpointError(f"{name}: layers that differ in their attention window are not supported")
+    raise CheckpointError(
+        f"{where}: layers that differ in their attention window are not supported"
+    )
 
 
-def _rope(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _rope(config: Mapping[str, Any], where: object) -> dict[str, Any]:
     """Rotary theta and scaling, from the keys of transformers 4 or of transformers 5."""
     rope = dict(config.get("rope_scaling") or {}) | dict(config.get("rope_parameters") or {})
-    theta = rope.pop("rope_theta", config.get("rope_theta", 10000.0))
-    old_kind = rope.pop("type", "default")
-    kind = rope.pop("rope_type", old_kind)
-    if rope.pop("partial_rotary_factor", 1.0) != 1.0:
-        raise CheckpointError(f"{name}: a partial rotary embedding is not supported")
+    _check_keys(where, _ROPE_ACCEPTED, rope)
+    theta = rope.pop("rope_theta", config.get("rope_theta"))
+    theta = 10000.0 if theta is None else theta
+    old_kind = rope.pop("type", None)
+    kind = rope.pop("rope_type", None) or old_kind or "default"
+    if rope.pop("partial_rotary_factor", None) not in (None, 1.0):
+        raise CheckpointError(f"{where}: a partial rotary embedding is not supported")
     if kind == "default":
         return {"rope_theta": theta}
     if kind != "llama3":
         raise CheckpointError(
-            f"{name}: rotary scaling {kind!r} is not supported; supported: default, llama3"
+            f"{where}: rotary scaling {shown(kind)} is not supported; supported: default, llama3"
         )
     keys = {
         "factor": "factor",
@@ -347,43 +404,59 @@ def _rope(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     }
     missing, unknown = keys.keys() - rope.keys(), rope.keys() - keys.keys()
     if missing or unknown:
-        wrong = ", ".join(sorted(missing or unknown))
+        wrong = _listed(sorted(missing or unknown))
         verb = "lacks" if missing else "has keys that are not understood:"
-        raise CheckpointError(f"{name}: llama3 rotary scaling {verb} {wrong}")
-    scaling = RopeScaling(**{field: rope[key] for key, field in keys.items()})
+        raise CheckpointError(f"{where}: llama3 rotary scaling {verb} {wrong}")
+    for key in keys:
+        _ROPE_ACCEPTED[key].check(where, key, rope[key])
+    try:
+        scaling = RopeScaling(**{field: rope[key] for key, field in keys.items()})
+    except CheckpointError as error:
+        raise CheckpointError(f"{where}: {error}") from None
     return {"rope_theta": theta, "rope_scaling": scaling}
 
 
 # ---------------------------------------------------------------------------------- params.json
 
-_PARAMS = {
-    "dim", "n_layers", "n_heads", "n_kv_heads", "multiple_of", "ffn_dim_multiplier", "norm_eps",
-    "vocab_size", "rope_theta", "use_scaled_rope",
-}  # fmt: skip
+_PARAMS_ACCEPTED = {
+    "n_layers": LAYERS,
+    **dict.fromkeys(("dim", "n_heads", "n_kv_heads", "multiple_of"), COUNT),
+    **dict.fromkeys(("ffn_dim_multiplier", "norm_eps", "rope_theta"), POSITIVE),
+    "vocab_size": whole(-1),
+    "use_scaled_rope": TRUTH,
+}
 
 
-def from_params(params: Mapping[str, Any], name: str, vocab_size: int | None = None) -> ModelConfig:
+def from_params(
+    params: Mapping[str, Any],
+    name: str,
+    vocab_size: int | None = None,
+    file: object | None = None,
+) -> ModelConfig:
     """The architecture of a Meta checkpoint's params.json.
 
     `vocab_size` is the embedding's number of rows, for Llama 2's files, which say -1. They do not
     say the context either: with theta 500000 it is Llama 3's 8192, or 131072 where the rotation is
     scaled, and 4096 otherwise.
     """
-    unknown = sorted(params.keys() - _PARAMS)
+    where = file or name
+    unknown = sorted(params.keys() - _PARAMS_ACCEPTED.keys())
     if unknown:
-        raise CheckpointError(f"{name}: params.json key {unknown[0]!r} is not understood")
-    missing = [key for key in ("dim", "n_layers", "n_heads", "norm_eps") if key not in params]
+        raise CheckpointError(f"{where}: params.json key {shown(unknown[0])} is not understood")
+    missing = [key for key in ("dim", "n_layers", "n_heads", "norm_eps") if params.get(key) is None]
     if missing:
-        raise CheckpointError(f"{name}: params.json has no {', '.join(missing)}")
+        raise CheckpointError(f"{where}: params.json has no {', '.join(missing)}")
+    _check_keys(where, _PARAMS_ACCEPTED, params)
+    params = {key: value for key, value in params.items() if value is not None}
     dim, heads = params["dim"], params["n_heads"]
-    head_dim = _divided(dim, heads, name)
+    head_dim = _divided(dim, heads, where)
     multiple = params.get("multiple_of", 256)
     # SwiGLU's three matrices at two thirds of 4 · dim hold as much as two at 4 · dim
-    width = int(int(2 * 4 * dim / 3) * params.get("ffn_dim_multiplier", 1.0))
+    width = int(min(int(2 * 4 * dim / 3) * params.get("ffn_dim_multiplier", 1.0), 2**40))
     stated = params.get("vocab_size", -1)
     vocab = stated if stated > 0 else vocab_size
     if vocab is None:
-        raise CheckpointError(f"{name}: params.json does not say vocab_size")
+        raise CheckpointError(f"{where}: params.json does not say vocab_size")
     theta = params.get("rope_theta", 10000.0)
     scaled = bool(params.get("use_scaled_rope"))
     # Meta's own code scales by 8 for 3.1; the 1 B and 3 B models of 3.2 were published with 32.

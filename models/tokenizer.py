@@ -29,7 +29,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import files
 from errors import CheckpointError
+from text import shown
 
 # Where a tokenizer may lie, best first; original/ is where Hugging Face keeps Meta's Llama 3 files.
 FILES = ("tokenizer.json", "tokenizer.model", "original/tokenizer.model")
@@ -47,7 +49,7 @@ def load_tokenizer(folder: Path, vocab_size: int) -> "Tokenizer":
     """
     if folder.is_file():
         folder = folder.parent
-    path = next((folder / name for name in FILES if (folder / name).is_file()), None)
+    path = next((folder / name for name in FILES if os.path.lexists(folder / name)), None)
     if path is None:
         raise CheckpointError(f"no tokenizer in {folder}: looked for {', '.join(FILES)}")
     data, hints = _read(path), Hints.of(folder)
@@ -279,7 +281,7 @@ def _read_ranks(path: Path, data: bytes) -> dict[bytes, int]:
             if match is None:
                 raise binascii.Error
             ranks[base64.b64decode(match[1], validate=True)] = int(match[2])
-        except binascii.Error as error:
+        except ValueError as error:  # no base64, or more digits than Python reads
             raise CheckpointError(
                 f"{path} line {number} is not a base64 string, a space and a rank;"
                 " copy or download the file again"
@@ -408,34 +410,42 @@ class Hints:
     @classmethod
     def of(cls, folder: Path) -> "Hints":
         """Read from whichever of the three files `folder` has; CheckpointError where one is bad."""
-        tokenizer = _read_json(folder / "tokenizer_config.json")
+        file = folder / "tokenizer_config.json"
+        tokenizer = _read_json(file)
+        add_bos = tokenizer.get("add_bos_token")
+        if add_bos is not None and not isinstance(add_bos, bool):
+            raise CheckpointError(
+                f"{file}: add_bos_token is {shown(add_bos)}; accepted is true, false or null"
+            )
         ids: set[int] = set()
         for name in ("generation_config.json", "config.json"):
             given = _read_json(folder / name).get("eos_token_id")
             listed = given if isinstance(given, list) else [] if given is None else [given]
             if not all(type(id) is int for id in listed):
                 raise CheckpointError(
-                    f"{folder / name}: eos_token_id is {given!r}, not an id or a list of ids"
+                    f"{folder / name}: eos_token_id is {shown(given)}, not an id or a list of ids"
                 )
             ids.update(listed)
         return cls(
-            bos_token=_content(tokenizer.get("bos_token")),
-            add_bos=tokenizer.get("add_bos_token"),
-            eos_token=_content(tokenizer.get("eos_token")),
+            bos_token=_content(file, "bos_token", tokenizer.get("bos_token")),
+            add_bos=add_bos,
+            eos_token=_content(file, "eos_token", tokenizer.get("eos_token")),
             eos_ids=frozenset(ids),
         )
 
 
-def _content(token: Any) -> str | None:
+def _content(file: Path, key: str, token: Any) -> str | None:
     """A special token's text: written plainly, or as an object with its flags."""
-    return token.get("content") if isinstance(token, dict) else token
+    text = token.get("content") if isinstance(token, dict) else token
+    if text is not None and not isinstance(text, str):
+        raise CheckpointError(
+            f"{file}: {key} is {shown(token)}; accepted is a text, or an object with its content"
+        )
+    return text
 
 
 def _read(path: Path) -> bytes:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+    data = files.read_bytes("cannot read", path, CheckpointError)
     if not data:
         raise CheckpointError(f"{path} is empty; copy or download it again")
     if data.startswith(b"version https://git-lfs"):
@@ -444,10 +454,12 @@ def _read(path: Path) -> bytes:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
+    if not os.path.lexists(path):
         return {}
     try:
         content = json.loads(_read(path))
+    except RecursionError:
+        raise CheckpointError(f"{path} is not valid JSON: it is nested too deeply") from None
     except ValueError as error:  # not JSON, or not UTF-8
         raise CheckpointError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(content, dict):

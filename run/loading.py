@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 import files
 from benchlog.config import RunConfig, Unsaid
-from errors import UsageError
+from errors import CheckpointError, UsageError
 from models.checkpoints.load import load_config, load_model, tokenizer_folder
+from models.checkpoints.names import SAVED
 from models.checkpoints.saved import How, Saver, how_saved
 from models.checkpoints.sources import EMBEDDED, locate
 from models.llama import Transformer, rotation
@@ -40,7 +41,12 @@ def scheme_of(config: RunConfig) -> Spec:
     how = how_saved(locate(config.checkpoint_path))
     if how is None:
         return asked
-    saved = parse(how.scheme)
+    try:
+        saved = parse(how.scheme)
+        for scheme, _ in how.layers.values():
+            parse(scheme)
+    except UsageError as error:
+        raise CheckpointError(f"{config.checkpoint_path}/{SAVED}: {error}") from None
     if config.save:
         raise UsageError(
             f"--save: {config.checkpoint_path} is quantized and saved; copy the folder"

@@ -197,7 +197,10 @@ class _StoredWeights:
                     f"{self.source.tensors[part].file}: tensor {part} has shape "
                     f"{tuple(piece.shape)}; the config says {shape}"
                 )
-        weight = torch.cat(pieces) if len(pieces) > 1 else pieces[0].clone()
+        if len(pieces) > 1:
+            weight = torch.cat(pieces)
+        else:  # column-major, as a transposed tensor is pickled, becomes row-major
+            weight = pieces[0].clone(memory_format=torch.contiguous_format)
         if self.source.interleaved and ".wqkv." in name:
             rotated = (self.config.num_heads + self.config.num_kv_heads) * self.config.head_dim
             weight[:rotated] = _half_split(weight[:rotated], self.config.head_dim)

@@ -5,9 +5,11 @@ files, and `quantized-00001.safetensors`, …: every parameter under our name fo
 tensor subclass as the tensors inside it, `layers.0.attention.wo.weight.plane0` and so on. Kernels
 leave no trace there: whatever layout one wants is made again when the model is loaded.
 
-`quantbench.json` is written last, so a save that was interrupted is no checkpoint.
+`quantbench.json` is written last, so a save that was interrupted is no checkpoint; a file
+`quantbench.json.unfinished` says until then that whatever lies there is what a save has left.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -18,15 +20,25 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+import files
 from devices import stored_bytes
 from errors import CheckpointError
+from models.accepted import NAME, NAMES, OBJECT, Accepts
 from models.checkpoints.names import SAVED
-from models.checkpoints.sources import Checkpoint, Stored, read_json, safetensors_file
+from models.checkpoints.sources import (
+    Checkpoint,
+    Stored,
+    read_json,
+    require_inside,
+    safetensors_file,
+)
 from models.config import ModelConfig
 from models.tokenizer import FILES
+from text import shown
 
 VERSION = 1
 SHARD_BYTES = 1 << 29
@@ -77,15 +89,19 @@ class Saver:
         self.pending: dict[str, Tensor] = {}
         self.aliases: dict[str, str] = {}
         self.embedding: dict[str, Tensor] = {}
-        try:
+        self.unfinished = folder / f"{SAVED}.unfinished"
+        self.is_new = not os.path.lexists(folder)
+        with files.named("--save", folder, CheckpointError):
             folder.mkdir(parents=True, exist_ok=True)
+            if self.unfinished.is_file():
+                self._clear()  # a save was killed here
             if any(folder.iterdir()):
                 raise CheckpointError(f"--save {folder}: the folder is not empty; give a new one")
-            for name in _BESIDE if tokenizer else ():
-                if tokenizer and (tokenizer / name).exists():
-                    shutil.copyfile(tokenizer / name, folder / name)
-        except OSError as error:
-            raise CheckpointError(f"--save {folder}: {error.strerror}") from None
+        self._write(self.unfinished, lambda file: file.touch())
+        for name in _BESIDE if tokenizer else ():
+            if tokenizer and (tokenizer / name).is_file():
+                source = tokenizer / name
+                self._write(folder / name, lambda file, source=source: _copy(source, file))
 
     def after(self, stages: Stages) -> Callable[[str, nn.Module], nn.Module]:
         """A transform that quantizes, saves, and only then builds what the kernel takes."""
@@ -119,7 +135,7 @@ class Saver:
     def _flush(self) -> None:
         name = f"quantized-{len(self.files) + 1:05d}.safetensors"
         metadata = {"format": "pt", "scheme": self.how.scheme, "precision": self.how.precision}
-        self._write(name, lambda file: save_file(self.pending, file, metadata))
+        self._write(self.folder / name, lambda file: save_file(self.pending, file, metadata))
         self.files.append(name)
         self.pending = {}
 
@@ -136,15 +152,39 @@ class Saver:
             "aliases": self.aliases,
         }
         text = json.dumps(content, indent=1) + "\n"
-        self._write(SAVED, lambda file: file.write_text(text))
+        self._write(self.unfinished, lambda file: file.write_text(text))
+        os.replace(self.unfinished, self.folder / SAVED)
 
-    def _write(self, name: str, write: Callable[[Path], object]) -> None:
-        unfinished = self.folder / f"{name}.unfinished"
+    def _write(self, path: Path, write: Callable[[Path], object]) -> None:
+        """Raises CheckpointError, and leaves nothing behind, where that fails."""
         try:
-            write(unfinished)
-            os.replace(unfinished, self.folder / name)
-        except OSError as error:
-            raise CheckpointError(f"--save {self.folder / name}: {error.strerror}") from None
+            with files.named("--save", path, CheckpointError):
+                write(path)
+        except SafetensorError as error:  # as it has a full disk
+            self._clear()
+            raise CheckpointError(f"--save {path}: {error}") from None
+        except BaseException:
+            self._clear()
+            raise
+
+    def _clear(self) -> None:
+        """Remove what a save writes, and the folder if it was made for that."""
+        names = [*_BESIDE, *(file.name for file in self.folder.glob("quantized-*.safetensors"))]
+        with contextlib.suppress(OSError):
+            for name in names:
+                (self.folder / name).unlink(missing_ok=True)
+            for name in _BESIDE:
+                if (self.folder / name).parent != self.folder:
+                    with contextlib.suppress(OSError):
+                        (self.folder / name).parent.rmdir()
+            self.unfinished.unlink(missing_ok=True)
+            if self.is_new:
+                self.folder.rmdir()
+
+
+def _copy(source: Path, file: Path) -> None:
+    file.parent.mkdir(exist_ok=True)
+    shutil.copyfile(source, file)
 
 
 def how_saved(checkpoint: Checkpoint) -> How | None:
@@ -152,17 +192,58 @@ def how_saved(checkpoint: Checkpoint) -> How | None:
     if checkpoint.layout != "quantbench":
         return None
     assert checkpoint.folder is not None
-    return How(**_content(checkpoint.folder)["how"])
+    return _content(checkpoint.folder).how
 
 
-def _content(folder: Path) -> dict[str, Any]:
-    content = read_json(folder / SAVED)
+@dataclass(frozen=True)
+class Content:
+    """What quantbench.json says, but for the architecture."""
+
+    how: How
+    files: list[str]
+    aliases: dict[str, str]
+
+
+def _content(folder: Path) -> Content:
+    """Raises CheckpointError, which names the key, for what `Saver` does not write."""
+    file = folder / SAVED
+    content = read_json(file)
     if content.get("version") != VERSION:
         raise CheckpointError(
-            f"{folder / SAVED} is of version {content.get('version')!r}; this program reads "
+            f"{file} is of version {shown(content.get('version'))}; this program reads "
             f"{VERSION}: save the model again"
         )
-    return content
+    _check(file, content, {"how": OBJECT, "files": NAMES, "aliases": TEXTS})
+    how = content["how"]
+    _check(file, how, {"scheme": NAME, "precision": PRECISION, "layers": CHOICES}, "how.")
+    extra = sorted(how.keys() - {"scheme", "precision", "layers"})
+    if extra:
+        raise CheckpointError(f"{file}: how.{extra[0]} is not understood")
+    for name in content["files"]:
+        require_inside(file, name)
+    return Content(How(**how), content["files"], content["aliases"])
+
+
+PRECISION = Accepts("bfloat16, float16 or float32", ("bfloat16", "float16", "float32").__contains__)
+TEXTS = Accepts(
+    "an object of texts",
+    lambda value: isinstance(value, dict) and all(isinstance(one, str) for one in value.values()),
+)
+CHOICES = Accepts(
+    "an object with a scheme and a kernel for each layer",
+    lambda value: (
+        isinstance(value, dict) and all(NAMES.test(one) and len(one) == 2 for one in value.values())
+    ),
+)
+
+
+def _check(
+    file: Path, given: dict[str, Any], accepted: dict[str, Accepts], prefix: str = ""
+) -> None:
+    for key, accepts in accepted.items():
+        if key not in given:
+            raise CheckpointError(f"{file} has no {prefix}{key}; save the model again")
+        accepts.check(file, f"{prefix}{key}", given[key])
 
 
 class SavedWeights:
@@ -171,13 +252,11 @@ class SavedWeights:
     def __init__(self, checkpoint: Checkpoint, device: torch.device | str) -> None:
         assert checkpoint.folder is not None
         content = _content(checkpoint.folder)
-        self.folder, self.device, self.aliases = checkpoint.folder, device, content["aliases"]
+        self.folder, self.device, self.aliases = checkpoint.folder, device, content.aliases
         self.tensors: dict[str, Stored] = {}
         self.shared: dict[str, Tensor] = {}  # the embedding, for an output tied to it
         self.mapped: set[int] = set()  # where tensors of the layer in hand lie in a mapped file
-        for name in content["files"]:
-            if not (self.folder / name).exists():
-                raise CheckpointError(f"{self.folder / SAVED} names {name}, which is not there")
+        for name in content.files:
             self.tensors |= safetensors_file(self.folder / name)
 
     def fill(self, name: str, layer: nn.Module) -> None:
@@ -199,6 +278,11 @@ class SavedWeights:
 
     def _read(self, key: str, like: Tensor) -> Tensor:
         if key in self.aliases:
+            if self.aliases[key] not in self.shared:
+                raise CheckpointError(
+                    f"{self.folder / SAVED}: aliases says that {key} is "
+                    f"{shown(self.aliases[key])}, which is no embedding; save the model again"
+                )
             return self.shared[self.aliases[key]]
         if key not in self.tensors:
             raise CheckpointError(f"{self.folder} lacks tensor {key}; save the model again")

@@ -12,20 +12,23 @@ import re
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+import files
 from errors import CheckpointError, UsageError
 from models.checkpoints import names
 from models.checkpoints.names import SAVED
 from models.config import ModelConfig, from_fields, from_hugging_face, from_params, preset
+from text import shown
 
 EMBEDDED = Path(__file__).parent.parent / "tiny"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_LONGEST_HUB_ID = 200  # characters; the hub allows 96 for each half
 _HUB_SMALL = ["*.json", "tokenizer.model", "original/tokenizer.model"]
 _HUB_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")  # the first kind that is there
 _MAPPED_BYTES = 256 << 20  # how much of a pickle is read before it is mapped anew
@@ -56,7 +59,9 @@ def locate(checkpoint_path: str, weights: bool = False) -> Checkpoint:
     if checkpoint_path.startswith("dummy:"):
         return _dummy(checkpoint_path.removeprefix("dummy:"))
     path = EMBEDDED if checkpoint_path == "tiny" else Path(checkpoint_path)
-    if not path.exists():
+    if why := files.missing(path):
+        if os.path.islink(path) or len(checkpoint_path) > _LONGEST_HUB_ID:
+            raise CheckpointError(f"--checkpoint_path {shown(checkpoint_path, 300)}: {why}")
         if not _HUB_ID.fullmatch(checkpoint_path):
             raise CheckpointError(
                 f"{checkpoint_path} does not exist; --checkpoint_path takes a folder, a model.pth, "
@@ -64,6 +69,9 @@ def locate(checkpoint_path: str, weights: bool = False) -> Checkpoint:
             )
         folder, name = _download(checkpoint_path, weights), checkpoint_path.split("/")[1]
         return _folder(folder, name) if weights else Checkpoint("hugging face", name, folder)
+    if not path.is_dir():
+        with files.named("--checkpoint_path", path, CheckpointError):
+            files.require_regular(path)
     # Links are not followed: the config lies beside the link, and its folder's name is what counts.
     folder = Path(os.path.abspath(path if path.is_dir() else path.parent))
     if path.is_file() and path.suffix in (".pth", ".pt") and "consolidated" not in path.name:
@@ -72,16 +80,17 @@ def locate(checkpoint_path: str, weights: bool = False) -> Checkpoint:
 
 
 def _folder(folder: Path, name: str) -> Checkpoint:
-    if (folder / SAVED).exists():
+    if os.path.lexists(folder / SAVED):
         return Checkpoint("quantbench", name, folder)
-    if any(folder.glob("quantized-*.safetensors*")):
+    if os.path.lexists(folder / f"{SAVED}.unfinished") or any(
+        folder.glob("quantized-*.safetensors*")
+    ):
         raise CheckpointError(f"{folder} has no {SAVED}: its --save did not finish; save it again")
     index = folder / "model.safetensors.index.json"
-    if index.exists():
+    if os.path.lexists(index):
         shards = sorted(set(_index(index).values()))
-        missing = [shard for shard in shards if not (folder / shard).exists()]
-        if missing:
-            raise CheckpointError(f"{index} names {missing[0]}, which is not there")
+        for shard in shards:
+            require_inside(index, shard)
         return Checkpoint("hugging face", name, folder, tuple(folder / s for s in shards))
     for pattern, layout in (
         ("*.safetensors", "hugging face"),
@@ -102,10 +111,10 @@ def _folder(folder: Path, name: str) -> Checkpoint:
 
 def _dummy(what: str) -> Checkpoint:
     path = Path(what)
-    if path.suffix == ".json" or (what and path.exists()):
+    if path.suffix == ".json" or (what and os.path.lexists(path)):
         file = path / "config.json" if path.is_dir() else path
         folder = Path(os.path.abspath(file)).parent
-        architecture = from_hugging_face(read_json(file), folder.name)
+        architecture = from_hugging_face(read_json(file), folder.name, file)
         return Checkpoint("dummy", folder.name, folder, (), architecture)
     architecture = preset(what)
     return Checkpoint("dummy", architecture.name, None, (), architecture)
@@ -147,19 +156,21 @@ def architecture_of(checkpoint: Checkpoint) -> ModelConfig:
         return checkpoint.architecture
     assert checkpoint.folder is not None
     if checkpoint.layout == "quantbench":
-        return from_fields(
-            read_json(checkpoint.folder / SAVED).get("architecture"), checkpoint.name
-        )
+        saved = checkpoint.folder / SAVED
+        try:
+            return from_fields(read_json(saved).get("architecture"), checkpoint.name)
+        except CheckpointError as error:
+            raise CheckpointError(f"{saved}: {error}") from None
     config, params = checkpoint.folder / "config.json", checkpoint.folder / "params.json"
-    if config.exists():
-        return from_hugging_face(read_json(config), checkpoint.name)
+    if os.path.lexists(config):
+        return from_hugging_face(read_json(config), checkpoint.name, config)
     if checkpoint.layout != "hugging face":
-        if params.exists():
+        if os.path.lexists(params):
             content = read_json(params)
-            stated = content.get("vocab_size", -1) > 0
-            return from_params(
-                content, checkpoint.name, None if stated else _embedding_rows(checkpoint)
-            )
+            rows = None
+            if content.get("vocab_size") in (None, -1):
+                rows = _embedding_rows(checkpoint)
+            return from_params(content, checkpoint.name, rows, params)
         try:
             return preset(checkpoint.name)
         except UsageError:
@@ -177,11 +188,12 @@ def _embedding_rows(checkpoint: Checkpoint) -> int:
 
 def read_json(file: Path) -> dict[str, Any]:
     """The object in a JSON file; CheckpointError if it cannot be read or is none."""
+    text = files.read_text("cannot read", file, CheckpointError)
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"{file}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
+        content = json.loads(text)
+    except RecursionError:
+        raise CheckpointError(f"{file} is not JSON: it is nested too deeply") from None
+    except ValueError as error:
         raise CheckpointError(f"{file} is not JSON: {error}") from None
     if not isinstance(content, dict):
         raise CheckpointError(f"{file} holds no JSON object")
@@ -195,6 +207,32 @@ def _index(file: Path) -> dict[str, str]:
     if not all(isinstance(shard, str) for shard in shards.values()):
         raise CheckpointError(f"{file}: its weight_map must give a file's name for every tensor")
     return shards
+
+
+def require_inside(index: Path, name: str) -> None:
+    """CheckpointError unless `name` is a file of the folder that `index`, which names it, lies in:
+    a checkpoint that somebody else made decides nothing about other folders."""
+    parts = PurePath(name).parts
+    if not parts or PurePath(name).is_absolute() or ".." in parts:
+        raise CheckpointError(f"{index} names {shown(name)}, which is not inside its folder")
+    with files.named(f"{index} names", name, CheckpointError):
+        try:
+            files.require_regular(index.parent / name)
+        except FileNotFoundError as error:
+            if not os.path.islink(index.parent / name):
+                raise CheckpointError(f"{index} names {name}, which is not there") from None
+            raise CheckpointError(
+                f"{index} names {name}: {files.reason(index.parent / name, error)}"
+            ) from None
+
+
+def _check_index(index: Path, tensors: Mapping[str, "Stored"]) -> None:
+    """Every tensor that an index lists lies in the file it says."""
+    for name, shard in _index(index).items():
+        if name not in tensors or tensors[name].file != index.parent / shard:
+            raise CheckpointError(
+                f"{index} says that {shown(shard)} holds tensor {shown(name)}, which it does not"
+            )
 
 
 # ---------------------------------------------------------------------------------- tensors
@@ -225,6 +263,11 @@ class Source:
         if name not in self.tensors:
             raise CheckpointError(f"{self.where} lacks tensor {name}")
         tensor = self.tensors[name].read()
+        if tensor.layout != torch.strided or tensor.is_meta:
+            kind = "without values (on the meta device)" if tensor.is_meta else "sparse"
+            raise CheckpointError(
+                f"{self.tensors[name].file}: tensor {name} is {kind}; dense tensors are read"
+            )
         if tensor.dtype not in _FLOATS:
             raise CheckpointError(
                 f"{self.tensors[name].file}: tensor {name} is {tensor.dtype}: checkpoints that "
@@ -247,6 +290,9 @@ def open_source(checkpoint: Checkpoint) -> Source:
                     "file that does not belong to this checkpoint"
                 )
             tensors |= found
+        index = where / "model.safetensors.index.json"
+        if checkpoint.files[0].suffix == ".safetensors" and os.path.lexists(index):
+            _check_index(index, tensors)
         return Source(where, tensors, names.hugging_face, interleaved=False)
     ranks = [_pickled(file) for file in checkpoint.files]
     if len(ranks) == 1:
@@ -261,6 +307,12 @@ def open_source(checkpoint: Checkpoint) -> Source:
 
 def safetensors_file(file: Path) -> dict[str, Stored]:
     """The tensors of a safetensors file, none read yet; CheckpointError if it is damaged."""
+    if why := files.problem(file):
+        raise CheckpointError(f"cannot read {file}: {why}")
+    if not str(file).isprintable() and any("\ud800" <= c <= "\udfff" for c in str(file)):
+        raise CheckpointError(
+            f"cannot read {file}: safetensors opens no path that is not UTF-8; rename its folder"
+        )
     try:
         with safe_open(file, framework="pt") as opened:
             keys = list(opened.keys())
@@ -299,19 +351,19 @@ class _Pickle:
         if self.bytes_read > _MAPPED_BYTES and _is_zip(self.file):
             self.tensors, self.bytes_read = _state_dict(self.file), 0
         tensor = self.tensors[name]
-        self.bytes_read += tensor.nbytes
+        self.bytes_read += tensor.numel() * tensor.itemsize  # sparse tensors have no nbytes
         return tensor
 
 
 def _state_dict(file: Path) -> dict[str, Tensor]:
     """The tensors in a pickle, mapped; CheckpointError if it is damaged or holds anything else."""
+    if why := files.problem(file):
+        raise CheckpointError(f"cannot read {file}: {why}")
     try:
         content = torch.load(file, map_location="cpu", weights_only=True, mmap=_is_zip(file))
     except MemoryError:
         raise
     except Exception as error:  # a damaged pickle fails in every way there is
-        if isinstance(error, OSError) and error.strerror:
-            raise CheckpointError(f"{file}: {error.strerror}") from None
         if isinstance(error, pickle.UnpicklingError) and _WANTS_CODE.search(str(error)):
             raise CheckpointError(
                 f"{file} holds more than weights, and loading it could run code: refused; save its "

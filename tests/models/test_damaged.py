@@ -1,0 +1,403 @@
+"""Damaged checkpoints: one line each that names the file, the key, and what is accepted."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from safetensors.torch import load_file
+
+from errors import CheckpointError, QuantbenchError
+from generate import main as generate
+from models.checkpoints.load import load_config, load_model
+from models.config import from_hugging_face
+from models.tokenizer import load_tokenizer
+
+ROOT = Path(__file__).parents[2]
+TINY = ROOT / "models" / "tiny"
+CONFIG = json.loads((TINY / "config.json").read_text())
+LLAMA_3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 512,
+}
+
+
+@pytest.fixture
+def copy(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    shutil.copytree(TINY, "mine", ignore=lambda *_: ["__pycache__"])
+    return Path("mine")
+
+
+def refusal(act, *arguments):
+    with pytest.raises(CheckpointError) as raised:
+        act(*arguments)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def rope(**changes):
+    return {"rope_scaling": {**LLAMA_3, **changes}}
+
+
+WRONG_TYPES = [
+    ({"model_type": ["llama"]}, "model_type"),
+    ({"model_type": {"a": 1}}, "model_type"),
+    ({"model_type": 7}, "model_type"),
+    ({"rope_scaling": "linear"}, "rope_scaling"),
+    ({"rope_scaling": 7}, "rope_scaling"),
+    ({"rope_scaling": [1, 2]}, "rope_scaling"),
+    ({"rope_parameters": "default"}, "rope_parameters"),
+    (rope(factor="8"), "factor"),
+    (rope(factor=0), "factor"),
+    (rope(factor=-8), "factor"),
+    (rope(factor=True), "factor"),
+    (rope(factor=10**400), "factor"),
+    (rope(factor=None), "factor"),
+    (rope(low_freq_factor=0), "low_freq_factor"),
+    (rope(high_freq_factor=1.0), "high_freq_factor"),
+    (rope(original_max_position_embeddings=512.5), "original_max_position_embeddings"),
+    (rope(rope_type=["llama3"]), "rope_type"),
+    ({"tie_word_embeddings": "false"}, "tie_word_embeddings"),
+    ({"tie_word_embeddings": 2}, "tie_word_embeddings"),
+    ({"tie_word_embeddings": []}, "tie_word_embeddings"),
+    ({"attention_bias": "no"}, "attention_bias"),
+    ({"mlp_bias": 1}, "mlp_bias"),
+    ({"model_type": "qwen2", "use_sliding_window": "false"}, "use_sliding_window"),
+    ({"model_type": "qwen2", "max_window_layers": "3"}, "max_window_layers"),
+    ({"model_type": "qwen2", "layer_types": 5}, "layer_types"),
+    ({"model_type": "qwen2", "layer_types": [{}]}, "layer_types"),
+    ({"hidden_size": "256"}, "hidden_size"),
+    ({"hidden_size": 256.0}, "hidden_size"),
+    ({"num_hidden_layers": 10**12}, "num_hidden_layers"),
+    ({"num_hidden_layers": [5]}, "num_hidden_layers"),
+    ({"vocab_size": 2**63}, "vocab_size"),
+    ({"num_key_value_heads": "4"}, "num_key_value_heads"),
+    ({"rms_norm_eps": "1e-5"}, "rms_norm_eps"),
+    ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
+    ({"rope_theta": [10000]}, "rope_theta"),
+    ({"rope_theta": -1}, "rope_theta"),
+    ({"max_position_embeddings": "1024"}, "max_position_embeddings"),
+    ({"sliding_window": "16", "model_type": "mistral"}, "sliding_window"),
+]
+
+
+@pytest.mark.parametrize("changes, key", WRONG_TYPES, ids=str)
+def test_a_config_of_wrong_types_names_file_and_key(copy, changes, key):
+    (copy / "config.json").write_text(json.dumps(CONFIG | changes))
+    message = refusal(load_config, "mine")
+    assert "config.json" in message and key in message
+
+
+def test_null_is_as_good_as_leaving_a_key_out():
+    optional = ("tie_word_embeddings", "rope_scaling", "head_dim", "rope_theta", "rms_norm_eps")
+    without = {key: value for key, value in CONFIG.items() if key not in optional}
+    nulls = without | dict.fromkeys(optional)
+    assert from_hugging_face(nulls, "x") == from_hugging_face(without, "x")
+
+
+PARAMS = {"dim": 64, "n_layers": 2, "n_heads": 2, "norm_eps": 1e-5, "vocab_size": 100}
+
+
+@pytest.mark.parametrize(
+    "key, value",
+    [("dim", "64"), ("dim", 0), ("n_layers", 10**9), ("n_heads", None), ("n_kv_heads", "2"),
+     ("multiple_of", 0), ("ffn_dim_multiplier", "1"), ("vocab_size", "100"), ("vocab_size", [1]),
+     ("norm_eps", -1), ("rope_theta", "x"), ("use_scaled_rope", "yes"), ("moe", {})],
+)  # fmt: skip
+def test_params_json_of_wrong_types(tmp_path, key, value):
+    torch.save({}, tmp_path / "consolidated.00.pth")
+    (tmp_path / "params.json").write_text(json.dumps(PARAMS | {key: value}))
+    message = refusal(load_config, str(tmp_path))
+    assert "params.json" in message and key in message
+
+
+@pytest.mark.parametrize(
+    "file, content, key",
+    [
+        ("tokenizer_config.json", {"eos_token": 5}, "eos_token"),
+        ("tokenizer_config.json", {"bos_token": ["<s>"]}, "bos_token"),
+        ("tokenizer_config.json", {"bos_token": {"content": 5}}, "bos_token"),
+        ("tokenizer_config.json", {"add_bos_token": "true"}, "add_bos_token"),
+        ("generation_config.json", {"eos_token_id": "2"}, "eos_token_id"),
+        ("generation_config.json", {"eos_token_id": [True]}, "eos_token_id"),
+        ("generation_config.json", {"eos_token_id": {"a": 1}}, "eos_token_id"),
+    ],
+)
+def test_what_lies_beside_a_tokenizer(copy, file, content, key):
+    (copy / file).write_text(json.dumps(content))
+    message = refusal(load_tokenizer, copy, 4096)
+    assert file in message and key in message
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
+def test_json_nested_too_deeply(copy, name):
+    (copy / name).write_text("[" * 100_000)
+    message = refusal(lambda: (load_config("mine"), load_tokenizer(copy, 4096)))
+    assert name in message and "nested too deeply" in message
+
+
+# ---------------------------------------------------------------------------------- files
+
+
+INPUTS = ["config.json", "tokenizer.model", "model.safetensors", "tokenizer_config.json"]
+
+
+@pytest.mark.parametrize("name", INPUTS)
+@pytest.mark.parametrize(
+    "kind, says",
+    [
+        ("pipe", "not a regular file"),
+        ("zero", "not a regular file"),
+        ("folder", "Is a directory"),
+        ("dangling", "is a link to 'nowhere', which does not exist"),
+        ("loop", "leads back to itself"),
+    ],
+)
+def test_an_input_that_is_no_regular_file_is_named(copy, name, kind, says):
+    path = copy / name
+    path.unlink(missing_ok=True)
+    match kind:
+        case "pipe":
+            os.mkfifo(path)
+        case "zero":
+            path.symlink_to("/dev/zero")
+        case "folder":
+            path.mkdir()
+        case "dangling":
+            path.symlink_to("nowhere")
+        case "loop":
+            path.symlink_to(name)
+    message = refusal(lambda: (load_model("mine"), load_tokenizer(copy, 4096)))
+    assert name in message and says in message
+
+
+@pytest.mark.parametrize(
+    "path, says",
+    [
+        ("dangling", "--checkpoint_path 'dangling': it is a link to 'org/name', which does not"),
+        ("org/loop", "--checkpoint_path 'org/loop': it is a link that leads back to itself"),
+        ("x" * 300, "File name too long"),
+        ("org/" + "x" * 300, "File name too long"),
+        ("pipe", "not a regular file"),
+        ("/dev/zero", "not a regular file"),
+    ],
+)
+def test_a_checkpoint_path_that_leads_nowhere(copy, path, says):
+    Path("org").mkdir()
+    Path("dangling").symlink_to("org/name")
+    Path("org/loop").symlink_to("loop")
+    os.mkfifo("pipe")
+    assert says in refusal(load_config, path)
+
+
+def test_a_folder_whose_name_is_not_utf8(copy):
+    name = os.fsdecode(b"caf\xe9")
+    copy.rename(name)
+    try:
+        load_model(name)
+    except CheckpointError as error:
+        assert "is not UTF-8; rename its folder" in str(error)
+        assert "damaged" not in str(error)
+
+
+# ---------------------------------------------------------------------------------- shards
+
+
+def sharded(folder, weight_map):
+    (folder / "model.safetensors").rename(folder / "part.safetensors")
+    index = {"weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize("where", ["../outside.safetensors", "absolute", "sub/../../x", "", "a\0b"])
+def test_an_index_that_names_files_outside_its_folder(copy, where):
+    shutil.copy(copy / "model.safetensors", "outside.safetensors")
+    where = os.path.abspath("outside.safetensors") if where == "absolute" else where
+    names = load_file(copy / "model.safetensors")
+    sharded(copy, dict.fromkeys(names, where))
+    message = refusal(load_model, "mine")
+    assert "model.safetensors.index.json names" in message
+
+
+def test_an_index_that_names_tensors_that_are_not_there(copy):
+    sharded(copy, {"model.nothing.weight": "part.safetensors"})
+    message = refusal(load_model, "mine")
+    assert "'part.safetensors' holds tensor 'model.nothing.weight', which it does not" in message
+
+
+def test_an_index_of_files_in_a_folder_below_is_read(copy):
+    names = load_file(copy / "model.safetensors")
+    sharded(copy, dict.fromkeys(names, "below/part.safetensors"))
+    (copy / "below").mkdir()
+    (copy / "part.safetensors").rename(copy / "below" / "part.safetensors")
+    assert load_model("mine").config.num_layers == 5
+
+
+# ---------------------------------------------------------------------------------- pickles
+
+
+def pickled(folder, changed):
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save({name: changed(tensor) for name, tensor in tensors.items()},
+               folder / "pytorch_model.bin")  # fmt: skip
+
+
+def test_column_major_weights_are_the_same_weights(copy):
+    expected = load_model("tiny").state_dict()
+    pickled(copy, lambda tensor: tensor.T.contiguous().T if tensor.ndim == 2 else tensor)
+    model = load_model("mine")
+    for name, tensor in model.state_dict().items():
+        assert tensor.is_contiguous() and torch.equal(tensor, expected[name])
+
+
+@pytest.mark.parametrize("form", ["meta", "sparse", "csr"])
+def test_tensors_without_dense_values(copy, form):
+    forms = {
+        "meta": lambda tensor: tensor.to("meta"),
+        "sparse": lambda tensor: tensor.float().to_sparse() if tensor.ndim == 2 else tensor,
+        "csr": lambda tensor: tensor.float().to_sparse_csr() if tensor.ndim == 2 else tensor,
+    }
+    pickled(copy, forms[form])
+    message = refusal(load_model, "mine")
+    assert "pytorch_model.bin" in message and "dense tensors are read" in message
+
+
+# ---------------------------------------------------------------------------------- saved models
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved") / "mine"
+    given = ["--quantization", "int8wo", "--num_layers", "1", "--num_samples", "1", "--device"]
+    given += ["cpu", "--max_new_tokens", "1", "--write_result", "none", "--save", str(folder)]
+    done = CliRunner().invoke(generate, given)
+    assert done.exit_code == 0, done.stderr
+    return folder
+
+
+def without(*keys):
+    def change(content):
+        for key in keys[:-1]:
+            content = content[key]
+        del content[keys[-1]]
+
+    return change
+
+
+def setting(value, *keys):
+    def change(content):
+        for key in keys[:-1]:
+            content = content[key]
+        content[keys[-1]] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        (without("files"), "no files"),
+        (without("aliases"), "no aliases"),
+        (without("how"), "no how"),
+        (without("how", "scheme"), "no how.scheme"),
+        (setting(["int8wo"], "how"), "how is"),
+        (setting(1, "how", "more"), "how.more is not understood"),
+        (setting(5, "how", "scheme"), "how.scheme is 5"),
+        (setting("int9", "how", "scheme"), "'int9' is no scheme"),
+        (setting("int8", "how", "precision"), "how.precision is 'int8'"),
+        (setting([1], "how", "precision"), "how.precision is [1]"),
+        (setting(5, "how", "layers"), "how.layers is 5"),
+        (setting({"output": ["int8wo"]}, "how", "layers"), "how.layers is"),
+        (setting([1], "files"), "files is [1]"),
+        (setting({}, "files"), "files is {}"),
+        (setting(["../x.safetensors"], "files"), "names '../x.safetensors', which is not inside"),
+        (setting(["gone.safetensors"], "files"), "names gone.safetensors, which is not there"),
+        (setting([1], "aliases"), "aliases is [1]"),
+        (setting({"output.weight.q": 1}, "aliases"), "aliases is"),
+        (setting(5, "architecture"), "architecture is 5"),
+        (setting("8", "architecture", "rope_scaling"), "rope_scaling is '8'"),
+        (setting({"factor": 0}, "architecture", "rope_scaling"), "factor is 0"),
+        (setting("false", "architecture", "tie_embeddings"), "tie_embeddings is 'false'"),
+        (setting({}, "architecture"), "its architecture is damaged"),
+        (setting("one", "version"), "of version 'one'"),
+    ],
+)
+def test_a_quantbench_json_that_was_edited(saved, tmp_path, change, says):
+    folder = tmp_path / "mine"
+    shutil.copytree(saved, folder)
+    file = folder / "quantbench.json"
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+    result = CliRunner().invoke(
+        generate, ["--checkpoint_path", str(folder), "--device", "cpu", "--write_result", "none"]
+    )
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert says in line and "quantbench.json" in line and "report it" not in line
+    assert result.exit_code == 1
+
+
+def test_an_alias_that_is_no_embedding(saved, tmp_path):
+    folder = tmp_path / "mine"
+    shutil.copytree(saved, folder)
+    content = json.loads((folder / "quantbench.json").read_text())
+    weights = load_file(folder / content["files"][0])
+    key = next(name for name in weights if name.startswith("output."))
+    content["aliases"] = {key: "nothing"}
+    (folder / "quantbench.json").write_text(json.dumps(content))
+    result = CliRunner().invoke(generate, ["--checkpoint_path", str(folder), "--device", "cpu",
+                                           "--write_result", "none"])  # fmt: skip
+    assert result.exit_code == 1 and "'nothing', which is no embedding" in result.stderr
+
+
+SAVING = """
+import resource, sys
+limit = int(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+import signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+from generate import main
+main(["--quantization", "int8wo", "--num_layers", "1", "--num_samples", "1", "--device", "cpu",
+      "--max_new_tokens", "1", "--write_result", "none", "--save", sys.argv[2]])
+"""
+
+
+# The disk ends within the tokenizer, within the weights, and within the weights' last bytes.
+@pytest.mark.parametrize("limit, exists", [(10, False), (100_000, True), (1_000_000, False)])
+def test_a_save_that_the_disk_is_too_small_for_can_be_repeated(tmp_path, limit, exists):
+    folder = tmp_path / "mine"
+    if exists:
+        folder.mkdir()
+    command = [sys.executable, "-c", SAVING, str(limit), str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("error: --save ") and "report it" not in last
+    assert folder.exists() == exists and not any(folder.glob("*"))
+
+
+def test_a_save_that_was_killed_can_be_repeated(saved, tmp_path):
+    folder = tmp_path / "mine"
+    shutil.copytree(saved, folder)
+    (folder / "quantbench.json").rename(folder / "quantbench.json.unfinished")
+    with pytest.raises(QuantbenchError, match="its --save did not finish; save it again"):
+        load_config(str(folder))
+    given = ["--quantization", "int8wo", "--num_layers", "1", "--num_samples", "1", "--device"]
+    given += ["cpu", "--max_new_tokens", "1", "--write_result", "none", "--save", str(folder)]
+    assert CliRunner().invoke(generate, given).exit_code == 0
+    assert (folder / "quantbench.json").read_bytes() == (saved / "quantbench.json").read_bytes()
+    (folder / "notes.txt").write_text("mine")
+    again = CliRunner().invoke(generate, given)
+    assert again.exit_code == 1 and "the folder is not empty" in again.stderr
+    assert (folder / "notes.txt").read_text() == "mine"
