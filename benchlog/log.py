@@ -21,6 +21,7 @@ from errors import LogError, UsageError
 from files import FilePath, require_regular
 
 MAX_HEADINGS = 10  # lines of a text that may still become a log
+LONGEST_LINE = 1 << 20  # characters; a command line itself is shorter
 HEAD = 1 << 20  # bytes that are looked at to see what a file holds
 
 
@@ -101,18 +102,28 @@ def read(path: FilePath) -> Reading:
     A line tries where it begins with fourteen digits and a comma, or holds "tok/s="; any other
     is a heading. A record that re-renders differently, or whose repro line is not understood, is
     in both lists.
-    Raises LogError where the file cannot be read.
+    Raises LogError where the file cannot be read, holds binary data, or holds text and no such
+    line.
     """
     with _as_log_error("read", path):
         require_regular(path)
         with open(path, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH)  # so that no line is seen half written
-            lines = file.read().decode("utf-8", "surrogateescape").split("\n")
+            data = file.read()
+    if b"\0" in data:
+        column = data.index(b"\0")
+        raise LogError(f"{_shown(path)} is no log: byte {column + 1} is zero, as in binary data")
+    lines = data.decode("utf-8", "surrogateescape").split("\n")
     reading = Reading()
     for number, line in enumerate(lines, start=1):
+        if len(line) > LONGEST_LINE:
+            reading.bad.append((number, f"{len(line)} characters, which no run writes"))
+            continue
         cut_short = number == len(lines) and _is_cut_short(line)
         if cut_short or _tries_to_be_record(line):
             _add(reading, number, line, cut_short)
+    if data.strip() and not (reading.records or reading.bad):
+        raise LogError(f"{_shown(path)} holds no line of a run")
     return reading
 
 

@@ -1,45 +1,57 @@
 """Runs side by side, for the terminal: one row each, a unit on every number."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import files
+from errors import LogError
+from text import aligned, size
 
 HEADINGS = ("scheme", "tok/s", "prefill", "decode", "mem/s", "peak memory", "model size", "kernel")
 SINCE_START = "resident_since_start"  # a kind of peak that could not be reset: see devices.py
 
 
+def read(path: files.FilePath) -> list[Mapping[str, Any]]:
+    """The runs that --output_json_path put into a file; LogError, which names the line, where one
+    is something else."""
+    runs = []
+    for number, line in enumerate(files.read_text("cannot read", path, LogError).splitlines(), 1):
+        try:
+            runs.append(json.loads(line))
+            _row(runs[-1])
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError,
+                RecursionError, StopIteration):  # fmt: skip
+            raise LogError(
+                f"{path}:{number} is not what generate.py --output_json_path writes"
+            ) from None
+    if not runs:
+        raise LogError(f"{path} is not what generate.py --output_json_path writes: it is empty")
+    return runs
+
+
 def table(runs: Sequence[Mapping[str, Any]]) -> str:
     """Lines of aligned columns for runs as --output_json_path holds them."""
-    rows = [HEADINGS, *(_row(run) for run in runs)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
-    return "\n".join(_line(row, widths) for row in rows)
+    return aligned([HEADINGS, *map(_row, runs)], left={0, len(HEADINGS) - 1})
 
 
 def _row(run: Mapping[str, Any]) -> tuple[str, ...]:
     kind, peak = next(iter(run["peak_memory_bytes"]["generate"].items()))
     at_most = "≤ " if kind == SINCE_START else ""  # the peak of loading may be the higher one
+    scheme, kernel = run["scheme"], run["kernel"]
+    if not isinstance(scheme, str) or not isinstance(kernel, str):
+        raise TypeError
     return (
-        run["scheme"],
+        scheme,
         f"{run['tok_s']:.2f}",
         _rate(run["prefill_tok_s"]),
         _rate(run["decode_tok_s"]),
-        f"{_size(run['weight_bytes_per_s'])}/s",
-        f"{at_most}{_size(peak)}",
-        _size(run["weight_bytes"]),
-        run["kernel"],
+        f"{size(run['weight_bytes_per_s'])}/s",
+        f"{at_most}{size(peak)}",
+        size(run["weight_bytes"]),
+        kernel,
     )
-
-
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    first, *numbers, last = cells
-    middle = (cell.rjust(width) for cell, width in zip(numbers, widths[1:-1], strict=True))
-    return "  ".join((first.ljust(widths[0]), *middle, last))
 
 
 def _rate(tokens_per_second: float | None) -> str:
     return "-" if tokens_per_second is None else f"{tokens_per_second:.2f} tok/s"
-
-
-def _size(count: float) -> str:
-    """Bytes in the unit that keeps the number readable; 1 GB is 1e9 bytes, as in the log."""
-    unit, name = (1e9, "GB") if count >= 1e9 else (1e6, "MB")
-    return f"{count / unit:.2f} {name}"

@@ -1,40 +1,52 @@
-"""python -m compare ab | roofline | peers | …: --help after each says more."""
+"""python -m compare ab | roofline | peers | …: --help after each says more.
 
-import sys
+Every file in compare/commands/ is a command of its name, which holds a click command of that name,
+too. It is imported when it is asked for: --help reads the first line of each file's docstring.
+"""
+
+import ast
+import importlib
+import pkgutil
+from pathlib import Path
 
 import click
 
-from cli import explained
-from compare.commands.ab import ab
-from compare.commands.growth import growth
-from compare.commands.peers import peers
-from compare.commands.quality import quality
-from compare.commands.readme import readme
-from compare.commands.replay import replay
-from compare.commands.roofline import roofline
-from run import environment
+from cli import Group
+
+COMMANDS = Path(__file__).parent / "commands"
 
 
-@click.group(no_args_is_help=False)
+class Commands(Group):
+    """The commands that lie in a folder."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(module.name for module in pkgutil.iter_modules([str(COMMANDS)]))
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        module = importlib.import_module(f"compare.commands.{cmd_name}")
+        command: click.Command = getattr(module, cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, described(name)) for name in self.list_commands(ctx)])
+
+
+def described(name: str) -> str:
+    """One line about a command: what its docstring says after the colon of its first line."""
+    text = ast.get_docstring(ast.parse((COMMANDS / f"{name}.py").read_text(encoding="utf-8")))
+    return (text or "").splitlines()[0].partition(": ")[2].rstrip(".")
+
+
+@click.group(cls=Commands)
 def commands() -> None:
     """Compare ways to run a model: speed, memory and quality, and how sure one may be."""
 
 
-for command in (ab, roofline, growth, peers, quality, replay, readme):
-    commands.add_command(command)
-
-
 def main() -> None:
-    """Every failure is one line on stderr, but with --debug."""
-    environment.prepare()
-    try:
-        commands.main(prog_name="python -m compare", standalone_mode=False)
-    except (Exception, KeyboardInterrupt) as error:
-        if "--debug" in sys.argv:
-            raise
-        message, code = explained(error)
-        click.echo(f"error: {' '.join(message.split())}", err=True)
-        sys.exit(code)
+    commands.main(prog_name="python -m compare")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The table of schemes that `python -m quantize` prints: size, kernel here, quality."""
+"""Every quantization scheme: its size, its kernel here, and its cost in quality."""
 
 import dataclasses
 import math
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 import devices
+import files
 from benchlog.config import RunConfig
 from errors import KernelError, UsageError
 from models.checkpoints.load import load_config, tokenizer_folder
@@ -19,6 +20,7 @@ from quantize.spec import AutoQuant, parse
 from run.loading import Loading
 from run.scoring import token_nats
 from run.sizes import size_of
+from text import aligned
 
 Say = Callable[[str], None]
 
@@ -56,11 +58,7 @@ def _measure(
     vocab = architecture.vocab_size
     tokenizer = load_tokenizer(folder, vocab) if folder else ByteTokenizer(vocab)
     path = Path(base.calibration_text or EMBEDDED / "heldout.txt")
-    try:
-        ids = tokenizer.encode(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no UTF-8 text"
-        raise UsageError(f"--text {path}: {reason}") from None
+    ids = tokenizer.encode(files.read_text("--text", path))
     if len(ids) < 3:
         raise UsageError(f"--text {path}: {len(ids)} tokens are too few to measure on")
     text = torch.tensor(ids[: limit + 1] if limit else ids, device=device)
@@ -97,15 +95,4 @@ def table(found: list[dict[str, Any]]) -> str:
             spread = f"{row['ratio']:.4f} ± {row['ratio_standard_error']:.4f}"
             cells += [f"{row['perplexity']:.3f}", spread if row["scheme"] != "none" else "1"]
         lines.append(cells)
-    widths = [
-        max(len(line[i]) for line in lines if len(line) > i and len(line[i]) < 40)
-        for i in range(len(head))
-    ]
-    numeric = {1, 3}
-    return "\n".join(
-        "  ".join(
-            cell.rjust(widths[i]) if i in numeric else cell.ljust(widths[i])
-            for i, cell in enumerate(line)
-        ).rstrip()
-        for line in lines
-    )
+    return aligned(lines, left={0, 2, 4}, widest=39)

@@ -1,58 +1,25 @@
-"""python -m kv_cache: what each kind of KV cache takes, and how fast a step's attention reads it.
+"""How fast a decoding step's attention reads each kind of KV cache, against memory's own speed.
 
-python -m kv_cache                                         # Llama-3.2-1B's heads, 65536 positions
-python -m kv_cache --checkpoint_path dummy:Meta-Llama-3-8B --context_depth 8192
-
-Kinds are timed in turn with reading memory and doing nothing else, round after round, so that both
-are of the same minute.
+Kinds are timed in turn with reading memory, round after round, and nothing else runs: so both are
+of the same minute.
 """
 
-import json
 import statistics
-import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import click
+import torch
 
-from errors import QuantbenchError, UsageError
+import devices
+from errors import UsageError
+from kv_cache import CACHES
+from models.checkpoints.load import load_config
+from ops import attention as decode
+from run.bandwidth import Bandwidth
 
 AT_LEAST = 512 << 20  # bytes that a kind's layers hold together, more than any processor's cache
-
-
-@click.command()
-@click.option("--checkpoint_path", default="dummy:Llama-3.2-1B", help="A model with such heads.")
-@click.option("--context_depth", default=65536, help="Positions to attend over. [65536]")
-@click.option("--batch_size", default=1, help="Rows. [1]")
-@click.option("--device", default="auto", help="cpu, cuda, xpu, mps. [auto]")
-@click.option("--precision", default="bfloat16", help="bfloat16, float16, float32. [bfloat16]")
-@click.option("--rounds", default=15, help="Timings of each kind. [15]")
-@click.option("--json", "json_path", help="Write every timing here, too.")
-def main(
-    checkpoint_path: str,
-    context_depth: int,
-    batch_size: int,
-    device: str,
-    precision: str,
-    rounds: int,
-    json_path: str | None,
-) -> None:
-    """Measure decode attention alone, over every kind of KV cache, against memory's speed."""
-    from run import environment
-
-    environment.prepare()
-    try:
-        if min(context_depth, batch_size, rounds) < 1:
-            raise UsageError("--context_depth, --batch_size and --rounds begin at 1")
-        report = measured(checkpoint_path, context_depth, batch_size, device, precision, rounds)
-        click.echo(table(report))
-        if json_path:
-            Path(json_path).write_text(json.dumps(report, indent=1) + "\n")
-    except (QuantbenchError, OSError) as error:
-        click.echo(f"error: {' '.join(str(error).split())}", err=True)
-        sys.exit(getattr(error, "exit_code", 1))
 
 
 @dataclass
@@ -65,17 +32,18 @@ class Kind:
 
 
 def measured(
-    checkpoint_path: str, depth: int, rows: int, device_name: str, precision: str, rounds: int
+    checkpoint_path: str,
+    depth: int,
+    rows: int,
+    device_name: str,
+    precision: str,
+    rounds: int,
+    say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Bytes and timings of every kind, ready for JSON."""
-    import torch
+    """Bytes and timings of every kind, ready for JSON.
 
-    import devices
-    from kv_cache import CACHES
-    from models.checkpoints.load import load_config
-    from ops import attention as decode
-    from run.bandwidth import Bandwidth
-
+    Raises UsageError for a dtype that no attention kernel takes.
+    """
     config = load_config(checkpoint_path)
     device = devices.resolve(device_name)
     dtype = getattr(torch, precision, None)
@@ -94,7 +62,7 @@ def measured(
             layer.fill(depth)
         return made
 
-    click.echo("Filling some layers of each kind …", err=True)
+    say("Filling some layers of each kind …")
     kinds, refused = [], []
     for name, cache in CACHES.items():
         try:
@@ -109,8 +77,8 @@ def measured(
         devices.synchronize(device)
         started = time.perf_counter()
         for layer in kind.layers:
-            sides = (layer.stored(side, rows) for side in ("key", "value"))
-            decode.decode_attention(kernel.name, query, *sides, first, count)
+            key, value = layer.stored("key", rows), layer.stored("value", rows)
+            decode.decode_attention(kernel.name, query, key, value, first, count)
         devices.synchronize(device)
         return time.perf_counter() - started
 
@@ -167,7 +135,3 @@ def table(report: dict[str, Any]) -> str:
         )
     said = [report["bandwidth_caveat"]] if report["bandwidth_caveat"] else []
     return "\n".join(lines + said + report["refused"])
-
-
-if __name__ == "__main__":
-    main()

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from quantize.__main__ import main
+from compare.__main__ import commands
 from quantize.registry import SHOWN
 
 ROOT = Path(__file__).parent.parent
 
 
 def run(*arguments):
-    return CliRunner().invoke(main, [*arguments, "--device", "cpu"])
+    return CliRunner().invoke(commands, ["schemes", *arguments, "--device", "cpu"])
 
 
 def test_the_command_lists_every_scheme_with_bits_and_kernel():

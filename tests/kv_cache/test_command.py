@@ -6,8 +6,8 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from compare.commands.caches import caches as main
 from kv_cache import CACHES
-from kv_cache.__main__ import main
 from run.bandwidth import Bandwidth
 
 SMALL = ("--checkpoint_path", "tiny", "--context_depth", "70", "--rounds", "2", "--device", "cpu")
@@ -15,7 +15,7 @@ SMALL = ("--checkpoint_path", "tiny", "--context_depth", "70", "--rounds", "2", 
 
 @pytest.fixture(autouse=True)
 def little_memory(monkeypatch):
-    monkeypatch.setattr("kv_cache.__main__.AT_LEAST", 1 << 16)
+    monkeypatch.setattr("compare.sampling.cache_timing.AT_LEAST", 1 << 16)
 
 
 def test_every_kind_is_measured(tmp_path):

@@ -1,0 +1,44 @@
+"""python -m compare caches: what each KV cache takes, and how fast attention reads it.
+
+python -m kv_cache                      # the same command; Llama-3.2-1B's heads, 65536 positions
+python -m kv_cache --checkpoint_path dummy:Meta-Llama-3-8B --context_depth 8192
+"""
+
+import click
+
+import files
+from cli import Command, quiet, say
+from compare.sampling.results import write_json
+
+
+@click.command(cls=Command)
+@click.option("--checkpoint_path", default="dummy:Llama-3.2-1B", help="A model with such heads")
+@click.option("--context_depth", type=click.IntRange(1), default=65536,
+              help="Positions to attend over [65536]")  # fmt: skip
+@click.option("--batch_size", type=click.IntRange(1), default=1, help="Rows [1]")
+@click.option("--device", default="auto", help="cpu, cuda, xpu, mps [auto]")
+@click.option("--precision", default="bfloat16", help="bfloat16, float16, float32 [bfloat16]")
+@click.option("--rounds", type=click.IntRange(1), default=15, help="Timings of each kind [15]")
+@click.option("--json", "json_path", metavar="PATH", help="Write every timing here, too")
+@click.option("--debug", is_flag=True, help="Show tracebacks")
+def caches(
+    checkpoint_path: str,
+    context_depth: int,
+    batch_size: int,
+    device: str,
+    precision: str,
+    rounds: int,
+    json_path: str | None,
+    debug: bool,
+) -> None:
+    """Measure decode attention alone, over every kind of KV cache, against memory's speed."""
+    files.check_output("--json", json_path, files.is_json, "JSON")
+    quiet(debug)
+    from compare.sampling import cache_timing  # torch takes its seconds after the options
+
+    report = cache_timing.measured(
+        checkpoint_path, context_depth, batch_size, device, precision, rounds, say
+    )
+    click.echo(cache_timing.table(report))
+    if json_path:
+        write_json(json_path, report)
