@@ -208,8 +208,8 @@ class Group(click.Group):
             raise UsageError(f"no such option: {shown(args[0])}; --help lists the commands")
         if name not in names:
             close = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
-            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}"
-            raise UsageError(f"No such command {shown(args[0])}; {hint}")
+            hint = f"Did you mean {close[0]}?" if close else f"There are {', '.join(names)}"
+            raise UsageError(f"No such command {shown(args[0])}. {hint}")
         return name, self.get_command(ctx, name), args[1:]
 
     def asks_for_debug(self, ctx: click.Context, args: Sequence[str]) -> bool:

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from compare.__main__ import commands
 from quantize.registry import SHOWN
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def run(*arguments):
