@@ -164,11 +164,10 @@ def positions(config: RunConfig, prompt: int, context: int) -> int:
 def load(plan: Plan, report: Report) -> tuple[Transformer, dict[str, int]]:
     """The quantized model, and the peak memory of loading it; the compiler gets ready beside it."""
     import devices
-    from quantize.spec import AutoQuant
     from run import compiling
 
     devices.reset_peak_memory(plan.device)
-    alone = isinstance(plan.spec, AutoQuant)  # which times kernels meanwhile
+    alone = plan.spec.scheme is None  # kernels are timed meanwhile
     ready = compiling.begin(plan.device) if plan.config.compile and not alone else None
     model = plan.loading.load(report, say)
     if ready:

@@ -22,6 +22,7 @@ from benchlog import shell
 from benchlog.kinds import Choice, Kind, Number, Switch, Text, Whole
 from cli import GROUPS, TableOption, key, pairs
 from errors import UsageError
+from ops import names
 from text import shown
 
 PROGRAM = ("python", "generate.py")
@@ -39,8 +40,7 @@ class Option:
 
 MODEL, SPEED, SAMPLE, CACHE, OUTPUT = GROUPS
 PRECISIONS = ("bfloat16", "float16", "float32")
-KV_CACHES = ("dense", "int8", "fp8", "int4")
-KERNELS = ("auto", "torchao", "cpu", "triton", "bitsandbytes", "reference")
+KERNELS = ("auto", *names.KERNELS)
 
 
 class Unsaid(str):
@@ -80,7 +80,8 @@ class RunConfig:
     temperature: float = _field(0.8, SAMPLE, Number(), "0 always takes the likeliest", always=True)
     cache_size: int | None = _field(None, CACHE, Whole(1), "Positions; otherwise what is needed")
     kv_cache_quantization: bool = _field(False, CACHE, Switch(), "The same as --kv_cache int8")
-    kv_cache: str = _field("dense", CACHE, Choice(KV_CACHES), ", ".join(KV_CACHES))
+    kv_cache: str = _field("dense", CACHE, Choice(names.KV_CACHES),
+        ", ".join(names.KV_CACHES))
     linear_causal_mask: bool = _field(False, CACHE, Switch(), "Changes nothing; old lines have it")
     prefill_chunk: int | None = _field(None, CACHE, Whole(1),
         "Prompt positions at once; otherwise the device's")

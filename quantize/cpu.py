@@ -1,64 +1,93 @@
-"""The C++ kernels for the CPU (ops/cpu/linear.py), for every scheme: a layer keeps its weight
-in the one order that they read it in, and nothing else."""
+"""The kernels named "cpu": C++ (ops/cpu) for quantized weights and for plain ones."""
 
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from errors import KernelError
+from ops.cpu import build, linear, plain
 from quantize.activation import rounded
+from quantize.kernel import Kernel, KernelLinear
 from quantize.packed import PackedWeight
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-class PackedLinear(nn.Linear):
-    """A linear layer whose weight is bytes that only the kernel understands, in a plain tensor."""
+class PackedLinear(KernelLinear):
+    """The weight is bytes in the one order in which the C++ kernel reads them, and nothing else."""
 
-    activation: str | None = None  # how activations are rounded here, and not by the kernel
-    rounded = False  # whether they are by the kernel
+    # How activations are rounded in Python before the product; None if they are not rounded, or
+    # if the kernel does it, as the bytes' header says.
+    rounds_before: str | None = None
+
+    @classmethod
+    def of(cls, layer: nn.Linear, spec: Any) -> nn.Module:
+        """Raises KernelError for scales that are not finite, and if the library cannot be built."""
+        weight, columns = layer.weight.data, layer.in_features
+        quantized = isinstance(weight, PackedWeight)
+        activation = weight.activation if quantized else None
+        in_kernel = activation if activation in linear.ROUNDINGS else None
+        packed = linear.pack(weight.parts if quantized else weight, columns, in_kernel)
+        made = cls.like(layer, packed)
+        made.rounds_before = None if in_kernel else activation
+        return made
+
+    @property
+    def fused_weight(self) -> Tensor | None:
+        """The bytes, unless activations are rounded in Python."""
+        return self.weight if self.rounds_before is None else None
 
     @property
     def in_cpp(self) -> bool:
-        """Whether other C++ kernels can call this one's: `forward` does nothing besides."""
-        return self.activation is None
+        return self.fused_weight is not None
 
     def forward(self, x: Tensor) -> Tensor:
-        from ops.cpu.linear import linear
-
-        if self.activation is None:
-            y = linear(x, self.weight, self.out_features, self.rounded)
+        if self.rounds_before is None:
+            y = linear.linear(x, self.weight, self.out_features)
         else:
-            numbers, scale = rounded(x.float(), self.activation)
-            y = (linear(numbers, self.weight, self.out_features) * scale).to(x.dtype)
+            numbers, scale = rounded(x.float(), self.rounds_before)
+            y = (linear.linear(numbers, self.weight, self.out_features) * scale).to(x.dtype)
         return y if self.bias is None else y + self.bias
 
 
-def as_cpu(layer: nn.Linear, spec: Any) -> nn.Module:
-    """A layer with a PackedWeight, or with a weight in full precision, for the C++ kernel.
+class PlainLinear(KernelLinear):
+    """The weight stays where torch has put it, in full precision; C++ reads it there."""
 
-    Raises KernelError for scales that are not finite.
-    """
-    from ops.cpu.linear import ROUNDINGS, pack
+    @classmethod
+    def of(cls, layer: nn.Linear, spec: Any) -> nn.Module:
+        return cls.like(layer, layer.weight)
 
-    weight, columns = layer.weight.data, layer.in_features
-    quantized = isinstance(weight, PackedWeight)
-    activation = weight.activation if quantized else None
-    inside = activation if activation in ROUNDINGS else None
-    packed = PackedLinear(columns, layer.out_features, False, "meta")
-    bytes_ = pack(weight.parts if quantized else weight, columns, inside)
-    packed.weight = nn.Parameter(bytes_, requires_grad=False)
-    packed.bias = layer.bias
-    packed.activation = None if inside else activation
-    packed.rounded = inside is not None
-    return packed
+    @property
+    def fused_weight(self) -> Tensor | None:
+        return self.weight
+
+    @property
+    def in_cpp(self) -> bool:
+        return self.fused_weight is not None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = plain.linear(x, self.weight)
+        return y if self.bias is None else y + self.bias
 
 
 def no_cpu(spec: Any, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why the C++ kernels cannot run there, as far as can be said without building them."""
     if device.type != "cpu":
         return "the C++ kernels run on the CPU"
     if dtype not in DTYPES:
         return f"the C++ kernels take float32, bfloat16 and float16, not {str(dtype)[6:]}"
-    from ops.cpu import build
+    return build.unavailable()
 
-    return build.refusal()
+
+def prepare() -> None:
+    """Load the C++ library, built first if the cache has none: about a minute.
+
+    Raises KernelError with the reason.
+    """
+    if reason := build.refusal():
+        raise KernelError(reason)
+
+
+PACKED = Kernel(PackedLinear.of, no_cpu, prepare=prepare, takes_shapes=True)
+PLAIN = Kernel(PlainLinear.of, no_cpu, prepare=prepare)

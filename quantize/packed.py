@@ -1,14 +1,15 @@
 """The tensor subclass that every quantized weight is kept in, and saved as.
 
     weight = PackedWeight.make(planes, scale, format="fp6", bits=6, group_size=K, dtype=x.dtype)
-    F.linear(x, weight, bias)           # by weight.kernel
+    F.linear(x, weight, bias)           # ops/reference.py's product, slow
     weight.dequantize()                 # (N, K) in weight.dtype
 
 It is built on torchao's base class, so it survives torch.compile, .to(), state_dict, deepcopy and
-slicing along rows. What its codes mean is ops/formats.py's; a kernel of torchao's or
-bitsandbytes' that wants another layout makes it from this one.
+slicing along rows. What its codes mean is ops/formats.py's. It only stores: a fast kernel is a
+module (quantize/kernel.py) that takes its parts, or makes another layout of them.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,15 +30,15 @@ PLANE_NAMES = ("plane0", "plane1", "plane2")
 class PackedWeight(TorchAOBaseTensor):
     """A quantized (N, K) weight: planes of codes, a scale (and a zero point) for every group.
 
-    The fields are those of `ops.formats.Packed`; besides, `dtype` is what it dequantizes to,
-    `kernel` multiplies by it, and `activation` says how activations are rounded before the product
-    (quantize/activation.py), None that they are not.
+    The fields are those of `ops.formats.Packed`, and two more: `dtype` is what it dequantizes to;
+    `activation` says how activations are rounded before the product (quantize/activation.py), None
+    that they are not.
     """
 
     tensor_data_names = ["plane0", "scale"]
     tensor_attribute_names = ["format", "bits", "group_size", "columns", "dtype"]
     optional_tensor_data_names = ["plane1", "plane2", "zero", "tensor_scale"]
-    optional_tensor_attribute_names = ["kernel", "activation"]
+    optional_tensor_attribute_names = ["activation"]
 
     plane0: Tensor
     plane1: Tensor | None
@@ -56,7 +57,6 @@ class PackedWeight(TorchAOBaseTensor):
         plane2: Tensor | None = None,
         zero: Tensor | None = None,
         tensor_scale: Tensor | None = None,
-        kernel: str = "reference",
         activation: str | None = None,
     ) -> "PackedWeight":
         self = torch.Tensor._make_wrapper_subclass(
@@ -65,7 +65,7 @@ class PackedWeight(TorchAOBaseTensor):
         self.plane0, self.plane1, self.plane2 = plane0, plane1, plane2
         self.scale, self.zero, self.tensor_scale = scale, zero, tensor_scale
         self.format, self.bits, self.group_size = format, bits, group_size
-        self.columns, self.kernel, self.activation = columns, kernel, activation
+        self.columns, self.activation = columns, activation
         return self
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
@@ -134,24 +134,24 @@ def _layout(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.dtype, tuple(tensor.shape), tensor.stride(), str(tensor.device)
 
 
-def linear(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
-    """x (…, K) → (…, N) in x's dtype; products are summed in float32 and rounded once."""
-    codes, scale = rounded(x, weight.activation) if weight.activation else (x, None)
-    y = KERNELS[weight.kernel](codes, weight.parts)
+def product(
+    multiply: Callable[[Tensor, Packed], Tensor],
+    x: Tensor,
+    weight: PackedWeight,
+    bias: Tensor | None,
+) -> Tensor:
+    """x (…, K) → (…, N) in x's dtype, by a kernel that sums in float32; rounded once.
+
+    multiply: (x, weight) -> (…, N) float32, as ops.reference.linear. Activations are rounded before
+    it where the weight says so, and scaled back after it.
+    """
+    numbers, scale = rounded(x, weight.activation) if weight.activation else (x, None)
+    y = multiply(numbers, weight.parts)
     if scale is not None:
         y = y * scale
     if bias is not None:
         y = y + bias
     return y.to(x.dtype)
-
-
-def _triton(x: Tensor, weight: Packed) -> Tensor:
-    from ops.triton.linear import linear
-
-    return linear(x, weight)
-
-
-KERNELS = {"reference": reference.linear, "triton": _triton}
 
 
 @PackedWeight.implements(aten.linear.default)
@@ -161,7 +161,7 @@ def _(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> T
     bias = kwargs.get("bias", bias)
     if not isinstance(weight, PackedWeight):
         raise NotImplementedError("a PackedWeight is a weight, not an activation")
-    return linear(x, weight, bias)
+    return product(reference.linear, x, weight, bias)
 
 
 @PackedWeight.implements(aten.embedding.default)

@@ -1,80 +1,44 @@
 """From a spec to what carries it out: each scheme's quantizer and kernels, and how to apply them.
 
-quantize_(model, QuantizeConfig(parse("int4wo-64")))            # torchao's way, any model
-model = load_model(path, transform=Quantizer(spec, device))     # ours, layer by layer
+quantizer = Quantizer(parse("int4wo-64"), device, dtype)
+model = load_model(path, transform=quantizer)       # layer by layer, as weights arrive
+quantizer.ran                                       # Counter({"cpu": 89})
 """
 
+import importlib
+import pkgutil
+import sys
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torchao.core.config import AOBaseConfig
-from torchao.quantization.transform_module import register_quantize_module_handler
 
 from errors import CheckpointError, KernelError
+from quantize import schemes
+from quantize.kernel import Kernel
 from quantize.packed import PackedWeight
-from quantize.scheme import Kernel, Scheme
-from quantize.schemes import (
-    bitsandbytes,
-    float8,
-    fp4,
-    fp6,
-    full_precision,
-    int4,
-    int8,
-    sparse_marlin,
-    uintx,
-)
-from quantize.spec import (
-    BitsAndBytes,
-    Float6,
-    Float8DynamicActivation,
-    Float8WeightOnly,
-    FullPrecision,
-    Int4WeightOnly,
-    Int8DynamicActivation,
-    Int8DynamicActivationInt4Weight,
-    Int8Embedding,
-    Int8WeightOnly,
-    MxFloat4,
-    NvFloat4,
-    SparseMarlin,
-    Spec,
-    UintX,
-)
+from quantize.scheme import Scheme
+from quantize.spec import MEASURED as MEASURED
+from quantize.spec import SHOWN as SHOWN
+from quantize.spec import FullPrecision, Int8Embedding, Spec
 
-SCHEMES: dict[type[Spec], Scheme] = {
-    FullPrecision: full_precision.SCHEME,
-    Int8WeightOnly: int8.WEIGHT_ONLY,
-    Int8DynamicActivation: int8.DYNAMIC,
-    Int4WeightOnly: int4.WEIGHT_ONLY,
-    Int8DynamicActivationInt4Weight: int4.DYNAMIC,
-    Float8WeightOnly: float8.WEIGHT_ONLY,
-    Float8DynamicActivation: float8.DYNAMIC,
-    Float6: fp6.SCHEME,
-    UintX: uintx.SCHEME,
-    SparseMarlin: sparse_marlin.SCHEME,
-    MxFloat4: fp4.MX,
-    NvFloat4: fp4.NV,
-    Int8Embedding: int8.WEIGHT_ONLY,
-    BitsAndBytes: bitsandbytes.SCHEME,
-}
 
-# One of each kind, for tables: what a person chooses from.
-SHOWN = (
-    *("none", "int8wo", "int8dq", "embed-int8", "float8wo", "float8dq-row", "float8dq-tensor"),
-    *("fp6", "int4wo-32", "int4wo-64", "int4wo-128", "int4wo-256", "int4wo-64-hqq"),
-    *("int4wo-256-hqq", "int8dq-int4wo-32", "mxfp4", "nvfp4", "bnb-int8", "bnb-nf4", "bnb-fp4"),
-    *("uintx-7-64", "uintx-5-64", "uintx-4-64", "uintx-3-64", "uintx-3-64-hqq", "uintx-2-8"),
-    *("uintx-2-64", "uintx-2-64-hqq", "uintx-1-64", "sparse-marlin", "sparse-marlin-wanda"),
-)
+def _registered() -> dict[type[Spec], Scheme]:
+    """Every scheme of every file in quantize/schemes/."""
+    names = [module.name for module in pkgutil.iter_modules(schemes.__path__)]
+    files = [importlib.import_module(f"{schemes.__name__}.{name}") for name in names]
+    return {spec: scheme for file in files for spec, scheme in file.SCHEMES.items()}
 
-MEASURED = ("autoquant", "autoquant-int4")  # what they are is known only after measuring
+
+SCHEMES = _registered()
 
 
 def available(spec: Spec, device: torch.device, dtype: torch.dtype) -> dict[str, str | None]:
-    """Per kernel of the scheme, fastest first: why it cannot run there, or None if it can."""
+    """Per kernel of the scheme, fastest first: why it cannot run there, or None if it can.
+
+    It builds and loads nothing, so a kernel may still fail when its first layer is built.
+    """
     kernels = SCHEMES[type(spec)].kernels
     return {name: kernel.unavailable(spec, device, dtype) for name, kernel in kernels.items()}
 
@@ -99,23 +63,12 @@ def kernels_for(spec: Spec, kernel: str, device: torch.device, dtype: torch.dtyp
     return [kernel]
 
 
-@dataclass
-class QuantizeConfig(AOBaseConfig):
-    """torchao's handle on every scheme here: what `torchao.quantize_` takes."""
-
-    spec: Spec
-    kernel: str = "auto"
-
-
-@register_quantize_module_handler(QuantizeConfig)
-def _apply(module: nn.Module, config: QuantizeConfig) -> nn.Module:
-    weight = module.weight
-    quantizer = Quantizer(config.spec, weight.device, weight.dtype, config.kernel)
-    return quantizer(module.__class__.__name__, module)
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr)
 
 
 class Quantizer:
-    """(name, module) -> module: quantizes every layer it is handed, and remembers how.
+    """(name, module) -> module: quantizes every layer it is handed, and counts kernels in `ran`.
 
     `models.load_model` calls it on each layer as its weights arrive, so the full-precision model
     is never whole in memory. On the meta device it gives the right shapes and takes no memory.
@@ -126,25 +79,36 @@ class Quantizer:
         spec: Spec,
         device: torch.device,
         dtype: torch.dtype,
-        kernel: str = "auto",
+        kernel: str | None = "auto",
+        say: Callable[[str], None] = _to_stderr,
     ) -> None:
-        """`device` and `dtype` are where the model will run; kernels are chosen for them."""
-        self.spec, self.device, self.dtype = spec, device, dtype
-        self.kernels = kernels_for(spec, kernel, device, dtype)
+        """`device` and `dtype` are where the model will run; kernels are chosen for them.
+
+        kernel: a name, "auto", or None for a quantizer that builds no layers (`quantized` only).
+        say: gets a line when a kernel that looked usable fails and "auto" goes on to the next.
+        Raises KernelError if no kernel runs there.
+        """
+        self.spec, self.device, self.dtype, self.say = spec, device, dtype, say
+        self.scheme = SCHEMES[type(spec)]
+        self.kernels = kernels_for(spec, kernel, device, dtype) if kernel else []
         self.ran: Counter[str] = Counter()  # how many layers each kernel got
+        self._asked = kernel
+        self._prepared: set[str] = set()
         self._embedding: PackedWeight | None = None
         self._shapes: dict[tuple[torch.Size, torch.dtype], PackedWeight] = {}
 
     def __call__(self, name: str, module: nn.Module) -> nn.Module:
-        layer = self.quantized(name, module)
-        return self.built(name, layer)
+        return self.built(name, self.quantized(name, module))
 
     @classmethod
     def of_shapes(cls, spec: Spec, device: torch.device, dtype: torch.dtype) -> "Quantizer":
         """One that only quantizes, for sizes where no kernel can run."""
-        quantizer = cls(FullPrecision(), device, dtype)
-        quantizer.spec = spec
-        return quantizer
+        return cls(spec, device, dtype, kernel=None)
+
+    @property
+    def layers(self) -> dict[str, tuple[str, str]] | None:
+        """(scheme, kernel) by layer where they differ from layer to layer: here they do not."""
+        return None
 
     def takes(self, module: nn.Module) -> bool:
         embedding = isinstance(self.spec, Int8Embedding) and isinstance(module, nn.Embedding)
@@ -158,9 +122,8 @@ class Quantizer:
         """
         if not self.takes(module):
             return module
-        scheme, weight = SCHEMES[type(self.spec)], module.weight.data
-        out_features, in_features = weight.shape
-        if reason := scheme.refuses(self.spec, in_features):
+        weight = module.weight.data
+        if reason := self.scheme.refuses(self.spec, weight.shape[1]):
             raise KernelError(f"--quantization {self.spec}: {name} {reason}")
         if not weight.is_meta and not weight.sum().isfinite():
             _check_finite(name, weight)
@@ -168,43 +131,67 @@ class Quantizer:
             return module
         if weight.is_meta:
             return with_weight(module, self._of_shape(weight))
-        packed = self._tied(module, scheme.quantize(weight, self.spec))
+        packed = self._tied(module, self.scheme.quantize(weight, self.spec))
         return with_weight(module, packed)
 
     def _of_shape(self, weight: Tensor) -> PackedWeight:
-        """What a weight on the meta device becomes, found out once per shape: it takes 5 ms."""
+        """What a weight on the meta device becomes; kept per shape, since it takes 5 ms."""
         key = (weight.shape, weight.dtype)
         if key not in self._shapes:
-            self._shapes[key] = SCHEMES[type(self.spec)].quantize(weight, self.spec)
+            self._shapes[key] = self.scheme.quantize(weight, self.spec)
         return self._shapes[key]
 
     def built(self, name: str, layer: nn.Module) -> nn.Module:
-        """The layer in the form its kernel takes."""
+        """The layer as a module that multiplies by its kernel; the kernel is loaded first.
+
+        With kernel "auto", one that cannot be loaded gives way to the next. Raises KernelError,
+        naming the layer, if none is left.
+        """
         if not self.takes(layer) or isinstance(layer, nn.Embedding):
             return layer
-        return SCHEMES[type(self.spec)].kernels[self.choose(name, layer)].build(layer, self.spec)
+        kernel = self.kernel_for(name, layer)
+        while not self._is_prepared(kernel):
+            kernel = self.kernel_for(name, layer)
+        self.ran[kernel] += 1
+        return self.scheme.kernels[kernel].build(layer, self.spec)
 
     def stored(self, name: str, layer: nn.Linear) -> nn.Module:
-        """A layer on the meta device as its kernel stores it."""
-        kernel = self.choose(name, layer)
-        if not self.takes(layer) or not SCHEMES[type(self.spec)].kernels[kernel].takes_shapes:
-            return layer
-        return SCHEMES[type(self.spec)].kernels[kernel].build(layer, self.spec)
+        """A layer on the meta device as its kernel stores it; nothing is loaded."""
+        kernel = self.kernel_for(name, layer)
+        self.ran[kernel] += 1
+        row: Kernel = self.scheme.kernels[kernel]
+        return row.build(layer, self.spec) if row.takes_shapes else layer
 
-    def choose(self, name: str, layer: nn.Linear) -> str:
+    def kernel_for(self, name: str, layer: nn.Linear) -> str:
         """The kernel for a layer: the first that takes its shape. KernelError if none does."""
+        shape = layer.in_features, layer.out_features
         reasons = {}
         for kernel in self.kernels:
-            found: Kernel = SCHEMES[type(self.spec)].kernels[kernel]
-            reason = found.refuses(self.spec, self.device, layer.in_features, layer.out_features)
+            reason = self.scheme.kernels[kernel].refuses(self.spec, self.device, *shape)
             if reason is None:
-                self.ran[kernel] += 1
                 return kernel
             reasons[kernel] = reason
         why = "; ".join(f"with kernel {kernel} {reason}" for kernel, reason in reasons.items())
-        others = [k for k in SCHEMES[type(self.spec)].kernels if k not in reasons]
+        others = [kernel for kernel in self.scheme.kernels if kernel not in reasons]
         hint = f"; --kernel auto also tries {', '.join(others)}" if others else ""
         raise KernelError(f"--quantization {self.spec}: {name} {why}{hint}")
+
+    def _is_prepared(self, kernel: str) -> bool:
+        """Load what a kernel needs; if that fails and there is another, leave this one out."""
+        if kernel in self._prepared:
+            return True
+        try:
+            self.scheme.kernels[kernel].prepare()
+        except KernelError as error:
+            if self._asked != "auto":
+                raise KernelError(f"--kernel {kernel}: {self.spec}: {error}") from None
+            if len(self.kernels) == 1:
+                raise
+            self.kernels = [other for other in self.kernels if other != kernel]
+            self.say(f"Kernel {kernel} cannot be used, {self.kernels[0]} is next: {error}")
+            return False
+        self._prepared.add(kernel)
+        return True
 
     def _tied(self, module: nn.Module, packed: PackedWeight) -> PackedWeight:
         """An output layer whose weights are the embedding's shares its memory."""

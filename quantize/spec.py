@@ -1,10 +1,13 @@
-"""The names of quantization schemes: "int4wo-64-hqq" ⇄ a frozen dataclass.
+"""The grammar of --quantization: "int4wo-64-hqq" ⇄ a frozen dataclass. No torch here.
+
+    parse("int4wo-64")      # Int4WeightOnly(group_size=64), a Spec: a scheme
+    parse("autoquant")      # AutoQuant(), a Selection: schemes chosen per layer by measuring
 
 A spec says what the numbers are, never how they are multiplied: that is a kernel, and
 quantize/registry.py finds one. `str(parse(name)) == name` for every valid name.
 
-A scheme's `pattern` is its spelling: {field} stands for one of the field's `choices`, and [-word]
-for a switch of that name.
+A new scheme is a class here, which is its spelling, and a file in quantize/schemes/, which carries
+it out. Nothing else lists the schemes.
 """
 
 import dataclasses
@@ -22,15 +25,17 @@ _LETTERS = {"group_size": "G", "bits": "N"}
 
 
 @dataclass(frozen=True)
-class Spec:
-    """One scheme; `numerics` says what it does to the linear layers.
+class Quantization:
+    """What --quantization names: a `Spec` or a `Selection`.
 
     Raises UsageError for a field outside its choices.
     """
 
+    # The spelling: {field} stands for one of the field's `choices`, [-word] for a switch.
     pattern: ClassVar[str]
-    numerics: ClassVar[str]
+    numerics: ClassVar[str]  # what it does to the linear layers, in words
     choices: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    shown: ClassVar[tuple[str, ...]]  # the names that tables list
 
     def __post_init__(self) -> None:
         for name, allowed in self.choices.items():
@@ -42,29 +47,94 @@ class Spec:
         name = re.sub(r"\[-(\w+)\]", lambda m: f"-{m[1]}" if fields[m[1]] else "", self.pattern)
         return name.format(**fields)
 
+    @property
+    def scheme(self) -> "Spec | None":
+        """The scheme of every layer; None where it is known only after measuring."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Spec(Quantization):
+    """One scheme: the same numbers in every linear layer."""
+
+    @property
+    def scheme(self) -> "Spec":
+        return self
+
+
+@dataclass(frozen=True)
+class Selection(Quantization):
+    """A rule that chooses a scheme for each layer from `candidates`, by measuring them here."""
+
+    @property
+    def scheme(self) -> None:
+        return None
+
+    @property
+    def candidates(self) -> tuple[Spec, ...]:
+        """The schemes measured beside full precision."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True)
 class FullPrecision(Spec):
     pattern = "none"
     numerics = "weights as --precision has them"
+    shown = ("none",)
 
 
 @dataclass(frozen=True)
 class Int8WeightOnly(Spec):
     pattern = "int8wo"
     numerics = "int8 weights, symmetric, one scale per output row"
+    shown = ("int8wo",)
 
 
 @dataclass(frozen=True)
 class Int8DynamicActivation(Spec):
     pattern = "int8dq"
     numerics = "int8wo's weights, and activations rounded to int8 per token as they come"
+    shown = ("int8dq",)
+
+
+@dataclass(frozen=True)
+class Int8Embedding(Spec):
+    pattern = "embed-int8"
+    numerics = "int8wo, and the embedding's table in int8 too, one scale per token"
+    shown = ("embed-int8",)
+
+
+@dataclass(frozen=True)
+class Float8WeightOnly(Spec):
+    pattern = "float8wo"
+    numerics = "float8 (E4M3) weights, one scale per output row"
+    shown = ("float8wo",)
+
+
+@dataclass(frozen=True)
+class Float8DynamicActivation(Spec):
+    pattern = "float8dq-{granularity}"
+    numerics = "float8 weights and activations, one scale per row or per tensor"
+    shown = ("float8dq-row", "float8dq-tensor")
+    choices = {"granularity": ("tensor", "row")}
+    granularity: str = "row"
+
+
+@dataclass(frozen=True)
+class Float6(Spec):
+    pattern = "fp6"
+    numerics = "6-bit floating point (E3M2) weights, one scale per output row"
+    shown = ("fp6",)
 
 
 @dataclass(frozen=True)
 class Int4WeightOnly(Spec):
     pattern = "int4wo-{group_size}[-hqq]"
     numerics = "4-bit weights, a 16-bit scale and zero point for every G columns"
+    shown = (
+        *("int4wo-32", "int4wo-64", "int4wo-128", "int4wo-256"),
+        *("int4wo-64-hqq", "int4wo-256-hqq"),
+    )
     choices = {"group_size": GROUP_SIZES}
     group_size: int = 64
     hqq: bool = False
@@ -74,34 +144,42 @@ class Int4WeightOnly(Spec):
 class Int8DynamicActivationInt4Weight(Spec):
     pattern = "int8dq-int4wo-{group_size}"
     numerics = "4-bit symmetric weights, a 16-bit scale for every G columns; int8 activations"
+    shown = ("int8dq-int4wo-32",)
     choices = {"group_size": GROUP_SIZES}
     group_size: int = 32
 
 
 @dataclass(frozen=True)
-class Float8WeightOnly(Spec):
-    pattern = "float8wo"
-    numerics = "float8 (E4M3) weights, one scale per output row"
+class MxFloat4(Spec):
+    pattern = "mxfp4"
+    numerics = "4-bit floating point (E2M1) weights, a power of two for every 32 columns"
+    shown = ("mxfp4",)
 
 
 @dataclass(frozen=True)
-class Float8DynamicActivation(Spec):
-    pattern = "float8dq-{granularity}"
-    numerics = "float8 weights and activations, one scale per row or per tensor"
-    choices = {"granularity": ("tensor", "row")}
-    granularity: str = "row"
+class NvFloat4(Spec):
+    pattern = "nvfp4"
+    numerics = "4-bit floating point (E2M1) weights, a float8 scale for every 16 columns"
+    shown = ("nvfp4",)
 
 
 @dataclass(frozen=True)
-class Float6(Spec):
-    pattern = "fp6"
-    numerics = "6-bit floating point (E3M2) weights, one scale per output row"
+class BitsAndBytes(Spec):
+    pattern = "bnb-{form}"
+    numerics = "bitsandbytes' int8 (activations too), or 4-bit nf4 or fp4 in blocks of 64"
+    shown = ("bnb-int8", "bnb-nf4", "bnb-fp4")
+    choices = {"form": ("int8", "nf4", "fp4")}
+    form: str = "nf4"
 
 
 @dataclass(frozen=True)
 class UintX(Spec):
     pattern = "uintx-{bits}-{group_size}[-hqq]"
     numerics = "N-bit weights, a 16-bit scale and zero point for every G columns"
+    shown = (
+        *("uintx-7-64", "uintx-5-64", "uintx-4-64", "uintx-3-64", "uintx-3-64-hqq"),
+        *("uintx-2-8", "uintx-2-64", "uintx-2-64-hqq"),
+    )  # not uintx-1: two codes at the ends of the range are no useful quantization (docs/LOG.md)
     choices = {"bits": (1, 2, 3, 4, 5, 6, 7), "group_size": (8, 16, *GROUP_SIZES)}
     bits: int = 4
     group_size: int = 64
@@ -112,106 +190,92 @@ class UintX(Spec):
 class SparseMarlin(Spec):
     pattern = "sparse-marlin[-wanda]"
     numerics = "2:4 sparse 4-bit symmetric weights, a 16-bit scale for every 64 columns"
+    shown = ("sparse-marlin", "sparse-marlin-wanda")
     wanda: bool = False
 
 
 @dataclass(frozen=True)
-class MxFloat4(Spec):
-    pattern = "mxfp4"
-    numerics = "4-bit floating point (E2M1) weights, a power of two for every 32 columns"
-
-
-@dataclass(frozen=True)
-class NvFloat4(Spec):
-    pattern = "nvfp4"
-    numerics = "4-bit floating point (E2M1) weights, a float8 scale for every 16 columns"
-
-
-@dataclass(frozen=True)
-class Int8Embedding(Spec):
-    pattern = "embed-int8"
-    numerics = "int8wo, and the embedding's table in int8 too, one scale per token"
-
-
-@dataclass(frozen=True)
-class AutoQuant(Spec):
+class AutoQuant(Selection):
     pattern = "autoquant[-int4]"
     numerics = "per layer shape the fastest scheme measured here that keeps --min_sqnr"
+    shown = ("autoquant", "autoquant-int4")
     int4: bool = False
 
-
-@dataclass(frozen=True)
-class BitsAndBytes(Spec):
-    pattern = "bnb-{form}"
-    numerics = "bitsandbytes' int8 (activations too), or 4-bit nf4 or fp4 in blocks of 64"
-    choices = {"form": ("int8", "nf4", "fp4")}
-    form: str = "nf4"
-
-
-SPECS: tuple[type[Spec], ...] = (
-    FullPrecision,
-    Int8WeightOnly,
-    Int8DynamicActivation,
-    Int4WeightOnly,
-    Int8DynamicActivationInt4Weight,
-    Float8WeightOnly,
-    Float8DynamicActivation,
-    Float6,
-    UintX,
-    SparseMarlin,
-    MxFloat4,
-    NvFloat4,
-    Int8Embedding,
-    AutoQuant,
-    BitsAndBytes,
-)
+    @property
+    def candidates(self) -> tuple[Spec, ...]:
+        eight_bits = (
+            *(Int8WeightOnly(), Int8DynamicActivation(), Float8WeightOnly()),
+            Float8DynamicActivation("row"),
+        )
+        four_bits = Int4WeightOnly(64), Int8DynamicActivationInt4Weight(32)
+        return (*eight_bits, *four_bits) if self.int4 else eight_bits
 
 
-def parse(name: str) -> Spec:
-    """The spec that `name` spells; UsageError, with every valid form and the nearest, if none."""
-    for spec in SPECS:
-        if found := _regex(spec).fullmatch(name):
-            return spec(**_values(spec, found))
-    # A right form with a wrong number deserves to hear which numbers are right.
-    for spec in SPECS:
-        if found := _regex(spec, strict=False).fullmatch(name):
-            wrong = (n for n in spec.choices if found[n] not in map(str, spec.choices[n]))
+# In the order in which they stand above.
+SPECS: tuple[type[Spec], ...] = tuple(Spec.__subclasses__())
+SELECTIONS: tuple[type[Selection], ...] = tuple(Selection.__subclasses__())
+_ALL: tuple[type[Spec] | type[Selection], ...] = (*SPECS, *SELECTIONS)
+
+# One of each kind, for tables: what a person chooses from.
+SHOWN = tuple(name for spec in SPECS for name in spec.shown)
+MEASURED = tuple(name for selection in SELECTIONS for name in selection.shown)
+
+
+def parse(name: str) -> Spec | Selection:
+    """What `name` spells; UsageError, with every valid form and the nearest, if nothing."""
+    for spec in _ALL:
+        if match := _regex(spec).fullmatch(name):
+            return spec(**_values(spec, match))
+    # For a right form with a wrong number the error lists the right numbers.
+    for spec in _ALL:
+        if match := _regex(spec, strict=False).fullmatch(name):
+            wrong = (n for n in spec.choices if match[n] not in map(str, spec.choices[n]))
             raise UsageError(f"--quantization {name}: {_takes(spec, next(wrong))}")
     # What stands before the first field counts too: "int4wo" is nearer to int4wo-G than to int8wo.
     known = {str(spec): str(spec) for spec in every_spec()}
-    known |= {spec.pattern.partition("-{")[0]: form(spec) for spec in SPECS}
+    known |= {spec.pattern.partition("-{")[0]: form(spec) for spec in _ALL}
     near = difflib.get_close_matches(name.lower(), known, n=1)
     hint = f"; nearest: {known[near[0]]}" if near else ""
     raise UsageError(f"--quantization {name!r} is no scheme{hint}. Schemes: {', '.join(forms())}")
 
 
+def parse_scheme(name: str) -> Spec:
+    """The scheme that `name` spells; UsageError for anything else, selections included."""
+    if spec := parse(name).scheme:
+        return spec
+    raise UsageError(
+        f"--quantization {name} is known only after measuring; here a scheme has to be named: "
+        + ", ".join(map(form, SPECS))
+    )
+
+
 def forms() -> list[str]:
     """Every scheme's spelling, as help texts have it: "int4wo-G[-hqq]"."""
-    return [form(spec) for spec in SPECS]
+    return [form(spec) for spec in _ALL]
 
 
-def form(spec: type[Spec]) -> str:
+def form(spec: type[Quantization]) -> str:
     def shown(field: re.Match[str]) -> str:
         return _LETTERS.get(field[1]) or "{" + ",".join(map(str, spec.choices[field[1]])) + "}"
 
     return re.sub(r"\{(\w+)\}", shown, spec.pattern)
 
 
-def every_spec() -> Iterator[Spec]:
+def every_spec() -> Iterator[Quantization]:
     """Every spec there is, scheme by scheme."""
-    for spec in SPECS:
+    for spec in _ALL:
         fields = [field.name for field in dataclasses.fields(spec)]
         for values in itertools.product(*(spec.choices.get(f, (False, True)) for f in fields)):
             yield spec(**dict(zip(fields, values, strict=True)))
 
 
-def _takes(spec: type[Spec], name: str) -> str:
+def _takes(spec: type[Quantization], name: str) -> str:
     *others, last = map(str, spec.choices[name])
     meaning = f"{_LETTERS[name]} in {form(spec)}" if name in _LETTERS else form(spec)
     return f"{meaning} is {', '.join(others)} or {last}"
 
 
-def _regex(spec: type[Spec], strict: bool = True) -> re.Pattern[str]:
+def _regex(spec: type[Quantization], strict: bool = True) -> re.Pattern[str]:
     """What the scheme's names look like; not `strict`, any number may stand for a choice."""
 
     def alternatives(field: re.Match[str]) -> str:
@@ -222,10 +286,10 @@ def _regex(spec: type[Spec], strict: bool = True) -> re.Pattern[str]:
     return re.compile(re.sub(r"\{(\w+)\}", alternatives, optional))
 
 
-def _values(spec: type[Spec], found: re.Match[str]) -> dict[str, Any]:
+def _values(spec: type[Quantization], match: re.Match[str]) -> dict[str, Any]:
     return {
-        field.name: next(v for v in spec.choices[field.name] if str(v) == found[field.name])
+        field.name: next(v for v in spec.choices[field.name] if str(v) == match[field.name])
         if field.name in spec.choices
-        else found[field.name] is not None
+        else match[field.name] is not None
         for field in dataclasses.fields(spec)
     }

@@ -25,14 +25,14 @@ from models.tokenizer import Tokenizer
 from quantize import pruning as wanda
 from quantize.autoquant import choose as autoquant
 from quantize.registry import Quantizer
-from quantize.spec import AutoQuant, SparseMarlin, Spec, parse
+from quantize.spec import Selection, SparseMarlin, Spec, parse
 
 Report = Callable[[int, int], None]
 Say = Callable[[str], None]
 CALIBRATION_ROWS, CALIBRATION_TOKENS = 8, 256
 
 
-def scheme_of(config: RunConfig) -> Spec:
+def scheme_of(config: RunConfig) -> Spec | Selection:
     """What --quantization names, or what the checkpoint was saved with.
 
     Raises UsageError where the two contradict each other.
@@ -63,22 +63,28 @@ class Loading:
     """One model being loaded; `quantizer` says afterwards which kernels its layers got."""
 
     def __init__(
-        self, config: RunConfig, spec: Spec, device: torch.device, tokenizer: Tokenizer
+        self,
+        config: RunConfig,
+        spec: Spec | Selection,
+        device: torch.device,
+        tokenizer: Tokenizer,
     ) -> None:
         self.config, self.spec, self.device, self.tokenizer = config, spec, device, tokenizer
         self.precision: torch.dtype = getattr(torch, config.precision)
         self.how = how_saved(locate(config.checkpoint_path))
         self.choices: list[autoquant.Choice] = []
-        if not isinstance(spec, AutoQuant):  # a kernel that cannot run is known before any weights
+        if spec.scheme:  # a kernel that cannot run is known before any weights
             self.quantizer: Quantizer | autoquant.AutoQuantizer = Quantizer(
-                spec, device, self.precision, config.kernel
+                spec.scheme, device, self.precision, config.kernel
             )
 
     @torch.no_grad()
     def load(self, report: Report, say: Say) -> Transformer:
         """The model, quantized; `report` gets bytes done and in all, `say` a line now and then."""
-        if isinstance(self.spec, AutoQuant):
+        if isinstance(self.spec, Selection):
             self.quantizer = self._autoquantizer(self.spec, say)
+        else:
+            self.quantizer.say = say
         transform: Callable[[str, nn.Module], nn.Module] = self.quantizer
         saver = None
         if self.config.save:
@@ -88,10 +94,8 @@ class Loading:
             transform = saver.after(self.quantizer)
         model = self._model(report, self.config.num_layers, transform, self._pruning())
         if saver:
-            layers = None
-            if isinstance(self.spec, AutoQuant):
-                layers = {name: list(how) for name, how in self.quantizer.layers.items()}
-            saver.finish(model.config, layers)
+            layers = self.quantizer.layers
+            saver.finish(model.config, layers and {n: list(how) for n, how in layers.items()})
             say(f"Saved to {self.config.save}: --checkpoint_path {self.config.save} loads it")
         return model
 
@@ -126,7 +130,7 @@ class Loading:
             )
         return torch.tensor(ids[: rows * length], device=self.device).view(rows, length)
 
-    def _autoquantizer(self, spec: AutoQuant, say: Say) -> autoquant.AutoQuantizer:
+    def _autoquantizer(self, spec: Selection, say: Say) -> autoquant.AutoQuantizer:
         """Choose per layer shape, on the first layer's and the output's own inputs; or read back
         what was chosen when the checkpoint was saved."""
         if self.how:

@@ -16,7 +16,7 @@ from kv_cache.base import CacheFactory, KVCache
 from models.config import ModelConfig
 from models.llama import Transformer
 from quantize.registry import MEASURED, SHOWN, Quantizer
-from quantize.spec import AutoQuant, Spec, parse
+from quantize.spec import Selection, Spec, parse_scheme
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def size_of(
         layer = quantizer.quantized(name, model.get_submodule(name))
         if isinstance(layer, nn.Linear):
             linears[name] = layer
-            if reason is None and not isinstance(spec, AutoQuant):
+            if reason is None:
                 layer = quantizer.stored(name, layer)
         model.set_submodule(name, layer)
     times = {name: architecture.num_layers if "layers." in name else 1 for name in linears}
@@ -77,17 +77,22 @@ def size_of(
 
 
 def report(
-    config: RunConfig, architecture: ModelConfig, spec: Spec, device: torch.device, positions: int
+    config: RunConfig,
+    architecture: ModelConfig,
+    spec: Spec | Selection,
+    device: torch.device,
+    positions: int,
 ) -> str:
     """What --dry_run prints, for a cache of so many positions."""
     precision = getattr(torch, config.precision)
     rows = [("parameters", f"{architecture.parameters() / 1e9:.3f} billion")]
-    if isinstance(spec, AutoQuant):
+    scheme = spec.scheme
+    if scheme is None:
         rows += [("model_size", f"{spec} measures first, and chooses then")]
     else:
-        size = size_of(architecture, spec, device, precision, config.kernel)
+        size = size_of(architecture, scheme, device, precision, config.kernel)
         rows += [
-            ("model_size", f"{size.model_bytes / 1e9:.2f} GB as {spec}"),
+            ("model_size", f"{size.model_bytes / 1e9:.2f} GB as {scheme}"),
             ("embedding", f"{size.embedding_bytes / 1e9:.2f} GB besides"),
             ("bits per weight", f"{size.bits_per_weight:.2f} over all quantized linear layers"),
             ("kernel", size.kernel or f"none: {size.reason}"),
@@ -101,7 +106,7 @@ def report(
 def check_memory(
     config: RunConfig,
     architecture: ModelConfig,
-    spec: Spec,
+    spec: Spec | Selection,
     device: torch.device,
     positions: int,
     free: int | None,
@@ -112,14 +117,15 @@ def check_memory(
     """
     precision, kind = getattr(torch, config.precision), kv_cache(config)
     weights = 0
-    if not isinstance(spec, AutoQuant):
-        weights = size_of(architecture, spec, device, precision, config.kernel).memory_bytes
+    if spec.scheme:
+        size = size_of(architecture, spec.scheme, device, precision, config.kernel)
+        weights = size.memory_bytes
 
     def cached(positions: int, kind: CacheFactory = kind) -> int:
         return kv_cache_bytes(architecture, config.batch_size, positions, precision, kind)
 
     need = cached(positions)
-    shown = f"{'' if isinstance(spec, AutoQuant) else f'Weights: {_gb(weights)}; '}"
+    shown = f"Weights: {_gb(weights)}; " if spec.scheme else ""
     shown += f"KV cache: {_gb(need)}, {kind.format}, {positions} positions"
     if config.batch_size > 1:
         shown += f", batch {config.batch_size}"
@@ -196,7 +202,7 @@ def table(architecture: ModelConfig, device: torch.device, precision: torch.dtyp
     lines = [f"{'scheme':<{width}}  model_size  bits/weight  kernel on {device.type}"]
     for name in SHOWN:
         try:
-            size = size_of(architecture, parse(name), device, precision)
+            size = size_of(architecture, parse_scheme(name), device, precision)
         except KernelError as error:
             lines.append(f"{name:<{width}}           -            -  none: {error}")
             continue

@@ -194,15 +194,15 @@ def built(line: Line) -> str:
     """The model's size now and then, and what would run: nothing is loaded."""
     import torch
 
-    from quantize.spec import AutoQuant
     from run.sizes import size_of
 
     plan = generate.make_plan(line.config)
     then = f"{line.name}: model size then {line.record.model_size:.2f} GB"
-    if isinstance(plan.spec, AutoQuant):
+    scheme = plan.spec.scheme
+    if scheme is None:
         return f"{then}; {plan.spec} measures before it chooses"
     precision = getattr(torch, plan.config.precision)
-    size = size_of(plan.architecture, plan.spec, plan.device, precision, plan.config.kernel)
+    size = size_of(plan.architecture, scheme, plan.device, precision, plan.config.kernel)
     layers = plan.architecture.num_layers
     now = f"now {size.model_bytes / 1e9:.2f} GB ({layers} layer{'s' * (layers != 1)})"
     return f"{then}, {now}, kernel {size.kernel or f'none: {size.reason}'}"

@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from benchlog.config import KERNELS, PRECISIONS, RunConfig
+from benchlog.config import PRECISIONS, RunConfig
 from cli import Command, say
 from compare.arguments import names_of
 from compare.figures import decode_limit as whole
@@ -65,7 +65,7 @@ def roofline(
     """Hold every scheme against the limit that memory's bandwidth sets."""
     specs = [spec.parse(name) for name in names_of("--schemes", schemes, SCHEMES)]
     for one in specs:
-        if isinstance(one, spec.AutoQuant | spec.Int8Embedding):
+        if one.scheme is None or isinstance(one, spec.Int8Embedding):
             raise UsageError(f"--schemes {one}: its layers are those of other schemes; name these")
     # Full precision comes first: it is what the others are compared with.
     chosen = list(dict.fromkeys(["none", *map(str, specs)]))
@@ -188,7 +188,7 @@ def _arms(common: RunConfig, kernels: dict[str, list[str]]) -> list[RunConfig]:
     for scheme, (_, *stock) in kernels.items():
         own = dataclasses.replace(common, quantization=scheme)
         found.append(own)
-        found += [dataclasses.replace(own, kernel=name) for name in stock if name in KERNELS]
+        found += [dataclasses.replace(own, kernel=name) for name in stock]
     return found
 
 

@@ -16,7 +16,7 @@ from models.checkpoints.load import load_config, tokenizer_folder
 from models.checkpoints.sources import EMBEDDED
 from models.tokenizer import ByteTokenizer, load_tokenizer
 from quantize.registry import MEASURED, SHOWN
-from quantize.spec import AutoQuant, parse
+from quantize.spec import parse
 from run.loading import Loading
 from run.scoring import token_nats
 from run.sizes import size_of
@@ -36,9 +36,9 @@ def rows(
     for name in schemes or (*SHOWN, *MEASURED):
         spec = parse(name)
         row: dict[str, Any] = {"scheme": name, "numerics": spec.numerics}
-        if not isinstance(spec, AutoQuant):
+        if spec.scheme:
             try:
-                size = size_of(architecture, spec, device, getattr(torch, base.precision))
+                size = size_of(architecture, spec.scheme, device, getattr(torch, base.precision))
                 row |= {"bits_per_weight": size.bits_per_weight, "kernel": size.kernel}
                 row["why_not"] = size.reason
             except KernelError as error:

@@ -17,7 +17,7 @@ from errors import KernelError
 from models.checkpoints.load import load_config
 from quantize.autoquant.race import Timing, module_bytes, race
 from quantize.registry import Quantizer, kernels_for
-from quantize.spec import parse
+from quantize.spec import parse_scheme
 from run.bandwidth import BYTES, Bandwidth
 
 STOCK = ("torchao", "torch")  # kernels that others wrote
@@ -43,7 +43,7 @@ def kernels(schemes: list[str], device: str, precision: str) -> dict[str, list[s
     found: dict[str, list[str]] = {}
     where, dtype = devices.resolve(device), getattr(torch, precision)
     for name in schemes:
-        running = kernels_for(parse(name), "auto", where, dtype)
+        running = kernels_for(parse_scheme(name), "auto", where, dtype)
         stock = [kernel for kernel in running if kernel in STOCK]
         found[name] = list(dict.fromkeys([running[0], *stock]))
     return found
@@ -114,7 +114,7 @@ class Products:
 
     def _stack(self, plain: nn.Linear, scheme: str, kernel: str) -> Stack:
         like = copy.deepcopy(plain)
-        quantizer = Quantizer(parse(scheme), self.device, self.dtype, kernel)
+        quantizer = Quantizer(parse_scheme(scheme), self.device, self.dtype, kernel)
         layer = quantizer("layer", like).requires_grad_(False)
         return Stack(layer, max(1, min(STACK_MOST, math.ceil(STACK_BYTES / module_bytes(layer)))))
 

@@ -110,12 +110,11 @@ class Worker:
         import torch
 
         from quantize.registry import available
-        from quantize.spec import AutoQuant
 
         plan = self.plan
-        if isinstance(plan.spec, AutoQuant):
+        if plan.spec.scheme is None:
             return {}
-        return available(plan.spec, plan.device, getattr(torch, plan.config.precision))
+        return available(plan.spec.scheme, plan.device, getattr(torch, plan.config.precision))
 
     def sample(self, index: int) -> dict[str, Any]:
         """One sample's figures, the seconds of each decoding step, and the peak memory so far."""
@@ -145,14 +144,16 @@ class Worker:
 
         import devices
         from quantize.registry import MEASURED, SHOWN, kernels_for
-        from quantize.spec import parse as scheme
+        from quantize.spec import parse_scheme
 
         config = parse(argv)
         device = devices.resolve(config.device)
         found = []
         for name in SHOWN:
             try:
-                kernels_for(scheme(name), config.kernel, device, getattr(torch, config.precision))
+                kernels_for(
+                    parse_scheme(name), config.kernel, device, getattr(torch, config.precision)
+                )
                 found.append(name)
             except KernelError:
                 pass

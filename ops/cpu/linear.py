@@ -29,7 +29,7 @@ torch.library.define(
 ROWS, UNIT, LARGEST_CHUNK, HEADER = 16, 32, 256, 128  # see linear/layout.h
 ROUNDINGS = {None: 0, "int8": 1, "int8-asymmetric": 2}
 _MOST = 2**23 - 1
-# What the inner loop's integers are multiples of.
+# The value of one integer step in the inner loop, by format; 1 for the others.
 _UNITS = {"fp6": 2.0**-4, "fp4": 2.0**-1, "nf4": 1 / _MOST, "bnb-fp4": 1 / _MOST}
 _SCALES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -66,11 +66,11 @@ def _(
     return plane0.new_empty(HEADER + blocks * (-(-block // 64) * 64), dtype=torch.uint8)
 
 
-def linear(x: Tensor, packed: Tensor, rows: int, rounded: bool = False) -> Tensor:
+def linear(x: Tensor, packed: Tensor, rows: int) -> Tensor:
     """x (…, K) → (…, N) in x's dtype, N being `rows`; sums are float32, and rounded once.
 
-    x is float32, bfloat16 or float16; rounded: whether the weight was packed to round it. Raises
-    RuntimeError for anything else, and for tensors that `pack` has not made.
+    x is float32, bfloat16 or float16; it is rounded first where `pack` was given an activation.
+    Raises RuntimeError for another dtype, and for tensors that `pack` has not made.
     """
     _ready()
     flat = x.reshape(-1, x.shape[-1])
@@ -79,7 +79,7 @@ def linear(x: Tensor, packed: Tensor, rows: int, rounded: bool = False) -> Tenso
 
 @torch.compiler.assume_constant_result
 def _ready() -> bool:
-    """Loading is no part of what the compiler traces."""
+    """Loads the library; no part of what torch.compile traces."""
     build.load()
     return True
 
@@ -98,10 +98,11 @@ def pack(weight: Packed | Tensor, columns: int, activation: str | None = None) -
     """(bytes,) uint8: a quantized (N, K) weight, or float weights, in the order they are read in.
 
     columns: K. activation: how the scheme rounds activations, "int8", "int8-asymmetric" or None.
-    On the meta device it takes no memory. Raises KernelError for shapes that `refuses`, and for
-    weights or scales that are not finite.
+    On the meta device it gives the right shape and needs no library. Raises KernelError for shapes
+    that `refuses`, and for weights or scales that are not finite.
     """
-    build.load()
+    if not (weight if isinstance(weight, Tensor) else weight.scale).is_meta:
+        build.load()
     if isinstance(weight, Tensor):
         ones = torch.ones(weight.shape[0], 1, device=weight.device)
         weight = Packed([weight], ones, None, None, "dense", weight.itemsize * 8, columns)

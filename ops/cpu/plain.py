@@ -1,7 +1,8 @@
-"""x times a weight as torch has it, transposed, for a few rows of x, on the CPU, in C++: a decode
-step's full-precision layers at the speed of memory, where torch's library reaches two thirds.
+"""The product with a plain weight on the CPU, in C++, for a few rows of x.
 
     y = linear(x, weight)           # what torch.nn.functional.linear(x, weight) is
+
+It reads the weight at the speed of memory, where torch's library reaches two thirds of that.
 """
 
 import torch
@@ -13,7 +14,7 @@ from ops.cpu.build import unavailable as unavailable  # why it cannot be used he
 
 torch.library.define("quantbench::cpu_plain", "(Tensor x, Tensor weight) -> Tensor")
 
-FEW = 16  # rows of x, from which on torch's library is faster where there is no AMX
+MAX_ROWS = 16  # of x; for more, and without AMX, torch's library (oneDNN) is faster
 
 
 @torch.library.register_fake("quantbench::cpu_plain")
@@ -26,10 +27,18 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
 
     float32, bfloat16 or float16. Raises RuntimeError for anything else.
     """
+    _ready()
     flat = x.reshape(-1, x.shape[-1])
-    if flat.shape[0] > FEW and not _tiles(x.dtype, x.shape[-1]):
+    if flat.shape[0] > MAX_ROWS and not _tiles(x.dtype, x.shape[-1]):
         return F.linear(x, weight)
     return torch.ops.quantbench.cpu_plain(flat, weight).unflatten(0, x.shape[:-1])
+
+
+@torch.compiler.assume_constant_result
+def _ready() -> bool:
+    """Loads the library; no part of what torch.compile traces."""
+    build.load()
+    return True
 
 
 @torch.compiler.assume_constant_result

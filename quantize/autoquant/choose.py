@@ -4,7 +4,7 @@
     print(table(choices))
     model = load_model(path, transform=AutoQuantizer(choices, device, dtype))
 
-Timing is race.py's business, keeping timings kept.py's, the decision and its reasons verdict.py's.
+race.py times, cache.py keeps timings between runs, verdict.py decides and gives the reasons.
 """
 
 import dataclasses
@@ -21,20 +21,18 @@ from torch import Tensor, nn
 
 import devices
 from errors import CheckpointError, KernelError, UsageError
-from quantize import scheme
 from quantize.autoquant import cache as kept
 from quantize.autoquant import race
 from quantize.autoquant.cache import Clock, default_cache
 from quantize.autoquant.race import attempt
 from quantize.autoquant.verdict import Candidate, Choice, Measurement, decide, full_precision, table
 from quantize.registry import SCHEMES, Quantizer, available, with_weight
-from quantize.spec import AutoQuant, FullPrecision, parse
+from quantize.scheme import rows_at_once
+from quantize.spec import FullPrecision, Selection, Spec, parse
 
 __all__ = ["AutoQuantizer", "Choice", "Sample", "choose", "default_cache", "table"]
 
-EIGHT_BITS = ("int8wo", "int8dq", "float8wo", "float8dq-row")
-FOUR_BITS = ("int4wo-64", "int8dq-int4wo-32")
-SQNR_ROWS = 64  # of activations: enough for the dB to stand still, few enough to take no time
+SQNR_ROWS = 64  # activations per SQNR: its dB no longer change with more, and they take no time
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ class Sample:
 @torch.no_grad()
 def choose(
     samples: Sequence[Sample],
-    spec: AutoQuant,
+    selection: Selection,
     batch_size: int,
     min_sqnr: float,
     cache: Path | None = None,
@@ -69,9 +67,11 @@ def choose(
     shapes: dict[tuple[int, int], list[Sample]] = {}
     for sample in samples:
         shapes.setdefault((sample.layer.out_features, sample.layer.in_features), []).append(sample)
-    fields = {shape: candidates(spec, alike[0].layer, kernel) for shape, alike in shapes.items()}
+    fields = {
+        shape: candidates(selection, alike[0].layer, kernel) for shape, alike in shapes.items()
+    }
     if samples and all(_only_in_full(field) for field in fields.values()):
-        raise KernelError(f"--kernel {kernel}: none of {spec}'s schemes has such a kernel")
+        raise KernelError(f"--kernel {kernel}: none of {selection}'s schemes has such a kernel")
     total, count = sum(map(len, fields.values())), 0
 
     def done() -> None:
@@ -94,7 +94,7 @@ def choose(
     return choices
 
 
-def candidates(spec: AutoQuant, layer: nn.Linear, kernel: str = "auto") -> list[Measurement]:
+def candidates(selection: Selection, layer: nn.Linear, kernel: str = "auto") -> list[Measurement]:
     """Every candidate for a layer, to be measured; with a `reason` those that refuse its shape.
 
     What cannot run on the device at all is listed only where its scheme has nothing else; and the
@@ -102,22 +102,34 @@ def candidates(spec: AutoQuant, layer: nn.Linear, kernel: str = "auto") -> list[
     """
     weight = layer.weight
     N, K = weight.shape
-    in_full = available(FullPrecision(), weight.device, weight.dtype)
-    found = [Measurement(full_precision(name)) for name, reason in in_full.items() if not reason]
-    for one in map(parse, (*EIGHT_BITS, *(FOUR_BITS if spec.int4 else ()))):
-        row, running, refused, absent = SCHEMES[type(one)], [], [], []
-        whole = row.refuses(one, K)
-        for name, why in available(one, weight.device, weight.dtype).items():
+    in_full = _loaded(FullPrecision(), weight)
+    field = [Measurement(full_precision(name)) for name, reason in in_full.items() if not reason]
+    for spec in selection.candidates:
+        scheme, running, refused, absent = SCHEMES[type(spec)], [], [], []
+        whole = scheme.refuses(spec, K)
+        for name, why in _loaded(spec, weight).items():
             if kernel not in ("auto", name):
                 continue
-            refusal = whole or row.kernels[name].refuses(one, weight.device, K, N)
-            entry = Measurement(Candidate(one, name), reason=why or refusal)
+            refusal = whole or scheme.kernels[name].refuses(spec, weight.device, K, N)
+            entry = Measurement(Candidate(spec, name), reason=why or refusal)
             (absent if why else refused if refusal else running).append(entry)
         if kernel == "auto":
             fast = [m for m in running if not _is_slow(m.candidate.kernel, weight.device)]
             running = fast or running[-1:]
-        found += running + refused[: 1 if whole else None] or absent
-    return found
+        field += running + refused[: 1 if whole else None] or absent
+    return field
+
+
+def _loaded(spec: Spec, weight: Tensor) -> dict[str, str | None]:
+    """As registry.available, after loading each kernel: why it cannot run here, or None."""
+    reasons = available(spec, weight.device, weight.dtype)
+    for name, reason in reasons.items():
+        if reason is None:
+            try:
+                SCHEMES[type(spec)].kernels[name].prepare()
+            except KernelError as error:
+                reasons[name] = str(error)
+    return reasons
 
 
 def _only_in_full(field: Sequence[Measurement]) -> bool:
@@ -212,8 +224,8 @@ def decibels(exact: Tensor, y: Tensor) -> float:
 def exact_product(layer: nn.Linear, x: Tensor) -> Tensor:
     """layer(x) of the weights as they are, without rounding, some rows of them at a time."""
     wide, bias = _widest(x), layer.bias
-    rows = max(1, scheme.ELEMENTS_AT_ONCE // layer.in_features)
-    y = torch.cat([F.linear(x.to(wide), w.to(wide)) for w in layer.weight.data.split(rows)], -1)
+    blocks = layer.weight.data.split(rows_at_once(layer.weight))
+    y = torch.cat([F.linear(x.to(wide), w.to(wide)) for w in blocks], -1)
     return y if bias is None else y + bias.to(wide)
 
 
@@ -287,20 +299,19 @@ class AutoQuantizer:
         if not self.takes(layer):
             return layer
         quantizer = self._of(name, layer)
-        kernel = quantizer.choose(name, layer)
+        built = quantizer.built(name, layer)
+        kernel = quantizer.kernel_for(name, layer)  # the one that was built: what failed is gone
         self.ran[kernel] += 1
         self.layers[name] = str(quantizer.spec), kernel
-        return quantizer.built(name, layer)
-
-    def scheme_of(self, name: str) -> tuple[str, str]:
-        """(scheme, kernel) of a layer that was built."""
-        return self.layers[name]
+        return built
 
     def _saved(self, name: str, given: str, kernel: str) -> Candidate:
         try:
-            spec = parse(given)
+            spec = parse(given).scheme
         except UsageError as error:
             raise CheckpointError(f"{name} was saved as {given!r}: {error}") from None
+        if spec is None:
+            raise CheckpointError(f"{name} was saved as {given!r}, which is no scheme")
         runs = available(spec, self.device, self.dtype).get(kernel, "unknown") is None
         return Candidate(spec, kernel if runs else "auto")
 
@@ -312,8 +323,8 @@ class AutoQuantizer:
 
     def _of(self, name: str, layer: nn.Module) -> Quantizer:
         shape = layer.out_features, layer.in_features
-        found = self._by_name.get(name) or self._by_shape.get(shape)
-        if found is None:
+        quantizer = self._by_name.get(name) or self._by_shape.get(shape)
+        if quantizer is None:
             size = f"{shape[0]} by {shape[1]}"
             raise KernelError(f"{name} is {size}, and autoquant has chosen nothing for that")
-        return found
+        return quantizer

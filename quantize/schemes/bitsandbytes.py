@@ -13,8 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from errors import CheckpointError, KernelError
+from quantize.kernel import Kernel, KernelLinear
+from quantize.kernels import our_kernels
 from quantize.packed import PackedWeight
-from quantize.scheme import Kernel, Scheme, in_row_blocks, our_kernels
+from quantize.scheme import Scheme, in_row_blocks
 from quantize.spec import BitsAndBytes
 
 BLOCK = 64
@@ -33,6 +35,10 @@ def load() -> None:
 
 
 def quantize(w: Tensor, spec: BitsAndBytes) -> PackedWeight:
+    """Weights (N, K): int8 with a scale per row, or 4 bits with one per block of 64, float32.
+
+    Raises KernelError without bitsandbytes; CheckpointError for bnb-int8 weights beyond float16.
+    """
     if not w.is_meta:
         load()
     if spec.form == "int8":
@@ -77,19 +83,21 @@ def _swapped(codes: Tensor) -> Tensor:
     return (codes << 4) | (codes >> 4)
 
 
-def as_bitsandbytes(layer: nn.Linear, spec: BitsAndBytes) -> nn.Module:
-    load()
-    return Int8Linear(layer) if spec.form == "int8" else FourBitLinear(layer, spec.form)
+def build(layer: nn.Linear, spec: BitsAndBytes) -> nn.Module:
+    return Int8Linear.of(layer, spec) if spec.form == "int8" else FourBitLinear.of(layer, spec)
 
 
-class Int8Linear(nn.Module):
+class Int8Linear(KernelLinear):
     """Activations rounded to int8 per token, int32 sums, by bitsandbytes' ops."""
 
-    def __init__(self, layer: nn.Linear) -> None:
-        super().__init__()
-        ours = layer.weight.data
-        self.weight, self.bias = nn.Parameter(ours.plane0, requires_grad=False), layer.bias
-        self.largest = nn.Parameter(ours.scale[:, 0] * 127, requires_grad=False)
+    largest: nn.Parameter  # max|w| of each row, (N,) float32
+
+    @classmethod
+    def of(cls, layer: nn.Linear, spec: BitsAndBytes) -> nn.Module:
+        packed = layer.weight.data
+        made = cls.like(layer, packed.plane0)
+        made.largest = nn.Parameter(packed.scale[:, 0] * 127, requires_grad=False)
+        return made
 
     def forward(self, x: Tensor) -> Tensor:
         ops, rows = torch.ops.bitsandbytes, x.flatten(0, -2)
@@ -99,20 +107,24 @@ class Int8Linear(nn.Module):
         return y.unflatten(0, x.shape[:-1])
 
 
-class FourBitLinear(nn.Module):
+class FourBitLinear(KernelLinear):
     """Weights dequantized by bitsandbytes' op, then multiplied by torch."""
 
-    def __init__(self, layer: nn.Linear, form: str) -> None:
-        super().__init__()
-        ours = layer.weight.data
-        self.form, self.shape = form, tuple(ours.shape)
-        codes = _swapped(ours.plane0).reshape(-1, 1)
-        self.weight, self.bias = nn.Parameter(codes, requires_grad=False), layer.bias
-        self.largest = nn.Parameter(ours.scale.reshape(-1), requires_grad=False)
+    form: str  # "nf4" or "fp4"
+    largest: nn.Parameter  # max|w| of each block of 64, (N · K / 64,) float32
+
+    @classmethod
+    def of(cls, layer: nn.Linear, spec: BitsAndBytes) -> nn.Module:
+        packed = layer.weight.data
+        made = cls.like(layer, _swapped(packed.plane0).reshape(-1, 1))
+        made.form = spec.form
+        made.largest = nn.Parameter(packed.scale.reshape(-1), requires_grad=False)
+        return made
 
     def forward(self, x: Tensor) -> Tensor:
+        shape = self.out_features, self.in_features
         weight = torch.ops.bitsandbytes.dequantize_4bit(
-            self.weight, self.largest, BLOCK, self.form, self.shape, x.dtype
+            self.weight, self.largest, BLOCK, self.form, shape, x.dtype
         )
         return F.linear(x, weight, self.bias)
 
@@ -130,4 +142,5 @@ def _refuses(spec: BitsAndBytes, in_features: int) -> str | None:
     return f"has in_features {in_features}; {spec} takes multiples of {multiple}"
 
 
-SCHEME = Scheme(quantize, our_kernels(bitsandbytes=Kernel(as_bitsandbytes, _unavailable)), _refuses)
+KERNELS = our_kernels(bitsandbytes=Kernel(build, _unavailable, prepare=load))
+SCHEMES = {BitsAndBytes: Scheme(quantize, KERNELS, _refuses)}

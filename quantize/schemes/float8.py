@@ -1,7 +1,7 @@
 """float8wo and float8dq: E4M3 weights, and activations, with torchao's kernels or ours."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torchao.float8.inference import Float8MMConfig
 from torchao.quantization import Float8Tensor, PerRow, PerTensor
 from torchao.quantization.quant_primitives import _quantize_affine_float8
@@ -10,9 +10,11 @@ from torchao.quantization.quantize_.workflows.float8.float8_tensor import (
 )
 
 from quantize.activation import E4M3_MAX
+from quantize.kernel import Kernel
+from quantize.kernels import TorchaoLinear, our_kernels
 from quantize.packed import PackedWeight
-from quantize.scheme import Kernel, Scheme, in_row_blocks, our_kernels
-from quantize.spec import Float8DynamicActivation, Spec
+from quantize.scheme import Scheme, in_row_blocks
+from quantize.spec import Float8DynamicActivation, Float8WeightOnly, Spec
 
 
 def quantize(w: Tensor, spec: Spec) -> PackedWeight:
@@ -21,6 +23,7 @@ def quantize(w: Tensor, spec: Spec) -> PackedWeight:
 
 
 def quantize_dynamic(w: Tensor, spec: Float8DynamicActivation) -> PackedWeight:
+    """As `quantize`, or with the scale of the whole weight in every row."""
     if spec.granularity == "row":
         return quantize(w, spec).replaced(activation="float8-row")
     least, most = w.aminmax()
@@ -37,29 +40,27 @@ def _quantize(w: Tensor, amax: Tensor) -> PackedWeight:
     )
 
 
-def as_torchao(layer: nn.Linear, spec: Spec) -> nn.Module:
-    ours = layer.weight.data
-    block = [1, ours.columns]
-    theirs = Float8Tensor(ours.plane0, ours.scale, block_size=block, dtype=ours.dtype)
-    layer.weight = nn.Parameter(theirs, requires_grad=False)
-    return layer
+class WeightOnlyLinear(TorchaoLinear):
+    @staticmethod
+    def converted(weight: PackedWeight, spec: Spec) -> Float8Tensor:
+        block = [1, weight.columns]
+        return Float8Tensor(weight.plane0, weight.scale, block_size=block, dtype=weight.dtype)
 
 
-def as_torchao_dynamic(layer: nn.Linear, spec: Float8DynamicActivation) -> nn.Module:
-    ours = layer.weight.data
-    by_row = spec.granularity == "row"
-    theirs = Float8Tensor(
-        ours.plane0,
-        ours.scale if by_row else ours.scale[:1].clone(),
-        block_size=[1, ours.columns] if by_row else list(ours.shape),
-        mm_config=Float8MMConfig(use_fast_accum=True),
-        act_quant_kwargs=QuantizeTensorToFloat8Kwargs(
-            granularity=PerRow() if by_row else PerTensor()
-        ),
-        dtype=ours.dtype,
-    )
-    layer.weight = nn.Parameter(theirs, requires_grad=False)
-    return layer
+class DynamicLinear(TorchaoLinear):
+    @staticmethod
+    def converted(weight: PackedWeight, spec: Float8DynamicActivation) -> Float8Tensor:
+        by_row = spec.granularity == "row"
+        return Float8Tensor(
+            weight.plane0,
+            weight.scale if by_row else weight.scale[:1].clone(),
+            block_size=[1, weight.columns] if by_row else list(weight.shape),
+            mm_config=Float8MMConfig(use_fast_accum=True),
+            act_quant_kwargs=QuantizeTensorToFloat8Kwargs(
+                granularity=PerRow() if by_row else PerTensor()
+            ),
+            dtype=weight.dtype,
+        )
 
 
 def _unavailable(
@@ -78,8 +79,8 @@ def _refuses(spec: Spec, device: torch.device, in_features: int, out_features: i
     return None
 
 
-WEIGHT_ONLY = Scheme(quantize, our_kernels(torchao=Kernel(as_torchao)))
-DYNAMIC = Scheme(
-    quantize_dynamic,
-    our_kernels(torchao=Kernel(as_torchao_dynamic, _unavailable, _refuses)),
-)
+DYNAMIC_KERNELS = our_kernels(torchao=Kernel(DynamicLinear.of, _unavailable, _refuses))
+SCHEMES = {
+    Float8WeightOnly: Scheme(quantize, our_kernels(torchao=Kernel(WeightOnlyLinear.of))),
+    Float8DynamicActivation: Scheme(quantize_dynamic, DYNAMIC_KERNELS),
+}

@@ -5,7 +5,7 @@ E4M3 scales for every 16 columns, and one float32 scale for the whole weight.
 """
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torchao.prototype.mx_formats.mx_tensor import MXTensor, ScaleCalculationMode
 from torchao.prototype.mx_formats.nvfp4_tensor import (
     NVFP4Tensor,
@@ -13,9 +13,11 @@ from torchao.prototype.mx_formats.nvfp4_tensor import (
     per_tensor_amax_to_scale,
 )
 
+from quantize.kernel import Kernel
+from quantize.kernels import TorchaoLinear, our_kernels
 from quantize.packed import PackedWeight
-from quantize.scheme import Kernel, Scheme, in_row_blocks, multiple_refuses, our_kernels
-from quantize.spec import Spec
+from quantize.scheme import Scheme, in_row_blocks, multiple_refuses
+from quantize.spec import MxFloat4, NvFloat4, Spec
 
 MX_COLUMNS, NV_COLUMNS = 32, 16
 
@@ -26,18 +28,18 @@ def quantize_mx(w: Tensor, spec: Spec) -> PackedWeight:
 
 
 def _quantize_mx(w: Tensor) -> PackedWeight:
-    theirs = MXTensor.to_mx(
+    stock = MXTensor.to_mx(
         w.float().contiguous(),
         torch.float4_e2m1fn_x2,
         MX_COLUMNS,
         scaling_mode=ScaleCalculationMode.RCEIL,
     )
-    return _packed(w, theirs.qdata, theirs.scale, MX_COLUMNS, None)
+    return _packed(w, stock.qdata, stock.scale, MX_COLUMNS, None)
 
 
 def quantize_nv(w: Tensor, spec: Spec) -> PackedWeight:
     least, most = w.aminmax()
-    # A weight of zeros would make the scale, which divides, zero.
+    # The scale divides, so it must not be zero for a weight of zeros.
     amax = torch.maximum(-least, most).float().clamp(min=torch.finfo(torch.float32).tiny * 2**20)
     tensor_scale = per_tensor_amax_to_scale(amax)
     return in_row_blocks(lambda rows: _quantize_nv(rows, tensor_scale), w)
@@ -63,11 +65,12 @@ def _packed(
     )
 
 
-def as_torchao(layer: nn.Linear, spec: Spec) -> nn.Module:
-    ours = layer.weight.data
-    theirs = NVFP4Tensor(ours.plane0, ours.scale, NV_COLUMNS, ours.dtype, ours.tensor_scale)
-    layer.weight = nn.Parameter(theirs, requires_grad=False)
-    return layer
+class NvLinear(TorchaoLinear):
+    @staticmethod
+    def converted(weight: PackedWeight, spec: Spec) -> NVFP4Tensor:
+        return NVFP4Tensor(
+            weight.plane0, weight.scale, NV_COLUMNS, weight.dtype, weight.tensor_scale
+        )
 
 
 def _unavailable(spec: Spec, device: torch.device, dtype: torch.dtype) -> str | None:
@@ -76,9 +79,9 @@ def _unavailable(spec: Spec, device: torch.device, dtype: torch.dtype) -> str | 
     return None
 
 
-MX = Scheme(quantize_mx, our_kernels(), multiple_refuses(MX_COLUMNS))
-NV = Scheme(
-    quantize_nv,
-    {**our_kernels(), "torchao": Kernel(as_torchao, _unavailable)},
-    multiple_refuses(NV_COLUMNS),
-)
+# torchao dequantizes the weights at each step, as reference does: it comes last.
+NV_KERNELS = {**our_kernels(), "torchao": Kernel(NvLinear.of, _unavailable)}
+SCHEMES = {
+    MxFloat4: Scheme(quantize_mx, our_kernels(), multiple_refuses(MX_COLUMNS)),
+    NvFloat4: Scheme(quantize_nv, NV_KERNELS, multiple_refuses(NV_COLUMNS)),
+}

@@ -9,14 +9,15 @@ from torch import Tensor
 from torchao.prototype.custom_fp_utils import _f32_to_floatx_unpacked
 
 from ops.packing import pack
+from quantize.kernels import our_kernels
 from quantize.packed import PackedWeight
-from quantize.scheme import Scheme, in_row_blocks, multiple_refuses, our_kernels
-from quantize.spec import Spec
+from quantize.scheme import Scheme, in_row_blocks, multiple_refuses
+from quantize.spec import Float6
 
 E3M2_MAX = 28.0
 
 
-def quantize(w: Tensor, spec: Spec) -> PackedWeight:
+def quantize(w: Tensor, spec: Float6) -> PackedWeight:
     """The nearest E3M2 number, ties to even, to w / scale; scale = max|w| / 28 of the row."""
     return in_row_blocks(_quantize, w)
 
@@ -32,4 +33,4 @@ def _quantize(w: Tensor) -> PackedWeight:
     )
 
 
-SCHEME = Scheme(quantize, our_kernels(), multiple_refuses(4))
+SCHEMES = {Float6: Scheme(quantize, our_kernels(), multiple_refuses(4))}

@@ -1,32 +1,19 @@
-"""No quantization: weights stay as and where they are; only who multiplies by them differs."""
+"""none: weights stay as and where they are; only the kernel that multiplies by them differs."""
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from quantize.cpu import no_cpu
-from quantize.scheme import Kernel, Scheme
-
-
-class PlainLinear(nn.Linear):
-    """A linear layer whose weight is read by the C++ kernel, from where torch has put it."""
-
-    in_cpp = True  # other C++ kernels can call this one's
-
-    def forward(self, x: Tensor) -> Tensor:
-        from ops.cpu.plain import linear
-
-        y = linear(x, self.weight)
-        return y if self.bias is None else y + self.bias
+from quantize import cpu
+from quantize.kernel import Kernel
+from quantize.scheme import Scheme
+from quantize.spec import FullPrecision
 
 
-def as_plain(layer: nn.Linear, spec: Any) -> nn.Module:
-    like = PlainLinear(layer.in_features, layer.out_features, False, "meta")
-    like.weight, like.bias = layer.weight, layer.bias
-    return like
+def as_it_is(layer: nn.Linear, spec: Any) -> nn.Module:
+    """torch's own product is the layer itself."""
+    return layer
 
 
-SCHEME = Scheme(
-    quantize=lambda weight, spec: weight,
-    kernels={"cpu": Kernel(as_plain, no_cpu), "torch": Kernel(lambda layer, spec: layer)},
-)
+KERNELS = {"cpu": cpu.PLAIN, "torch": Kernel(as_it_is)}
+SCHEMES = {FullPrecision: Scheme(lambda weight, spec: weight, KERNELS)}

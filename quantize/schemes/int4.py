@@ -6,7 +6,7 @@ made from the PackedWeight here, so the numbers are the same whichever kernel ru
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torchao.prototype.quantization.int4.int4_opaque_tensor import Int4OpaqueTensor
 from torchao.quantization import Int4TilePackedTo4dTensor, IntxUnpackedToInt8Tensor
 from torchao.quantization.quant_primitives import (
@@ -16,15 +16,10 @@ from torchao.quantization.quant_primitives import (
 )
 
 from ops.packing import pack, unpack
+from quantize.kernel import Kernel
+from quantize.kernels import TorchaoLinear, our_kernels
 from quantize.packed import PackedWeight
-from quantize.scheme import (
-    Kernel,
-    Scheme,
-    groups_refuse,
-    in_range,
-    in_row_blocks,
-    our_kernels,
-)
+from quantize.scheme import Scheme, groups_refuse, in_range, in_row_blocks
 from quantize.schemes.uintx import grouped
 from quantize.spec import Int4WeightOnly, Int8DynamicActivationInt4Weight
 
@@ -32,10 +27,12 @@ ROWS_OF_A_BLOCK = 64 * 32  # tinygemm's CPU layout interleaves 64 rows at a time
 
 
 def quantize(w: Tensor, spec: Int4WeightOnly) -> PackedWeight:
+    """Weights (N, K) as uintx-4 has them; scale and zero are (N, K // group_size), 16 bits."""
     return in_row_blocks(lambda rows: grouped(rows, 4, spec.group_size, spec.hqq), w)
 
 
 def quantize_dynamic(w: Tensor, spec: Int8DynamicActivationInt4Weight) -> PackedWeight:
+    """Symmetric 4-bit weights; activations rounded to int8 per token, with a zero point."""
     packed = in_row_blocks(lambda rows: symmetric(rows, spec.group_size), w)
     return packed.replaced(activation="int8-asymmetric")
 
@@ -60,11 +57,10 @@ def symmetric(w: Tensor, group_size: int) -> PackedWeight:
     )
 
 
-def as_torchao(layer: nn.Linear, spec: Int4WeightOnly) -> nn.Module:
-    weight = layer.weight.data
-    pack_for = _for_cuda if weight.device.type == "cuda" else _for_cpu
-    layer.weight = nn.Parameter(pack_for(weight), requires_grad=False)
-    return layer
+class TinygemmLinear(TorchaoLinear):
+    @staticmethod
+    def converted(weight: PackedWeight, spec: Int4WeightOnly) -> Tensor:
+        return _for_cuda(weight) if weight.device.type == "cuda" else _for_cpu(weight)
 
 
 def _for_cpu(weight: PackedWeight) -> Tensor:
@@ -119,29 +115,29 @@ def _refuses(
     return None
 
 
-def as_torchao_dynamic(layer: nn.Linear, spec: Int8DynamicActivationInt4Weight) -> nn.Module:
-    """torchao keeps these weights a byte each and multiplies what they dequantize to."""
-    ours = layer.weight.data
-    theirs = IntxUnpackedToInt8Tensor(
-        unpack([ours.plane0], 4).to(torch.int8) - 8,
-        ours.scale.to(ours.dtype),
-        torch.zeros_like(ours.scale, dtype=torch.int8),
-        torch.int4,
-        (1, ours.group_size),
-        ours.dtype,
-        "int8_asym_per_token",
-    )
-    layer.weight = nn.Parameter(theirs, requires_grad=False)
-    return layer
+class DynamicLinear(TorchaoLinear):
+    """torchao keeps these weights a byte each and multiplies by what they dequantize to."""
+
+    @staticmethod
+    def converted(
+        weight: PackedWeight, spec: Int8DynamicActivationInt4Weight
+    ) -> IntxUnpackedToInt8Tensor:
+        return IntxUnpackedToInt8Tensor(
+            unpack([weight.plane0], 4).to(torch.int8) - 8,
+            weight.scale.to(weight.dtype),
+            torch.zeros_like(weight.scale, dtype=torch.int8),
+            torch.int4,
+            (1, weight.group_size),
+            weight.dtype,
+            "int8_asym_per_token",
+        )
 
 
-WEIGHT_ONLY = Scheme(
-    quantize,
-    our_kernels(torchao=Kernel(as_torchao, _unavailable, _refuses)),
-    groups_refuse,
-)
-# torchao's own kernel for int8 activations dequantizes the weights at each step, as reference does,
+KERNELS = our_kernels(torchao=Kernel(TinygemmLinear.of, _unavailable, _refuses))
+# torchao's kernel for int8 activations dequantizes the weights at each step, as reference does,
 # from twice the bytes: it is there to compare with, and last.
-DYNAMIC = Scheme(
-    quantize_dynamic, {**our_kernels(), "torchao": Kernel(as_torchao_dynamic)}, groups_refuse
-)
+DYNAMIC_KERNELS = {**our_kernels(), "torchao": Kernel(DynamicLinear.of)}
+SCHEMES = {
+    Int4WeightOnly: Scheme(quantize, KERNELS, groups_refuse),
+    Int8DynamicActivationInt4Weight: Scheme(quantize_dynamic, DYNAMIC_KERNELS, groups_refuse),
+}

@@ -2,16 +2,18 @@
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torchao.quantization import PerRow
 from torchao.quantization.quantize_.workflows.int8.int8_tensor import (
     Int8Tensor,
     QuantizeTensorToInt8Kwargs,
 )
 
+from quantize.kernel import Kernel
+from quantize.kernels import TorchaoLinear, our_kernels
 from quantize.packed import PackedWeight
-from quantize.scheme import Kernel, Scheme, in_range, in_row_blocks, our_kernels
-from quantize.spec import Spec
+from quantize.scheme import Scheme, in_range, in_row_blocks
+from quantize.spec import Int8DynamicActivation, Int8Embedding, Int8WeightOnly, Spec
 
 
 def quantize(w: Tensor, spec: Spec) -> PackedWeight:
@@ -31,32 +33,29 @@ def quantize_dynamic(w: Tensor, spec: Spec) -> PackedWeight:
     return quantize(w, spec).replaced(activation="int8")
 
 
-def as_torchao(layer: nn.Linear, spec: Spec) -> nn.Module:
-    layer.weight = nn.Parameter(_int8_tensor(layer.weight.data, None), requires_grad=False)
-    return layer
-
-
-def as_torchao_dynamic(layer: nn.Linear, spec: Spec) -> nn.Module:
-    rows = RowsLinear(layer.in_features, layer.out_features, layer.bias is not None, "meta")
-    per_token = QuantizeTensorToInt8Kwargs(granularity=PerRow())
-    weight = _int8_tensor(layer.weight.data, per_token)
-    rows.weight, rows.bias = nn.Parameter(weight, requires_grad=False), layer.bias
-    return rows
-
-
 def _int8_tensor(ours: PackedWeight, activation: QuantizeTensorToInt8Kwargs | None) -> Int8Tensor:
     block = [1, ours.columns]
     return Int8Tensor(ours.plane0, ours.scale, block, ours.dtype, act_quant_kwargs=activation)
 
 
-class RowsLinear(nn.Linear):
-    """A linear layer that hands its kernel rows: (B, S, K) goes in as (B · S, K).
+class WeightOnlyLinear(TorchaoLinear):
+    @staticmethod
+    def converted(weight: PackedWeight, spec: Spec) -> Int8Tensor:
+        return _int8_tensor(weight, None)
+
+
+class DynamicLinear(TorchaoLinear):
+    """Hands torchao's kernel rows: (B, S, K) goes in as (B · S, K).
 
     Compiled for one token, torchao's int8dq calls torch._int_mm on a (1, K) view whose row stride
     inductor is free to set to 0, and on the CPU that product reads elsewhere in memory (torch
     2.13: errors of 1e4 times the result). A row that is two-dimensional from the start keeps its
     stride.
     """
+
+    @staticmethod
+    def converted(weight: PackedWeight, spec: Spec) -> Int8Tensor:
+        return _int8_tensor(weight, QuantizeTensorToInt8Kwargs(granularity=PerRow()))
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.linear(x.flatten(0, -2), self.weight, self.bias)
@@ -83,5 +82,12 @@ def _unavailable(spec: Spec, device: torch.device, dtype: torch.dtype) -> str | 
     return None
 
 
-WEIGHT_ONLY = Scheme(quantize, our_kernels(torchao=Kernel(as_torchao, _unavailable, _refuses)))
-DYNAMIC = Scheme(quantize_dynamic, our_kernels(torchao=Kernel(as_torchao_dynamic, _unavailable)))
+WEIGHT_ONLY = Scheme(
+    quantize, our_kernels(torchao=Kernel(WeightOnlyLinear.of, _unavailable, _refuses))
+)
+DYNAMIC = Scheme(quantize_dynamic, our_kernels(torchao=Kernel(DynamicLinear.of, _unavailable)))
+SCHEMES = {
+    Int8WeightOnly: WEIGHT_ONLY,
+    Int8Embedding: WEIGHT_ONLY,
+    Int8DynamicActivation: DYNAMIC,
+}

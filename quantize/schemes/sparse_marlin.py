@@ -1,24 +1,25 @@
-"""sparse-marlin: of every four weights the two that matter, in 4 bits, with a scale per 64 columns.
+"""sparse-marlin: two of every four weights in 4 bits, with a scale for every 64 columns.
 
 The format of Sparse-Marlin (Frantar et al. 2024, https://arxiv.org/abs/2408.11743): 2:4 sparsity,
-so that a column takes 2 bits of value and 1 of metadata. Which two matter is decided by magnitude,
-or, for sparse-marlin-wanda, before this, on activations (quantize/pruning.py): the others are
-zeros.
+so that a column takes 2 bits of value and 1 of metadata. The two largest by magnitude are kept, the
+others are zeros; sparse-marlin-wanda zeros two of four before that, by activations too
+(quantize/pruning.py).
 """
 
 import torch
 from torch import Tensor
 
 from ops.packing import pack
+from quantize.kernels import our_kernels
 from quantize.packed import PackedWeight
-from quantize.scheme import Scheme, in_row_blocks, multiple_refuses, our_kernels
+from quantize.scheme import Scheme, in_row_blocks, multiple_refuses
 from quantize.schemes.int4 import symmetric
-from quantize.spec import Spec
+from quantize.spec import SparseMarlin
 
 COLUMNS_PER_SCALE = 64
 
 
-def quantize(w: Tensor, spec: Spec) -> PackedWeight:
+def quantize(w: Tensor, spec: SparseMarlin) -> PackedWeight:
     """Keep the two largest of every four columns; q from -8 to 7, scale = max|w| / 7.5, 16 bits."""
     return in_row_blocks(_quantize, w)
 
@@ -40,4 +41,4 @@ def _quantize(w: Tensor) -> PackedWeight:
     )
 
 
-SCHEME = Scheme(quantize, our_kernels(), multiple_refuses(COLUMNS_PER_SCALE))
+SCHEMES = {SparseMarlin: Scheme(quantize, our_kernels(), multiple_refuses(COLUMNS_PER_SCALE))}

@@ -17,8 +17,9 @@ from torchao.quantization.quant_primitives import (
 )
 
 from ops.packing import pack
+from quantize.kernels import our_kernels
 from quantize.packed import PackedWeight
-from quantize.scheme import Scheme, groups_refuse, in_range, in_row_blocks, our_kernels
+from quantize.scheme import Scheme, groups_refuse, in_range, in_row_blocks
 from quantize.spec import UintX
 
 NARROWER = (0.95, 0.9, 0.85, 0.8, 0.7)  # of the range that a group spans, beside HQQ's choice
@@ -119,4 +120,4 @@ def _codes(w: Tensor, bits: int, group_size: int, scale: Tensor, zero: Tensor) -
     return (steps.round() + (1 << (bits - 1))).clamp(0, 2**bits - 1).flatten(-2)
 
 
-SCHEME = Scheme(quantize, our_kernels(), groups_refuse)
+SCHEMES = {UintX: Scheme(quantize, our_kernels(), groups_refuse)}

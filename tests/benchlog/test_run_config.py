@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchlog.config import (
+    KERNELS,
     RunConfig,
     argv,
     breaks_off,
@@ -74,7 +75,7 @@ CONFIGS = st.builds(
     batch_size=COUNTS,
     seed=st.integers(0, 2**63 - 1),
     num_layers=st.none() | COUNTS,
-    kernel=st.sampled_from(["auto", "torchao", "cpu", "triton", "bitsandbytes", "reference"]),
+    kernel=st.sampled_from(KERNELS),
     write_result=PATHS,
     output_json_path=st.none() | PATHS,
     profile=st.none() | PATHS,

@@ -198,6 +198,7 @@ def test_the_operator_keeps_its_promises_to_the_compiler(device):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_compiled_layer_is_the_layer(device):
+    from quantize.kernels import TritonLinear
     from quantize.packed import PackedWeight
 
     parts = packed(("int", 5, 32), 24, 64, zero=True, device=device)
@@ -206,9 +207,10 @@ def test_a_compiled_layer_is_the_layer(device):
         parts.scale,
         zero=parts.zero,
         **{"format": "int", "bits": 5, "columns": 64, "group_size": 32, "dtype": torch.bfloat16},
-    ).replaced(kernel="triton")
+    )
     layer = torch.nn.Linear(64, 24, dtype=torch.bfloat16, device=device)
     layer.weight = torch.nn.Parameter(weight, requires_grad=False)
+    layer = TritonLinear.of(layer, None)
     with torch.no_grad():
         for rows in (1, 6):
             x = torch.randn(rows, 64, dtype=torch.bfloat16, device=device)

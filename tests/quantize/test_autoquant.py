@@ -12,13 +12,14 @@ from torch import nn
 
 from errors import CheckpointError, KernelError
 from models.checkpoints.load import load_model
+from ops.cpu import build
+from quantize import scheme
 from quantize.autoquant import cache as kept
 from quantize.autoquant import choose as autoquant
 from quantize.autoquant import race, verdict
 from quantize.autoquant.choose import AutoQuantizer, Sample, choose, decibels, exact_product, table
 from quantize.autoquant.race import Timing
 from quantize.autoquant.verdict import Candidate, Choice, Measurement, decide, full_precision
-from quantize.cpu import no_cpu
 from quantize.registry import Quantizer
 from quantize.spec import AutoQuant, parse
 
@@ -32,7 +33,7 @@ def quick(monkeypatch, tmp_path):
     """As few rounds and copies as the rules allow, and no cache but the test's own."""
     monkeypatch.setattr(race, "SECONDS", 0)
     monkeypatch.setattr(race, "last_level_cache", lambda device: 1 << 18)
-    no_cpu(None, CPU, torch.bfloat16)  # builds the C++ kernels where the machine keeps them
+    build.refusal()  # builds the C++ kernels where the machine keeps them
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
@@ -169,7 +170,7 @@ def test_decibels_worked_by_hand():
 
 
 def test_the_exact_product_is_that_of_float64(monkeypatch):
-    monkeypatch.setattr(autoquant.scheme, "ELEMENTS_AT_ONCE", 5 * 64)
+    monkeypatch.setattr(scheme, "CPU_BLOCK_ELEMENTS", 5 * 64)
     one = sample(N=37, bias=True)
     x, weight, bias = one.activations, one.layer.weight, one.layer.bias
     expected = x.double() @ weight.double().T + bias.double()
@@ -228,7 +229,7 @@ def test_a_small_layer_from_end_to_end(compile):
     assert reports == [(i, total) for i in range(1, total + 1)]
     for one in made:
         schemes = {str(m.candidate.spec) for m in one.measurements}
-        assert schemes == {"none", *autoquant.EIGHT_BITS, *autoquant.FOUR_BITS}
+        assert schemes == {"none", *map(str, AutoQuant(int4=True).candidates)}
         assert all(m.timing.rounds >= 20 for m in one.measurements)
         assert all(m.agreement > verdict.AGREEMENT for m in one.measurements)
         assert one.rotated >= one.cache and not one.kept
@@ -395,7 +396,7 @@ def test_the_reference_takes_part_only_where_there_is_nothing_else(monkeypatch):
     assert ("int8wo", "reference") not in found and not any(k == "triton" for _, k in found)
     assert ("float8dq-row", "reference") in found
     eight = kernels(autoquant.candidates(AutoQuant(), sample().layer))
-    assert {name for name, _ in eight} == {"none", *autoquant.EIGHT_BITS}
+    assert {name for name, _ in eight} == {"none", *map(str, AutoQuant().candidates)}
 
 
 def test_tritons_interpreter_is_no_candidate(monkeypatch):
@@ -612,7 +613,7 @@ def test_each_layer_gets_what_its_shape_was_given():
     mine, model = logits(auto)
     expected = {name: chosen[shape] for name, shape in names.items()}
     assert auto.layers == {name: (str(c.spec), c.kernel) for name, c in expected.items()}
-    assert all(auto.scheme_of(name) == auto.layers[name] for name in names)
+    assert set(auto.layers) == set(names)
     assert auto.ran == Counter(c.kernel for c in expected.values())
     # The same, put together layer by layer from the schemes' own quantizers.
     singles = {c: Quantizer(c.spec, CPU, torch.float32, c.kernel) for c in chosen.values()}

@@ -8,14 +8,14 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import nn
-from torchao.quantization import quantize_
 
 from devices import stored_bytes
 from errors import CheckpointError, KernelError
 from quantize import scheme as scheme_module
 from quantize.activation import rounded
+from quantize.kernels import TritonLinear
 from quantize.packed import PackedWeight
-from quantize.registry import SCHEMES, SHOWN, QuantizeConfig, Quantizer, available
+from quantize.registry import SCHEMES, SHOWN, Quantizer, available
 from quantize.spec import parse
 
 CPU = torch.device("cpu")
@@ -80,10 +80,10 @@ def test_triton_products_are_those_of_the_stored_weights(name):
     """In the interpreter, or on a GPU; tests/ops has every format, shape and dtype."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     layer, exact, activation = built(name, linear(N=20), "reference")
-    weight = layer.weight.data.replaced(kernel="triton").to(device)
+    layer = TritonLinear.of(layer.to(device), parse(name))
     for rows in ((1, 1), (1, 3)):
         x = torch.randn(*rows, 256).bfloat16()
-        y = F.linear(x.to(device), weight).cpu()
+        y = layer(x.to(device)).cpu()
         # more rows than two go through tensor cores, with the weights' numbers in bfloat16
         wanted = expected(x, exact, activation)
         terms = x.double().norm(dim=-1, keepdim=True) * exact.norm(dim=1)
@@ -152,7 +152,7 @@ def test_shapes_without_weights_take_the_same_bytes(name):
 def test_blocks_of_rows_are_quantized_as_the_whole(name, monkeypatch):
     made = linear(N=70)
     whole = Quantizer(parse(name), CPU, torch.bfloat16).quantized("layer", made).weight
-    monkeypatch.setattr(scheme_module, "ELEMENTS_AT_ONCE", 256 * 16)
+    monkeypatch.setattr(scheme_module, "CPU_BLOCK_ELEMENTS", 256 * 16)
     blocks = Quantizer(parse(name), CPU, torch.bfloat16).quantized("layer", made).weight
     assert torch.equal(whole.dequantize(), blocks.dequantize())
 
@@ -233,13 +233,6 @@ def test_an_embedding_reads_rows():
 
 
 # ---------------------------------------------------------------------------------- the registry
-
-
-def test_torchao_applies_our_config():
-    model = nn.Sequential(linear(64, 128), nn.ReLU(), linear(32, 64))
-    quantize_(model, QuantizeConfig(parse("fp6"), kernel="reference"))
-    assert all(isinstance(model[i].weight.data, PackedWeight) for i in (0, 2))
-    assert model(torch.randn(1, 128).bfloat16()).shape == (1, 32)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

@@ -6,7 +6,17 @@ from hypothesis import strategies as st
 
 from errors import UsageError
 from quantize.registry import SCHEMES
-from quantize.spec import SPECS, AutoQuant, UintX, every_spec, form, forms, parse
+from quantize.spec import (
+    SHOWN,
+    SPECS,
+    AutoQuant,
+    UintX,
+    every_spec,
+    form,
+    forms,
+    parse,
+    parse_scheme,
+)
 
 
 @given(st.sampled_from(list(every_spec())))
@@ -31,8 +41,16 @@ def test_there_are_as_many_schemes_as_the_grammar_says():
     assert len({str(spec) for spec in every_spec()}) == len(list(every_spec()))
 
 
-def test_every_scheme_has_a_row():
-    assert set(SPECS) - set(SCHEMES) == {AutoQuant}
+def test_every_spelling_has_a_scheme_and_is_shown():
+    assert set(SPECS) == set(SCHEMES)
+    assert {type(parse(name)) for name in SHOWN} == set(SPECS)
+
+
+def test_a_selection_is_no_scheme_and_says_so():
+    assert parse("autoquant") == AutoQuant() and parse("autoquant").scheme is None
+    assert parse("fp6").scheme == parse_scheme("fp6") == parse("fp6")
+    with pytest.raises(UsageError, match="autoquant is known only after measuring; here a scheme"):
+        parse_scheme("autoquant")
 
 
 def test_forms_are_as_help_texts_have_them():

@@ -37,7 +37,7 @@ def test_blocks_of_rows_are_pruned_as_the_whole(monkeypatch):
     whole.weight.copy_(weight)
     blocks.weight.copy_(weight)
     prune(whole, norms)
-    monkeypatch.setattr(scheme, "ELEMENTS_AT_ONCE", 5 * 64)
+    monkeypatch.setattr(scheme, "CPU_BLOCK_ELEMENTS", 5 * 64)
     prune(blocks, norms)
     assert torch.equal(whole.weight, blocks.weight)
     importance = (weight.abs() * norms).unflatten(-1, (-1, 4))

@@ -17,7 +17,7 @@ from errors import CheckpointError, QuantbenchError, UsageError
 from models.checkpoints.load import load_config, load_model, tokenizer_folder
 from models.checkpoints.sources import EMBEDDED
 from models.tokenizer import ByteTokenizer, load_tokenizer
-from quantize.cpu import no_cpu
+from ops.cpu import build
 from quantize.registry import SHOWN, Quantizer
 from quantize.spec import parse
 from run.loading import Loading, scheme_of
@@ -53,7 +53,7 @@ def small(tmp_path):
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
-    no_cpu(None, CPU, torch.bfloat16)  # builds the C++ kernels where the machine keeps them
+    build.refusal()  # builds the C++ kernels where the machine keeps them
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 

@@ -1,0 +1,10 @@
+"""The names that options accept for kernels and KV caches. No torch here: benchlog reads it.
+
+The registries (quantize/registry.py, kv_cache/__init__.py) hold what the names stand for; a test
+compares them with these lists.
+"""
+
+# Mechanisms by which a weight multiplies.
+KERNELS = ("torchao", "cpu", "triton", "bitsandbytes", "reference", "torch")
+# Formats in which keys and values are stored.
+KV_CACHES = ("dense", "int8", "fp8", "int4")

@@ -1,0 +1,36 @@
+"""The names that options accept are those of the registries, and reading them needs no torch."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchlog.config import RunConfig
+from errors import UsageError
+from kv_cache import CACHES
+from ops import names
+from quantize.registry import SCHEMES
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_kernels_are_those_that_schemes_have():
+    kernels = {name for scheme in SCHEMES.values() for name in scheme.kernels}
+    assert kernels == set(names.KERNELS) and len(names.KERNELS) == len(kernels)
+
+
+def test_caches_are_those_that_there_are():
+    assert tuple(CACHES) == names.KV_CACHES
+
+
+@pytest.mark.parametrize("kernel", ["auto", *names.KERNELS])
+def test_every_kernel_can_be_asked_for(kernel):
+    assert RunConfig(kernel=kernel).kernel == kernel
+    with pytest.raises(UsageError, match="torch"):
+        RunConfig(kernel=f"{kernel}x")
+
+
+def test_the_grammar_and_the_options_need_no_torch():
+    code = "import benchlog.config, quantize.spec, sys; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

@@ -1,0 +1,67 @@
+"""Planning builds nothing; a kernel that fails when a layer is built gives way, or is an error."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from errors import KernelError
+from ops.cpu import build
+from quantize.registry import Quantizer, available
+from quantize.spec import parse_scheme
+
+ROOT = Path(__file__).parents[2]
+CPU = torch.device("cpu")
+pytestmark = pytest.mark.skipif(bool(build.unavailable()), reason=str(build.unavailable()))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["generate.py", "--quantization", "int4wo-64", "--dry_run"], ["-m", "quantize", "int8wo"]],
+)
+def test_planning_leaves_no_library_behind(command, tmp_path):
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env=os.environ | {"XDG_CACHE_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "cpu" in done.stdout and "Building" not in done.stderr
+    assert not [path for path in tmp_path.rglob("*") if path.suffix in (".so", ".o")]
+
+
+@pytest.fixture
+def broken(monkeypatch):
+    monkeypatch.setattr(build, "refusal", lambda: "the compiler stopped")
+
+
+def layers(count=2):
+    return [nn.Linear(64, 32, dtype=torch.bfloat16).requires_grad_(False) for _ in range(count)]
+
+
+@pytest.mark.parametrize("scheme, following", [("int8wo", "torchao"), ("none", "torch")])
+def test_a_kernel_that_cannot_be_built_gives_way_to_the_next_and_says_so_once(
+    broken, scheme, following
+):
+    said = []
+    spec = parse_scheme(scheme)
+    quantizer = Quantizer(spec, CPU, torch.bfloat16, say=said.append)
+    assert available(spec, CPU, torch.bfloat16)["cpu"] is None  # planned
+    for number, layer in enumerate(layers()):
+        x = torch.randn(3, 64, dtype=torch.bfloat16)
+        assert quantizer(f"layers.{number}", layer)(x).shape == (3, 32)
+    assert said == [
+        f"Kernel cpu cannot be used, {following} is next: the compiler stopped"
+    ] and quantizer.ran == {following: 2}
+
+
+def test_a_kernel_that_was_named_and_cannot_be_built_is_an_error(broken):
+    quantizer = Quantizer(parse_scheme("fp6"), CPU, torch.bfloat16, "cpu")
+    with pytest.raises(KernelError, match="--kernel cpu: fp6: the compiler stopped"):
+        quantizer("layer", layers(1)[0])
