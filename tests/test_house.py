@@ -28,7 +28,7 @@ FLOORS = (
 )
 ROOMS = {
     "ops": (
-        {"packing", "cpu.build", "triton.values"},
+        {"names", "packing", "cpu.build", "triton.values"},
         {"formats", "kv"},
         {"cpu", "triton", "reference"},
         {"attention"},
@@ -37,12 +37,12 @@ ROOMS = {
     "kv_cache": ({"base"}, {"dense", "eight_bit", "int4"}),
     "quantize": (
         {"spec", "activation"},
-        {"packed"},
+        {"kernel", "packed"},
         {"cpu"},
-        {"scheme"},
+        {"kernels", "scheme"},
         {"schemes", "pruning"},
         {"registry"},
-        {"autoquant"},
+        {"autoquant", "torchao_config"},
     ),
     "models": (
         {"accepted"},
@@ -78,6 +78,7 @@ ROOMS = {
 }
 # Imports by name, which no reader of import statements sees: file → why it may.
 LATE = {
+    "quantize/registry.py": "finds the files of quantize/schemes, so that none lists them",
     "compare/sampling/nursery.py": "imports what workers need, and forks to become their command",
     "compare/__main__.py": "imports the command that was asked for, and not the others",
     "quantize/__main__.py": "is python -m compare schemes",
