@@ -1,0 +1,105 @@
+"""Our schemes as torchao configs: what `torchao.quantize_` calls for each layer.
+
+quantize_ hands a handler one module, without its name, and drops what the handler returns for the
+root. So layers are changed in place, as torch.nn.utils.parametrize changes them: the module stays
+the same object, with its hooks, wherever else it is used, and gets another class.
+"""
+
+import sys
+import weakref
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torchao.core.config import AOBaseConfig
+from torchao.quantization.transform_module import register_quantize_module_handler
+
+from errors import KernelError
+from quantize.kernel import KernelLinear
+from quantize.packed import PackedWeight
+from quantize.registry import Quantizer
+from quantize.spec import Int8Embedding, Spec, parse_scheme
+
+
+@dataclass
+class QuantizeConfig(AOBaseConfig):
+    """One scheme and kernel for the layers of a model; see quantize.config."""
+
+    scheme: str
+    kernel: str = "auto"
+
+    def __post_init__(self) -> None:
+        self.spec: Spec = parse_scheme(self.scheme)
+        self._quantizers: dict[tuple[torch.device, torch.dtype], Quantizer] = {}
+        # Modules that this config has quantized: one that a model uses twice comes twice.
+        self._done: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+    def apply(self, name: str, module: nn.Module) -> None:
+        """Quantize one layer in place. Raises what quantize.config says."""
+        if module in self._done:
+            return
+        if reason := self._refuses(module):
+            raise KernelError(
+                f"--quantization {self.scheme}: {name} {reason}; a filter_fn can leave it out"
+            )
+        weight = module.weight
+        assert isinstance(weight, torch.Tensor)
+        place = weight.device, weight.dtype
+        if place not in self._quantizers:
+            self._quantizers[place] = Quantizer(self.spec, *place, self.kernel)
+        with torch.no_grad():
+            _become(module, self._quantizers[place](name, module))
+        self._done.add(module)
+
+    def _refuses(self, module: nn.Module) -> str | None:
+        """Why a module cannot be quantized whatever its shape, or None."""
+        what = type(module).__name__
+        if isinstance(module, KernelLinear) or _has_packed_weight(module):
+            return f"is quantized already ({what})"
+        if isinstance(module, nn.Embedding) and isinstance(self.spec, Int8Embedding):
+            plain = nn.Embedding.forward
+        elif isinstance(module, nn.Linear):
+            plain = nn.Linear.forward
+        else:
+            return f"is no nn.Linear but {what}"
+        if type(module).forward is not plain:
+            return f"is a {what}, whose forward is its own"
+        if type(module.weight.data) is not torch.Tensor:
+            return f"has a weight that is a {type(module.weight.data).__name__}"
+        if not module.weight.dtype.is_floating_point:
+            return f"has weights of {str(module.weight.dtype)[6:]}"
+        return None
+
+
+@register_quantize_module_handler(QuantizeConfig)
+def _apply(module: nn.Module, config: QuantizeConfig) -> nn.Module:
+    config.apply(_name_of(module), module)
+    return module
+
+
+def _name_of(module: nn.Module) -> str:
+    """The layer's name in the model, for errors: quantize_ has it, but does not pass it on."""
+    frame = sys._getframe(1)
+    for _ in range(4):
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+        for variable in ("cur_fqn", "module_fqn"):  # torchao 0.18
+            if isinstance(name := frame.f_locals.get(variable), str):
+                return name.rstrip(".") or "the layer"
+    return "the layer"
+
+
+def _has_packed_weight(module: nn.Module) -> bool:
+    return isinstance(getattr(module, "weight", None), PackedWeight)
+
+
+def _become(module: nn.Module, built: nn.Module) -> None:
+    """Turn `module` into `built`, in place; hooks, buffers of others and `training` stay."""
+    if built is module:
+        return
+    common = vars(nn.Module())
+    own = {name: value for name, value in vars(built).items() if name not in common}
+    module.__class__ = type(built)
+    vars(module).update(own)
+    vars(module)["_parameters"] = vars(built)["_parameters"]
