@@ -30,7 +30,7 @@ def test_the_command_lists_every_scheme_with_bits_and_kernel():
     bits = {row.split()[0]: row.split()[1] for row in rows}
     assert bits["none"] == "16.00" and bits["int4wo-64"] == "4.50"
     assert bits["sparse-marlin"] == "3.25" and bits["autoquant"] == "measured"
-    assert done.stdout.splitlines()[-1].startswith("Forms: none, int8wo, int8dq, int4wo-G[-hqq]")
+    assert done.stdout.splitlines()[-1].startswith("Forms: none, int8wo, int8dq, embed-int8")
 
 
 def test_measured_quality_is_as_it_has_to_be(tmp_path):
