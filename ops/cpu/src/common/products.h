@@ -12,7 +12,9 @@
 #include <optional>
 #include <string>
 
+#include "common/limits.h"
 #include "common/number.h"
+#include "common/streams.h"
 
 // What x is made of; an error for other types.
 inline Number number_of(torch::headeronly::ScalarType type) {
@@ -29,9 +31,10 @@ torch::stable::Tensor linear(const torch::stable::Tensor& x, const torch::stable
                              int64_t rows);
 torch::stable::Tensor plain(const torch::stable::Tensor& x, const torch::stable::Tensor& weight);
 
-// One row of x (K,) by a weight (N, K), once. Several threads do shares of it: a half is cut evenly,
-// so that they can have it brought near before; of the rest each takes what it gets to, because a
-// core that something else interrupts would keep all the others waiting.
+// One row of x (K,) by a weight (N, K), once, shared by several threads. Half of the weight is cut
+// evenly: a member knows its part before and can prefetch it. The other half is handed out in pieces
+// as members ask for them, because a core that something else interrupts would otherwise keep all
+// the others waiting.
 class Product {
  public:
   const int64_t rows, columns;
@@ -45,9 +48,9 @@ class Product {
     });
   }
 
-  // Where member's part of the first half is read at, and how many bytes there: PLACES of them.
-  static constexpr int PLACES = 4;
-  const char* place(int64_t index, int64_t member, int64_t members, int64_t& bytes) const;
+  // A member's part of the first half is read as Streams::COUNT streams: where the one of this index
+  // begins, and its bytes.
+  const char* stream(int index, int64_t member, int64_t members, int64_t& bytes) const;
 
  protected:
   Product(int64_t rows, int64_t columns) : rows(rows), columns(columns) {}
@@ -60,7 +63,7 @@ class Product {
   void ranges(int64_t member, int64_t members, F some) {
     const int64_t half = members > 1 ? units / 2 : units;
     some(half * member / members, half * (member + 1) / members);
-    const int64_t least = (LEAST + unit_bytes - 1) / unit_bytes;
+    const int64_t least = (limits.piece_bytes + unit_bytes - 1) / unit_bytes;
     for (int64_t first = half + taken.load(std::memory_order_relaxed); first < units;
          first = half + taken.load(std::memory_order_relaxed)) {
       const int64_t left = units - first, fair = left / (2 * members);
@@ -71,17 +74,17 @@ class Product {
   }
 
  private:
-  static constexpr int64_t LEAST = 64 << 10;  // bytes
+  // Written by all members, so on lines (which come in pairs) that hold nothing else.
   alignas(128) std::atomic<int64_t> taken{0};
+  char rest_of_lines[128 - sizeof(std::atomic<int64_t>)];
 };
 
-inline const char* Product::place(int64_t index, int64_t member, int64_t members,
-                                  int64_t& bytes) const {
+inline const char* Product::stream(int index, int64_t member, int64_t members,
+                                   int64_t& bytes) const {
   const int64_t half = members > 1 ? units / 2 : units;
-  const int64_t first = half * member / members, count = half * (member + 1) / members - first;
-  auto begin = [&](int64_t i) { return (count * i + PLACES - 1) / PLACES; };
-  bytes = (begin(index + 1) - begin(index)) * unit_bytes;
-  return memory + (first + begin(index)) * unit_bytes;
+  const Streams streams(half * member / members, half * (member + 1) / members);
+  bytes = (streams.begin[index + 1] - streams.begin[index]) * unit_bytes;
+  return memory + streams.begin[index] * unit_bytes;
 }
 
 std::unique_ptr<Product> packed_product(const torch::stable::Tensor& packed, Number x);

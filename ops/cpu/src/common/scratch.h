@@ -2,21 +2,35 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
+#include <memory>
+#include <new>
 
-struct Scratch {
-  std::vector<char> bytes;
-  char* next = nullptr;
-
-  // Room for `size` bytes, what is taken from it rounded up to whole lines.
+class Scratch {
+ public:
+  // Room for `size` bytes in all, each `take` rounded up to whole lines. What was there is lost.
   void reserve(int64_t size) {
-    if (int64_t(bytes.size()) < size + 64) bytes.resize(size + 64);
-    next = bytes.data() + (64 - reinterpret_cast<uintptr_t>(bytes.data()) % 64) % 64;
+    if (capacity < size) {
+      memory.reset();  // before more is allocated: what it holds is not needed
+      capacity = 0;
+      memory.reset(static_cast<char*>(::operator new(size, std::align_val_t(LINE))));
+      capacity = size;
+    }
+    next = memory.get();
   }
+
   template <typename T>
   T* take(int64_t count) {
-    T* found = reinterpret_cast<T*>(next);
-    next += (count * sizeof(T) + 63) / 64 * 64;
-    return found;
+    T* begin = reinterpret_cast<T*>(next);
+    next += (count * int64_t(sizeof(T)) + LINE - 1) / LINE * LINE;
+    return begin;
   }
+
+ private:
+  static constexpr int64_t LINE = 64;  // bytes
+  struct Free {
+    void operator()(char* p) const { ::operator delete(p, std::align_val_t(LINE)); }
+  };
+  std::unique_ptr<char, Free> memory;
+  int64_t capacity = 0;
+  char* next = nullptr;
 };

@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "common/number.h"
+#include "common/streams.h"
 
 constexpr int ROWS = 16, UNIT = 32, QUADS = UNIT / 4;
 constexpr int LARGEST_CHUNK = 256;  // columns: sums of that many products of 8 and 16 bits fit in 32

@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "common/isa.h"
+#include "common/limits.h"
 #include "linear/layout.h"
 #include "linear/many/many.h"
 #include "common/products.h"
@@ -20,7 +21,6 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-constexpr int64_t ALONE = 64 << 10;  // bytes that one thread reads faster than others wake up
 
 struct Version {
   void (*prepare)(const Problem&);
@@ -123,7 +123,7 @@ Tensor linear(const Tensor& x, const Tensor& packed, int64_t rows) {
   problem.x_step = x.stride(1);
   problem.y = y.mutable_data_ptr();
   if (linear_of_many(problem)) return y;
-  const bool alone = g.blocks * g.block_bytes <= ALONE;
+  const bool alone = g.blocks * g.block_bytes <= limits.alone_bytes;
   if (M == 1 && x.stride(1) == 1 && !alone) {
     PackedProduct(header, packed, x_type).by_all_threads(x.const_data_ptr(), y.mutable_data_ptr());
     return y;

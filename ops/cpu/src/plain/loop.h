@@ -2,7 +2,7 @@
 // Included in a version's namespace, after vector/wide.h and one of wide_*.h.
 
 constexpr int WHOLE = 32;         // columns at a time
-constexpr int STREAMS = 4;        // rows at a time, far apart: see bandwidth/op.cpp
+constexpr int STREAMS = Streams::COUNT;  // rows at a time, far apart
 constexpr int PREFETCHED = 1024;  // bytes ahead in each of them
 constexpr int TILE = 4;           // tokens that go through the inner loop together, at most
 
@@ -99,9 +99,9 @@ inline void put(const Plain& problem, int64_t token, int64_t row, float value) {
 // Rows first to last: cut in STREAMS, of which each step does one row each.
 template <Number N>
 void multiply(const Plain& problem, int64_t first, int64_t last) {
-  const int64_t count = last - first, row_bytes = problem.columns * SIZE<N>;
-  int64_t begin[STREAMS + 1];
-  for (int s = 0; s <= STREAMS; ++s) begin[s] = first + (count * s + STREAMS - 1) / STREAMS;
+  const int64_t row_bytes = problem.columns * SIZE<N>;
+  const Streams cut(first, last);
+  const int64_t* begin = cut.begin;
   for (int64_t step = 0; begin[0] + step < begin[1]; ++step) {
     const char* rows[STREAMS];
     int64_t row[STREAMS];

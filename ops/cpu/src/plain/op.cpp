@@ -12,6 +12,7 @@
 #include <cstring>
 
 #include "common/isa.h"
+#include "common/limits.h"
 #include "common/products.h"
 #include "common/scratch.h"
 
@@ -20,7 +21,6 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-constexpr int64_t ALONE = 64 << 10;  // bytes that one thread reads faster than others wake up
 constexpr int64_t BLOCK = 32, SIDE = 16;  // rows and tokens: AMX
 
 struct Version {
@@ -122,7 +122,7 @@ Tensor plain(const Tensor& x, const Tensor& weight) {
     return y;
   }
 #endif
-  const bool alone = weight.numel() * weight.element_size() <= ALONE;
+  const bool alone = weight.numel() * weight.element_size() <= limits.alone_bytes;
   if (problem.tokens == 1 && problem.x_step == 1 && !alone) {
     PlainProduct(weight, problem.type).by_all_threads(problem.x, problem.y);
     return y;

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "common/number.h"
+#include "common/streams.h"
 
 struct Plain {
   Number type;  // of x, weight and y

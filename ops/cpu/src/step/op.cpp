@@ -10,10 +10,11 @@
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 
+#include <atomic>
 #include <cmath>
 #include <cstring>
-#include <exception>
 #include <memory>
+#include <new>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -237,6 +238,16 @@ Tensor one_op_after_another(Step& step) {
                  std::nullopt, step.ending->outputs);
 }
 
+// For tests: where an allocation fails, once.
+struct TestFailure {
+  std::atomic<int64_t> member{-1}, layer{0};
+  void check(int64_t this_member, int64_t this_layer) {
+    if (member.load(std::memory_order_relaxed) != this_member || layer != this_layer) return;
+    member = -1;
+    throw std::bad_alloc();
+  }
+} test_failure;
+
 // For one row. Products are shared among the members of a team; what lies between two products
 // takes less time than it would to share it, and each member does it for itself.
 class ByTeam {
@@ -267,8 +278,11 @@ class ByTeam {
 
   Tensor run() {
     Team team;
-    team.run([&](const Team::Member& member) { all_layers(member); });
-    if (failed) std::rethrow_exception(failed);
+    try {
+      team.run([&](const Team::Member& member) { all_layers(member); });
+    } catch (const std::bad_alloc&) {
+      STD_TORCH_CHECK(false, "a thread of the decoding step could not allocate memory");
+    }
     return result;
   }
 
@@ -280,7 +294,6 @@ class ByTeam {
   std::vector<char> of_wo, of_w2, of_w13;  // products, written by all, read by all
   std::vector<std::unique_ptr<Product>> products;
   std::unique_ptr<Attending> attending;
-  std::exception_ptr failed;
 
   void add(const Tensor& weight, int64_t columns, int64_t outputs) {
     const bool packed = weight.scalar_type() == ScalarType::Byte;
@@ -302,11 +315,11 @@ class ByTeam {
     char* gated = normed + D * size;
     std::memcpy(x, data(step.x), D * size);
     for (int64_t i = 0; i < step.count; ++i) {
+      test_failure.check(member.index, i);
       norm(i, NORM, x, normed);
       multiply(member, 4 * i, normed, data(qkv));
-      if (member.index == 0) attend_alone(i);
+      if (member.index == 0) begin_attention(i);
       wait(member, 4 * i + 1);
-      if (failed) return;
       if (!attending->alone()) {
         attending->work();
         wait(member, 4 * i + 1);
@@ -353,17 +366,13 @@ class ByTeam {
   }
 
   // What one member does for all: it is too little to share.
-  void attend_alone(int64_t layer) {
-    try {
-      if (const char* bias = optional(layer, WQKV_BIAS, qkv.size(1)))
-        rows.add(data(qkv), bias, qkv.size(1), data(qkv));
-      turn_heads(rows, qkv, optional(layer, QUERY_NORM, step.E), optional(layer, KEY_NORM, step.E),
-                 step.epsilon, step.cos, step.sin, step.heads, step.kv_heads);
-      attending = step.attending(layer, qkv);
-      if (attending->alone()) attending->work();
-    } catch (...) {
-      failed = std::current_exception();
-    }
+  void begin_attention(int64_t layer) {
+    if (const char* bias = optional(layer, WQKV_BIAS, qkv.size(1)))
+      rows.add(data(qkv), bias, qkv.size(1), data(qkv));
+    turn_heads(rows, qkv, optional(layer, QUERY_NORM, step.E), optional(layer, KEY_NORM, step.E),
+               step.epsilon, step.cos, step.sin, step.heads, step.kv_heads);
+    attending = step.attending(layer, qkv);
+    if (attending->alone()) attending->work();
   }
 
   void multiply(const Team::Member& member, int64_t index, const char* x, char* to) {
@@ -373,16 +382,16 @@ class ByTeam {
 
   // Until all are here; meanwhile what this member will read first of product `next` comes nearer.
   void wait(const Team::Member& member, int64_t next) const {
-    constexpr int64_t NEAR = 32 << 10;  // bytes at each place: a fraction of a second-level cache
-    int64_t at = 0, bytes[Product::PLACES];
-    const char* places[Product::PLACES];
+    constexpr int64_t NEAR = 32 << 10;  // bytes of each stream: a fraction of a second-level cache
+    int64_t at = 0, bytes[Streams::COUNT];
+    const char* streams[Streams::COUNT];
     if (next < int64_t(products.size()))
-      for (int i = 0; i < Product::PLACES; ++i)
-        places[i] = products[next]->place(i, member.index, member.count, bytes[i]);
+      for (int i = 0; i < Streams::COUNT; ++i)
+        streams[i] = products[next]->stream(i, member.index, member.count, bytes[i]);
     member.meet([&] {
       if (next >= int64_t(products.size())) return false;
-      for (int i = 0; i < Product::PLACES; ++i)
-        if (at < bytes[i]) __builtin_prefetch(places[i] + at, 0, 2);
+      for (int i = 0; i < Streams::COUNT; ++i)
+        if (at < bytes[i]) __builtin_prefetch(streams[i] + at, 0, 2);
       return (at += 64) < NEAR;
     });
   }
@@ -434,6 +443,14 @@ Tensor decode(const Tensor& tokens, const Tensor& table, std::vector<Tensor> par
 }
 
 }  // namespace
+
+// For tests: in the next step a member of the team fails at a layer as if memory had run out. Member
+// -1: none does.
+extern "C" __attribute__((visibility("default"))) void quantbench_fail_allocation(int64_t member,
+                                                                                  int64_t layer) {
+  test_failure.layer = layer;
+  test_failure.member = member;
+}
 
 STABLE_TORCH_LIBRARY_IMPL(quantbench, CPU, library) {
   library.impl("cpu_decode", TORCH_BOX(&decode));

@@ -10,8 +10,7 @@ inline Vector multiply_add(Vector a, Vector b, Vector c) { return a * b + c; }
 inline Vector larger(Vector a, Vector b) { return a > b ? a : b; }  // b if either is NaN
 inline Vector zero_below(Vector x, float limit, Vector y) { return x < all(limit) ? all(0) : y; }
 inline Vector power_of_two(Vector biased) {
-  Integers bits = (reinterpret_cast<Integers&>(biased) << 23) + 0x3f800000;
-  return reinterpret_cast<Vector&>(bits);
+  return (Vector)(((Integers)biased << 23) + 0x3f800000);
 }
 inline float largest(Vector v) {
   float a = v[0] > v[1] ? v[0] : v[1], b = v[2] > v[3] ? v[2] : v[3];

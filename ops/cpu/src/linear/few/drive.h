@@ -60,12 +60,12 @@ inline void store_rows(const Problem& problem, Floats v, int64_t output, int64_t
 inline void multiply(const Problem& problem, int64_t first, int64_t last) {
   const Header& header = *problem.header;
   const Geometry& g = problem.geometry;
-  const int64_t columns = g.padded_columns(), count = last - first;
+  const int64_t columns = g.padded_columns();
   const int64_t sums_per_token = header.scale_columns < UNIT ? columns / 8 : g.chunks;
   const Part parts[] = {part(header, 1), part(header, 2), part(header, 4)};
   const bool doubled = problem.tokens != problem.outputs;
-  int64_t begin[STREAMS + 1];
-  for (int s = 0; s <= STREAMS; ++s) begin[s] = first + (count * s + STREAMS - 1) / STREAMS;
+  const Streams cut(first, last);
+  const int64_t* begin = cut.begin;
   for (int64_t round = 0; begin[0] + round < begin[1]; ++round) {
     const uint8_t* blocks[STREAMS];
     int64_t row[STREAMS];

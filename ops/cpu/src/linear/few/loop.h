@@ -3,7 +3,7 @@
 // vector/wide.h, one of wide_*.h, and linear/codes.h. Nothing here calls the standard library: a function
 // compiled for two instruction sets must not be merged into one by the linker.
 
-constexpr int STREAMS = 4;      // places in memory that a thread reads from in turn
+constexpr int STREAMS = Streams::COUNT;
 constexpr int PREFETCHED = 1024;  // bytes ahead in each of them
 
 #define INLINE __attribute__((always_inline)) inline

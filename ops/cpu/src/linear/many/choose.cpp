@@ -7,11 +7,10 @@
 #include <cstdint>
 
 #include "common/isa.h"
+#include "common/limits.h"
 #include "common/scratch.h"
 
 namespace {
-
-constexpr int64_t ALONE = 1 << 20;  // products that take one thread less than others to wake up
 
 bool by_row(const Header& header) { return header.scales == Scales::row; }
 bool rounded(const Header& header) { return header.rounding != Rounding::none; }
@@ -83,7 +82,7 @@ bool linear_of_many(const Problem& given) {
     run.prepare(mine, x, first, last);
   });
   const int64_t groups = (g.blocks + run.side_by_side - 1) / run.side_by_side;
-  const bool alone = problem.outputs * padded * problem.header->rows < ALONE;
+  const bool alone = problem.outputs * padded * problem.header->rows <= limits.alone_products;
   torch::stable::parallel_for(0, groups, alone ? groups : 1, [&](int64_t first, int64_t last) {
     run.multiply(problem, x, first, last);
   });

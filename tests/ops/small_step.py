@@ -1,0 +1,55 @@
+"""A decoding step of a few small layers, for tests that run it in a process of their own."""
+
+import ctypes
+
+import torch
+
+from ops.cpu import build
+from ops.cpu import step as step  # registers the op
+
+DIM, HEADS, KV_HEADS, HEAD_DIM, WIDTH, LAYERS, SLOTS = 256, 4, 2, 64, 512, 4, 32
+
+
+class SmallStep:
+    """Layers with random weights of their own; `run` puts one token through them."""
+
+    def __init__(self, seed: int = 0) -> None:
+        generator = torch.Generator().manual_seed(seed)
+
+        def random(*shape: int) -> torch.Tensor:
+            return torch.randn(*shape, generator=generator) / 16
+
+        missing = torch.zeros(0)
+        qkv = (HEADS + 2 * KV_HEADS) * HEAD_DIM
+        self.weights, self.caches = [], []
+        for _ in range(LAYERS):
+            # In the order of `Part` in ops/cpu/src/step/op.cpp; no biases, no norms of heads.
+            self.weights += [
+                *(1 + random(DIM), random(qkv, DIM), missing, missing, missing),
+                *(random(DIM, HEADS * HEAD_DIM), missing),
+                *(1 + random(DIM), random(2 * WIDTH, DIM), missing, random(DIM, WIDTH), missing),
+            ]
+            self.caches += [torch.zeros(1, KV_HEADS, SLOTS, HEAD_DIM) for _ in range(2)]
+        self.x = random(1, DIM)
+
+    def run(self, position: int) -> torch.Tensor:
+        """What the layers make of x at this position, whose keys and values they store."""
+        angles = position * 10.0 ** -torch.linspace(0, 4, HEAD_DIM // 2)
+        return torch.ops.quantbench.cpu_layers(
+            self.x,
+            self.weights,
+            self.caches,
+            angles.cos(),
+            angles.sin(),
+            torch.tensor([position]),
+            *(False, 1e-5, HEADS, KV_HEADS, WIDTH),
+        )
+
+    def sequence(self) -> torch.Tensor:
+        """One position after another: (SLOTS, DIM). The same again when called again."""
+        return torch.cat([self.run(position) for position in range(SLOTS)])
+
+
+def fail_allocation(member: int, layer: int) -> None:
+    """In the next step that one member's allocation fails, in that layer; -1: in none."""
+    build.load().quantbench_fail_allocation(ctypes.c_int64(member), ctypes.c_int64(layer))
