@@ -1,10 +1,10 @@
-"""Builds the C++ kernels in src/ with the machine's compiler, once, and loads them.
+"""The C++ kernels in src/: built with the machine's compiler when first needed, kept, and loaded.
 
-Every *.cpp there goes into one library, kept in $XDG_CACHE_HOME/quantbench (~/.cache/quantbench)
-under a hash of all that it was made from. A file's name says which instructions it may use
-(INSTRUCTIONS); which of them run is decided when the library is loaded (src/common/isa.cpp), so
-the library fits any machine of its architecture, and the hash leaves this one's CPU out.
-QUANTBENCH_ISA names another set than the best: portable, avx2, avx512, avx512vnni, amx.
+Every *.cpp there goes into one library (compiler.py), kept in $XDG_CACHE_HOME/quantbench
+(~/.cache/quantbench) under a hash of all that it was made from. Which instruction set runs is
+decided when the library is loaded (src/common/isa.cpp), so the library fits any machine of its
+architecture, and the hash leaves this one's CPU out. QUANTBENCH_ISA names another set than the
+best: portable, avx2, avx512, avx512vnni, amx.
 
 Ops are registered from C++, through torch's stable C interface (torch/csrc/stable): that compiles
 in 1 s where torch/library.h takes 4, and a call costs 2.5 µs; through torch.library.custom_op and
@@ -16,51 +16,33 @@ import fcntl
 import functools
 import hashlib
 import os
-import platform
 import shutil
-import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 
 from errors import KernelError
+from ops.cpu import compiler
 
 SOURCES = Path(__file__).parent / "src"
-TORCH = Path(torch.__file__).parent
-FLAGS = (
-    *("-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wno-psabi"),
-    *("-fno-math-errno", "-fno-trapping-math", "-DNDEBUG"),
-    "-DTORCH_TARGET_VERSION=0x020B000000000000",  # what torch 2.11 has, and newer ones keep
-    *(f"-isystem{TORCH / folder}" for folder in ("include", "include/torch/csrc/api/include")),
-)
-AVX2 = ("-mavx2", "-mfma", "-mf16c")
-AVX512 = (
-    *(*AVX2, "-mprefer-vector-width=512"),
-    *(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl")),
-)
-AVX512VNNI = (*AVX512, "-mavx512vnni", "-mavx512vbmi")
-INSTRUCTIONS = {
-    "avx2": AVX2,
-    "avx512": AVX512,
-    "avx512vnni": AVX512VNNI,
-    "amx": (*AVX512VNNI, *(f"-mamx-{part}" for part in ("tile", "bf16", "int8"))),
-}
-ISAS = ("portable", *INSTRUCTIONS)
+ISAS = ("portable", *compiler.INSTRUCTIONS)
+KEPT = 3  # libraries of a checkout, the newest
 DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 def unavailable() -> str | None:
-    """Why the C++ kernels cannot be used here, or None. Builds nothing."""
+    """Why the C++ kernels cannot be used here, or None. Builds nothing, and takes milliseconds.
+
+    A build that failed before is a reason; one that has not been tried may still fail.
+    """
     if sys.platform != "linux":
         return f"the C++ kernels are built on Linux only, not on {sys.platform}"
-    named = os.environ.get("CXX")
-    if _compiler() is None:
-        tried = f"$CXX is {named!r}, which is no program" if named else "no c++, g++ or clang++"
-        return f"the C++ kernels need a C++ compiler: {tried}; install one or set CXX"
-    return None
+    if reason := compiler.unavailable():
+        return reason
+    library = _library()
+    return None if library.exists() else _remembered(library)
 
 
 @functools.cache
@@ -82,8 +64,15 @@ def load() -> ctypes.CDLL:
     if reason := unavailable():
         raise KernelError(reason)
     path = built()
-    torch.ops.load_library(path)
-    library = ctypes.CDLL(str(path))
+    try:
+        torch.ops.load_library(path)
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        reason = str(error.__cause__ or error).splitlines()[0]  # torch wraps the cause
+        hint = "; the compiler's C++ library is newer than the one in use" * ("GLIBC" in reason)
+        raise KernelError(
+            f"the C++ kernels do not load: {reason}{hint} (CXX names another compiler)"
+        ) from error
     library.quantbench_isa.restype = ctypes.c_char_p
     if name := os.environ.get("QUANTBENCH_ISA"):
         use_isa(name, library)
@@ -99,93 +88,118 @@ def use_isa(name: str, library: ctypes.CDLL | None = None) -> None:
     """Use another instruction set from now on, in the whole process: for tests."""
     if not (library or load()).quantbench_use_isa(name.encode()):
         raise KernelError(
-            f"QUANTBENCH_ISA={name}: this CPU cannot run it, or there is no such instruction set; "
-            f"there are {', '.join(ISAS)}"
+            f"QUANTBENCH_ISA={name}: this CPU cannot run it, the compiler does not know it, or "
+            f"there is no such instruction set; there are {', '.join(ISAS)}"
         )
 
 
 def built() -> Path:
     """The library, built if the cache has none like it. Processes that come at once wait for one.
 
-    A digest of the library follows it in its file, for loading a damaged one could crash.
+    A digest of the library follows it in its file, for loading a damaged one could crash. Raises
+    KernelError; a failed build is not tried again until something about it changes.
     """
-    compiler = _compiler()
-    sources = [path for path in sorted(SOURCES.rglob("*.cpp")) if _instructions(path) is not None]
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quantbench"
-    library = folder / f"kernels-{_key(compiler)}.so"
-    if _intact(library):
+    library = _library()
+    if _intact(library) and library.name in _names(_index(library.parent)):
         return library
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with open(folder / "lock", "w") as lock:
+        library.parent.mkdir(parents=True, exist_ok=True)
+        with open(library.parent / "lock", "w") as lock, compiler.terminates():
             fcntl.flock(lock, fcntl.LOCK_EX)  # ends with the process, however it ends
             if not _intact(library):
-                print("Building the CPU kernels, once: about a minute …", file=sys.stderr)
-                with tempfile.TemporaryDirectory(dir=folder) as scratch:
-                    os.replace(_compile(compiler, sources, Path(scratch)), library)
+                _build(library)
+            _forget_old(library)
     except OSError as error:
+        if _intact(library):  # in a folder that can only be read
+            return library
         raise KernelError(
-            f"cannot keep the C++ kernels in {folder}: {error.strerror}; set XDG_CACHE_HOME to a "
-            "folder that can be written to"
+            f"cannot keep the C++ kernels in {library.parent}: {error.strerror}; set "
+            "XDG_CACHE_HOME to a folder that can be written to"
         ) from error
     return library
 
 
-def _compile(compiler: str, sources: list[Path], scratch: Path) -> Path:
-    def compile_one(source: Path) -> Path:
-        target = scratch / f"{'-'.join(source.relative_to(SOURCES).parts)}.o"
-        flags = (*_flags(), *_instructions(source), f"-I{SOURCES}")
-        _run([compiler, *flags, "-c", source, "-o", target])
-        return target
+def _library() -> Path:
+    """Where the library is, or will be."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quantbench"
+    parts = compiler.identity(compiler.path())
+    for path in sorted([*SOURCES.rglob("*.cpp"), *SOURCES.rglob("*.h")]):
+        parts += [str(path.relative_to(SOURCES)), path.read_text()]
+    key = "\0".join(parts).encode()
+    return folder / f"kernels-{_digest(key).hex()[:16]}.so"
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        objects = list(pool.map(compile_one, sources))
-    library = scratch / "kernels.so"
-    link = ["-shared", *objects, f"-L{TORCH / 'lib'}", "-ltorch_cpu", "-o", library]
-    _run([compiler, *_flags(), *link])
-    data = library.read_bytes()
-    library.write_bytes(data + hashlib.sha256(data).digest())
-    return library
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
+
+
+def _build(library: Path) -> None:
+    """Under the lock: nobody else builds in this folder."""
+    if reason := _remembered(library):
+        raise KernelError(reason)
+    folder = library.parent
+    for left_over in folder.glob("build-*"):  # by a process that was killed
+        shutil.rmtree(left_over, ignore_errors=True)
+    print("Building the CPU kernels, once: about a minute …", file=sys.stderr)
+    with tempfile.TemporaryDirectory(dir=folder, prefix="build-") as scratch:
+        try:
+            path = _compile(compiler.path(), SOURCES, Path(scratch))
+        except compiler.Passing:
+            raise
+        except KernelError as error:
+            _failed(library).write_text(str(error))
+            raise
+        data = path.read_bytes()
+        path.write_bytes(data + _digest(data))
+        os.replace(path, library)
+
+
+_compile = compiler.library
+
+
+def _failed(library: Path) -> Path:
+    return library.with_suffix(".failed")
+
+
+def _remembered(library: Path) -> str | None:
+    """Why an earlier build of this very library failed."""
+    try:
+        reason = _failed(library).read_text()
+    except OSError:
+        return None
+    return f"{reason}; so it was before: remove {_failed(library)} to try again"
 
 
 def _intact(library: Path) -> bool:
     if not library.exists():
         return False
     data = library.read_bytes()
-    return hashlib.sha256(data[:-DIGEST_BYTES]).digest() == data[-DIGEST_BYTES:]
+    return _digest(data[:-DIGEST_BYTES]) == data[-DIGEST_BYTES:]
 
 
-def _run(command: list) -> None:
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
-    if done.returncode:
-        lines = done.stderr.strip().splitlines()
-        errors = [line for line in lines if "error" in line] or lines[-1:]
-        raise KernelError(
-            f"{command[0]} cannot build the C++ kernels: {'; '.join(errors[:2])} "
-            "(CXX names another compiler; GCC 11 and clang 14 or newer will do)"
-        )
+def _index(folder: Path) -> Path:
+    """The file that names the sources' folder, then this checkout's libraries, the newest last."""
+    return folder / f"checkout-{_digest(str(SOURCES).encode()).hex()[:16]}"
 
 
-def _compiler() -> str | None:
-    named = os.environ.get("CXX")
-    candidates = (named,) if named else ("c++", "g++", "clang++")
-    return next(filter(None, map(shutil.which, candidates)), None)
+def _names(index: Path) -> list[str]:
+    try:
+        return index.read_text().splitlines()[1:]
+    except OSError:
+        return []
 
 
-def _flags() -> tuple[str, ...]:
-    return (*FLAGS, *os.environ.get("CXXFLAGS", "").split())
-
-
-def _instructions(source: Path) -> tuple[str, ...] | None:
-    """The flags of a source file's own; None if it is for another architecture."""
-    if source.stem not in INSTRUCTIONS:
-        return ()
-    return INSTRUCTIONS[source.stem] if platform.machine() == "x86_64" else None
-
-
-def _key(compiler: str) -> str:
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
-    parts = [torch.__version__, platform.machine(), version, *_flags(), repr(INSTRUCTIONS)]
-    for path in sorted([*SOURCES.rglob("*.cpp"), *SOURCES.rglob("*.h")]):
-        parts += [str(path.relative_to(SOURCES)), path.read_text()]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+def _forget_old(library: Path) -> None:
+    """Under the lock: of this checkout's libraries the newest stay, and those that others use."""
+    folder, index = library.parent, _index(library.parent)
+    names = [name for name in _names(index) if name != library.name] + [library.name]
+    index.write_text("\n".join([str(SOURCES), *names[-KEPT:]]) + "\n")
+    used = set()
+    for other in folder.glob("checkout-*"):
+        if Path(other.read_text().splitlines()[0]).exists():
+            used.update(_names(other))
+        else:
+            names += _names(other)
+            other.unlink()
+    for name in set(names) - used:
+        (folder / name).unlink(missing_ok=True)

@@ -4,14 +4,17 @@ The whole library takes a while to build, so these tests build a smaller one fro
 own; that the real one builds, test_cpu_attention.py shows.
 """
 
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from errors import KernelError
-from ops.cpu import build
+from ops.cpu import build, compiler
 
 ROOT = Path(__file__).parents[2]
 SOURCE = 'extern "C" int answer() { return 42; }\n'
@@ -73,11 +76,192 @@ def test_a_damaged_library_is_built_again(small, damage):
     assert build._intact(library) and len(library.read_bytes()) == len(whole)
 
 
-def test_an_error_of_the_compiler_is_told_and_leaves_nothing(small, tmp_path):
+def contents(tmp_path: Path) -> list[str]:
+    """What lies in the cache, by the endings and beginnings of names."""
+    names = sorted(path.name for path in (tmp_path / "cache" / "quantbench").iterdir())
+    return [name if "-" not in name else name[: name.index("-")] + name[-3:] for name in names]
+
+
+def wrapper(tmp_path: Path, monkeypatch, lines: str) -> Path:
+    """A compiler that does these lines of shell before it compiles; it writes down its calls."""
+    path = tmp_path / "compiler"
+    first = 'echo "$*" >> "$0.calls"\n[ "$1" != --version ] || exec c++ --version'
+    path.write_text(f'#!/bin/sh\n{first}\n{lines}\nexec c++ "$@"\n')
+    path.chmod(0o755)
+    monkeypatch.setenv("CXX", str(path))
+    return path
+
+
+def calls(path: Path) -> int:
+    """How often that compiler has been called to compile."""
+    text = Path(f"{path}.calls").read_text() if Path(f"{path}.calls").exists() else ""
+    return sum(" -c " in line for line in text.splitlines())
+
+
+def test_an_error_of_the_compiler_is_told_and_remembered(small, tmp_path, monkeypatch):
+    path = wrapper(tmp_path, monkeypatch, "")
     (small / "one.cpp").write_text("int answer() { return nothing; }\n")
+    assert build.unavailable() is None  # not tried yet
     with pytest.raises(KernelError, match="nothing.*CXX names another"):
         build.built()
-    assert [path.name for path in (tmp_path / "cache" / "quantbench").iterdir()] == ["lock"]
+    assert contents(tmp_path) == ["kernelsled", "lock"] and calls(path) == 1  # …failed
+    for _ in range(2):
+        with pytest.raises(KernelError, match="nothing.*remove .*failed to try again") as error:
+            build.built()
+        assert "\n" not in str(error.value) and build.unavailable() == str(error.value)
+    assert calls(path) == 1
+    (small / "one.cpp").write_text(SOURCE)  # what failed has changed
+    assert build.unavailable() is None and build.built().exists()
+
+
+def test_a_failed_build_is_tried_again_when_its_note_is_removed(small, tmp_path, monkeypatch):
+    path = wrapper(
+        tmp_path, monkeypatch, '[ -e "$0.broken" ] && echo "error: broken" >&2 && exit 1'
+    )
+    Path(f"{path}.broken").touch()
+    with pytest.raises(KernelError, match="error: broken"):
+        build.built()
+    Path(f"{path}.broken").unlink()
+    with pytest.raises(KernelError, match="error: broken"):
+        build.built()
+    next((tmp_path / "cache" / "quantbench").glob("*.failed")).unlink()
+    assert build.built().exists()
+
+
+def test_a_machine_that_runs_out_of_memory_or_disk_is_tried_again(small, tmp_path, monkeypatch):
+    message = "c++: fatal error: Killed signal terminated program cc1plus"
+    path = wrapper(tmp_path, monkeypatch, f'[ -e "$0.broken" ] && echo "{message}" >&2 && exit 1')
+    Path(f"{path}.broken").touch()
+    with pytest.raises(KernelError, match="Killed"):
+        build.built()
+    Path(f"{path}.broken").unlink()
+    assert build.built().exists()
+
+
+def test_a_compiler_that_says_nothing_is_told(small, monkeypatch):
+    monkeypatch.setenv("CXX", "/bin/false")
+    with pytest.raises(KernelError, match="/bin/false cannot build .*status 1 and said nothing"):
+        build.built()
+
+
+@pytest.mark.parametrize("flag", sorted(compiler.FAST_MATH))
+def test_flags_that_break_rounding_are_refused_before_compiling(flag, small, monkeypatch):
+    monkeypatch.setenv("CXXFLAGS", f"-g {flag}")
+    reason = build.unavailable()
+    assert reason and f"CXXFLAGS has {flag}" in reason and "\n" not in reason
+    build.load.cache_clear()
+    with pytest.raises(KernelError, match="remove it from CXXFLAGS"):
+        build.load()
+
+
+@pytest.mark.parametrize("flag", ["-Ofast", "-ffast-math", "-ffinite-math-only"])
+def test_sources_refuse_those_flags_themselves(flag, tmp_path):
+    """For who compiles them by other means."""
+    if reason := build.unavailable():
+        pytest.skip(reason)
+    command = [compiler.path(), "-std=c++20", flag, f"-I{build.SOURCES}", "-fsyntax-only"]
+    for header in ("linear/layout.h", "plain/plain.h", "step/rows.h", "attention/attention.h"):
+        source = tmp_path / "source.cpp"
+        source.write_text(f'#include "{header}"\n')
+        done = subprocess.run([*command, source], capture_output=True, text=True)
+        assert done.returncode and "remove -Ofast" in done.stderr
+
+
+def test_an_instruction_set_that_the_compiler_does_not_know_is_left_out(
+    small, tmp_path, monkeypatch
+):
+    if compiler.platform.machine() != "x86_64":
+        pytest.skip("one instruction set is all there is here")
+    wrapper(
+        tmp_path,
+        monkeypatch,
+        'case "$*" in *-mamx*) echo "error: unrecognized -mamx-tile" >&2; exit 1;; esac',
+    )
+    visible = '__attribute__((visibility("default")))'
+    (small / "amx.cpp").write_text("int amx() { return 1; }\n")
+    (small / "avx2.cpp").write_text("int avx2() { return 2; }\n")
+    (small / "one.cpp").write_text(
+        "__attribute__((weak)) int amx();\n__attribute__((weak)) int avx2();\n"
+        f'extern "C" {visible} int answer() {{ return (amx ? 10 : 0) + (avx2 ? avx2() : 0); }}\n'
+        f'extern "C" {visible} const char* sets() {{ return QUANTBENCH_BUILT; }}\n'
+    )
+    library = build.ctypes.CDLL(str(build.built()))
+    library.sets.restype = build.ctypes.c_char_p
+    assert library.answer() == 2
+    assert library.sets() == b" portable avx2 "
+
+
+def test_a_library_that_does_not_load_is_a_reason(small, monkeypatch):
+    """As when the compiler's C++ library is newer than the one that Python uses."""
+    (small / "one.cpp").write_text('extern "C" int absent(); int (*there)() = absent;\n')
+    build.load.cache_clear()
+    with pytest.raises(KernelError, match="do not load: .*absent.*CXX") as error:
+        build.load()
+    assert "\n" not in str(error.value)
+
+
+def test_no_more_compilers_than_cores_and_memory(monkeypatch, tmp_path):
+    monkeypatch.setattr(compiler, "GROUP", tmp_path)
+    monkeypatch.setattr(compiler.os, "sched_getaffinity", lambda _: set(range(64)))
+    monkeypatch.setattr(compiler, "JOB_BYTES", 1)
+    assert compiler.jobs() == 64
+    (tmp_path / "cpu.max").write_text("350000 100000\n")
+    assert compiler.jobs() == 3
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    (tmp_path / "memory.max").write_text("105\n")
+    (tmp_path / "memory.current").write_text("100\n")
+    assert compiler.jobs() == 5
+    (tmp_path / "memory.max").write_text("100\n")
+    assert compiler.jobs() == 1
+    (tmp_path / "memory.max").write_text("max\n")
+    assert compiler.jobs() == 64
+
+
+def test_a_build_that_is_terminated_leaves_nothing(small, tmp_path, monkeypatch):
+    path = wrapper(tmp_path, monkeypatch, 'case "$*" in *-c*) sleep 60;; esac')
+    program = (
+        "import pathlib, sys\n"
+        "from ops.cpu import build\n"
+        "build.SOURCES = pathlib.Path(sys.argv[1])\n"
+        "build.built()\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program, str(small)], cwd=ROOT)
+    while not calls(path):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.terminate()
+    assert process.wait(30) == -signal.SIGTERM
+    assert contents(tmp_path) == ["lock"]
+
+
+def test_what_a_killed_build_left_is_removed_by_the_next(small, tmp_path):
+    left = tmp_path / "cache" / "quantbench" / "build-killed"
+    left.mkdir(parents=True)
+    (left / "one.cpp.o").write_text("half")
+    build.built()
+    assert not left.exists()
+
+
+def test_the_newest_libraries_of_a_checkout_stay(small, tmp_path, monkeypatch):
+    other = tmp_path / "other checkout"
+    other.mkdir()
+    (other / "one.cpp").write_text(SOURCE)
+    first = build.built()
+    libraries = [first]
+    for version in range(4):
+        if version == 0:  # a library that another checkout uses, too
+            monkeypatch.setattr(build, "SOURCES", other)
+            assert build.built() == first
+            monkeypatch.setattr(build, "SOURCES", small)
+        (small / "one.cpp").write_text(SOURCE + f"// {version}\n")
+        libraries.append(build.built())
+    assert [path.exists() for path in libraries] == [True, False, True, True, True]
+    (other / "one.cpp").unlink()
+    other.rmdir()
+    (small / "one.cpp").write_text(SOURCE)
+    (small / "two.cpp").write_text("// another\n")
+    build.built()
+    assert [path.exists() for path in libraries] == [False, False, False, True, True]
 
 
 def test_a_cache_that_cannot_be_written_is_an_error(small, tmp_path):
@@ -114,7 +298,7 @@ def test_the_environment_names_an_instruction_set():
 
     def run(isa: str) -> subprocess.CompletedProcess:
         command = [sys.executable, "-c", program]
-        environment = {**build.os.environ, "QUANTBENCH_ISA": isa}
+        environment = {**os.environ, "QUANTBENCH_ISA": isa}
         return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 
     assert run("portable").stdout == "portable\n"

@@ -39,6 +39,6 @@ struct Part {
 };
 
 void attend_portable(const Part&);
-void attend_avx2(const Part&);
-void attend_avx512(const Part&);
-void attend_amx(const Part&);
+OPTIONAL_VARIANT void attend_avx2(const Part&);
+OPTIONAL_VARIANT void attend_avx512(const Part&);
+OPTIONAL_VARIANT void attend_amx(const Part&);

@@ -9,6 +9,10 @@
 #include <unistd.h>
 #endif
 
+#ifndef QUANTBENCH_BUILT  // the instruction sets that the compiler knows: ops/cpu/compiler.py
+#define QUANTBENCH_BUILT " portable avx2 avx512 avx512vnni amx "
+#endif
+
 namespace {
 
 constexpr const char* NAMES[] = {"portable", "avx2", "avx512", "avx512vnni", "amx"};
@@ -16,9 +20,13 @@ constexpr Isa BEST_FIRST[] = {Isa::amx, Isa::avx512vnni, Isa::avx512, Isa::avx2,
                               Isa::portable};
 
 #if defined(__x86_64__)
+bool has_f16c() {  // clang 14 has no name for it
+  unsigned a, b, c, d;
+  return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+
 bool has_avx2() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-         __builtin_cpu_supports("f16c");
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
 }
 
 bool has_avx512() {
@@ -55,9 +63,17 @@ bool runs(Isa isa) {
   }
 }
 
+bool built(Isa isa) {
+  const char* name = NAMES[static_cast<int>(isa)];
+  const size_t length = std::strlen(name);
+  for (const char* at = QUANTBENCH_BUILT; (at = std::strstr(at, name)); at += length)
+    if (at[-1] == ' ' && at[length] == ' ') return true;
+  return false;
+}
+
 Isa best() {
   for (Isa isa : BEST_FIRST)
-    if (runs(isa)) return isa;
+    if (built(isa) && runs(isa)) return isa;
   return Isa::portable;
 }
 
@@ -76,7 +92,7 @@ extern "C" __attribute__((visibility("default"))) const char* quantbench_isa() {
 
 extern "C" __attribute__((visibility("default"))) int quantbench_use_isa(const char* name) {
   for (Isa isa : BEST_FIRST)
-    if (!std::strcmp(name, NAMES[static_cast<int>(isa)]) && runs(isa)) {
+    if (!std::strcmp(name, NAMES[static_cast<int>(isa)]) && built(isa) && runs(isa)) {
       chosen() = isa;
       return 1;
     }

@@ -64,19 +64,20 @@ class Product {
     const int64_t half = members > 1 ? units / 2 : units;
     some(half * member / members, half * (member + 1) / members);
     const int64_t least = (limits.piece_bytes + unit_bytes - 1) / unit_bytes;
-    for (int64_t first = half + taken.load(std::memory_order_relaxed); first < units;
-         first = half + taken.load(std::memory_order_relaxed)) {
+    for (int64_t first = half + taken.count.load(std::memory_order_relaxed); first < units;
+         first = half + taken.count.load(std::memory_order_relaxed)) {
       const int64_t left = units - first, fair = left / (2 * members);
       const int64_t count = left < least ? left : fair < least ? least : fair;
       int64_t expected = first - half;
-      if (taken.compare_exchange_strong(expected, expected + count)) some(first, first + count);
+      if (taken.count.compare_exchange_strong(expected, expected + count)) some(first, first + count);
     }
   }
 
  private:
   // Written by all members, so on lines (which come in pairs) that hold nothing else.
-  alignas(128) std::atomic<int64_t> taken{0};
-  char rest_of_lines[128 - sizeof(std::atomic<int64_t>)];
+  struct alignas(128) OwnLines {
+    std::atomic<int64_t> count{0};
+  } taken;  // units of the second half
 };
 
 inline const char* Product::stream(int index, int64_t member, int64_t members,

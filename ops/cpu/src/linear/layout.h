@@ -79,10 +79,13 @@ struct Problem {
   void* y;              // (outputs, rows)
 };
 
-// `prepare` turns x into what the inner loop wants; `multiply` does some blocks.
-#define LINEAR_VERSION(name)                                      \
-  void prepare_##name(const Problem&);                            \
-  void multiply_##name(const Problem&, int64_t first, int64_t last)
-LINEAR_VERSION(portable);
-LINEAR_VERSION(avx2);
-LINEAR_VERSION(avx512vnni);
+// One variant of the loop over few rows of x: `prepare` turns x into what it wants, `multiply` does
+// the blocks first to last.
+struct FewVariant {
+  void (*prepare)(const Problem&);
+  void (*multiply)(const Problem&, int64_t first, int64_t last);
+};
+
+FewVariant few_portable();
+OPTIONAL_VARIANT FewVariant few_avx2();
+OPTIONAL_VARIANT FewVariant few_avx512vnni();

@@ -22,17 +22,9 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
 
-struct Version {
-  void (*prepare)(const Problem&);
-  void (*multiply)(const Problem&, int64_t, int64_t);
-};
-
-Version version() {
-#if defined(__x86_64__)
-  if (isa() >= Isa::avx512vnni) return {prepare_avx512vnni, multiply_avx512vnni};
-  if (isa() >= Isa::avx2) return {prepare_avx2, multiply_avx2};
-#endif
-  return {prepare_portable, multiply_portable};
+FewVariant variant() {
+  if (isa() >= Isa::avx512vnni) return few_avx512vnni();
+  return isa() >= Isa::avx2 ? few_avx2() : few_portable();
 }
 
 Header header_of(const Tensor& packed) {
@@ -77,7 +69,7 @@ void take_scratch(Problem& problem, Scratch& scratch) {
 struct PackedProduct : Product {
   Header header;
   Problem problem;
-  Version run = version();
+  FewVariant run = variant();
 
   PackedProduct(const Header& given, const Tensor& packed, Number x)
       : Product(given.rows, given.columns), header(given),
@@ -130,7 +122,7 @@ Tensor linear(const Tensor& x, const Tensor& packed, int64_t rows) {
   }
   thread_local Scratch scratch;
   take_scratch(problem, scratch);
-  const Version run = version();
+  const FewVariant run = variant();
   run.prepare(problem);
   torch::stable::parallel_for(0, g.blocks, alone ? g.blocks : 1, [&](int64_t begin, int64_t end) {
     run.multiply(problem, begin, end);

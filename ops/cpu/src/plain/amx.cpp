@@ -8,13 +8,15 @@
 namespace {
 #include "vector/wide.h"
 
+#include "common/tiles.h"
+
 constexpr int SIDE = 16;      // rows of a tile, and tokens
 constexpr int COLUMNS = 32;   // of a tile
 constexpr int BLOCK = 2 * SIDE;  // rows of the weight, and tokens, that go together
 constexpr int TILE_BYTES = SIDE * 64;
 constexpr int AHEAD = 8;  // tiles along a row that are asked for before they are needed
 
-// Which tile register holds what; GCC makes a register's name of the very text.
+// Which tile register holds what. Macros, because GCC pastes the text into the instruction.
 #define SUM_00 0
 #define SUM_01 1  // of the first 16 rows and the second 16 tokens
 #define SUM_10 2
@@ -23,42 +25,6 @@ constexpr int AHEAD = 8;  // tiles along a row that are asked for before they ar
 #define WEIGHT_1 5
 #define X_0 6
 #define X_1 7
-
-void configure() {
-  struct alignas(64) {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {};
-    uint8_t rows[16] = {};
-  } config;
-  for (int tile = 0; tile < 8; ++tile) config.rows[tile] = SIDE, config.row_bytes[tile] = 64;
-  _tile_loadconfig(&config);
-}
-
-// The compiler does not know that tiles are loaded from memory: what was written must be there.
-inline void written() { asm volatile("" ::: "memory"); }
-
-// 16 vectors of 4-byte lanes, rows for columns.
-inline void transpose(__m512i v[SIDE]) {
-  __m512i a[SIDE], b[SIDE];
-  for (int i = 0; i < SIDE; i += 2) {
-    a[i] = _mm512_unpacklo_epi32(v[i], v[i + 1]);
-    a[i + 1] = _mm512_unpackhi_epi32(v[i], v[i + 1]);
-  }
-  for (int i = 0; i < SIDE; i += 4)
-    for (int half = 0; half < 2; ++half) {
-      b[i + 2 * half] = _mm512_unpacklo_epi64(a[i + half], a[i + 2 + half]);
-      b[i + 2 * half + 1] = _mm512_unpackhi_epi64(a[i + half], a[i + 2 + half]);
-    }
-  // b[4 i + c] has column c of each group of four, of rows 4 i to 4 i + 3.
-  for (int c = 0; c < 4; ++c) {
-    const __m512i p = _mm512_shuffle_i32x4(b[c], b[4 + c], 0x88);
-    const __m512i q = _mm512_shuffle_i32x4(b[8 + c], b[12 + c], 0x88);
-    const __m512i r = _mm512_shuffle_i32x4(b[c], b[4 + c], 0xdd);
-    const __m512i s = _mm512_shuffle_i32x4(b[8 + c], b[12 + c], 0xdd);
-    v[c] = _mm512_shuffle_i32x4(p, q, 0x88), v[8 + c] = _mm512_shuffle_i32x4(p, q, 0xdd);
-    v[4 + c] = _mm512_shuffle_i32x4(r, s, 0x88), v[12 + c] = _mm512_shuffle_i32x4(r, s, 0xdd);
-  }
-}
 
 inline const char* token_at(const Plain& problem, int64_t token) {
   return problem.x + token * problem.x_row * 2;
@@ -134,21 +100,21 @@ void block_by_tokens(const Plain& problem, const char* weight, const char* next,
     _tile_stored(SUM_01, sums[2], 64);
     _tile_stored(SUM_11, sums[3], 64);
   }
-  written();
+  compiler_barrier();
   for (int i = 0; i < (TWO ? 4 : 2); ++i)
     if (token + i / 2 * SIDE < problem.tokens && row + i % 2 * SIDE < problem.rows)
       put(problem, sums[i], token + i / 2 * SIDE, row + i % 2 * SIDE);
 }
 
-}  // namespace
-
-void plain_prepare_amx(const Plain& problem, int64_t first, int64_t last) {
+void prepare_tiles(const Plain& problem, int64_t first, int64_t last) {
   for (int64_t tile = first; tile < last; ++tile) prepare_tile(problem, tile);
 }
 
-void plain_multiply_amx(const Plain& problem, int64_t first, int64_t last) {
+void multiply_tiles(const Plain& problem, int64_t first, int64_t last) {
   const int64_t row_bytes = problem.columns * 2;
-  configure();
+  TileShapes shapes;
+  for (int tile = 0; tile < 8; ++tile) shapes.set(tile, SIDE, 64);
+  configure(shapes);
   for (int64_t block = first; block < last; ++block) {
     const int64_t row = block * BLOCK;
     const char* weight = problem.weight + row * row_bytes;
@@ -160,3 +126,7 @@ void plain_multiply_amx(const Plain& problem, int64_t first, int64_t last) {
   }
   _tile_release();
 }
+
+}  // namespace
+
+PlainVariant plain_amx() { return {prepare_tiles, multiply_tiles}; }

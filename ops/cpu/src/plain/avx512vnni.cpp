@@ -9,9 +9,4 @@ namespace {
 #include "plain/loop.h"
 }  // namespace
 
-void plain_prepare_avx512vnni(const Plain& problem, int64_t first, int64_t last) {
-  prepare(problem, first, last);
-}
-void plain_multiply_avx512vnni(const Plain& problem, int64_t first, int64_t last) {
-  multiply(problem, first, last);
-}
+PlainVariant plain_avx512vnni() { return {prepare, multiply}; }

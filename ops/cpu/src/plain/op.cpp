@@ -23,27 +23,15 @@ using torch::stable::Tensor;
 
 constexpr int64_t BLOCK = 32, SIDE = 16;  // rows and tokens: AMX
 
-struct Version {
-  void (*prepare)(const Plain&, int64_t, int64_t);
-  void (*multiply)(const Plain&, int64_t, int64_t);
-};
-
-Version version() {
-#if defined(__x86_64__)
-  if (isa() >= Isa::avx512vnni) return {plain_prepare_avx512vnni, plain_multiply_avx512vnni};
-  if (isa() >= Isa::avx2) return {plain_prepare_avx2, plain_multiply_avx2};
-#endif
-  return {plain_prepare_portable, plain_multiply_portable};
+PlainVariant variant() {
+  if (isa() >= Isa::avx512vnni) return plain_avx512vnni();
+  return isa() >= Isa::avx2 ? plain_avx2() : plain_portable();
 }
 
 // From two rows of x on tiles are faster.
 bool in_tiles(const Plain& problem) {
-#if defined(__x86_64__)
   return isa() == Isa::amx && problem.type == Number::bf16 && problem.tokens > 1 &&
          problem.columns % 32 == 0;
-#else
-  return false;
-#endif
 }
 
 template <typename F>
@@ -51,7 +39,6 @@ void in_parallel(int64_t count, int64_t grain, const F& run) {
   torch::stable::parallel_for(0, count, grain, run);
 }
 
-#if defined(__x86_64__)
 void multiply_in_tiles(Plain& problem, Scratch& scratch) {
   const int64_t tiles = (problem.tokens + SIDE - 1) / SIDE, row_bytes = problem.columns * 2;
   const int64_t rest = problem.rows % BLOCK;
@@ -63,18 +50,18 @@ void multiply_in_tiles(Plain& problem, Scratch& scratch) {
     std::memset(copy + rest * row_bytes, 0, (BLOCK - rest) * row_bytes);
     problem.rest = copy;
   }
+  const PlainVariant run = plain_amx();
   in_parallel(tiles, 4, [&](int64_t first, int64_t last) {
-    plain_prepare_amx(problem, first, last);
+    run.prepare(problem, first, last);
   });
   in_parallel((problem.rows + BLOCK - 1) / BLOCK, 1, [&](int64_t first, int64_t last) {
-    plain_multiply_amx(problem, first, last);
+    run.multiply(problem, first, last);
   });
 }
-#endif
 
 struct PlainProduct : Product {
   Plain problem{};
-  Version run = version();
+  PlainVariant run = variant();
 
   PlainProduct(const Tensor& weight, Number type) : Product(weight.size(0), weight.size(1)) {
     problem.type = type;
@@ -89,7 +76,7 @@ struct PlainProduct : Product {
     thread_local Scratch scratch;
     Plain mine = problem;
     mine.x = static_cast<const char*>(x), mine.y = y;
-    scratch.reserve(mine.padded * sizeof(float));
+    scratch.reserve(mine.padded * int64_t(sizeof(float)));
     mine.floats = scratch.take<float>(mine.padded);
     run.prepare(mine, 0, 1);
     ranges(member, members, [&](int64_t first, int64_t last) {
@@ -116,12 +103,10 @@ Tensor plain(const Tensor& x, const Tensor& weight) {
   problem.y = y.mutable_data_ptr();
   if (!problem.tokens || !rows) return y;
   thread_local Scratch scratch;
-#if defined(__x86_64__)
   if (in_tiles(problem)) {
     multiply_in_tiles(problem, scratch);
     return y;
   }
-#endif
   const bool alone = weight.numel() * weight.element_size() <= limits.alone_bytes;
   if (problem.tokens == 1 && problem.x_step == 1 && !alone) {
     PlainProduct(weight, problem.type).by_all_threads(problem.x, problem.y);
@@ -129,7 +114,7 @@ Tensor plain(const Tensor& x, const Tensor& weight) {
   }
   scratch.reserve(problem.tokens * problem.padded * sizeof(float));
   problem.floats = scratch.take<float>(problem.tokens * problem.padded);
-  const Version run = version();
+  const PlainVariant run = variant();
   run.prepare(problem, 0, problem.tokens);
   in_parallel(rows, alone ? rows : 1, [&](int64_t first, int64_t last) {
     run.multiply(problem, first, last);

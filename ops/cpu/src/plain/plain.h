@@ -19,12 +19,14 @@ struct Plain {
   const char* rest;  // (32, columns): the last rows that AMX takes, with zeros behind them
 };
 
-// `prepare` makes floats or tiles of some tokens of x; `multiply` does some rows of the weight. AMX
-// takes tokens and rows in units of its tiles: 16 and 32.
-#define PLAIN_VERSION(name)                                        \
-  void plain_prepare_##name(const Plain&, int64_t first, int64_t last); \
-  void plain_multiply_##name(const Plain&, int64_t first, int64_t last)
-PLAIN_VERSION(portable);
-PLAIN_VERSION(avx2);
-PLAIN_VERSION(avx512vnni);
-PLAIN_VERSION(amx);
+// One variant of the loop: `prepare` makes floats or tiles of some tokens of x, `multiply` does some
+// rows of the weight. AMX counts both in its tiles: 16 tokens, and 32 rows.
+struct PlainVariant {
+  void (*prepare)(const Plain&, int64_t first, int64_t last);
+  void (*multiply)(const Plain&, int64_t first, int64_t last);
+};
+
+PlainVariant plain_portable();
+OPTIONAL_VARIANT PlainVariant plain_avx2();
+OPTIONAL_VARIANT PlainVariant plain_avx512vnni();
+OPTIONAL_VARIANT PlainVariant plain_amx();

@@ -7,9 +7,4 @@ namespace {
 #include "plain/loop.h"
 }  // namespace
 
-void plain_prepare_portable(const Plain& problem, int64_t first, int64_t last) {
-  prepare(problem, first, last);
-}
-void plain_multiply_portable(const Plain& problem, int64_t first, int64_t last) {
-  multiply(problem, first, last);
-}
+PlainVariant plain_portable() { return {prepare, multiply}; }

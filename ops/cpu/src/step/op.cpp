@@ -31,11 +31,8 @@ using Maybe = std::optional<Tensor>;
 
 Rows rows_of(const Tensor& x) {
   const Number number = number_of(x.scalar_type());
-#if defined(__x86_64__)
   if (isa() >= Isa::avx512vnni) return rows_avx512vnni(number);
-  if (isa() >= Isa::avx2) return rows_avx2(number);
-#endif
-  return rows_portable(number);
+  return isa() >= Isa::avx2 ? rows_avx2(number) : rows_portable(number);
 }
 
 const char* data(const Tensor& t) { return static_cast<const char*>(t.const_data_ptr()); }

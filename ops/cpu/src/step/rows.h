@@ -21,5 +21,5 @@ struct Rows {
 };
 
 Rows rows_portable(Number);
-Rows rows_avx2(Number);
-Rows rows_avx512vnni(Number);
+OPTIONAL_VARIANT Rows rows_avx2(Number);
+OPTIONAL_VARIANT Rows rows_avx512vnni(Number);

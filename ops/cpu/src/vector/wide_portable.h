@@ -4,12 +4,12 @@
 inline Bytes merged(uint8_t mask, Bytes a, Bytes b) { return (a & mask) | (b & uint8_t(~mask)); }
 
 // table[index], by the index's low 4 or 6 bits. The table has 16 or 64 bytes.
-__attribute__((noinline)) Bytes lookup16(const uint8_t* table, Bytes index) {
+__attribute__((noinline, unused)) Bytes lookup16(const uint8_t* table, Bytes index) {
   Bytes found;
   for (int i = 0; i < 64; ++i) found[i] = table[index[i] & 15];
   return found;
 }
-__attribute__((noinline)) Bytes lookup64(const uint8_t* table, Bytes index) {
+__attribute__((noinline, unused)) Bytes lookup64(const uint8_t* table, Bytes index) {
   Bytes found;
   for (int i = 0; i < 64; ++i) found[i] = table[index[i] & 63];
   return found;
@@ -25,8 +25,8 @@ __attribute__((noinline)) Floats from_f16(HalfWords h) {
   Bits bits = __builtin_convertvector(h, Bits), magnitude = (bits & 0x7fffu) << 13;
   Bits denormal = (Bits)(magnitude < (1u << 23));
   Bits number = magnitude + (112u << 23) + (denormal & (1u << 23));
-  number = (Bits)(magnitude >= (0x7c00u << 13)) & (magnitude | 0x7f800000u) |
-           ~(Bits)(magnitude >= (0x7c00u << 13)) & number;
+  Bits not_finite = (Bits)(magnitude >= (0x7c00u << 13));
+  number = (not_finite & (magnitude | 0x7f800000u)) | (~not_finite & number);
   Floats less = (Floats)(denormal & (113u << 23));
   return (Floats)((Bits)((Floats)number - less) | (bits & 0x8000u) << 16);
 }
@@ -45,7 +45,7 @@ __attribute__((noinline)) HalfWords as_f16(Floats v) {
 
 // A quad of weights, 4 unsigned codes for each of 16 rows, times x: four 16-bit integers, the first
 // and third, then the second and fourth. The sum is spread over both accumulators.
-__attribute__((noinline)) void dot(Ints& a, Ints& b, Bytes codes, const int32_t* x) {
+__attribute__((noinline, unused)) void dot(Ints& a, Ints& b, Bytes codes, const int32_t* x) {
   Bits quads = (Bits)codes;
   const int16_t* w = reinterpret_cast<const int16_t*>(x);
   a += (Ints)(quads & 255u) * w[0] + (Ints)(quads >> 16 & 255u) * w[1];

@@ -14,7 +14,4 @@ namespace {
 #include "linear/few/drive.h"
 }  // namespace
 
-void prepare_avx2(const Problem& problem) { prepare(problem); }
-void multiply_avx2(const Problem& problem, int64_t first, int64_t last) {
-  multiply(problem, first, last);
-}
+FewVariant few_avx2() { return {prepare, multiply}; }

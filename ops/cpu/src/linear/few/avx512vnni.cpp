@@ -13,7 +13,4 @@ namespace {
 #include "linear/few/drive.h"
 }  // namespace
 
-void prepare_avx512vnni(const Problem& problem) { prepare(problem); }
-void multiply_avx512vnni(const Problem& problem, int64_t first, int64_t last) {
-  multiply(problem, first, last);
-}
+FewVariant few_avx512vnni() { return {prepare, multiply}; }

@@ -6,8 +6,6 @@
 constexpr int STREAMS = Streams::COUNT;
 constexpr int PREFETCHED = 1024;  // bytes ahead in each of them
 
-#define INLINE __attribute__((always_inline)) inline
-
 struct ScaleAndZero {
   Floats scale, zero;
 };

@@ -11,7 +11,4 @@ namespace {
 #include "linear/few/drive.h"
 }  // namespace
 
-void prepare_portable(const Problem& problem) { prepare(problem); }
-void multiply_portable(const Problem& problem, int64_t first, int64_t last) {
-  multiply(problem, first, last);
-}
+FewVariant few_portable() { return {prepare, multiply}; }

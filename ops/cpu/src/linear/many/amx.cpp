@@ -8,6 +8,8 @@ namespace {
 #include "vector/wide.h"
 #include "vector/wide_avx512vnni.h"
 
+#include "common/tiles.h"
+
 #include "linear/codes.h"
 #include "linear/few/loop.h"
 #include "linear/few/sparse_vnni.h"
@@ -18,7 +20,7 @@ namespace {
 #include "linear/many/byte_tiles.h"
 }  // namespace
 
-ManyVersion many_amx() { return {TOKENS, 2, 2, prepare_tiles, multiply_tiles}; }
-ManyVersion many_bytes_amx() {
+ManyVariant many_amx() { return {TOKENS, 2, 2, prepare_tiles, multiply_tiles}; }
+ManyVariant many_bytes_amx() {
   return {TOKENS, ByteTiles::BYTES, 1, prepare_bytes, multiply_bytes};
 }

@@ -18,4 +18,4 @@ constexpr int MANY = 6, BESIDE = 1;
 #include "linear/many/floats_loop.h"
 }  // namespace
 
-ManyVersion many_avx2() { return {MANY, 4, BESIDE, prepare_floats, multiply_floats}; }
+ManyVariant many_avx2() { return {MANY, 4, BESIDE, prepare_floats, multiply_floats}; }

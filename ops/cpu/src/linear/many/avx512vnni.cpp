@@ -17,4 +17,4 @@ constexpr int MANY = 12, BESIDE = 2;
 #include "linear/many/floats_loop.h"
 }  // namespace
 
-ManyVersion many_avx512vnni() { return {MANY, 4, BESIDE, prepare_floats, multiply_floats}; }
+ManyVariant many_avx512vnni() { return {MANY, 4, BESIDE, prepare_floats, multiply_floats}; }

@@ -5,7 +5,7 @@ constexpr int MOST_TILES = 32;          // of x that go through weights together
 constexpr int64_t X_BYTES = 1 << 20;    // of x that the second-level cache has room for
 constexpr int SUMS = TOKENS * ROWS;     // of a tile of results
 
-// Which tile holds what; GCC makes a register's name of the very text.
+// Which tile register holds what. Macros, because GCC pastes the text into the instruction.
 #define SUMS_00 0
 #define SUMS_01 1
 #define SUMS_10 2
@@ -14,19 +14,6 @@ constexpr int SUMS = TOKENS * ROWS;     // of a tile of results
 #define X_1 5
 #define WEIGHTS_0 6
 #define WEIGHTS_1 7
-
-struct alignas(64) Shapes {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t row_bytes[16] = {};
-  uint8_t rows[16] = {};
-
-  void set(int tile, int count, int bytes) {
-    rows[tile] = uint8_t(count), row_bytes[tile] = uint16_t(bytes);
-  }
-};
-
-// The compiler does not know what tiles read from memory, and write to it.
-inline void written() { asm volatile("" ::: "memory"); }
 
 // Two tiles of x, which are `x_next` apart, times two blocks' tiles. Sums are (2, 2) tiles.
 inline void four(const Bf16* x, int64_t x_next, const Bf16* first, const Bf16* second, int units,
@@ -78,6 +65,15 @@ inline void two(const Bf16* x, const Bf16* first, const Bf16* second, int units,
   _tile_stored(SUMS_00, sums, 64);
   _tile_stored(SUMS_01, sums + SUMS, 64);
 }
+
+#undef SUMS_00
+#undef SUMS_01
+#undef SUMS_10
+#undef SUMS_11
+#undef X_0
+#undef X_1
+#undef WEIGHTS_0
+#undef WEIGHTS_1
 
 // 32 columns of x in the order that weights are in.
 struct Order {
@@ -155,14 +151,14 @@ struct Pair {
           weights[b] = reinterpret_cast<const Bf16*>(at[b]);
           at[b] += int64_t(units) * g.unit_bytes;
         }
-      written();
+      compiler_barrier();
       for (int64_t tile = first; tile < last; tile += 2) {
         const Bf16* from = x + x_at + (tile - first) * x_tile;
         float* to = sums[tile - first][0];
         if (last - tile > 1) four(from, x_tile, weights[0], weights[1], units, to, chunk);
         else two(from, weights[0], weights[1], units, to, chunk);
       }
-      written();
+      compiler_barrier();
       x_at += int64_t(units) * TILE_NUMBERS;
     }
     finish(first, last);
@@ -186,9 +182,9 @@ void multiply_tiles(const Problem& problem, void* x, int64_t first, int64_t last
   int64_t together = X_BYTES / (g.padded_columns() * TOKENS * 2) / 2 * 2;
   together = together < 4 ? 4 : together > MOST_TILES ? MOST_TILES : together;
   Pair work(problem, x);
-  Shapes shapes;
+  TileShapes shapes;
   for (int i = 0; i < 8; ++i) shapes.set(i, 16, 64);
-  _tile_loadconfig(&shapes);
+  configure(shapes);
   for (int64_t tile = 0; tile < tiles; tile += together)
     for (int64_t pair = first; pair < last; ++pair) {
       work.blocks[0] = 2 * pair;

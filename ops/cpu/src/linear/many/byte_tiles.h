@@ -3,6 +3,7 @@
 // chunk, as for linear/few/loop.h, here in two tiles, of high bytes and of low ones. Included in the
 // namespace of linear/many/amx.cpp, after linear/many/bf16_tiles.h.
 
+// Which tile register holds what. Macros, because GCC pastes the text into the instruction.
 #define HIGH_SUMS 0
 #define LOW_SUMS 1
 #define HIGH_X 2
@@ -73,11 +74,11 @@ void prepare_bytes(const Problem& problem, void* x, int64_t first, int64_t last)
 }
 
 inline void configure_bytes(int tokens, int width) {
-  Shapes shapes;
+  TileShapes shapes;
   shapes.set(HIGH_SUMS, tokens, 64), shapes.set(LOW_SUMS, tokens, 64);
   shapes.set(HIGH_X, tokens, width), shapes.set(LOW_X, tokens, width);
   shapes.set(BYTES_OF_WEIGHTS, width / 4, 64);
-  _tile_loadconfig(&shapes);
+  configure(shapes);
 }
 
 // Some units' codes as bytes: where they are then.
@@ -127,7 +128,7 @@ void block_of_bytes(const Problem& problem, const ByteTiles& from, int64_t tile,
     p += g.scale_bytes;
     const uint8_t* weights = as_bytes(p, units, unpacked[chunk % 2]);
     p += units * g.unit_bytes;
-    written();
+    compiler_barrier();
     _tile_zero(HIGH_SUMS);
     _tile_zero(LOW_SUMS);
     for (int k = 0; k < units * UNIT; k += from.width, x_bytes += 2 * tile_bytes) {
@@ -141,7 +142,7 @@ void block_of_bytes(const Problem& problem, const ByteTiles& from, int64_t tile,
     int32_t* low = sums[chunk % 2][1];
     _tile_stored(HIGH_SUMS, high, 64);
     _tile_stored(LOW_SUMS, low, 64);
-    written();
+    compiler_barrier();
     for (int t = 0; t < tokens; ++t) {
       const Ints whole = (load<Ints>(high + t * ROWS) << 8) + load<Ints>(low + t * ROWS);
       const Floats sum = floats(whole - C::CENTRE[0] * x_sums[t]);
@@ -153,6 +154,12 @@ void block_of_bytes(const Problem& problem, const ByteTiles& from, int64_t tile,
   const Floats scales = row_scales(problem, block) * header.factor;
   for (int t = 0; t < tokens; ++t) put_rows(problem, totals[t] * scales, tile * TOKENS + t, block);
 }
+
+#undef HIGH_SUMS
+#undef LOW_SUMS
+#undef HIGH_X
+#undef LOW_X
+#undef BYTES_OF_WEIGHTS
 
 typedef void (*BlockOfBytes)(const Problem&, const ByteTiles&, int64_t, int, int64_t);
 

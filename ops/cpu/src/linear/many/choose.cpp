@@ -43,10 +43,9 @@ int64_t tiles_from(const Header& header, Number x) {
   return is_integers(header, x) ? 12 : header.coding == Coding::fp8 ? 2 : 3;
 }
 
-typedef ManyVersion (*Choice)();  // null: the few rows' loop
+typedef ManyVariant (*Choice)();  // null: the few rows' loop
 
 Choice choice(const Header& header, const Geometry& g, Number x, int64_t rows) {
-#if defined(__x86_64__)
   if (isa() >= Isa::amx) {
     const bool bytes = fits_bytes(header, g, x), tiles = fits_tiles(header, x);
     if (bytes && (rows <= 16 || !tiles))
@@ -56,7 +55,6 @@ Choice choice(const Header& header, const Geometry& g, Number x, int64_t rows) {
   if (isa() >= Isa::avx512vnni)
     return rows >= 17 && !is_integers(header, x) ? many_avx512vnni : nullptr;
   if (isa() >= Isa::avx2) return rows >= 5 ? many_avx2 : nullptr;
-#endif
   return rows >= 5 ? many_portable : nullptr;
 }
 
@@ -67,7 +65,7 @@ bool linear_of_many(const Problem& given) {
   const Geometry& g = problem.geometry;
   const Choice chosen = choice(*problem.header, g, problem.type, problem.outputs);
   if (!chosen) return false;
-  const ManyVersion run = chosen();
+  const ManyVariant run = chosen();
   const int64_t tiles = (problem.outputs + run.tokens - 1) / run.tokens;
   const int64_t tokens = tiles * run.tokens, padded = g.padded_columns();
   thread_local Scratch scratch;

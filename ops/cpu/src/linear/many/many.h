@@ -11,7 +11,7 @@
 bool linear_of_many(const Problem& problem);
 
 // One inner loop.
-struct ManyVersion {
+struct ManyVariant {
   int tokens;        // of a tile of x: each loop has its own layout
   int x_bytes;       // that it takes for each number of x, of padded columns
   int side_by_side;  // blocks that go through the inner loop together
@@ -20,8 +20,8 @@ struct ManyVersion {
   void (*multiply)(const Problem&, void* x, int64_t first, int64_t last);
 };
 
-ManyVersion many_portable();
-ManyVersion many_avx2();
-ManyVersion many_avx512vnni();
-ManyVersion many_amx();
-ManyVersion many_bytes_amx();
+ManyVariant many_portable();
+OPTIONAL_VARIANT ManyVariant many_avx2();
+OPTIONAL_VARIANT ManyVariant many_avx512vnni();
+OPTIONAL_VARIANT ManyVariant many_amx();
+OPTIONAL_VARIANT ManyVariant many_bytes_amx();

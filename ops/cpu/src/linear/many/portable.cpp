@@ -15,4 +15,4 @@ constexpr int MANY = 3, BESIDE = 1;
 #include "linear/many/floats_loop.h"
 }  // namespace
 
-ManyVersion many_portable() { return {MANY, 4, BESIDE, prepare_floats, multiply_floats}; }
+ManyVariant many_portable() { return {MANY, 4, BESIDE, prepare_floats, multiply_floats}; }

@@ -1,0 +1,252 @@
+"""The machine's C++ compiler: which it is, what it knows, and a library made with it.
+
+A source's name says which instructions it may use (INSTRUCTIONS): each family of kernels has the
+same loop in several files, portable.cpp, avx2.cpp and so on. A set that the compiler does not know
+is left out of the library, with those above it.
+"""
+
+import contextlib
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+from errors import KernelError
+
+TORCH = Path(torch.__file__).parent
+FLAGS = (
+    *("-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wno-psabi"),
+    *("-fno-math-errno", "-fno-trapping-math", "-DNDEBUG"),
+    "-DTORCH_TARGET_VERSION=0x020B000000000000",  # what torch 2.11 has, and newer ones keep
+    *(f"-isystem{TORCH / folder}" for folder in ("include", "include/torch/csrc/api/include")),
+)
+AVX2 = ("-mavx2", "-mfma", "-mf16c")
+AVX512 = (
+    *(*AVX2, "-mprefer-vector-width=512"),
+    *(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl")),
+)
+AVX512VNNI = (*AVX512, "-mavx512vnni", "-mavx512vbmi")
+INSTRUCTIONS = {
+    "avx2": AVX2,
+    "avx512": AVX512,
+    "avx512vnni": AVX512VNNI,
+    "amx": (*AVX512VNNI, *(f"-mamx-{part}" for part in ("tile", "bf16", "int8"))),
+}
+# Compiled to see whether compiler and assembler know an instruction set.
+PROBES = {
+    "avx2": "__m256i f(__m256i a) { return _mm256_add_epi8(a, a); }",
+    "avx512": "__m512i f(__m512i a) { return _mm512_add_epi8(a, a); }",
+    "avx512vnni": "__m512i f(__m512i a) { return _mm512_dpbusd_epi32(a, a, a); }",
+    "amx": "void f() { _tile_dpbf16ps(0, 1, 2); _tile_dpbsud(0, 1, 2); _tile_release(); }",
+}
+# They drop the additions that round, and the tests for NaN: see src/common/variant.h.
+FAST_MATH = {
+    *("-Ofast", "-ffast-math", "-funsafe-math-optimizations", "-fassociative-math"),
+    *("-ffinite-math-only", "-ffp-model=fast"),
+}
+JOB_BYTES = 1 << 30  # what a compiler needs for the largest of our sources, and some
+GROUP = Path("/sys/fs/cgroup")
+# What a compiler says when the machine failed and not the source: tried again the next time.
+PASSING = ("Killed", "No space left", "annot allocate memory", "out of memory")
+
+
+class Passing(KernelError):
+    """A build that may well succeed the next time."""
+
+
+def path() -> str | None:
+    """The compiler: $CXX, or the first there is."""
+    named = os.environ.get("CXX")
+    candidates = (named,) if named else ("c++", "g++", "clang++")
+    return next(filter(None, map(shutil.which, candidates)), None)
+
+
+def unavailable() -> str | None:
+    """Why there is no compiler, or none with these flags; None if there is one."""
+    named = os.environ.get("CXX")
+    if path() is None:
+        tried = f"$CXX is {named!r}, which is no program" if named else "no c++, g++ or clang++"
+        return f"the C++ kernels need a C++ compiler: {tried}; install one or set CXX"
+    if wrong := sorted(FAST_MATH & set(_own_flags())):
+        return (
+            f"CXXFLAGS has {' and '.join(wrong)}, which breaks the rounding of the C++ kernels; "
+            "remove it from CXXFLAGS"
+        )
+    return None
+
+
+def identity(compiler: str) -> list[str]:
+    """All about the compiler and its flags that a library depends on."""
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
+    parts = [torch.__version__, platform.machine(), compiler, version, *flags()]
+    return [*parts, repr(INSTRUCTIONS), repr(PROBES)]
+
+
+def flags() -> tuple[str, ...]:
+    return (*FLAGS, *_own_flags())
+
+
+def _own_flags() -> list[str]:
+    return os.environ.get("CXXFLAGS", "").split()
+
+
+def library(compiler: str, sources: Path, scratch: Path) -> Path:
+    """All sources in one library, in the folder `scratch`; KernelError says why that failed."""
+    processes = _Processes(scratch)
+    with ThreadPoolExecutor(jobs()) as pool, processes.ended_with_this_one():
+        every = sorted(sources.rglob("*.cpp"))
+        wanted = [name for name in INSTRUCTIONS if any(path.stem == name for path in every)]
+        known = _known(compiler, wanted, processes, pool)
+        defined = f'-DQUANTBENCH_BUILT=" {" ".join(("portable", *known))} "'
+
+        def compile_one(source: Path) -> Path:
+            target = scratch / f"{'-'.join(source.relative_to(sources).parts)}.o"
+            own = INSTRUCTIONS.get(source.stem, ())
+            options = (*flags(), *own, defined, f"-I{sources}")
+            processes.run([compiler, *options, "-c", source, "-o", target])
+            return target
+
+        chosen = [path for path in every if path.stem not in INSTRUCTIONS or path.stem in known]
+        objects = list(pool.map(compile_one, chosen))
+        target = scratch / "kernels.so"
+        link = ["-shared", *objects, f"-L{TORCH / 'lib'}", "-ltorch_cpu", "-o", target]
+        processes.run([compiler, *flags(), *link])
+    return target
+
+
+def _known(
+    compiler: str, wanted: list[str], processes: "_Processes", pool: ThreadPoolExecutor
+) -> list[str]:
+    """The wanted instruction sets that the compiler knows, up to the first that it does not."""
+    if platform.machine() != "x86_64":
+        return []
+
+    def knows(name: str) -> bool:
+        source, target = (processes.folder / f"probe-{name}.{ending}" for ending in ("cpp", "o"))
+        source.write_text(f"#include <immintrin.h>\n{PROBES[name]}\n")
+        try:
+            processes.run([compiler, *flags(), *INSTRUCTIONS[name], "-c", source, "-o", target])
+        except Passing:
+            raise
+        except KernelError:
+            return False
+        return True
+
+    known = []
+    for name, yes in zip(wanted, pool.map(knows, wanted), strict=True):
+        if not yes:
+            break
+        known.append(name)
+    return known
+
+
+def jobs() -> int:
+    """Compilers that may run at once: as many as there are cores and memory for."""
+    cores = float(len(os.sched_getaffinity(0)))
+    quota = _words(GROUP / "cpu.max")
+    if len(quota) == 2 and quota[0].isdigit():
+        cores = min(cores, int(quota[0]) / int(quota[1]))
+    free = []
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free.append(int(next(x for x in lines if x.startswith("MemAvailable")).split()[1]) * 1024)
+    limit, used = _words(GROUP / "memory.max"), _words(GROUP / "memory.current")
+    if limit and used and limit[0].isdigit():
+        free.append(int(limit[0]) - int(used[0]))
+    return max(1, min(int(cores), *(bytes // JOB_BYTES for bytes in free)))
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        return path.read_text().split()
+    except OSError:
+        return []
+
+
+class _Processes:
+    """Compilers that run, of which none outlives an end of this process by SIGTERM."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.lock = threading.Lock()
+        self.running: set[subprocess.Popen] = set()
+        self.ending = False
+
+    def run(self, command: list) -> None:
+        words = [str(part) for part in command]
+        with self.lock:
+            if self.ending:
+                raise Passing("the build has been ended")
+            process = subprocess.Popen(
+                words,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "TMPDIR": str(self.folder)},  # removed with what is built
+                start_new_session=True,  # a group of its own, with what it starts
+            )
+            self.running.add(process)
+        _, errors = process.communicate()
+        with self.lock:
+            self.running.discard(process)
+        if process.returncode:
+            raise _failure(words[0], process.returncode, errors)
+
+    @contextlib.contextmanager
+    def ended_with_this_one(self) -> Iterator[None]:
+        """SIGTERM first ends the compilers and lets the caller clean up, then does what it does."""
+        ours = threading.current_thread() is threading.main_thread()
+        ours = ours and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+        def end(*_) -> None:
+            raise _Terminated
+
+        if ours:
+            signal.signal(signal.SIGTERM, end)
+        try:
+            yield
+        except BaseException:
+            self._end()
+            raise
+        finally:
+            if ours:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def _end(self) -> None:
+        with self.lock:
+            self.ending = True
+            for process in self.running:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+
+
+class _Terminated(BaseException):
+    """SIGTERM came while compilers ran."""
+
+
+@contextlib.contextmanager
+def terminates() -> Iterator[None]:
+    """Around what cleans up after `library`: ends this process if SIGTERM came meanwhile."""
+    try:
+        yield
+    except _Terminated:
+        signal.raise_signal(signal.SIGTERM)
+        raise SystemExit(128 + signal.SIGTERM) from None
+
+
+def _failure(compiler: str, status: int, errors: str) -> KernelError:
+    lines = errors.strip().splitlines()
+    chosen = [line.strip() for line in lines if "error" in line] or lines[-1:]
+    reason = "; ".join(chosen[:2]) or f"it ended with status {status} and said nothing"
+    kind = Passing if status < 0 or any(word in errors for word in PASSING) else KernelError
+    return kind(
+        f"{compiler} cannot build the C++ kernels: {reason} "
+        "(CXX names another compiler; GCC 11 and clang 14 or newer will do)"
+    )
