@@ -107,7 +107,7 @@ Tensor plain(const Tensor& x, const Tensor& weight) {
     multiply_in_tiles(problem, scratch);
     return y;
   }
-  const bool alone = weight.numel() * weight.element_size() <= limits.alone_bytes;
+  const bool alone = int64_t(weight.numel() * weight.element_size()) <= limits.alone_bytes;
   if (problem.tokens == 1 && problem.x_step == 1 && !alone) {
     PlainProduct(weight, problem.type).by_all_threads(problem.x, problem.y);
     return y;
