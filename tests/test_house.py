@@ -28,6 +28,7 @@ FLOORS = (
 )
 ROOMS = {
     "ops": (
+        {"cpu.compiler"},
         {"names", "packing", "cpu.build", "triton.values"},
         {"formats", "kv"},
         {"cpu", "triton", "reference"},

@@ -4,14 +4,13 @@ A mistake here is a hang, so each test is a process that has to end in time.
 """
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from ops.cpu import build
+from ops.cpu import build, compiler
 
 pytestmark = pytest.mark.skipif(bool(build.unavailable()), reason=str(build.unavailable()))
 
@@ -22,7 +21,7 @@ import os, sys, threading
 if sys.argv[1:] == ["one core"]:
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 import torch
-from ops.cpu import build
+from ops.cpu import build, compiler
 from tests.ops.small_step import SmallStep, fail_allocation
 build.load()
 torch.set_num_threads(1)
@@ -115,16 +114,15 @@ for _ in range(3):
 @pytest.mark.parametrize("sanitizer", [None, "thread"])
 def test_waiting_sleeps_and_ends(sanitizer, tmp_path):
     """See barrier_check.cpp: who waits long uses no core, and a barrier can be ended."""
-    compiler = shutil.which("g++") or pytest.skip("no g++")
     program = tmp_path / "check"
     flags = [f"-fsanitize={sanitizer}"] if sanitizer else []
     source = Path(__file__).parent / "barrier_check.cpp"
-    command = [compiler, "-std=c++20", "-O1", "-pthread", f"-I{build.SOURCES}", *flags]
+    command = [compiler.path(), "-std=c++20", "-O1", "-pthread", f"-I{build.SOURCES}", *flags]
     built = subprocess.run([*command, source, "-o", program], capture_output=True, text=True)
     if built.returncode and sanitizer:
-        pytest.skip(f"no sanitizer of threads: {built.stderr.splitlines()[-1]}")
+        pytest.skip(f"thread sanitizer: {built.stderr.splitlines()[-1]}")
     assert not built.returncode, built.stderr
     done = subprocess.run([program], capture_output=True, text=True, timeout=SECONDS)
     if "unexpected memory mapping" in done.stderr:
-        pytest.skip("the sanitizer of threads does not run on this kernel")
+        pytest.skip("thread sanitizer: does not run on this kernel")
     assert done.returncode == 0, done.stdout + done.stderr
