@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -231,7 +232,9 @@ def _carried_out(
     keeps silent about a closed pipe."""
     given = list(sys.argv[1:] if args is None else args)
     name = prog_name or os.path.basename(sys.argv[0])
-    extra.pop("standalone_mode", None)
+    if not extra.pop("standalone_mode", True):  # whoever calls it so wants the exception
+        with command.make_context(name, given, **extra) as context:
+            return command.invoke(context)
     _open_standard_streams()
     try:
         with _sigterm_interrupts():
@@ -304,16 +307,20 @@ def _open_standard_streams() -> None:
 
 
 def _lost_stdout(error: BaseException) -> str | None:
-    """What to say if the failure is that stdout took no more; it then gets no more."""
-    if not isinstance(error, OSError) or error.filename is not None or sys.stdout is None:
+    """What to say if the failure is that stdout took no more; it then gets no more.
+
+    Whether it was stdout only the place tells that failed: the error names no file.
+    """
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if not isinstance(error, OSError) or not frames or sys.stdout is None:
         return None
-    try:
-        sys.stdout.flush()  # what could not be written is still in the buffer, and fails again
-    except OSError:
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return f"cannot write to stdout: {error.strerror}"
-    return None
+    module, stream = frames[-1].f_globals.get("__name__"), frames[-1].f_locals.get("file")
+    echoed = module == "click.utils" and stream is not sys.stderr
+    if not echoed and module != __name__:
+        return None
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return f"cannot write to stdout: {error.strerror}"
 
 
 @contextlib.contextmanager

@@ -91,15 +91,15 @@ def run(config: RunConfig) -> None:
     details = measure(plan, session)
     details["peak_memory_bytes"]["load"] = load_memory
     record = make_record(plan.config, details)
-    if details["text"] is not None:
-        click.echo(details["text"] + "\n")
-    click.echo(table([details]))
     if config.write_result != "none":
         log.append(Path(config.write_result), record.render())
         say(f"Appended one line to {config.write_result}")
     if config.output_json_path:
         log.append_json(Path(config.output_json_path), {"line": record.render(), **details})
         say(f"Appended every sample to {config.output_json_path}")
+    if details["text"] is not None:  # last, for a stdout that takes nothing must lose no run
+        click.echo(details["text"] + "\n")
+    click.echo(table([details]))
 
 
 def make_plan(config: RunConfig) -> Plan:

@@ -123,7 +123,7 @@ def read(path: FilePath) -> Reading:
         if cut_short or _tries_to_be_record(line):
             _add(reading, number, line, cut_short)
     if data.strip() and not (reading.records or reading.bad):
-        raise LogError(f"{_shown(path)} holds no line of a run")
+        raise LogError(f"{os.fspath(path)} holds no line of a run")
     return reading
 
 

@@ -4,19 +4,25 @@ A row is a command line, its exit code and a part of its one error line. Command
 process where they can; those about closed streams, signals and full disks in one of their own.
 """
 
+import errno
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+import files
+from errors import LogError
 from generate import main as generate
 
 ROOT = Path(__file__).parent.parent
 TINY = ROOT / "models" / "tiny"
-LINE = (ROOT / "tests" / "data" / "torchao_llama_log.txt").read_text().splitlines()[1]
+REFERENCE = (ROOT / "tests" / "data" / "torchao_llama_log.txt").read_text().splitlines()
+LINE = next(line for line in REFERENCE if line.startswith("2024"))
 SHORT = ("--num_samples", "1", "--max_new_tokens", "2", "--device", "cpu")
 
 
@@ -130,3 +136,139 @@ def test_a_value_of_ten_megabytes_is_shortened(place):
     Path("mine/config.json").write_text(json.dumps(config | {"model_type": "x" * 10_000_000}))
     result = CliRunner().invoke(generate, [*SHORT, "--checkpoint_path", "mine"])
     assert result.exit_code == 1 and "model_type" in only_error(result)
+
+
+# ---------------------------------------------------------------------------------- other commands
+
+
+def shell(command, cwd, timeout=300):
+    """The command line as a shell runs it, from the repository's root with `cwd` in $HERE."""
+    environment = {**os.environ, "PY": sys.executable, "HERE": str(cwd)}
+    return subprocess.run(
+        ["bash", "-c", command], cwd=ROOT, env=environment, capture_output=True, text=True,
+        timeout=timeout,
+    )  # fmt: skip
+
+
+CHECK = "$PY -m benchlog check $HERE/benchmarks.txt"
+
+
+@pytest.mark.parametrize(
+    "command, code, error",
+    [
+        (f"{CHECK} >/dev/full", 1, "error: cannot write to stdout: No space left on device\n"),
+        (f"{CHECK} >&-", 1, "error: stdout is closed; redirect it to a file or to /dev/null\n"),
+        (f"{CHECK} 2>&-", 0, ""),
+        (f"{CHECK}", 0, ""),
+        ("set -o pipefail; $PY -m benchlog check --help | (exec <&-; sleep 1)", 1,
+         "error: cannot write to stdout: Broken pipe\n"),
+        ("$PY -m benchlog check /nope 2>&-", 1, ""),
+        ("$PY -m benchlog check /nope 2>/dev/full", 1, ""),
+        ("$PY -m benchlog check /nope <&- >&- 2>&-", 1, ""),
+        ("$PY generate.py --help >/dev/full", 1,
+         "error: cannot write to stdout: No space left on device\n"),
+        ("$PY -m compare --help >/dev/full", 1,
+         "error: cannot write to stdout: No space left on device\n"),
+        ("$PY -m quantize --help >/dev/full", 1,
+         "error: cannot write to stdout: No space left on device\n"),
+        ("$PY -m kv_cache --no-such", 2, "error: no such option: '--no-such'; --help lists"),
+        ("$PY -m quantize --jsom x", 2, "error: no such option: '--jsom'; did you mean --json?"),
+        ("$PY -m quantize fp6x", 2, "error: --quantization 'fp6x' is no scheme; nearest: fp6"),
+        ("$PY -m compare quality --limit 3", 2, "error: --limit is of the documents"),
+        ("$PY -m compare quality --json /nope/x", 1, "error: --json /nope/x: No such file"),
+        ("$PY -m compare quality --json $HERE/benchmarks.txt", 2, "holds something that is no"),
+        ("$PY -m compare quality --text=", 2, "error: --text takes a value; given: ''"),
+        ("$PY -m compare roofline --json /nope/x", 1, "error: --json /nope/x: No such file"),
+        ("$PY -m compare growth --over none --chart /nope/x.svg", 1, "error: --chart /nope/x.svg:"),
+        ("$PY -m compare replay $HERE/benchmarks.txt --all --tolerance=", 2,
+         "error: --tolerance takes a value; given: ''"),
+        ("$PY -m compare ab --arm --nope --arm ''", 2, "error: arm 1, the baseline, '--nope'"),
+        ("$PY -m compare ab --arm '' --arm --nope", 2, "error: arm 2, '--nope': no such option"),
+        ("$PY -m compare ab --text /dev/zero --arm '' --arm '--quantization int8wo'", 2,
+         "error: --text /dev/zero: not a regular file"),
+        ("$PY -m compare caches --json=$HERE/benchmarks.txt", 2, "holds something that is no JSON"),
+        ("$PY -m benchlog check $HERE/binary", 1, "is no log: byte 1 is zero"),
+        ("$PY -m benchlog check $HERE/utf16", 1, "is zero, as in binary data"),
+        ("$PY -m benchlog check $HERE/prose.txt", 1, "holds no line of a run"),
+        ("$PY -m benchlog table $HERE/deep", 1, "/deep:1 is not what generate.py"),
+        ("$PY -m benchlog table $HERE/empty_peak", 1, "/empty_peak:1 is not what generate.py"),
+        ("$PY -m benchlog table /dev/zero", 1, "error: cannot read /dev/zero: not a regular file"),
+    ],
+)  # fmt: skip
+def test_every_command_has_one_policy(place, command, code, error):
+    Path("utf16").write_bytes(f"{LINE}\n".encode("utf-16"))
+    Path("deep").write_text("[" * 100_000)
+    Path("empty_peak").write_text('{"peak_memory_bytes": {"generate": {}}}\n')
+    done = shell(command, place)
+    assert done.returncode == code, done.stderr
+    if not error:
+        assert done.stderr == ""
+    else:
+        assert error in done.stderr and done.stderr.count("\n") == 1
+        assert done.stderr.startswith("error: ")
+    assert Path("benchmarks.txt").read_text() == f"{LINE}\n"
+
+
+def test_a_line_of_fifty_megabytes_is_no_record(place):
+    Path("long.txt").write_text(f"{LINE}\n" + "x" * 50_000_000 + "\n")
+    done = shell("$PY -m benchlog check $HERE/long.txt", place)
+    assert done.returncode == 1 and done.stderr == ""
+    assert done.stdout.splitlines()[0].endswith(
+        "long.txt:2: 50000000 characters, which no run writes"
+    )
+    assert len(done.stdout) < 1000
+
+
+RUN = "cd $HERE; $PY $ROOT/generate.py --num_samples 1 --max_new_tokens 2 --device cpu"
+
+
+@pytest.mark.parametrize(
+    "redirected, code, last",
+    [(">/dev/full", 1, "error: cannot write to stdout: No space left on device"), ("2>&-", 0, "")],
+)
+def test_a_run_is_logged_whatever_becomes_of_its_output(place, monkeypatch, redirected, code, last):
+    monkeypatch.setenv("ROOT", str(ROOT))
+    done = shell(f"{RUN} {redirected}", place)
+    assert done.returncode == code and "Traceback" not in done.stderr
+    assert (done.stderr.splitlines() or [""])[-1] == last
+    first, second = Path("benchmarks.txt").read_text().splitlines()
+    assert first == LINE and "mod: tiny" in second
+
+
+def test_a_trace_that_the_disk_is_too_small_for_is_an_error(place, monkeypatch):
+    monkeypatch.setenv("ROOT", str(ROOT))
+    Path("trace.json").unlink()
+    done = shell(f"ulimit -f 64; trap '' XFSZ; {RUN} --profile trace.json", place)
+    assert done.returncode == 1, done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("error: --profile trace.json: ") and "Wrote" not in done.stderr
+    assert not list(place.glob("*trace*")) and not list(place.glob(".*trace*"))
+
+
+def test_a_new_readme_is_not_begun_where_its_chart_cannot_be_written(place):
+    marks = "<!-- from benchmarks.txt: python -m compare readme -->\n<!-- until here -->\n"
+    Path("README.md").write_text(marks)
+    given = "--log $HERE/benchmarks.txt --readme $HERE/README.md --chart"
+    for chart, reason in (("/nope/c.svg", "No such file"), ("$HERE/prose.txt", "is no SVG"),
+                          ("$HERE/README.md", "have to be three files")):  # fmt: skip
+        done = shell(f"$PY -m compare readme {given} {chart}", place)
+        assert done.returncode != 0 and reason in done.stderr and done.stderr.count("\n") == 1
+        assert Path("README.md").read_text() == marks
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "report.json"
+    path.write_text("before")
+
+    def fails(file):
+        file.write_text("half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(LogError, match="--json .*report.json: No space left on device"):
+        files.replace("--json", path, fails)
+    assert path.read_text() == "before" and list(tmp_path.iterdir()) == [path]
+    (tmp_path / "link").symlink_to("report.json")
+    files.write_text("--json", tmp_path / "link", "after")
+    assert path.read_text() == "after" and (tmp_path / "link").is_symlink()
+    with pytest.raises(LogError, match="--json a.b: a path cannot hold a NUL character"):
+        files.write_text("--json", "a\0b", "x")

@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+import files
 from benchlog import log
 from benchlog.config import RunConfig, argv, options
 from cli import Command, OptionOfOptions, say
@@ -125,6 +126,7 @@ def ab(
         results = Results.begin(settings, chosen, common.write_result)
     if results.write_result != "none":
         log.check_writable(Path(results.write_result))
+        log.check_kind(results.write_result)
     sys.exit(compare(results, folder))
 
 
@@ -152,7 +154,10 @@ def compare(results: Results, folder: Path | None, **more: Any) -> int:
     if folder:
         report.write(folder, results, found)
         say(f"Wrote {', '.join(report.FILES)} into {folder}")
-    return 1 if results.baseline.failed else 0
+    if results.baseline.failed:
+        say(f"error: the baseline, {results.baseline.name}, failed: {results.baseline.failed}")
+        return 1
+    return 0
 
 
 def _arms(
@@ -172,12 +177,8 @@ def _arms(
 
 def check_text(text: str | None) -> None:
     """UsageError unless it can be read; the worker says whether it is long enough."""
-    try:
-        if text:
-            Path(text).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no UTF-8 text"
-        raise UsageError(f"--text {text}: {reason}") from None
+    if text is not None:
+        files.read_text("--text", text)
 
 
 def _new_folder(path: str) -> Path:

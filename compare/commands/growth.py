@@ -10,6 +10,7 @@ in turns; points are minutes apart, so compare a point with its limit before com
 
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import Any
 
 import click
 
+import files
 from benchlog.config import RunConfig
 from cli import Command, say
 from compare.arguments import names_of
@@ -82,6 +84,8 @@ def growth(
     points = read(json_path)
     if Path(chart).suffix != ".svg":
         raise UsageError(f"--chart {chart}: it is drawn as SVG; end its name in .svg")
+    files.check_output("--json", json_path, files.is_json, "JSON")
+    files.check_output("--chart", chart, files.is_svg, "SVG")
     settings = Settings(max_rounds=max_rounds, tokens=0, processes=1)
     common = RunConfig(
         device=device,
@@ -136,14 +140,12 @@ def whole_numbers(text: str | None, name: str, axes: Sequence[str]) -> tuple[int
 def read(path: str) -> list[Point]:
     """The points that the file holds; none where there is no file yet."""
     try:
-        points = json.loads(Path(path).read_text())["points"]
+        if not os.path.lexists(path):
+            return []
+        points = json.loads(files.read_text("--json", path, LogError))["points"]
         if all({"axis", "value", "scheme", *KEPT} <= point.keys() for point in points):
             return list(points)
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise LogError(f"--json {path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass
     raise UsageError(f"--json {path} is not what this command writes")
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import click
 
+import files
 from benchlog.config import RunConfig, argv
 from cli import Command, say
 from compare.arguments import names_of
@@ -94,6 +95,7 @@ def peers(
     chosen = names_of("--schemes", schemes, tuple(BESIDE), tuple(BESIDE))
     beside = names_of("--runtimes", runtimes, RUNTIMES, RUNTIMES)
     peer_packages.check(beside)
+    files.check_output("--json", json_path, files.is_json, "JSON")
     common = RunConfig(
         checkpoint_path=checkpoint_path,
         num_layers=num_layers,

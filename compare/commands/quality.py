@@ -5,18 +5,18 @@ python -m compare quality --quantization int4wo-64 --kv_cache int8 --text FILE -
 python -m compare quality --quantization int4wo-64 --lm_eval hellaswag,my_task.yaml
 """
 
-import json
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import click
 
+import files
 from benchlog.config import RunConfig, options
 from cli import Command, quiet, say
 from compare.sampling.arm import NOT_IN_ARMS
-from errors import LogError, UsageError
+from compare.sampling.results import write_json
+from errors import UsageError
 from quantize.spec import parse as scheme
 
 TOKENS = 4096
@@ -52,10 +52,15 @@ def quality(
     **given: Any,
 ) -> None:
     """Measure how well a scheme predicts, how far it is from full precision, and where it errs."""
+    if limit is not None and lm_eval is None:
+        raise UsageError("--limit is of the documents of --lm_eval's tasks: name some, or leave it")
     config = RunConfig(**given)
     if config.checkpoint_path.startswith("dummy:"):
         raise UsageError(f"--checkpoint_path {config.checkpoint_path}: random weights have none")
     scheme(config.quantization)
+    if text is not None:
+        files.read_text("--text", text)
+    files.check_output("--json", json_path, files.is_json, "JSON")
     quiet(config.debug)
     from compare.fidelity.measure import measure  # torch takes its seconds after the options
 
@@ -63,10 +68,7 @@ def quality(
     found = measure(config, text, tokens, tasks, limit, say)
     click.echo(report(found))
     if json_path:
-        try:
-            Path(json_path).write_text(json.dumps(found, indent=1) + "\n")
-        except OSError as error:
-            raise LogError(f"cannot write {json_path}: {error.strerror}") from None
+        write_json(json_path, found)
 
 
 def report(found: dict[str, Any]) -> str:

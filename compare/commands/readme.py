@@ -5,13 +5,14 @@ python -m compare readme --check    # exit code 1, and a diff, if that would cha
 """
 
 import difflib
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import click
 
+import files
 from benchlog import log
 from benchlog.record import Record
 from cli import Command
@@ -53,6 +54,14 @@ Groups = dict[tuple[str, ...], list[Row]]  # by device, model, and what is pecul
 @click.option("--chart", "chart_path", default="docs/benchmarks.svg", help="[docs/benchmarks.svg]")
 def readme(check: bool, log_path: str, path: str, chart_path: str) -> None:
     """Rewrite the README's tables, and the chart beside them, from the log."""
+    if not check:
+        for name in (path, chart_path):
+            with files.named("cannot write", name, LogError):
+                files.require_writable(name)
+        files.check_output("--chart", chart_path, files.is_svg, "SVG")
+    named = {os.path.realpath(name): name for name in (log_path, path, chart_path)}
+    if len(named) < 3:
+        raise UsageError("--log, --readme and --chart have to be three files")
     found = groups([record for _, record in log.read(log_path).records])
     if not found:
         raise LogError(f"{log_path} holds no line of a run")
@@ -69,10 +78,7 @@ def readme(check: bool, log_path: str, path: str, chart_path: str) -> None:
             label = f"{name} as {log_path} has it"
             click.echo("\n".join(difflib.unified_diff(*lines, name, label, lineterm="")))
             continue
-        try:
-            Path(name).write_text(text)
-        except OSError as error:
-            raise LogError(f"cannot write {name}: {error.strerror}") from None
+        files.write_text("cannot write", name, text)
         click.echo(f"Rewrote {name}")
     if check and stale:
         click.echo("error: stale; python -m compare readme rewrites it", err=True)
@@ -186,12 +192,6 @@ def _ratio(value: float | None) -> str:
 
 
 def _read(path: str, missing: str | None = None) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        if missing is not None:
-            return missing
-        raise LogError(f"cannot read {path}: {error.strerror}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no UTF-8 text"
-        raise LogError(f"cannot read {path}: {reason}") from None
+    if missing is not None and not os.path.lexists(path):
+        return missing
+    return files.read_text("cannot read", path, LogError)

@@ -16,6 +16,7 @@ from typing import Any
 
 import click
 
+import files
 from benchlog.config import PRECISIONS, RunConfig
 from cli import Command, say
 from compare.arguments import names_of
@@ -70,6 +71,7 @@ def roofline(
     # Full precision comes first: it is what the others are compared with.
     chosen = list(dict.fromkeys(["none", *map(str, specs)]))
     wanted = names_of("--parts", parts, PARTS, PARTS)
+    files.check_output("--json", json_path, files.is_json, "JSON")
     common = RunConfig(
         checkpoint_path=checkpoint_path,
         device=device,

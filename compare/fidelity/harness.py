@@ -33,6 +33,12 @@ def check(tasks: Sequence[str]) -> None:
     for task in tasks:
         if task.endswith((".yaml", ".yml")) and not Path(task).is_file():
             raise UsageError(f"--lm_eval {task}: no such file")
+    from lm_eval.tasks import TaskManager
+
+    known = TaskManager()
+    for task in tasks:
+        if not Path(task).is_file() and not known.match_tasks([task]):
+            raise UsageError(f"--lm_eval {task}: lm-evaluation-harness has no such task")
 
 
 def evaluate(

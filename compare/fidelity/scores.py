@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import files
 from errors import UsageError
 from generate import Plan
 from models.checkpoints.sources import EMBEDDED
@@ -168,11 +169,7 @@ def token_ids(plan: Plan, limit: int, text: str | None) -> Tensor:
     UsageError where it cannot be read, or does not fill a window.
     """
     path = Path(text or EMBEDDED / "heldout.txt")
-    try:
-        ids = plan.tokenizer.encode(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no UTF-8 text"
-        raise UsageError(f"--text {path}: {reason}") from None
+    ids = plan.tokenizer.encode(files.read_text("--text", path))
     least = window(plan, limit)
     if len(ids) <= least:
         raise UsageError(

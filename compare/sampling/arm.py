@@ -15,6 +15,7 @@ from benchlog import shell
 from benchlog.config import RunConfig, Unsaid, argv, option_table, parse
 from errors import QuantbenchError, UsageError
 from quantize import spec
+from text import shown
 
 # What a comparison decides itself, or what concerns one run alone.
 NOT_IN_ARMS = (
@@ -40,7 +41,8 @@ class Arm:
 def make_arms(common: RunConfig, texts: Sequence[str], allow_different: bool = False) -> list[Arm]:
     """An arm for each text. Raises UsageError, one line, for arms that cannot be compared.
 
-    An arm whose options are wrong is an arm with a problem: the others are still worth running.
+    An arm whose options are wrong is an arm with a problem: the others are still worth running,
+    where one of them is the baseline.
     """
     if not texts:
         raise UsageError(
@@ -50,6 +52,11 @@ def make_arms(common: RunConfig, texts: Sequence[str], allow_different: bool = F
     if len(texts) == 1:
         raise UsageError(f"one arm, {texts[0]!r}, is nothing to compare: give another --arm")
     arms = [_arm(common, text) for text in texts]
+    able = [arm for arm in arms if arm.problem is None]
+    for number, arm in enumerate(arms, 1):
+        if arm.problem is not None and (number == 1 or len(able) < 2):
+            which = "the baseline, " * (number == 1)
+            raise UsageError(f"arm {number}, {which}{shown(arm.text)}: {arm.problem}")
     _refuse_identical(arms)
     if not allow_different:
         _refuse_different(arms)
@@ -116,16 +123,11 @@ def _refuse_different(arms: Sequence[Arm]) -> None:
     configs = [(number, arm.config) for number, arm in enumerate(arms, 1) if arm.config]
     for name in (*MODEL, *WORK):
         for number, config in configs[1:]:
-            theirs, own = getattr(configs[0][1], name), getattr(config, name)
+            theirs, own = (str(getattr(one, name)) for one in (configs[0][1], config))
             if own == theirs:
                 continue
             what = "model" if name in MODEL else "work"
             raise UsageError(
-                f"arm {number} has --{name} {_shown(own)} and arm {configs[0][0]} "
-                f"{_shown(theirs)}: not the same {what}; --allow_different compares them even so"
+                f"arm {number} has --{name} {shown(own, 40)} and arm {configs[0][0]} "
+                f"{shown(theirs, 40)}: not the same {what}; --allow_different compares them even so"
             )
-
-
-def _shown(value: object) -> str:
-    text = str(value)
-    return repr(text if len(text) <= 40 else f"{text[:40]}…")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import files
 from benchlog.config import argv
 from compare.sampling.arm import Arm
 from errors import LogError, UsageError
@@ -123,7 +124,9 @@ class Results:
         """What `save` wrote. Raises UsageError where there is nothing of the kind."""
         path = folder / FILE
         try:
-            value = json.loads(path.read_text())
+            if why := files.problem(path):
+                raise UsageError(f"--resume {folder}: {FILE}: {why}")
+            value = json.loads(files.read_text("--resume", path))
             if value.pop("format") != FORMAT:
                 raise UsageError(f"--resume {folder}: another version wrote its {FILE}")
             value.pop("rows", None)
@@ -134,15 +137,10 @@ class Results:
                 for device, readings in value["bandwidth"].items()
             }
             return Results(**value)
-        except OSError as error:
-            raise UsageError(f"--resume {folder}: {FILE}: {error.strerror}") from None
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise UsageError(f"--resume {folder}: {FILE} is not what --output writes") from None
 
 
 def write_json(path: str, value: Any) -> None:
     """What --json asks for. Raises LogError where that cannot be written."""
-    try:
-        Path(path).write_text(json.dumps(value, indent=1) + "\n")
-    except OSError as error:
-        raise LogError(f"--json {path}: {error.strerror}") from None
+    files.write_text("--json", path, json.dumps(value, indent=1) + "\n")

@@ -28,6 +28,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from cli import OneLineErrors
 from models.checkpoints.names import hugging_face
 from models.config import ModelConfig
 from models.llama import Transformer
@@ -190,12 +191,15 @@ def export(model: Transformer, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
-@click.command()
-@click.option("--steps", default=3000, show_default=True, help=f"steps of {ROWS * CONTEXT} tokens")
-@click.option("--seed", default=1, show_default=True)
-@click.option("--threads", default=2, show_default=True)
+@click.command(cls=OneLineErrors)
+@click.option("--steps", type=click.IntRange(1), default=3000, show_default=True,
+              help=f"steps of {ROWS * CONTEXT} tokens")  # fmt: skip
+@click.option("--seed", type=click.IntRange(0), default=1, show_default=True)
+@click.option("--threads", type=click.IntRange(1), default=2, show_default=True)
 @click.option("--output", default=HERE, type=click.Path(path_type=Path), show_default=True)
-def main(steps: int, seed: int, threads: int, output: Path) -> None:
+@click.option("--debug", is_flag=True, help="Show tracebacks")
+def main(steps: int, seed: int, threads: int, output: Path, debug: bool) -> None:
+    """Train the embedded model anew, into --output."""
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)

@@ -259,14 +259,16 @@ def test_a_killed_worker_and_a_killed_coordinator(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_ctrl_c_ends_with_the_results_so_far(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_end_with_the_results_so_far(tmp_path, number):
     arms = ["--arm", "", "--arm", "--quantization int8wo"]
     more = ["--max_rounds", "100000", "--precision", "0.01%", "--output", "out", "--tokens", "0"]
     process = start(tmp_path, *arms, *SHORT, *more)
     wait_for(lambda: rounds_in(tmp_path / "out") > 2)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     code, stdout, stderr = finish(process)
     assert code == 0 and "it was interrupted" in stdout
+    assert (tmp_path / "out" / "report.md").exists()
     assert re.search(r"^int8wo .*no difference shown|^int8wo .*(fast|slow)er", stdout, re.M)
     assert len(log.read(tmp_path / "benchmarks.txt").records) == 2
     assert not (tmp_path / "out" / "results.json").read_text().count('"perplexity": 1')
