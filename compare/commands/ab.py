@@ -150,10 +150,10 @@ def compare(results: Results, folder: Path | None, **more: Any) -> int:
     if results.rounds > results.logged_rounds:
         _log(results, found)
     results.save(folder, found)
-    click.echo(report.terminal(results, found))
-    if folder:
+    if folder:  # first, for a stdout that takes nothing must lose no comparison
         report.write(folder, results, found)
         say(f"Wrote {', '.join(report.FILES)} into {folder}")
+    click.echo(report.terminal(results, found))
     if results.baseline.failed:
         say(f"error: the baseline, {results.baseline.name}, failed: {results.baseline.failed}")
         return 1

@@ -39,6 +39,6 @@ def caches(
     report = cache_timing.measured(
         checkpoint_path, context_depth, batch_size, device, precision, rounds, say
     )
-    click.echo(cache_timing.table(report))
     if json_path:
         write_json(json_path, report)
+    click.echo(cache_timing.table(report))

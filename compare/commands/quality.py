@@ -66,9 +66,9 @@ def quality(
 
     tasks = [task.strip() for task in lm_eval.split(",")] if lm_eval else []
     found = measure(config, text, tokens, tasks, limit, say)
-    click.echo(report(found))
     if json_path:
         write_json(json_path, found)
+    click.echo(report(found))
 
 
 def report(found: dict[str, Any]) -> str:

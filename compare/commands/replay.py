@@ -96,7 +96,10 @@ def replay(
         for name, value in given.items()
         if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
     }
-    RunConfig(**changes)  # a wrong value is told at once
+    written = RunConfig(**changes).write_result  # a wrong value is told at once
+    if "write_result" in changes and written != "none":
+        log.check_writable(written)
+        log.check_kind(written)
     chosen, refused = read(path, lines, everything, conditions)
     found, problems = [], [f"line {number}: {reason}" for number, reason in refused]
     for number, record in chosen:

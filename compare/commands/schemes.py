@@ -51,8 +51,8 @@ def schemes(
     from compare.figures import schemes as figures  # torch takes its seconds after the options
 
     rows = figures.rows(base, names, measure, tokens, say)
-    click.echo(figures.table(rows))
     if json_path:
         write_json(json_path, rows)
+    click.echo(figures.table(rows))
     if not names:
         click.echo(f"\nForms: {', '.join(forms())}")
