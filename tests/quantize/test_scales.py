@@ -1,0 +1,93 @@
+"""The scales of every scheme, held against the weights alone: a weight is no further from what it
+becomes than half a step of its own group's range. Nothing here reads a scale of the scheme's."""
+
+import pytest
+import torch
+from torch import nn
+
+from quantize.registry import Quantizer
+from quantize.spec import SHOWN, parse_scheme
+
+CPU = torch.device("cpu")
+# A least-squares fit (-hqq) gives up outliers, and 2:4 sparsity zeros weights on purpose.
+NAMES = [n for n in SHOWN if n != "none" and not n.endswith("-hqq") and "marlin" not in n]
+BF16 = 2.0**-8  # half a unit in the last place, relative: scales and zeros stored in 16 bits
+
+
+def largest(groups):
+    return groups.abs().amax(-1, keepdim=True)
+
+
+def symmetric(groups, steps, relative=0.0):
+    """Half a step of 2 · max|w| / steps; the largest weight may be clipped by half a step."""
+    step = 2 * largest(groups) / steps
+    return step / 2 + relative * largest(groups)
+
+
+def asymmetric(groups, bits):
+    """Half a step of the range; the scale's rounding is multiplied by up to 2^(bits-1) steps."""
+    low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
+    step = (high - low) / (2**bits - 1)
+    return step / 2 + BF16 * ((high - low) / 2 + (high + low).abs() / 2 + step)
+
+
+def floating(groups, largest_number, mantissa_bits, smallest_step, scale_ratio=1.0):
+    """Half the distance of neighbouring numbers around w, with the scale max|w| / largest_number;
+    scale_ratio: how much larger than that the scale may be."""
+    scale = largest(groups) / largest_number * scale_ratio
+    return torch.maximum(groups.abs() * 2.0 ** -(mantissa_bits + 1), scale * smallest_step / 2)
+
+
+def allowed(name, w):
+    """|dequantized - w| at most, of w (N, K) float32."""
+    N, K = w.shape
+
+    def grouped(size):
+        return w.unflatten(-1, (-1, size))
+
+    family, *numbers = name.split("-")
+    if name in ("int8wo", "int8dq", "embed-int8"):
+        return symmetric(w, 255)
+    if name == "bnb-int8":
+        return symmetric(w, 254, 2.0**-11)  # float16 first
+    if name == "int8dq-int4wo-32":
+        return symmetric(grouped(32), 15, BF16)
+    if family in ("int4wo", "uintx"):
+        bits, size = (4, int(numbers[0])) if family == "int4wo" else map(int, numbers)
+        return asymmetric(grouped(size), bits)
+    if name in ("float8wo", "float8dq-row"):
+        return floating(w, 448, 3, 2.0**-9)
+    if name == "float8dq-tensor":
+        return floating(w.view(1, -1), 448, 3, 2.0**-9).view(N, K)
+    if name == "fp6":
+        return floating(w, 28, 2, 2.0**-4)
+    if name == "mxfp4":  # the power of two above max|w| / 6: less than twice that
+        return floating(grouped(32), 6, 1, 0.5, 2.0)
+    if name == "nvfp4":
+        # The group's scale is rounded to E4M3, 1/16 either way: down, it clips the largest weight.
+        groups = grouped(16)
+        bound = floating(groups, 6, 1, 0.5, 17 / 16)
+        return torch.maximum(bound, (groups.abs() - largest(groups) * (15 / 16)).clamp(min=0))
+    # The largest gap of bitsandbytes' tables, from their papers: nf4 1 - 0.7230 below -0.6962,
+    # fp4 1 - 2/3.
+    gap = {"bnb-nf4": 1 - 0.6961928, "bnb-fp4": 1 / 3}[name]
+    return largest(grouped(64)) * (gap / 2 + 1e-3)
+
+
+@pytest.mark.parametrize("weights", ["gaussian", "heavy-tailed", "off-centre"])
+@pytest.mark.parametrize("name", NAMES)
+def test_no_weight_is_further_than_half_a_step_of_its_groups_range(name, weights):
+    w = torch.randn(32, 256)
+    if weights == "heavy-tailed":
+        w = torch.distributions.StudentT(3.0).sample((32, 256))
+    if weights == "off-centre":
+        w += 3
+    layer = nn.Linear(256, 32, False)
+    layer.weight = nn.Parameter(w, requires_grad=False)
+    made = Quantizer.of_shapes(parse_scheme(name), CPU, torch.float32).quantized("layer", layer)
+    error = (made.weight.data.dequantize() - w).abs()
+    limit = allowed(name, w)
+    error = error.view(limit.shape if limit.numel() == w.numel() else (*limit.shape[:-1], -1))
+    assert (error <= limit * (1 + 1e-4) + 1e-7).all()
+    # And the bound is near; of uintx-7's, the rounding of scale and zero to 16 bits is the half.
+    assert (error / limit).max() > (0.3 if name == "uintx-7-64" else 0.6)

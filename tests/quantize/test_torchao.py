@@ -1,0 +1,220 @@
+"""torchao.quantize_ with quantize.config, on models that are not ours: Hugging Face's Llama, OPT
+and GPT-NeoX with random weights."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import nn
+from torchao.quantization import quantize_
+
+import quantize
+from errors import CheckpointError, KernelError, UsageError
+from models.checkpoints.load import load_model
+from ops.cpu import build
+from quantize.activation import rounded
+from quantize.cpu import PackedLinear
+from quantize.kernel import KernelLinear
+from quantize.packed import PackedWeight
+from quantize.registry import Quantizer, available
+from quantize.spec import SHOWN, parse_scheme
+
+CPU = torch.device("cpu")
+NEEDS_COMPILER = pytest.mark.skipif(bool(build.unavailable()), reason=str(build.unavailable()))
+# Every scheme with a kernel "cpu". -hqq has the formats of the names without it, and takes seconds
+# a layer; -wanda needs a calibration.
+NAMES = [
+    name
+    for name in SHOWN
+    if "cpu" in available(parse_scheme(name), CPU, torch.float32) and not name.endswith(("q", "a"))
+]
+COMMON = {"vocab_size": 96, "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
+CONFIGS = {
+    "llama": transformers.LlamaConfig(
+        **COMMON, intermediate_size=512, num_key_value_heads=2, tie_word_embeddings=False
+    ),
+    "llama-tied": transformers.LlamaConfig(
+        **COMMON, intermediate_size=512, num_key_value_heads=2, tie_word_embeddings=True
+    ),
+    "opt": transformers.OPTConfig(**COMMON, ffn_dim=512, word_embed_proj_dim=256),
+    "neox": transformers.GPTNeoXConfig(**COMMON, intermediate_size=512),
+}
+TOKENS = torch.randint(96, (2, 12), generator=torch.Generator().manual_seed(5))
+
+
+def hugging_face(family):
+    torch.manual_seed(3)
+    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[family])
+    for name, parameter in model.named_parameters():  # biases that matter, wherever there are any
+        if name.endswith("bias"):
+            nn.init.normal_(parameter, std=0.1)
+    model.generation_config.eos_token_id = None
+    return model.eval().requires_grad_(False)
+
+
+class Exact(nn.Module):
+    """A layer's product in float64, by the numbers that its scheme stands for."""
+
+    def __init__(self, name, layer, spec):
+        super().__init__()
+        weight = Quantizer.of_shapes(spec, CPU, torch.float32).quantized(name, layer).weight.data
+        packed = isinstance(weight, PackedWeight)  # scheme none leaves weights as they are
+        self.activation = weight.activation if packed else None
+        self.exact = (weight.dequantize(torch.float32) if packed else weight).double()
+        self.bias = None if layer.bias is None else layer.bias.double()
+
+    def forward(self, x):
+        if self.activation is None:
+            return F.linear(x, self.exact, self.bias)
+        numbers, scale = rounded(x, self.activation)
+        y = F.linear(numbers, self.exact) * scale.double()
+        return y if self.bias is None else y + self.bias
+
+
+def exact(model, spec):
+    """The model in float64, with the weights that the scheme has."""
+    model = copy.deepcopy(model)
+    for name, layer in list(model.named_modules()):
+        if isinstance(layer, nn.Linear):
+            model.set_submodule(name, Exact(name, layer, spec))
+    return model.double()
+
+
+def bound(name):
+    """Of the largest logit. float32 sums of 512 terms in two layers: 1e-4, as in test_llama. Where
+    activations are rounded, float32 and float64 may round one to neighbouring codes, a step of
+    1/127 or (E4M3) 1/8 of it apart, in one of 256 columns and in few of them."""
+    if parse_scheme(name).scheme and ("dq" in name or name == "bnb-int8"):
+        return 0.05 if name.startswith("float8") else 0.02
+    return 1e-4
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("family", ["llama", "opt", "neox"])
+def test_logits_are_those_of_the_scheme_and_it_generates(family, name):
+    model = hugging_face(family)
+    plain = model(TOKENS).logits
+    expected = exact(model, parse_scheme(name))(TOKENS).logits
+    count = sum(isinstance(module, nn.Linear) for module in model.modules())
+    quantize_(model, quantize.config(name, kernel="cpu"))
+    layers = [module for module in model.modules() if isinstance(module, KernelLinear)]
+    assert len(layers) == count > 8
+    logits = model(TOKENS).logits
+    assert (logits - expected).abs().max() <= bound(name) * expected.abs().max()
+    if name != "none":  # quantized at all: its error is larger than what is allowed above
+        assert (logits - plain).abs().max() > 2e-4 * plain.abs().max()
+    made = model.generate(TOKENS, max_new_tokens=5, do_sample=False, pad_token_id=0)
+    assert made.shape == (2, 17) and torch.equal(made[:, :12], TOKENS)
+
+
+# Our model multiplies by wq, wk and wv together: a scale of a whole weight is another one there.
+WHOLE_WEIGHT = ("float8dq-tensor", "nvfp4")
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in WHOLE_WEIGHT])
+@pytest.mark.parametrize("family", ["llama", "llama-tied"])
+def test_llama_is_our_own_model_with_the_same_scheme(family, name, tmp_path):
+    model = hugging_face(family)
+    model.save_pretrained(tmp_path)
+    ours = load_model(
+        str(tmp_path), transform=Quantizer(parse_scheme(name), CPU, torch.float32, "cpu")
+    )
+    quantize_(model, quantize.config(name, kernel="cpu"))
+    if name == "embed-int8":  # by default only nn.Linear: the table is quantized by asking
+        model = hugging_face(family)
+        both = nn.Linear, nn.Embedding
+        config = quantize.config(name, kernel="cpu")
+        quantize_(model, config, filter_fn=lambda module, _: isinstance(module, both))
+    with torch.no_grad():
+        mine, logits = ours(TOKENS), model(TOKENS).logits
+    assert (mine - logits).abs().max() <= bound(name) * logits.abs().max()
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("name", ["int4wo-64", "float8dq-row"])
+def test_a_compiled_model_is_the_model(name):
+    model = hugging_face("llama")
+    quantize_(model, quantize.config(name))
+    torch._dynamo.reset()
+    with torch.no_grad():
+        eager = model(TOKENS, use_cache=False).logits
+        compiled = torch.compile(model)(TOKENS, use_cache=False).logits
+    assert (compiled - eager).abs().max() <= bound(name) * eager.abs().max()
+
+
+# ---------------------------------------------------------------------------------- what is changed
+
+
+def small():
+    return nn.Sequential(nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 64)).requires_grad_(False)
+
+
+def test_a_filter_chooses_layers():
+    model = small()
+    quantize_(model, quantize.config("fp6", "reference"), filter_fn=lambda _, name: name == "2")
+    assert type(model[0]) is nn.Linear and isinstance(model[2], KernelLinear)
+    quantize_(model, quantize.config("int8wo", "reference"), filter_fn=lambda _, name: name == "0")
+    assert isinstance(model[0], KernelLinear)
+
+
+def test_a_lone_layer_one_used_twice_and_hooks():
+    """quantize_ drops the root's replacement, and meets a layer of two parents twice."""
+    lone = nn.Linear(64, 64)
+    quantize_(lone, quantize.config("int8wo", "reference"))
+    assert isinstance(lone, KernelLinear) and lone(torch.randn(2, 64)).shape == (2, 64)
+    shared, calls = nn.Linear(64, 64), []
+    shared.register_forward_hook(lambda *_: calls.append(1))
+    model = nn.Sequential(nn.Sequential(shared), nn.Sequential(shared))
+    quantize_(model, quantize.config("int8wo", "reference"))
+    assert model[0][0] is model[1][0] is shared and isinstance(shared, KernelLinear)
+    model(torch.randn(2, 64))
+    assert len(calls) == 2
+
+
+@NEEDS_COMPILER
+def test_a_quantized_model_can_be_copied_and_its_state_loaded():
+    model, x = small(), torch.randn(3, 128)
+    quantize_(model, quantize.config("int4wo-32", "cpu"))
+    assert isinstance(model[0], PackedLinear)
+    other = small()
+    quantize_(other, quantize.config("int4wo-32", "cpu"))
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(copy.deepcopy(model)(x), model(x)) and torch.equal(other(x), model(x))
+
+
+class Own(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) + 1
+
+
+def refused(model, name="int4wo-64", error=KernelError, **options):
+    with pytest.raises(error) as raised:
+        quantize_(model, quantize.config(name), **options)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def test_what_cannot_be_quantized_is_named():
+    deep = nn.ModuleDict({"block": nn.Sequential(nn.Linear(64, 64), nn.Linear(100, 64))})
+    assert "block.1 has in_features 100, no multiple of 64" in refused(deep)
+    assert "block.0 is quantized already" in refused(deep, "int8wo")
+    own = nn.Sequential(Own(64, 64))
+    assert "0 is a Own, whose forward is its own; a filter_fn can leave" in refused(own)
+    norm = nn.ModuleDict({"norm": nn.LayerNorm(64)})
+    everything = {"filter_fn": lambda _, name: bool(name)}
+    assert "norm is no nn.Linear but LayerNorm" in refused(norm, **everything)
+    bad = nn.Sequential(nn.Linear(64, 64))
+    bad[0].weight.data[3, 5] = float("nan")
+    assert "0 has 1 weights that are NaN" in refused(bad, error=CheckpointError)
+
+
+@pytest.mark.parametrize("name, said", [("int4wo", "nearest"), ("autoquant", "after measuring")])
+def test_a_config_is_of_a_scheme(name, said):
+    with pytest.raises(UsageError, match=said):
+        quantize.config(name)
+    with pytest.raises(KernelError, match="fp6 has no such kernel"):
+        quantize_(small(), quantize.config("fp6", "torchao"))
