@@ -4,47 +4,352 @@
     python generate.py --checkpoint_path DIR --compile --interactive    # talk to your own
     python generate.py --checkpoint_path dummy:Llama-3.2-1B --compile   # speed without a download
 
-A run loads the model layer by layer, quantizing each as it arrives; warms up until two samples
-agree; then takes --num_samples samples and appends one line to benchmarks.txt with the command
-that repeats it. What the numbers mean is in the README.
+    generator = Generator(models.load("tiny", quantization="int8wo"), cache_size=256)
+    generator.generate(prompt, max_new_tokens=100).tokens
+
+Read it in this order: how a token is drawn (`sample`), how a prompt is read (`prefill`), one
+decoding step (`decode_one_token`), the loop around them (`Generator`), and the command, which plans
+a run, loads the model, warms up, measures, and appends one line to benchmarks.txt with the command
+that repeats it. What a plan, a decoder or a measurement is stands in run/; what the numbers mean is
+in the README.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import math
-import statistics
+import contextlib
+import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from benchlog import log
-from benchlog.config import RunConfig, options, repro
-from benchlog.origin import git_commit, versions
-from benchlog.record import Record
+from benchlog.config import RunConfig, options
 from benchlog.table import table
-from cli import OneLineErrors, Report, progress, quiet, say
+from cli import OneLineErrors, progress, quiet, say
 from errors import UsageError
 from run import environment
-from run.checks import check, check_name
+from run.checks import check
 
 if TYPE_CHECKING:  # torch takes seconds to import; --help and a mistyped option need none of it
     import torch
+    from torch import Tensor
 
-    from models.config import ModelConfig
+    from kv_cache.base import KVCache
     from models.llama import Transformer
-    from models.tokenizer import Tokenizer
-    from quantize.spec import Spec
-    from run.loading import Loading
-    from run.session import Generation, Session
+    from quantize.spec import Selection, Spec
+    from run.decoding import Decoder
+    from run.measure import Generation, Measured
+    from run.plan import Plan
 
 STARTED = time.perf_counter()  # of this process: Python and the imports above take 0.1 s
-AGREEMENT = 0.05  # two warm-up samples this close to each other are steady
-MAX_WARM_UPS = 5
-INTERACTIVE_CACHE = 4096  # positions, unless --cache_size or a shorter context says otherwise
+# Positions of a prompt that go through the model at once: enough to keep the cores busy, and few
+# enough that their activations are small beside the weights, 40 MB for a 1 B Llama on the CPU.
+PREFILL_CHUNK = {"cpu": 512, "cuda": 2048, "xpu": 2048, "mps": 1024}
+LARGEST_DEFAULT_CACHE = 4096  # positions of a Generator's caches, if it is told nothing
+
+
+# ---------------------------------------------------------------------------------- one token
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Temperature 0 is greedy; otherwise draw from the `top_k` likeliest tokens."""
+
+    temperature: float = 0.0
+    top_k: int = 200
+
+
+def sample(logits: Tensor, how: Sampling) -> Tensor:
+    """The next token of every row, (B, 1), from logits (B, V).
+
+    Dividing probabilities by exponential noise and taking the largest draws from them exactly
+    (the exponential form of the Gumbel-max trick), without torch.multinomial's device sync.
+    """
+    if how.temperature == 0:
+        return logits.argmax(-1, keepdim=True)
+    top, tokens = logits.float().topk(min(how.top_k, logits.shape[-1]))
+    probabilities = (top / how.temperature).softmax(-1)
+    noise = probabilities.new_empty(probabilities.shape).exponential_(1)
+    return tokens.gather(-1, (probabilities / noise).argmax(-1, keepdim=True))
+
+
+def prefill(
+    model: Transformer,
+    caches: Sequence[KVCache],
+    tokens: Tensor,
+    positions: Tensor,
+    start: int,
+    how: Sampling,
+) -> tuple[Tensor, Tensor]:
+    """Read a prompt's (last) tokens (B, S) at positions (S,), the first of which is `start`.
+
+    Returns the next token (B, 1) and its position (1,).
+    """
+    logits = model(tokens, positions, caches, last_only=True, start=start)
+    return next_token(logits[:, -1], positions[-1:], how)
+
+
+def decode_one_token(
+    decoder: Decoder, token: Tensor, position: Tensor, how: Sampling
+) -> tuple[Tensor, Tensor]:
+    """Read one token of every row, (B, 1), at position (1,); the next token and its position.
+
+    Its shapes never change, so it is compiled once. It lies on the device, in and out: nothing in
+    the loop waits for an accelerator, and the CPU can run ahead of it.
+    """
+    return next_token(decoder.step(token, position), position, how)
+
+
+def next_token(logits: Tensor, position: Tensor, how: Sampling) -> tuple[Tensor, Tensor]:
+    """`sample` of logits (B, V) at position (1,), and the position after it."""
+    if logits.device.type != "cpu":
+        return sample(logits, how), position + 1
+    import torch
+
+    token, following = torch.ops.quantbench.draw(logits, position, how.temperature, how.top_k)
+    return token, following
+
+
+def register_draw() -> None:
+    """On the CPU drawing is one op to the compiler: it takes microseconds to run, and the C++ that
+    it would become seconds to compile."""
+    from run import compiling
+
+    compiling.opaque(
+        "draw",
+        "(Tensor logits, Tensor position, float temperature, int top_k) -> (Tensor, Tensor)",
+        lambda logits, position, temperature, top_k: (
+            sample(logits, Sampling(temperature, top_k)),
+            position + 1,
+        ),
+        lambda logits, position, temperature, top_k: (
+            position.new_empty((len(logits), 1)),
+            position.new_empty(position.shape),
+        ),
+    )
+
+
+# ---------------------------------------------------------------------------------- the loop
+
+
+class Generator:
+    """A model that generates: with its caches, its decoder, and what was compiled for them.
+
+    The model is only read, so several Generators may use one; it should not change meanwhile.
+
+        generator = Generator(model, batch_size=2, cache_size=256)
+        generator.forward(prompt, 0)                        # logits (2, S, V)
+        generator.generate(prompt, 20).tokens               # (2, 20)
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        batch_size: int = 1,
+        cache_size: int | None = None,
+        kv_cache: str = "dense",
+        decoder: str = "auto",
+        *,
+        compile_decode: bool = False,
+        compile_prefill: bool = False,
+        prefill_chunk: int | None = None,
+        sampling: Sampling | None = None,
+    ) -> None:
+        """batch_size: rows at most. cache_size: positions; the model's context if not given, up to
+        4096. kv_cache: a name of kv_cache.CACHES. decoder: "auto" or a name of
+        run.decoding.DECODERS. prefill_chunk: positions of a prompt that go through the model at
+        once. sampling: greedy if not given.
+
+        On the CPU the first of all Generators builds the C++ kernels, which takes a minute. Raises
+        UsageError for a kind of cache that does not exist or take the model's heads, KernelError
+        for a decoder that cannot run.
+        """
+        import torch
+
+        from ops import attention
+        from run import compiling, decoding
+
+        register_draw()
+        config, weight = model.config, model.tok_embeddings.weight
+        self.model, self.device, self.batch_size = model, weight.device, batch_size
+        self.sampling = sampling or Sampling()
+        self.cache_size = cache_size or min(config.max_position, LARGEST_DEFAULT_CACHE)
+        self.prefill_chunk = prefill_chunk or PREFILL_CHUNK.get(self.device.type, 512)
+        group = config.num_heads // config.num_kv_heads
+        self.attention = attention.choose(self.device, config.head_dim, group, weight.dtype)
+        self.caches = self._new_caches(kv_cache)
+        self.decoder = decoding.choose(decoder, model, self.caches, batch_size, compile_decode)
+
+        # What runs: a prompt's last chunk, its other chunks, a decoding step; and logits of either.
+        prefill, fill, step = self._prefill, self._fill, self._step
+        prompt_logits, step_logits = self._logits, self.decoder.step
+        settings: dict[str, Any] = {"fullgraph": True, "options": compiling.options(self.device)}
+        if compile_decode:
+            step, step_logits = (torch.compile(f, **settings) for f in (step, step_logits))
+        if compile_prefill:
+            if self.device.type != "cpu":  # prompts differ in length, a CUDA graph has only one
+                settings["options"] = {}
+            prefill, fill, prompt_logits = (
+                compiling.for_any_length(torch.compile(f, **settings))
+                for f in (prefill, fill, prompt_logits)
+            )
+        functions = (prefill, fill, step, prompt_logits, step_logits)
+        self.prefill, self.fill, self.step, self.prompt_logits, self.step_logits = (
+            torch.no_grad()(function) for function in functions
+        )
+
+    def forward(self, tokens: Tensor, start: int = 0) -> Tensor:
+        """Logits (B, S, V) of tokens (B, S) at positions start, start + 1, …, through the caches.
+
+        They see what the caches hold before `start`, and are stored there: a prompt, a part of one,
+        or, where S is 1, one step, which the decoder carries out. Raises UsageError for positions
+        or rows that the caches do not have.
+        """
+        import torch
+
+        self._check(tokens, start)
+        if tokens.shape[1] == 1:
+            return self.step_logits(tokens, self._positions(tokens, start))[:, None].clone()
+        pieces = []
+        for chunk in tokens.split(self.prefill_chunk, dim=1):
+            pieces.append(self.prompt_logits(chunk, self._positions(chunk, start), start))
+            start += chunk.shape[1]
+        return torch.cat(pieces, 1)
+
+    def stream(self, prompt: Tensor, start: int = 0) -> Iterator[Tensor]:
+        """Read a prompt (B, S) at positions start, start + 1, …; then next tokens (B, 1), until the
+        caller stops or the caches are full, which is a UsageError.
+
+        Each token is a copy of its own: a CUDA graph writes a step's result over the last one's.
+        """
+        self._check(prompt, start)
+        *chunks, last = prompt.split(self.prefill_chunk, dim=1)
+        for chunk in chunks:
+            self.fill(chunk, self._positions(chunk, start), start)
+            start += chunk.shape[1]
+        positions = self._positions(last, start)
+        if last.shape[1] == 1:
+            token, position = self.step(last, positions)
+        else:
+            token, position = self.prefill(last, positions, start)
+        yield token.clone()
+        for end in itertools.count(start + last.shape[1]):
+            self._check(token, end)
+            with _fusing_attention(self.device):
+                token, position = self.step(token.clone(), position.clone())
+            yield token.clone()
+
+    def generate(
+        self,
+        prompt: Tensor,
+        max_new_tokens: int,
+        start: int = 0,
+        after_token: Callable[[], object] = lambda: None,
+    ) -> Generation:
+        """Continue prompt (B, S), which lies on the device, by exactly max_new_tokens tokens.
+
+        after_token: called once the prompt is done, and then as each decoding step has been issued,
+        which on an accelerator is before it is over. Raises UsageError for positions or rows that
+        the caches do not have; the last token needs none.
+        """
+        import torch
+
+        from devices import synchronize
+        from run.measure import Generation
+
+        self._check(prompt, start, more=max_new_tokens - 1)
+        synchronize(self.device)
+        started = time.perf_counter()
+        stream = self.stream(prompt, start)
+        tokens = [next(stream)]
+        synchronize(self.device)
+        prefilled = time.perf_counter()
+        after_token()
+        for _ in range(max_new_tokens - 1):
+            tokens.append(next(stream))
+            after_token()
+        synchronize(self.device)
+        ended = time.perf_counter()
+        return Generation(torch.cat(tokens, 1), prefilled - started, ended - prefilled)
+
+    def fill_randomly(self, depth: int) -> None:
+        """Put random keys and values at positions 0 to depth - 1 of every layer."""
+        import torch
+
+        with torch.no_grad():
+            for cache in self.caches:
+                cache.fill(depth)
+
+    def _prefill(self, tokens: Tensor, positions: Tensor, start: int) -> tuple[Tensor, Tensor]:
+        return prefill(self.model, self.caches, tokens, positions, start, self.sampling)
+
+    def _fill(self, tokens: Tensor, positions: Tensor, start: int) -> Tensor:
+        return self.model.hidden(tokens, positions, self.caches, start=start)
+
+    def _step(self, token: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
+        return decode_one_token(self.decoder, token, position, self.sampling)
+
+    def _logits(self, tokens: Tensor, positions: Tensor, start: int) -> Tensor:
+        logits: Tensor = self.model(tokens, positions, self.caches, start=start)
+        return logits
+
+    def _new_caches(self, kind: str) -> list[KVCache]:
+        from kv_cache import CACHES
+
+        if kind not in CACHES:
+            raise UsageError(f"kv_cache {kind!r}: there are {', '.join(CACHES)}")
+        config, weight = self.model.config, self.model.tok_embeddings.weight
+        return [
+            CACHES[kind](
+                self.batch_size,
+                config.num_kv_heads,
+                self.cache_size,
+                config.head_dim,
+                weight.dtype,
+                self.device,
+                config.sliding_window,
+                self.attention.name,
+            )
+            for _ in range(config.num_layers)
+        ]
+
+    def _positions(self, tokens: Tensor, start: int) -> Tensor:
+        import torch
+
+        return torch.arange(start, start + tokens.shape[1], device=self.device)
+
+    def _check(self, tokens: Tensor, start: int, more: int = 0) -> None:
+        """That the caches have these rows and positions, and `more` positions behind them."""
+        if tokens.dim() != 2 or tokens.shape[1] == 0:
+            raise UsageError(
+                f"tokens have to be (rows, positions), one or more; given: {[*tokens.shape]}"
+            )
+        rows, end = tokens.shape[0], start + tokens.shape[1] + more
+        if rows > self.batch_size:
+            raise UsageError(
+                f"{rows} rows, and the caches have {self.batch_size}: batch_size={rows}"
+            )
+        if start < 0 or end > self.cache_size:
+            raise UsageError(
+                f"positions {start} to {end - 1}, and the caches have {self.cache_size}: give a "
+                "larger cache_size, or fewer tokens"
+            )
+
+
+def _fusing_attention(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """On CUDA, let inductor fuse one query's attention: the flash kernels are for many."""
+    if device.type != "cuda":
+        return contextlib.nullcontext()
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    return sdpa_kernel(SDPBackend.MATH)
+
+
+# ---------------------------------------------------------------------------------- the command
 
 
 @click.command(cls=OneLineErrors, epilog="Docs: README.md. Log lines: python -m benchlog check.")
@@ -53,356 +358,71 @@ def main(**given: Any) -> None:
     """Generate text with a quantized Llama-family model and log its speed and memory."""
     environment.prepare()
     config = RunConfig(**given)
-    check(config)
+    scheme = check(config)
     quiet(config.debug)
-    run(config)
+    run_command(config, scheme)
 
 
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """A run that makes sense: everything checked that can be checked without the weights."""
-
-    config: RunConfig
-    name: str
-    device: torch.device
-    spec: Spec
-    loading: Loading
-    architecture: ModelConfig
-    tokenizer: Tokenizer
-    prompt: list[int]
-    cache_size: int
-
-
-def run(config: RunConfig) -> None:
+def run_command(config: RunConfig, scheme: Spec | Selection) -> None:
     """Plan, load, warm up, measure, print and log."""
     with progress("Starting torch", lasting=False):
-        import quantize.registry  # noqa: F401
-    plan = make_plan(config)
+        import devices
+        from run import loading, plan, sizes
+    made = plan.make_plan(config, scheme)
     if config.dry_run:
-        click.echo(dry_run(plan))
+        click.echo(sizes.report(made))
         return
-    say(memory(plan))
-    with progress(f"Loading {plan.name} as {plan.spec}") as report:
-        model, load_memory = load(plan, report)
-    session = make_session(plan, model)
+    say(sizes.fits(made, devices.free_memory(made.device)))
+    with progress(f"Loading {made.name} as {made.spec}") as report:
+        loaded = loading.load(made, report, say)
+    generator = make_generator(made, loaded.model)
     if config.interactive:
-        chat(plan, session)
+        chat(made, generator)
         return
-    details = measure(plan, session)
-    details["peak_memory_bytes"]["load"] = load_memory
-    record = make_record(plan.config, details)
-    if config.write_result != "none":
-        log.append(Path(config.write_result), record.render())
-        say(f"Appended one line to {config.write_result}")
-    if config.output_json_path:
-        log.append_json(Path(config.output_json_path), {"line": record.render(), **details})
-        say(f"Appended every sample to {config.output_json_path}")
-    if details["text"] is not None:  # last, for a stdout that takes nothing must lose no run
-        click.echo(details["text"] + "\n")
-    click.echo(table([details]))
+    finish(made.config, measure(made, generator, loaded.kernels, loaded.peak_memory))
 
 
-def make_plan(config: RunConfig) -> Plan:
-    """Find the device, scheme, kernel, architecture and tokenizer, and check that all fits."""
+def make_generator(plan: Plan, model: Transformer) -> Generator:
+    """The Generator that the plan asks for, its caches filled to --context_depth."""
     import torch
 
-    import devices
-    from models.checkpoints.load import load_config, model_name, tokenizer_folder
-    from models.tokenizer import ByteTokenizer, load_tokenizer
-    from run.loading import Loading, scheme_of
-
-    config = environment.use_threads(config)
-    spec = scheme_of(config)
-    device = devices.resolve(config.device)
-    config = dataclasses.replace(config, device=str(device), quantization=str(spec))
-    if config.memory_profile and device.type not in ("cuda", "cpu"):
-        raise UsageError(f"--memory_profile works on cuda and cpu, not on {device.type}")
-    architecture = load_config(config.checkpoint_path)
-    if config.num_layers:
-        architecture = architecture.with_layers(config.num_layers)
-    vocab_size, folder = architecture.vocab_size, tokenizer_folder(config.checkpoint_path)
-    tokenizer = load_tokenizer(folder, vocab_size) if folder else ByteTokenizer(vocab_size)
-    check_name(config, model_name(config.checkpoint_path))
-    if config.prefill_size:
-        positions(config, config.prefill_size, architecture.max_position)
-        generator = torch.Generator().manual_seed(config.seed)
-        prompt = torch.randint(vocab_size, (config.prefill_size,), generator=generator).tolist()
-    else:
-        prompt = tokenizer.encode(config.prompt)
-    return Plan(
-        config=config,
-        name=model_name(config.checkpoint_path),
-        device=device,
-        spec=spec,
-        loading=Loading(config, spec, device, tokenizer),
-        architecture=architecture,
-        tokenizer=tokenizer,
-        prompt=prompt,
-        cache_size=positions(config, len(prompt), architecture.max_position),
-    )
-
-
-def positions(config: RunConfig, prompt: int, context: int) -> int:
-    """How many positions the caches get; UsageError if the run cannot stay inside them."""
-    if config.interactive:
-        if config.context_depth:
-            raise UsageError("--interactive begins at the beginning: leave out --context_depth")
-        return config.cache_size or min(context, INTERACTIVE_CACHE)
-    if prompt == 0:
-        raise UsageError("--prompt is empty, and this tokenizer has no token to begin with")
-    needed = config.context_depth + prompt + config.max_new_tokens
-    asked = f"{prompt} prompt tokens and --max_new_tokens {config.max_new_tokens} need {needed}"
-    if config.context_depth:
-        asked = f"--context_depth {config.context_depth}, {asked}"
-    if needed > context:
-        raise UsageError(f"{asked} positions; the model's context has {context}: ask for fewer")
-    if config.cache_size and config.cache_size < needed:
-        raise UsageError(f"{asked} positions; --cache_size {config.cache_size} is too small")
-    return config.cache_size or needed
-
-
-def load(plan: Plan, report: Report) -> tuple[Transformer, dict[str, int]]:
-    """The quantized model, and the peak memory of loading it; the compiler gets ready beside it."""
-    import devices
-    from run import compiling
-
-    devices.reset_peak_memory(plan.device)
-    alone = plan.spec.scheme is None  # kernels are timed meanwhile
-    ready = compiling.begin(plan.device) if plan.config.compile and not alone else None
-    model = plan.loading.load(report, say)
-    if ready:
-        ready()
-    return model, devices.peak_memory(plan.device)
-
-
-def dry_run(plan: Plan) -> str:
-    """Sizes and kernels, from shapes alone."""
-    from run import sizes
-
     config = plan.config
-    return sizes.report(config, plan.architecture, plan.spec, plan.device, plan.cache_size)
-
-
-def memory(plan: Plan) -> str:
-    """What will be allocated, before any of it is; MemoryShortage if it cannot be."""
-    import devices
-    from run import sizes
-
-    free = devices.free_memory(plan.device)
-    return sizes.check_memory(
-        plan.config, plan.architecture, plan.spec, plan.device, plan.cache_size, free
-    )
-
-
-def make_session(plan: Plan, model: Transformer) -> Session:
-    import torch
-
-    from run.session import Sampling, Session
-    from run.sizes import kv_cache
-
-    config = plan.config
-    session = Session(
+    generator = Generator(
         model,
-        Sampling(config.temperature, config.top_k),
         config.batch_size,
         plan.cache_size,
+        plan.cache.format,
+        config.decoder,
         compile_decode=config.compile,
         compile_prefill=config.compile_prefill,
-        cache=kv_cache(config),
         prefill_chunk=config.prefill_chunk,
+        sampling=Sampling(config.temperature, config.top_k),
     )
-    if reason := model.decode_kernel.reason:
+    if reason := generator.attention.reason:
         say(f"Attention over the KV cache runs on plain torch, which is slow: {reason}")
     if config.context_depth:
         with progress(f"Filling {config.context_depth} positions"):
             torch.manual_seed(config.seed)
-            session.fill_randomly(config.context_depth)
-    return session
+            generator.fill_randomly(config.context_depth)
+    return generator
 
 
-def measure(plan: Plan, session: Session) -> dict[str, Any]:
-    """Compile, warm up, take the samples; everything known about the run, ready for JSON."""
+def measure(plan: Plan, generator: Generator, kernels: str, load_peak: dict[str, int]) -> Measured:
+    """Compile, warm up, take the samples and the traces."""
     import devices
+    from run import measure as run_measure
     from run.tracing import trace
 
     config, device = plan.config, plan.device
-    one_sample = sampler(plan, session)
-    ready = get_ready(plan, session, one_sample, since=STARTED)
-    memory = {"warm_up": devices.peak_memory(device)}
+    one_sample = run_measure.sampler(plan, generator)
+    ready = run_measure.get_ready(config, device, one_sample, since=STARTED)
+    warm_up_peak = devices.peak_memory(device)
     devices.reset_peak_memory(device)
-    samples, spoken = [], -math.inf
-    for number in range(1, config.num_samples + 1):
-        generation = one_sample(number - 1)
-        samples.append(figures(generation, len(plan.prompt)))
-        if config.num_samples <= 10 or time.monotonic() > spoken + 2:
-            spoken = time.monotonic()
-            say(f"Sample {number} of {config.num_samples}: {samples[-1]['tok_s']:.2f} tok/s")
-    memory["generate"] = devices.peak_memory(device)
+    samples, tokens = run_measure.take(plan, one_sample)
+    peaks = run_measure.Peaks(load_peak, warm_up_peak, devices.peak_memory(device))
     trace(device, config.profile, config.memory_profile, lambda: one_sample(0), say)
-    text = readable(plan, generation.tokens[0].tolist())
-    found = {**facts(plan, session.model), **ready, "text": text, "peak_memory_bytes": memory}
-    return {**found, **summary(found, samples), "samples": samples}
-
-
-def sampler(plan: Plan, session: Session) -> Callable[..., Generation]:
-    """A function of a sample's number that takes it; further arguments as Session.generate's."""
-    import torch
-
-    config = plan.config
-    prompt = torch.tensor([plan.prompt] * config.batch_size, device=plan.device)
-
-    def one_sample(index: int, tokens: int = config.max_new_tokens, **more: Any) -> Generation:
-        torch.manual_seed(config.seed + index)  # a seed reproduces a sample, however long we warm
-        return session.generate(prompt, tokens, config.context_depth, **more)
-
-    return one_sample
-
-
-def get_ready(
-    plan: Plan,
-    session: Session,
-    one_sample: Callable[..., Generation],
-    since: float | None = None,
-) -> dict[str, Any]:
-    """Compile and warm up; how long that took. The peak memory counts from here on.
-
-    since: when the process started, where that is to be told.
-    """
-    import devices
-
-    config = plan.config
-    devices.reset_peak_memory(plan.device)
-    compiling = config.compile or config.compile_prefill
-    came: list[float] = []  # when each token did
-    with progress("Compiling" if compiling else "First steps"):
-        started = time.perf_counter()
-        tokens = min(3, config.max_new_tokens)
-        one_sample(0, tokens, after_token=lambda: came.append(time.perf_counter()))
-        first_seconds = time.perf_counter() - started
-    waited = {}
-    if since is not None:
-        waited = {"first_token_s": came[0] - since, "first_steps_s": came[-1] - since}
-        line = f"From the start to the first token: {came[0] - since:.1f} s"
-        if config.compile and tokens > 1:
-            line += f"; to the first {tokens}, compilation included: {came[-1] - since:.1f} s"
-        say(line)
-    warm_ups, steady = warm_up(one_sample)
-    return {
-        **waited,
-        "compile_seconds": first_seconds if compiling else None,
-        "warm_ups": warm_ups,
-        "warm_up_steady": steady,
-    }
-
-
-def facts(plan: Plan, model: Transformer) -> dict[str, Any]:
-    """What is known of a run before its first sample, once its session was made."""
-    import devices
-
-    return {
-        "config": dataclasses.asdict(plan.config),
-        "model": plan.name,
-        "architecture": dataclasses.asdict(plan.architecture),
-        "scheme": str(plan.spec),
-        "kernel": plan.loading.kernels,
-        "prompt_tokens": len(plan.prompt),
-        "cache_size": plan.cache_size,
-        "weight_bytes": model.weight_bytes(),
-        "kv_cache": model.caches[0].format,
-        "attention_kernel": model.decode_kernel.name,
-        "kv_cache_bytes": sum(cache.nbytes for cache in model.caches),
-        "device": {"type": plan.device.type, **devices.describe(plan.device)},
-        "environment": dataclasses.asdict(environment.in_force()),
-        "versions": versions(),
-        "git_commit": git_commit(),
-    }
-
-
-def summary(facts: dict[str, Any], samples: list[dict[str, Any]]) -> dict[str, Any]:
-    """The samples in a few figures: tok/s is their mean, the others are medians."""
-    tok_s = statistics.fmean(sample["tok_s"] for sample in samples)
-    return {
-        "tok_s": tok_s,
-        "tok_s_all_rows": tok_s * facts["config"]["batch_size"],
-        "prefill_tok_s": median(samples, "prefill_tok_s"),
-        "decode_tok_s": median(samples, "decode_tok_s"),
-        "time_to_first_token_s": median(samples, "prefill_seconds"),
-        "weight_bytes_per_s": tok_s * facts["weight_bytes"],
-    }
-
-
-def warm_up(one_sample: Callable[[int], Generation]) -> tuple[list[float], bool]:
-    """Sample until two in a row agree; their seconds, and whether two did.
-
-    One warm-up is not enough: CUDA graphs are captured on the second call, and clocks, caches and
-    page tables take their time.
-    """
-    seconds: list[float] = []
-    steady = False
-    with progress("Warming up"):
-        while len(seconds) < MAX_WARM_UPS and not steady:
-            generation = one_sample(len(seconds))
-            seconds.append(generation.prefill_seconds + generation.decode_seconds)
-            steady = len(seconds) > 1 and abs(seconds[-1] / seconds[-2] - 1) <= AGREEMENT
-    count = len(seconds)
-    if steady:
-        say(f"Steady: warm-up samples {count - 1} and {count} agree within {AGREEMENT:.0%}")
-    else:
-        say(f"Not steady: no two in a row of {count} warm-up samples agree within {AGREEMENT:.0%}")
-    return seconds, steady
-
-
-def figures(generation: Generation, prompt_tokens: int) -> dict[str, float | None]:
-    """Seconds and tokens per second of one sample, each row's; batches multiply them."""
-    prefill, decode = generation.prefill_seconds, generation.decode_seconds
-    new_tokens = generation.tokens.shape[1]
-    return {
-        "prefill_seconds": prefill,
-        "decode_seconds": decode,
-        "tok_s": new_tokens / (prefill + decode),
-        "prefill_tok_s": prompt_tokens / prefill,
-        "decode_tok_s": (new_tokens - 1) / decode if new_tokens > 1 else None,
-    }
-
-
-def median(samples: list[dict[str, Any]], name: str) -> float | None:
-    values = [sample[name] for sample in samples if sample[name] is not None]
-    return statistics.median(values) if values else None
-
-
-def make_record(config: RunConfig, details: dict[str, Any]) -> Record:
-    """The log line: GB are 1e9 bytes, and the peak is that of the counted samples."""
-    peak = next(iter(details["peak_memory_bytes"]["generate"].values()))
-    return Record(
-        timestamp=time.strftime("%Y%m%d%H%M%S"),
-        tok_s=details["tok_s"],
-        mem_s=details["weight_bytes_per_s"] / 1e9,
-        peak_mem=peak / 1e9,
-        model_size=details["weight_bytes"] / 1e9,
-        quant="None" if details["scheme"] == "none" else details["scheme"],
-        mod=details["model"],
-        kv_quant=details["kv_cache"] != "dense",
-        compile=config.compile,
-        compile_prefill=config.compile_prefill,
-        dtype=f"torch.{config.precision}",
-        device=config.device,
-        repro=repro(dataclasses.replace(config, save=None)),  # it takes a new folder
-    )
-
-
-def chat(plan: Plan, session: Session) -> None:
-    """What --interactive asks for."""
-    import torch
-
-    from run.chat import converse
-
-    def next_tokens(ids: list[int], start: int) -> Iterator[int]:
-        prompt = torch.tensor([ids], device=plan.device)
-        return map(int, session.stream(prompt, start))
-
-    torch.manual_seed(plan.config.seed)
-    most = plan.config.max_new_tokens
-    converse(next_tokens, plan.tokenizer, plan.name, plan.cache_size, most, say)
+    facts = run_measure.facts_of(plan, generator, kernels)
+    return run_measure.Measured(facts, ready, readable(plan, tokens), peaks, samples)
 
 
 def readable(plan: Plan, tokens: list[int]) -> str | None:
@@ -413,6 +433,38 @@ def readable(plan: Plan, tokens: list[int]) -> str | None:
     eos = plan.tokenizer.eos_ids
     end = next((i for i, token in enumerate(tokens) if token in eos), len(tokens))
     return plan.tokenizer.decode([*plan.prompt, *tokens[:end]])
+
+
+def finish(config: RunConfig, measured: Measured) -> None:
+    """Append to the log, and to --output_json_path; then print the text and the table."""
+    from run.measure import make_record
+
+    details = measured.details()
+    record = make_record(measured.facts, measured.summary.tok_s, measured.peaks.generate)
+    if config.write_result != "none":
+        log.append(Path(config.write_result), record.render())
+        say(f"Appended one line to {config.write_result}")
+    if config.output_json_path:
+        log.append_json(Path(config.output_json_path), {"line": record.render(), **details})
+        say(f"Appended every sample to {config.output_json_path}")
+    if measured.text is not None:  # last: a stdout that is closed or full must lose no run
+        click.echo(measured.text + "\n")
+    click.echo(table([details]))
+
+
+def chat(plan: Plan, generator: Generator) -> None:
+    """What --interactive asks for."""
+    import torch
+
+    from run.chat import converse
+
+    def next_tokens(ids: list[int], start: int) -> Iterator[int]:
+        prompt = torch.tensor([ids], device=plan.device)
+        return (int(token) for token in generator.stream(prompt, start))
+
+    torch.manual_seed(plan.config.seed)
+    most = plan.config.max_new_tokens
+    converse(next_tokens, plan.tokenizer, plan.name, plan.cache_size, most, say)
 
 
 if __name__ == "__main__":

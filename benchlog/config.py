@@ -41,6 +41,7 @@ class Option:
 MODEL, SPEED, SAMPLE, CACHE, OUTPUT = GROUPS
 PRECISIONS = ("bfloat16", "float16", "float32")
 KERNELS = ("auto", *names.KERNELS)
+DECODERS = ("auto", "cpu-step", "cpu-stack", "cpu-layer", "modules")
 
 
 class Unsaid(str):
@@ -93,6 +94,8 @@ class RunConfig:
     seed: int = _field(1234, SAMPLE, Whole(0), "Of sampling and of random prompts")
     num_layers: int | None = _field(None, MODEL, Whole(1), "Keep only the first N layers")
     kernel: str = _field("auto", SPEED, Choice(KERNELS), ", ".join(KERNELS))
+    decoder: str = _field("auto", SPEED, Choice(DECODERS),
+        "How a step is carried out: " + ", ".join(DECODERS))
     min_sqnr: float = _field(35.0, MODEL, Number(), "Least SQNR, dB, that autoquant accepts")
     calibration_text: str | None = _field(None, MODEL, Text("PATH"),
         "Calibrate on it; otherwise on embedded text")

@@ -8,7 +8,8 @@ import files
 from errors import LogError
 from text import aligned, size
 
-HEADINGS = ("scheme", "tok/s", "prefill", "decode", "mem/s", "peak memory", "model size", "kernel")
+NUMBERS = ("tok/s", "prefill", "decode", "mem/s", "peak memory", "model size")
+HEADINGS = ("scheme", *NUMBERS, "kernel", "decoder")
 SINCE_START = "resident_since_start"  # a kind of peak that could not be reset: see devices.py
 
 
@@ -50,6 +51,7 @@ def _row(run: Mapping[str, Any]) -> tuple[str, ...]:
         f"{at_most}{size(peak)}",
         size(run["weight_bytes"]),
         kernel,
+        run.get("decoder", "-"),  # lines of older versions lack it
     )
 
 

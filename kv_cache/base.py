@@ -24,7 +24,6 @@ class KVCache(nn.Module):
     """
 
     format: ClassVar[str]
-    kernel = "torch"  # that decodes over it: a name of ops/attention.py
 
     def __init__(
         self,
@@ -35,8 +34,11 @@ class KVCache(nn.Module):
         dtype: torch.dtype,
         device: torch.device | str,
         window: int | None = None,
+        kernel: str = "torch",
     ) -> None:
+        """kernel: the one of ops/attention.py that decodes over it."""
         super().__init__()
+        self.kernel = kernel
         self.slots = min(max_seq_length, window or max_seq_length)
         self.window, self.head_dim, self.dtype = window, head_dim, dtype
         shape = (max_batch_size, kv_heads, self.slots, head_dim)

@@ -1,0 +1,43 @@
+"""Llama-family models, and where their weights come from.
+
+    model = models.load("tiny", quantization="int8wo")      # a checkpoint, quantized, ready to run
+    model = models.build(config)                            # the modules alone, random weights
+
+A new architecture is a file with its model's class and a line in models/registry.py.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from typing import TYPE_CHECKING
+
+from models.registry import build
+
+if TYPE_CHECKING:
+    import torch
+
+    from models.llama import Transformer
+
+__all__ = ["build", "load"]
+
+
+def load(
+    checkpoint_path: str,
+    device: str | torch.device = "cpu",
+    precision: torch.dtype | None = None,
+    quantization: str = "none",
+) -> Transformer:
+    """The model that --checkpoint_path, --device, --precision and --quantization name on the
+    command line, quantized layer by layer as it is read, on the kernels that the command would use.
+
+    checkpoint_path: "tiny", dummy:NAME, a folder, a file or a hub id; a folder that --save wrote
+    keeps the scheme that it was saved in. precision: torch.float32 if not given.
+
+    Raises UsageError for a scheme or device that does not exist, CheckpointError for a checkpoint
+    that cannot be read, KernelError for a scheme that has no kernel here.
+    """
+    # Models know nothing of schemes: loading with one lies above them (tests/test_house.py), so
+    # this door to it is opened by name, and only when somebody goes through.
+    load_quantized = pkgutil.resolve_name("run.loading:load_quantized")
+    model: Transformer = load_quantized(checkpoint_path, device, precision, quantization)
+    return model

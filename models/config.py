@@ -59,6 +59,7 @@ class ModelConfig:
     attention_out_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    architecture: str = "llama"  # the class that computes it: a key of models.ARCHITECTURES
 
     def __post_init__(self) -> None:
         for key, accepts in _FIELDS.items():

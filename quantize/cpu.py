@@ -38,10 +38,6 @@ class PackedLinear(KernelLinear):
         """The bytes, unless activations are rounded in Python."""
         return self.weight if self.rounds_before is None else None
 
-    @property
-    def in_cpp(self) -> bool:
-        return self.fused_weight is not None
-
     def forward(self, x: Tensor) -> Tensor:
         if self.rounds_before is None:
             y = linear.linear(x, self.weight, self.out_features)
@@ -61,10 +57,6 @@ class PlainLinear(KernelLinear):
     @property
     def fused_weight(self) -> Tensor | None:
         return self.weight
-
-    @property
-    def in_cpp(self) -> bool:
-        return self.fused_weight is not None
 
     def forward(self, x: Tensor) -> Tensor:
         y = plain.linear(x, self.weight)

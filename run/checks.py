@@ -14,7 +14,7 @@ from benchlog.config import RunConfig
 from benchlog.record import held_name
 from errors import CheckpointError, UsageError
 from models.checkpoints.names import SAVED
-from quantize.spec import parse
+from quantize.spec import Selection, Spec, parse
 
 DEFAULT = RunConfig()
 FILES = ("write_result", "output_json_path", "profile", "memory_profile")
@@ -33,9 +33,11 @@ INSTEAD = {
 }
 
 
-def check(config: RunConfig) -> None:
-    """Refuse a run whose options contradict each other, or whose outputs cannot be written."""
-    scheme = str(parse(config.quantization))
+def check(config: RunConfig) -> Spec | Selection:
+    """Refuse a run whose options contradict each other, or whose outputs cannot be written; the
+    scheme that --quantization names."""
+    spec = parse(config.quantization)
+    scheme = str(spec)
     _refuse_ignored(config)
     if config.interactive and config.batch_size != 1:
         raise UsageError("--interactive holds one conversation: leave --batch_size at 1")
@@ -54,6 +56,7 @@ def check(config: RunConfig) -> None:
         )
     if not (config.interactive or config.dry_run):
         _check_outputs(config)
+    return spec
 
 
 def check_name(config: RunConfig, name: str) -> None:

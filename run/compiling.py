@@ -39,6 +39,33 @@ def options(device: torch.device) -> dict[str, Any]:
     return found
 
 
+def opaque(
+    name: str, schema: str, implementation: Callable[..., Any], fake: Callable[..., Any]
+) -> None:
+    """Register a function as the op quantbench::`name` on the CPU, which inductor calls as it is.
+
+    For what takes microseconds to run, and would take seconds to compile. A name that is registered
+    is left as it is.
+    """
+    if hasattr(torch.ops.quantbench, name):
+        return
+    torch.library.define(f"quantbench::{name}", schema)
+    torch.library.impl(f"quantbench::{name}", "CPU", implementation)
+    torch.library.register_fake(f"quantbench::{name}", fake)
+
+
+def for_any_length(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """A compiled function of tokens (B, S), positions (S,) and the first position as an int, told
+    that S differs from call to call."""
+
+    def call(tokens: torch.Tensor, positions: torch.Tensor, start: int) -> Any:
+        torch._dynamo.maybe_mark_dynamic(tokens, 1)
+        torch._dynamo.maybe_mark_dynamic(positions, 0)
+        return compiled(tokens, positions, start)
+
+    return call
+
+
 def begin(device: torch.device) -> Callable[[], None]:
     """Get the compiler ready beside other work: its modules, and the hashes of its sources. The
     function returned waits for the end.

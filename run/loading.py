@@ -1,62 +1,81 @@
-"""From a checkpoint to a quantized model on the device: what calibration, autoquant, saving and
-reading back need of each other, in one place.
+"""From a plan to a quantized model on its device.
 
-    loading = Loading(config, spec, device, tokenizer)
-    model = loading.load(report, say)
-    loading.quantizer.ran           # Counter({"torchao": 89})
+loaded = load(plan, report, say)
+loaded.model, loaded.kernels            # "torchao (88 layers), reference (1 layer)"
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-import files
+import devices
 from benchlog.config import RunConfig, Unsaid
-from errors import CheckpointError, UsageError
 from models.checkpoints.load import load_config, load_model, tokenizer_folder
-from models.checkpoints.names import SAVED
 from models.checkpoints.saved import How, Saver, how_saved
-from models.checkpoints.sources import EMBEDDED, locate
-from models.llama import Transformer, rotation
+from models.checkpoints.sources import locate
+from models.llama import Transformer
 from models.tokenizer import Tokenizer
-from quantize import pruning as wanda
 from quantize.autoquant import choose as autoquant
 from quantize.registry import Quantizer
 from quantize.spec import Selection, SparseMarlin, Spec, parse
+from run import calibration, compiling
+from run.plan import Plan, scheme_of, tokenizer_of
 
 Report = Callable[[int, int], None]
 Say = Callable[[str], None]
-CALIBRATION_ROWS, CALIBRATION_TOKENS = 8, 256
+SECONDS_BETWEEN_LINES = 5  # while autoquant gets its candidates ready
 
 
-def scheme_of(config: RunConfig) -> Spec | Selection:
-    """What --quantization names, or what the checkpoint was saved with.
+@dataclass(frozen=True)
+class Loaded:
+    """kernels: what the layers got. peak_memory: bytes by kind while loading, as in `devices`."""
 
-    Raises UsageError where the two contradict each other.
+    model: Transformer
+    kernels: str
+    peak_memory: dict[str, int]
+
+
+def load(plan: Plan, report: Report, say: Say) -> Loaded:
+    """Load and quantize; the compiler gets ready alongside, if there will be something to compile.
+
+    report: gets bytes done and in all. say: gets a line now and then. Raises CheckpointError for a
+    checkpoint that cannot be read, KernelError for a layer that no kernel takes.
     """
-    asked = parse(config.quantization)
-    how = how_saved(locate(config.checkpoint_path))
-    if how is None:
-        return asked
-    try:
-        saved = parse(how.scheme)
-        for scheme, _ in how.layers.values():
-            parse(scheme)
-    except UsageError as error:
-        raise CheckpointError(f"{config.checkpoint_path}/{SAVED}: {error}") from None
-    if config.save:
-        raise UsageError(
-            f"--save: {config.checkpoint_path} is quantized and saved; copy the folder"
-        )
-    if config.quantization != how.scheme and not isinstance(config.quantization, Unsaid):
-        raise UsageError(
-            f"--quantization {asked}: {config.checkpoint_path} was saved as {saved}; leave "
-            "--quantization out, or load the full-precision checkpoint"
-        )
-    return saved
+    devices.reset_peak_memory(plan.device)
+    alone = plan.spec.scheme is None  # kernels are timed meanwhile
+    ready = compiling.begin(plan.device) if plan.config.compile and not alone else None
+    loading = Loading(plan.config, plan.spec, plan.device, plan.tokenizer)
+    model = loading.load(report, say)
+    if ready:
+        ready()
+    return Loaded(model, loading.kernels, devices.peak_memory(plan.device))
+
+
+def load_quantized(
+    checkpoint_path: str,
+    device: str | torch.device = "cpu",
+    precision: torch.dtype | None = None,
+    quantization: str = "none",
+) -> Transformer:
+    """What models.load is: see there."""
+    dtype = precision or torch.float32
+    how = how_saved(locate(checkpoint_path))
+    if how and precision is None:
+        dtype = getattr(torch, how.precision)
+    config = RunConfig(
+        checkpoint_path=checkpoint_path,
+        device=str(device),
+        precision=str(dtype).removeprefix("torch."),
+        quantization=Unsaid("none") if quantization == "none" else quantization,
+    )
+    spec = scheme_of(config, parse(quantization))
+    tokenizer = tokenizer_of(checkpoint_path, load_config(checkpoint_path).vocab_size)
+    loading = Loading(config, spec, devices.resolve(config.device), tokenizer)
+    return loading.load(lambda done, total: None, lambda line: None)
 
 
 class Loading:
@@ -117,18 +136,8 @@ class Loading:
         path = self.config.checkpoint_path
         return load_model(path, self.device, self.precision, num_layers, transform, report, ready)
 
-    def _calibration(self) -> Tensor:
-        """Token ids of the calibration text, (rows, tokens), on the device."""
-        path = Path(self.config.calibration_text or EMBEDDED / "heldout.txt")
-        text = files.read_text("--calibration_text", path)
-        ids = self.tokenizer.encode(text)[: CALIBRATION_ROWS * CALIBRATION_TOKENS]
-        rows, length = min(CALIBRATION_ROWS, len(ids)), len(ids) // CALIBRATION_ROWS
-        if length < 2:
-            raise UsageError(
-                f"--calibration_text {path}: {len(ids)} tokens are too few; {2 * CALIBRATION_ROWS} "
-                f"is the least, {CALIBRATION_ROWS * CALIBRATION_TOKENS} are used"
-            )
-        return torch.tensor(ids[: rows * length], device=self.device).view(rows, length)
+    def _calibration(self) -> torch.Tensor:
+        return calibration.token_ids(self.config.calibration_text, self.tokenizer, self.device)
 
     def _autoquantizer(self, spec: Selection, say: Say) -> autoquant.AutoQuantizer:
         """Choose per layer shape, on the first layer's and the output's own inputs; or read back
@@ -140,12 +149,12 @@ class Loading:
 
         def report(done: int, total: int) -> None:
             nonlocal spoken
-            if time.monotonic() > spoken + 5:
+            if time.monotonic() > spoken + SECONDS_BETWEEN_LINES:
                 spoken = time.monotonic()
                 say(f"{done} of {total} candidates are ready to be timed")
 
         self.choices = autoquant.choose(
-            self._samples(),
+            calibration.samples(self._model(None, 1), self._calibration()),
             spec,
             self.config.batch_size,
             self.config.min_sqnr,
@@ -157,42 +166,8 @@ class Loading:
         say(autoquant.table(self.choices))
         return autoquant.AutoQuantizer(self.choices, self.device, self.precision)
 
-    def _samples(self) -> list[autoquant.Sample]:
-        """The linear layers of the model cut to one layer, each with what the calibration text
-        feeds it."""
-        model = self._model(None, 1)
-        linears = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear)}
-        inputs: dict[str, Tensor] = {}
-        for name, layer in linears.items():
-            layer.register_forward_pre_hook(
-                lambda _, x, name=name: inputs.__setitem__(name, x[0].flatten(0, -2))
-            )
-        model(self._calibration())
-        return [autoquant.Sample(name, layer, inputs[name]) for name, layer in linears.items()]
-
     def _pruning(self) -> Callable[[str, nn.Module], None] | None:
         """For sparse-marlin-wanda: each part of the model pruned as it becomes ready."""
         if self.how or not isinstance(self.spec, SparseMarlin) or not self.spec.wanda:
             return None
-        run = self._through_the_model()
-        next(run)
-        return lambda name, part: run.send((name, part))
-
-    def _through_the_model(self) -> Iterator[None]:
-        """Carry the calibration text through parts of the model as they are sent, pruning each.
-
-        A layer is run before it is pruned, so that every norm is one of the unpruned model.
-        """
-        architecture = load_config(self.config.checkpoint_path)
-        x = self._calibration()
-        positions = torch.arange(x.shape[1], device=self.device)
-        cos, sin = rotation(architecture, positions)
-        while True:
-            name, part = yield
-            if isinstance(part, nn.Linear):  # the output: nobody reads the logits
-                wanda.prune(part, x.flatten(0, -2).float().norm(dim=0))
-                continue
-            inputs = (x, cos, sin, None) if name.startswith("layers.") else (x,)
-            outputs: list[Tensor] = []
-            wanda.prune_linears(part, lambda: outputs.append(part(*inputs)))  # noqa: B023
-            x = outputs[0]
+        return calibration.pruning(load_config(self.config.checkpoint_path), self._calibration())

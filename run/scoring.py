@@ -10,18 +10,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.llama import Transformer
-
 Report = Callable[[int, int], None]
+
+
+# Logits (1, S, V) of tokens (1, S) from position 0 on: a model, or a Generator's `forward`
+Forward = Callable[[Tensor], Tensor]
 
 
 @torch.no_grad()
 def token_nats(
-    model: Transformer, tokens: Tensor, context: int, report: Report | None = None
+    forward: Forward, tokens: Tensor, context: int, report: Report | None = None
 ) -> Tensor:
     """Nats of tokens[1:], (N - 1,) float64 on the CPU, for tokens (N,) on the model's device."""
     nats = []
-    for logits, targets in predictions(model, tokens, context):
+    for logits, targets in predictions(forward, tokens, context):
         nats.append(F.cross_entropy(logits.float(), targets, reduction="none"))
         if report:
             report(sum(map(len, nats)), len(tokens) - 1)
@@ -29,20 +31,14 @@ def token_nats(
 
 
 @torch.no_grad()
-def predictions(
-    model: Transformer, tokens: Tensor, context: int, through_cache: bool = False
-) -> Iterator[tuple[Tensor, Tensor]]:
+def predictions(forward: Forward, tokens: Tensor, context: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Logits (n, V), in the dtype that the model gives, and the n tokens (n,) that they predict:
-    window by window, each of tokens[1:] once.
-
-    `through_cache`: keys and values go through the caches, of `context` positions or more.
-    """
+    window by window, each of tokens[1:] once."""
     half = context // 2
     for start in range(0, len(tokens) - 1, half):
         begin = max(0, start - half)
         window = tokens[begin : start + half + 1]
-        positions = torch.arange(len(window) - 1, device=tokens.device) if through_cache else None
-        logits = model(window[None, :-1], positions)
+        logits = forward(window[None, :-1])
         yield logits[0, start - begin :], window[start - begin + 1 :]
 
 

@@ -13,10 +13,11 @@ from devices import stored_bytes
 from errors import KernelError, MemoryShortage, UsageError
 from kv_cache import CACHES
 from kv_cache.base import CacheFactory, KVCache
+from models import build
 from models.config import ModelConfig
-from models.llama import Transformer
 from quantize.registry import MEASURED, SHOWN, Quantizer
 from quantize.spec import Selection, Spec, parse_scheme
+from run.plan import Plan, kv_cache
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def size_of(
 ) -> Size:
     """Raises KernelError where the scheme cannot take the model's shapes."""
     with torch.device("meta"):
-        model = Transformer(architecture.with_layers(1)).to(precision)
+        model = build(architecture.with_layers(1)).to(precision)
     reason = None
     try:
         quantizer = Quantizer(spec, device, precision, kernel)
@@ -76,15 +77,10 @@ def size_of(
     )
 
 
-def report(
-    config: RunConfig,
-    architecture: ModelConfig,
-    spec: Spec | Selection,
-    device: torch.device,
-    positions: int,
-) -> str:
-    """What --dry_run prints, for a cache of so many positions."""
-    precision = getattr(torch, config.precision)
+def report(plan: Plan) -> str:
+    """What --dry_run prints."""
+    config, architecture, spec, device = plan.config, plan.architecture, plan.spec, plan.device
+    precision, positions = plan.precision, plan.cache_size
     rows = [("parameters", f"{architecture.parameters() / 1e9:.3f} billion")]
     scheme = spec.scheme
     if scheme is None:
@@ -97,10 +93,17 @@ def report(
             ("bits per weight", f"{size.bits_per_weight:.2f} over all quantized linear layers"),
             ("kernel", size.kernel or f"none: {size.reason}"),
         ]
-    cached = kv_cache_bytes(architecture, config.batch_size, positions, precision, kv_cache(config))
+    cached = kv_cache_bytes(architecture, config.batch_size, positions, precision, plan.cache)
     cache = f"{cached / 1e9:.3f} GB for {positions} positions, batch {config.batch_size}"
     head = "\n".join(f"{name:<16} {text}" for name, text in [*rows, ("KV cache", cache)])
     return f"{head}\n\n{table(architecture, device, precision)}"
+
+
+def fits(plan: Plan, free: int | None) -> str:
+    """`check_memory` of a plan."""
+    return check_memory(
+        plan.config, plan.architecture, plan.spec, plan.device, plan.cache_size, free
+    )
 
 
 def check_memory(
@@ -159,21 +162,6 @@ def _takes(kind: type[KVCache], architecture: ModelConfig) -> bool:
 
 def _gb(count: int) -> str:
     return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.2f} MB"
-
-
-def kv_cache(config: RunConfig) -> type[KVCache]:
-    """The kind of cache that --kv_cache, or --kv_cache_quantization, asks for.
-
-    Raises UsageError where they ask for two.
-    """
-    if not config.kv_cache_quantization:
-        return CACHES[config.kv_cache]
-    if config.kv_cache not in ("dense", "int8"):
-        raise UsageError(
-            f"--kv_cache {config.kv_cache} and --kv_cache_quantization, which is --kv_cache int8: "
-            "leave one out"
-        )
-    return CACHES["int8"]
 
 
 def kv_cache_bytes(

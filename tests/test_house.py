@@ -49,6 +49,7 @@ ROOMS = {
         {"accepted"},
         {"config", "tokenizer", "checkpoints.names"},
         {"*", "chat"},  # *: whatever is not named, an architecture each
+        {"registry"},
         {"checkpoints"},
         {"tiny"},
     ),
@@ -62,8 +63,9 @@ ROOMS = {
     "run": (
         {"checks", "threads"},
         {"environment"},
-        {"bandwidth", "chat", "compiling", "scoring", "sizes", "tracing"},
-        {"loading", "session"},
+        {"bandwidth", "chat", "compiling", "decoding", "plan", "scoring", "tracing"},
+        {"calibration", "measure", "sizes"},
+        {"loading"},
     ),
     "compare": (
         {"arguments", "figures.statistics", "figures.why", "output.bars", "output.lines"},
@@ -84,6 +86,8 @@ LATE = {
     "compare/__main__.py": "imports the command that was asked for, and not the others",
     "quantize/__main__.py": "is python -m compare schemes",
     "kv_cache/__main__.py": "is python -m compare caches",
+    "models/registry.py": "imports the one architecture that is in use",
+    "models/__init__.py": "models.load is a door to run/loading.py, which stands above the models",
 }
 LATE_IMPORTS = {"import_module", "__import__", "run_module", "run_path", "resolve_name"}
 

@@ -27,7 +27,7 @@ from compare.sampling.nursery import Nursery
 from compare.sampling.process import Process, environment
 from compare.sampling.results import FILE, Results, Settings
 from errors import LogError, UsageError
-from generate import make_record
+from run.measure import Facts, make_record
 
 UNUSED = tuple(name for name in NOT_IN_ARMS if name not in ("write_result", "debug"))
 DEFAULT = Settings()
@@ -205,8 +205,10 @@ def _log(results: Results, found: Sequence[dict[str, Any]]) -> None:
     count = 0
     for arm, row in zip(results.arms, found, strict=True):
         if arm.failed is None and arm.facts and arm.samples:
-            config = RunConfig(**{**arm.facts["config"], "num_samples": len(arm.samples)})
-            line = make_record(config, {**arm.facts, **row}).render()
+            facts = Facts.from_json(arm.facts)
+            config = dataclasses.replace(facts.config, num_samples=len(arm.samples))
+            facts = dataclasses.replace(facts, config=config)
+            line = make_record(facts, row["tok_s"], row["peak_memory_bytes"]["generate"]).render()
             log.append(Path(results.write_result), line)
             count += 1
     say(f"Appended {count} line{'s' * (count != 1)} to {results.write_result}")

@@ -8,6 +8,7 @@ take the place of the line's.
 """
 
 import dataclasses
+import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +17,6 @@ from typing import Any
 
 import click
 
-import generate
 from benchlog import log
 from benchlog.config import RunConfig, argv, options
 from benchlog.record import LINE, Record
@@ -24,6 +24,7 @@ from cli import Command, say
 from compare.arguments import fraction
 from compare.sampling.process import Process
 from errors import LogError, QuantbenchError, UsageError
+from run.measure import Facts, make_record
 
 # What belonged to that run alone; a replay's line goes where --write_result says.
 FORGOTTEN = ("write_result", "output_json_path", "profile", "memory_profile", "save", "dry_run")
@@ -195,17 +196,15 @@ def checkpoint(path: str, model: str, root: str | None, dummy: bool) -> str:
 
 def built(line: Line) -> str:
     """The model's size now and then, and what would run: nothing is loaded."""
-    import torch
-
+    from run.plan import make_plan
     from run.sizes import size_of
 
-    plan = generate.make_plan(line.config)
+    plan = make_plan(line.config)
     then = f"{line.name}: model size then {line.record.model_size:.2f} GB"
     scheme = plan.spec.scheme
     if scheme is None:
         return f"{then}; {plan.spec} measures before it chooses"
-    precision = getattr(torch, plan.config.precision)
-    size = size_of(plan.architecture, scheme, plan.device, precision, plan.config.kernel)
+    size = size_of(plan.architecture, scheme, plan.device, plan.precision, plan.config.kernel)
     layers = plan.architecture.num_layers
     now = f"now {size.model_bytes / 1e9:.2f} GB ({layers} layer{'s' * (layers != 1)})"
     return f"{then}, {now}, kernel {size.kernel or f'none: {size.reason}'}"
@@ -217,14 +216,14 @@ def measured(line: Line, write_result: str) -> Record:
     worker = Process()
     try:
         worker.ask("load", argv=argv(line.config))
-        facts = worker.ask("get_ready")
+        facts = Facts.from_json(worker.ask("get_ready"))
         samples = [worker.ask("sample", index=n) for n in range(line.config.num_samples)]
     finally:
         worker.close()
     kinds = samples[0]["peak_memory_bytes"]
     peak = {kind: max(sample["peak_memory_bytes"][kind] for sample in samples) for kind in kinds}
-    details = {**facts, **generate.summary(facts, samples), "peak_memory_bytes": {"generate": peak}}
-    record = generate.make_record(RunConfig(**facts["config"]), details)
+    tok_s = statistics.fmean(sample["tok_s"] for sample in samples)
+    record = make_record(facts, tok_s, peak)
     if write_result != "none":
         log.append(Path(write_result), record.render())
     return Record.parse(record.render())  # rounded as then: 0.0106 GB is no more than 0.01

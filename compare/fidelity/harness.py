@@ -18,10 +18,9 @@ from torch import Tensor
 
 from compare.fidelity.scores import score, through_cache, window
 from errors import QuantbenchError, UsageError
-from generate import Plan
+from generate import Generator
 from models.llama import Transformer
-from run import sizes
-from run.session import Sampling, Session
+from run.plan import Plan
 
 MOST_NEW_TOKENS = 256  # where a task does not say
 
@@ -96,12 +95,11 @@ def _adapter(plan: Plan, model: Transformer) -> Any:
             """Sum of log-probabilities of each continuation, and whether it is the likeliest."""
             rows = [(ids + more_ids)[-most - 1 :] for _, ids, more_ids in requests]
             longest = max(map(len, rows), default=1)
-            model.setup_caches(1, longest, sizes.kv_cache(plan.config))
+            generator = Generator(model, 1, longest, plan.cache.format)
             found = []
             for row, (_, _, continuation) in zip(rows, requests, strict=True):
                 ids = torch.tensor(row, device=device)
-                positions = torch.arange(len(row) - 1, device=device)
-                logits = model(ids[None, :-1], positions)[0, -len(continuation) :]
+                logits = generator.forward(ids[None, :-1])[0, -len(continuation) :]
                 found.append(_likelihood(logits, ids[-len(continuation) :]))
             return found
 
@@ -124,10 +122,9 @@ def _adapter(plan: Plan, model: Transformer) -> Any:
             stops = [stops] if isinstance(stops, str) else list(stops)
             count = min(int(asked.get("max_gen_toks", MOST_NEW_TOKENS)), most - 1)
             ids = self.tok_encode(text)[-(most - count) :]
-            cache = sizes.kv_cache(plan.config)
-            session = Session(model, Sampling(0, 1), 1, len(ids) + count, cache=cache)
+            generator = Generator(model, 1, len(ids) + count, plan.cache.format)
             new: list[int] = []
-            for token in session.stream(torch.tensor([ids], device=device)):
+            for token in generator.stream(torch.tensor([ids], device=device)):
                 new.append(int(token))
                 said = tokenizer.decode([*ids, *new])[len(tokenizer.decode(ids)) :]
                 ended = new[-1] in tokenizer.eos_ids or len(new) == count

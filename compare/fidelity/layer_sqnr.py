@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from generate import Plan
+from models import build
 from models.checkpoints.load import load_model
 from models.llama import Transformer
+from run.plan import Plan
 
 COLUMNS = 256  # of a weight: its error is alike in all of them
 TOKENS = 64
@@ -80,7 +81,7 @@ def _inputs(model: Transformer, ids: Tensor) -> dict[str, Tensor]:
         return lambda _, x: found.__setitem__(name, x[0].flatten(0, -2))
 
     with torch.device("meta"):  # a kernel's layer may be no nn.Linear any more
-        plain = Transformer(model.config)
+        plain = build(model.config)
     linears = [name for name, module in plain.named_modules() if isinstance(module, nn.Linear)]
     hooks = [model.get_submodule(n).register_forward_pre_hook(keep(n)) for n in linears]
     try:

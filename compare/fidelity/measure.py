@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-import generate
 from benchlog.config import RunConfig
 from benchlog.origin import git_commit, versions
 from compare.fidelity import harness
@@ -17,6 +16,8 @@ from compare.fidelity.scores import score, summary, through_cache, token_ids, wi
 from errors import UsageError
 from models.checkpoints.saved import how_saved
 from models.checkpoints.sources import locate
+from run.loading import load
+from run.plan import make_plan
 
 Say = Callable[[str], None]
 
@@ -38,13 +39,14 @@ def measure(
             f"--checkpoint_path {config.checkpoint_path} was saved quantized; quality is measured "
             "against full precision: give that checkpoint, and --quantization"
         )
-    plan = generate.make_plan(config)
+    plan = make_plan(config)
     ids = token_ids(plan, tokens, text)
     context = window(plan, tokens)
     ids = ids.to(plan.device)
     full = reference(plan.config, ids, context, say)
     say(f"{plan.spec} …")
-    model, _ = generate.load(plan, lambda done, total: None)
+    loaded = load(plan, lambda done, total: None, say)
+    model = loaded.model
     scores = score(through_cache(plan, model, ids, context), full.open())
     found = summary(scores)
     seen = len(plan.tokenizer.decode(ids.tolist()).encode())
@@ -56,7 +58,7 @@ def measure(
         "config": dataclasses.asdict(plan.config),
         "model": plan.name,
         "scheme": _name(plan.config, str(plan.spec)),
-        "kernel": plan.loading.kernels,
+        "kernel": loaded.kernels,
         "window": context,
         "quality": {**found, "bits_per_byte": bits / seen},
         "full_precision_perplexity": full.perplexity,

@@ -23,12 +23,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import generate
 from benchlog.config import RunConfig
 from compare.fidelity.scores import Logits, score, summary, through_cache
 from errors import LogError
-from generate import Plan
 from models.checkpoints.sources import locate
+from run.loading import load
+from run.plan import Plan, make_plan
 
 MOST_BYTES = 8_000_000_000  # 4096 tokens of Llama 3, whose vocabulary is large, take 1 GB
 SCRATCH = "unfinished-"
@@ -58,7 +58,7 @@ def reference(config: RunConfig, ids: Tensor, context: int, say: Say) -> Referen
     full = dataclasses.replace(
         config, quantization="none", kernel="auto", kv_cache="dense", kv_cache_quantization=False
     )
-    plan = generate.make_plan(full)
+    plan = make_plan(full)
     folder = Path(
         os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "quantbench", "logits"
     )
@@ -118,13 +118,13 @@ def _make(plan: Plan, ids: Tensor, context: int, path: str, say: Say) -> Referen
     vocab_size, precision = plan.architecture.vocab_size, plan.config.precision
     logits = Logits.create(path, len(ids) - 1, vocab_size, precision)
     say(f"Full precision in {precision} …")
-    model, _ = generate.load(plan, lambda done, total: None)
+    model = load(plan, lambda done, total: None, say).model
     scores = score(through_cache(plan, model, ids, context), None, logits)
     del model  # before the next one is loaded
     other = dataclasses.replace(plan.config, precision=OTHER_DTYPE[precision])
     say(f"Full precision in {other.precision}, for the noise floor …")
-    plan = generate.make_plan(other)
-    model, _ = generate.load(plan, lambda done, total: None)
+    plan = make_plan(other)
+    model = load(plan, lambda done, total: None, say).model
     again = Logits(**logits.about)
     floor = summary(score(through_cache(plan, model, ids, context), again))
     return Reference(logits.about, summary(scores)["perplexity"], floor, other.precision)

@@ -18,10 +18,10 @@ from torch import Tensor
 
 import files
 from errors import UsageError
-from generate import Plan
+from generate import Generator
 from models.checkpoints.sources import EMBEDDED
 from models.llama import Transformer
-from run import sizes
+from run.plan import Plan
 from run.scoring import perplexity, predictions
 
 NORMAL = 1.96  # standard errors to either side of a 95 % interval
@@ -159,8 +159,8 @@ def through_cache(
     plan: Plan, model: Transformer, ids: Tensor, context: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """scoring.predictions through a cache of the kind that the plan asks for."""
-    model.setup_caches(1, context, sizes.kv_cache(plan.config))
-    return predictions(model, ids, context, through_cache=True)
+    generator = Generator(model, 1, context, plan.cache.format, prefill_chunk=context)
+    return predictions(generator.forward, ids, context)
 
 
 def token_ids(plan: Plan, limit: int, text: str | None) -> Tensor:

@@ -1,14 +1,16 @@
 """From the samples to the figures of the report: one row an arm."""
 
 from collections.abc import Sequence
+from dataclasses import asdict, fields
 from typing import Any
 
 from compare.figures.readings import figures, is_limit
 from compare.figures.statistics import Estimate, estimate, paired, typical, verdict
 from compare.figures.why import reasons
 from compare.sampling.results import ArmResult, Reading, Results
-from generate import summary
+from run.measure import Sample, Summary
 
+SAMPLED = [field.name for field in fields(Sample)]
 TELLS_NOTHING = 10  # an interval whose ends differ by more
 # The ratio's name, and the sample's figure it is of: seconds, so that below 1 the target is better.
 RATIOS = {"ratio_latency": "token_latency", "ratio_throughput": "sample_seconds"}
@@ -93,13 +95,16 @@ def _measured(
     row: dict[str, Any] = {
         "scheme": facts["scheme"],
         "kernel": facts["kernel"],
+        "decoder": facts["decoder"],
         "attention_kernel": facts["attention_kernel"],
         "weight_bytes": facts["weight_bytes"],
         "kv_cache_bytes": facts["kv_cache_bytes"],
         "warm_up_steady": facts["warm_up_steady"],
     }
     if arm.samples:
-        row |= summary(facts, arm.samples)
+        samples = [Sample(**{name: one[name] for name in SAMPLED}) for one in arm.samples]
+        batch_size = facts["config"]["batch_size"]
+        row |= asdict(Summary.of(samples, batch_size, facts["weight_bytes"]))
         steps = [seconds for sample in arm.samples for seconds in sample["token_seconds"]]
         for percent in (50, 90, 99):
             row[f"token_p{percent}_s"] = percentile(steps, percent) if steps else None

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from errors import LogError, UsageError
+from models import build
 from models.checkpoints.load import load_config, load_model
 from models.config import ModelConfig
 from models.llama import Transformer, scaled
@@ -70,7 +71,7 @@ def write(
     writer = gguf.GGUFWriter(None, "llama")
     _describe(writer, architecture)
     with torch.device("meta"):
-        model = Transformer(architecture)
+        model = build(architecture)
     for name, shape in _shapes(model, architecture):
         count = shape.numel()
         matrix = len(shape) == 2

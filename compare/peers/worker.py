@@ -28,7 +28,7 @@ from cli import quiet
 from compare.peers.packages import MISSING
 from compare.sampling.worker import serve
 from errors import MemoryShortage, QuantbenchError, UsageError
-from generate import warm_up
+from run.measure import warm_up
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from run.environment import prepare
 
 IMPORTED = (
-    *("quantize.registry", "run.loading", "run.session", "run.sizes", "run.bandwidth", "generate"),
+    *("quantize.registry", "run.loading", "run.decoding", "run.sizes", "run.bandwidth", "generate"),
     *("torch._dynamo", "compare.fidelity.scores", "compare.sampling.clock"),
 )
 MESSAGE = 1 << 20  # bytes, at most: a command line

@@ -18,19 +18,23 @@ started it is gone, it ends at once.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import queue
 import sys
 import threading
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import generate
 from benchlog.config import parse
-from cli import explained, quiet
+from cli import explained, quiet, say
 from errors import KernelError, MemoryShortage, QuantbenchError, UsageError
-from run import environment
+from run import environment, measure
+
+if TYPE_CHECKING:
+    from run.loading import Loaded
+    from run.plan import Plan
 
 
 class NeverFits(QuantbenchError):
@@ -40,9 +44,9 @@ class NeverFits(QuantbenchError):
 class Worker:
     """What has been loaded so far, and what each request does."""
 
-    plan: generate.Plan
-    model: Any
-    one_sample: Callable[..., Any]
+    plan: Plan
+    loaded: Loaded
+    one_sample: measure.OneSample
     probe: Any = None
     timer: Any = None
 
@@ -53,10 +57,12 @@ class Worker:
         this one have would not help either.
         """
         import devices
+        from run import loading
+        from run import plan as planning
 
         config = parse(argv)
         quiet(config.debug)
-        self.plan = plan = generate.make_plan(config)
+        self.plan = plan = planning.make_plan(config)
         free = devices.free_memory(plan.device)
         if free is not None:
             try:
@@ -67,16 +73,13 @@ class Worker:
                 except MemoryShortage as error:
                     raise NeverFits(str(error)) from None
                 raise
-        self.model, self.load_memory = generate.load(plan, lambda done, total: None)
+        self.loaded = loading.load(plan, lambda done, total: None, say)
         return {"device": str(plan.device), "dummy": config.checkpoint_path.startswith("dummy:")}
 
     def _check(self, free: int) -> None:
         from run import sizes
 
-        plan = self.plan
-        sizes.check_memory(
-            plan.config, plan.architecture, plan.spec, plan.device, plan.cache_size, free
-        )
+        sizes.fits(self.plan, free)
 
     def quality(
         self, tokens: int, text: str | None, reference: dict[str, Any] | None, keep: str | None
@@ -86,35 +89,32 @@ class Worker:
         from compare.fidelity import scores as fidelity
 
         with devices.returning_memory():  # or the peak while generating would be that of scoring
-            return fidelity.quick(self.plan, self.model, tokens, text, reference, keep)
+            return fidelity.quick(self.plan, self.loaded.model, tokens, text, reference, keep)
 
     def get_ready(self) -> dict[str, Any]:
         """Compile and warm up; everything known before the first sample."""
         import devices
 
-        device = self.plan.device
-        session = generate.make_session(self.plan, self.model)
-        self.one_sample = generate.sampler(self.plan, session)
-        ready = generate.get_ready(self.plan, session, self.one_sample)
-        memory = {"load": self.load_memory, "warm_up": devices.peak_memory(device)}
+        plan, device = self.plan, self.plan.device
+        generator = generate.make_generator(plan, self.loaded.model)
+        self.one_sample = measure.sampler(plan, generator)
+        ready = measure.get_ready(plan.config, device, self.one_sample)
+        memory = {"load": self.loaded.peak_memory, "warm_up": devices.peak_memory(device)}
         devices.reset_peak_memory(device)
         return {
-            **generate.facts(self.plan, self.model),
-            **ready,
-            "attention_reason": self.model.decode_kernel.reason,
+            **measure.as_json(measure.facts_of(plan, generator, self.loaded.kernels)),
+            **measure.as_json(ready),
             "kernels": self._kernels(),
             "peak_memory_bytes": memory,
         }
 
     def _kernels(self) -> dict[str, str | None]:
-        import torch
-
         from quantize.registry import available
 
         plan = self.plan
         if plan.spec.scheme is None:
             return {}
-        return available(plan.spec.scheme, plan.device, getattr(torch, plan.config.precision))
+        return available(plan.spec.scheme, plan.device, plan.precision)
 
     def sample(self, index: int) -> dict[str, Any]:
         """One sample's figures, the seconds of each decoding step, and the peak memory so far."""
@@ -123,8 +123,10 @@ class Worker:
 
         clock = Clock(self.plan.device)
         generation = self.one_sample(index, after_token=clock.tick)
+        new_tokens = generation.tokens.shape[1]
+        sample = measure.Sample.of(generation, len(self.plan.prompt), new_tokens)
         return {
-            **generate.figures(generation, len(self.plan.prompt)),
+            **dataclasses.asdict(sample),
             "token_seconds": [round(seconds, 7) for seconds in clock.intervals()],
             "peak_memory_bytes": devices.peak_memory(self.plan.device),
         }

@@ -22,6 +22,7 @@ from models.checkpoints.saved import SavedWeights, Stages, how_saved
 from models.checkpoints.sources import Checkpoint, Source, architecture_of, locate, open_source
 from models.config import ModelConfig
 from models.llama import Transformer
+from models.registry import build
 from models.tokenizer import FILES
 
 Transform = Callable[[str, nn.Module], nn.Module]
@@ -85,7 +86,7 @@ def load_model(
     if num_layers is not None:
         config = config.with_layers(num_layers)
     with torch.device("meta"):
-        model = Transformer(config).to(precision)
+        model = build(config).to(precision)
     if checkpoint.layout == "dummy":
         read: Callable[[str, Tensor], Tensor] = _DummyWeights(precision, device)
     else:
@@ -155,7 +156,7 @@ def _load_saved(
     if num_layers is not None:
         config = config.with_layers(num_layers)
     with torch.device("meta"):
-        model = Transformer(config).to(precision)
+        model = build(config).to(precision)
     weights = SavedWeights(checkpoint, device)
     done, total = 0, sum(p.numel() * precision.itemsize for p in model.parameters())
     for name, _ in _parts(model, whole_layers=False):

@@ -32,6 +32,7 @@ from cli import OneLineErrors
 from models.checkpoints.names import hugging_face
 from models.config import ModelConfig
 from models.llama import Transformer
+from models.registry import build
 
 HERE = Path(__file__).parent
 CONTEXT = 1024
@@ -221,7 +222,7 @@ def main(steps: int, seed: int, threads: int, output: Path, debug: bool) -> None
     click.echo(f"{len(modules)} modules, {size / 1e6:.1f} MB, {tokens / 1e6:.2f} M tokens; "
                f"held out {heldout_bytes / 1e3:.0f} kB, {len(held_out_tokens)} tokens")  # fmt: skip
 
-    model = Transformer(CONFIG)
+    model = build(CONFIG)
     initialize(model)
 
     @torch.compile

@@ -1,21 +1,22 @@
-"""What a Llama's layers do to the newest token of each row, in C++: norms, biases, rotation, gates
-and sums in the same call as the products that they lie between. A step of 110 small ops spends a
-fifth of its time between them when its weights have 4 bits.
+"""A decoding step of a Llama in C++: norms, biases, rotation, gates and sums in the same call as
+the products between which they lie. A step of 110 small ops spends a fifth of its time between them
+when its weights have 4 bits.
 
-    decode(…)                                   # tokens to logits, over caches in their dtype
-    layers(…)                                   # all layers, where the ends are something else
-    before_attention(…), after_attention(…)     # one, for other caches
+    decode(…)                                   # tokens to logits, over caches in x's dtype
+    layers(…)                                   # all layers, for a model whose ends are different
+    before_attention(…), after_attention(…)     # one layer, around attention over any cache
 
 It means what models.llama.Block means; numbers are rounded to x's dtype where its modules round.
+B rows, D model width, E head width, V vocabulary.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-# Rows of x up to which this is for: more of them are a batch whose products take all the time.
-FEW = 16
+MAX_FUSED_ROWS = 16  # more rows are a batch whose products take nearly all of the time
 
 torch.library.define(
     "quantbench::cpu_decode",
@@ -88,16 +89,8 @@ def _(y, x, wo, wo_bias, norm, epsilon, w13, w13_bias, w2, w2_bias, width):
 
 
 @dataclass(frozen=True)
-class Norm:
-    """An RMS norm: its weight, and what is added to the mean of squares."""
-
-    weight: Tensor
-    epsilon: float
-
-
-@dataclass(frozen=True)
 class Linear:
-    """A linear layer: a plain (N, K) weight or one that ops.cpu.linear has packed."""
+    """A linear layer: a plain (N, K) weight, or one that ops.cpu.linear has packed."""
 
     weight: Tensor
     bias: Tensor | None
@@ -105,144 +98,140 @@ class Linear:
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer's weights, and its cache's keys and values (B, kv_heads, T, E) in x's dtype."""
+    """One layer's weights; norms are the weights of RMS norms."""
 
-    attention_norm: Norm
+    attention_norm: Tensor
     wqkv: Linear
-    query_norm: Norm | None
-    key_norm: Norm | None
+    query_norm: Tensor | None
+    key_norm: Tensor | None
     wo: Linear
-    ffn_norm: Norm
-    w13: Linear
+    ffn_norm: Tensor
+    w13: Linear  # the gates' rows first, then as many of the other half
     w2: Linear
-    keys: Tensor
-    values: Tensor
 
-    def parts(self, missing: Tensor) -> list[Tensor]:
-        """In the order of `Part` in step/op.cpp."""
-        found = [
-            self.attention_norm.weight,
+    def parts(self) -> list[Tensor]:
+        """In the order of `Part` in step/op.cpp; an empty tensor stands for what is not there."""
+        missing = self.attention_norm.new_empty(0)
+        parts = (
+            self.attention_norm,
             *(self.wqkv.weight, self.wqkv.bias),
-            None if self.query_norm is None else self.query_norm.weight,
-            None if self.key_norm is None else self.key_norm.weight,
+            *(self.query_norm, self.key_norm),
             *(self.wo.weight, self.wo.bias),
-            self.ffn_norm.weight,
+            self.ffn_norm,
             *(self.w13.weight, self.w13.bias),
             *(self.w2.weight, self.w2.bias),
-        ]
-        return [missing if part is None else part for part in found]
+        )
+        return [missing if part is None else part for part in parts]
 
 
-def before_attention(
-    x: Tensor, layer: Layer, cos: Tensor, sin: Tensor, heads: int, kv_heads: int
-) -> Tensor:
+@dataclass(frozen=True)
+class Shape:
+    """What all layers have in common."""
+
+    heads: int
+    kv_heads: int
+    width: int  # of the feed-forward layer
+    epsilon: float  # of all norms
+    wraps: bool = False  # whether a full cache begins anew, as a sliding window's does
+
+
+def before_attention(x: Tensor, layer: Layer, cos: Tensor, sin: Tensor, shape: Shape) -> Tensor:
     """Queries, keys and values (B, heads + 2 · kv_heads, E) of x (B, D), the first two rotated.
 
-    cos and sin: E / 2 float32 numbers each, of the one position. All norms have one epsilon.
+    cos and sin: E / 2 float32 numbers each, of the one position.
     """
     y = torch.ops.quantbench.cpu_before_attention(
         x,
-        layer.attention_norm.weight,
-        layer.attention_norm.epsilon,
+        layer.attention_norm,
+        shape.epsilon,
         layer.wqkv.weight,
         layer.wqkv.bias,
-        None if layer.query_norm is None else layer.query_norm.weight,
-        None if layer.key_norm is None else layer.key_norm.weight,
+        layer.query_norm,
+        layer.key_norm,
         cos,
         sin,
-        heads,
-        kv_heads,
+        shape.heads,
+        shape.kv_heads,
     )
-    return y.view(len(x), heads + 2 * kv_heads, -1)
+    return y.view(len(x), shape.heads + 2 * shape.kv_heads, -1)
 
 
-def after_attention(y: Tensor, x: Tensor, layer: Layer, width: int) -> Tensor:
-    """A layer's output (B, D), of attention's y (B, heads · E) and the layer's input x (B, D).
-
-    width: half the rows of w13, the gates' half first.
-    """
+def after_attention(y: Tensor, x: Tensor, layer: Layer, shape: Shape) -> Tensor:
+    """A layer's output (B, D), of attention's y (B, heads · E) and the layer's input x (B, D)."""
     return torch.ops.quantbench.cpu_after_attention(
         y,
         x,
         layer.wo.weight,
         layer.wo.bias,
-        layer.ffn_norm.weight,
-        layer.ffn_norm.epsilon,
+        layer.ffn_norm,
+        shape.epsilon,
         layer.w13.weight,
         layer.w13.bias,
         layer.w2.weight,
         layer.w2.bias,
-        width,
+        shape.width,
     )
 
 
 def layers(
     x: Tensor,
-    all_layers: list[Layer],
+    parts: Sequence[Tensor],
+    caches: Sequence[Tensor],
     cos: Tensor,
     sin: Tensor,
     position: Tensor,
-    wraps: bool,
-    heads: int,
-    kv_heads: int,
-    width: int,
+    shape: Shape,
 ) -> Tensor:
-    """What the layers make of x (B, D) at `position` (1,), whose keys and values they store.
+    """The last layer's output (B, D) of x (B, D) at `position` (1,), int64.
 
-    wraps: whether a cache that is full begins anew, as those of sliding windows do. All norms have
-    one epsilon. RuntimeError for a position that is not in the cache.
+    parts: every layer's `Layer.parts`. caches: every layer's keys and values, (B or more, kv_heads,
+    T, E) in x's dtype, into which the new ones are stored. Raises RuntimeError for a position that
+    is not in the caches.
     """
     return torch.ops.quantbench.cpu_layers(
         x,
-        *_tensors(all_layers),
+        parts,
+        caches,
         cos,
         sin,
         position,
-        wraps,
-        all_layers[0].attention_norm.epsilon,
-        heads,
-        kv_heads,
-        width,
+        shape.wraps,
+        shape.epsilon,
+        shape.heads,
+        shape.kv_heads,
+        shape.width,
     )
 
 
 def decode(
     tokens: Tensor,
     table: Tensor,
-    all_layers: list[Layer],
+    parts: Sequence[Tensor],
+    caches: Sequence[Tensor],
     frequencies: Tensor,
     position: Tensor,
-    wraps: bool,
-    heads: int,
-    kv_heads: int,
-    width: int,
-    norm: Norm,
-    output: Linear,
+    shape: Shape,
+    norm: Tensor,
+    output: Tensor,
 ) -> Tensor:
-    """Logits (B, V) of the tokens after `tokens` (B, 1), which are at `position` (1,).
+    """Logits (B, V) of the tokens that follow `tokens` (B, 1), which are at `position` (1,).
 
     table: the embedding, (V, D). frequencies: radians a position of each of a head's E / 2 pairs,
-    float32. norm and output: what follows the layers; the output layer has no bias. The rest as
-    for `layers`. RuntimeError for tokens that are not in the table, too.
+    float32. norm: of what the layers give. output: the weight, plain or packed, that makes logits
+    of it. The rest as for `layers`. Raises RuntimeError for tokens that are not in the table, too.
     """
     return torch.ops.quantbench.cpu_decode(
         tokens,
         table,
-        *_tensors(all_layers),
+        parts,
+        caches,
         frequencies,
         position,
-        wraps,
-        norm.epsilon,
-        heads,
-        kv_heads,
-        width,
-        norm.weight,
-        output.weight,
+        shape.wraps,
+        shape.epsilon,
+        shape.heads,
+        shape.kv_heads,
+        shape.width,
+        norm,
+        output,
     )
-
-
-def _tensors(all_layers: list[Layer]) -> tuple[list[Tensor], list[Tensor]]:
-    """Every layer's weights, and every layer's caches."""
-    missing = all_layers[0].attention_norm.weight.new_empty(0)
-    parts = [part for layer in all_layers for part in layer.parts(missing)]
-    return parts, [cache for layer in all_layers for cache in (layer.keys, layer.values)]

@@ -32,19 +32,19 @@ class SlowWorker(Worker):
         self.share = share
 
     def get_ready(self):
-        make_session = generate.make_session
+        make_generator = generate.make_generator
 
-        def make_slow_session(*arguments):
-            session = make_session(*arguments)
-            session.step = slowed(session.step, self.share)
-            session.prefill = slowed(session.prefill, self.share)
-            return session
+        def make_slow_generator(*arguments):
+            generator = make_generator(*arguments)
+            generator.step = slowed(generator.step, self.share)
+            generator.prefill = slowed(generator.prefill, self.share)
+            return generator
 
-        generate.make_session = make_slow_session
+        generate.make_generator = make_slow_generator
         try:
             return super().get_ready()
         finally:
-            generate.make_session = make_session
+            generate.make_generator = make_generator
 
 
 if __name__ == "__main__":

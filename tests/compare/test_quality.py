@@ -11,19 +11,21 @@ import torch
 import torch.nn.functional as F
 from click.testing import CliRunner
 
-import generate
 from benchlog.config import RunConfig, parse
 from compare.commands.quality import quality
 from compare.fidelity import reference_logits as kept
 from compare.fidelity.layer_sqnr import sqnr, sqnr_of_layers
 from compare.fidelity.scores import Logits, score, summary
 from errors import KernelError
+from generate import Generator
 from models.checkpoints.load import load_model
 from models.checkpoints.sources import EMBEDDED
 from models.tokenizer import load_tokenizer
 from ops.cpu import build
 from quantize.registry import Quantizer
 from quantize.spec import parse as scheme
+from run.loading import load
+from run.plan import make_plan
 from run.scoring import predictions, token_nats
 
 TOKENS = 600
@@ -147,8 +149,8 @@ def test_layers_against_their_own_weights(tmp_path):
 
 @pytest.mark.parametrize("name", ["int8dq", "bnb-nf4", "embed-int8"])
 def test_layers_of_any_kernel(name):
-    plan = generate.make_plan(RunConfig(quantization=name, device="cpu"))
-    quantized, _ = generate.load(plan, lambda done, total: None)
+    plan = make_plan(RunConfig(quantization=name, device="cpu"))
+    quantized = load(plan, lambda done, total: None, print).model
     layers = sqnr_of_layers(plan, quantized, "tiny", text())
     assert len(layers) == 21 and all(15 < layer.outputs < 60 for layer in layers)
     assert all(layer.weights > (15 if name == "bnb-nf4" else 35) for layer in layers)
@@ -206,16 +208,15 @@ def test_hand_worked_divergence():
 def test_windows_through_a_cache_predict_the_same():
     """Each token once, and as without a cache."""
     ids, full = text()[:300], load_model("tiny")
-    full.setup_caches(1, 64)
     nats = []
-    for found, targets in predictions(full, ids, 64, through_cache=True):
+    for found, targets in predictions(Generator(full, 1, 64).forward, ids, 64):
         nats.append(F.cross_entropy(found, targets, reduction="none"))
     assert torch.cat(nats).double() == pytest.approx(token_nats(full, ids, 64), abs=1e-3)
 
 
 def test_the_hash_is_of_all_that_counts(tmp_path):
     def key(*arguments, ids=None, context=64):
-        plan = generate.make_plan(parse([*arguments, "--device", "cpu"]))
+        plan = make_plan(parse([*arguments, "--device", "cpu"]))
         return kept.content_hash(plan, text() if ids is None else ids, context)
 
     keys = [key(), key("--precision", "float32"), key("--num_layers", "2"), key(context=32)]

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from generate import Generator
 from kv_cache import CACHES
 from models.checkpoints.load import load_model
 from models.checkpoints.sources import EMBEDDED
@@ -34,11 +35,11 @@ def dense(windows):
 def nats(cache, windows):
     """Every token's but the windows' first, each predicted by a step of decode of its own."""
     model = load_model("tiny", precision=torch.bfloat16)
-    model.setup_caches(ROWS, CONTEXT, CACHES[cache])
+    generator = Generator(model, ROWS, CONTEXT, cache, decoder="modules")
     found = []
     with torch.no_grad():
         for position in range(CONTEXT - 1):
-            logits = model(windows[:, [position]], torch.tensor([position]))[:, 0]
+            logits = generator.forward(windows[:, [position]], position)[:, 0]
             following = windows[:, position + 1]
             found.append(F.cross_entropy(logits.float(), following, reduction="none"))
     return torch.stack(found).double()

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from models import build
 from models.config import PRESETS
 from models.llama import Transformer
 
@@ -21,4 +22,4 @@ def small_model(window: int | None = None) -> Transformer:
         max_position=256,
         sliding_window=window,
     )
-    return Transformer(config).eval()
+    return build(config).eval().requires_grad_(False)

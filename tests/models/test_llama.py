@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kv_cache.dense import DenseKVCache
-from kv_cache.eight_bit import Int8KVCache
+from generate import Generator
+from models import build
 from models.checkpoints.load import load_model
 from models.config import PRESETS
-from models.llama import Transformer
 from tests.models.hugging_face import FAMILIES, saved
 
 LENGTH = 40  # past the sliding window of 8, and past the original context of the scaled rotations
@@ -43,9 +42,9 @@ def test_whole_sequence_without_cache(pairs, family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_through_the_cache(pairs, family, chunk):
     model, tokens, expected = pairs[family]
-    model.setup_caches(max_batch_size=4, max_seq_length=LENGTH + 3)
+    generator = Generator(model, 4, LENGTH + 3, decoder="modules")
     pieces = torch.arange(LENGTH).split(chunk)
-    logits = torch.cat([model(tokens[:, piece], piece) for piece in pieces], 1)
+    logits = torch.cat([generator.forward(tokens[:, p], int(p[0])) for p in pieces], 1)
     assert_same(logits, expected)
 
 
@@ -69,19 +68,18 @@ def test_last_only_is_the_last_position(pairs):
 
 def test_caches_forget_on_reset_and_serve_again(pairs):
     model, tokens, expected = pairs["mistral-0.1"]
-    model.setup_caches(max_batch_size=3, max_seq_length=LENGTH)
-    positions = torch.arange(LENGTH)
-    model(tokens.flip(1), positions)
-    for cache in model.caches:
+    generator = Generator(model, 3, LENGTH)
+    generator.forward(tokens.flip(1))
+    for cache in generator.caches:
         cache.reset()
-    assert_same(model(tokens, positions), expected)
+    assert_same(generator.forward(tokens), expected)
 
 
 @pytest.mark.parametrize("family", ["llama-3", "mistral-0.1", "qwen-3"])
 def test_int8_cache_stays_close(pairs, family):
     model, tokens, expected = pairs[family]
-    model.setup_caches(3, LENGTH, Int8KVCache)
-    logits = torch.cat([model(tokens[:, [i]], torch.tensor([i])) for i in range(LENGTH)], 1)
+    generator = Generator(model, 3, LENGTH, "int8")
+    logits = torch.cat([generator.forward(tokens[:, [i]], i) for i in range(LENGTH)], 1)
     # int8 keys are off by up to 1/254 of their largest value, times three layers whose random
     # attention is steep; a forgotten scale or a mixed-up head is off by the logits' own size
     assert (logits - expected).norm() <= 0.1 * expected.norm()
@@ -115,21 +113,21 @@ class Shapes(TorchDispatchMode):
 def test_key_heads_are_never_repeated(pairs):
     model, tokens, _ = pairs["llama-3"]  # 4 query heads over 2 key heads of 16
     T = 43
-    model.setup_caches(max_batch_size=3, max_seq_length=T)
+    generator = Generator(model, 3, T, decoder="modules")
     with Shapes() as shapes:
-        model(tokens[:, :1], torch.tensor([0]))
+        generator.forward(tokens[:, :1], 0)
     assert (3, 4, T, 16) not in shapes.seen and (12, T, 16) not in shapes.seen
     assert (T, T) not in shapes.seen
 
 
-@pytest.mark.parametrize("cache, bytes_a_position", [(DenseKVCache, 4096), (Int8KVCache, 2080)])
+@pytest.mark.parametrize("cache, bytes_a_position", [("dense", 4096), ("int8", 2080)])
 def test_cache_sizes_come_from_shapes_alone(cache, bytes_a_position):
     config = PRESETS["Meta-Llama-3-8B"]
     with torch.device("meta"):
-        model = Transformer(config).bfloat16()
-    model.setup_caches(max_batch_size=2, max_seq_length=8192, cache=cache)
+        model = build(config).bfloat16()
+    generator = Generator(model, 2, 8192, cache)
     # 8 heads of 128 keys and values: 2 bytes each, or 1 byte each and 2 bytes a head
-    assert sum(c.nbytes for c in model.caches) == 2 * 8192 * 32 * bytes_a_position
+    assert sum(c.nbytes for c in generator.caches) == 2 * 8192 * 32 * bytes_a_position
 
 
 @pytest.mark.parametrize(
@@ -137,5 +135,5 @@ def test_cache_sizes_come_from_shapes_alone(cache, bytes_a_position):
 )
 def test_model_sizes_are_the_published_ones(name, gigabytes):
     with torch.device("meta"):
-        model = Transformer(PRESETS[name]).bfloat16()
+        model = build(PRESETS[name]).bfloat16()
     assert model.weight_bytes() / 1e9 == pytest.approx(gigabytes, rel=0.015)

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from errors import KernelError
+from generate import Generator
 from kv_cache import CACHES
 from ops.attention import Choice, choose, decode_attention
 from ops.cpu import build
 from ops.cpu.attention import unavailable
-from run.session import Sampling, Session
 from tests.memory import allocated
 from tests.models.small import small_model
 from tests.ops.decoding import expected, stored
@@ -81,10 +81,10 @@ def test_without_a_compiler_a_model_speaks_the_same(no_compiler):
     prompt = torch.tensor([[1, 40, 50]])
     tokens = []
     for compile_decode in (False, True):
-        session = Session(model, Sampling(0, 1), 1, 32, compile_decode)
-        assert model.decode_kernel.name == "torch"
-        assert {cache.kernel for cache in model.caches} == {"torch"}
-        tokens.append(session.generate(prompt, 12).tokens)
+        generator = Generator(model, 1, 32, compile_decode=compile_decode)
+        assert generator.attention.name == "torch" and generator.decoder.name == "modules"
+        assert {cache.kernel for cache in generator.caches} == {"torch"}
+        tokens.append(generator.generate(prompt, 12).tokens)
     assert torch.equal(*tokens)
 
 

@@ -1,22 +1,22 @@
-"""Layers in one op of C++ against the model's own modules, and these in float64."""
+"""A decoding step in C++ against the model's own modules, and these in float64."""
 
-import copy
 import dataclasses
 
 import pytest
 import torch
 
+from generate import Generator
 from kv_cache import CACHES
+from models import build
 from models.config import ModelConfig
-from models.llama import Transformer
-from ops.cpu import build
-from ops.cpu import step as block
+from ops.cpu import build as cpu_build
+from ops.cpu import step
 from quantize.registry import Quantizer
 from quantize.spec import parse
 from tests.ops.instructions import best as best
 from tests.ops.instructions import use
 
-pytestmark = pytest.mark.skipif(bool(build.unavailable()), reason=str(build.unavailable()))
+pytestmark = pytest.mark.skipif(bool(cpu_build.unavailable()), reason=str(cpu_build.unavailable()))
 
 ISAS = ("portable", "avx2", "avx512vnni", "amx")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -38,7 +38,7 @@ MODELS = {
 
 def built(config, dtype, scheme="none"):
     """A model with random weights of its own kind everywhere, quantized for the C++ kernels."""
-    model = Transformer(config)
+    model = build(config)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
     for name, parameter in model.named_parameters():
@@ -52,31 +52,20 @@ def built(config, dtype, scheme="none"):
     return model
 
 
-def decoded(model, tokens, cache="dense"):
+def doubled(model):
+    """The model in float64, with the same weights."""
+    exact = build(model.config).double().requires_grad_(False)
+    exact.load_state_dict({k: v.double() for k, v in model.state_dict().items()})
+    return exact
+
+
+def decoded(model, tokens, cache="dense", decoder="cpu-step"):
     """Logits of tokens (B, S), each but the first four decoded on its own."""
-    model.setup_caches(tokens.shape[0], 16, CACHES[cache])
-    logits = [model(tokens[:, :4], torch.arange(4), last_only=True, start=0)]
+    generator = Generator(model, len(tokens), 16, cache, decoder)
+    logits = [generator.forward(tokens[:, :4])[:, -1:]]
     for position in range(4, tokens.shape[1]):
-        one = tokens[:, position : position + 1]
-        logits.append(model(one, torch.tensor([position]), last_only=True))
+        logits.append(generator.forward(tokens[:, position : position + 1], position))
     return torch.cat(logits, 1)
-
-
-def without_cpp(model, tokens, cache="dense"):
-    """The same by the model's modules."""
-    setup = model.setup_caches
-
-    def setup_caches(*arguments):
-        setup(*arguments)
-        model.decodes_in_cpp = model.whole_in_cpp = False
-        for layer in model.layers:
-            layer.decodes_in_cpp = False
-
-    model.setup_caches = setup_caches
-    try:
-        return decoded(model, tokens, cache)
-    finally:
-        model.setup_caches = setup
 
 
 def error(one, other):
@@ -89,16 +78,12 @@ def error(one, other):
 def test_what_the_modules_mean(isa, dtype, name):
     use(isa)
     model = built(MODELS[name], dtype)
-    exact = Transformer(MODELS[name]).double()
-    exact.load_state_dict({k: v.double() for k, v in model.state_dict().items()})
+    exact = doubled(model)
     for rows in (1, 3):
         tokens = torch.randint(0, 50, (rows, 14))
-        with torch.no_grad():
-            y = decoded(model, tokens)
-            assert model.whole_in_cpp
-            wanted = without_cpp(exact, tokens)
-            allowed = max(ALLOWED[dtype], 1.5 * error(without_cpp(model, tokens), wanted))
-            assert error(y, wanted) < allowed
+        wanted = decoded(exact, tokens, decoder="modules")
+        own = error(decoded(model, tokens, decoder="modules"), wanted)
+        assert error(decoded(model, tokens), wanted) < max(ALLOWED[dtype], 1.5 * own)
 
 
 @pytest.mark.parametrize("cache", CACHES)
@@ -108,13 +93,12 @@ def test_schemes_and_caches(scheme, cache):
     config = dataclasses.replace(PLAIN, head_dim=32, ffn_dim=224)  # as int4 groups want it
     model = built(config, torch.bfloat16, scheme)
     tokens = torch.randint(0, 50, (1, 12))
-    with torch.no_grad():
-        y = decoded(model, tokens, cache)
-        fused = scheme != "float8dq-row"  # which rounds activations outside of its kernel
-        assert model.layers[0].decodes_in_cpp == fused
-        assert model.decodes_in_cpp == (fused and cache == "dense")
-        rounded = 0.08 if scheme == "int8dq" or cache == "int4" else 0.03  # a step is 2^-7 or 2^-4
-        assert error(y, without_cpp(model, tokens, cache)) < rounded
+    fused = scheme != "float8dq-row"  # which rounds activations outside of its kernel
+    name = ("cpu-step" if cache == "dense" else "cpu-layer") if fused else "modules"
+    assert Generator(model, 1, 16, cache).decoder.name == name
+    rounded = 0.08 if scheme == "int8dq" or cache == "int4" else 0.03  # a step is 2^-7 or 2^-4
+    y = decoded(model, tokens, cache, "auto")
+    assert error(y, decoded(model, tokens, cache, "modules")) < rounded
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -127,71 +111,62 @@ def test_any_number_of_threads_gives_the_same_bits(isa, scheme):
     try:
         for threads in (1, 2, 3, 4):
             torch.set_num_threads(threads)
-            with torch.no_grad():
-                results.append(decoded(model, tokens))
+            results.append(decoded(model, tokens))
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(results[0], result) for result in results)
 
 
-def test_a_batch_that_is_no_longer_small_takes_the_modules():
-    model = built(PLAIN, torch.bfloat16)
-    model.setup_caches(block.FEW + 1, 8)
-    assert not model.decodes_in_cpp and not model.layers[0].decodes_in_cpp
-
-
 @pytest.mark.parametrize("rows", [1, 3])
-def test_ends_that_are_not_in_cpp_are_left_to_the_modules(rows):
-    """An output layer or an embedding of another kind, around layers that are one op."""
+@pytest.mark.parametrize("decoder", ["cpu-stack", "cpu-layer"])
+def test_smaller_ops_are_the_same_step(decoder, rows):
+    """Each decoder that takes a model gives the same numbers, whoever does the ends."""
     model = built(PLAIN, torch.bfloat16)
     tokens = torch.randint(0, 50, (rows, 10))
-    with torch.no_grad():
-        wanted = decoded(model, tokens)
-        assert model.whole_in_cpp
-        output = torch.nn.Linear(96, 50, bias=False)
-        output.weight = model.output.weight
-        model.output = output
-        y = decoded(model, tokens)
-    assert model.decodes_in_cpp and not model.whole_in_cpp
-    assert error(y, wanted) < ALLOWED[torch.bfloat16]
+    wanted = decoded(model, tokens)
+    assert error(decoded(model, tokens, decoder=decoder), wanted) < ALLOWED[torch.bfloat16]
 
 
 def test_compiled_it_stores_where_it_should():
     """The op writes to the caches: the compiler must neither copy nor reorder them."""
     model = built(PLAIN, torch.bfloat16)
     tokens = torch.randint(0, 50, (1, 9))
-    with torch.no_grad():
-        wanted = decoded(model, tokens)
-        caches = [copy.deepcopy(cache.key_codes) for cache in model.caches]
-        model.setup_caches(1, 16)
-        model(tokens[:, :4], torch.arange(4), last_only=True, start=0)
-        step = torch.compile(lambda t, p: model(t, p, last_only=True), fullgraph=True)
-        found = [step(tokens[:, i : i + 1], torch.tensor([i])) for i in range(4, 9)]
-    assert error(torch.cat(found, 1), wanted[:, 1:]) < ALLOWED[torch.bfloat16]
-    for cache, like in zip(model.caches, caches, strict=True):
-        assert error(cache.key_codes, like) < ALLOWED[torch.bfloat16]
+    wanted = decoded(model, tokens)
+    eager, compiled = (Generator(model, 1, 16, compile_decode=c) for c in (False, True))
+    for generator in (eager, compiled):
+        generator.forward(tokens[:, :4])
+        y = [generator.forward(tokens[:, [i]], i) for i in range(4, 9)]
+        assert error(torch.cat(y, 1), wanted[:, 1:]) < ALLOWED[torch.bfloat16]
+    for cache, like in zip(compiled.caches, eager.caches, strict=True):
+        assert error(cache.key_codes, like.key_codes) < ALLOWED[torch.bfloat16]
         assert (cache.key_codes[:, :, 9:] == 0).all()
 
 
 def test_what_it_does_not_take_is_an_error():
     model = built(PLAIN, torch.bfloat16)
-    model.setup_caches(1, 8)
+    decoder = Generator(model, 1, 8, decoder="cpu-step").decoder
     x, cos = torch.randn(1, 96).bfloat16(), torch.ones(1, 1, 8)
-    layers = [layer.for_cpp() for layer in model.layers]
 
-    def run(x=x, cos=cos, position=0, layers=layers, width=200):
-        return block.layers(x, layers, cos, cos, torch.tensor([position]), False, 6, 2, width)
+    def run(x=x, cos=cos, position=0, caches=decoder.caches, width=200):
+        shape = dataclasses.replace(decoder.shape, width=width)
+        position = torch.tensor([position])
+        return step.layers(x, decoder.parts, caches, cos, cos, position, shape)
 
     assert run().shape == x.shape
-    wide = [dataclasses.replace(layer, keys=layer.keys.float()) for layer in layers]
+    wide = [cache.float() for cache in decoder.caches]
 
-    def whole(tokens=None, table=model.tok_embeddings.weight, frequencies=model.frequencies):
-        tokens = torch.tensor([[30]]) if tokens is None else tokens
-        ends = block.Norm(model.norm.weight, 1e-5), block.Linear(model.output.weight, None)
-        position = torch.tensor([0])
-        return block.decode(
-            tokens, table, layers, frequencies, position, False, 6, 2, 200, *ends
-        )  # fmt: skip
+    def whole(tokens=None, table=model.tok_embeddings.weight, frequencies=decoder.frequencies):
+        return step.decode(
+            torch.tensor([[30]]) if tokens is None else tokens,
+            table,
+            decoder.parts,
+            decoder.caches,
+            frequencies,
+            torch.tensor([0]),
+            decoder.shape,
+            decoder.norm,
+            decoder.output,
+        )
 
     assert whole().shape == (1, 50)
     for given, message in (
@@ -201,8 +176,8 @@ def test_what_it_does_not_take_is_an_error():
         ({"tokens": torch.tensor([[1]], dtype=torch.int32)}, "int64"),
         ({"table": model.tok_embeddings.weight[:40]}, r"a weight is \(50, 96\), not \(40, 96\)"),
         ({"table": model.tok_embeddings.weight.double()}, "dtype|float32"),
-        ({"frequencies": model.frequencies.double()}, "frequencies"),
-        ({"frequencies": model.frequencies[:7]}, "cache"),
+        ({"frequencies": decoder.frequencies.double()}, "frequencies"),
+        ({"frequencies": decoder.frequencies[:7]}, "cache"),
     ):
         with pytest.raises(RuntimeError, match=message):
             whole(**given)
@@ -212,7 +187,7 @@ def test_what_it_does_not_take_is_an_error():
         ({"x": x.double()}, "dtype|float32"),
         ({"cos": cos[..., :7]}, "cache"),
         ({"width": 100}, r"a weight is \(400, 96\), not \(200, 96\)"),
-        ({"layers": wide}, "of x's dtype"),
+        ({"caches": wide}, "of x's dtype"),
     ):
         with pytest.raises(RuntimeError, match=message):
             run(**given)

@@ -20,7 +20,8 @@ from models.tokenizer import ByteTokenizer, load_tokenizer
 from ops.cpu import build
 from quantize.registry import SHOWN, Quantizer
 from quantize.spec import parse
-from run.loading import Loading, scheme_of
+from run.loading import Loading
+from run.plan import scheme_of
 from run.scoring import perplexity, token_nats
 from run.sizes import size_of
 
@@ -62,7 +63,7 @@ def load(said=None, **options):
     folder = tokenizer_folder(config.checkpoint_path)
     vocab = load_config(config.checkpoint_path).vocab_size
     tokenizer = load_tokenizer(folder, vocab) if folder else ByteTokenizer(vocab)
-    loading = Loading(config, scheme_of(config), CPU, tokenizer)
+    loading = Loading(config, scheme_of(config, parse(config.quantization)), CPU, tokenizer)
     said = [] if said is None else said
     return loading.load(lambda done, total: None, said.append), loading
 

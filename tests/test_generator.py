@@ -7,15 +7,14 @@ import torch
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._inductor.utils import fresh_cache
 
+from generate import Generator, Sampling, sample
 from kv_cache import CACHES
-from kv_cache.eight_bit import Int8KVCache
 from models.checkpoints.load import load_model
 from ops import attention as decode
 from ops import prefill_attention as chunk
 from ops.cpu import build
 from quantize.registry import Quantizer
 from quantize.spec import parse
-from run.session import Sampling, Session, sample
 from tests.memory import allocated
 from tests.models.small import small_model
 
@@ -23,10 +22,10 @@ GREEDY = Sampling(temperature=0, top_k=200)
 PROMPT = torch.tensor([[1, 40, 50, 60, 70]])
 
 
-def session(sampling=GREEDY, scheme="none", precision=torch.float32, rows=1, **options):
+def tiny(sampling=GREEDY, scheme="none", precision=torch.float32, rows=1, **options):
     quantizer = Quantizer(parse(scheme), torch.device("cpu"), precision)
     model = load_model("tiny", precision=precision, transform=quantizer)
-    return Session(model, sampling, batch_size=rows, cache_size=64, **options)
+    return Generator(model, rows, 64, sampling=sampling, **options)
 
 
 def test_samples_follow_the_softmax_of_the_top_k():
@@ -50,14 +49,14 @@ def test_a_top_k_beyond_the_vocabulary_is_the_vocabulary():
 
 
 def test_generation_has_as_many_tokens_as_asked_and_times_both_phases():
-    generation = session(rows=2).generate(PROMPT.expand(2, -1), 6)
+    generation = tiny(rows=2).generate(PROMPT.expand(2, -1), 6)
     assert generation.tokens.shape == (2, 6)
     assert generation.prefill_seconds > 0 and generation.decode_seconds > 0
     assert torch.equal(generation.tokens[0], generation.tokens[1])
 
 
 def test_greedy_tokens_are_those_of_the_whole_sequence_without_cache():
-    made = session()
+    made = tiny()
     tokens = made.generate(PROMPT, 12).tokens
     sequence = torch.cat([PROMPT, tokens], 1)
     logits = made.model(sequence)
@@ -65,7 +64,7 @@ def test_greedy_tokens_are_those_of_the_whole_sequence_without_cache():
 
 
 def test_a_seed_repeats_a_sample_and_another_seed_does_not():
-    made = session(Sampling(temperature=1.0, top_k=200))
+    made = tiny(Sampling(temperature=1.0, top_k=200))
 
     def drawn(seed):
         torch.manual_seed(seed)
@@ -77,8 +76,8 @@ def test_a_seed_repeats_a_sample_and_another_seed_does_not():
 
 @pytest.mark.parametrize("scheme", ["none", "int8wo"])
 def test_compiled_decode_is_eager_decode(scheme):
-    eager = session(scheme=scheme).generate(PROMPT, 24).tokens
-    compiled = session(scheme=scheme, compile_decode=True)
+    eager = tiny(scheme=scheme).generate(PROMPT, 24).tokens
+    compiled = tiny(scheme=scheme, compile_decode=True)
     assert torch.equal(compiled.generate(PROMPT, 24).tokens, eager)
 
 
@@ -88,31 +87,34 @@ def test_a_step_in_one_op_leaves_inductor_nothing_to_compile(scheme):
     """Each of its kernels would cost a cold start seconds; and both draw torch's own numbers."""
     how = Sampling(temperature=0.9, top_k=20)
     with fresh_cache():
-        step = session(how, scheme, torch.bfloat16, rows=2, compile_decode=True)
+        step = tiny(how, scheme, torch.bfloat16, rows=2, compile_decode=True)
         torch.manual_seed(5)
         tokens = step.generate(PROMPT.expand(2, -1), 8).tokens
         assert not list(Path(cache_dir()).rglob("*.cpp"))
     torch.manual_seed(5)
-    eager = session(how, scheme, torch.bfloat16, rows=2).generate(PROMPT.expand(2, -1), 8).tokens
+    eager = tiny(how, scheme, torch.bfloat16, rows=2).generate(PROMPT.expand(2, -1), 8).tokens
     assert torch.equal(tokens, eager)
 
 
 def test_compiled_int8dq_agrees_with_eager():
     """Logits, not tokens: an activation between two int8 steps may round to either, and a few of
     those, 1/254 of the row each, can turn a close decision."""
-    made = session(scheme="int8dq", compile_decode=True)
+    made = tiny(scheme="int8dq", compile_decode=True)
     made.generate(PROMPT, 8)
-    position, token = torch.tensor([13]), torch.tensor([[77]])
-    with torch.no_grad():
-        eager = made.model(token, position)
-        compiled = torch.compile(made.model)(token, position)
+    token = torch.tensor([[77]])
+    eager = Generator(made.model, 1, 64)
+    for cache, other in zip(eager.caches, made.caches, strict=True):
+        cache.load_state_dict(other.state_dict())
+    eager, compiled = eager.forward(token, 13), made.forward(token, 13)
     assert (eager - compiled).norm() <= 0.03 * eager.norm()
 
 
 def test_compiled_prefill_in_chunks_and_decode_over_an_int8_cache():
     model = small_model()
-    plain = Session(model, GREEDY, 1, 64, cache=Int8KVCache)
-    compiled = Session(model, GREEDY, 1, 64, True, True, Int8KVCache, prefill_chunk=8)
+    plain = Generator(model, 1, 64, "int8")
+    compiled = Generator(
+        model, 1, 64, "int8", compile_decode=True, compile_prefill=True, prefill_chunk=8
+    )
     for length in (19, 22):
         prompt = torch.randint(100, (1, length))
         assert torch.equal(compiled.generate(prompt, 9).tokens, plain.generate(prompt, 9).tokens)
@@ -135,7 +137,7 @@ def compilations(monkeypatch):
     return graphs
 
 
-CACHE = pytest.mark.parametrize("cache", CACHES.values(), ids=CACHES)
+CACHE = pytest.mark.parametrize("cache", CACHES)
 KERNEL = pytest.mark.parametrize("kernel", ["torch", None], ids=["torch", "this device's own"])
 
 
@@ -148,12 +150,10 @@ def test_decode_compiles_once_for_every_position(cache, kernel, window, compilat
         monkeypatch.setattr(decode, "choose", lambda *_: decode.Choice(kernel))
     model = small_model(window)
     eager, compiled = (
-        Session(model, GREEDY, 2, 256, compile_decode, cache=cache) for compile_decode in (0, 1)
+        Generator(model, 2, 256, cache, compile_decode=compiled) for compiled in (False, True)
     )
     prompt = torch.randint(100, (2, 30))
     tokens = eager.generate(prompt, 120).tokens
-    for cache in model.caches:
-        cache.reset()
     assert torch.equal(compiled.generate(prompt, 120).tokens, tokens)
     compiled.generate(prompt[:, :3], 10)
     compiled.generate(prompt[:, :3], 5, start=240)
@@ -164,9 +164,9 @@ def test_caches_of_every_kind_compile_in_one_process():
     """Numbers that differ between them must not become variables of a graph."""
     model = small_model()
     prompt = torch.randint(100, (1, 5))
-    for cache in CACHES.values():
-        eager = Session(model, GREEDY, 1, 32, cache=cache).generate(prompt, 8).tokens
-        compiled = Session(model, GREEDY, 1, 32, True, cache=cache).generate(prompt, 8).tokens
+    for cache in CACHES:
+        eager = Generator(model, 1, 32, cache).generate(prompt, 8).tokens
+        compiled = Generator(model, 1, 32, cache, compile_decode=True).generate(prompt, 8).tokens
         assert torch.equal(compiled, eager)
 
 
@@ -178,9 +178,9 @@ def test_a_prompt_in_chunks_is_the_prompt_at_once(cache, window):
     prompt = torch.randint(100, (2, 23))
     tokens, kept = [], []
     for at_once in (None, 1, 2, 5, 7, 11, 22, 23, 24):
-        made = Session(model, GREEDY, 2, 40, cache=cache, prefill_chunk=at_once)
+        made = Generator(model, 2, 40, cache, prefill_chunk=at_once)
         tokens.append(made.generate(prompt, 8).tokens)
-        kept.append([buffer.float() for buffer in model.caches[-1].buffers()])
+        kept.append([buffer.float() for buffer in made.caches[-1].buffers()])
     assert all(torch.equal(tokens[0], other) for other in tokens[1:])
     for buffers in kept[1:]:
         for one, other in zip(kept[0], buffers, strict=True):
@@ -193,24 +193,21 @@ def test_logits_in_chunks_are_those_at_once(cache):
     model = small_model()
     prompt = torch.randint(100, (2, 23))
     logits = []
-    with torch.no_grad():
-        for at_once in (23, 10, 7, 4, 1):
-            model.setup_caches(2, 23, cache)
-            pieces = torch.arange(23).split(at_once)
-            logits.append(torch.cat([model(prompt[:, piece], piece) for piece in pieces], 1))
+    for at_once in (23, 10, 7, 4, 1):
+        logits.append(Generator(model, 2, 23, cache, prefill_chunk=at_once).forward(prompt))
     whole, *others = logits
     for other in others:
         # float32 sums in another order; where one turns the code of a key, a step of its cache:
         # a 254th, a 30th or an 8th of its size
-        steps = {"dense": 1e-5, "int8": 1 / 254, "fp8": 1 / 30, "int4": 1 / 8}[cache.format]
+        steps = {"dense": 1e-5, "int8": 1 / 254, "fp8": 1 / 30, "int4": 1 / 8}[cache]
         assert (other - whole).norm() <= steps * whole.norm()
 
 
 def test_compiled_prefill_in_chunks_compiles_for_any_length_and_start(compilations):
     """A first chunk and a later one; as the last, which gives a token, both and one of length 1."""
     model = small_model()
-    plain = Session(model, GREEDY, 1, 256)
-    compiled = Session(model, GREEDY, 1, 256, compile_prefill=True, prefill_chunk=16)
+    plain = Generator(model, 1, 256)
+    compiled = Generator(model, 1, 256, compile_prefill=True, prefill_chunk=16)
     for length in (7, 33, 40, 64, 75, 100, 130, 200):
         prompt = torch.randint(100, (1, length))
         assert torch.equal(compiled.generate(prompt, 3).tokens, plain.generate(prompt, 3).tokens)
@@ -224,7 +221,7 @@ def test_memory_of_prefill_is_linear_in_the_chunk_and_not_in_the_prompt(tmp_path
     model = small_model()
 
     def peak(length, at_once):
-        made = Session(model, GREEDY, 1, 256, prefill_chunk=at_once)
+        made = Generator(model, 1, 256, prefill_chunk=at_once)
         prompt = torch.zeros(1, length, dtype=torch.long)
         return allocated(lambda: made.generate(prompt, 1), tmp_path)[1]
 
@@ -237,36 +234,35 @@ def test_memory_of_prefill_is_linear_in_the_chunk_and_not_in_the_prompt(tmp_path
 def test_a_random_depth(cache, window):
     """What is filled stays as it is, is seen, and a run repeats; all else is as at any position."""
     model = small_model(window)
-    made = Session(model, GREEDY, 2, 256, cache=cache)
+    made = Generator(model, 2, 256, cache)
     made.fill_randomly(100)
-    for layer in model.caches:
+    for layer in made.caches:
         filled = layer.key_codes.float().abs().amax((0, 1, 3)) > 0
         assert filled[: min(100, layer.slots)].all() and not filled[100:].any()
-    before = [buffer.clone() for layer in model.caches for buffer in layer.buffers()]
+    before = [buffer.clone() for layer in made.caches for buffer in layer.buffers()]
     prompt = torch.randint(100, (2, 6))
     tokens = made.generate(prompt, 9, start=100).tokens
     if window is None:
-        after = [buffer for layer in model.caches for buffer in layer.buffers()]
+        after = [buffer for layer in made.caches for buffer in layer.buffers()]
         for old, new in zip(before, after, strict=True):
             assert torch.equal(old[:, :, :100], new[:, :, :100])
             assert not new[:, :, 100 + 6 + 8 :].any()
         assert torch.equal(made.generate(prompt, 9, start=100).tokens, tokens)
-        chunked = Session(model, GREEDY, 2, 256, cache=cache, prefill_chunk=2)
+        chunked = Generator(model, 2, 256, cache, prefill_chunk=2)
         for buffer, old in zip(
-            (buffer for layer in model.caches for buffer in layer.buffers()), before, strict=True
+            (buffer for layer in chunked.caches for buffer in layer.buffers()), before, strict=True
         ):
             buffer.copy_(old)
         assert torch.equal(chunked.generate(prompt, 9, start=100).tokens, tokens)
-    with torch.no_grad():  # another depth, another context: other logits
-        position = torch.tensor([100])
-        logits = model(prompt[:, :1], position)
-        made.fill_randomly(100)
-        assert (model(prompt[:, :1], position) - logits).abs().max() > 1e-3 * logits.abs().max()
+    # another depth, another context: other logits
+    logits = made.forward(prompt[:, :1], 100)
+    made.fill_randomly(100)
+    assert (made.forward(prompt[:, :1], 100) - logits).abs().max() > 1e-3 * logits.abs().max()
 
 
 def test_streaming_continues_where_it_stopped():
     """Two calls, the second from the position where the first ended: the same text as in one."""
-    made = session()
+    made = tiny()
     whole = made.generate(PROMPT, 10).tokens
     first = [token for token, _ in zip(made.stream(PROMPT), range(4), strict=False)]
     again = made.stream(first[-1], start=PROMPT.shape[1] + 3)
@@ -280,6 +276,6 @@ def test_cuda_graphs_write_the_tokens_that_eager_steps_write(scheme):
     def on_cuda(**options):
         quantizer = Quantizer(parse(scheme), torch.device("cuda"), torch.bfloat16)
         model = load_model("tiny", "cuda", torch.bfloat16, transform=quantizer)
-        return Session(model, GREEDY, 1, 64, **options).generate(PROMPT.cuda(), 24).tokens
+        return Generator(model, 1, 64, **options).generate(PROMPT.cuda(), 24).tokens
 
     assert (on_cuda() == on_cuda(compile_decode=True)).float().mean() > 0.8

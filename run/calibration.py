@@ -1,0 +1,78 @@
+"""What calibration needs of a model: its layers' inputs, on a little text.
+
+autoquant measures each shape of layer on the inputs of the first layer (`samples`); Wanda weighs
+each weight by the norm of the inputs it meets (`pruning`).
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+import files
+from errors import UsageError
+from models.checkpoints.sources import EMBEDDED
+from models.config import ModelConfig
+from models.llama import Transformer, rotation
+from models.tokenizer import Tokenizer
+from quantize import pruning as wanda
+from quantize.autoquant.choose import Sample
+
+ROWS, TOKENS = 8, 256
+
+
+def token_ids(path: str | None, tokenizer: Tokenizer, device: torch.device) -> Tensor:
+    """The beginning of a text, (rows, tokens) int64: 8 · 256 tokens, or all of a shorter one.
+
+    path: --calibration_text; the embedded text if None. Raises UsageError for a text that cannot be
+    read, or is too short.
+    """
+    source = Path(path or EMBEDDED / "heldout.txt")
+    text = files.read_text("--calibration_text", source)
+    ids = tokenizer.encode(text)[: ROWS * TOKENS]
+    rows, length = min(ROWS, len(ids)), len(ids) // ROWS
+    if length < 2:
+        raise UsageError(
+            f"--calibration_text {source}: {len(ids)} tokens are too few; {2 * ROWS} is the least, "
+            f"{ROWS * TOKENS} are used"
+        )
+    return torch.tensor(ids[: rows * length], device=device).view(rows, length)
+
+
+def samples(model: Transformer, ids: Tensor) -> list[Sample]:
+    """Every linear layer of the model, with what the tokens ids (B, S) feed it."""
+    linears = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear)}
+    inputs: dict[str, Tensor] = {}
+    for name, layer in linears.items():
+        layer.register_forward_pre_hook(
+            lambda _, x, name=name: inputs.__setitem__(name, x[0].flatten(0, -2))
+        )
+    model(ids)
+    return [Sample(name, layer, inputs[name]) for name, layer in linears.items()]
+
+
+def pruning(architecture: ModelConfig, ids: Tensor) -> Callable[[str, nn.Module], None]:
+    """A function of (name, part) that prunes each part of a model to two of four weights by Wanda,
+    called in the model's order as `load_model` calls `ready`."""
+    run = _through_the_model(architecture, ids)
+    next(run)
+    return lambda name, part: run.send((name, part))
+
+
+def _through_the_model(architecture: ModelConfig, ids: Tensor) -> Iterator[None]:
+    """Carry the calibration text through parts of the model as they are sent, pruning each.
+
+    A layer is run before it is pruned, so that every norm is one of the unpruned model.
+    """
+    x = ids
+    cos, sin = rotation(architecture, torch.arange(ids.shape[1], device=ids.device))
+    while True:
+        name, part = yield
+        if isinstance(part, nn.Linear):  # the output: nobody reads the logits
+            wanda.prune(part, x.flatten(0, -2).float().norm(dim=0))
+            continue
+        inputs = (x, cos, sin) if name.startswith("layers.") else (x,)
+        outputs: list[Tensor] = []
+        wanda.prune_linears(part, lambda: outputs.append(part(*inputs)))  # noqa: B023
+        x = outputs[0]

@@ -1,0 +1,334 @@
+"""How one decoding step is carried out: by the model's modules, or by C++ ops that do more at once.
+
+    cpu-step     the whole step in one op: tokens to logits
+    cpu-stack    all layers in one op; the embedding and the output by their modules
+    cpu-layer    one layer in three ops: what precedes attention, attention, what follows it
+    modules      the readable model, compiled or not
+
+    decoder = choose("auto", model, caches, rows=1)
+    logits = decoder.step(tokens, position)     # (B, 1), (1,) -> (B, V)
+    decoder.name, decoder.reason                # "cpu-layer", "the KV cache is int8; …"
+
+The ops are other programs for what models/llama.py says; so each refuses a model of which it does
+not know every part (`why_not_fused`).
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from errors import KernelError
+from kv_cache.base import KVCache
+from models.config import ModelConfig
+from models.llama import Attention, Block, FeedForward, Transformer, frequencies, rotation
+from ops.cpu import step
+from quantize.cpu import PackedLinear
+from quantize.kernel import fused_weight
+
+# The fields of ModelConfig that the C++ ops know the meaning of; another one that is not at its
+# default refuses them.
+UNDERSTOOD = {
+    *("name", "architecture", "dim", "num_layers", "num_heads", "num_kv_heads", "head_dim"),
+    *("ffn_dim", "vocab_size", "max_position", "norm_eps", "rope_theta", "rope_scaling"),
+    *("sliding_window", "tie_embeddings", "qkv_bias", "attention_out_bias", "mlp_bias", "qk_norm"),
+}
+
+
+class Decoder(Protocol):
+    """One decoding step of a model over its caches."""
+
+    name: str
+    reason: str | None  # why it is not cpu-step, if it is not
+
+    def step(self, tokens: Tensor, position: Tensor) -> Tensor:
+        """Logits (B, V) of what follows tokens (B, 1) at position (1,), int64."""
+
+
+def choose(
+    name: str, model: Transformer, caches: Sequence[KVCache], rows: int, compiled: bool = False
+) -> Decoder:
+    """The decoder of that name; "auto": the fastest that takes the model, the caches and the rows.
+
+    compiled: whether torch.compile will have the step. Raises KernelError, with the reason, for a
+    decoder that cannot do it.
+    """
+    reason = why_not_fused(model, caches, rows)
+    for candidate, (refuses, make) in DECODERS.items():
+        if name not in ("auto", candidate):
+            continue
+        refusal = refuses(model, caches, rows)
+        if refusal is None:
+            return make(model, list(caches), reason, compiled)
+        if name != "auto":
+            raise KernelError(f"--decoder {name}: {refusal}; auto takes what can run")
+    raise KernelError(f"--decoder {name}: there are auto, {', '.join(DECODERS)}")
+
+
+# ---------------------------------------------------------------------------------- what refuses
+
+
+def why_not_fused(model: Transformer, caches: Sequence[KVCache], rows: int) -> str | None:
+    """The first reason why the whole step cannot be one op (cpu-step), or None if it can."""
+    return _why_not_stack(model, caches, rows) or _why_not_ends(model)
+
+
+def _why_not_layer(model: Transformer, caches: Sequence[KVCache], rows: int) -> str | None:
+    device = model.tok_embeddings.weight.device.type
+    if device != "cpu":
+        return f"the model is on {device}, and the op is C++ for the CPU"
+    if type(model) is not Transformer:
+        return f"the model is a {type(model).__name__}, and the op computes a Transformer"
+    if rows > step.MAX_FUSED_ROWS:
+        return f"there are {rows} rows, and the op is for {step.MAX_FUSED_ROWS} at most"
+    if reason := _unknown_field(model.config):
+        return reason
+    for number, layer in enumerate(model.layers):
+        if reason := _unknown_part(layer, model.config.norm_eps):
+            return f"layers.{number}{reason}"
+    if any(cache.kernel != "cpu" for cache in caches):
+        return f"attention over the KV cache runs on {caches[0].kernel}, not on the C++ kernel"
+    return None
+
+
+def _why_not_stack(model: Transformer, caches: Sequence[KVCache], rows: int) -> str | None:
+    if reason := _why_not_layer(model, caches, rows):
+        return reason
+    for cache in caches:
+        if cache.format != "dense":
+            return f"the KV cache is {cache.format}, and the op reads dense ones"
+    return None
+
+
+def _why_not_ends(model: Transformer) -> str | None:
+    table = model.tok_embeddings
+    if type(table) is not nn.Embedding or type(table.weight.data) is not Tensor:
+        return "the embedding is quantized"
+    if reason := _not_this_norm(model.norm, model.config.norm_eps):
+        return f"norm{reason}"
+    if fused_weight(model.output) is None:
+        return f"output{_not_in_cpp(model.output)}"
+    return "output has a bias" if model.output.bias is not None else None
+
+
+def _unknown_field(config: ModelConfig) -> str | None:
+    for field in dataclasses.fields(config):
+        if field.name not in UNDERSTOOD and getattr(config, field.name) != field.default:
+            return f"the op does not know what {field.name} means, which the model has"
+    return None
+
+
+def _unknown_part(layer: nn.Module, epsilon: float) -> str | None:
+    """What of a layer is not as models/llama.py has it: its name behind the layer's, and why."""
+    if type(layer) is not Block:
+        return f" is a {type(layer).__name__}, no Block"
+    if type(layer.attention) is not Attention:
+        return f".attention is a {type(layer.attention).__name__}, no Attention"
+    if type(layer.feed_forward) is not FeedForward:
+        return f".feed_forward is a {type(layer.feed_forward).__name__}, no FeedForward"
+    for name in ("attention_norm", "ffn_norm", "attention.q_norm", "attention.k_norm"):
+        norm = layer.get_submodule(name)
+        absent = name.startswith("attention.") and type(norm) is nn.Identity
+        if not absent and (reason := _not_this_norm(norm, epsilon)):
+            return f".{name}{reason}"
+    for name in ("attention.wqkv", "attention.wo", "feed_forward.w13", "feed_forward.w2"):
+        linear = layer.get_submodule(name)
+        if fused_weight(linear) is None:
+            return f".{name}{_not_in_cpp(linear)}"
+    return None
+
+
+def _not_this_norm(norm: nn.Module, epsilon: float) -> str | None:
+    if type(norm) is not nn.RMSNorm:
+        return f" is a {type(norm).__name__}, no RMSNorm"
+    return f" adds {norm.eps}, and the others {epsilon}" if norm.eps != epsilon else None
+
+
+def _not_in_cpp(linear: nn.Module) -> str:
+    if isinstance(linear, PackedLinear) and linear.rounds_before:
+        return f" rounds activations to {linear.rounds_before} outside of its C++ kernel"
+    return f" is a {type(linear).__name__}, which has no C++ kernel"
+
+
+# ---------------------------------------------------------------------------------- decoders
+
+
+class Modules:
+    """The model's own modules; `compiled`, one layer is compiled and called for every layer."""
+
+    name = "modules"
+
+    def __init__(
+        self,
+        model: Transformer,
+        caches: list[KVCache],
+        reason: str | None = None,
+        compiled: bool = False,
+    ) -> None:
+        self.model, self.caches, self.reason = model, caches, reason
+        nested = compiled and all(map(_is_plain, model.parameters()))
+        self.call_layer = block_region if nested else Block.__call__
+
+    def step(self, tokens: Tensor, position: Tensor) -> Tensor:
+        return self.model(tokens, position, self.caches, call_layer=self.call_layer)[:, -1]
+
+
+class CpuLayer(Modules):
+    """The same with each layer in three ops, of which attention takes any cache."""
+
+    name = "cpu-layer"
+
+    def __init__(
+        self,
+        model: Transformer,
+        caches: list[KVCache],
+        reason: str | None = None,
+        compiled: bool = False,
+    ) -> None:
+        super().__init__(model, caches, reason, compiled)
+        self.call_layer = fused_region if compiled else call_fused
+
+
+class CpuStack:
+    """All layers in one op."""
+
+    name = "cpu-stack"
+
+    def __init__(
+        self,
+        model: Transformer,
+        caches: list[KVCache],
+        reason: str | None = None,
+        compiled: bool = False,
+    ) -> None:
+        self.model, self.reason, self.shape = model, reason, shape_of(model.config)
+        self.parts = [part for layer in model.layers for part in fused_layer(layer).parts()]
+        self.caches = [side for cache in caches for side in (cache.key_codes, cache.value_codes)]
+
+    def step(self, tokens: Tensor, position: Tensor) -> Tensor:
+        x = self.model.tok_embeddings(tokens)[:, 0]
+        cos, sin = rotation(self.model.config, position)
+        x = step.layers(x, self.parts, self.caches, cos, sin, position, self.shape)
+        return self.model.output(self.model.norm(x))
+
+
+class CpuStep(CpuStack):
+    """The whole step in one op."""
+
+    name = "cpu-step"
+
+    def __init__(
+        self,
+        model: Transformer,
+        caches: list[KVCache],
+        reason: str | None = None,
+        compiled: bool = False,
+    ) -> None:
+        super().__init__(model, caches, reason, compiled)
+        self.table, self.norm = model.tok_embeddings.weight.data, model.norm.weight.data
+        self.output = fused_weight(model.output)
+        self.frequencies = frequencies(model.config, self.table.device)
+
+    def step(self, tokens: Tensor, position: Tensor) -> Tensor:
+        return step.decode(
+            tokens,
+            self.table,
+            self.parts,
+            self.caches,
+            self.frequencies,
+            position,
+            self.shape,
+            self.norm,
+            self.output,
+        )
+
+
+# Fastest first: why a decoder cannot do it, and what makes it.
+Refuses = Callable[[Transformer, Sequence[KVCache], int], str | None]
+Makes = Callable[[Transformer, list[KVCache], str | None, bool], Decoder]
+DECODERS: dict[str, tuple[Refuses, Makes]] = {
+    "cpu-step": (why_not_fused, CpuStep),
+    "cpu-stack": (_why_not_stack, CpuStack),
+    "cpu-layer": (_why_not_layer, CpuLayer),
+    "modules": (lambda model, caches, rows: None, Modules),
+}
+
+
+@torch.compiler.nested_compile_region
+def block_region(
+    layer: Block,
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor | None,
+    cache: KVCache | None,
+    start: int | None,
+) -> Tensor:
+    """A layer as a region of its own: compiled once, called for every layer."""
+    return layer(x, cos, sin, positions, cache, start)
+
+
+def call_fused(
+    layer: Block,
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    cache: KVCache,
+    start: int | None,
+) -> Tensor:
+    """A layer's output (B, 1, D) for one position of each row, x (B, 1, D), in three ops."""
+    weights, attention = fused_layer(layer), layer.attention
+    H, K = attention.num_heads, attention.num_kv_heads
+    shape = step.Shape(H, K, layer.feed_forward.w2.in_features, layer.attention_norm.eps)
+    x = x[:, 0]
+    qkv = step.before_attention(x, weights, cos, sin, shape)  # (B, H + 2 K, E)
+    query, key, value = qkv[:, :, None].split((H, K, K), dim=1)
+    y = cache.attend(query, key, value, positions)  # (B, H, 1, E)
+    return step.after_attention(y.flatten(1), x, weights, shape)[:, None]
+
+
+@torch.compiler.nested_compile_region
+def fused_region(
+    layer: Block,
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    cache: KVCache,
+    start: int | None,
+) -> Tensor:
+    """`call_fused` as a region of its own."""
+    return call_fused(layer, x, cos, sin, positions, cache, start)
+
+
+def fused_layer(layer: Block) -> step.Layer:
+    """A layer's weights as C++ ops take them; the layer is one that `why_not_fused` passes."""
+    attention, ffn = layer.attention, layer.feed_forward
+    return step.Layer(
+        attention_norm=layer.attention_norm.weight,
+        wqkv=_linear(attention.wqkv),
+        query_norm=getattr(attention.q_norm, "weight", None),
+        key_norm=getattr(attention.k_norm, "weight", None),
+        wo=_linear(attention.wo),
+        ffn_norm=layer.ffn_norm.weight,
+        w13=_linear(ffn.w13),
+        w2=_linear(ffn.w2),
+    )
+
+
+def _linear(layer: nn.Linear) -> step.Linear:
+    return step.Linear(layer.weight, layer.bias)
+
+
+def shape_of(config: ModelConfig) -> step.Shape:
+    """What the layers of such a model have in common."""
+    wraps = config.sliding_window is not None
+    return step.Shape(config.num_heads, config.num_kv_heads, config.ffn_dim, config.norm_eps, wraps)
+
+
+def _is_plain(parameter: nn.Parameter) -> bool:
+    """Whether a nested compile region takes this weight: it does not take tensor subclasses."""
+    return type(parameter) is nn.Parameter and type(parameter.data) is Tensor

@@ -1,0 +1,160 @@
+"""What a run will do: everything that is known before any weights are read, checked, as a value.
+
+plan = make_plan(config)
+plan.spec, plan.prompt, plan.cache_size
+"""
+
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+
+import devices
+from benchlog.config import RunConfig, Unsaid
+from errors import CheckpointError, UsageError
+from kv_cache import CACHES
+from kv_cache.base import KVCache
+from models.checkpoints.load import load_config, model_name, tokenizer_folder
+from models.checkpoints.names import SAVED
+from models.checkpoints.saved import how_saved
+from models.checkpoints.sources import locate
+from models.config import ModelConfig
+from models.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
+from quantize.registry import kernels_for
+from quantize.spec import Selection, Spec, parse
+from run import environment
+from run.checks import check_name
+
+INTERACTIVE_CACHE = 4096  # positions, unless --cache_size or a shorter context says otherwise
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run that makes sense, as far as that can be known without the weights."""
+
+    config: RunConfig  # its device and quantization spelled out
+    name: str  # of the model, as the log has it
+    device: torch.device
+    precision: torch.dtype  # of whatever is not quantized
+    spec: Spec | Selection
+    architecture: ModelConfig
+    tokenizer: Tokenizer
+    prompt: list[int]  # token ids of each row
+    cache_size: int  # positions
+    cache: type[KVCache]
+
+
+def make_plan(config: RunConfig, asked: Spec | Selection | None = None) -> Plan:
+    """Find the device, scheme, kernel, architecture and tokenizer, and check that all fits.
+
+    asked: the scheme that config.quantization was read as, if that has been done. Raises UsageError
+    for what does not exist or go together, CheckpointError for a checkpoint whose description
+    cannot be read, KernelError for a kernel that cannot run.
+    """
+    config = environment.use_threads(config)
+    spec = scheme_of(config, asked or parse(config.quantization))
+    device = devices.resolve(config.device)
+    config = dataclasses.replace(config, device=str(device), quantization=str(spec))
+    if config.memory_profile and device.type not in ("cuda", "cpu"):
+        raise UsageError(f"--memory_profile works on cuda and cpu, not on {device.type}")
+    precision: torch.dtype = getattr(torch, config.precision)
+    architecture = load_config(config.checkpoint_path)
+    if config.num_layers:
+        architecture = architecture.with_layers(config.num_layers)
+    name = model_name(config.checkpoint_path)
+    check_name(config, name)
+    tokenizer = tokenizer_of(config.checkpoint_path, architecture.vocab_size)
+    if spec.scheme:
+        kernels_for(spec.scheme, config.kernel, device, precision)
+    if config.prefill_size:  # before as many numbers are drawn
+        positions(config, config.prefill_size, architecture.max_position)
+    prompt = prompt_of(config, architecture.vocab_size, tokenizer)
+    return Plan(
+        config=config,
+        name=name,
+        device=device,
+        precision=precision,
+        spec=spec,
+        architecture=architecture,
+        tokenizer=tokenizer,
+        prompt=prompt,
+        cache_size=positions(config, len(prompt), architecture.max_position),
+        cache=kv_cache(config),
+    )
+
+
+def scheme_of(config: RunConfig, asked: Spec | Selection) -> Spec | Selection:
+    """The scheme that was asked for, or what the checkpoint was saved with.
+
+    Raises UsageError where the two contradict each other.
+    """
+    how = how_saved(locate(config.checkpoint_path))
+    if how is None:
+        return asked
+    try:
+        saved = parse(how.scheme)
+        for scheme, _ in how.layers.values():
+            parse(scheme)
+    except UsageError as error:
+        raise CheckpointError(f"{config.checkpoint_path}/{SAVED}: {error}") from None
+    if config.save:
+        raise UsageError(
+            f"--save: {config.checkpoint_path} is quantized and saved; copy the folder"
+        )
+    if asked != saved and not isinstance(config.quantization, Unsaid):
+        raise UsageError(
+            f"--quantization {asked}: {config.checkpoint_path} was saved as {saved}; leave "
+            "--quantization out, or load the full-precision checkpoint"
+        )
+    return saved
+
+
+def tokenizer_of(checkpoint_path: str, vocab_size: int) -> Tokenizer:
+    """The checkpoint's tokenizer; one of bytes for random weights that have none."""
+    folder = tokenizer_folder(checkpoint_path)
+    return load_tokenizer(folder, vocab_size) if folder else ByteTokenizer(vocab_size)
+
+
+def prompt_of(config: RunConfig, vocab_size: int, tokenizer: Tokenizer) -> list[int]:
+    """--prompt's tokens, or --prefill_size random ones."""
+    if not config.prefill_size:
+        return tokenizer.encode(config.prompt)
+    generator = torch.Generator().manual_seed(config.seed)
+    drawn: list[int] = torch.randint(
+        vocab_size, (config.prefill_size,), generator=generator
+    ).tolist()
+    return drawn
+
+
+def positions(config: RunConfig, prompt: int, context: int) -> int:
+    """How many positions the caches get; UsageError if the run cannot stay inside them."""
+    if config.interactive:
+        if config.context_depth:
+            raise UsageError("--interactive begins at the beginning: leave out --context_depth")
+        return config.cache_size or min(context, INTERACTIVE_CACHE)
+    if prompt == 0:
+        raise UsageError("--prompt is empty, and this tokenizer has no token to begin with")
+    needed = config.context_depth + prompt + config.max_new_tokens
+    asked = f"{prompt} prompt tokens and --max_new_tokens {config.max_new_tokens} need {needed}"
+    if config.context_depth:
+        asked = f"--context_depth {config.context_depth}, {asked}"
+    if needed > context:
+        raise UsageError(f"{asked} positions; the model's context has {context}: ask for fewer")
+    if config.cache_size and config.cache_size < needed:
+        raise UsageError(f"{asked} positions; --cache_size {config.cache_size} is too small")
+    return config.cache_size or needed
+
+
+def kv_cache(config: RunConfig) -> type[KVCache]:
+    """The kind of cache that --kv_cache, or --kv_cache_quantization, asks for.
+
+    Raises UsageError where they ask for two.
+    """
+    if not config.kv_cache_quantization:
+        return CACHES[config.kv_cache]
+    if config.kv_cache not in ("dense", "int8"):
+        raise UsageError(
+            f"--kv_cache {config.kv_cache} and --kv_cache_quantization, which is --kv_cache int8: "
+            "leave one out"
+        )
+    return CACHES["int8"]
