@@ -33,7 +33,7 @@ def read(path: files.FilePath) -> list[Mapping[str, Any]]:
 
 def table(runs: Sequence[Mapping[str, Any]]) -> str:
     """Lines of aligned columns for runs as --output_json_path holds them."""
-    return aligned([HEADINGS, *map(_row, runs)], left={0, len(HEADINGS) - 1})
+    return aligned([HEADINGS, *map(_row, runs)], left={0, len(HEADINGS) - 2, len(HEADINGS) - 1})
 
 
 def _row(run: Mapping[str, Any]) -> tuple[str, ...]:
@@ -51,7 +51,7 @@ def _row(run: Mapping[str, Any]) -> tuple[str, ...]:
         f"{at_most}{size(peak)}",
         size(run["weight_bytes"]),
         kernel,
-        run.get("decoder", "-"),  # lines of older versions lack it
+        str(run.get("decoder", "-")),  # lines of older versions lack it
     )
 
 

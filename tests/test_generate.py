@@ -237,6 +237,38 @@ def test_a_dummy_needs_no_tokenizer(in_tmp):
     assert result.stdout.startswith("scheme")  # what random weights write is not shown
 
 
+@pytest.mark.parametrize(
+    "options, decoder, reason",
+    [
+        ("", "cpu-step", None),
+        ("--quantization bnb-nf4 --kernel bitsandbytes", "modules",
+         "layers.0.attention.wqkv is a FourBitLinear, which has no C++ kernel"),
+        ("--quantization bnb-int8 --kernel bitsandbytes", "modules",
+         "layers.0.attention.wqkv is a Int8Linear, which has no C++ kernel"),
+        ("--quantization float8dq-row", "modules",
+         "layers.0.attention.wqkv rounds activations to float8-row outside of its C++ kernel"),
+        ("--quantization embed-int8", "cpu-stack", "the embedding is quantized"),
+        ("--kv_cache int8", "cpu-layer", "the KV cache is int8, and the op reads dense ones"),
+        ("--batch_size 17", "modules", "there are 17 rows, and the op is for 16 at most"),
+    ],
+)  # fmt: skip
+def test_the_decoder_that_ran_is_recorded(in_tmp, options, decoder, reason):
+    short = ["--num_samples", "1", "--max_new_tokens", "3", "--num_layers", "1"]
+    result = run(*short, *options.split(), "--output_json_path", "runs.jsonl")
+    assert result.exit_code == 0, result.stderr
+    details = json.loads(Path("runs.jsonl").read_text())
+    assert (details["decoder"], details["decoder_reason"]) == (decoder, reason)
+    assert decoder in result.stdout.splitlines()[-1]
+    asked = run(*short, *options.split(), "--decoder", "cpu-step", "--write_result", "none")
+    if reason is None:
+        assert asked.exit_code == 0, asked.stderr
+    else:
+        assert asked.exit_code == 1
+        assert asked.stderr.splitlines()[-1] == (
+            f"error: --decoder cpu-step: {reason}; auto takes what can run"
+        )
+
+
 def test_profiles_are_traces(in_tmp):
     result = run(*SHORT, "--profile", "trace.json", "--memory_profile", "memory.json")
     assert result.exit_code == 0, result.stderr

@@ -7,6 +7,9 @@ import torch
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._inductor.utils import fresh_cache
 
+import models
+from benchlog.config import RunConfig
+from errors import KernelError, UsageError
 from generate import Generator, Sampling, sample
 from kv_cache import CACHES
 from models.checkpoints.load import load_model
@@ -15,6 +18,8 @@ from ops import prefill_attention as chunk
 from ops.cpu import build
 from quantize.registry import Quantizer
 from quantize.spec import parse
+from run.loading import load
+from run.plan import make_plan
 from tests.memory import allocated
 from tests.models.small import small_model
 
@@ -104,7 +109,8 @@ def test_compiled_int8dq_agrees_with_eager():
     token = torch.tensor([[77]])
     eager = Generator(made.model, 1, 64)
     for cache, other in zip(eager.caches, made.caches, strict=True):
-        cache.load_state_dict(other.state_dict())
+        for buffer, filled in zip(cache.buffers(), other.buffers(), strict=True):
+            buffer.copy_(filled)
     eager, compiled = eager.forward(token, 13), made.forward(token, 13)
     assert (eager - compiled).norm() <= 0.03 * eager.norm()
 
@@ -279,3 +285,81 @@ def test_cuda_graphs_write_the_tokens_that_eager_steps_write(scheme):
         return Generator(model, 1, 64, **options).generate(PROMPT.cuda(), 24).tokens
 
     assert (on_cuda() == on_cuda(compile_decode=True)).float().mean() > 0.8
+
+
+# ---------------------------------------------------------------------------------- borders
+
+
+def test_two_generators_on_one_model_do_not_meet():
+    """Their steps in turns, over other texts and caches, give what each gives alone."""
+    model = small_model()
+    prompts = torch.randint(100, (2, 1, 9))
+    kinds = [("dense", "modules"), ("int8", "auto")]
+    alone = [
+        Generator(model, 1, 64, kind, decoder).generate(prompt, 12).tokens
+        for prompt, (kind, decoder) in zip(prompts, kinds, strict=True)
+    ]
+    both = [Generator(model, 1, 64, kind, decoder) for kind, decoder in kinds]
+    streams = [made.stream(prompt) for made, prompt in zip(both, prompts, strict=True)]
+    turns = [[next(stream) for stream in streams] for _ in range(12)]
+    for tokens, wanted in zip(zip(*turns, strict=True), alone, strict=True):
+        assert torch.equal(torch.cat(tokens, 1), wanted)
+
+
+def test_a_model_is_left_as_it_was():
+    model = small_model()
+    before = {name: dict(vars(module)) for name, module in model.named_modules()}
+    Generator(model, 2, 64, compile_decode=False).generate(torch.randint(100, (2, 5)), 4)
+    assert before == {name: dict(vars(module)) for name, module in model.named_modules()}
+
+
+@pytest.mark.parametrize("decoder", ["modules", "auto"])
+@pytest.mark.parametrize(
+    ("shape", "start", "message"),
+    [
+        ((1, 65), 0, "positions 0 to 64, and the caches have 64"),
+        ((1, 1), 64, "positions 64 to 64, and the caches have 64"),
+        ((1, 1), -1, "positions -1 to -1"),
+        ((3, 4), 0, "3 rows, and the caches have 2"),
+        ((1, 0), 0, r"given: \[1, 0\]"),
+        ((4,), 0, r"given: \[4\]"),
+    ],
+)
+def test_what_the_caches_do_not_hold_is_told(decoder, shape, start, message):
+    made = tiny(rows=2, decoder=decoder)
+    with pytest.raises(UsageError, match=message):
+        made.forward(torch.zeros(shape, dtype=torch.long), start)
+
+
+def test_generating_past_the_end_is_told_before_it_begins():
+    made = tiny()
+    assert made.generate(PROMPT, 60).tokens.shape == (1, 60)  # the last token needs no position
+    with pytest.raises(UsageError, match="positions 0 to 64, and the caches have 64"):
+        made.generate(PROMPT, 61, after_token=lambda: pytest.fail("it began"))
+    stream = made.stream(PROMPT)
+    assert sum(1 for _ in zip(range(60), stream, strict=False)) == 60
+    with pytest.raises(UsageError, match="positions 64 to 64"):
+        next(stream)
+
+
+def test_names_that_do_not_exist_are_told():
+    with pytest.raises(UsageError, match="kv_cache 'int3': there are dense, int8, fp8, int4"):
+        Generator(small_model(), kv_cache="int3")
+    with pytest.raises(KernelError, match="--decoder fast: there are auto, cpu-step, cpu-stack"):
+        Generator(small_model(), decoder="fast")
+
+
+def test_the_public_door_gives_what_the_command_runs(tmp_path):
+    """models.load reads what --checkpoint_path reads, on the kernels that the command uses."""
+    model = models.load("tiny")
+    assert model.output.weight.dtype == torch.float32
+    quantizer = Quantizer(parse("none"), torch.device("cpu"), torch.float32)
+    same = load_model("tiny", transform=quantizer)
+    assert torch.equal(Generator(model).forward(PROMPT), Generator(same).forward(PROMPT))
+    dummy = models.load("dummy:models/tiny/config.json", "cpu", torch.bfloat16, "int8wo")
+    assert Generator(dummy).forward(PROMPT).dtype == torch.bfloat16
+    config = RunConfig(quantization="fp6", device="cpu", save=str(tmp_path / "saved"))
+    plan = make_plan(config)
+    saved = load(plan, lambda done, total: None, print).model
+    again = models.load(str(tmp_path / "saved"))
+    assert torch.equal(Generator(again).forward(PROMPT), Generator(saved).forward(PROMPT))

@@ -31,7 +31,7 @@ SECONDS = 1.0
 TURNS = WARM_UPS + MAX_ROUNDS
 MOST_BYTES = 1 << 30  # of copies: some virtual machines claim caches of hundreds of megabytes
 CACHE_IF_UNKNOWN = 32 << 20
-# As run/session.py compiles decode, but for the CUDA graphs: those are captured here.
+# As generate.Generator compiles decode, but for the CUDA graphs: those are captured here.
 COMPILE_OPTIONS = {"cuda": {"coordinate_descent_tuning": True}}
 
 Call = Callable[[nn.Module, Tensor], Tensor]
