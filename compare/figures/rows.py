@@ -95,7 +95,7 @@ def _measured(
     row: dict[str, Any] = {
         "scheme": facts["scheme"],
         "kernel": facts["kernel"],
-        "decoder": facts["decoder"],
+        "decoder": facts.get("decoder"),  # results of older versions have none
         "attention_kernel": facts["attention_kernel"],
         "weight_bytes": facts["weight_bytes"],
         "kv_cache_bytes": facts["kv_cache_bytes"],

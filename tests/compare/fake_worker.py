@@ -12,6 +12,10 @@ import signal
 import sys
 
 from benchlog.config import parse
+from models.config import PRESETS
+from run.environment import Environment
+
+NOTHING = Environment(1, 1, None, 0, None, None, {})
 
 options = argparse.ArgumentParser()
 options.add_argument("--seconds", type=float, default=1.0)
@@ -46,8 +50,11 @@ def get_ready():
     return {
         "config": dataclasses.asdict(dataclasses.replace(config, device="cpu")),
         "model": "fake",
+        "architecture": dataclasses.asdict(PRESETS["Llama-3.2-1B"]),
         "scheme": config.quantization,
         "kernel": "torch",
+        "decoder": "cpu-step",
+        "decoder_reason": None,
         "kernels": {"torch": None},
         "attention_kernel": "cpu",
         "attention_reason": None,
@@ -59,6 +66,7 @@ def get_ready():
         "warm_up_steady": True,
         "peak_memory_bytes": {"load": {"resident": 1}, "warm_up": {"resident": 2}},
         "device": {"type": "cpu", "name": "fake"},
+        "environment": dataclasses.asdict(NOTHING),
         "versions": {"torch": "0"},
         "git_commit": None,
     }
