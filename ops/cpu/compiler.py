@@ -20,7 +20,7 @@ import torch
 
 from errors import KernelError
 
-TORCH = Path(torch.__file__).parent
+TORCH = Path(torch.__file__).resolve().parent  # the same for all checkouts that share it
 FLAGS = (
     *("-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wno-psabi"),
     *("-fno-math-errno", "-fno-trapping-math", "-DNDEBUG"),

@@ -10,11 +10,21 @@ namespace {
 
 #include "attention/numbers.h"
 
+#include "common/tiles.h"
+
 #include "attention/amx.h"
 
 #include "attention/amx_bf16.h"
 
 #include "attention/amx_bytes.h"
+
+#undef SCORES_A
+#undef SCORES_B
+#undef QUERY
+#undef CACHE
+#undef WEIGHTS
+#undef OUT_EVEN
+#undef OUT_ODD
 
 template <typename Work>
 void attend(const Part& part) {

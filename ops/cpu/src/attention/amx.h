@@ -12,7 +12,8 @@ constexpr int MAX_HEADS = 2 * QUAD;  // at a time: with both parts of a weight, 
 constexpr int MAX_COLUMNS = 16;      // of a product of keys and queries
 static_assert(LANES == ROWS);
 
-// Which tile holds what; GCC makes a register's name of the very text. Shapes: see `configure`.
+// Which tile register holds what; `configure` sets their shapes. Macros, because GCC pastes the text
+// into the instruction.
 #define SCORES_A 0  // (16, columns) of 4 bytes
 #define SCORES_B 1
 #define QUERY 2
@@ -22,22 +23,12 @@ static_assert(LANES == ROWS);
 #define OUT_ODD 6
 
 void configure(int columns, int heads) {
-  struct alignas(64) {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {};
-    uint8_t rows[16] = {};
-  } config;
-  auto shape = [&](int tile, int rows, int row_bytes) {
-    config.rows[tile] = uint8_t(rows), config.row_bytes[tile] = uint16_t(row_bytes);
-  };
-  for (int tile = SCORES_A; tile <= QUERY; ++tile) shape(tile, ROWS, columns * 4);
-  shape(CACHE, ROWS, 64);
-  for (int tile = WEIGHTS; tile <= OUT_ODD; ++tile) shape(tile, 2 * heads, 64);
-  _tile_loadconfig(&config);
+  TileShapes shapes;
+  for (int tile = SCORES_A; tile <= QUERY; ++tile) shapes.set(tile, ROWS, columns * 4);
+  shapes.set(CACHE, ROWS, 64);
+  for (int tile = WEIGHTS; tile <= OUT_ODD; ++tile) shapes.set(tile, 2 * heads, 64);
+  configure(shapes);
 }
-
-// The compiler does not know that tiles are loaded from memory: what was written must be there.
-inline void written() { asm volatile("" ::: "memory"); }
 
 // 16 slots' scales of one of `groups`, from the first slot's on; `groups` is 1 or even.
 inline Vector scales(const char* from, int groups, int group) {
@@ -70,7 +61,8 @@ inline void transpose(const Vector four[4], Vector out[QUAD]) {
     out[c] = _mm512_permutexvar_ps(in_order, _mm512_castpd_ps(column[c]));
 }
 
-// e^x for x <= 0 to 18 bits, as many as a weight keeps; next to nothing, not zero, below -87.
+// e^x for x <= 0 to 18 bits, as many as a weight keeps. Below -87 it stays e^-87, which is not zero but
+// too small to matter.
 inline Vector rough_exponential(Vector x) {
   constexpr float TO_INTEGER = 12582912;  // 1.5 · 2^23: see exponential()
   const Vector bounded = larger(all(-87), x);

@@ -162,7 +162,7 @@ struct Widened : Blocks<Widened<F>, 1> {
           interleave<F>(from, from + ROWS * slot_bytes, rows);
         }
       }
-    written();
+    compiler_barrier();
   }
 
   void multiply_keys(const Slots& key, int chunk) {
@@ -185,7 +185,7 @@ struct Widened : Blocks<Widened<F>, 1> {
       _tile_stored(SCORES_A, products + s * heads, row_bytes);
       _tile_stored(SCORES_B, products + (s + ROWS) * heads, row_bytes);
     }
-    written();
+    compiler_barrier();
   }
 
   // Heads h to h + 3 of the chunk. A weight's upper 16 bits go into a row of their own, the rest
@@ -230,7 +230,7 @@ struct Widened : Blocks<Widened<F>, 1> {
 
   // part.weighted is in the order of tiles until `finish`.
   void multiply_values(int first, int count) {
-    written();
+    compiler_barrier();
     for (int u = 0; u < units; ++u) {
       _tile_zero(OUT_EVEN);
       _tile_zero(OUT_ODD);
@@ -244,7 +244,7 @@ struct Widened : Blocks<Widened<F>, 1> {
       }
       _tile_stored(OUT_EVEN, sums[0], 64);
       _tile_stored(OUT_ODD, sums[1], 64);
-      written();
+      compiler_barrier();
       for (int h = 0; h < count; ++h)
         for (int i = 0; i < 2; ++i) {
           float* to = part.weighted + (first + h) * part.padded + u * UNIT + i * ROWS;

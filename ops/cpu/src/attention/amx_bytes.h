@@ -158,7 +158,7 @@ struct Codes : Blocks<Codes<F>, F == KvFormat::int4 ? MAX_HEAD_DIM / INT4_GROUP 
         }
       }
     }
-    written();
+    compiler_barrier();
   }
 
   void read_scales(const Slots& key, const Slots& value, int g) {
@@ -199,7 +199,7 @@ struct Codes : Blocks<Codes<F>, F == KvFormat::int4 ? MAX_HEAD_DIM / INT4_GROUP 
           _tile_stored(SCORES_B, to + ROWS * 2 * half, row_bytes);
         }
       }
-    written();
+    compiler_barrier();
   }
 
   // 16 slots' products, upper and lower parts put together: of each quad of columns that there is.
@@ -297,7 +297,7 @@ struct Codes : Blocks<Codes<F>, F == KvFormat::int4 ? MAX_HEAD_DIM / INT4_GROUP 
   }
 
   void multiply_values(int first, int count) {
-    written();
+    compiler_barrier();
     for (int d = 0; d < part.head_dim; d += 2 * ROWS) {
       ahead();
       const int g = GROUPED ? d / INT4_GROUP : 0;
@@ -310,7 +310,7 @@ struct Codes : Blocks<Codes<F>, F == KvFormat::int4 ? MAX_HEAD_DIM / INT4_GROUP 
       _tile_dpbssd(OUT_ODD, WEIGHTS, CACHE);
       _tile_stored(OUT_EVEN, sums[0], 64);
       _tile_stored(OUT_ODD, sums[1], 64);
-      written();
+      compiler_barrier();
       for (int h = 0; h < count; ++h)
         for (int i = 0; i < 2; ++i) {
           float* to = part.weighted + (first + h) * part.padded + d + i * ROWS;

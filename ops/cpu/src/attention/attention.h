@@ -1,4 +1,4 @@
-// Decode attention: what the op (attention/op.cpp) hands to a version of its inner loop.
+// Decode attention: what the op (attention/op.cpp) hands to a variant of its inner loop.
 #pragma once
 
 #include <cstdint>

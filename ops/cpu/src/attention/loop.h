@@ -85,8 +85,8 @@ inline void add_weighted(const float* weights, const float* rows, const float* s
     for (int c = 0; c < COLUMNS; ++c) store(weighted + h * padded + c * LANES, total[h][c]);
 }
 
-// What follows the scores of a block of slots, for one head: weights in their place. Returns by how
-// much all that was summed before shrinks.
+// One head's scores of a block of slots become their softmax weights, in place. Returns the factor by
+// which everything summed for earlier blocks has to be multiplied.
 inline float soften(float* scores, const float* key_scale, const float* value_scale, int slots,
                     float& running_largest, float& running_sum) {
   constexpr float NEVER = -__builtin_inff();

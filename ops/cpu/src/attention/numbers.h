@@ -1,4 +1,4 @@
-// Numbers of other formats as floats, and the exponential. Included in a version's namespace.
+// Numbers of other formats as floats, and the exponential. Included in a variant's namespace.
 
 inline float as_float(uint32_t bits) {
   float x;

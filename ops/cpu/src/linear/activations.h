@@ -1,5 +1,5 @@
-// x as the inner loop of linear layers takes it. Included in a version's namespace, after vector/wide.h, one
-// of wide_*.h, and `arrange`.
+// x as the inner loop of linear layers takes it. Included in a variant's namespace, after vector/wide.h,
+// one of wide_*.h, and `arrange`.
 
 inline int tile_of(int64_t tokens) { return tokens >= 4 ? 4 : tokens >= 2 ? 2 : 1; }
 
@@ -13,7 +13,7 @@ inline Floats widened(Number type, const void* x) {
 // One row of x, with zeros up to the padded columns.
 inline void read_row(const Problem& problem, int64_t output) {
   const int size = problem.type == Number::f32 ? 4 : 2;
-  const int64_t columns = problem.header->columns, padded = problem.geometry.padded_columns();
+  const int64_t columns = problem.header->columns, padded = problem.geometry.padded_columns;
   const char* x = static_cast<const char*>(problem.x) + output * problem.x_row * size;
   int64_t k = 0;
   if (problem.x_step == 1)
@@ -60,7 +60,7 @@ inline float finer(float scale) {
   return wanted < 0x1p-126f ? 0x1p-126f : wanted;  // NaN stays NaN
 }
 
-// x in units of a power of two, rounded; in x what is left over.
+// x in units of `scale`, rounded; x becomes what rounding left over.
 inline void to_integers(float* x, int units, float scale, int16_t* to) {
   constexpr float SHIFT = 12582912;  // 1.5 · 2^23: adding it leaves an integer in the low bits
   const float inverse = 1 / scale;
@@ -106,15 +106,16 @@ inline float round_row(Rounding how, float* x, int64_t padded) {
   return scale;
 }
 
-// 16-bit integers times a power of two, one for each chunk: then a bfloat16 down to 2^-6 of a chunk's
-// largest is exact, a float16 down to 2^-3, and others are off by 2^-15 of the largest. Of float32
-// what is left over is another token, 2^15 times finer.
+// One row of x as 16-bit integers in units of a power of two, one unit for each chunk. A chunk's
+// numbers are off by at most 2^-15 of its largest; a bfloat16 of at least 2^-6 of the largest is exact,
+// and a float16 of at least 2^-3. A float32 takes two tokens: the second has what the first rounded
+// away, in units 2^15 times smaller.
 inline void integers_of(const Problem& problem, int64_t token, int tile, int t) {
   const Header& header = *problem.header;
   const Geometry& g = problem.geometry;
   const bool fine = header.scale_columns < UNIT;
   const int words = problem.tokens == problem.outputs ? 1 : 2;
-  const int64_t columns = g.padded_columns(), sums_per_token = fine ? columns / 8 : g.chunks;
+  const int64_t columns = g.padded_columns, sums_per_token = fine ? columns / 8 : g.chunks;
   int32_t* quads = problem.quads + token * columns / 2 + 2 * t;
   int32_t* sums = problem.sums + token * sums_per_token + t;
   float* scales = problem.scales + token * g.chunks + t;
@@ -144,7 +145,7 @@ inline void integers_of(const Problem& problem, int64_t token, int tile, int t) 
 
 inline void prepare(const Problem& problem) {
   const Header& header = *problem.header;
-  const int64_t columns = problem.geometry.padded_columns();
+  const int64_t columns = problem.geometry.padded_columns;
   const int words = problem.tokens == problem.outputs ? 1 : 2;
   for (int64_t token = 0; token < problem.tokens;) {
     const int tile = tile_of(problem.tokens - token);

@@ -1,7 +1,10 @@
-// A unit's codes, from memory to one byte each: 8 quads of 64. Included in a version's namespace.
-// How they share bytes: ops/packing.py's planes, but that a byte of a plane of 4, 2 or 1 bits
-// has codes of 2, 4 or 8 quads instead of as many columns, the first quad's in its lowest bits. Of
-// 6-bit codes a fourth lies in the high bits of the three others.
+// The formats: how a unit's codes are read from memory. Included in a variant's namespace, after
+// vector/wide.h and one of wide_*.h.
+//
+// Codes become one byte each, 8 quads of 64. They share bytes as in ops/packing.py's planes, but a
+// byte of a plane of 4, 2 or 1 bits has the codes of 2, 4 or 8 quads, where ops/packing.py has those
+// of as many columns; the first quad's are in its lowest bits. 6-bit codes fill three vectors of 64
+// bytes for four quads: the fourth quad's are in the two high bits of the other three.
 
 template <int BITS>
 struct Codes;
@@ -37,7 +40,7 @@ struct Codes<2> {
   }
 };
 
-// The bit of a quad's codes in a plane of single bits, moved to bit TO: others are left around it.
+// Moves a quad's bit in a plane of single bits to bit TO. The bits around it are not cleared.
 template <int QUAD, int TO>
 inline Bytes bit(Bytes plane) {
   return shifted<TO - QUAD>(plane);
@@ -79,7 +82,7 @@ struct Codes<5> : WithBit<5> {};
 template <>
 struct Codes<7> : WithBit<7> {};
 
-// With anything in the two high bits.
+// 6-bit codes whose two high bits are not cleared: for lookups that ignore them.
 struct Loose6 {
   static void read(const uint8_t* p, Bytes* quads) {
     for (int i = 0; i < 2; ++i) {
@@ -100,10 +103,14 @@ struct Codes<6> {
   }
 };
 
-// What the inner loop multiplies by: `PARTS` bytes for each code, whose sum, each less its centre
-// and times its weight, is the code's value.
+enum class Kind { integers, floats };
+
+// A format of integers is read as PARTS bytes for each code. The code's value is their sum, each less
+// its CENTRE and times its WEIGHT.
 template <int BITS>
 struct Integer {
+  static constexpr Kind KIND = Kind::integers;
+  static constexpr bool SPARSE = false;
   static constexpr int PARTS = 1, BYTES = BITS * 64, CENTRE[] = {1 << (BITS - 1)};
   static constexpr int WEIGHT[] = {1};
   explicit Integer(const Header&) {}
@@ -112,6 +119,8 @@ struct Integer {
 
 // E3M2 in sixteenths.
 struct Float6 {
+  static constexpr Kind KIND = Kind::integers;
+  static constexpr bool SPARSE = false;
   static constexpr int PARTS = 2, BYTES = 6 * 64, CENTRE[] = {0, 112}, WEIGHT[] = {1, 4};
   alignas(64) uint8_t tables[2][64];
   explicit Float6(const Header&) {
@@ -133,6 +142,8 @@ struct Float6 {
 
 // E2M1 in halves.
 struct Float4 {
+  static constexpr Kind KIND = Kind::integers;
+  static constexpr bool SPARSE = false;
   static constexpr int PARTS = 1, BYTES = 4 * 64, CENTRE[] = {12}, WEIGHT[] = {1};
   alignas(64) uint8_t table[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
   explicit Float4(const Header&) {}
@@ -142,8 +153,10 @@ struct Float4 {
   }
 };
 
-// Any 16 numbers, as integers of 24 bits.
+// A table of any 16 numbers, as integers of 24 bits.
 struct Table4 {
+  static constexpr Kind KIND = Kind::integers;
+  static constexpr bool SPARSE = false;
   static constexpr int PARTS = 3, BYTES = 4 * 64, CENTRE[] = {0, 0, 128};
   static constexpr int WEIGHT[] = {1, 1 << 8, 1 << 16};
   alignas(64) uint8_t tables[PARTS][TABLE];
@@ -160,9 +173,12 @@ struct Table4 {
   }
 };
 
-// Of every 4 columns two: for each 8 columns 4 codes, 2 for the first 4 columns, and in the same
-// order 4 places of 2 bits. Here made dense, with 8, which means 0, where nothing is stored.
+// 2:4 sparse integers: two of every 4 columns are stored. 8 columns have 4 codes, the first two for
+// the first 4 columns, and in the same order 4 places of 2 bits. Reading makes them dense, with code
+// 8, whose value is 0, where nothing is stored.
 struct Sparse {
+  static constexpr Kind KIND = Kind::integers;
+  static constexpr bool SPARSE = true;
   static constexpr int PARTS = 1, BYTES = 3 * 64, CENTRE[] = {8}, WEIGHT[] = {1};
   explicit Sparse(const Header&) {}
 
@@ -188,6 +204,74 @@ struct Sparse {
       Bits two = put(k >> 16 & 255u, at >> 16 & 255u) | put(k >> 24, at >> 24);
       quads[0][2 * i] = (Bytes)(one ^ 0x08080808u);
       quads[0][2 * i + 1] = (Bytes)(two ^ 0x08080808u);
+    }
+  }
+};
+
+// A format of floats calls `next` with two columns of 16 rows each, until it has read the unit.
+struct BFloat16 {
+  static constexpr Kind KIND = Kind::floats;
+  static constexpr int BYTES = UNIT * ROWS * 2;
+  template <class F>
+  static void read(const uint8_t* p, F next) {
+    for (int i = 0; i < UNIT / 2; ++i) {
+      Bits pairs = load<Bits>(p + 64 * i);
+      next(2 * i, low_half(pairs), high_half(pairs));
+    }
+  }
+};
+
+struct Float16 {
+  static constexpr Kind KIND = Kind::floats;
+  static constexpr int BYTES = UNIT * ROWS * 2;
+  template <class F>
+  static void read(const uint8_t* p, F next) {
+    for (int i = 0; i < UNIT / 2; ++i)
+      next(2 * i, from_f16(load<HalfWords>(p + 64 * i)), from_f16(load<HalfWords>(p + 64 * i + 32)));
+  }
+};
+
+struct Float32 {
+  static constexpr Kind KIND = Kind::floats;
+  static constexpr int BYTES = UNIT * ROWS * 4;
+  template <class F>
+  static void read(const uint8_t* p, F next) {
+    for (int i = 0; i < UNIT / 2; ++i)
+      next(2 * i, load<Floats>(p + 128 * i), load<Floats>(p + 128 * i + 64));
+  }
+};
+
+// E4M3. A normal number's bits are those of a bfloat16 but for the bias of the exponent. The few
+// vectors that have subnormal numbers take the slower way. Columns of a quad come in the order
+// 0, 2, 1, 3.
+struct Float8 {
+  static constexpr Kind KIND = Kind::floats;
+  static constexpr int BYTES = UNIT * ROWS;
+
+  static Bits widened(Bits high_bytes) {
+    Words moved = (Words)((SignedWords)high_bytes >> 4) & 0x87f0;
+    return (Bits)(moved + 0x3c00);
+  }
+  static Floats any(Bits code) {
+    Bits magnitude = code & 127u;
+    Floats small = floats((Ints)magnitude) * 0x1p-9f;
+    Bits normal = (Bits)(magnitude > 7u);
+    Bits bits = (normal & ((magnitude << 20) + (120u << 23))) | (~normal & (Bits)small);
+    return (Floats)(bits | (code & 128u) << 24);
+  }
+
+  template <class F>
+  static void read(const uint8_t* p, F next) {
+    for (int quad = 0; quad < QUADS; ++quad) {
+      Bits codes = load<Bits>(p + 64 * quad);
+      if (any_zero((Bytes)codes & 0x78)) {
+        next(4 * quad, any(codes & 255u), any(codes >> 8 & 255u));
+        next(4 * quad + 2, any(codes >> 16 & 255u), any(codes >> 24));
+      } else {
+        Bits even = widened(codes << 8), odd = widened(codes & 0xff00ff00u);
+        next(4 * quad, low_half(even), low_half(odd));
+        next(4 * quad + 2, high_half(even), high_half(odd));
+      }
     }
   }
 };

@@ -1,12 +1,12 @@
-// Linear layers of a few tokens: how weights are packed (linear/pack.cpp), and what the op
-// (linear/op.cpp) hands to a version of its inner loop (linear/few/loop.h).
+// How weights are packed (linear/pack.cpp), and what the op (linear/op.cpp) hands to a variant of its
+// inner loop. The words token, block, unit, quad and chunk are explained, and a unit is drawn, in
+// ../README.md.
 //
-// A packed weight is one piece of memory, in the order in which it is read: a header, then blocks of
-// ROWS rows of the weight. A block is a row of chunks of columns; a chunk is its scales, if scales
-// belong to columns, and units of UNIT columns. Behind its chunks a block has one scale per row, if
-// that is what the format has. Within a unit 4 columns of all 16 rows (a quad) are 64 codes, row by
-// row; how codes share bytes is Unit's to say. So a vector of 16 lanes has a row in each, and sums
-// need no adding up across lanes.
+// A packed weight is one piece of memory in the order in which it is read: a header, then blocks of
+// ROWS rows. A block is its chunks of columns, one after the other; a chunk is its scales, where scales
+// belong to columns, then its units of UNIT columns. Where a format has one scale per row, they follow
+// a block's chunks. A vector of 16 lanes holds one row in each lane, so that sums of products need no
+// additions across lanes.
 #pragma once
 
 #include <cstdint>
@@ -15,9 +15,9 @@
 #include "common/streams.h"
 
 constexpr int ROWS = 16, UNIT = 32, QUADS = UNIT / 4;
-constexpr int LARGEST_CHUNK = 256;  // columns: sums of that many products of 8 and 16 bits fit in 32
-constexpr int TABLE = 16;
-constexpr int TILE = 4;  // tokens that go through the inner loop together, at most
+constexpr int LARGEST_CHUNK = 256;  // columns: sums of that many products of 8 and 16 bits fit 32 bits
+constexpr int TABLE = 16;           // codes that a table has values for
+constexpr int TILE = 4;             // most tokens that go through the inner loop together
 
 enum class Coding : int32_t { integer, fp6, fp4, table, sparse, fp8, bf16, f16, f32 };
 enum class Scales : int32_t { row, bf16, f16, f32 };  // row: float32, one per row
@@ -40,24 +40,26 @@ struct Header {
 static_assert(sizeof(Header) == 128);
 constexpr uint64_t MAGIC = 0x31306c62746e6171;
 
-inline bool as_floats(Coding coding) { return coding >= Coding::fp8; }
+static inline bool as_floats(Coding coding) { return coding >= Coding::fp8; }
 
 struct Geometry {
   int64_t blocks, chunks;
   int units;       // of a chunk
   int last_units;  // of the last chunk
-  int scale_count;  // of a chunk
   int scale_bytes;  // of a chunk
   int unit_bytes;
   int64_t block_bytes;
-
-  int64_t padded_columns() const { return ((chunks - 1) * units + last_units) * UNIT; }
+  int64_t padded_columns;  // up to whole units
 };
 
 Geometry geometry(const Header&);
 
-// How often a unit changes its scale, if it does.
-inline int fine_scales(const Header& header) { return UNIT / header.scale_columns; }
+// What is wrong with a header that has a size of `bytes` behind it, or null. `geometry` takes only
+// those with which nothing is wrong.
+const char* wrong(const Header&, int64_t bytes);
+
+// Scales that a unit has, where it has several. `static`: see INLINE in common/variant.h.
+static inline int fine_scales(const Header& header) { return UNIT / header.scale_columns; }
 
 // The products of some tokens.
 struct Problem {

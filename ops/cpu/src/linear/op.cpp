@@ -33,10 +33,8 @@ Header header_of(const Tensor& packed) {
                   "this is no weight packed by cpu_pack_linear");
   Header header;
   std::memcpy(&header, packed.const_data_ptr(), sizeof header);
-  STD_TORCH_CHECK(header.magic == MAGIC, "this is no weight packed by cpu_pack_linear");
-  const Geometry g = geometry(header);
-  STD_TORCH_CHECK(packed.numel() == int64_t(sizeof header) + g.blocks * g.block_bytes,
-                  "a packed weight has not the size that its header says");
+  const char* reason = wrong(header, packed.numel() - int64_t(sizeof header));
+  STD_TORCH_CHECK(!reason, reason);
   return header;
 }
 
@@ -56,7 +54,7 @@ Problem problem_of(const Header& header, const Tensor& packed, Number x, int64_t
 void take_scratch(Problem& problem, Scratch& scratch) {
   const Geometry& g = problem.geometry;
   const bool floats = as_floats(problem.header->coding);
-  const int64_t tokens = problem.tokens, padded = g.padded_columns();
+  const int64_t tokens = problem.tokens, padded = g.padded_columns;
   scratch.reserve(4 * (padded + problem.outputs + tokens * (padded + padded / 8 + g.chunks) + 6 * 16));
   problem.row = scratch.take<float>(padded);
   problem.token_scales = scratch.take<float>(problem.outputs);

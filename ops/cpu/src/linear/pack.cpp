@@ -14,22 +14,6 @@
 
 #include "linear/layout.h"
 
-Geometry geometry(const Header& h) {
-  Geometry g;
-  g.blocks = (h.rows + ROWS - 1) / ROWS;
-  const int64_t units = (h.columns + UNIT - 1) / UNIT;
-  const bool by_row = h.scales == Scales::row, fine = h.scale_columns < UNIT;
-  g.units = by_row ? 4 : fine ? 1 : h.scale_columns / UNIT;
-  g.chunks = std::max<int64_t>(1, (units + g.units - 1) / g.units);
-  g.last_units = int(units - (g.chunks - 1) * g.units);
-  const int scale = (h.scales == Scales::f32 ? 4 : 2) * (1 + h.zeros) * ROWS;
-  g.scale_bytes = by_row ? 0 : scale * (fine ? fine_scales(h) : 1);
-  g.unit_bytes = UNIT * ROWS * h.bits / 8;
-  const int64_t bytes = g.chunks * g.scale_bytes + units * g.unit_bytes + by_row * ROWS * 4;
-  g.block_bytes = (bytes + 63) / 64 * 64;
-  return g;
-}
-
 namespace {
 
 using torch::headeronly::ScalarType;
@@ -271,7 +255,7 @@ Tensor pack_linear(const Tensor& plane0, const MaybeTensor& plane1, const MaybeT
   std::memcpy(to, &header, sizeof header);
   torch::stable::parallel_for(0, g.blocks, 1, [&](int64_t begin, int64_t end) {
     Codes codes;
-    codes.columns = g.padded_columns() / (sparse ? 2 : 1);
+    codes.columns = g.padded_columns / (sparse ? 2 : 1);
     if (header.coding < Coding::bf16) codes.codes.resize(ROWS * codes.columns);
     if (sparse) codes.places.resize(ROWS * codes.columns);
     for (int64_t block = begin; block < end; ++block)

@@ -1,5 +1,5 @@
 // What both kinds of inner loop of many tokens share: where weights lie, and how results are stored.
-// Included in a version's namespace, after linear/activations.h.
+// Included in a variant's namespace, after linear/activations.h.
 
 // Units of columns that are multiplied at a time. Two threads of a core share its first cache, and
 // there with 16 units a tenth to a third was lost.
@@ -18,7 +18,7 @@ inline Floats row_scales(const Problem& problem, int64_t block) {
   const Geometry& g = problem.geometry;
   const uint8_t* p = problem.blocks + block * g.block_bytes;
   if (problem.header->scales != Scales::row) return all(1.0f);
-  return load<Floats>(p + g.padded_columns() / UNIT * g.unit_bytes);
+  return load<Floats>(p + g.padded_columns / UNIT * g.unit_bytes);
 }
 
 // A block's results for one token.

@@ -1,5 +1,5 @@
 // The inner loop over plain weights, in whatever instructions the including file has chosen.
-// Included in a version's namespace, after vector/wide.h and one of wide_*.h.
+// Included in a variant's namespace, after vector/wide.h and one of wide_*.h.
 
 constexpr int WHOLE = 32;         // columns at a time
 constexpr int STREAMS = Streams::COUNT;  // rows at a time, far apart

@@ -1,5 +1,5 @@
 // Linear layers of a few tokens whose weights are as torch has them, (rows, columns), one row behind
-// the other: what the op (plain/op.cpp) hands to a version of its inner loop (plain/loop.h).
+// the other: what the op (plain/op.cpp) hands to a variant of its inner loop (plain/loop.h).
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // quantbench::cpu_decode: a whole Llama, from the newest token of each row to logits, over caches in
-// its dtype; cpu_layers: its layers alone. cpu_before_attention and cpu_after_attention: one layer,
-// for other caches. Between two products lie some microseconds of work, for which a compiled graph
-// makes several calls and as many allocations, each as long as the work itself.
+// its dtype. cpu_layers: its layers alone. cpu_before_attention and cpu_after_attention: one layer,
+// for other caches. Between two products lie some microseconds of work; a compiled graph makes several
+// calls and allocations for it, each of which takes as long as the work itself.
 
 #include "step/rows.h"
 
@@ -39,7 +39,7 @@ const char* data(const Tensor& t) { return static_cast<const char*>(t.const_data
 char* data(Tensor& t) { return static_cast<char*>(t.mutable_data_ptr()); }
 int64_t row_bytes(const Tensor& t) { return t.size(1) * t.element_size(); }
 
-// A vector that every row meets: a norm's weight, or a bias.
+// A norm's weight or a bias, which applies to every row of x.
 const char* vector(const Tensor& t, const Tensor& x, int64_t n) {
   STD_TORCH_CHECK(t.scalar_type() == x.scalar_type() && t.is_contiguous() && t.numel() == n,
                   "a norm's weight or a bias has to be ", n, " numbers of x's dtype");
@@ -300,7 +300,7 @@ class ByTeam {
                     product.rows, ", ", product.columns, "), not (", outputs, ", ", columns, ")");
   }
 
-  // Null for what a model has not.
+  // Null for what the model lacks.
   const char* optional(int64_t layer, Part part, int64_t n) const {
     const Tensor& t = step.part(layer, part);
     return t.numel() ? vector(t, step.x, n) : nullptr;

@@ -1,5 +1,5 @@
 // Loops over a row of activations, in whatever instructions the including file has chosen: read as
-// float32, rounded once. Included in a version's namespace, after vector/wide.h and one of wide_*.h.
+// float32, rounded once. Included in a variant's namespace, after vector/wide.h and one of wide_*.h.
 
 constexpr int64_t LANES = 16;
 

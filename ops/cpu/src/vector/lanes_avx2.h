@@ -1,4 +1,4 @@
-// Vectors of floats in AVX2 and FMA. Included in a version's namespace.
+// Vectors of floats in AVX2 and FMA. Included in a variant's namespace.
 constexpr int LANES = 8;
 typedef __m256 Vector;
 

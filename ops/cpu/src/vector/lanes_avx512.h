@@ -1,4 +1,4 @@
-// Vectors of floats in AVX-512. Included in a version's namespace.
+// Vectors of floats in AVX-512. Included in a variant's namespace.
 constexpr int LANES = 16;
 typedef __m512 Vector;
 

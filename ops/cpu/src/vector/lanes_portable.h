@@ -1,4 +1,4 @@
-// Vectors of floats in what every compiler has for its own target. Included in a version's namespace.
+// Vectors of floats in what every compiler has for its own target. Included in a variant's namespace.
 constexpr int LANES = 4;
 typedef float Vector __attribute__((vector_size(16)));
 typedef int32_t Integers __attribute__((vector_size(16)));

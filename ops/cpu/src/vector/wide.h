@@ -1,4 +1,4 @@
-// Vectors of 64 bytes in what every compiler has. Included in a version's namespace, after vector/wide_halves.h
+// Vectors of 64 bytes in what every compiler has. Included in a variant's namespace, after vector/wide_halves.h
 // where registers have 32; wide_*.h has what needs instructions of its own.
 
 typedef uint16_t HalfWords __attribute__((vector_size(32)));
@@ -34,7 +34,6 @@ inline V converted(From v) { return __builtin_convertvector(v, V); }
 #endif
 
 using Bytes = Wide<uint8_t>;
-using SignedBytes = Wide<int8_t>;
 using Words = Wide<uint16_t>;
 using SignedWords = Wide<int16_t>;
 using Bits = Wide<uint32_t>;
@@ -43,7 +42,6 @@ using Floats = Wide<float>;
 
 inline Floats all(float x) { return Floats{} + x; }
 inline Ints all(int32_t x) { return Ints{} + x; }
-inline Bytes all_bytes(uint8_t x) { return Bytes{} + x; }
 inline float total(Floats v) {
   float lanes[16];
   store(lanes, v);

@@ -1,11 +1,12 @@
-// Included after vector/wide_halves.h and vector/wide.h: AVX2 and F16C. Same functions as vector/wide_portable.h.
+// AVX2 and F16C: the same functions as in vector/wide_portable.h. Included after vector/wide_halves.h
+// and vector/wide.h.
+
+#include "vector/wide_words.h"
 
 template <class V>
 inline V joined(__m256i a, __m256i b) {
   return {(typename V::Half)a, (typename V::Half)b};
 }
-
-inline Bytes merged(uint8_t mask, Bytes a, Bytes b) { return (a & mask) | (b & uint8_t(~mask)); }
 
 inline __m256i found16(const uint8_t* table, __m256i index) {
   return _mm256_shuffle_epi8(
@@ -53,9 +54,4 @@ inline void dot(Ints& a, Ints& b, Bytes codes, const int32_t* x) {
                     _mm256_madd_epi16(_mm256_and_si256(second, low), even));
   b += joined<Ints>(_mm256_madd_epi16(_mm256_srli_epi16(first, 8), odd),
                     _mm256_madd_epi16(_mm256_srli_epi16(second, 8), odd));
-}
-inline Ints dotted(Ints a, Ints b) { return a + b; }
-inline void arrange_quad(const int16_t* x, int32_t* to) {
-  int16_t words[4] = {x[0], x[2], x[1], x[3]};
-  __builtin_memcpy(to, words, sizeof words);
 }

@@ -76,7 +76,7 @@ inline Halves<T> select(typename Halves<T>::Mask mask, Halves<T> x, Halves<T> y)
   return {mask.a ? x.a : y.a, mask.b ? x.b : y.b};
 }
 
-// Numbers of as many bits, wider ones of 16 bits, and those again in 16 bits.
+// Converts each number: to a type of the same size, from 16 to 32 bits, or from 32 to 16 bits.
 template <class V, class From>
 inline V converted(From v) {
   typedef uint16_t EightWords __attribute__((vector_size(16)));

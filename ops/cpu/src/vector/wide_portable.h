@@ -1,7 +1,6 @@
-// Included after vector/wide.h.
+// What needs instructions of its own, in plain C++. Included after vector/wide.h.
 
-// Bits of a where the mask has ones, of b where it has zeros.
-inline Bytes merged(uint8_t mask, Bytes a, Bytes b) { return (a & mask) | (b & uint8_t(~mask)); }
+#include "vector/wide_words.h"
 
 // table[index], by the index's low 4 or 6 bits. The table has 16 or 64 bytes.
 __attribute__((noinline, unused)) Bytes lookup16(const uint8_t* table, Bytes index) {
@@ -15,7 +14,7 @@ __attribute__((noinline, unused)) Bytes lookup64(const uint8_t* table, Bytes ind
   return found;
 }
 
-__attribute__((noinline)) bool any_zero(Bytes v) {
+__attribute__((noinline, unused)) bool any_zero(Bytes v) {
   for (int i = 0; i < 64; ++i)
     if (!v[i]) return true;
   return false;
@@ -50,9 +49,4 @@ __attribute__((noinline, unused)) void dot(Ints& a, Ints& b, Bytes codes, const 
   const int16_t* w = reinterpret_cast<const int16_t*>(x);
   a += (Ints)(quads & 255u) * w[0] + (Ints)(quads >> 16 & 255u) * w[1];
   b += (Ints)(quads >> 8 & 255u) * w[2] + (Ints)(quads >> 24) * w[3];
-}
-inline Ints dotted(Ints a, Ints b) { return a + b; }
-inline void arrange_quad(const int16_t* x, int32_t* to) {
-  int16_t words[4] = {x[0], x[2], x[1], x[3]};
-  __builtin_memcpy(to, words, sizeof words);
 }

@@ -8,9 +8,11 @@ namespace {
 #include "vector/wide_avx2.h"
 
 #include "linear/codes.h"
+#include "linear/formats.h"
 #include "linear/few/loop.h"
 #include "linear/few/sparse.h"
 #include "linear/activations.h"
+#include "linear/results.h"
 #include "linear/few/drive.h"
 }  // namespace
 

@@ -1,5 +1,5 @@
 // The inner loop of linear layers, in whatever instructions the including file has chosen: products
-// of chunks, 16 rows of the weight times up to TILE tokens. Included in a version's namespace, after
+// of chunks, 16 rows of the weight times up to TILE tokens. Included in a variant's namespace, after
 // vector/wide.h, one of wide_*.h, and linear/codes.h. Nothing here calls the standard library: a function
 // compiled for two instruction sets must not be merged into one by the linker.
 
@@ -145,69 +145,6 @@ struct SideBySide {
         at[s] += C::BYTES;
       }
     for (int s = 0; s < STREAMS; ++s) One::add(header, sums[s], by[s], x.sums, x.scales, totals[s]);
-  }
-};
-
-// Codes that are floats: each calls `next` with two columns, one after the other, 16 rows each.
-struct BFloat16 {
-  static constexpr int BYTES = UNIT * ROWS * 2;
-  template <class F>
-  static void read(const uint8_t* p, F next) {
-    for (int i = 0; i < UNIT / 2; ++i) {
-      Bits pairs = load<Bits>(p + 64 * i);
-      next(2 * i, low_half(pairs), high_half(pairs));
-    }
-  }
-};
-
-struct Float16 {
-  static constexpr int BYTES = UNIT * ROWS * 2;
-  template <class F>
-  static void read(const uint8_t* p, F next) {
-    for (int i = 0; i < UNIT / 2; ++i)
-      next(2 * i, from_f16(load<HalfWords>(p + 64 * i)), from_f16(load<HalfWords>(p + 64 * i + 32)));
-  }
-};
-
-struct Float32 {
-  static constexpr int BYTES = UNIT * ROWS * 4;
-  template <class F>
-  static void read(const uint8_t* p, F next) {
-    for (int i = 0; i < UNIT / 2; ++i)
-      next(2 * i, load<Floats>(p + 128 * i), load<Floats>(p + 128 * i + 64));
-  }
-};
-
-// E4M3. Normal numbers are bfloat16 but for their exponents' bias; vectors with others in them,
-// which are few, take the long way. In a quad columns are in the order 0, 2, 1, 3.
-struct Float8 {
-  static constexpr int BYTES = UNIT * ROWS;
-
-  static Bits widened(Bits high_bytes) {
-    Words moved = (Words)((SignedWords)high_bytes >> 4) & 0x87f0;
-    return (Bits)(moved + 0x3c00);
-  }
-  static Floats any(Bits code) {
-    Bits magnitude = code & 127u;
-    Floats small = floats((Ints)magnitude) * 0x1p-9f;
-    Bits normal = (Bits)(magnitude > 7u);
-    Bits bits = (normal & ((magnitude << 20) + (120u << 23))) | (~normal & (Bits)small);
-    return (Floats)(bits | (code & 128u) << 24);
-  }
-
-  template <class F>
-  static void read(const uint8_t* p, F next) {
-    for (int quad = 0; quad < QUADS; ++quad) {
-      Bits codes = load<Bits>(p + 64 * quad);
-      if (any_zero((Bytes)codes & 0x78)) {
-        next(4 * quad, any(codes & 255u), any(codes >> 8 & 255u));
-        next(4 * quad + 2, any(codes >> 16 & 255u), any(codes >> 24));
-      } else {
-        Bits even = widened(codes << 8), odd = widened(codes & 0xff00ff00u);
-        next(4 * quad, low_half(even), low_half(odd));
-        next(4 * quad + 2, high_half(even), high_half(odd));
-      }
-    }
   }
 };
 

@@ -1,4 +1,4 @@
-// 2:4 sparse products like any others, on weights made dense. Included in a version's namespace.
+// 2:4 sparse products like any others, on weights made dense. Included in a variant's namespace.
 
 template <class C, int T, bool FINE>
 using SparseChunk = IntegerChunk<C, T, FINE>;

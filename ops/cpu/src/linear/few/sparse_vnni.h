@@ -1,6 +1,6 @@
-// 2:4 sparse products with VNNI: no zeros are multiplied. What a row keeps of 8 columns are 4 codes
-// in its lane; a shuffle puts the 4 numbers of x that they belong to beside them, taken from 8 in
-// each lane. Included in a version's namespace, after linear/few/loop.h.
+// 2:4 sparse products with VNNI: no zeros are multiplied. A row stores 4 codes of 8 columns, in its
+// lane; a shuffle picks the 4 numbers of x that they belong to out of the 8. Included in a variant's
+// namespace, after linear/few/loop.h.
 
 template <class C, int T, bool FINE>
 struct SparseChunk {
@@ -58,9 +58,8 @@ inline void arrange_eight(const int16_t* x, int32_t* to, int32_t* low_to) {
 
 // The high bytes of 4 numbers, then their low ones, of 16 numbers: signed both.
 inline void arrange_quads(const int16_t* x, int tile, int32_t* to) {
-  __m512i wide = _mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i*)x));
-  __m512i high = _mm512_srai_epi32(_mm512_add_epi32(wide, _mm512_set1_epi32(128)), 8);
-  __m128i highs = _mm512_cvtepi32_epi8(high), lows = _mm512_cvtepi32_epi8(wide);
+  __m128i highs, lows;
+  split_bytes(x, highs, lows);
   __m128i quads[2] = {_mm_unpacklo_epi32(highs, lows), _mm_unpackhi_epi32(highs, lows)};
   for (int i = 0; i < 2; ++i) {
     _mm_storel_epi64((__m128i*)(to + 4 * i * tile), quads[i]);

@@ -11,6 +11,7 @@ namespace {
 #include "common/tiles.h"
 
 #include "linear/codes.h"
+#include "linear/formats.h"
 #include "linear/few/loop.h"
 #include "linear/few/sparse_vnni.h"
 #include "linear/activations.h"

@@ -7,6 +7,7 @@ namespace {
 #include "vector/wide_avx512vnni.h"
 
 #include "linear/codes.h"
+#include "linear/formats.h"
 #include "linear/few/loop.h"
 #include "linear/few/sparse_vnni.h"
 #include "linear/activations.h"

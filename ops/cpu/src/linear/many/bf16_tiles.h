@@ -91,7 +91,7 @@ struct Order {
 // Tiles of x, (units, TOKENS, UNIT) each.
 void prepare_tiles(const Problem& problem, void* x, int64_t first, int64_t last) {
   const Header& header = *problem.header;
-  const int64_t columns = header.columns, padded = problem.geometry.padded_columns();
+  const int64_t columns = header.columns, padded = problem.geometry.padded_columns;
   const bool rounded = header.rounding != Rounding::none;
   const bool plain = problem.type == Number::bf16 && problem.x_step == 1 && !rounded;
   const Order order(header);
@@ -135,7 +135,7 @@ struct Pair {
 
   void multiply(int64_t first, int64_t last) {
     const Geometry& g = problem.geometry;
-    const int64_t step = chunks_at_once(g), x_tile = g.padded_columns() * TOKENS;
+    const int64_t step = chunks_at_once(g), x_tile = g.padded_columns * TOKENS;
     const uint8_t* at[2];
     for (int b = 0; b < 2; ++b) at[b] = problem.blocks + blocks[b] * g.block_bytes;
     int64_t x_at = first * x_tile;
@@ -179,7 +179,7 @@ struct Pair {
 void multiply_tiles(const Problem& problem, void* x, int64_t first, int64_t last) {
   const Geometry& g = problem.geometry;
   const int64_t tiles = (problem.outputs + TOKENS - 1) / TOKENS;
-  int64_t together = X_BYTES / (g.padded_columns() * TOKENS * 2) / 2 * 2;
+  int64_t together = X_BYTES / (g.padded_columns * TOKENS * 2) / 2 * 2;
   together = together < 4 ? 4 : together > MOST_TILES ? MOST_TILES : together;
   Pair work(problem, x);
   TileShapes shapes;

@@ -1,7 +1,7 @@
-// Products of a few tokens in tiles of bytes: nothing is made of weights' codes but bytes, for there
-// are too few products to pay for more. x is integers of 16 bits, in units of a power of two for each
-// chunk, as for linear/few/loop.h, here in two tiles, of high bytes and of low ones. Included in the
-// namespace of linear/many/amx.cpp, after linear/many/bf16_tiles.h.
+// Products of a few tokens (5 to 16) in tiles of bytes. Weights' codes are only unpacked to bytes:
+// there are too few products to pay for a conversion to bfloat16. x is integers of 16 bits, in units
+// of a power of two for each chunk, as for linear/few/loop.h; here their high and their low bytes are
+// two tiles. Included in the namespace of linear/many/amx.cpp, after linear/many/bf16_tiles.h.
 
 // Which tile register holds what. Macros, because GCC pastes the text into the instruction.
 #define HIGH_SUMS 0
@@ -20,7 +20,7 @@ struct ByteTiles {
 
   ByteTiles(const Geometry& g, void* x)
       : x(static_cast<int8_t*>(x)), width(g.units % 2 ? UNIT : 2 * UNIT),
-        columns(g.padded_columns()), chunks(g.chunks) {}
+        columns(g.padded_columns), chunks(g.chunks) {}
 
   int8_t* bytes(int64_t tile) const { return x + tile * TOKENS * columns * BYTES; }
   float* scales(int64_t tile) const {
@@ -31,13 +31,11 @@ struct ByteTiles {
   }
 };
 
-// 16 numbers' high bytes and low ones, signed both: 256 times the first, and the second.
 inline void put_bytes(const int16_t* x, int8_t* high, int8_t* low) {
-  const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x));
-  const __m512i wide = _mm512_cvtepi16_epi32(words);
-  const __m512i upper = _mm512_srai_epi32(_mm512_add_epi32(wide, _mm512_set1_epi32(128)), 8);
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(high), _mm512_cvtepi32_epi8(upper));
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(low), _mm512_cvtepi32_epi8(wide));
+  __m128i highs, lows;
+  split_bytes(x, highs, lows);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(high), highs);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(low), lows);
 }
 
 inline void prepare_token(const Problem& problem, void* x, int64_t token) {
@@ -163,22 +161,14 @@ void block_of_bytes(const Problem& problem, const ByteTiles& from, int64_t tile,
 
 typedef void (*BlockOfBytes)(const Problem&, const ByteTiles&, int64_t, int, int64_t);
 
+// Null for formats that take more than a byte for a code.
 inline BlockOfBytes block_of_bytes(const Header& header) {
-  switch (header.coding) {
-    case Coding::fp4: return block_of_bytes<Float4>;
-    case Coding::sparse: return block_of_bytes<Sparse>;
-    default: break;
-  }
-  switch (header.bits) {
-    case 1: return block_of_bytes<Integer<1>>;
-    case 2: return block_of_bytes<Integer<2>>;
-    case 3: return block_of_bytes<Integer<3>>;
-    case 4: return block_of_bytes<Integer<4>>;
-    case 5: return block_of_bytes<Integer<5>>;
-    case 6: return block_of_bytes<Integer<6>>;
-    case 7: return block_of_bytes<Integer<7>>;
-    default: return block_of_bytes<Integer<8>>;
-  }
+  return with_format(header, []<class C>(Format<C>) -> BlockOfBytes {
+    if constexpr (C::KIND == Kind::integers) {
+      if constexpr (C::PARTS == 1) return block_of_bytes<C>;
+    }
+    return nullptr;
+  });
 }
 
 void multiply_bytes(const Problem& problem, void* x, int64_t first, int64_t last) {

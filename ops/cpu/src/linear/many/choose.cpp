@@ -67,7 +67,7 @@ bool linear_of_many(const Problem& given) {
   if (!chosen) return false;
   const ManyVariant run = chosen();
   const int64_t tiles = (problem.outputs + run.tokens - 1) / run.tokens;
-  const int64_t tokens = tiles * run.tokens, padded = g.padded_columns();
+  const int64_t tokens = tiles * run.tokens, padded = g.padded_columns;
   thread_local Scratch scratch;
   scratch.reserve(tokens * (padded * run.x_bytes + sizeof(float)) + 64);
   char* x = scratch.take<char>(tokens * padded * run.x_bytes);

@@ -1,6 +1,6 @@
-// Products of many tokens in vectors of float32. Included in a version's namespace, after
-// linear/results.h and three definitions: Native, the machine's vector of floats; MANY, how many tokens
-// weights are multiplied by at a time; and BESIDE, how many blocks are side by side. The sums of MANY
+// Products of many tokens in vectors of float32. Included in a variant's namespace, after
+// linear/results.h and three definitions: Native, the machine's vector of floats; MANY, the tokens that
+// weights are multiplied by at a time; BESIDE, the blocks whose rows lie side by side. The sums of MANY
 // tokens and BESIDE blocks have to fit the registers.
 
 constexpr int MOST_TOKENS = 240;  // that go through weights together: their sums fit the first cache
@@ -54,7 +54,7 @@ const uint8_t* to_floats(const Problem& problem, const uint8_t* p, int64_t first
   const Geometry& g = problem.geometry;
   const C columns(header);
   const bool scaled = header.scales != Scales::row;
-  // Of 24 bits: times a large x they might be too much.
+  // A table's integers have 24 bits: times a large x they could overflow a float32.
   const float factor = header.coding == Coding::table ? header.factor : 1.0f;
   const int columns_of_a_scale = scaled && header.scale_columns < UNIT ? header.scale_columns : UNIT;
   for (int64_t chunk = first; chunk < last; ++chunk) {
@@ -73,34 +73,17 @@ const uint8_t* to_floats(const Problem& problem, const uint8_t* p, int64_t first
 }
 
 inline ToFloats float_maker(const Header& header) {
-  switch (header.coding) {
-    case Coding::fp6: return to_floats<IntegerColumns<Float6>>;
-    case Coding::fp4: return to_floats<IntegerColumns<Float4>>;
-    case Coding::table: return to_floats<IntegerColumns<Table4>>;
-    case Coding::fp8: return to_floats<FloatColumns<Float8>>;
-    case Coding::bf16: return to_floats<FloatColumns<BFloat16>>;
-    case Coding::f16: return to_floats<FloatColumns<Float16>>;
-    case Coding::f32: return to_floats<FloatColumns<Float32>>;
-    case Coding::sparse: return to_floats<IntegerColumns<Sparse>>;
-    case Coding::integer: break;
-  }
-  switch (header.bits) {
-    case 1: return to_floats<IntegerColumns<Integer<1>>>;
-    case 2: return to_floats<IntegerColumns<Integer<2>>>;
-    case 3: return to_floats<IntegerColumns<Integer<3>>>;
-    case 4: return to_floats<IntegerColumns<Integer<4>>>;
-    case 5: return to_floats<IntegerColumns<Integer<5>>>;
-    case 6: return to_floats<IntegerColumns<Integer<6>>>;
-    case 7: return to_floats<IntegerColumns<Integer<7>>>;
-    default: return to_floats<IntegerColumns<Integer<8>>>;
-  }
+  return with_format(header, []<class C>(Format<C>) -> ToFloats {
+    if constexpr (C::KIND == Kind::floats) return to_floats<FloatColumns<C>>;
+    else return to_floats<IntegerColumns<C>>;
+  });
 }
 
 // A tile of MANY tokens times BESIDE blocks, added to sums (MANY, BESIDE, ROWS). In the machine's own
 // vectors: wider ones, which the compiler cuts up, it keeps in memory.
 inline void add_products(const float* x, const float* weights, int columns, float* sums) {
   constexpr int LANES = sizeof(Native) / sizeof(float), PIECES = BESIDE * ROWS / LANES;
-  Native found[MANY][PIECES] = {};
+  Native products[MANY][PIECES] = {};
   for (int k = 0; k < columns; ++k, x += MANY, weights += BESIDE * ROWS) {
     Native w[PIECES];
 #pragma GCC unroll 8
@@ -108,18 +91,18 @@ inline void add_products(const float* x, const float* weights, int columns, floa
 #pragma GCC unroll 16
     for (int t = 0; t < MANY; ++t)
 #pragma GCC unroll 8
-      for (int i = 0; i < PIECES; ++i) found[t][i] += w[i] * x[t];
+      for (int i = 0; i < PIECES; ++i) products[t][i] += w[i] * x[t];
   }
 #pragma GCC unroll 16
   for (int t = 0; t < MANY; ++t)
 #pragma GCC unroll 8
-    for (int i = 0; i < PIECES; ++i, sums += LANES) store(sums, load<Native>(sums) + found[t][i]);
+    for (int i = 0; i < PIECES; ++i, sums += LANES) store(sums, load<Native>(sums) + products[t][i]);
 }
 
 // Tiles of x, (padded columns, MANY) each.
 void prepare_floats(const Problem& problem, void* x, int64_t first, int64_t last) {
   const Header& header = *problem.header;
-  const int64_t padded = problem.geometry.padded_columns();
+  const int64_t padded = problem.geometry.padded_columns;
   for (int64_t token = first * MANY; token < last * MANY; ++token) {
     float* to = static_cast<float*>(x) + token / MANY * MANY * padded + token % MANY;
     if (token >= problem.outputs) {
@@ -146,7 +129,7 @@ struct Group {
 
   void multiply(int64_t block, int64_t first, int64_t last) {
     const Geometry& g = problem.geometry;
-    const int64_t step = chunks_at_once(g), x_tile = g.padded_columns() * MANY;
+    const int64_t step = chunks_at_once(g), x_tile = g.padded_columns * MANY;
     const int count = g.blocks - block < BESIDE ? int(g.blocks - block) : BESIDE;
     const uint8_t* at[BESIDE] = {};
     for (int b = 0; b < count; ++b) at[b] = problem.blocks + (block + b) * g.block_bytes;

@@ -5,6 +5,7 @@ namespace {
 #include "vector/wide_portable.h"
 
 #include "linear/codes.h"
+#include "linear/formats.h"
 #include "linear/few/loop.h"
 #include "linear/few/sparse.h"
 #include "linear/activations.h"

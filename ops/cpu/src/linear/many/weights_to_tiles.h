@@ -1,18 +1,12 @@
 // Weights as tiles of bfloat16: 16 pairs of columns, each of 16 rows. A unit is a tile. Included in
 // the namespace of linear/many/amx.cpp.
 //
-// Scales of rows are left for the sums. Scales of columns are multiplied in, and the product rounded,
-// once. The two columns of a pair are those whose codes lie 16 bits apart, so in a quad columns are in
-// the order 0, 2, 1, 3; floats are in their own order.
+// Scales of rows are applied to the sums. Scales of columns are multiplied in, and the product is
+// rounded once. The two columns of a pair are those whose codes lie 16 bits apart, so that a quad's
+// columns come in the order 0, 2, 1, 3; those of 16- and 32-bit floats come in order.
 
 typedef uint16_t Bf16;
 constexpr int TILE_NUMBERS = ROWS * UNIT;
-
-inline Bits as_bits(float x) {
-  uint32_t bits;
-  __builtin_memcpy(&bits, &x, sizeof bits);
-  return Bits{} + bits;
-}
 
 // Rounded to the nearest; ties away from zero, which are too rare to matter.
 inline Bits rounded_pairs(Floats low, Floats high) {
@@ -35,7 +29,7 @@ struct Values {
   float factor;                    // of sums of these
 
   explicit Values(const Header& header) {
-    // Integers of 24 bits times a large x might be too much.
+    // A table's integers have 24 bits: times a large x they could overflow a float32.
     factor = header.coding == Coding::table ? 1 : header.factor;
     for (int code = 0; code < 128; ++code) {
       const float value = of(header, code);
@@ -72,8 +66,8 @@ struct Values {
 };
 
 // Each reads a unit and calls `next` with 16 pairs, one after the other.
-template <class Read>  // codes of up to 6 bits; what lies above them is ignored
-struct Few {
+template <class Read>  // codes of up to 6 bits, by tables of 64 values; higher bits are ignored
+struct ByTable64 {
   static constexpr bool WHOLE = false;
   template <class F>
   static INLINE void read(const Values& values, const uint8_t* p, F next) {
@@ -89,11 +83,11 @@ struct Few {
   }
 };
 
-// Codes of 7 bits, or of 7 and a sign.
+// Codes of 7 bits, or of 7 and a sign, by tables of 128 values.
 template <class Read, bool SIGNED>
-struct Seven {
+struct ByTable128 {
   static constexpr bool WHOLE = false;
-  static __m512i found(const uint8_t* table, Bytes codes) {
+  static __m512i looked_up(const uint8_t* table, Bytes codes) {
     return _mm512_permutex2var_epi8(_mm512_load_si512(table), raw(codes),
                                     _mm512_load_si512(table + 64));
   }
@@ -103,11 +97,11 @@ struct Seven {
     Read::read(p, codes);
 #pragma GCC unroll 8
     for (int q = 0; q < QUADS; ++q) {
-      __m512i high = found(values.high, codes[q]);
+      __m512i high = looked_up(values.high, codes[q]);
       if (SIGNED)  // high | codes & sign
         high = _mm512_ternarylogic_epi32(high, raw(codes[q]), _mm512_set1_epi8(char(0x80)), 0xf8);
       Bits even, odd;
-      put_pairs((Bytes)found(values.low, codes[q]), (Bytes)high, even, odd);
+      put_pairs((Bytes)looked_up(values.low, codes[q]), (Bytes)high, even, odd);
       next(2 * q, even);
       next(2 * q + 1, odd);
     }
@@ -115,7 +109,7 @@ struct Seven {
 };
 
 // Integers of 8 bits. All of them are bfloat16, so the low halves of floats are zeros.
-struct Eight {
+struct SignedBytes {
   static constexpr bool WHOLE = false;
   static Bits pair(Ints low, Ints high) {
     return (Bits)floats(low) >> 16 | (Bits)floats(high);
@@ -131,8 +125,8 @@ struct Eight {
   }
 };
 
-// 16 values that are no bfloat16: floats, and calls with two of them.
-struct Sixteen {
+// A table of 16 floats that bfloat16 cannot hold; `next` gets pairs of floats.
+struct FloatTable {
   static constexpr bool WHOLE = true;
   template <class F>
   static INLINE void read(const Values& values, const uint8_t* p, F next) {
@@ -150,7 +144,7 @@ struct Sixteen {
 };
 
 template <class C>  // of linear/few/loop.h
-struct Dense {
+struct PlainFloats {
   static constexpr bool WHOLE = true;
   template <class F>
   static INLINE void read(const Values&, const uint8_t* p, F next) {
@@ -158,7 +152,7 @@ struct Dense {
   }
 };
 
-struct Kept4 {
+struct SparseCodes {
   static void read(const uint8_t* p, Bytes* quads) {
     Bytes read[1][QUADS];
     Header none{};
@@ -208,27 +202,41 @@ ToTiles scaled(const Header& header) {
   return header.scales == Scales::row ? to_tiles<C, false> : to_tiles<C, true>;
 }
 
-// Null if what is packed are tiles.
+// How each format becomes tiles; null where the packed unit is a tile.
+template <class C>
+ToTiles tile_maker_of(const Header& header, Format<C>) {
+  return scaled<PlainFloats<C>>(header);
+}
+template <int BITS>
+ToTiles tile_maker_of(const Header& header, Format<Integer<BITS>>) {
+  return scaled<ByTable64<Codes<BITS>>>(header);
+}
+inline ToTiles tile_maker_of(const Header& header, Format<Integer<6>>) {
+  return scaled<ByTable64<Loose6>>(header);
+}
+inline ToTiles tile_maker_of(const Header& header, Format<Integer<7>>) {
+  return scaled<ByTable128<Codes<7>, false>>(header);
+}
+inline ToTiles tile_maker_of(const Header& header, Format<Integer<8>>) {
+  return scaled<SignedBytes>(header);
+}
+inline ToTiles tile_maker_of(const Header& header, Format<Float6>) {
+  return scaled<ByTable64<Loose6>>(header);
+}
+inline ToTiles tile_maker_of(const Header& header, Format<Float4>) {
+  return scaled<ByTable64<Codes<4>>>(header);
+}
+inline ToTiles tile_maker_of(const Header& header, Format<Sparse>) {
+  return scaled<ByTable64<SparseCodes>>(header);
+}
+inline ToTiles tile_maker_of(const Header& header, Format<Table4>) {
+  return scaled<FloatTable>(header);
+}
+inline ToTiles tile_maker_of(const Header& header, Format<Float8>) {
+  return scaled<ByTable128<Codes<8>, true>>(header);
+}
+inline ToTiles tile_maker_of(const Header&, Format<BFloat16>) { return nullptr; }
+
 inline ToTiles tile_maker(const Header& header) {
-  switch (header.coding) {
-    case Coding::fp6: return scaled<Few<Loose6>>(header);
-    case Coding::fp4: return scaled<Few<Codes<4>>>(header);
-    case Coding::table: return scaled<Sixteen>(header);
-    case Coding::fp8: return scaled<Seven<Codes<8>, true>>(header);
-    case Coding::bf16: return nullptr;
-    case Coding::f16: return scaled<Dense<Float16>>(header);
-    case Coding::f32: return scaled<Dense<Float32>>(header);
-    case Coding::sparse: return scaled<Few<Kept4>>(header);
-    case Coding::integer: break;
-  }
-  switch (header.bits) {
-    case 1: return scaled<Few<Codes<1>>>(header);
-    case 2: return scaled<Few<Codes<2>>>(header);
-    case 3: return scaled<Few<Codes<3>>>(header);
-    case 4: return scaled<Few<Codes<4>>>(header);
-    case 5: return scaled<Few<Codes<5>>>(header);
-    case 6: return scaled<Few<Loose6>>(header);
-    case 7: return scaled<Seven<Codes<7>, false>>(header);
-    default: return scaled<Eight>(header);
-  }
+  return with_format(header, [&](auto format) { return tile_maker_of(header, format); });
 }

@@ -1,0 +1,46 @@
+"""What other compilers say about the C++ kernels: clang, and GCC for aarch64, where installed.
+
+    python -m tests.ops.check_syntax        # part of `make check`; nothing is generated
+
+Every source is checked with its own instructions, those for x86 by clang only; warnings are errors.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from ops.cpu import build, compiler
+
+FLAGS = [flag for flag in compiler.FLAGS if flag != "-O3"]
+STRICT = ("-O0", "-Wextra", "-Werror", "-Wno-unused-parameter", "-fsyntax-only")
+COMPILERS = {"clang++": True, "aarch64-linux-gnu-g++": False}  # whether x86's instructions are its
+
+
+def complaint(program: str, source: Path) -> str:
+    """What the compiler says about a source: nothing, if all is well."""
+    own = compiler.INSTRUCTIONS.get(source.stem, ())
+    command = [program, *FLAGS, *STRICT, *own, f"-I{build.SOURCES}", str(source)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.stderr if done.returncode else ""
+
+
+def main() -> int:
+    sources = sorted(build.SOURCES.rglob("*.cpp"))
+    checks = []
+    for program, x86 in COMPILERS.items():
+        if shutil.which(program) is None:
+            print(f"C++ is not checked with {program}: it is not installed")
+            continue
+        x86 = x86 and os.uname().machine == "x86_64"
+        checks += [(program, s) for s in sources if x86 or s.stem not in compiler.INSTRUCTIONS]
+    with ThreadPoolExecutor(compiler.jobs()) as pool:
+        complaints = list(filter(None, pool.map(lambda check: complaint(*check), checks)))
+    print(*complaints, sep="\n", end="", file=sys.stderr)
+    return 1 if complaints else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
