@@ -56,6 +56,7 @@ check: .venv/installed-dev
 	$(PY) -m mypy
 	$(PY) -m benchlog check benchmarks.txt
 	$(PY) -m compare readme --check
+	$(PY) -m tests.ops.check_syntax
 
 sanitize: .venv/installed-dev
 	$(CHECKED) $(PY) -c "from ops.cpu import build; build.built()"

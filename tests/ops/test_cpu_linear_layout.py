@@ -1,0 +1,106 @@
+"""How C++ lays packed weights out: as its README draws it, with the numbers that Python repeats, and
+no header believed that does not fit.
+
+The header's fields are those of `Header` in ops/cpu/src/linear/layout.h.
+"""
+
+import ctypes
+import re
+import struct
+
+import pytest
+import torch
+
+from ops.cpu import build, linear
+from ops.packing import unpack
+from tests.ops.packed_weights import FORMATS, name, packed
+
+pytestmark = pytest.mark.skipif(bool(build.unavailable()), reason=str(build.unavailable()))
+
+# Fields of the header → where they lie, and as what.
+FIELDS = {
+    **{"magic": (0, "Q"), "rows": (8, "q"), "columns": (16, "q"), "coding": (24, "i")},
+    **{"bits": (28, "i"), "scales": (32, "i"), "scale_columns": (36, "i"), "zeros": (40, "i")},
+    "rounding": (44, "i"),
+}
+DRAWN = re.compile(r"^ *(\d+) +row +(\d+), column +(\d+) +row +(\d+), column +(\d+)$", re.M)
+
+
+def test_a_unit_of_4_bits_lies_as_the_readme_draws_it():
+    weight = packed(("int", 4, 32), 16, 32)
+    codes = unpack(weight.planes, 4)
+    scales = 16 * 2  # bfloat16, one a row: the group is the unit
+    unit = linear.pack(weight, 32)[linear.HEADER + scales :].tolist()
+    drawn = [
+        [int(x) for x in line] for line in DRAWN.findall((build.SOURCES / "README.md").read_text())
+    ]
+    assert len(drawn) == 12 and drawn[-1][0] == len(unit) - 1 == 255
+    for byte, low_row, low_column, high_row, high_column in drawn:
+        low, high = codes[low_row, low_column], codes[high_row, high_column]
+        assert unit[byte] == int(low) | int(high) << 4
+    for byte in range(256):  # and the sentence above the table
+        row, column = byte % 64 // 4, byte // 64 * 8 + byte % 4
+        assert unit[byte] == int(codes[row, column]) | int(codes[row, column + 4]) << 4
+
+
+def test_python_repeats_the_numbers_of_cpp():
+    library = build.load()
+    library.quantbench_layout.restype = ctypes.POINTER(ctypes.c_int64)
+    roundings = list(linear.ROUNDINGS.values())
+    wanted = [linear.ROWS, linear.UNIT, linear.LARGEST_CHUNK, linear.HEADER, *roundings]
+    assert library.quantbench_layout()[: len(wanted)] == wanted
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=name)
+def test_sizes_on_the_meta_device_are_those_of_cpp(form):
+    for N, K in ((1, 64), (33, 256), (16, 512)):
+        weight = packed(form, N, K)
+        meta = packed(form, N, K, device="meta")
+        assert linear.pack(meta, K).shape == linear.pack(weight, K).shape
+
+
+def changed(packed_bytes: torch.Tensor, **fields: int) -> torch.Tensor:
+    data = bytearray(packed_bytes.numpy().tobytes())
+    for field, value in fields.items():
+        offset, kind = FIELDS[field]
+        struct.pack_into(f"<{kind}", data, offset, value)
+    return torch.frombuffer(data, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"magic": 1}, "no weight packed"),
+        ({"scale_columns": 0}, "no such scales"),
+        ({"scale_columns": -32}, "no such scales"),
+        ({"scale_columns": 12}, "no such scales"),
+        ({"scale_columns": 512}, "no such scales"),
+        ({"scales": 4}, "no such scales"),
+        ({"scales": 0}, "no such scales|size"),
+        ({"zeros": 2}, "no such scales"),
+        ({"zeros": 1}, "size"),
+        ({"bits": 0}, "no such format"),
+        ({"bits": 9}, "no such format"),
+        ({"bits": -4}, "no such format"),
+        ({"coding": 9}, "no such format"),
+        ({"coding": -1}, "no such format"),
+        ({"coding": 1}, "no such format"),  # 6-bit floats of 4 bits
+        ({"coding": 5}, "no such format"),  # 8-bit floats of 4 bits
+        ({"rounding": 3}, "no such rounding"),
+        ({"rows": -1}, "size"),
+        ({"rows": 17}, "size"),
+        ({"rows": 2**62}, "size"),
+        ({"columns": -1}, "size"),
+        ({"columns": 2**62}, "size"),
+        ({"rows": 2**40, "columns": 2**40}, "size"),
+    ],
+    ids=str,
+)
+def test_a_header_that_does_not_fit_is_an_error(fields, message):
+    right = linear.pack(packed(("int", 4, 64), 16, 64), 64)
+    x = torch.randn(1, 64)
+    wrong = changed(right, **fields)
+    rows = fields.get("rows", 16)
+    with pytest.raises(RuntimeError, match=message):
+        torch.ops.quantbench.cpu_linear(x, wrong, rows)
+    assert linear.linear(x, changed(right), 16).shape == (1, 16)
