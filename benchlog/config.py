@@ -41,7 +41,7 @@ class Option:
 MODEL, SPEED, SAMPLE, CACHE, OUTPUT = GROUPS
 PRECISIONS = ("bfloat16", "float16", "float32")
 KERNELS = ("auto", *names.KERNELS)
-DECODERS = ("auto", "cpu-step", "cpu-stack", "cpu-layer", "modules")
+DECODERS = ("auto", *names.DECODERS)
 
 
 class Unsaid(str):

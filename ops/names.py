@@ -8,3 +8,5 @@ compares them with these lists.
 KERNELS = ("torchao", "cpu", "triton", "bitsandbytes", "reference", "torch")
 # Formats in which keys and values are stored.
 KV_CACHES = ("dense", "int8", "fp8", "int4")
+# How a decoding step is carried out, fastest first (run/decoding.py).
+DECODERS = ("cpu-step", "cpu-stack", "cpu-layer", "modules")
