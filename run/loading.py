@@ -73,8 +73,7 @@ def load_quantized(
         quantization=Unsaid("none") if quantization == "none" else quantization,
     )
     spec = scheme_of(config, parse(quantization))
-    tokenizer = tokenizer_of(checkpoint_path, load_config(checkpoint_path).vocab_size)
-    loading = Loading(config, spec, devices.resolve(config.device), tokenizer)
+    loading = Loading(config, spec, devices.resolve(config.device))
     return loading.load(lambda done, total: None, lambda line: None)
 
 
@@ -86,8 +85,9 @@ class Loading:
         config: RunConfig,
         spec: Spec | Selection,
         device: torch.device,
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizer | None = None,
     ) -> None:
+        """tokenizer: for calibration; the checkpoint's own if not given."""
         self.config, self.spec, self.device, self.tokenizer = config, spec, device, tokenizer
         self.precision: torch.dtype = getattr(torch, config.precision)
         self.how = how_saved(locate(config.checkpoint_path))
@@ -137,7 +137,9 @@ class Loading:
         return load_model(path, self.device, self.precision, num_layers, transform, report, ready)
 
     def _calibration(self) -> torch.Tensor:
-        return calibration.token_ids(self.config.calibration_text, self.tokenizer, self.device)
+        path = self.config.checkpoint_path
+        tokenizer = self.tokenizer or tokenizer_of(path, load_config(path).vocab_size)
+        return calibration.token_ids(self.config.calibration_text, tokenizer, self.device)
 
     def _autoquantizer(self, spec: Selection, say: Say) -> autoquant.AutoQuantizer:
         """Choose per layer shape, on the first layer's and the output's own inputs; or read back

@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import models
 from generate import Generator
 from models import build
 from models.checkpoints.load import load_model
 from models.config import PRESETS
+from ops.cpu import build as build_cpp
 from tests.models.hugging_face import FAMILIES, saved
 
 LENGTH = 40  # past the sliding window of 8, and past the original context of the scaled rotations
@@ -24,6 +26,15 @@ def pairs(tmp_path_factory):
         tokens = torch.randint(160, (3, LENGTH), generator=torch.Generator().manual_seed(1))
         made[family] = load_model(str(path)), tokens, theirs(tokens).logits
     return made
+
+
+@pytest.fixture(scope="module")
+def on_cpu_kernels(pairs, tmp_path_factory):
+    """The same models as users load them: their products by the C++ kernels."""
+    if reason := build_cpp.unavailable():
+        pytest.skip(reason)
+    folder = tmp_path_factory.mktemp("families")
+    return {family: models.load(str(saved(family, folder)[0])) for family in FAMILIES}
 
 
 def assert_same(logits, expected):
@@ -46,6 +57,23 @@ def test_through_the_cache(pairs, family, chunk):
     pieces = torch.arange(LENGTH).split(chunk)
     logits = torch.cat([generator.forward(tokens[:, p], int(p[0])) for p in pieces], 1)
     assert_same(logits, expected)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("decoder", ["cpu-step", "cpu-stack", "cpu-layer"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_decoding_in_cpp(pairs, on_cpu_kernels, family, decoder, rows):
+    """Every token by a step in C++; and those behind a prompt."""
+    model, (_, tokens, expected) = on_cpu_kernels[family], pairs[family]
+    tokens, expected = tokens[:rows], expected[:rows]
+    generator = Generator(model, rows, LENGTH, decoder=decoder)
+    assert generator.decoder.name == decoder
+    logits = torch.cat([generator.forward(tokens[:, [i]], i) for i in range(LENGTH)], 1)
+    assert_same(logits, expected)
+    begun = Generator(model, 4, LENGTH + 3, decoder=decoder)
+    assert_same(begun.forward(tokens[:, :21]), expected[:, :21])
+    logits = torch.cat([begun.forward(tokens[:, [i]], i) for i in range(21, LENGTH)], 1)
+    assert_same(logits, expected[:, 21:])
 
 
 @pytest.mark.parametrize("family", FAMILIES)

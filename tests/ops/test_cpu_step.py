@@ -11,7 +11,8 @@ from models import build
 from models.config import ModelConfig
 from ops.cpu import build as cpu_build
 from ops.cpu import step
-from quantize.registry import Quantizer
+from quantize.activation import rounded
+from quantize.registry import SCHEMES, Quantizer
 from quantize.spec import parse
 from tests.ops.instructions import best as best
 from tests.ops.instructions import use
@@ -59,6 +60,39 @@ def doubled(model):
     return exact
 
 
+class Rounding(torch.nn.Linear):
+    """A linear layer in float64 whose activations are rounded as the scheme says."""
+
+    activation: str
+
+    def forward(self, x):
+        numbers, scale = rounded(x.float(), self.activation)
+        return super().forward(numbers.double()) * scale.double()
+
+
+def packed_and_exact(config, scheme):
+    """A model in float32 whose weights the C++ kernels have packed, and one in float64 whose
+    weights are the numbers that ops/formats.py says the codes stand for."""
+    model = built(config, torch.float32, "none")
+    exact = doubled(model)
+    quantizer = Quantizer(parse(scheme), torch.device("cpu"), torch.float32, "cpu")
+    for name, module in list(model.named_modules()):
+        if not isinstance(module, torch.nn.Linear):
+            continue
+        plain = torch.nn.Linear(module.in_features, module.out_features, False)
+        plain.weight = torch.nn.Parameter(module.weight.data.clone(), requires_grad=False)
+        layer = quantizer.quantized(name, plain)
+        other = Rounding(module.in_features, module.out_features, False, dtype=torch.float64)
+        if layer.weight.activation is None:
+            other.__class__ = torch.nn.Linear
+        other.activation = layer.weight.activation
+        values = layer.weight.data.dequantize(torch.float32).double()
+        other.weight = torch.nn.Parameter(values, requires_grad=False)
+        exact.set_submodule(name, other)
+        model.set_submodule(name, quantizer.built(name, layer))
+    return model, exact
+
+
 def decoded(model, tokens, cache="dense", decoder="cpu-step"):
     """Logits of tokens (B, S), each but the first four decoded on its own."""
     generator = Generator(model, len(tokens), 16, cache, decoder)
@@ -79,11 +113,100 @@ def test_what_the_modules_mean(isa, dtype, name):
     use(isa)
     model = built(MODELS[name], dtype)
     exact = doubled(model)
-    for rows in (1, 3):
+    for rows in (1, 3):  # one row is shared out in another way than more
         tokens = torch.randint(0, 50, (rows, 14))
         wanted = decoded(exact, tokens, decoder="modules")
         own = error(decoded(model, tokens, decoder="modules"), wanted)
         assert error(decoded(model, tokens), wanted) < max(ALLOWED[dtype], 1.5 * own)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rows", [1, 3, 5, 12, 16])
+def test_any_number_of_rows(rows, dtype):
+    """Up to the largest that it takes: blocks of rows in the products differ in size."""
+    model = built(MODELS["every-bias"], dtype)
+    tokens = torch.randint(0, 50, (rows, 9))
+    wanted = decoded(doubled(model), tokens, decoder="modules")
+    own = error(decoded(model, tokens, decoder="modules"), wanted)
+    y = decoded(model, tokens)
+    for mine, right in zip(y, wanted, strict=True):  # each row on its own: none may be a mixture
+        assert error(mine, right) < max(ALLOWED[dtype], 2 * own)
+
+
+DEEP = 600  # positions: more than a thread takes alone, so that a team shares attention
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 4])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_deep_context_is_shared_by_the_team(rows, threads):
+    model = built(PLAIN, torch.float32)
+    tokens = torch.randint(0, 50, (rows, DEEP + 3))
+    wanted = doubled(model)(tokens)[:, DEEP:]
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        generator = Generator(model, rows, DEEP + 3, decoder="cpu-step")
+        generator.forward(tokens[:, :DEEP])
+        y = [generator.forward(tokens[:, [i]], i) for i in range(DEEP, DEEP + 3)]
+    finally:
+        torch.set_num_threads(before)
+    # a sum of 600 float32 products is off by some more than one of 16
+    assert error(torch.cat(y, 1), wanted) < 5e-6
+
+
+def test_a_position_beyond_60000():
+    """Its rotation by float32 angles, and attention over all that random keys fill."""
+    at = 60_011
+    model = built(dataclasses.replace(PLAIN, max_position=at + 1), torch.float32)
+    generator = Generator(model, 1, at + 1, decoder="cpu-step")
+    generator.fill_randomly(at)
+    exact = Generator(doubled(model), 1, at + 1, decoder="modules")
+    for cache, filled in zip(exact.caches, generator.caches, strict=True):
+        for buffer, values in zip(cache.buffers(), filled.buffers(), strict=True):
+            buffer.copy_(values)
+    modules = Generator(model, 1, at + 1, decoder="modules")
+    for cache, filled in zip(modules.caches, generator.caches, strict=True):
+        for buffer, values in zip(cache.buffers(), filled.buffers(), strict=True):
+            buffer.copy_(values)
+    token = torch.randint(0, 50, (1, 1))
+    wanted = exact.forward(token, at)
+    # An angle of 60011 radians is rounded to 2^-9 of one in float32, in the modules as well: the
+    # float64 model computes its angles from positions in float32, too, so only sums differ.
+    assert error(generator.forward(token, at), wanted) < 2e-5
+    assert error(generator.forward(token, at), modules.forward(token, at)) < 2e-5
+
+
+# One scheme for each format of ops/formats.py, and for each way in which scales lie
+EXACT = (
+    *("int8wo", "int8dq", "float8wo", "fp6", "int4wo-32", "int4wo-64", "int8dq-int4wo-32"),
+    *("mxfp4", "nvfp4", "bnb-nf4", "bnb-fp4", "sparse-marlin", "uintx-2-8"),
+    *(f"uintx-{bits}-32" for bits in range(1, 8)),
+)
+
+
+def test_every_format_has_its_scheme():
+    """Those of ops/formats.py's docstring."""
+    quantize = {name: SCHEMES[type(parse(name))].quantize for name in EXACT}
+    weight = torch.randn(16, 128)
+    packed = {quantize[name](weight, parse(name)).format for name in EXACT}
+    assert packed == {"int", "fp8", "fp6", "fp4", "nf4", "bnb-fp4", "2:4"}
+
+
+@pytest.mark.parametrize("scheme", EXACT)
+def test_packed_weights_in_float32(scheme):
+    """Against the values that the packed codes stand for, in float64 modules.
+
+    Sums are float32: 2^-24 a term, and some ten layers on the way, each of which can double what
+    came before. Where activations are rounded to 8 bits, one that lies between two codes may go to
+    either: a step is 1/254 of the row's largest.
+    """
+    config = dataclasses.replace(PLAIN, dim=128, num_heads=4, head_dim=32, ffn_dim=256)
+    model, exact = packed_and_exact(config, scheme)
+    rounds = scheme.startswith("int8dq")
+    for rows in (1, 3):
+        tokens = torch.randint(0, 50, (rows, 9))
+        y, wanted = decoded(model, tokens), decoded(exact, tokens, decoder="modules")
+        assert error(y, wanted) < (0.02 if rounds else 1e-5)
 
 
 @pytest.mark.parametrize("cache", CACHES)
