@@ -8,6 +8,14 @@ class Barrier {
  public:
   struct Ended {};  // what `meet` throws when another member has called `end`
 
+  // Called by each member before it meets the others: tells whether members share a core.
+  void join() {
+    const unsigned core = unsigned(sched_getcpu()) % (64 * WORDS);
+    const uint64_t bit = uint64_t(1) << core % 64;
+    if (cores[core / 64].fetch_or(bit, std::memory_order_acq_rel) & bit)
+      shared.store(true, std::memory_order_relaxed);
+  }
+
   // Returns when `members` threads have called it. Meanwhile `idle` is called until it returns false.
   template <typename F>
   void meet(int64_t members, F idle) {
@@ -19,7 +27,9 @@ class Barrier {
       round.set(now + 1);
       return;
     }
-    round.wait_while(now, idle);
+    while (round.value() == now && idle()) {
+    }
+    round.wait_while(now, shared.load(std::memory_order_relaxed));
     if (round.value() == ENDED) throw Ended();
   }
 
@@ -27,6 +37,9 @@ class Barrier {
 
  private:
   static constexpr uint32_t ENDED = UINT32_MAX;
+  static constexpr int WORDS = 16;  // 1024 cores; those beyond share a bit
+  std::atomic<uint64_t> cores[WORDS] = {};
+  std::atomic<bool> shared{false};
   // Lines come in pairs: 128 bytes.
   alignas(128) std::atomic<int64_t> arrived{0};
   alignas(128) Signal round;

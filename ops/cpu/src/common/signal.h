@@ -32,28 +32,21 @@ class Signal {
     if (sleepers.load(std::memory_order_seq_cst)) futex(FUTEX_WAKE_PRIVATE, INT_MAX);
   }
 
-  // Returns once the number is no longer `old`. Calls `idle` again and again until it returns false.
-  template <typename F>
-  void wait_while(uint32_t old, F idle) {
-    while (value() == old)
-      if (!idle()) return wait_while(old);
-  }
-
-  void wait_while(uint32_t old) {
+  // Returns once the number is no longer `old`. `yielding`: whether the thread that is waited for may
+  // need this core. Where it does not, yielding would give the core to other processes, for whole time
+  // slices.
+  void wait_while(uint32_t old, bool yielding = false) {
     using Clock = std::chrono::steady_clock;
     const Clock::time_point start = Clock::now();
     while (value() == old) {
-      const auto waited = Clock::now() - start;
-      if (waited > AWAKE) return sleep_while(old);
-      if (waited > ALONE_ON_CORE) sched_yield();
+      if (Clock::now() - start > AWAKE) return sleep_while(old);
+      if (yielding) sched_yield();
       else
         for (int i = 0; i < 16 && value() == old; ++i) pause_briefly();
     }
   }
 
  private:
-  // After this the thread that is waited for may be one that waits for this core.
-  static constexpr std::chrono::microseconds ALONE_ON_CORE{5};
   static constexpr std::chrono::microseconds AWAKE{50};
 
   std::atomic<uint32_t> number{0};

@@ -36,6 +36,7 @@ class Team {
       if (begin == 0) indices_each.set(uint32_t(end));
       indices_each.wait_while(0);
       const int64_t each = indices_each.value();
+      barrier.join();
       try {
         work(Member{*this, begin / each, (wanted + each - 1) / each});
       } catch (const Barrier::Ended&) {
