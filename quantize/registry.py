@@ -19,8 +19,6 @@ from quantize import schemes
 from quantize.kernel import Kernel
 from quantize.packed import PackedWeight
 from quantize.scheme import Scheme
-from quantize.spec import MEASURED as MEASURED
-from quantize.spec import SHOWN as SHOWN
 from quantize.spec import FullPrecision, Int8Embedding, Spec
 
 

@@ -52,6 +52,16 @@ class Quantization:
         """The scheme of every layer; None where it is known only after measuring."""
         raise NotImplementedError
 
+    @property
+    def candidates(self) -> "tuple[Spec, ...]":
+        """The schemes that a layer may get; measuring chooses where there are several."""
+        raise NotImplementedError
+
+    @property
+    def prunes(self) -> bool:
+        """Whether weights are zeroed before they are quantized, as a calibration text decides."""
+        return False
+
 
 @dataclass(frozen=True)
 class Spec(Quantization):
@@ -61,19 +71,18 @@ class Spec(Quantization):
     def scheme(self) -> "Spec":
         return self
 
+    @property
+    def candidates(self) -> "tuple[Spec, ...]":
+        return (self,)
+
 
 @dataclass(frozen=True)
 class Selection(Quantization):
-    """A rule that chooses a scheme for each layer from `candidates`, by measuring them here."""
+    """A rule that chooses for each layer among `candidates` and full precision, by measuring."""
 
     @property
     def scheme(self) -> None:
         return None
-
-    @property
-    def candidates(self) -> tuple[Spec, ...]:
-        """The schemes measured beside full precision."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -193,6 +202,10 @@ class SparseMarlin(Spec):
     shown = ("sparse-marlin", "sparse-marlin-wanda")
     wanda: bool = False
 
+    @property
+    def prunes(self) -> bool:
+        return self.wanda
+
 
 @dataclass(frozen=True)
 class AutoQuant(Selection):
@@ -219,6 +232,10 @@ _ALL: tuple[type[Spec] | type[Selection], ...] = (*SPECS, *SELECTIONS)
 # One of each kind, for tables: what a person chooses from.
 SHOWN = tuple(name for spec in SPECS for name in spec.shown)
 MEASURED = tuple(name for selection in SELECTIONS for name in selection.shown)
+
+# What compare's commands measure unless told: 16, 8 and 4 bits a weight, and one more of each kind.
+COMPARED_BRIEFLY = tuple(map(str, (FullPrecision(), Int8WeightOnly(), Int4WeightOnly(128))))
+COMPARED = (*COMPARED_BRIEFLY, *map(str, (Float6(), SparseMarlin(), UintX(2, 64))))
 
 
 def parse(name: str) -> Spec | Selection:

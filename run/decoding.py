@@ -320,7 +320,9 @@ def fused_layer(layer: Block) -> step.Layer:
 
 
 def _linear(layer: nn.Linear) -> step.Linear:
-    return step.Linear(layer.weight, layer.bias)
+    weight = fused_weight(layer)
+    assert weight is not None
+    return step.Linear(weight, layer.bias)
 
 
 def shape_of(config: ModelConfig) -> step.Shape:

@@ -21,7 +21,7 @@ from models.llama import Transformer
 from models.tokenizer import Tokenizer
 from quantize.autoquant import choose as autoquant
 from quantize.registry import Quantizer
-from quantize.spec import Selection, SparseMarlin, Spec, parse
+from quantize.spec import Selection, Spec, parse
 from run import calibration, compiling
 from run.plan import Plan, scheme_of, tokenizer_of
 
@@ -100,8 +100,8 @@ class Loading:
     @torch.no_grad()
     def load(self, report: Report, say: Say) -> Transformer:
         """The model, quantized; `report` gets bytes done and in all, `say` a line now and then."""
-        if isinstance(self.spec, Selection):
-            self.quantizer = self._autoquantizer(self.spec, say)
+        if self.spec.scheme is None:
+            self.quantizer = self._autoquantizer(say)
         else:
             self.quantizer.say = say
         transform: Callable[[str, nn.Module], nn.Module] = self.quantizer
@@ -141,7 +141,7 @@ class Loading:
         tokenizer = self.tokenizer or tokenizer_of(path, load_config(path).vocab_size)
         return calibration.token_ids(self.config.calibration_text, tokenizer, self.device)
 
-    def _autoquantizer(self, spec: Selection, say: Say) -> autoquant.AutoQuantizer:
+    def _autoquantizer(self, say: Say) -> autoquant.AutoQuantizer:
         """Choose per layer shape, on the first layer's and the output's own inputs; or read back
         what was chosen when the checkpoint was saved."""
         if self.how:
@@ -157,7 +157,7 @@ class Loading:
 
         self.choices = autoquant.choose(
             calibration.samples(self._model(None, 1), self._calibration()),
-            spec,
+            self.spec,
             self.config.batch_size,
             self.config.min_sqnr,
             autoquant.default_cache(),
@@ -170,6 +170,6 @@ class Loading:
 
     def _pruning(self) -> Callable[[str, nn.Module], None] | None:
         """For sparse-marlin-wanda: each part of the model pruned as it becomes ready."""
-        if self.how or not isinstance(self.spec, SparseMarlin) or not self.spec.wanda:
+        if self.how or not self.spec.prunes:
             return None
         return calibration.pruning(load_config(self.config.checkpoint_path), self._calibration())

@@ -15,8 +15,8 @@ from kv_cache import CACHES
 from kv_cache.base import CacheFactory, KVCache
 from models import build
 from models.config import ModelConfig
-from quantize.registry import MEASURED, SHOWN, Quantizer
-from quantize.spec import Selection, Spec, parse_scheme
+from quantize.registry import Quantizer
+from quantize.spec import MEASURED, SHOWN, Selection, Spec, parse_scheme
 from run.plan import Plan, kv_cache
 
 

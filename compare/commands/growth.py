@@ -30,7 +30,7 @@ from compare.sampling.results import Settings, write_json
 from errors import LogError, UsageError
 from quantize import spec
 
-SCHEMES = ("none", "int8wo", "int4wo-128")
+SCHEMES = spec.COMPARED_BRIEFLY
 Point = dict[str, Any]
 
 

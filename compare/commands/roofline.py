@@ -29,7 +29,7 @@ from errors import UsageError
 from quantize import spec
 
 MODEL = "dummy:TinyLlama-1.1B-Chat-v1.0"
-SCHEMES = ("none", "int8wo", "int4wo-128", "fp6", "sparse-marlin", "uintx-2-64")
+SCHEMES = spec.COMPARED
 PARTS = ("layers", "model")
 Row = dict[str, Any]
 

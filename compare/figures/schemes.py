@@ -15,8 +15,7 @@ from errors import KernelError, UsageError
 from models.checkpoints.load import load_config, tokenizer_folder
 from models.checkpoints.sources import EMBEDDED
 from models.tokenizer import ByteTokenizer, load_tokenizer
-from quantize.registry import MEASURED, SHOWN
-from quantize.spec import parse
+from quantize.spec import MEASURED, SHOWN, parse
 from run.loading import Loading
 from run.scoring import token_nats
 from run.sizes import size_of

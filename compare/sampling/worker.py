@@ -145,8 +145,8 @@ class Worker:
         import torch
 
         import devices
-        from quantize.registry import MEASURED, SHOWN, kernels_for
-        from quantize.spec import parse_scheme
+        from quantize.registry import kernels_for
+        from quantize.spec import MEASURED, SHOWN, parse_scheme
 
         config = parse(argv)
         device = devices.resolve(config.device)

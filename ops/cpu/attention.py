@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from ops.cpu import build
-from ops.cpu.build import unavailable as unavailable  # why it cannot be used here, or None
 from ops.kv import Stored
 
 _ARGUMENTS = (

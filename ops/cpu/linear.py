@@ -16,7 +16,6 @@ from torch import Tensor
 
 from errors import KernelError
 from ops.cpu import build
-from ops.cpu.build import unavailable as unavailable  # why it cannot be used here, or None
 from ops.formats import TABLES, Packed
 
 torch.library.define("quantbench::cpu_linear", "(Tensor x, Tensor packed, int rows) -> Tensor")

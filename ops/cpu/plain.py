@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ops.cpu import build
-from ops.cpu.build import unavailable as unavailable  # why it cannot be used here, or None
 
 torch.library.define("quantbench::cpu_plain", "(Tensor x, Tensor weight) -> Tensor")
 

@@ -28,7 +28,7 @@ from quantize.autoquant.race import attempt
 from quantize.autoquant.verdict import Candidate, Choice, Measurement, decide, full_precision, table
 from quantize.registry import SCHEMES, Quantizer, available, with_weight
 from quantize.scheme import rows_at_once
-from quantize.spec import FullPrecision, Selection, Spec, parse
+from quantize.spec import FullPrecision, Quantization, Spec, parse
 
 __all__ = ["AutoQuantizer", "Choice", "Sample", "choose", "default_cache", "table"]
 
@@ -47,7 +47,7 @@ class Sample:
 @torch.no_grad()
 def choose(
     samples: Sequence[Sample],
-    selection: Selection,
+    selection: Quantization,
     batch_size: int,
     min_sqnr: float,
     cache: Path | None = None,
@@ -94,7 +94,9 @@ def choose(
     return choices
 
 
-def candidates(selection: Selection, layer: nn.Linear, kernel: str = "auto") -> list[Measurement]:
+def candidates(
+    selection: Quantization, layer: nn.Linear, kernel: str = "auto"
+) -> list[Measurement]:
     """Every candidate for a layer, to be measured; with a `reason` those that refuse its shape.
 
     What cannot run on the device at all is listed only where its scheme has nothing else; and the

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from compare.__main__ import commands
-from quantize.registry import SHOWN
+from quantize.spec import SHOWN
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,7 +10,7 @@ from kv_cache.dense import DenseKVCache
 from kv_cache.eight_bit import Float8KVCache, Int8KVCache
 from kv_cache.int4 import Int4KVCache
 from ops import prefill_attention as chunk
-from ops.cpu.attention import unavailable
+from ops.cpu.build import unavailable
 from ops.kv import dequantize
 from tests.ops.exact import UNIT, attention, causal
 

@@ -12,7 +12,7 @@ from kv_cache import CACHES
 from models.checkpoints.load import load_model
 from models.checkpoints.sources import EMBEDDED
 from models.tokenizer import load_tokenizer
-from ops.cpu.attention import unavailable
+from ops.cpu.build import unavailable
 from tests.ops.exact import attention, causal
 
 ROWS, CONTEXT = 16, 256

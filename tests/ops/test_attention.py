@@ -11,7 +11,7 @@ from generate import Generator
 from kv_cache import CACHES
 from ops.attention import Choice, choose, decode_attention
 from ops.cpu import build
-from ops.cpu.attention import unavailable
+from ops.cpu.build import unavailable
 from tests.memory import allocated
 from tests.models.small import small_model
 from tests.ops.decoding import expected, stored

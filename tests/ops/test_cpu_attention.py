@@ -12,7 +12,7 @@ from tests.ops.decoding import stored
 from tests.ops.instructions import best as best
 from tests.ops.instructions import use
 
-pytestmark = pytest.mark.skipif(bool(attention.unavailable()), reason=str(attention.unavailable()))
+pytestmark = pytest.mark.skipif(bool(build.unavailable()), reason=str(build.unavailable()))
 
 FORMATS = ("dense", "int8", "fp8", "int4")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

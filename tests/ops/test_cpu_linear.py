@@ -13,7 +13,7 @@ from tests.ops.instructions import small_pieces as small_pieces
 from tests.ops.instructions import use
 from tests.ops.packed_weights import FORMATS, name, packed
 
-pytestmark = pytest.mark.skipif(bool(linear.unavailable()), reason=str(linear.unavailable()))
+pytestmark = pytest.mark.skipif(bool(build.unavailable()), reason=str(build.unavailable()))
 
 ISAS = ("portable", "avx2", "avx512vnni")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

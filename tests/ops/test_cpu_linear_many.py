@@ -11,7 +11,7 @@ from tests.ops.instructions import best as best
 from tests.ops.instructions import use
 from tests.ops.packed_weights import FORMATS, name, packed
 
-pytestmark = pytest.mark.skipif(bool(linear.unavailable()), reason=str(linear.unavailable()))
+pytestmark = pytest.mark.skipif(bool(build.unavailable()), reason=str(build.unavailable()))
 
 ISAS = ("portable", "avx2", "avx512vnni", "amx")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

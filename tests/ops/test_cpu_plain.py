@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from ops.cpu import plain
+from ops.cpu import build, plain
 from tests.ops import at_once
 from tests.ops.instructions import best as best
 from tests.ops.instructions import use
 
-pytestmark = pytest.mark.skipif(bool(plain.unavailable()), reason=str(plain.unavailable()))
+pytestmark = pytest.mark.skipif(bool(build.unavailable()), reason=str(build.unavailable()))
 
 ISAS = ("portable", "avx2", "avx512vnni", "amx")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -9,7 +9,7 @@ from kv_cache import CACHES
 from ops import prefill_attention as chunk
 from ops.attention import Choice
 from ops.cpu import build
-from ops.cpu.attention import unavailable
+from ops.cpu.build import unavailable
 from ops.kv import Stored, dequantize
 from ops.prefill_attention import chunk_attention
 from tests.memory import allocated

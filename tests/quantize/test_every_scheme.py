@@ -15,8 +15,8 @@ from quantize import scheme as scheme_module
 from quantize.activation import rounded
 from quantize.kernels import TritonLinear
 from quantize.packed import PackedWeight
-from quantize.registry import SCHEMES, SHOWN, Quantizer, available
-from quantize.spec import parse
+from quantize.registry import SCHEMES, Quantizer, available
+from quantize.spec import SHOWN, parse
 
 CPU = torch.device("cpu")
 NAMES = [name for name in SHOWN if name not in ("none", "sparse-marlin-wanda")]

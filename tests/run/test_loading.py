@@ -18,8 +18,8 @@ from models.checkpoints.load import load_config, load_model, tokenizer_folder
 from models.checkpoints.sources import EMBEDDED
 from models.tokenizer import ByteTokenizer, load_tokenizer
 from ops.cpu import build
-from quantize.registry import SHOWN, Quantizer
-from quantize.spec import parse
+from quantize.registry import Quantizer
+from quantize.spec import SHOWN, parse
 from run.loading import Loading
 from run.plan import scheme_of
 from run.scoring import perplexity, token_nats
