@@ -185,22 +185,19 @@ class Generator:
         self.decoder = decoding.choose(decoder, model, self.caches, batch_size, compile_decode)
 
         # What runs: a prompt's last chunk, its other chunks, a decoding step; and logits of either.
-        prefill, fill, step = self._prefill, self._fill, self._step
-        prompt_logits, step_logits = self._logits, self.decoder.step
+        step: list[Callable[..., Any]] = [self._step, self.decoder.step]
+        prompt: list[Callable[..., Any]] = [self._prefill, self._fill, self._logits]
         settings: dict[str, Any] = {"fullgraph": True, "options": compiling.options(self.device)}
-        if compile_decode:
-            step, step_logits = (torch.compile(f, **settings) for f in (step, step_logits))
+        if compile_decode and not self.decoder.one_op:
+            # A compiled call checks every weight first: for 300 of them longer than Python takes.
+            step = [torch.compile(function, **settings) for function in step]
         if compile_prefill:
             if self.device.type != "cpu":  # prompts differ in length, a CUDA graph has only one
                 settings["options"] = {}
-            prefill, fill, prompt_logits = (
-                compiling.for_any_length(torch.compile(f, **settings))
-                for f in (prefill, fill, prompt_logits)
-            )
-        functions = (prefill, fill, step, prompt_logits, step_logits)
-        self.prefill, self.fill, self.step, self.prompt_logits, self.step_logits = (
-            torch.no_grad()(function) for function in functions
-        )
+            compiled = [torch.compile(function, **settings) for function in prompt]
+            prompt = [compiling.for_any_length(function) for function in compiled]
+        self.step, self.step_logits = map(torch.no_grad(), step)
+        self.prefill, self.fill, self.prompt_logits = map(torch.no_grad(), prompt)
 
     def forward(self, tokens: Tensor, start: int = 0) -> Tensor:
         """Logits (B, S, V) of tokens (B, S) at positions start, start + 1, …, through the caches.
@@ -213,9 +210,10 @@ class Generator:
 
         self._check(tokens, start)
         if tokens.shape[1] == 1:
-            return self.step_logits(tokens, self._positions(tokens, start))[:, None].clone()
+            step: Tensor = self.step_logits(tokens, self._positions(tokens, start))
+            return step[:, None].clone()
         pieces = []
-        for chunk in tokens.split(self.prefill_chunk, dim=1):
+        for chunk in self._chunks(tokens):
             pieces.append(self.prompt_logits(chunk, self._positions(chunk, start), start))
             start += chunk.shape[1]
         return torch.cat(pieces, 1)
@@ -227,7 +225,7 @@ class Generator:
         Each token is a copy of its own: a CUDA graph writes a step's result over the last one's.
         """
         self._check(prompt, start)
-        *chunks, last = prompt.split(self.prefill_chunk, dim=1)
+        *chunks, last = self._chunks(prompt)
         for chunk in chunks:
             self.fill(chunk, self._positions(chunk, start), start)
             start += chunk.shape[1]
@@ -316,6 +314,11 @@ class Generator:
             )
             for _ in range(config.num_layers)
         ]
+
+    def _chunks(self, tokens: Tensor) -> Sequence[Tensor]:
+        import torch
+
+        return torch.split(tokens, self.prefill_chunk, dim=1)
 
     def _positions(self, tokens: Tensor, start: int) -> Tensor:
         import torch

@@ -4,7 +4,7 @@ autoquant measures each shape of layer on the inputs of the first layer (`sample
 each weight by the norm of the inputs it meets (`pruning`).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import torch
@@ -60,7 +60,9 @@ def pruning(architecture: ModelConfig, ids: Tensor) -> Callable[[str, nn.Module]
     return lambda name, part: run.send((name, part))
 
 
-def _through_the_model(architecture: ModelConfig, ids: Tensor) -> Iterator[None]:
+def _through_the_model(
+    architecture: ModelConfig, ids: Tensor
+) -> Generator[None, tuple[str, nn.Module], None]:
     """Carry the calibration text through parts of the model as they are sent, pruning each.
 
     A layer is run before it is pruned, so that every norm is one of the unpruned model.

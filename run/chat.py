@@ -27,7 +27,8 @@ def converse(
     if template is None:
         say(f"{name} has no chat template that we know: it continues what you write")
     say("Ctrl-D ends")
-    start, unread = 0, []  # the next free position; the last token said, if the cache lacks it
+    start = 0  # the next free position
+    unread: list[int] = []  # the last token said, if the cache lacks it
     while True:
         try:
             line = input("> ")

@@ -15,7 +15,7 @@ not know every part (`why_not_fused`).
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,7 @@ class Decoder(Protocol):
 
     name: str
     reason: str | None  # why it is not cpu-step, if it is not
+    one_op: bool  # whether a step is one op, which leaves torch.compile nothing but its own cost
 
     def step(self, tokens: Tensor, position: Tensor) -> Tensor:
         """Logits (B, V) of what follows tokens (B, 1) at position (1,), int64."""
@@ -159,6 +160,7 @@ class Modules:
     """The model's own modules; `compiled`, one layer is compiled and called for every layer."""
 
     name = "modules"
+    one_op = False
 
     def __init__(
         self,
@@ -172,7 +174,8 @@ class Modules:
         self.call_layer = block_region if nested else Block.__call__
 
     def step(self, tokens: Tensor, position: Tensor) -> Tensor:
-        return self.model(tokens, position, self.caches, call_layer=self.call_layer)[:, -1]
+        logits: Tensor = self.model(tokens, position, self.caches, call_layer=self.call_layer)
+        return logits[:, -1]
 
 
 class CpuLayer(Modules):
@@ -195,6 +198,7 @@ class CpuStack:
     """All layers in one op."""
 
     name = "cpu-stack"
+    one_op = False
 
     def __init__(
         self,
@@ -204,20 +208,24 @@ class CpuStack:
         compiled: bool = False,
     ) -> None:
         self.model, self.reason, self.shape = model, reason, shape_of(model.config)
-        self.parts = [part for layer in model.layers for part in fused_layer(layer).parts()]
-        self.caches = [side for cache in caches for side in (cache.key_codes, cache.value_codes)]
+        layers = cast("list[Block]", list(model.layers))
+        self.parts = [part for layer in layers for part in fused_layer(layer).parts()]
+        sides = [side for cache in caches for side in (cache.key_codes, cache.value_codes)]
+        self.caches = cast("list[Tensor]", sides)
 
     def step(self, tokens: Tensor, position: Tensor) -> Tensor:
         x = self.model.tok_embeddings(tokens)[:, 0]
         cos, sin = rotation(self.model.config, position)
         x = step.layers(x, self.parts, self.caches, cos, sin, position, self.shape)
-        return self.model.output(self.model.norm(x))
+        logits: Tensor = self.model.output(self.model.norm(x))
+        return logits
 
 
 class CpuStep(CpuStack):
     """The whole step in one op."""
 
     name = "cpu-step"
+    one_op = True
 
     def __init__(
         self,
@@ -228,7 +236,9 @@ class CpuStep(CpuStack):
     ) -> None:
         super().__init__(model, caches, reason, compiled)
         self.table, self.norm = model.tok_embeddings.weight.data, model.norm.weight.data
-        self.output = fused_weight(model.output)
+        output = fused_weight(model.output)
+        assert output is not None  # or why_not_fused would have said so
+        self.output = output
         self.frequencies = frequencies(model.config, self.table.device)
 
     def step(self, tokens: Tensor, position: Tensor) -> Tensor:
@@ -267,7 +277,8 @@ def block_region(
     start: int | None,
 ) -> Tensor:
     """A layer as a region of its own: compiled once, called for every layer."""
-    return layer(x, cos, sin, positions, cache, start)
+    y: Tensor = layer(x, cos, sin, positions, cache, start)
+    return y
 
 
 def call_fused(
@@ -282,10 +293,11 @@ def call_fused(
     """A layer's output (B, 1, D) for one position of each row, x (B, 1, D), in three ops."""
     weights, attention = fused_layer(layer), layer.attention
     H, K = attention.num_heads, attention.num_kv_heads
-    shape = step.Shape(H, K, layer.feed_forward.w2.in_features, layer.attention_norm.eps)
+    epsilon = cast("float", layer.attention_norm.eps)  # None would be the dtype's own
+    shape = step.Shape(H, K, layer.feed_forward.w2.in_features, epsilon)
     x = x[:, 0]
     qkv = step.before_attention(x, weights, cos, sin, shape)  # (B, H + 2 K, E)
-    query, key, value = qkv[:, :, None].split((H, K, K), dim=1)
+    query, key, value = torch.split(qkv[:, :, None], [H, K, K], dim=1)
     y = cache.attend(query, key, value, positions)  # (B, H, 1, E)
     return step.after_attention(y.flatten(1), x, weights, shape)[:, None]
 

@@ -102,7 +102,7 @@ class Loading:
         """The model, quantized; `report` gets bytes done and in all, `say` a line now and then."""
         if self.spec.scheme is None:
             self.quantizer = self._autoquantizer(say)
-        else:
+        elif isinstance(self.quantizer, Quantizer):
             self.quantizer.say = say
         transform: Callable[[str, nn.Module], nn.Module] = self.quantizer
         saver = None
@@ -113,8 +113,8 @@ class Loading:
             transform = saver.after(self.quantizer)
         model = self._model(report, self.config.num_layers, transform, self._pruning())
         if saver:
-            layers = self.quantizer.layers
-            saver.finish(model.config, layers and {n: list(how) for n, how in layers.items()})
+            chosen = (self.quantizer.layers or {}).items()
+            saver.finish(model.config, {name: list(how) for name, how in chosen} or None)
             say(f"Saved to {self.config.save}: --checkpoint_path {self.config.save} loads it")
         return model
 

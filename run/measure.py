@@ -116,7 +116,7 @@ class Facts:
     kv_cache_bytes: int
     device: Device
     environment: Environment
-    versions: dict[str, str]
+    versions: dict[str, str | None]  # None: not installed
     git_commit: str | None
 
     @staticmethod
@@ -285,7 +285,7 @@ def facts_of(plan: Plan, generator: Generates, kernels: str) -> Facts:
         weight_bytes=generator.model.weight_bytes(),
         kv_cache=caches[0].format,
         kv_cache_bytes=sum(cache.nbytes for cache in caches),
-        device=Device(plan.device.type, **devices.describe(plan.device)),
+        device=Device(plan.device.type, **devices.describe(plan.device)),  # type: ignore[arg-type]
         environment=environment.in_force(),
         versions=versions(),
         git_commit=git_commit(),

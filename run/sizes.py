@@ -50,7 +50,7 @@ def size_of(
         quantizer = Quantizer(spec, device, precision, kernel)
     except KernelError as error:
         reason, quantizer = str(error), Quantizer.of_shapes(spec, device, precision)
-    linears: dict[str, nn.Module] = {}
+    linears: dict[str, nn.Linear] = {}
     for name in [name for name, module in model.named_modules() if module._parameters]:
         layer = quantizer.quantized(name, model.get_submodule(name))
         if isinstance(layer, nn.Linear):
