@@ -8,7 +8,8 @@ from ops.cpu import build
 from ops.kv import Stored, dequantize
 from tests.ops.exact import Exact, attention
 
-BYTE_PRODUCTS = ("amx",)  # instruction sets in which the kernel multiplies bytes
+# Instruction sets in which the kernel multiplies bytes, and the multiples that head_dim has to be.
+BYTE_PRODUCTS = {"avx512vnni": 1, "amx": 64}
 
 
 def stored(x: Tensor, format: str, spare_rows: int = 0) -> Stored:
@@ -41,8 +42,9 @@ def byte_products(
     Queries and weights keep 15 bits of a head's largest number in a query, and of a block's largest
     weight: of 64 slots' errors, half of whom cancel the other half.
     """
-    fits = query.dtype == torch.bfloat16 and query.shape[-1] % 64 == 0
-    if format not in ("int8", "int4") or not fits or build.isa() not in BYTE_PRODUCTS:
+    unit = BYTE_PRODUCTS.get(build.isa())
+    fits = query.dtype == torch.bfloat16 and unit and query.shape[-1] % unit == 0
+    if format not in ("int8", "int4") or not fits:
         return 0.0
     B, H, _, _ = query.shape
     flat = query.abs().amax(-1, keepdim=True).expand_as(query)

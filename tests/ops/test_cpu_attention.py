@@ -161,6 +161,37 @@ def test_zeros_give_zeros_and_nan_gives_nan(isa):
     assert y[0, :2].isnan().all() and y[0, 2:].isfinite().all()
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_head_whose_query_is_not_finite_has_no_attention(isa, format, bad):
+    use(isa)
+    query, key, value = problem(1, 4, 2, 100, 64, torch.bfloat16, format)
+    query[0, 1, 3] = bad
+    y = attention.decode_attention(query, key, value, torch.tensor([0]), torch.tensor([100]))
+    assert y[0, 1].isnan().all() and y[0, [0, 2, 3]].isfinite().all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("format", ["int8", "int4"])
+def test_every_code_of_keys_and_values_and_scales_of_both_signs(isa, format):
+    """Codes that quantization does not use, -128, and scales below zero, have a meaning, too."""
+    use(isa)
+    B, H, K, T, D = 1, 4, 2, 150, 64
+    query = torch.randn(B, H, D).bfloat16()
+
+    def side():
+        if format == "int4":
+            codes = torch.randint(0, 256, (B, K, T, D // 2)).to(torch.uint8)
+            scale = torch.randn(B, K, T, D // 32) / 5
+        else:
+            codes = torch.randint(-128, 128, (B, K, T, D)).to(torch.int8)
+            scale = torch.randn(B, K, T, 1) / 74
+        return Stored(codes, scale.bfloat16(), format)
+
+    check(query, side(), side(), torch.tensor([20]), torch.tensor([T - 5]))
+
+
 def zeros_dense() -> Stored:
     return stored(torch.zeros(1, 2, 40, 64), "dense")
 

@@ -12,6 +12,10 @@ namespace {
 
 #include "common/tiles.h"
 
+#include "attention/blocks.h"
+
+#include "attention/bytes.h"
+
 #include "attention/amx.h"
 
 #include "attention/amx_bf16.h"
@@ -31,13 +35,10 @@ void attend(const Part& part) {
   Work work(part);
   work.all_slots();
   work.finish();
+  _tile_release();
 }
 
-bool fits(const Part& part) {
-  return part.query_type == Number::bf16 && part.head_dim % PAIR == 0 &&
-         (!part.key.scale || part.key.scale_type == Number::bf16) &&
-         (!part.value.scale || part.value.scale_type == Number::bf16);
-}
+bool fits(const Part& part) { return in_bf16(part) && part.head_dim % PAIR == 0; }
 
 }  // namespace
 

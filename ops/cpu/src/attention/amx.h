@@ -1,16 +1,12 @@
-// What both kinds of AMX attention share. Included in the namespace of attention/amx.cpp.
+// What both kinds of AMX attention share, with attention/blocks.h. Included in the namespace of
+// attention/amx.cpp. A tile has up to ROWS rows of 64 bytes.
 //
 // A block's keys times the queries are one product, (slots, head_dim) by (head_dim, heads), and the
 // weights times its values another, (heads, slots) by (slots, head_dim). Scales are applied in
 // float32, to the scores and to the weights.
 
-constexpr float NEVER = -__builtin_inff();
-constexpr int BLOCK = 64;            // slots at a time
-constexpr int ROWS = 16;             // of a tile, of 64 bytes each
-constexpr int QUAD = 4;              // heads, or what four columns of a product hold
 constexpr int MAX_HEADS = 2 * QUAD;  // at a time: with both parts of a weight, 16 rows
 constexpr int MAX_COLUMNS = 16;      // of a product of keys and queries
-static_assert(LANES == ROWS);
 
 // Which tile register holds what; `configure` sets their shapes. Macros, because GCC pastes the text
 // into the instruction.
@@ -30,22 +26,6 @@ void configure(int columns, int heads) {
   configure(shapes);
 }
 
-// 16 slots' scales of one of `groups`, from the first slot's on; `groups` is 1 or even.
-inline Vector scales(const char* from, int groups, int group) {
-  if (groups == 1) {
-    __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16));
-  }
-  const char* pair = from + group / 2 * 4;
-  __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  __m512i both = groups == 2 ? _mm512_loadu_si512(pair)
-                             : _mm512_i32gather_epi32(
-                                   _mm512_mullo_epi32(lane, _mm512_set1_epi32(groups / 2)), pair, 4);
-  return _mm512_castsi512_ps(group % 2
-                                 ? _mm512_and_si512(both, _mm512_set1_epi32(int(0xffff0000)))
-                                 : _mm512_slli_epi32(both, 16));
-}
-
 // Four columns of 16 rows, each as a vector. four[j] has rows 4j to 4j + 3.
 inline void transpose(const Vector four[4], Vector out[QUAD]) {
   const __m512i in_order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
@@ -60,123 +40,3 @@ inline void transpose(const Vector four[4], Vector out[QUAD]) {
   for (int c = 0; c < QUAD; ++c)
     out[c] = _mm512_permutexvar_ps(in_order, _mm512_castpd_ps(column[c]));
 }
-
-// e^x for x <= 0 to 18 bits, as many as a weight keeps. Below -87 it stays e^-87, which is not zero but
-// too small to matter.
-inline Vector rough_exponential(Vector x) {
-  constexpr float TO_INTEGER = 12582912;  // 1.5 · 2^23: see exponential()
-  const Vector bounded = larger(all(-87), x);
-  const Vector biased = multiply_add(bounded, all(1.44269504f), all(TO_INTEGER));
-  const Vector r = multiply_add(biased - all(TO_INTEGER), all(-0.693147181f), bounded);
-  Vector y = all(1 / 120.f);
-  const float series[] = {1 / 24.f, 1 / 6.f, 0.5f, 1, 1};
-  for (float coefficient : series) y = multiply_add(y, r, all(coefficient));
-  return y * power_of_two(biased);
-}
-
-// How a part's slots are taken: in blocks, the last of a run from a copy with zeros behind it.
-template <typename Work, int MAX_GROUPS>
-struct Blocks {
-  const Part& part;
-  const int groups;  // of scales that a slot has
-  const int64_t slot_bytes, scale_bytes;
-
-  // The next block's keys and values, asked for a few lines at a time all through this one.
-  const char *next_key, *next_value;
-  int due, rate;  // in 256ths of a line
-
-  alignas(64) char tail[2][BLOCK * (MAX_HEAD_DIM * 2 + MAX_GROUPS * 2)];
-
-  Blocks(const Part& part, int groups)
-      : part(part), groups(groups), slot_bytes(part.key.slot_bytes), scale_bytes(groups * 2) {
-    __builtin_memset(part.weighted, 0, part.heads * part.padded * sizeof(float));
-    for (int h = 0; h < part.heads; ++h) part.largest[h] = NEVER, part.sum[h] = 0;
-  }
-
-  ~Blocks() { _tile_release(); }
-
-  void all_slots() {
-    const int64_t before_end = part.slots - part.first;
-    run(part.first, part.count < before_end ? part.count : before_end);
-    if (part.count > before_end) run(0, part.count - before_end);
-  }
-
-  // Slots that follow one another.
-  void run(int64_t first, int64_t count) {
-    for (int64_t done = 0; done < count; done += BLOCK) {
-      Slots key = from(part.key, first + done), value = from(part.value, first + done);
-      const int slots = count - done < BLOCK ? int(count - done) : BLOCK;
-      if (slots < BLOCK) copy_tail(key, tail[0], slots), copy_tail(value, tail[1], slots);
-      next_key = key.codes + BLOCK * slot_bytes, next_value = value.codes + BLOCK * slot_bytes;
-      due = 0;
-      static_cast<Work*>(this)->block(key, value, slots);
-    }
-  }
-
-  Slots from(Slots side, int64_t slot) const {
-    side.codes += slot * slot_bytes;
-    if (groups) side.scale += slot * scale_bytes;
-    return side;
-  }
-
-  void copy_tail(Slots& side, char* to, int slots) const {
-    char* scale = to + BLOCK * slot_bytes;
-    __builtin_memset(to, 0, BLOCK * (slot_bytes + scale_bytes));
-    __builtin_memcpy(to, side.codes, slots * slot_bytes);
-    if (groups) __builtin_memcpy(scale, side.scale, slots * scale_bytes);
-    side.codes = to, side.scale = scale;
-  }
-
-  // Scores of slots s to s + 15 where there are that many, for QUAD heads; `most` is their largest.
-  static void keep(int s, int slots, Vector scores[QUAD], Vector most[QUAD]) {
-    const int left = slots - s;
-    const __mmask16 there = left >= ROWS ? 0xffff : left > 0 ? (1 << left) - 1 : 0;
-    for (int i = 0; i < QUAD; ++i) {
-      scores[i] = _mm512_mask_mov_ps(all(NEVER), there, scores[i]);
-      most[i] = larger(most[i], scores[i]);
-    }
-  }
-
-  // Softmax as it goes along (Milakov and Gimelshein 2018), of QUAD heads from `head` on. Weights
-  // are those of the block, e^(score - base); later they count `rise` times, and what was summed
-  // before counts `shrink` times.
-  void begin(int head, const Vector most[QUAD], float base[QUAD], float rise[QUAD],
-             float shrink[QUAD]) const {
-    const __m128 lowest = _mm_set1_ps(-3.4e38f);  // so that a block of -inf weighs nothing
-    for (int i = 0; i < QUAD; ++i) base[i] = ::largest(most[i]);
-    const __m128 here = _mm_max_ps(lowest, _mm_loadu_ps(base));
-    const __m128 before = _mm_maskz_loadu_ps(some(head), part.largest + head);
-    const __m128 now = _mm_max_ps(before, here);
-    const __m128 falls[] = {_mm_sub_ps(here, now), _mm_sub_ps(before, now)};
-    const __m512 both = exponential(_mm512_insertf32x4(_mm512_zextps128_ps512(falls[0]), falls[1], 1));
-    _mm_storeu_ps(base, here);
-    _mm_storeu_ps(rise, _mm512_castps512_ps128(both));
-    _mm_storeu_ps(shrink, _mm512_extractf32x4_ps(both, 1));
-    _mm_mask_storeu_ps(part.largest + head, some(head), now);
-  }
-
-  void end(int head, const Vector total[QUAD], const float rise[QUAD],
-           const float shrink[QUAD]) const {
-    float sums[QUAD];
-    store_sums(sums, total[0], total[1], total[2], total[3]);
-    __m128 sum = _mm_maskz_loadu_ps(some(head), part.sum + head);
-    sum = _mm_fmadd_ps(_mm_loadu_ps(sums), _mm_loadu_ps(rise), _mm_mul_ps(sum, _mm_loadu_ps(shrink)));
-    _mm_mask_storeu_ps(part.sum + head, some(head), sum);
-  }
-
-  // Which of QUAD heads there are.
-  __mmask8 some(int head) const {
-    return part.heads - head >= QUAD ? 15 : (1 << (part.heads - head)) - 1;
-  }
-
-  // `calls` of ahead() will have asked for a whole block.
-  void pace(int calls) { rate = (int(slot_bytes) * BLOCK / 64 * 256 + calls - 1) / calls; }
-
-  inline __attribute__((always_inline)) void ahead() {
-    for (due += rate; due >= 256; due -= 256, next_key += 64, next_value += 64) {
-      __builtin_prefetch(next_key);
-      __builtin_prefetch(next_value);
-    }
-  }
-};
-

@@ -1,12 +1,9 @@
 // int8 and int4 caches in tiles of bytes. Included in the namespace of attention/amx.cpp.
 //
-// A query is two signed bytes for each number, 128 · high + low, at a scale of its head; so are a
-// block's weights times the values' scale. That keeps 15 bits of the largest, and sums are exact.
 // int4 codes become 16 · (code - 8), which one operation makes of a nibble.
 
 constexpr int PAIR = 64;                        // numbers in a tile's row: two groups of int4
 constexpr int MAX_PAIRS = MAX_HEAD_DIM / PAIR;  // of a head
-constexpr float QUERY_STEPS = 127 * 128, WEIGHT_STEPS = 127 * 128 + 127;
 
 typedef int8_t Bytes[PAIR];
 
@@ -34,18 +31,12 @@ inline __m512i upper_codes(__m512i bytes) {
                                    _mm512_set1_epi8(char(0x80)), 0x6a);  // (a & b) ^ c
 }
 
-// a's bits where `mask` has them, else b's.
-inline __m512i select(__m512i mask, __m512i a, __m512i b) {
-  return _mm512_ternarylogic_epi32(mask, a, b, 0xca);
-}
-
 template <KvFormat F>
-struct Codes : Blocks<Codes<F>, F == KvFormat::int4 ? MAX_HEAD_DIM / INT4_GROUP : 1> {
-  static constexpr bool GROUPED = F == KvFormat::int4;
-  static constexpr int MAX_GROUPS = GROUPED ? MAX_HEAD_DIM / INT4_GROUP : 1;
+struct Codes : ByteBlocks<Codes<F>, F> {
+  using Base = ByteBlocks<Codes<F>, F>;
+  using Base::GROUPED, Base::MAX_GROUPS, Base::part, Base::groups, Base::slot_bytes, Base::ahead;
+  using Base::key_scale, Base::step;
   static constexpr int CODE = GROUPED ? 16 : 1;  // what a code is multiplied by
-  using Base = Blocks<Codes<F>, MAX_GROUPS>;
-  using Base::part, Base::groups, Base::slot_bytes, Base::scale_bytes, Base::ahead;
 
   const int pairs;
   const int heads;  // at a time
@@ -59,15 +50,13 @@ struct Codes : Blocks<Codes<F>, F == KvFormat::int4 ? MAX_HEAD_DIM / INT4_GROUP 
   alignas(64) Bytes keys[MAX_PAIRS][BLOCK];             // of int4
   alignas(64) Bytes values[MAX_HEAD_DIM / ROWS][ROWS];  // a tile for each 16 numbers
   alignas(64) int32_t products[GROUPED ? MAX_PAIRS : 1][BLOCK * MAX_COLUMNS];
-  alignas(64) float key_scale[MAX_GROUPS][BLOCK];
-  alignas(64) float value_scale[MAX_GROUPS][BLOCK];  // in steps of the weights
-  float step[MAX_GROUPS];                            // and what such a step is
+  // A head's high bytes are a row, its low ones another, `heads` below.
   alignas(64) Bytes weights[MAX_GROUPS][2 * MAX_HEADS];
   alignas(64) int32_t sums[2][2 * MAX_HEADS][ROWS];
   alignas(16) float rise[MAX_HEADS], shrink[MAX_HEADS];
 
   explicit Codes(const Part& part)
-      : Base(part, GROUPED ? part.head_dim / INT4_GROUP : 1), pairs(part.head_dim / PAIR),
+      : Base(part), pairs(part.head_dim / PAIR),
         heads(part.heads > QUAD && !GROUPED ? MAX_HEADS : QUAD), half(GROUPED ? 2 * QUAD : heads) {
     configure(2 * half, heads);
     for (int first = 0, chunk = 0; first < part.heads; first += heads, ++chunk)
@@ -88,21 +77,9 @@ struct Codes : Blocks<Codes<F>, F == KvFormat::int4 ? MAX_HEAD_DIM / INT4_GROUP 
     for (int h = 0; h < heads; ++h) {
       query_scale[first + h] = 0;
       if (first + h >= part.heads) continue;
-      const float* x = part.query + (first + h) * part.padded;
-      float most = 0;
-      for (int d = 0; d < part.head_dim; ++d) {
-        const float size = x[d] < 0 ? -x[d] : x[d];
-        most = size <= most ? most : size;  // NaN stays
-      }
-      const float step = most / QUERY_STEPS;
-      query_scale[first + h] = step / CODE * part.softmax_scale;
-      if (!(step > 0) || step > 1e38f) continue;  // zeros; or NaN or infinite, as the score will be
       int8_t high[MAX_HEAD_DIM], low[MAX_HEAD_DIM];
-      for (int d = 0; d < part.head_dim; ++d) {
-        const float steps = x[d] * (1 / step);
-        const int code = int(steps + (steps < 0 ? -0.5f : 0.5f)), upper = (code + 64) >> 7;
-        high[d] = int8_t(upper), low[d] = int8_t(code - upper * 128);
-      }
+      const float* x = part.query + (first + h) * part.padded;
+      query_scale[first + h] = query_bytes(x, part.padded, high, low) / CODE * part.softmax_scale;
       // Four bytes that follow one another in a row of keys are a lane of the query's tile.
       for (int pair = 0; pair < pairs; ++pair)
         for (int row = 0; row < ROWS; ++row) {
@@ -117,7 +94,7 @@ struct Codes : Blocks<Codes<F>, F == KvFormat::int4 ? MAX_HEAD_DIM / INT4_GROUP 
   void block(const Slots& key, const Slots& value, int slots) {
     if (GROUPED) read_keys(key);  // int8's tiles are loaded from the cache itself
     read_values(value);
-    for (int g = 0; g < groups; ++g) read_scales(key, value, g);
+    for (int g = 0; g < groups; ++g) this->read_scales(key, value, g);
     for (int first = 0, chunk = 0; first < part.heads; first += heads, ++chunk) {
       const int left = part.heads - first;
       multiply_keys(key, chunk);
@@ -159,21 +136,6 @@ struct Codes : Blocks<Codes<F>, F == KvFormat::int4 ? MAX_HEAD_DIM / INT4_GROUP 
       }
     }
     compiler_barrier();
-  }
-
-  void read_scales(const Slots& key, const Slots& value, int g) {
-    Vector most = all(0), odd = all(0);
-    for (int s = 0; s < BLOCK; s += LANES) {
-      store(key_scale[g] + s, scales(key.scale + s * scale_bytes, groups, g));
-      const Vector x = scales(value.scale + s * scale_bytes, groups, g);
-      most = larger(most, _mm512_abs_ps(x));
-      odd = multiply_add(x, all(0), odd);  // NaN if one is NaN or infinite
-      store(value_scale[g] + s, x);
-    }
-    const float top = largest(most), steps = top > 0 ? WEIGHT_STEPS / top : 0;
-    for (int s = 0; s < BLOCK; s += LANES)
-      store(value_scale[g] + s, load(value_scale[g] + s) * all(steps));
-    step[g] = (top + sum(odd)) / (WEIGHT_STEPS * CODE);
   }
 
   void multiply_keys(const Slots& key, int chunk) {
@@ -218,10 +180,6 @@ struct Codes : Blocks<Codes<F>, F == KvFormat::int4 ? MAX_HEAD_DIM / INT4_GROUP 
     for (int q = 0; q < half / QUAD; ++q) transpose(four[q], out[q]);
   }
 
-  static Vector joined(__m512i high, __m512i low) {
-    return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high, 7), low));
-  }
-
   // Eight columns of two rows of 16; four columns of four rows.
   static __m512i halves(const int32_t* row) {
     auto eight = [](const int32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); };
@@ -260,40 +218,13 @@ struct Codes : Blocks<Codes<F>, F == KvFormat::int4 ? MAX_HEAD_DIM / INT4_GROUP 
         this->keep(v * ROWS, slots, score, most[q]);
       }
     }
-    for (int q = 0; q < count && first + q * QUAD < part.heads; ++q)
-      weigh_quad(first, q * QUAD, scores[q], most[q]);
-  }
-
-  // Heads h to h + 3 of the chunk. A weight's upper byte goes into a row of its own, the lower into
-  // another, `heads` below.
-  void weigh_quad(int first, int h, const Vector scores[BLOCK / ROWS][QUAD], const Vector* most) {
-    Vector total[QUAD];
-    for (int i = 0; i < QUAD; ++i) total[i] = all(0);
-    float base[QUAD];
-    this->begin(first + h, most, base, rise + h, shrink + h);
-#pragma GCC unroll 4  // so that four heads' exponentials overlap
-    for (int i = 0; i < QUAD; ++i) {
-      ahead();
-      Vector weight[4];
-      for (int v = 0; v < 4; ++v) {
-        weight[v] = rough_exponential(scores[v][i] - all(base[i]));
-        total[i] = total[i] + weight[v];
-      }
-      for (int g = 0; g < groups; ++g) {
-        __m512i steps[4];
-        for (int v = 0; v < 4; ++v)
-          steps[v] = _mm512_cvtps_epi32(weight[v] * load(value_scale[g] + v * ROWS));
-        // 16 bits of two slots in a lane, then bytes of four.
-        const __m512i word = _mm512_set1_epi32(0xffff), byte = _mm512_set1_epi16(0xff);
-        __m512i first_two = select(word, steps[0], _mm512_slli_epi32(steps[1], 16));
-        __m512i last_two = select(word, steps[2], _mm512_slli_epi32(steps[3], 16));
-        __m512i high = select(byte, _mm512_srli_epi16(first_two, 7), _mm512_slli_epi16(last_two, 1));
-        __m512i low = select(byte, first_two, _mm512_slli_epi16(last_two, 8));
-        _mm512_store_si512(weights[g][h + i], high);
-        _mm512_store_si512(weights[g][heads + h + i], _mm512_and_si512(low, _mm512_set1_epi8(127)));
-      }
-    }
-    this->end(first + h, total, rise + h, shrink + h);
+    for (int h = 0; h < heads && first + h < part.heads; h += QUAD)
+      this->template weigh_quad<QUAD>(
+          first + h, scores[h / QUAD], most[h / QUAD], rise + h, shrink + h,
+          [&](int g, int i, __m512i high, __m512i low) {
+            _mm512_store_si512(weights[g][h + i], high);
+            _mm512_store_si512(weights[g][heads + h + i], low);
+          });
   }
 
   void multiply_values(int first, int count) {
@@ -315,8 +246,7 @@ struct Codes : Blocks<Codes<F>, F == KvFormat::int4 ? MAX_HEAD_DIM / INT4_GROUP 
         for (int i = 0; i < 2; ++i) {
           float* to = part.weighted + (first + h) * part.padded + d + i * ROWS;
           __m512i high = _mm512_load_si512(sums[i][h]), low = _mm512_load_si512(sums[i][heads + h]);
-          Vector more = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high, 7), low));
-          store(to, multiply_add(more, all(step[g] * rise[h]), load(to) * all(shrink[h])));
+          store(to, multiply_add(joined(high, low), all(step[g] * rise[h]), load(to) * all(shrink[h])));
         }
     }
   }
