@@ -180,8 +180,9 @@ DAMAGE = [
     (damage_content(version=9), "is of version 9"),
     (damage_content(files=[]), "lacks tensor tok_embeddings.weight"),
     (damage_content(architecture={"dim": 3}), "its architecture is damaged"),
+    (damage_content(how={"scheme": "fp6", "precision": "bfloat16"}), "has no how.layers"),
     (
-        damage_content(how={"scheme": "uintx-5-64", "precision": "bfloat16"}),
+        damage_content(how={"scheme": "uintx-5-64", "precision": "bfloat16", "layers": {}}),
         "its scheme says torch.bfloat16 (512, 4): save the model again",
     ),
 ]
