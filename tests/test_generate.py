@@ -480,6 +480,8 @@ def test_an_interrupt_is_one_line_and_no_log(broken):
     run = subprocess.Popen(
         [sys.executable, ROOT / "generate.py", "--num_samples", "100000"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        # A shell's background job ignores Ctrl-C, and whatever it starts inherits that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     while "Sample 1 of 100000" not in (line := run.stderr.readline()):
         assert line, "ended before the first sample"
