@@ -9,9 +9,9 @@ from errors import UsageError
 
 def fraction(option: str, text: str) -> float:
     """2 %, 2% or 0.02 as 0.02. Raises UsageError for what is not between 0 and 1."""
-    found = re.fullmatch(r"\s*([0-9.eE+-]+)\s*(%?)\s*", text)
+    match = re.fullmatch(r"\s*([0-9.eE+-]+)\s*(%?)\s*", text)
     try:
-        value = float(found[1]) / (100 if found[2] else 1) if found else math.nan
+        value = float(match[1]) / (100 if match[2] else 1) if match else math.nan
     except ValueError:
         value = math.nan
     if not 0 < value < 1:
@@ -20,8 +20,8 @@ def fraction(option: str, text: str) -> float:
 
 
 def split_precision(given: Sequence[str]) -> tuple[float | None, str | None]:
-    """--precision means two things, which cannot be mistaken for each other: how narrow intervals
-    shall be, a number, and generate.py's dtype, a name. Of each the last one given."""
+    """--precision has two meanings: the width of intervals, a number, and generate.py's dtype, a
+    name. Returns the last number and the last name given."""
     narrow, dtype = None, None
     for text in given:
         if re.match(r"\s*[0-9.+-]", text):

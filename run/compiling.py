@@ -21,22 +21,23 @@ from run import environment
 # CUDA graphs take the launch cost off each step. On the CPU inductor's freezing and max-autotune
 # were 17 % faster for twice the memory and eight times the compilation (docs/LOG.md), so they are
 # left out.
+Options = dict[str, str | int | bool | Callable[..., Any]]  # of torch.compile
 _CUDA = {"triton.cudagraphs": True, "coordinate_descent_tuning": True}
 
 
-def options(device: torch.device) -> dict[str, Any]:
+def options(device: torch.device) -> Options:
     """What torch.compile is given for a decoding step on `device`."""
     if device.type == "cuda":
         return dict(_CUDA)
     if device.type != "cpu":
         return {}
     # A precompiled header takes 9 s and saves each kernel less than one: a step has a handful.
-    found: dict[str, Any] = {"cpp_cache_precompile_headers": False}
+    chosen: Options = {"cpp_cache_precompile_headers": False}
     # For each instruction set that the CPU has, inductor compiles a file to see whether the
     # compiler knows it: 8 s on two cores. The compiler that built our kernels knows them all.
     if platform.machine() == "x86_64" and build.refusal() is None:
-        found["cpp.vec_isa_ok"] = True
-    return found
+        chosen["cpp.vec_isa_ok"] = True
+    return chosen
 
 
 def opaque(

@@ -221,7 +221,7 @@ class Measured:
         facts = self.facts
         return Summary.of(self.samples, facts.config.batch_size, facts.weight_bytes)
 
-    def details(self) -> dict[str, Any]:
+    def details(self) -> dict[str, object]:
         """For JSON."""
         return {
             **as_json(self.facts),
@@ -233,7 +233,7 @@ class Measured:
         }
 
 
-def as_json(value: Facts | Ready) -> dict[str, Any]:
+def as_json(value: Facts | Ready) -> dict[str, object]:
     """`asdict`, without what is unknown of the device and of the time since the start."""
     fields = dataclasses.asdict(value)
     if "device" in fields:

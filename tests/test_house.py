@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 FLOORS = (
     {"errors"},
-    {"text"},
+    {"text", "typed_json"},
     {"files"},
     {"cli"},
     {"devices", "ops"},
@@ -68,8 +68,10 @@ ROOMS = {
         {"loading"},
     ),
     "compare": (
-        {"arguments", "figures.statistics", "figures.why", "output.bars", "output.lines"},
-        {"fidelity", "output.pareto", "sampling.clock", "sampling.layer_timing"},
+        {"arguments", "figures.statistics", "output.bars", "output.lines", "peers.work"},
+        {"figures.interval", "sampling.answers"},
+        {"figures.row"},
+        {"fidelity", "figures.why", "output.pareto", "sampling.clock", "sampling.layer_timing"},
         {"sampling.arm", "sampling.nursery"},
         {"sampling.results", "sampling.process", "sampling.worker"},
         {"figures.readings"},

@@ -1,4 +1,4 @@
-"""python -m compare ab: arms side by side, and what can be said of their difference.
+"""python -m compare ab: arms side by side, and how sure their difference is.
 
     python -m compare ab --compile --arm "--quantization none" --arm "--quantization int8wo"
     python -m compare ab --arms all --checkpoint_path DIR --output results
@@ -7,6 +7,7 @@ The first arm is the baseline. Each runs in a process of its own: compare/sampli
 """
 
 import dataclasses
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,15 +20,18 @@ from benchlog import log
 from benchlog.config import RunConfig, argv, options
 from cli import Command, OptionOfOptions, say
 from compare.arguments import split_precision
+from compare.figures.row import Row
 from compare.figures.rows import rows
 from compare.output import tables as report
+from compare.sampling.answers import SchemeNames
 from compare.sampling.arm import NOT_IN_ARMS, Arm, every_scheme, make_arms
 from compare.sampling.comparison import Comparison
 from compare.sampling.nursery import Nursery
 from compare.sampling.process import Process, environment
 from compare.sampling.results import FILE, Results, Settings
 from errors import LogError, UsageError
-from run.measure import Facts, make_record
+from run import threads
+from run.measure import make_record
 
 UNUSED = tuple(name for name in NOT_IN_ARMS if name not in ("write_result", "debug"))
 DEFAULT = Settings()
@@ -105,8 +109,8 @@ def ab(
         others = (texts, arms, dtype, text, in_turn, allow_different, output)
         if any(others) or common != RunConfig() or tokens != DEFAULT.tokens:
             raise UsageError(
-                "--resume goes on with the arms it finds: besides it there are --precision, "
-                "--max_rounds and --max_minutes"
+                "--resume goes on with the arms of that folder: the only other options are "
+                "--precision, --max_rounds and --max_minutes"
             )
         folder: Path | None = Path(resume)
         results = Results.load(Path(resume))
@@ -121,6 +125,7 @@ def ab(
             **stops,
         )
         chosen = _arms(common, texts, arms, allow_different)
+        _warn_of_threads(chosen)
         check_text(text)
         folder = _new_folder(output) if output else None
         results = Results.begin(settings, chosen, common.write_result)
@@ -131,7 +136,7 @@ def ab(
 
 
 def compare(results: Results, folder: Path | None, **more: Any) -> int:
-    """Run, report and log; the exit code. `more`: as Comparison takes it."""
+    """Run, report and log; the exit code. more: as Comparison takes it."""
     if folder:
         _make(folder)
     results.save(folder)
@@ -146,14 +151,14 @@ def compare(results: Results, folder: Path | None, **more: Any) -> int:
         nursery.close()
     if results.ended == "interrupted" and results.rounds == 0:
         raise KeyboardInterrupt
-    found = rows(results)
+    arm_rows = rows(results)
     if results.rounds > results.logged_rounds:
-        _log(results, found)
-    results.save(folder, found)
-    if folder:  # first, for a stdout that takes nothing must lose no comparison
-        report.write(folder, results, found)
+        _log(results, arm_rows)
+    results.save(folder, arm_rows)
+    if folder:  # before stdout, which may be closed
+        report.write(folder, results, arm_rows)
         say(f"Wrote {', '.join(report.FILES)} into {folder}")
-    click.echo(report.terminal(results, found))
+    click.echo(report.terminal(results, arm_rows))
     if results.baseline.failed:
         say(f"error: the baseline, {results.baseline.name}, failed: {results.baseline.failed}")
         return 1
@@ -169,10 +174,19 @@ def _arms(
         raise UsageError(f"--arms takes all; given: {every!r}; one arm is --arm OPTIONS")
     worker = Process()
     try:
-        schemes = worker.ask("schemes", argv=argv(common))["schemes"]
+        schemes = worker.answer(SchemeNames, "schemes", argv=argv(common)).schemes
     finally:
         worker.close()
     return make_arms(common, every_scheme(common, texts, schemes), allow_different)
+
+
+def _warn_of_threads(arms: Sequence[Arm]) -> None:
+    """Say once for each arm what its worker would say where nobody reads it."""
+    for arm in arms:
+        if arm.config is not None:
+            chosen = threads.choose(arm.config.threads, threads.cores(), os.environ)
+            if warning := chosen.warning():
+                say(f"{arm.name}: {warning}")
 
 
 def check_text(text: str | None) -> None:
@@ -197,18 +211,18 @@ def _make(folder: Path) -> None:
         raise LogError(f"--output {folder}: {error.strerror}") from None
 
 
-def _log(results: Results, found: Sequence[dict[str, Any]]) -> None:
-    """A line for every arm that got to the end, in benchmarks.txt's own form."""
+def _log(results: Results, arm_rows: Sequence[Row]) -> None:
+    """Append a line to the log for every arm that was measured to the end."""
     results.logged_rounds = results.rounds
     if results.write_result == "none":
         return
     count = 0
-    for arm, row in zip(results.arms, found, strict=True):
-        if arm.failed is None and arm.facts and arm.samples:
-            facts = Facts.from_json(arm.facts)
-            config = dataclasses.replace(facts.config, num_samples=len(arm.samples))
-            facts = dataclasses.replace(facts, config=config)
-            line = make_record(facts, row["tok_s"], row["peak_memory_bytes"]["generate"]).render()
-            log.append(Path(results.write_result), line)
+    for arm, row in zip(results.arms, arm_rows, strict=True):
+        run, tok_s = arm.facts.run if arm.facts else None, row.tok_s
+        if arm.failed is None and run and tok_s is not None and row.peak_memory_bytes:
+            config = dataclasses.replace(run.config, num_samples=len(arm.samples))
+            run = dataclasses.replace(run, config=config)
+            record = make_record(run, tok_s, row.peak_memory_bytes["generate"])
+            log.append(Path(results.write_result), record.render())
             count += 1
     say(f"Appended {count} line{'s' * (count != 1)} to {results.write_result}")

@@ -1,4 +1,4 @@
-"""python -m compare growth: what decoding costs as the work grows, each point beside its limit.
+"""python -m compare growth: what decoding costs as the work grows, each point with its limit.
 
     python -m compare growth                                    # every point: half an hour
     python -m compare growth --over batch --values 1,4          # these anew, the others stay
@@ -23,24 +23,25 @@ import files
 from benchlog.config import RunConfig
 from cli import Command, say
 from compare.arguments import names_of
-from compare.figures import decode_limit as whole
+from compare.figures import decode_limit
+from compare.figures.interval import Interval
 from compare.output.lines import draw
-from compare.output.tables import Columns, aligned
+from compare.output.tables import Columns, aligned, interval, number
 from compare.sampling.results import Settings, write_json
 from errors import LogError, UsageError
 from quantize import spec
+from typed_json import from_json
 
 SCHEMES = spec.COMPARED_BRIEFLY
-Point = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Axis:
-    """Along what work grows: an option of generate.py, its values, and the model they are for."""
+    """What grows along an axis."""
 
-    option: str
-    values: tuple[int, ...]
-    model: str
+    option: str  # of generate.py
+    values: tuple[int, ...]  # that are measured by default
+    model: str  # by default
 
 
 AXES = {
@@ -48,10 +49,34 @@ AXES = {
     "batch": Axis("batch_size", (1, 2, 4, 8, 16), "dummy:TinyLlama-1.1B-Chat-v1.0"),
     "depth": Axis("context_depth", (0, 4096, 16384, 32768, 65536), "dummy:Llama-3.2-1B"),
 }
-KEPT = (  # of a row of compare/figures/decode_limit.py
-    *("decode_tok_s", "limit_tok_s", "limit_share", "bandwidth", "step_bytes", "weight_bytes"),
-    *("kernel", "attention_kernel", "rounds"),
-)
+
+
+@dataclass(frozen=True)
+class Point:
+    """Where on an axis, and figures of a DecodeRow."""
+
+    axis: str
+    value: int
+    scheme: str
+    decode_tok_s: float | None
+    limit_tok_s: float | None
+    limit_share: Interval | None
+    bandwidth: float | None
+    step_bytes: float | None
+    weight_bytes: int | None
+    kernel: str | None
+    attention_kernel: str | None
+    rounds: int | None
+
+
+FIGURES = [field.name for field in dataclasses.fields(Point)][3:]  # that a DecodeRow has as well
+
+
+@dataclass(frozen=True)
+class Points:
+    """What the JSON file holds."""
+
+    points: list[Point]
 
 
 @click.command(cls=Command)
@@ -103,14 +128,14 @@ def growth(
             say(f"{name} {value}")
             point = dataclasses.replace(common, **changes)
             configs = [dataclasses.replace(point, quantization=scheme) for scheme in chosen]
-            results = whole.measure(configs, settings)
-            rows = whole.rows(results)
+            results = decode_limit.measure(configs, settings)
+            rows = decode_limit.rows(results)
             for row in rows:
-                if row["failed"]:
-                    say(f"{name} {value}, {row['arm']}: failed: {row['failed']}")
-            failed = failed or any(row["failed"] for row in rows)
-            points = merged(points, [_point(name, value, row) for row in rows if "kernel" in row])
-            write_json(json_path, {"points": points})
+                if row.failed:
+                    say(f"{name} {value}, {row.arm}: failed: {row.failed}")
+            failed = failed or any(row.failed for row in rows)
+            points = merged(points, [_point(name, value, row) for row in rows if row.kernel])
+            write_json(json_path, Points(points))
             if results.ended == "interrupted":
                 raise KeyboardInterrupt
     if not points:
@@ -142,38 +167,33 @@ def read(path: str) -> list[Point]:
     try:
         if not os.path.lexists(path):
             return []
-        points = json.loads(files.read_text("--json", path, LogError))["points"]
-        if all({"axis", "value", "scheme", *KEPT} <= point.keys() for point in points):
-            return list(points)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        points = from_json(Points, json.loads(files.read_text("--json", path, LogError))).points
+        if all(point.axis in AXES for point in points):
+            return points
+    except (ValueError, RecursionError):
         pass
     raise UsageError(f"--json {path} is not what this command writes")
 
 
 def merged(old: Sequence[Point], new: Sequence[Point]) -> list[Point]:
     """All of them, a new point in the place of an old one of the same axis, value and scheme."""
-    found = {_key(point): point for point in (*old, *new)}
-    return [found[key] for key in sorted(found)]
+    by_place = {_place(point): point for point in (*old, *new)}
+    return [by_place[place] for place in sorted(by_place)]
 
 
-def _key(point: Point) -> tuple[int, str, int]:
-    return list(AXES).index(point["axis"]), point["scheme"], point["value"]
+def _place(point: Point) -> tuple[int, str, int]:
+    return list(AXES).index(point.axis), point.scheme, point.value
 
 
-def _point(axis: str, value: int, row: Point) -> Point:
-    kept = {name: row.get(name) for name in KEPT}
-    return {"axis": axis, "value": value, "scheme": row["scheme"], **kept}
+def _point(axis: str, value: int, row: decode_limit.DecodeRow) -> Point:
+    return Point(axis, value, row.scheme or "", **{name: getattr(row, name) for name in FIGURES})
 
 
-def _rate(name: str) -> Any:
-    return lambda point: "-" if point[name] is None else f"{point[name]:.2f} tok/s"
-
-
-COLUMNS: Columns = [
-    ("over", lambda point: point["axis"]),
-    ("value", lambda point: str(point["value"])),
-    ("scheme", lambda point: point["scheme"]),
-    ("decode", _rate("decode_tok_s")),
-    ("limit", _rate("limit_tok_s")),
-    ("of the limit", whole.shown("limit_share", percent=True)),
+COLUMNS: Columns[Point] = [
+    ("over", lambda point: point.axis),
+    ("value", lambda point: str(point.value)),
+    ("scheme", lambda point: point.scheme),
+    ("decode", number(lambda point: point.decode_tok_s, ".2f", suffix=" tok/s")),
+    ("limit", number(lambda point: point.limit_tok_s, ".2f", suffix=" tok/s")),
+    ("of the limit", interval(lambda point: point.limit_share, ".1%")),
 ]

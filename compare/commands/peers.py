@@ -1,11 +1,11 @@
-"""python -m compare peers: ours beside llama.cpp and Hugging Face transformers, on the CPU.
+"""python -m compare peers: ours against llama.cpp and Hugging Face transformers, on the CPU.
 
     python -m compare peers --checkpoint_path dummy:TinyLlama-1.1B-Chat-v1.0
     python -m compare peers --schemes int8wo,fp6 --runtimes llama.cpp --json peers.json
 
-Each scheme of ours against what its user would take elsewhere: the same shape with the same weights
-in about as many bits. Every runtime is a process of its own with as many threads, and they are
-sampled in turns, as `compare ab` samples its arms.
+Each scheme is compared with the format of about as many bits that its user would take elsewhere, on
+the same weights. Every runtime is a process of its own with the same number of threads, and they
+are sampled in turns, as `compare ab` samples its arms.
 """
 
 import dataclasses
@@ -16,8 +16,8 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -25,22 +25,24 @@ import files
 from benchlog.config import RunConfig, argv
 from cli import Command, say
 from compare.arguments import names_of
-from compare.figures.decode_limit import interval, shown
+from compare.figures.interval import Interval
 from compare.figures.limits import over, step_bytes
-from compare.figures.readings import caveats, figures, is_limit, span
+from compare.figures.readings import caveats, is_limit, median, span
 from compare.figures.rows import seconds
-from compare.output.tables import Columns, aligned
+from compare.output.tables import Columns, aligned, interval, number
 from compare.peers import packages as peer_packages
+from compare.peers.work import Work
 from compare.sampling import process
 from compare.sampling.comparison import Comparison
 from compare.sampling.process import Process
-from compare.sampling.results import ArmResult, Reading, Results, Settings, write_json
+from compare.sampling.results import ArmResult, Results, Settings, write_json
 from errors import LogError, UsageError
 from run.threads import choose, cores
+from typed_json import omitted, to_json
 
 PEER = (sys.executable, "-m", "compare.peers.worker")
-# By scheme: (runtime, format) of what is beside it.
-BESIDE = {
+# By scheme: (runtime, format) of the peers that it is compared with.
+PEERS = {
     "none": (
         ("llama.cpp", "BF16"),
         ("transformers", "BF16"),
@@ -51,16 +53,43 @@ BESIDE = {
     "int4wo-128": (("llama.cpp", "Q4_0"),),
 }
 RUNTIMES = ("llama.cpp", "transformers")
-FIGURES = {"decode": "token_latency", "prompt": "prefill_seconds"}  # names of rows.seconds
 DEFAULT = {"max_rounds": 12, "max_minutes": 10.0, "prefill_size": 128, "max_new_tokens": 33}
-Row = dict[str, Any]
+
+
+@dataclass
+class PeerRow:
+    """One of our schemes and one peer. Speeds are medians in tokens per second."""
+
+    scheme: str
+    beside: str  # the peer's name
+    rounds: int
+    failed: str | None
+    decode_ours_tok_s: float | None = omitted()
+    decode_theirs_tok_s: float | None = omitted()
+    decode_ratio: Interval | None = omitted()  # ours ÷ theirs
+    prompt_ours_tok_s: float | None = omitted()
+    prompt_theirs_tok_s: float | None = omitted()
+    prompt_ratio: Interval | None = omitted()
+    bandwidth: float | None = omitted()  # bytes per second
+    bandwidth_probe: str | None = omitted()  # the op that read them
+    ours_limit_share: float | None = omitted()  # of what the bytes of a step allow
+    theirs_limit_share: float | None = omitted()
+
+
+@dataclass(frozen=True)
+class Report:
+    """What --json gets."""
+
+    threads: int
+    rows: list[PeerRow]
+    comparisons: list[Results]
 
 
 @click.command(cls=Command)
 @click.option("--checkpoint_path", default="dummy:TinyLlama-1.1B-Chat-v1.0", metavar="PATH",
               help="As in generate.py [dummy:TinyLlama-1.1B-Chat-v1.0]")  # fmt: skip
 @click.option("--num_layers", type=click.IntRange(1), help="Keep only the first N layers")
-@click.option("--schemes", metavar="A,B", help=f"[{','.join(BESIDE)}]")
+@click.option("--schemes", metavar="A,B", help=f"[{','.join(PEERS)}]")
 @click.option("--runtimes", metavar="A,B", help=f"[{','.join(RUNTIMES)}]")
 @click.option("--prefill_size", type=click.IntRange(1), default=DEFAULT["prefill_size"],
               help=f"Tokens of the prompt [{DEFAULT['prefill_size']}]")  # fmt: skip
@@ -73,7 +102,7 @@ Row = dict[str, Any]
               help=f"Of rounds, per scheme [{DEFAULT['max_minutes']}]")  # fmt: skip
 @click.option("--processes", type=click.IntRange(1), default=1,
               help="Start every runtime so often anew [1]")  # fmt: skip
-@click.option("--gguf", metavar="DIR", help="Keep llama.cpp's files here, and use those found")
+@click.option("--gguf", metavar="DIR", help="Keep llama.cpp's files here, and use those that exist")
 @click.option("--json", "json_path", metavar="PATH", help="Write every sample here, too")
 @click.option("--debug", is_flag=True, help="Show tracebacks")
 def peers(
@@ -92,9 +121,9 @@ def peers(
     debug: bool,
 ) -> None:
     """Compare with llama.cpp and Hugging Face transformers: the same model, the same threads."""
-    chosen = names_of("--schemes", schemes, tuple(BESIDE), tuple(BESIDE))
-    beside = names_of("--runtimes", runtimes, RUNTIMES, RUNTIMES)
-    peer_packages.check(beside)
+    chosen = names_of("--schemes", schemes, tuple(PEERS), tuple(PEERS))
+    wanted = names_of("--runtimes", runtimes, RUNTIMES, RUNTIMES)
+    peer_packages.check(wanted)
     files.check_output("--json", json_path, files.is_json, "JSON")
     common = RunConfig(
         checkpoint_path=checkpoint_path,
@@ -110,32 +139,34 @@ def peers(
         max_rounds=max_rounds, max_minutes=max_minutes, tokens=0, processes=processes
     )
     threads = choose(threads, cores(), os.environ).count or os.cpu_count() or 1
-    found: list[Row] = []
-    kept: list[dict[str, Any]] = []
+    peer_rows: list[PeerRow] = []
+    comparisons: list[Results] = []
     with _folder(gguf) as folder:
         for scheme in chosen:
             ours = dataclasses.replace(common, quantization=scheme)
-            peers = [(name, form) for name, form in BESIDE[scheme] if name.split(",")[0] in beside]
+            peers = [(name, form) for name, form in PEERS[scheme] if name.split(",")[0] in wanted]
             if not peers:
                 continue
             arms = _arms(ours, peers, folder, threads)
             results = Results(settings, arms, "none")
             run(results, threads)
-            found += rows(scheme, results)
-            kept.append(dataclasses.asdict(results))
-    if not found:
-        raise UsageError(f"--runtimes {runtimes}: nothing of them is beside --schemes {schemes}")
-    click.echo(aligned(COLUMNS, found))
-    click.echo("\n" + "\n".join(remarks(found, kept, threads)))
+            peer_rows += rows(scheme, results)
+            comparisons.append(results)
+    if not peer_rows:
+        raise UsageError(
+            f"--runtimes {runtimes}: none has a format to compare with --schemes {schemes}"
+        )
+    click.echo(aligned(COLUMNS, peer_rows))
+    click.echo("\n" + "\n".join(remarks(peer_rows, comparisons, threads)))
     if json_path:
-        write_json(json_path, {"threads": threads, "rows": found, "comparisons": kept})
+        write_json(json_path, Report(threads, peer_rows, comparisons))
         say(f"Wrote {json_path}")
-    if any(row["failed"] for row in found):
+    if any(row.failed for row in peer_rows):
         sys.exit(1)
 
 
 def run(results: Results, threads: int) -> None:
-    """Sample the arms in turns. Raises KeyboardInterrupt where that left nothing to tell."""
+    """Sample the arms in turns. Raises KeyboardInterrupt where it came before the first round."""
     environment = ("env", f"OMP_NUM_THREADS={threads}")
 
     def command(number: int) -> Sequence[str]:
@@ -146,73 +177,70 @@ def run(results: Results, threads: int) -> None:
         raise KeyboardInterrupt
 
 
-def rows(scheme: str, results: Results) -> list[Row]:
-    """A row for each runtime beside ours: tokens per second of both, and ours ÷ theirs."""
-    ours, *others = results.arms
-    return [_row(scheme, ours, other, results) for other in others]
+def rows(scheme: str, results: Results) -> list[PeerRow]:
+    """A row for each peer; our arm is the first."""
+    ours, *peers = results.arms
+    return [_row(scheme, ours, peer, results) for peer in peers]
 
 
-def _row(scheme: str, ours: ArmResult, theirs: ArmResult, results: Results) -> Row:
-    row: Row = {"scheme": scheme, "beside": theirs.name, "rounds": results.rounds}
-    row["failed"] = ours.failed or theirs.failed
-    if not ours.samples or not theirs.samples:
+def _row(scheme: str, ours: ArmResult, peer: ArmResult, results: Results) -> PeerRow:
+    row = PeerRow(scheme, peer.name, results.rounds, ours.failed or peer.failed)
+    run = ours.facts.run if ours.facts else None
+    if not ours.samples or not peer.samples or not run or not peer.facts:
         return row
-    assert ours.facts and theirs.facts
-    tokens = {"decode": 1, "prompt": ours.facts["prompt_tokens"]}
-    for figure, name in FIGURES.items():
-        for who, arm in (("ours", ours), ("theirs", theirs)):
-            speeds = [tokens[figure] / one for many in seconds(arm, name).values() for one in many]
-            row[f"{figure}_{who}_tok_s"] = statistics.median(speeds)
-        row[f"{figure}_ratio"] = interval(over(ours, theirs, name))
+    decode = (_speed(ours, "token_latency", 1), _speed(peer, "token_latency", 1))
+    row.decode_ours_tok_s, row.decode_theirs_tok_s = decode
+    row.prompt_ours_tok_s = _speed(ours, "prefill_seconds", run.prompt_tokens)
+    row.prompt_theirs_tok_s = _speed(peer, "prefill_seconds", run.prompt_tokens)
+    row.decode_ratio = Interval.of(over(ours, peer, "token_latency"))
+    row.prompt_ratio = Interval.of(over(ours, peer, "prefill_seconds"))
     if readings := results.bandwidth.get("cpu"):
-        row |= figures(readings)
-        cached = step_bytes(ours.facts) - ours.facts["weight_bytes"]
-        for who, arm in (("ours", ours), ("theirs", theirs)) if is_limit(readings) else ():
-            assert arm.facts
-            needed = arm.facts["weight_bytes"] + cached
-            row[f"{who}_limit_share"] = row[f"decode_{who}_tok_s"] * needed / row["bandwidth"]
+        row.bandwidth, row.bandwidth_probe = median(readings), readings[-1].probe
+        if is_limit(readings):
+            cached = step_bytes(run) - run.weight_bytes  # the same for both
+            row.ours_limit_share, row.theirs_limit_share = (
+                speed * (weights + cached) / row.bandwidth
+                for speed, weights in zip(
+                    decode, (run.weight_bytes, peer.facts.weight_bytes), strict=True
+                )
+            )
     return row
 
 
-def _speed(name: str) -> Any:
-    return lambda row: f"{row[name]:.2f} tok/s" if name in row else "-"
+def _speed(arm: ArmResult, name: str, tokens: int) -> float:
+    """Median tokens per second. name: a figure of `rows.seconds`, which is of so many tokens."""
+    return statistics.median(
+        tokens / latency for many in seconds(arm, name).values() for latency in many
+    )
 
 
-def _share(name: str) -> Any:
-    return lambda row: f"{row[name]:.0%}" if name in row else "-"
-
-
-COLUMNS: Columns = [
-    ("scheme", lambda row: row["scheme"]),
-    ("beside", lambda row: row["beside"]),
-    ("decode: ours", _speed("decode_ours_tok_s")),
-    ("theirs", _speed("decode_theirs_tok_s")),
-    ("ours ÷ theirs", shown("decode_ratio")),
-    ("of the limit: ours", _share("ours_limit_share")),
-    ("theirs", _share("theirs_limit_share")),
-    ("prompt: ours", _speed("prompt_ours_tok_s")),
-    ("theirs", _speed("prompt_theirs_tok_s")),
-    ("ours ÷ theirs", shown("prompt_ratio")),
+COLUMNS: Columns[PeerRow] = [
+    ("scheme", lambda row: row.scheme),
+    ("beside", lambda row: row.beside),
+    ("decode: ours", number(lambda row: row.decode_ours_tok_s, ".2f", suffix=" tok/s")),
+    ("theirs", number(lambda row: row.decode_theirs_tok_s, ".2f", suffix=" tok/s")),
+    ("ours ÷ theirs", interval(lambda row: row.decode_ratio)),
+    ("of the limit: ours", number(lambda row: row.ours_limit_share, ".0%")),
+    ("theirs", number(lambda row: row.theirs_limit_share, ".0%")),
+    ("prompt: ours", number(lambda row: row.prompt_ours_tok_s, ".2f", suffix=" tok/s")),
+    ("theirs", number(lambda row: row.prompt_theirs_tok_s, ".2f", suffix=" tok/s")),
+    ("ours ÷ theirs", interval(lambda row: row.prompt_ratio)),
 ]
 
 
-def remarks(found: Sequence[Row], kept: Sequence[dict[str, Any]], threads: int) -> list[str]:
-    """How it was measured, and what a table has no room for."""
-    said = [f"{threads} threads each, in turns; medians; ratios of one round, 95 % intervals"]
-    for results in kept:
-        for arm in results["arms"]:
-            facts = arm["facts"] or {}
-            if about := facts.get("about"):
-                said.append(f"{arm['name']}: {about}")
-            if facts.get("warm_up_steady") is False:
-                said.append(f"{arm['name']}: its warm-up did not become steady")
-    readings = [
-        Reading(**reading) for results in kept for reading in results["bandwidth"].get("cpu", [])
-    ]
+def remarks(rows: Sequence[PeerRow], comparisons: Sequence[Results], threads: int) -> list[str]:
+    """How it was measured, and what the table has no room for."""
+    lines = [f"{threads} threads each, in turns; medians; ratios of one round, 95 % intervals"]
+    for arm in [arm for results in comparisons for arm in results.arms]:
+        if arm.facts and arm.facts.about:
+            lines.append(f"{arm.name}: {arm.facts.about}")
+        if arm.facts and not arm.facts.ready.warm_up_steady:
+            lines.append(f"{arm.name}: its warm-up did not become steady")
+    readings = [reading for results in comparisons for reading in results.bandwidth.get("cpu", [])]
     if readings:
-        said += [f"memory was read at {span(readings)}", *caveats(readings)]
-    said += [f"{row['beside']}: failed: {row['failed']}" for row in found if row["failed"]]
-    return list(dict.fromkeys(said))
+        lines += [f"memory was read at {span(readings)}", *caveats(readings)]
+    lines += [f"{row.beside}: failed: {row.failed}" for row in rows if row.failed]
+    return list(dict.fromkeys(lines))
 
 
 # ------------------------------------------------------------------------------------------- arms
@@ -221,27 +249,27 @@ def remarks(found: Sequence[Row], kept: Sequence[dict[str, Any]], threads: int) 
 def _arms(
     ours: RunConfig, peers: Sequence[tuple[str, str]], folder: Path, threads: int
 ) -> list[ArmResult]:
-    """Ours first, then each runtime; files are written for those that read them."""
-    found = [ArmResult(ours.quantization, "", argv(ours))]
+    """Ours first, then each runtime. Writes the files that llama.cpp reads."""
+    arms = [ArmResult(ours.quantization, "", argv(ours))]
     for runtime, form in peers:
-        work: dict[str, Any] = {
-            "runtime": runtime,
-            "prompt": ours.prefill_size,
-            "new": ours.max_new_tokens,
-            "threads": threads,
-            "seed": ours.seed,
-            "checkpoint": ours.checkpoint_path,
-            "num_layers": ours.num_layers,
-        }
-        name = f"{runtime} {form}" if runtime == "llama.cpp" else runtime
-        if runtime == "llama.cpp":
-            work["file"] = str(_file(ours, form, folder))
-        found.append(ArmResult(name, "", [json.dumps(work)]))
-    return found
+        is_file = runtime == "llama.cpp"
+        work = Work(
+            runtime=runtime,
+            prompt=ours.prefill_size or 1,
+            new=ours.max_new_tokens,
+            threads=threads,
+            seed=ours.seed,
+            checkpoint=ours.checkpoint_path,
+            num_layers=ours.num_layers,
+            file=str(_file(ours, form, folder)) if is_file else "",
+        )
+        name = f"{runtime} {form}" if is_file else runtime
+        arms.append(ArmResult(name, "", [json.dumps(to_json(work))]))
+    return arms
 
 
 def _file(ours: RunConfig, form: str, folder: Path) -> Path:
-    """The GGUF of the model in that format; written unless it is there."""
+    """The GGUF of the model in that format, written where it is missing."""
     layers = f"-{ours.num_layers}" if ours.num_layers else ""
     name = "".join(letter if letter.isalnum() or letter in ".-" else "_"
                    for letter in ours.checkpoint_path)  # fmt: skip

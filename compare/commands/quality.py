@@ -5,22 +5,29 @@ python -m compare quality --quantization int4wo-64 --kv_cache int8 --text FILE -
 python -m compare quality --quantization int4wo-64 --lm_eval hellaswag,my_task.yaml
 """
 
+from __future__ import annotations
+
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
 import files
 from benchlog.config import RunConfig, options
 from cli import Command, quiet, say
+from compare.figures.interval import Interval
+from compare.sampling.answers import Quality
 from compare.sampling.arm import NOT_IN_ARMS
 from compare.sampling.results import write_json
 from errors import UsageError
 from quantize.spec import parse as scheme
 
+if TYPE_CHECKING:
+    from compare.fidelity.measure import QualityReport
+
 TOKENS = 4096
-WORST = 5
+WORST = 5  # layers that are shown
 SAMPLING = ("num_samples", "max_new_tokens", "top_k", "temperature", "prompt", "prefill_size")
 UNUSED = {*NOT_IN_ARMS, *SAMPLING, "context_depth", "compile", "compile_prefill"} - {"debug"}
 FIGURES = {  # what is shown, how it is written, and the name of its standard error or interval
@@ -65,63 +72,65 @@ def quality(
     from compare.fidelity.measure import measure  # torch takes its seconds after the options
 
     tasks = [task.strip() for task in lm_eval.split(",")] if lm_eval else []
-    found = measure(config, text, tokens, tasks, limit, say)
+    measured = measure(config, text, tokens, tasks, limit, say)
     if json_path:
-        write_json(json_path, found)
-    click.echo(report(found))
+        write_json(json_path, measured)
+    click.echo(report(measured))
 
 
-def report(found: dict[str, Any]) -> str:
-    """The figures, the noise floor beside them, and the worst layers."""
-    here, floor = found["quality"], found["noise_floor"]
-    rows = [["", found["scheme"], f"noise floor: {found['other_dtype']}"]]
+def report(measured: QualityReport) -> str:
+    """The scheme's figures, the noise floor's, and the worst layers."""
+    quality, floor, window = measured.quality, measured.noise_floor, measured.window
+    rows = [["", measured.scheme, f"noise floor: {measured.other_dtype}"]]
     for name, (heading, form, error) in FIGURES.items():
-        if name in here:
-            rows.append([heading, *(_shown(of, name, form, error) for of in (here, floor))])
+        if getattr(quality, name) is not None:
+            rows.append([heading, *(_shown(of, name, form, error) for of in (quality, floor))])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
-        f"{found['model']}: {here['tokens']} tokens in windows of {found['window']}, "
-        f"which advance by {found['window'] // 2}",
+        f"{measured.model}: {quality.tokens} tokens in windows of {window}, "
+        f"which advance by {window // 2}",
         "",
         *("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows),
     ]
-    worst = [layer for layer in found["layers"] if layer["outputs"] is not None]
-    worst.sort(key=lambda layer: layer["outputs"])
+    worst = sorted(
+        (layer.outputs, layer.name, layer.weights)
+        for layer in measured.layers
+        if layer.outputs is not None
+    )
     if worst:
-        lines += ["", f"Worst layers of {len(found['layers'])}, SQNR in dB: outputs (weights)"]
+        lines += ["", f"Worst layers of {len(measured.layers)}, SQNR in dB: outputs (weights)"]
         lines += [
-            f"  {layer['name']:<32} {layer['outputs']:6.2f} ({_decibels(layer['weights'])})"
-            for layer in worst[:WORST]
+            f"  {name:<32} {outputs:6.2f} ({_decibels(weights)})"
+            for outputs, name, weights in worst[:WORST]
         ]
-    if found["tasks"]:
+    if measured.tasks:
         lines += ["", "lm-evaluation-harness"]
-        lines += [f"  {task} {name}: {value}" for task, name, value in scores(found["tasks"])]
+        lines += [f"  {task} {name}: {value}" for task, name, value in scores(measured.tasks)]
     return "\n".join(lines)
 
 
-def scores(tasks: dict[str, dict[str, Any]]) -> Sequence[tuple[str, str, str]]:
-    """Task, metric and value, a standard error behind it where there is one."""
-    found = []
+def scores(tasks: Mapping[str, Mapping[str, float]]) -> Sequence[tuple[str, str, str]]:
+    """Task, metric and value, the value with its standard error where there is one."""
+    lines = []
     for task, figures in tasks.items():
         for name, value in figures.items():
-            if not isinstance(value, int | float) or "_stderr" in name:
+            if "_stderr" in name:
                 continue
             metric, _, how = name.partition(",")
-            error = figures.get(f"{metric}_stderr,{how}")
-            shown = f"{value:.4f}"
-            if isinstance(error, int | float) and math.isfinite(error):
-                shown += f" ± {error:.4f}"
-            found.append((task, metric, shown))
-    return found
+            error = figures.get(f"{metric}_stderr,{how}", math.nan)
+            shown = f"{value:.4f}" + (f" ± {error:.4f}" if math.isfinite(error) else "")
+            lines.append((task, metric, shown))
+    return lines
 
 
-def _shown(figures: dict[str, Any], name: str, form: str, error: str | None) -> str:
-    if figures.get(name) is None:
+def _shown(quality: Quality, name: str, form: str, error: str | None) -> str:
+    value = getattr(quality, name)
+    if value is None:
         return "-"
-    beside = figures[error] if error else None
-    if isinstance(beside, list):
-        return f"{figures[name]:{form}} ({beside[0]:{form}} to {beside[1]:{form}})"
-    return f"{figures[name]:{form}}" + (f" ± {beside:{form}}" if error else "")
+    spread = getattr(quality, error) if error else None
+    if isinstance(spread, list):
+        return Interval(value, *spread).written(form)
+    return f"{value:{form}}" + ("" if spread is None else f" ± {spread:{form}}")
 
 
 def _decibels(value: float | None) -> str:

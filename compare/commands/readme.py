@@ -1,6 +1,6 @@
 """python -m compare readme: the README's tables and its chart, rewritten from the log.
 
-python -m compare readme            # rewrites what stands between the two markers
+python -m compare readme            # rewrites the text between the two markers
 python -m compare readme --check    # exit code 1, and a diff, if that would change anything
 """
 
@@ -26,25 +26,26 @@ HEADINGS = (
 )
 
 
-TELLING = 0.1  # of what is written as 0.01, half a unit more or less is half of it
+LEAST_DIVISOR = 0.1  # GB or tok/s: the log has two decimals, so 0.01 may be off by half of it
 
 
 @dataclass(frozen=True)
-class Row:
-    """A line of the log, and the line in full precision that it is compared with, if there is."""
+class LogRow:
+    """A line of the log, and the line in full precision that it is compared with, if any."""
 
     record: Record
     full: Record | None
 
     def over_full(self, name: str) -> float | None:
-        """This line's figure ÷ that of full precision; None where a log's two decimals are too few
-        to tell."""
-        mine = getattr(self.record, name)
-        theirs = getattr(self.full, name) if self.full else 0
-        return mine / theirs if theirs >= TELLING or theirs and self.full is self.record else None
+        """This line's figure ÷ that of full precision; None where two decimals are too few for
+        a ratio."""
+        quantized = getattr(self.record, name)
+        full = getattr(self.full, name) if self.full else 0
+        is_known = full >= LEAST_DIVISOR or full and self.full is self.record
+        return quantized / full if is_known else None
 
 
-Groups = dict[tuple[str, ...], list[Row]]  # by device, model, and what is peculiar to the work
+Groups = dict[tuple[str, ...], list[LogRow]]  # by device, model, batch and depth
 
 
 @click.command(cls=Command)
@@ -62,11 +63,11 @@ def readme(check: bool, log_path: str, path: str, chart_path: str) -> None:
     named = {os.path.realpath(name): name for name in (log_path, path, chart_path)}
     if len(named) < 3:
         raise UsageError("--log, --readme and --chart have to be three files")
-    found = groups([record for _, record in log.read(log_path).records])
-    if not found:
+    by_group = groups([record for _, record in log.read(log_path).records])
+    if not by_group:
         raise LogError(f"{log_path} holds no line of a run")
     old = _read(path)
-    new = {path: rewritten(path, old, found, chart_path), chart_path: chart(bars(found))}
+    new = {path: rewritten(path, old, by_group, chart_path), chart_path: chart(bars(by_group))}
     stale = False
     for name, text in new.items():
         before = old if name == path else _read(name, missing="")
@@ -95,19 +96,19 @@ def groups(records: Sequence[Record]) -> Groups:
     for record in sorted(records, key=lambda record: record.timestamp):  # later lines win
         if record.config().num_layers is None:
             newest[*_group(record), *_kind(record)] = record
-    found: Groups = {}
+    by_group: Groups = {}
     for record in newest.values():
         alike = [other for other in newest.values() if _group(other) == _group(record)]
-        found.setdefault(_group(record), []).append(Row(record, _full(record, alike)))
-    for rows in found.values():
+        by_group.setdefault(_group(record), []).append(LogRow(record, _full(record, alike)))
+    for rows in by_group.values():
         rows.sort(
             key=lambda row: (row.record.quant != "None", -row.record.model_size, _kind(row.record))
         )
-    return dict(sorted(found.items()))
+    return dict(sorted(by_group.items()))
 
 
 def _group(record: Record) -> tuple[str, ...]:
-    """Lines of one are compared: the work of a step is the same."""
+    """Lines of one group are compared: the work of a step is the same."""
     config = record.config()
     peculiar = [f"{config.batch_size} rows at once"] * (config.batch_size > 1)
     peculiar += [f"behind {config.context_depth} positions"] * (config.context_depth > 0)
@@ -127,13 +128,12 @@ def _cache(record: Record) -> str:
 
 def _full(record: Record, alike: Sequence[Record]) -> Record | None:
     """Full precision, compiled if this line is; in the same dtype if there is such a line."""
-    found = [o for o in alike if o.quant == "None" and not o.kv_quant]
-    found = [other for other in found if other.compile == record.compile]
-    found.sort(key=lambda other: (other.dtype != record.dtype, other.dtype))
-    return found[0] if found else None
+    full = [other for other in alike if other.quant == "None" and not other.kv_quant]
+    full = [other for other in full if other.compile == record.compile]
+    return min(full, key=lambda other: (other.dtype != record.dtype, other.dtype), default=None)
 
 
-def rewritten(path: str, text: str, found: Groups, chart_path: str) -> str:
+def rewritten(path: str, text: str, by_group: Groups, chart_path: str) -> str:
     """The text with what the log says between the markers. Raises UsageError without markers."""
     if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(END) < text.index(BEGIN):
         raise UsageError(f"{path} needs a line {BEGIN!r} and, behind it, a line {END!r}, once each")
@@ -141,25 +141,25 @@ def rewritten(path: str, text: str, found: Groups, chart_path: str) -> str:
     after = rest.split(END)[1]
     tables = [
         f"**{model}** on {', '.join([device, *peculiar])}\n\n{table(rows)}"
-        for (device, model, *peculiar), rows in found.items()
+        for (device, model, *peculiar), rows in by_group.items()
     ]
     picture = f"![speed-up over full precision]({chart_path})"
     return f"{before}{BEGIN}\n\n" + "\n\n".join([*tables, picture]) + f"\n\n{END}{after}"
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[LogRow]) -> str:
     lines = ["| " + " | ".join(HEADINGS) + " |", "|" + "---|" * len(HEADINGS)]
     return "\n".join([*lines, *("| " + " | ".join(_cells(row)) + " |" for row in rows)])
 
 
-def bars(found: Groups) -> list[tuple[str, list[tuple[str, float]]]]:
+def bars(by_group: Groups) -> list[tuple[str, list[tuple[str, float]]]]:
     """What the chart shows: by group, the speed-up of every line that has one."""
     return [
         (
             f"{model} on {', '.join([device, *peculiar])}",
             [(_label(row.record), ratio) for row in rows if (ratio := row.over_full("tok_s"))],
         )
-        for (device, model, *peculiar), rows in found.items()
+        for (device, model, *peculiar), rows in by_group.items()
     ]
 
 
@@ -171,7 +171,7 @@ def _label(record: Record) -> str:
     )
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: LogRow) -> list[str]:
     record = row.record
     return [
         f"`{'none' if record.quant == 'None' else record.quant}`",

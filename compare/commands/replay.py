@@ -1,4 +1,4 @@
-"""python -m compare replay: run what a log's lines say again, and set then beside now.
+"""python -m compare replay: run a log's lines again, and compare then with now.
 
     python -m compare replay benchmarks.txt --where quant=int8wo --tolerance 5%
     python -m compare replay old.txt --all --dummy --num_layers 1 --device cpu --dry_run
@@ -10,7 +10,7 @@ take the place of the line's.
 import dataclasses
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,13 @@ from benchlog.config import RunConfig, argv, options
 from benchlog.record import LINE, Record
 from cli import Command, say
 from compare.arguments import fraction
+from compare.sampling.answers import ArmFacts, TimedSample
 from compare.sampling.process import Process
 from errors import LogError, QuantbenchError, UsageError
-from run.measure import Facts, make_record
+from run.measure import make_record
 
-# What belonged to that run alone; a replay's line goes where --write_result says.
-FORGOTTEN = ("write_result", "output_json_path", "profile", "memory_profile", "save", "dry_run")
+# Options of the logged run that do not apply to a replay.
+DROPPED = ("write_result", "output_json_path", "profile", "memory_profile", "save", "dry_run")
 # What is compared, its unit, and whether more of it is better.
 FIGURES = {
     "tok_s": ("tok/s", "", True),
@@ -40,11 +41,11 @@ GATED = ("tok_s", "peak_mem", "model_size")  # mem/s is a product of two of the 
 
 @dataclass(frozen=True)
 class Line:
-    """A record that can be run again, where it stands in the log, and how it is to be run."""
+    """A line of the log that can be run again."""
 
-    number: int
+    number: int  # from 1
     record: Record
-    config: RunConfig
+    config: RunConfig  # how it is run now
 
     @property
     def name(self) -> str:
@@ -97,24 +98,24 @@ def replay(
         for name, value in given.items()
         if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
     }
-    written = RunConfig(**changes).write_result  # a wrong value is told at once
+    written = RunConfig(**changes).write_result  # refuses a wrong value before anything is run
     if "write_result" in changes and written != "none":
         log.check_writable(written)
         log.check_kind(written)
     chosen, refused = read(path, lines, everything, conditions)
-    found, problems = [], [f"line {number}: {reason}" for number, reason in refused]
+    chosen_lines, problems = [], [f"line {number}: {reason}" for number, reason in refused]
     for number, record in chosen:
         try:
             config = mapped(record, changes, checkpoint_root, dummy)
-            found.append(Line(number, record, config))
+            chosen_lines.append(Line(number, record, config))
         except QuantbenchError as error:
             problems.append(f"line {number}: {error}")
     for problem in problems:
         click.echo(f"refused: {problem}", err=True)
-    if not found:
+    if not chosen_lines:
         raise LogError(f"{path}: none of the lines asked for can be run")
     worse = []
-    for line in found:
+    for line in chosen_lines:
         try:
             if changes.get("dry_run"):
                 click.echo(built(line))
@@ -131,7 +132,7 @@ def replay(
 def read(
     path: str, lines: Sequence[int], everything: bool, conditions: Sequence[str]
 ) -> tuple[list[tuple[int, Record]], list[tuple[int, str]]]:
-    """The records that are asked for, and, with their numbers, lines that cannot be read as one.
+    """The records that are asked for, and the lines that are no records; each with its number.
 
     Raises LogError for an unreadable or empty log, UsageError where nothing in it is meant.
     """
@@ -159,13 +160,11 @@ def read(
 
 
 def mapped(
-    record: Record, changes: dict[str, Any], checkpoint_root: str | None, dummy: bool
+    record: Record, changes: Mapping[str, Any], checkpoint_root: str | None, dummy: bool
 ) -> RunConfig:
     """The run a record asks for, as it is to be run here. Raises UsageError for a command that
     is not generate.py's or not understood."""
-    fresh: dict[str, Any] = {
-        name: RunConfig.__dataclass_fields__[name].default for name in FORGOTTEN
-    }
+    fresh: dict[str, Any] = {name: RunConfig.__dataclass_fields__[name].default for name in DROPPED}
     config = dataclasses.replace(record.config(), **fresh)
     if config.interactive:
         raise UsageError("--interactive is a conversation, which cannot be repeated")
@@ -195,7 +194,7 @@ def checkpoint(path: str, model: str, root: str | None, dummy: bool) -> str:
 
 
 def built(line: Line) -> str:
-    """The model's size now and then, and what would run: nothing is loaded."""
+    """The model's size then and now, and the kernel that would run. Loads nothing."""
     from run.plan import make_plan
     from run.sizes import size_of
 
@@ -216,17 +215,20 @@ def measured(line: Line, write_result: str) -> Record:
     worker = Process()
     try:
         worker.ask("load", argv=argv(line.config))
-        facts = Facts.from_json(worker.ask("get_ready"))
-        samples = [worker.ask("sample", index=n) for n in range(line.config.num_samples)]
+        facts = worker.answer(ArmFacts, "get_ready").run
+        assert facts  # of a worker of ours
+        samples = [
+            worker.answer(TimedSample, "sample", index=n) for n in range(line.config.num_samples)
+        ]
     finally:
         worker.close()
-    kinds = samples[0]["peak_memory_bytes"]
-    peak = {kind: max(sample["peak_memory_bytes"][kind] for sample in samples) for kind in kinds}
-    tok_s = statistics.fmean(sample["tok_s"] for sample in samples)
+    kinds = samples[0].peak_memory_bytes
+    peak = {kind: max(sample.peak_memory_bytes[kind] for sample in samples) for kind in kinds}
+    tok_s = statistics.fmean(sample.tok_s for sample in samples)
     record = make_record(facts, tok_s, peak)
     if write_result != "none":
         log.append(Path(write_result), record.render())
-    return Record.parse(record.render())  # rounded as then: 0.0106 GB is no more than 0.01
+    return Record.parse(record.render())  # rounded as in the log: 0.0106 GB is no more than 0.01
 
 
 def report(line: Line, now: Record, limit: float | None) -> list[str]:

@@ -4,15 +4,15 @@
     python -m compare roofline --schemes int8wo,fp6 --parts layers --json roofline.json
 
 Decoding reads every weight once for each token, so memory's bandwidth sets the limit. First every
-distinct shape among the model's linear layers, alone: time, GB/s, share of the bandwidth, and the
-stock kernel beside ours. Then the whole model, each scheme in a process of its own: tokens per
-second against what its bytes allow. Bandwidth is read in the same rounds.
+distinct shape among the model's linear layers is timed alone: GB/s, share of the bandwidth, and how
+our kernel compares with the stock one. Then the whole model, each scheme in a process of its own:
+tokens per second against what its bytes allow. Bandwidth is read in the same rounds.
 """
 
 import dataclasses
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import click
 
@@ -20,18 +20,48 @@ import files
 from benchlog.config import PRECISIONS, RunConfig
 from cli import Command, say
 from compare.arguments import names_of
-from compare.figures import decode_limit as whole
+from compare.figures import decode_limit
+from compare.figures.decode_limit import DecodeRow
 from compare.figures.readings import caveats, span
-from compare.output.tables import Columns, aligned
+from compare.output.tables import Columns, aligned, interval, number
+from compare.sampling.answers import Layers, Product, Reading, Shape, ShapeTimings
 from compare.sampling.process import Process
-from compare.sampling.results import Reading, Settings, write_json
+from compare.sampling.results import Results, Settings, write_json
 from errors import UsageError
 from quantize import spec
+from typed_json import omitted
 
 MODEL = "dummy:TinyLlama-1.1B-Chat-v1.0"
 SCHEMES = spec.COMPARED
 PARTS = ("layers", "model")
-Row = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerRow(Product):
+    """A shape's product under one scheme; bytes and shares are of the weight alone."""
+
+    layer: str
+    count: int  # layers of this shape
+    bandwidth: float  # bytes per second, read in the same rounds
+    rotated: int  # bytes that are read before any weight is read again
+    cache: int  # bytes of the last-level cache
+    bandwidth_probe: str | None
+    bandwidth_caveat: str | None
+    bytes_per_s: float | None = omitted()
+    limit_share: float | None = omitted()  # bytes_per_s ÷ bandwidth
+    speed_up: float | None = omitted()  # over full precision
+    stock: Product | None = omitted()  # by the stock kernel, where that is another
+    over_stock: float | None = omitted()  # its seconds ÷ ours
+
+
+@dataclass
+class Report:
+    """What --json gets."""
+
+    config: RunConfig
+    layers: list[LayerRow] | None = omitted()
+    model: list[DecodeRow] | None = omitted()
+    comparison: Results | None = omitted()
 
 
 @click.command(cls=Command)
@@ -65,9 +95,11 @@ def roofline(
 ) -> None:
     """Hold every scheme against the limit that memory's bandwidth sets."""
     specs = [spec.parse(name) for name in names_of("--schemes", schemes, SCHEMES)]
-    for one in specs:
-        if one.scheme is None or isinstance(one, spec.Int8Embedding):
-            raise UsageError(f"--schemes {one}: its layers are those of other schemes; name these")
+    for scheme in specs:
+        if scheme.scheme is None or isinstance(scheme, spec.Int8Embedding):
+            raise UsageError(
+                f"--schemes {scheme}: its layers are those of other schemes; name these"
+            )
     # Full precision comes first: it is what the others are compared with.
     chosen = list(dict.fromkeys(["none", *map(str, specs)]))
     wanted = names_of("--parts", parts, PARTS, PARTS)
@@ -84,24 +116,23 @@ def roofline(
         write_result="none",
     )
     kernels, layers = _layers(common, chosen, timed="layers" in wanted)
-    found: dict[str, Any] = {"config": dataclasses.asdict(common)}
+    report = Report(common, layers or None)
     if layers:
-        found["layers"] = layers
         click.echo(aligned(LAYER_COLUMNS, layers))
         click.echo("\n" + "\n".join(layer_remarks(layers)))
-    failed = any("why_not" in row for row in layers)
+    failed = any(row.why_not for row in layers)
     if "model" in wanted:
         settings = Settings(
             max_rounds=max_rounds, max_minutes=max_minutes, tokens=0, processes=processes
         )
-        results = whole.measure(_arms(common, kernels), settings)
-        rows = beside_stock(whole.rows(results))
-        found |= {"model": rows, "comparison": dataclasses.asdict(results)}
+        results = decode_limit.measure(_arms(common, kernels), settings)
+        rows = with_stock(decode_limit.rows(results))
+        report.model, report.comparison = rows, results
         click.echo("\n" * bool(layers) + aligned(MODEL_COLUMNS, rows))
         click.echo("\n" + "\n".join(model_remarks(rows, results.bandwidth)))
-        failed = failed or any(row["failed"] for row in rows)
+        failed = failed or any(row.failed for row in rows)
     if json_path:
-        write_json(json_path, found)
+        write_json(json_path, report)
         say(f"Wrote {json_path}")
     if failed:
         sys.exit(1)
@@ -109,154 +140,176 @@ def roofline(
 
 def _layers(
     common: RunConfig, schemes: Sequence[str], timed: bool
-) -> tuple[dict[str, list[str]], list[Row]]:
-    """Every scheme's kernels, and a row for each shape and scheme if these are to be timed."""
+) -> tuple[dict[str, list[str]], list[LayerRow]]:
+    """Every scheme's kernels; and, if `timed`, a row for each shape and scheme."""
     worker = Process()
     where = {"device": common.device, "precision": common.precision}
     try:
-        known = worker.ask(
-            "layers", checkpoint_path=common.checkpoint_path, schemes=list(schemes), **where
+        layers = worker.answer(
+            Layers,
+            "layers",
+            checkpoint_path=common.checkpoint_path,
+            schemes=list(schemes),
+            **where,
         )
-        rows: list[Row] = []
-        shapes = known["shapes"] if timed else []
+        rows: list[LayerRow] = []
+        shapes = layers.shapes if timed else []
         for number, shape in enumerate(shapes, 1):
-            size = {"rows": shape["rows"], "columns": shape["columns"]}
             say(f"Layer {number} of {len(shapes)}: {layer_name(shape)} …")
-            found = worker.ask(
-                "products", kernels=known["kernels"], batch_size=common.batch_size, **size, **where
+            timings = worker.answer(
+                ShapeTimings,
+                "products",
+                rows=shape.rows,
+                columns=shape.columns,
+                kernels=layers.kernels,
+                batch_size=common.batch_size,
+                **where,
             )
-            rows += layer_rows(shape, found)
+            rows += layer_rows(shape, timings)
     finally:
         worker.close()
-    return known["kernels"], rows
+    return layers.kernels, rows
 
 
-def layer_rows(shape: Row, found: dict[str, Any]) -> list[Row]:
-    """From what was timed of a shape, a row for each scheme; the first scheme is full precision.
-
-    Bytes are those of the weight; a share of the limit is bytes ÷ seconds ÷ bandwidth.
-    """
-    rows: list[Row] = []
-    by_scheme: dict[str, list[Row]] = {}
-    for product in found["products"]:
-        by_scheme.setdefault(product["scheme"], []).append(product)
-    full = next(iter(by_scheme.values()))[0].get("seconds")
-    for own, *others in by_scheme.values():
-        row = {"layer": layer_name(shape), "count": shape["count"], **own}
-        row |= {name: found[name] for name in ("bandwidth", "rotated", "cache")}
-        row |= {name: found.get(name) for name in ("bandwidth_probe", "bandwidth_caveat")}
-        if "seconds" in own:
-            row["bytes_per_s"] = own["bytes"] / own["seconds"]
-            if row["bandwidth_caveat"] is None:
-                row["limit_share"] = row["bytes_per_s"] / found["bandwidth"]
-            if full:
-                row["speed_up"] = full / own["seconds"]
-        stock = others[0] if others else None
-        if stock:
-            row["stock"] = stock
-            if "seconds" in own and "seconds" in stock:
-                row["over_stock"] = stock["seconds"] / own["seconds"]
-        rows.append(row)
-    return rows
+def layer_rows(shape: Shape, timings: ShapeTimings) -> list[LayerRow]:
+    """A row for each scheme; the first scheme is full precision, and the first product of each is
+    by our kernel."""
+    by_scheme: dict[str, list[Product]] = {}
+    for product in timings.products:
+        by_scheme.setdefault(product.scheme, []).append(product)
+    full = next(iter(by_scheme.values()))[0].seconds
+    return [
+        _layer_row(shape, timings, full, own, others[0] if others else None)
+        for own, *others in by_scheme.values()
+    ]
 
 
-def layer_name(shape: Row) -> str:
+def _layer_row(
+    shape: Shape, timings: ShapeTimings, full: float | None, own: Product, stock: Product | None
+) -> LayerRow:
+    rate = own.bytes / own.seconds if own.bytes and own.seconds else None
+    limit = timings.bandwidth if timings.bandwidth_caveat is None else None
+    return LayerRow(
+        **vars(own),
+        layer=layer_name(shape),
+        count=shape.count,
+        bandwidth=timings.bandwidth,
+        rotated=timings.rotated,
+        cache=timings.cache,
+        bandwidth_probe=timings.bandwidth_probe,
+        bandwidth_caveat=timings.bandwidth_caveat,
+        bytes_per_s=rate,
+        limit_share=_quotient(rate, limit),
+        speed_up=_quotient(full, own.seconds),
+        stock=stock,
+        over_stock=_quotient(stock.seconds if stock else None, own.seconds),
+    )
+
+
+def _quotient(numerator: float | None, denominator: float | None) -> float | None:
+    return numerator / denominator if numerator and denominator else None
+
+
+def layer_name(shape: Shape) -> str:
     """wqkv 2560 × 2048: outputs × inputs."""
-    return f"{', '.join(shape['names'])} {shape['rows']} × {shape['columns']}"
+    return f"{', '.join(shape.names)} {shape.rows} × {shape.columns}"
 
 
-def layer_remarks(rows: Sequence[Row]) -> list[str]:
-    readings = sorted({row["bandwidth"] for row in rows})
+def layer_remarks(rows: Sequence[LayerRow]) -> list[str]:
+    """How it was measured, and what failed."""
+    readings = sorted({row.bandwidth for row in rows})
     low, high = readings[0] / 1e9, readings[-1] / 1e9
-    said = [f"memory was read at {low:.1f} to {high:.1f} GB/s; medians, quartiles in brackets"]
-    said += dict.fromkeys(row["bandwidth_caveat"] for row in rows if row["bandwidth_caveat"])
-    if any(row["rotated"] < row["cache"] for row in rows):
-        said.append("some weights may have come from the cache: too little memory for more copies")
+    remarks = [f"memory was read at {low:.1f} to {high:.1f} GB/s; medians, quartiles in brackets"]
+    remarks += dict.fromkeys(row.bandwidth_caveat for row in rows if row.bandwidth_caveat)
+    if any(row.rotated < row.cache for row in rows):
+        remarks.append("some weights may have come from the cache: too little memory for copies")
     for row in rows:
-        for one in (row, row.get("stock", {})):
-            if "why_not" in one:
-                said.append(
-                    f"{row['layer']}, {row['scheme']}, kernel {one['kernel']}: {one['why_not']}"
+        for product in (row, row.stock):
+            if product and product.why_not:
+                remarks.append(
+                    f"{row.layer}, {row.scheme}, kernel {product.kernel}: {product.why_not}"
                 )
-    return said
+    return remarks
 
 
 # ------------------------------------------------------------------------------------ whole model
 
 
-def _arms(common: RunConfig, kernels: dict[str, list[str]]) -> list[RunConfig]:
+def _arms(common: RunConfig, kernels: Mapping[str, Sequence[str]]) -> list[RunConfig]:
     """Every scheme on its best kernel, and on the stock one if that is another."""
-    found: list[RunConfig] = []
+    arms: list[RunConfig] = []
     for scheme, (_, *stock) in kernels.items():
         own = dataclasses.replace(common, quantization=scheme)
-        found.append(own)
-        found += [dataclasses.replace(own, kernel=name) for name in stock]
-    return found
+        arms.append(own)
+        arms += [dataclasses.replace(own, kernel=name) for name in stock]
+    return arms
 
 
-def beside_stock(rows: Sequence[Row]) -> list[Row]:
-    """Each scheme's row, with the stock kernel's speed in it."""
-    found: list[Row] = []
+def with_stock(rows: Sequence[DecodeRow]) -> list[DecodeRow]:
+    """A row for each scheme, that of the stock kernel inside it."""
+    schemes: list[DecodeRow] = []
     for row in rows:
-        if ", " in row["arm"]:
-            found[-1]["stock"] = row
-            if "steps_per_s" in row and "steps_per_s" in found[-1]:
-                found[-1]["over_stock"] = found[-1]["steps_per_s"] / row["steps_per_s"]
-        else:
-            found.append(dict(row))
-    return found
+        if ", " not in row.arm:
+            schemes.append(dataclasses.replace(row))
+            continue
+        schemes[-1].stock = row
+        schemes[-1].over_stock = _quotient(schemes[-1].steps_per_s, row.steps_per_s)
+    return schemes
 
 
-def model_remarks(rows: Sequence[Row], bandwidth: dict[str, list[Reading]]) -> list[str]:
-    said = []
+def model_remarks(
+    rows: Sequence[DecodeRow], bandwidth: Mapping[str, Sequence[Reading]]
+) -> list[str]:
+    """bandwidth: readings by device."""
+    remarks = []
     for device, readings in bandwidth.items():
-        said += [f"{device} read memory at {span(readings)}, before each round"]
-        said += caveats(readings)
+        remarks += [f"{device} read memory at {span(readings)}, before each round"]
+        remarks += caveats(readings)
     for row in rows:
-        for one in (row, row.get("stock", {})):
-            if one.get("failed"):
-                said.append(f"{one['arm']}: failed: {one['failed']}")
-    return said
+        remarks += [
+            f"{arm.arm}: failed: {arm.failed}" for arm in (row, row.stock) if arm and arm.failed
+        ]
+    return remarks
 
 
 # ----------------------------------------------------------------------------------------- tables
 
 
-def _number(name: str, form: str, unit: float = 1, suffix: str = "") -> Callable[[Row], str]:
-    return lambda row: f"{row[name] * unit:{form}}{suffix}" if name in row else "-"
+def _time(product: Product) -> str:
+    seconds = (product.seconds, product.seconds_low, product.seconds_high)
+    middle, low, high = (1e6 * (value or 0) for value in seconds)
+    return f"{middle:.1f} µs ({low:.1f} to {high:.1f})" if product.seconds else "-"
 
 
-def _time(row: Row) -> str:
-    if "seconds" not in row:
-        return "-"
-    middle, low, high = (row[name] * 1e6 for name in ("seconds", "seconds_low", "seconds_high"))
-    return f"{middle:.1f} µs ({low:.1f} to {high:.1f})"
+def _of_layer(show: Callable[[Product], str]) -> Callable[[LayerRow], str]:
+    return lambda row: show(row.stock) if row.stock else "-"
 
 
-def _stock(show: Callable[[Row], str]) -> Callable[[Row], str]:
-    return lambda row: show(row["stock"]) if "stock" in row else "-"
+def _of_model(show: Callable[[DecodeRow], str]) -> Callable[[DecodeRow], str]:
+    return lambda row: show(row.stock) if row.stock else "-"
 
 
-LAYER_COLUMNS: Columns = [
-    ("layer", lambda row: row["layer"]),
-    ("scheme", lambda row: row["scheme"]),
-    ("kernel", lambda row: row["kernel"]),
+LAYER_COLUMNS: Columns[LayerRow] = [
+    ("layer", lambda row: row.layer),
+    ("scheme", lambda row: row.scheme),
+    ("kernel", lambda row: row.kernel),
     ("time", _time),
-    ("read", _number("bytes_per_s", ".1f", 1e-9, " GB/s")),
-    ("of the limit", _number("limit_share", ".0%")),
-    ("× full precision", _number("speed_up", ".2f")),
-    ("stock kernel", _stock(lambda row: row["kernel"])),
-    ("time", _stock(_time)),
-    ("ours × stock", _number("over_stock", ".2f")),
+    ("read", number(lambda row: row.bytes_per_s, ".1f", 1e-9, " GB/s")),
+    ("of the limit", number(lambda row: row.limit_share, ".0%")),
+    ("× full precision", number(lambda row: row.speed_up, ".2f")),
+    ("stock kernel", _of_layer(lambda product: product.kernel)),
+    ("time", _of_layer(_time)),
+    ("ours × stock", number(lambda row: row.over_stock, ".2f")),
 ]
-MODEL_COLUMNS: Columns = [
-    ("scheme", lambda row: row["arm"]),
-    ("kernel", lambda row: row.get("kernel", "-")),
-    ("decode", _number("decode_tok_s", ".2f", 1, " tok/s")),
-    ("limit", _number("limit_tok_s", ".2f", 1, " tok/s")),
-    ("of the limit", whole.shown("limit_share", percent=True)),
-    ("× full precision", whole.shown("speed_up")),
-    ("stock kernel", _stock(lambda row: row.get("kernel", "-"))),
-    ("decode", _stock(_number("decode_tok_s", ".2f", 1, " tok/s"))),
-    ("ours × stock", _number("over_stock", ".2f")),
+DECODE: Callable[[DecodeRow], str] = number(lambda row: row.decode_tok_s, ".2f", suffix=" tok/s")
+MODEL_COLUMNS: Columns[DecodeRow] = [
+    ("scheme", lambda row: row.arm),
+    ("kernel", lambda row: row.kernel or "-"),
+    ("decode", DECODE),
+    ("limit", number(lambda row: row.limit_tok_s, ".2f", suffix=" tok/s")),
+    ("of the limit", interval(lambda row: row.limit_share, ".1%")),
+    ("× full precision", interval(lambda row: row.speed_up)),
+    ("stock kernel", _of_model(lambda row: row.kernel or "-")),
+    ("decode", _of_model(DECODE)),
+    ("ours × stock", number(lambda row: row.over_stock, ".2f")),
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ def evaluate(
     tasks: Sequence[str],
     limit: int | None,
     say: Callable[[str], None],
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, dict[str, float]]:
     """By task, its metrics as the harness names them: "acc,none", "acc_stderr,none".
 
     Raises QuantbenchError for tasks that it does not know or cannot load.
@@ -57,14 +57,14 @@ def evaluate(
     names = [os.path.abspath(task) if Path(task).is_file() else task for task in tasks]
     try:
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-            found = simple_evaluate(model=_adapter(plan, model), tasks=names, limit=limit)
+            answer = simple_evaluate(model=_adapter(plan, model), tasks=names, limit=limit)
     except (KeyError, ValueError, OSError, AssertionError, ImportError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise QuantbenchError(f"--lm_eval {','.join(tasks)}: {reason}") from error
-    assert found is not None
+    assert answer is not None
     return {
         task: {name: value for name, value in figures.items() if isinstance(value, int | float)}
-        for task, figures in found["results"].items()
+        for task, figures in answer["results"].items()
     }
 
 
@@ -96,28 +96,28 @@ def _adapter(plan: Plan, model: Transformer) -> Any:
             rows = [(ids + more_ids)[-most - 1 :] for _, ids, more_ids in requests]
             longest = max(map(len, rows), default=1)
             generator = Generator(model, 1, longest, plan.cache.format)
-            found = []
+            likelihoods = []
             for row, (_, _, continuation) in zip(rows, requests, strict=True):
                 ids = torch.tensor(row, device=device)
                 logits = generator.forward(ids[None, :-1])[0, -len(continuation) :]
-                found.append(_likelihood(logits, ids[-len(continuation) :]))
-            return found
+                likelihoods.append(_likelihood(logits, ids[-len(continuation) :]))
+            return likelihoods
 
         def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
             """Sum of log-probabilities of each text, as `quality` itself scores one."""
-            found = []
+            sums = []
             for (text,) in (request.args for request in requests):
                 ids = [self.prefix_token_id, *tokenizer.encode(text, bos=False)]
                 tokens = torch.tensor(ids, device=device)
                 windows = through_cache(plan, model, tokens, window(plan, 0))
-                found.append(-score(windows, None).nats.sum().item() if len(ids) > 1 else 0.0)
-            return found
+                sums.append(-score(windows, None).nats.sum().item() if len(ids) > 1 else 0.0)
+            return sums
 
         def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
             """The likeliest continuation of each text, up to the first of its stops."""
             return [self._continue(*request.args) for request in requests]
 
-        def _continue(self, text: str, asked: dict[str, Any]) -> str:
+        def _continue(self, text: str, asked: Mapping[str, Any]) -> str:
             stops = asked.get("until") or []
             stops = [stops] if isinstance(stops, str) else list(stops)
             count = min(int(asked.get("max_gen_toks", MOST_NEW_TOKENS)), most - 1)

@@ -1,8 +1,8 @@
 """What quantization does to each layer: signal-to-noise ratio of its weights and of its outputs.
 
-The quantized model runs a little text and keeps what each layer was fed. Then the checkpoint is
-read once more, layer by layer, in full precision, and each layer is compared with its double: the
-two models never lie in memory together.
+The quantized model runs a little text, and the inputs of each layer are kept. Then the checkpoint
+is read once more, layer by layer, in full precision, and each layer is compared with the quantized
+one: the two models are never in memory together.
 """
 
 import math
@@ -18,67 +18,69 @@ from models.checkpoints.load import load_model
 from models.llama import Transformer
 from run.plan import Plan
 
-COLUMNS = 256  # of a weight: its error is alike in all of them
-TOKENS = 64
+COLUMNS = 256  # sampled per weight; the error does not vary by column
+TOKENS = 64  # of the text
 
 
 @dataclass(frozen=True)
-class Layer:
-    """SQNR in dB: 10 log10 of the signal's energy ÷ the error's; infinite where nothing changed."""
+class LayerSqnr:
+    """SQNR in dB, 10 log10 of the signal's energy ÷ the error's; None where nothing changed."""
 
     name: str
-    weights: float
-    outputs: float
+    weights: float | None
+    outputs: float | None
 
 
 @torch.no_grad()
-def sqnr_of_layers(plan: Plan, model: Transformer, full: str, ids: Tensor) -> list[Layer]:
+def sqnr_of_layers(plan: Plan, model: Transformer, full: str, ids: Tensor) -> list[LayerSqnr]:
     """Every linear layer of the model, in order, against the checkpoint `full`; `ids` (N,) is the
     text that outputs are compared on, its first 64 tokens."""
     inputs = _inputs(model, ids[:TOKENS])
-    found: list[Layer] = []
+    layers: list[LayerSqnr] = []
 
     def compare(name: str, module: nn.Module) -> nn.Module:
         if name in inputs:
             x, quantized = inputs.pop(name), model.get_submodule(name)
             probe = _columns(module.weight)
-            found.append(Layer(name, _sqnr(module, quantized, probe), _sqnr(module, quantized, x)))
-        return nn.Identity()  # nobody runs this model: its weights can go
+            of_weights, of_outputs = (_sqnr(module, quantized, given) for given in (probe, x))
+            layers.append(LayerSqnr(name, of_weights, of_outputs))
+        return nn.Identity()  # this model is never run: free its weights
 
     precision = getattr(torch, plan.config.precision)
     load_model(full, plan.device, precision, plan.config.num_layers, compare)
-    return found
+    return layers
 
 
-def _sqnr(module: nn.Module, quantized: nn.Module, x: Tensor) -> float:
+def _sqnr(module: nn.Module, quantized: nn.Module, x: Tensor) -> float | None:
     """Without the bias, which is not quantized: it would count as signal."""
     weight: Any = module.weight
     right = nn.functional.linear(x, weight).double()
     bias = 0 if module.bias is None else module.bias
-    return sqnr(right, (quantized(x) - bias).double())
+    decibels = sqnr(right, (quantized(x) - bias).double())
+    return None if math.isinf(decibels) else decibels
 
 
-def sqnr(right: Tensor, found: Tensor) -> float:
-    """In dB."""
-    error = (right - found).square().sum().item()
+def sqnr(right: Tensor, approximate: Tensor) -> float:
+    """In dB; infinite where both are the same."""
+    error = (right - approximate).square().sum().item()
     signal = right.square().sum().item()
     return math.inf if error == 0 else 10 * math.log10(max(signal, 1e-300) / error)
 
 
 def _columns(weight: Any) -> Tensor:
-    """Inputs (n, K) whose products are columns of a weight (N, K), evenly spread: one number of
-    each is 1, which activations rounded to 8 bits hold exactly."""
+    """Inputs (n, K) that select n evenly spread columns of a weight (N, K): each has a single 1,
+    which activations rounded to 8 bits hold exactly."""
     count = weight.shape[1]
     chosen = torch.linspace(0, count - 1, min(COLUMNS, count)).long()
     return nn.functional.one_hot(chosen, count).to(weight.device, weight.dtype)
 
 
 def _inputs(model: Transformer, ids: Tensor) -> dict[str, Tensor]:
-    """By layer, what it is fed when the model reads the tokens: (n, K)."""
-    found: dict[str, Tensor] = {}
+    """Each layer's inputs (n, K) when the model reads the tokens."""
+    inputs: dict[str, Tensor] = {}
 
     def keep(name: str) -> Callable[..., None]:
-        return lambda _, x: found.__setitem__(name, x[0].flatten(0, -2))
+        return lambda _, x: inputs.__setitem__(name, x[0].flatten(0, -2))
 
     with torch.device("meta"):  # a kernel's layer may be no nn.Linear any more
         plain = build(model.config)
@@ -89,4 +91,4 @@ def _inputs(model: Transformer, ids: Tensor) -> dict[str, Tensor]:
     finally:
         for hook in hooks:
             hook.remove()
-    return found
+    return inputs

@@ -1,18 +1,19 @@
-"""What `python -m compare quality` measures; apart from the command, since it needs torch."""
+"""What `python -m compare quality` measures; in a file of its own because it needs torch."""
 
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
 from benchlog.config import RunConfig
 from benchlog.origin import git_commit, versions
 from compare.fidelity import harness
-from compare.fidelity.layer_sqnr import sqnr_of_layers
+from compare.fidelity.layer_sqnr import LayerSqnr, sqnr_of_layers
 from compare.fidelity.reference_logits import reference
 from compare.fidelity.scores import score, summary, through_cache, token_ids, window
+from compare.sampling.answers import Quality
 from errors import UsageError
 from models.checkpoints.saved import how_saved
 from models.checkpoints.sources import locate
@@ -20,6 +21,25 @@ from run.loading import load
 from run.plan import make_plan
 
 Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class QualityReport:
+    """A scheme's quality against full precision."""
+
+    config: RunConfig
+    model: str
+    scheme: str  # with the kind of KV cache, where that is not dense
+    kernel: str
+    window: int  # positions; windows advance by half of them
+    quality: Quality
+    full_precision_perplexity: float
+    noise_floor: Quality  # of full precision in other_dtype
+    other_dtype: str
+    layers: list[LayerSqnr]
+    tasks: dict[str, dict[str, float]]  # by task, metrics as lm-evaluation-harness names them
+    versions: dict[str, str | None]
+    git_commit: str | None
 
 
 @torch.no_grad()
@@ -30,8 +50,10 @@ def measure(
     tasks: Sequence[str],
     limit: int | None,
     say: Say,
-) -> dict[str, Any]:
-    """Everything of the report, ready for JSON; SQNR of a layer that did not change is None."""
+) -> QualityReport:
+    """tokens: of the text, 0 for all. tasks: of lm-evaluation-harness, with at most `limit`
+    documents each. Raises UsageError for a checkpoint that is quantized already.
+    """
     if tasks:
         harness.check(tasks)
     if how_saved(locate(config.checkpoint_path)):
@@ -48,36 +70,28 @@ def measure(
     loaded = load(plan, lambda done, total: None, say)
     model = loaded.model
     scores = score(through_cache(plan, model, ids, context), full.open())
-    found = summary(scores)
-    seen = len(plan.tokenizer.decode(ids.tolist()).encode())
-    seen -= len(plan.tokenizer.decode(ids[:1].tolist()).encode())
+    count = len(plan.tokenizer.decode(ids.tolist()).encode())
+    count -= len(plan.tokenizer.decode(ids[:1].tolist()).encode())  # it is not predicted
     bits = scores.nats.sum().item() / math.log(2)
-    say("Each layer against its double in full precision …")
+    say("Each layer against the same layer in full precision …")
     layers = sqnr_of_layers(plan, model, plan.config.checkpoint_path, ids)
-    return {
-        "config": dataclasses.asdict(plan.config),
-        "model": plan.name,
-        "scheme": _name(plan.config, str(plan.spec)),
-        "kernel": loaded.kernels,
-        "window": context,
-        "quality": {**found, "bits_per_byte": bits / seen},
-        "full_precision_perplexity": full.perplexity,
-        "noise_floor": full.noise_floor,
-        "other_dtype": full.other_dtype,
-        "layers": [
-            {name: _finite(value) for name, value in dataclasses.asdict(layer).items()}
-            for layer in layers
-        ],
-        "tasks": harness.evaluate(plan, model, tasks, limit, say) if tasks else {},
-        "versions": versions(),
-        "git_commit": git_commit(),
-    }
+    return QualityReport(
+        config=plan.config,
+        model=plan.name,
+        scheme=_name(plan.config, str(plan.spec)),
+        kernel=loaded.kernels,
+        window=context,
+        quality=dataclasses.replace(summary(scores), bits_per_byte=bits / count),
+        full_precision_perplexity=full.perplexity,
+        noise_floor=full.noise_floor,
+        other_dtype=full.other_dtype,
+        layers=layers,
+        tasks=harness.evaluate(plan, model, tasks, limit, say) if tasks else {},
+        versions=versions(),
+        git_commit=git_commit(),
+    )
 
 
 def _name(config: RunConfig, scheme: str) -> str:
     cache = "int8" if config.kv_cache_quantization else config.kv_cache
     return scheme if cache == "dense" else f"{scheme}, {cache} KV cache"
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and math.isinf(value) else value

@@ -1,10 +1,10 @@
 """The full-precision model's logits on a text, kept so that they are computed once.
 
-They lie in $XDG_CACHE_HOME/quantbench/logits (~/.cache/…) under a hash of all they were made from:
-the checkpoint's bytes, the tokens, dtype, device, torch. They are kept in the model's own dtype, so
-nothing at all is lost. Beside them lies the noise floor: how far the same model in another dtype is
-from them, which no quantized one can be expected to undercut. Of more than MOST_BYTES those that
-were used longest ago are removed.
+They lie in $XDG_CACHE_HOME/quantbench/logits (~/.cache/…), named by a hash of all they were made
+from: the checkpoint's bytes, the tokens, dtype, device, torch. They are kept in the model's own
+dtype, so nothing is lost. A JSON file next to them has the noise floor: how far the same model in
+another dtype is from them, which no quantized model can be expected to undercut. Above MOST_BYTES,
+the least recently used are removed.
 """
 
 import contextlib
@@ -18,40 +18,49 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from benchlog.config import RunConfig
 from compare.fidelity.scores import Logits, score, summary, through_cache
+from compare.sampling.answers import LogitsFile, Quality
 from errors import LogError
 from models.checkpoints.sources import locate
 from run.loading import load
 from run.plan import Plan, make_plan
+from typed_json import from_json, to_json
 
 MOST_BYTES = 8_000_000_000  # 4096 tokens of Llama 3, whose vocabulary is large, take 1 GB
 SCRATCH = "unfinished-"
-FORMAT = 2  # of what is kept beside the logits
+FORMAT = 3  # of the JSON next to the logits
 OTHER_DTYPE = {"bfloat16": "float32", "float16": "float32", "float32": "bfloat16"}
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Reference:
-    """Where the logits are, and the summary of `other_dtype` against them."""
+    """Where the logits are, and the quality of the model in another dtype against them."""
 
-    logits: dict[str, Any]
+    logits: LogitsFile
     perplexity: float
-    noise_floor: dict[str, Any]
+    noise_floor: Quality
     other_dtype: str
 
     def open(self) -> Logits:
-        return Logits(**self.logits)
+        return Logits(self.logits)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The JSON next to the logits."""
+
+    bytes: int  # of the file of logits
+    reference: Reference
 
 
 def reference(config: RunConfig, ids: Tensor, context: int, say: Say) -> Reference:
-    """Of the model that the config names, in full precision, over windows of `context` tokens.
+    """The config's model in full precision, over windows of `context` tokens.
 
     Raises LogError where the logits cannot be kept.
     """
@@ -63,43 +72,50 @@ def reference(config: RunConfig, ids: Tensor, context: int, say: Say) -> Referen
         os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "quantbench", "logits"
     )
     key = content_hash(plan, ids, context)
-    about, kept = folder / f"{key}.json", folder / f"{key}.logits"
+    about, logits = folder / f"{key}.json", folder / f"{key}.logits"
     try:
-        found = json.loads(about.read_text())
-        if kept.stat().st_size == found["bytes"]:
-            say(f"Full precision: logits of an earlier run, {kept}")
+        kept = from_json(Kept, json.loads(about.read_text()))
+        if logits.stat().st_size == kept.bytes:
+            say(f"Full precision: logits of an earlier run, {logits}")
             with contextlib.suppress(OSError):
-                os.utime(kept)
-            return Reference({**found["logits"], "path": str(kept)}, *found["rest"])
-    except (OSError, ValueError, KeyError):
+                os.utime(logits)
+            return _at(logits, kept.reference)
+    except (OSError, ValueError):
         pass
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix=SCRATCH) as scratch:
             made = _make(plan, ids, context, f"{scratch}/logits", say)
             size = os.path.getsize(f"{scratch}/logits")
-            rest = [made.perplexity, made.noise_floor, made.other_dtype]
-            os.replace(f"{scratch}/logits", kept)
-            value = {"bytes": size, "logits": made.logits, "rest": rest}
-            Path(scratch, "about").write_text(json.dumps(value))
+            made = _at(logits, made)
+            os.replace(f"{scratch}/logits", logits)
+            Path(scratch, "about").write_text(json.dumps(to_json(Kept(size, made))))
             os.replace(f"{scratch}/about", about)  # last: it says that the logits are whole
         discard_old(folder)
     except OSError as error:
         raise LogError(f"cannot keep logits in {folder}: {error.strerror}") from None
-    return dataclasses.replace(made, logits={**made.logits, "path": str(kept)})
+    return made
+
+
+def _at(path: Path, reference: Reference) -> Reference:
+    """The same, whose logits lie at `path`."""
+    logits = dataclasses.replace(reference.logits, path=str(path))
+    return dataclasses.replace(reference, logits=logits)
 
 
 def discard_old(folder: Path) -> None:
-    """Remove logits from `folder`, those used longest ago first, until it holds no more than
-    MOST_BYTES; the newest stay in any case. A run that reads them still keeps what it has open.
+    """Remove the least recently used logits until the folder holds no more than MOST_BYTES; the
+    newest stay in any case. A run that has opened them can go on reading.
 
-    What a killed run left half done goes after a day.
+    Unfinished files of a killed run are removed after a day.
     """
     total = 0
     for number, (path, about) in enumerate(_newest_first(folder, "*.logits")):
         total += about.st_size
         if number and total > MOST_BYTES:
-            path.with_suffix(".json").unlink(missing_ok=True)  # first: it says that they are there
+            path.with_suffix(".json").unlink(
+                missing_ok=True
+            )  # first: it says that the logits are whole
             path.unlink(missing_ok=True)
     for path, about in _newest_first(folder, f"{SCRATCH}*"):
         if about.st_mtime < time.time() - 86400:
@@ -107,31 +123,30 @@ def discard_old(folder: Path) -> None:
 
 
 def _newest_first(folder: Path, pattern: str) -> list[tuple[Path, os.stat_result]]:
-    found = []
+    paths = []
     for path in folder.glob(pattern):
-        with contextlib.suppress(FileNotFoundError):  # another run discards, too
-            found.append((path, path.stat()))
-    return sorted(found, key=lambda one: -one[1].st_mtime)
+        with contextlib.suppress(FileNotFoundError):  # another run may remove it meanwhile
+            paths.append((path, path.stat()))
+    return sorted(paths, key=lambda pair: -pair[1].st_mtime)
 
 
 def _make(plan: Plan, ids: Tensor, context: int, path: str, say: Say) -> Reference:
     vocab_size, precision = plan.architecture.vocab_size, plan.config.precision
-    logits = Logits.create(path, len(ids) - 1, vocab_size, precision)
+    file = LogitsFile(path, len(ids) - 1, vocab_size, precision)
     say(f"Full precision in {precision} …")
     model = load(plan, lambda done, total: None, say).model
-    scores = score(through_cache(plan, model, ids, context), None, logits)
+    scores = score(through_cache(plan, model, ids, context), None, Logits.create(file))
     del model  # before the next one is loaded
     other = dataclasses.replace(plan.config, precision=OTHER_DTYPE[precision])
     say(f"Full precision in {other.precision}, for the noise floor …")
     plan = make_plan(other)
     model = load(plan, lambda done, total: None, say).model
-    again = Logits(**logits.about)
-    floor = summary(score(through_cache(plan, model, ids, context), again))
-    return Reference(logits.about, summary(scores)["perplexity"], floor, other.precision)
+    floor = summary(score(through_cache(plan, model, ids, context), Logits(file)))
+    return Reference(file, summary(scores).perplexity, floor, other.precision)
 
 
 def content_hash(plan: Plan, ids: Tensor, context: int) -> str:
-    """Of everything that the logits depend on."""
+    """A hash of everything that the logits depend on."""
     checkpoint = locate(plan.config.checkpoint_path, weights=True)
     digest = hashlib.blake2b(digest_size=16)
     facts = {

@@ -1,22 +1,23 @@
 """How well an arm still predicts, and how far its predictions are from a reference's.
 
-The text goes through the model in windows that fill a KV cache of the arm's own kind, so that a
-quantized cache shows too. The reference's logits are kept in a file as the model gave them, in its
+The text goes through the model in windows that fill a KV cache of the arm's own kind, so that the
+error of a quantized cache counts as well. The reference's logits are kept in a file in the model's
 own dtype: nothing is lost.
 """
 
+import dataclasses
 import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 import files
+from compare.sampling.answers import LogitsFile, NoQuality, Quality, QualityAnswer
 from errors import UsageError
 from generate import Generator
 from models.checkpoints.sources import EMBEDDED
@@ -30,97 +31,88 @@ CONTEXT = 1024  # positions of a window; it advances by half of them
 
 @dataclass(frozen=True)
 class Scores:
-    """One number a token, each (N,) on the CPU: nats by the model and by the reference, KL
-    (reference ‖ model) in nats, whether the likeliest tokens are the same, and how many of the
-    reference's five likeliest are among the model's. Without a reference only `nats` is there."""
+    """One number a token, each (N,) on the CPU. Without a reference there is only `nats`."""
 
-    nats: Tensor
-    reference_nats: Tensor | None = None
-    kl: Tensor | None = None
-    top1: Tensor | None = None
-    top5: Tensor | None = None
+    nats: Tensor  # negative log-likelihood by the model
+    reference_nats: Tensor | None = None  # by the reference
+    kl: Tensor | None = None  # KL(reference ‖ model) in nats
+    top1: Tensor | None = None  # 1 where the likeliest tokens are the same
+    top5: Tensor | None = None  # share of the reference's five likeliest among the model's
 
 
 class Logits:
     """Logits (N, V) in a file, written or read from the front."""
 
-    def __init__(self, path: str, rows: int, vocab_size: int, dtype: str) -> None:
-        self.about: dict[str, Any] = {
-            "path": path,
-            "rows": rows,
-            "vocab_size": vocab_size,
-            "dtype": dtype,
-        }
-        count, kind = rows * vocab_size, getattr(torch, dtype)
-        self.kept = torch.from_file(path, shared=True, size=count, dtype=kind)
-        self.kept = self.kept.view(rows, vocab_size)
+    def __init__(self, file: LogitsFile) -> None:
+        """Open a file that exists."""
+        self.file = file
+        count, dtype = file.rows * file.vocab_size, getattr(torch, file.dtype)
+        values = torch.from_file(file.path, shared=True, size=count, dtype=dtype)
+        self.values = values.view(file.rows, file.vocab_size)
         self.row = 0
 
     @classmethod
-    def create(cls, path: str, rows: int, vocab_size: int, dtype: str) -> "Logits":
-        """A new file; OSError where the disk has no room, which a mapped file would die of."""
-        with open(path, "wb") as file:
-            size = rows * vocab_size * getattr(torch, dtype).itemsize
+    def create(cls, file: LogitsFile) -> "Logits":
+        """A new file. Raises OSError where the disk is full: writing to a mapped file would end
+        the process with SIGBUS instead."""
+        with open(file.path, "wb") as opened:
+            size = file.rows * file.vocab_size * getattr(torch, file.dtype).itemsize
             if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(file.fileno(), 0, size)
-        return cls(path, rows, vocab_size, dtype)
+                os.posix_fallocate(opened.fileno(), 0, size)
+        return cls(file)
 
     def next(self, count: int) -> Tensor:
-        """The next rows: to read, or to copy into."""
+        """The next rows (count, V): to read, or to copy into."""
         self.row += count
-        return self.kept[self.row - count : self.row]
+        return self.values[self.row - count : self.row]
 
 
 def score(
-    found: Iterator[tuple[Tensor, Tensor]], reference: Logits | None, keep: Logits | None = None
+    windows: Iterator[tuple[Tensor, Tensor]], reference: Logits | None, keep: Logits | None = None
 ) -> Scores:
-    """Over what scoring.predictions gives; `keep`: where the logits are put, too."""
+    """windows: what scoring.predictions gives. keep: gets a copy of the logits."""
     rows: dict[str, list[Tensor]] = {name: [] for name in Scores.__dataclass_fields__}
-    for logits, targets in found:
+    for logits, targets in windows:
         logits, targets = logits.cpu(), targets.cpu()
         if keep:
             keep.next(len(logits)).copy_(logits)
         q = logits.double().log_softmax(-1)
         rows["nats"].append(F.nll_loss(q, targets, reduction="none"))
         if reference:
-            kept = reference.next(len(logits)).double()
-            p = kept.log_softmax(-1)
+            full = reference.next(len(logits)).double()
+            p = full.log_softmax(-1)
             rows["reference_nats"].append(F.nll_loss(p, targets, reduction="none"))
             rows["kl"].append((p.exp() * (p - q)).sum(-1))
-            five, mine = kept.topk(5).indices, logits.topk(5).indices
-            rows["top1"].append((five[:, 0] == mine[:, 0]).double())
-            rows["top5"].append((five[:, :, None] == mine[:, None]).any(-1).double().mean(-1))
+            five, own = full.topk(5).indices, logits.topk(5).indices
+            rows["top1"].append((five[:, 0] == own[:, 0]).double())
+            rows["top5"].append((five[:, :, None] == own[:, None]).any(-1).double().mean(-1))
     return Scores(**{name: torch.cat(parts) for name, parts in rows.items() if parts})
 
 
-def summary(scores: Scores) -> dict[str, Any]:
-    """The figures of a row, standard errors beside them; of the ratio of perplexities, that of
-    paired tokens, and a 95 % interval."""
+def summary(scores: Scores) -> Quality:
+    """The figures with their standard errors. That of the ratio of perplexities is from the
+    differences of paired tokens."""
     nats = scores.nats
-    found = {
-        "tokens": len(nats),
-        "perplexity": perplexity(nats),
-        "perplexity_standard_error": perplexity(nats) * standard_error(nats),
-    }
+    quality = Quality(len(nats), perplexity(nats), perplexity(nats) * standard_error(nats))
     if scores.kl is None:
-        return found
+        return quality
     assert scores.reference_nats is not None
     assert scores.top1 is not None and scores.top5 is not None
     difference = nats - scores.reference_nats
     ratio, error = perplexity(difference), standard_error(difference)
-    return {
-        **found,
-        "perplexity_ratio": ratio,
-        "perplexity_ratio_standard_error": ratio * error,
-        "perplexity_ratio_interval": [ratio * math.exp(sign * NORMAL * error) for sign in (-1, 1)],
-        "kl": max(0.0, scores.kl.mean().item()),  # rounding can leave it a little below
-        "kl_standard_error": standard_error(scores.kl),
-        "kl_median": scores.kl.median().item(),
-        "kl_p99": scores.kl.quantile(0.99).item(),
-        "kl_max": scores.kl.max().item(),
-        "top1": scores.top1.mean().item(),
-        "top5": scores.top5.mean().item(),
-    }
+    return dataclasses.replace(
+        quality,
+        perplexity_ratio=ratio,
+        perplexity_ratio_standard_error=ratio * error,
+        perplexity_ratio_interval=[ratio * math.exp(sign * NORMAL * error) for sign in (-1, 1)],
+        kl=max(0.0, scores.kl.mean().item()),  # rounding can leave it a little below
+        kl_standard_error=standard_error(scores.kl),
+        kl_median=scores.kl.median().item(),
+        kl_p99=scores.kl.quantile(0.99).item(),
+        kl_max=scores.kl.max().item(),
+        top1=scores.top1.mean().item(),
+        top5=scores.top5.mean().item(),
+    )
 
 
 def standard_error(values: Tensor) -> float:
@@ -133,21 +125,26 @@ def quick(
     model: Transformer,
     limit: int,
     text: str | None,
-    reference: dict[str, Any] | None,
+    reference: LogitsFile | None,
     keep: str | None,
-) -> dict[str, Any]:
-    """`summary` over the first `limit` tokens of a text, and "kept": what `reference` wants to be
-    for the arms that are compared with this one; or why that cannot be had."""
+) -> QualityAnswer:
+    """`summary` over the first `limit` tokens of a text.
+
+    reference: the baseline's logits. keep: a path for the logits of this model, which the answer
+    then describes.
+    """
     if plan.config.checkpoint_path.startswith("dummy:"):
-        return {"why_not": "random weights predict nothing"}
+        return QualityAnswer(NoQuality("random weights predict nothing"))
     ids = token_ids(plan, limit, text).to(plan.device)
     vocab_size = plan.architecture.vocab_size
-    if reference and (reference["rows"], reference["vocab_size"]) != (len(ids) - 1, vocab_size):
-        return {"why_not": "the baseline has another tokenizer"}
-    kept = Logits.create(keep, len(ids) - 1, vocab_size, plan.config.precision) if keep else None
-    theirs = Logits(**reference) if reference else None
-    found = through_cache(plan, model, ids, window(plan, limit))
-    return {**summary(score(found, theirs, kept)), "kept": kept.about if kept else None}
+    if reference and (reference.rows, reference.vocab_size) != (len(ids) - 1, vocab_size):
+        return QualityAnswer(NoQuality("the baseline has another tokenizer"))
+    file = LogitsFile(keep, len(ids) - 1, vocab_size, plan.config.precision) if keep else None
+    windows = through_cache(plan, model, ids, window(plan, limit))
+    scores = score(
+        windows, Logits(reference) if reference else None, Logits.create(file) if file else None
+    )
+    return QualityAnswer(summary(scores), file)
 
 
 def window(plan: Plan, limit: int) -> int:

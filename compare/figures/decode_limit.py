@@ -1,29 +1,53 @@
-"""Whole models decoding, each beside the limit of its bytes: for roofline and growth.
+"""Whole models decoding, and the limit that their bytes set: for roofline and growth.
 
 results = measure([config, other], settings)
-rows(results)[0]["limit_share"]         # [0.86, 0.85, 0.87]: with its interval
+rows(results)[0].limit_share            # Interval(0.86, 0.85, 0.87)
 """
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from benchlog.config import RunConfig, argv
 from cli import say
+from compare.figures.interval import Interval
 from compare.figures.limits import over, share, step_bytes
-from compare.figures.readings import figures, is_limit
+from compare.figures.readings import is_limit, median
 from compare.figures.rows import seconds
-from compare.figures.statistics import Estimate
 from compare.sampling.comparison import Comparison
 from compare.sampling.results import ArmResult, Results, Settings
+from typed_json import omitted
 
-Row = dict[str, Any]
+
+@dataclass
+class DecodeRow:
+    """What an arm decodes, what its bytes would allow, and how it compares with the first arm."""
+
+    arm: str
+    failed: str | None
+    rounds: int
+    scheme: str | None = omitted()
+    kernel: str | None = omitted()
+    attention_kernel: str | None = omitted()
+    batch_size: int | None = omitted()
+    weight_bytes: int | None = omitted()
+    step_bytes: float | None = omitted()  # that the mean step reads: weights and cache
+    steps_per_s: float | None = omitted()  # the median
+    decode_tok_s: float | None = omitted()  # of all rows
+    bandwidth: float | None = omitted()  # bytes per second, the median
+    bandwidth_probe: str | None = omitted()  # the op that read them
+    limit_tok_s: float | None = omitted()  # of all rows
+    limit_share: Interval | None = omitted()
+    speed_up: Interval | None = omitted()  # ÷ the first arm, which has none
+    stock: "DecodeRow | None" = omitted()  # of the same scheme on the stock kernel
+    over_stock: float | None = omitted()  # this arm's speed ÷ that of the stock kernel
 
 
 def measure(configs: Sequence[RunConfig], settings: Settings, **more: Any) -> Results:
     """Sample the configs in turns, the bandwidth of their device before each round.
 
-    `more`: as Comparison takes it. Raises KeyboardInterrupt where that left nothing to tell.
+    more: as Comparison takes it. Raises KeyboardInterrupt where it came before the first round.
     """
     arms = [ArmResult(_name(config), "", argv(config)) for config in configs]
     results = Results(settings, arms, "none")
@@ -33,54 +57,31 @@ def measure(configs: Sequence[RunConfig], settings: Settings, **more: Any) -> Re
     return results
 
 
-def rows(results: Results) -> list[Row]:
-    """A row for each arm: what it decodes, what its bytes would allow, and how it compares with
-    the first arm."""
+def rows(results: Results) -> list[DecodeRow]:
+    """A row for each arm."""
     return [_row(results, arm) for arm in results.arms]
 
 
-def _row(results: Results, arm: ArmResult) -> Row:
-    row: Row = {"arm": arm.name, "failed": arm.failed, "rounds": results.rounds}
-    if not arm.facts or not arm.samples:
+def _row(results: Results, arm: ArmResult) -> DecodeRow:
+    row = DecodeRow(arm.name, arm.failed, results.rounds)
+    run = arm.facts.run if arm.facts else None
+    if run is None or not arm.samples:
         return row
-    config = arm.facts["config"]
-    speeds = [1 / one for many in seconds(arm, "token_latency").values() for one in many]
-    row |= {
-        "scheme": arm.facts["scheme"],
-        "kernel": arm.facts["kernel"],
-        "attention_kernel": arm.facts["attention_kernel"],
-        "batch_size": config["batch_size"],
-        "weight_bytes": arm.facts["weight_bytes"],
-        "step_bytes": step_bytes(arm.facts),
-        "steps_per_s": statistics.median(speeds),
-        "decode_tok_s": statistics.median(speeds) * config["batch_size"],
-    }
-    if readings := results.bandwidth.get(config["device"]):
-        row |= figures(readings)
+    batch_size, needed = run.config.batch_size, step_bytes(run)
+    latencies = seconds(arm, "token_latency").values()
+    steps_per_s = statistics.median(1 / latency for many in latencies for latency in many)
+    row.scheme, row.kernel, row.attention_kernel = run.scheme, run.kernel, run.attention_kernel
+    row.batch_size, row.weight_bytes, row.step_bytes = batch_size, run.weight_bytes, needed
+    row.steps_per_s, row.decode_tok_s = steps_per_s, steps_per_s * batch_size
+    if readings := results.bandwidth.get(run.config.device):
+        row.bandwidth, row.bandwidth_probe = median(readings), readings[-1].probe
         if is_limit(readings):
-            row["limit_tok_s"] = row["bandwidth"] / row["step_bytes"] * config["batch_size"]
-            part = share(arm, row["step_bytes"], readings)
-            row |= {"limit_share": interval(part)} if part.rounds else {}
+            row.limit_tok_s = row.bandwidth / needed * batch_size
+            part = share(arm, needed, readings)
+            row.limit_share = Interval.of(part) if part.rounds else None
     if arm is not results.baseline and results.baseline.samples:
-        row["speed_up"] = interval(over(arm, results.baseline, "token_latency"))
+        row.speed_up = Interval.of(over(arm, results.baseline, "token_latency"))
     return row
-
-
-def interval(found: Estimate) -> list[float]:
-    """Ready for JSON; where there were too few rounds to tell, the value alone."""
-    return [found.ratio, found.low, found.high] if found.low else [found.ratio]
-
-
-def shown(name: str, percent: bool = False) -> Callable[[Row], str]:
-    """A column of `rows`: 0.86 (0.85 to 0.87), or - where there is none."""
-
-    def text(row: Row) -> str:
-        if row.get(name) is None:
-            return "-"
-        value, *ends = (f"{one:.1%}" if percent else f"{one:.3f}" for one in row[name])
-        return f"{value} ({ends[0]} to {ends[1]})" if ends else value
-
-    return text
 
 
 def _name(config: RunConfig) -> str:

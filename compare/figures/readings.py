@@ -2,21 +2,17 @@
 
 import statistics
 from collections.abc import Sequence
-from typing import Any
 
-from compare.sampling.results import Reading
+from compare.sampling.answers import Reading
 
 
-def figures(readings: Sequence[Reading]) -> dict[str, Any]:
-    """A row's figures: the median in bytes per second, and what read it."""
-    return {
-        "bandwidth": statistics.median(reading.bytes_per_s for reading in readings),
-        "bandwidth_probe": readings[-1].probe,
-    }
+def median(readings: Sequence[Reading]) -> float:
+    """Bytes per second."""
+    return statistics.median(reading.bytes_per_s for reading in readings)
 
 
 def is_limit(readings: Sequence[Reading]) -> bool:
-    """Whether they are the memory's speed, of which shares can be told."""
+    """Whether they are the memory's speed, so that shares of it have a meaning."""
     return bool(readings) and all(reading.caveat is None for reading in readings)
 
 

@@ -1,48 +1,41 @@
 """From the samples to the figures of the report: one row an arm."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, fields
-from typing import Any
 
-from compare.figures.readings import figures, is_limit
+from compare.figures.interval import Interval
+from compare.figures.readings import is_limit, median
+from compare.figures.row import Row
 from compare.figures.statistics import Estimate, estimate, paired, typical, verdict
 from compare.figures.why import reasons
-from compare.sampling.results import ArmResult, Reading, Results
-from run.measure import Sample, Summary
+from compare.sampling.answers import NoQuality, Quality, Reading
+from compare.sampling.results import ArmResult, Results
+from run.measure import Facts, Peak, Summary
 
-SAMPLED = [field.name for field in fields(Sample)]
-TELLS_NOTHING = 10  # an interval whose ends differ by more
-# The ratio's name, and the sample's figure it is of: seconds, so that below 1 the target is better.
-RATIOS = {"ratio_latency": "token_latency", "ratio_throughput": "sample_seconds"}
+TELLS_NOTHING = 10  # an interval whose ends differ by more than this factor
 
 
-def rows(results: Results) -> list[dict[str, Any]]:
-    """Figures in seconds, bytes and nats; None for what is not known.
-
-    tok_s is the mean over the samples, as in the log; latencies of tokens are over all samples'
-    decoding steps; peaks are the highest of the arm's first process. ratio_latency: target's
-    seconds per decoded token ÷ baseline's; ratio_throughput: baseline's tokens per second ÷
-    target's, prefill included; both without the slowest and the fastest tenth of each sample's
-    steps. They are below 1 where the target is better, each a list: ratio, and its 95 % interval's
-    two ends.
-    """
-    found = estimates(results)
+def rows(results: Results) -> list[Row]:
+    """A row for each arm, the baseline's first."""
+    ratios = estimates(results)
     return [
-        _row(results, number, arm, found.get(number)) for number, arm in enumerate(results.arms)
+        _row(results, number, arm, ratios.get(number)) for number, arm in enumerate(results.arms)
     ]
 
 
 def estimates(results: Results) -> dict[int, tuple[Estimate, Estimate]]:
-    """By number, the ratios of every arm that has been sampled together with the baseline."""
-    base, found = results.baseline, {}
+    """By number, every arm's seconds ÷ the baseline's: per decoded token, and per whole sample.
+
+    Only arms that have been sampled together with the baseline are in it.
+    """
+    baseline, ratios = results.baseline, {}
     for number, arm in enumerate(results.arms[1:], 1):
-        if arm.failed is None and arm.samples and base.samples:
+        if arm.failed is None and arm.samples and baseline.samples:
             latency, throughput = (
-                estimate(paired(seconds(arm, name), seconds(base, name)))
-                for name in RATIOS.values()
+                estimate(paired(seconds(arm, name), seconds(baseline, name)))
+                for name in ("token_latency", "sample_seconds")
             )
-            found[number] = (latency, throughput)
-    return found
+            ratios[number] = (latency, throughput)
+    return ratios
 
 
 def seconds(arm: ArmResult, name: str) -> dict[tuple[int, int], list[float]]:
@@ -51,103 +44,106 @@ def seconds(arm: ArmResult, name: str) -> dict[tuple[int, int], list[float]]:
 
     Where only one token is asked for, its latency is the time to it.
     """
-    found: dict[tuple[int, int], list[float]] = {}
+    by_round: dict[tuple[int, int], list[float]] = {}
     for sample in arm.samples:
-        prefill, steps = sample["prefill_seconds"], sample["token_seconds"]
+        prefill, steps = sample.prefill_seconds, sample.token_seconds
         latency = typical(steps) if steps else prefill
         values = {
             "token_latency": latency,
             "prefill_seconds": prefill,
             "sample_seconds": prefill + len(steps) * latency,
         }
-        found.setdefault((sample["process"], sample["round"]), []).append(values[name])
-    return found
+        by_round.setdefault((sample.process, sample.round), []).append(values[name])
+    return by_round
 
 
-def progress_line(results: Results, found: dict[int, tuple[Estimate, Estimate]]) -> str:
+def progress_line(results: Results, ratios: dict[int, tuple[Estimate, Estimate]]) -> str:
     """The round, and every arm's speed-up so far with its interval."""
     parts = [
         f"{results.arms[number].name} {1 / throughput.ratio:.3f}× {_speed_up(throughput, '.3f')}"
-        for number, (_, throughput) in found.items()
+        for number, (_, throughput) in ratios.items()
     ]
     return f"Round {results.rounds}: {'; '.join(parts)}"
 
 
 def _row(
     results: Results, number: int, arm: ArmResult, ratios: tuple[Estimate, Estimate] | None
-) -> dict[str, Any]:
-    row: dict[str, Any] = {"arm": arm.name, "failed": arm.failed, "samples": len(arm.samples)}
+) -> Row:
+    row = Row(arm.name, arm.failed, len(arm.samples))
     if arm.facts:
-        row |= _measured(arm, arm.facts, results.bandwidth)
-    quality = arm.quality or {}
-    for name in ("perplexity", "kl", "kl_standard_error", "top1", "top5", "tokens"):
-        row[name] = quality.get(name)
-    row["why_no_quality"] = quality.get("why_not")
-    row |= _compared(results, number, arm, ratios)
-    row["why"] = reasons(row, arm.facts) if arm.facts and arm.samples else []
+        row.peak_memory_bytes = dict(arm.facts.peak_memory_bytes)
+        row.warm_up_steady = arm.facts.ready.warm_up_steady
+        if arm.facts.run:
+            _add_run(row, arm.facts.run)
+            if arm.samples:
+                _add_samples(row, arm, arm.facts.run)
+                _add_bandwidth(row, results.bandwidth.get(arm.facts.device, []))
+    match arm.quality:
+        case Quality() as quality:
+            row.perplexity, row.tokens = quality.perplexity, quality.tokens
+            row.kl, row.kl_standard_error = quality.kl, quality.kl_standard_error
+            row.top1, row.top5 = quality.top1, quality.top5
+        case NoQuality(why_not):
+            row.why_no_quality = why_not
+    _add_verdict(row, results, number, ratios)
+    if arm.facts and arm.samples:
+        row.why = reasons(row, arm.facts)
     return row
 
 
-def _measured(
-    arm: ArmResult, facts: dict[str, Any], bandwidth: dict[str, list[Reading]]
-) -> dict[str, Any]:
-    peaks = dict(facts["peak_memory_bytes"])
-    row: dict[str, Any] = {
-        "scheme": facts["scheme"],
-        "kernel": facts["kernel"],
-        "decoder": facts.get("decoder"),  # results of older versions have none
-        "attention_kernel": facts["attention_kernel"],
-        "weight_bytes": facts["weight_bytes"],
-        "kv_cache_bytes": facts["kv_cache_bytes"],
-        "warm_up_steady": facts["warm_up_steady"],
+def _add_run(row: Row, run: Facts) -> None:
+    row.scheme, row.kernel, row.decoder = run.scheme, run.kernel, run.decoder
+    row.attention_kernel = run.attention_kernel
+    row.weight_bytes, row.kv_cache_bytes = run.weight_bytes, run.kv_cache_bytes
+
+
+def _add_samples(row: Row, arm: ArmResult, run: Facts) -> None:
+    summary = Summary.of(arm.samples, run.config.batch_size, run.weight_bytes)
+    for name, value in vars(summary).items():
+        setattr(row, name, value)
+    if steps := [seconds for sample in arm.samples for seconds in sample.token_seconds]:
+        row.token_p50_s, row.token_p90_s, row.token_p99_s = (
+            percentile(steps, percent) for percent in (50, 90, 99)
+        )
+    first = [s for s in arm.samples if s.process == arm.samples[0].process]
+    row.peak_memory_bytes = (row.peak_memory_bytes or {}) | {
+        "generate": _highest([sample.peak_memory_bytes for sample in first])
     }
-    if arm.samples:
-        samples = [Sample(**{name: one[name] for name in SAMPLED}) for one in arm.samples]
-        batch_size = facts["config"]["batch_size"]
-        row |= asdict(Summary.of(samples, batch_size, facts["weight_bytes"]))
-        steps = [seconds for sample in arm.samples for seconds in sample["token_seconds"]]
-        for percent in (50, 90, 99):
-            row[f"token_p{percent}_s"] = percentile(steps, percent) if steps else None
-        first = [s for s in arm.samples if s["process"] == arm.samples[0]["process"]]
-        peaks["generate"] = _highest([sample["peak_memory_bytes"] for sample in first])
-        if readings := bandwidth.get(facts["config"]["device"]):
-            row |= figures(readings)
-            if is_limit(readings):
-                row["bandwidth_share"] = row["weight_bytes_per_s"] / row["bandwidth"]
-    row["peak_memory_bytes"] = peaks
-    return row
 
 
-def _compared(
-    results: Results, number: int, arm: ArmResult, ratios: tuple[Estimate, Estimate] | None
-) -> dict[str, Any]:
+def _add_bandwidth(row: Row, readings: Sequence[Reading]) -> None:
+    if not readings:
+        return
+    row.bandwidth, row.bandwidth_probe = median(readings), readings[-1].probe
+    if is_limit(readings) and row.weight_bytes_per_s is not None:
+        row.bandwidth_share = row.weight_bytes_per_s / row.bandwidth
+
+
+def _add_verdict(
+    row: Row, results: Results, number: int, ratios: tuple[Estimate, Estimate] | None
+) -> None:
+    arm, baseline = results.arms[number], results.baseline
     if arm.failed is not None:
-        return {"verdict": "failed"}
-    if number == 0:
-        return {"verdict": "baseline"}
-    if ratios is None:
-        return {"verdict": "no baseline" if results.baseline.failed else "not measured"}
-    logs = paired(seconds(arm, "sample_seconds"), seconds(results.baseline, "sample_seconds"))
-    said = verdict(logs, len(results.alive) - 1, results.ended == "interrupted")
-    throughput = ratios[1]
-    return {
-        **{
-            name: [one.ratio, one.low, one.high if one.low else None]
-            for name, one in zip(RATIOS, ratios, strict=True)
-        },
-        "speed_up": 1 / throughput.ratio,
-        "verdict": said,
-        "in_words": in_words(throughput, said),
-    }
+        row.verdict = "failed"
+    elif number == 0:
+        row.verdict = "baseline"
+    elif ratios is None:
+        row.verdict = "no baseline" if baseline.failed else "not measured"
+    else:
+        logs = paired(seconds(arm, "sample_seconds"), seconds(baseline, "sample_seconds"))
+        row.verdict = verdict(logs, len(results.alive) - 1, results.ended == "interrupted")
+        row.ratio_latency, row.ratio_throughput = map(Interval.of, ratios)
+        row.speed_up = 1 / ratios[1].ratio
+        row.in_words = in_words(ratios[1], row.verdict)
 
 
-def in_words(throughput: Estimate, said: str) -> str:
-    """The speed-up as one would say it."""
+def in_words(throughput: Estimate, verdict: str) -> str:
+    """The speed-up as a sentence without a full stop."""
     times = 1 / throughput.ratio
     interval = f"{times:.2f} × the baseline's speed {_speed_up(throughput, '.2f')}"
-    if said == "faster":
+    if verdict == "faster":
         return f"{times - 1:.0%} faster: {interval}"
-    if said == "slower":
+    if verdict == "slower":
         return f"{1 - times:.0%} slower: {interval}"
     return f"no difference shown: {interval}"
 
@@ -168,5 +164,5 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
-def _highest(peaks: Sequence[dict[str, int]]) -> dict[str, int]:
+def _highest(peaks: Sequence[Peak]) -> Peak:
     return {kind: max(peak[kind] for peak in peaks) for kind in peaks[0]}

@@ -3,8 +3,8 @@
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -20,38 +20,56 @@ from run.loading import Loading
 from run.scoring import token_nats
 from run.sizes import size_of
 from text import aligned
+from typed_json import omitted
 
 Say = Callable[[str], None]
 
 
+@dataclass
+class SchemeRow:
+    """A scheme, and what it costs."""
+
+    scheme: str
+    numerics: str
+    bits_per_weight: float | None = omitted()  # None for what autoquant chooses by measuring
+    kernel: str | None = omitted()
+    why_not: str | None = omitted()  # why no kernel can run it here
+    perplexity: float | None = omitted()
+    ratio: float | None = omitted()  # of perplexities: this scheme ÷ full precision
+    ratio_standard_error: float | None = omitted()
+    tokens: int | None = omitted()  # that were predicted
+
+
 def rows(
     base: RunConfig, schemes: Sequence[str], measure: bool, tokens: int, say: Say
-) -> list[dict[str, Any]]:
-    """One dict a scheme, in order: scheme, numerics, bits_per_weight, kernel or why_not, and, if
-    asked, perplexity, ratio to full precision and the standard error of that ratio."""
+) -> list[SchemeRow]:
+    """A row for each scheme, in order; for all of them where none is given.
+
+    measure: predict so many `tokens` of a text as well, 0 for all.
+    """
     device = devices.resolve(base.device)
     architecture = load_config(base.checkpoint_path)
-    found = []
+    rows = []
     for name in schemes or (*SHOWN, *MEASURED):
         spec = parse(name)
-        row: dict[str, Any] = {"scheme": name, "numerics": spec.numerics}
+        row = SchemeRow(name, spec.numerics)
         if spec.scheme:
             try:
                 size = size_of(architecture, spec.scheme, device, getattr(torch, base.precision))
-                row |= {"bits_per_weight": size.bits_per_weight, "kernel": size.kernel}
-                row["why_not"] = size.reason
+                row.bits_per_weight, row.kernel = size.bits_per_weight, size.kernel
+                row.why_not = size.reason
             except KernelError as error:
-                row["why_not"] = str(error)
-        found.append(row)
+                row.why_not = str(error)
+        rows.append(row)
     if measure:
-        _measure(base, found, tokens, device, say)
-    return found
+        _measure(base, rows, tokens, device, say)
+    return rows
 
 
 def _measure(
-    base: RunConfig, found: list[dict[str, Any]], limit: int, device: torch.device, say: Say
+    base: RunConfig, rows: Sequence[SchemeRow], limit: int, device: torch.device, say: Say
 ) -> None:
-    """Fill in the perplexities; full precision is measured first, whatever was asked for."""
+    """Fill in the perplexities; full precision is measured first, even if it has no row."""
     folder = tokenizer_folder(base.checkpoint_path)
     architecture = load_config(base.checkpoint_path)
     vocab = architecture.vocab_size
@@ -69,29 +87,29 @@ def _measure(
         return token_nats(loading.load(lambda done, total: None, say), text, context)
 
     full = nats("none")
-    for number, row in enumerate(found, 1):
-        if row.get("why_not"):
+    for number, row in enumerate(rows, 1):
+        if row.why_not:
             continue
-        say(f"{number} of {len(found)}: {row['scheme']}")
-        mine = full if row["scheme"] == "none" else nats(row["scheme"])
-        difference = mine - full
-        ratio = difference.mean().exp().item()
-        row["perplexity"] = mine.mean().exp().item()
-        row["ratio"] = ratio
-        row["ratio_standard_error"] = ratio * difference.std().item() / math.sqrt(len(mine))
-        row["tokens"] = len(mine)
+        say(f"{number} of {len(rows)}: {row.scheme}")
+        quantized = full if row.scheme == "none" else nats(row.scheme)
+        difference = quantized - full
+        row.perplexity = quantized.mean().exp().item()
+        row.ratio = difference.mean().exp().item()
+        standard_error = difference.std().item() / math.sqrt(len(difference))
+        row.ratio_standard_error = row.ratio * standard_error
+        row.tokens = len(quantized)
 
 
-def table(found: list[dict[str, Any]]) -> str:
+def table(rows: Sequence[SchemeRow]) -> str:
     """The rows as aligned text."""
-    measured = any("perplexity" in row for row in found)
+    measured = any(row.perplexity is not None for row in rows)
     head = ["scheme", "bits/weight", "kernel"] + ["perplexity", "÷ none"] * measured
     lines = [head]
-    for row in found:
-        bits = f"{row['bits_per_weight']:.2f}" if "bits_per_weight" in row else "measured"
-        cells = [row["scheme"], bits, row.get("kernel") or row.get("why_not") or "measured"]
-        if "perplexity" in row:
-            spread = f"{row['ratio']:.4f} ± {row['ratio_standard_error']:.4f}"
-            cells += [f"{row['perplexity']:.3f}", spread if row["scheme"] != "none" else "1"]
+    for row in rows:
+        bits = "measured" if row.bits_per_weight is None else f"{row.bits_per_weight:.2f}"
+        cells = [row.scheme, bits, row.kernel or row.why_not or "measured"]
+        if row.perplexity is not None:
+            ratio = f"{row.ratio:.4f} ± {row.ratio_standard_error:.4f}"
+            cells += [f"{row.perplexity:.3f}", ratio if row.scheme != "none" else "1"]
         lines.append(cells)
     return aligned(lines, left={0, 2, 4}, widest=39)

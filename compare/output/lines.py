@@ -1,9 +1,9 @@
-"""Decoding as the work grows: a panel for each axis, lines for what was measured, dashes for the
-limit. The same points give the same bytes, so that a repository sees only what has changed."""
+"""Decoding as the work grows: a panel for each axis, solid lines for what was measured, dashed ones
+for the limit. The same points give the same file, so that git shows only what has changed."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 TITLES = {
     "layers": "number of layers",
@@ -11,18 +11,33 @@ TITLES = {
     "depth": "positions in the cache, thousands",
 }
 COLOURS = ("#1b6ca8", "#d95f0e", "#2a9d5c", "#8c510a", "#7b3294", "#666666")
-# Ids are drawn from the salt, not at random; words stay words, whatever fonts there are.
+# Ids derive from the salt instead of a random number; text stays text, whatever fonts there are.
 STYLE: Any = {"svg.hashsalt": "quantbench", "svg.fonttype": "none", "font.size": 9}
 
 
-def draw(points: Sequence[dict[str, Any]], path: Path) -> None:
+class Point(Protocol):
+    """What is drawn of a measurement."""
+
+    @property
+    def axis(self) -> str: ...  # a key of TITLES
+    @property
+    def value(self) -> int: ...  # on that axis
+    @property
+    def scheme(self) -> str: ...
+    @property
+    def decode_tok_s(self) -> float | None: ...
+    @property
+    def limit_tok_s(self) -> float | None: ...
+
+
+def draw(points: Sequence[Point], path: Path) -> None:
     """As SVG. Raises OSError."""
     import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, NullLocator
 
-    axes = [name for name in TITLES if any(point["axis"] == name for point in points)]
-    schemes = list(dict.fromkeys(point["scheme"] for point in points))
+    axes = [name for name in TITLES if any(point.axis == name for point in points)]
+    schemes = list(dict.fromkeys(point.scheme for point in points))
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(4 * len(axes), 3.6), layout="constrained")
         for number, name in enumerate(axes, 1):
@@ -41,9 +56,7 @@ def draw(points: Sequence[dict[str, Any]], path: Path) -> None:
             if name == "batch":
                 panel.set_xscale("log", base=2)
                 panel.xaxis.set_minor_locator(NullLocator())
-            values = sorted(
-                {point["value"] / _unit(name) for point in points if point["axis"] == name}
-            )
+            values = sorted({point.value / _unit(name) for point in points if point.axis == name})
             panel.set_xticks(values, [f"{value:.3g}" for value in values])
             if number == 1:
                 panel.legend(title="dashed: the limit", fontsize=8, title_fontsize=8)
@@ -54,12 +67,10 @@ def _unit(axis: str) -> int:
     return 1000 if axis == "depth" else 1
 
 
-def _line(
-    panel: Any, axis: str, scheme: str, colour: str, points: Sequence[dict[str, Any]]
-) -> None:
-    mine = [point for point in points if (point["axis"], point["scheme"]) == (axis, scheme)]
-    mine.sort(key=lambda point: point["value"])
-    x = [point["value"] / _unit(axis) for point in mine]
-    panel.plot(x, [point["decode_tok_s"] for point in mine], "o-", color=colour, label=scheme)
-    if all(point["limit_tok_s"] for point in mine):
-        panel.plot(x, [point["limit_tok_s"] for point in mine], "--", color=colour, alpha=0.7)
+def _line(panel: Any, axis: str, scheme: str, colour: str, points: Sequence[Point]) -> None:
+    line = [point for point in points if (point.axis, point.scheme) == (axis, scheme)]
+    line.sort(key=lambda point: point.value)
+    x = [point.value / _unit(axis) for point in line]
+    panel.plot(x, [point.decode_tok_s for point in line], "o-", color=colour, label=scheme)
+    if all(point.limit_tok_s for point in line):
+        panel.plot(x, [point.limit_tok_s for point in line], "--", color=colour, alpha=0.7)

@@ -1,4 +1,4 @@
-"""Somebody else's runtime in a process of its own: what compare/sampling/worker.py is for ours.
+"""Another project's runtime in a process of its own, as compare/sampling/worker.py is for ours.
 
     python -m compare.peers.worker       # one JSON object a line in, one a line out
 
@@ -6,9 +6,9 @@
     {"do": "get_ready"}
     {"do": "sample", "index": 3}
 
-A process of its own, because libraries fight over threads: while others are measured it waits for
-its input and burns nothing. Each runtime here reads a prompt and then takes the likeliest token,
-again and again; the clock is ours, around the same work that generate.py does.
+Each runtime has a process of its own because libraries compete for threads; while others are
+measured it waits for its input and takes no processor time. Every runtime reads a prompt and then
+takes the likeliest token, again and again; we time the same work that generate.py does.
 """
 
 from __future__ import annotations
@@ -20,40 +20,24 @@ import random
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple
 
 from cli import quiet
 from compare.peers.packages import MISSING
+from compare.peers.work import Work
+from compare.sampling.answers import ArmFacts, TimedSample
 from compare.sampling.worker import serve
 from errors import MemoryShortage, QuantbenchError, UsageError
-from run.measure import warm_up
-
-
-@dataclass(frozen=True)
-class Work:
-    """What every runtime does: `prompt` tokens at once, then `new` tokens one by one.
-
-    runtime: a key of RUNTIMES. checkpoint, num_layers: as in generate.py. file: the GGUF of it, for
-    llama.cpp.
-    """
-
-    runtime: str
-    prompt: int
-    new: int
-    threads: int
-    checkpoint: str
-    seed: int = 1234
-    num_layers: int | None = None
-    file: str = ""
+from run.measure import Peak, Ready, Sample, warm_up
+from typed_json import from_json
 
 
 class LlamaCpp:
     """llama.cpp through its own C interface, as llama-cpp-python has it.
 
-    It may lay weights out anew for its kernels ("extra buffers"), which is faster for most formats
-    and slower for some (docs/LOG.md): both are tried, and the faster one stays.
+    It can repack weights for its kernels ("extra buffers"), which is faster for most formats and
+    slower for some (docs/LOG.md): both are timed, and the faster one is used.
     """
 
     TRIED_STEPS = 5
@@ -73,7 +57,7 @@ class LlamaCpp:
         taken = {extra: self._tried(extra) for extra in (True, False)}
         extra = taken[True] <= taken[False]
         if extra:
-            self._open(extra)  # the other one is what is loaded
+            self._open(extra)  # without them is what is loaded
         system = " ".join(llama_cpp.llama_print_system_info().decode().split())
         self.about = f"extra buffers {'on' if extra else 'off'}, the faster here; {system}"
 
@@ -95,7 +79,7 @@ class LlamaCpp:
             api.llama_model_free(self.model)
         params = api.llama_model_default_params()
         params.use_extra_bufts = extra
-        if hasattr(params, "load_mode"):  # memory of its own, where nothing is read from the disk
+        if hasattr(params, "load_mode"):  # allocate memory instead of mapping the file
             params.load_mode = api.LLAMA_LOAD_MODE_NONE
         else:
             params.use_mmap = False
@@ -116,7 +100,7 @@ class LlamaCpp:
         self.api.llama_memory_clear(self.api.llama_get_memory(self.context), True)
 
     def next(self, tokens: list[int]) -> int:
-        """The likeliest token behind these, which stand behind all that came before."""
+        """Append these tokens to those before; the likeliest token to follow."""
         array = (self.api.llama_token * len(tokens))(*tokens)
         batch = self.api.llama_batch_get_one(array, len(tokens))
         if failed := self.api.llama_decode(self.context, batch):
@@ -160,7 +144,7 @@ class HuggingFace:
         if not self.compiled:
             self.cache: Any = DynamicCache(config=self.model.config)
         elif hasattr(self, "cache"):
-            self.cache.reset()  # compiled for this one
+            self.cache.reset()  # the compiled step refers to this cache
         else:
             self.cache = StaticCache(config=self.model.config, max_cache_len=self.length)
 
@@ -170,14 +154,14 @@ class HuggingFace:
         self.position += count
         with torch.no_grad():
             run = self.step if count == 1 else self.model
-            found = run(
+            output = run(
                 torch.tensor([tokens]),
                 position_ids=positions[None],
                 past_key_values=self.cache,
                 use_cache=True,
                 logits_to_keep=1,
             )
-        self.logits = found.logits[0, -1]
+        self.logits = output.logits[0, -1]
         return int(self.logits.argmax())
 
 
@@ -240,16 +224,14 @@ def hugging_face(checkpoint: str, num_layers: int | None) -> Any:
     load_model(checkpoint, "cpu", torch.bfloat16, num_layers, keep)
     model.load_state_dict(weights, assign=True)
     model.tie_weights()
-    model.model.rotary_emb = type(model.model.rotary_emb)(config)  # its table is no weight
+    model.model.rotary_emb = type(model.model.rotary_emb)(config)  # its table is not loaded
     return model.requires_grad_(False)
 
 
 class PeerWorker:
     """Answers a comparison as compare/sampling/worker.py's Worker does."""
 
-    def write_file(
-        self, path: str, checkpoint: str, form: str, num_layers: int | None
-    ) -> dict[str, Any]:
+    def write_file(self, path: str, checkpoint: str, form: str, num_layers: int | None) -> None:
         """The checkpoint as a GGUF, whole or not at all."""
         from compare.peers import gguf_file
 
@@ -259,70 +241,52 @@ class PeerWorker:
             os.replace(scratch, path)
         finally:
             scratch.unlink(missing_ok=True)
-        return {}
 
-    def load(self, argv: list[str], headroom: int = 0, others: int = 0) -> dict[str, Any]:
-        """Load the model, if `headroom` bytes stay free beside it; `others`: what arms beside this
-        one would give back."""
+    def load(self, argv: list[str], headroom: int = 0, others: int = 0) -> None:
+        """Load the model, if `headroom` bytes stay free. argv: a Work as JSON, alone. others: bytes
+        that unloading the other arms would free."""
         quiet(False)
-        self.work = work = Work(**json.loads(argv[0]))
+        self.work = work = from_json(Work, json.loads(argv[0]))
         try:
             self.runtime = RUNTIMES[work.runtime](work, headroom)
         except ImportError:
             raise UsageError(MISSING) from None
         drawn = random.Random(work.seed)
         self.prompt = [drawn.randrange(self.runtime.vocab) for _ in range(work.prompt)]
-        return {"device": "cpu", "dummy": False}
 
-    def get_ready(self) -> dict[str, Any]:
-        """Compile and warm up; everything known before the first sample."""
-        seconds, steady = warm_up(cast(Any, self._generate))
-        return {
-            "config": {"device": "cpu"},
-            "about": self.runtime.about,
-            "weight_bytes": self.runtime.weight_bytes,
-            "peak_memory_bytes": {"warm_up": _peak_memory()},
-            "warm_ups": seconds,
-            "warm_up_steady": steady,
-        }
+    def get_ready(self) -> ArmFacts:
+        """Compile and warm up."""
+        seconds, steady = warm_up(self.sample)
+        return ArmFacts(
+            device="cpu",
+            weight_bytes=self.runtime.weight_bytes,
+            ready=Ready(None, seconds, steady),
+            peak_memory_bytes={"warm_up": _peak_memory()},
+            about=self.runtime.about,
+        )
 
-    def sample(self, index: int) -> dict[str, Any]:
-        """One sample's figures, named as generate.py names them."""
-        found = self._generate(index)
-        work = self.work
-        return {
-            "prefill_seconds": found.prefill_seconds,
-            "decode_seconds": found.decode_seconds,
-            "tok_s": work.new / (found.prefill_seconds + found.decode_seconds),
-            "prefill_tok_s": work.prompt / found.prefill_seconds,
-            "decode_tok_s": (work.new - 1) / found.decode_seconds,
-            "token_seconds": found.token_seconds,
-        }
-
-    def _generate(self, index: int) -> Sample:
-        runtime = self.runtime
+    def sample(self, index: int) -> TimedSample:
+        """Every sample does the same work, whatever its index."""
+        runtime, work = self.runtime, self.work
         runtime.begin()
         ticks = [time.perf_counter()]
         token = runtime.next(self.prompt)
         ticks.append(time.perf_counter())
-        for _ in range(self.work.new - 1):
+        for _ in range(work.new - 1):
             token = runtime.next([token])
             ticks.append(time.perf_counter())
         steps = [later - earlier for earlier, later in zip(ticks[1:], ticks[2:], strict=False)]
-        return Sample(ticks[1] - ticks[0], ticks[-1] - ticks[1], steps)
+        timed = _Seconds(ticks[1] - ticks[0], ticks[-1] - ticks[1])
+        return TimedSample(**vars(Sample.of(timed, work.prompt, work.new)), token_seconds=steps)
 
 
-@dataclass(frozen=True)
-class Sample:
-    """Seconds of the prompt, of all later tokens, and of each of them."""
-
+class _Seconds(NamedTuple):
     prefill_seconds: float
     decode_seconds: float
-    token_seconds: list[float]
 
 
 def _check_memory(needed: int, headroom: int) -> None:
-    """MemoryShortage unless so many bytes, and `headroom` beside them, are free."""
+    """Raise MemoryShortage unless so many bytes, and `headroom` more, are free."""
     import torch
 
     import devices
@@ -334,7 +298,7 @@ def _check_memory(needed: int, headroom: int) -> None:
         )
 
 
-def _peak_memory() -> dict[str, int]:
+def _peak_memory() -> Peak:
     import torch
 
     import devices

@@ -1,41 +1,49 @@
 """The comparison itself: workers loaded and warmed up, then rounds of one sample an arm.
 
-Two processes of one and the same arm differ by one or two percent for as long as they live: they
-lie elsewhere in memory, and who is loaded first lies worse or better (docs/LOG.md). So all are
-started anew every ten rounds, up to --processes times, every other time in the opposite order.
-Where the arms do not fit into memory together, each is loaded in turn, several times over, and a
+Two processes of the same arm differ by one or two percent for as long as they live, because their
+memory lies at other addresses, and the order of loading matters (docs/LOG.md). So all processes are
+started anew every ten rounds, up to --processes times, every second time in the opposite order.
+Where the arms do not fit into memory together, they are loaded in turn, several times over, and a
 round is then a few samples of every arm.
 """
 
+import dataclasses
 import random
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from compare.figures.rows import estimates, progress_line
 from compare.figures.statistics import LEAST_ROUNDS, is_look, is_precise
 from compare.sampling import process
+from compare.sampling.answers import (
+    ArmFacts,
+    LogitsFile,
+    NoQuality,
+    QualityAnswer,
+    Reading,
+    TimedSample,
+)
 from compare.sampling.nursery import Nursery
 from compare.sampling.process import Process, WorkerFailed
-from compare.sampling.results import ArmResult, Reading, Results
+from compare.sampling.results import ArmResult, ArmSample, Results
 from errors import UsageError
 
-HEADROOM = 500_000_000  # bytes to stay free when arms lie in memory together
+HEADROOM = 500_000_000  # bytes to stay free when all arms are in memory together
 TURNS, SAMPLES_PER_TURN = 6, 5
 ROUNDS_EACH, SOME_PROCESSES = 10, 4
-SETTLING_ROUNDS = 3  # not counted: arms that were steady alone are not yet so beside each other
-SETTLED = 0.02  # seconds: the sample before leaves threads spinning for a few milliseconds
+SETTLING_ROUNDS = 3  # not counted: arms that were steady alone are not yet steady in turns
+SETTLED = 0.02  # seconds: threads of the previous sample spin for a few milliseconds
 SAVE_EVERY, SPEAK_EVERY = 1.0, 10.0  # seconds
 
 
 class DoesNotFit(Exception):
-    """The next arm finds no room beside the others."""
+    """There is too little memory for the next arm while the others are loaded."""
 
 
 class Comparison:
-    """One run of it, from what `results` holds already. `run` ends with why it ended."""
+    """One run of a comparison, which continues what `results` holds."""
 
     def __init__(
         self,
@@ -46,16 +54,20 @@ class Comparison:
         nursery: Nursery | None = None,
         probe_rounds: bool = False,
     ) -> None:
-        """`folder`: where to keep the results. `command`: what starts a worker, or what starts
-        that of the arm with this number; `nursery`: what forks them, if it can. `probe_rounds`:
-        read the bandwidth before each round, and not only at both ends."""
+        """
+        folder: where the results are saved
+        command: starts a worker; or a function that gives the command for an arm's number
+        nursery: forks the workers, where it can
+        probe_rounds: read the bandwidth before each round, not only before the first and at the end
+        """
         self.results, self.settings, self.folder, self.say = results, results.settings, folder, say
         self.command, self.nursery, self.probe_rounds = command, nursery, probe_rounds
         self.workers: dict[int, Process] = {}  # by the arm's number
         self.probes: dict[str, Process] = {}
-        self.reference: dict[str, Any] | None = None
-        self.process: int | None = None  # see _process
-        self.sampling = self.saved = self.spoken = 0.0  # seconds
+        self.reference: LogitsFile | None = None
+        self.process: int | None = None  # the number that _process gave last
+        self.sampling = 0.0  # seconds spent on it
+        self.saved = self.spoken = 0.0  # time.monotonic() of the last save and line of progress
 
     def run(self) -> None:
         results = self.results
@@ -102,15 +114,15 @@ class Comparison:
         return min(rounds // self._rounds_each(), count - 1)
 
     def _rounds_each(self) -> int:
-        """Of all processes but the last, which takes what is left; fewer where there will be few,
-        for some processes are worth more than many rounds."""
+        """Rounds of each process but the last, which takes the rest. Few where there are few in
+        all, because several processes tell more than many rounds of one."""
         if self.results.in_turn:
             return 1
         some = min(SOME_PROCESSES, self.settings.processes)
         return max(1, min(ROUNDS_EACH, self.settings.max_rounds // some))
 
     def _load_all(self) -> None:
-        """All arms side by side, if they fit; in place of those that were."""
+        """Load all arms, if they fit into memory together, in place of those that were loaded."""
         for number in list(self.workers):
             self._unload(number)
         self.process = self._process()
@@ -130,19 +142,19 @@ class Comparison:
             self._round(counted=False)
 
     def _forget_unfinished(self) -> None:
-        """A round that was cut short is taken again; of a turn, an arm's whole samples stay."""
+        """Drop the samples of a round that was cut short; in a turn, an arm's whole set stays."""
         for number, arm in enumerate(self.results.arms):
             last = arm.in_round(self.results.rounds)
             finished = self.results.in_turn and last == SAMPLES_PER_TURN
             if number == 0 and self._wants_logits():
-                finished = False  # it comes again anyway, for its logits
+                finished = False  # it is loaded again anyway, for its logits
             if not finished:
                 arm.samples = arm.samples[: len(arm.samples) - last]
 
     def _load(self, number: int) -> None:
-        """Start the arm's worker, and get it ready; an arm that cannot gets its reason.
+        """Start the arm's worker, and get it ready; where that fails, the arm keeps the reason.
 
-        Raises DoesNotFit where the room is taken by other arms.
+        Raises DoesNotFit where other arms take the memory.
         """
         arm = self.results.arms[number]
         if arm.failed is not None:
@@ -150,19 +162,20 @@ class Comparison:
         self.say(f"{arm.name}: loading and warming up …")
         worker = self.workers[number] = self._start(number)
         try:
-            beside = [self.results.arms[other] for other in self.workers if other != number]
-            others = sum(_occupied(other) for other in beside)
-            room = {"headroom": HEADROOM, "others": others} if beside else {}
+            loaded = [self.results.arms[other] for other in self.workers if other != number]
+            others = sum(_occupied(arm) for arm in loaded)
+            room = {"headroom": HEADROOM, "others": others} if loaded else {}
             worker.ask("load", argv=arm.argv, **room)
             self._measure_quality(number, worker)
-            facts = worker.ask("get_ready")
-            if arm.facts:  # memory is that of the first process: it was not forked
-                facts["peak_memory_bytes"] = arm.facts["peak_memory_bytes"]
+            facts = worker.answer(ArmFacts, "get_ready")
+            if arm.facts:  # the first process was not forked: its peaks are the arm's
+                peaks = arm.facts.peak_memory_bytes
+                facts = dataclasses.replace(facts, peak_memory_bytes=peaks)
             arm.facts = facts
         except WorkerFailed as error:
             self._unload(number)
             if error.kind == "memory" and self.workers and self.results.rounds == 0:
-                raise DoesNotFit(f"{arm.name} does not fit into memory beside the others") from None
+                raise DoesNotFit(f"{arm.name} does not fit into memory with the others") from None
             self._fail(arm, error)
             return
         self._keep(at_once=True)
@@ -177,13 +190,14 @@ class Comparison:
         return bool(self.settings.tokens) and missing
 
     def _measure_quality(self, number: int, worker: Process) -> None:
-        """Of this arm, unless that was done; the baseline's logits are needed for every other."""
+        """Measure this arm's quality, once; the baseline's again if its logits are missing."""
         arm, is_baseline = self.results.arms[number], number == 0
         again = is_baseline and not self.reference
         if not self._wants_logits() or (arm.quality is not None and not again):
             return
         try:
-            quality = worker.ask(
+            answer = worker.answer(
+                QualityAnswer,
                 "quality",
                 tokens=self.settings.tokens,
                 text=self.settings.text,
@@ -195,11 +209,10 @@ class Comparison:
                 raise UsageError(str(error)) from None  # the text will not do for any arm
             if error.kind == "dead":
                 raise
-            quality = {"why_not": str(error)}
-        kept = quality.pop("kept", None)
+            answer = QualityAnswer(NoQuality(str(error)))
         if is_baseline:
-            self.reference = kept
-        arm.quality = quality
+            self.reference = answer.logits
+        arm.quality = answer.quality
 
     def _unload(self, number: int) -> None:
         self.workers.pop(number).close()
@@ -216,7 +229,7 @@ class Comparison:
             time.sleep(SETTLED)
 
     def _turn(self) -> None:
-        """Every arm loaded, some samples of it, and the next."""
+        """Load each arm by itself, and take some samples of it."""
         round = self.results.rounds
         for number in self._order():
             if self.results.arms[number].in_round(round) == SAMPLES_PER_TURN:
@@ -233,7 +246,7 @@ class Comparison:
         numbers = [n for n, arm in enumerate(self.results.arms) if arm.failed is None]
         random.Random(f"{self.settings.order_seed} {self.results.rounds}").shuffle(numbers)
         if self.results.in_turn and self.settings.tokens and self.results.rounds == 0:
-            numbers.sort(key=bool)  # the baseline's logits are what the others are compared with
+            numbers.sort(key=bool)  # the others are compared with the baseline's logits
         return numbers
 
     def _sample(self, number: int, counted: bool = True) -> None:
@@ -242,16 +255,17 @@ class Comparison:
             return
         round = self.results.rounds
         try:
-            sample = worker.ask("sample", index=round * SAMPLES_PER_TURN + arm.in_round(round))
+            index = round * SAMPLES_PER_TURN + arm.in_round(round)
+            sample = worker.answer(TimedSample, "sample", index=index)
         except WorkerFailed as error:
             self._unload(number)
             self._fail(arm, error)
             return
         if counted:
-            arm.samples.append({"round": round, "process": self._process(), **sample})
+            arm.samples.append(ArmSample(**vars(sample), round=round, process=self._process()))
 
     def _enough(self) -> str | None:
-        """Why to stop, if so; looks at widths as the statistics allow."""
+        """Why to stop, or None; looks at widths only when the statistics allow it."""
         results, settings = self.results, self.settings
         most = min(TURNS, settings.max_rounds) if results.in_turn else settings.max_rounds
         if results.baseline.failed is not None or len(results.alive) < 2:
@@ -261,11 +275,11 @@ class Comparison:
         look = is_look(results.rounds, self._rounds_each(), processes)
         look = look and (results.in_turn or results.rounds >= LEAST_ROUNDS)
         speak = look or time.monotonic() > self.spoken + SPEAK_EVERY
-        found = estimates(results) if speak else {}
+        ratios = estimates(results) if speak else {}
         if speak and self.sampling:
-            self.say(progress_line(results, found))
+            self.say(progress_line(results, ratios))
             self.spoken = time.monotonic()
-        widths = [one for pair in found.values() for one in pair]
+        widths = [ratio for pair in ratios.values() for ratio in pair]
         if look and is_precise(widths, settings.precision):
             return "precise"
         if results.rounds >= most:
@@ -276,20 +290,22 @@ class Comparison:
 
     def _probe(self, round: int | None) -> None:
         """Read the bandwidth of every device that an arm is on, before `round`."""
-        devices = {arm.facts["config"]["device"] for arm in self.results.alive if arm.facts}
+        devices = {arm.facts.device for arm in self.results.alive if arm.facts}
         for device in sorted(devices):
             try:
                 if device not in self.probes:
                     self.probes[device] = self._start(0)
-                answer = self.probes[device].ask("bandwidth", device=device)
+                reading = self.probes[device].answer(Reading, "bandwidth", device=device)
             except WorkerFailed as error:
                 self.say(f"no bandwidth of {device}: {error}")
                 if error.kind == "dead":
                     self.probes.pop(device).close()  # the next round starts another
                 continue
-            reading = Reading(**answer, round=round)
+            reading = dataclasses.replace(reading, round=round)
             readings = self.results.bandwidth.setdefault(device, [])
-            if round is not None:  # of a round that was cut short and begins again, the last counts
+            if (
+                round is not None
+            ):  # replace the reading of a round that was cut short and began again
                 readings[:] = [earlier for earlier in readings if earlier.round != round]
             readings.append(reading)
 
@@ -300,6 +316,6 @@ class Comparison:
 
 
 def _occupied(arm: ArmResult) -> int:
-    """Bytes, at the most, that a loaded arm would give back."""
-    peaks = arm.facts["peak_memory_bytes"] if arm.facts else {}
+    """The most bytes that unloading an arm would free."""
+    peaks = arm.facts.peak_memory_bytes if arm.facts else {}
     return max((max(kinds.values()) for kinds in peaks.values()), default=0)

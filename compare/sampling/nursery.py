@@ -1,8 +1,8 @@
 """A process that has imported what every worker imports, and forks workers: they start at once.
 
 Importing torch, torchao and the compiler takes two seconds, and a comparison starts each arm
-several times. Its first process is no fork, for memory that a fork shares with its nursery does not
-count as its own, and the arm's peaks are to be those of generate.py.
+several times. An arm's first process is not forked: memory that a fork shares with the nursery does
+not count as its own, and the arm's peaks have to be those of generate.py.
 
 `Nursery` is the coordinator's side of it; `python -m compare.sampling.nursery FD` is the process,
 which reads requests from the socket FD and ends when whoever holds its other end does.
@@ -32,7 +32,7 @@ MESSAGE = 1 << 20  # bytes, at most: a command line
 
 
 class Nursery:
-    """Ask it for processes; `close` ends it, not them. It begins when the first is asked for."""
+    """Forks processes; starts with the first of them. `close` ends the nursery alone."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.environment = environment
@@ -60,17 +60,17 @@ class Nursery:
             self.control = None
 
     def _begin(self) -> None:
-        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.control, child = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "compare.sampling.nursery", str(theirs.fileno())],
+            [sys.executable, "-m", "compare.sampling.nursery", str(child.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
+            pass_fds=[child.fileno()],
             start_new_session=True,
             env={**self.environment, "OPENBLAS_NUM_THREADS": "1"},  # no threads, to be forked
         )
-        theirs.close()
+        child.close()
         if not self._answer():
             self.close()
 
@@ -86,10 +86,10 @@ class Nursery:
     def _answer(self) -> int | None:
         assert self.control
         try:
-            found: int | None = json.loads(self.control.recv(MESSAGE) or b"null")
+            answer: int | None = json.loads(self.control.recv(MESSAGE) or b"null")
         except OSError:
             return None
-        return found
+        return answer
 
 
 def serve(control: socket.socket) -> None:

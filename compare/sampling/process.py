@@ -9,38 +9,40 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from compare.sampling.nursery import Nursery
 from errors import QuantbenchError, UsageError
 from run.environment import defaults
+from typed_json import from_json, to_json
 
 COMMAND = (sys.executable, "-m", "compare.sampling.worker")
 ROOT = Path(__file__).parents[2]
+T = TypeVar("T")
 
 
 class WorkerFailed(QuantbenchError):
-    """What the worker said, or how it ended without a word."""
+    """A request failed, or the worker ended."""
 
     def __init__(self, reason: str, kind: str = "dead") -> None:
-        """`kind`: memory, where that was short; other; dead, where the worker cannot be asked
-        anything more."""
+        """`kind`: memory, where there was too little; usage; other; dead, where the worker has
+        ended."""
         super().__init__(reason)
         self.kind = kind
 
 
 class WorkerRefused(WorkerFailed, UsageError):
-    """A person asked for what cannot be."""
+    """The options that the worker was given are wrong."""
 
 
 def environment() -> dict[str, str]:
-    """The variables of every worker: those of generate.py's process, and where our modules lie."""
+    """The variables of every worker: those of generate.py's process, and our path."""
     search = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**defaults(os.environ), "PYTHONPATH": os.pathsep.join(search)}
 
 
 class Process:
-    """One worker. Its stderr goes to a file that is gone with it."""
+    """One worker. Its stderr goes to a temporary file."""
 
     def __init__(self, command: Sequence[str] = COMMAND, nursery: Nursery | None = None) -> None:
         """`nursery`: what forks it, if it can."""
@@ -48,44 +50,57 @@ class Process:
         self.spawned: subprocess.Popen[bytes] | None = None
         self.nursery = nursery
         self.exit_code: int | None = None
-        read, asked = os.pipe()
-        answered, write = os.pipe()
-        streams = (read, write, self.stderr.fileno())
+        their_stdin, our_stdin = os.pipe()
+        our_stdout, their_stdout = os.pipe()
+        streams = (their_stdin, their_stdout, self.stderr.fileno())
         pid = nursery.fork(command[1:], streams) if nursery else None
         if pid is None:
-            # A session of its own: Ctrl-C on the terminal is for us, and we end it with all the
-            # processes that compilers started in it.
+            # In a session of its own, so that Ctrl-C on the terminal reaches only this process,
+            # which then ends the worker and every compiler that the worker started.
             self.spawned = subprocess.Popen(
                 command,
-                stdin=read,
-                stdout=write,
+                stdin=their_stdin,
+                stdout=their_stdout,
                 stderr=self.stderr,
                 start_new_session=True,
                 env=environment(),
             )
             pid = self.spawned.pid
         self.pid: int = pid
-        os.close(read)
-        os.close(write)
-        self.stdin, self.stdout = os.fdopen(asked, "w"), os.fdopen(answered)
+        os.close(their_stdin)
+        os.close(their_stdout)
+        self.stdin, self.stdout = os.fdopen(our_stdin, "w"), os.fdopen(our_stdout)
 
-    def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
-        """The worker's answer. Raises WorkerFailed; WorkerRefused, which is a UsageError, too,
-        where the worker met one."""
+    def answer(self, kind: type[T], do: str, **arguments: object) -> T:
+        """`ask`, its answer read as a `kind` of compare/sampling/answers.py.
+
+        Raises WorkerFailed as well where the answer is something else.
+        """
+        value = self.ask(do, **arguments)
         try:
-            self.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
+            return from_json(kind, value)
+        except (ValueError, KeyError, TypeError) as error:
+            raise WorkerFailed(f"answered {do} with something else: {error}", "other") from error
+
+    def ask(self, do: str, **arguments: object) -> object:
+        """The worker's answer, parsed JSON.
+
+        Raises WorkerFailed; WorkerRefused, which is a UsageError as well, where the worker raised
+        a UsageError.
+        """
+        try:
+            self.stdin.write(json.dumps(to_json({"do": do, **arguments})) + "\n")
             self.stdin.flush()
             line = self.stdout.readline()
         except OSError:
             line = ""
         if not line.endswith("\n"):
             raise WorkerFailed(self._last_words())
-        answer = json.loads(line)
-        if "failed" in answer:
-            failure = WorkerRefused if answer["kind"] == "usage" else WorkerFailed
-            raise failure(answer["failed"], answer["kind"])
-        found: dict[str, Any] = answer["did"]
-        return found
+        reply = json.loads(line)
+        if "failed" in reply:
+            failure = WorkerRefused if reply["kind"] == "usage" else WorkerFailed
+            raise failure(reply["failed"], reply["kind"])
+        return reply["did"]
 
     def close(self) -> None:
         """End it, and whatever it started."""
@@ -117,4 +132,4 @@ class Process:
             return f"ended by {signal.Signals(-code).name}"
         self.stderr.seek(0)
         lines = self.stderr.read().decode(errors="replace").strip().splitlines()
-        return f"ended with exit code {code}: {lines[-1] if lines else 'no word on stderr'}"
+        return f"ended with exit code {code}: {lines[-1] if lines else 'nothing on stderr'}"

@@ -3,20 +3,20 @@
 `results.json` is replaced whole, after each round, so that a kill leaves the last one.
 """
 
-import dataclasses
 import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import files
 from benchlog.config import argv
+from compare.sampling.answers import ArmFacts, NoQuality, Quality, Reading, TimedSample
 from compare.sampling.arm import Arm
 from errors import LogError, UsageError
+from typed_json import from_json, to_json
 
-FORMAT = 2
+FORMAT = 3
 FILE = "results.json"
 
 
@@ -34,55 +34,54 @@ class Settings:
     order_seed: int = 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class ArmSample(TimedSample):
+    """A sample that counts: the round it belongs to, and which of the arm's processes took it."""
+
+    round: int
+    process: int
+
+
 @dataclass
 class ArmResult:
-    """An arm and what it gave: `facts` before its first sample, `quality`, a dict a sample. Each
-    sample has its "round" and "process"; `failed` says why there are no more."""
+    """An arm and what was measured of it."""
 
     name: str
-    text: str
-    argv: list[str]
-    facts: dict[str, Any] | None = None
-    quality: dict[str, Any] | None = None
-    samples: list[dict[str, Any]] = field(default_factory=list)
-    failed: str | None = None
+    text: str  # as the person wrote it
+    argv: list[str]  # options of generate.py, or for another runtime its own
+    facts: ArmFacts | None = None  # None until the first process is ready
+    quality: Quality | NoQuality | None = None
+    samples: list[ArmSample] = field(default_factory=list)
+    failed: str | None = None  # why there are no more samples
 
     @property
     def processes(self) -> int:
         """How many took the samples."""
-        return len({sample["process"] for sample in self.samples})
+        return len({sample.process for sample in self.samples})
 
     def in_round(self, number: int) -> int:
-        return sum(sample["round"] == number for sample in self.samples)
-
-
-@dataclass(frozen=True)
-class Reading:
-    """One reading of a device's memory bandwidth."""
-
-    bytes_per_s: float
-    round: int | None  # taken just before this round; None: after the last one
-    probe: str  # the op that read
-    caveat: str | None = None  # why this is not the memory's speed; None where it is
+        """Samples of that round."""
+        return sum(sample.round == number for sample in self.samples)
 
 
 @dataclass
 class Results:
-    """`rounds` are whole ones. `ended` says why it stopped: precise, max_rounds, max_minutes,
-    baseline failed, interrupted, or None while it runs. `bandwidth`: readings by device."""
+    """Everything that a comparison measured so far."""
 
     settings: Settings
     arms: list[ArmResult]
     write_result: str
     in_turn: bool = False
-    rounds: int = 0
+    rounds: int = 0  # whole ones
+    # precise, max_rounds, max_minutes, baseline failed, nothing to compare with, interrupted; None
+    # while it runs
     ended: str | None = None
-    bandwidth: dict[str, list[Reading]] = field(default_factory=dict)
+    bandwidth: dict[str, list[Reading]] = field(default_factory=dict)  # by device
     logged_rounds: int = 0
 
     @staticmethod
     def begin(settings: Settings, arms: Sequence[Arm], write_result: str) -> "Results":
-        found = [
+        arm_results = [
             ArmResult(
                 arm.name,
                 arm.text,
@@ -91,7 +90,7 @@ class Results:
             )
             for arm in arms
         ]
-        return Results(settings, found, write_result, in_turn=settings.in_turn)
+        return Results(settings, arm_results, write_result, in_turn=settings.in_turn)
 
     @property
     def baseline(self) -> ArmResult:
@@ -101,14 +100,16 @@ class Results:
     def alive(self) -> list[ArmResult]:
         return [arm for arm in self.arms if arm.failed is None]
 
-    def save(self, folder: Path | None, rows: Sequence[dict[str, Any]] | None = None) -> None:
-        """Into the folder, if there is one; `rows`, the figures of the report, beside the rest.
+    def save(self, folder: Path | None, rows: Sequence[object] | None = None) -> None:
+        """Into the folder, if there is one. `rows`: the figures of the report, kept with the rest.
 
         Raises LogError where that cannot be written.
         """
         if folder is None:
             return
-        value = {"format": FORMAT, **dataclasses.asdict(self)} | ({"rows": rows} if rows else {})
+        value = {"format": FORMAT, **to_json(self)}
+        if rows:
+            value["rows"] = to_json(rows)
         scratch = folder / f".{FILE}"
         try:
             with open(scratch, "w") as file:
@@ -127,20 +128,16 @@ class Results:
             if why := files.problem(path):
                 raise UsageError(f"--resume {folder}: {FILE}: {why}")
             value = json.loads(files.read_text("--resume", path))
-            if value.pop("format") != FORMAT:
+            if value["format"] != FORMAT:
                 raise UsageError(f"--resume {folder}: another version wrote its {FILE}")
-            value.pop("rows", None)
-            value["settings"] = Settings(**value["settings"])
-            value["arms"] = [ArmResult(**arm) for arm in value["arms"]]
-            value["bandwidth"] = {
-                device: [Reading(**reading) for reading in readings]
-                for device, readings in value["bandwidth"].items()
-            }
-            return Results(**value)
+            results = from_json(Results, value)
+            if not results.arms:
+                raise ValueError("no arms")
+            return results
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise UsageError(f"--resume {folder}: {FILE} is not what --output writes") from None
 
 
-def write_json(path: str, value: Any) -> None:
+def write_json(path: str, value: object) -> None:
     """What --json asks for. Raises LogError where that cannot be written."""
-    files.write_text("--json", path, json.dumps(value, indent=1) + "\n")
+    files.write_text("--json", path, json.dumps(to_json(value), indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""One arm in a process of its own: it loads a model, warms up, and then samples when it is told to.
+"""One arm in a process of its own: it loads a model, warms up, and takes a sample when asked.
 
     python -m compare.sampling.worker        # one JSON object a line in, one a line out
 
@@ -11,28 +11,41 @@
     {"do": "layers", "checkpoint_path": "tiny", "schemes": ["int8wo"], "device": "cpu", …}
     {"do": "products", "rows": 2048, "columns": 5632, "kernels": {"int8wo": ["cpu"]}, …}
 
-Each is answered by {"did": …} or {"failed": why, "kind": memory, usage or other}.
-Between requests it waits for its input and burns nothing; at the end of its input, as when whoever
-started it is gone, it ends at once.
+Each is answered by {"did": …} or {"failed": why, "kind": memory, usage or other}. Arguments and
+answers are JSON of the types in the signature of the worker's method (compare/sampling/answers.py).
+Between requests the worker waits for its input and takes no processor time; at the end of its
+input, as when the coordinator has ended, it exits at once.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import queue
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import generate
 from benchlog.config import parse
 from cli import explained, quiet, say
+from compare.sampling.answers import (
+    ArmFacts,
+    Layers,
+    LogitsFile,
+    QualityAnswer,
+    Reading,
+    SchemeNames,
+    ShapeTimings,
+    TimedSample,
+)
 from errors import KernelError, MemoryShortage, QuantbenchError, UsageError
 from run import environment, measure
+from typed_json import from_json, to_json
 
 if TYPE_CHECKING:
+    from compare.sampling.layer_timing import Products
+    from run.bandwidth import Bandwidth
     from run.loading import Loaded
     from run.plan import Plan
 
@@ -42,19 +55,19 @@ class NeverFits(QuantbenchError):
 
 
 class Worker:
-    """What has been loaded so far, and what each request does."""
+    """What is loaded, and a method for each request."""
 
     plan: Plan
     loaded: Loaded
     one_sample: measure.OneSample
-    probe: Any = None
-    timer: Any = None
+    probe: Bandwidth | None = None
+    timer: Products | None = None
 
-    def load(self, argv: list[str], headroom: int = 0, others: int = 0) -> dict[str, Any]:
-        """Load the model, if `headroom` bytes stay free beside it.
+    def load(self, argv: list[str], headroom: int = 0, others: int = 0) -> None:
+        """Load the model, if `headroom` bytes stay free.
 
-        Raises MemoryShortage where they do not, NeverFits where the `others` bytes that arms beside
-        this one have would not help either.
+        Raises MemoryShortage where they would not, NeverFits where freeing the `others` bytes that
+        the other arms hold would not be enough either.
         """
         import devices
         from run import loading
@@ -74,7 +87,6 @@ class Worker:
                     raise NeverFits(str(error)) from None
                 raise
         self.loaded = loading.load(plan, lambda done, total: None, say)
-        return {"device": str(plan.device), "dummy": config.checkpoint_path.startswith("dummy:")}
 
     def _check(self, free: int) -> None:
         from run import sizes
@@ -82,31 +94,27 @@ class Worker:
         sizes.fits(self.plan, free)
 
     def quality(
-        self, tokens: int, text: str | None, reference: dict[str, Any] | None, keep: str | None
-    ) -> dict[str, Any]:
-        """How well it predicts, and how far from `reference`; `keep`: where to put its logits."""
+        self, tokens: int, text: str | None, reference: LogitsFile | None, keep: str | None
+    ) -> QualityAnswer:
+        """How well it predicts, and how far from `reference`. keep: the file for its logits."""
         import devices
         from compare.fidelity import scores as fidelity
 
-        with devices.returning_memory():  # or the peak while generating would be that of scoring
+        with devices.returning_memory():  # else scoring would raise the peak of generating
             return fidelity.quick(self.plan, self.loaded.model, tokens, text, reference, keep)
 
-    def get_ready(self) -> dict[str, Any]:
-        """Compile and warm up; everything known before the first sample."""
+    def get_ready(self) -> ArmFacts:
+        """Compile and warm up."""
         import devices
 
         plan, device = self.plan, self.plan.device
         generator = generate.make_generator(plan, self.loaded.model)
         self.one_sample = measure.sampler(plan, generator)
         ready = measure.get_ready(plan.config, device, self.one_sample)
-        memory = {"load": self.loaded.peak_memory, "warm_up": devices.peak_memory(device)}
+        peaks = {"load": self.loaded.peak_memory, "warm_up": devices.peak_memory(device)}
         devices.reset_peak_memory(device)
-        return {
-            **measure.as_json(measure.facts_of(plan, generator, self.loaded.kernels)),
-            **measure.as_json(ready),
-            "kernels": self._kernels(),
-            "peak_memory_bytes": memory,
-        }
+        facts = measure.facts_of(plan, generator, self.loaded.kernels)
+        return ArmFacts.of_run(facts, ready, self._kernels(), peaks)
 
     def _kernels(self) -> dict[str, str | None]:
         from quantize.registry import available
@@ -116,8 +124,7 @@ class Worker:
             return {}
         return available(plan.spec.scheme, plan.device, plan.precision)
 
-    def sample(self, index: int) -> dict[str, Any]:
-        """One sample's figures, the seconds of each decoding step, and the peak memory so far."""
+    def sample(self, index: int) -> TimedSample:
         import devices
         from compare.sampling.clock import Clock
 
@@ -125,22 +132,22 @@ class Worker:
         generation = self.one_sample(index, after_token=clock.tick)
         new_tokens = generation.tokens.shape[1]
         sample = measure.Sample.of(generation, len(self.plan.prompt), new_tokens)
-        return {
-            **dataclasses.asdict(sample),
-            "token_seconds": [round(seconds, 7) for seconds in clock.intervals()],
-            "peak_memory_bytes": devices.peak_memory(self.plan.device),
-        }
+        return TimedSample(
+            **vars(sample),
+            token_seconds=[round(seconds, 7) for seconds in clock.intervals()],
+            peak_memory_bytes=devices.peak_memory(self.plan.device),
+        )
 
-    def bandwidth(self, device: str) -> dict[str, Any]:
+    def bandwidth(self, device: str) -> Reading:
         import devices
         from run.bandwidth import Bandwidth
 
         if self.probe is None:
             self.probe = Bandwidth(devices.resolve(device))
         probe = self.probe
-        return {"bytes_per_s": probe.measure(), "probe": probe.probe, "caveat": probe.caveat}
+        return Reading(probe.measure(), None, probe.probe, probe.caveat)
 
-    def schemes(self, argv: list[str]) -> dict[str, Any]:
+    def schemes(self, argv: list[str]) -> SchemeNames:
         """Every kind of scheme that has a kernel here."""
         import torch
 
@@ -150,25 +157,26 @@ class Worker:
 
         config = parse(argv)
         device = devices.resolve(config.device)
-        found = []
+        names = []
         for name in SHOWN:
             try:
                 kernels_for(
                     parse_scheme(name), config.kernel, device, getattr(torch, config.precision)
                 )
-                found.append(name)
+                names.append(name)
             except KernelError:
                 pass
-        return {"schemes": [*found, *MEASURED]}
+        return SchemeNames([*names, *MEASURED])
 
     def layers(
         self, checkpoint_path: str, schemes: list[str], device: str, precision: str
-    ) -> dict[str, Any]:
+    ) -> Layers:
         """The model's shapes of layers, and every scheme's kernels."""
-        from compare.sampling import layer_timing as products
+        from compare.sampling import layer_timing
 
-        found = products.kernels(schemes, device, precision)
-        return {"kernels": found, "shapes": products.shapes(checkpoint_path)}
+        return Layers(
+            layer_timing.kernels(schemes, device, precision), layer_timing.shapes(checkpoint_path)
+        )
 
     def products(
         self,
@@ -178,15 +186,14 @@ class Worker:
         device: str,
         precision: str,
         batch_size: int,
-    ) -> dict[str, Any]:
+    ) -> ShapeTimings:
         """The product of one shape, with every kernel."""
         from compare.sampling.layer_timing import Products
 
         quiet(False)
         if self.timer is None:
             self.timer = Products(device, precision)
-        found: dict[str, Any] = self.timer.measure(rows, columns, kernels, batch_size)
-        return found
+        return self.timer.measure(rows, columns, kernels, batch_size)
 
 
 def serve(worker: object) -> None:
@@ -199,13 +206,13 @@ def serve(worker: object) -> None:
     def read() -> None:
         for line in sys.stdin:
             requests.put(json.loads(line))
-        os._exit(0)  # even in the middle of a sample: nobody waits for it any more
+        os._exit(0)  # even in the middle of a sample: the coordinator has ended
 
     threading.Thread(target=read, daemon=True).start()
     while True:
         request = requests.get()
         try:
-            answer = {"did": getattr(worker, request.pop("do"))(**request)}
+            answer = {"did": _carried_out(worker, **request)}
         except (Exception, KeyboardInterrupt) as error:
             reason, _ = explained(error)
             kind = "usage" if isinstance(error, UsageError) else "other"
@@ -214,6 +221,17 @@ def serve(worker: object) -> None:
                 kind = "memory"
             answer = {"failed": " ".join(reason.split()), "kind": kind}
         answers.write(json.dumps(answer) + "\n")
+
+
+def _carried_out(worker: object, do: str, **arguments: object) -> Any:
+    """The JSON of what the worker's method `do` returns for these arguments."""
+    method = getattr(worker, do)
+    hints = get_type_hints(method)
+    typed = {
+        name: from_json(hints[name], value) if name in hints else value
+        for name, value in arguments.items()
+    }
+    return to_json(method(**typed))
 
 
 if __name__ == "__main__":

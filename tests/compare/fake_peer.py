@@ -7,6 +7,9 @@ import argparse
 import json
 import sys
 
+from tests.compare.facts import peer_facts
+from typed_json import to_json
+
 options = argparse.ArgumentParser()
 options.add_argument("--step", type=float, default=0.1)
 options.add_argument("--prompt", type=float, default=1.0)
@@ -19,9 +22,7 @@ def load(argv, headroom=0, others=0):
 
 
 def get_ready():
-    facts = {"about": "a fake", "weight_bytes": 5_000_000, "warm_up_steady": True}
-    facts["peak_memory_bytes"] = {"warm_up": {"resident": 1}}
-    return {"config": {"device": "cpu"}, **facts}
+    return peer_facts(weight_bytes=5_000_000)
 
 
 def sample(index):
@@ -39,4 +40,4 @@ for line in sys.stdin:
     request = json.loads(line)
     did = globals()[request.pop("do")](**request)
     failed = {"failed": "out of memory", "kind": "other"}
-    print(json.dumps({"did": did} if did is not None else failed), flush=True)
+    print(json.dumps({"did": to_json(did)} if did is not None else failed), flush=True)

@@ -12,10 +12,9 @@ import signal
 import sys
 
 from benchlog.config import parse
-from models.config import PRESETS
-from run.environment import Environment
-
-NOTHING = Environment(1, 1, None, 0, None, None, {})
+from compare.sampling.answers import LogitsFile, Quality, QualityAnswer
+from tests.compare.facts import arm_facts
+from typed_json import to_json
 
 options = argparse.ArgumentParser()
 options.add_argument("--seconds", type=float, default=1.0)
@@ -38,38 +37,15 @@ def load(argv, headroom=0, others=0):
 
 
 def quality(tokens, text, reference, keep):
-    found = {"tokens": tokens, "perplexity": 8.0, "perplexity_standard_error": 0.1}
-    if keep:
-        return {**found, "kept": {"path": keep}}
+    found = Quality(tokens, 8.0, 0.1)
     if reference:
-        found |= {"kl": 0.5, "kl_standard_error": 0.01, "top1": 0.75, "top5": 0.5}
-    return {**found, "kept": None}
+        found = dataclasses.replace(found, kl=0.5, kl_standard_error=0.01, top1=0.75, top5=0.5)
+    return QualityAnswer(found, LogitsFile(keep, 1, 1, "bfloat16") if keep else None)
 
 
 def get_ready():
-    return {
-        "config": dataclasses.asdict(dataclasses.replace(config, device="cpu")),
-        "model": "fake",
-        "architecture": dataclasses.asdict(PRESETS["Llama-3.2-1B"]),
-        "scheme": config.quantization,
-        "kernel": "torch",
-        "decoder": "cpu-step",
-        "decoder_reason": None,
-        "kernels": {"torch": None},
-        "attention_kernel": "cpu",
-        "attention_reason": None,
-        "weight_bytes": 10_000_000,
-        "kv_cache": "dense",
-        "kv_cache_bytes": 1000,
-        "cache_size": 100,
-        "prompt_tokens": 7,
-        "warm_up_steady": True,
-        "peak_memory_bytes": {"load": {"resident": 1}, "warm_up": {"resident": 2}},
-        "device": {"type": "cpu", "name": "fake"},
-        "environment": dataclasses.asdict(NOTHING),
-        "versions": {"torch": "0"},
-        "git_commit": None,
-    }
+    own = dataclasses.replace(config, device="cpu")
+    return arm_facts(config=own, scheme=config.quantization, kernel="torch")
 
 
 def sample(index):
@@ -108,7 +84,7 @@ for line in sys.stdin:
         with open(given.journal, "a") as journal:
             journal.write(f"{os.getpid()} {what}\n")
     did = globals()[what](**request)
-    answer = {"did": did}
+    answer = {"did": to_json(did)}
     if did is None:
         answer = {"failed": "out of memory", "kind": "memory"}
     print(json.dumps(answer), flush=True)

@@ -10,11 +10,13 @@ from benchlog.config import RunConfig, argv
 from compare.commands.roofline import model_remarks
 from compare.figures import decode_limit as whole
 from compare.figures.rows import rows as report_rows
-from compare.output.tables import remarks
+from compare.output.tables import interval, remarks
+from compare.sampling.answers import Reading
 from compare.sampling.comparison import Comparison
-from compare.sampling.results import ArmResult, Reading, Results, Settings
+from compare.sampling.results import ArmResult, Results, Settings
 from errors import KernelError
 from run.bandwidth import Bandwidth
+from typed_json import to_json
 
 FAKE = (sys.executable, str(Path(__file__).parent / "fake_worker.py"))
 
@@ -46,12 +48,13 @@ def test_a_probe_that_is_too_slow_gives_no_share():
     settings = Settings(max_rounds=4, tokens=0, processes=1)
     results = whole.measure(configs, settings, command=(*FAKE, "--readings", "1e9s"))
     for row in whole.rows(results):
-        assert row["bandwidth"] == 1e9 and row["bandwidth_probe"] == "fake"
-        assert "limit_share" not in row and "limit_tok_s" not in row
-        assert whole.shown("limit_share", percent=True)(row) == "-"
+        assert row.bandwidth == 1e9 and row.bandwidth_probe == "fake"
+        assert row.limit_share is None and row.limit_tok_s is None
+        assert interval(lambda row: row.limit_share)(row) == "-"
+        assert "limit_share" not in to_json(row)
     assert "it is slow" in model_remarks([], results.bandwidth)
     rows = report_rows(results)
-    assert all("bandwidth_share" not in row for row in rows)
+    assert all(row.bandwidth_share is None for row in rows)
     assert "it is slow" in remarks(results, rows)
 
 
@@ -71,6 +74,6 @@ def test_without_the_library_the_bandwidth_says_what_read_it(monkeypatch):
 
 def test_readings_are_kept_and_read_back(tmp_path):
     readings = {"cpu": [Reading(1e9, 0, "fake"), Reading(2e9, None, "fake", "it is slow")]}
-    results = Results(Settings(), [], "none", bandwidth=readings)
+    results = Results(Settings(), [ArmResult("none", "", [])], "none", bandwidth=readings)
     results.save(tmp_path)
     assert Results.load(tmp_path).bandwidth == readings

@@ -2,6 +2,7 @@
 
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,13 +40,14 @@ def test_it_stops_when_all_ratios_are_narrow():
     results = begin(processes=6)
     found = compare(results, ["--seconds", "1"], ["--seconds", "0.5"], ["--seconds", "2"])
     assert results.ended == "precise" and results.rounds == 40
-    assert [row["verdict"] for row in found] == ["baseline", "faster", "slower"]
+    assert [row.verdict for row in found] == ["baseline", "faster", "slower"]
     for row, ratio in zip(found[1:], (0.5, 2), strict=True):
         for name in ("ratio_latency", "ratio_throughput"):
-            centre, low, high = row[name]
-            assert low <= centre <= high and centre == pytest.approx(ratio, rel=0.005)
-    assert found[1]["in_words"].startswith("100% faster: 2.0")
-    assert found[2]["in_words"].startswith("50% slower: 0.5")
+            interval = getattr(row, name)
+            assert interval.low <= interval.value <= interval.high
+            assert interval.value == pytest.approx(ratio, rel=0.005)
+    assert found[1].in_words.startswith("100% faster: 2.0")
+    assert found[2].in_words.startswith("50% slower: 0.5")
 
 
 def test_it_stops_at_the_most_rounds_and_minutes():
@@ -78,24 +80,24 @@ def test_a_round_is_one_sample_an_arm_in_an_order_drawn_anew(tmp_path):
 def test_an_arm_that_is_killed_gets_its_reason_and_the_others_go_on():
     results = begin(max_rounds=10)
     found = compare(results, [], ["--die-at", "15"], ["--seconds", "0.5"])
-    assert "killed (SIGKILL)" in found[1]["failed"] and found[1]["samples"] == 3
-    assert found[1]["verdict"] == "failed" and "ratio_latency" not in found[1]
-    assert found[2]["verdict"] == "faster" and results.ended == "max_rounds"
+    assert "killed (SIGKILL)" in found[1].failed and found[1].samples == 3
+    assert found[1].verdict == "failed" and found[1].ratio_latency is None
+    assert found[2].verdict == "faster" and results.ended == "max_rounds"
 
 
 def test_without_baseline_the_others_are_measured_still():
     results = begin()
     found = compare(results, ["--die-at", "0"], [], [])
     assert results.ended == "baseline failed" and results.rounds == 10
-    assert [row["verdict"] for row in found] == ["failed", "no baseline", "no baseline"]
-    assert found[1]["tok_s"] == pytest.approx(1, rel=0.01)
+    assert [row.verdict for row in found] == ["failed", "no baseline", "no baseline"]
+    assert found[1].tok_s == pytest.approx(1, rel=0.01)
 
 
 def test_nothing_left_to_measure():
     results = begin(ARMS[:2])
     found = compare(results, ["--bogus"], ["--bogus"])
     assert results.ended == "baseline failed" and results.rounds == 0
-    assert all("ended with exit code 2" in row["failed"] for row in found)
+    assert all("ended with exit code 2" in row.failed for row in found)
 
 
 def test_arms_that_do_not_fit_together_are_loaded_in_turn(tmp_path):
@@ -107,11 +109,11 @@ def test_arms_that_do_not_fit_together_are_loaded_in_turn(tmp_path):
     # four turns of processes that differ by nothing: half of what is expected of them, 2 %, for
     # one, a quarter for the mean, and Student's t at six degrees of freedom make 1.7 %
     assert results.rounds == 4 and results.ended == "precise"
-    assert [row["samples"] for row in found] == [4 * SAMPLES_PER_TURN] * 3
+    assert [row.samples for row in found] == [4 * SAMPLES_PER_TURN] * 3
     asked = Counter(line.split()[1] for line in journal.read_text().splitlines())
     # two loads of the attempt side by side, which failed at the second arm
     assert asked["load"] == 3 * 4 + 2 and asked["quality"] == 3
-    assert found[1]["kl"] == 0.5 and found[1]["verdict"] == "no difference shown"
+    assert found[1].kl == 0.5 and found[1].verdict == "no difference shown"
 
 
 def test_turns_come_to_an_end():
@@ -124,7 +126,7 @@ def test_turns_come_to_an_end():
 def test_an_arm_that_fits_nowhere_fails():
     results = begin(ARMS[:2], in_turn=True, max_rounds=2)
     found = compare(results, [], ["--die-at", "0"])
-    assert "killed" in found[1]["failed"] and results.rounds == 2
+    assert "killed" in found[1].failed and results.rounds == 2
     assert results.ended == "nothing to compare with"
 
 
@@ -147,14 +149,14 @@ def test_interrupted_and_gone_on_with(tmp_path, monkeypatch, in_turn):
     noisy = ["--noise", "2"]
     results = begin(max_rounds=6, in_turn=in_turn)
     found = compare(results, noisy, noisy, noisy, folder=tmp_path, say=interrupt_at(4))
-    assert results.ended == "interrupted" and found[1]["ratio_latency"]
+    assert results.ended == "interrupted" and found[1].ratio_latency
     kept = Results.load(tmp_path)
-    before = [[sample for sample in arm.samples if sample["round"] < 3] for arm in kept.arms]
+    before = [[sample for sample in arm.samples if sample.round < 3] for arm in kept.arms]
     compare(kept, noisy, noisy, noisy, folder=tmp_path)
     assert kept.ended == "max_rounds" and kept.rounds == 6
     for arm, old in zip(kept.arms, before, strict=True):
         assert arm.samples[: len(old)] == old
-        rounds = Counter(sample["round"] for sample in arm.samples)
+        rounds = Counter(sample.round for sample in arm.samples)
         assert rounds == {n: SAMPLES_PER_TURN if in_turn else 1 for n in range(6)}
 
 
@@ -184,7 +186,7 @@ def test_all_are_started_anew_now_and_then(tmp_path):
     compare(results, behaviour, behaviour, behaviour, say=said.append)
     assert results.ended == "precise" and results.rounds == 40
     for arm in results.arms:
-        rounds = Counter(sample["process"] for sample in arm.samples)
+        rounds = Counter(sample.process for sample in arm.samples)
         assert rounds == {0: 10, 1: 10, 2: 10, 3: 10} and arm.processes == 4
     loaded = [line.partition(":")[0] for line in said if "loading" in line]
     names = [arm.name for arm in results.arms]
@@ -194,14 +196,14 @@ def test_all_are_started_anew_now_and_then(tmp_path):
 def test_the_last_process_goes_on():
     results = begin(processes=2, max_rounds=24)
     compare(results)
-    rounds = Counter(sample["process"] for sample in results.arms[1].samples)
+    rounds = Counter(sample.process for sample in results.arms[1].samples)
     assert rounds == {0: 10, 1: 14} and results.ended == "max_rounds"
 
 
 def test_few_rounds_are_shared_among_the_processes():
     results = begin(processes=3, max_rounds=7)
     compare(results)
-    rounds = Counter(sample["process"] for sample in results.arms[1].samples)
+    rounds = Counter(sample.process for sample in results.arms[1].samples)
     assert rounds == {0: 2, 1: 2, 2: 3}
 
 
@@ -209,7 +211,7 @@ def test_few_rounds_are_shared_among_the_processes():
 def test_one_process_an_arm_shows_less(processes, verdict):
     results = begin(processes=processes, max_rounds=40)
     found = compare(results, [], ["--seconds", "1.03"])
-    assert found[1]["verdict"] == verdict
+    assert found[1].verdict == verdict
 
 
 def test_memory_is_that_of_the_first_process(tmp_path):
@@ -217,6 +219,8 @@ def test_memory_is_that_of_the_first_process(tmp_path):
     results = begin(ARMS[:2], processes=2, max_rounds=20)
     compare(results)
     for arm in results.arms:
-        for sample in arm.samples:
-            sample["peak_memory_bytes"] = {"resident": 5 + sample["process"] + sample["round"]}
-    assert rows(results)[1]["peak_memory_bytes"]["generate"] == {"resident": 14}
+        arm.samples = [
+            replace(sample, peak_memory_bytes={"resident": 5 + sample.process + sample.round})
+            for sample in arm.samples
+        ]
+    assert rows(results)[1].peak_memory_bytes["generate"] == {"resident": 14}

@@ -246,7 +246,9 @@ def compared(*options, rounds=4):
         return (sys.executable, str(HERE / fake[0]), *fake[1:])
 
     Comparison(results, None, lambda line: None, command, probe_rounds=True).run()
-    results.arms[0].facts |= {"prompt_tokens": 128, "kv_cache_bytes": 0}
+    ours = results.arms[0].facts
+    run = dataclasses.replace(ours.run, prompt_tokens=128, kv_cache_bytes=0)
+    results.arms[0].facts = dataclasses.replace(ours, run=run)
     return results
 
 
@@ -254,21 +256,20 @@ def test_ratios_by_hand():
     """Ours: 1 s a step and a prompt of 1 s. Theirs: 1.5 s a step, 0.5 s for a prompt of 128.
     Weights of 10 and 5 MB at 1 GB/s: 1 % and 0.33 % of the limit."""
     (row,) = peers.rows("int8wo", compared("--step", "1.5", "--prompt", "0.5"))
-    assert row["decode_ours_tok_s"] == pytest.approx(1)
-    assert row["decode_theirs_tok_s"] == pytest.approx(1 / 1.5)
-    assert row["prompt_theirs_tok_s"] == pytest.approx(256)
-    for name, ratio in (("decode_ratio", 1.5), ("prompt_ratio", 0.5)):
-        found, low, high = row[name]
-        assert found == pytest.approx(ratio) and low < ratio < high
-    assert row["ours_limit_share"] == pytest.approx(0.01)
-    assert row["theirs_limit_share"] == pytest.approx(0.005 / 1.5)
+    assert row.decode_ours_tok_s == pytest.approx(1)
+    assert row.decode_theirs_tok_s == pytest.approx(1 / 1.5)
+    assert row.prompt_theirs_tok_s == pytest.approx(256)
+    for found, ratio in ((row.decode_ratio, 1.5), (row.prompt_ratio, 0.5)):
+        assert found.value == pytest.approx(ratio) and found.low < ratio < found.high
+    assert row.ours_limit_share == pytest.approx(0.01)
+    assert row.theirs_limit_share == pytest.approx(0.005 / 1.5)
     shown = peers.aligned(peers.COLUMNS, [row])
     assert "1.500 (1." in shown and "256.00 tok/s" in shown
 
 
 def test_a_peer_that_fails_is_told(capsys):
     (row,) = peers.rows("int8wo", compared("--fails-to-load", rounds=1))
-    assert row["failed"] == "out of memory"
+    assert row.failed == "out of memory"
     assert "llama.cpp Q8_0: failed: out of memory" in peers.remarks([row], [], 2)
     assert "-" in peers.aligned(peers.COLUMNS, [row])
 
@@ -287,7 +288,7 @@ def run(*arguments):
         (["--runtimes", "vllm"], "--runtimes takes llama.cpp, transformers; given: 'vllm'"),
         (["--threads", "0"], "threads"),
         (["--max_new_tokens", "1"], "max_new_tokens"),
-        (["--schemes", "fp6", "--runtimes", "transformers"], "nothing of them is beside"),
+        (["--schemes", "fp6", "--runtimes", "transformers"], "none has a format to compare with"),
     ],
 )
 def test_what_peers_refuses(arguments, said, monkeypatch):

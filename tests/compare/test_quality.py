@@ -16,6 +16,7 @@ from compare.commands.quality import quality
 from compare.fidelity import reference_logits as kept
 from compare.fidelity.layer_sqnr import sqnr, sqnr_of_layers
 from compare.fidelity.scores import Logits, score, summary
+from compare.sampling.answers import LogitsFile
 from errors import KernelError
 from generate import Generator
 from models.checkpoints.load import load_model
@@ -165,10 +166,10 @@ def test_sqnr_in_decibels():
 def test_logits_are_kept_to_the_bit(tmp_path):
     """Nothing is lost: what is read back is what the model gave, in its own dtype."""
     values = torch.randn(7, 11).bfloat16()
-    writing = Logits.create(str(tmp_path / "logits"), 7, 11, "bfloat16")
+    writing = Logits.create(LogitsFile(str(tmp_path / "logits"), 7, 11, "bfloat16"))
     for part in values.split(3):
         writing.next(len(part)).copy_(part)
-    reading = Logits(**writing.about)
+    reading = Logits(writing.file)
     assert torch.equal(torch.cat([reading.next(4), reading.next(3)]), values)
     assert (tmp_path / "logits").stat().st_size == 7 * 11 * 2
     ids = text()[:40]
@@ -199,10 +200,10 @@ def test_hand_worked_divergence():
 
     found = summary(score(iter([(q.log(), torch.tensor([0]))] * 2), Kept()))
     # sum of p log2 p is -1.875, so KL is (log2 5 - 1.875) bits
-    assert found["kl"] == pytest.approx((math.log2(5) - 1.875) * math.log(2), rel=1e-6)
-    assert found["perplexity"] == pytest.approx(5)
-    assert found["perplexity_ratio"] == pytest.approx(2.5)
-    assert found["kl_standard_error"] == pytest.approx(0, abs=1e-9)
+    assert found.kl == pytest.approx((math.log2(5) - 1.875) * math.log(2), rel=1e-6)
+    assert found.perplexity == pytest.approx(5)
+    assert found.perplexity_ratio == pytest.approx(2.5)
+    assert found.kl_standard_error == pytest.approx(0, abs=1e-9)
 
 
 def test_windows_through_a_cache_predict_the_same():
@@ -260,7 +261,7 @@ def test_logits_that_are_used_are_not_old(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     config, ids = RunConfig(device="cpu", num_layers=1), text()[:65]
     made = kept.reference(config, ids, 64, lambda line: None)
-    path = made.logits["path"]
+    path = made.logits.path
     os.utime(path, (10**9, 10**9))
     again = kept.reference(config, ids, 64, lambda line: None)
     assert again == made and os.path.getmtime(path) > 10**9

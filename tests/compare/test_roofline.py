@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -13,40 +14,49 @@ from click.testing import CliRunner
 from benchlog.config import RunConfig
 from compare.commands import growth as growth_module
 from compare.commands.growth import growth
-from compare.commands.roofline import beside_stock, layer_rows, roofline
+from compare.commands.roofline import layer_rows, roofline, with_stock
 from compare.figures import decode_limit as whole
+from compare.figures.decode_limit import DecodeRow
 from compare.figures.limits import over, share, step_bytes
 from compare.output.lines import draw
+from compare.sampling.answers import Product, Reading, Shape, ShapeTimings
 from compare.sampling.layer_timing import Stack, kernels, shapes
-from compare.sampling.results import ArmResult, Reading, Settings
+from compare.sampling.results import ArmResult, ArmSample, Settings
+from tests.compare.facts import arm_facts
+from typed_json import to_json
 
 FAKE = (sys.executable, str(Path(__file__).parent / "fake_worker.py"))
 
 
-def facts(**changes):
-    config = {"context_depth": 100, "max_new_tokens": 20, "batch_size": 1, "device": "cpu"}
-    return {
-        "config": config,
-        "prompt_tokens": 30,
-        "weight_bytes": 1_000_000,
-        "kv_cache_bytes": 64 * 500,
-        "cache_size": 500,
-    } | changes
+CONFIG = RunConfig(context_depth=100, max_new_tokens=20, device="cpu")
 
 
-def arm(step_seconds, prompt_seconds=1.0, **changes):
+def facts():
+    return arm_facts(
+        config=CONFIG,
+        prompt_tokens=30,
+        weight_bytes=1_000_000,
+        kv_cache_bytes=64 * 500,
+        cache_size=500,
+    )
+
+
+def arm(step_seconds, prompt_seconds=1.0):
     """Samples of four steps each, one a round."""
     samples = [
-        {
-            "round": number,
-            "process": 0,
-            "prefill_seconds": prompt_seconds,
-            "decode_seconds": 4 * seconds,
-            "token_seconds": [seconds] * 4,
-        }
+        ArmSample(
+            prefill_seconds=prompt_seconds,
+            decode_seconds=4 * seconds,
+            tok_s=5 / (prompt_seconds + 4 * seconds),
+            prefill_tok_s=30 / prompt_seconds,
+            decode_tok_s=1 / seconds,
+            token_seconds=[seconds] * 4,
+            round=number,
+            process=0,
+        )
         for number, seconds in enumerate(step_seconds)
     ]
-    return ArmResult("arm", "", [], facts=facts(**changes), samples=samples)
+    return ArmResult("arm", "", [], facts=facts(), samples=samples)
 
 
 def test_bytes_of_a_step():
@@ -54,7 +64,7 @@ def test_bytes_of_a_step():
     # of 64 bytes each.
     read = [131 + step for step in range(19)]
     assert sum(read) / 19 == 140
-    assert step_bytes(facts()) == 1_000_000 + 64 * 140
+    assert step_bytes(facts().run) == 1_000_000 + 64 * 140
 
 
 def test_share_of_the_limit_is_that_of_each_round():
@@ -86,45 +96,43 @@ def test_ours_over_theirs():
 
 def test_rows_of_a_layer():
     """1 MB in 0.1 ms is 10 GB/s, half of 20; int8 takes 0.04 ms for 0.5 MB: 12.5 GB/s."""
-    shape = {"names": ["w2"], "rows": 1000, "columns": 500, "count": 22}
+    shape = Shape(["w2"], 1000, 500, 22)
 
     def product(scheme, kernel, seconds, count):
         quartiles = {"seconds_low": seconds, "seconds_high": seconds}
-        return {"scheme": scheme, "kernel": kernel, "seconds": seconds, "bytes": count} | quartiles
+        return Product(scheme=scheme, kernel=kernel, seconds=seconds, bytes=count, **quartiles)
 
     products = [
         product("none", "cpu", 1e-4, 1_000_000),
-        {"scheme": "none", "kernel": "torch", "why_not": "RuntimeError: too hot"},
+        Product(scheme="none", kernel="torch", why_not="RuntimeError: too hot"),
         product("int8wo", "cpu", 4e-5, 500_000),
         product("int8wo", "torchao", 8e-5, 500_000),
         product("fp6", "cpu", 5e-5, 375_000),
     ]
-    found = {"products": products, "bandwidth": 20e9, "rotated": 2, "cache": 1}
-    none, int8, fp6 = layer_rows(shape, found)
-    assert none["layer"] == "w2 1000 × 500"
-    assert none["bytes_per_s"] == pytest.approx(10e9) and none["limit_share"] == pytest.approx(0.5)
-    assert none["speed_up"] == 1 and "over_stock" not in none
-    assert none["stock"]["why_not"] == "RuntimeError: too hot"
-    assert int8["bytes_per_s"] == pytest.approx(12.5e9)
-    assert int8["limit_share"] == pytest.approx(0.625)
-    assert int8["speed_up"] == pytest.approx(2.5) and int8["over_stock"] == pytest.approx(2)
-    assert fp6["speed_up"] == pytest.approx(2) and "stock" not in fp6
+    none, int8, fp6 = layer_rows(shape, ShapeTimings(products, 20e9, "fake", None, 2, 1))
+    assert none.layer == "w2 1000 × 500"
+    assert none.bytes_per_s == pytest.approx(10e9) and none.limit_share == pytest.approx(0.5)
+    assert none.speed_up == 1 and none.over_stock is None
+    assert none.stock.why_not == "RuntimeError: too hot"
+    assert int8.bytes_per_s == pytest.approx(12.5e9)
+    assert int8.limit_share == pytest.approx(0.625)
+    assert int8.speed_up == pytest.approx(2.5) and int8.over_stock == pytest.approx(2)
+    assert fp6.speed_up == pytest.approx(2) and fp6.stock is None
+    slow = layer_rows(shape, ShapeTimings(products, 20e9, "torch.amax", "it is slow", 2, 1))
+    assert slow[0].limit_share is None and "limit_share" not in to_json(slow[0])
 
 
-def test_the_stock_arm_stands_beside_ours():
-    rows = [
-        {"arm": "int8wo", "steps_per_s": 30.0},
-        {"arm": "int8wo, torchao", "steps_per_s": 20.0},
-        {"arm": "fp6", "steps_per_s": 25.0},
-    ]
-    int8, fp6 = beside_stock(rows)
-    assert int8["over_stock"] == 1.5 and int8["stock"] is rows[1] and "stock" not in fp6
+def test_the_stock_arm_is_in_the_row_of_ours():
+    speeds = {"int8wo": 30.0, "int8wo, torchao": 20.0, "fp6": 25.0}
+    rows = [DecodeRow(name, None, 4, steps_per_s=speed) for name, speed in speeds.items()]
+    int8, fp6 = with_stock(rows)
+    assert int8.over_stock == 1.5 and int8.stock is rows[1] and fp6.stock is None
 
 
 def test_shapes_of_a_model():
     """TinyLlama has 22 layers: q, k, v of 2048 + 2 · 256 rows, gate and up of 2 · 5632."""
     found = shapes("dummy:TinyLlama-1.1B-Chat-v1.0")
-    assert [(row["names"], row["rows"], row["columns"], row["count"]) for row in found] == [
+    assert [(row.names, row.rows, row.columns, row.count) for row in found] == [
         (["wqkv"], 2560, 2048, 22),
         (["wo"], 2048, 2048, 22),
         (["w13"], 11264, 2048, 22),
@@ -159,7 +167,7 @@ def message(result):
     ("arguments", "said"),
     [
         (["--schemes", "int9wo"], "int8wo"),
-        (["--schemes", ""], "--schemes takes names with commas between them"),
+        (["--schemes", ""], "--schemes takes a value; given: ''"),
         (["--schemes", "autoquant"], "autoquant"),
         (["--parts", "layer"], "--parts takes layers, model; given: 'layer'"),
         (["--device", "toaster"], "--device 'toaster' is no device"),
@@ -208,10 +216,10 @@ def test_limits_of_a_measurement():
     results = whole.measure(configs, Settings(max_rounds=4, tokens=0, processes=1), command=FAKE)
     assert len(results.bandwidth["cpu"]) == results.rounds == 4
     none, int8 = whole.rows(results)
-    assert none["limit_tok_s"] == pytest.approx(1e9 / none["step_bytes"])
+    assert none.limit_tok_s == pytest.approx(1e9 / none.step_bytes)
     # steps of one second, with a noise of 0.1 %: four rounds are within 1 %
-    assert none["limit_share"][0] == pytest.approx(none["step_bytes"] / 1e9, rel=0.01)
-    assert int8["speed_up"][0] == pytest.approx(1, rel=0.01) and "speed_up" not in none
+    assert none.limit_share.value == pytest.approx(none.step_bytes / 1e9, rel=0.01)
+    assert int8.speed_up.value == pytest.approx(1, rel=0.01) and none.speed_up is None
 
 
 def points():
@@ -219,9 +227,9 @@ def points():
     for axis, values in (("layers", (4, 8)), ("batch", (1, 16)), ("depth", (0, 65536))):
         for value in values:
             for scheme in ("none", "int8wo"):
-                kept = dict.fromkeys(growth_module.KEPT)
-                kept |= {"decode_tok_s": 10.0 + value % 7, "limit_tok_s": 20.0}
-                found.append({"axis": axis, "value": value, "scheme": scheme, **kept})
+                figures = dict.fromkeys(growth_module.FIGURES)
+                figures |= {"decode_tok_s": 10.0 + value % 7, "limit_tok_s": 20.0}
+                found.append(growth_module.Point(axis, value, scheme, **figures))
     return found
 
 
@@ -236,7 +244,7 @@ def test_the_picture_is_the_same_to_the_byte(tmp_path):
 
 def test_new_points_take_the_place_of_old_ones():
     old = points()
-    new = [old[0] | {"decode_tok_s": 99.0}]
+    new = [replace(old[0], decode_tok_s=99.0)]
     found = growth_module.merged(old, new)
     assert len(found) == len(old) and new[0] in found and old[0] not in found
 
@@ -259,7 +267,7 @@ def test_growth_measures_one_point(tmp_path, monkeypatch):
         (["--over", "width"], "--over takes layers, batch, depth, none; given: 'width'"),
         (["--values", "1"], "name it with --over"),
         (["--over", "batch", "--values", "two"], "whole numbers"),
-        (["--over", "none", "--json", "none.json"], "holds no points yet"),
+        (["--over", "none", "--json", "none.json", "--chart", "a.svg"], "holds no points yet"),
         (["--over", "none", "--json", "wrong.json"], "is not what this command writes"),
         (["--schemes", "int9wo"], "int8wo"),
         (["--over", "none", "--chart", "growth.png"], "end its name in .svg"),

@@ -22,6 +22,7 @@ from compare.sampling.comparison import Comparison
 from compare.sampling.nursery import Nursery
 from compare.sampling.process import COMMAND, environment
 from compare.sampling.results import Results, Settings
+from typed_json import to_json
 
 SLOW = (sys.executable, str(Path(__file__).parent / "slow_worker.py"))
 SHARE = 0.05
@@ -41,10 +42,10 @@ def one_run(seed: int, share: float, nursery: Nursery, folder: Path | None) -> d
         lambda number: (*SLOW, str(share)) if number and share else COMMAND,
         nursery,
     ).run()
-    found = rows(results)[1]
+    row = to_json(rows(results)[1])
     keys = ("verdict", "ratio_throughput", "failed")
     return {"seed": seed, "share": share, "rounds": results.rounds, "ended": results.ended} | {
-        key: found.get(key) for key in keys
+        key: row.get(key) for key in keys
     }
 
 

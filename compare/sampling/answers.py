@@ -1,0 +1,200 @@
+"""What workers answer, typed: compare/sampling/worker.py and compare/peers/worker.py give these.
+
+    worker.answer(TimedSample, "sample", index=3).token_seconds
+
+Nothing here needs torch, so that commands which only ask workers start at once.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from run.measure import Facts, Peak, Ready, Sample, as_json
+from typed_json import from_json, omitted
+
+Peaks = dict[str, Peak]  # by phase: load, warm_up, generate
+
+
+@dataclass(frozen=True)
+class ArmFacts:
+    """What is known of an arm before its first sample."""
+
+    device: str
+    weight_bytes: int  # that a decoding step reads
+    ready: Ready
+    peak_memory_bytes: Peaks
+    run: Facts | None = None  # of a model of ours; None for another runtime
+    kernels: dict[str, str | None] | None = None  # why each of the scheme's cannot run, if so
+    about: str | None = None  # version and settings of another runtime
+
+    @staticmethod
+    def of_run(
+        run: Facts, ready: Ready, kernels: dict[str, str | None], peaks: Peaks
+    ) -> "ArmFacts":
+        return ArmFacts(run.config.device, run.weight_bytes, ready, peaks, run, kernels)
+
+    def to_json(self) -> dict[str, object]:
+        """One level deep, the keys of `run` and `ready` side by side."""
+        value: dict[str, object] = {
+            "config": {"device": self.device},
+            "weight_bytes": self.weight_bytes,
+        }
+        value |= as_json(self.run) if self.run else {}
+        value |= as_json(self.ready)
+        value |= {} if self.kernels is None else {"kernels": self.kernels}
+        value |= {} if self.about is None else {"about": self.about}
+        return value | {"peak_memory_bytes": self.peak_memory_bytes}
+
+    @staticmethod
+    def from_json(value: Mapping[str, object]) -> "ArmFacts":
+        """What `to_json` gave. Raises ValueError or KeyError where it is something else."""
+        arm = from_json(_ArmKeys, value)
+        return ArmFacts(
+            arm.config.device,
+            arm.weight_bytes,
+            from_json(Ready, value),
+            arm.peak_memory_bytes,
+            None if arm.kernels is None else Facts.from_json(value),
+            arm.kernels,
+            arm.about,
+        )
+
+
+@dataclass(frozen=True)
+class _Device:
+    device: str
+
+
+@dataclass(frozen=True)
+class _ArmKeys:
+    """The keys of an ArmFacts' JSON that are neither a Facts' nor a Ready's alone."""
+
+    config: _Device
+    weight_bytes: int
+    peak_memory_bytes: Peaks
+    kernels: dict[str, str | None] | None
+    about: str | None
+
+
+@dataclass(frozen=True)
+class TimedSample(Sample):
+    """A sample, and of each decoding step but the first its seconds."""
+
+    token_seconds: list[float]
+    peak_memory_bytes: Peak = dataclasses.field(default_factory=dict)  # so far; by kind
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One reading of a device's memory bandwidth."""
+
+    bytes_per_s: float
+    round: int | None  # the reading was taken just before this round; None: after the last one
+    probe: str  # the op that read
+    caveat: str | None = None  # why this is not the memory's speed; None where it is
+
+
+@dataclass(frozen=True)
+class SchemeNames:
+    """Every scheme that has a kernel on the worker's device."""
+
+    schemes: list[str]
+
+
+# ---------------------------------------------------------------------------------------- quality
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How well an arm predicts a text, and how far its predictions are from a reference's.
+
+    KL is KL(reference ‖ arm) in nats per token; top1 is the share of tokens whose likeliest token
+    is the reference's; top5 the share of the reference's five likeliest among the arm's.
+    """
+
+    tokens: int
+    perplexity: float
+    perplexity_standard_error: float
+    perplexity_ratio: float | None = omitted()  # arm ÷ reference, from paired tokens
+    perplexity_ratio_standard_error: float | None = omitted()
+    perplexity_ratio_interval: list[float] | None = omitted()  # the two ends of 95 %
+    kl: float | None = omitted()
+    kl_standard_error: float | None = omitted()
+    kl_median: float | None = omitted()
+    kl_p99: float | None = omitted()
+    kl_max: float | None = omitted()
+    top1: float | None = omitted()
+    top5: float | None = omitted()
+    bits_per_byte: float | None = omitted()  # of the text in UTF-8
+
+
+@dataclass(frozen=True)
+class NoQuality:
+    """Quality that cannot be measured."""
+
+    why_not: str
+
+
+@dataclass(frozen=True)
+class LogitsFile:
+    """A file of logits (rows, vocab_size) of a torch dtype, without a header."""
+
+    path: str
+    rows: int
+    vocab_size: int
+    dtype: str
+
+
+@dataclass(frozen=True)
+class QualityAnswer:
+    """An arm's quality, and the file of its logits where it was asked to keep them."""
+
+    quality: Quality | NoQuality
+    logits: LogitsFile | None = None
+
+
+# ----------------------------------------------------------------------------------------- layers
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A shape that several of a model's linear layers have: `rows` outputs, `columns` inputs."""
+
+    names: list[str]
+    rows: int
+    columns: int
+    count: int  # layers of this shape
+
+
+@dataclass(frozen=True)
+class Layers:
+    """A model's shapes of linear layers, and the kernels to time for each scheme."""
+
+    kernels: dict[str, list[str]]
+    shapes: list[Shape]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Product:
+    """One layer's product by one kernel: median seconds and quartiles, or why there are none."""
+
+    scheme: str
+    kernel: str
+    seconds: float | None = omitted()
+    seconds_low: float | None = omitted()
+    seconds_high: float | None = omitted()
+    rounds: int | None = omitted()
+    bytes: int | None = omitted()  # of the weight
+    why_not: str | None = omitted()
+
+
+@dataclass(frozen=True)
+class ShapeTimings:
+    """Every scheme's product with a weight of one shape."""
+
+    products: list[Product]
+    bandwidth: float  # bytes per second, read in the same rounds
+    bandwidth_probe: str
+    bandwidth_caveat: str | None
+    rotated: int  # bytes that are read before any weight is read again
+    cache: int  # bytes of the last-level cache
