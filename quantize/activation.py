@@ -1,8 +1,8 @@
 """Dynamic quantization of activations: every token rounded by scales taken from itself.
 
-Each rounding gives numbers that bfloat16 and float16 hold exactly (integers up to 255 in size, or
-E4M3), so a weight-only kernel multiplies them as an integer or float8 kernel would, and the scale
-comes afterwards.
+Each rounding gives numbers that bfloat16 and float16 hold exactly: integers up to 255 in size, or
+E4M3. So a weight-only kernel multiplies by them what an integer or float8 kernel would multiply,
+and the scale is applied afterwards.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,9 @@ def _int8_asymmetric(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def _int8_bitsandbytes(x: Tensor) -> tuple[Tensor, Tensor]:
     """As bitsandbytes' int8_vectorwise_quant without outliers: float16, -127 to 127."""
-    x = x.half().float()
+    # torch.compile drops a cast to float16 and back, and with it the rounding (torch 2.13); it
+    # keeps one whose bits are looked at.
+    x = (x.half().view(torch.int16) & -1).view(torch.float16).float()
     scale = x.abs().amax(-1, keepdim=True) / 127
     return (x * torch.where(scale > 0, 1 / scale, 0.0)).round(), scale
 
