@@ -9,7 +9,9 @@ slicing along rows. What its codes mean is ops/formats.py's. It only stores: a f
 module (quantize/kernel.py) that takes its parts, or makes another layout of them.
 """
 
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,9 +22,14 @@ from torchao.utils import TorchAOBaseTensor, fill_defaults
 
 from ops import formats, reference
 from ops.formats import Packed
+from quantize import activation
 from quantize.activation import rounded
 
 aten = torch.ops.aten
+
+# The files whose functions torch.compile traces for a PackedWeight.
+TRACED = (__file__, activation.__file__, formats.__file__)
+TRACED_DIGEST = hashlib.sha256(b"".join(Path(path).read_bytes() for path in TRACED)).hexdigest()
 
 PLANE_NAMES = ("plane0", "plane1", "plane2")
 
@@ -104,10 +111,14 @@ class PackedWeight(TorchAOBaseTensor):
         )
 
     def _stable_hash_for_caching(self) -> str:
-        """What compiled code depends on, for torch's cache of it: not the numbers."""
+        """What compiled code depends on, for torch's cache of it: not the numbers.
+
+        Without the sources, which torch does not look at, code compiled before a change of them
+        would go on computing what they said then.
+        """
         names, attributes = self.__tensor_flatten__()
         inner = [(name, _layout(getattr(self, name))) for name in names]
-        return repr((type(self).__name__, inner, sorted(attributes.items(), key=str)))
+        return repr((TRACED_DIGEST, inner, sorted(attributes.items(), key=str)))
 
     @property
     def parts(self) -> Packed:

@@ -270,6 +270,26 @@ def test_the_decoder_that_ran_is_recorded(in_tmp, options, decoder, reason):
         )
 
 
+COMPILED = "--compile --compile_prefill"
+
+
+@pytest.mark.parametrize(
+    "form, compiled",  # fp4 is nf4 with another table
+    [("nf4", ""), ("fp4", ""), ("int8", ""), ("nf4", COMPILED), ("int8", COMPILED)],
+)
+def test_bitsandbytes_writes_what_the_reference_writes(in_tmp, form, compiled):
+    """Prompt and steps, on bitsandbytes' own CPU kernels. In float32 and greedily: the kernels
+    differ by roundings of float32, 1.8e-5 for int8."""
+    common = ["--quantization", f"bnb-{form}", "--precision", "float32", "--temperature", "0",
+              "--num_samples", "1", "--max_new_tokens", "6", "--num_layers", "1"]  # fmt: skip
+    ran = run(*common, "--kernel", "bitsandbytes", *compiled.split())
+    assert ran.exit_code == 0, ran.stderr
+    expected = run(*common, "--kernel", "reference")
+    text, table = ran.stdout.split("scheme", 1)
+    assert "bitsandbytes" in table and "modules" in table
+    assert text == expected.stdout.split("scheme", 1)[0] and text.strip()
+
+
 def test_profiles_are_traces(in_tmp):
     result = run(*SHORT, "--profile", "trace.json", "--memory_profile", "memory.json")
     assert result.exit_code == 0, result.stderr

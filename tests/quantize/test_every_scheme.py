@@ -210,6 +210,14 @@ def test_it_survives_what_weights_go_through(packed, tmp_path):
     assert copies[0].weight.plane0.data_ptr() != packed.plane0.data_ptr()
 
 
+def test_compiled_code_is_cached_for_the_sources_it_came_from(monkeypatch):
+    weight = Quantizer(parse("fp6"), CPU, torch.float32).quantized("layer", linear()).weight.data
+    before = weight._stable_hash_for_caching()
+    assert weight._stable_hash_for_caching() == before
+    monkeypatch.setattr("quantize.packed.TRACED_DIGEST", "of other sources")
+    assert weight._stable_hash_for_caching() != before
+
+
 def test_it_is_its_inner_tensors(packed, tmp_path):
     names, attributes = packed.__tensor_flatten__()
     save_file({name: getattr(packed, name) for name in names}, tmp_path / "w.safetensors")

@@ -2,6 +2,9 @@
 and GPT-NeoX with random weights."""
 
 import copy
+import re
+import textwrap
+from pathlib import Path
 
 import pytest
 import torch
@@ -179,6 +182,20 @@ def test_llama_is_our_own_model_with_the_same_scheme(family, name, tmp_path):
     follow(ours, {names[theirs]: given for theirs, given in inputs.items()})
     with torch.no_grad():
         assert_near(ours(TOKENS), logits)
+
+
+def test_the_snippet_in_the_readme_runs(tmp_path):
+    hugging_face("llama").save_pretrained(tmp_path)
+    readme = Path(__file__).parents[2].joinpath("README.md").read_text()
+    indented = re.findall(r"(?:^    .*\n|^\n(?=    ))+", readme, re.M)
+    (snippet,) = (block for block in indented if "torchao.quantize_" in block)
+    names = {"path": str(tmp_path), "tokens": TOKENS}
+    exec(textwrap.dedent(snippet), names)
+    assert all(
+        isinstance(module, KernelLinear)
+        for module in names["model"].modules()
+        if isinstance(module, nn.Linear)
+    )
 
 
 @NEEDS_COMPILER
