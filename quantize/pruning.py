@@ -1,6 +1,6 @@
 """Which weights matter, judged by what they multiply: Wanda (Sun et al. 2023, arXiv:2306.11695).
 
-Of every four weights in a row the two stay whose |weight| · ‖input feature‖ is largest, the norm
+Two of every four weights in a row stay: those with the largest |weight| · ‖input feature‖, the norm
 taken over a calibration text. torchao's WandaSparsifier does it, with two things of ours around it:
 it works on some rows at a time, since its masks and sorting take twelve times a layer's memory; and
 it gets norms where its own observer would hand it their squares (torchao 0.18), which prunes by

@@ -102,16 +102,16 @@ def _text(key: Mapping[str, Any]) -> str:
 
 
 def _versions() -> dict[str, str]:
-    """Of our kernels the sources count too: they change between versions."""
-    found = {}
+    """Versions of PACKAGES, and a digest of our kernels' sources, which change between versions."""
+    versions = {}
     for package in PACKAGES:
         try:
-            found[package] = importlib.metadata.version(package)
+            versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            found[package] = "not installed"
+            versions[package] = "not installed"
     digest, root = hashlib.sha256(), Path(__file__).parents[2]
     for folder in ("ops", "quantize"):
         for path in sorted((root / folder).rglob("*")):
             if path.suffix in SOURCES:
                 digest.update(path.read_bytes())
-    return found | {"sources": digest.hexdigest()[:16]}
+    return versions | {"sources": digest.hexdigest()[:16]}

@@ -32,7 +32,7 @@ from quantize.spec import FullPrecision, Quantization, Spec, parse
 
 __all__ = ["AutoQuantizer", "Choice", "Sample", "choose", "default_cache", "table"]
 
-SQNR_ROWS = 64  # activations per SQNR: its dB no longer change with more, and they take no time
+SQNR_ROWS = 64  # activations per SQNR; with more of them it does not change
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,7 @@ def _rows(activations: Tensor, count: int) -> Tensor:
 
 
 def _as(candidate: Candidate, sample: Sample) -> nn.Module:
-    """The layer as the candidate has it, without the hooks that may have found its inputs."""
+    """The layer as the candidate has it, without the hooks that may have recorded its inputs."""
     weight = sample.layer.weight.data
     layer = with_weight(sample.layer, weight)
     quantizer = Quantizer(candidate.spec, weight.device, weight.dtype, candidate.kernel)

@@ -91,23 +91,25 @@ def race(
     cache, whole = last_level_cache(x.device), x.device.type != "cpu"
     numbers = copies(sizes, cache, _budget(x.device), whole)
     prepare = _preparation(x.device, compile)
-    found: dict[int, Timing | str] = {i: str(first) for i, first in enumerate(firsts)}
+    results: dict[int, Timing | str] = {i: str(first) for i, first in enumerate(firsts)}
     runs: dict[int, Callable[[int], float]] = {}
     for i, number in zip(running, numbers, strict=True):
         rotation = [layers[i], *(copy.deepcopy(layers[i]) for _ in range(number - 1))]
         run = attempt(lambda: prepare(calls[i], rotation, x))  # noqa: B023
         if isinstance(run, str):
-            found[i] = run
+            results[i] = run
         else:
             runs[i] = run
     if not whole:
-        torch.ones(min(cache, MOST_BYTES), dtype=torch.uint8)  # in the cache instead of the copies
+        torch.ones(
+            min(cache, MOST_BYTES), dtype=torch.uint8
+        )  # evicts the copies from the last-level cache
     if beside:
         runs[-1] = lambda turn: beside()
     timed = interleaved(runs)
-    found |= timed
+    results |= timed
     return Race(
-        [found[i] for i in range(len(layers))],
+        [results[i] for i in range(len(layers))],
         [first if isinstance(first, Tensor) else None for first in firsts],
         rotated(sizes, numbers, cache, whole),
         cache,
@@ -262,14 +264,14 @@ def last_level_cache(device: torch.device, root: Path = Path("/sys/devices/syste
     """Bytes of the device's largest cache, as it says itself; CACHE_IF_UNKNOWN if it does not."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).L2_cache_size
-    found = []
+    sizes = []
     if device.type == "cpu":
         units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
         for path in root.glob("cpu0/cache/index*/size"):
             size = path.read_text().strip()
             if size[:-1].isdigit() and size[-1] in units:
-                found.append(int(size[:-1]) * units[size[-1]])
-    return max(found, default=CACHE_IF_UNKNOWN)
+                sizes.append(int(size[:-1]) * units[size[-1]])
+    return max(sizes, default=CACHE_IF_UNKNOWN)
 
 
 def _budget(device: torch.device) -> int:

@@ -37,8 +37,8 @@ def full_precision(kernel: str) -> Candidate:
 
 def fastest_in_full(measurements: Iterable["Measurement"]) -> "Measurement":
     """What the others have to beat: full precision on the fastest of its kernels."""
-    found = (m for m in measurements if isinstance(m.candidate.spec, FullPrecision))
-    return min(found, key=lambda m: m.seconds)
+    in_full = (m for m in measurements if isinstance(m.candidate.spec, FullPrecision))
+    return min(in_full, key=lambda m: m.seconds)
 
 
 @dataclass(frozen=True)
@@ -200,9 +200,9 @@ def _hints(choices: Sequence[Choice]) -> list[str]:
                 missed.setdefault(one.candidate, []).append((gain, one.sqnr))
                 break  # the fastest of the shape
     lines = []
-    for candidate, found in missed.items():
-        gains, decibels = zip(*found, strict=True)
-        where = "" if len(choices) == 1 else f" in {len(found)} of {len(choices)} shapes"
+    for candidate, pairs in missed.items():
+        gains, decibels = zip(*pairs, strict=True)
+        where = "" if len(choices) == 1 else f" in {len(pairs)} of {len(choices)} shapes"
         lines.append(
             f"{candidate} would be {_range(gains)} × as fast{where} at {_range(decibels)} dB: "
             f"--min_sqnr {math.floor(min(decibels))}"

@@ -24,8 +24,8 @@ from quantize.spec import UintX
 
 NARROWER = (0.95, 0.9, 0.85, 0.8, 0.7)  # of the range that a group spans, beside HQQ's choice
 REFITS = 3  # of scale and zero to the codes by least squares, after HQQ
-# Of a group of equal weights, which has no range. About torchao's 1e-6, but this and its multiples
-# are exact in 16 bits, so that zeros stay zeros.
+# The scale of a group of equal weights, which has no range. About torchao's 1e-6, but this and its
+# multiples are exact in 16 bits, so that zeros stay zeros.
 SMALLEST_SCALE = 2.0**-20
 
 
@@ -41,8 +41,8 @@ def grouped(w: Tensor, bits: int, group_size: int, hqq: bool) -> PackedWeight:
     if hqq and not w.is_meta:
         centre = zero - scale * 0.5  # of the range, for an even number of codes
         narrower = [(scale * part, (centre + scale * part * 0.5)) for part in NARROWER]
-        for found in (_from_hqq(w, bits, group_size), *narrower):
-            scale, zero = _better(w, bits, (scale, zero), tuple(x.to(dtype) for x in found))
+        for pair in (_from_hqq(w, bits, group_size), *narrower):
+            scale, zero = _better(w, bits, (scale, zero), tuple(x.to(dtype) for x in pair))
         for _ in range(REFITS):
             scale, zero = _better(w, bits, (scale, zero), _refitted(w, bits, scale, zero))
     codes = _codes(w, bits, group_size, scale, zero).to(torch.uint8)
@@ -97,7 +97,7 @@ def _refitted(w: Tensor, bits: int, scale: Tensor, zero: Tensor) -> tuple[Tensor
 def _better(
     w: Tensor, bits: int, one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Of two pairs (scale, zero) for each group the one with the smaller squared error.
+    """For each group that one of two pairs (scale, zero) which has the smaller squared error.
 
     HQQ minimizes errors to the power 0.7, which here and there is worse in their squares.
     """
