@@ -1,6 +1,6 @@
-"""python -m benchlog check FILE: is every record in the log whole, and can it be run again?
+"""python -m benchlog check FILE: is every line of the log intact, and can its run be repeated?
 
-python -m benchlog table FILE: the runs of a JSON lines file, side by side.
+python -m benchlog table FILE: the runs of a JSON lines file as one table, a row each.
 """
 
 import sys
@@ -15,34 +15,34 @@ from text import counted
 
 @click.group(cls=Group)
 def commands() -> None:
-    """Look after the log of benchmark runs."""
+    """Check the log of benchmark runs, or show runs as a table."""
 
 
 @commands.command(cls=Command)
 @click.argument("file", type=click.Path())
 @click.option("--debug", is_flag=True, help="Show tracebacks")
 def check(file: str, debug: bool) -> None:
-    """Count the records of FILE and check that each re-renders byte for byte.
+    """Check that every line of FILE is intact and that its run can be repeated.
 
-    Exits with 1 and names every line that does not, with its number and the reason.
+    Names each damaged line, with its number and the reason, and then exits with 1.
     """
     reading = log.read(file)
     for number, reason in reading.bad:
         click.echo(f"{click.format_filename(file)}:{number}: {reason}")
-    records = counted(len(reading.records), "record")
+    count = len(reading.records)
     if reading.bad:
-        click.echo(f"{records}, {counted(len(reading.bad), 'bad line')}")
+        click.echo(f"{counted(count, 'record')}, {counted(len(reading.bad), 'damaged line')}")
         sys.exit(1)
-    mended = counted(len(reading.mended), "repro line")
-    note = f"; {mended} had a missing space, understood" if reading.mended else ""
-    click.echo(f"{records}, all re-render byte for byte{note}")
+    mended = counted(len(reading.mended), "repro command")
+    note = f"; {mended} lacked a space, which was inserted" if reading.mended else ""
+    click.echo(f"{counted(count, 'record')}, {'all ' * (count > 1)}intact{note}")
 
 
 @commands.command(cls=Command)
 @click.argument("file", type=click.Path())
 @click.option("--debug", is_flag=True, help="Show tracebacks")
 def table(file: str, debug: bool) -> None:
-    """Show the runs that --output_json_path put into FILE, side by side."""
+    """Show the runs that --output_json_path wrote to FILE, a row each."""
     click.echo(tables.table(tables.read(file)))
 
 

@@ -1,7 +1,7 @@
 """What a run was asked to do: `RunConfig`, whose fields are the only list of options there is.
 
-The fields give the click options (`options`), read a command line (`parse`), and write it back
-(`argv`, `repro`), so that every line in the log can be pasted and gives the same run:
+From the fields come the click options (`options`), the reading of a command line (`parse`) and its
+writing (`argv`, `repro`). So the command in every log line can be pasted and gives the same run:
 
     config = parse(["--quantization", "int8wo", "--compile"])
     repro(config)       # python generate.py --quantization int8wo --checkpoint_path tiny …
@@ -30,12 +30,12 @@ PROGRAM = ("python", "generate.py")
 
 @dataclass(frozen=True)
 class Option:
-    """One row of the table. `always`: written even at its default, see `argv`."""
+    """One row of the table of options: what belongs to a field of RunConfig."""
 
-    kind: Kind
-    group: str
+    kind: Kind  # how its value is read, checked and written
+    group: str  # the section of --help: one of cli.GROUPS
     help: str
-    always: bool = False
+    always: bool = False  # whether the repro command has it even at its default (see `argv`)
 
 
 MODEL, SPEED, SAMPLE, CACHE, OUTPUT = GROUPS
@@ -45,7 +45,7 @@ DECODERS = ("auto", *names.DECODERS)
 
 
 class Unsaid(str):
-    """A default that is told apart from the same text given on the command line."""
+    """A default value. The type distinguishes it from the same text given on the command line."""
 
     __slots__ = ()
 
@@ -58,57 +58,66 @@ def _field(default: object, group: str, kind: Kind, help: str, always: bool = Fa
 
 @dataclass(frozen=True)
 class RunConfig:
-    """One run of generate.py, checked. Fields stand in the order the repro line has them.
+    """The options of one run of generate.py, checked, in the order that the repro command has.
 
     A value may be given as its text on the command line: RunConfig(top_k="50").top_k == 50.
-    Raises UsageError, one line, for a value outside what its option takes.
+    Raises UsageError, one line, for a value that its option does not accept.
     """
 
     # fmt: off
     quantization: str = _field(Unsaid("none"), MODEL, Text("SCHEME"),
-        "Scheme; `python -m quantize` lists them")
+        "Quantization scheme; `python -m quantize` lists them")
     checkpoint_path: str = _field("tiny", MODEL, Text("PATH"),
-        "Folder, model.pth, hub id, dummy:NAME, or tiny, the embedded model", always=True)
-    device: str = _field("auto", MODEL, Text("DEVICE"), "cpu, cuda, xpu, mps; auto picks one",
+        "Folder, model.pth, hub id, dummy:NAME, or tiny (embedded)", always=True)
+    device: str = _field("auto", MODEL, Text("DEVICE"), "cpu, cuda, xpu, mps, or auto",
         always=True)
     precision: str = _field("bfloat16", MODEL, Choice(PRECISIONS, prefix="torch."),
-        "Of whatever is not quantized: " + ", ".join(PRECISIONS), always=True)
+        "Dtype of what is not quantized: " + ", ".join(PRECISIONS), always=True)
     compile: bool = _field(False, SPEED, Switch(), "Compile the decoding step")
-    compile_prefill: bool = _field(False, SPEED, Switch(), "Compile the prefill as well")
-    num_samples: int = _field(5, SAMPLE, Whole(1), "Samples that count", always=True)
-    max_new_tokens: int = _field(200, SAMPLE, Whole(1), "Tokens per sample", always=True)
-    top_k: int = _field(200, SAMPLE, Whole(1), "Sample from the N likeliest tokens", always=True)
-    temperature: float = _field(0.8, SAMPLE, Number(), "0 always takes the likeliest", always=True)
-    cache_size: int | None = _field(None, CACHE, Whole(1), "Positions; otherwise what is needed")
+    compile_prefill: bool = _field(False, SPEED, Switch(), "Compile the prefill, too")
+    num_samples: int = _field(5, SAMPLE, Whole(1), "Samples to measure, after the warm-up",
+        always=True)
+    max_new_tokens: int = _field(200, SAMPLE, Whole(1), "New tokens per sample", always=True)
+    top_k: int = _field(200, SAMPLE, Whole(1), "Draw from the N most probable tokens", always=True)
+    temperature: float = _field(0.8, SAMPLE, Number(), "0 takes the most probable token",
+        always=True)
+    cache_size: int | None = _field(None, CACHE, Whole(1),
+        "Positions in the KV cache; default: as many as the run needs")
     kv_cache_quantization: bool = _field(False, CACHE, Switch(), "The same as --kv_cache int8")
     kv_cache: str = _field("dense", CACHE, Choice(names.KV_CACHES),
-        ", ".join(names.KV_CACHES))
-    linear_causal_mask: bool = _field(False, CACHE, Switch(), "Changes nothing; old lines have it")
+        "Format of the KV cache: " + ", ".join(names.KV_CACHES))
+    linear_causal_mask: bool = _field(False, CACHE, Switch(),
+        "Has no effect; accepted because old logs contain it")
     prefill_chunk: int | None = _field(None, CACHE, Whole(1),
-        "Prompt positions at once; otherwise the device's")
+        "Prompt tokens per forward pass; default: 512 on the CPU, more on a GPU")
     context_depth: int = _field(0, CACHE, Whole(0),
-        "Begin behind N positions of random keys and values")
-    prompt: str = _field("Hello, my name is", SAMPLE, Text(may_be_empty=True), "Text to go on from")
-    prefill_size: int | None = _field(None, SAMPLE, Whole(1), "A random prompt of N tokens instead")
-    batch_size: int = _field(1, SAMPLE, Whole(1), "Rows generated at once")
-    seed: int = _field(1234, SAMPLE, Whole(0), "Of sampling and of random prompts")
-    num_layers: int | None = _field(None, MODEL, Whole(1), "Keep only the first N layers")
-    kernel: str = _field("auto", SPEED, Choice(KERNELS), ", ".join(KERNELS))
+        "Pretend that N tokens are already in the KV cache (random ones)")
+    prompt: str = _field("Hello, my name is", SAMPLE, Text(may_be_empty=True), "Text to continue")
+    prefill_size: int | None = _field(None, SAMPLE, Whole(1),
+        "Use a prompt of N random tokens instead of --prompt")
+    batch_size: int = _field(1, SAMPLE, Whole(1), "Sequences generated in parallel")
+    seed: int = _field(1234, SAMPLE, Whole(0), "Random seed")
+    num_layers: int | None = _field(None, MODEL, Whole(1), "Use only the first N layers")
+    kernel: str = _field("auto", SPEED, Choice(KERNELS),
+        "What multiplies the quantized weights: " + ", ".join(KERNELS))
     decoder: str = _field("auto", SPEED, Choice(DECODERS),
-        "How a step is carried out: " + ", ".join(DECODERS))
-    min_sqnr: float = _field(35.0, MODEL, Number(), "Least SQNR, dB, that autoquant accepts")
+        "What runs a decoding step: " + ", ".join(DECODERS))
+    min_sqnr: float = _field(35.0, MODEL, Number(), "autoquant: lowest SQNR to accept, in dB")
     calibration_text: str | None = _field(None, MODEL, Text("PATH"),
-        "Calibrate on it; otherwise on embedded text")
+        "Text to calibrate on; default: the embedded one")
     threads: int | None = _field(None, SPEED, Whole(1, maximum=1024),
-        "Threads; otherwise a core each, of those that the process may use")
-    save: str | None = _field(None, OUTPUT, Text("DIR"), "Write the quantized model here")
-    dry_run: bool = _field(False, OUTPUT, Switch(), "Sizes and kernels from shapes alone; no run")
+        "CPU threads; default: one for each core that the process may use")
+    save: str | None = _field(None, OUTPUT, Text("DIR"), "Write the quantized model to this folder")
+    dry_run: bool = _field(False, OUTPUT, Switch(),
+        "Show sizes, memory and kernels; load and run nothing")
     write_result: str = _field("benchmarks.txt", OUTPUT, Text("PATH"),
-        "Log to append one line to, or none")
-    output_json_path: str | None = _field(None, OUTPUT, Text("PATH"), "Append every sample here")
-    profile: str | None = _field(None, OUTPUT, Text("PATH"), "Write a profiler trace here")
-    memory_profile: str | None = _field(None, OUTPUT, Text("PATH"), "Write a memory snapshot here")
-    interactive: bool = _field(False, SAMPLE, Switch(), "Chat; nothing is logged")
+        "Log to append one line to; none writes no line")
+    output_json_path: str | None = _field(None, OUTPUT, Text("PATH"),
+        "Append all measurements to this file, as one line of JSON")
+    profile: str | None = _field(None, OUTPUT, Text("PATH"), "Write a profiler trace to this file")
+    memory_profile: str | None = _field(None, OUTPUT, Text("PATH"),
+        "Write a memory snapshot to this file")
+    interactive: bool = _field(False, SAMPLE, Switch(), "Chat with the model; nothing is logged")
     debug: bool = _field(False, OUTPUT, Switch(), "Show tracebacks and library warnings")
     # fmt: on
 
@@ -126,12 +135,13 @@ class RunConfig:
 
 
 def option_table() -> dict[str, Option]:
-    """Every option by its underscore name, in the order of the repro line."""
+    """Every option by its underscore name, in the order of the repro command."""
     return {field.name: field.metadata["option"] for field in dataclasses.fields(RunConfig)}
 
 
 def parse(argv: Sequence[str]) -> RunConfig:
-    """The run that these arguments of generate.py ask for; of an option given twice, the last.
+    """The run that these arguments of generate.py ask for. An option given twice counts as last
+    given.
 
     Raises UsageError, one line, for an unknown option, a missing value or one out of range.
     """
@@ -143,9 +153,10 @@ def parse(argv: Sequence[str]) -> RunConfig:
 def argv(config: RunConfig, said: bool = False) -> list[str]:
     """Arguments that `parse` turns back into the config.
 
-    The options that old logs always wrote are written even at their defaults, so that a default
-    changed later does not change what an old line means; the others where they differ. `said`:
-    --quantization none, too, where it was given; log lines say full precision by leaving it out.
+    Options marked `always` are written even at their defaults, so that a default changed later does
+    not change what an old line means. The others are written where they differ from the default.
+
+    said: write --quantization none, too, where it was given. Log lines leave it out.
     """
     arguments: list[str] = []
     for field in dataclasses.fields(config):
@@ -169,26 +180,25 @@ def repro(config: RunConfig) -> str:
 
 
 def split(command: str) -> list[str]:
-    """The words of a repro line; an option glued to the number before it is taken apart.
+    """The words of a repro command, after inserting the space that some old lines lack.
 
-    Logs of 2024 hold `--cache_size 8192--kv_cache_quantization`. Only an unquoted word where a
-    number has to stand is mended, since there it can mean nothing else.
-    Raises UsageError where a quote is not closed.
+    Logs of 2024 hold `--cache_size 8192--kv_cache_quantization`. Only an unquoted word in the place
+    of a number is split, since there it can mean nothing else.
+    Raises UsageError for a quote that is not closed.
     """
     return _mended(shell.words(command))
 
 
 def has_glued_option(command: str) -> bool:
-    """Whether `split` has something to mend."""
+    """Whether `split` inserts a missing space."""
     words = shell.words(command)
     return len(_mended(words)) > len(words)
 
 
 def breaks_off(command: str) -> bool:
-    """Whether a repro line visibly lacks its end, as one does whose writer was killed.
+    """Whether a repro command visibly lacks its end, because its writer was killed.
 
-    A line cut inside its last value, or between two of its last options, cannot be told from a
-    whole one.
+    A cut inside the last value, or between two of the last options, cannot be recognized.
     """
     try:
         words = split(command)
@@ -211,9 +221,10 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
 def options(without: Collection[str] = ()) -> Callable[[Decorated], Decorated]:
-    """Decorate a click command's function with every option; it receives RunConfig's arguments.
+    """Decorate a click command's function with every option but those in `without`.
 
-    Values arrive as text, RunConfig checks them. Use it under `@click.command(cls=cli.Command)`.
+    The function receives RunConfig's arguments as text; RunConfig checks them. Use it below
+    `@click.command(cls=cli.Command)`.
     """
 
     def decorate(function: Decorated) -> Decorated:
@@ -248,9 +259,9 @@ def _mended(words: Sequence[shell.Word]) -> list[str]:
     result: list[str] = []
     for word in words:
         before = result[-1] if result else ""
-        found = glued.fullmatch(word.text) if word.bare else None
-        if found and before.startswith("--") and key(before) in numeric:
-            result += [found[1], *(f"--{name}" for name in found[2].split("--")[1:])]
+        match = glued.fullmatch(word.text) if word.bare else None
+        if match and before.startswith("--") and key(before) in numeric:
+            result += [match[1], *(f"--{name}" for name in match[2].split("--")[1:])]
         else:
             result.append(word.text)
     return result

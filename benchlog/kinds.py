@@ -1,4 +1,4 @@
-"""What an option can take: how it is read, checked and written, whichever option it is."""
+"""Kinds of option values: how each is read, checked and written."""
 
 import math
 import re
@@ -7,18 +7,19 @@ from typing import Any, Protocol
 
 from benchlog import shell
 
-MAX_INT = 2**63 - 1  # what a tensor's index holds
+MAX_INT = 2**63 - 1  # the largest int64, with which torch indexes
 
 
 class Kind(Protocol):
-    """What an option takes. Values are checked the same whether they come as text or not."""
+    """What an option accepts. Values are checked alike, whether they come as text or not."""
 
     @property
-    def metavar(self) -> str: ...
+    def metavar(self) -> str:
+        """The placeholder for the value in --help, such as PATH."""
 
     @property
     def accepts(self) -> str:
-        """For error messages: "--top_k takes …"."""
+        """What is accepted, in words, for an error message: "--top_k takes …"."""
 
     def read(self, value: object) -> object:
         """The value, from itself or from its text. Raises ValueError when it is not accepted."""
@@ -29,6 +30,8 @@ class Kind(Protocol):
 
 @dataclass(frozen=True)
 class Switch:
+    """An option without a value: present or absent."""
+
     metavar: str = ""
     accepts: str = "no value: it is there or not"
 
@@ -43,6 +46,8 @@ class Switch:
 
 @dataclass(frozen=True)
 class Text:
+    """Text that a command line can hold: without a NUL character."""
+
     metavar: str = "TEXT"
     may_be_empty: bool = False
 
@@ -63,6 +68,8 @@ class Text:
 
 @dataclass(frozen=True)
 class Whole:
+    """A whole number from `minimum` to `maximum`, both included."""
+
     minimum: int
     metavar: str = "N"
     maximum: int = MAX_INT
@@ -87,6 +94,8 @@ class Whole:
 
 @dataclass(frozen=True)
 class Number:
+    """A finite number of at least 0."""
+
     metavar: str = "X"
     accepts: str = "a finite number of at least 0"
 
@@ -107,8 +116,10 @@ class Number:
 
 @dataclass(frozen=True)
 class Choice:
+    """One of a few names."""
+
     choices: tuple[str, ...]
-    prefix: str = ""  # written before the value, and read with or without
+    prefix: str = ""  # always written before the name; optional when read
     metavar: str = "NAME"
 
     @property

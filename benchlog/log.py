@@ -1,8 +1,8 @@
-"""The log file: appended to under a lock, one whole line at a time; read back with line numbers.
+"""The log file: lines are appended under a lock, each as a whole, and read with their numbers.
 
-Parallel runs and kills lose no line: a writer holds an exclusive flock on the file itself, writes
-its line with one write and ends with fsync. What a killed writer left of a line is removed by the
-next one; a write that fails is taken back.
+Neither parallel runs nor killed ones lose a line. A writer holds an exclusive flock on the file
+itself, writes its line with one write and ends with fsync. A partial line that a killed writer left
+is removed by the next writer. A write that fails is undone.
 """
 
 import errno
@@ -20,32 +20,32 @@ from benchlog.record import Record
 from errors import LogError, UsageError
 from files import FilePath, require_regular
 
-MAX_HEADINGS = 10  # lines of a text that may still become a log
-LONGEST_LINE = 1 << 20  # characters; a command line itself is shorter
-HEAD = 1 << 20  # bytes that are looked at to see what a file holds
+MAX_HEADINGS = 10  # lines of text without a run that a file may hold and still be used as a log
+LONGEST_LINE = 1 << 20  # characters of a log line; every command line is shorter
+HEAD = 1 << 20  # bytes read from a file's beginning to see what the file holds
 
 
 @dataclass
 class Reading:
-    """What a log holds. Line numbers count from 1."""
+    """What a log holds. Lines are numbered from 1."""
 
-    records: list[tuple[int, Record]] = field(default_factory=list)
-    bad: list[tuple[int, str]] = field(default_factory=list)  # and why
-    mended: list[int] = field(default_factory=list)  # repro lines with a missing space
+    records: list[tuple[int, Record]] = field(default_factory=list)  # (line number, record)
+    bad: list[tuple[int, str]] = field(default_factory=list)  # (line number, what is wrong)
+    mended: list[int] = field(default_factory=list)  # lines whose repro command lacked a space
 
 
 def append(path: FilePath, line: str) -> None:
-    """Add one line; the file is made where it is missing, its folder is not.
+    """Add one line. A missing file is created, a missing folder is not.
 
-    A last line without newline gets one, or is removed where it is a record cut short.
-    Raises LogError where the line cannot be written in full; but for that removal, the log is
-    then as it was.
+    If the last line lacks its newline, it gets one, or is removed if it is a record cut short.
+    Raises LogError if the line cannot be written in full. Apart from that removal, the log is then
+    unchanged.
     """
     _append(path, line, _is_cut_short)
 
 
 def append_json(path: FilePath, value: Mapping[str, Any]) -> None:
-    """Add one JSON object as a line, as safely as `append`. Raises LogError for NaN as well."""
+    """Add one JSON object as a line, as safely as `append`. Raises LogError for NaN, too."""
     try:
         line = json.dumps(value, allow_nan=False)
     except ValueError as error:
@@ -54,9 +54,9 @@ def append_json(path: FilePath, value: Mapping[str, Any]) -> None:
 
 
 def check_writable(path: FilePath) -> None:
-    """Raise LogError where `append` would fail; neither makes nor changes the file.
+    """Raise LogError if `append` would fail. The file is neither created nor changed.
 
-    For asking before a long run. A disk that fills up meanwhile is found by `append`.
+    Call it before a long run. Only `append` notices a disk that has become full since.
     """
     with _as_log_error("append to", path):
         try:
@@ -68,8 +68,8 @@ def check_writable(path: FilePath) -> None:
 
 
 def check_kind(path: FilePath) -> None:
-    """Raise UsageError where `path` holds something else than a log: binary data, JSON, or a text
-    of more than a few lines without a run among them."""
+    """Raise UsageError if `path` holds anything but a log: binary data, JSON, or a text without a
+    run that has more than MAX_HEADINGS lines."""
     head = _head(path)
     text = head.decode("utf-8", "surrogateescape")
     lines = text.splitlines()
@@ -79,14 +79,14 @@ def check_kind(path: FilePath) -> None:
 
 
 def check_json_kind(path: FilePath) -> None:
-    """Raise UsageError where `path` holds something else than lines of JSON objects."""
+    """Raise UsageError if `path` holds anything but lines of JSON objects."""
     head = _head(path)
-    first, whole, _ = head.partition(b"\n")
+    first, newline, _ = head.partition(b"\n")
     try:
-        alike = isinstance(json.loads(first), dict) if whole else not head or head[:1] == b"{"
+        accepted = isinstance(json.loads(first), dict) if newline else not head or head[:1] == b"{"
     except (ValueError, RecursionError):
-        alike = False
-    if not alike:
+        accepted = False
+    if not accepted:
         raise UsageError(f"{_shown(path)} holds something that is no JSON lines; give another")
 
 
@@ -97,18 +97,17 @@ def _head(path: FilePath) -> bytes:
 
 
 def read(path: FilePath) -> Reading:
-    """Every record of a log, and every line that tries to be one and is not.
+    """Every record of a log, and every damaged line with what is wrong with it.
 
-    A line tries where it begins with fourteen digits and a comma, or holds "tok/s="; any other
-    is a heading. A record that re-renders differently, or whose repro line is not understood, is
-    in both lists.
-    Raises LogError where the file cannot be read, holds binary data, or holds text and no such
-    line.
+    A line that begins with fourteen digits and a comma, or holds "tok/s=", should be a record; any
+    other line is a heading. A record that renders differently, or whose repro command cannot be
+    read, is in both lists.
+    Raises LogError for a file that cannot be read, holds binary data, or holds only headings.
     """
     with _as_log_error("read", path):
         require_regular(path)
         with open(path, "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH)  # so that no line is seen half written
+            fcntl.flock(file, fcntl.LOCK_SH)  # waits for a writer to finish its line
             data = file.read()
     if b"\0" in data:
         column = data.index(b"\0")
@@ -178,7 +177,7 @@ def _append(path: FilePath, line: str, is_cut_short: Callable[[str], bool]) -> N
             require_regular(path)
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)  # closing gives it back
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # os.close releases it
             tail = _tail(descriptor)
             if tail and is_cut_short(tail.decode("utf-8", "surrogateescape")):
                 os.ftruncate(descriptor, os.fstat(descriptor).st_size - len(tail))
@@ -190,10 +189,13 @@ def _append(path: FilePath, line: str, is_cut_short: Callable[[str], bool]) -> N
 
 
 def _write(descriptor: int, data: bytes) -> None:
-    """All of it, on the disk, or nothing. One write is enough, but for a disk that fills up."""
+    """Write all of `data` and wait until it is on the disk, or restore the file's length and raise.
+
+    One os.write is enough unless the disk is full.
+    """
     size = os.fstat(descriptor).st_size
     try:
-        while data:  # after a short write, the next one says what is wrong
+        while data:  # after a short write, the next call raises the reason
             data = data[os.write(descriptor, data) :]
         os.fsync(descriptor)
     except BaseException:
@@ -202,7 +204,7 @@ def _write(descriptor: int, data: bytes) -> None:
 
 
 def _tail(descriptor: int, block: int = 1 << 16) -> bytes:
-    """What follows the last newline."""
+    """The bytes after the last newline, read backwards in blocks of `block` bytes."""
     tail = b""
     position = os.fstat(descriptor).st_size
     while position and b"\n" not in tail:
@@ -213,10 +215,10 @@ def _tail(descriptor: int, block: int = 1 << 16) -> bytes:
 
 
 def _refuse_folder(path: FilePath) -> None:
-    """Raise where a file that is not there could not be made."""
+    """Raise OSError if the missing file `path` could not be created."""
     if os.fspath(path).endswith(os.sep):
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
-    # A link that leads nowhere yet is made where it points to.
+    # For a link to a missing file, the file is created where the link points to.
     folder = os.path.dirname(os.path.realpath(path))
     if not os.fspath(path) or not os.path.exists(folder):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))

@@ -26,7 +26,7 @@ def versions() -> dict[str, str | None]:
 def git_commit() -> str | None:
     """This checkout's commit, "-dirty" when it has changes; None for an installed copy.
 
-    A copy inside somebody else's repository is no checkout of ours: git would tell their commit.
+    A copy inside another project's repository is no checkout: git would name that project's commit.
     """
     if not _is_checkout():
         return None

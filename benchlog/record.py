@@ -13,17 +13,17 @@ from errors import LogError, QuantbenchError, UsageError
 
 @dataclass(frozen=True)
 class Part:
-    """One field in the line: the words before it, how it is written, and what may stand there."""
+    """One field of the line."""
 
-    label: str
-    style: str
-    pattern: str
-    accepts: str
+    label: str  # the text before the value
+    style: str  # format specification that the value is written with
+    pattern: str  # regular expression that the written value matches
+    accepts: str  # what is accepted, in words, for error messages
 
 
 _NUMBER = r" *[0-9]+\.[0-9]{2}"
 _TRUTH = "True|False"
-# The line, from left to right; numbers are padded to a width and grow beyond it.
+# The line, from left to right. Numbers are padded to a width, and longer ones exceed it.
 LINE = {
     "timestamp": Part("", "s", "[0-9]{14}", "fourteen digits, YYYYmmddHHMMSS"),
     "tok_s": Part(", tok/s=", "6.2f", _NUMBER, "a number with two decimals"),
@@ -39,37 +39,33 @@ LINE = {
     "device": Part(", device: ", "s", "[^ ,]+", "a device, without spaces or commas"),
     "repro": Part(" repro: ", "s", ".+", "the command that repeats the run"),
 }
-# What one reader or another takes for the end of a line, and other control characters.
+# Control characters, and all that some program or other reads as the end of a line.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 @dataclass(frozen=True)
 class Record:
-    """What one run measured. Rates are per second of wall time, prefill included; GB are 1e9 bytes.
+    """One line of the log: what one run measured. 1 GB is 1e9 bytes."""
 
-    `timestamp` is local time, YYYYmmddHHMMSS; `quant` is "None" for full precision; `mod` is the
-    model's name; `dtype` is written torch.bfloat16; `repro` is the command that repeats the run.
-    """
-
-    timestamp: str
-    tok_s: float
-    mem_s: float
-    peak_mem: float
-    model_size: float
-    quant: str
-    mod: str
-    kv_quant: bool
+    timestamp: str  # local time, YYYYmmddHHMMSS
+    tok_s: float  # new tokens per second of wall time, prefill included; mean over samples
+    mem_s: float  # tok_s · model_size, in GB/s
+    peak_mem: float  # GB
+    model_size: float  # GB, embeddings excluded
+    quant: str  # the scheme; "None" for full precision
+    mod: str  # the model's name
+    kv_quant: bool  # whether the KV cache is quantized
     compile: bool
     compile_prefill: bool
-    dtype: str
-    device: str
-    repro: str
+    dtype: str  # with prefix: torch.bfloat16
+    device: str  # cpu, cuda, …
+    repro: str  # the command that repeats the run
 
     def render(self) -> str:
         """The line, without a newline at its end.
 
-        Raises LogError for what no line can hold: a number that is negative or not finite, a
-        control character, a name that would read back as something else.
+        Raises LogError for what a line cannot hold: a number that is negative or not finite, a
+        control character, a name that `parse` would read differently.
         """
         line = "".join(
             f"{part.label}{getattr(self, name):{part.style}}" for name, part in LINE.items()
@@ -82,7 +78,10 @@ class Record:
 
     @staticmethod
     def parse(line: str) -> "Record":
-        """The record in a line without its newline. Raises LogError: which column, what was due."""
+        """The record in a line without its newline.
+
+        Raises LogError with the column of the first mistake and what was expected there.
+        """
         control = _CONTROL.search(line)
         if control:
             raise LogError(f"column {control.start() + 1}: control character {control[0]!r}")
@@ -92,17 +91,17 @@ class Record:
             if not line.startswith(part.label, position):
                 raise _unexpected(line, position, repr(part.label))
             position += len(part.label)
-            found = re.compile(part.pattern).match(line, position)
-            if not found:
+            match = re.compile(part.pattern).match(line, position)
+            if not match:
                 raise _unexpected(line, position, f"{name}, {part.accepts}")
-            values[name] = _READ.get(part.pattern, str)(found[0])
-            position = found.end()
+            values[name] = _READ.get(part.pattern, str)(match[0])
+            position = match.end()
         if not _is_date(values["timestamp"]):
             raise LogError(f"column 1: {values['timestamp']} is not a date and time")
         return Record(**values)
 
     def config(self) -> RunConfig:
-        """The run that the repro line asks for. Raises UsageError where it is not understood."""
+        """The run that the repro command asks for. Raises UsageError if it cannot be read."""
         words = config.split(self.repro)
         if len(words) < 2 or words[1].rpartition("/")[2] != "generate.py":
             raise UsageError("the repro line does not begin with python generate.py")
@@ -110,14 +109,14 @@ class Record:
 
 
 def held_name(name: str) -> bool:
-    """Whether a log line can hold a model of this name: it has to read back as the same."""
+    """Whether a log line can hold a model of this name, so that `parse` reads the same name."""
     label, end = LINE["mod"].label, LINE["kv_quant"].label
-    found = re.compile(LINE["mod"].pattern).match(f"{name}{end}True")
-    return not _CONTROL.search(f"{label}{name}") and found is not None and found[0] == name
+    match = re.compile(LINE["mod"].pattern).match(f"{name}{end}True")
+    return not _CONTROL.search(f"{label}{name}") and match is not None and match[0] == name
 
 
 def problem(line: str) -> str | None:
-    """Why a line is no good record; None where it re-renders the same and can be run again."""
+    """Why a line is damaged; None if it renders the same again and its run can be repeated."""
     try:
         record = Record.parse(line)
         again = record.render()
@@ -148,8 +147,8 @@ def _is_date(digits: str) -> bool:
     return True
 
 
-def _unexpected(line: str, position: int, due: str) -> LogError:
-    return LogError(f"column {position + 1}: expected {due}; found {_excerpt(line, position)}")
+def _unexpected(line: str, position: int, expected: str) -> LogError:
+    return LogError(f"column {position + 1}: expected {expected}; found {_excerpt(line, position)}")
 
 
 def _excerpt(line: str, position: int) -> str:

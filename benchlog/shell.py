@@ -1,7 +1,7 @@
-"""One command as one line of text that bash reads back word for word, and that text as words again.
+"""Quoting a command as one line of text that bash reads back word for word, and splitting it again.
 
-`shlex` does this for every word but those holding control characters: it would put a newline into
-the line as it is. Those words are written in the shell's $'…' form instead.
+`shlex` does this for every word without control characters, but would leave a newline as it is.
+Words with control characters are written in the shell's $'…' form instead.
 """
 
 import re
@@ -14,24 +14,24 @@ from errors import UsageError
 
 @dataclass(frozen=True)
 class Word:
-    """One word of a command. `bare`: it was written without any quote or backslash."""
+    """One word of a command."""
 
     text: str
-    bare: bool
+    bare: bool  # whether it was written without any quote or backslash
 
 
 def join(words: Iterable[str]) -> str:
-    """The words as one line, without any character that some reader takes for a line end."""
+    """The words as one line, without any character that some program reads as a line's end."""
     return " ".join(map(_quoted, words))
 
 
 def words(command: str) -> list[Word]:
-    """The words bash would pass on, but for expansions: `$x`, `*` and `;` stand for themselves.
+    """The words that bash would pass to the program, without expansions: `$x`, `*` and `;` stay.
 
-    Raises UsageError where a quote is not closed.
+    Raises UsageError for a quote that is not closed.
     """
-    found: list[Word] = []
-    text, bare, inside = bytearray(), True, False  # of the word being read
+    result: list[Word] = []
+    text, bare, inside = bytearray(), True, False  # state of the word that is being read
     position = 0
     while position < len(command):
         piece = _PIECE.match(command, position)
@@ -41,7 +41,7 @@ def words(command: str) -> list[Word]:
         match piece.lastgroup:
             case "space":
                 if inside:
-                    found.append(_word(text, bare))
+                    result.append(_word(text, bare))
                 text, bare, inside = bytearray(), True, False
                 continue
             case "continued":
@@ -55,12 +55,12 @@ def words(command: str) -> list[Word]:
         bare = bare and piece.lastgroup == "plain"
         inside = True
     if inside:
-        found.append(_word(text, bare))
-    return found
+        result.append(_word(text, bare))
+    return result
 
 
 def carries(text: str) -> bool:
-    """Whether a command line can hold this text: no NUL, and bytes that read back as the same."""
+    """Whether a command line can hold this text: no NUL, and bytes that decode to the same text."""
     try:
         return "\0" not in text and _decoded(_encoded(text)) == text
     except UsageError:
@@ -90,10 +90,10 @@ def _quoted(word: str) -> str:
     return "$'" + re.sub(r"[\\'!]|" + _UNPRINTABLE.pattern, _escape, word) + "'"
 
 
-def _escape(found: re.Match[str]) -> str:
+def _escape(match: re.Match[str]) -> str:
     # Bytes rather than \u: bash writes \u in the locale's encoding. The exclamation mark is in
     # the pattern because an interactive bash may expand it inside $'…'.
-    character = found[0]
+    character = match[0]
     return _ESCAPES.get(character) or "".join(f"\\x{byte:02x}" for byte in _encoded(character))
 
 
@@ -108,10 +108,10 @@ _ANSI_LETTERS = dict(zip("abeEfnrtv\\'\"?", b"\a\b\x1b\x1b\f\n\r\t\v\\'\"?", str
 def _unescaped(text: str) -> bytes:
     """The inside of $'…' as bytes; an unknown escape keeps its backslash, as in bash."""
     result, position = bytearray(), 0
-    for found in _ANSI.finditer(text):
-        result += _encoded(text[position : found.start()])
-        position = found.end()
-        letter, octal, byte, short, long, control = found.groups()
+    for match in _ANSI.finditer(text):
+        result += _encoded(text[position : match.start()])
+        position = match.end()
+        letter, octal, byte, short, long, control = match.groups()
         if letter:
             result += bytes([_ANSI_LETTERS[letter]])
         elif octal or byte:
@@ -121,7 +121,7 @@ def _unescaped(text: str) -> bytes:
         else:
             code = int(short or long, 16)
             if code > 0x10FFFF:
-                raise UsageError(f"{found[0]} names no character")
+                raise UsageError(f"{match[0]} names no character")
             result += _encoded(chr(code))
     return bytes(result) + _encoded(text[position:])
 

@@ -1,4 +1,4 @@
-"""Runs side by side, for the terminal: one row each, a unit on every number."""
+"""Runs as a table for the terminal: a row for each run, a unit on every number."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,12 +10,14 @@ from text import aligned, size
 
 NUMBERS = ("tok/s", "prefill", "decode", "mem/s", "peak memory", "model size")
 HEADINGS = ("scheme", *NUMBERS, "kernel", "decoder")
-SINCE_START = "resident_since_start"  # a kind of peak that could not be reset: see devices.py
+SINCE_START = "resident_since_start"  # peak since the process started (devices.peak_memory)
 
 
 def read(path: files.FilePath) -> list[Mapping[str, Any]]:
-    """The runs that --output_json_path put into a file; LogError, which names the line, where one
-    is something else."""
+    """The runs that --output_json_path wrote to a file, one for each line.
+
+    Raises LogError, with the number of the line, for a line that holds anything else.
+    """
     runs = []
     for number, line in enumerate(files.read_text("cannot read", path, LogError).splitlines(), 1):
         try:
@@ -32,13 +34,13 @@ def read(path: files.FilePath) -> list[Mapping[str, Any]]:
 
 
 def table(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Lines of aligned columns for runs as --output_json_path holds them."""
+    """Lines of aligned columns, one for each run, of runs as --output_json_path writes them."""
     return aligned([HEADINGS, *map(_row, runs)], left={0, len(HEADINGS) - 2, len(HEADINGS) - 1})
 
 
 def _row(run: Mapping[str, Any]) -> tuple[str, ...]:
     kind, peak = next(iter(run["peak_memory_bytes"]["generate"].items()))
-    at_most = "≤ " if kind == SINCE_START else ""  # the peak of loading may be the higher one
+    at_most = "≤ " if kind == SINCE_START else ""  # loading may have peaked higher than the run
     scheme, kernel = run["scheme"], run["kernel"]
     if not isinstance(scheme, str) or not isinstance(kernel, str):
         raise TypeError

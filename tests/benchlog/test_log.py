@@ -359,7 +359,7 @@ def test_check_of_the_reference_log():
     result = check("check", REFERENCE)
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout == (
-        "29 records, all re-render byte for byte; 10 repro lines had a missing space, understood\n"
+        "29 records, all intact; 10 repro commands lacked a space, which was inserted\n"
     )
 
 
@@ -370,15 +370,15 @@ def test_check_names_every_bad_line(tmp_path):
     assert result.returncode == 1
     one, two, last = result.stdout.splitlines()
     assert one.startswith(f"{path}:4: column 23: ") and two.startswith(f"{path}:5: column 60: ")
-    assert last == "2 records, 2 bad lines"
+    assert last == "2 records, 2 damaged lines"
 
 
 def test_check_of_an_empty_and_of_a_single_record(tmp_path):
     path = tmp_path / "log"
     path.write_text("")
-    assert check("check", path).stdout == "0 records, all re-render byte for byte\n"
+    assert check("check", path).stdout == "0 records, intact\n"
     path.write_text(LINE)
-    assert check("check", path).stdout == "1 record, all re-render byte for byte\n"
+    assert check("check", path).stdout == "1 record, intact\n"
 
 
 @pytest.mark.parametrize(
