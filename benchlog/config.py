@@ -99,9 +99,9 @@ class RunConfig:
     seed: int = _field(1234, SAMPLE, Whole(0), "Random seed")
     num_layers: int | None = _field(None, MODEL, Whole(1), "Use only the first N layers")
     kernel: str = _field("auto", SPEED, Choice(KERNELS),
-        "What multiplies the quantized weights: " + ", ".join(KERNELS))
+        "Kernel: " + ", ".join(KERNELS))
     decoder: str = _field("auto", SPEED, Choice(DECODERS),
-        "What runs a decoding step: " + ", ".join(DECODERS))
+        "Decoding step run by: " + ", ".join(DECODERS))
     min_sqnr: float = _field(35.0, MODEL, Number(), "autoquant: lowest SQNR to accept, in dB")
     calibration_text: str | None = _field(None, MODEL, Text("PATH"),
         "Text to calibrate on; default: the embedded one")
