@@ -31,13 +31,14 @@ def load(
     command line, quantized layer by layer as it is read, on the kernels that the command would use.
 
     checkpoint_path: "tiny", dummy:NAME, a folder, a file or a hub id; a folder that --save wrote
-    keeps the scheme that it was saved in. precision: torch.float32 if not given.
+    keeps the scheme that it was saved in.
+    precision: dtype of what is not quantized; torch.float32 if not given.
 
     Raises UsageError for a scheme or device that does not exist, CheckpointError for a checkpoint
     that cannot be read, KernelError for a scheme that has no kernel here.
     """
-    # Models know nothing of schemes: loading with one lies above them (tests/test_house.py), so
-    # this door to it is opened by name, and only when somebody goes through.
+    # Models know nothing of schemes, and run/ stands above them (tests/test_house.py): hence the
+    # import by name, at the time of the call.
     load_quantized = pkgutil.resolve_name("run.loading:load_quantized")
     model: Transformer = load_quantized(checkpoint_path, device, precision, quantization)
     return model

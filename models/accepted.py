@@ -1,7 +1,7 @@
-"""What the keys of a checkpoint's JSON files may hold, and the one line where they hold another.
+"""Checks of the values in a checkpoint's JSON files, and the error message for a wrong one.
 
-COUNT.check("mine/config.json", "hidden_size", "256")
-# CheckpointError: mine/config.json: hidden_size is '256'; accepted is a whole number from 1 to …
+COUNT.check("model/config.json", "hidden_size", "256")
+# CheckpointError: model/config.json: hidden_size is '256'; accepted is a whole number from 1 to …
 """
 
 import math
@@ -12,25 +12,25 @@ from typing import Any
 from errors import CheckpointError
 from text import shown
 
-LARGEST = 2**31 - 1  # of any size; two of them multiplied still fit into 64 bits
-MOST_LAYERS = 10_000  # more than any model has; a damaged file's billion would never be built
+LARGEST = 2**31 - 1  # largest accepted size; the product of two of them still fits into 64 bits
+MOST_LAYERS = 10_000  # more than any model has; building a damaged file's billion would not end
 
 
 @dataclass(frozen=True)
 class Accepts:
-    """What a key of a configuration file may hold: in words, and as a test."""
+    """What a key of a configuration file may hold."""
 
-    words: str
-    test: Callable[[Any], bool]
+    words: str  # for error messages: "accepted is …"
+    test: Callable[[Any], bool]  # whether a value is accepted
 
     def check(self, where: object, key: str, value: Any) -> None:
-        """Raise CheckpointError, which names the file and the key, for anything else."""
+        """Raise CheckpointError with the file `where` and the key for a value not accepted."""
         if not self.test(value):
             raise CheckpointError(f"{where}: {key} is {shown(value)}; accepted is {self.words}")
 
 
 def whole(least: int, most: int = LARGEST) -> Accepts:
-    """What takes whole numbers from `least` to `most`, and neither true nor 3.0."""
+    """Accepts whole numbers from `least` to `most`; neither true nor 3.0."""
 
     def test(value: Any) -> bool:
         return type(value) is int and least <= value <= most
@@ -52,5 +52,5 @@ NAME = Accepts("a text", lambda value: isinstance(value, str))
 OBJECT = Accepts("an object with keys", lambda value: isinstance(value, Mapping))
 NAMES = Accepts(
     "a list of texts",
-    lambda value: isinstance(value, list) and all(isinstance(one, str) for one in value),
+    lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
 )

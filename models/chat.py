@@ -1,17 +1,16 @@
-"""Chat templates as data: what instruct models were trained to see around a message.
+"""Chat templates as data: the markers around a message that an instruct model was trained on.
 
     template = template_for(tokenizer, "Llama-2-7b-chat-hf")      # None for a base model
     ids = template.encode_turn(tokenizer, "Hello", first=True, system="Be brief.")
     ...generate until one of template.stop_ids(tokenizer)...
     ids = template.encode_turn(tokenizer, "And then?", first=False)
 
-A turn's ids are appended to what the cache already holds, so several turns cost no more than their
-own length. The convention: the cache holds an answer up to, but without, the id that ended it.
-Every later turn starts by closing the answer before it, whether the model had closed it or the
-answer was cut at a limit, so both leave the same cache.
+A turn's ids are appended to what the cache already holds, so a turn costs only its own length. By
+convention the cache holds an answer without the id that ended it. Every later turn begins with that
+id. So the cache is the same whether the model ended its answer or a limit cut it off.
 
-Markers that are special tokens are written by id, and a message can never contain one. Llama 2's
-and the first Mistral's [INST] are ordinary text; there a message that says "[INST]" is believed.
+Markers that are special tokens are written by id, and no message can contain one. Llama 2's and the
+first Mistral's [INST] is ordinary text: a message that contains "[INST]" imitates the marker.
 """
 
 import re
@@ -22,33 +21,34 @@ from models.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Special:
-    """A part of a template that is one special token, by its name."""
+    """A part of a template that is one special token."""
 
-    piece: str
+    piece: str  # its name, such as "<|eot_id|>"
 
 
-# Text with {user} and {system} to fill in; parts beside each other are encoded one by one.
+# A part of a template: text with {user} and {system} to fill in, or a special token. Each part is
+# encoded separately.
 Part = str | Special
 
 
 @dataclass(frozen=True)
 class Template:
-    """One family's format. Each field lists the parts in order."""
+    """The chat format of one family of models, as parts in their order."""
 
     name: str
-    first: tuple[Part, ...]
-    first_with_system: tuple[Part, ...]
-    close: tuple[Special, ...]  # ends an answer
-    later: tuple[Part, ...]  # a turn that is not the first, after `close`
-    models: str  # a pattern in the names of the models trained on it
+    first: tuple[Part, ...]  # the first turn, without a system message
+    first_with_system: tuple[Part, ...]  # the first turn, with one
+    close: tuple[Special, ...]  # the end of an answer
+    later: tuple[Part, ...]  # every other turn, after `close`
+    models: str  # regular expression that matches the names of the models trained on this format
 
     def encode_turn(
         self, tokenizer: Tokenizer, user: str, first: bool, system: str | None = None
     ) -> list[int]:
         """The ids to append so that the model answers `user`.
 
-        The first turn opens the sequence and says `system`, if given; a later one closes the
-        answer before it, and passes over `system`. Blanks around a message are dropped.
+        The first turn begins the sequence, with the system message if one is given. A later turn
+        ends the previous answer and ignores `system`. Whitespace around a message is dropped.
         """
         if not first:
             parts = self.close + self.later
@@ -60,11 +60,11 @@ class Template:
         return [id for part in parts for id in _encode(tokenizer, part, values)]
 
     def stop_ids(self, tokenizer: Tokenizer) -> frozenset[int]:
-        """The ids that end an answer: the template's own and all that end a text."""
+        """The ids that end an answer: those of `close`, and all of the tokenizer's eos_ids."""
         return tokenizer.eos_ids.union(_special_id(tokenizer, part) for part in self.close)
 
     def fits(self, tokenizer: Tokenizer, model_name: str) -> bool:
-        """Whether the tokenizer has every marker and the name is that of a model trained on it."""
+        """Whether the tokenizer has every marker and `models` matches the model's name."""
         parts = self.first + self.first_with_system + self.close + self.later
         special = [part.piece for part in parts if isinstance(part, Special)]
         has_markers = all(tokenizer.token_id(piece) is not None for piece in special)
@@ -74,10 +74,10 @@ class Template:
 def template_for(tokenizer: Tokenizer, model_name: str) -> Template | None:
     """The template that the model `model_name` was trained on; None if it is a base model.
 
-    Base models share their tokenizer with the instruct ones, so the name has to tell them apart;
-    the markers in the tokenizer then tell the families apart.
+    Base models and instruct models share a tokenizer, so only the name distinguishes them. The
+    markers in the tokenizer distinguish the families.
     """
-    return next((one for one in TEMPLATES if one.fits(tokenizer, model_name)), None)
+    return next((t for t in TEMPLATES if t.fits(tokenizer, model_name)), None)
 
 
 def _encode(tokenizer: Tokenizer, part: Part, values: dict[str, str]) -> list[int]:
@@ -100,7 +100,7 @@ BEGIN = Special("<|begin_of_text|>")
 HEADER, END_HEADER = Special("<|start_header_id|>"), Special("<|end_header_id|>")
 END_OF_TURN = Special("<|eot_id|>")
 
-# Llama 2 opens every exchange anew, and hides the system message in the first user message.
+# Llama 2 begins a new sequence with every turn. Its system message is part of the first message.
 LLAMA_2 = Template(
     name="llama-2",
     first=(BOS, "[INST] {user} [/INST]"),
@@ -111,8 +111,8 @@ LLAMA_2 = Template(
     models=r"llama[-_ ]?2(?!\d).*chat|codellama-(7|13|34)b-instruct",
 )
 
-# Llama 3 and later. Hugging Face's template for 3.1 adds today's date to the system message; ours
-# does not, so that a run can be repeated tomorrow.
+# Llama 3 and later. Hugging Face's template for 3.1 adds today's date to the system message. Here
+# it is left out, so that a run gives the same on another day.
 _USER_3 = (HEADER, "user", END_HEADER, "\n\n{user}", END_OF_TURN)
 _ANSWER_3 = (HEADER, "assistant", END_HEADER, "\n\n")
 _SYSTEM_3 = (HEADER, "system", END_HEADER, "\n\n{system}", END_OF_TURN)
@@ -125,7 +125,7 @@ LLAMA_3 = Template(
     models=r"instruct|chat",
 )
 
-# Mistral opens once. Its system message is a paragraph before the first user message.
+# Mistral begins one sequence. Its system message is a paragraph before the first user message.
 MISTRAL_1 = Template(
     name="mistral-v1",
     first=(BOS, "[INST] {user} [/INST]"),

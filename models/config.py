@@ -1,9 +1,8 @@
-"""What an architecture is, as data: presets by exact name, HF's config.json, Meta's params.json.
+"""A model's architecture as data, read from Hugging Face's config.json or Meta's params.json.
 
-A key that would change the model's result and is not understood is an error, never dropped.
+A key that is not understood and may change the model's result is an error; it is never dropped.
 """
 
-import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,15 +14,15 @@ from text import shown
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """Llama 3.1's "llama3" rotary scaling, which stretches a context beyond the one trained on.
+    """Llama 3.1's "llama3" rotary scaling, for a context beyond that of the first training.
 
-    Raises CheckpointError for what divides by zero or turns the wrong way.
+    Raises CheckpointError for a number that is not positive, and for bounds in the wrong order.
     """
 
-    factor: float
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position: int = 8192
+    factor: float  # slow rotations are divided by it
+    low_freq_factor: float = 1.0  # fewer turns than this over the original context are slow
+    high_freq_factor: float = 4.0  # more turns than this are fast, and stay as they are
+    original_max_position: int = 8192  # positions
 
     def __post_init__(self) -> None:
         where = "rotary scaling"
@@ -39,26 +38,29 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Everything that decides what the model computes. Widths are in elements."""
+    """Everything that decides what the model computes. Widths are in elements.
+
+    Raises CheckpointError for values that no model can have.
+    """
 
     name: str
-    dim: int
+    dim: int  # width of the model
     num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    ffn_dim: int
+    num_heads: int  # query heads
+    num_kv_heads: int  # key/value heads; num_heads is a multiple
+    head_dim: int  # width of a head; even
+    ffn_dim: int  # width of the feed-forward network
     vocab_size: int
-    max_position: int  # the context it was trained for; caches may be larger
+    max_position: int  # positions of the context it was trained for; caches may be larger
     norm_eps: float = 1e-5
     rope_theta: float = 10000.0
     rope_scaling: RopeScaling | None = None
-    sliding_window: int | None = None
-    tie_embeddings: bool = False
+    sliding_window: int | None = None  # positions that a query attends to, its own included
+    tie_embeddings: bool = False  # whether the output layer's weight is the embedding
     qkv_bias: bool = False
     attention_out_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False
+    qk_norm: bool = False  # whether queries and keys are normed, head by head
     architecture: str = "llama"  # the class that computes it: a key of models.ARCHITECTURES
 
     def __post_init__(self) -> None:
@@ -74,10 +76,11 @@ class ModelConfig:
             raise CheckpointError(f"{self.name}: head_dim {self.head_dim} is odd; rotation pairs")
 
     def with_layers(self, count: int) -> "ModelConfig":
-        """The same model cut to its first `count` layers."""
+        """The same model with only its first `count` layers. Raises UsageError if it has fewer."""
         if not 1 <= count <= self.num_layers:
             raise UsageError(
-                f"--num_layers {count}: {self.name} has {self.num_layers} layers; give 1 to that"
+                f"--num_layers {count}: {self.name} has {self.num_layers} layers; "
+                f"give a number from 1 to {self.num_layers}"
             )
         return replace(self, num_layers=count)
 
@@ -98,7 +101,7 @@ class ModelConfig:
         return shapes | {"output": (self.vocab_size, D)}
 
     def parameters(self) -> int:
-        """How many parameters the model has; a tied output is the embedding and counts once."""
+        """The number of parameters. A tied output is the embedding, and counts once."""
         biased = {
             "attention.wqkv": self.qkv_bias,
             "attention.wo": self.attention_out_bias,
@@ -127,93 +130,11 @@ _FIELDS = {
 }
 
 
-# ---------------------------------------------------------------------------------- presets
-
-
-def _llama(
-    dim: int,
-    layers: int,
-    heads: int,
-    kv_heads: int,
-    ffn: int,
-    vocab: int,
-    context: int,
-    **more: Any,
-) -> ModelConfig:
-    head_dim = more.pop("head_dim", dim // heads)
-    return ModelConfig("", dim, layers, heads, kv_heads, head_dim, ffn, vocab, context, **more)
-
-
-_LLAMA_3 = {"rope_theta": 500000.0}
-_LLAMA_3_1 = _LLAMA_3 | {"rope_scaling": RopeScaling(8.0)}
-_LLAMA_3_2 = _LLAMA_3 | {"rope_scaling": RopeScaling(32.0), "tie_embeddings": True}
-_QWEN = {"rope_theta": 1000000.0, "norm_eps": 1e-6}
-_QWEN_2 = _QWEN | {"qkv_bias": True}
-_QWEN_3 = _QWEN | {"qk_norm": True, "head_dim": 128}
-
-# From the config.json that each model was published with. The names in a row share it.
-# fmt: off
-_ROWS = {
-    ("Llama-2-7b-hf", "Llama-2-7b-chat-hf", "Llama-2-7b", "Llama-2-7b-chat"):
-        _llama(4096, 32, 32, 32, 11008, 32000, 4096),
-    ("Llama-2-13b-hf", "Llama-2-13b-chat-hf", "Llama-2-13b", "Llama-2-13b-chat"):
-        _llama(5120, 40, 40, 40, 13824, 32000, 4096),
-    ("Llama-2-70b-hf", "Llama-2-70b-chat-hf", "Llama-2-70b", "Llama-2-70b-chat"):
-        _llama(8192, 80, 64, 8, 28672, 32000, 4096),
-    ("Meta-Llama-3-8B", "Meta-Llama-3-8B-Instruct"):
-        _llama(4096, 32, 32, 8, 14336, 128256, 8192, **_LLAMA_3),
-    ("Meta-Llama-3-70B", "Meta-Llama-3-70B-Instruct"):
-        _llama(8192, 80, 64, 8, 28672, 128256, 8192, **_LLAMA_3),
-    ("Meta-Llama-3.1-8B", "Meta-Llama-3.1-8B-Instruct", "Llama-3.1-8B", "Llama-3.1-8B-Instruct"):
-        _llama(4096, 32, 32, 8, 14336, 128256, 131072, **_LLAMA_3_1),
-    ("Meta-Llama-3.1-70B", "Meta-Llama-3.1-70B-Instruct", "Llama-3.1-70B",
-     "Llama-3.1-70B-Instruct", "Llama-3.3-70B-Instruct"):
-        _llama(8192, 80, 64, 8, 28672, 128256, 131072, **_LLAMA_3_1),
-    ("Llama-3.2-1B", "Llama-3.2-1B-Instruct"):
-        _llama(2048, 16, 32, 8, 8192, 128256, 131072, **_LLAMA_3_2),
-    ("Llama-3.2-3B", "Llama-3.2-3B-Instruct"):
-        _llama(3072, 28, 24, 8, 8192, 128256, 131072, **_LLAMA_3_2),
-    ("CodeLlama-7b-Python-hf",):
-        _llama(4096, 32, 32, 32, 11008, 32000, 16384, rope_theta=1000000.0),
-    ("Mistral-7B-v0.1", "Mistral-7B-Instruct-v0.1"):
-        _llama(4096, 32, 32, 8, 14336, 32000, 32768, sliding_window=4096),
-    ("Mistral-7B-v0.3", "Mistral-7B-Instruct-v0.3"):
-        _llama(4096, 32, 32, 8, 14336, 32768, 32768, rope_theta=1000000.0),
-    ("TinyLlama-1.1B-Chat-v1.0",):
-        _llama(2048, 22, 32, 4, 5632, 32000, 2048),
-    ("Qwen2.5-0.5B", "Qwen2.5-0.5B-Instruct"):
-        _llama(896, 24, 14, 2, 4864, 151936, 32768, tie_embeddings=True, **_QWEN_2),
-    ("Qwen2.5-7B",):
-        _llama(3584, 28, 28, 4, 18944, 152064, 131072, **_QWEN_2),
-    ("Qwen2.5-7B-Instruct",):
-        _llama(3584, 28, 28, 4, 18944, 152064, 32768, **_QWEN_2),
-    ("Qwen3-0.6B",):
-        _llama(1024, 28, 16, 8, 3072, 151936, 40960, tie_embeddings=True, **_QWEN_3),
-    ("Qwen3-8B",):
-        _llama(4096, 36, 32, 8, 12288, 151936, 40960, **_QWEN_3),
-}
-# fmt: on
-PRESETS = {name: replace(row, name=name) for names, row in _ROWS.items() for name in names}
-
-
-def preset(name: str) -> ModelConfig:
-    """The preset of exactly this name; an organisation before a slash is passed over."""
-    found = PRESETS.get(name.rsplit("/", 1)[-1])
-    if found is None:
-        near = difflib.get_close_matches(name, PRESETS, n=3, cutoff=0.5)
-        hint = (
-            f"nearest: {', '.join(near)}"
-            if near
-            else f"presets: {', '.join(names[0] for names in _ROWS)}"
-        )
-        raise UsageError(
-            f"{name!r} is no preset; {hint} (or give the path of a config.json: dummy:PATH)"
-        )
-    return found
-
-
 def from_fields(fields: Any, name: str) -> ModelConfig:
-    """The config whose `dataclasses.asdict` this is, under another name."""
+    """The config that `dataclasses.asdict` turned into these fields, with the name `name`.
+
+    Raises CheckpointError for fields that are missing, unknown or impossible.
+    """
     OBJECT.check(name, "architecture", fields)
     try:
         scaling = fields["rope_scaling"]
@@ -237,7 +158,7 @@ _REQUIRED = {
     "vocab_size": "vocab_size",
 }
 _OPTIONAL = {"rms_norm_eps": "norm_eps", "tie_word_embeddings": "tie_embeddings"}
-# What Hugging Face's config classes take for an absent key.
+# Defaults of Hugging Face's config classes for absent keys.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {"max_position": 2048},
     "mistral": {"max_position": 131072, "num_kv_heads": 8, "sliding_window": 4096},
@@ -253,14 +174,14 @@ _HARMLESS = {
     "problem_type", "return_dict", "torch_dtype", "torchscript", "transformers_version",
     "unsloth_fixed", "unsloth_version", "use_cache", "use_sliding_window",
 }  # fmt: skip
-# Keys that may stand there with the one value that means what we compute.
+# Keys with the only value that is supported; with another the model would compute something else.
 _FIXED = {
     "hidden_act": "silu",
     "partial_rotary_factor": 1.0,
     "quantization_config": None,
     "cross_attention_hidden_size": None,
 }
-# What the keys that are read may hold; where a key is optional, null is as good as leaving it out.
+# What each key may hold. For an optional key null means the same as leaving it out.
 _ACCEPTED = {
     "model_type": NAME,
     "num_hidden_layers": LAYERS,
@@ -297,10 +218,10 @@ def _listed(keys: Iterable[object]) -> str:
 def from_hugging_face(
     config: Mapping[str, Any], name: str, file: object | None = None
 ) -> ModelConfig:
-    """The architecture that a Hugging Face config.json of type llama, mistral, qwen2 or qwen3 is.
+    """The architecture in a Hugging Face config.json of type llama, mistral, qwen2 or qwen3.
 
-    `file` is what errors call it, `name` without one. Raises CheckpointError for another type, for
-    a missing or impossible value, and for a key that is not understood.
+    file: its name in error messages; `name` if not given. Raises CheckpointError for another type,
+    for a missing or impossible value, and for a key that is not understood.
     """
     where = file or name
     kind = config.get("model_type")
@@ -359,7 +280,7 @@ def _divided(dim: Any, heads: Any, where: object) -> int:
 
 
 def _window(config: Mapping[str, Any], kind: str, values: Mapping[str, Any], where: object) -> Any:
-    """The sliding window all layers share, or None; layers that differ are an error."""
+    """The sliding window of all layers, or None. Raises CheckpointError if layers differ."""
     window = config.get("sliding_window", values.get("sliding_window"))
     layers = values["num_layers"]
     if kind == "llama" or window is None:
@@ -436,9 +357,9 @@ def from_params(
 ) -> ModelConfig:
     """The architecture of a Meta checkpoint's params.json.
 
-    `vocab_size` is the embedding's number of rows, for Llama 2's files, which say -1. They do not
-    say the context either: with theta 500000 it is Llama 3's 8192, or 131072 where the rotation is
-    scaled, and 4096 otherwise.
+    vocab_size: rows of the embedding, for Llama 2's files, which give -1. The file does not give
+    the context: with theta 500000 it is Llama 3's 8192, or 131072 if the rotation is scaled, and
+    4096 otherwise. Raises CheckpointError for missing, impossible or unknown values.
     """
     where = file or name
     unknown = sorted(params.keys() - _PARAMS_ACCEPTED.keys())
@@ -452,12 +373,12 @@ def from_params(
     dim, heads = params["dim"], params["n_heads"]
     head_dim = _divided(dim, heads, where)
     multiple = params.get("multiple_of", 256)
-    # SwiGLU's three matrices at two thirds of 4 · dim hold as much as two at 4 · dim
+    # Three matrices of width 2/3 · 4 · dim have as many parameters as two of width 4 · dim.
     width = int(min(int(2 * 4 * dim / 3) * params.get("ffn_dim_multiplier", 1.0), 2**40))
     stated = params.get("vocab_size", -1)
     vocab = stated if stated > 0 else vocab_size
     if vocab is None:
-        raise CheckpointError(f"{where}: params.json does not say vocab_size")
+        raise CheckpointError(f"{where}: params.json has no vocab_size")
     theta = params.get("rope_theta", 10000.0)
     scaled = bool(params.get("use_scaled_rope"))
     # Meta's own code scales by 8 for 3.1; the 1 B and 3 B models of 3.2 were published with 32.

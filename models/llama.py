@@ -1,14 +1,14 @@
 """A Llama-family decoder in one file, read top-down.
 
-Llama 2, 3, 3.1 and 3.2, CodeLlama, Mistral and TinyLlama are this file as it stands; Qwen2 adds
-biases to the query/key/value projection, Qwen3 a norm on each query and key head. Which of these
-apply is data in `ModelConfig`, never the model's name.
+It computes Llama 2, 3, 3.1 and 3.2, CodeLlama, Mistral and TinyLlama. Qwen2 adds biases to the
+query/key/value projection, Qwen3 a norm of each query and key head. Fields of `ModelConfig` say
+which of these apply; the model's name decides nothing.
 
-Two decisions differ from Hugging Face's modules and cost nothing in accuracy: the query, key and
-value projections are one matrix, as are the gate and up projections, so that decode makes four
-passes over memory a layer instead of seven. Rotary embeddings follow Hugging Face's layout (the
-first half of a head rotates against the second), and checkpoints in Meta's interleaved layout are
-permuted when they are read.
+In two points the layout of the weights differs from Hugging Face's modules, without any effect on
+the numbers: the query, key and value projections are one matrix, and so are the gate and up
+projections. So a layer has four matrices instead of seven. Rotary embeddings have Hugging Face's
+layout: element i of a head rotates with element i + E/2. Checkpoints in Meta's interleaved layout
+are permuted when they are read.
 
 Shapes: B rows, S positions, D model width, H query heads, K key/value heads, E head width,
 F feed-forward width, V vocabulary.
@@ -30,8 +30,8 @@ from ops.reference import attention
 class Transformer(nn.Module):
     """The whole model: token ids in, logits out.
 
-    It is a function of its weights, the tokens, their positions and the caches, and keeps nothing
-    from one call to the next.
+    It is a function of its weights, the tokens, their positions and the caches. Apart from what the
+    caches store, no call affects a later one.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -43,10 +43,10 @@ class Transformer(nn.Module):
         self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
 
     def weight_bytes(self) -> int:
-        """Bytes of weights that one decode step reads: all but the embedding's table.
+        """Bytes of weights that one decode step reads: all weights but the embedding table.
 
-        A quantized weight counts everything it stores: packed values, scales, zero points. From
-        shapes alone, so it is right on the meta device too.
+        Everything that a quantized weight stores counts: packed values, scales, zero points. Only
+        shapes are used, so the meta device gives the same number.
         """
         modules = (m for m in self.modules() if not isinstance(m, nn.Embedding))
         weights = (p for module in modules for p in module.parameters(recurse=False))
@@ -64,11 +64,11 @@ class Transformer(nn.Module):
     ) -> Tensor:
         """Logits (B, S, V) for tokens (B, S), or the last position's alone, (B, 1, V).
 
-        positions: where the tokens stand, (S,), one after another; from 0 if not given.
-        caches: a cache for each layer; the tokens see what they hold, and are stored in them.
-        Without them the tokens see one another only.
-        start: positions[0], if the caller knows it; the device is asked otherwise.
-        call_layer: calls a layer with its arguments, in place of the layer itself.
+        positions: (S,) int64, consecutive; 0, 1, … if not given.
+        caches: one for each layer. The tokens attend to what the caches hold, and are stored there.
+        Without caches the tokens attend only to one another.
+        start: positions[0] as an int; if not given, it is read from the device.
+        call_layer: called with a layer and its arguments, instead of the layer itself.
         """
         x = self.hidden(tokens, positions, caches, start=start, call_layer=call_layer)
         if last_only:
@@ -84,7 +84,7 @@ class Transformer(nn.Module):
         start: int | None = None,
         call_layer: "CallLayer | None" = None,
     ) -> Tensor:
-        """The last layer's output (B, S, D); arguments as for `forward`. It fills the caches."""
+        """The last layer's output (B, S, D), before the final norm; arguments as for `forward`."""
         x = self.tok_embeddings(tokens)  # (B, S, D)
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device)
@@ -99,7 +99,7 @@ class Transformer(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: attention, then feed-forward, each on a normed copy and added back."""
+    """One layer: x + attention(norm(x)), then x + feed_forward(norm(x))."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class Block(nn.Module):
         return x + self.feed_forward(self.ffn_norm(x))
 
 
-# (layer, x, cos, sin, positions, cache, start) -> x: what Block.__call__ is, by another way
+# (layer, x, cos, sin, positions, cache, start) -> x. It returns what Block.__call__ returns.
 CallLayer = Callable[
     [Block, Tensor, Tensor, Tensor, Tensor | None, KVCache | None, int | None], Tensor
 ]
@@ -153,7 +153,10 @@ class Attention(nn.Module):
         cache: KVCache | None = None,
         start: int | None = None,
     ) -> Tensor:
-        """x (B, S, D) → (B, S, D); with a cache, `positions` (S,) say where its slots are."""
+        """x (B, S, D) → (B, S, D); cos and sin (S, 1, E/2).
+
+        With a cache, `positions` (S,) are required: keys and values are stored there.
+        """
         B, S, _ = x.shape
         H, K, E = self.num_heads, self.num_kv_heads, self.head_dim
         query, key, value = self.wqkv(x).view(B, S, H + 2 * K, E).split((H, K, K), dim=2)
@@ -168,7 +171,10 @@ class Attention(nn.Module):
         return self.wo(y.transpose(1, 2).reshape(B, S, H * E))
 
     def attend_without_cache(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """query (B, H, S, E), key and value (B, K, S, E) → (B, H, S, E), causal."""
+        """Causal attention of the S positions to one another.
+
+        query (B, H, S, E), key and value (B, K, S, E) → (B, H, S, E), in query's dtype.
+        """
         S = query.shape[2]
         within_window = self.window is None or S <= self.window
         if within_window and self.num_heads == self.num_kv_heads:
@@ -178,7 +184,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """SwiGLU: w2(silu(gate) · up), gate and up the two halves of w13's output."""
+    """SwiGLU: w2(silu(gate) · up), where gate and up are the halves of w13's output."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -192,17 +198,17 @@ class FeedForward(nn.Module):
 
 
 def rotation(config: ModelConfig, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines, each (S, 1, E/2) float32, of every position's rotary angles.
+    """Cosines and sines, each (S, 1, E/2) float32, of the rotary angles at positions (S,).
 
-    Computed from the positions at each step: E/2 products are cheaper than reading a table, and
-    a context of 131072 positions costs no memory.
+    They are computed in each step: E/2 products are cheaper than reading a table, and a context of
+    131072 positions takes no memory.
     """
     angles = positions[:, None, None].float() * frequencies(config, positions.device)
     return angles.cos(), angles.sin()
 
 
 def frequencies(config: ModelConfig, device: torch.device) -> Tensor:
-    """Radians that each of a head's pairs turns from one position to the next, (E/2,) float32."""
+    """Radians by which each pair of a head rotates per position, (E/2,) float32."""
     exponents = torch.arange(0, config.head_dim, 2, device=device) / config.head_dim
     inverse_wavelength = 1.0 / config.rope_theta**exponents
     if config.rope_scaling is not None:
@@ -211,10 +217,11 @@ def frequencies(config: ModelConfig, device: torch.device) -> Tensor:
 
 
 def scaled(unscaled: Tensor, scaling: RopeScaling) -> Tensor:
-    """Llama 3.1's context extension: slow rotations slow down by `factor`, fast ones stay.
+    """Llama 3.1's context extension: slow rotations are divided by `factor`, fast ones stay.
 
-    "Slow" turns fewer than `low_freq_factor` times over the original context, "fast" more than
-    `high_freq_factor`; between them the two are blended linearly in the number of turns.
+    A slow rotation turns fewer than `low_freq_factor` times over the original context, a fast one
+    more than `high_freq_factor` times. In between, the result is interpolated linearly in the
+    number of turns. unscaled: radians per position, (E/2,).
     """
     turns = scaling.original_max_position * unscaled / (2 * math.pi)
     blend = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
@@ -223,7 +230,10 @@ def scaled(unscaled: Tensor, scaling: RopeScaling) -> Tensor:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate each head's (i, i + E/2) pairs of x (B, S, heads, E); in float32, then back."""
+    """Rotate the pairs (i, i + E/2) of each head of x (B, S, heads, E).
+
+    Computed in float32; the result has x's dtype.
+    """
     first, second = x.float().chunk(2, dim=-1)
     turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
     return turned.type_as(x)

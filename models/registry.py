@@ -1,4 +1,4 @@
-"""Which class computes a model: a new architecture is a file beside this one, and a line here.
+"""Which class computes which architecture. A new one is a file in this folder and a line here.
 
 model = build(config)           # weights as torch initializes them, on torch's default device
 """
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from models.config import ModelConfig
     from models.llama import Transformer
 
-# ModelConfig.architecture -> the class of its models; by name, so that
-# only the one in use is imported, and this file needs no torch.
+# ModelConfig.architecture → the class of its models. Classes are named, not imported, so that only
+# the one in use is loaded and this file needs no torch.
 ARCHITECTURES = {"llama": "models.llama:Transformer"}
 
 
 def build(config: ModelConfig) -> Transformer:
     """The model of this config, its weights as torch initializes them, on torch's default device.
 
-    Raises CheckpointError for an architecture that there is no class for.
+    Raises CheckpointError for an architecture without a class.
     """
     if config.architecture not in ARCHITECTURES:
         raise CheckpointError(

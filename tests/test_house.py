@@ -48,6 +48,7 @@ ROOMS = {
     "models": (
         {"accepted"},
         {"config", "tokenizer", "checkpoints.names"},
+        {"presets"},
         {"*", "chat"},  # *: whatever is not named, an architecture each
         {"registry"},
         {"checkpoints"},

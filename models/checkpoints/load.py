@@ -1,11 +1,11 @@
-"""Load a model, tensor by tensor, from any of the layouts that Llama-family weights come in.
+"""Load a model, tensor by tensor, from any layout in which Llama-family weights are published.
 
     config = load_config("dummy:Llama-3.2-1B")
     model = load_model("path/to/folder", device="cuda", precision=torch.bfloat16)
 
-The model is built without memory (on the meta device); then each layer's tensors are read, stacked,
-cast, put on the device and handed to `transform`, which may quantize them, before the next layer's
-are read. So the whole model never exists in full precision when it is being quantized.
+The model is built on the meta device, without memory. Then, layer by layer, the tensors are read,
+stacked, cast, moved to the device and passed to `transform`, which may quantize them. So a model
+that is being quantized never exists in full precision as a whole.
 """
 
 import re
@@ -29,24 +29,28 @@ Transform = Callable[[str, nn.Module], nn.Module]
 Progress = Callable[[int, int], None]
 Ready = Callable[[str, nn.Module], None]
 
+# Tensors that checkpoints hold and that follow from the config.
 _HARMLESS = re.compile(r".*rotary_emb\.inv_freq|rope\.freqs|freqs_cis|causal_mask")
 _LAYER_NUMBER = re.compile(r"(?:model\.)?layers\.(\d+)\.")
-_DUMMY_STD = 0.02
-_DUMMY_PERIOD = (1 << 20) + 7  # prime: no two rows of a matrix begin at the same place in it
+_DUMMY_STD = 0.02  # standard deviation of dummy weights
+_DUMMY_PERIOD = (1 << 20) + 7  # length of the repeated block; prime, so that a matrix's rows differ
 
 
 def load_config(checkpoint_path: str) -> ModelConfig:
-    """The architecture that `checkpoint_path` names, without reading its weights."""
+    """The architecture that `checkpoint_path` names, without reading its weights.
+
+    Raises CheckpointError or UsageError if there is none.
+    """
     return architecture_of(locate(checkpoint_path))
 
 
 def model_name(checkpoint_path: str) -> str:
-    """What the log calls the model: its folder's, preset's or hub entry's name."""
+    """The model's name in the log: that of its folder, its preset or its hub entry."""
     return locate(checkpoint_path).name
 
 
 def tokenizer_folder(checkpoint_path: str) -> Path | None:
-    """Where the tokenizer lies; None for a dummy, or one that was saved, that has none."""
+    """The folder of the tokenizer; None for a dummy or a saved model without one."""
     checkpoint = locate(checkpoint_path)
     folder = checkpoint.folder
     if checkpoint.layout in ("dummy", "quantbench") and folder:
@@ -68,15 +72,15 @@ def load_model(
 
     checkpoint_path: "tiny"; a Hugging Face folder; a gpt-fast or torchao model.pth; a Meta folder;
     a hub id; dummy:NAME or dummy:path/to/config.json for random weights.
-    num_layers: keep only the first so many layers.
-    transform: called as (name, module) with every embedding, norm and linear layer once its weights
-    are there, in the model's order; what it returns takes the module's place. For a checkpoint
-    that was saved quantized it has to be one of two `Stages` (models/checkpoints/saved.py).
-    progress: called as (bytes so far, bytes in all), counted in `precision`.
-    ready: called as (name, module) with "tok_embeddings", each whole "layers.0", …, "norm" and
-    "output", still in full precision; only then does `transform` get what is in it.
+    num_layers: the number of layers to load, from the first.
+    transform: called as (name, module) with every embedding, norm and linear layer as soon as its
+    weights are loaded, in the model's order. The module that it returns replaces the given one. For
+    a checkpoint that was saved quantized it must implement `Stages` (models/checkpoints/saved.py).
+    progress: called as (bytes loaded, total bytes), both counted in `precision`.
+    ready: called as (name, module) with "tok_embeddings", "layers.0", …, "norm" and "output", each
+    complete and in full precision, before `transform` is called for the modules in it.
 
-    Raises CheckpointError for anything missing, superfluous, damaged or misshapen.
+    Raises CheckpointError for a tensor that is missing, superfluous, damaged or of a wrong shape.
     """
     checkpoint = locate(checkpoint_path, weights=True)
     if checkpoint.layout == "quantbench":
@@ -106,7 +110,7 @@ def load_model(
                     stored = "tok_embeddings.weight" if tied else full_name
                     weight = read(stored, parameter).to(device, precision)
                 setattr(module, kind, nn.Parameter(weight, requires_grad=False))
-                del weight  # or it would outlive its replacement until the next one is read
+                del weight  # or it would stay in memory until the next one is read
                 done += parameter.numel() * precision.itemsize
                 if progress:
                     progress(done, total)
@@ -119,9 +123,9 @@ def load_model(
 
 
 def _parts(model: Transformer, whole_layers: bool) -> list[tuple[str, list[str]]]:
-    """What is loaded at a time: (name, names of the modules with parameters in it).
+    """What is loaded at a time: (name, names of its modules that have parameters).
 
-    Names, not modules: a list of modules would keep every layer that transform has replaced.
+    A list of the modules themselves would keep those in memory that transform has replaced.
     """
     parts: dict[str, list[str]] = {}
     for name, module in model.named_modules():
@@ -140,7 +144,8 @@ def _load_saved(
     transform: Transform | None,
     progress: Progress | None,
 ) -> Transformer:
-    """A model that --save wrote: quantized on the meta device, filled, then given its kernels."""
+    """Load a model that --save wrote: quantize it on the meta device for its shapes, read the
+    weights, then bring each layer into its kernel's form."""
     how = how_saved(checkpoint)
     assert how is not None
     if not isinstance(transform, Stages):
@@ -173,7 +178,7 @@ def _load_saved(
 
 
 def _embedding(model: Transformer) -> Tensor | None:
-    """The embedding's weights for a tied output to share; None if `transform` has changed them."""
+    """The embedding's weights, for a tied output to share; None if `transform` replaced them."""
     weight = getattr(model.tok_embeddings, "weight", None)
     plain = isinstance(weight, nn.Parameter) and type(weight.data) is torch.Tensor
     return weight if plain and weight.is_floating_point() else None
@@ -183,7 +188,7 @@ def _embedding(model: Transformer) -> Tensor | None:
 
 
 class _StoredWeights:
-    """Reads our parameters from a source: finds the pieces, checks shapes, permutes, stacks."""
+    """Reads a parameter from a source: finds its pieces, checks shapes, stacks, permutes."""
 
     def __init__(self, source: Source, config: ModelConfig) -> None:
         self.source, self.config = source, config
@@ -200,7 +205,7 @@ class _StoredWeights:
                 )
         if len(pieces) > 1:
             weight = torch.cat(pieces)
-        else:  # column-major, as a transposed tensor is pickled, becomes row-major
+        else:  # a pickled transposed tensor is column-major; the copy is row-major
             weight = pieces[0].clone(memory_format=torch.contiguous_format)
         if self.source.interleaved and ".wqkv." in name:
             rotated = (self.config.num_heads + self.config.num_kv_heads) * self.config.head_dim
@@ -209,7 +214,7 @@ class _StoredWeights:
 
 
 def _pieces(name: str, source: Source, config: ModelConfig) -> tuple[str, ...]:
-    if name in source.tensors:  # gpt-fast keeps some projections fused under the name we use
+    if name in source.tensors:  # gpt-fast stores some projections fused, under the model's name
         return (name,)
     if name == "output.weight" and config.tie_embeddings:
         return source.name_map("tok_embeddings.weight")
@@ -234,13 +239,13 @@ def _heads(config: ModelConfig) -> tuple[int, int, int]:
 
 
 def _half_split(rows: Tensor, head_dim: int) -> Tensor:
-    """Rows whose rotary pairs are neighbours (2i, 2i + 1), reordered to pairs (i, i + E/2)."""
+    """Rows in Meta's order, with rotary pairs (2i, 2i + 1), reordered to pairs (i, i + E/2)."""
     pairs = rows.reshape(-1, head_dim // 2, 2, *rows.shape[1:])
     return pairs.transpose(1, 2).reshape(rows.shape)
 
 
 def _check_names(model: Transformer, source: Source, full_depth: int) -> None:
-    """Every tensor the model needs is there, and none that it would not read."""
+    """Raise CheckpointError if a tensor is missing, or if there is one that the model ignores."""
     config = model.config
     needed: set[str] = set()
     for name, _ in model.named_parameters():
@@ -260,7 +265,7 @@ def _check_names(model: Transformer, source: Source, full_depth: int) -> None:
 
 
 def _is_tied(extra: str, source: Source, config: ModelConfig) -> bool:
-    """Whether this is an output layer that a tied checkpoint keeps although it is the embedding."""
+    """Whether `extra` is the output layer of a tied checkpoint, equal to the embedding."""
     if not config.tie_embeddings or extra not in source.name_map("output.weight"):
         return False
     (embedding,) = source.name_map("tok_embeddings.weight")
@@ -271,10 +276,11 @@ def _is_tied(extra: str, source: Source, config: ModelConfig) -> bool:
 
 
 class _DummyWeights:
-    """Weights for measuring speed and memory: normal, deviation 0.02, the same in every run.
+    """Random weights for measuring speed and memory, the same in every run.
 
-    Drawing billions of normal numbers would take longer than the measurement, so one block of them
-    is repeated; where it starts depends on the parameter's name. Norms are ones.
+    They are normal with a standard deviation of 0.02; norms are ones. Drawing billions of normal
+    numbers would take longer than the measurement, so one block of them is repeated. Where it
+    begins depends on the parameter's name.
     """
 
     def __init__(self, precision: torch.dtype, device: torch.device | str) -> None:

@@ -1,13 +1,13 @@
-"""How other projects name the parameters that models/llama.py holds.
+"""How other projects name the parameters of models/llama.py.
 
-Each of our names maps to the source's tensors that make it up, stacked along their first dimension:
-a projection that we keep fused comes from several.
+Each parameter name maps to the checkpoint's tensors that it is made of, stacked along their first
+dimension: a projection that is fused in the model comes from several.
 """
 
 import re
 from collections.abc import Callable
 
-SAVED = "quantbench.json"  # what a folder that --save wrote holds (models/checkpoints/saved.py)
+SAVED = "quantbench.json"  # the file that marks a folder written by --save (see saved.py)
 _LAYER = re.compile(r"layers\.(\d+)\.(.+)\.(weight|bias)")
 
 _HUGGING_FACE = {
@@ -25,7 +25,7 @@ _HUGGING_FACE_TOP = {
     "norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
 }
-_META = {  # gpt-fast and torchao keep these names; theirs may hold wqkv already fused
+_META = {  # gpt-fast and torchao use these names, too; their checkpoints may hold wqkv fused
     "attention_norm": ("attention_norm",),
     "attention.wqkv": ("attention.wq", "attention.wk", "attention.wv"),
     "attention.wo": ("attention.wo",),
@@ -38,12 +38,13 @@ NameMap = Callable[[str], tuple[str, ...]]
 
 
 def hugging_face(name: str) -> tuple[str, ...]:
-    """The Hugging Face tensors that our parameter `name` is stacked from."""
+    """The names of the Hugging Face tensors that the parameter `name` is stacked from."""
     return _translate(name, _HUGGING_FACE, _HUGGING_FACE_TOP, "model.layers")
 
 
 def meta(name: str) -> tuple[str, ...]:
-    """The tensors of a Meta, gpt-fast or torchao checkpoint that our `name` is stacked from."""
+    """The names of the tensors in a Meta, gpt-fast or torchao checkpoint that the parameter `name`
+    is stacked from."""
     return _translate(name, _META, {}, "layers")
 
 

@@ -1,12 +1,17 @@
 """Quantized models on disk: what --save writes, and how it is read back.
 
-A folder with `quantbench.json` (what the model is, and how it was quantized), the tokenizer's
-files, and `quantized-00001.safetensors`, …: every parameter under our name for it; one that is a
-tensor subclass as the tensors inside it, `layers.0.attention.wo.weight.plane0` and so on. Kernels
-leave no trace there: whatever layout one wants is made again when the model is loaded.
+The folder contains
 
-`quantbench.json` is written last, so a save that was interrupted is no checkpoint; a file
-`quantbench.json.unfinished` says until then that whatever lies there is what a save has left.
+    quantbench.json                what the model is and how it was quantized
+    the tokenizer's files          copied
+    quantized-00001.safetensors …  every parameter by its name in the model
+
+A parameter that is a tensor subclass is stored as its inner tensors, such as
+`layers.0.attention.wo.weight.plane0`. The format does not depend on a kernel: the layout that a
+kernel needs is made when the model is loaded.
+
+`quantbench.json` is written last, so that an interrupted save is no checkpoint. Until then the file
+`quantbench.json.unfinished` marks the folder as one that a later save may overwrite.
 """
 
 import contextlib
@@ -31,18 +36,17 @@ from models.accepted import NAME, NAMES, OBJECT, Accepts
 from models.checkpoints.names import SAVED
 from models.checkpoints.sources import (
     Checkpoint,
-    Stored,
     read_json,
     require_inside,
-    safetensors_file,
 )
+from models.checkpoints.tensor_files import Stored, safetensors_file
 from models.config import ModelConfig
 from models.tokenizer import FILES
 from text import shown
 
-VERSION = 1
-SHARD_BYTES = 1 << 29
-_BESIDE = (
+VERSION = 1  # of the format of quantbench.json
+SHARD_BYTES = 1 << 29  # a file is written as soon as this many bytes are waiting
+_TOKENIZER_FILES = (
     *FILES,
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -53,28 +57,29 @@ _BESIDE = (
 
 @runtime_checkable
 class Stages(Protocol):
-    """The two halves of a transform (quantize/registry.py): numbers first, then the kernel."""
+    """The two halves of quantizing a layer (quantize/registry.py): the numbers, then the kernel."""
 
     def __call__(self, name: str, module: nn.Module) -> nn.Module: ...
 
     def quantized(self, name: str, module: nn.Module) -> nn.Module:
-        """The layer with its weights quantized; it works on the meta device too."""
+        """The layer with its weights quantized; works on the meta device, too."""
 
     def built(self, name: str, layer: nn.Module) -> nn.Module:
-        """That layer in the form its kernel takes."""
+        """The quantized layer in the form that its kernel takes."""
 
 
 @dataclass(frozen=True)
 class How:
-    """How a saved model was quantized. `layers`: where they differ, (scheme, kernel) by name."""
+    """How a saved model was quantized."""
 
     scheme: str
-    precision: str
+    precision: str  # bfloat16, float16 or float32: dtype of what is not quantized
+    # [scheme, kernel] by the layer's name, where layers differ; otherwise empty
     layers: dict[str, list[str]] = dataclasses.field(default_factory=dict)
 
 
 class Saver:
-    """Writes a model's layers as they are quantized, so that it is never in memory twice.
+    """Writes a model's layers as they are quantized, so that the model is never in memory twice.
 
         saver = Saver(folder, How("int4wo-64", "bfloat16"), tokenizer_folder)
         model = load_model(…, transform=saver.after(quantizer))
@@ -94,17 +99,17 @@ class Saver:
         with files.named("--save", folder, CheckpointError):
             folder.mkdir(parents=True, exist_ok=True)
             if self.unfinished.is_file():
-                self._clear()  # a save was killed here
+                self._clear()  # left by a save that was killed
             if any(folder.iterdir()):
                 raise CheckpointError(f"--save {folder}: the folder is not empty; give a new one")
         self._write(self.unfinished, lambda file: file.touch())
-        for name in _BESIDE if tokenizer else ():
+        for name in _TOKENIZER_FILES if tokenizer else ():
             if tokenizer and (tokenizer / name).is_file():
                 source = tokenizer / name
                 self._write(folder / name, lambda file, source=source: _copy(source, file))
 
     def after(self, stages: Stages) -> Callable[[str, nn.Module], nn.Module]:
-        """A transform that quantizes, saves, and only then builds what the kernel takes."""
+        """A transform that quantizes a layer, saves it, and then gives it its kernel's form."""
 
         def transform(name: str, module: nn.Module) -> nn.Module:
             layer = stages.quantized(name, module)
@@ -121,8 +126,9 @@ class Saver:
             self._flush()
 
     def _add_tensor(self, key: str, tensor: Tensor) -> None:
-        """A tied output is the embedding, and stored once. The embedding stays in memory all the
-        while, so an equal address means the same tensor."""
+        """Add a tensor; for an output tied to the embedding, only an alias.
+
+        The embedding stays in memory during the save, so an equal address means the same tensor."""
         twin = key.replace("output.", "tok_embeddings.", 1)
         first = self.embedding.get(twin) if key.startswith("output.") else None
         if first is not None and first.data_ptr() == tensor.data_ptr():
@@ -140,7 +146,9 @@ class Saver:
         self.pending = {}
 
     def finish(self, architecture: ModelConfig, layers: dict[str, list[str]] | None = None) -> None:
-        """Write what is left; `layers` as in How, if it was not known before."""
+        """Write the remaining tensors and quantbench.json.
+
+        layers: as in How, where it is known only now. Raises CheckpointError."""
         if self.pending:
             self._flush()
         how = dataclasses.replace(self.how, layers=layers or self.how.layers)
@@ -156,11 +164,12 @@ class Saver:
         os.replace(self.unfinished, self.folder / SAVED)
 
     def _write(self, path: Path, write: Callable[[Path], object]) -> None:
-        """Raises CheckpointError, and leaves nothing behind, where that fails."""
+        """Call `write` with the path. If that fails, remove the whole save and raise
+        CheckpointError."""
         try:
             with files.named("--save", path, CheckpointError):
                 write(path)
-        except SafetensorError as error:  # as it has a full disk
+        except SafetensorError as error:  # raised for a full disk, for example
             self._clear()
             raise CheckpointError(f"--save {path}: {error}") from None
         except BaseException:
@@ -168,12 +177,12 @@ class Saver:
             raise
 
     def _clear(self) -> None:
-        """Remove what a save writes, and the folder if it was made for that."""
-        names = [*_BESIDE, *(file.name for file in self.folder.glob("quantized-*.safetensors"))]
+        """Remove what a save writes, and the folder if the save created it."""
+        shards = (file.name for file in self.folder.glob("quantized-*.safetensors"))
         with contextlib.suppress(OSError):
-            for name in names:
+            for name in (*_TOKENIZER_FILES, *shards):
                 (self.folder / name).unlink(missing_ok=True)
-            for name in _BESIDE:
+            for name in _TOKENIZER_FILES:
                 if (self.folder / name).parent != self.folder:
                     with contextlib.suppress(OSError):
                         (self.folder / name).parent.rmdir()
@@ -188,7 +197,10 @@ def _copy(source: Path, file: Path) -> None:
 
 
 def how_saved(checkpoint: Checkpoint) -> How | None:
-    """How a located checkpoint was quantized, or None if it is one in full precision."""
+    """How a located checkpoint was quantized; None if it is in full precision.
+
+    Raises CheckpointError if its quantbench.json is damaged.
+    """
     if checkpoint.layout != "quantbench":
         return None
     assert checkpoint.folder is not None
@@ -197,15 +209,15 @@ def how_saved(checkpoint: Checkpoint) -> How | None:
 
 @dataclass(frozen=True)
 class Content:
-    """What quantbench.json says, but for the architecture."""
+    """What quantbench.json holds, apart from the architecture."""
 
     how: How
-    files: list[str]
-    aliases: dict[str, str]
+    files: list[str]  # the safetensors files' names
+    aliases: dict[str, str]  # tensor that is stored under another's name → that name
 
 
 def _content(folder: Path) -> Content:
-    """Raises CheckpointError, which names the key, for what `Saver` does not write."""
+    """What quantbench.json holds. Raises CheckpointError, with the key, if it is damaged."""
     file = folder / SAVED
     content = read_json(file)
     if content.get("version") != VERSION:
@@ -227,12 +239,12 @@ def _content(folder: Path) -> Content:
 PRECISION = Accepts("bfloat16, float16 or float32", ("bfloat16", "float16", "float32").__contains__)
 TEXTS = Accepts(
     "an object of texts",
-    lambda value: isinstance(value, dict) and all(isinstance(one, str) for one in value.values()),
+    lambda value: isinstance(value, dict) and all(isinstance(v, str) for v in value.values()),
 )
 CHOICES = Accepts(
     "an object with a scheme and a kernel for each layer",
     lambda value: (
-        isinstance(value, dict) and all(NAMES.test(one) and len(one) == 2 for one in value.values())
+        isinstance(value, dict) and all(NAMES.test(v) and len(v) == 2 for v in value.values())
     ),
 )
 
@@ -247,22 +259,23 @@ def _check(
 
 
 class SavedWeights:
-    """Reads a saved model's layers: shapes from quantizing on the meta device, bytes from files."""
+    """Reads a saved model's layers. Their shapes come from quantizing on the meta device."""
 
     def __init__(self, checkpoint: Checkpoint, device: torch.device | str) -> None:
         assert checkpoint.folder is not None
         content = _content(checkpoint.folder)
         self.folder, self.device, self.aliases = checkpoint.folder, device, content.aliases
         self.tensors: dict[str, Stored] = {}
-        self.shared: dict[str, Tensor] = {}  # the embedding, for an output tied to it
-        self.mapped: set[int] = set()  # where tensors of the layer in hand lie in a mapped file
+        self.shared: dict[str, Tensor] = {}  # the embedding's tensors, for an output tied to it
+        self.mapped: set[int] = set()  # addresses of the current layer's tensors in mapped files
         for name in content.files:
             self.tensors |= safetensors_file(self.folder / name)
 
     def fill(self, name: str, layer: nn.Module) -> None:
-        """Give a layer on the meta device its weights, as they were when it was saved.
+        """Give a layer on the meta device the weights that were saved for it.
 
-        They may lie in a mapped file; `settle` copies what the layer keeps of them.
+        They may lie in a mapped file; `settle` copies those that the layer still uses.
+        Raises CheckpointError for a tensor that is missing or has another shape or dtype.
         """
         self.mapped.clear()
         for kind, parameter in list(layer.named_parameters(recurse=False)):
@@ -299,9 +312,9 @@ class SavedWeights:
         return tensor.to(self.device)
 
     def settle(self, layer: nn.Module) -> None:
-        """Copy what a layer, in the form its kernel takes, still has in a mapped file.
+        """Copy the parameters of a layer in its kernel's form that still lie in a mapped file.
 
-        A kernel that keeps weights in an order of its own has read them there and left them.
+        A kernel with its own weight layout has copied them already.
         """
         for module in layer.modules():
             for kind, parameter in list(module.named_parameters(recurse=False)):
@@ -312,10 +325,10 @@ class SavedWeights:
                 if subclass or type(parameter) is nn.Parameter:
                     module.register_parameter(kind, nn.Parameter(copied, requires_grad=False))
                 else:
-                    parameter.data = copied  # a kernel's own kind of parameter stays one
+                    parameter.data = copied  # keeps a kernel's own subclass of Parameter
 
     def _copied(self, tensor: Tensor) -> Tensor | None:
-        """A copy if any of it lies in a mapped file, else None."""
+        """A copy of the tensor if any part of it lies in a mapped file, else None."""
         if not hasattr(tensor, "__tensor_flatten__"):
             mapped = tensor.untyped_storage().data_ptr() in self.mapped
             return tensor.clone() if mapped else None
@@ -329,10 +342,10 @@ class SavedWeights:
 
 
 def inner_tensors(name: str, tensor: Tensor) -> dict[str, Tensor]:
-    """A tensor by its name; of a tensor subclass, what it stores, by longer names."""
+    """{name: tensor}; for a tensor subclass, the tensors inside it as name.part."""
     if not hasattr(tensor, "__tensor_flatten__"):
         return {name: tensor}
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for part in tensor.__tensor_flatten__()[0]:
-        found |= inner_tensors(f"{name}.{part}", getattr(tensor, part))
-    return found
+        tensors |= inner_tensors(f"{name}.{part}", getattr(tensor, part))
+    return tensors

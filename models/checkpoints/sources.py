@@ -1,60 +1,58 @@
-"""Where the weights of a checkpoint lie, and how to read one tensor of them.
+"""Finding a checkpoint's files, and reading its tensors by name.
 
-A source knows tensor names and reads one tensor at a time; what the model calls its parameters,
-and how they are stacked from these, is the business of names.py and load.py.
+A source reads one tensor at a time. How the model's parameters are named and stacked from these
+tensors is in names.py and load.py.
 """
 
 import functools
 import json
 import os
-import pickle
 import re
-import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 import files
 from errors import CheckpointError, UsageError
 from models.checkpoints import names
 from models.checkpoints.names import SAVED
-from models.config import ModelConfig, from_fields, from_hugging_face, from_params, preset
+from models.checkpoints.tensor_files import Stored, pickle_file, safetensors_file
+from models.config import ModelConfig, from_fields, from_hugging_face, from_params
+from models.presets import preset
 from text import shown
 
 EMBEDDED = Path(__file__).parent.parent / "tiny"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _LONGEST_HUB_ID = 200  # characters; the hub allows 96 for each half
 _HUB_SMALL = ["*.json", "tokenizer.model", "original/tokenizer.model"]
-_HUB_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")  # the first kind that is there
-_MAPPED_BYTES = 256 << 20  # how much of a pickle is read before it is mapped anew
-_WANTS_CODE = re.compile(r"\bGLOBAL\b|allowed global|Trying to ")
+_HUB_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")  # the first pattern with a match
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that was found: its layout, its folder and what the log calls it.
+    """What --checkpoint_path names.
 
-    Layouts: "hugging face", "gpt-fast" (one pickle), "meta" (one pickle a model-parallel rank) and
-    "dummy", which has an architecture and no weights.
+    Layouts: "hugging face", "gpt-fast" (one pickle), "meta" (a pickle for each model-parallel
+    rank), "quantbench" (what --save writes) and "dummy" (an architecture without weights).
     """
 
     layout: str
-    name: str
-    folder: Path | None
-    files: tuple[Path, ...] = ()
-    architecture: ModelConfig | None = None
+    name: str  # the model's name in the log
+    folder: Path | None  # None for a preset
+    files: tuple[Path, ...] = ()  # the files with weights
+    architecture: ModelConfig | None = None  # only for a dummy; otherwise see `architecture_of`
 
 
 def locate(checkpoint_path: str, weights: bool = False) -> Checkpoint:
-    """Find what --checkpoint_path names; CheckpointError or UsageError, one line, if nothing is.
+    """Find what --checkpoint_path names.
 
-    A hub entry's weights are downloaded only if `weights`; without, its `files` are empty.
+    weights: whether to download the weights of a hub entry; without them its `files` are empty.
+    Raises CheckpointError or UsageError, one line, if there is nothing of that name.
     """
     if checkpoint_path.startswith("dummy:"):
         return _dummy(checkpoint_path.removeprefix("dummy:"))
@@ -72,7 +70,7 @@ def locate(checkpoint_path: str, weights: bool = False) -> Checkpoint:
     if not path.is_dir():
         with files.named("--checkpoint_path", path, CheckpointError):
             files.require_regular(path)
-    # Links are not followed: the config lies beside the link, and its folder's name is what counts.
+    # A link to a file is not followed: the config lies in the link's folder, which names the model.
     folder = Path(os.path.abspath(path if path.is_dir() else path.parent))
     if path.is_file() and path.suffix in (".pth", ".pt") and "consolidated" not in path.name:
         return Checkpoint("gpt-fast", folder.name, folder, (path,))
@@ -122,7 +120,7 @@ def _dummy(what: str) -> Checkpoint:
 
 @functools.lru_cache(maxsize=2)
 def _download(hub_id: str, weights: bool) -> Path:
-    """The local snapshot of a hub entry: its configs and tokenizer, and its weights if asked."""
+    """The local snapshot of a hub entry: its configs, its tokenizer and, if asked, its weights."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -151,7 +149,10 @@ def _download(hub_id: str, weights: bool) -> Path:
 
 
 def architecture_of(checkpoint: Checkpoint) -> ModelConfig:
-    """The architecture: from config.json, params.json, or the folder's exact name."""
+    """The architecture: from config.json, params.json, or the folder's exact name.
+
+    Raises CheckpointError if none of them gives it.
+    """
     if checkpoint.architecture is not None:
         return checkpoint.architecture
     assert checkpoint.folder is not None
@@ -187,7 +188,7 @@ def _embedding_rows(checkpoint: Checkpoint) -> int:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file; CheckpointError if it cannot be read or is none."""
+    """The object in a JSON file. Raises CheckpointError if there is none."""
     text = files.read_text("cannot read", file, CheckpointError)
     try:
         content = json.loads(text)
@@ -210,8 +211,8 @@ def _index(file: Path) -> dict[str, str]:
 
 
 def require_inside(index: Path, name: str) -> None:
-    """CheckpointError unless `name` is a file of the folder that `index`, which names it, lies in:
-    a checkpoint that somebody else made decides nothing about other folders."""
+    """Raise CheckpointError unless `name`, which the file `index` contains, is a file in the folder
+    of `index`. A downloaded checkpoint must not make us read files elsewhere."""
     parts = PurePath(name).parts
     if not parts or PurePath(name).is_absolute() or ".." in parts:
         raise CheckpointError(f"{index} names {shown(name)}, which is not inside its folder")
@@ -226,8 +227,8 @@ def require_inside(index: Path, name: str) -> None:
             ) from None
 
 
-def _check_index(index: Path, tensors: Mapping[str, "Stored"]) -> None:
-    """Every tensor that an index lists lies in the file it says."""
+def _check_index(index: Path, tensors: Mapping[str, Stored]) -> None:
+    """Raise CheckpointError unless every tensor lies in the file that the index names for it."""
     for name, shard in _index(index).items():
         if name not in tensors or tensors[name].file != index.parent / shard:
             raise CheckpointError(
@@ -235,30 +236,22 @@ def _check_index(index: Path, tensors: Mapping[str, "Stored"]) -> None:
             )
 
 
-# ---------------------------------------------------------------------------------- tensors
-
-
-@dataclass(frozen=True)
-class Stored:
-    """One tensor of a checkpoint: the file it lies in, and the function that reads it."""
-
-    file: Path
-    read: Callable[[], Tensor]
+# ---------------------------------------------------------------------------------- sources
 
 
 @dataclass(frozen=True)
 class Source:
-    """A checkpoint's tensors by name, none read yet; and how the model's names translate."""
+    """A checkpoint's tensors by name, not read yet."""
 
-    where: Path
+    where: Path  # the checkpoint's folder, for error messages
     tensors: Mapping[str, Stored]
-    name_map: names.NameMap
+    name_map: names.NameMap  # from a parameter's name in the model to the tensors' names here
     interleaved: bool  # Meta's rotary layout: pairs (2i, 2i + 1) instead of (i, i + E/2)
 
     def read(self, name: str) -> Tensor:
-        """The tensor, floating point; CheckpointError if it is absent or something else.
+        """A dense floating-point tensor. It may be a view of the mapped file: copy what is to stay.
 
-        It may be a view of the mapped file: copy what is to stay.
+        Raises CheckpointError for a tensor that is missing, sparse, or of another dtype.
         """
         if name not in self.tensors:
             raise CheckpointError(f"{self.where} lacks tensor {name}")
@@ -277,24 +270,28 @@ class Source:
 
 
 def open_source(checkpoint: Checkpoint) -> Source:
-    """A source over the checkpoint's files, which are opened but not yet read."""
+    """A source over the checkpoint's files. Only their lists of tensors are read here.
+
+    Raises CheckpointError for a damaged file, or for two that hold the same tensor.
+    """
     where = checkpoint.folder or checkpoint.files[0]
     if checkpoint.layout == "hugging face":
-        open_file = safetensors_file if checkpoint.files[0].suffix == ".safetensors" else _pickled
+        is_safetensors = checkpoint.files[0].suffix == ".safetensors"
+        open_file = safetensors_file if is_safetensors else pickle_file
         tensors: dict[str, Stored] = {}
         for file in checkpoint.files:
-            found = open_file(file)
-            for name in found.keys() & tensors.keys():
+            stored = open_file(file)
+            for name in stored.keys() & tensors.keys():
                 raise CheckpointError(
                     f"{tensors[name].file} and {file.name} both hold tensor {name}; remove the "
                     "file that does not belong to this checkpoint"
                 )
-            tensors |= found
+            tensors |= stored
         index = where / "model.safetensors.index.json"
-        if checkpoint.files[0].suffix == ".safetensors" and os.path.lexists(index):
+        if is_safetensors and os.path.lexists(index):
             _check_index(index, tensors)
         return Source(where, tensors, names.hugging_face, interleaved=False)
-    ranks = [_pickled(file) for file in checkpoint.files]
+    ranks = [pickle_file(file) for file in checkpoint.files]
     if len(ranks) == 1:
         return Source(where, ranks[0], names.meta, interleaved=True)
     merged = {
@@ -305,91 +302,8 @@ def open_source(checkpoint: Checkpoint) -> Source:
     return Source(where, merged, names.meta, interleaved=True)
 
 
-def safetensors_file(file: Path) -> dict[str, Stored]:
-    """The tensors of a safetensors file, none read yet; CheckpointError if it is damaged."""
-    if why := files.problem(file):
-        raise CheckpointError(f"cannot read {file}: {why}")
-    if not str(file).isprintable() and any("\ud800" <= c <= "\udfff" for c in str(file)):
-        raise CheckpointError(
-            f"cannot read {file}: safetensors opens no path that is not UTF-8; rename its folder"
-        )
-    try:
-        with safe_open(file, framework="pt") as opened:
-            keys = list(opened.keys())
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(
-            f"{file} is damaged or no safetensors file ({error}); an unfinished download or a Git "
-            "LFS pointer looks like this: fetch it again"
-        ) from None
-
-    def read(name: str) -> Tensor:
-        # Opened anew for every tensor: pages of a file that stays mapped would count as memory.
-        with safe_open(file, framework="pt") as opened:
-            return opened.get_tensor(name)
-
-    return {key: Stored(file, functools.partial(read, key)) for key in keys}
-
-
-def _pickled(file: Path) -> dict[str, Stored]:
-    opened = _Pickle(file, _state_dict(file))
-    return {name: Stored(file, functools.partial(opened.read, name)) for name in opened.tensors}
-
-
-@dataclass
-class _Pickle:
-    """A state_dict mapped from a file, and mapped anew once much of it was read.
-
-    Pages of a file that stays mapped count as memory. Opening one costs some milliseconds, too
-    many to do it for every tensor. Files older than PyTorch 1.6 cannot be mapped and stay whole.
-    """
-
-    file: Path
-    tensors: dict[str, Tensor]
-    bytes_read: int = 0
-
-    def read(self, name: str) -> Tensor:
-        if self.bytes_read > _MAPPED_BYTES and _is_zip(self.file):
-            self.tensors, self.bytes_read = _state_dict(self.file), 0
-        tensor = self.tensors[name]
-        self.bytes_read += tensor.numel() * tensor.itemsize  # sparse tensors have no nbytes
-        return tensor
-
-
-def _state_dict(file: Path) -> dict[str, Tensor]:
-    """The tensors in a pickle, mapped; CheckpointError if it is damaged or holds anything else."""
-    if why := files.problem(file):
-        raise CheckpointError(f"cannot read {file}: {why}")
-    try:
-        content = torch.load(file, map_location="cpu", weights_only=True, mmap=_is_zip(file))
-    except MemoryError:
-        raise
-    except Exception as error:  # a damaged pickle fails in every way there is
-        if isinstance(error, pickle.UnpicklingError) and _WANTS_CODE.search(str(error)):
-            raise CheckpointError(
-                f"{file} holds more than weights, and loading it could run code: refused; save its "
-                "state_dict alone, or as safetensors"
-            ) from None
-        raise CheckpointError(
-            f"{file} is damaged or no PyTorch checkpoint; fetch it again"
-        ) from None
-    # Exactly these: a subclass is a tensor that somebody quantized already.
-    plain = (Tensor, torch.nn.Parameter)
-    if not isinstance(content, dict) or not all(
-        isinstance(name, str) and type(tensor) in plain for name, tensor in content.items()
-    ):
-        raise CheckpointError(f"{file} holds no state_dict of plain tensors")
-    return content
-
-
-def _is_zip(file: Path) -> bool:
-    try:
-        return zipfile.is_zipfile(file)
-    except OSError:
-        return False
-
-
 def _merged(name: str, ranks: list[dict[str, Stored]]) -> Tensor:
-    """One tensor from Meta's model-parallel ranks: rows or columns, as the layer was cut."""
+    """One tensor joined from Meta's model-parallel ranks, by rows or by columns as it was cut."""
     stored = [rank[name] for rank in ranks if name in rank]
     if len(stored) != len(ranks):
         raise CheckpointError(f"tensor {name} is not in every consolidated.*.pth")
@@ -401,9 +315,9 @@ def _merged(name: str, ranks: list[dict[str, Stored]]) -> Tensor:
                 f"{stored[0].file.name} {tuple(pieces[0].shape)}; ranks are cut evenly"
             )
     if pieces[0].ndim < 2:
-        return pieces[0]  # norms are the same everywhere
+        return pieces[0]  # norms are the same in all ranks
     by_column = name.endswith((".wo.weight", ".w2.weight"))
     if name == "tok_embeddings.weight":
-        # Llama 2 cuts the embedding's columns, Llama 3 its rows; the norm says how wide it is.
+        # Llama 2 cuts the embedding by columns, Llama 3 by rows. The norm has the full width.
         by_column = pieces[0].shape[1:] != _merged("norm.weight", ranks).shape
     return torch.cat(pieces, 1 if by_column else 0)

@@ -3,8 +3,8 @@
 import dataclasses
 
 from models import build
-from models.config import PRESETS
 from models.llama import Transformer
+from models.presets import PRESETS
 
 
 def small_model(window: int | None = None) -> Transformer:

@@ -18,7 +18,7 @@ from torchao.quantization import Int8WeightOnlyConfig, quantize_
 from transformers import AutoModelForCausalLM
 
 from errors import CheckpointError, UsageError
-from models.checkpoints import names, sources
+from models.checkpoints import names, tensor_files
 from models.checkpoints.load import load_config, load_model, model_name, tokenizer_folder
 from tests.models.hugging_face import SIZES, saved
 
@@ -254,7 +254,7 @@ def resident_kilobytes(file):
 def test_a_files_pages_are_let_go(tmp_path, monkeypatch, layout):
     """However large the file, little of it stays resident: here 2 MB read through one mapping, one
     more tensor, and the 64 kB around each page fault that Linux maps along."""
-    monkeypatch.setattr(sources, "_MAPPED_BYTES", 2 << 20)
+    monkeypatch.setattr(tensor_files, "_MAPPED_BYTES", 2 << 20)
     sizes = SIZES | {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 8}
     config = {"model_type": "llama", **sizes, "max_position_embeddings": 64}
     (tmp_path / "config.json").write_text(json.dumps(config))

@@ -10,7 +10,7 @@ import models
 from generate import Generator
 from models import build
 from models.checkpoints.load import load_model
-from models.config import PRESETS
+from models.presets import PRESETS
 from ops.cpu import build as build_cpp
 from tests.models.hugging_face import FAMILIES, saved
 

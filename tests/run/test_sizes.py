@@ -15,7 +15,7 @@ from kv_cache.dense import DenseKVCache
 from models.checkpoints.load import load_config, load_model
 from models.checkpoints.saved import inner_tensors
 from models.checkpoints.sources import EMBEDDED
-from models.config import PRESETS
+from models.presets import PRESETS
 from quantize.registry import Quantizer
 from quantize.spec import SHOWN, parse
 from run.sizes import check_memory, kv_cache_bytes, size_of

@@ -1,0 +1,117 @@
+"""The tensors of one file: safetensors, or a PyTorch pickle."""
+
+import functools
+import pickle
+import re
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+import files
+from errors import CheckpointError
+
+_MAPPED_BYTES = 256 << 20  # bytes of a pickle that are read before it is mapped anew
+# What torch says of a pickle that would run code.
+_WANTS_CODE = re.compile(r"\bGLOBAL\b|allowed global|Trying to ")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One tensor of a checkpoint, not read yet."""
+
+    file: Path  # the file that holds it
+    read: Callable[[], Tensor]  # reads it; the result may be a view of the mapped file
+
+
+def safetensors_file(file: Path) -> dict[str, Stored]:
+    """The tensors of a safetensors file, not read yet. Raises CheckpointError if it is damaged."""
+    if why := files.problem(file):
+        raise CheckpointError(f"cannot read {file}: {why}")
+    if not str(file).isprintable() and any("\ud800" <= c <= "\udfff" for c in str(file)):
+        raise CheckpointError(
+            f"cannot read {file}: safetensors opens no path that is not UTF-8; rename its folder"
+        )
+    try:
+        with safe_open(file, framework="pt") as opened:
+            keys = list(opened.keys())
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"{file} is damaged or no safetensors file ({error}); an unfinished download or a Git "
+            "LFS pointer looks like this: fetch it again"
+        ) from None
+
+    def read(name: str) -> Tensor:
+        # Opened anew for every tensor: pages of a mapped file count as this process's memory.
+        with safe_open(file, framework="pt") as opened:
+            return opened.get_tensor(name)
+
+    return {key: Stored(file, functools.partial(read, key)) for key in keys}
+
+
+def pickle_file(file: Path) -> dict[str, Stored]:
+    """The tensors of a PyTorch pickle, not read yet.
+
+    Raises CheckpointError if it is damaged, or holds anything but tensors.
+    """
+    opened = _Pickle(file, _state_dict(file))
+    return {name: Stored(file, functools.partial(opened.read, name)) for name in opened.tensors}
+
+
+@dataclass
+class _Pickle:
+    """A state_dict mapped from a file, and mapped anew after every _MAPPED_BYTES that were read.
+
+    Pages of a mapped file count as this process's memory until the file is unmapped. Opening a
+    pickle takes some milliseconds, too many for every tensor. Files older than PyTorch 1.6 cannot
+    be mapped and are read as a whole.
+    """
+
+    file: Path
+    tensors: dict[str, Tensor]
+    bytes_read: int = 0  # since the file was mapped
+
+    def read(self, name: str) -> Tensor:
+        if self.bytes_read > _MAPPED_BYTES and _is_zip(self.file):
+            self.tensors, self.bytes_read = _state_dict(self.file), 0
+        tensor = self.tensors[name]
+        self.bytes_read += tensor.numel() * tensor.itemsize  # sparse tensors have no nbytes
+        return tensor
+
+
+def _state_dict(file: Path) -> dict[str, Tensor]:
+    """The tensors in a pickle, mapped. Raises CheckpointError if it is damaged or holds anything
+    but tensors."""
+    if why := files.problem(file):
+        raise CheckpointError(f"cannot read {file}: {why}")
+    try:
+        content = torch.load(file, map_location="cpu", weights_only=True, mmap=_is_zip(file))
+    except MemoryError:
+        raise
+    except Exception as error:  # a damaged pickle can raise any exception
+        if isinstance(error, pickle.UnpicklingError) and _WANTS_CODE.search(str(error)):
+            raise CheckpointError(
+                f"{file} holds more than weights, and loading it could run code: refused; save its "
+                "state_dict alone, or as safetensors"
+            ) from None
+        raise CheckpointError(
+            f"{file} is damaged or no PyTorch checkpoint; fetch it again"
+        ) from None
+    # Exactly these types: a subclass is a tensor that another tool quantized.
+    plain = (Tensor, torch.nn.Parameter)
+    if not isinstance(content, dict) or not all(
+        isinstance(name, str) and type(tensor) in plain for name, tensor in content.items()
+    ):
+        raise CheckpointError(f"{file} holds no state_dict of plain tensors")
+    return content
+
+
+def _is_zip(file: Path) -> bool:
+    try:
+        return zipfile.is_zipfile(file)
+    except OSError:
+        return False

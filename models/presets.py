@@ -1,0 +1,97 @@
+"""Architectures of published models, by their exact names.
+
+preset("Llama-3.2-1B")      # what dummy:Llama-3.2-1B is built from
+"""
+
+import difflib
+from dataclasses import replace
+from typing import Any
+
+from errors import UsageError
+from models.config import ModelConfig, RopeScaling
+
+
+def _llama(
+    dim: int,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    ffn: int,
+    vocab: int,
+    context: int,
+    **more: Any,
+) -> ModelConfig:
+    head_dim = more.pop("head_dim", dim // heads)
+    return ModelConfig("", dim, layers, heads, kv_heads, head_dim, ffn, vocab, context, **more)
+
+
+_LLAMA_3 = {"rope_theta": 500000.0}
+_LLAMA_3_1 = _LLAMA_3 | {"rope_scaling": RopeScaling(8.0)}
+_LLAMA_3_2 = _LLAMA_3 | {"rope_scaling": RopeScaling(32.0), "tie_embeddings": True}
+_QWEN = {"rope_theta": 1000000.0, "norm_eps": 1e-6}
+_QWEN_2 = _QWEN | {"qkv_bias": True}
+_QWEN_3 = _QWEN | {"qk_norm": True, "head_dim": 128}
+
+# From the config.json with which each model was published on the Hugging Face hub. All names in a
+# row have the same architecture.
+# fmt: off
+_ROWS = {
+    ("Llama-2-7b-hf", "Llama-2-7b-chat-hf", "Llama-2-7b", "Llama-2-7b-chat"):
+        _llama(4096, 32, 32, 32, 11008, 32000, 4096),
+    ("Llama-2-13b-hf", "Llama-2-13b-chat-hf", "Llama-2-13b", "Llama-2-13b-chat"):
+        _llama(5120, 40, 40, 40, 13824, 32000, 4096),
+    ("Llama-2-70b-hf", "Llama-2-70b-chat-hf", "Llama-2-70b", "Llama-2-70b-chat"):
+        _llama(8192, 80, 64, 8, 28672, 32000, 4096),
+    ("Meta-Llama-3-8B", "Meta-Llama-3-8B-Instruct"):
+        _llama(4096, 32, 32, 8, 14336, 128256, 8192, **_LLAMA_3),
+    ("Meta-Llama-3-70B", "Meta-Llama-3-70B-Instruct"):
+        _llama(8192, 80, 64, 8, 28672, 128256, 8192, **_LLAMA_3),
+    ("Meta-Llama-3.1-8B", "Meta-Llama-3.1-8B-Instruct", "Llama-3.1-8B", "Llama-3.1-8B-Instruct"):
+        _llama(4096, 32, 32, 8, 14336, 128256, 131072, **_LLAMA_3_1),
+    ("Meta-Llama-3.1-70B", "Meta-Llama-3.1-70B-Instruct", "Llama-3.1-70B",
+     "Llama-3.1-70B-Instruct", "Llama-3.3-70B-Instruct"):
+        _llama(8192, 80, 64, 8, 28672, 128256, 131072, **_LLAMA_3_1),
+    ("Llama-3.2-1B", "Llama-3.2-1B-Instruct"):
+        _llama(2048, 16, 32, 8, 8192, 128256, 131072, **_LLAMA_3_2),
+    ("Llama-3.2-3B", "Llama-3.2-3B-Instruct"):
+        _llama(3072, 28, 24, 8, 8192, 128256, 131072, **_LLAMA_3_2),
+    ("CodeLlama-7b-Python-hf",):
+        _llama(4096, 32, 32, 32, 11008, 32000, 16384, rope_theta=1000000.0),
+    ("Mistral-7B-v0.1", "Mistral-7B-Instruct-v0.1"):
+        _llama(4096, 32, 32, 8, 14336, 32000, 32768, sliding_window=4096),
+    ("Mistral-7B-v0.3", "Mistral-7B-Instruct-v0.3"):
+        _llama(4096, 32, 32, 8, 14336, 32768, 32768, rope_theta=1000000.0),
+    ("TinyLlama-1.1B-Chat-v1.0",):
+        _llama(2048, 22, 32, 4, 5632, 32000, 2048),
+    ("Qwen2.5-0.5B", "Qwen2.5-0.5B-Instruct"):
+        _llama(896, 24, 14, 2, 4864, 151936, 32768, tie_embeddings=True, **_QWEN_2),
+    ("Qwen2.5-7B",):
+        _llama(3584, 28, 28, 4, 18944, 152064, 131072, **_QWEN_2),
+    ("Qwen2.5-7B-Instruct",):
+        _llama(3584, 28, 28, 4, 18944, 152064, 32768, **_QWEN_2),
+    ("Qwen3-0.6B",):
+        _llama(1024, 28, 16, 8, 3072, 151936, 40960, tie_embeddings=True, **_QWEN_3),
+    ("Qwen3-8B",):
+        _llama(4096, 36, 32, 8, 12288, 151936, 40960, **_QWEN_3),
+}
+# fmt: on
+PRESETS = {name: replace(row, name=name) for names, row in _ROWS.items() for name in names}
+
+
+def preset(name: str) -> ModelConfig:
+    """The preset of this name, with or without an organisation before it (meta-llama/Llama-3.2-1B).
+
+    Raises UsageError, with the nearest names, if there is none.
+    """
+    config = PRESETS.get(name.rsplit("/", 1)[-1])
+    if config is None:
+        near = difflib.get_close_matches(name, PRESETS, n=3, cutoff=0.5)
+        hint = (
+            f"nearest: {', '.join(near)}"
+            if near
+            else f"presets: {', '.join(names[0] for names in _ROWS)}"
+        )
+        raise UsageError(
+            f"{name!r} is no preset; {hint} (or give the path of a config.json: dummy:PATH)"
+        )
+    return config
