@@ -1,11 +1,10 @@
-"""What every command has in common: how options are read, one line for every failure, progress.
+"""What all commands share: reading options, reporting a failure in one line, showing progress.
 
     @click.command(cls=cli.OneLineErrors)       # a command on its own
     @click.group(cls=cli.Group)                 # or one with subcommands, these of class Command
 
-Exit codes: 2 where the command line asks for what cannot be, 1 where the run failed, 130 and 143
-where Ctrl-C or SIGTERM ended it. A failure is one line on stderr that begins with "error: "; with
---debug it is a traceback.
+Exit codes: 2 if the command line is wrong, 1 if the run failed, 130 after Ctrl-C and 143 after
+SIGTERM. A failure is one line on stderr that begins with "error: "; with --debug it is a traceback.
 """
 
 import contextlib
@@ -28,7 +27,7 @@ from errors import QuantbenchError, UsageError
 from text import one_line, shown
 
 Report = Callable[[int, int], None]
-GROUPS = ("Model", "Speed", "Sample", "Cache", "Output")  # of generate.py's options, as help has it
+GROUPS = ("Model", "Speed", "Sample", "Cache", "Output")  # sections of generate.py's --help
 
 
 # ---------------------------------------------------------------------------------- options
@@ -42,8 +41,9 @@ def pairs(
 ) -> Iterator[tuple[str, str | bool]]:
     """Each option's underscore name with the text of its value, or True for a switch.
 
-    `takes_value` holds every option there is; a value of those in `dashed` may begin with dashes.
-    Where `words_allowed`, a word that belongs to no option comes as ("", word).
+    takes_value: every option's name, and whether it takes a value.
+    dashed: options whose value may begin with dashes.
+    words_allowed: whether to yield a word that belongs to no option, as ("", word).
     Raises UsageError, one line, for anything else.
     """
     words = iter(argv)
@@ -81,7 +81,7 @@ def pairs(
 
 
 def key(spelling: str) -> str:
-    """An option's name however it is spelled: --top-k and --top_k are top_k."""
+    """An option's name from any spelling: --top-k and --top_k are top_k."""
     return spelling.removeprefix("--").replace("-", "_")
 
 
@@ -91,11 +91,11 @@ def _nearest(name: str, names: Mapping[str, bool]) -> str:
 
 
 class OptionOfOptions(click.Option):
-    """An option whose value is options itself: it may begin with dashes, and be empty."""
+    """An option whose value is a text of options: it may begin with dashes or be empty."""
 
 
 class TableOption(click.Option):
-    """An option of generate.py's table, which checks its value; help shows one spelling."""
+    """An option of benchlog.config.RunConfig, which checks its value. Help shows one spelling."""
 
     def __init__(self, *arguments: Any, group: str, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -108,11 +108,11 @@ class TableOption(click.Option):
 
 
 class Command(click.Command):
-    """A click command whose options are read as those of generate.py.
+    """A click command that reads its options as generate.py does.
 
-    Underscores and dashes are the same, a forgotten value is not filled with the next option, an
-    empty value is refused, and what cannot be read is a UsageError of one line. Help lists the
-    options by group. Positional arguments are taken where the command declares some.
+    Underscores and dashes are the same. An option is never taken as the value of the one before it.
+    An empty value, and whatever cannot be read, is a UsageError of one line. Help lists the options
+    by group. Positional arguments are accepted if the command declares any.
     """
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
@@ -125,7 +125,7 @@ class Command(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         spelled, takes_value, may_be_empty = self._spellings(ctx)
         dashed = [name for name in may_be_empty if may_be_empty[name] is OptionOfOptions]
-        words_allowed = any(isinstance(one, click.Argument) for one in self.params)
+        words_allowed = any(isinstance(param, click.Argument) for param in self.params)
         arguments, words = [], []
         for name, value in pairs(args, takes_value, dashed, words_allowed):
             if not name:
@@ -139,7 +139,7 @@ class Command(click.Command):
         return super().parse_args(ctx, [*arguments, *(["--", *words] if words else [])])
 
     def asks_for_debug(self, ctx: click.Context, args: Sequence[str]) -> bool:
-        """Whether --debug is among these arguments as an option, and not as another's value."""
+        """Whether --debug is among these arguments as an option, and not as an option's value."""
         _, takes_value, _ = self._spellings(ctx)
         words = iter(args)
         for word in words:
@@ -153,8 +153,8 @@ class Command(click.Command):
     def _spellings(
         self, ctx: click.Context
     ) -> tuple[dict[str, str], dict[str, bool], dict[str, type]]:
-        """By underscore name: how click knows each option, whether it takes a value, and its class
-        where that value may be empty."""
+        """Three tables by underscore name: click's spelling, whether the option takes a value, and
+        the class of those options whose value may be empty."""
         spelled, takes_value, may_be_empty = {}, {}, {}
         for parameter in self.get_params(ctx):
             if isinstance(parameter, click.Argument):
@@ -182,7 +182,7 @@ class Command(click.Command):
 
 
 class OneLineErrors(Command):
-    """A command on its own, whose every failure is one line."""
+    """A command without subcommands that reports every failure in one line."""
 
     def main(self, args: Sequence[str] | None = None, prog_name: str | None = None,
              **extra: Any) -> Any:  # fmt: skip
@@ -190,7 +190,7 @@ class OneLineErrors(Command):
 
 
 class Group(click.Group):
-    """A command with subcommands, whose every failure is one line."""
+    """A command with subcommands that reports every failure in one line."""
 
     command_class = Command
 
@@ -219,7 +219,7 @@ class Group(click.Group):
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM arrived; what ends well at Ctrl-C ends well at this."""
+    """SIGTERM arrived. As a KeyboardInterrupt it is cleaned up after as Ctrl-C is."""
 
 
 def _carried_out(
@@ -228,11 +228,13 @@ def _carried_out(
     prog_name: str | None,
     extra: dict[str, Any],
 ) -> Any:
-    """Run the command and leave the process with its exit code: instead of click's own main, which
-    keeps silent about a closed pipe."""
+    """Run the command and end the process with its exit code.
+
+    click's own main does not report a closed pipe.
+    """
     given = list(sys.argv[1:] if args is None else args)
     name = prog_name or os.path.basename(sys.argv[0])
-    if not extra.pop("standalone_mode", True):  # whoever calls it so wants the exception
+    if not extra.pop("standalone_mode", True):  # click's way to ask for exceptions instead
         with command.make_context(name, given, **extra) as context:
             return command.invoke(context)
     _open_standard_streams()
@@ -252,7 +254,7 @@ def _carried_out(
             raise
         message, code = explained(error) if lost is None else (lost, 1)
         if isinstance(error, KeyboardInterrupt) and sys.stderr and sys.stderr.isatty():
-            say("")  # the line that the terminal's ^C stands in
+            say("")  # ends the line in which the terminal wrote ^C
         say(f"error: {one_line(message)}")
     sys.exit(code)
 
@@ -260,12 +262,12 @@ def _carried_out(
 def _debugging(command: "OneLineErrors | Group", name: str, given: list[str]) -> bool:
     try:
         return command.asks_for_debug(click.Context(command, info_name=name), given)
-    except Exception:  # a subcommand that cannot even be imported: that is the failure
+    except Exception:  # the subcommand cannot be imported, and that is the failure to report
         return "--debug" in given
 
 
 def explained(error: BaseException) -> tuple[str, int]:
-    """What to say about a failure, and the exit code; the last line of defence says so."""
+    """The message for a failure, and the exit code. An unexpected one asks to be reported."""
     match error:
         case QuantbenchError():
             return str(error), error.exit_code
@@ -282,17 +284,20 @@ def explained(error: BaseException) -> tuple[str, int]:
         case OSError() if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE):
             return f"{error.strerror} (--debug shows where)", 1
     if "embedded null" in str(error):
-        return "a path holds a NUL character, which none can", 1
+        return "a path contains a NUL character, which no path can", 1
     out_of_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    if out_of_memory or "can't allocate memory" in str(error):  # torch's words for it on the CPU
+    if out_of_memory or "can't allocate memory" in str(error):  # torch's message on the CPU
         return "out of memory; try a smaller --cache_size, --batch_size or a --quantization", 1
     first_line = (str(error).strip().splitlines() or [""])[0]
     return f"{type(error).__name__}: {first_line} (--debug shows where; please report it)", 1
 
 
 def _open_standard_streams() -> None:
-    """Give /dev/null to whichever of the three was closed, or the next file opened would take its
-    number, and what libraries print would go into it; write every character somehow."""
+    """Open /dev/null for each standard stream that is closed; escape what their encoding lacks.
+
+    Otherwise the next file that is opened would get the number of the closed stream, and what
+    libraries print would go into that file.
+    """
     for number in (0, 1, 2):
         try:
             os.fstat(number)
@@ -307,9 +312,9 @@ def _open_standard_streams() -> None:
 
 
 def _lost_stdout(error: BaseException) -> str | None:
-    """What to say if the failure is that stdout took no more; it then gets no more.
+    """The message for a failure to write to stdout, which is then closed; None for other failures.
 
-    Whether it was stdout only the place tells that failed: the error names no file.
+    The error names no file, so only the place where it was raised shows that it was stdout.
     """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     if not isinstance(error, OSError) or not frames or sys.stdout is None:
@@ -325,7 +330,7 @@ def _lost_stdout(error: BaseException) -> str | None:
 
 @contextlib.contextmanager
 def _sigterm_interrupts() -> Iterator[None]:
-    """Let SIGTERM end the command as Ctrl-C does; a second one ends the process at once."""
+    """Make SIGTERM end the command as Ctrl-C does. A second SIGTERM ends the process at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -345,7 +350,7 @@ def _sigterm_interrupts() -> Iterator[None]:
 
 
 def quiet(debug: bool) -> None:
-    """Keep the compiler's and the libraries' remarks out of the way of ours."""
+    """Silence warnings of the compiler and of libraries, unless `debug`."""
     if not debug:
         warnings.filterwarnings("ignore")
         for name in ("torch._inductor", "torch._dynamo", "torchao", "bitsandbytes"):
@@ -353,19 +358,16 @@ def quiet(debug: bool) -> None:
 
 
 def say(line: str) -> None:
-    """What the person should know while waiting: on stderr, so that stdout is the result.
-
-    A stderr that takes nothing ends no run.
-    """
+    """Print a line to stderr; stdout is for results. A failure to write it is ignored."""
     with contextlib.suppress(OSError):
         click.echo(line, err=True)
 
 
 @contextlib.contextmanager
 def progress(what: str, lasting: bool = True) -> Iterator[Report]:
-    """Show that something is going on, and for how long; yields report(bytes_done, bytes_total).
+    """Show `what` and the time that passes, on a terminal; yields report(bytes_done, bytes_total).
 
-    A terminal shows it while it lasts. Where it is done, a `lasting` phase leaves one line.
+    lasting: whether to leave a line with the seconds that it took.
     """
     started = time.perf_counter()
     if sys.stderr is not None and sys.stderr.isatty():

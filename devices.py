@@ -16,7 +16,7 @@ from errors import UsageError
 ACCELERATORS = ("cuda", "xpu", "mps")
 STATUS, MEMINFO = Path("/proc/self/status"), Path("/proc/meminfo")
 CLEAR_REFERENCES = Path("/proc/self/clear_refs")
-# A container's own control group, version 2 and then 1: its limit, its use, and the use by kind.
+# A control group's files, version 2 and then version 1: its limit, its usage, its usage by kind.
 CONTROL_GROUP_FILES = (
     tuple(Path("/sys/fs/cgroup") / f"memory.{name}" for name in ("max", "current", "stat")),
     tuple(
@@ -27,7 +27,10 @@ CONTROL_GROUP_FILES = (
 
 
 def resolve(name: str) -> torch.device:
-    """The device called `name`; "auto" is the accelerator there is, or the CPU."""
+    """The device called `name`; "auto" is the first accelerator present, or the CPU.
+
+    Raises UsageError, with the names of the devices present, for any other.
+    """
     present = [kind for kind in ACCELERATORS if _module(kind).is_available()]
     if name == "auto":
         return torch.device(present[0] if present else "cpu")
@@ -46,26 +49,26 @@ def resolve(name: str) -> torch.device:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done everything it was given."""
+    """Wait until the device has finished all work that was issued to it."""
     if device.type != "cpu":
         _module(device.type).synchronize()
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Start counting the peak anew. On Linux the kernel's own high-water mark is reset."""
+    """Reset the peak that `peak_memory` reports. On Linux this resets the kernel's VmHWM."""
     if device.type in ("cuda", "xpu"):
         _module(device.type).reset_peak_memory_stats(device)
     elif device.type == "cpu":
-        with contextlib.suppress(OSError):  # peak_memory says that it was refused
-            CLEAR_REFERENCES.write_text("5")  # 5: the peak resident set (man 5 proc)
+        with contextlib.suppress(OSError):  # refused: peak_memory reports resident_since_start
+            CLEAR_REFERENCES.write_text("5")  # 5 resets the peak resident set (man 5 proc)
 
 
 def peak_memory(device: torch.device) -> dict[str, int]:
-    """Peak bytes since the last reset, by kind; the first kind is the one the log reports.
+    """Peak bytes since the last reset, by kind. The log reports the first kind.
 
-    CUDA: reserved and allocated by torch. CPU: "resident", the resident set of the process;
-    "resident_since_start" where the system does not let it be reset (macOS, some sandboxes): the
-    peak since the process started, which is at least that since the last reset.
+    CUDA, xpu: "reserved" and "allocated" by torch. CPU: "resident", the resident set of the
+    process. Where the system does not allow a reset (macOS, some sandboxes) it is
+    "resident_since_start", the peak since the process started, which is never less.
     """
     if device.type in ("cuda", "xpu"):
         module = _module(device.type)
@@ -85,7 +88,7 @@ def peak_memory(device: torch.device) -> dict[str, int]:
 
 
 def _can_reset_peak() -> bool:
-    """Whether the kernel takes the reset: it refuses when the file is opened, if at all."""
+    """Whether the kernel allows the reset. If not, opening the file fails."""
     try:
         os.close(os.open(CLEAR_REFERENCES, os.O_WRONLY))
     except OSError:
@@ -94,10 +97,10 @@ def _can_reset_peak() -> bool:
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Bytes that can still be allocated; None where the system does not say.
+    """Bytes that can still be allocated; None where the system does not report it.
 
-    Linux: the smaller of what the kernel calls available and what is left to the process's control
-    group. CUDA and xpu: what the driver has free, and what torch has reserved and does not use.
+    Linux: MemAvailable, or what is left of the control group's limit if that is less. CUDA and xpu:
+    what the driver reports free, plus what torch has reserved and does not use.
     """
     if device.type in ("cuda", "xpu"):
         module = _module(device.type)
@@ -118,10 +121,10 @@ def _available_memory() -> int | None:
 
 
 def _left_to_group(limit: Path, used: Path, statistics: Path) -> int | None:
-    """Bytes left to a control group; None where it has no limit ("max", or about 2**63).
+    """Bytes left of a control group's limit; None where it has none.
 
-    The page cache counts as used, but is evicted when memory is needed: a checkpoint that was just
-    copied would otherwise seem to fill the group.
+    The group's usage includes the page cache, which is evicted when memory is needed, so that is
+    added back: otherwise a checkpoint that was just copied would seem to fill the group.
     """
     try:
         left = int(limit.read_text()) - int(used.read_text())
@@ -129,7 +132,7 @@ def _left_to_group(limit: Path, used: Path, statistics: Path) -> int | None:
     except (OSError, ValueError):
         return None
     for name in ("active_file", "inactive_file"):
-        left += int(kinds.get(f"total_{name}", kinds.get(name, 0)))  # version 1: with its children
+        left += int(kinds.get(f"total_{name}", kinds.get(name, 0)))  # total_: version 1, recursive
     return max(0, left)
 
 
@@ -143,12 +146,12 @@ def stored_bytes(tensor: torch.Tensor) -> int:
 
 @contextlib.contextmanager
 def returning_memory() -> Iterator[None]:
-    """Inside this context, freed CPU memory goes back to the system at once.
+    """Inside this context, freed CPU memory is returned to the system at once.
 
-    glibc keeps freed blocks of up to 32 MB for reuse: quantizing a 1.1 B model layer by layer then
-    peaks 1.1 GB higher (docs/LOG.md). Without glibc this does nothing.
+    Otherwise glibc keeps freed blocks of up to 32 MB for reuse, and quantizing a 1.1 B model layer
+    by layer peaks 1.1 GB higher (docs/LOG.md). Without glibc this does nothing.
     """
-    M_MMAP_THRESHOLD = -3
+    M_MMAP_THRESHOLD = -3  # from glibc's malloc.h
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt:
         mallopt(M_MMAP_THRESHOLD, 1 << 20)
@@ -156,7 +159,7 @@ def returning_memory() -> Iterator[None]:
         yield
     finally:
         if mallopt:
-            mallopt(M_MMAP_THRESHOLD, 32 << 20)  # where glibc's own rule would have ended
+            mallopt(M_MMAP_THRESHOLD, 32 << 20)  # the largest value that glibc chooses by itself
 
 
 def describe(device: torch.device) -> dict[str, str | int]:

@@ -1,4 +1,4 @@
-"""The errors a person can cause: the command line prints one line and exits with its code."""
+"""Errors that a person can cause; the command prints the message and exits with the code."""
 
 
 class QuantbenchError(Exception):
@@ -18,7 +18,7 @@ class CheckpointError(QuantbenchError):
 
 
 class KernelError(QuantbenchError):
-    """A kernel was named that cannot run on this device, dtype or shape."""
+    """The kernel that was asked for cannot run on this device, dtype or shape."""
 
 
 class MemoryShortage(QuantbenchError):

@@ -1,7 +1,7 @@
-"""Files that a person names: only regular ones are read, and what is written is written whole.
+"""Reading and writing the files that a person names: only regular files, and only as a whole.
 
-An input may be a FIFO, a device, a link that leads nowhere; an output may lie on a full disk, or
-hold something that nobody wants replaced. Each of these is one line that names the path.
+An input may be a FIFO, a device or a broken link. An output may lie on a full disk, or be a file
+that must not be replaced. In each case the error is one line with the path.
 """
 
 import contextlib
@@ -16,12 +16,12 @@ from errors import LogError, QuantbenchError, UsageError
 from text import shown, size
 
 FilePath = str | os.PathLike[str]
-MAX_BYTES = 1 << 30  # of a text that is read whole
-HEAD = 1 << 12  # bytes that tell what kind of file this is
+MAX_BYTES = 1 << 30  # size of the largest file that is read as a whole
+HEAD = 1 << 12  # bytes read from a file's beginning to recognize its kind
 
 
 def require_regular(path: FilePath) -> None:
-    """Raise OSError where `path`, its links followed, is no regular file."""
+    """Raise OSError unless `path` is a regular file, or a link to one."""
     mode = os.stat(path).st_mode
     if stat.S_ISDIR(mode):
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -58,7 +58,7 @@ def problem(path: FilePath) -> str | None:
 
 
 def missing(path: FilePath) -> str | None:
-    """Why nothing is there, or nothing that can be looked at; None where something is."""
+    """Why `path` does not exist or cannot be examined; None if it exists."""
     try:
         os.stat(path)
     except (OSError, ValueError) as error:
@@ -68,7 +68,7 @@ def missing(path: FilePath) -> str | None:
 
 @contextlib.contextmanager
 def named(what: str, path: FilePath, raised: type[QuantbenchError]) -> Iterator[None]:
-    """Failures of opening, reading and writing `path`, as "`what` `path`: the reason"."""
+    """Turn a failure to open, read or write `path` into `raised`: "`what` `path`: the reason"."""
     try:
         yield
     except (OSError, UnicodeError) as error:
@@ -80,7 +80,7 @@ def named(what: str, path: FilePath, raised: type[QuantbenchError]) -> Iterator[
 
 
 def read_bytes(what: str, path: FilePath, raised: type[QuantbenchError] = UsageError) -> bytes:
-    """What a regular file of at most 1 GiB holds; `raised`, one line, where it is none."""
+    """The content of a regular file of at most MAX_BYTES. Raises `raised`, one line, otherwise."""
     with named(what, path, raised):
         require_regular(path)
         length = os.stat(path).st_size
@@ -91,7 +91,7 @@ def read_bytes(what: str, path: FilePath, raised: type[QuantbenchError] = UsageE
 
 
 def read_text(what: str, path: FilePath, raised: type[QuantbenchError] = UsageError) -> str:
-    """A UTF-8 text; `what` is the option that names it."""
+    """The text of a UTF-8 file. what: the option that names it. Raises `raised`, one line."""
     data = read_bytes(what, path, raised)
     with named(what, path, raised):
         return data.decode("utf-8")
@@ -113,8 +113,11 @@ def is_svg(head: bytes) -> bool:
 def check_output(
     option: str, path: FilePath | None, holds: Callable[[bytes], bool], kind: str
 ) -> None:
-    """Before a long run: LogError where `path` cannot be written, UsageError where it is a file
-    that holds something else than `kind`, which `holds` tells from its first bytes."""
+    """Check, before a long run, that `path` can be written, or is None.
+
+    holds: whether a file with these first bytes is of the kind that will be written.
+    Raises LogError if `path` cannot be written, UsageError if a file of another kind is there.
+    """
     if path is None:
         return
     with named(option, path, LogError):
@@ -125,7 +128,7 @@ def check_output(
 
 
 def require_writable(path: FilePath) -> None:
-    """Raise OSError where a file could not be made or replaced here; nothing is touched."""
+    """Raise OSError if a file cannot be created or replaced at `path`. Nothing is changed."""
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
@@ -144,14 +147,14 @@ def require_writable(path: FilePath) -> None:
 
 
 def write_text(what: str, path: FilePath, text: str) -> None:
-    """Replace the file by this text, or leave it as it was and raise LogError."""
+    """Write this text to the file. On failure the file is unchanged, and LogError is raised."""
     replace(what, path, lambda file: _write(file, text))
 
 
 def replace(what: str, path: FilePath, write: Callable[[Path], object]) -> None:
-    """Have `write` make a file beside `path` and put it in its place once it is whole.
+    """Call `write` with a temporary file in the folder of `path`, which then replaces `path`.
 
-    What is no regular file, as /dev/stdout, is written to as it is. Raises LogError.
+    A path that is not a regular file, such as /dev/stdout, is written directly. Raises LogError.
     """
     with named(what, path, LogError):
         if os.path.exists(path) and not os.path.isfile(path):

@@ -1,4 +1,4 @@
-"""Text for people: columns that align, sizes in words, values cut to what a line can hold."""
+"""Text for people: aligned columns, sizes with a unit, values shortened for a message."""
 
 from collections.abc import Collection, Sequence
 
@@ -7,10 +7,10 @@ LONGEST_LINE = 800  # characters of a whole message
 
 
 def aligned(rows: Sequence[Sequence[str]], left: Collection[int], widest: int = 10_000) -> str:
-    """A line for each row, its cells in columns: those numbered in `left` begin together, the
-    others end together.
+    """A line for each row, in columns. Those numbered in `left` are aligned left, the rest right.
 
-    A cell longer than `widest` does not widen its column. Rows may lack cells at their end.
+    A cell longer than `widest` characters does not widen its column. Rows may lack cells at their
+    end.
     """
     columns = range(max(map(len, rows), default=0))
     widths = [
@@ -27,18 +27,18 @@ def aligned(rows: Sequence[Sequence[str]], left: Collection[int], widest: int = 
 
 
 def size(count: float) -> str:
-    """Bytes in the unit that keeps the number readable; 1 GB is 1e9 bytes, as in the log."""
+    """A number of bytes in GB (1e9 bytes) or MB (1e6 bytes), with two decimals."""
     unit, name = (1e9, "GB") if count >= 1e9 else (1e6, "MB")
     return f"{count / unit:.2f} {name}"
 
 
 def counted(count: int, noun: str) -> str:
-    """1 line, 2 lines."""
+    """The number with its noun: "1 line", "2 lines"."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def shown(value: object, longest: int = LONGEST_VALUE) -> str:
-    """A value for a message of one line: a long one would bury the reason."""
+    """A value as a message shows it: its repr, cut to about `longest` characters."""
     if isinstance(value, str | bytes) and len(value) > longest:
         text = repr(value[:longest])
         return f"{text[: longest - 20]}… ({len(value)} characters)"
@@ -47,7 +47,7 @@ def shown(value: object, longest: int = LONGEST_VALUE) -> str:
 
 
 def one_line(message: str) -> str:
-    """A message without line ends or control characters; the middle of a very long one left out."""
+    """A message without line ends and control characters, and without the middle of a long one."""
     if len(message) > 4 * LONGEST_LINE:
         message = f"{message[: 2 * LONGEST_LINE]} … {message[-LONGEST_LINE:]}"
     words = " ".join(message.split())
