@@ -7,11 +7,11 @@
     generator = Generator(models.load("tiny", quantization="int8wo"), cache_size=256)
     generator.generate(prompt, max_new_tokens=100).tokens
 
-Read it in this order: how a token is drawn (`sample`), how a prompt is read (`prefill`), one
-decoding step (`decode_one_token`), the loop around them (`Generator`), and the command, which plans
-a run, loads the model, warms up, measures, and appends one line to benchmarks.txt with the command
-that repeats it. What a plan, a decoder or a measurement is stands in run/; what the numbers mean is
-in the README.
+The file has this order: how a token is drawn (`sample`), how a prompt is read (`prefill`), one
+decoding step (`decode_one_token`), the loop around them (`Generator`), and the command. The command
+plans a run, loads the model, warms up, measures, and appends one line to benchmarks.txt that ends
+with the command to repeat the run. Plans, decoders and measurements are defined in run/. The README
+says what the numbers mean.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from errors import UsageError
 from run import environment
 from run.checks import check
 
-if TYPE_CHECKING:  # torch takes seconds to import; --help and a mistyped option need none of it
+if TYPE_CHECKING:  # torch takes seconds to import, and neither --help nor a usage error needs it
     import torch
     from torch import Tensor
 
@@ -45,11 +45,11 @@ if TYPE_CHECKING:  # torch takes seconds to import; --help and a mistyped option
     from run.measure import Generation, Measured
     from run.plan import Plan
 
-STARTED = time.perf_counter()  # of this process: Python and the imports above take 0.1 s
-# Positions of a prompt that go through the model at once: enough to keep the cores busy, and few
-# enough that their activations are small beside the weights, 40 MB for a 1 B Llama on the CPU.
+STARTED = time.perf_counter()  # start of the process, but for 0.1 s of Python and the imports above
+# Prompt tokens per forward pass: enough to keep all cores busy, and few enough that the activations
+# take little memory: 40 MB for a 1 B Llama on the CPU.
 PREFILL_CHUNK = {"cpu": 512, "cuda": 2048, "xpu": 2048, "mps": 1024}
-LARGEST_DEFAULT_CACHE = 4096  # positions of a Generator's caches, if it is told nothing
+LARGEST_DEFAULT_CACHE = 4096  # positions of a Generator's caches, if cache_size is not given
 
 
 # ---------------------------------------------------------------------------------- one token
@@ -57,17 +57,17 @@ LARGEST_DEFAULT_CACHE = 4096  # positions of a Generator's caches, if it is told
 
 @dataclass(frozen=True)
 class Sampling:
-    """Temperature 0 is greedy; otherwise draw from the `top_k` likeliest tokens."""
+    """How the next token is drawn."""
 
-    temperature: float = 0.0
-    top_k: int = 200
+    temperature: float = 0.0  # 0: greedy, the most probable token
+    top_k: int = 200  # otherwise draw from this many of the most probable tokens
 
 
 def sample(logits: Tensor, how: Sampling) -> Tensor:
-    """The next token of every row, (B, 1), from logits (B, V).
+    """The next token of every row, (B, 1) int64, from logits (B, V).
 
-    Dividing probabilities by exponential noise and taking the largest draws from them exactly
-    (the exponential form of the Gumbel-max trick), without torch.multinomial's device sync.
+    The largest quotient of a probability and exponential noise is an exact draw (the exponential
+    form of the Gumbel-max trick). Unlike torch.multinomial it does not synchronize the device.
     """
     if how.temperature == 0:
         return logits.argmax(-1, keepdim=True)
@@ -85,7 +85,7 @@ def prefill(
     start: int,
     how: Sampling,
 ) -> tuple[Tensor, Tensor]:
-    """Read a prompt's (last) tokens (B, S) at positions (S,), the first of which is `start`.
+    """Read the last or only chunk of a prompt: tokens (B, S) at positions (S,), from `start` on.
 
     Returns the next token (B, 1) and its position (1,).
     """
@@ -96,10 +96,10 @@ def prefill(
 def decode_one_token(
     decoder: Decoder, token: Tensor, position: Tensor, how: Sampling
 ) -> tuple[Tensor, Tensor]:
-    """Read one token of every row, (B, 1), at position (1,); the next token and its position.
+    """Read one token of every row, (B, 1), at position (1,). Returns the next token and position.
 
-    Its shapes never change, so it is compiled once. It lies on the device, in and out: nothing in
-    the loop waits for an accelerator, and the CPU can run ahead of it.
+    The shapes are the same in every step, so it is compiled once. Inputs and outputs stay on the
+    device, so the CPU need not wait for an accelerator between steps.
     """
     return next_token(decoder.step(token, position), position, how)
 
@@ -115,8 +115,8 @@ def next_token(logits: Tensor, position: Tensor, how: Sampling) -> tuple[Tensor,
 
 
 def register_draw() -> None:
-    """On the CPU drawing is one op to the compiler: it takes microseconds to run, and the C++ that
-    it would become seconds to compile."""
+    """Make `sample` one opaque op on the CPU: it runs in microseconds, but inductor would need
+    seconds to compile it to C++."""
     from run import compiling
 
     compiling.opaque(
@@ -137,9 +137,9 @@ def register_draw() -> None:
 
 
 class Generator:
-    """A model that generates: with its caches, its decoder, and what was compiled for them.
+    """A model that generates text, with its caches, its decoder and its compiled functions.
 
-    The model is only read, so several Generators may use one; it should not change meanwhile.
+    The model is only read, so several Generators can share one. It must not change while they do.
 
         generator = Generator(model, batch_size=2, cache_size=256)
         generator.forward(prompt, 0)                        # logits (2, S, V)
@@ -159,14 +159,17 @@ class Generator:
         prefill_chunk: int | None = None,
         sampling: Sampling | None = None,
     ) -> None:
-        """batch_size: rows at most. cache_size: positions; the model's context if not given, up to
-        4096. kv_cache: a name of kv_cache.CACHES. decoder: "auto" or a name of
-        run.decoding.DECODERS. prefill_chunk: positions of a prompt that go through the model at
-        once. sampling: greedy if not given.
+        """batch_size: the largest number of rows.
+        cache_size: positions; if not given, the model's context, but at most 4096.
+        kv_cache: a name of kv_cache.CACHES.
+        decoder: "auto" or a name of run.decoding.DECODERS.
+        compile_decode, compile_prefill: whether to compile the decoding step and the prefill.
+        prefill_chunk: prompt tokens per forward pass; if not given, PREFILL_CHUNK of the device.
+        sampling: greedy if not given.
 
-        On the CPU the first of all Generators builds the C++ kernels, which takes a minute. Raises
-        UsageError for a kind of cache that does not exist or take the model's heads, KernelError
-        for a decoder that cannot run.
+        On the CPU, the first Generator builds the C++ kernels, which takes a minute once. Raises
+        UsageError for a kind of cache that does not exist or does not support the model's head_dim,
+        KernelError for a decoder that cannot run.
         """
         import torch
 
@@ -184,7 +187,8 @@ class Generator:
         self.caches = self._new_caches(kv_cache)
         self.decoder = decoding.choose(decoder, model, self.caches, batch_size, compile_decode)
 
-        # What runs: a prompt's last chunk, its other chunks, a decoding step; and logits of either.
+        # For a step and for a prompt's chunks: the functions that draw a token, and those that give
+        # logits. `fill` is for the chunks before a prompt's last one.
         step: list[Callable[..., Any]] = [self._step, self.decoder.step]
         prompt: list[Callable[..., Any]] = [self._prefill, self._fill, self._logits]
         settings: dict[str, Any] = {"fullgraph": True, "options": compiling.options(self.device)}
@@ -192,7 +196,7 @@ class Generator:
             # A compiled call checks every weight first: for 300 of them longer than Python takes.
             step = [torch.compile(function, **settings) for function in step]
         if compile_prefill:
-            if self.device.type != "cpu":  # prompts differ in length, a CUDA graph has only one
+            if self.device.type != "cpu":  # no CUDA graphs: they have one length, prompts many
                 settings["options"] = {}
             compiled = [torch.compile(function, **settings) for function in prompt]
             prompt = [compiling.for_any_length(function) for function in compiled]
@@ -202,9 +206,9 @@ class Generator:
     def forward(self, tokens: Tensor, start: int = 0) -> Tensor:
         """Logits (B, S, V) of tokens (B, S) at positions start, start + 1, …, through the caches.
 
-        They see what the caches hold before `start`, and are stored there: a prompt, a part of one,
-        or, where S is 1, one step, which the decoder carries out. Raises UsageError for positions
-        or rows that the caches do not have.
+        The tokens attend to the positions before `start` in the caches, and are stored there. They
+        are a prompt, a part of one, or with S = 1 a decoding step, which the decoder carries out.
+        Raises UsageError for positions or rows that the caches do not have.
         """
         import torch
 
@@ -219,10 +223,10 @@ class Generator:
         return torch.cat(pieces, 1)
 
     def stream(self, prompt: Tensor, start: int = 0) -> Iterator[Tensor]:
-        """Read a prompt (B, S) at positions start, start + 1, …; then next tokens (B, 1), until the
-        caller stops or the caches are full, which is a UsageError.
+        """Read a prompt (B, S) at positions start, start + 1, …, and yield new tokens (B, 1).
 
-        Each token is a copy of its own: a CUDA graph writes a step's result over the last one's.
+        It goes on until the caller stops; raises UsageError when the caches are full. Each token is
+        copied, because a CUDA graph overwrites the result of its last run.
         """
         self._check(prompt, start)
         *chunks, last = self._chunks(prompt)
@@ -248,11 +252,13 @@ class Generator:
         start: int = 0,
         after_token: Callable[[], object] = lambda: None,
     ) -> Generation:
-        """Continue prompt (B, S), which lies on the device, by exactly max_new_tokens tokens.
+        """Continue prompt (B, S), a tensor on the device, by exactly max_new_tokens tokens.
 
-        after_token: called once the prompt is done, and then as each decoding step has been issued,
-        which on an accelerator is before it is over. Raises UsageError for positions or rows that
-        the caches do not have; the last token needs none.
+        start: position of the prompt's first token.
+        after_token: called after the prompt, and after each decoding step was issued. On an
+        accelerator that is before the step has finished.
+        Raises UsageError for positions or rows that the caches do not have. The last new token
+        needs no position.
         """
         import torch
 
@@ -326,7 +332,7 @@ class Generator:
         return torch.arange(start, start + tokens.shape[1], device=self.device)
 
     def _check(self, tokens: Tensor, start: int, more: int = 0) -> None:
-        """That the caches have these rows and positions, and `more` positions behind them."""
+        """Raise UsageError unless the caches have these rows, positions and `more` after them."""
         if tokens.dim() != 2 or tokens.shape[1] == 0:
             raise UsageError(
                 f"tokens have to be (rows, positions), one or more; given: {[*tokens.shape]}"
@@ -344,7 +350,7 @@ class Generator:
 
 
 def _fusing_attention(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """On CUDA, let inductor fuse one query's attention: the flash kernels are for many."""
+    """On CUDA, make inductor fuse a single query's attention; flash kernels need many."""
     if device.type != "cuda":
         return contextlib.nullcontext()
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -386,7 +392,7 @@ def run_command(config: RunConfig, scheme: Spec | Selection) -> None:
 
 
 def make_generator(plan: Plan, model: Transformer) -> Generator:
-    """The Generator that the plan asks for, its caches filled to --context_depth."""
+    """The Generator for a plan, its caches filled up to --context_depth."""
     import torch
 
     config = plan.config
@@ -402,16 +408,16 @@ def make_generator(plan: Plan, model: Transformer) -> Generator:
         sampling=Sampling(config.temperature, config.top_k),
     )
     if reason := generator.attention.reason:
-        say(f"Attention over the KV cache runs on plain torch, which is slow: {reason}")
+        say(f"Attention runs on plain torch, which is slow: {reason}")
     if config.context_depth:
-        with progress(f"Filling {config.context_depth} positions"):
+        with progress(f"Filling {config.context_depth} positions of the KV cache"):
             torch.manual_seed(config.seed)
             generator.fill_randomly(config.context_depth)
     return generator
 
 
 def measure(plan: Plan, generator: Generator, kernels: str, load_peak: dict[str, int]) -> Measured:
-    """Compile, warm up, take the samples and the traces."""
+    """Compile, warm up, take samples, write traces. load_peak: peak memory while loading."""
     import devices
     from run import measure as run_measure
     from run.tracing import trace
@@ -429,7 +435,7 @@ def measure(plan: Plan, generator: Generator, kernels: str, load_peak: dict[str,
 
 
 def readable(plan: Plan, tokens: list[int]) -> str | None:
-    """Prompt and continuation up to where the model ended it; None where they are random."""
+    """The prompt and its continuation, up to the end token; None if either is random."""
     config = plan.config
     if config.prefill_size or config.context_depth or config.checkpoint_path.startswith("dummy:"):
         return None
@@ -439,7 +445,7 @@ def readable(plan: Plan, tokens: list[int]) -> str | None:
 
 
 def finish(config: RunConfig, measured: Measured) -> None:
-    """Append to the log, and to --output_json_path; then print the text and the table."""
+    """Append to the log and to --output_json_path, then print the text and the table."""
     from run.measure import make_record
 
     details = measured.details()
@@ -450,13 +456,13 @@ def finish(config: RunConfig, measured: Measured) -> None:
     if config.output_json_path:
         log.append_json(Path(config.output_json_path), {"line": record.render(), **details})
         say(f"Appended every sample to {config.output_json_path}")
-    if measured.text is not None:  # last: a stdout that is closed or full must lose no run
+    if measured.text is not None:  # printed last: with a closed or full stdout the log is complete
         click.echo(measured.text + "\n")
     click.echo(table([details]))
 
 
 def chat(plan: Plan, generator: Generator) -> None:
-    """What --interactive asks for."""
+    """Chat on the terminal, for --interactive."""
     import torch
 
     from run.chat import converse
@@ -466,8 +472,8 @@ def chat(plan: Plan, generator: Generator) -> None:
         return (int(token) for token in generator.stream(prompt, start))
 
     torch.manual_seed(plan.config.seed)
-    most = plan.config.max_new_tokens
-    converse(next_tokens, plan.tokenizer, plan.name, plan.cache_size, most, say)
+    longest = plan.config.max_new_tokens
+    converse(next_tokens, plan.tokenizer, plan.name, plan.cache_size, longest, say)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""KV caches by the names that --kv_cache takes."""
+"""The kinds of KV cache, by the names that --kv_cache accepts."""
 
 from kv_cache.base import KVCache
 from kv_cache.dense import DenseKVCache

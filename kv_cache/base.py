@@ -1,4 +1,4 @@
-"""What the model asks of a KV cache, and what all caches share. One cache serves one layer."""
+"""What the model needs of a KV cache, and what all kinds of cache share. Each layer has its own."""
 
 from collections.abc import Callable
 from typing import ClassVar
@@ -11,19 +11,19 @@ from ops.kv import Stored, dequantize
 from ops.prefill_attention import chunk_attention
 
 Shape = tuple[int, int, int, int]
-FILLED_AT_ONCE = 4096  # positions
+FILLED_AT_ONCE = 4096  # positions for which `fill` draws random numbers at a time
 
 
 class KVCache(nn.Module):
     """Keys and values of one layer, and attention over them.
 
-    B rows, K key/value heads, T slots, D head_dim. T is the number of positions, or, with a
-    `window`, that of those if it is smaller: a query sees only the last `window` positions, and the
-    next one takes the slot of the oldest. A kind of cache says what it stores for a key or value
-    (`allocate`) and how (`encode`); ops/kv.py says what its `format` means.
+    B rows, K key/value heads, T slots, D head_dim. T is the number of positions, but at most
+    `window`, if there is one: then a query attends only to the last `window` positions, and a new
+    position overwrites the oldest. A kind of cache defines what it stores for keys and values
+    (`allocate`, `encode`); ops/kv.py defines its `format`.
     """
 
-    format: ClassVar[str]
+    format: ClassVar[str]  # the name in ops/kv.py
 
     def __init__(
         self,
@@ -36,7 +36,11 @@ class KVCache(nn.Module):
         window: int | None = None,
         kernel: str = "torch",
     ) -> None:
-        """kernel: the one of ops/attention.py that decodes over it."""
+        """dtype: of keys, values and scales. window: positions of a sliding window, or None.
+        kernel: the one of ops/attention.py that decodes over the cache.
+
+        Raises UsageError for a head_dim that the format does not support.
+        """
         super().__init__()
         self.kernel = kernel
         self.slots = min(max_seq_length, window or max_seq_length)
@@ -49,19 +53,19 @@ class KVCache(nn.Module):
     def allocate(
         self, shape: Shape, dtype: torch.dtype, device: torch.device | str
     ) -> dict[str, Tensor]:
-        """Zeros for "codes", and "scale" if there is one, of keys or of values (B, K, T, D)."""
+        """Zeros for the "codes", and the "scale" if the format has one, of (B, K, T, D) numbers."""
         raise NotImplementedError
 
     def encode(self, x: Tensor) -> dict[str, Tensor]:
-        """What stands for keys or values x (B, K, S, D), by the same names."""
+        """The codes and the scale of keys or values x (B, K, S, D), by the names of `allocate`."""
         raise NotImplementedError
 
     def update(self, input_pos: Tensor, key: Tensor, value: Tensor) -> None:
-        """Store key and value, (B, K, S, D), at the S positions `input_pos`, one after another."""
-        kept = slice(-self.slots, None)  # of more than fit, the last
-        slots = input_pos[kept] if self.window is None else input_pos[kept] % self.slots
+        """Store key and value, (B, K, S, D), at the S consecutive positions `input_pos`."""
+        last = slice(-self.slots, None)  # if there are more positions than slots, the last ones
+        slots = input_pos[last] if self.window is None else input_pos[last] % self.slots
         for name, x in (("key", key), ("value", value)):
-            for part, tensor in self.encode(x[:, :, kept]).items():
+            for part, tensor in self.encode(x[:, :, last]).items():
                 getattr(self, f"{name}_{part}")[: x.shape[0], :, slots] = tensor
 
     def attend(
@@ -72,22 +76,22 @@ class KVCache(nn.Module):
         input_pos: Tensor,
         start: int | None = None,
     ) -> Tensor:
-        """Store key and value; causal attention of the query over all that is stored.
+        """Store key and value; return the causal attention of the query to all that is stored.
 
-        query (B, H, S, D), H a multiple of K; key and value (B, K, S, D); input_pos (S,), one after
-        another, `start` the first of them where the caller knows it: more than one position ask
-        the device for it otherwise. Returns (B, H, S, D). One position reads the slots that are
-        filled and no other, once for all heads that share them.
+        query (B, H, S, D), H a multiple of K; key and value (B, K, S, D); input_pos (S,) int64,
+        consecutive. start: input_pos[0] as an int; if not given and S > 1, it is read from the
+        device. Returns (B, H, S, D) in query's dtype. With S = 1 only the slots that are filled are
+        read, once for all heads that share them.
         """
         if query.shape[2] == 1:
             self.update(input_pos, key, value)
             return self._decode(query[:, :, 0], input_pos)[:, :, None]
         rows = query.shape[0]
         start = int(input_pos[0]) if start is None else start
-        own = [self._as_read(x) for x in (key, value)]  # before the oldest slots are written over
+        own = [self._as_read(x) for x in (key, value)]
         past = [self.stored(name, rows) for name in ("key", "value")]
         y = chunk_attention(query, *own, *past, start, self.window)
-        self.update(input_pos, key, value)
+        self.update(input_pos, key, value)  # last, because it may overwrite the oldest slots
         return y
 
     def _decode(self, query: Tensor, input_pos: Tensor) -> Tensor:
@@ -101,19 +105,19 @@ class KVCache(nn.Module):
         )
 
     def _as_read(self, x: Tensor) -> Tensor:
-        """Keys or values (B, K, S, D) as this cache would read them back."""
+        """Keys or values (B, K, S, D), encoded and decoded again."""
         parts = self.encode(x)
         stored = Stored(parts["codes"], parts.get("scale"), self.format)
         return dequantize(stored, x.dtype)
 
     def stored(self, name: str, rows: int) -> Stored:
-        """The first rows' "key" or "value" as kernels take them."""
+        """The "key" or "value" of the first `rows` rows, as kernels take them."""
         scale = getattr(self, f"{name}_scale", None)
         codes = getattr(self, f"{name}_codes")
         return Stored(codes[:rows], None if scale is None else scale[:rows], self.format)
 
     def fill(self, depth: int) -> None:
-        """Random keys and values at positions 0 to depth - 1, for measuring what depth costs."""
+        """Store random keys and values at positions 0 to depth - 1, to measure a long context."""
         for positions in torch.arange(depth).split(FILLED_AT_ONCE):
             buffer = self.key_codes
             shape = (*buffer.shape[:2], len(positions), self.head_dim)
@@ -121,15 +125,15 @@ class KVCache(nn.Module):
             self.update(positions.to(buffer.device), key, value)
 
     def reset(self) -> None:
-        """Forget everything, keeping the memory."""
+        """Set all slots to zero."""
         for buffer in self.buffers():
             buffer.zero_()
 
     @property
     def nbytes(self) -> int:
-        """Bytes this cache holds, from shapes alone: it is right on the meta device too."""
+        """Bytes of this cache, from shapes alone, so on the meta device, too."""
         return sum(buffer.numel() * buffer.element_size() for buffer in self.buffers())
 
 
-# (max_batch_size, kv_heads, max_seq_length, head_dim, dtype, device, window) -> the layer's cache
+# (max_batch_size, kv_heads, max_seq_length, head_dim, dtype, device, window) -> a layer's cache
 CacheFactory = Callable[[int, int, int, int, torch.dtype, torch.device | str, int | None], KVCache]

@@ -1,4 +1,4 @@
-"""Keys and values as they are, in the model's own dtype."""
+"""Keys and values unquantized, in the model's dtype."""
 
 import torch
 from torch import Tensor

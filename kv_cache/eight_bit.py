@@ -1,5 +1,5 @@
-"""Keys and values in 8 bits, int8 or float8 (E4M3): one symmetric scale per token and head, so that
-one outlier costs precision only in its own token and head."""
+"""Keys and values in 8 bits, int8 or float8 (E4M3), with a symmetric scale per token and head: an
+outlier reduces the precision only of its own token and head."""
 
 from typing import ClassVar
 
@@ -13,7 +13,7 @@ class EightBitKVCache(KVCache):
     """2 · B · K · T · (D + itemsize of `dtype`) bytes: codes, and the scale max|x| / largest."""
 
     code_dtype: ClassVar[torch.dtype]
-    largest: ClassVar[int]  # the code of the largest number
+    largest: ClassVar[int]  # the largest number that a code can hold
 
     def allocate(
         self, shape: Shape, dtype: torch.dtype, device: torch.device | str
@@ -24,8 +24,8 @@ class EightBitKVCache(KVCache):
         }
 
     def encode(self, x: Tensor) -> dict[str, Tensor]:
-        """The scale is rounded to x's dtype before dividing, so that codes · scale is what the
-        rounding saw; a row of zeros keeps scale 0 and reads back as zeros."""
+        """The scale is rounded to x's dtype before x is divided by it, so that codes are chosen for
+        the scale that is stored. A row of zeros has scale 0 and is read back as zeros."""
         scale = (x.abs().amax(-1, keepdim=True).float() / self.largest).to(x.dtype)
         inverse = torch.where(scale > 0, 1 / scale.float(), 0.0)
         numbers = (x.float() * inverse).clamp(-self.largest, self.largest)

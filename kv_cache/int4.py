@@ -1,4 +1,4 @@
-"""Keys and values in 4 bits: a scale for every 32 numbers of head_dim."""
+"""Keys and values in 4 bits, with a scale for every 32 numbers of a head."""
 
 import torch
 from torch import Tensor
@@ -12,9 +12,9 @@ from ops.packing import pack
 class Int4KVCache(KVCache):
     """2 · B · K · T · (D / 2 + D / 32 · itemsize of `dtype`) bytes.
 
-    In each group the number largest in size becomes code -8, and the scale, a signed one, is that
-    number / -8: so all 16 codes are used, and nothing is cut off but what lies opposite of it
-    beyond 7/8 of its size.
+    In each group, the number m of the largest magnitude gets code -8. The scale is m / -8, which
+    may be negative. So all 16 codes are used. Only numbers of the opposite sign beyond 7/8 of |m|
+    are clamped.
     """
 
     format = "int4"

@@ -1,4 +1,4 @@
-"""How fast this device reads memory: what a decoding step of one row is measured against."""
+"""How fast this device reads memory: the speed limit of decoding one row."""
 
 import statistics
 import time
@@ -10,17 +10,17 @@ import devices
 from errors import KernelError
 from ops.cpu import bandwidth as cpu
 
-BYTES = 1 << 30  # more than any processor's cache: of 256 MB, some were read from one of 480 MB
-REPEATS = 3
-TORCH, OURS = "torch.amax", "quantbench::cpu_read"
+BYTES = 1 << 30  # read in each measurement; with 256 MB, a cache of 480 MB kept a part of them
+REPEATS = 3  # readings, of which `measure` returns the median
+TORCH, OURS = "torch.amax", "quantbench::cpu_read"  # the ops that can read
 
 
 class Bandwidth:
-    """Reads a block of memory that no cache holds, with all of torch's threads on the CPU.
+    """Reads a block of memory larger than any cache; on the CPU with all of torch's threads.
 
-    `probe` names the op that reads. `caveat` says why its speed is not the memory's, or is None:
-    on the CPU torch's own loop is slower than the C++ one, so that what decodes near the memory's
-    limit would seem to pass it.
+    probe: the op that reads. caveat: why it does not reach the memory's speed, or None. On the CPU
+    torch's own loop is slower than the C++ one, so that decoding near the limit would seem to
+    exceed it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -34,12 +34,12 @@ class Bandwidth:
                 self.read, self.probe = cpu.read, OURS
             except KernelError as error:
                 self.caveat = (
-                    f"bandwidth was read with {TORCH}, which is slower than the memory: {error}; "
-                    "shares of it are left out"
+                    f"memory bandwidth was measured with {TORCH}, which is slower than the memory: "
+                    f"{error}; shares of the limit are left out"
                 )
 
     def measure(self) -> float:
-        """Bytes per second, the median of three readings."""
+        """Bytes per second: the median of REPEATS readings."""
         return statistics.median(self._once() for _ in range(REPEATS))
 
     def _once(self) -> float:

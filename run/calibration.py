@@ -1,7 +1,7 @@
-"""What calibration needs of a model: its layers' inputs, on a little text.
+"""Calibration: the inputs that a text gives to a model's linear layers.
 
-autoquant measures each shape of layer on the inputs of the first layer (`samples`); Wanda weighs
-each weight by the norm of the inputs it meets (`pruning`).
+autoquant measures each shape of layer on the inputs of the first layer (`samples`). Wanda weighs
+each weight by the norm of its inputs (`pruning`).
 """
 
 from collections.abc import Callable, Generator
@@ -19,14 +19,14 @@ from models.tokenizer import Tokenizer
 from quantize import pruning as wanda
 from quantize.autoquant.choose import Sample
 
-ROWS, TOKENS = 8, 256
+ROWS, TOKENS = 8, 256  # of the calibration text: 8 sequences of 256 tokens
 
 
 def token_ids(path: str | None, tokenizer: Tokenizer, device: torch.device) -> Tensor:
-    """The beginning of a text, (rows, tokens) int64: 8 · 256 tokens, or all of a shorter one.
+    """The beginning of a text, (rows, tokens) int64: ROWS · TOKENS tokens, or a shorter text.
 
     path: --calibration_text; the embedded text if None. Raises UsageError for a text that cannot be
-    read, or is too short.
+    read, or has fewer than 2 · ROWS tokens.
     """
     source = Path(path or EMBEDDED / "heldout.txt")
     text = files.read_text("--calibration_text", source)
@@ -41,7 +41,7 @@ def token_ids(path: str | None, tokenizer: Tokenizer, device: torch.device) -> T
 
 
 def samples(model: Transformer, ids: Tensor) -> list[Sample]:
-    """Every linear layer of the model, with what the tokens ids (B, S) feed it."""
+    """Every linear layer with its inputs (B · S, in_features), for token ids (B, S)."""
     linears = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear)}
     inputs: dict[str, Tensor] = {}
     for name, layer in linears.items():
@@ -53,8 +53,11 @@ def samples(model: Transformer, ids: Tensor) -> list[Sample]:
 
 
 def pruning(architecture: ModelConfig, ids: Tensor) -> Callable[[str, nn.Module], None]:
-    """A function of (name, part) that prunes each part of a model to two of four weights by Wanda,
-    called in the model's order as `load_model` calls `ready`."""
+    """A function of (name, part) that prunes a part to two of every four weights by Wanda.
+
+    It must be called for each part in the model's order, as `load_model` calls `ready`.
+    ids: the calibration text, (B, S).
+    """
     run = _through_the_model(architecture, ids)
     next(run)
     return lambda name, part: run.send((name, part))
@@ -63,15 +66,15 @@ def pruning(architecture: ModelConfig, ids: Tensor) -> Callable[[str, nn.Module]
 def _through_the_model(
     architecture: ModelConfig, ids: Tensor
 ) -> Generator[None, tuple[str, nn.Module], None]:
-    """Carry the calibration text through parts of the model as they are sent, pruning each.
+    """Run the calibration text through each part of the model that is sent, then prune the part.
 
-    A layer is run before it is pruned, so that every norm is one of the unpruned model.
+    A layer runs before it is pruned, so all norms are those of the unpruned model.
     """
     x = ids
     cos, sin = rotation(architecture, torch.arange(ids.shape[1], device=ids.device))
     while True:
         name, part = yield
-        if isinstance(part, nn.Linear):  # the output: nobody reads the logits
+        if isinstance(part, nn.Linear):  # the output layer, whose logits are not needed
             wanda.prune(part, x.flatten(0, -2).float().norm(dim=0))
             continue
         inputs = (x, cos, sin) if name.startswith("layers.") else (x,)

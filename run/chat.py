@@ -1,4 +1,4 @@
-"""A conversation on the terminal, for --interactive: lines in, text out as it comes."""
+"""A conversation on the terminal, for --interactive."""
 
 from collections.abc import Callable, Iterator
 
@@ -16,19 +16,20 @@ def converse(
     max_new_tokens: int,
     say: Callable[[str], None],
 ) -> None:
-    """Read a line, answer as the text comes, until end of input or a full context.
+    """Read a line and print the answer while it is generated, until end of input or a full context.
 
-    `next_tokens` puts tokens at a position of the cache and goes on from them; `name` is the
-    model's, from which its chat template is known. Each turn appends to the cache. A model without
-    a chat template continues the text instead.
+    next_tokens: called with token ids and the position of the first; stores them in the cache and
+    yields the tokens that follow. name: the model's, which decides its chat template.
+    cache_size: positions. max_new_tokens: at most so many for each answer. say: prints a line.
+    A model without a chat template continues the text instead of answering.
     """
     template = template_for(tokenizer, name)
     stop = template.stop_ids(tokenizer) if template else tokenizer.eos_ids
     if template is None:
-        say(f"{name} has no chat template that we know: it continues what you write")
-    say("Ctrl-D ends")
+        say(f"{name} has no known chat template, so it continues the text that you write")
+    say("Press Ctrl-D to end")
     start = 0  # the next free position
-    unread: list[int] = []  # the last token said, if the cache lacks it
+    unread: list[int] = []  # the last token printed, until the cache holds it
     while True:
         try:
             line = input("> ")
@@ -43,17 +44,17 @@ def converse(
         ids = [*unread, *turn]
         room = min(cache_size - start - len(ids), max_new_tokens)
         if room < 1:
-            say(f"The context is full: it has {cache_size} positions (--cache_size)")
+            say(f"The context is full: it has {cache_size} positions; --cache_size gives it more")
             return
         if not ids:
             continue
         text = stream(tokenizer, () if template else ids)
         start, unread = start + len(ids), []
-        for said in next_tokens(ids, start - len(ids)):
-            if said in stop:
+        for token in next_tokens(ids, start - len(ids)):
+            if token in stop:
                 break
-            start, unread = start + len(unread), [said]
-            click.echo(text.push(said), nl=False)
+            start, unread = start + len(unread), [token]
+            click.echo(text.push(token), nl=False)
             room -= 1
             if room == 0:
                 break

@@ -1,8 +1,8 @@
-"""What can be known to be wrong with a run before torch is imported: seconds, not minutes.
+"""Checks of a run's options that need no torch, so that a mistake is reported at once.
 
     check(config)       # raises UsageError, LogError or CheckpointError, one line
 
-Outputs are looked at and not touched: a run that fails later leaves them as they were.
+Outputs are examined, not changed: a run that fails later leaves them as they were.
 """
 
 import os
@@ -18,7 +18,7 @@ from quantize.spec import Selection, Spec, parse
 
 DEFAULT = RunConfig()
 FILES = ("write_result", "output_json_path", "profile", "memory_profile")
-# Options that do nothing beside the one named first; what they would do, they would do silently.
+# Options that would have no effect if the first one is given, and are refused therefore.
 IGNORED = {
     "interactive": (
         *("prompt", "prefill_size", "context_depth", "output_json_path"),
@@ -27,6 +27,7 @@ IGNORED = {
     "dry_run": ("output_json_path", "profile", "memory_profile", "save"),
     "prefill_size": ("prompt",),
 }
+# The beginning of the message for a pair of options, if it is not "--A goes without it: leave out".
 INSTEAD = {
     ("interactive", "context_depth"): "--interactive begins at the beginning: leave out",
     ("prefill_size", "prompt"): "--prefill_size is a random prompt: leave it out, or",
@@ -34,8 +35,11 @@ INSTEAD = {
 
 
 def check(config: RunConfig) -> Spec | Selection:
-    """Refuse a run whose options contradict each other, or whose outputs cannot be written; the
-    scheme that --quantization names."""
+    """Check the options of a run; returns the scheme that --quantization names.
+
+    Raises UsageError for options that contradict each other, LogError or CheckpointError for an
+    output that cannot be written.
+    """
     spec = parse(config.quantization)
     scheme = str(spec)
     _refuse_ignored(config)
@@ -51,8 +55,8 @@ def check(config: RunConfig) -> Spec | Selection:
         files.read_text("--calibration_text", config.calibration_text)
     if config.write_result != "none" and config.write_result.lower() == "none":
         raise UsageError(
-            f"--write_result {config.write_result}: none is written small; a file of that name is "
-            f"./{config.write_result}"
+            f"--write_result {config.write_result}: none is written small; for a file of that name "
+            f"give ./{config.write_result}"
         )
     if not (config.interactive or config.dry_run):
         _check_outputs(config)
@@ -60,7 +64,7 @@ def check(config: RunConfig) -> Spec | Selection:
 
 
 def check_name(config: RunConfig, name: str) -> None:
-    """Refuse a model whose name no log line can hold; after the run its result would be lost."""
+    """Raise UsageError for a model whose name no log line can hold: its result would be lost."""
     if not (config.interactive or config.dry_run) and not held_name(name):
         raise UsageError(
             f"--checkpoint_path: the model is named {name!r}, which no log line can hold; rename "
@@ -96,7 +100,7 @@ def _check_outputs(config: RunConfig) -> None:
 
 
 def _refuse_coinciding(config: RunConfig, given: dict[str, str]) -> None:
-    """Two options that name one file, whatever the spelling, by links too."""
+    """Raise UsageError if two options name the same file, by another spelling or a link, too."""
     inputs = ("checkpoint_path", "calibration_text")
     named = given | {name: path for name in inputs if (path := getattr(config, name))}
     seen: dict[object, str] = {}
@@ -119,14 +123,15 @@ def _identity(path: str) -> object:
 
 
 def _is_trace(head: bytes) -> bool:
-    """What torch's profiler writes, compressed or not, or CUDA's memory snapshot."""
+    """Whether a file begins as a trace of torch's profiler, compressed or not, or as a memory
+    snapshot of CUDA."""
     trace = files.is_json(head) and (b'"schemaVersion"' in head or b'"traceEvents"' in head)
     return trace or head.startswith((b"\x1f\x8b", b"\x80"))
 
 
 def check_save(folder: str) -> None:
-    """CheckpointError unless a model can be saved there: in a new or empty folder, or in one where
-    a save did not get to its end."""
+    """Raise CheckpointError unless a model can be saved there: the folder must be new, or empty, or
+    hold an unfinished save."""
     path = Path(folder)
     with files.named("--save", folder, CheckpointError):
         if os.path.islink(folder) or path.exists():

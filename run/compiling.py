@@ -1,11 +1,12 @@
-"""torch.compile on the CPU: what it need not find out, and a start on it while weights are read.
+"""Making torch.compile start faster: its options, and its preparation while weights are read.
 
     ready = compiling.begin(device)     # in a thread: imports, and hashes of the compiler's sources
     …                                   # load the model
     ready()
     torch.compile(step, options=compiling.options(device))
 
-Of a cold compilation's seconds only a part is spent on the step itself (docs/LOG.md).
+Most of a cold compilation's time is preparation; compiling the step itself is the smaller part
+(docs/LOG.md).
 """
 
 import platform
@@ -18,23 +19,24 @@ import torch
 from ops.cpu import build
 from run import environment
 
-# CUDA graphs take the launch cost off each step. On the CPU inductor's freezing and max-autotune
-# were 17 % faster for twice the memory and eight times the compilation (docs/LOG.md), so they are
-# left out.
-Options = dict[str, str | int | bool | Callable[..., Any]]  # of torch.compile
+Options = dict[str, str | int | bool | Callable[..., Any]]  # the `options` of torch.compile
+
+# CUDA graphs remove the cost of launching each kernel. On the CPU inductor's freezing and
+# max-autotune are not used: they made steps 17 % faster, but took twice the memory and eight times
+# the compilation time (docs/LOG.md).
 _CUDA = {"triton.cudagraphs": True, "coordinate_descent_tuning": True}
 
 
 def options(device: torch.device) -> Options:
-    """What torch.compile is given for a decoding step on `device`."""
+    """The `options` of torch.compile for a decoding step on `device`."""
     if device.type == "cuda":
         return dict(_CUDA)
     if device.type != "cpu":
         return {}
-    # A precompiled header takes 9 s and saves each kernel less than one: a step has a handful.
+    # Precompiling the header takes 9 s and saves less than 1 s for each of a step's few kernels.
     chosen: Options = {"cpp_cache_precompile_headers": False}
-    # For each instruction set that the CPU has, inductor compiles a file to see whether the
-    # compiler knows it: 8 s on two cores. The compiler that built our kernels knows them all.
+    # For each instruction set of the CPU, inductor compiles a file to see whether the compiler
+    # supports it: 8 s on two cores. The compiler that built the C++ kernels supports them all.
     if platform.machine() == "x86_64" and build.refusal() is None:
         chosen["cpp.vec_isa_ok"] = True
     return chosen
@@ -43,10 +45,10 @@ def options(device: torch.device) -> Options:
 def opaque(
     name: str, schema: str, implementation: Callable[..., Any], fake: Callable[..., Any]
 ) -> None:
-    """Register a function as the op quantbench::`name` on the CPU, which inductor calls as it is.
+    """Register a function as the op quantbench::`name` on the CPU, which inductor does not compile.
 
-    For what takes microseconds to run, and would take seconds to compile. A name that is registered
-    is left as it is.
+    This is for functions that run in microseconds and would take seconds to compile. Registering a
+    name again has no effect. fake: the same for tensors without data, as torch.library takes it.
     """
     if hasattr(torch.ops.quantbench, name):
         return
@@ -56,8 +58,8 @@ def opaque(
 
 
 def for_any_length(compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """A compiled function of tokens (B, S), positions (S,) and the first position as an int, told
-    that S differs from call to call."""
+    """A compiled function of tokens (B, S), positions (S,) and the first position (an int), so that
+    it is not compiled again for another S."""
 
     def call(tokens: torch.Tensor, positions: torch.Tensor, start: int) -> Any:
         torch._dynamo.maybe_mark_dynamic(tokens, 1)
@@ -68,11 +70,11 @@ def for_any_length(compiled: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def begin(device: torch.device) -> Callable[[], None]:
-    """Get the compiler ready beside other work: its modules, and the hashes of its sources. The
-    function returned waits for the end.
+    """Prepare the compiler in a thread: import its modules and hash its sources.
 
-    A function that needs no kernel is compiled for that, since every step of it is public. What
-    goes wrong there goes wrong again in the compilation that counts, and is told then.
+    Returns a function that waits until this is done. The thread compiles a function that needs no
+    kernel, because that uses only torch's public API. An error is ignored: the real compilation
+    raises it again.
     """
     if device.type != "cpu":
         return lambda: None

@@ -1,4 +1,4 @@
-"""How one decoding step is carried out: by the model's modules, or by C++ ops that do more at once.
+"""How a decoding step is carried out: by the model's modules, or by C++ ops that fuse them.
 
     cpu-step     the whole step in one op: tokens to logits
     cpu-stack    all layers in one op; the embedding and the output by their modules
@@ -9,8 +9,8 @@
     logits = decoder.step(tokens, position)     # (B, 1), (1,) -> (B, V)
     decoder.name, decoder.reason                # "cpu-layer", "the KV cache is int8; …"
 
-The ops are other programs for what models/llama.py says; so each refuses a model of which it does
-not know every part (`why_not_fused`).
+The ops implement models/llama.py a second time. So each refuses a model with any part that it does
+not know (`why_not_fused`).
 """
 
 import dataclasses
@@ -28,8 +28,8 @@ from ops.cpu import step
 from quantize.cpu import PackedLinear
 from quantize.kernel import fused_weight
 
-# The fields of ModelConfig that the C++ ops know the meaning of; another one that is not at its
-# default refuses them.
+# The fields of ModelConfig that the C++ ops implement. They refuse a model in which any other field
+# differs from its default.
 UNDERSTOOD = {
     *("name", "architecture", "dim", "num_layers", "num_heads", "num_kv_heads", "head_dim"),
     *("ffn_dim", "vocab_size", "max_position", "norm_eps", "rope_theta", "rope_scaling"),
@@ -40,21 +40,21 @@ UNDERSTOOD = {
 class Decoder(Protocol):
     """One decoding step of a model over its caches."""
 
-    name: str
-    reason: str | None  # why it is not cpu-step, if it is not
-    one_op: bool  # whether a step is one op, which leaves torch.compile nothing but its own cost
+    name: str  # a key of DECODERS
+    reason: str | None  # why it is not cpu-step; None if it is
+    one_op: bool  # whether a step is a single op: then torch.compile would only add its overhead
 
     def step(self, tokens: Tensor, position: Tensor) -> Tensor:
-        """Logits (B, V) of what follows tokens (B, 1) at position (1,), int64."""
+        """Logits (B, V) of the next tokens, after tokens (B, 1) at position (1,); both int64."""
 
 
 def choose(
     name: str, model: Transformer, caches: Sequence[KVCache], rows: int, compiled: bool = False
 ) -> Decoder:
-    """The decoder of that name; "auto": the fastest that takes the model, the caches and the rows.
+    """The decoder of that name; "auto": the fastest that supports the model, the caches and `rows`.
 
-    compiled: whether torch.compile will have the step. Raises KernelError, with the reason, for a
-    decoder that cannot do it.
+    rows: the batch size. compiled: whether torch.compile will compile the step. Raises KernelError,
+    with the reason, for a decoder that does not support them.
     """
     reason = why_not_fused(model, caches, rows)
     for candidate, (refuses, make) in DECODERS.items():
@@ -122,7 +122,7 @@ def _unknown_field(config: ModelConfig) -> str | None:
 
 
 def _unknown_part(layer: nn.Module, epsilon: float) -> str | None:
-    """What of a layer is not as models/llama.py has it: its name behind the layer's, and why."""
+    """The first part of a layer that is not as in models/llama.py: its name, and what it is."""
     if type(layer) is not Block:
         return f" is a {type(layer).__name__}, no Block"
     if type(layer.attention) is not Attention:
@@ -157,7 +157,7 @@ def _not_in_cpp(linear: nn.Module) -> str:
 
 
 class Modules:
-    """The model's own modules; `compiled`, one layer is compiled and called for every layer."""
+    """The model's own modules. If `compiled`, one layer is compiled and called for every layer."""
 
     name = "modules"
     one_op = False
@@ -179,7 +179,7 @@ class Modules:
 
 
 class CpuLayer(Modules):
-    """The same with each layer in three ops, of which attention takes any cache."""
+    """As Modules, with three ops for each layer. The one for attention supports any KV cache."""
 
     name = "cpu-layer"
 
@@ -255,7 +255,7 @@ class CpuStep(CpuStack):
         )
 
 
-# Fastest first: why a decoder cannot do it, and what makes it.
+# Fastest first: for each decoder, why it does not support a model (or None), and its class.
 Refuses = Callable[[Transformer, Sequence[KVCache], int], str | None]
 Makes = Callable[[Transformer, list[KVCache], str | None, bool], Decoder]
 DECODERS: dict[str, tuple[Refuses, Makes]] = {
@@ -276,7 +276,7 @@ def block_region(
     cache: KVCache | None,
     start: int | None,
 ) -> Tensor:
-    """A layer as a region of its own: compiled once, called for every layer."""
+    """A layer as a nested compile region: compiled once, called for every layer."""
     y: Tensor = layer(x, cos, sin, positions, cache, start)
     return y
 
@@ -290,7 +290,7 @@ def call_fused(
     cache: KVCache,
     start: int | None,
 ) -> Tensor:
-    """A layer's output (B, 1, D) for one position of each row, x (B, 1, D), in three ops."""
+    """A layer's output (B, 1, D) for one position of each row, from x (B, 1, D), by three ops."""
     weights, attention = fused_layer(layer), layer.attention
     H, K = attention.num_heads, attention.num_kv_heads
     epsilon = cast("float", layer.attention_norm.eps)  # None would be the dtype's own
@@ -312,12 +312,12 @@ def fused_region(
     cache: KVCache,
     start: int | None,
 ) -> Tensor:
-    """`call_fused` as a region of its own."""
+    """`call_fused` as a nested compile region."""
     return call_fused(layer, x, cos, sin, positions, cache, start)
 
 
 def fused_layer(layer: Block) -> step.Layer:
-    """A layer's weights as C++ ops take them; the layer is one that `why_not_fused` passes."""
+    """A layer's weights as the C++ ops take them. The layer must be one that they do not refuse."""
     attention, ffn = layer.attention, layer.feed_forward
     return step.Layer(
         attention_norm=layer.attention_norm.weight,
@@ -338,11 +338,11 @@ def _linear(layer: nn.Linear) -> step.Linear:
 
 
 def shape_of(config: ModelConfig) -> step.Shape:
-    """What the layers of such a model have in common."""
+    """The sizes that all layers of a model share."""
     wraps = config.sliding_window is not None
     return step.Shape(config.num_heads, config.num_kv_heads, config.ffn_dim, config.norm_eps, wraps)
 
 
 def _is_plain(parameter: nn.Parameter) -> bool:
-    """Whether a nested compile region takes this weight: it does not take tensor subclasses."""
+    """Whether a nested compile region accepts this weight: it does not accept tensor subclasses."""
     return type(parameter) is nn.Parameter and type(parameter.data) is Tensor

@@ -1,10 +1,10 @@
-"""The environment of a run: one place sets it for every command, and every run records it.
+"""The environment of a run: set here for every command, and recorded by every run.
 
-    environment.prepare()                     # first thing, before torch is imported
-    config = environment.use_threads(config)  # once the options are read
-    environment.in_force()                    # for the JSON, once the model is loaded
+    environment.prepare()                     # first, before torch is imported
+    config = environment.use_threads(config)  # after the options are read
+    environment.in_force()                    # for the JSON, after the model is loaded
 
-What the user has set stays as it is. Nothing here imports torch before it is needed.
+Variables that the user has set are not changed. torch is imported only where it is needed.
 """
 
 import gc
@@ -19,21 +19,21 @@ from run import threads
 
 # Variables that libraries read once, when they are loaded.
 DEFAULTS: Mapping[str, str] = {
-    # torch's CPU allocator asks for huge pages (2 MB): decoding reads 7 % faster (docs/LOG.md).
+    # torch's CPU allocator asks for huge pages (2 MB): weights are read 7 % faster (docs/LOG.md).
     "THP_MEM_ALLOC_ENABLE": "1",
-    # Milliseconds for which Intel's OpenMP lets threads spin after a parallel loop. Its own 200 ms
-    # would reach into the next arm's sample; GNU's OpenMP stops after a few.
+    # Milliseconds for which Intel's OpenMP lets threads spin after a parallel loop. Its default of
+    # 200 ms would disturb the next arm's sample. GNU's OpenMP stops after a few.
     "KMP_BLOCKTIME": "5",
-    # torch's profiler (kineto) prints a line on stderr when it starts and stops; 6 is silence.
+    # torch's profiler (kineto) prints a line to stderr when it starts and stops; 6 silences it.
     "KINETO_LOG_LEVEL": "6",
 }
-# The compiler's own: processes that compile Triton kernels take the cores from the C++ compiler.
+# No worker processes for Triton kernels: they would take the cores from the C++ compiler.
 CPU_COMPILER: Mapping[str, str] = {"TORCH_WARM_POOL": "0"}
-# Objects allocated between two garbage collections. Importing and tracing keep what they allocate:
-# with Python's 700, looking for garbage took a fifth of the start.
+# Objects allocated between two garbage collections. Importing and tracing allocate objects that
+# live long; with Python's default of 700, collections took 20 % of the start-up time.
 GC_THRESHOLD = 100_000
 
-# What changes how fast a run is, or which code it runs. Nothing else of the user's is recorded.
+# Variables that change a run's speed or the code that it runs. No others are recorded.
 RECORDED_PREFIXES = ("OMP_", "KMP_", "GOMP_", "MKL_", "ONEDNN_", "MALLOC_")
 RECORDED = (
     *DEFAULTS,
@@ -46,40 +46,40 @@ MEMORY_MAP = Path("/proc/self/smaps_rollup")
 
 @dataclass(frozen=True)
 class Environment:
-    """What was in force in this process."""
+    """The settings of this process that affect a run."""
 
-    threads: int  # of torch, within an op
-    interop_threads: int  # of torch, between ops
-    cores: int | None  # that the process may use; None where the system does not say
-    gc_threshold: int
-    system_huge_pages: str | None  # always, madvise or never; None where there is no such setting
-    huge_page_bytes: int | None  # that the process has in huge pages now; None: not known
-    variables: dict[str, str]  # of the environment, by name
+    threads: int  # torch's threads within an op
+    interop_threads: int  # torch's threads between ops
+    cores: int | None  # physical cores that the process may use; None: not known
+    gc_threshold: int  # objects allocated between two garbage collections
+    system_huge_pages: str | None  # always, madvise or never; None: not known
+    huge_page_bytes: int | None  # bytes of the process that lie in huge pages; None: not known
+    variables: dict[str, str]  # environment variables by name
 
 
 def defaults(given: Mapping[str, str]) -> dict[str, str]:
-    """The variables of a process that runs models: `given`, and what is missing there."""
+    """The environment variables of a process that runs models: `given`, completed by DEFAULTS."""
     return {**DEFAULTS, **given}
 
 
 def prepare() -> None:
-    """Set this process up for a run, before torch is imported."""
+    """Set the variables and the garbage collector for a run, before torch is imported."""
     os.environ.update(defaults(os.environ))
     gc.set_threshold(GC_THRESHOLD)
 
 
 def prepare_compiler(device_type: str) -> None:
-    """Set up what is compiled for a device of this type; before the first compilation."""
+    """Set the compiler's variables for a device of this type, before the first compilation."""
     if device_type == "cpu":
         for name, value in CPU_COMPILER.items():
             os.environ.setdefault(name, value)
 
 
 def use_threads(config: RunConfig) -> RunConfig:
-    """Give torch the threads that `config` asks for; the config that repeats this elsewhere.
+    """Set torch's threads as `config` asks; returns the config that gives as many elsewhere.
 
-    Says so where there are more threads than cores. Raises UsageError where OMP_THREAD_LIMIT
-    forbids as many.
+    Prints a warning if there are more threads than cores. Raises UsageError if there are more than
+    OMP_THREAD_LIMIT allows.
     """
     import torch
 
@@ -92,12 +92,12 @@ def use_threads(config: RunConfig) -> RunConfig:
             try:
                 torch.set_num_interop_threads(chosen.count)
             except RuntimeError:
-                pass  # only once a process: a second run in it keeps those of the first
+                pass  # torch allows it once a process: a second run keeps the first one's
     return replace(config, threads=chosen.recorded)
 
 
 def in_force() -> Environment:
-    """What this process runs under at this moment."""
+    """The settings of this process at this moment."""
     import torch
 
     named = {name: os.environ[name] for name in sorted(os.environ) if _is_recorded(name)}
@@ -113,7 +113,7 @@ def in_force() -> Environment:
 
 
 def system_huge_pages(path: Path = HUGE_PAGES) -> str | None:
-    """The kernel's setting, in brackets in its file: always, madvise or never."""
+    """The kernel's setting, which is in brackets in its file: always, madvise or never."""
     try:
         return path.read_text().partition("[")[2].partition("]")[0] or None
     except OSError:
@@ -121,7 +121,7 @@ def system_huge_pages(path: Path = HUGE_PAGES) -> str | None:
 
 
 def huge_page_bytes(path: Path = MEMORY_MAP) -> int | None:
-    """Bytes of this process's own memory that lie in transparent huge pages."""
+    """Bytes of this process's anonymous memory that lie in transparent huge pages."""
     try:
         for line in path.read_text().splitlines():
             if line.startswith("AnonHugePages:"):

@@ -27,27 +27,28 @@ from run.plan import Plan, scheme_of, tokenizer_of
 
 Report = Callable[[int, int], None]
 Say = Callable[[str], None]
-SECONDS_BETWEEN_LINES = 5  # while autoquant gets its candidates ready
+SECONDS_BETWEEN_LINES = 5  # of progress, while autoquant prepares its candidates
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """kernels: what the layers got. peak_memory: bytes by kind while loading, as in `devices`."""
+    """A model that was loaded and quantized."""
 
     model: Transformer
-    kernels: str
-    peak_memory: dict[str, int]
+    kernels: str  # of the linear layers: "torchao (88 layers), reference (1 layer)"
+    peak_memory: dict[str, int]  # while loading: bytes by kind, as devices.peak_memory gives them
 
 
 def load(plan: Plan, report: Report, say: Say) -> Loaded:
-    """Load and quantize; the compiler gets ready alongside, if there will be something to compile.
+    """Load and quantize the model. Meanwhile the compiler is prepared, if the run will compile.
 
-    report: gets bytes done and in all. say: gets a line now and then. Raises CheckpointError for a
-    checkpoint that cannot be read, KernelError for a layer that no kernel takes.
+    report: called as (bytes loaded, total bytes). say: called with lines of progress. Raises
+    CheckpointError for a checkpoint that cannot be read, KernelError for a layer that no kernel
+    supports.
     """
     devices.reset_peak_memory(plan.device)
-    alone = plan.spec.scheme is None  # kernels are timed meanwhile
-    ready = compiling.begin(plan.device) if plan.config.compile and not alone else None
+    times_kernels = plan.spec.scheme is None  # autoquant: nothing else may run meanwhile
+    ready = compiling.begin(plan.device) if plan.config.compile and not times_kernels else None
     loading = Loading(plan.config, plan.spec, plan.device, plan.tokenizer)
     model = loading.load(report, say)
     if ready:
@@ -61,7 +62,7 @@ def load_quantized(
     precision: torch.dtype | None = None,
     quantization: str = "none",
 ) -> Transformer:
-    """What models.load is: see there."""
+    """The implementation of models.load, which documents it."""
     dtype = precision or torch.float32
     how = how_saved(locate(checkpoint_path))
     if how and precision is None:
@@ -78,7 +79,10 @@ def load_quantized(
 
 
 class Loading:
-    """One model being loaded; `quantizer` says afterwards which kernels its layers got."""
+    """The loading of one model. Afterwards `quantizer` knows which kernels the layers use.
+
+    Raises KernelError for a scheme whose kernel cannot run, before any weights are read.
+    """
 
     def __init__(
         self,
@@ -92,14 +96,14 @@ class Loading:
         self.precision: torch.dtype = getattr(torch, config.precision)
         self.how = how_saved(locate(config.checkpoint_path))
         self.choices: list[autoquant.Choice] = []
-        if spec.scheme:  # a kernel that cannot run is known before any weights
+        if spec.scheme:  # autoquant's quantizer is made in `load`
             self.quantizer: Quantizer | autoquant.AutoQuantizer = Quantizer(
                 spec.scheme, device, self.precision, config.kernel
             )
 
     @torch.no_grad()
     def load(self, report: Report, say: Say) -> Transformer:
-        """The model, quantized; `report` gets bytes done and in all, `say` a line now and then."""
+        """The quantized model; arguments and errors as for the function `load`."""
         if self.spec.scheme is None:
             self.quantizer = self._autoquantizer(say)
         elif isinstance(self.quantizer, Quantizer):
@@ -120,7 +124,7 @@ class Loading:
 
     @property
     def kernels(self) -> str:
-        """What the layers got: "torchao", or "torchao (88 layers), reference (1 layer)"."""
+        """The kernels in use: "torchao", or "torchao (88 layers), reference (1 layer)"."""
         ran = self.quantizer.ran.most_common()
         if len(ran) <= 1:
             return ran[0][0] if ran else "torch"
@@ -142,18 +146,18 @@ class Loading:
         return calibration.token_ids(self.config.calibration_text, tokenizer, self.device)
 
     def _autoquantizer(self, say: Say) -> autoquant.AutoQuantizer:
-        """Choose per layer shape, on the first layer's and the output's own inputs; or read back
-        what was chosen when the checkpoint was saved."""
+        """Choose a scheme for each shape of layer, on the inputs of the first layer and of the
+        output; for a saved checkpoint, take the choices that were saved."""
         if self.how:
             return autoquant.AutoQuantizer([], self.device, self.precision, self.how.layers)
         say("Timing every candidate for each shape of layer …")
-        spoken = time.monotonic()
+        last_line = time.monotonic()
 
         def report(done: int, total: int) -> None:
-            nonlocal spoken
-            if time.monotonic() > spoken + SECONDS_BETWEEN_LINES:
-                spoken = time.monotonic()
-                say(f"{done} of {total} candidates are ready to be timed")
+            nonlocal last_line
+            if time.monotonic() > last_line + SECONDS_BETWEEN_LINES:
+                last_line = time.monotonic()
+                say(f"Prepared {done} of {total} candidates")
 
         self.choices = autoquant.choose(
             calibration.samples(self._model(None, 1), self._calibration()),
@@ -169,7 +173,7 @@ class Loading:
         return autoquant.AutoQuantizer(self.choices, self.device, self.precision)
 
     def _pruning(self) -> Callable[[str, nn.Module], None] | None:
-        """For sparse-marlin-wanda: each part of the model pruned as it becomes ready."""
+        """For sparse-marlin-wanda: the function that prunes each part as soon as it is loaded."""
         if self.how or not self.spec.prunes:
             return None
         return calibration.pruning(load_config(self.config.checkpoint_path), self._calibration())

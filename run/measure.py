@@ -1,7 +1,6 @@
-"""What is known of a run and what was measured of it, and how: facts, samples, the log line.
+"""What a run is (`Facts`), what was measured (`Measured`), how it is measured, and the log line.
 
-Everything here is typed, and needs no torch to be read; `Measured.details` is the JSON of it, one
-level deep.
+Importing this module needs no torch. `Measured.details` is what --output_json_path writes.
 """
 
 from __future__ import annotations
@@ -32,21 +31,21 @@ if TYPE_CHECKING:
     from run.decoding import Decoder
     from run.plan import Plan
 
-AGREEMENT = 0.05  # two warm-up samples whose seconds differ by less are steady
-MAX_WARM_UPS = 5
-FIRST_TOKENS = 3  # of the sample that compiles: a prompt and two decoding steps
-QUIET_SECONDS = 2  # between two samples that are told, where there are many
+AGREEMENT = 0.05  # largest relative difference in seconds of two warm-up samples that agree
+MAX_WARM_UPS = 5  # samples
+FIRST_TOKENS = 3  # new tokens of the sample that compiles: a prompt and two decoding steps
+QUIET_SECONDS = 2  # least time between two lines of progress, for more than ten samples
 
-Peak = dict[str, int]  # bytes by kind, as devices.peak_memory gives them; the log has the first
+Peak = dict[str, int]  # bytes by kind, as devices.peak_memory gives them; the first is logged
 
 
 @dataclass(frozen=True)
 class Generation:
-    """New tokens (B, N), and the seconds that the prompt and the N - 1 later tokens took."""
+    """What one call of Generator.generate gave, and how long it took."""
 
-    tokens: Tensor
-    prefill_seconds: float
-    decode_seconds: float
+    tokens: Tensor  # the new ones, (B, N) int64
+    prefill_seconds: float  # for the prompt and the first new token
+    decode_seconds: float  # for the other N - 1 tokens
 
 
 class Timed(Protocol):
@@ -59,7 +58,7 @@ class Timed(Protocol):
 
 
 class OneSample(Protocol):
-    """Takes a sample; its number is added to --seed."""
+    """A function that takes sample number `index`, drawn with the seed --seed + index."""
 
     def __call__(
         self,
@@ -70,7 +69,7 @@ class OneSample(Protocol):
 
 
 class Generates(Protocol):
-    """What is measured: generate.Generator."""
+    """The interface of generate.Generator that measuring needs."""
 
     model: Transformer
     caches: list[KVCache]
@@ -88,12 +87,12 @@ class Generates(Protocol):
 
 @dataclass(frozen=True)
 class Device:
-    """type: cpu, cuda, … name: of the processor. What is not known of a device is None."""
+    """The device of a run."""
 
-    type: str
-    name: str
-    threads: int | None = None
-    driver: str | None = None
+    type: str  # cpu, cuda, …
+    name: str  # the processor's
+    threads: int | None = None  # torch's; None on an accelerator
+    driver: str | None = None  # its version; None where there is none
 
 
 @dataclass(frozen=True)
@@ -101,19 +100,19 @@ class Facts:
     """What is known of a run before its first sample."""
 
     config: RunConfig
-    model: str
+    model: str  # its name in the log
     architecture: ModelConfig
     scheme: str
-    kernel: str  # by which linear layers multiply, with the number of layers where they differ
+    kernel: str  # of the linear layers; with the number of layers for each, if they differ
     decoder: str  # how a decoding step is carried out: a name of run/decoding.py
     decoder_reason: str | None  # why that is not cpu-step
-    attention_kernel: str  # that decodes over the KV cache: a name of ops/attention.py
+    attention_kernel: str  # of decode attention: a name of ops/attention.py
     attention_reason: str | None  # why it is not the device's own
-    prompt_tokens: int
+    prompt_tokens: int  # of each row
     cache_size: int  # positions
-    weight_bytes: int  # that a decoding step reads
+    weight_bytes: int  # read by a decoding step
     kv_cache: str  # dense, int8, …
-    kv_cache_bytes: int
+    kv_cache_bytes: int  # of all layers
     device: Device
     environment: Environment
     versions: dict[str, str | None]  # None: not installed
@@ -121,7 +120,7 @@ class Facts:
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Facts:
-        """What `as_json` made of them; further keys are passed over."""
+        """The facts that `as_json` wrote. Further keys are ignored; a missing one is a KeyError."""
         fields = {field.name: value[field.name] for field in dataclasses.fields(Facts)}
         architecture = fields["architecture"]
         return Facts(
@@ -137,24 +136,26 @@ class Facts:
 
 @dataclass(frozen=True)
 class Ready:
-    """What getting ready took. Seconds since the process started are None where nobody counts."""
+    """How long compilation and warm-up took."""
 
-    compile_seconds: float | None  # of the first sample; None if nothing is compiled
+    compile_seconds: float | None  # of the first, compiling sample; None if nothing is compiled
     warm_ups: list[float]  # seconds of each warm-up sample
     warm_up_steady: bool  # whether the last two agree
-    first_token_s: float | None = None  # from the start of the process to the first token
-    first_steps_s: float | None = None  # to the first FIRST_TOKENS
+    # Seconds from the start of the process to the first token and to the last of FIRST_TOKENS. None
+    # in a process that does more than this run.
+    first_token_s: float | None = None
+    first_steps_s: float | None = None
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Seconds and tokens per second of each row; batches multiply them."""
+    """The speed of one sample. Rates count the tokens of one row."""
 
     prefill_seconds: float
     decode_seconds: float
-    tok_s: float  # new tokens over all seconds, prefill included
-    prefill_tok_s: float
-    decode_tok_s: float | None  # None where only one token was asked for
+    tok_s: float  # new tokens ÷ total seconds, prefill included
+    prefill_tok_s: float  # prompt tokens ÷ prefill_seconds
+    decode_tok_s: float | None  # new tokens but the first ÷ decode_seconds; None if there is one
 
     @staticmethod
     def of(timed: Timed, prompt_tokens: int, new_tokens: int) -> Sample:
@@ -170,14 +171,14 @@ class Sample:
 
 @dataclass(frozen=True)
 class Summary:
-    """The samples in a few figures: tok_s is their mean, the others are medians."""
+    """The samples in a few figures. Medians are None if no sample has the figure."""
 
-    tok_s: float
-    tok_s_all_rows: float
-    prefill_tok_s: float | None
-    decode_tok_s: float | None
-    time_to_first_token_s: float | None
-    weight_bytes_per_s: float
+    tok_s: float  # mean; tokens of one row
+    tok_s_all_rows: float  # mean; tokens of all rows
+    prefill_tok_s: float | None  # median
+    decode_tok_s: float | None  # median
+    time_to_first_token_s: float | None  # median of prefill_seconds
+    weight_bytes_per_s: float  # tok_s · weight_bytes
 
     @staticmethod
     def of(samples: Sequence[Sample], batch_size: int, weight_bytes: int) -> Summary:
@@ -208,11 +209,11 @@ class Peaks:
 
 @dataclass(frozen=True)
 class Measured:
-    """A run that is over. text: of the last sample's first row; None where it is random."""
+    """The result of a run."""
 
     facts: Facts
     ready: Ready
-    text: str | None
+    text: str | None  # of the last sample's first row; None if it is random
     peaks: Peaks
     samples: list[Sample]
 
@@ -222,7 +223,7 @@ class Measured:
         return Summary.of(self.samples, facts.config.batch_size, facts.weight_bytes)
 
     def details(self) -> dict[str, object]:
-        """For JSON."""
+        """The JSON object that --output_json_path writes."""
         return {
             **as_json(self.facts),
             **as_json(self.ready),
@@ -234,7 +235,7 @@ class Measured:
 
 
 def as_json(value: Facts | Ready) -> dict[str, object]:
-    """`asdict`, without what is unknown of the device and of the time since the start."""
+    """`asdict`, without those fields of the device and of the start-up time that are None."""
     fields = dataclasses.asdict(value)
     if "device" in fields:
         fields["device"] = {k: v for k, v in fields["device"].items() if v is not None}
@@ -243,7 +244,7 @@ def as_json(value: Facts | Ready) -> dict[str, object]:
 
 
 def make_record(facts: Facts, tok_s: float, peak: Peak) -> Record:
-    """The log line. tok_s: the mean over the samples. peak: while they were taken."""
+    """The log line. tok_s: mean over the samples. peak: peak memory while they were taken."""
     config = facts.config
     return Record(
         timestamp=time.strftime("%Y%m%d%H%M%S"),
@@ -266,7 +267,7 @@ def make_record(facts: Facts, tok_s: float, peak: Peak) -> Record:
 
 
 def facts_of(plan: Plan, generator: Generates, kernels: str) -> Facts:
-    """kernels: what the layers got, as run.loading.Loaded has it."""
+    """The facts of a planned run with its Generator. kernels: as in run.loading.Loaded."""
     import devices
 
     caches, decoder, attention = generator.caches, generator.decoder, generator.attention
@@ -293,7 +294,7 @@ def facts_of(plan: Plan, generator: Generates, kernels: str) -> Facts:
 
 
 def sampler(plan: Plan, generator: Generates) -> OneSample:
-    """A function that takes the sample of a number, of --max_new_tokens if not told otherwise."""
+    """A function that takes one sample, of --max_new_tokens tokens if not given another number."""
     import torch
 
     config = plan.config
@@ -304,7 +305,7 @@ def sampler(plan: Plan, generator: Generates) -> OneSample:
         tokens: int | None = None,
         after_token: Callable[[], object] = lambda: None,
     ) -> Generation:
-        torch.manual_seed(config.seed + index)  # a seed reproduces a sample, however long we warm
+        torch.manual_seed(config.seed + index)  # a sample does not depend on the warm-up's length
         count = config.max_new_tokens if tokens is None else tokens
         return generator.generate(prompt, count, config.context_depth, after_token)
 
@@ -314,40 +315,42 @@ def sampler(plan: Plan, generator: Generates) -> OneSample:
 def get_ready(
     config: RunConfig, device: torch.device, one_sample: OneSample, since: float | None = None
 ) -> Ready:
-    """Compile and warm up. The peak memory counts from here on.
+    """Reset the peak memory, compile and warm up.
 
-    since: time.perf_counter() when the process started, where that is to be told.
+    since: time.perf_counter() when the process started; if given, the time to the first token is
+    printed and returned.
     """
     import devices
 
     devices.reset_peak_memory(device)
     compiling = config.compile or config.compile_prefill
-    came: list[float] = []  # when each token did
+    arrivals: list[float] = []  # time.perf_counter() after each token
     with progress("Compiling" if compiling else "First steps"):
         started = time.perf_counter()
         tokens = min(FIRST_TOKENS, config.max_new_tokens)
-        one_sample(0, tokens, lambda: came.append(time.perf_counter()))
+        one_sample(0, tokens, lambda: arrivals.append(time.perf_counter()))
         first_seconds = time.perf_counter() - started
     if since is not None:
-        line = f"From the start to the first token: {came[0] - since:.1f} s"
+        line = f"From the start to the first token: {arrivals[0] - since:.1f} s"
         if config.compile and tokens > 1:
-            line += f"; to the first {tokens}, compilation included: {came[-1] - since:.1f} s"
+            line += f"; to token {tokens}, compilation included: {arrivals[-1] - since:.1f} s"
         say(line)
     seconds, steady = warm_up(one_sample)
     return Ready(
         compile_seconds=first_seconds if compiling else None,
         warm_ups=seconds,
         warm_up_steady=steady,
-        first_token_s=None if since is None else came[0] - since,
-        first_steps_s=None if since is None else came[-1] - since,
+        first_token_s=None if since is None else arrivals[0] - since,
+        first_steps_s=None if since is None else arrivals[-1] - since,
     )
 
 
 def warm_up(one_sample: Callable[[int], Timed]) -> tuple[list[float], bool]:
-    """Sample until two in a row agree; their seconds, and whether two did.
+    """Take samples until two in a row agree, or MAX_WARM_UPS of them.
 
-    One warm-up is not enough: CUDA graphs are captured on the second call, and clocks, caches and
-    page tables take their time.
+    Returns the seconds of each sample, and whether the last two agree. One warm-up sample is not
+    enough: CUDA graphs are captured on the second call, and the processor's clock, the caches and
+    the page tables need time to settle.
     """
     seconds: list[float] = []
     steady = False
@@ -360,19 +363,24 @@ def warm_up(one_sample: Callable[[int], Timed]) -> tuple[list[float], bool]:
     if steady:
         say(f"Steady: warm-up samples {count - 1} and {count} agree within {AGREEMENT:.0%}")
     else:
-        say(f"Not steady: no two in a row of {count} warm-up samples agree within {AGREEMENT:.0%}")
+        say(
+            f"Not steady: {count} warm-up samples, and no two in a row agree within {AGREEMENT:.0%}"
+        )
     return seconds, steady
 
 
 def take(plan: Plan, one_sample: OneSample) -> tuple[list[Sample], list[int]]:
-    """--num_samples samples, each told; and the new tokens of the last one's first row."""
-    config, samples, told = plan.config, [], -math.inf
+    """Take --num_samples samples and print each one's speed.
+
+    Returns them, and the new tokens of the last sample's first row.
+    """
+    config, samples, last_line = plan.config, [], -math.inf
     tokens: list[int] = []
     for number in range(1, config.num_samples + 1):
         generation = one_sample(number - 1)
         tokens = generation.tokens[0].tolist()
         samples.append(Sample.of(generation, len(plan.prompt), len(tokens)))
-        if config.num_samples <= 10 or time.monotonic() > told + QUIET_SECONDS:
-            told = time.monotonic()
+        if config.num_samples <= 10 or time.monotonic() > last_line + QUIET_SECONDS:
+            last_line = time.monotonic()
             say(f"Sample {number} of {config.num_samples}: {samples[-1].tok_s:.2f} tok/s")
     return samples, tokens

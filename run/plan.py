@@ -1,4 +1,4 @@
-"""What a run will do: everything that is known before any weights are read, checked, as a value.
+"""The plan of a run: everything that is known before any weights are read, checked.
 
 plan = make_plan(config)
 plan.spec, plan.prompt, plan.cache_size
@@ -25,31 +25,31 @@ from quantize.spec import Selection, Spec, parse
 from run import environment
 from run.checks import check_name
 
-INTERACTIVE_CACHE = 4096  # positions, unless --cache_size or a shorter context says otherwise
+INTERACTIVE_CACHE = 4096  # positions for --interactive; less if the model's context is shorter
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A run that makes sense, as far as that can be known without the weights."""
+    """A run that was checked as far as that is possible without the weights."""
 
-    config: RunConfig  # its device and quantization spelled out
-    name: str  # of the model, as the log has it
+    config: RunConfig  # with device and quantization resolved: no "auto"
+    name: str  # the model's name in the log
     device: torch.device
-    precision: torch.dtype  # of whatever is not quantized
+    precision: torch.dtype  # of what is not quantized
     spec: Spec | Selection
     architecture: ModelConfig
     tokenizer: Tokenizer
-    prompt: list[int]  # token ids of each row
+    prompt: list[int]  # token ids, the same for each row
     cache_size: int  # positions
     cache: type[KVCache]
 
 
 def make_plan(config: RunConfig, asked: Spec | Selection | None = None) -> Plan:
-    """Find the device, scheme, kernel, architecture and tokenizer, and check that all fits.
+    """Resolve the device, scheme, kernel, architecture and tokenizer, and check that they fit.
 
-    asked: the scheme that config.quantization was read as, if that has been done. Raises UsageError
-    for what does not exist or go together, CheckpointError for a checkpoint whose description
-    cannot be read, KernelError for a kernel that cannot run.
+    asked: the scheme of config.quantization, if it was parsed before. Sets torch's threads.
+    Raises UsageError for options that name nothing or contradict each other, CheckpointError for a
+    checkpoint whose description cannot be read, KernelError for a kernel that cannot run.
     """
     config = environment.use_threads(config)
     spec = scheme_of(config, asked or parse(config.quantization))
@@ -66,7 +66,7 @@ def make_plan(config: RunConfig, asked: Spec | Selection | None = None) -> Plan:
     tokenizer = tokenizer_of(config.checkpoint_path, architecture.vocab_size)
     if spec.scheme:
         kernels_for(spec.scheme, config.kernel, device, precision)
-    if config.prefill_size:  # before as many numbers are drawn
+    if config.prefill_size:  # checked before prompt_of draws so many numbers
         positions(config, config.prefill_size, architecture.max_position)
     prompt = prompt_of(config, architecture.vocab_size, tokenizer)
     return Plan(
@@ -84,9 +84,9 @@ def make_plan(config: RunConfig, asked: Spec | Selection | None = None) -> Plan:
 
 
 def scheme_of(config: RunConfig, asked: Spec | Selection) -> Spec | Selection:
-    """The scheme that was asked for, or what the checkpoint was saved with.
+    """The scheme `asked`, or the one with which the checkpoint was saved.
 
-    Raises UsageError where the two contradict each other.
+    Raises UsageError if both are given and differ, CheckpointError for a damaged quantbench.json.
     """
     how = how_saved(locate(config.checkpoint_path))
     if how is None:
@@ -110,13 +110,13 @@ def scheme_of(config: RunConfig, asked: Spec | Selection) -> Spec | Selection:
 
 
 def tokenizer_of(checkpoint_path: str, vocab_size: int) -> Tokenizer:
-    """The checkpoint's tokenizer; one of bytes for random weights that have none."""
+    """The checkpoint's tokenizer; a ByteTokenizer if it has none. Raises CheckpointError."""
     folder = tokenizer_folder(checkpoint_path)
     return load_tokenizer(folder, vocab_size) if folder else ByteTokenizer(vocab_size)
 
 
 def prompt_of(config: RunConfig, vocab_size: int, tokenizer: Tokenizer) -> list[int]:
-    """--prompt's tokens, or --prefill_size random ones."""
+    """The token ids of --prompt, or --prefill_size random ones."""
     if not config.prefill_size:
         return tokenizer.encode(config.prompt)
     generator = torch.Generator().manual_seed(config.seed)
@@ -127,7 +127,11 @@ def prompt_of(config: RunConfig, vocab_size: int, tokenizer: Tokenizer) -> list[
 
 
 def positions(config: RunConfig, prompt: int, context: int) -> int:
-    """How many positions the caches get; UsageError if the run cannot stay inside them."""
+    """How many positions the caches get.
+
+    prompt: its tokens. context: positions for which the model was trained. Raises UsageError if the
+    run needs more than --cache_size or the context.
+    """
     if config.interactive:
         if config.context_depth:
             raise UsageError("--interactive begins at the beginning: leave out --context_depth")
@@ -146,9 +150,9 @@ def positions(config: RunConfig, prompt: int, context: int) -> int:
 
 
 def kv_cache(config: RunConfig) -> type[KVCache]:
-    """The kind of cache that --kv_cache, or --kv_cache_quantization, asks for.
+    """The kind of cache that --kv_cache or --kv_cache_quantization asks for.
 
-    Raises UsageError where they ask for two.
+    Raises UsageError if they ask for different kinds.
     """
     if not config.kv_cache_quantization:
         return CACHES[config.kv_cache]

@@ -1,7 +1,7 @@
 """How well a model predicts a text: the negative log-likelihood of every token, in nats.
 
-Each token is predicted from at least half a context, except at the text's beginning: windows of
-`context` tokens advance by half of it, and only a window's second half counts.
+Windows of `context` tokens advance by half of it, and only the second half of each counts. So each
+token is predicted from at least half a context, except at the text's beginning.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from torch import Tensor
 Report = Callable[[int, int], None]
 
 
-# Logits (1, S, V) of tokens (1, S) from position 0 on: a model, or a Generator's `forward`
+# Logits (1, S, V) of tokens (1, S) from position 0 on: a model, or a Generator's `forward`.
 Forward = Callable[[Tensor], Tensor]
 
 
@@ -21,7 +21,10 @@ Forward = Callable[[Tensor], Tensor]
 def token_nats(
     forward: Forward, tokens: Tensor, context: int, report: Report | None = None
 ) -> Tensor:
-    """Nats of tokens[1:], (N - 1,) float64 on the CPU, for tokens (N,) on the model's device."""
+    """Nats of tokens[1:], (N - 1,) float64 on the CPU, for tokens (N,) on the model's device.
+
+    context: tokens in a window. report: called as (tokens done, total tokens).
+    """
     nats = []
     for logits, targets in predictions(forward, tokens, context):
         nats.append(F.cross_entropy(logits.float(), targets, reduction="none"))
@@ -32,8 +35,10 @@ def token_nats(
 
 @torch.no_grad()
 def predictions(forward: Forward, tokens: Tensor, context: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Logits (n, V), in the dtype that the model gives, and the n tokens (n,) that they predict:
-    window by window, each of tokens[1:] once."""
+    """For each window, logits (n, V) in the model's dtype and the tokens (n,) that they predict.
+
+    All windows together predict each of tokens[1:] once.
+    """
     half = context // 2
     for start in range(0, len(tokens) - 1, half):
         begin = max(0, start - half)
@@ -43,5 +48,5 @@ def predictions(forward: Forward, tokens: Tensor, context: int) -> Iterator[tupl
 
 
 def perplexity(nats: Tensor) -> float:
-    """exp of the mean."""
+    """Perplexity: exp of the mean of nats (N,)."""
     return nats.mean().exp().item()

@@ -1,6 +1,7 @@
-"""What a model will take, from shapes alone: nothing is allocated, a 70B takes a second.
+"""The memory that a model needs, from shapes alone: nothing is allocated, a 70B takes a second.
 
-Layers are alike, so one is quantized on the meta device and counted as often as there are layers.
+All layers have the same shapes, so one is quantized on the meta device and multiplied by their
+number.
 """
 
 from dataclasses import dataclass
@@ -22,17 +23,14 @@ from run.plan import Plan, kv_cache
 
 @dataclass(frozen=True)
 class Size:
-    """model_bytes: weights that a decode step reads, all but the embedding; embedding_bytes: its
-    table; memory_bytes: both, where a tied output that is stored as the table is takes nothing.
-    bits_per_weight: over all quantized linear layers, scales included, as they are saved, without a
-    kernel's padding. kernel: what would run; None if nothing can, and then `reason` says why."""
+    """The size of a quantized model."""
 
-    model_bytes: int
-    embedding_bytes: int
-    memory_bytes: int
-    bits_per_weight: float
-    kernel: str | None
-    reason: str | None = None
+    model_bytes: int  # weights that a decode step reads: all but the embedding table
+    embedding_bytes: int  # the embedding table
+    memory_bytes: int  # both; a tied output that shares the table's memory counts once
+    bits_per_weight: float  # of linear layers as saved: with scales, without a kernel's padding
+    kernel: str | None  # the kernel that would run; None if none can
+    reason: str | None = None  # why no kernel can run
 
 
 def size_of(
@@ -42,7 +40,10 @@ def size_of(
     precision: torch.dtype,
     kernel: str = "auto",
 ) -> Size:
-    """Raises KernelError where the scheme cannot take the model's shapes."""
+    """The size of a model of this architecture in the scheme `spec`, on a kernel for `device`.
+
+    Raises KernelError if the scheme does not support the model's shapes.
+    """
     with torch.device("meta"):
         model = build(architecture.with_layers(1)).to(precision)
     reason = None
@@ -84,13 +85,13 @@ def report(plan: Plan) -> str:
     rows = [("parameters", f"{architecture.parameters() / 1e9:.3f} billion")]
     scheme = spec.scheme
     if scheme is None:
-        rows += [("model_size", f"{spec} measures first, and chooses then")]
+        rows += [("model_size", f"not known before {spec} has measured")]
     else:
         size = size_of(architecture, scheme, device, precision, config.kernel)
         rows += [
             ("model_size", f"{size.model_bytes / 1e9:.2f} GB as {scheme}"),
-            ("embedding", f"{size.embedding_bytes / 1e9:.2f} GB besides"),
-            ("bits per weight", f"{size.bits_per_weight:.2f} over all quantized linear layers"),
+            ("embedding", f"{size.embedding_bytes / 1e9:.2f} GB, not part of model_size"),
+            ("bits per weight", f"{size.bits_per_weight:.2f}, mean of quantized linear layers"),
             ("kernel", size.kernel or f"none: {size.reason}"),
         ]
     cached = kv_cache_bytes(architecture, config.batch_size, positions, precision, plan.cache)
@@ -100,7 +101,7 @@ def report(plan: Plan) -> str:
 
 
 def fits(plan: Plan, free: int | None) -> str:
-    """`check_memory` of a plan."""
+    """`check_memory` for a plan. free: bytes, or None if not known."""
     return check_memory(
         plan.config, plan.architecture, plan.spec, plan.device, plan.cache_size, free
     )
@@ -114,9 +115,10 @@ def check_memory(
     positions: int,
     free: int | None,
 ) -> str:
-    """What weights and caches will take, a line to read; MemoryShortage if `free` bytes are less.
+    """A line that says how much memory weights and caches need.
 
-    What autoquant's weights will take is not known before it has chosen: they count as nothing.
+    Raises MemoryShortage if that is more than `free` bytes. The weights of autoquant count as
+    nothing, because their size is known only after it has chosen.
     """
     precision, kind = getattr(torch, config.precision), kv_cache(config)
     weights = 0
@@ -144,7 +146,7 @@ def check_memory(
     elif weights > free:
         advice = "not even the weights fit: a --quantization makes them smaller"
     else:
-        advice = "the weights fit, and not one position beside them"
+        advice = "the weights fit, but no position of a KV cache with them"
     raise MemoryShortage(
         f"out of memory: weights of {_gb(weights)} and a KV cache of {_gb(need)} for {positions} "
         f"positions need {_gb(weights + need)}, and {device} has {_gb(free)} free; {advice}"
@@ -152,7 +154,7 @@ def check_memory(
 
 
 def _takes(kind: type[KVCache], architecture: ModelConfig) -> bool:
-    """Whether this kind of cache takes the model's heads."""
+    """Whether this kind of cache supports the model's head_dim."""
     try:
         kind(1, 1, 1, architecture.head_dim, torch.bfloat16, "meta")
     except UsageError:
@@ -171,8 +173,8 @@ def kv_cache_bytes(
     precision: torch.dtype,
     cache: CacheFactory,
 ) -> int:
-    """Bytes of all layers' caches."""
-    one = cache(
+    """Bytes of the caches of all layers."""
+    layer = cache(
         rows,
         architecture.num_kv_heads,
         positions,
@@ -181,11 +183,11 @@ def kv_cache_bytes(
         "meta",
         architecture.sliding_window,
     )
-    return one.nbytes * architecture.num_layers
+    return layer.nbytes * architecture.num_layers
 
 
 def table(architecture: ModelConfig, device: torch.device, precision: torch.dtype) -> str:
-    """Every kind of scheme: its size for this model, and the kernel that would run here."""
+    """A line for each kind of scheme: its size for this model, and its kernel on this device."""
     width = max(map(len, SHOWN))
     lines = [f"{'scheme':<{width}}  model_size  bits/weight  kernel on {device.type}"]
     for name in SHOWN:

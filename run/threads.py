@@ -2,10 +2,10 @@
 
     chosen = choose(config.threads, cores(), os.environ)
     chosen.count           # for torch.set_num_threads
-    chosen.recorded        # for the repro line: None where any machine would choose the same way
+    chosen.recorded        # for the repro command: None if it need not say --threads
 
-More threads than cores are slower than one: a parallel loop ends with its last thread, and that
-one waits for a core that the others hold while they wait for it.
+More threads than cores are slower than one thread. A parallel loop ends with its last thread, which
+waits for a core while other threads occupy all cores by waiting for it.
 """
 
 import math
@@ -18,21 +18,21 @@ from pathlib import Path, PurePosixPath
 from errors import UsageError
 
 ROOT = Path("/")
-# Where control groups of version 2 and 1 are mounted, and version 1's controller of CPU time.
+# Mount points of control groups: version 2, and version 1's controller of CPU time.
 UNIFIED = ("sys/fs/cgroup", "sys/fs/cgroup/unified")
 LEGACY = ("sys/fs/cgroup/cpu", "sys/fs/cgroup/cpu,cpuacct", "sys/fs/cgroup/cpuacct,cpu")
 
 
 @dataclass(frozen=True)
 class Threads:
-    """A choice. `count`: None leaves torch's own; `cores`: None where the system does not say."""
+    """A choice of threads."""
 
-    count: int | None
-    cores: int | None
-    recorded: int | None
+    count: int | None  # None: leave torch's default
+    cores: int | None  # physical cores that the process may use; None: not known
+    recorded: int | None  # the --threads of the repro command; None: leave it out
 
     def warning(self) -> str | None:
-        """One line where there are more threads than cores."""
+        """One line if there are more threads than cores, else None."""
         if self.count is None or self.cores is None or self.count <= self.cores:
             return None
         cores = f"{self.cores} core{'s' * (self.cores > 1)}"
@@ -40,10 +40,10 @@ class Threads:
 
 
 def choose(asked: int | None, cores: int | None, variables: Mapping[str, str]) -> Threads:
-    """The number that was asked for; without one OMP_NUM_THREADS, where set; without that `cores`.
+    """The number `asked` for; or else that of OMP_NUM_THREADS in `variables`; or else `cores`.
 
-    It is recorded where it was asked for, or where the environment makes it another than `cores`.
-    Raises UsageError where more are asked for than OMP_THREAD_LIMIT allows.
+    It is recorded if it was asked for, or if it differs from `cores`. Raises UsageError if more are
+    asked for than OMP_THREAD_LIMIT allows; without a request that limit is applied silently.
     """
     limit = first_number(variables.get("OMP_THREAD_LIMIT", ""))
     if asked is not None:
@@ -60,16 +60,16 @@ def choose(asked: int | None, cores: int | None, variables: Mapping[str, str]) -
 
 
 def first_number(text: str) -> int | None:
-    """The first of OpenMP's list, as in "4,2"; None for what is not a positive number."""
+    """The first number of an OpenMP list such as "4,2"; None if it is not a positive number."""
     number = re.match(r"\s*([0-9]{1,6})\s*(,|$)", text)
     return (int(number[1]) or None) if number else None
 
 
 def cores(root: Path = ROOT, allowed: Collection[int] | None = None) -> int | None:
-    """Physical cores that this process may use; None where the system does not say.
+    """The number of physical cores that this process may use, at least 1; None if not known.
 
-    `allowed`: numbers of the CPUs in its affinity mask. CPUs that share a core count once; the CPU
-    time that its control groups allow is rounded up to whole cores. At least 1.
+    allowed: the CPUs in its affinity mask, by number. CPUs that share a core count once. A control
+    group's limit of CPU time is rounded up to whole cores.
     """
     if allowed is None:
         if not hasattr(os, "sched_getaffinity"):
@@ -81,13 +81,13 @@ def cores(root: Path = ROOT, allowed: Collection[int] | None = None) -> int | No
 
 
 def _siblings(root: Path, number: int) -> str:
-    """The CPUs that share a core with this one, as the kernel writes them: "0,4" or "0-1"."""
+    """The CPUs that share a core with CPU `number`, as the kernel writes them: "0,4" or "0-1"."""
     path = root / f"sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list"
     return _read(path) or str(number)
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """CPU seconds a second that each control group above this process allows."""
+    """The CPU seconds per second that each control group of this process allows, if limited."""
     groups = _groups(_read(root / "proc/self/cgroup"))
     for mount in UNIFIED:
         for folder in _ancestors(root / mount, groups.get("", "/")):
@@ -111,7 +111,7 @@ def _groups(text: str) -> dict[str, str]:
 
 
 def _ancestors(mount: Path, group: str) -> Iterator[Path]:
-    """The folders of the group and of those around it. A container sees its own as the mount."""
+    """The folders of a group and of all groups that contain it, up to the mount point."""
     parts = [part for part in PurePosixPath(group).parts if part not in ("/", "..")]
     for length in range(len(parts), -1, -1):
         yield mount.joinpath(*parts[:length])

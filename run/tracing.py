@@ -1,4 +1,4 @@
-"""What --profile and --memory_profile write: a whole file, or an error."""
+"""Writing the traces of --profile and --memory_profile."""
 
 import os
 from collections.abc import Callable
@@ -17,10 +17,11 @@ def trace(
     once: Callable[[], object],
     say: Callable[[str], None],
 ) -> None:
-    """Trace what `once` does into the files that are named; it is called once for each.
+    """Call `once` for each file that is given, and write a trace of the call there.
 
-    On CUDA memory gets a snapshot, elsewhere a trace of its own. Raises LogError where a file
-    cannot be written in full; one that was there before is then as it was.
+    profile: for a trace of operations. memory_profile: for a memory snapshot on CUDA, elsewhere for
+    a trace with allocations. say: prints a line. Raises LogError if a file cannot be written in
+    full; an older file of that name then stays unchanged.
     """
     if memory_profile and device.type == "cuda":
         torch.cuda.memory._record_memory_history()
@@ -40,7 +41,8 @@ def trace(
 
 
 def _write(option: str, path: str, export: Callable[[str], object]) -> None:
-    """The profiler writes beside the file first, and says nothing where a disk is full."""
+    """Replace `path` by what `export` writes. Raises LogError if that is incomplete: on a full disk
+    the profiler reports nothing."""
 
     def write(file: Path) -> None:
         try:
@@ -50,13 +52,13 @@ def _write(option: str, path: str, export: Callable[[str], object]) -> None:
                     f"{option} {path}: the trace could not be written in full; is the disk full?"
                 )
         finally:
-            file.with_name(f"{file.name}.tmp").unlink(missing_ok=True)  # the profiler's own
+            file.with_name(f"{file.name}.tmp").unlink(missing_ok=True)  # left by the profiler
 
     files.replace(option, path, write)
 
 
 def _is_whole(file: Path) -> bool:
-    """Whether a trace has its last bracket; what is no JSON, whether it has anything."""
+    """Whether a JSON file ends with its closing bracket; whether any other file is not empty."""
     with open(file, "rb") as opened:
         head = opened.read(1)
         opened.seek(max(0, os.path.getsize(file) - 16))

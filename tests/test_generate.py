@@ -96,7 +96,7 @@ def test_compiled_run_as_the_old_log_has_it(in_tmp, monkeypatch):
     result = run(*split(command)[2:])
     assert result.exit_code == 0, result.stderr
     assert "Compiling" in result.stderr and "ppended one line" in result.stderr
-    assert re.search(r"to the first token: [\d.]+ s; to the first 3, compilation", result.stderr)
+    assert re.search(r"to the first token: [\d.]+ s; to token 3, compilation", result.stderr)
     record = Record.parse(Path("benchmarks.txt").read_text().splitlines()[0])
     assert record.compile and record.compile_prefill and record.repro == command
 
@@ -333,7 +333,7 @@ def test_a_conversation_ends_when_the_context_is_full(in_tmp):
     result = run("--interactive", "--cache_size", "24", "--max_new_tokens", "15",
                  input="def read(path):\n" * 5)  # fmt: skip
     assert result.exit_code == 0
-    assert "The context is full: it has 24 positions (--cache_size)" in result.stderr
+    assert "The context is full: it has 24 positions; --cache_size" in result.stderr
 
 
 # ---------------------------------------------------------------------------------- bad input

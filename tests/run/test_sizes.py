@@ -137,7 +137,11 @@ def test_the_line_worked_by_hand():
         ({"kv_cache": "fp8"}, 4 * 10**9, "fits; --kv_cache int4 makes it smaller"),
         ({"kv_cache": "int4"}, 3 * 10**9, " is the largest that fits"),
         ({}, 2 * 10**9, "not even the weights fit: a --quantization makes them smaller"),
-        ({"batch_size": 100_000}, 4 * 10**9, "the weights fit, and not one position beside them"),
+        (
+            {"batch_size": 100_000},
+            4 * 10**9,
+            "the weights fit, but no position of a KV cache with them",
+        ),
         ({"quantization": "autoquant"}, 10**9, "--cache_size 30517 is the largest that fits"),
     ],
 )
@@ -220,7 +224,7 @@ def test_a_dry_run_allocates_nothing_and_lists_every_scheme(tmp_path, monkeypatc
 
 def test_a_dry_run_of_autoquant_says_that_it_measures(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert "autoquant measures first" in dry_run("--quantization", "autoquant")
+    assert "not known before autoquant has measured" in dry_run("--quantization", "autoquant")
 
 
 def test_a_scheme_that_does_not_fit_the_model_says_why_in_its_row(tmp_path, monkeypatch):
