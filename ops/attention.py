@@ -4,7 +4,7 @@
     triton     on CUDA (ops/triton/attention.py)
     torch      plain torch over the filled slots; on an accelerator over all of them
 
-All mean what ops.reference.decode_attention means.
+All compute what ops.reference.decode_attention computes.
 """
 
 import importlib.util
@@ -18,20 +18,23 @@ from ops import reference
 from ops.kv import Stored
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-HEAD_DIM, GROUP = 256, 128  # the largest that our kernels take
+HEAD_DIM, GROUP = 256, 128  # largest head_dim, and most query heads for a key head, of our kernels
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The kernel's name, and why it is not the device's own, if it is not."""
+    """The kernel of decode attention."""
 
-    name: str
-    reason: str | None = None
+    name: str  # cpu, triton or torch
+    reason: str | None = None  # why it is torch; None if it is the device's own kernel
 
 
 def choose(device: torch.device, head_dim: int, group: int, dtype: torch.dtype) -> Choice:
-    """For heads of `head_dim`, `group` of which share a key head, in `dtype`. On the CPU this
-    builds the kernel if that has not been done, which takes a minute."""
+    """The fastest kernel for heads of `head_dim`, `group` query heads for each key head, in
+    `dtype`.
+
+    On the CPU the first call builds the kernel, which takes a minute.
+    """
     if head_dim % 8 or head_dim > HEAD_DIM:
         return Choice("torch", f"head_dim {head_dim} is no multiple of 8 up to {HEAD_DIM}")
     if group > GROUP or dtype not in DTYPES:

@@ -1,4 +1,4 @@
-"""What packed codes mean: from planes to numbers, per format, in plain torch.
+"""The meaning of packed codes in each format: from planes to numbers, in plain torch.
 
 weight[n, k] = value(code[n, k]) · scale[n, k // group_size] (+ zero[n, k // group_size])
 
@@ -9,8 +9,8 @@ where `value` depends on the format:
     fp6     E3M2: sign, 3 bits of exponent (bias 3), 2 of mantissa; subnormals, no infinity, no NaN
     fp4     E2M1: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives
     nf4     the 16 quantiles of a normal distribution of QLoRA (Dettmers et al. 2023, appendix E)
-    bnb-fp4 the 16 values of bitsandbytes' own FP4
-    2:4     as int with 4 bits, but of every four columns only two are stored, and where they were
+    bnb-fp4 the 16 values of bitsandbytes' own FP4 (dDequantizeFP4Tree in its csrc/kernels.cu)
+    2:4     int with 4 bits; only two of every four columns are stored, with their places
 
 fp8, fp6 and fp4 follow the OCP Microscaling Formats specification, version 1.0, section 5.3.
 """
@@ -38,25 +38,21 @@ TABLES: dict[str, tuple[float, ...]] = {
 
 @dataclass(frozen=True)
 class Packed:
-    """A quantized (N, K) weight as kernels see it: plain tensors, and what they mean.
+    """A quantized (N, K) weight as kernels take it, in plain tensors."""
 
-    planes: see ops/packing.py; (N, K · width / 8) uint8 each. With format "2:4" a plane of 4
-    bits with two codes for every four columns, then one of 2 bits with their places among the four.
-    scale: (N, K // group_size), any float dtype; zero: the same or None.
-    tensor_scale: a float32 scalar that multiplies everything, or None.
-    """
-
+    # (N, K · width / 8) uint8 each, see ops/packing.py. Format "2:4" has a plane of 4 bits, with
+    # two codes for every four columns, and a plane of 2 bits, with the places of the two (0 to 3).
     planes: list[Tensor]
-    scale: Tensor
-    zero: Tensor | None
-    tensor_scale: Tensor | None
+    scale: Tensor  # (N, K // group_size), of any float dtype
+    zero: Tensor | None  # (N, K // group_size), added after scaling
+    tensor_scale: Tensor | None  # a float32 scalar that multiplies everything
     format: str
-    bits: int
-    group_size: int
+    bits: int  # of a code
+    group_size: int  # columns that share a scale
 
 
 def dequantize(weight: Packed) -> Tensor:
-    """The (N, K) float32 numbers a packed weight stands for."""
+    """The (N, K) float32 numbers of a packed weight."""
     grouped = _values(weight).unflatten(-1, (-1, weight.group_size))
     result = grouped * weight.scale.float()[..., None]
     if weight.zero is not None:
@@ -89,9 +85,9 @@ def e3m2(codes: Tensor) -> Tensor:
     return torch.where(codes >= 32, -magnitude, magnitude)
 
 
-def expand(kept: Tensor, places: Tensor) -> Tensor:
-    """(N, K) from kept values (N, K/2), two for every four columns, and their places, 0 to 3."""
-    kept, places = kept.unflatten(-1, (-1, 2)), places.unflatten(-1, (-1, 2))
-    columns = torch.arange(4, device=kept.device, dtype=places.dtype)
+def expand(values: Tensor, places: Tensor) -> Tensor:
+    """(N, K) from values (N, K/2), two for every four columns, and their places among the four."""
+    values, places = values.unflatten(-1, (-1, 2)), places.unflatten(-1, (-1, 2))
+    columns = torch.arange(4, device=values.device, dtype=places.dtype)
     chosen = places[..., None] == columns  # (N, K/4, 2, 4)
-    return (chosen * kept[..., None]).sum(-2).flatten(-2)
+    return (chosen * values[..., None]).sum(-2).flatten(-2)

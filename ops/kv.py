@@ -1,4 +1,4 @@
-"""How a KV cache's keys or values lie in memory, and what they mean: what decode attention reads.
+"""The formats in which a KV cache stores keys and values, and in which decode attention reads them.
 
     dense   (B, K, T, D) numbers of the model's dtype
     int8    int8 codes (B, K, T, D), one scale (B, K, T, 1): code · scale
@@ -6,8 +6,8 @@
     int4    two codes a byte, (B, K, T, D / 2) uint8, the first in the low bits, and a scale for
             every 32 of head_dim, (B, K, T, D / 32): (code - 8) · scale
 
-for B rows, K key/value heads, T slots and D head_dim; scales have the model's dtype. A slot holds a
-position; which one is the cache's business (kv_cache/).
+for B rows, K key/value heads, T slots and D head_dim; scales have the model's dtype. A slot holds
+one position; the cache decides which (kv_cache/).
 """
 
 from dataclasses import dataclass
@@ -17,25 +17,25 @@ from torch import Tensor
 
 from ops.packing import unpack
 
-INT4_GROUP = 32
+INT4_GROUP = 32  # numbers of a head that share a scale
 
 
 @dataclass(frozen=True)
 class Stored:
-    """Keys, or values, of one layer as they are stored."""
+    """The keys, or the values, of one layer as they are stored."""
 
     codes: Tensor
-    scale: Tensor | None
-    format: str
+    scale: Tensor | None  # None for dense
+    format: str  # dense, int8, fp8 or int4
 
     def slots(self, begin: int, end: int) -> "Stored":
-        """Those from `begin` up to `end`, without copying."""
+        """The slots from `begin` up to `end`, without copying."""
         scale = None if self.scale is None else self.scale[:, :, begin:end]
         return Stored(self.codes[:, :, begin:end], scale, self.format)
 
 
 def dequantize(stored: Stored, dtype: torch.dtype = torch.float32) -> Tensor:
-    """(B, K, T, D) in `dtype`; products are taken in float32, and rounded once."""
+    """The numbers (B, K, T, D) in `dtype`, multiplied in float32 and rounded once."""
     if stored.scale is None:
         return stored.codes.to(dtype)
     if stored.format != "int4":

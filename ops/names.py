@@ -1,7 +1,6 @@
 """The names that options accept for kernels and KV caches. No torch here: benchlog reads it.
 
-The registries (quantize/registry.py, kv_cache/__init__.py) hold what the names stand for; a test
-compares them with these lists.
+A test compares these lists with the registries (quantize/registry.py, kv_cache/__init__.py).
 """
 
 # Mechanisms by which a weight multiplies.

@@ -1,5 +1,5 @@
-"""How codes of 1 to 8 bits lie in memory: planes of 8, 4, 2 and 1 bits, so that no code straddles
-a byte and one piece of code unpacks every width.
+"""How codes of 1 to 8 bits lie in memory: in planes of 8, 4, 2 or 1 bits, so that no field crosses
+a byte's boundary and the same code unpacks every width.
 
 A 5-bit code is its low 4 bits in one plane and its high bit in another. In the plane of width w
 byte j of a row holds columns j · 8/w, j · 8/w + 1, …, the first of them in its lowest bits; so rows
@@ -23,7 +23,8 @@ PLANES = {
 
 
 def columns_per_unit(bits: int) -> int:
-    """Columns have to be a multiple of this: as many as a byte of the narrowest plane holds."""
+    """The number of columns must be a multiple of this: what a byte of the narrowest plane
+    holds."""
     return 8 // PLANES[bits][-1]
 
 

@@ -1,11 +1,10 @@
-"""Attention of a chunk of a prompt over the positions before it, and over the chunk itself.
+"""Attention of a chunk of a prompt to the positions before it, and to the chunk itself.
 
-The past is what a cache holds. On the CPU the C++ kernel that decodes reads it as it is stored, the
-chunk's positions being so many more queries. Elsewhere, and where there is no such kernel, it is
-dequantized a block at a time, so that memory grows with a chunk's size times a block's, whatever
-the cache's capacity and however much of it is filled. What each part of the past gives is joined by
-the logarithm of its softmax's denominator (Milakov and Gimelshein 2018; Dao et al. 2022, section
-3.1).
+The earlier positions are in a cache. On the CPU the C++ kernel of decode attention reads them as
+they are stored; to it the chunk's positions are so many more queries. On other devices, and without
+that kernel, the cache is dequantized in blocks. So the memory needed grows with the chunk's size
+times a block's, not with the cache's. The results for all parts are joined by the logarithms of
+their softmax denominators (Milakov and Gimelshein 2018; Dao et al. 2022, section 3.1).
 """
 
 import math
@@ -37,7 +36,7 @@ def chunk_attention(
     a `window` a query sees only the last `window` positions, its own included. Returns (B, H, S, D)
     in query's dtype.
 
-    It is an op of its own: how many blocks there are is known only when it runs.
+    It is an opaque op, because the number of blocks is known only when it runs.
     """
     return torch.ops.quantbench.chunk_attention(
         query,
@@ -77,7 +76,7 @@ def _chunk_attention(
         return F.scaled_dot_product_attention(
             query, key, value, is_causal=True, enable_gqa=H > K
         ).contiguous()
-    # The heads that share a key head are folded into the positions: nothing is repeated.
+    # The query heads that share a key head are folded into the positions, so no key is repeated.
     folded = query.reshape(B, K, H // K * S, D)
     own, denominator = _attention(folded, key, value, _causal(S, window, query.device))
     output = own.float()
@@ -98,15 +97,19 @@ def _(query, key, value, past_key, key_scale, past_value, value_scale, format, s
 def _over_past(
     query: Tensor, key: Stored, value: Stored, start: int, S: int, window: int | None
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Attention of query (B, K, G · S, D), S positions from `start` on, over the past: for some of
-    its positions after others, the output and the logarithm of the softmax's denominator."""
+    """Attention of query (B, K, G · S, D), at S positions from `start` on, to the earlier
+    positions.
+
+    Yields for one part of these positions after another the output (B, K, G · S, D) and the
+    logarithm of the softmax denominator (B, K, G · S).
+    """
     T = key.codes.shape[2]
     oldest = start - min(start, T)
-    seen_by_all = oldest  # the first position that no query is too far from
+    seen_by_all = oldest  # the first position that is in the window of every query
     if window is not None:
         oldest = max(oldest, start + 1 - window)
         seen_by_all = min(max(oldest, start + S - window), start)
-    end = start  # of the positions that are dequantized
+    end = start  # positions before it are dequantized
     if seen_by_all < start and _reads_codes(query):
         end = seen_by_all
         yield _over_slots(query, key, value, seen_by_all % T, start - seen_by_all)
@@ -119,8 +122,8 @@ def _over_past(
 
 
 def _reads_codes(query: Tensor) -> bool:
-    """Whether there is a kernel that reads the cache as it is stored. How many queries share a key
-    head does not matter to it."""
+    """Whether there is a kernel that reads the cache as it is stored; it takes any number of
+    queries per key head."""
     return choose(query.device, query.shape[-1], 1, query.dtype).name == "cpu"
 
 
@@ -184,14 +187,14 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tu
     output, denominator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query, key, value, attn_mask=bias
     )
-    if mask is not None:  # it says 0 of a query that sees nothing
+    if mask is not None:  # the op returns 0 for a query that attends to no position
         denominator = denominator.masked_fill(~mask.any(-1), -math.inf)
     return output, denominator
 
 
 def _plain(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """On any device. In 16 bits a product could be infinite, and a large score would be off by so
-    much that its weight is: so they are float32."""
+    """On any device. Scores are float32: in 16 bits they could overflow, and the rounding error of
+    a large score would change its weight noticeably."""
     scores = (query.float() / math.sqrt(query.shape[-1])) @ key.float().mT
     if mask is not None:
         scores = scores.masked_fill_(~mask, -math.inf)

@@ -1,4 +1,4 @@
-"""Every kernel in plain torch: slow, readable, and the oracle for the fast ones."""
+"""Every kernel in plain torch: slow and readable, and the oracle in the tests of the fast ones."""
 
 import torch
 import torch.nn.functional as F
@@ -12,8 +12,8 @@ from ops.kv import dequantize as dequantize_kv
 def linear(x: Tensor, weight: Packed) -> Tensor:
     """x (…, K) times a packed (N, K) weight, transposed: (…, N) float32, summed in float32.
 
-    An op of its own, so that compiling leaves it alone: for one row inductor would turn the product
-    into a sum over weights unpacked one by one, thirty times slower, after minutes of compilation.
+    It is an opaque op, which inductor does not compile: for one row inductor would compile for
+    minutes and give a sum over weights that are unpacked one by one, thirty times slower.
     """
     return torch.ops.quantbench.reference_linear(
         x,

@@ -1,7 +1,7 @@
 """Attention over a KV cache on the CPU, in C++, which reads the codes as they are stored.
 
-decode_attention means what ops.reference.decode_attention means; past_attention is a prompt chunk's
-attention over the positions before it.
+decode_attention computes what ops.reference.decode_attention computes. past_attention is the
+attention of a prompt's chunk to the positions before it.
 """
 
 import torch
@@ -36,9 +36,10 @@ def decode_attention(
 
     query (B, H, D), H a multiple of the cache's K heads, D a multiple of 8 up to 256; first and
     count (B,) integers: row b sees the slots (first[b] + i) % T for i < count[b] (at least one).
-    A cache's rows and heads may lie apart; a head's slots follow one another. Returns (B, H, D) in
-    query's dtype; sums and softmax are float32. The first call of a process loads the kernel, and
-    builds it if need be: KernelError if that fails, RuntimeError for other shapes or dtypes.
+    The cache's rows and heads may have any stride; a head's slots must be contiguous. Returns
+    (B, H, D) in query's dtype; sums and softmax are float32. The first call in a process loads the
+    C++ library, or builds it. Raises KernelError if that fails, RuntimeError for other shapes or
+    dtypes.
     """
     _ready()
     return torch.ops.quantbench.cpu_decode_attention(
@@ -67,6 +68,6 @@ def _tensors(key: Stored, value: Stored) -> tuple[Tensor, Tensor | None, Tensor,
 
 @torch.compiler.assume_constant_result
 def _ready() -> bool:
-    """Loading is no part of what the compiler traces."""
+    """Load the C++ library, outside of what torch.compile traces."""
     build.load()
     return True

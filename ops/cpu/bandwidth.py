@@ -1,4 +1,4 @@
-"""How fast the CPU's memory can be read: the limit that decode is measured against."""
+"""How fast the CPU's memory can be read: the speed limit of decoding."""
 
 import torch
 from torch import Tensor
@@ -9,10 +9,10 @@ torch.library.define("quantbench::cpu_read", "(Tensor x) -> int")
 
 
 def read(x: Tensor) -> int:
-    """Read all of x's bytes (contiguous; whole quarters of a megabyte) on all of torch's threads.
+    """Read all bytes of x on all of torch's threads. x: contiguous, a multiple of 256 KiB.
 
-    Returns their words' exclusive or, so that nobody can leave the reading out. Raises KernelError
-    where the C++ kernels cannot be built.
+    Returns the exclusive or of all words, so that the compiler cannot remove the reads. Raises
+    KernelError if the C++ kernels cannot be built.
     """
     build.load()
     return torch.ops.quantbench.cpu_read(x)

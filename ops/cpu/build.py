@@ -1,14 +1,14 @@
-"""The C++ kernels in src/: built with the machine's compiler when first needed, kept, and loaded.
+"""Building and loading the C++ kernels in src/. They are built when they are first needed.
 
-Every *.cpp there goes into one library (compiler.py), kept in $XDG_CACHE_HOME/quantbench
-(~/.cache/quantbench) under a hash of all that it was made from. Which instruction set runs is
-decided when the library is loaded (src/common/isa.cpp), so the library fits any machine of its
-architecture, and the hash leaves this one's CPU out. QUANTBENCH_ISA names another set than the
-best: portable, avx2, avx512, avx512vnni, amx.
+All *.cpp files are compiled into one library (compiler.py), which is cached in
+$XDG_CACHE_HOME/quantbench (~/.cache/quantbench) under a hash of the sources, the compiler and its
+flags. The instruction set is chosen when the library is loaded (src/common/isa.cpp). So the library
+runs on any machine of its architecture, and the CPU is not part of the hash. QUANTBENCH_ISA selects
+another instruction set than the best: portable, avx2, avx512, avx512vnni, amx.
 
-Ops are registered from C++, through torch's stable C interface (torch/csrc/stable): that compiles
-in 1 s where torch/library.h takes 4, and a call costs 2.5 µs; through torch.library.custom_op and
-ctypes it was 7, and the 150 ops of a step then took a millisecond of Python.
+Ops are registered from C++ through torch's stable C interface (torch/csrc/stable), which compiles
+in 1 s instead of the 4 s of torch/library.h. A call costs 2.5 µs; through torch.library.custom_op
+and ctypes it cost 7 µs, a millisecond for the 150 ops of a step.
 """
 
 import ctypes
@@ -28,14 +28,14 @@ from ops.cpu import compiler
 
 SOURCES = Path(__file__).parent / "src"
 ISAS = ("portable", *compiler.INSTRUCTIONS)
-KEPT = 3  # libraries of a checkout, the newest
+MAX_LIBRARIES = 3  # of a checkout that stay in the cache: the newest
 DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 def unavailable() -> str | None:
-    """Why the C++ kernels cannot be used here, or None. Builds nothing, and takes milliseconds.
+    """Why the C++ kernels cannot be used here, or None. Builds nothing; takes milliseconds.
 
-    A build that failed before is a reason; one that has not been tried may still fail.
+    A build that failed before is a reason. If none was tried, None does not mean that it succeeds.
     """
     if sys.platform != "linux":
         return f"the C++ kernels are built on Linux only, not on {sys.platform}"
@@ -47,7 +47,7 @@ def unavailable() -> str | None:
 
 @functools.cache
 def refusal() -> str | None:
-    """Why the C++ kernels cannot be used here, or None, found out by building and loading them."""
+    """Why the C++ kernels cannot be used here, or None. Builds and loads them to find out."""
     try:
         load()
     except KernelError as error:
@@ -57,9 +57,9 @@ def refusal() -> str | None:
 
 @functools.cache
 def load() -> ctypes.CDLL:
-    """The kernels' library, its ops registered with torch; built first if that was not done.
+    """The kernels' library, loaded, with its ops registered with torch; built first if need be.
 
-    Raises KernelError with the reason, which may be the compiler's own.
+    Raises KernelError with the reason, which may be the compiler's message.
     """
     if reason := unavailable():
         raise KernelError(reason)
@@ -85,7 +85,10 @@ def isa() -> str:
 
 
 def use_isa(name: str, library: ctypes.CDLL | None = None) -> None:
-    """Use another instruction set from now on, in the whole process: for tests."""
+    """Use another instruction set from now on, in the whole process (for tests).
+
+    Raises KernelError if it does not exist or cannot run here.
+    """
     if not (library or load()).quantbench_use_isa(name.encode()):
         raise KernelError(
             f"QUANTBENCH_ISA={name}: this CPU cannot run it, the compiler does not know it, or "
@@ -94,10 +97,11 @@ def use_isa(name: str, library: ctypes.CDLL | None = None) -> None:
 
 
 def built() -> Path:
-    """The library, built if the cache has none like it. Processes that come at once wait for one.
+    """The library's file, built unless the cache holds it. Concurrent processes wait for one build.
 
-    A digest of the library follows it in its file, for loading a damaged one could crash. Raises
-    KernelError; a failed build is not tried again until something about it changes.
+    The file ends with a digest of the library, since loading a damaged library could crash. Raises
+    KernelError. A failed build is repeated only after the sources, the compiler or its flags have
+    changed.
     """
     library = _library()
     if _intact(library) and library.name in _names(_index(library.parent)):
@@ -105,12 +109,12 @@ def built() -> Path:
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
         with open(library.parent / "lock", "w") as lock, compiler.terminates():
-            fcntl.flock(lock, fcntl.LOCK_EX)  # ends with the process, however it ends
+            fcntl.flock(lock, fcntl.LOCK_EX)  # released when the process ends, even if killed
             if not _intact(library):
                 _build(library)
             _forget_old(library)
     except OSError as error:
-        if _intact(library):  # in a folder that can only be read
+        if _intact(library):  # the folder is read-only, but holds the library
             return library
         raise KernelError(
             f"cannot keep the C++ kernels in {library.parent}: {error.strerror}; set "
@@ -134,11 +138,11 @@ def _digest(data: bytes) -> bytes:
 
 
 def _build(library: Path) -> None:
-    """Under the lock: nobody else builds in this folder."""
+    """Build the library. Only called with the lock held."""
     if reason := _remembered(library):
         raise KernelError(reason)
     folder = library.parent
-    for left_over in folder.glob("build-*"):  # by a process that was killed
+    for left_over in folder.glob("build-*"):  # left by a process that was killed
         shutil.rmtree(left_over, ignore_errors=True)
     print("Building the CPU kernels, once: about a minute …", file=sys.stderr)
     with tempfile.TemporaryDirectory(dir=folder, prefix="build-") as scratch:
@@ -162,12 +166,12 @@ def _failed(library: Path) -> Path:
 
 
 def _remembered(library: Path) -> str | None:
-    """Why an earlier build of this very library failed."""
+    """Why an earlier build of the same library failed, or None."""
     try:
         reason = _failed(library).read_text()
     except OSError:
         return None
-    return f"{reason}; so it was before: remove {_failed(library)} to try again"
+    return f"{reason}; an earlier build failed: remove {_failed(library)} to try again"
 
 
 def _intact(library: Path) -> bool:
@@ -178,7 +182,7 @@ def _intact(library: Path) -> bool:
 
 
 def _index(folder: Path) -> Path:
-    """The file that names the sources' folder, then this checkout's libraries, the newest last."""
+    """This checkout's index file: the path of its sources, then its libraries, the newest last."""
     return folder / f"checkout-{_digest(str(SOURCES).encode()).hex()[:16]}"
 
 
@@ -190,16 +194,19 @@ def _names(index: Path) -> list[str]:
 
 
 def _forget_old(library: Path) -> None:
-    """Under the lock: of this checkout's libraries the newest stay, and those that others use."""
+    """Remove old libraries, except for MAX_LIBRARIES of each checkout. Called with the lock held.
+
+    A checkout whose sources no longer exist loses all of its libraries.
+    """
     folder, index = library.parent, _index(library.parent)
     names = [name for name in _names(index) if name != library.name] + [library.name]
-    index.write_text("\n".join([str(SOURCES), *names[-KEPT:]]) + "\n")
+    index.write_text("\n".join([str(SOURCES), *names[-MAX_LIBRARIES:]]) + "\n")
     used = set()
-    for other in folder.glob("checkout-*"):
-        if Path(other.read_text().splitlines()[0]).exists():
-            used.update(_names(other))
+    for checkout in folder.glob("checkout-*"):
+        if Path(checkout.read_text().splitlines()[0]).exists():
+            used.update(_names(checkout))
         else:
-            names += _names(other)
-            other.unlink()
+            names += _names(checkout)
+            checkout.unlink()
     for name in set(names) - used:
         (folder / name).unlink(missing_ok=True)

@@ -1,8 +1,8 @@
-"""The machine's C++ compiler: which it is, what it knows, and a library made with it.
+"""Finding the machine's C++ compiler and building a library with it.
 
-A source's name says which instructions it may use (INSTRUCTIONS): each family of kernels has the
-same loop in several files, portable.cpp, avx2.cpp and so on. A set that the compiler does not know
-is left out of the library, with those above it.
+A source file's name says which instructions it may use (INSTRUCTIONS): each family of kernels has
+the same loop in several files, portable.cpp, avx2.cpp and so on. An instruction set that the
+compiler does not support is left out of the library, and so are all better ones.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ TORCH = Path(torch.__file__).resolve().parent  # the same for all checkouts that
 FLAGS = (
     *("-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wno-psabi"),
     *("-fno-math-errno", "-fno-trapping-math", "-DNDEBUG"),
-    "-DTORCH_TARGET_VERSION=0x020B000000000000",  # what torch 2.11 has, and newer ones keep
+    "-DTORCH_TARGET_VERSION=0x020B000000000000",  # the stable interface of torch 2.11
     *(f"-isystem{TORCH / folder}" for folder in ("include", "include/torch/csrc/api/include")),
 )
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
@@ -39,37 +39,37 @@ INSTRUCTIONS = {
     "avx512vnni": AVX512VNNI,
     "amx": (*AVX512VNNI, *(f"-mamx-{part}" for part in ("tile", "bf16", "int8"))),
 }
-# Compiled to see whether compiler and assembler know an instruction set.
+# Compiled to see whether the compiler and the assembler support an instruction set.
 PROBES = {
     "avx2": "__m256i f(__m256i a) { return _mm256_add_epi8(a, a); }",
     "avx512": "__m512i f(__m512i a) { return _mm512_add_epi8(a, a); }",
     "avx512vnni": "__m512i f(__m512i a) { return _mm512_dpbusd_epi32(a, a, a); }",
     "amx": "void f() { _tile_dpbf16ps(0, 1, 2); _tile_dpbsud(0, 1, 2); _tile_release(); }",
 }
-# They drop the additions that round, and the tests for NaN: see src/common/variant.h.
+# These flags remove additions that are there to round, and tests for NaN: see src/common/variant.h.
 FAST_MATH = {
     *("-Ofast", "-ffast-math", "-funsafe-math-optimizations", "-fassociative-math"),
     *("-ffinite-math-only", "-ffp-model=fast"),
 }
-JOB_BYTES = 1 << 30  # what a compiler needs for the largest of our sources, and some
-GROUP = Path("/sys/fs/cgroup")
-# What a compiler says when the machine failed and not the source: tried again the next time.
+JOB_BYTES = 1 << 30  # memory for one compiler process; more than the largest source needs
+GROUP = Path("/sys/fs/cgroup")  # the process's control group
+# Compiler messages when the machine failed, not the source: the build is tried again next time.
 PASSING = ("Killed", "No space left", "annot allocate memory", "out of memory")
 
 
 class Passing(KernelError):
-    """A build that may well succeed the next time."""
+    """A failed build that may succeed the next time, because the machine was the cause."""
 
 
 def path() -> str | None:
-    """The compiler: $CXX, or the first there is."""
+    """The compiler: $CXX, or else the first of c++, g++ and clang++; None if there is none."""
     named = os.environ.get("CXX")
     candidates = (named,) if named else ("c++", "g++", "clang++")
     return next(filter(None, map(shutil.which, candidates)), None)
 
 
 def unavailable() -> str | None:
-    """Why there is no compiler, or none with these flags; None if there is one."""
+    """Why there is no compiler, or why CXXFLAGS cannot be used; otherwise None."""
     named = os.environ.get("CXX")
     if path() is None:
         tried = f"$CXX is {named!r}, which is no program" if named else "no c++, g++ or clang++"
@@ -83,7 +83,7 @@ def unavailable() -> str | None:
 
 
 def identity(compiler: str) -> list[str]:
-    """All about the compiler and its flags that a library depends on."""
+    """Everything about the compiler and its flags on which the library depends."""
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
     parts = [torch.__version__, platform.machine(), compiler, version, *flags()]
     return [*parts, repr(INSTRUCTIONS), repr(PROBES)]
@@ -98,7 +98,7 @@ def _own_flags() -> list[str]:
 
 
 def library(compiler: str, sources: Path, scratch: Path) -> Path:
-    """All sources in one library, in the folder `scratch`; KernelError says why that failed."""
+    """Compile all sources into one library in the folder `scratch`. Raises KernelError."""
     processes = _Processes(scratch)
     with ThreadPoolExecutor(jobs()) as pool, processes.ended_with_this_one():
         every = sorted(sources.rglob("*.cpp"))
@@ -124,7 +124,7 @@ def library(compiler: str, sources: Path, scratch: Path) -> Path:
 def _known(
     compiler: str, wanted: list[str], processes: "_Processes", pool: ThreadPoolExecutor
 ) -> list[str]:
-    """The wanted instruction sets that the compiler knows, up to the first that it does not."""
+    """The wanted instruction sets that the compiler supports, up to the first that it does not."""
     if platform.machine() != "x86_64":
         return []
 
@@ -148,7 +148,7 @@ def _known(
 
 
 def jobs() -> int:
-    """Compilers that may run at once: as many as there are cores and memory for."""
+    """How many compilers may run at once: one for each core, and for each JOB_BYTES of memory."""
     cores = float(len(os.sched_getaffinity(0)))
     quota = _words(GROUP / "cpu.max")
     if len(quota) == 2 and quota[0].isdigit():
@@ -171,7 +171,7 @@ def _words(path: Path) -> list[str]:
 
 
 class _Processes:
-    """Compilers that run, of which none outlives an end of this process by SIGTERM."""
+    """The compiler processes that are running. They are killed if SIGTERM ends this process."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -189,8 +189,8 @@ class _Processes:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 text=True,
-                env={**os.environ, "TMPDIR": str(self.folder)},  # removed with what is built
-                start_new_session=True,  # a group of its own, with what it starts
+                env={**os.environ, "TMPDIR": str(self.folder)},  # a folder that is removed later
+                start_new_session=True,  # a process group, so that its children can be killed, too
             )
             self.running.add(process)
         _, errors = process.communicate()
@@ -201,14 +201,14 @@ class _Processes:
 
     @contextlib.contextmanager
     def ended_with_this_one(self) -> Iterator[None]:
-        """SIGTERM first ends the compilers and lets the caller clean up, then does what it does."""
-        ours = threading.current_thread() is threading.main_thread()
-        ours = ours and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+        """On SIGTERM, kill the compilers and let the caller clean up before the process ends."""
+        handles = threading.current_thread() is threading.main_thread()
+        handles = handles and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
         def end(*_) -> None:
             raise _Terminated
 
-        if ours:
+        if handles:
             signal.signal(signal.SIGTERM, end)
         try:
             yield
@@ -216,7 +216,7 @@ class _Processes:
             self._end()
             raise
         finally:
-            if ours:
+            if handles:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def _end(self) -> None:
@@ -228,12 +228,13 @@ class _Processes:
 
 
 class _Terminated(BaseException):
-    """SIGTERM came while compilers ran."""
+    """SIGTERM arrived while compilers were running."""
 
 
 @contextlib.contextmanager
 def terminates() -> Iterator[None]:
-    """Around what cleans up after `library`: ends this process if SIGTERM came meanwhile."""
+    """A context around `library` and the cleaning up after it: at its end, SIGTERM ends the process
+    if it arrived inside."""
     try:
         yield
     except _Terminated:

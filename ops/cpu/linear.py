@@ -1,12 +1,12 @@
-"""x times a weight, transposed, on the CPU, in C++: for a few rows of x the weight is read once.
+"""The product of x with a transposed packed weight on the CPU, in C++. For a few rows of x, the
+weight is read once.
 
     packed = pack(weight)                  # a ops.formats.Packed, or plain float weights
     y = linear(x, packed, rows)
 
-It means what ops.reference.linear means. Activations are not rounded to 8 bits, unless the
-scheme says so: products are of integers of 16 bits (32 for float32 activations) with codes, or of
-floats. For many rows of bfloat16, with AMX, weights whose scales belong to columns are rounded to
-bfloat16.
+It computes what ops.reference.linear computes. Activations are rounded to 8 bits only if the scheme
+says so. Otherwise they are multiplied as floats, or as integers of 16 bits (32 for float32). For
+many rows of bfloat16, with AMX, weights with several scales in a row are rounded to bfloat16.
 """
 
 import math
@@ -25,10 +25,11 @@ torch.library.define(
     "str format, int columns, int bits, int scale_columns, float factor, int rounding) -> Tensor",
 )
 
-ROWS, UNIT, LARGEST_CHUNK, HEADER = 16, 32, 256, 128  # see linear/layout.h
-ROUNDINGS = {None: 0, "int8": 1, "int8-asymmetric": 2}
-_MOST = 2**23 - 1
-# The value of one integer step in the inner loop, by format; 1 for the others.
+# Rows in a block, columns in a unit, most columns in a chunk, bytes of the header: linear/layout.h.
+ROWS, UNIT, LARGEST_CHUNK, HEADER = 16, 32, 256, 128
+ROUNDINGS = {None: 0, "int8": 1, "int8-asymmetric": 2}  # of activations, as the C++ numbers them
+_MOST = 2**23 - 1  # the integer for 1.0 in the tables of nf4 and bnb-fp4; the product stays exact
+# The value of one integer step in the inner loop, by format; 1 for formats that are not listed.
 _UNITS = {"fp6": 2.0**-4, "fp4": 2.0**-1, "nf4": 1 / _MOST, "bnb-fp4": 1 / _MOST}
 _SCALES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -53,7 +54,7 @@ def _(
     factor,
     rounding,
 ):
-    """How many bytes geometry() in linear/pack.cpp says."""
+    """A tensor of as many bytes as geometry() in linear/pack.cpp computes."""
     unit = UNIT * ROWS * (3 if format == "2:4" else bits) // 8
     units = -(-columns // UNIT)
     chunks = -(-units // max(1, scale_columns // UNIT)) if scale_columns else 0
@@ -66,10 +67,10 @@ def _(
 
 
 def linear(x: Tensor, packed: Tensor, rows: int) -> Tensor:
-    """x (…, K) → (…, N) in x's dtype, N being `rows`; sums are float32, and rounded once.
+    """x (…, K) → (…, N) in x's dtype, where N is `rows`; sums are float32, and rounded once.
 
-    x is float32, bfloat16 or float16; it is rounded first where `pack` was given an activation.
-    Raises RuntimeError for another dtype, and for tensors that `pack` has not made.
+    x is float32, bfloat16 or float16. If `pack` was given an activation, x is rounded first.
+    Raises RuntimeError for another dtype, and for a tensor that `pack` did not make.
     """
     _ready()
     flat = x.reshape(-1, x.shape[-1])
@@ -78,13 +79,13 @@ def linear(x: Tensor, packed: Tensor, rows: int) -> Tensor:
 
 @torch.compiler.assume_constant_result
 def _ready() -> bool:
-    """Loads the library; no part of what torch.compile traces."""
+    """Load the C++ library, outside of what torch.compile traces."""
     build.load()
     return True
 
 
 def refuses(weight: Packed, columns: int) -> str | None:
-    """Why a weight cannot be packed, or None."""
+    """Why a weight with K = `columns` cannot be packed, or None."""
     if weight.group_size != columns or weight.zero is not None:
         if weight.group_size % 8:
             return f"has groups of {weight.group_size} columns; the C++ kernel takes multiples of 8"
@@ -94,11 +95,11 @@ def refuses(weight: Packed, columns: int) -> str | None:
 
 
 def pack(weight: Packed | Tensor, columns: int, activation: str | None = None) -> Tensor:
-    """(bytes,) uint8: a quantized (N, K) weight, or float weights, in the order they are read in.
+    """A quantized or float (N, K) weight in the order in which the kernel reads it: (bytes,) uint8.
 
     columns: K. activation: how the scheme rounds activations, "int8", "int8-asymmetric" or None.
-    On the meta device it gives the right shape and needs no library. Raises KernelError for shapes
-    that `refuses`, and for weights or scales that are not finite.
+    On the meta device the result has the right shape, and no library is needed. Raises KernelError
+    for shapes that `refuses` rejects, and for weights or scales that are not finite.
     """
     if not (weight if isinstance(weight, Tensor) else weight.scale).is_meta:
         build.load()
@@ -133,9 +134,10 @@ def pack(weight: Packed | Tensor, columns: int, activation: str | None = None) -
 
 
 def _scales(weight: Packed, columns: int) -> tuple[Tensor, Tensor | None, int]:
-    """Scales and zeros as they are packed, and how many columns have one; 0 for a scale per row.
+    """Scales, zeros, and how many columns share one of them in the packed weight; 0 for a scale per
+    row.
 
-    Scales of 8 bits are bfloat16 there, which holds them exactly.
+    Scales of 8 bits are converted to bfloat16, which holds them exactly.
     """
     if weight.group_size == columns and weight.zero is None:
         return weight.scale.float(), None, 0

@@ -1,8 +1,8 @@
-"""The product with a plain weight on the CPU, in C++, for a few rows of x.
+"""The product with an unquantized weight on the CPU, in C++, for a few rows of x.
 
-    y = linear(x, weight)           # what torch.nn.functional.linear(x, weight) is
+    y = linear(x, weight)           # computes torch.nn.functional.linear(x, weight)
 
-It reads the weight at the speed of memory, where torch's library reaches two thirds of that.
+It reads the weight at the memory's speed; torch's library (oneDNN) reaches two thirds of that.
 """
 
 import torch
@@ -13,7 +13,7 @@ from ops.cpu import build
 
 torch.library.define("quantbench::cpu_plain", "(Tensor x, Tensor weight) -> Tensor")
 
-MAX_ROWS = 16  # of x; for more, and without AMX, torch's library (oneDNN) is faster
+MAX_ROWS = 16  # rows of x; for more rows torch's library (oneDNN) is faster, unless there is AMX
 
 
 @torch.library.register_fake("quantbench::cpu_plain")
@@ -35,7 +35,7 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
 
 @torch.compiler.assume_constant_result
 def _ready() -> bool:
-    """Loads the library; no part of what torch.compile traces."""
+    """Load the C++ library, outside of what torch.compile traces."""
     build.load()
     return True
 

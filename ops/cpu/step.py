@@ -1,12 +1,12 @@
-"""A decoding step of a Llama in C++: norms, biases, rotation, gates and sums in the same call as
-the products between which they lie. A step of 110 small ops spends a fifth of its time between them
-when its weights have 4 bits.
+"""A decoding step of a Llama in C++, fused: norms, biases, rotation, gates and sums are in the same
+op as the matrix products. As 110 small ops, a step with 4-bit weights spends a fifth of its time
+between them.
 
-    decode(…)                                   # tokens to logits, over caches in x's dtype
-    layers(…)                                   # all layers, for a model whose ends are different
+    decode(…)                                   # tokens to logits, with dense caches
+    layers(…)                                   # all layers, if the embedding or output differs
     before_attention(…), after_attention(…)     # one layer, around attention over any cache
 
-It means what models.llama.Block means; numbers are rounded to x's dtype where its modules round.
+The ops compute what models.llama.Block computes, and round to x's dtype where its modules round.
 B rows, D model width, E head width, V vocabulary.
 """
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-MAX_FUSED_ROWS = 16  # more rows are a batch whose products take nearly all of the time
+MAX_FUSED_ROWS = 16  # above this, products take nearly all of the time and fusing gains nothing
 
 torch.library.define(
     "quantbench::cpu_decode",
@@ -90,10 +90,10 @@ def _(y, x, wo, wo_bias, norm, epsilon, w13, w13_bias, w2, w2_bias, width):
 
 @dataclass(frozen=True)
 class Linear:
-    """A linear layer: a plain (N, K) weight, or one that ops.cpu.linear has packed."""
+    """A linear layer."""
 
-    weight: Tensor
-    bias: Tensor | None
+    weight: Tensor  # unquantized (N, K), or packed by ops.cpu.linear.pack
+    bias: Tensor | None  # (N,)
 
 
 @dataclass(frozen=True)
@@ -106,11 +106,11 @@ class Layer:
     key_norm: Tensor | None
     wo: Linear
     ffn_norm: Tensor
-    w13: Linear  # the gates' rows first, then as many of the other half
+    w13: Linear  # the rows of the gate, then the rows of the up projection
     w2: Linear
 
     def parts(self) -> list[Tensor]:
-        """In the order of `Part` in step/op.cpp; an empty tensor stands for what is not there."""
+        """The tensors in the order of `Part` in step/op.cpp; an empty one for each that is None."""
         missing = self.attention_norm.new_empty(0)
         parts = (
             self.attention_norm,
@@ -126,19 +126,19 @@ class Layer:
 
 @dataclass(frozen=True)
 class Shape:
-    """What all layers have in common."""
+    """The sizes that all layers share."""
 
-    heads: int
-    kv_heads: int
-    width: int  # of the feed-forward layer
+    heads: int  # query heads
+    kv_heads: int  # key/value heads
+    width: int  # of the feed-forward network
     epsilon: float  # of all norms
-    wraps: bool = False  # whether a full cache begins anew, as a sliding window's does
+    wraps: bool = False  # whether a full cache overwrites its oldest slot, for a sliding window
 
 
 def before_attention(x: Tensor, layer: Layer, cos: Tensor, sin: Tensor, shape: Shape) -> Tensor:
-    """Queries, keys and values (B, heads + 2 · kv_heads, E) of x (B, D), the first two rotated.
+    """Rotated queries, rotated keys, and values of x (B, D): (B, heads + 2 · kv_heads, E).
 
-    cos and sin: E / 2 float32 numbers each, of the one position.
+    cos and sin: E / 2 float32 numbers each, for the position of all rows.
     """
     y = torch.ops.quantbench.cpu_before_attention(
         x,
@@ -157,7 +157,8 @@ def before_attention(x: Tensor, layer: Layer, cos: Tensor, sin: Tensor, shape: S
 
 
 def after_attention(y: Tensor, x: Tensor, layer: Layer, shape: Shape) -> Tensor:
-    """A layer's output (B, D), of attention's y (B, heads · E) and the layer's input x (B, D)."""
+    """A layer's output (B, D), from attention's output y (B, heads · E) and the layer's input x
+    (B, D)."""
     return torch.ops.quantbench.cpu_after_attention(
         y,
         x,
@@ -182,11 +183,12 @@ def layers(
     position: Tensor,
     shape: Shape,
 ) -> Tensor:
-    """The last layer's output (B, D) of x (B, D) at `position` (1,), int64.
+    """The last layer's output (B, D), from the first layer's input x (B, D) at `position` (1,)
+    int64.
 
-    parts: every layer's `Layer.parts`. caches: every layer's keys and values, (B or more, kv_heads,
-    T, E) in x's dtype, into which the new ones are stored. Raises RuntimeError for a position that
-    is not in the caches.
+    parts: the `Layer.parts` of all layers. caches: keys and values of all layers, each (B or more,
+    kv_heads, T, E) in x's dtype; the new ones are stored there. cos and sin: as for
+    before_attention. Raises RuntimeError for a position that is not in the caches.
     """
     return torch.ops.quantbench.cpu_layers(
         x,
@@ -214,11 +216,12 @@ def decode(
     norm: Tensor,
     output: Tensor,
 ) -> Tensor:
-    """Logits (B, V) of the tokens that follow `tokens` (B, 1), which are at `position` (1,).
+    """Logits (B, V) of the next tokens, after `tokens` (B, 1) int64 at `position` (1,) int64.
 
-    table: the embedding, (V, D). frequencies: radians a position of each of a head's E / 2 pairs,
-    float32. norm: of what the layers give. output: the weight, plain or packed, that makes logits
-    of it. The rest as for `layers`. Raises RuntimeError for tokens that are not in the table, too.
+    table: the embedding, (V, D). frequencies: radians per position of each of a head's E / 2 pairs,
+    float32. norm: the weight of the final norm. output: the weight of the output layer, unquantized
+    or packed. The other arguments are as for `layers`. Raises RuntimeError as `layers` does, and
+    for tokens that are not in the table.
     """
     return torch.ops.quantbench.cpu_decode(
         tokens,

@@ -1,2 +1,2 @@
-"""Kernels in Triton, for CUDA devices; with TRITON_INTERPRET=1, set before anything imports Triton,
-they run on the CPU, slowly, to have their arithmetic tested."""
+"""Kernels in Triton, for CUDA devices. Tests run their arithmetic on the CPU, slowly, by setting
+TRITON_INTERPRET=1 before Triton is imported."""

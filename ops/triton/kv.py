@@ -25,10 +25,11 @@ def numbers(
     NUMBERS: tl.constexpr,
     NATIVE_FP8: tl.constexpr,
 ):
-    """What code u of every word stands for, before any scale.
+    """The number that code u of every word means, before scaling.
 
-    Conversions of integers take a device four times as long as other instructions. So float16
-    comes of its own bits: 1024 with an integer in its lowest places is their sum.
+    Converting an integer takes a GPU four times as long as another instruction. So float16 numbers
+    are made from bits: an integer below 1024, put into the lowest bits of the float16 1024, gives
+    their sum.
     """
     if FORMAT == "int8":
         code = words >> (u * 8)
@@ -58,6 +59,7 @@ def numbers(
 
 @triton.jit
 def _e4m3_as_float16(code):
-    """The lowest byte, its fields where float16 has them: only the bias is wrong then, 15 for 7."""
+    """E4M3 in the lowest byte to float16: its fields are moved to float16's places, and the product
+    with 256 corrects the exponent's bias, 15 instead of 7."""
     bits = ((code << 8) & -0x8000) | ((code << 7) & 0x3F80)
     return tl.where((code & 127) == 127, float("nan"), bits.to(tl.float16, bitcast=True) * 256)

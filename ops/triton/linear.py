@@ -1,11 +1,11 @@
-"""x times a packed weight, transposed, in Triton: as a matrix-vector product for one or two rows of
-x, on tensor cores for more. Both read every packed byte once, for 64 rows of x at most, and turn it
-into numbers in registers (ops/triton/values.py).
+"""The product of x with a transposed packed weight, in Triton: as a matrix-vector product for one
+or two rows of x, on tensor cores for more. For up to 64 rows of x, both kernels read every packed
+byte once. They convert it to numbers in registers (ops/triton/values.py).
 
-Column i of unit j is column j · U + i of the matrix. Both kernels go over units, and within a tile
-of units over i, so that nothing is ever interleaved again: x is laid out (M, U, units) beforehand
-instead, the columns that share a place in their unit side by side. It is small, and in a compiled
-model that copy is fused with whatever made x.
+A unit is U columns: column i of unit j is column j · U + i of the matrix. Both kernels loop over
+tiles of units, and within a tile over i, so numbers need not be interleaved. Instead x is laid out
+as (M, U, units) beforehand. x is small, and in a compiled model this copy is fused with the op that
+computes x.
 """
 
 import math
@@ -28,14 +28,14 @@ from ops.triton.values import (
     zeros,
 )
 
-# Up to so many rows the products run on ordinary cores. Counted in the machine code that Triton 3.9
-# makes for sm_90, a 4-bit weight takes 7, 10, 17 and 29 instructions there with 1, 2, 4 and 8 rows,
-# and 10 on the way to tensor cores with any number up to 16.
+# Rows of x up to which CUDA cores multiply; above, tensor cores do. In the machine code of Triton
+# 3.9 for sm_90, a 4-bit weight takes 7, 10, 17 and 29 instructions on CUDA cores with 1, 2, 4 and 8
+# rows, and 10 for tensor cores with any number up to 16.
 VECTOR_ROWS = 2
 
-# Bits of the words that a unit's part of a plane can fill.
+# The dtype of a word by its bits: a unit's part of a plane fills one word.
 _WORDS = {8: torch.uint8, 16: torch.int16, 32: torch.int32}
-# Scales that kernels take as bytes, by name.
+# Dtypes of scales that kernels read as bytes, and their names in ops/triton/values.py.
 _BYTES = {torch.float8_e4m3fn: "e4m3", torch.float8_e8m0fnu: "e8m0"}
 _TRITON = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
@@ -43,8 +43,8 @@ _TRITON = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16:
 def linear(x: Tensor, weight: Packed) -> Tensor:
     """x (…, K) times a packed (N, K) weight, transposed: (…, N) float32, summed in float32.
 
-    Products of up to VECTOR_ROWS rows are of float32 numbers. Of more rows they are of numbers in
-    x's dtype: codes are exact there, except those of a look-up table or with a scale per group.
+    Up to VECTOR_ROWS rows are multiplied in float32, more rows in x's dtype. That dtype holds the
+    numbers of codes exactly, except for those from a look-up table or with a scale per group.
     """
     unit = columns_of_unit(weight, x.shape[-1])
     rows = x.reshape(-1, x.shape[-1] // unit, unit).transpose(1, 2).contiguous()
@@ -62,7 +62,8 @@ def linear(x: Tensor, weight: Packed) -> Tensor:
 
 
 def columns_of_unit(weight: Packed, columns: int) -> int:
-    """As many columns as fill a word of 32 bits in the widest plane, where K and groups allow."""
+    """Columns in a unit: enough to fill a 32-bit word in the widest plane, if K and the group size
+    are multiples of that number; otherwise what packing needs at least."""
     wide = 4 if weight.bits == 8 else 8
     if columns % wide == 0 and weight.group_size % wide == 0:
         return wide
@@ -138,16 +139,19 @@ def _scales(scale: Tensor) -> Tensor:
 
 
 def _vector_blocks(M: int, units_per_group: int) -> dict[str, Any]:
-    """A thread has four units of two rows: 16 bytes a load where words have 32 bits, and a column
-    of x serves twice. Fewer units than threads let columns be loaded where they are used, without
-    shared memory. A run is as long as the power of two that divides a group, 16 units at most.
+    """Tile sizes of the vector kernel.
+
+    A thread has four units of two rows: with 32-bit words it loads 16 bytes at a time, and uses
+    each column of x twice. With fewer units than threads, columns are loaded where they are used,
+    without shared memory. A run is the largest power of two of units that divides a group, but at
+    most 16.
     """
     run = math.gcd(units_per_group, 16)
     return {"ROWS": M, "BLOCK_N": 16, "RUNS": 128 // run, "RUN": run, "num_warps": 8}
 
 
 def _tile_blocks(M: int, unit: int, dtype: torch.dtype) -> dict[str, Any]:
-    """128 columns at a time, and as many rows of x as there are, up to 64."""
+    """Tile sizes of the tile kernel: 128 columns at a time, and all rows of x up to 64."""
     block_m = min(64, max(16, triton.next_power_of_2(M)))
     return {
         "BLOCK_M": block_m,
@@ -163,8 +167,8 @@ def _tile_blocks(M: int, unit: int, dtype: torch.dtype) -> dict[str, Any]:
 def _grid(M: int, N: int, units: int, **blocks: Any) -> tuple[tuple[int, int, int], int]:
     """(programs along N, along M, sharing a row's units), and how many units each has of a row.
 
-    Each of some 130 processors needs 16 to 32 KB on their way to it to be kept busy: one program of
-    the vector kernel has nearly that, of the other it takes four.
+    To keep one of a GPU's 130 or so multiprocessors busy, 16 to 32 KB must be in flight to it. One
+    program of the vector kernel loads nearly that much; four of the tile kernel do.
     """
     vector = "ROWS" in blocks
     grid = triton.cdiv(N, blocks["BLOCK_N"]), 1 if vector else triton.cdiv(M, blocks["BLOCK_M"])

@@ -1,8 +1,8 @@
-"""From words of packed codes to float32 numbers, in registers: ops/formats.py for Triton.
+"""Converting words of packed codes to float32 numbers in registers: ops/formats.py for Triton.
 
-A unit is a run of columns of which every plane holds its part in one word: eight columns of 6-bit
-codes are a word of 32 bits in the plane of width 4 and one of 16 bits in the plane of width 2. The
-first column lies in a word's lowest bits, so column i of a unit is a shift by i · width.
+A unit is a number of columns whose codes fill one word in each plane. For example, eight columns of
+6-bit codes fill a 32-bit word in the plane of width 4 and a 16-bit word in the plane of width 2.
+The first column is in the lowest bits, so column i of a unit is reached by a shift by i · width.
 """
 
 import triton
@@ -11,7 +11,7 @@ import triton.language as tl
 
 @triton.jit
 def zeros(SHAPE: tl.constexpr, COUNT: tl.constexpr):
-    """So many float32 tensors of zeros."""
+    """A tuple of COUNT float32 tensors of zeros."""
     tensors = ()
     for _ in tl.static_range(COUNT):
         tensors = tensors + (tl.full(SHAPE, 0.0, tl.float32),)
@@ -31,8 +31,8 @@ def load_words(plane0, plane1, plane2, offsets, inside):
 
 @triton.jit
 def values(words, table, i: tl.constexpr, FORMAT: tl.constexpr, WIDTHS: tl.constexpr):
-    """The float32 numbers, before any scale, that column i of every unit stands for; of integers
-    their `_fraction`, which `centred` and `load_scales` make up for."""
+    """The float32 numbers of column i of every unit, before scaling. For integer formats it is
+    their `_fraction`, which `centred` or `load_scales` converts."""
     BITS: tl.constexpr = WIDTHS[0] + WIDTHS[1] + WIDTHS[2]
     if FORMAT == "2:4":
         number = _fraction(_expanded(words, i), 4)
@@ -55,7 +55,7 @@ def values(words, table, i: tl.constexpr, FORMAT: tl.constexpr, WIDTHS: tl.const
 
 @triton.jit
 def centred(number, INTEGER_BITS: tl.constexpr):
-    """From integers' fractions the integers: exact also in bfloat16, which fractions are not."""
+    """The integers of `_fraction`s. bfloat16 holds the integers exactly, but not the fractions."""
     if INTEGER_BITS > 0:
         number = number * (1 << INTEGER_BITS) - 1.5 * (1 << INTEGER_BITS)
     return number
@@ -63,7 +63,7 @@ def centred(number, INTEGER_BITS: tl.constexpr):
 
 @triton.jit
 def load_scales(scale, zero, places, inside, KIND: tl.constexpr, INTEGER_BITS: tl.constexpr):
-    """(factor, offset) in float32: what to multiply `values` by, and what to add then."""
+    """(factor, offset) in float32: a weight is `values` · factor + offset."""
     factor = load_floats(scale + places, inside, KIND)
     if INTEGER_BITS > 0:
         factor *= 1 << INTEGER_BITS
@@ -75,7 +75,8 @@ def load_scales(scale, zero, places, inside, KIND: tl.constexpr, INTEGER_BITS: t
 
 @triton.jit
 def load_floats(pointers, inside, KIND: tl.constexpr):
-    """Any floats as float32. Those of 8 bits come as bytes, of which any device can make them."""
+    """Floats of any dtype as float32. Floats of 8 bits are loaded as bytes and converted here, so
+    that the device need not support them."""
     raw = tl.load(pointers, inside, other=0)
     if KIND == "e4m3":
         return e4m3(raw.to(tl.int32))
@@ -95,7 +96,7 @@ def e4m3(code):
 
 @triton.jit
 def lookup_table(VALUES: tl.constexpr):
-    """16 numbers as a tensor: one in registers needs no memory that outlives the kernel."""
+    """16 numbers as a tensor in registers, which needs no device memory besides the kernel."""
     place = tl.arange(0, 16)
     table = tl.full([16], 0.0, tl.float32)
     for k in tl.static_range(16):
@@ -121,15 +122,16 @@ def _field(word, i: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def _fraction(code, BITS: tl.constexpr):
-    """1 + code / 2**BITS: the bits of 1.0 with code in the highest places after the point. That is
-    an or, where a conversion takes a device four times as long."""
+    """1 + code / 2**BITS: the bits of 1.0 with the code in the highest bits of the mantissa. This
+    is one OR; converting an integer would take a GPU four times as long."""
     return ((code << (23 - BITS)) | 0x3F800000).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _float(code, BITS: tl.constexpr, MANTISSA: tl.constexpr, BIAS: tl.constexpr):
-    """A small float, its fields moved to where float32 has them: then only the bias is wrong, by a
-    power of two. Subnormals land on float32's subnormals, so they come out right too."""
+    """A small float as float32: its fields are moved to float32's places, and a product with a
+    power of two corrects the exponent's bias. Subnormals become float32's subnormals, so they are
+    right."""
     sign = (code >> (BITS - 1)) << 31
     magnitude = (code & ((1 << (BITS - 1)) - 1)) << (23 - MANTISSA)
     return (sign | magnitude).to(tl.float32, bitcast=True) * (2.0 ** (127 - BIAS))
@@ -137,8 +139,8 @@ def _float(code, BITS: tl.constexpr, MANTISSA: tl.constexpr, BIAS: tl.constexpr)
 
 @triton.jit
 def _expanded(words, i: tl.constexpr):
-    """Column i's code in the dense matrix: of the two kept for its four columns the one whose place
-    it is, or else the 8 that stands for zero."""
+    """Column i's code in the dense matrix: if one of the two codes that are stored for its four
+    columns has this place, that code; otherwise 8, which means zero."""
     FIRST: tl.constexpr = i // 4 * 2
     code = tl.where(_field(words[1], FIRST, 2) == i % 4, _field(words[0], FIRST, 4), 8)
     second = _field(words[1], FIRST + 1, 2) == i % 4
