@@ -91,7 +91,10 @@ def report(plan: Plan) -> str:
         rows += [
             ("model_size", f"{size.model_bytes / 1e9:.2f} GB as {scheme}"),
             ("embedding", f"{size.embedding_bytes / 1e9:.2f} GB, not part of model_size"),
-            ("bits per weight", f"{size.bits_per_weight:.2f}, mean of quantized linear layers"),
+            (
+                "bits per weight",
+                f"{size.bits_per_weight:.2f} on average in the quantized linear layers",
+            ),
             ("kernel", size.kernel or f"none: {size.reason}"),
         ]
     cached = kv_cache_bytes(architecture, config.batch_size, positions, precision, plan.cache)
