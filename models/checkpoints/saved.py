@@ -178,7 +178,7 @@ class Saver:
 
     def _clear(self) -> None:
         """Remove what a save writes, and the folder if the save created it."""
-        shards = (file.name for file in self.folder.glob("quantized-*.safetensors"))
+        shards = [file.name for file in self.folder.glob("quantized-*.safetensors")]
         with contextlib.suppress(OSError):
             for name in (*_TOKENIZER_FILES, *shards):
                 (self.folder / name).unlink(missing_ok=True)
