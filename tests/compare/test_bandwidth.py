@@ -68,7 +68,7 @@ def test_without_the_library_the_bandwidth_says_what_read_it(monkeypatch):
     monkeypatch.setattr("ops.cpu.bandwidth.read", missing)
     probe = Bandwidth(torch.device("cpu"))
     assert probe.probe == "torch.amax" and probe.measure() > 0
-    assert probe.caveat.startswith("bandwidth was read with torch.amax")
+    assert probe.caveat.startswith("memory bandwidth was measured with torch.amax")
     assert "need a C++ compiler" in probe.caveat
 
 
