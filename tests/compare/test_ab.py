@@ -313,7 +313,7 @@ BAD = {
     "--output full is neither new nor an empty folder": (*NONE, *INT8, "--output", "full"),
     "--resume nowhere: results.json: No such file": ("--resume", "nowhere"),
     "--resume full: results.json is not what": ("--resume", "full"),
-    "besides it there are --precision": ("--resume", "full", *NONE),
+    "the only other options are --precision": ("--resume", "full", *NONE),
     "no such option: '--num_samples'": (*NONE, *INT8, "--num_samples", "3"),
     "cannot append to 'no/folder'": (*NONE, *INT8, "--write_result", "no/folder"),
     "--max_rounds": (*NONE, *INT8, "--max_rounds", "0"),
@@ -374,9 +374,9 @@ def test_every_scheme_that_runs_here(monkeypatch):
     begun = []
 
     class Worker:
-        def ask(self, do, argv):
+        def answer(self, kind, do, argv):
             assert do == "schemes" and "--device" in argv
-            return {"schemes": ["none", "int8wo", "uintx-4-64", "fp6"]}
+            return kind(["none", "int8wo", "uintx-4-64", "fp6"])
 
         def close(self):
             begun.append("closed")
@@ -394,9 +394,9 @@ def test_every_scheme_that_runs_here(monkeypatch):
 def test_the_worker_knows_what_runs_here():
     from compare.sampling.worker import Worker
 
-    schemes = Worker().schemes(["--device", "cpu"])["schemes"]
+    schemes = Worker().schemes(["--device", "cpu"]).schemes
     assert {"none", "int8wo", "fp6", "uintx-2-64", "autoquant"} <= set(schemes)
-    only = Worker().schemes(["--device", "cpu", "--kernel", "reference"])["schemes"]
+    only = Worker().schemes(["--device", "cpu", "--kernel", "reference"]).schemes
     assert "fp6" in only and "none" not in only  # what is not quantized has no such kernel
 
 
