@@ -156,10 +156,9 @@ def _not_in_cpp(linear: nn.Module) -> str:
 # ---------------------------------------------------------------------------------- decoders
 
 
-class Modules:
-    """The model's own modules. If `compiled`, one layer is compiled and called for every layer."""
+class _OverCaches:
+    """What every decoder holds: a model, a cache for each layer, and why it is not cpu-step."""
 
-    name = "modules"
     one_op = False
 
     def __init__(
@@ -170,7 +169,20 @@ class Modules:
         compiled: bool = False,
     ) -> None:
         self.model, self.caches, self.reason = model, caches, reason
-        nested = compiled and all(map(_is_plain, model.parameters()))
+        self._prepare(compiled)
+
+    def _prepare(self, compiled: bool) -> None:
+        """Gather once what every step needs; `compiled`: torch.compile will have the step."""
+        raise NotImplementedError
+
+
+class Modules(_OverCaches):
+    """The model's own modules. If `compiled`, one layer is compiled and called for every layer."""
+
+    name = "modules"
+
+    def _prepare(self, compiled: bool) -> None:
+        nested = compiled and all(map(_is_plain, self.model.parameters()))
         self.call_layer = block_region if nested else Block.__call__
 
     def step(self, tokens: Tensor, position: Tensor) -> Tensor:
@@ -183,40 +195,26 @@ class CpuLayer(Modules):
 
     name = "cpu-layer"
 
-    def __init__(
-        self,
-        model: Transformer,
-        caches: list[KVCache],
-        reason: str | None = None,
-        compiled: bool = False,
-    ) -> None:
-        super().__init__(model, caches, reason, compiled)
+    def _prepare(self, compiled: bool) -> None:
         self.call_layer = fused_region if compiled else call_fused
 
 
-class CpuStack:
+class CpuStack(_OverCaches):
     """All layers in one op."""
 
     name = "cpu-stack"
-    one_op = False
 
-    def __init__(
-        self,
-        model: Transformer,
-        caches: list[KVCache],
-        reason: str | None = None,
-        compiled: bool = False,
-    ) -> None:
-        self.model, self.reason, self.shape = model, reason, shape_of(model.config)
-        layers = cast("list[Block]", list(model.layers))
+    def _prepare(self, compiled: bool) -> None:
+        self.shape = shape_of(self.model.config)
+        layers = cast("list[Block]", list(self.model.layers))
         self.parts = [part for layer in layers for part in fused_layer(layer).parts()]
-        sides = [side for cache in caches for side in (cache.key_codes, cache.value_codes)]
-        self.caches = cast("list[Tensor]", sides)
+        sides = [side for cache in self.caches for side in (cache.key_codes, cache.value_codes)]
+        self.cached = cast("list[Tensor]", sides)
 
     def step(self, tokens: Tensor, position: Tensor) -> Tensor:
         x = self.model.tok_embeddings(tokens)[:, 0]
         cos, sin = rotation(self.model.config, position)
-        x = step.layers(x, self.parts, self.caches, cos, sin, position, self.shape)
+        x = step.layers(x, self.parts, self.cached, cos, sin, position, self.shape)
         logits: Tensor = self.model.output(self.model.norm(x))
         return logits
 
@@ -227,14 +225,9 @@ class CpuStep(CpuStack):
     name = "cpu-step"
     one_op = True
 
-    def __init__(
-        self,
-        model: Transformer,
-        caches: list[KVCache],
-        reason: str | None = None,
-        compiled: bool = False,
-    ) -> None:
-        super().__init__(model, caches, reason, compiled)
+    def _prepare(self, compiled: bool) -> None:
+        super()._prepare(compiled)
+        model = self.model
         self.table, self.norm = model.tok_embeddings.weight.data, model.norm.weight.data
         output = fused_weight(model.output)
         assert output is not None  # or why_not_fused would have said so
@@ -246,7 +239,7 @@ class CpuStep(CpuStack):
             tokens,
             self.table,
             self.parts,
-            self.caches,
+            self.cached,
             self.frequencies,
             position,
             self.shape,
