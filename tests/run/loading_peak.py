@@ -1,0 +1,67 @@
+"""By how much loading a quantized model raises the resident set, at its highest; bytes, as JSON.
+
+    python -m tests.run.loading_peak layer_by_layer dummy:small.json dummy:model.json fp6
+
+In a process of its own: what earlier tests left in malloc's arenas would count, or hide a rise. The
+small model is loaded first, for whatever is imported or allocated once.
+"""
+
+import ctypes
+import gc
+import json
+import re
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from devices import stored_bytes
+from models.checkpoints.load import load_model
+from quantize.registry import Quantizer
+from quantize.spec import parse
+
+
+def layer_by_layer(path, quantizer):
+    return load_model(path, precision=torch.bfloat16, transform=quantizer)
+
+
+def everything_first(path, quantizer):
+    """What loading must not do."""
+    model = load_model(path, precision=torch.bfloat16)
+    for name in [name for name, module in model.named_modules() if type(module) is nn.Linear]:
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, quantizer(name, model.get_submodule(name)))
+    return model
+
+
+def peak_of(work):
+    """What work() returns, and by how much the resident set rose in it, at its highest."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # or tensors would lie in memory that was resident before
+    before = status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # from now on the peak is counted anew
+    result = work()
+    return result, status("VmHWM") - before
+
+
+def status(name):
+    text = Path("/proc/self/status").read_text()
+    return 1024 * int(re.search(rf"^{name}:\s*(\d+) kB$", text, re.M)[1])
+
+
+def main(how, small, path, scheme):
+    load = {"layer_by_layer": layer_by_layer, "everything_first": everything_first}[how]
+
+    def quantizer():
+        return Quantizer(parse(scheme), torch.device("cpu"), torch.bfloat16)
+
+    load(small, quantizer())
+    model, peak = peak_of(lambda: load(path, quantizer()))
+    print(json.dumps({"peak": peak, "quantized": sum(map(stored_bytes, model.parameters()))}))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)  # each thread has temporaries of its own
+    with torch.no_grad():
+        main(*sys.argv[1:])
