@@ -1,0 +1,99 @@
+"""A small version of `make trust`'s simulation, on fresh seeds, and what the large one has shown.
+
+Limits are those of the binomial distribution: a rate that is as promised passes but for one time in
+ten thousand, and false verdicts of 8 %, or coverage of 85 %, fail nearly always.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from compare.figures.families import FALSE_VERDICTS
+from tests.compare.trust_simulation import (
+    Cell,
+    bounds,
+    cells,
+    failures,
+    measure,
+    simulate,
+    somebody_watches,
+)
+
+SHOWN = Path(__file__).parents[2] / "docs/data/trust_simulated.json"
+TRIALS, SURE = 250, 1e-4
+ALL = [cell for in_turn in (False, True) for cell in cells(in_turn)]
+SOME = [
+    cell
+    for cell in ALL
+    if cell.name
+    in ("equal", "5 %", "heavy tail, equal means", "drift 30 %, equal", "scatter 5 %, equal")
+]
+
+
+@pytest.mark.parametrize("cell", SOME, ids=lambda cell: f"{cell.name} {cell.in_turn}")
+def test_verdicts_and_intervals_hold(cell):
+    row = measure(cell, TRIALS, np.random.default_rng())
+    assert row["false_verdicts"]["count"] <= stats.binom.isf(SURE, TRIALS, FALSE_VERDICTS)
+    assert row["coverage_95"]["count"] >= stats.binom.ppf(SURE, TRIALS, 0.94)
+    assert row["coverage_shown"]["count"] >= stats.binom.ppf(SURE, TRIALS, 0.97)
+    if cell.effects[0]:
+        assert row["found"]["count"] >= stats.binom.ppf(SURE, TRIALS, 0.97)
+
+
+@pytest.mark.parametrize("in_turn", [False, True])
+def test_eight_arms_share_the_level(in_turn):
+    cell = next(c for c in ALL if c.name == "8 arms, equal" and c.in_turn == in_turn)
+    row = measure(cell, 100, np.random.default_rng())
+    assert row["false_verdicts"]["count"] <= stats.binom.isf(SURE, 100, FALSE_VERDICTS)
+    assert row["fastest_among_candidates"]["count"] >= stats.binom.ppf(SURE, 100, 0.97)
+
+
+def test_whoever_interrupts_and_resumes_gains_nothing():
+    row = somebody_watches(60, np.random.default_rng())
+    assert row["false_verdicts"]["count"] <= stats.binom.isf(SURE, 60, FALSE_VERDICTS)
+
+
+def test_a_simulated_run_has_the_truth_it_says():
+    """Means over many runs: the heavy tail's mean is as given, though its typical step is not."""
+    generator = np.random.default_rng()
+    for cell in (Cell("", (0.3,), heavy=(1,)), Cell("", (0.3,), True, drift=0.3, jump=0.3)):
+        values = simulate(cell, 400, generator).values
+        error = values.mean(1).std() / np.sqrt(400)
+        # the logarithm's bias is half of the relative variance of a process's mean
+        assert values.mean() == pytest.approx(0.3, abs=4 * error + 0.004)
+
+
+def test_the_simulation_would_notice():
+    """Plain 95 % intervals after one process fewer than the rule, of a machine that scatters by
+    5 % and is believed to scatter by 2 %, as this project's first statistics did."""
+    runs = simulate(Cell("", between=0.05), 400, np.random.default_rng())
+    means = runs.values[:, :4, 0].mean(1)
+    reach = stats.t.isf(0.01, 6) * 0.02 * np.sqrt(2 / 4)
+    wrong = int((np.abs(means) > reach).sum())
+    assert wrong > stats.binom.isf(SURE, 400, FALSE_VERDICTS)
+    row = {"cell": "old", "mode": "side by side", "false_verdicts": bounds(wrong, 400)}
+    assert failures(row)
+
+
+def test_clopper_pearson():
+    for count, trials in ((0, 40), (39, 40), (3, 200), (40, 40)):
+        exact = stats.binomtest(count, trials).proportion_ci(0.95, "exact")
+        row = bounds(count, trials)
+        assert (row["low"], row["high"]) == pytest.approx((exact.low, exact.high), abs=1e-4)
+
+
+def test_what_is_committed_covers_every_cell_and_meets_the_requirements():
+    document = json.loads(SHOWN.read_text())
+    rows = {(row["cell"], row["mode"]): row for row in document["cells"]}
+    names = {(cell.name, "in turn" if cell.in_turn else "side by side") for cell in ALL}
+    assert names <= set(rows)
+    assert document["seed"] and document["date"] and "--seed" in document["command"]
+    for row in rows.values():
+        assert row["trials"] >= 300 and not failures(row)
+        for value in row.values():
+            if isinstance(value, dict):
+                again = bounds(value["count"], value["of"])
+                assert value == pytest.approx(again)
