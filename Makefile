@@ -45,8 +45,10 @@ test-fast: .venv/installed-dev
 test-gpu: .venv/installed-dev
 	$(PY) -m pytest -m gpu $(ARGS)
 
-# 80 comparisons, each of 4 to 10 processes an arm: half an hour on a machine that does nothing else.
+# First thousands of simulated comparisons, ten minutes, into docs/data/trust_simulated.json; then 80
+# real ones, each of 4 to 10 processes an arm: half an hour on a machine that does nothing else.
 trust: .venv/installed-dev
+	PYTHONPATH=. $(PY) -m tests.compare.trust_simulation
 	rm -f trust.jsonl
 	PYTHONPATH=. $(PY) tests/compare/trust.py
 

@@ -40,7 +40,7 @@ class Estimate:
     freedom: int
 
     def ends(self, confidence: float = 0.95) -> tuple[float, float]:
-        """Of the interval; infinite where there is no standard error."""
+        """The interval's ends; infinite where there is no standard error."""
         if not math.isfinite(self.standard_error):
             return -math.inf, math.inf
         reach = float(stats.t.isf((1 - confidence) / 2, self.freedom)) * self.standard_error

@@ -42,14 +42,14 @@ All functions from `fit` on accept leading axes, so that simulations run the cod
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 from scipy import special, stats
 
 Array = np.ndarray
-Quantity = Literal["seconds_per_token", "typical_step", "late_share"]
+Quantity = Literal["seconds_per_token", "typical_step", "late_share", "bandwidth"]
 BASELINE = 0  # the baseline's arm number
 LEAST_FREEDOM = 3  # below, Student's t at 99 % exceeds 6: a range is more honest than an interval
 UNEVEN = 0.01  # level of the test for an arm whose variance is not the pooled one
@@ -76,6 +76,7 @@ class ProcessTiming:
     typical_step: float  # seconds: mean over samples of their median step
     late_share: float  # of all steps, 0 to 1
     relative_variance: float  # of seconds_per_token, from the samples' scatter; nan for one sample
+    bandwidth: float = math.nan  # bytes per second, read beside this process; nan where it was not
 
 
 @dataclass(frozen=True)
@@ -112,10 +113,13 @@ class Fit:
     slope: float | None = None  # of the covariate, where it was kept
 
 
-def process_timing(arm: int, block: int, samples: Sequence[SampleTimes]) -> ProcessTiming:
+def process_timing(
+    arm: int, block: int, samples: Sequence[SampleTimes], bandwidth: float = math.nan
+) -> ProcessTiming:
     """Summary of a process's samples. Raises ValueError without samples or with negative times.
 
-    The first token of a sample comes from the prompt, so a sample has one token more than steps.
+    bandwidth: bytes per second, where it was read beside this process. The first token of a sample
+    comes from the prompt, so a sample has one token more than steps.
     """
     if not samples:
         raise ValueError(f"arm {arm}, block {block}: no samples, at least one is needed")
@@ -123,9 +127,12 @@ def process_timing(arm: int, block: int, samples: Sequence[SampleTimes]) -> Proc
     tokens = np.array([len(sample.token_seconds) + 1 for sample in samples])
     if not (seconds > 0).all():
         raise ValueError(f"arm {arm}, block {block}: a sample of {seconds.min()} s, above 0 needed")
-    steps = [np.asarray(sample.token_seconds, float) for sample in samples if sample.token_seconds]
-    late = sum(int((one > LATE * np.median(one)).sum()) for one in steps)
-    typical = np.mean([np.median(one) for one in steps]) if steps else (seconds / tokens).mean()
+    steps = [np.asarray(sample.token_seconds) for sample in samples if len(sample.token_seconds)]
+    medians = [float(np.median(sample)) for sample in steps]
+    late = sum(
+        int((sample > LATE * median).sum()) for sample, median in zip(steps, medians, strict=True)
+    )
+    typical = np.mean(medians) if steps else (seconds / tokens).mean()
     mean = float(seconds.sum() / tokens.sum())
     count = len(samples)
     residuals = seconds - mean * tokens
@@ -138,6 +145,7 @@ def process_timing(arm: int, block: int, samples: Sequence[SampleTimes]) -> Proc
         typical_step=float(typical),
         late_share=late / max(1, sum(map(len, steps))),
         relative_variance=variance / float(seconds.sum()) ** 2,
+        bandwidth=bandwidth,
     )
 
 
@@ -163,12 +171,23 @@ def contrasts(
             if not own:
                 continue
             time = float(np.mean([timing.time for timing in own]))
-            weights[row, column, : len(base)] = interpolation([one.time for one in base], time)
+            weights[row, column, : len(base)] = interpolation(
+                [timing.time for timing in base], time
+            )
             level = np.mean([_level(timing, quantity) for timing in own])
             values[row, column] = level - weights[row, column, : len(base)] @ levels
     noise = np.array([_noise(timings, arm) for arm in (BASELINE, *arms)])
-    known = quantity != "late_share" and bool(np.isfinite(noise).all())
+    known = quantity == "seconds_per_token" and bool(np.isfinite(noise).all())
     return Contrasts(arms, values, weights, noise if known else np.zeros(len(arms) + 1))
+
+
+def with_bandwidth(timings: Sequence[ProcessTiming]) -> Contrasts:
+    """Contrasts of seconds per token with the bandwidth readings as covariate, where there are any:
+    for arms in turn. `fit` keeps it only if it explains scatter."""
+    plain = contrasts(timings)
+    if all(math.isnan(timing.bandwidth) for timing in timings):
+        return plain
+    return replace(plain, speed=contrasts(timings, "bandwidth").values)
 
 
 def interpolation(times: Sequence[float], time: float) -> Array:
@@ -310,7 +329,7 @@ def _fit_with_covariate(contrasts: Contrasts) -> Fit:
     The correction is not refitted in `fit`: with the covariate centred in each arm it moves no
     estimate but through the mean of its readings.
     """
-    plain = Contrasts(contrasts.arms, contrasts.values, contrasts.weights, contrasts.noise)
+    plain = replace(contrasts, speed=None)
     assert contrasts.speed is not None
     present = np.isfinite(contrasts.values) & np.isfinite(contrasts.speed)
     speed = np.where(present, contrasts.speed, np.nan)
@@ -327,20 +346,16 @@ def _fit_with_covariate(contrasts: Contrasts) -> Fit:
     rest = float(((centred_y - slope * centred_x) ** 2).sum()) / freedom
     if abs(slope) <= stats.t.ppf(1 - UNEVEN / 2, freedom) * math.sqrt(rest / energy):
         return fit(plain)
-    corrected = fit(
-        Contrasts(contrasts.arms, values - slope * speed, contrasts.weights, contrasts.noise)
-    )
+    corrected = fit(replace(plain, values=values - slope * speed))
     means = np.nanmean(speed, 0)
     added = np.outer(means, means) * rest / energy  # the slope's own error
     wider = np.sqrt(corrected.standard_errors**2 + np.diagonal(added))
-    return Fit(
-        **{
-            **corrected.__dict__,
-            "covariance": corrected.covariance + added,
-            "standard_errors": wider,
-            "freedom": np.maximum(corrected.freedom - 1, 1),
-            "slope": slope,
-        }
+    return replace(
+        corrected,
+        covariance=corrected.covariance + added,
+        standard_errors=wider,
+        freedom=np.maximum(corrected.freedom - 1, 1),
+        slope=slope,
     )
 
 

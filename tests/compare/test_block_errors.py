@@ -95,11 +95,11 @@ def test_what_two_models_share_cancels_in_the_ratio_of_their_perplexities():
 def test_a_change_between_days_is_welchs_t():
     generator = np.random.default_rng()
     now, then = np.exp(generator.standard_normal(6) * 0.01), np.exp(generator.standard_normal(9))
-    found = change(level(now.tolist()), level(then.tolist()), confidence=0.98)
+    interval = change(level(now.tolist()), level(then.tolist()), confidence=0.98)
     welch = stats.ttest_ind(np.log(now), np.log(then), equal_var=False)
     ends = welch.confidence_interval(0.98)
-    assert math.log(found.low) == pytest.approx(ends.low)
-    assert math.log(found.high) == pytest.approx(ends.high)
+    assert math.log(interval.low) == pytest.approx(ends.low)
+    assert math.log(interval.high) == pytest.approx(ends.high)
 
 
 def test_a_machine_that_slows_is_no_change_where_the_limit_slows_with_it():
@@ -113,8 +113,8 @@ def test_a_machine_that_slows_is_no_change_where_the_limit_slows_with_it():
 
 def test_a_gate_does_not_fire_on_few_processes():
     few, many = level([1.3, 1.3, 1.31]), level([1.0, 1.01, 0.99, 1.0, 1.0])
-    for found in (change(few, many), change(many, few)):
-        assert found.confidence is None and found.verdict == "no difference shown"
+    for interval in (change(few, many), change(many, few)):
+        assert interval.confidence is None and interval.verdict == "no difference shown"
     with pytest.raises(ValueError, match="0 values"):
         level([])
     with pytest.raises(ValueError, match="above 0"):

@@ -14,6 +14,7 @@ from compare.figures.contrasts import (
     fit,
     interpolation,
     process_timing,
+    with_bandwidth,
 )
 
 
@@ -192,3 +193,19 @@ def test_a_bandwidth_reading_that_explains_scatter_is_used():
 def test_a_bandwidth_reading_that_explains_nothing_is_not():
     kept = sum(fit(with_speed(0.0, np.random.default_rng())).slope is not None for _ in range(300))
     assert kept <= stats.binom.isf(1e-4, 300, 0.01)
+
+
+def test_readings_enter_as_the_same_contrast():
+    """A B A, the reading beside B 10 % below the mean of the two beside A (in logarithms)."""
+    timings = []
+    for block in range(2):
+        for place, (arm, reading) in enumerate([(0, 20e9), (1, 18e9), (0, 20e9)]):
+            sample = SampleTimes(1.0, [1.0], 10.0 * place)
+            timings.append(process_timing(arm, block, [sample], reading))
+    assert with_bandwidth(timings).speed == pytest.approx(np.log([[0.9], [0.9]]))
+    assert with_bandwidth([timing(0, 0, 1.0), timing(1, 0, 2.0)]).speed is None
+
+
+def test_a_run_of_which_nothing_is_known_yet():
+    empty = fit(contrasts([timing(1, 0, 1.0), timing(2, 0, 1.0)]))
+    assert list(empty.blocks) == [0, 0] and np.isnan(empty.log_ratios).all()

@@ -17,7 +17,7 @@ from compare.figures.families import (
 
 
 def side_by_side(logs) -> Fit:
-    """Of logarithms (P, J + 1), baseline first."""
+    """The fit of logarithms (P, J + 1), baseline first."""
     arms = logs.shape[1] - 1
     values, weights = logs[:, 1:] - logs[:, :1], np.ones((len(logs), arms, 1))
     return fit(Contrasts(tuple(range(1, arms + 1)), values, weights, np.zeros(arms + 1)))

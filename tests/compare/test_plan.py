@@ -97,7 +97,7 @@ def test_sizes_depend_on_scatter_and_not_on_ratios():
 
 
 def test_size_makes_the_interval_as_narrow_as_asked():
-    """Of a scatter that is known: 10000 blocks. Half of the level or less is left for the end."""
+    """For a scatter that is known, from 10000 blocks; 0.4 of the level is left for the end."""
     known = fitted(10000, (0.0,), 0.01)
     size = Plan(1, 10000, precision=0.02).size(known, [1])
     # sqrt(2) 1 % / sqrt(n) × t at 0.4 × 2 % = 0.8 %: n = 8: t(7) = 3.64 gives 1.8 %; 6: 2.5 %

@@ -75,7 +75,6 @@ class Ended:
 
     looks: list[Look]
     fitted: Fit
-    kept: int  # arms measured to the end
     processes: int  # of candidates, in all
 
 
@@ -213,9 +212,7 @@ def run(cell: Cell, runs: Runs, trial: int) -> Ended:
                 values[blocks:, arm - 1] = np.nan
         blocks = plan.next_blocks(looks, fitted)
     measured = values[: looks[-1].blocks]
-    return Ended(
-        looks, fitted, int(np.isfinite(measured[-1]).sum()), int(np.isfinite(measured).sum())
-    )
+    return Ended(looks, fitted, int(np.isfinite(measured).sum()))
 
 
 def part(runs: Runs, values: Array, trial: int, blocks: int) -> Contrasts:
