@@ -136,12 +136,12 @@ def named(path: Path) -> Iterator[str]:
 
 def imported(path: Path) -> set[str]:
     """The modules of the tree that a file imports; of `from models import llama`, models.llama."""
-    found = set()
+    modules = set()
     for name in named(path):
         while name and name not in MODULES:
             name = name.rpartition(".")[0]
-        found.add(name)
-    return found - {"", module(path)}
+        modules.add(name)
+    return modules - {"", module(path)}
 
 
 def floor(name: str) -> tuple[int, str] | None:

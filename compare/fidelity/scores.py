@@ -116,7 +116,7 @@ def summary(scores: Scores) -> Quality:
 
 
 def standard_error(values: Tensor) -> float:
-    """Of the mean of independent values."""
+    """The standard error of the mean of independent values."""
     return values.std().item() / math.sqrt(len(values))
 
 

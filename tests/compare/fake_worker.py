@@ -37,10 +37,10 @@ def load(argv, headroom=0, others=0):
 
 
 def quality(tokens, text, reference, keep):
-    found = Quality(tokens, 8.0, 0.1)
+    scores = Quality(tokens, 8.0, 0.1)
     if reference:
-        found = dataclasses.replace(found, kl=0.5, kl_standard_error=0.01, top1=0.75, top5=0.5)
-    return QualityAnswer(found, LogitsFile(keep, 1, 1, "bfloat16") if keep else None)
+        scores = dataclasses.replace(scores, kl=0.5, kl_standard_error=0.01, top1=0.75, top5=0.5)
+    return QualityAnswer(scores, LogitsFile(keep, 1, 1, "bfloat16") if keep else None)
 
 
 def get_ready():

@@ -73,8 +73,8 @@ def test_share_of_the_limit_is_that_of_each_round():
     bandwidth = [1e9, 2e9, 4e9, 3e9, 2e9]
     steps = [2 * 1e6 / rate for rate in bandwidth]
     readings = [Reading(rate, number, "fake") for number, rate in enumerate(bandwidth)]
-    found = share(arm(steps), 1e6, readings)
-    assert found.ratio == pytest.approx(0.5) and 0.4 < found.low < 0.5 < found.high < 0.6
+    estimate = share(arm(steps), 1e6, readings)
+    assert estimate.ratio == pytest.approx(0.5) and 0.4 < estimate.low < 0.5 < estimate.high < 0.6
 
 
 def test_a_round_without_a_reading_is_left_out():
@@ -83,8 +83,8 @@ def test_a_round_without_a_reading_is_left_out():
     rates = {0: 1e9, 2: 4e9, 3: 3e9, 4: 2e9, None: 9e9}
     steps = [2 * 1e6 / rates.get(number, 1e3) for number in range(5)]
     readings = [Reading(rate, number, "fake") for number, rate in rates.items()]
-    found = share(arm(steps), 1e6, readings)
-    assert found.ratio == pytest.approx(0.5) and found.rounds == 4
+    estimate = share(arm(steps), 1e6, readings)
+    assert estimate.ratio == pytest.approx(0.5) and estimate.rounds == 4
     assert share(arm(steps), 1e6, []).rounds == 0
 
 

@@ -86,7 +86,7 @@ def test_attention_is_right(isa, format, dtype, B, H, K, T, D):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("queries", [1, 5, 68, 128, 129, 400])
 def test_the_past_of_a_chunk(isa, format, dtype, queries):
-    """Of one key head as many queries as it takes at once, and more; rows that wrap and differ."""
+    """As many queries a key head as the kernel takes at once, and more; rows wrap and differ."""
     use(isa)
     query, key, value = problem(2, 2 * queries, 2, 600, 64, dtype, format, spare_rows=1)
     check_past(query, key, value, torch.tensor([0, 580]), torch.tensor([600, 77]))

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(bool(cpu_build.unavailable()), reason=str(cpu_bu
 
 ISAS = ("portable", "avx2", "avx512vnni", "amx")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# Of a model's outputs, in norm, against float64 on the same weights: two layers of some ten
+# Bound on a model's outputs, in norm, against float64 on the same weights: two layers of some ten
 # roundings each. Where the modules' own roundings cost more, half as much again as theirs.
 ALLOWED = {torch.float32: 2e-6, torch.bfloat16: 0.02, torch.float16: 0.003}
 PLAIN = ModelConfig(

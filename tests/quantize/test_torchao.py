@@ -87,7 +87,7 @@ def exact(model, spec):
     return model.double()
 
 
-# Of the largest output: float32 sums of 512 terms in two layers, as in tests/models/test_llama.py.
+# Share of the largest output: float32 sums of 512 terms in two layers, as in test_llama.py.
 BOUND = 1e-4
 
 

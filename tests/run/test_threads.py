@@ -101,8 +101,8 @@ def test_the_quota_of_cpu_time_is_rounded_up(machine, files, expected):
 
 
 def test_this_machine_has_at_least_one_core_for_us():
-    found = cores()
-    assert found is None or 1 <= found <= (os.cpu_count() or 1)
+    count = cores()
+    assert count is None or 1 <= count <= (os.cpu_count() or 1)
 
 
 @pytest.mark.parametrize(
