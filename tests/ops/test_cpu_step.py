@@ -271,20 +271,20 @@ def test_what_it_does_not_take_is_an_error():
     decoder = Generator(model, 1, 8, decoder="cpu-step").decoder
     x, cos = torch.randn(1, 96).bfloat16(), torch.ones(1, 1, 8)
 
-    def run(x=x, cos=cos, position=0, caches=decoder.caches, width=200):
+    def run(x=x, cos=cos, position=0, caches=decoder.cached, width=200):
         shape = dataclasses.replace(decoder.shape, width=width)
         position = torch.tensor([position])
         return step.layers(x, decoder.parts, caches, cos, cos, position, shape)
 
     assert run().shape == x.shape
-    wide = [cache.float() for cache in decoder.caches]
+    wide = [cache.float() for cache in decoder.cached]
 
     def whole(tokens=None, table=model.tok_embeddings.weight, frequencies=decoder.frequencies):
         return step.decode(
             torch.tensor([[30]]) if tokens is None else tokens,
             table,
             decoder.parts,
-            decoder.caches,
+            decoder.cached,
             frequencies,
             torch.tensor([0]),
             decoder.shape,

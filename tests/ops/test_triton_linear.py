@@ -50,7 +50,7 @@ def bound(x: torch.Tensor, weight: Packed) -> torch.Tensor:
         return result
     # A GPU rounds to nearest; the interpreter does not when it rounds to bfloat16.
     relative, smallest = {
-        torch.bfloat16: (2.0**-9 if on_gpu else 2.0**-8, 2.0**-133),
+        torch.bfloat16: (2.0**-8 if on_gpu else 2.0**-7, 2.0**-133),
         torch.float16: (2.0**-11, 2.0**-25),
         torch.float32: (2.0**-24, 2.0**-149),
     }[dtype]
