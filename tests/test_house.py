@@ -56,7 +56,7 @@ ROOMS = {
     ),
     "benchlog": (
         {"shell", "origin", "table"},
-        {"kinds"},
+        {"kinds", "about"},
         {"config"},
         {"record"},
         {"log"},

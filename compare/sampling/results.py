@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import files
+from benchlog.about import About, about
 from benchlog.config import argv
 from compare.sampling.answers import ArmFacts, NoQuality, Quality, Reading, TimedSample
 from compare.sampling.arm import Arm
@@ -78,6 +79,7 @@ class Results:
     ended: str | None = None
     bandwidth: dict[str, list[Reading]] = field(default_factory=dict)  # by device
     logged_rounds: int = 0
+    about: About | None = None
 
     @staticmethod
     def begin(settings: Settings, arms: Sequence[Arm], write_result: str) -> "Results":
@@ -90,7 +92,7 @@ class Results:
             )
             for arm in arms
         ]
-        return Results(settings, arm_results, write_result, in_turn=settings.in_turn)
+        return Results(settings, arm_results, write_result, in_turn=settings.in_turn, about=about())
 
     @property
     def baseline(self) -> ArmResult:
@@ -139,5 +141,9 @@ class Results:
 
 
 def write_json(path: str, value: object) -> None:
-    """What --json asks for. Raises LogError where that cannot be written."""
-    files.write_text("--json", path, json.dumps(to_json(value), indent=1) + "\n")
+    """What --json asks for: the value's keys, or "rows" where it is a list, and what it says of
+    itself, "about". Raises LogError where that cannot be written."""
+    fields = to_json(value)
+    fields = {"rows": fields} if isinstance(fields, list) else fields
+    fields = {"about": to_json(about()), **fields}
+    files.write_text("--json", path, json.dumps(fields, indent=1) + "\n")

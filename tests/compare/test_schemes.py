@@ -38,7 +38,7 @@ def test_measured_quality_is_as_it_has_to_be(tmp_path):
     names = "none int8wo int4wo-64 int4wo-256 int4wo-64-hqq int4wo-256-hqq uintx-2-64".split()
     result = run("--measure", "--json", str(tmp_path / "rows.json"), *names)
     assert result.exit_code == 0, result.output
-    rows = {row["scheme"]: row for row in json.loads((tmp_path / "rows.json").read_text())}
+    rows = {row["scheme"]: row for row in json.loads((tmp_path / "rows.json").read_text())["rows"]}
     assert list(rows) == names and rows["none"]["ratio"] == 1
     ratio = {name: row["ratio"] for name, row in rows.items()}
     assert abs(ratio["int8wo"] - 1) < 0.005
