@@ -69,9 +69,16 @@ ROOMS = {
         {"loading"},
     ),
     "compare": (
-        {"arguments", "figures.statistics", "output.bars", "output.lines", "peers.work"},
+        {
+            "arguments",
+            "figures.choices",
+            "figures.statistics",
+            "output.bars",
+            "output.lines",
+            "peers.work",
+        },
         {"figures.interval", "sampling.answers"},
-        {"figures.row"},
+        {"figures.row", "figures.recommendation"},
         {"fidelity", "figures.why", "output.pareto", "sampling.clock", "sampling.layer_timing"},
         {"sampling.arm", "sampling.nursery"},
         {"sampling.results", "sampling.process", "sampling.worker"},

@@ -1,0 +1,311 @@
+"""Which arm to use: at most three answers, and what each limit ruled out.
+
+    answer = recommend(rows, Limits(max_memory=8_000_000_000))
+    print(answer.text())
+
+**Who may be recommended.** Arms that were measured here to the end and stay within every limit.
+Memory is the peak while generating, which is what the log calls peak_mem; weights and KV cache
+where a device has no such figure. An arm keeps quality if the upper end of its perplexity ratio's
+interval is within the limit. One whose interval contains the limit is "not shown to keep" it, and
+is not recommended either. The baseline keeps its own quality.
+
+**What is recommended.** The fastest; the smallest; and the best compromise, the arm with the
+highest speed-up ÷ memory ÷ perplexity^10: a tenth more speed, a tenth less memory and one percent
+less perplexity count alike. No other arm is as good as it in all three. Arms that cannot be told
+from the fastest (Hsu's comparisons with the best) are named, and of them the one with the least
+memory is taken, then the one with the best quality.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from benchlog import shell
+from benchlog.config import RunConfig, argv, parse
+from cli import pairs
+from compare.figures.choices import (
+    Choice,
+    Ends,
+    Limit,
+    Limits,
+    Recommendation,
+    RuledOut,
+    What,
+)
+from compare.sampling.answers import Peaks
+
+PERPLEXITY_WEIGHT = 10  # in the compromise: 1 % of perplexity counts as 10 % of speed or memory
+SAME_MEMORY = 1.01  # peaks of equal runs differ by less
+PROGRAM = ("quantbench", "generate")
+ALWAYS = ("quantization", "checkpoint_path")  # options that a command names even at defaults
+
+
+class Range(Protocol):
+    """A figure with the ends of its interval; None where there is no interval."""
+
+    @property
+    def value(self) -> float: ...
+    @property
+    def low(self) -> float | None: ...
+    @property
+    def high(self) -> float | None: ...
+
+
+class SpeedUpLike(Range, Protocol):
+    """`word`: what its ends are to be called, an interval of some confidence or a range."""
+
+    @property
+    def word(self) -> str: ...
+
+
+class Measured(Protocol):
+    """What a recommendation reads of a compare.figures.row.Row."""
+
+    @property
+    def arm(self) -> str: ...
+    @property
+    def verdict(self) -> str: ...
+    @property
+    def argv(self) -> Sequence[str]: ...
+    @property
+    def speed_up(self) -> SpeedUpLike | None: ...
+    @property
+    def tok_s(self) -> float | None: ...
+    @property
+    def perplexity(self) -> float | None: ...
+    @property
+    def perplexity_ratio(self) -> Range | None: ...
+    @property
+    def quality_model(self) -> str | None: ...
+    @property
+    def peak_memory_bytes(self) -> Peaks | None: ...
+    @property
+    def weight_bytes(self) -> int | None: ...
+    @property
+    def kv_cache_bytes(self) -> int | None: ...
+    @property
+    def can_be_best(self) -> bool | None: ...
+
+
+BestOf = Callable[[Sequence[int]], set[int]]  # of these rows, those that may be the fastest
+
+
+@dataclass(frozen=True)
+class _Arm:
+    """A measured row's three figures, and how far it is beyond each limit (logarithms)."""
+
+    number: int
+    row: Measured
+    speed: Ends
+    memory: int
+    perplexity: Ends
+    beyond: dict[Limit, float] = field(default_factory=dict)
+
+    def merit(self, end: Literal["value", "low", "high"] = "value") -> float:
+        """Of the compromise; `low` and `high`: its ends by the intervals of speed and quality."""
+        speed, ratio = self.speed.value, self.perplexity.value
+        if end == "low":
+            speed, ratio = self.speed.low or speed, self.perplexity.high or ratio
+        elif end == "high":
+            speed, ratio = self.speed.high or speed, self.perplexity.low or ratio
+        logs = math.log(speed), math.log(self.memory), math.log(ratio)
+        return logs[0] - logs[1] - PERPLEXITY_WEIGHT * logs[2]
+
+
+def recommend(
+    rows: Sequence[Measured], limits: Limits, best_of: BestOf | None = None
+) -> Recommendation:
+    """The answer for these rows, the baseline's first.
+
+    best_of: which of the rows with these numbers cannot be told from the fastest of them (Hsu).
+    Without it, rows' own `can_be_best` counts where no faster arm was ruled out, else whether their
+    intervals overlap the fastest's.
+    """
+    quality_measured = any(row.perplexity_ratio is not None for row in rows[1:])
+    measured = [
+        arm
+        for number, row in enumerate(rows)
+        if (arm := _measured(number, row, limits, quality_measured)) is not None
+    ]
+    failed = [row.arm for row in rows if row.verdict == "failed"]
+    known = {arm.row.arm for arm in measured} | set(failed)
+    out: dict[Limit, list[_Arm]] = {}
+    for arm in measured:
+        for limit in arm.beyond:
+            out.setdefault(limit, []).append(arm)
+    within = [arm for arm in measured if not arm.beyond]
+    nothing = None
+    if not rows or not measured or rows[0].verdict == "failed":
+        within, nothing = [], "Nothing to recommend: no arm was measured beside a baseline"
+    elif not within:
+        nothing = _relax(measured, limits)
+    return Recommendation(
+        limits=limits,
+        choices=_choices(within, best_of) if within else [],
+        ruled_out=[_ruled_out(limit, arms, limits) for limit, arms in out.items()],
+        failed=failed,
+        unmeasured=[row.arm for row in rows if row.arm not in known],
+        quality_measured=quality_measured,
+        nothing=nothing,
+        note=_note(rows) if quality_measured else None,
+    )
+
+
+def command(arguments: Sequence[str]) -> str:
+    """The command that runs generate.py as the arm did; options at their defaults are left out."""
+    config, defaults = parse(arguments), RunConfig()
+    takes_value = {name: not isinstance(value, bool) for name, value in vars(defaults).items()}
+    words = list(PROGRAM)
+    for name, value in pairs(argv(config, said=True), takes_value):
+        if value is True:
+            words.append(f"--{name}")
+        elif name in ALWAYS or getattr(config, name) != getattr(defaults, name):
+            words += [f"--{name}={value}"] if str(value)[:1] == "-" else [f"--{name}", str(value)]
+    return shell.join(words)
+
+
+def _note(rows: Sequence[Measured]) -> str | None:
+    ratios = [row.perplexity_ratio for row in rows[1:] if row.perplexity_ratio is not None]
+    if any(ratio.high is not None for ratio in ratios):
+        return None
+    return "Quality was measured on too little text for an interval: give more --tokens"
+
+
+def _ruled_out(limit: Limit, arms: Sequence[_Arm], limits: Limits) -> RuledOut:
+    unclear: Sequence[_Arm] = []
+    if limit == "max_perplexity_increase":
+        unclear = [arm for arm in arms if (arm.perplexity.low or 0.0) <= limits.most]
+    return RuledOut(limit, [arm.row.arm for arm in arms], [arm.row.arm for arm in unclear])
+
+
+def _measured(number: int, row: Measured, limits: Limits, quality: bool) -> _Arm | None:
+    """None for a row that failed or that has no speed beside the baseline's."""
+    is_baseline, memory = row.verdict == "baseline", memory_bytes(row)
+    if row.verdict == "failed" or row.tok_s is None or memory is None:
+        return None
+    speed = Ends(1.0, 1.0, 1.0) if is_baseline else _ends(row.speed_up)
+    if speed is None:
+        return None
+    ratio = Ends(1.0, 1.0, 1.0) if is_baseline or not quality else _ends(row.perplexity_ratio)
+    beyond: dict[Limit, float] = {}
+    if limits.max_memory is not None and memory > limits.max_memory:
+        beyond["max_memory"] = math.log(memory / limits.max_memory)
+    if limits.min_tok_s is not None and row.tok_s < limits.min_tok_s:
+        beyond["min_tok_s"] = math.log(limits.min_tok_s / row.tok_s)
+    highest = math.inf if ratio is None or ratio.high is None else ratio.high
+    if highest > limits.most:
+        beyond["max_perplexity_increase"] = PERPLEXITY_WEIGHT * math.log(highest / limits.most)
+    return _Arm(number, row, speed, memory, ratio or Ends(1.0), beyond)
+
+
+def memory_bytes(row: Measured) -> int | None:
+    """The peak while generating, of the kind that is logged; weights and cache without a peak."""
+    peaks = (row.peak_memory_bytes or {}).get("generate")
+    if peaks:
+        return next(iter(peaks.values()))
+    if row.weight_bytes is None:
+        return None
+    return row.weight_bytes + (row.kv_cache_bytes or 0)
+
+
+def _ends(value: Range | None) -> Ends | None:
+    return None if value is None else Ends(value.value, value.low, value.high)
+
+
+def _choices(arms: Sequence[_Arm], best_of: BestOf | None) -> list[Choice]:
+    tied = _fastest(arms, best_of)
+    fastest = _preferred(tied, lambda arm: arm.perplexity.value)
+    smallest = _preferred(arms, lambda arm: -arm.speed.value)
+    compromise = max(_front(arms), key=lambda arm: arm.merit())
+    picked: dict[int, list[What]] = {}
+    answers: dict[What, _Arm] = {
+        "fastest": fastest,
+        "smallest": smallest,
+        "compromise": compromise,
+    }
+    for what, arm in answers.items():
+        picked.setdefault(arm.number, []).append(what)
+    as_good = [
+        arm.row.arm
+        for arm in _front(arms)
+        if arm is not compromise and arm.merit("high") >= compromise.merit("low")
+    ]
+    by_number = {arm.number: arm for arm in arms}
+    return [
+        _choice(
+            by_number[number],
+            what,
+            [arm.row.arm for arm in tied] if "fastest" in what else [],
+            as_good if what == ["compromise"] else [],
+        )
+        for number, what in picked.items()
+    ]
+
+
+def _choice(arm: _Arm, what: list[What], tied: list[str], as_good: list[str]) -> Choice:
+    row = arm.row
+    return Choice(
+        what=what,
+        arm=row.arm,
+        speed_up=_ends(row.speed_up),
+        speed_up_word=row.speed_up.word if row.speed_up else None,
+        memory_bytes=arm.memory,
+        perplexity=row.perplexity,
+        perplexity_ratio=_ends(row.perplexity_ratio),
+        quality_model=row.quality_model,
+        tied=tied if len(tied) > 1 else [],
+        as_good=as_good,
+        command=command(row.argv),
+    )
+
+
+def _fastest(arms: Sequence[_Arm], best_of: BestOf | None) -> list[_Arm]:
+    """The arms that cannot be told from the fastest of them."""
+    fastest = max(arms, key=lambda arm: arm.speed.value)
+    if best_of is not None:
+        numbers = best_of([arm.number for arm in arms]) | {fastest.number}
+        return [arm for arm in arms if arm.number in numbers]
+    if fastest.row.can_be_best:
+        return [arm for arm in arms if arm.row.can_be_best or arm is fastest]
+    lowest = fastest.speed.low or fastest.speed.value
+    return [arm for arm in arms if (arm.speed.high or arm.speed.value) >= lowest]
+
+
+def _preferred(arms: Sequence[_Arm], then: Callable[[_Arm], float]) -> _Arm:
+    """The arm of the least memory; of those that take as little, the one for which `then` is
+    least, and the fastest of equals."""
+    least = min(arm.memory for arm in arms) * SAME_MEMORY
+    return min(
+        (arm for arm in arms if arm.memory <= least),
+        key=lambda arm: (then(arm), -arm.speed.value, arm.perplexity.value),
+    )
+
+
+def _front(arms: Sequence[_Arm]) -> list[_Arm]:
+    """Those to which no other arm is equal in speed, memory and quality, and better in one."""
+    points = [(-arm.speed.value, arm.memory, arm.perplexity.value) for arm in arms]
+
+    def beaten(point: tuple[float, ...]) -> bool:
+        return any(
+            rival != point and all(a <= b for a, b in zip(rival, point, strict=True))
+            for rival in points
+        )
+
+    return [arm for arm, point in zip(arms, points, strict=True) if not beaten(point)]
+
+
+def _relax(arms: Sequence[_Arm], limits: Limits) -> str:
+    """Which limit to relax, and to what, so that the nearest arm satisfies all of them."""
+    nearest = min(arms, key=lambda arm: sum(arm.beyond.values()))
+    memory, tok_s, ratio = nearest.memory, nearest.row.tok_s or 0.0, nearest.perplexity.high or 1.0
+    unit, name = (1e9, "GB") if memory >= 1e9 else (1e6, "MB")
+    options: dict[Limit, str] = {
+        "max_memory": f"--max_memory {math.ceil(100 * memory / unit) / 100:g}{name}",
+        "min_tok_s": f"--min_tok_s {math.floor(10 * tok_s) / 10:g}",
+        "max_perplexity_increase": (
+            f"--max_perplexity_increase {math.ceil(1000 * (ratio - 1) - 1e-9) / 10:g}%"
+        ),
+    }
+    needed = " and ".join(options[limit] for limit in nearest.beyond)
+    return f"No arm satisfies all limits; the nearest, {nearest.row.arm}, needs {needed}"
