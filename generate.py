@@ -419,6 +419,8 @@ def make_generator(plan: Plan, model: Transformer) -> Generator:
 def measure(plan: Plan, generator: Generator, kernels: str, load_peak: dict[str, int]) -> Measured:
     """Compile, warm up, take samples, write traces. load_peak: peak memory while loading."""
     import devices
+    from quantize.registry import available
+    from run import machine
     from run import measure as run_measure
     from run.tracing import trace
 
@@ -428,10 +430,13 @@ def measure(plan: Plan, generator: Generator, kernels: str, load_peak: dict[str,
     warm_up_peak = devices.peak_memory(device)
     devices.reset_peak_memory(device)
     samples, tokens = run_measure.take(plan, one_sample)
+    load = machine.load_average()
     peaks = run_measure.Peaks(load_peak, warm_up_peak, devices.peak_memory(device))
     trace(device, config.profile, config.memory_profile, lambda: one_sample(0), say)
     facts = run_measure.facts_of(plan, generator, kernels)
-    return run_measure.Measured(facts, ready, readable(plan, tokens), peaks, samples)
+    text = readable(plan, tokens)
+    refusals = available(plan.spec.scheme, device, plan.precision) if plan.spec.scheme else {}
+    return run_measure.Measured(facts, ready, text, peaks, samples, load, refusals)
 
 
 def readable(plan: Plan, tokens: list[int]) -> str | None:
@@ -445,10 +450,12 @@ def readable(plan: Plan, tokens: list[int]) -> str | None:
 
 
 def finish(config: RunConfig, measured: Measured) -> None:
-    """Append to the log and to --output_json_path, then print the text and the table."""
+    """Append to the log and to --output_json_path, then print the text, the table and the why."""
+    from run import why
     from run.measure import make_record
 
-    details = measured.details()
+    reasons = why.of_single_run(measured)
+    details = {**measured.details(), "why": reasons}
     record = make_record(measured.facts, measured.summary.tok_s, measured.peaks.generate)
     if config.write_result != "none":
         log.append(Path(config.write_result), record.render())
@@ -459,6 +466,7 @@ def finish(config: RunConfig, measured: Measured) -> None:
     if measured.text is not None:  # printed last: with a closed or full stdout the log is complete
         click.echo(measured.text + "\n")
     click.echo(table([details]))
+    click.echo("\n".join(f"- {reason}" for reason in reasons))
 
 
 def chat(plan: Plan, generator: Generator) -> None:

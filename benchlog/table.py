@@ -8,7 +8,7 @@ import files
 from errors import LogError
 from text import aligned, size
 
-NUMBERS = ("tok/s", "prefill", "decode", "mem/s", "peak memory", "model size")
+NUMBERS = ("tok/s", "samples", "prefill", "decode", "mem/s", "peak memory", "model size")
 HEADINGS = ("scheme", *NUMBERS, "kernel", "decoder")
 SINCE_START = "resident_since_start"  # peak since the process started (devices.peak_memory)
 
@@ -34,8 +34,17 @@ def read(path: files.FilePath) -> list[Mapping[str, Any]]:
 
 
 def table(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Lines of aligned columns, one for each run, of runs as --output_json_path writes them."""
-    return aligned([HEADINGS, *map(_row, runs)], left={0, len(HEADINGS) - 2, len(HEADINGS) - 1})
+    """Lines of aligned columns, one for each run, of runs as --output_json_path writes them.
+
+    Below them, a line for each run whose speed is not trustworthy.
+    """
+    lines = [aligned([HEADINGS, *map(_row, runs)], left={0, len(HEADINGS) - 2, len(HEADINGS) - 1})]
+    lines += [
+        f"! {run['scheme']}: {why}"
+        for run in runs
+        if run.get("trustworthy") is False and (why := run.get("why_not_trustworthy"))
+    ]
+    return "\n".join(lines)
 
 
 def _row(run: Mapping[str, Any]) -> tuple[str, ...]:
@@ -47,6 +56,7 @@ def _row(run: Mapping[str, Any]) -> tuple[str, ...]:
     return (
         scheme,
         f"{run['tok_s']:.2f}",
+        _spread(run),
         _rate(run["prefill_tok_s"]),
         _rate(run["decode_tok_s"]),
         f"{size(run['weight_bytes_per_s'])}/s",
@@ -55,6 +65,15 @@ def _row(run: Mapping[str, Any]) -> tuple[str, ...]:
         kernel,
         str(run.get("decoder", "-")),  # lines of older versions lack it
     )
+
+
+def _spread(run: Mapping[str, Any]) -> str:
+    """The least and most tok/s of the samples; with a mark if they are not trustworthy."""
+    speeds = [sample["tok_s"] for sample in run.get("samples", ())]
+    if len(speeds) < 2:
+        return "1" if speeds else "-"
+    mark = "! " if run.get("trustworthy") is False else ""  # lines of older versions lack it
+    return f"{mark}{min(speeds):.2f} to {max(speeds):.2f} over {len(speeds)}"
 
 
 def _rate(tokens_per_second: float | None) -> str:

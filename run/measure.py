@@ -18,8 +18,11 @@ from benchlog.origin import git_commit, versions
 from benchlog.record import Record
 from cli import progress, say
 from models.config import ModelConfig, from_fields
-from run import environment
+from run import environment, machine
 from run.environment import Environment
+from run.machine import MachineUse
+from run.trust import Trust, judge
+from typed_json import OMITTED, to_json
 
 if TYPE_CHECKING:
     import torch
@@ -46,6 +49,7 @@ class Generation:
     tokens: Tensor  # the new ones, (B, N) int64
     prefill_seconds: float  # for the prompt and the first new token
     decode_seconds: float  # for the other N - 1 tokens
+    machine: MachineUse | None = None  # meanwhile; None: not measured
 
 
 class Timed(Protocol):
@@ -156,9 +160,15 @@ class Sample:
     tok_s: float  # new tokens ÷ total seconds, prefill included
     prefill_tok_s: float  # prompt tokens ÷ prefill_seconds
     decode_tok_s: float | None  # new tokens but the first ÷ decode_seconds; None if there is one
+    # What used the cores meanwhile. Left out of the JSON of a sample that has no such figures.
+    machine: MachineUse | None = dataclasses.field(
+        default=None, kw_only=True, metadata={OMITTED: True}
+    )
 
     @staticmethod
-    def of(timed: Timed, prompt_tokens: int, new_tokens: int) -> Sample:
+    def of(
+        timed: Timed, prompt_tokens: int, new_tokens: int, machine: MachineUse | None = None
+    ) -> Sample:
         prefill, decode = timed.prefill_seconds, timed.decode_seconds
         return Sample(
             prefill_seconds=prefill,
@@ -166,6 +176,7 @@ class Sample:
             tok_s=new_tokens / (prefill + decode),
             prefill_tok_s=prompt_tokens / prefill,
             decode_tok_s=(new_tokens - 1) / decode if new_tokens > 1 else None,
+            machine=machine,
         )
 
 
@@ -216,6 +227,21 @@ class Measured:
     text: str | None  # of the last sample's first row; None if it is random
     peaks: Peaks
     samples: list[Sample]
+    load_average: float | None = None  # over the minute before the last sample's end
+    # Why each of the scheme's kernels cannot run, where one cannot.
+    kernels: dict[str, str | None] = dataclasses.field(default_factory=dict)
+
+    @property
+    def trust(self) -> Trust:
+        """Whether the samples' mean can be trusted."""
+        uses = [sample.machine for sample in self.samples if sample.machine]
+        on_cpu = self.facts.device.type == "cpu"
+        return judge(
+            [sample.tok_s for sample in self.samples],
+            machine.together(uses),
+            self.facts.environment.threads if on_cpu else 1,
+            self.load_average,
+        )
 
     @property
     def summary(self) -> Summary:
@@ -230,7 +256,8 @@ class Measured:
             "text": self.text,
             "peak_memory_bytes": dataclasses.asdict(self.peaks),
             **dataclasses.asdict(self.summary),
-            "samples": [dataclasses.asdict(sample) for sample in self.samples],
+            **dataclasses.asdict(self.trust),
+            "samples": to_json(self.samples),
         }
 
 
@@ -307,7 +334,9 @@ def sampler(plan: Plan, generator: Generates) -> OneSample:
     ) -> Generation:
         torch.manual_seed(config.seed + index)  # a sample does not depend on the warm-up's length
         count = config.max_new_tokens if tokens is None else tokens
-        return generator.generate(prompt, count, config.context_depth, after_token)
+        before = machine.Counters.read()
+        generation = generator.generate(prompt, count, config.context_depth, after_token)
+        return dataclasses.replace(generation, machine=machine.Counters.read().since(before))
 
     return one_sample
 
@@ -379,7 +408,7 @@ def take(plan: Plan, one_sample: OneSample) -> tuple[list[Sample], list[int]]:
     for number in range(1, config.num_samples + 1):
         generation = one_sample(number - 1)
         tokens = generation.tokens[0].tolist()
-        samples.append(Sample.of(generation, len(plan.prompt), len(tokens)))
+        samples.append(Sample.of(generation, len(plan.prompt), len(tokens), generation.machine))
         if config.num_samples <= 10 or time.monotonic() > last_line + QUIET_SECONDS:
             last_line = time.monotonic()
             say(f"Sample {number} of {config.num_samples}: {samples[-1].tok_s:.2f} tok/s")

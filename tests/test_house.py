@@ -62,11 +62,11 @@ ROOMS = {
         {"log"},
     ),
     "run": (
-        {"checks", "threads"},
-        {"environment"},
+        {"checks", "machine", "threads"},
+        {"environment", "trust"},
         {"bandwidth", "chat", "compiling", "decoding", "plan", "scoring", "tracing"},
         {"calibration", "measure", "sizes"},
-        {"loading"},
+        {"loading", "why"},
     ),
     "compare": (
         {

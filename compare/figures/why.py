@@ -2,7 +2,7 @@
 
 from compare.figures.row import Row
 from compare.sampling.answers import ArmFacts
-from run.measure import Facts
+from run.why import held_back
 
 # Shares of the read bandwidth at which an arm reads its weights. Decoding reads activations and
 # caches as well, so a memory-bound arm stays below 1.
@@ -14,38 +14,8 @@ def reasons(row: Row, arm: ArmFacts) -> list[str]:
     run = arm.run
     if row.verdict == "faster" or run is None:
         return []
-    sentences = [_kernel(run, arm.kernels or {}), _decoder(run), _attention(run)]
-    if not run.config.compile:
-        sentences.append("nothing is compiled: each step pays for Python (--compile)")
-    sentences.append(_bandwidth(row.bandwidth_share))
-    return [sentence for sentence in sentences if sentence]
-
-
-def _kernel(run: Facts, kernels: dict[str, str | None]) -> str | None:
-    """kernels: why each of the scheme's cannot run here; None where it can."""
-    if "reference" in run.kernel:
-        why = "; ".join(
-            f"{name}: {reason}"
-            for name, reason in kernels.items()
-            if reason and name != "reference"
-        )
-        return "plain torch (kernel reference) unpacks the weights at every step" + (
-            f", for there is no other kernel here ({why})" if why else ""
-        )
-    if "," in run.kernel:
-        return f"not every layer's shape fits its fastest kernel: {run.kernel}"
-    return None
-
-
-def _decoder(run: Facts) -> str | None:
-    if not run.decoder_reason:
-        return None
-    return f"a step is not one op (decoder {run.decoder}): {run.decoder_reason}"
-
-
-def _attention(run: Facts) -> str | None:
-    reason = run.attention_reason
-    return f"attention runs on plain torch: {reason}" if reason else None
+    bandwidth = _bandwidth(row.bandwidth_share)
+    return [*held_back(run, arm.kernels or {}), *([bandwidth] if bandwidth else [])]
 
 
 def _bandwidth(share: float | None) -> str | None:

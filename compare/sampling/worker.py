@@ -131,7 +131,9 @@ class Worker:
         clock = Clock(self.plan.device)
         generation = self.one_sample(index, after_token=clock.tick)
         new_tokens = generation.tokens.shape[1]
-        sample = measure.Sample.of(generation, len(self.plan.prompt), new_tokens)
+        sample = measure.Sample.of(
+            generation, len(self.plan.prompt), new_tokens, generation.machine
+        )
         return TimedSample(
             **vars(sample),
             token_seconds=[round(seconds, 7) for seconds in clock.intervals()],

@@ -1,0 +1,61 @@
+"""Why a run is as fast as it is: what ran it, and what kept something faster from running."""
+
+from collections.abc import Mapping
+
+from run.measure import Facts, Measured
+
+STEP = {
+    "cpu-step": "a decoding step is one C++ op",
+    "cpu-layer": "a decoding step is a C++ op for each layer",
+    "modules": "a decoding step runs the model's modules",
+}
+
+
+def of_single_run(measured: Measured) -> list[str]:
+    """Sentences without a full stop: how samples scatter, what else ran, and what ran this."""
+    trust, facts = measured.trust, measured.facts
+    sentences = [trust.spread.sentence()]
+    if trust.machine:
+        load = trust.load_average
+        average = "" if load is None else f"; load average {load:.1f}"
+        sentences.append(f"{trust.machine.sentence()}{average}")
+    step = STEP.get(facts.decoder, "a decoding step")
+    sentences.append(f"{step} (decoder {facts.decoder}), products run on kernel {facts.kernel}")
+    return [*sentences, *held_back(facts, measured.kernels)]
+
+
+def held_back(facts: Facts, kernels: Mapping[str, str | None]) -> list[str]:
+    """What keeps a run from being faster; sentences without a full stop.
+
+    kernels: of the run's scheme, each with why it cannot run here; None where it can.
+    """
+    sentences = [_kernel(facts, kernels), _decoder(facts), _attention(facts)]
+    if not facts.config.compile and facts.decoder != "cpu-step":  # one op, with nothing to compile
+        sentences.append("nothing is compiled: each step pays for Python (--compile)")
+    return [sentence for sentence in sentences if sentence]
+
+
+def _kernel(run: Facts, kernels: Mapping[str, str | None]) -> str | None:
+    if "reference" in run.kernel:
+        why = "; ".join(
+            f"{name}: {reason}"
+            for name, reason in kernels.items()
+            if reason and name != "reference"
+        )
+        return "plain torch (kernel reference) unpacks the weights at every step" + (
+            f", for there is no other kernel here ({why})" if why else ""
+        )
+    if "," in run.kernel:
+        return f"not every layer's shape fits its fastest kernel: {run.kernel}"
+    return None
+
+
+def _decoder(run: Facts) -> str | None:
+    if not run.decoder_reason:
+        return None
+    return f"a step is not one op (decoder {run.decoder}): {run.decoder_reason}"
+
+
+def _attention(run: Facts) -> str | None:
+    reason = run.attention_reason
+    return f"attention runs on plain torch: {reason}" if reason else None

@@ -1,0 +1,146 @@
+"""A single run says how its samples scatter and what else used the machine."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from benchlog.table import table
+from run import machine
+from run.machine import Counters, MachineUse, together
+from run.trust import judge
+from run.why import held_back
+from tests.compare.facts import FACTS
+
+QUIET = MachineUse(10.0, 2, 2.0, 0.05, 0.0, 3)
+BUSY = MachineUse(10.0, 2, 1.1, 1.4, 0.0, 4000)
+NEWCOMER = [60.0, 63.0, 200.0, 292.0, 247.0]  # tok/s that were logged as 172, with no word more
+
+
+def test_samples_that_scatter_five_fold_are_not_to_be_trusted():
+    trust = judge(NEWCOMER, BUSY, threads=2, load_average=3.5)
+    # mean 172.4; deviations -112.4, -109.4, 27.6, 119.6, 74.6; their squares 45232.5 ÷ 4
+    assert trust.spread.coefficient_of_variation == pytest.approx(106.34 / 172.4, abs=1e-3)
+    assert trust.trustworthy is False and trust.load_average == 3.5
+    assert trust.why_not_trustworthy == (
+        "samples scatter 4.9 ×; other processes used 1.4 of 2 cores: not trustworthy; repeat it "
+        "on an idle machine, or compare with quantbench ab, which takes turns"
+    )
+
+
+def test_scatter_on_a_quiet_machine_is_not_blamed_on_others():
+    why = judge(NEWCOMER, QUIET, threads=2).why_not_trustworthy
+    assert "idle machine" not in why and "--max_new_tokens" in why
+    assert "other processes used 0.1 of 2 cores" in why
+
+
+@pytest.mark.parametrize(
+    ("speeds", "trustworthy"),
+    [
+        ([100.0, 100.0], True),
+        ([93.0, 107.0], True),  # a deviation of 7 · √2 = 9.9
+        ([92.0, 108.0], False),  # 11.3
+        ([100.0], None),
+    ],
+)
+def test_ten_percent_is_the_limit(speeds, trustworthy):
+    trust = judge(speeds, QUIET, threads=2)
+    assert trust.trustworthy is trustworthy
+    assert (trust.why_not_trustworthy is None) == (trustworthy is True)
+
+
+def test_a_steady_neighbour_is_one_too():
+    """Samples agree, but each of them shared its cores."""
+    steady = [100.0, 101.0, 100.0]
+    assert judge(steady, BUSY, threads=2).trustworthy is False
+    assert judge([100.0], BUSY, threads=2).trustworthy is False
+    idle_cores = MachineUse(10.0, 8, 2.0, 1.4, 0.0, 3)
+    assert judge(steady, idle_cores, threads=2).trustworthy is True
+    stolen = MachineUse(10.0, 2, 1.1, 0.0, 0.8, 3)
+    why = judge(steady, stolen, threads=2).why_not_trustworthy
+    assert "the hypervisor took 0.8 of 2 cores" in why
+    assert judge(steady, None, threads=2).trustworthy is True
+
+
+def test_the_counters_tell_this_process_from_others():
+    """A process beside this one computes for 0.6 s, and then this one does."""
+    spin = "import time; end = time.process_time() + 0.6\nwhile time.process_time() < end: pass"
+    before = Counters.read()
+    subprocess.run([sys.executable, "-c", spin], check=True)
+    between = Counters.read()
+    end = time.process_time() + 0.3
+    while time.process_time() < end:
+        pass
+    theirs, ours = between.since(before), Counters.read().since(between)
+    assert ours.own_cores * ours.seconds >= 0.3 > theirs.own_cores * theirs.seconds
+    if theirs.other_cores is None:
+        pytest.skip("this system does not count the work of other processes")
+    assert theirs.other_cores * theirs.seconds > 0.5
+    assert ours.cores == len(os.sched_getaffinity(0))
+
+
+def test_the_kernel_s_ticks(tmp_path):
+    """Two cores, of which this process may use one; columns as in man 5 proc."""
+    stat = tmp_path / "stat"
+    stat.write_text(
+        "cpu  11 22 33 44 55 66 77 88 0 0\n"
+        "cpu0 100 20 30 9999 9999 4 5 70 60 0\ncpu1 1 2 3 4 5 6 7 8 9 0\nintr 5 0\n"
+    )
+    busy, stolen = machine._ticks({0}, stat)
+    ticks = machine.TICKS_PER_SECOND
+    assert busy * ticks == pytest.approx(100 + 20 + 30 + 4 + 5) and stolen * ticks == 70
+    assert machine._ticks({0}, tmp_path / "absent") == (None, None)
+
+
+def test_where_no_work_is_counted_nothing_is_claimed():
+    before = Counters(0.0, 2, own=0.0, busy=50.0, stolen=0.0, involuntary_switches=0)
+    after = Counters(4.0, 2, own=4.0, busy=50.0, stolen=0.0, involuntary_switches=1)
+    assert after.since(before).other_cores is None and after.since(before).stolen_cores is None
+
+
+def test_samples_add_up():
+    total = together([MachineUse(1.0, 2, 1.0, 2.0, 0.0, 5), MachineUse(3.0, 2, 2.0, 0.0, None, 6)])
+    assert total == MachineUse(4.0, 2, 1.75, 0.5, None, 11)
+    assert together([]) is None
+
+
+def test_the_table_shows_the_spread_and_marks_what_scatters():
+    run = {
+        "scheme": "int8wo", "kernel": "cpu", "decoder": "cpu-step", "tok_s": 172.4,
+        "prefill_tok_s": 1.0, "decode_tok_s": 1.0, "weight_bytes_per_s": 1.0, "weight_bytes": 1,
+        "peak_memory_bytes": {"generate": {"resident": 1}},
+        "samples": [{"tok_s": speed} for speed in NEWCOMER],
+    }  # fmt: skip
+    older = table([run])
+    assert "60.00 to 292.00 over 5" in older and "!" not in older
+    lines = table([run | {"trustworthy": False, "why_not_trustworthy": "they scatter"}]).split("\n")
+    assert "! 60.00 to 292.00 over 5" in lines[1] and lines[2] == "! int8wo: they scatter"
+
+
+def test_one_op_is_not_told_to_compile():
+    assert held_back(FACTS, {}) == []  # --compile leaves a step that is one op as it is
+
+
+def test_steady_is_not_said_of_samples(tmp_path):
+    """The JSON of a real run has every figure, and what is printed says the same."""
+    arguments = ["--num_samples", "3", "--max_new_tokens", "4", "--write_result", "none"]
+    done = subprocess.run(
+        [sys.executable, "generate.py", *arguments, "--output_json_path", str(tmp_path / "j")],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    details = json.loads((tmp_path / "j").read_text())
+    trust = judge(
+        [sample["tok_s"] for sample in details["samples"]],
+        MachineUse(**details["machine"]),
+        details["environment"]["threads"],
+        details["load_average"],
+    )
+    assert details["trustworthy"] is trust.trustworthy
+    assert details["why_not_trustworthy"] == trust.why_not_trustworthy
+    assert details["spread"]["samples"] == 3
+    assert all(f"- {reason}" in done.stdout for reason in details["why"])
+    assert ("not trustworthy" in done.stdout) == (trust.trustworthy is False)
