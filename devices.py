@@ -146,20 +146,27 @@ def stored_bytes(tensor: torch.Tensor) -> int:
 
 @contextlib.contextmanager
 def returning_memory() -> Iterator[None]:
-    """Inside this context, freed CPU memory is returned to the system at once.
+    """Inside this context, CPU memory of 2 MB or more is returned to the system when it is freed.
 
     Otherwise glibc keeps freed blocks of up to 32 MB for reuse, and quantizing a 1.1 B model layer
-    by layer peaks 1.1 GB higher (docs/LOG.md). Without glibc this does nothing.
+    by layer peaks 1.1 GB higher (docs/LOG.md). Smaller blocks are reused, as the temporaries of
+    quantizing are: returned and mapped anew, each of their pages would cost a page fault every
+    time. Without glibc this does nothing.
     """
-    M_MMAP_THRESHOLD = -3  # from glibc's malloc.h
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt:
-        mallopt(M_MMAP_THRESHOLD, 1 << 20)
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    mallopt = getattr(libc, "mallopt", None)
+    if libc is None or mallopt is None:
+        yield
+        return
+    M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
+    mallopt(M_MMAP_THRESHOLD, 2 << 20)
+    mallopt(M_TRIM_THRESHOLD, 32 << 20)  # free bytes that the heap may keep at its end
     try:
         yield
     finally:
-        if mallopt:
-            mallopt(M_MMAP_THRESHOLD, 32 << 20)  # the largest value that glibc chooses by itself
+        mallopt(M_MMAP_THRESHOLD, 32 << 20)  # the largest value that glibc chooses by itself,
+        mallopt(M_TRIM_THRESHOLD, 64 << 20)  # and what it chooses with it
+        libc.malloc_trim(0)
 
 
 def describe(device: torch.device) -> dict[str, str | int]:

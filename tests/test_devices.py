@@ -1,5 +1,7 @@
 """What is free: the kernel's files, as they look in a container and outside, and the drivers'."""
 
+import resource
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -110,3 +112,28 @@ def test_a_peak_that_cannot_be_reset_says_so(monkeypatch, tmp_path):
     run |= {"weight_bytes_per_s": 1.0, "weight_bytes": 1, "kernel": "cpu"}
     assert "≤ " in table.table([run | {"peak_memory_bytes": {"generate": peak}}])
     assert "≤ " not in table.table([run | {"peak_memory_bytes": {"generate": {"resident": 1}}}])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")
+def test_temporaries_are_reused_while_memory_is_returned():
+    """A temporary of 1 MB has 256 pages; a hundred of them in a row need not fault in each anew.
+    What is larger goes back to the system at once."""
+
+    def page_faults():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+    with devices.returning_memory():
+        torch.ones(1 << 18)  # now the heap has room for it
+        before = page_faults()
+        for _ in range(100):
+            torch.ones(1 << 18)
+        assert page_faults() - before < 100 * 256 / 4
+        torch.ones(64 << 20, dtype=torch.int8)
+        devices.reset_peak_memory(CPU)
+        (after,) = devices.peak_memory(CPU).values()
+        large = torch.ones(64 << 20, dtype=torch.int8)
+        devices.reset_peak_memory(CPU)
+        (with_it,) = devices.peak_memory(CPU).values()
+        del large
+    if devices._can_reset_peak():
+        assert with_it - after > 60 << 20

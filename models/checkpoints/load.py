@@ -280,19 +280,24 @@ class _DummyWeights:
 
     They are normal with a standard deviation of 0.02; norms are ones. Drawing billions of normal
     numbers would take longer than the measurement, so one block of them is repeated. Where it
-    begins depends on the parameter's name.
+    begins depends on the parameter's name, and on nothing else: neither on the number of layers nor
+    on that of threads.
     """
 
     def __init__(self, precision: torch.dtype, device: torch.device | str) -> None:
         generator = torch.Generator().manual_seed(0)
         block = torch.randn(_DUMMY_PERIOD, generator=generator) * _DUMMY_STD
-        self.block = block.to(device, precision)
+        self.twice = block.to(device, precision).repeat(2)  # so that every rotation is a slice
 
     def __call__(self, name: str, parameter: Tensor) -> Tensor:
-        weight = torch.empty(parameter.shape, dtype=self.block.dtype, device=self.block.device)
+        weight = torch.empty(parameter.shape, dtype=self.twice.dtype, device=self.twice.device)
         if "norm" in name:
             return weight.fill_(1.0)
-        block = self.block.roll(zlib.crc32(name.encode()) % _DUMMY_PERIOD)
-        for piece in weight.view(-1).split(_DUMMY_PERIOD):
-            piece.copy_(block[: piece.numel()])
+        block = self.twice[-zlib.crc32(name.encode()) % _DUMMY_PERIOD :][:_DUMMY_PERIOD]
+        flat = weight.view(-1)
+        whole = flat.numel() // _DUMMY_PERIOD
+        end = whole * _DUMMY_PERIOD
+        # In one op: each op ends by waiting for its slowest thread.
+        flat[:end].view(whole, _DUMMY_PERIOD).copy_(block)
+        flat[end:].copy_(block[: flat.numel() - end])
         return weight

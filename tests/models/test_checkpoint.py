@@ -18,6 +18,7 @@ from torchao.quantization import Int8WeightOnlyConfig, quantize_
 from transformers import AutoModelForCausalLM
 
 from errors import CheckpointError, UsageError
+from models.checkpoints import load as load_module
 from models.checkpoints import names, tensor_files
 from models.checkpoints.load import load_config, load_model, model_name, tokenizer_folder
 from tests.models.hugging_face import SIZES, saved
@@ -195,6 +196,29 @@ def test_dummy_weights_are_random_and_the_same_each_time(tmp_path):
             assert a.std() == pytest.approx(0.02, rel=0.1)
             assert not torch.equal(a[0], a[1])
     assert first(TOKENS).isfinite().all()
+
+
+def test_a_dummy_weight_follows_from_its_name_and_place(tmp_path):
+    """It is the same with other layers around it and another number of threads. The embedding is
+    longer than the block of random numbers that it repeats."""
+    folder, _ = saved("qwen-2", tmp_path)
+    config = json.loads((folder / "config.json").read_text()) | {"vocab_size": 70_000}
+    (folder / "config.json").write_text(json.dumps(config))
+    path, threads = f"dummy:{folder / 'config.json'}", torch.get_num_threads()
+    whole = load_model(path, precision=torch.bfloat16)
+    try:
+        torch.set_num_threads(1 if threads > 1 else 2)
+        part = load_model(path, precision=torch.bfloat16, num_layers=1)
+    finally:
+        torch.set_num_threads(threads)
+    assert len(whole.layers) > 1 and len(part.layers) == 1
+    for name, weight in part.named_parameters():
+        assert torch.equal(weight, whole.get_parameter(name))
+    table = whole.tok_embeddings.weight.flatten()
+    block = load_module._DUMMY_PERIOD
+    assert len(table) > 2 * block
+    for repeated in table.split(block)[1:]:
+        assert torch.equal(repeated, table[: len(repeated)])
 
 
 def test_dummy_presets_need_no_files():
