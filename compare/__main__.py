@@ -23,21 +23,21 @@ class Commands(Group):
         return sorted(module.name for module in pkgutil.iter_modules([str(COMMANDS)]))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self.list_commands(ctx):
+        if not (COMMANDS / f"{cmd_name}.py").exists():
             return None
-        module = importlib.import_module(f"compare.commands.{cmd_name}")
+        module = importlib.import_module(f"{__package__}.commands.{cmd_name}")
         command: click.Command = getattr(module, cmd_name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, described(name)) for name in self.list_commands(ctx)])
+            rows = [(name, self.described(name)) for name in self.list_commands(ctx)]
+            formatter.write_dl(rows)
 
-
-def described(name: str) -> str:
-    """One line about a command: what its docstring says after the colon of its first line."""
-    text = ast.get_docstring(ast.parse((COMMANDS / f"{name}.py").read_text(encoding="utf-8")))
-    return (text or "").splitlines()[0].partition(": ")[2].rstrip(".")
+    def described(self, name: str) -> str:
+        """One line about a command: its docstring's first line, after the colon."""
+        text = ast.get_docstring(ast.parse((COMMANDS / f"{name}.py").read_text(encoding="utf-8")))
+        return (text or "").splitlines()[0].partition(": ")[2].rstrip(".")
 
 
 @click.group(cls=Commands)

@@ -5,4 +5,4 @@ import sys
 
 if __name__ == "__main__":
     sys.argv[1:1] = ["schemes"]
-    runpy.run_module("compare", run_name="__main__", alter_sys=True)
+    runpy.run_module("compare.__main__", run_name="__main__", alter_sys=True)

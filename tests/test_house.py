@@ -25,6 +25,7 @@ FLOORS = (
     {"run"},
     {"generate"},
     {"compare"},
+    {"quantbench", "setup"},
 )
 ROOMS = {
     "ops": (

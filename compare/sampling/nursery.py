@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from run.environment import prepare
 
 IMPORTED = (
-    *("quantize.registry", "run.loading", "run.decoding", "run.sizes", "run.bandwidth", "generate"),
+    *("quantize.registry", "run.loading", "run.decoding", "run.sizes", "run.bandwidth"),
     *("torch._dynamo", "compare.fidelity.scores", "compare.sampling.clock"),
 )
 MESSAGE = 1 << 20  # bytes, at most: a command line
@@ -98,6 +98,8 @@ def serve(control: socket.socket) -> None:
     for name in IMPORTED:
         importlib.import_module(name)
     import torch
+
+    import generate  # noqa: F401
 
     safe = torch.version.cuda is None and torch.version.hip is None and not torch.xpu._is_compiled()
     alone = len(os.listdir("/proc/self/task")) == 1  # a fork has one thread, whatever others held

@@ -18,6 +18,9 @@ from typed_json import from_json, to_json
 
 COMMAND = (sys.executable, "-m", "compare.sampling.worker")
 ROOT = Path(__file__).parents[2]
+INSTALLED = __name__.startswith(
+    "quantbench."
+)  # setup.py: an installed copy has that name before it
 T = TypeVar("T")
 
 
@@ -36,9 +39,15 @@ class WorkerRefused(WorkerFailed, UsageError):
 
 
 def environment() -> dict[str, str]:
-    """The variables of every worker: those of generate.py's process, and our path."""
+    """The variables of every worker: those of generate.py's process, and the checkout's path.
+
+    PYTHONSAFEPATH keeps a file errors.py of the current folder from being taken for ours.
+    """
+    variables = {**defaults(os.environ), "PYTHONSAFEPATH": "1"}
+    if INSTALLED:
+        return variables
     search = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**defaults(os.environ), "PYTHONPATH": os.pathsep.join(search)}
+    return {**variables, "PYTHONPATH": os.pathsep.join(search)}
 
 
 class Process:

@@ -1,0 +1,182 @@
+"""What a wheel installs: one name, `quantbench`, that works beside everybody else's modules.
+
+The wheel is built from a copy of the tree, without network, and installed into an environment of
+its own, which sees the packages of the one that runs the tests.
+"""
+
+import json
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+HIDDEN = (".*", "__pycache__", "build", "demo", "docs", "tests", "*.egg-info")
+# Files of the current folder, named as ours are: none of them may be imported.
+THEIRS = ("benchlog", "cli", "compare", "errors", "files", "generate", "models", "run", "text")
+
+
+def done(*command, **settings):
+    return subprocess.run(command, capture_output=True, text=True, **settings)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    shutil.copytree(ROOT, folder / "tree", ignore=shutil.ignore_patterns(*HIDDEN))
+    options = ("--quiet", "--no-deps", "--no-build-isolation", "--no-index")
+    pip = done(sys.executable, "-m", "pip", "wheel", *options, "-w", folder, folder / "tree")
+    assert pip.returncode == 0, pip.stderr
+    return next(folder.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """The folder of the commands. The environment is a folder of somebody's git repository."""
+    repository = tmp_path_factory.mktemp("repository")
+    folder = repository / "environment"
+    venv.create(folder)
+    python = folder / "bin" / "python"
+    options = ("--quiet", "--no-deps", "--no-index", "--disable-pip-version-check")
+    command = (sys.executable, "-m", "pip", "--python", python, "install", *options, wheel)
+    pip = done(*command)
+    assert pip.returncode == 0, pip.stderr
+    packages = next(folder.glob("lib/python*/site-packages"))
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    if shutil.which("git"):
+        identity = ["-c", "user.name=somebody", "-c", "user.email=somebody@example.org"]
+        for words in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "everything"]):
+            assert done("git", *identity, *words, cwd=repository).returncode == 0
+    return folder / "bin"
+
+
+@pytest.fixture
+def elsewhere(tmp_path):
+    """A folder with modules of the same names as ours."""
+    for name in THEIRS:
+        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('their {name}.py was imported')\n")
+    return tmp_path
+
+
+def run(installed, folder, program, *arguments):
+    unset = ("PYTHONPATH", "PYTHONSAFEPATH", "VIRTUAL_ENV")
+    environment = {name: value for name, value in os.environ.items() if name not in unset}
+    result = done(installed / program, *map(str, arguments), cwd=folder, env=environment)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "Traceback" not in result.stderr
+    return result.stdout
+
+
+def test_nothing_but_quantbench_is_at_the_top_level(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        (top_level,) = (name for name in names if name.endswith("top_level.txt"))
+        assert archive.read(top_level).split() == [b"quantbench"]
+    folders = {name.split("/")[0] for name in names}
+    assert {name for name in folders if not name.endswith(".dist-info")} == {"quantbench"}
+
+
+def test_every_file_that_the_programs_need_is_in_it(wheel):
+    """Modules, C++ sources, the embedded model, and whatever else lies beside them."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    listed = done("git", "ls-files", cwd=ROOT)
+    if listed.returncode:
+        pytest.skip("needs git: the tree is no checkout")
+    outside = ("tests/", "docs/", ".", "setup.py")
+    files = {name for name in listed.stdout.splitlines() if not name.startswith(outside)}
+    wanted = {name for name in files if "/" in name or name.endswith(".py")}
+    wanted = {name for name in wanted if not name.endswith(".md")}
+    packed = {f"quantbench/{name.removeprefix('quantbench/')}" for name in wanted}
+    assert packed <= names
+    assert {"quantbench/ops/cpu/src/step/op.cpp", "quantbench/models/tiny/heldout.txt"} <= packed
+
+
+def test_generate_runs_on_the_embedded_model(installed, elsewhere):
+    command = ("generate", "--quantization", "int8wo", "--max-new-tokens", 4, "--num_samples", 1)
+    out = run(installed, elsewhere, "quantbench", *command, "--output_json_path", "runs.jsonl")
+    assert "int8wo" in out
+    (details,) = map(json.loads, (elsewhere / "runs.jsonl").read_text().splitlines())
+    assert "quantbench" in json.dumps(details)
+    log = run(installed, elsewhere, "quantbench", "log", "check", "benchmarks.txt")
+    assert log == "1 record, intact\n"
+
+
+def test_a_worker_starts(installed, elsewhere):
+    """compare's processes are started by the name of their module; here it answers, and is ours."""
+    text = (
+        "from quantbench.compare.sampling import answers, process\n"
+        "worker = process.Process()\n"
+        "print(worker.answer(answers.SchemeNames, 'schemes', argv=[]).schemes)\n"
+        "worker.close()\n"
+    )
+    (elsewhere / "ask.py").write_text(text)
+    assert "int8wo" in run(installed, elsewhere, "python", "-P", "ask.py")
+
+
+def test_version_and_help_need_no_torch(installed, elsewhere):
+    text = "import sys; from quantbench.__main__ import commands\n"
+    text += "try: commands.main(sys.argv[1:], prog_name='quantbench')\n"
+    text += "finally: print('torch' in sys.modules)\n"
+    for words in (["--help"], ["--version"], ["generate", "--help"], ["schemes", "--help"]):
+        out = run(installed, elsewhere, "python", "-P", "-c", text, *words)
+        assert out.endswith("False\n"), words
+        assert "quantbench" in out
+
+
+def test_it_is_imported_beside_others(installed, elsewhere):
+    """transformers in the same process, and modules of theirs that are named as ours are."""
+    for name in THEIRS:
+        (elsewhere / f"{name}.py").write_text("whose = 'theirs'\n")
+    text = (
+        "import quantbench, transformers, models, errors\n"
+        "from transformers import LlamaConfig\n"
+        "model = quantbench.load('tiny', quantization='int8wo')\n"
+        "generator = quantbench.Generator(model, cache_size=8)\n"
+        "import text, files, run, cli\n"
+        "print({module.whose for module in (models, errors, text, files, run, cli)})\n"
+        "from quantbench.benchlog.origin import git_commit\n"
+        "print(git_commit(), quantbench.config('int4wo-64').scheme, quantbench.__version__)\n"
+    )
+    (elsewhere / "user.py").write_text(text)
+    out = run(installed, elsewhere, "python", "user.py").splitlines()
+    version = run(installed, elsewhere, "quantbench", "--version").split()[1]
+    assert out == ["{'theirs'}", f"None int4wo-64 {version}"]
+
+
+# ---------------------------------------------------------------------------------- setup.py's own
+
+
+@pytest.fixture(scope="module")
+def under_one_name():
+    function = runpy.run_path(str(ROOT / "setup.py"))["under_one_name"]
+    return lambda text: function(text, {"models", "errors", "run"}, {"run.loading", "models.llama"})
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ("import errors", "from quantbench import errors"),
+        ("import models.llama as m", "from quantbench.models import llama as m"),
+        ("from models import (\n    llama,\n)", "from quantbench.models import (\n    llama,\n)"),
+        ("def f():\n  from run.plan import A", "def f():\n  from quantbench.run.plan import A"),
+        ("x = 'é', 'run.loading:load'", "x = 'é', 'quantbench.run.loading:load'"),
+        *((same, same) for same in ("import models_of_mine", "from . import models", "'run.py'")),
+        *((same, same) for same in ("import os, sys", "'models'", "'run.loading of weights'")),
+    ],
+)  # fmt: skip
+def test_names_get_the_prefix(under_one_name, ours, theirs):
+    assert under_one_name(ours) == theirs
+
+
+@pytest.mark.parametrize("text", ["import models.llama", "import os, errors"])
+def test_what_cannot_be_renamed_is_refused(under_one_name, text):
+    with pytest.raises(ValueError, match="line 1"):
+        under_one_name(text)
