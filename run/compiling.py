@@ -1,8 +1,9 @@
 """Making torch.compile start faster: its options, and its preparation while weights are read.
 
-    ready = compiling.begin(device)     # in a thread: imports, and hashes of the compiler's sources
-    …                                   # load the model
-    ready()
+    preparation = compiling.Preparation(device)
+    preparation.begin()     # in a thread: imports, and hashes of the compiler's sources
+    …                       # load the model
+    preparation.wait()
     torch.compile(step, options=compiling.options(device))
 
 Most of a cold compilation's time is preparation; compiling the step itself is the smaller part
@@ -69,19 +70,29 @@ def for_any_length(compiled: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def begin(device: torch.device) -> Callable[[], None]:
-    """Prepare the compiler in a thread: import its modules and hash its sources.
+class Preparation:
+    """Preparing the compiler in a thread: importing its modules and hashing its sources.
 
-    Returns a function that waits until this is done. The thread compiles a function that needs no
-    kernel, because that uses only torch's public API. An error is ignored: the real compilation
-    raises it again.
+    The thread compiles a function that needs no kernel, because that uses only torch's public API.
+    An error is ignored: the real compilation raises it again.
     """
-    if device.type != "cpu":
-        return lambda: None
-    environment.prepare_compiler(device.type)
-    thread = threading.Thread(target=_compile_something, args=(device,), daemon=True)
-    thread.start()
-    return thread.join
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """Begin now, unless it has begun or the device needs none."""
+        if self.device.type != "cpu" or self.thread is not None:
+            return
+        environment.prepare_compiler(self.device.type)
+        self.thread = threading.Thread(target=_compile_something, args=(self.device,), daemon=True)
+        self.thread.start()
+
+    def wait(self) -> None:
+        """Wait until it is done; return at once if it has not begun."""
+        if self.thread is not None:
+            self.thread.join()
 
 
 def _compile_something(device: torch.device) -> None:

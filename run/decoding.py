@@ -20,6 +20,7 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor, nn
 
+from benchlog.config import RunConfig
 from errors import KernelError
 from kv_cache.base import KVCache
 from models.config import ModelConfig
@@ -66,6 +67,29 @@ def choose(
         if name != "auto":
             raise KernelError(f"--decoder {name}: {refusal}; auto takes what can run")
     raise KernelError(f"--decoder {name}: there are auto, {', '.join(DECODERS)}")
+
+
+def compiles_anyway(config: RunConfig, architecture: ModelConfig, device: torch.device) -> bool:
+    """Whether a run will compile something, as far as can be said before its weights are read.
+
+    Only a step that is one op (cpu-step) is never compiled, whatever --compile says.
+    """
+    one_op_is_possible = (
+        device.type == "cpu"
+        and config.decoder in ("auto", CpuStep.name)
+        and config.kv_cache == "dense"
+        and not config.kv_cache_quantization
+        and config.batch_size <= step.MAX_FUSED_ROWS
+        and _unknown_field(architecture) is None
+    )
+    return config.compile_prefill or (config.compile and not one_op_is_possible)
+
+
+def may_be_fused(layer: nn.Module) -> bool:
+    """Whether cpu-step may take a layer that was just loaded; another one may still refuse."""
+    if isinstance(layer, nn.Linear):
+        return fused_weight(layer) is not None
+    return not isinstance(layer, nn.Embedding) or type(layer.weight.data) is Tensor
 
 
 # ---------------------------------------------------------------------------------- what refuses

@@ -15,7 +15,7 @@ from torch import nn
 import devices
 from benchlog.config import RunConfig, Unsaid
 from models.checkpoints.load import load_config, load_model, tokenizer_folder
-from models.checkpoints.saved import How, Saver, how_saved
+from models.checkpoints.saved import How, Saver, Stages, how_saved
 from models.checkpoints.sources import locate
 from models.llama import Transformer
 from models.tokenizer import Tokenizer
@@ -23,6 +23,7 @@ from quantize.autoquant import choose as autoquant
 from quantize.registry import Quantizer
 from quantize.spec import Selection, Spec, parse
 from run import calibration, compiling
+from run.decoding import compiles_anyway, may_be_fused
 from run.plan import Plan, scheme_of, tokenizer_of
 
 Report = Callable[[int, int], None]
@@ -47,12 +48,15 @@ def load(plan: Plan, report: Report, say: Say) -> Loaded:
     supports.
     """
     devices.reset_peak_memory(plan.device)
-    times_kernels = plan.spec.scheme is None  # autoquant: nothing else may run meanwhile
-    ready = compiling.begin(plan.device) if plan.config.compile and not times_kernels else None
     loading = Loading(plan.config, plan.spec, plan.device, plan.tokenizer)
+    preparation = compiling.Preparation(plan.device)
+    if plan.spec.scheme is not None:  # autoquant times kernels: nothing else may run meanwhile
+        if compiles_anyway(plan.config, plan.architecture, plan.device):
+            preparation.begin()
+        elif plan.config.compile:
+            loading.on_layer = lambda layer: None if may_be_fused(layer) else preparation.begin()
     model = loading.load(report, say)
-    if ready:
-        ready()
+    preparation.wait()
     return Loaded(model, loading.kernels, devices.peak_memory(plan.device))
 
 
@@ -78,6 +82,24 @@ def load_quantized(
     return loading.load(lambda done, total: None, lambda line: None)
 
 
+class _Watched:
+    """A quantizer (models.checkpoints.saved.Stages) whose layers are shown to `see` when built."""
+
+    def __init__(self, stages: Stages, see: Callable[[nn.Module], None]) -> None:
+        self.stages, self.see = stages, see
+
+    def __call__(self, name: str, module: nn.Module) -> nn.Module:
+        return self.built(name, self.quantized(name, module))
+
+    def quantized(self, name: str, module: nn.Module) -> nn.Module:
+        return self.stages.quantized(name, module)
+
+    def built(self, name: str, layer: nn.Module) -> nn.Module:
+        built = self.stages.built(name, layer)
+        self.see(built)
+        return built
+
+
 class Loading:
     """The loading of one model. Afterwards `quantizer` knows which kernels the layers use.
 
@@ -96,6 +118,8 @@ class Loading:
         self.precision: torch.dtype = getattr(torch, config.precision)
         self.how = how_saved(locate(config.checkpoint_path))
         self.choices: list[autoquant.Choice] = []
+        # Called with every embedding, norm and linear layer as soon as it has its kernel.
+        self.on_layer: Callable[[nn.Module], None] = lambda layer: None
         if spec.scheme:  # autoquant's quantizer is made in `load`
             self.quantizer: Quantizer | autoquant.AutoQuantizer = Quantizer(
                 spec.scheme, device, self.precision, config.kernel
@@ -108,13 +132,14 @@ class Loading:
             self.quantizer = self._autoquantizer(say)
         elif isinstance(self.quantizer, Quantizer):
             self.quantizer.say = say
-        transform: Callable[[str, nn.Module], nn.Module] = self.quantizer
+        stages = _Watched(self.quantizer, self.on_layer)
+        transform: Callable[[str, nn.Module], nn.Module] = stages
         saver = None
         if self.config.save:
             how = How(str(self.spec), self.config.precision)
             folder = tokenizer_folder(self.config.checkpoint_path)
             saver = Saver(Path(self.config.save), how, folder)
-            transform = saver.after(self.quantizer)
+            transform = saver.after(stages)
         model = self._model(report, self.config.num_layers, transform, self._pruning())
         if saver:
             chosen = (self.quantizer.layers or {}).items()

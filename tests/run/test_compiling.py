@@ -5,9 +5,18 @@ import threading
 import pytest
 import torch
 
-from run import compiling
+from benchlog.config import RunConfig
+from ops.cpu import build
+from run import compiling, loading
+from run.plan import make_plan
 
 CPU = torch.device("cpu")
+
+
+def prepare(device):
+    preparation = compiling.Preparation(device)
+    preparation.begin()
+    preparation.wait()
 
 
 def test_what_it_gives_torch_compile_is_taken():
@@ -20,7 +29,7 @@ def test_what_it_gives_torch_compile_is_taken():
 def test_accelerators_are_left_alone(kind, monkeypatch):
     monkeypatch.setattr(torch, "compile", None)  # would fail
     before = threading.active_count()
-    compiling.begin(torch.device(kind))()
+    prepare(torch.device(kind))
     assert threading.active_count() == before
     assert "cpp.vec_isa_ok" not in compiling.options(torch.device(kind))
 
@@ -29,7 +38,7 @@ def test_it_leaves_random_numbers_and_the_thread_count_alone():
     torch.manual_seed(3)
     expected, threads = torch.rand(5), torch.get_num_threads()
     torch.manual_seed(3)
-    compiling.begin(CPU)()
+    prepare(CPU)
     assert torch.equal(torch.rand(5), expected) and torch.get_num_threads() == threads
 
 
@@ -40,5 +49,42 @@ def test_a_compiler_that_fails_is_left_to_the_compilation_that_counts(monkeypatc
     monkeypatch.setattr(torch, "compile", fail)
     reported = []
     monkeypatch.setattr(threading, "excepthook", reported.append)
-    compiling.begin(CPU)()
+    prepare(CPU)
     assert not reported
+
+
+def test_waiting_for_what_has_not_begun_takes_nothing(monkeypatch):
+    monkeypatch.setattr(torch, "compile", None)  # would fail
+    compiling.Preparation(CPU).wait()
+
+
+@pytest.mark.parametrize(
+    ("options", "compiles"),
+    [
+        ({}, False),
+        ({"compile": True}, False),  # cpu-step is one op
+        ({"compile": True, "quantization": "int8wo"}, False),
+        ({"compile": True, "quantization": "float8dq-row"}, True),  # rounds in Python
+        ({"compile": True, "quantization": "embed-int8"}, True),
+        ({"compile": True, "quantization": "int8wo", "kernel": "torchao"}, True),
+        ({"compile": True, "kv_cache": "int8"}, True),
+        ({"compile": True, "kv_cache_quantization": True}, True),
+        ({"compile": True, "decoder": "modules"}, True),
+        ({"compile": True, "batch_size": 32}, True),
+        ({"compile_prefill": True}, True),
+        ({"quantization": "float8dq-row"}, False),
+        ({"compile": True, "quantization": "autoquant"}, False),  # it would disturb the timings
+    ],
+)
+def test_the_compiler_is_prepared_where_something_will_be_compiled(monkeypatch, options, compiles):
+    if build.refusal():
+        pytest.skip("without the C++ kernels every step is compiled")
+    begun = []
+    monkeypatch.setattr(compiling.Preparation, "begin", lambda self: begun.append(self))
+    config = RunConfig(checkpoint_path="tiny", num_layers=1, device="cpu", **options)
+    if config.quantization == "autoquant":
+        monkeypatch.setattr(loading.Loading, "load", lambda self, *arguments: None)
+        monkeypatch.setattr(loading.Loading, "kernels", "cpu")
+    plan = make_plan(config)
+    loading.load(plan, lambda done, total: None, lambda line: None)
+    assert bool(begun) == compiles
