@@ -379,7 +379,7 @@ def run_command(config: RunConfig, scheme: Spec | Selection) -> None:
         from run import loading, plan, sizes
     made = plan.make_plan(config, scheme)
     if config.dry_run:
-        click.echo(sizes.report(made))
+        click.echo(sizes.report(made, devices.free_memory(made.device)))
         return
     say(sizes.fits(made, devices.free_memory(made.device)))
     with progress(f"Loading {made.name} as {made.spec}") as report:

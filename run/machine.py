@@ -21,6 +21,7 @@ from text import counted
 STAT, TASKS = Path("/proc/stat"), Path("/proc/self/task")
 # Columns of a cpu line in /proc/stat (man 5 proc): user, nice, system, irq and softirq are work.
 BUSY, STEAL = (1, 2, 3, 6, 7), 8
+SHORTEST = 0.1  # seconds of samples; in less, ticks tell nothing of other processes
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
@@ -89,14 +90,17 @@ class Counters:
 
 
 def together(uses: Sequence[MachineUse]) -> MachineUse | None:
-    """The use during several samples; None if there are none."""
+    """The use during several samples; None if there are none. What others used in less than
+    SHORTEST is None."""
     if not uses:
         return None
     seconds = sum(use.seconds for use in uses)
 
     def mean(values: Sequence[float | None]) -> float | None:
         known = [(v, use.seconds) for v, use in zip(values, uses, strict=True) if v is not None]
-        return sum(v * s for v, s in known) / seconds if len(known) == len(uses) else None
+        if len(known) < len(uses) or seconds < SHORTEST:
+            return None
+        return sum(v * s for v, s in known) / seconds
 
     return MachineUse(
         seconds=seconds,

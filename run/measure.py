@@ -390,11 +390,9 @@ def warm_up(one_sample: Callable[[int], Timed]) -> tuple[list[float], bool]:
             steady = len(seconds) > 1 and abs(seconds[-1] / seconds[-2] - 1) <= AGREEMENT
     count = len(seconds)
     if steady:
-        say(f"Steady: warm-up samples {count - 1} and {count} agree within {AGREEMENT:.0%}")
+        say(f"Warm: samples {count - 1} and {count} of the warm-up agree within {AGREEMENT:.0%}")
     else:
-        say(
-            f"Not steady: {count} warm-up samples, and no two in a row agree within {AGREEMENT:.0%}"
-        )
+        say(f"Not warm: of {count} warm-up samples no two in a row agree within {AGREEMENT:.0%}")
     return seconds, steady
 
 

@@ -19,6 +19,7 @@ from models.config import ModelConfig
 from quantize.registry import Quantizer
 from quantize.spec import MEASURED, SHOWN, Selection, Spec, parse_scheme
 from run.plan import Plan, kv_cache
+from text import aligned
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,14 @@ class Size:
     embedding_bytes: int  # the embedding table
     memory_bytes: int  # both; a tied output that shares the table's memory counts once
     bits_per_weight: float  # of linear layers as saved: with scales, without a kernel's padding
+    bits_read: float  # of linear layers as the kernel holds them: what model_bytes counts
     kernel: str | None  # the kernel that would run; None if none can
     reason: str | None = None  # why no kernel can run
+
+    @property
+    def widened(self) -> bool:
+        """Whether the kernel holds more than was saved: scales in a wider dtype."""
+        return self.bits_read - self.bits_per_weight > 0.05
 
 
 def size_of(
@@ -52,12 +59,16 @@ def size_of(
     except KernelError as error:
         reason, quantizer = str(error), Quantizer.of_shapes(spec, device, precision)
     linears: dict[str, nn.Linear] = {}
+    read: dict[str, int] = {}  # bytes of a linear layer as its kernel holds it, without the bias
     for name in [name for name, module in model.named_modules() if module._parameters]:
         layer = quantizer.quantized(name, model.get_submodule(name))
         if isinstance(layer, nn.Linear):
             linears[name] = layer
             if reason is None:
                 layer = quantizer.stored(name, layer)
+            bias = linears[name].bias
+            read[name] = sum(map(stored_bytes, layer.parameters()))
+            read[name] -= 0 if bias is None else stored_bytes(bias)
         model.set_submodule(name, layer)
     times = {name: architecture.num_layers if "layers." in name else 1 for name in linears}
     in_layers = sum(map(stored_bytes, model.layers[0].parameters()))
@@ -73,34 +84,54 @@ def size_of(
         embedding_bytes,
         model_bytes + (0 if shared else embedding_bytes),
         8 * packed / count,
+        8 * sum(bytes_read * times[name] for name, bytes_read in read.items()) / count,
         None if reason else ", ".join(quantizer.ran) or "torch",
         reason,
     )
 
 
-def report(plan: Plan) -> str:
-    """What --dry_run prints."""
+def report(plan: Plan, free: int | None) -> str:
+    """What --dry_run prints. free: bytes of memory that are free; None if not known."""
     config, architecture, spec, device = plan.config, plan.architecture, plan.spec, plan.device
     precision, positions = plan.precision, plan.cache_size
     rows = [("parameters", f"{architecture.parameters() / 1e9:.3f} billion")]
+    cached = kv_cache_bytes(architecture, config.batch_size, positions, precision, plan.cache)
+    cache = f"{cached / 1e9:.3f} GB for {positions} positions, batch {config.batch_size}"
     scheme = spec.scheme
     if scheme is None:
-        rows += [("model_size", f"not known before {spec} has measured")]
+        rows += [
+            ("model_size", f"not known before {spec} has measured"),
+            ("KV cache", cache),
+        ]
     else:
         size = size_of(architecture, scheme, device, precision, config.kernel)
+        need = size.memory_bytes + cached
+        widened = f"; kernel {size.kernel} reads {size.bits_read:.2f}" if size.widened else ""
+        shared = size.model_bytes + size.embedding_bytes - size.memory_bytes
         rows += [
             ("model_size", f"{size.model_bytes / 1e9:.2f} GB as {scheme}"),
-            ("embedding", f"{size.embedding_bytes / 1e9:.2f} GB, not part of model_size"),
+            (
+                "embedding",
+                f"{size.embedding_bytes / 1e9:.2f} GB, not part of model_size"
+                + (", shared with the output layer" if shared else ""),
+            ),
+            ("KV cache", cache),
+            ("total", f"{need / 1e9:.2f} GB{_fitting(need, free, device)}"),
             (
                 "bits per weight",
-                f"{size.bits_per_weight:.2f} on average in the quantized linear layers",
+                f"{size.bits_per_weight:.2f} on average in the quantized linear layers{widened}",
             ),
             ("kernel", size.kernel or f"none: {size.reason}"),
         ]
-    cached = kv_cache_bytes(architecture, config.batch_size, positions, precision, plan.cache)
-    cache = f"{cached / 1e9:.3f} GB for {positions} positions, batch {config.batch_size}"
-    head = "\n".join(f"{name:<16} {text}" for name, text in [*rows, ("KV cache", cache)])
-    return f"{head}\n\n{table(architecture, device, precision)}"
+    head = "\n".join(f"{name:<16} {text}" for name, text in rows)
+    return f"{head}\n\n{table(architecture, device, precision, cached, free)}"
+
+
+def _fitting(need: int, free: int | None, device: torch.device) -> str:
+    if free is None:
+        return ""
+    fits = "fits" if need <= free else "does not fit"
+    return f" for weights, embedding and KV cache: {fits}, {free / 1e9:.2f} GB of {device} are free"
 
 
 def fits(plan: Plan, free: int | None) -> str:
@@ -189,18 +220,38 @@ def kv_cache_bytes(
     return layer.nbytes * architecture.num_layers
 
 
-def table(architecture: ModelConfig, device: torch.device, precision: torch.dtype) -> str:
-    """A line for each kind of scheme: its size for this model, and its kernel on this device."""
-    width = max(map(len, SHOWN))
-    lines = [f"{'scheme':<{width}}  model_size  bits/weight  kernel on {device.type}"]
+def table(
+    architecture: ModelConfig,
+    device: torch.device,
+    precision: torch.dtype,
+    cached: int,
+    free: int | None,
+) -> str:
+    """A line for each kind of scheme: its size for this model, and its kernel on this device.
+
+    cached: bytes of the KV cache. free: bytes of memory that are free; None if not known.
+    """
+    rows = [("scheme", "model_size", "bits/weight", "total", "fits?", f"kernel on {device.type}")]
+    widened: list[str] = []
     for name in SHOWN:
         try:
             size = size_of(architecture, parse_scheme(name), device, precision)
         except KernelError as error:
-            lines.append(f"{name:<{width}}           -            -  none: {error}")
+            rows.append((name, "-", "-", "-", "-", f"none: {error}"))
             continue
+        need = size.memory_bytes + cached
+        fits = "-" if free is None else "yes" if need <= free else "no"
+        bits = f"{size.bits_per_weight:.2f}"
         kernel = size.kernel or f"none: {size.reason}"
-        gigabytes = f"{size.model_bytes / 1e9:.2f} GB"
-        lines.append(f"{name:<{width}}  {gigabytes:>10}  {size.bits_per_weight:>11.2f}  {kernel}")
-    lines += [f"{name:<{width}}    measured     measured  measured" for name in MEASURED]
+        rows.append((name, _gb(size.model_bytes), bits, _gb(need), fits, kernel))
+        if size.widened:
+            widened.append(f"{name} {size.bits_read:.2f}")
+    rows += [(name, "measured", "measured", "measured", "-", "measured") for name in MEASURED]
+    lines = [aligned(rows, left={0, len(rows[0]) - 1})]
+    lines.append("total: model_size + embedding + KV cache. bits/weight: as --save writes them.")
+    if widened:
+        lines.append(
+            f"On {device.type} the kernels hold scales of 8 bits in 16, which model_size counts; "
+            f"bits/weight there: {', '.join(widened)}"
+        )
     return "\n".join(lines)

@@ -8,6 +8,10 @@ import torch
 
 import files
 from errors import LogError
+from text import aligned
+
+LISTED = 5  # operations in the table
+WIDEST = 60  # characters of a name: those of CUDA kernels have hundreds
 
 
 def trace(
@@ -38,6 +42,28 @@ def trace(
                 once()
             _write(option, path, events.export_chrome_trace)
             say(f"Wrote {path}; open it in https://ui.perfetto.dev")
+            if option == "--profile":
+                say(longest_operations(events))
+
+
+def longest_operations(events: torch.profiler.profile, count: int = LISTED) -> str:
+    """A table of the operations that took most of the traced sample, without what they called.
+
+    Times are the device's: on an accelerator those of its kernels, else the CPU's.
+    """
+    averages = events.key_averages()
+    on_device = any(event.self_device_time_total for event in averages)
+    timed = [
+        (event.self_device_time_total if on_device else event.self_cpu_time_total, event)
+        for event in averages
+    ]
+    total = sum(microseconds for microseconds, _ in timed) or 1
+    rows = [("operation", "calls", "time", "share")]
+    for microseconds, event in sorted(timed, key=lambda pair: -pair[0])[:count]:
+        name = event.key if len(event.key) <= WIDEST else f"{event.key[: WIDEST - 1]}…"
+        time = f"{microseconds / 1000:.2f} ms"
+        rows.append((name, str(event.count), time, f"{microseconds / total:.0%}"))
+    return aligned(rows, left={0})
 
 
 def _write(option: str, path: str, export: Callable[[str], object]) -> None:

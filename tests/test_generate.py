@@ -295,6 +295,9 @@ def test_profiles_are_traces(in_tmp):
     assert result.exit_code == 0, result.stderr
     trace, memory = (json.loads(Path(f).read_text()) for f in ("trace.json", "memory.json"))
     assert any("quantbench::" in event.get("name", "") for event in trace["traceEvents"])
+    table = result.stderr.split("operation", 1)[1].splitlines()
+    assert all(re.search(r" \d+  +[\d.]+ ms +\d+%$", line) for line in table[1:6])
+    assert "USDT" not in result.stderr and "profiler_start" not in result.stderr
     assert any(event.get("name") == "[memory]" for event in memory["traceEvents"])
 
 
@@ -307,6 +310,18 @@ def test_a_conversation_streams_and_leaves_the_log_alone(in_tmp):
     once = run("--interactive", "--temperature", "0", "--max_new_tokens", "12",
                input="def read(path):\n")  # fmt: skip
     assert result.stdout.startswith(once.stdout.rstrip("> \n"))
+
+
+def test_a_conversation_shows_its_speed_and_begins_anew(in_tmp):
+    """After /reset the same line gets the same answer as at first: nothing of the first is left."""
+    result = run("--interactive", "--temperature", "0", "--max_new_tokens", "12",
+                 input="def read(path):\n/reset\ndef read(path):\n/what\n")  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    first, *others = result.stdout.split("> ")[1:]
+    assert others[1] == first.rstrip("\n") + "\n" or others[1] == first
+    assert len(re.findall(r"^12 tokens, the first after [\d.]+ s, then [\d.]+ tok/s$",
+                          result.stderr, re.M)) == 2  # fmt: skip
+    assert result.stderr.count("/reset forgets the conversation, /help shows this") == 2
 
 
 def test_a_chat_of_two_turns_is_its_whole_text_at_once(in_tmp):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+import devices
 import generate
 from benchlog.config import RunConfig
 from errors import MemoryShortage
@@ -16,6 +17,7 @@ from models.checkpoints.load import load_config, load_model
 from models.checkpoints.saved import inner_tensors
 from models.checkpoints.sources import EMBEDDED
 from models.presets import PRESETS
+from ops.cpu.build import unavailable
 from quantize.registry import Quantizer
 from quantize.spec import SHOWN, parse
 from run.sizes import check_memory, kv_cache_bytes, size_of
@@ -216,10 +218,35 @@ def test_a_dry_run_allocates_nothing_and_lists_every_scheme(tmp_path, monkeypatc
     # 80 layers · 2 · 8 heads · 128 · 4096 positions · 2 bytes
     assert re.search(r"^KV cache +1\.342 GB for 4096 positions, batch 1$", out, re.M)
     listed = re.findall(
-        r"^([\w-]+) +\S+ GB +[\d.]+  (?:torch|torchao|cpu|reference|bits)", out, re.M
-    )
+        r"^([\w-]+) +\S+ GB +[\d.]+ +[\d.]+ GB +(?:yes|no|-)  (?:torch|torchao|cpu|reference|bits)",
+        out, re.M,
+    )  # fmt: skip
     assert listed == list(SHOWN)
     assert not list(tmp_path.iterdir())  # no log
+
+
+def test_a_dry_run_adds_up_and_says_what_fits(tmp_path, monkeypatch):
+    """Llama 2 of 70 B in bfloat16: 137.95 GB of weights with its embedding, 1.342 GB of cache."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(devices, "free_memory", lambda device: 40_500_000_000)
+    out = dry_run("--checkpoint_path", "dummy:Llama-2-70b-hf", "--cache_size", "4096")
+    total = 2 * 68.976648192 + 1.342177280  # all parameters of two bytes, and the cache
+    assert re.search(
+        rf"^total +{total:.2f} GB .*: does not fit, 40.50 GB of cpu are free$", out, re.M
+    )
+    assert re.search(rf"^none .* {total:.2f} GB +no  ", out, re.M)
+    # 38.65 GB, 0.52 GB of embedding and 1.34 GB of cache; of sparse-marlin 3.25 bits a weight
+    assert re.search(r"^int4wo-64 +38.65 GB +4.50 +40.52 GB +no  ", out, re.M)
+    assert re.search(r"^sparse-marlin .* yes  ", out, re.M)
+
+
+def test_widened_scales_are_said(tmp_path, monkeypatch):
+    """E8M0 and E4M3 scales become bfloat16 on the CPU: 8 bits more for a group of 32, and of 16."""
+    monkeypatch.chdir(tmp_path)
+    out = dry_run("--checkpoint_path", "dummy:Llama-3.2-1B", "--quantization", "nvfp4")
+    if not unavailable():
+        assert out.endswith("bits/weight there: mxfp4 4.50, nvfp4 5.00\n")
+        assert re.search(r"^bits per weight +4.50 on .*; kernel cpu reads 5.00$", out, re.M)
 
 
 def test_a_dry_run_of_autoquant_says_that_it_measures(tmp_path, monkeypatch):
