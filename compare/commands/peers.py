@@ -25,10 +25,10 @@ import files
 from benchlog.config import RunConfig, argv
 from cli import Command, say
 from compare.arguments import names_of
+from compare.figures.block_errors import LEAST_BLOCKS
 from compare.figures.interval import Interval
-from compare.figures.limits import over, step_bytes
+from compare.figures.limits import over, seconds, step_bytes
 from compare.figures.readings import caveats, is_limit, median, span
-from compare.figures.rows import seconds
 from compare.output.tables import Columns, aligned, interval, number
 from compare.peers import packages as peer_packages
 from compare.peers.work import Work
@@ -188,12 +188,13 @@ def _row(scheme: str, ours: ArmResult, peer: ArmResult, results: Results) -> Pee
     run = ours.facts.run if ours.facts else None
     if not ours.samples or not peer.samples or not run or not peer.facts:
         return row
-    decode = (_speed(ours, "token_latency", 1), _speed(peer, "token_latency", 1))
-    row.decode_ours_tok_s, row.decode_theirs_tok_s = decode
+    speeds = (_speed(ours, "token_latency", 1), _speed(peer, "token_latency", 1))
+    row.decode_ours_tok_s, row.decode_theirs_tok_s = speeds
     row.prompt_ours_tok_s = _speed(ours, "prefill_seconds", run.prompt_tokens)
     row.prompt_theirs_tok_s = _speed(peer, "prefill_seconds", run.prompt_tokens)
-    row.decode_ratio = Interval.of(over(ours, peer, "token_latency"))
-    row.prompt_ratio = Interval.of(over(ours, peer, "prefill_seconds"))
+    decode, prompt = (over(ours, peer, name) for name in ("token_latency", "prefill_seconds"))
+    row.decode_ratio = Interval.of(decode) if decode else None
+    row.prompt_ratio = Interval.of(prompt) if prompt else None
     if readings := results.bandwidth.get("cpu"):
         row.bandwidth, row.bandwidth_probe = median(readings), readings[-1].probe
         if is_limit(readings):
@@ -201,17 +202,15 @@ def _row(scheme: str, ours: ArmResult, peer: ArmResult, results: Results) -> Pee
             row.ours_limit_share, row.theirs_limit_share = (
                 speed * (weights + cached) / row.bandwidth
                 for speed, weights in zip(
-                    decode, (run.weight_bytes, peer.facts.weight_bytes), strict=True
+                    speeds, (run.weight_bytes, peer.facts.weight_bytes), strict=True
                 )
             )
     return row
 
 
 def _speed(arm: ArmResult, name: str, tokens: int) -> float:
-    """Median tokens per second. name: a figure of `rows.seconds`, which is of so many tokens."""
-    return statistics.median(
-        tokens / latency for many in seconds(arm, name).values() for latency in many
-    )
+    """Median tokens per second. name: a figure of `limits.seconds`, which is of so many tokens."""
+    return statistics.median(tokens / seconds(sample, name) for sample in arm.samples)
 
 
 COLUMNS: Columns[PeerRow] = [
@@ -230,7 +229,10 @@ COLUMNS: Columns[PeerRow] = [
 
 def remarks(rows: Sequence[PeerRow], comparisons: Sequence[Results], threads: int) -> list[str]:
     """How it was measured, and what the table has no room for."""
-    lines = [f"{threads} threads each, in turns; medians; ratios of one round, 95 % intervals"]
+    lines = [
+        f"{threads} threads each, in turns; speeds are medians, ratios those of processes that ran "
+        f"together, with 95 % intervals from {LEAST_BLOCKS} processes on"
+    ]
     for arm in [arm for results in comparisons for arm in results.arms]:
         if arm.facts and arm.facts.about:
             lines.append(f"{arm.name}: {arm.facts.about}")

@@ -77,6 +77,7 @@ class ProcessTiming:
     late_share: float  # of all steps, 0 to 1
     relative_variance: float  # of seconds_per_token, from the samples' scatter; nan for one sample
     bandwidth: float = math.nan  # bytes per second, read beside this process; nan where it was not
+    process: int | None = None  # of the arm's; None: one that no other timing is of
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,11 @@ class Fit:
 
 
 def process_timing(
-    arm: int, block: int, samples: Sequence[SampleTimes], bandwidth: float = math.nan
+    arm: int,
+    block: int,
+    samples: Sequence[SampleTimes],
+    bandwidth: float = math.nan,
+    process: int | None = None,
 ) -> ProcessTiming:
     """Summary of a process's samples. Raises ValueError without samples or with negative times.
 
@@ -146,6 +151,7 @@ def process_timing(
         late_share=late / max(1, sum(map(len, steps))),
         relative_variance=variance / float(seconds.sum()) ** 2,
         bandwidth=bandwidth,
+        process=process,
     )
 
 
@@ -155,7 +161,9 @@ def contrasts(
     """Contrasts with the baseline, block by block, for arms side by side and in turn alike.
 
     A block without a baseline process is left out. Two processes of an arm in a block are averaged.
-    late_share is compared by difference and not by logarithm, as it may be 0.
+    late_share is compared by difference and not by logarithm, as it may be 0. A baseline that stays
+    loaded while others take turns is one process: what it differs by from others of its kind is
+    common to the whole block, so its weights are added up.
     """
     arms = tuple(sorted({timing.arm for timing in timings} - {BASELINE}))
     blocks = sorted({timing.block for timing in timings if timing.arm == BASELINE})
@@ -176,9 +184,20 @@ def contrasts(
             )
             level = np.mean([_level(timing, quantity) for timing in own])
             values[row, column] = level - weights[row, column, : len(base)] @ levels
+        weights[row] = weights[row] @ _same_process(base, most)
     noise = np.array([_noise(timings, arm) for arm in (BASELINE, *arms)])
     known = quantity == "seconds_per_token" and bool(np.isfinite(noise).all())
     return Contrasts(arms, values, weights, noise if known else np.zeros(len(arms) + 1))
+
+
+def _same_process(base: Sequence[ProcessTiming], size: int) -> Array:
+    """The matrix (size, size) that adds the weights of timings of one process to its first's."""
+    names = [n if timing.process is None else ("process", timing.process)
+             for n, timing in enumerate(base)]  # fmt: skip
+    matrix = np.eye(size)
+    for place, name in enumerate(names):
+        matrix[place] = np.eye(size)[names.index(name)]
+    return matrix
 
 
 def with_bandwidth(timings: Sequence[ProcessTiming]) -> Contrasts:

@@ -12,9 +12,8 @@ from typing import Any
 from benchlog.config import RunConfig, argv
 from cli import say
 from compare.figures.interval import Interval
-from compare.figures.limits import over, share, step_bytes
+from compare.figures.limits import over, seconds, share, step_bytes
 from compare.figures.readings import is_limit, median
-from compare.figures.rows import seconds
 from compare.sampling.comparison import Comparison
 from compare.sampling.results import ArmResult, Results, Settings
 from typed_json import omitted
@@ -68,8 +67,7 @@ def _row(results: Results, arm: ArmResult) -> DecodeRow:
     if run is None or not arm.samples:
         return row
     batch_size, needed = run.config.batch_size, step_bytes(run)
-    latencies = seconds(arm, "token_latency").values()
-    steps_per_s = statistics.median(1 / latency for many in latencies for latency in many)
+    steps_per_s = statistics.median(1 / seconds(one, "token_latency") for one in arm.samples)
     row.scheme, row.kernel, row.attention_kernel = run.scheme, run.kernel, run.attention_kernel
     row.batch_size, row.weight_bytes, row.step_bytes = batch_size, run.weight_bytes, needed
     row.steps_per_s, row.decode_tok_s = steps_per_s, steps_per_s * batch_size
@@ -78,9 +76,10 @@ def _row(results: Results, arm: ArmResult) -> DecodeRow:
         if is_limit(readings):
             row.limit_tok_s = row.bandwidth / needed * batch_size
             part = share(arm, needed, readings)
-            row.limit_share = Interval.of(part) if part.rounds else None
-    if arm is not results.baseline and results.baseline.samples:
-        row.speed_up = Interval.of(over(arm, results.baseline, "token_latency"))
+            row.limit_share = Interval.of(part) if part else None
+    if arm is not results.baseline:
+        times = over(arm, results.baseline, "token_latency")
+        row.speed_up = Interval.of(times) if times else None
     return row
 
 

@@ -220,4 +220,4 @@ def _differences(fitted: Fit, numbers: Sequence[int]) -> tuple[Array, Array, flo
 
 
 def _exp(value: float) -> float:
-    return math.exp(value) if value < 700 else math.inf
+    return math.exp(min(value, 700.0))  # finite, as JSON has no infinity

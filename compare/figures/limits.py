@@ -6,12 +6,13 @@ With one row, a product takes two operations for each weight, which any of today
 faster than its memory delivers the weight. So the bytes decide, until rows or positions are many.
 """
 
-from collections.abc import Sequence
+import math
+import statistics
+from collections.abc import Iterable, Sequence
 
-from compare.figures.rows import seconds
-from compare.figures.statistics import Estimate, estimate, paired
+from compare.figures.block_errors import Estimate, level
 from compare.sampling.answers import Reading
-from compare.sampling.results import ArmResult
+from compare.sampling.results import ArmResult, ArmSample
 from run.measure import Facts
 
 
@@ -27,19 +28,46 @@ def step_bytes(run: Facts) -> float:
     return run.weight_bytes + run.kv_cache_bytes / run.cache_size * positions
 
 
-def share(arm: ArmResult, bytes_a_step: float, readings: Sequence[Reading]) -> Estimate:
-    """How much of the limit an arm's decoding reached, 0.85 for 85 %, with its interval.
+def seconds(sample: ArmSample, name: str) -> float:
+    """token_latency: of a decoding step, the mean; where only one token is asked for, the time to
+    it. prefill_seconds: of the prompt."""
+    steps = sample.token_seconds
+    if name == "prefill_seconds" or not steps:
+        return sample.prefill_seconds
+    return statistics.fmean(steps)
 
-    Each round's speed is divided by the limit of that round; rounds without a reading are left
-    out. Above 1 where a cache held some of the weights.
+
+def share(arm: ArmResult, bytes_a_step: float, readings: Sequence[Reading]) -> Estimate | None:
+    """How much of the limit an arm's decoding reached: the mean logarithm over processes, each of
+    the geometric mean over its samples; `exp` of it is 0.85 for 85 %.
+
+    Each sample's speed is divided by the limit of its round; samples of rounds without a reading
+    are left out. None without any. Above 1 where a cache held some of the weights.
     """
-    taken = seconds(arm, "token_latency")
     rates = {reading.round: reading.bytes_per_s for reading in readings}
-    limits = {key: [bytes_a_step / rates[key[1]]] for key in taken if key[1] in rates}
-    return estimate(paired(limits, taken))
+    shares = _by_process(
+        (sample.process, bytes_a_step / rates[sample.round] / seconds(sample, "token_latency"))
+        for sample in arm.samples
+        if sample.round in rates
+    )
+    return level(list(shares.values())) if shares else None
 
 
-def over(arm: ArmResult, baseline: ArmResult, name: str) -> Estimate:
-    """The arm's speed ÷ the baseline's, with its interval; above 1 the arm is faster. name: a
-    figure of `rows.seconds`."""
-    return estimate(paired(seconds(baseline, name), seconds(arm, name)))
+def over(arm: ArmResult, baseline: ArmResult, name: str) -> Estimate | None:
+    """The arm's speed ÷ the baseline's, process by process; above 1 the arm is faster. The mean
+    logarithm over processes; None where no process of each ran beside the other. name: as in
+    `seconds`."""
+    own, other = (
+        _by_process((sample.process, seconds(sample, name)) for sample in one.samples)
+        for one in (arm, baseline)
+    )
+    ratios = [other[process] / own[process] for process in own if process in other]
+    return level(ratios) if ratios else None
+
+
+def _by_process(values: Iterable[tuple[int, float]]) -> dict[int, float]:
+    """The geometric mean of each process's values."""
+    groups: dict[int, list[float]] = {}
+    for process, value in values:
+        groups.setdefault(process, []).append(math.log(value))
+    return {process: math.exp(statistics.fmean(logs)) for process, logs in groups.items()}

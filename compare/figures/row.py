@@ -1,20 +1,23 @@
 """One arm's figures: a line of the tables, of results.csv, and of "rows" in results.json."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
-from compare.figures.interval import Interval
+from compare.figures.interval import Interval, Ratio, SpeedUp
 from compare.sampling.answers import Peaks
-from typed_json import fields_to_json, omitted
+from typed_json import omitted
 
-RATIOS = ("ratio_latency", "ratio_throughput")
+Verdict = Literal[
+    "faster", "slower", "no difference shown", "baseline", "failed", "not measured", "no baseline"
+]
 
 
 @dataclass
 class Row:
     """Figures in seconds, bytes and nats; None where they are not known.
 
-    Latencies of tokens are over the decoding steps of all samples. Ratios leave out the slowest and
-    the fastest tenth of each sample's steps, and are below 1 where the arm is better.
+    Latencies of tokens are over the decoding steps of all samples. Nothing is left out of a speed,
+    a ratio or a latency: figures/contrasts.py says why.
     """
 
     arm: str
@@ -41,24 +44,27 @@ class Row:
     bandwidth_share: float | None = omitted()  # weight_bytes_per_s ÷ bandwidth
     peak_memory_bytes: Peaks | None = omitted()  # of the arm's first process
     perplexity: float | None = None
+    perplexity_ratio: Interval | None = omitted()  # arm ÷ baseline, of the same tokens; 95 %
     kl: float | None = None  # of the next token, baseline to arm
     kl_standard_error: float | None = None
     top1: float | None = None
     top5: float | None = None
     tokens: int | None = None  # that quality was measured on
+    quality_model: str | None = omitted()  # where quality was taken on another model than the arm's
     why_no_quality: str | None = None
-    ratio_latency: Interval | None = omitted()  # seconds per decoded token: arm ÷ baseline
-    ratio_throughput: Interval | None = omitted()  # tok/s with prefill: baseline ÷ arm
-    speed_up: float | None = omitted()  # 1 ÷ ratio_throughput
-    verdict: str = "not measured"
+    # Against the baseline. The three ratios and the verdict are of one family of intervals.
+    speed_up: SpeedUp | None = omitted()  # tok/s with prefill: arm ÷ baseline; above 1 is faster
+    ratio_throughput: Ratio | None = omitted()  # 1 ÷ speed_up: below 1 is faster
+    ratio_latency: Ratio | None = omitted()  # seconds per decoding step: arm ÷ baseline
+    typical_step: SpeedUp | None = omitted()  # of the median step; above 1 is faster
+    late_share: float | None = omitted()  # of the arm's steps that took 1.5 × their median
+    baseline_late_share: float | None = omitted()
+    late_sentence: str = ""  # where speed_up and typical_step disagree: why
+    verdict: Verdict = "not measured"
+    can_be_best: bool | None = omitted()  # False where another arm is shown to be faster
+    dropped: bool = False  # no longer measured: settled, and beaten by another arm
+    processes: int = 0
     in_words: str | None = omitted()
     why: list[str] = field(default_factory=list)  # reasons for being no faster than the baseline
-
-    def to_json(self) -> dict[str, object]:
-        """Ratios as [ratio, low, high]; high is None, and low 0, where there is no interval."""
-        value = fields_to_json(self)
-        for name in RATIOS:
-            ratio = getattr(self, name)
-            if ratio is not None:
-                value[name] = [ratio.value, ratio.low or 0.0, ratio.high]
-        return value
+    argv: list[str] = field(default_factory=list)  # the arm as options of generate.py
+    command: str | None = omitted()  # that runs the arm

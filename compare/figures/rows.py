@@ -1,75 +1,86 @@
-"""From the samples to the figures of the report: one row an arm."""
+"""From the samples to the figures of the report: one row an arm.
 
-from collections.abc import Sequence
+for row in rows(results):
+    print(row.arm, row.speed_up, row.verdict)
+best_of(results)({0, 2, 5})                 # of these rows, those that may be the fastest
+"""
 
-from compare.figures.interval import Interval
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from benchlog.config import repro
+from compare.figures import timings
+from compare.figures.contrasts import Fit, contrasts, fit
+from compare.figures.families import FALSE_VERDICTS, Interval, against_baseline, against_best
+from compare.figures.interval import Interval as Figure
+from compare.figures.interval import Ratio
+from compare.figures.late_steps import LateSteps, late_steps, scatter_sentence
+from compare.figures.plan import shown
 from compare.figures.readings import is_limit, median
 from compare.figures.row import Row
-from compare.figures.statistics import Estimate, estimate, paired, typical, verdict
 from compare.figures.why import reasons
 from compare.sampling.answers import NoQuality, Quality, Reading
 from compare.sampling.results import ArmResult, Results
 from run.measure import Facts, Peak, Summary
 
-TELLS_NOTHING = 10  # an interval whose ends differ by more than this factor
+
+@dataclass(frozen=True)
+class Compared:
+    """What the statistics say of all arms; by the arm's number."""
+
+    throughput: Mapping[int, Interval]  # seconds per token, prompt included: arm ÷ baseline
+    latency: Mapping[int, Interval]  # seconds per decoding step: arm ÷ baseline
+    steps: Mapping[int, LateSteps]
+    best: set[int] | None  # that may be the fastest; None where nobody can say
 
 
 def rows(results: Results) -> list[Row]:
     """A row for each arm, the baseline's first."""
-    ratios = estimates(results)
-    return [
-        _row(results, number, arm, ratios.get(number)) for number, arm in enumerate(results.arms)
-    ]
+    compared = compare(results)
+    return [_row(results, number, arm, compared) for number, arm in enumerate(results.arms)]
 
 
-def estimates(results: Results) -> dict[int, tuple[Estimate, Estimate]]:
-    """By number, every arm's seconds ÷ the baseline's: per decoded token, and per whole sample.
-
-    Only arms that have been sampled together with the baseline are in it.
-    """
-    baseline, ratios = results.baseline, {}
-    for number, arm in enumerate(results.arms[1:], 1):
-        if arm.failed is None and arm.samples and baseline.samples:
-            latency, throughput = (
-                estimate(paired(seconds(arm, name), seconds(baseline, name)))
-                for name in ("token_latency", "sample_seconds")
-            )
-            ratios[number] = (latency, throughput)
-    return ratios
-
-
-def seconds(arm: ArmResult, name: str) -> dict[tuple[int, int], list[float]]:
-    """By process and round: token_latency, of a typical decoding step; prefill_seconds, of the
-    prompt; or sample_seconds, of the prompt and as many steps of that length as there were.
-
-    Where only one token is asked for, its latency is the time to it.
-    """
-    by_round: dict[tuple[int, int], list[float]] = {}
-    for sample in arm.samples:
-        prefill, steps = sample.prefill_seconds, sample.token_seconds
-        latency = typical(steps) if steps else prefill
-        values = {
-            "token_latency": latency,
-            "prefill_seconds": prefill,
-            "sample_seconds": prefill + len(steps) * latency,
-        }
-        by_round.setdefault((sample.process, sample.round), []).append(values[name])
-    return by_round
+def compare(results: Results) -> Compared:
+    """Intervals of all looks together; and, as further information, of what is there by now."""
+    level = results.looks[-1].level if results.looks else FALSE_VERDICTS
+    if not results.looks:
+        return Compared({}, {}, {}, None)
+    decoding = contrasts(timings.decode_timings(results))
+    latency = against_baseline(fit(decoding), level, confidence=1 - FALSE_VERDICTS)
+    steps = late_steps(timings.process_timings(results))
+    running = [n for n, arm in enumerate(results.arms) if arm.failed is None and not arm.dropped]
+    best = best_of(results)(running)
+    return Compared(
+        throughput=shown(results.looks),
+        latency={interval.arm: interval for interval in latency},
+        steps={arm.arm: arm for arm in steps},
+        best=best if len(best) < len(running) or len(results.looks[-1].intervals) else None,
+    )
 
 
-def progress_line(results: Results, ratios: dict[int, tuple[Estimate, Estimate]]) -> str:
-    """The round, and every arm's speed-up so far with its interval."""
-    parts = [
-        f"{results.arms[number].name} {1 / throughput.ratio:.3f}× {_speed_up(throughput, '.3f')}"
-        for number, (_, throughput) in ratios.items()
-    ]
-    return f"Round {results.rounds}: {'; '.join(parts)}"
+def best_of(results: Results) -> Callable[[Sequence[int]], set[int]]:
+    """A function that names those among some rows that may be the fastest of them (Hsu), at the
+    level of the last look; all of them where there are too few processes to tell."""
+    fitted = _fitted(results)
+    level = results.looks[-1].level if results.looks else FALSE_VERDICTS
+
+    def best(among: Sequence[int]) -> set[int]:
+        if fitted is None:
+            return set(among)
+        return {one.arm for one in against_best(fitted, level, among) if one.can_be_best}
+
+    return best
 
 
-def _row(
-    results: Results, number: int, arm: ArmResult, ratios: tuple[Estimate, Estimate] | None
-) -> Row:
+def _fitted(results: Results) -> Fit | None:
+    """None where no arm has been measured beside the baseline."""
+    values = timings.of(results)
+    return fit(values) if values.arms and len(values.values) else None
+
+
+def _row(results: Results, number: int, arm: ArmResult, compared: Compared) -> Row:
     row = Row(arm.name, arm.failed, len(arm.samples))
+    row.dropped, row.processes, row.argv = arm.dropped, arm.processes, arm.argv
     if arm.facts:
         row.peak_memory_bytes = dict(arm.facts.peak_memory_bytes)
         row.warm_up_steady = arm.facts.ready.warm_up_steady
@@ -78,23 +89,31 @@ def _row(
             if arm.samples:
                 _add_samples(row, arm, arm.facts.run)
                 _add_bandwidth(row, results.bandwidth.get(arm.facts.device, []))
+    _add_quality(row, arm)
+    _add_verdict(row, results, number, compared)
+    if arm.facts and arm.samples:
+        row.why = reasons(row, arm.facts)
+    return row
+
+
+def _add_quality(row: Row, arm: ArmResult) -> None:
     match arm.quality:
         case Quality() as quality:
             row.perplexity, row.tokens = quality.perplexity, quality.tokens
             row.kl, row.kl_standard_error = quality.kl, quality.kl_standard_error
-            row.top1, row.top5 = quality.top1, quality.top5
+            row.top1, row.top5, row.quality_model = quality.top1, quality.top5, quality.model
+            if quality.perplexity_ratio is not None:
+                ends = quality.perplexity_ratio_interval or []
+                row.perplexity_ratio = Figure(quality.perplexity_ratio, *ends)
         case NoQuality(why_not):
             row.why_no_quality = why_not
-    _add_verdict(row, results, number, ratios)
-    if arm.facts and arm.samples:
-        row.why = reasons(row, arm.facts)
-    return row
 
 
 def _add_run(row: Row, run: Facts) -> None:
     row.scheme, row.kernel, row.decoder = run.scheme, run.kernel, run.decoder
     row.attention_kernel = run.attention_kernel
     row.weight_bytes, row.kv_cache_bytes = run.weight_bytes, run.kv_cache_bytes
+    row.command = repro(run.config)
 
 
 def _add_samples(row: Row, arm: ArmResult, run: Facts) -> None:
@@ -119,28 +138,38 @@ def _add_bandwidth(row: Row, readings: Sequence[Reading]) -> None:
         row.bandwidth_share = row.weight_bytes_per_s / row.bandwidth
 
 
-def _add_verdict(
-    row: Row, results: Results, number: int, ratios: tuple[Estimate, Estimate] | None
-) -> None:
-    arm, baseline = results.arms[number], results.baseline
+def _add_verdict(row: Row, results: Results, number: int, compared: Compared) -> None:
+    arm, interval = results.arms[number], compared.throughput.get(number)
     if arm.failed is not None:
         row.verdict = "failed"
     elif number == 0:
         row.verdict = "baseline"
-    elif ratios is None:
-        row.verdict = "no baseline" if baseline.failed else "not measured"
+    elif interval is None:
+        row.verdict = "no baseline" if results.baseline.failed else "not measured"
     else:
-        logs = paired(seconds(arm, "sample_seconds"), seconds(baseline, "sample_seconds"))
-        row.verdict = verdict(logs, len(results.alive) - 1, results.ended == "interrupted")
-        row.ratio_latency, row.ratio_throughput = map(Interval.of, ratios)
-        row.speed_up = 1 / ratios[1].ratio
-        row.in_words = in_words(ratios[1], row.verdict)
+        _add_ratios(row, number, interval, compared)
+    if row.verdict not in ("failed", "not measured", "no baseline") and compared.best is not None:
+        row.can_be_best = number in compared.best
 
 
-def in_words(throughput: Estimate, verdict: str) -> str:
+def _add_ratios(row: Row, number: int, interval: Interval, compared: Compared) -> None:
+    row.verdict = interval.verdict
+    row.ratio_throughput = Ratio.of(interval)
+    row.speed_up = row.ratio_throughput.inverse
+    if number in compared.latency:
+        row.ratio_latency = Ratio.of(compared.latency[number])
+    if steps := compared.steps.get(number):
+        row.typical_step = Ratio.of(steps.typical).inverse
+        row.late_share, row.baseline_late_share = steps.share, steps.baseline_share
+        row.late_sentence = steps.sentence()
+    row.in_words = in_words(row.speed_up, row.verdict)
+
+
+def in_words(speed_up: Ratio, verdict: str) -> str:
     """The speed-up as a sentence without a full stop."""
-    times = 1 / throughput.ratio
-    interval = f"{times:.2f} × the baseline's speed {_speed_up(throughput, '.2f')}"
+    times = speed_up.value
+    ends = f"{speed_up.word} {speed_up.low:.2f} to {speed_up.high:.2f}"
+    interval = f"{times:.2f} × the baseline's speed ({ends})"
     if verdict == "faster":
         return f"{times - 1:.0%} faster: {interval}"
     if verdict == "slower":
@@ -148,11 +177,10 @@ def in_words(throughput: Estimate, verdict: str) -> str:
     return f"no difference shown: {interval}"
 
 
-def _speed_up(throughput: Estimate, form: str) -> str:
-    """The interval of 1 ÷ the ratio, if it says anything."""
-    if throughput.high > TELLS_NOTHING * throughput.low:
-        return "(too few rounds to tell)"
-    return f"({1 / throughput.high:{form}} to {1 / throughput.low:{form}})"
+def scatter(results: Results) -> str:
+    """How far processes of one arm scatter on this machine, as a sentence without a full stop."""
+    fitted = _fitted(results)
+    return "" if fitted is None else scatter_sentence(fitted)
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

@@ -10,10 +10,10 @@ from typing import TypeVar
 import text
 from benchlog import shell
 from benchlog.table import SINCE_START
-from compare.figures.interval import Interval
+from compare.figures.families import FALSE_VERDICTS
+from compare.figures.interval import Interval, Ratio
 from compare.figures.readings import caveats, span
-from compare.figures.row import RATIOS, Row
-from compare.figures.statistics import FALSE_VERDICTS
+from compare.figures.row import Row
 from compare.output import pareto as picture
 from compare.sampling.results import FILE, Results
 from errors import LogError
@@ -44,7 +44,7 @@ def number(
     return shown
 
 
-def interval(read: Callable[[R], Interval | None], form: str = ".3f") -> Callable[[R], str]:
+def interval(read: Callable[[R], Interval | Ratio | None], form: str = ".3f") -> Callable[[R], str]:
     """A column's text: 0.860 (0.850 to 0.870); - where it is not known."""
 
     def shown(row: R) -> str:
@@ -89,6 +89,7 @@ LATENCY: Columns[Row] = [
     ("p90", number(lambda row: row.token_p90_s, ".3f", 1e3, " ms")),
     ("p99", number(lambda row: row.token_p99_s, ".3f", 1e3, " ms")),
 ]
+SPEED_UP: Columns[Row] = [("× baseline", interval(lambda row: row.speed_up, ".2f"))]
 RATIO: Columns[Row] = [
     ("Ratio_Latency", interval(lambda row: row.ratio_latency)),
     ("Ratio_Throughput", interval(lambda row: row.ratio_throughput)),
@@ -112,13 +113,13 @@ LEFT = {"arm", "kernel", "verdict", "scheme", "beside", "layer", "over"}
 
 def terminal(results: Results, rows: Sequence[Row]) -> str:
     """Two tables of a row an arm, speed and cost, and remarks on them."""
-    speed = aligned([*ARM, *RATE, *LATENCY, *RATIO, *VERDICT], rows)
+    speed = aligned([*ARM, *RATE, *SPEED_UP, *VERDICT, *LATENCY], rows)
     cost = aligned([*ARM, *MEMORY, *QUALITY, *KERNEL], rows)
     return "\n".join([speed, "", cost, "", *remarks(results, rows)])
 
 
 def markdown(results: Results, rows: Sequence[Row]) -> str:
-    columns = [*ARM, *RATE, *RATIO, *VERDICT, *LATENCY, *MEMORY, *QUALITY, *KERNEL]
+    columns = [*ARM, *RATE, *SPEED_UP, *VERDICT, *RATIO, *LATENCY, *MEMORY, *QUALITY, *KERNEL]
     runs = [arm.facts.run for arm in results.arms if arm.facts]
     run = next((run for run in runs if run), None)
     model = f"{run.model} on {run.device.name}" if run else "nothing was loaded"
@@ -135,9 +136,8 @@ def markdown(results: Results, rows: Sequence[Row]) -> str:
         "",
         "Ratio_Latency is the arm's time per decoded token ÷ the baseline's; Ratio_Throughput the "
         "baseline's tokens per second ÷ the arm's, prefill included: below 1 the arm is better. "
-        "Both leave out the slowest and the fastest tenth of each sample's steps, because the "
-        "system preempts some now and then. Intervals are of 95 %, and allow for the difference "
-        "between processes of one arm. A verdict is stricter than its interval: where all arms are "
+        "Nothing is left out of either. Ranges are of the processes, intervals hold for all arms "
+        "together, and a verdict is read off the interval that is shown: where all arms are "
         f"equal, at most {FALSE_VERDICTS:.0%} of comparisons call any of them different. On a CPU, "
         "peaks are of the whole process. KL is that of the next token, baseline to arm.",
         "",
@@ -203,8 +203,8 @@ def _flat(row: Mapping[str, object], prefix: str = "") -> dict[str, object]:
     for name, value in row.items():
         if isinstance(value, dict):
             cells |= _flat(value, f"{prefix}{name}.")
-        elif isinstance(value, list) and name in RATIOS:
-            cells |= dict(zip((name, f"{name}.low", f"{name}.high"), value, strict=True))
+        elif isinstance(value, list) and all(isinstance(item, float) for item in value):
+            cells |= dict(zip((name, f"{name}.low", f"{name}.high"), value, strict=False))
         elif isinstance(value, list):
             cells[prefix + name] = "; ".join(value)
         elif not (isinstance(value, float) and math.isnan(value)):

@@ -126,6 +126,7 @@ class Quality:
     top1: float | None = omitted()
     top5: float | None = omitted()
     bits_per_byte: float | None = omitted()  # of the text in UTF-8
+    model: str | None = omitted()  # that it was measured on, where that is not the arm's own
 
 
 @dataclass(frozen=True)

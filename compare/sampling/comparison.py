@@ -14,8 +14,11 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from compare.figures.rows import estimates, progress_line
-from compare.figures.statistics import LEAST_ROUNDS, is_look, is_precise
+from compare.figures import timings
+from compare.figures.contrasts import fit
+from compare.figures.families import FALSE_VERDICTS, against_baseline
+from compare.figures.plan import Look, settled_arms
+from compare.figures.statistics import LEAST_ROUNDS, is_look
 from compare.sampling import process
 from compare.sampling.answers import (
     ArmFacts,
@@ -84,6 +87,7 @@ class Comparison:
             finally:
                 for worker in (*self.workers.values(), *self.probes.values()):
                     worker.close()
+                self._look()
                 results.save(self.folder)
 
     def _run(self) -> str:
@@ -256,13 +260,19 @@ class Comparison:
         round = self.results.rounds
         try:
             index = round * SAMPLES_PER_TURN + arm.in_round(round)
+            started = time.monotonic()
             sample = worker.answer(TimedSample, "sample", index=index)
         except WorkerFailed as error:
             self._unload(number)
             self._fail(arm, error)
             return
         if counted:
-            arm.samples.append(ArmSample(**vars(sample), round=round, process=self._process()))
+            process = self._process()
+            arm.samples.append(
+                ArmSample(
+                    **vars(sample), block=process, round=round, process=process, started=started
+                )
+            )
 
     def _enough(self) -> str | None:
         """Why to stop, or None; looks at widths only when the statistics allow it."""
@@ -274,19 +284,32 @@ class Comparison:
         processes = TURNS if results.in_turn else settings.processes
         look = is_look(results.rounds, self._rounds_each(), processes)
         look = look and (results.in_turn or results.rounds >= LEAST_ROUNDS)
-        speak = look or time.monotonic() > self.spoken + SPEAK_EVERY
-        ratios = estimates(results) if speak else {}
-        if speak and self.sampling:
-            self.say(progress_line(results, ratios))
+        if self.sampling and (look or time.monotonic() > self.spoken + SPEAK_EVERY):
+            self.say(f"Round {results.rounds}")
             self.spoken = time.monotonic()
-        widths = [ratio for pair in ratios.values() for ratio in pair]
-        if look and is_precise(widths, settings.precision):
+        if look and self._look() and self._all_settled():
             return "precise"
         if results.rounds >= most:
             return "max_rounds"
         if self.sampling > 60 * settings.max_minutes:
             return "max_minutes"
         return None
+
+    def _look(self) -> bool:
+        """Whether there is anything to see."""
+        values = timings.of(self.results)
+        if not values.arms or not len(values.values):
+            return False
+        fitted = fit(values)
+        intervals = against_baseline(fitted, FALSE_VERDICTS)
+        look = Look("final", int(fitted.blocks.max()), FALSE_VERDICTS, tuple(intervals))
+        self.results.looks = [look]
+        return True
+
+    def _all_settled(self) -> bool:
+        intervals = self.results.looks[-1].intervals
+        settled = settled_arms(self.results.looks, self.settings.precision)
+        return {interval.arm for interval in intervals} <= settled
 
     def _probe(self, round: int | None) -> None:
         """Read the bandwidth of every device that an arm is on, before `round`."""

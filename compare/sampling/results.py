@@ -12,12 +12,13 @@ from pathlib import Path
 import files
 from benchlog.about import About, about
 from benchlog.config import argv
+from compare.figures.plan import Look, Plan
 from compare.sampling.answers import ArmFacts, NoQuality, Quality, Reading, TimedSample
 from compare.sampling.arm import Arm
 from errors import LogError, UsageError
 from typed_json import from_json, to_json
 
-FORMAT = 3
+FORMAT = 4
 FILE = "results.json"
 
 
@@ -37,10 +38,12 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class ArmSample(TimedSample):
-    """A sample that counts: the round it belongs to, and which of the arm's processes took it."""
+    """A sample that counts."""
 
-    round: int
-    process: int
+    block: int  # from 0; a block has one process of every arm
+    round: int  # from 0, over all blocks; in turn, each turn of an arm is a round
+    process: int  # from 0: which of the arm's processes took it
+    started: float  # seconds, time.monotonic() of the coordinator
 
 
 @dataclass
@@ -54,6 +57,7 @@ class ArmResult:
     quality: Quality | NoQuality | None = None
     samples: list[ArmSample] = field(default_factory=list)
     failed: str | None = None  # why there are no more samples
+    dropped: bool = False  # settled, and another arm is shown to be faster: not measured further
 
     @property
     def processes(self) -> int:
@@ -73,7 +77,10 @@ class Results:
     arms: list[ArmResult]
     write_result: str
     in_turn: bool = False
+    blocks: int = 0  # whole ones
     rounds: int = 0  # whole ones
+    plan: Plan | None = None  # None until the first block has shown how long one takes
+    looks: list[Look] = field(default_factory=list)  # what was seen and spent, oldest first
     # precise, max_rounds, max_minutes, baseline failed, nothing to compare with, interrupted; None
     # while it runs
     ended: str | None = None

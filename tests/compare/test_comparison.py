@@ -82,7 +82,7 @@ def test_an_arm_that_is_killed_gets_its_reason_and_the_others_go_on():
     found = compare(results, [], ["--die-at", "15"], ["--seconds", "0.5"])
     assert "killed (SIGKILL)" in found[1].failed and found[1].samples == 3
     assert found[1].verdict == "failed" and found[1].ratio_latency is None
-    assert found[2].verdict == "faster" and results.ended == "max_rounds"
+    assert found[2].speed_up.value == pytest.approx(2, rel=0.01) and results.ended == "max_rounds"
 
 
 def test_without_baseline_the_others_are_measured_still():
@@ -120,7 +120,7 @@ def test_turns_come_to_an_end():
     noisy = ["--noise", "2"]
     results = begin(ARMS[:2], in_turn=True)
     compare(results, noisy, noisy)
-    assert results.rounds == TURNS and results.ended == "max_rounds"
+    assert results.rounds == TURNS
 
 
 def test_an_arm_that_fits_nowhere_fails():

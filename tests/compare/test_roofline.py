@@ -17,6 +17,7 @@ from compare.commands.growth import growth
 from compare.commands.roofline import layer_rows, roofline, with_stock
 from compare.figures import decode_limit as whole
 from compare.figures.decode_limit import DecodeRow
+from compare.figures.interval import Interval
 from compare.figures.limits import over, share, step_bytes
 from compare.output.lines import draw
 from compare.sampling.answers import Product, Reading, Shape, ShapeTimings
@@ -42,7 +43,7 @@ def facts():
 
 
 def arm(step_seconds, prompt_seconds=1.0):
-    """Samples of four steps each, one a round."""
+    """Samples of four steps each, one a round, each of another process."""
     samples = [
         ArmSample(
             prefill_seconds=prompt_seconds,
@@ -51,8 +52,10 @@ def arm(step_seconds, prompt_seconds=1.0):
             prefill_tok_s=30 / prompt_seconds,
             decode_tok_s=1 / seconds,
             token_seconds=[seconds] * 4,
+            block=number,
             round=number,
-            process=0,
+            process=number,
+            started=float(number),
         )
         for number, seconds in enumerate(step_seconds)
     ]
@@ -68,13 +71,25 @@ def test_bytes_of_a_step():
 
 
 def test_share_of_the_limit_is_that_of_each_round():
-    """Bandwidth and speed drift together: 50 % in every round, whatever the medians say. The
-    interval allows for what another process of the arm might have shown."""
+    """Bandwidth and speed drift together: 50 % in every round, whatever the medians say."""
     bandwidth = [1e9, 2e9, 4e9, 3e9, 2e9]
     steps = [2 * 1e6 / rate for rate in bandwidth]
     readings = [Reading(rate, number, "fake") for number, rate in enumerate(bandwidth)]
     estimate = share(arm(steps), 1e6, readings)
-    assert estimate.ratio == pytest.approx(0.5) and 0.4 < estimate.low < 0.5 < estimate.high < 0.6
+    assert math.exp(estimate.mean) == pytest.approx(0.5)
+    assert estimate.standard_error == pytest.approx(0, abs=1e-9) and estimate.freedom == 4
+
+
+def test_a_share_has_an_interval_from_four_processes_on():
+    """Shares of e^-1, e^-1, e^1, e^1: mean logarithm 0, standard deviation 2/√3, and Student's t
+    of 3 degrees of freedom is 3.182 at 95 %."""
+    steps = [math.e, math.e, 1 / math.e, 1 / math.e]
+    readings = [Reading(1.0, number, "fake") for number in range(4)]
+    shown = Interval.of(share(arm(steps), 1.0, readings))
+    assert shown.value == pytest.approx(1)
+    assert shown.high == pytest.approx(math.exp(3.182 * 2 / math.sqrt(3) / 2), rel=1e-3)
+    few = Interval.of(share(arm(steps[:3]), 1.0, readings))
+    assert few.low is None and few.high is None
 
 
 def test_a_round_without_a_reading_is_left_out():
@@ -84,14 +99,14 @@ def test_a_round_without_a_reading_is_left_out():
     steps = [2 * 1e6 / rates.get(number, 1e3) for number in range(5)]
     readings = [Reading(rate, number, "fake") for number, rate in rates.items()]
     estimate = share(arm(steps), 1e6, readings)
-    assert estimate.ratio == pytest.approx(0.5) and estimate.rounds == 4
-    assert share(arm(steps), 1e6, []).rounds == 0
+    assert math.exp(estimate.mean) == pytest.approx(0.5) and estimate.freedom == 3
+    assert share(arm(steps), 1e6, []) is None
 
 
 def test_ours_over_theirs():
     ours, theirs = arm([0.1] * 5, 2.0), arm([0.15] * 5, 1.0)
-    assert over(ours, theirs, "token_latency").ratio == pytest.approx(1.5)
-    assert over(ours, theirs, "prefill_seconds").ratio == pytest.approx(0.5)
+    assert math.exp(over(ours, theirs, "token_latency").mean) == pytest.approx(1.5)
+    assert math.exp(over(ours, theirs, "prefill_seconds").mean) == pytest.approx(0.5)
 
 
 def test_rows_of_a_layer():
