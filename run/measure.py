@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     from run.plan import Plan
 
 AGREEMENT = 0.05  # largest relative difference in seconds of two warm-up samples that agree
-MAX_WARM_UPS = 5  # samples
+MAX_WARM_UPS = 5  # samples; more, up to MAX_SHORT_WARM_UPS, until they took WARM_UP_SECONDS
+MAX_SHORT_WARM_UPS, WARM_UP_SECONDS = 30, 0.5
+WARM_UP_TOKENS = 24  # new tokens of a warm-up sample, at most
 FIRST_TOKENS = 3  # new tokens of the sample that compiles: a prompt and two decoding steps
 QUIET_SECONDS = 2  # least time between two lines of progress, for more than ten samples
 
@@ -364,7 +366,8 @@ def get_ready(
         if config.compile and tokens > 1:
             line += f"; to token {tokens}, compilation included: {arrivals[-1] - since:.1f} s"
         say(line)
-    seconds, steady = warm_up(one_sample)
+    tokens = min(WARM_UP_TOKENS, config.max_new_tokens)
+    seconds, steady = warm_up(lambda index: one_sample(index, tokens))
     return Ready(
         compile_seconds=first_seconds if compiling else None,
         warm_ups=seconds,
@@ -375,7 +378,7 @@ def get_ready(
 
 
 def warm_up(one_sample: Callable[[int], Timed]) -> tuple[list[float], bool]:
-    """Take samples until two in a row agree, or MAX_WARM_UPS of them.
+    """Take samples until two in a row agree, or MAX_WARM_UPS of them that took WARM_UP_SECONDS.
 
     Returns the seconds of each sample, and whether the last two agree. One warm-up sample is not
     enough: CUDA graphs are captured on the second call, and the processor's clock, the caches and
@@ -384,7 +387,9 @@ def warm_up(one_sample: Callable[[int], Timed]) -> tuple[list[float], bool]:
     seconds: list[float] = []
     steady = False
     with progress("Warming up"):
-        while len(seconds) < MAX_WARM_UPS and not steady:
+        while not steady and len(seconds) < MAX_SHORT_WARM_UPS:
+            if len(seconds) >= MAX_WARM_UPS and sum(seconds) >= WARM_UP_SECONDS:
+                break
             sample = one_sample(len(seconds))
             seconds.append(sample.prefill_seconds + sample.decode_seconds)
             steady = len(seconds) > 1 and abs(seconds[-1] / seconds[-2] - 1) <= AGREEMENT
