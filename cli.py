@@ -22,12 +22,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import click
+from click import shell_completion
 
+import helptext
 from errors import QuantbenchError, UsageError
 from text import one_line, shown
 
 Report = Callable[[int, int], None]
-GROUPS = ("Model", "Speed", "Sample", "Cache", "Output")  # sections of generate.py's --help
 
 
 # ---------------------------------------------------------------------------------- options
@@ -102,9 +103,10 @@ class TableOption(click.Option):
         self.group = group
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
-        spelling = f"--{self.name} {self.metavar or ''}".rstrip()
+        first, *others = dict.fromkeys(f"--{key(name)}" for name in self.opts)
+        also = f" (or {', '.join(others)})" if others else ""
         default = "" if self.is_flag or self.default is None else f" [{self.default}]"
-        return spelling, f"{self.help}{default}"
+        return f"{first} {self.metavar or ''}".rstrip(), f"{self.help}{also}{default}"
 
 
 class Command(click.Command):
@@ -112,7 +114,8 @@ class Command(click.Command):
 
     Underscores and dashes are the same. An option is never taken as the value of the one before it.
     An empty value, and whatever cannot be read, is a UsageError of one line. Help lists the options
-    by group. Positional arguments are accepted if the command declares any.
+    by group and ends with the examples of the command's file. Positional arguments are accepted if
+    the command declares any. Every command has --debug, whether it declares it or not.
     """
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
@@ -121,9 +124,16 @@ class Command(click.Command):
             **(settings.get("context_settings") or {}),
         }
         super().__init__(*arguments, **settings)
+        if not any(param.name == "debug" for param in self.params):
+            text = "Show tracebacks"
+            self.params.append(
+                click.Option(["--debug"], is_flag=True, expose_value=False, help=text)
+            )
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         spelled, takes_value, may_be_empty = self._spellings(ctx)
+        if ctx.resilient_parsing:  # the shell completes a line that is not finished
+            return super().parse_args(ctx, [spelled.get(key(word), word) for word in args])
         dashed = [name for name in may_be_empty if may_be_empty[name] is OptionOfOptions]
         words_allowed = any(isinstance(param, click.Argument) for param in self.params)
         arguments, words = [], []
@@ -167,15 +177,23 @@ class Command(click.Command):
         return spelled, takes_value, may_be_empty
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        groups: dict[str, list[tuple[str, str]]] = {group: [] for group in GROUPS}
-        for parameter in self.get_params(ctx):
-            row = parameter.get_help_record(ctx)
-            if row is not None:
-                groups.setdefault(getattr(parameter, "group", "Other"), []).append(row)
-        for group, rows in groups.items():
-            if rows:
-                with formatter.section(group):
-                    formatter.write_dl(rows)
+        helptext.write_options(ctx, formatter, self.get_params(ctx))
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        _write_examples(self, ctx, formatter)
+        super().format_epilog(ctx, formatter)
+
+    def shell_complete(
+        self, ctx: click.Context, incomplete: str
+    ) -> list[shell_completion.CompletionItem]:
+        """An option is offered in one spelling: with dashes if what is typed has one."""
+        dashes = "-" in incomplete.removeprefix("--")
+        items = super().shell_complete(ctx, incomplete)
+        return [
+            item
+            for item in items
+            if ("-" if dashes else "_") in item.value[2:] or not set("-_") & set(item.value[2:])
+        ]
 
 
 # ---------------------------------------------------------------------------------- failures
@@ -195,7 +213,34 @@ class Group(click.Group):
     command_class = Command
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
+        settings["context_settings"] = {"max_content_width": 100}
         super().__init__(*arguments, **{"no_args_is_help": False, **settings})
+
+    def spelled(self, example: str) -> str:
+        """An example of a command's file as whoever calls this group types it."""
+        return example
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """--debug may stand before the command, too."""
+        names = ", ".join(self.list_commands(ctx))
+        if args[:1] == ["--debug"]:
+            args = [*args[1:2], *args[:1], *args[2:]]
+        if args in ([], ["--debug"]) and not ctx.resilient_parsing:
+            raise UsageError(f"Missing command. There are {names}; --help says what each does")
+        known = {name for parameter in self.get_params(ctx) for name in parameter.opts}
+        if args[:1] and args[0].startswith("--") and args[0] not in known:
+            close = difflib.get_close_matches(args[0], known, n=1)
+            hint = f"did you mean {close[0]}?" if close else "--help lists the commands"
+            raise UsageError(f"no such option: {shown(args[0])}; {hint}")
+        return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        self.format_commands(ctx, formatter)
+        helptext.write_options(ctx, formatter, self.get_params(ctx))
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        _write_examples(self, ctx, formatter)
+        super().format_epilog(ctx, formatter)
 
     def main(self, args: Sequence[str] | None = None, prog_name: str | None = None,
              **extra: Any) -> Any:  # fmt: skip
@@ -214,8 +259,18 @@ class Group(click.Group):
         return name, self.get_command(ctx, name), args[1:]
 
     def asks_for_debug(self, ctx: click.Context, args: Sequence[str]) -> bool:
+        if args[:1] == ["--debug"]:
+            return True
         command = self.get_command(ctx, key(args[0])) if args else None
-        return isinstance(command, Command) and command.asks_for_debug(ctx, args[1:])
+        return isinstance(command, Command | Group) and command.asks_for_debug(ctx, args[1:])
+
+
+def _write_examples(
+    command: click.Command, ctx: click.Context, formatter: click.HelpFormatter
+) -> None:
+    root = ctx.find_root().command
+    spelled = root.spelled if isinstance(root, Group) else str
+    helptext.write_examples(formatter, [*map(spelled, helptext.examples(command.callback))])
 
 
 class Terminated(KeyboardInterrupt):
@@ -234,11 +289,15 @@ def _carried_out(
     """
     given = list(sys.argv[1:] if args is None else args)
     name = prog_name or os.path.basename(sys.argv[0])
+    variable = f"_{name.upper()}_COMPLETE"  # set by what the shell calls for completions
+    if instruction := os.environ.get(variable):
+        sys.exit(shell_completion.shell_complete(command, extra, name, variable, instruction))
     if not extra.pop("standalone_mode", True):  # click's way to ask for exceptions instead
         with command.make_context(name, given, **extra) as context:
             return command.invoke(context)
     _open_standard_streams()
     try:
+        _require_posix()
         with _sigterm_interrupts():
             if sys.stdout is None:
                 raise QuantbenchError("stdout is closed; redirect it to a file or to /dev/null")
@@ -290,6 +349,13 @@ def explained(error: BaseException) -> tuple[str, int]:
         return "out of memory; try a smaller --cache_size, --batch_size or a --quantization", 1
     first_line = (str(error).strip().splitlines() or [""])[0]
     return f"{type(error).__name__}: {first_line} (--debug shows where; please report it)", 1
+
+
+def _require_posix() -> None:
+    if os.name != "posix":
+        raise QuantbenchError(
+            "quantbench needs Linux or macOS; on Windows it runs inside WSL (wsl --install)"
+        )
 
 
 def _open_standard_streams() -> None:

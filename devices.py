@@ -4,7 +4,6 @@ import contextlib
 import ctypes
 import os
 import platform
-import resource
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,6 +82,8 @@ def peak_memory(device: torch.device) -> dict[str, int]:
             if line.startswith("VmHWM:"):
                 kind = "resident" if _can_reset_peak() else "resident_since_start"
                 return {kind: int(line.split()[1]) * 1024}
+    import resource  # here, because Windows has none: importing our modules must not fail there
+
     unit = 1 if sys.platform == "darwin" else 1024
     return {"resident_since_start": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
 

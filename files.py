@@ -11,6 +11,7 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO, Any
 
 from errors import LogError, QuantbenchError, UsageError
 from text import shown, size
@@ -45,6 +46,14 @@ def reason(path: FilePath, error: Exception) -> str:
     if error.errno == errno.ELOOP:
         return "it is a link that leads back to itself"
     return error.strerror or str(error)
+
+
+def lock(file: int | IO[Any], shared: bool = False) -> None:
+    """Wait until nobody else holds a lock on this open file, or none but a shared one; then hold
+    one. It is released when the file is closed, or when the process ends, even if killed."""
+    import fcntl  # here, because Windows has none: importing our modules must not fail there
+
+    fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
 
 
 def problem(path: FilePath) -> str | None:

@@ -1,6 +1,7 @@
-"""python -m benchlog check FILE: is every line of the log intact, and can its run be repeated?
+"""python -m benchlog check | table: is a log intact, and what did its runs measure?
 
-python -m benchlog table FILE: the runs of a JSON lines file as one table, a row each.
+python -m benchlog check benchmarks.txt     # names each damaged line; then exits with 1
+python -m benchlog table runs.jsonl         # of --output_json_path: a row for each run
 """
 
 import sys

@@ -20,8 +20,9 @@ import click
 
 from benchlog import shell
 from benchlog.kinds import Choice, Kind, Number, Switch, Text, Whole
-from cli import GROUPS, TableOption, key, pairs
+from cli import TableOption, key, pairs
 from errors import UsageError
+from helptext import GROUPS
 from ops import names
 from text import shown
 
@@ -33,13 +34,16 @@ class Option:
     """One row of the table of options: what belongs to a field of RunConfig."""
 
     kind: Kind  # how its value is read, checked and written
-    group: str  # the section of --help: one of cli.GROUPS
+    group: str  # the section of --help: one of helptext.GROUPS
     help: str
     always: bool = False  # whether the repro command has it even at its default (see `argv`)
 
 
 MODEL, SPEED, SAMPLE, CACHE, OUTPUT = GROUPS
 PRECISIONS = ("bfloat16", "float16", "float32")
+ALIASES = {
+    "precision": "dtype"
+}  # other names of options: `compare ab` has a --precision of its own
 KERNELS = ("auto", *names.KERNELS)
 DECODERS = ("auto", *names.DECODERS)
 
@@ -66,13 +70,13 @@ class RunConfig:
 
     # fmt: off
     quantization: str = _field(Unsaid("none"), MODEL, Text("SCHEME"),
-        "Quantization scheme; `python -m quantize` lists them")
+        "Quantization scheme; `quantbench schemes` lists them")
     checkpoint_path: str = _field("tiny", MODEL, Text("PATH"),
         "Folder, model.pth, hub id, dummy:NAME, or tiny (embedded)", always=True)
     device: str = _field("auto", MODEL, Text("DEVICE"), "cpu, cuda, xpu, mps, or auto",
         always=True)
     precision: str = _field("bfloat16", MODEL, Choice(PRECISIONS, prefix="torch."),
-        "Dtype of what is not quantized: " + ", ".join(PRECISIONS), always=True)
+        "Unquantized dtype: " + ", ".join(PRECISIONS), always=True)
     compile: bool = _field(False, SPEED, Switch(), "Compile the decoding step")
     compile_prefill: bool = _field(False, SPEED, Switch(), "Compile the prefill, too")
     num_samples: int = _field(5, SAMPLE, Whole(1), "Samples to measure, after the warm-up",
@@ -146,7 +150,9 @@ def parse(argv: Sequence[str]) -> RunConfig:
     Raises UsageError, one line, for an unknown option, a missing value or one out of range.
     """
     takes_value = {name: not _is_switch(option) for name, option in option_table().items()}
-    given: dict[str, Any] = dict(pairs(argv, takes_value))
+    names = {alias: name for name, alias in ALIASES.items()}
+    takes_value |= {alias: takes_value[name] for alias, name in names.items()}
+    given: dict[str, Any] = {names.get(name, name): v for name, v in pairs(argv, takes_value)}
     return RunConfig(**given)
 
 
@@ -220,8 +226,13 @@ def breaks_off(command: str) -> bool:
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
-def options(without: Collection[str] = ()) -> Callable[[Decorated], Decorated]:
+def options(
+    without: Collection[str] = (), by_alias: Collection[str] = ()
+) -> Callable[[Decorated], Decorated]:
     """Decorate a click command's function with every option but those in `without`.
+
+    by_alias: options of which only the name in ALIASES is taken, since the command has an option of
+    its own with the other name.
 
     The function receives RunConfig's arguments as text; RunConfig checks them. Use it below
     `@click.command(cls=cli.Command)`.
@@ -230,15 +241,18 @@ def options(without: Collection[str] = ()) -> Callable[[Decorated], Decorated]:
     def decorate(function: Decorated) -> Decorated:
         for field in reversed(dataclasses.fields(RunConfig)):
             if field.name not in without:
-                function = _click_option(field)(function)
+                function = _click_option(field, field.name in by_alias)(function)
         return function
 
     return decorate
 
 
-def _click_option(field: "dataclasses.Field[Any]") -> Callable[[Decorated], Decorated]:
+def _click_option(
+    field: "dataclasses.Field[Any]", by_alias: bool
+) -> Callable[[Decorated], Decorated]:
     option: Option = field.metadata["option"]
-    spellings = dict.fromkeys([f"--{field.name}", f"--{field.name.replace('_', '-')}"])
+    names = [name for name in (field.name, ALIASES.get(field.name)) if name][by_alias:]
+    spellings = dict.fromkeys(f"--{way}" for n in names for way in (n, n.replace("_", "-")))
     settings: dict[str, Any] = {"default": field.default, "help": option.help}
     if _is_switch(option):
         settings["is_flag"] = True

@@ -6,7 +6,6 @@ is removed by the next writer. A write that fails is undone.
 """
 
 import errno
-import fcntl
 import json
 import os
 import re
@@ -18,7 +17,7 @@ from typing import Any
 from benchlog import config, record
 from benchlog.record import Record
 from errors import LogError, UsageError
-from files import FilePath, require_regular
+from files import FilePath, lock, require_regular
 
 MAX_HEADINGS = 10  # lines of text without a run that a file may hold and still be used as a log
 LONGEST_LINE = 1 << 20  # characters of a log line; every command line is shorter
@@ -107,7 +106,7 @@ def read(path: FilePath) -> Reading:
     with _as_log_error("read", path):
         require_regular(path)
         with open(path, "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH)  # waits for a writer to finish its line
+            lock(file, shared=True)  # waits for a writer to finish its line
             data = file.read()
     if b"\0" in data:
         column = data.index(b"\0")
@@ -177,7 +176,7 @@ def _append(path: FilePath, line: str, is_cut_short: Callable[[str], bool]) -> N
             require_regular(path)
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)  # os.close releases it
+            lock(descriptor)  # os.close releases it
             tail = _tail(descriptor)
             if tail and is_cut_short(tail.decode("utf-8", "surrogateescape")):
                 os.ftruncate(descriptor, os.fstat(descriptor).st_size - len(tail))

@@ -1,18 +1,33 @@
 """quantbench: every command under one name.
 
+    python generate.py --quantization int8wo --compile               # one run, the embedded model
+    python -m compare ab --checkpoint_path DIR --compile --arms all  # every scheme, your own model
+    python -m compare schemes                                        # which schemes there are
+
 `generate` is generate.py, `log` is benchlog, and all others are the files of compare/commands/.
 Nothing is imported but the command that was asked for.
 """
+
+import os
 
 import click
 
 import quantbench
 from compare.__main__ import Commands
+from quantbench import completion
 
 # Commands that are no file of compare/commands/, and what --help says about them.
 OTHERS = {
     "generate": "generate text, and log speed and memory",
     "log": "check a log of runs, or show runs as a table",
+}
+# How the programs of a checkout begin, and how the same command begins here.
+PROGRAMS = {
+    "python generate.py": "quantbench generate",
+    "python -m quantize": "quantbench schemes",
+    "python -m kv_cache": "quantbench caches",
+    "python -m benchlog": "quantbench log",
+    "python -m compare": "quantbench",
 }
 
 
@@ -31,7 +46,15 @@ class Everything(Commands):
                 from benchlog.__main__ import commands as command
             case _:
                 command = super().get_command(ctx, cmd_name)
+        if command is not None and "_QUANTBENCH_COMPLETE" in os.environ:
+            completion.attach(command)
         return command
+
+    def spelled(self, example: str) -> str:
+        for program, ours in PROGRAMS.items():
+            if example.startswith(program):
+                return ours + example.removeprefix(program)
+        return example
 
     def described(self, name: str) -> str:
         return OTHERS[name] if name in OTHERS else super().described(name)
@@ -43,7 +66,13 @@ def say_version(ctx: click.Context, param: click.Parameter, wanted: bool) -> Non
         ctx.exit()
 
 
-@click.group(cls=Everything)
+COMPLETION = """\b
+Completion with TAB: a line for ~/.bashrc (in ~/.zshrc with zsh_source instead)
+eval "$(_QUANTBENCH_COMPLETE=bash_source quantbench)"
+"""
+
+
+@click.group(cls=Everything, epilog=COMPLETION)
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=say_version,
               help="Show the version and exit.")  # fmt: skip
 def commands() -> None:

@@ -10,7 +10,6 @@ adds up the samples of a run. Other systems have no /proc/stat: what they do not
 """
 
 import os
-import resource
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -62,6 +61,8 @@ class Counters:
 
     @staticmethod
     def read() -> "Counters":
+        import resource  # here, because Windows has none
+
         allowed = _allowed()
         busy, stolen = _ticks(allowed)
         return Counters(

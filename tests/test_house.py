@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 FLOORS = (
     {"errors"},
     {"text", "typed_json"},
-    {"files"},
+    {"files", "helptext"},
     {"cli"},
     {"devices", "ops"},
     {"kv_cache"},
@@ -92,6 +92,7 @@ ROOMS = {
         {"figures"},
         {"commands"},
     ),
+    "quantbench": ({"completion"},),
 }
 # Imports by name, which no reader of import statements sees: file → why it may.
 LATE = {

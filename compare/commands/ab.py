@@ -51,7 +51,7 @@ DEFAULT = Settings()
     "precisions",
     multiple=True,
     metavar="X|NAME",
-    help="How narrow intervals shall be, as 2% or 0.02 [2%]; or a dtype, as in generate.py",
+    help="How narrow intervals shall be, as 2% or 0.02 [2%]; generate's dtype is --dtype here",
 )
 @click.option("--max_rounds", type=click.IntRange(1), help=f"[{DEFAULT.max_rounds}]")
 @click.option(
@@ -79,7 +79,7 @@ DEFAULT = Settings()
 )
 @click.option("--output", metavar="DIR", help="Put results, report and picture here, a new folder")
 @click.option("--resume", metavar="DIR", help="Go on with what --output DIR left")
-@options(without=(*UNUSED, "precision"))
+@options(without=UNUSED, by_alias=("precision",))
 def ab(
     texts: tuple[str, ...],
     arms: str | None,

@@ -12,7 +12,6 @@ and ctypes it cost 7 µs, a millisecond for the 150 ops of a step.
 """
 
 import ctypes
-import fcntl
 import functools
 import hashlib
 import os
@@ -23,6 +22,7 @@ from pathlib import Path
 
 import torch
 
+import files
 from errors import KernelError
 from ops.cpu import compiler
 
@@ -109,7 +109,7 @@ def built() -> Path:
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
         with open(library.parent / "lock", "w") as lock, compiler.terminates():
-            fcntl.flock(lock, fcntl.LOCK_EX)  # released when the process ends, even if killed
+            files.lock(lock)
             if not _intact(library):
                 _build(library)
             _forget_old(library)

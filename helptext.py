@@ -1,0 +1,75 @@
+"""The layout of --help: a command's own options, then those of generate.py by group, then examples.
+
+The examples are those of the docstring at the top of the command's file: every line that begins
+with "python ", except the docstring's first.
+"""
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Sequence
+
+import click
+
+GROUPS = ("Model", "Speed", "Sample", "Cache", "Output")  # the sections of generate.py's options
+OWN = "Options"
+LAST = ("--debug", "--help")  # rows at the very end
+# What stands for the value of an option that declares no metavar, by the kind of its value.
+PLACEHOLDERS = ((click.types.IntParamType, "N"), (click.types.FloatParamType, "X"))
+
+Row = tuple[str, str]  # an option with its placeholder, and what it does
+
+
+def write_options(
+    context: click.Context, formatter: click.HelpFormatter, parameters: Sequence[click.Parameter]
+) -> None:
+    """Write the options in sections. One without a `group` is the command's own."""
+    sections: dict[str, list[Row]] = {OWN: []} | {group: [] for group in GROUPS}
+    last: dict[str, Row] = {}
+    for option in parameters:
+        if not isinstance(option, click.Option) or option.hidden:
+            continue
+        group = getattr(option, "group", None)
+        row = _row(option) if group is None else option.get_help_record(context)
+        if option.opts[0] in LAST:
+            last[option.opts[0]] = row or ("", "")
+        elif row:
+            sections.setdefault(group or OWN, []).append(row)
+    filled = {group: rows for group, rows in sections.items() if rows} or {OWN: []}
+    filled[list(filled)[-1]] += [last[name] for name in LAST if name in last]
+    shared = OWN in filled  # generate.py itself has no options but these
+    for group, rows in filled.items():
+        with formatter.section(f"{group}, as in generate" if shared and group != OWN else group):
+            formatter.write_dl(rows)
+
+
+def _row(option: click.Option) -> Row:
+    """One spelling, a short placeholder, and the help text, which says the default."""
+    if option.is_flag:
+        return option.opts[0], option.help or ""
+    kinds = (name for kind, name in PLACEHOLDERS if isinstance(option.type, kind))
+    return f"{option.opts[0]} {option.metavar or next(kinds, 'TEXT')}", option.help or ""
+
+
+def write_examples(formatter: click.HelpFormatter, lines: Sequence[str]) -> None:
+    """Write the lines as they are, their comments in one column."""
+    parts = [re.split(" +# ", line, maxsplit=1) for line in lines]
+    width = max((len(command) for command, *comment in parts if comment), default=0)
+    if lines:
+        with formatter.section("Examples"):
+            for command, *comment in parts:
+                text = f"{command:<{width}}  # {comment[0]}" if comment else command
+                formatter.write(f"{'':>{formatter.current_indent}}{text}\n")
+
+
+def examples(callback: Callable[..., object] | None) -> list[str]:
+    """The examples of the file that defines this command's function."""
+    module = sys.modules.get(getattr(callback, "__module__", ""))
+    lines = inspect.cleandoc((module and module.__doc__) or "").splitlines()[1:]
+    taken: list[str] = []
+    for line in map(str.strip, lines):
+        if line.startswith("python "):
+            taken.append(line)
+        elif taken and taken[-1].endswith("\\"):
+            taken.append(f"  {line}")
+    return taken

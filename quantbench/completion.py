@@ -1,0 +1,81 @@
+"""What the shell offers for an option's value: schemes, caches, decoders, models, files.
+
+click asks for it while a person types, in a process of its own for each TAB: no torch here.
+"""
+
+from collections.abc import Iterable
+from functools import partial
+
+import click
+from click.shell_completion import BashComplete, CompletionItem, add_completion_class
+
+from benchlog.config import DECODERS, KERNELS, PRECISIONS
+from models.presets import PRESETS
+from ops.names import KV_CACHES
+from quantize.spec import MEASURED, SHOWN
+
+# By the name of an option or argument. Values that may be listed are those with commas.
+VALUES: dict[str, tuple[str, ...]] = {
+    "quantization": (*SHOWN, *MEASURED),
+    "schemes": SHOWN,
+    "names": (*SHOWN, *MEASURED),
+    "checkpoint_path": ("tiny", *(f"dummy:{name}" for name in PRESETS)),
+    "kv_cache": KV_CACHES,
+    "decoder": DECODERS,
+    "kernel": KERNELS,
+    "precision": PRECISIONS,
+    "device": ("auto", "cpu", "cuda", "mps", "xpu"),
+    "arms": ("all",),
+}
+LISTS = {"schemes"}  # their values are several, with commas between
+FOLDERS = {"checkpoint_path", "output", "resume", "save", "gguf", "checkpoint_root"}
+PATHS = {"PATH", "FILE"}  # placeholders of options whose values are files
+
+
+def attach(command: click.Command) -> None:
+    """Have the command's options and arguments offer values."""
+    for parameter in command.params:
+        offered = partial(offer, parameter)
+        vars(parameter)["shell_complete"] = offered
+
+
+def offer(
+    parameter: click.Parameter, context: click.Context, incomplete: str
+) -> list[CompletionItem]:
+    name = parameter.name or ""
+    before, comma, last = incomplete.rpartition(",") if name in LISTS else ("", "", incomplete)
+    items = [CompletionItem(f"{before}{comma}{v}") for v in _beginning(last, VALUES.get(name, ()))]
+    if items:  # bash forgets them where folders or files are offered, too
+        return items
+    if name in FOLDERS:
+        items.append(CompletionItem(incomplete, type="dir"))
+    elif parameter.metavar in PATHS or isinstance(parameter.type, click.Path):
+        items.append(CompletionItem(incomplete, type="file"))
+    return items
+
+
+def _beginning(text: str, values: Iterable[str]) -> list[str]:
+    return [value for value in values if value.startswith(text)]
+
+
+class Bash(BashComplete):
+    """bash ends a word at a colon; `dummy:Llama-2-7b` is one word nevertheless."""
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        args, incomplete = super().get_completion_args()
+        if incomplete == ":":
+            incomplete = ""
+            args = [*args, ":"]
+        if len(args) >= 2 and args[-1] == ":":
+            self.typed = f"{args[-2]}:"
+            return args[:-2], self.typed + incomplete
+        self.typed = ""
+        return args, incomplete
+
+    def format_completion(self, item: CompletionItem) -> str:
+        """Without what stands before the colon, which bash keeps."""
+        kept = item.value.removeprefix(self.typed) if item.type == "plain" else item.value
+        return f"{item.type},{kept}"
+
+
+add_completion_class(Bash)

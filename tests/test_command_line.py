@@ -1,0 +1,167 @@
+"""The command `quantbench` as a whole: its commands, its help, its errors, completion."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import generate
+from compare.__main__ import commands as compare
+from quantbench.__main__ import commands
+
+ROOT = Path(__file__).parent.parent
+WANTED = "generate ab quality replay readme roofline growth peers schemes caches log".split()
+
+
+def ended(*words, command=commands):
+    """How the command ends: its exit code, and what it prints."""
+    return CliRunner().invoke(command, words, prog_name="quantbench")
+
+
+def test_every_command_is_there_and_explained():
+    shown = ended("--help").stdout
+    for name in WANTED:
+        assert re.search(rf"^  {name} +\S+ \S+", shown, re.M), name
+    assert "_QUANTBENCH_COMPLETE=bash_source" in shown
+    assert re.fullmatch(r"quantbench \S+\n", ended("--version").stdout)
+
+
+@pytest.mark.parametrize("name", [*compare.list_commands(None), "generate", "log check"])
+def test_help_begins_with_the_command_s_own_options_and_ends_with_examples(name):
+    words = name.split()
+    shown = ended(*words, "--help").stdout
+    headings = [line for line in shown.splitlines() if re.fullmatch(r"\S.*:", line)]
+    assert headings[-1] == "Examples:" and "Other:" not in headings
+    examples = shown.partition("Examples:\n")[2].strip().splitlines()
+    assert examples[0].startswith("quantbench ")
+    assert not any(line.strip().startswith("python ") for line in examples)
+    if "Options:" in headings:
+        assert headings[0] == "Options:" and headings[1].endswith((", as in generate:", "mples:"))
+    else:
+        assert headings[0] == "Model:"  # generate.py's options are its own
+    assert shown.count("  --help ") == shown.count("  --debug ") == 1
+    assert "RANGE" not in shown
+
+
+def test_help_of_a_checkout_has_the_checkout_s_examples():
+    shown = CliRunner().invoke(compare, ["ab", "--help"], prog_name="python -m compare").stdout
+    assert "  python -m compare ab " in shown and "quantbench ab" not in shown
+
+
+BAD = [
+    # the command line, exit code, part of the one line
+    ("", 2, "Missing command. There are ab, caches,"),
+    ("log", 2, "Missing command. There are check, table"),
+    ("genrate", 2, "No such command 'genrate'. Did you mean generate?"),
+    ("log chek x", 2, "No such command 'chek'. Did you mean check?"),
+    ("zzzz", 2, "No such command 'zzzz'. There are ab,"),
+    ("--verson", 2, "no such option: '--verson'; did you mean --version?"),
+    ("--nonsense generate", 2, "no such option: '--nonsense'; --help"),
+    ("generate --quantisation int8wo", 2, "no such option: '--quantisation'; did you mean --quant"),
+    ("generate --max-new-token 3", 2, "did you mean --max_new_tokens?"),
+    ("generate --top-k", 2, "--top_k takes a value, and none is given"),
+    ("generate int8wo", 2, "there is no option before 'int8wo'"),
+    ("generate --quantization int9wo", 2, "nearest: int8wo"),
+    ("generate --dtype float33", 2, "--precision takes one of bfloat16"),
+    ("ab --dtype float33 --arm=", 2, "--precision takes one of bfloat16"),
+    ("ab --precision 200%", 2, "--precision takes a share such as 2%"),
+    ("schemes int9wo", 2, "--quantization 'int9wo' is no scheme"),
+    ("schemes --mesure", 2, "did you mean --measure?"),
+    ("caches --rounds 0", 2, "0 is not in the range"),
+    ("log check /nope/log", 1, "cannot read '/nope/log': there is no folder"),
+    ("replay", 2, "which log?"),
+]
+
+
+@pytest.mark.parametrize(("line", "code", "message"), BAD)
+def test_a_wrong_command_line_is_one_line(line, code, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = ended(*line.split())
+    assert result.exit_code == code
+    assert result.stderr.startswith("error: ") and message in result.stderr
+    assert result.stderr.count("\n") == 1 and result.stdout == ""
+    assert not any(tmp_path.iterdir())  # no log was begun
+
+
+@pytest.mark.parametrize("line", ["--debug {} {}", "{} --debug {}", "{} {} --debug"])
+def test_debug_gives_a_traceback_wherever_it_stands(line):
+    for command in ("log check /nope/log", "replay --log /nope/log --all"):
+        first, rest = command.split(" ", 1)
+        with pytest.raises(Exception, match="there is no folder"):
+            CliRunner().invoke(commands, line.format(first, rest).split(), catch_exceptions=False)
+
+
+def test_dashes_are_underscores(monkeypatch):
+    monkeypatch.setattr(generate, "run_command", lambda config, scheme: print(config))
+    words = ("--max_new_tokens=7", "--kv_cache", "int8", "--dtype=float32", "--write_result=none")
+    underscored = ended("generate", *words)
+    dashed = ended("generate", *(word.replace("_", "-") for word in words))
+    assert underscored.exit_code == 0 and "max_new_tokens=7" in underscored.stdout
+    assert "precision='float32'" in underscored.stdout
+    assert dashed.stdout == underscored.stdout
+
+
+def test_a_closed_stdout_is_one_line():
+    for closed, message in ((">&-", "stdout is closed"), (">/dev/full", "No space left")):
+        line = f'"{sys.executable}" -m quantbench schemes --help {closed}'
+        done = subprocess.run(line, shell=True, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 1
+        assert done.stderr.count("\n") == 1 and message in done.stderr
+
+
+def test_where_windows_lacks_modules_there_is_one_line(tmp_path):
+    """No module of the commands needs fcntl or resource to be imported; running them says why."""
+    text = (
+        "import sys; sys.modules['fcntl'] = sys.modules['resource'] = None\n"
+        "import generate, quantbench.__main__, os\n"
+        "os.name = 'nt'\n"
+        "quantbench.__main__.commands.main(['generate'], prog_name='quantbench')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", text], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: quantbench needs Linux or macOS; on Windows")
+    assert done.stderr.count("\n") == 1
+
+
+# ---------------------------------------------------------------------------------- completion
+
+OFFERED = [
+    ("gen", {"generate"}),
+    ("generate --quantization=int8", {"int8wo", "int8dq", "int8dq-int4wo-32"}),
+    ("generate --quantization int8w", {"int8wo"}),
+    ("generate --compile --kv_cache f", {"fp8"}),
+    ("generate --decoder cpu-l", {"cpu-layer"}),
+    ("generate --max-n", {"--max-new-tokens"}),
+    ("generate --max_n", {"--max_new_tokens"}),
+    ("generate --checkpoint_path ti", {"tiny"}),
+    ("generate --checkpoint_path dummy : TinyLlama", {"TinyLlama-1.1B-Chat-v1.0"}),
+    ("roofline --schemes int8wo,fp", {"int8wo,fp6"}),
+    ("schemes sparse-marlin-", {"sparse-marlin-wanda"}),
+    ("log ch", {"check"}),
+]
+
+
+@pytest.mark.parametrize(("line", "offered"), OFFERED)
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_bash_is_offered(line, offered, tmp_path):
+    """What bash shows after these words: click's function runs, with a `quantbench` of ours."""
+    command = tmp_path / "quantbench"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m quantbench "$@"\n')
+    command.chmod(0o755)
+    words = ["quantbench", *line.split()]
+    script = (
+        'eval "$(_QUANTBENCH_COMPLETE=bash_source quantbench)"; compopt() { :; }\n'
+        f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}\n"
+        '_quantbench_completion quantbench; printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert set(done.stdout.split()) == offered
