@@ -19,7 +19,7 @@ FAST_TESTS = tests/test_house.py tests/test_test_run.py tests/benchlog tests/mod
 	$(addprefix tests/quantize/test_,spec.py numbers.py int8.py) tests/kv_cache/test_caches.py \
 	$(addprefix tests/compare/test_,comparison.py readme_tables.py) tests/run/test_sizes.py
 
-.PHONY: demo test test-fast check test-gpu trust sanitize clean
+.PHONY: demo test test-fast check test-gpu gpu-report trust sanitize clean
 .SILENT: demo sanitize .venv/installed .venv/installed-dev
 
 demo: .venv/installed
@@ -44,6 +44,11 @@ test-fast: .venv/installed-dev
 
 test-gpu: .venv/installed-dev
 	$(PY) -m pytest -m gpu $(ARGS)
+
+# On a machine with an NVIDIA card, with whichever Python has torch: nothing is installed. What was
+# measured lies in docs/data/CARD/; the same command goes on where it was interrupted.
+gpu-report:
+	$(if $(wildcard $(PY)),$(PY),$(PYTHON)) -m compare gpu_report $(ARGS)
 
 # First thousands of simulated comparisons, ten minutes, into docs/data/trust_simulated.json; then 80
 # real ones, each of 4 to 10 processes an arm: half an hour on a machine that does nothing else.

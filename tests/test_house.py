@@ -72,6 +72,7 @@ ROOMS = {
     "compare": (
         {
             "arguments",
+            "steps",
             "figures.choices",
             "figures.contrasts",
             "figures.statistics",
