@@ -16,6 +16,7 @@ import click
 import files
 from benchlog.config import RunConfig, options
 from cli import Command, quiet, say
+from compare.fidelity.defaults import TOKENS, described
 from compare.figures.interval import Interval
 from compare.sampling.answers import Quality
 from compare.sampling.arm import NOT_IN_ARMS
@@ -26,14 +27,13 @@ from quantize.spec import parse as scheme
 if TYPE_CHECKING:
     from compare.fidelity.measure import QualityReport
 
-TOKENS = 4096
 WORST = 5  # layers that are shown
 SAMPLING = ("num_samples", "max_new_tokens", "top_k", "temperature", "prompt", "prefill_size")
 UNUSED = {*NOT_IN_ARMS, *SAMPLING, "context_depth", "compile", "compile_prefill"} - {"debug"}
 FIGURES = {  # what is shown, how it is written, and the name of its standard error or interval
     "perplexity": ("perplexity", ".4f", "perplexity_standard_error"),
     "bits_per_byte": ("bits per byte", ".4f", None),
-    "perplexity_ratio": ("÷ full precision, 95 %", ".4f", "perplexity_ratio_interval"),
+    "perplexity_ratio": ("÷ baseline, 95 %", ".4f", "perplexity_ratio_interval"),
     "kl": ("KL divergence, nats", ".6f", "kl_standard_error"),
     "kl_median": ("  median", ".6f", None),
     "kl_p99": ("  99 %", ".6f", None),
@@ -41,6 +41,19 @@ FIGURES = {  # what is shown, how it is written, and the name of its standard er
     "top1": ("same likeliest token", ".4f", None),
     "top5": ("of the five likeliest", ".4f", None),
 }
+# How to read them: what is good, and what is bad.
+LEGEND = {
+    "perplexity_ratio": "Perplexity ÷ the baseline's: up to 1.01 nobody notices; above 1.05 it is "
+    "another model",
+    "kl": "KL divergence, how far the probabilities moved: below 0.01 nobody notices; above 0.1 "
+    "answers change",
+    "top1": "Same likeliest token, as greedy decoding takes it: 0.99 is good; below 0.9 texts soon "
+    "part",
+    "top5": "Of the five likeliest, the share that stayed: sampling draws from these; 0.98 is good",
+}
+LEGEND_SQNR = (
+    "SQNR, a layer's signal over its error: 40 dB is 1 % of error, good; 20 dB is 10 %, bad"
+)
 
 
 @click.command(cls=Command)
@@ -63,7 +76,10 @@ def quality(
         raise UsageError("--limit is of the documents of --lm_eval's tasks: name some, or leave it")
     config = RunConfig(**given)
     if config.checkpoint_path.startswith("dummy:"):
-        raise UsageError(f"--checkpoint_path {config.checkpoint_path}: random weights have none")
+        raise UsageError(
+            f"--checkpoint_path {config.checkpoint_path}: random weights have none; without this "
+            "option the scheme is measured on the embedded model"
+        )
     scheme(config.quantization)
     if text is not None:
         files.read_text("--text", text)
@@ -79,19 +95,27 @@ def quality(
 
 
 def report(measured: QualityReport) -> str:
-    """The scheme's figures, the noise floor's, and the worst layers."""
-    quality, floor, window = measured.quality, measured.noise_floor, measured.window
-    rows = [["", measured.scheme, f"noise floor: {measured.other_dtype}"]]
+    """The baseline's figures, the scheme's and the noise floor's, and the worst layers."""
+    columns = (measured.full_precision, measured.quality, measured.noise_floor)
+    dtype = measured.config.precision
+    rows = [["", f"baseline: {dtype}", measured.scheme, f"noise floor: {measured.other_dtype}"]]
     for name, (heading, form, error) in FIGURES.items():
-        if getattr(quality, name) is not None:
-            rows.append([heading, *(_shown(of, name, form, error) for of in (quality, floor))])
+        if getattr(measured.quality, name) is not None:
+            rows.append([heading, *(_shown(of, name, form, error) for of in columns)])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    on = described(measured.text, measured.quality.tokens, measured.window)
     lines = [
-        f"{measured.model}: {quality.tokens} tokens in windows of {window}, "
-        f"which advance by {window // 2}",
+        f"{measured.model}: {on}, which advance by {measured.window // 2}",
         "",
         *("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows),
+        "",
+        *(line for name, line in LEGEND.items() if getattr(measured.quality, name) is not None),
     ]
+    if measured.quality.perplexity_ratio_interval is None:
+        lines.append("Too few windows for intervals: they take at least four; give more --tokens")
+    if measured.quality.decoding:
+        sentence = measured.quality.decoding.sentence()
+        lines.append(sentence[:1].upper() + sentence[1:])
     worst = sorted(
         (layer.outputs, layer.name, layer.weights)
         for layer in measured.layers
@@ -103,6 +127,7 @@ def report(measured: QualityReport) -> str:
             f"  {name:<32} {outputs:6.2f} ({_decibels(weights)})"
             for outputs, name, weights in worst[:WORST]
         ]
+        lines.append(LEGEND_SQNR)
     if measured.tasks:
         lines += ["", "lm-evaluation-harness"]
         lines += [f"  {task} {name}: {value}" for task, name, value in scores(measured.tasks)]

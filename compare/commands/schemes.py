@@ -10,10 +10,9 @@ import click
 import files
 from benchlog.config import RunConfig
 from cli import Command, quiet, say
+from compare.fidelity.defaults import TOKENS
 from compare.sampling.results import write_json
 from quantize.spec import forms, parse
-
-TOKENS = 1 << 14
 
 
 @click.command(cls=Command)

@@ -9,7 +9,7 @@ import torch
 
 from benchlog.config import RunConfig
 from benchlog.origin import git_commit, versions
-from compare.fidelity import harness
+from compare.fidelity import decode_check, harness
 from compare.fidelity.layer_sqnr import LayerSqnr, sqnr_of_layers
 from compare.fidelity.reference_logits import reference
 from compare.fidelity.scores import score, summary, through_cache, token_ids, window
@@ -20,6 +20,7 @@ from models.checkpoints.sources import locate
 from run.loading import load
 from run.plan import make_plan
 
+DECODED, STEPS = 129, 64  # tokens of the window that is decoded as well, and steps
 Say = Callable[[str], None]
 
 
@@ -32,8 +33,9 @@ class QualityReport:
     scheme: str  # with the kind of KV cache, where that is not dense
     kernel: str
     window: int  # positions; windows advance by half of them
+    text: str | None  # None: the embedded one
     quality: Quality
-    full_precision_perplexity: float
+    full_precision: Quality  # the baseline's own
     noise_floor: Quality  # of full precision in other_dtype
     other_dtype: str
     layers: list[LayerSqnr]
@@ -72,7 +74,11 @@ def measure(
     scores = score(through_cache(plan, model, ids, context), full.open())
     count = len(plan.tokenizer.decode(ids.tolist()).encode())
     count -= len(plan.tokenizer.decode(ids[:1].tolist()).encode())  # it is not predicted
-    bits = scores.nats.sum().item() / math.log(2)
+
+    def per_byte(mean_nats: float) -> float:
+        return mean_nats * len(scores.nats) / math.log(2) / count
+
+    decoding = decode_check.check(plan, model, ids[:DECODED], STEPS)
     say("Each layer against the same layer in full precision …")
     layers = sqnr_of_layers(plan, model, plan.config.checkpoint_path, ids)
     return QualityReport(
@@ -81,8 +87,16 @@ def measure(
         scheme=_name(plan.config, str(plan.spec)),
         kernel=loaded.kernels,
         window=context,
-        quality=dataclasses.replace(summary(scores), bits_per_byte=bits / count),
-        full_precision_perplexity=full.perplexity,
+        text=text,
+        quality=dataclasses.replace(
+            summary(scores),
+            bits_per_byte=per_byte(scores.nats.mean().item()),
+            window=context,
+            decoding=decoding,
+        ),
+        full_precision=dataclasses.replace(
+            full.quality, bits_per_byte=per_byte(math.log(full.quality.perplexity)), window=context
+        ),
         noise_floor=full.noise_floor,
         other_dtype=full.other_dtype,
         layers=layers,

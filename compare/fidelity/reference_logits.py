@@ -33,7 +33,7 @@ from typed_json import from_json, to_json
 
 MOST_BYTES = 8_000_000_000  # 4096 tokens of Llama 3, whose vocabulary is large, take 1 GB
 SCRATCH = "unfinished-"
-FORMAT = 3  # of the JSON next to the logits
+FORMAT = 4  # of the JSON next to the logits
 OTHER_DTYPE = {"bfloat16": "float32", "float16": "float32", "float32": "bfloat16"}
 Say = Callable[[str], None]
 
@@ -43,7 +43,7 @@ class Reference:
     """Where the logits are, and the quality of the model in another dtype against them."""
 
     logits: LogitsFile
-    perplexity: float
+    quality: Quality  # of the model itself: its perplexity
     noise_floor: Quality
     other_dtype: str
 
@@ -142,7 +142,7 @@ def _make(plan: Plan, ids: Tensor, context: int, path: str, say: Say) -> Referen
     plan = make_plan(other)
     model = load(plan, lambda done, total: None, say).model
     floor = summary(score(through_cache(plan, model, ids, context), Logits(file)))
-    return Reference(file, summary(scores).perplexity, floor, other.precision)
+    return Reference(file, summary(scores), floor, other.precision)
 
 
 def content_hash(plan: Plan, ids: Tensor, context: int) -> str:

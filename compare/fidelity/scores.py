@@ -11,33 +11,49 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 import files
+from benchlog.config import RunConfig
+from compare.fidelity import decode_check
+from compare.fidelity.defaults import CONTEXT, EMBEDDED_MODEL
+from compare.figures.block_errors import block_mean
+from compare.figures.block_errors import perplexity_ratio as ratio_of
 from compare.sampling.answers import LogitsFile, NoQuality, Quality, QualityAnswer
-from errors import UsageError
+from errors import KernelError, UsageError
 from generate import Generator
 from models.checkpoints.sources import EMBEDDED
 from models.llama import Transformer
-from run.plan import Plan
+from run.loading import Loading
+from run.plan import Plan, make_plan
 from run.scoring import perplexity, predictions
 
-NORMAL = 1.96  # standard errors to either side of a 95 % interval
-CONTEXT = 1024  # positions of a window; it advances by half of them
+CHECKED = (65, 16)  # tokens of the window that is decoded as well, and steps: a second or two
+# Options of a run that concern its speed alone or the work it does, not what it predicts.
+OF_THE_RUN = (
+    *("num_layers", "prompt", "prefill_size", "context_depth", "cache_size", "batch_size"),
+    *("max_new_tokens", "save"),
+)
 
 
 @dataclass(frozen=True)
 class Scores:
     """One number a token, each (N,) on the CPU. Without a reference there is only `nats`."""
 
+    windows: list[int]  # tokens of each; they add up to N
     nats: Tensor  # negative log-likelihood by the model
     reference_nats: Tensor | None = None  # by the reference
     kl: Tensor | None = None  # KL(reference ‖ model) in nats
     top1: Tensor | None = None  # 1 where the likeliest tokens are the same
     top5: Tensor | None = None  # share of the reference's five likeliest among the model's
+
+    def sums(self, values: Tensor) -> list[float]:
+        """Sums of values (N,) over each window."""
+        return [part.sum().item() for part in torch.split(values, self.windows)]
 
 
 class Logits:
@@ -71,7 +87,8 @@ def score(
     windows: Iterator[tuple[Tensor, Tensor]], reference: Logits | None, keep: Logits | None = None
 ) -> Scores:
     """windows: what scoring.predictions gives. keep: gets a copy of the logits."""
-    rows: dict[str, list[Tensor]] = {name: [] for name in Scores.__dataclass_fields__}
+    names = [name for name in Scores.__dataclass_fields__ if name != "windows"]
+    rows: dict[str, list[Tensor]] = {name: [] for name in names}
     for logits, targets in windows:
         logits, targets = logits.cpu(), targets.cpu()
         if keep:
@@ -86,27 +103,30 @@ def score(
             five, own = full.topk(5).indices, logits.topk(5).indices
             rows["top1"].append((five[:, 0] == own[:, 0]).double())
             rows["top5"].append((five[:, :, None] == own[:, None]).any(-1).double().mean(-1))
-    return Scores(**{name: torch.cat(parts) for name, parts in rows.items() if parts})
+    counts = [len(part) for part in rows["nats"]]
+    return Scores(counts, **{name: torch.cat(parts) for name, parts in rows.items() if parts})
 
 
 def summary(scores: Scores) -> Quality:
-    """The figures with their standard errors. That of the ratio of perplexities is from the
-    differences of paired tokens."""
+    """The figures with their standard errors, from windows as blocks. That of the ratio of
+    perplexities is from the differences of paired tokens."""
     nats = scores.nats
-    quality = Quality(len(nats), perplexity(nats), perplexity(nats) * standard_error(nats))
+    mean = perplexity(nats)
+    quality = Quality(len(nats), mean, _times(mean, standard_error(scores, nats)))
     if scores.kl is None:
         return quality
     assert scores.reference_nats is not None
     assert scores.top1 is not None and scores.top5 is not None
-    difference = nats - scores.reference_nats
-    ratio, error = perplexity(difference), standard_error(difference)
+    sums = scores.sums(nats), scores.sums(scores.reference_nats)
+    ratio, low, high = ratio_of(*sums, scores.windows)
+    error = standard_error(scores, nats - scores.reference_nats)
     return dataclasses.replace(
         quality,
         perplexity_ratio=ratio,
-        perplexity_ratio_standard_error=ratio * error,
-        perplexity_ratio_interval=[ratio * math.exp(sign * NORMAL * error) for sign in (-1, 1)],
-        kl=max(0.0, scores.kl.mean().item()),  # rounding can leave it a little below
-        kl_standard_error=standard_error(scores.kl),
+        perplexity_ratio_standard_error=_times(ratio, error),
+        perplexity_ratio_interval=None if error is None else [low, high],
+        kl=scores.kl.mean().clamp(min=0).item(),  # rounding can leave it a little below
+        kl_standard_error=standard_error(scores, scores.kl),
         kl_median=scores.kl.median().item(),
         kl_p99=scores.kl.quantile(0.99).item(),
         kl_max=scores.kl.max().item(),
@@ -115,9 +135,14 @@ def summary(scores: Scores) -> Quality:
     )
 
 
-def standard_error(values: Tensor) -> float:
-    """The standard error of the mean of independent values."""
-    return values.std().item() / math.sqrt(len(values))
+def standard_error(scores: Scores, values: Tensor) -> float | None:
+    """Of the mean of values (N,), one a token, from their windows; None for too few windows."""
+    error = block_mean(scores.sums(values), scores.windows).standard_error
+    return error if math.isfinite(error) else None
+
+
+def _times(value: float, error: float | None) -> float | None:
+    return None if error is None else value * error
 
 
 def quick(
@@ -128,28 +153,63 @@ def quick(
     reference: LogitsFile | None,
     keep: str | None,
 ) -> QualityAnswer:
-    """`summary` over the first `limit` tokens of a text.
+    """`summary` over the first `limit` tokens of a text, and a check of decoding.
 
+    A model of random weights is replaced by the embedded one in the same scheme.
     reference: the baseline's logits. keep: a path for the logits of this model, which the answer
     then describes.
     """
+    stand_in = None
     if plan.config.checkpoint_path.startswith("dummy:"):
-        return QualityAnswer(NoQuality("random weights predict nothing"))
+        try:
+            plan, model = embedded(plan)
+        except (UsageError, KernelError) as error:
+            return QualityAnswer(
+                NoQuality(f"random weights, and not on the model {EMBEDDED_MODEL}: {error}")
+            )
+        stand_in = EMBEDDED_MODEL
     ids = token_ids(plan, limit, text).to(plan.device)
     vocab_size = plan.architecture.vocab_size
     if reference and (reference.rows, reference.vocab_size) != (len(ids) - 1, vocab_size):
         return QualityAnswer(NoQuality("the baseline has another tokenizer"))
     file = LogitsFile(keep, len(ids) - 1, vocab_size, plan.config.precision) if keep else None
-    windows = through_cache(plan, model, ids, window(plan, limit))
+    context = window(plan, limit)
     scores = score(
-        windows, Logits(reference) if reference else None, Logits.create(file) if file else None
+        through_cache(plan, model, ids, context),
+        Logits(reference) if reference else None,
+        Logits.create(file) if file else None,
     )
-    return QualityAnswer(summary(scores), file)
+    if not math.isfinite(perplexity(scores.nats)):
+        return QualityAnswer(NoQuality("its predictions are not numbers"), file)
+    tokens, steps = CHECKED
+    quality = dataclasses.replace(
+        summary(scores),
+        window=context,
+        model=stand_in,
+        decoding=decode_check.check(plan, model, ids[:tokens], steps),
+    )
+    return QualityAnswer(quality, file)
+
+
+def embedded(plan: Plan) -> tuple[Plan, Transformer]:
+    """The plan and model of the same scheme, kernel and cache on the embedded model.
+
+    Raises UsageError or KernelError where it cannot take them.
+    """
+    if plan.spec.scheme is None:
+        raise UsageError(f"{plan.spec} chooses by a model's own layers")
+    fields = RunConfig.__dataclass_fields__
+    changes: dict[str, Any] = {name: fields[name].default for name in OF_THE_RUN}
+    changes |= {"checkpoint_path": EMBEDDED_MODEL, "compile": False, "compile_prefill": False}
+    plan = make_plan(dataclasses.replace(plan.config, **changes))
+    loading = Loading(plan.config, plan.spec, plan.device, plan.tokenizer)
+    return plan, loading.load(lambda done, total: None, lambda line: None)
 
 
 def window(plan: Plan, limit: int) -> int:
-    """Positions of a window, for so many tokens; 0: for all there are."""
-    return max(2, min(CONTEXT, plan.architecture.max_position, limit or CONTEXT))
+    """Positions of a window, for so many tokens; 0: for all there are. At most half of the tokens,
+    so that at least four windows count, which an interval takes."""
+    return max(2, min(CONTEXT, plan.architecture.max_position, limit // 2 or CONTEXT))
 
 
 def through_cache(

@@ -1,10 +1,10 @@
 """A recommendation as data, in JSON and in words: compare/figures/recommendation.py makes it."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from compare.figures.interval import Interval, SpeedUp
 from text import counted, size
 
 What = Literal["fastest", "smallest", "compromise"]
@@ -42,25 +42,15 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Ends:
-    """A figure with the ends of its interval; None where there is none."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
-
-
-@dataclass(frozen=True)
 class Choice:
     """One arm that is recommended, and for what."""
 
     what: list[What]
     arm: str
-    speed_up: Ends | None  # over the baseline; None for the baseline itself
-    speed_up_word: str | None  # "98 % interval" or "range"
+    speed_up: SpeedUp | None  # over the baseline; None for the baseline itself
     memory_bytes: int
     perplexity: float | None
-    perplexity_ratio: Ends | None  # to the baseline's
+    perplexity_ratio: Interval | None  # to the baseline's
     quality_model: str | None  # where that is another model than the arm's
     tied: list[str]  # arms, itself too, that cannot be told from the fastest
     as_good: list[str]  # other arms that may be as good a compromise
@@ -80,11 +70,11 @@ class Choice:
     def _speed(self) -> str:
         if self.speed_up is None:
             return "the baseline"
-        value = self.speed_up
-        if value.low is None or value.high is None or math.isinf(value.high):
-            return f"{value.value:.2f} × as fast (no interval)"
-        word = f"{self.speed_up_word} "
-        return f"{value.value:.2f} × as fast ({word}{value.low:.2f} to {value.high:.2f})"
+        ratio = self.speed_up
+        ends = f"{ratio.word} {ratio.low:.2f} to {ratio.high:.2f}"
+        if ratio.confidence is None and ratio.low == ratio.high:
+            ends = "a single process, no range"
+        return f"{ratio.value:.2f} × as fast ({ends})"
 
     def _quality(self) -> str:
         on = f" on the model {self.quality_model}" if self.quality_model else ""

@@ -10,7 +10,8 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 
-from compare.figures.block_errors import Estimate, level
+from compare.figures.between_days import level
+from compare.figures.block_errors import Estimate
 from compare.sampling.answers import Reading
 from compare.sampling.results import ArmResult, ArmSample
 from run.measure import Facts

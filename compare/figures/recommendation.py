@@ -19,73 +19,26 @@ memory is taken, then the one with the best quality.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 from benchlog import shell
 from benchlog.config import RunConfig, argv, parse
 from cli import pairs
 from compare.figures.choices import (
     Choice,
-    Ends,
     Limit,
     Limits,
     Recommendation,
     RuledOut,
     What,
 )
-from compare.sampling.answers import Peaks
+from compare.figures.interval import Interval, SpeedUp
+from compare.figures.row import Row
 
 PERPLEXITY_WEIGHT = 10  # in the compromise: 1 % of perplexity counts as 10 % of speed or memory
 SAME_MEMORY = 1.01  # peaks of equal runs differ by less
 PROGRAM = ("quantbench", "generate")
 ALWAYS = ("quantization", "checkpoint_path")  # options that a command names even at defaults
-
-
-class Range(Protocol):
-    """A figure with the ends of its interval; None where there is no interval."""
-
-    @property
-    def value(self) -> float: ...
-    @property
-    def low(self) -> float | None: ...
-    @property
-    def high(self) -> float | None: ...
-
-
-class SpeedUpLike(Range, Protocol):
-    """`word`: what its ends are to be called, an interval of some confidence or a range."""
-
-    @property
-    def word(self) -> str: ...
-
-
-class Measured(Protocol):
-    """What a recommendation reads of a compare.figures.row.Row."""
-
-    @property
-    def arm(self) -> str: ...
-    @property
-    def verdict(self) -> str: ...
-    @property
-    def argv(self) -> Sequence[str]: ...
-    @property
-    def speed_up(self) -> SpeedUpLike | None: ...
-    @property
-    def tok_s(self) -> float | None: ...
-    @property
-    def perplexity(self) -> float | None: ...
-    @property
-    def perplexity_ratio(self) -> Range | None: ...
-    @property
-    def quality_model(self) -> str | None: ...
-    @property
-    def peak_memory_bytes(self) -> Peaks | None: ...
-    @property
-    def weight_bytes(self) -> int | None: ...
-    @property
-    def kv_cache_bytes(self) -> int | None: ...
-    @property
-    def can_be_best(self) -> bool | None: ...
 
 
 BestOf = Callable[[Sequence[int]], set[int]]  # of these rows, those that may be the fastest
@@ -96,26 +49,24 @@ class _Arm:
     """A measured row's three figures, and how far it is beyond each limit (logarithms)."""
 
     number: int
-    row: Measured
-    speed: Ends
+    row: Row
+    speed: SpeedUp
     memory: int
-    perplexity: Ends
+    perplexity: Interval
     beyond: dict[Limit, float] = field(default_factory=dict)
 
     def merit(self, end: Literal["value", "low", "high"] = "value") -> float:
         """Of the compromise; `low` and `high`: its ends by the intervals of speed and quality."""
         speed, ratio = self.speed.value, self.perplexity.value
         if end == "low":
-            speed, ratio = self.speed.low or speed, self.perplexity.high or ratio
+            speed, ratio = self.speed.low, self.perplexity.high or ratio
         elif end == "high":
-            speed, ratio = self.speed.high or speed, self.perplexity.low or ratio
+            speed, ratio = self.speed.high, self.perplexity.low or ratio
         logs = math.log(speed), math.log(self.memory), math.log(ratio)
         return logs[0] - logs[1] - PERPLEXITY_WEIGHT * logs[2]
 
 
-def recommend(
-    rows: Sequence[Measured], limits: Limits, best_of: BestOf | None = None
-) -> Recommendation:
+def recommend(rows: Sequence[Row], limits: Limits, best_of: BestOf | None = None) -> Recommendation:
     """The answer for these rows, the baseline's first.
 
     best_of: which of the rows with these numbers cannot be told from the fastest of them (Hsu).
@@ -165,7 +116,7 @@ def command(arguments: Sequence[str]) -> str:
     return shell.join(words)
 
 
-def _note(rows: Sequence[Measured]) -> str | None:
+def _note(rows: Sequence[Row]) -> str | None:
     ratios = [row.perplexity_ratio for row in rows[1:] if row.perplexity_ratio is not None]
     if any(ratio.high is not None for ratio in ratios):
         return None
@@ -179,15 +130,15 @@ def _ruled_out(limit: Limit, arms: Sequence[_Arm], limits: Limits) -> RuledOut:
     return RuledOut(limit, [arm.row.arm for arm in arms], [arm.row.arm for arm in unclear])
 
 
-def _measured(number: int, row: Measured, limits: Limits, quality: bool) -> _Arm | None:
+def _measured(number: int, row: Row, limits: Limits, quality: bool) -> _Arm | None:
     """None for a row that failed or that has no speed beside the baseline's."""
     is_baseline, memory = row.verdict == "baseline", memory_bytes(row)
     if row.verdict == "failed" or row.tok_s is None or memory is None:
         return None
-    speed = Ends(1.0, 1.0, 1.0) if is_baseline else _ends(row.speed_up)
+    speed = SpeedUp(1.0, 1.0, 1.0) if is_baseline else row.speed_up
     if speed is None:
         return None
-    ratio = Ends(1.0, 1.0, 1.0) if is_baseline or not quality else _ends(row.perplexity_ratio)
+    ratio = Interval(1.0, 1.0, 1.0) if is_baseline or not quality else row.perplexity_ratio
     beyond: dict[Limit, float] = {}
     if limits.max_memory is not None and memory > limits.max_memory:
         beyond["max_memory"] = math.log(memory / limits.max_memory)
@@ -196,10 +147,10 @@ def _measured(number: int, row: Measured, limits: Limits, quality: bool) -> _Arm
     highest = math.inf if ratio is None or ratio.high is None else ratio.high
     if highest > limits.most:
         beyond["max_perplexity_increase"] = PERPLEXITY_WEIGHT * math.log(highest / limits.most)
-    return _Arm(number, row, speed, memory, ratio or Ends(1.0), beyond)
+    return _Arm(number, row, speed, memory, ratio or Interval(1.0), beyond)
 
 
-def memory_bytes(row: Measured) -> int | None:
+def memory_bytes(row: Row) -> int | None:
     """The peak while generating, of the kind that is logged; weights and cache without a peak."""
     peaks = (row.peak_memory_bytes or {}).get("generate")
     if peaks:
@@ -207,10 +158,6 @@ def memory_bytes(row: Measured) -> int | None:
     if row.weight_bytes is None:
         return None
     return row.weight_bytes + (row.kv_cache_bytes or 0)
-
-
-def _ends(value: Range | None) -> Ends | None:
-    return None if value is None else Ends(value.value, value.low, value.high)
 
 
 def _choices(arms: Sequence[_Arm], best_of: BestOf | None) -> list[Choice]:
@@ -248,11 +195,10 @@ def _choice(arm: _Arm, what: list[What], tied: list[str], as_good: list[str]) ->
     return Choice(
         what=what,
         arm=row.arm,
-        speed_up=_ends(row.speed_up),
-        speed_up_word=row.speed_up.word if row.speed_up else None,
+        speed_up=row.speed_up,
         memory_bytes=arm.memory,
         perplexity=row.perplexity,
-        perplexity_ratio=_ends(row.perplexity_ratio),
+        perplexity_ratio=row.perplexity_ratio,
         quality_model=row.quality_model,
         tied=tied if len(tied) > 1 else [],
         as_good=as_good,
@@ -268,8 +214,8 @@ def _fastest(arms: Sequence[_Arm], best_of: BestOf | None) -> list[_Arm]:
         return [arm for arm in arms if arm.number in numbers]
     if fastest.row.can_be_best:
         return [arm for arm in arms if arm.row.can_be_best or arm is fastest]
-    lowest = fastest.speed.low or fastest.speed.value
-    return [arm for arm in arms if (arm.speed.high or arm.speed.value) >= lowest]
+    lowest = fastest.speed.low
+    return [arm for arm in arms if arm.speed.high >= lowest]
 
 
 def _preferred(arms: Sequence[_Arm], then: Callable[[_Arm], float]) -> _Arm:

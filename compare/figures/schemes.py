@@ -1,23 +1,27 @@
 """Every quantization scheme: its size, its kernel here, and its cost in quality."""
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 import devices
-import files
 from benchlog.config import RunConfig
-from errors import KernelError, UsageError
-from models.checkpoints.load import load_config, tokenizer_folder
-from models.checkpoints.sources import EMBEDDED
-from models.tokenizer import ByteTokenizer, load_tokenizer
+from compare.fidelity.scores import (
+    Scores,
+    score,
+    standard_error,
+    through_cache,
+    token_ids,
+    window,
+)
+from compare.figures.block_errors import perplexity_ratio
+from errors import KernelError
+from models.checkpoints.load import load_config
 from quantize.spec import MEASURED, SHOWN, parse
 from run.loading import Loading
-from run.scoring import token_nats
+from run.plan import make_plan
 from run.sizes import size_of
 from text import aligned
 from typed_json import omitted
@@ -70,46 +74,48 @@ def _measure(
     base: RunConfig, rows: Sequence[SchemeRow], limit: int, device: torch.device, say: Say
 ) -> None:
     """Fill in the perplexities; full precision is measured first, even if it has no row."""
-    folder = tokenizer_folder(base.checkpoint_path)
-    architecture = load_config(base.checkpoint_path)
-    vocab = architecture.vocab_size
-    tokenizer = load_tokenizer(folder, vocab) if folder else ByteTokenizer(vocab)
-    path = Path(base.calibration_text or EMBEDDED / "heldout.txt")
-    ids = tokenizer.encode(files.read_text("--text", path))
-    if len(ids) < 3:
-        raise UsageError(f"--text {path}: {len(ids)} tokens are too few to measure on")
-    text = torch.tensor(ids[: limit + 1] if limit else ids, device=device)
-    context = min(architecture.max_position, 1024)
+    base = dataclasses.replace(base, device=str(device))
+    ids = token_ids(make_plan(base), limit, base.calibration_text).to(device)
 
-    def nats(name: str) -> torch.Tensor:
-        config = dataclasses.replace(base, quantization=name, device=str(device))
-        loading = Loading(config, parse(name), device, tokenizer)
-        return token_nats(loading.load(lambda done, total: None, say), text, context)
+    def scores(name: str) -> Scores:
+        plan = make_plan(dataclasses.replace(base, quantization=name))
+        loading = Loading(plan.config, plan.spec, plan.device, plan.tokenizer)
+        model = loading.load(lambda done, total: None, say)
+        return score(through_cache(plan, model, ids, window(plan, limit)), None)
 
-    full = nats("none")
-    for number, row in enumerate(rows, 1):
-        if row.why_not:
-            continue
-        say(f"{number} of {len(rows)}: {row.scheme}")
-        quantized = full if row.scheme == "none" else nats(row.scheme)
-        difference = quantized - full
-        row.perplexity = quantized.mean().exp().item()
-        row.ratio = difference.mean().exp().item()
-        standard_error = difference.std().item() / math.sqrt(len(difference))
-        row.ratio_standard_error = row.ratio * standard_error
-        row.tokens = len(quantized)
+    with torch.no_grad():
+        full = scores("none")
+        for number, row in enumerate(rows, 1):
+            if row.why_not:
+                continue
+            say(f"{number} of {len(rows)}: {row.scheme}")
+            own = full if row.scheme == "none" else scores(row.scheme)
+            row.perplexity, row.tokens = own.nats.mean().exp().item(), len(own.nats)
+            sums = own.sums(own.nats), full.sums(full.nats)
+            row.ratio, *_ = perplexity_ratio(*sums, own.windows)
+            error = standard_error(own, own.nats - full.nats)
+            row.ratio_standard_error = None if error is None else row.ratio * error
+
+
+def _tokens(rows: Sequence[SchemeRow]) -> str:
+    return f"{next((row.tokens for row in rows if row.tokens), 0)} tokens"
 
 
 def table(rows: Sequence[SchemeRow]) -> str:
     """The rows as aligned text."""
     measured = any(row.perplexity is not None for row in rows)
-    head = ["scheme", "bits/weight", "kernel"] + ["perplexity", "÷ none"] * measured
+    head = ["scheme", "bits/weight", "kernel"] + [
+        f"perplexity on {_tokens(rows)}",
+        "÷ none",
+    ] * measured
     lines = [head]
     for row in rows:
         bits = "measured" if row.bits_per_weight is None else f"{row.bits_per_weight:.2f}"
         cells = [row.scheme, bits, row.kernel or row.why_not or "measured"]
         if row.perplexity is not None:
-            ratio = f"{row.ratio:.4f} ± {row.ratio_standard_error:.4f}"
+            ratio = f"{row.ratio:.4f}"
+            if row.ratio_standard_error is not None:
+                ratio += f" ± {row.ratio_standard_error:.4f}"
             cells += [f"{row.perplexity:.3f}", ratio if row.scheme != "none" else "1"]
         lines.append(cells)
     return aligned(lines, left={0, 2, 4}, widest=39)

@@ -71,7 +71,10 @@ def _peak(phase: str) -> Callable[[Row], str]:
 
 
 def _kl(row: Row) -> str:
-    return "-" if row.kl is None else f"{row.kl:.4f} ± {row.kl_standard_error:.4f}"
+    if row.kl is None:
+        return "-"
+    error = row.kl_standard_error
+    return f"{row.kl:.4f}" + ("" if error is None else f" ± {error:.4f}")
 
 
 def _memory_rate(row: Row) -> str:

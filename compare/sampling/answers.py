@@ -105,16 +105,45 @@ class SchemeNames:
 
 
 @dataclass(frozen=True)
+class DecodeCheck:
+    """How far predictions by decoding steps are from those of reading the same text as a prompt."""
+
+    decoder: str  # that carried out the steps
+    tokens: int  # that were predicted both ways
+    kl: float | None  # nats, KL(prompt ‖ decoding), mean; None where logits are no numbers
+    kl_max: float | None
+    perplexity_ratio: float | None  # decoding ÷ prompt
+    kl_of_rounding: float  # the largest mean that rounding explains
+    differs: bool  # by more than that
+
+    def sentence(self) -> str:
+        """For people, without a full stop."""
+        kl = "not a number of" if self.kl is None else f"{self.kl:.2g}"
+        figures = f"KL {kl} nats on {self.tokens} tokens"
+        if self.differs:
+            return (
+                f"decoding by {self.decoder} differs from reading the text as a prompt by more "
+                f"than rounding ({figures}, at most {self.kl_of_rounding:.2g} expected): the "
+                "quality shown is not that of generated text; please report it"
+            )
+        return (
+            f"decoding by {self.decoder}, token by token, predicts the same but for rounding "
+            f"({figures})"
+        )
+
+
+@dataclass(frozen=True)
 class Quality:
     """How well an arm predicts a text, and how far its predictions are from a reference's.
 
     KL is KL(reference ‖ arm) in nats per token; top1 is the share of tokens whose likeliest token
-    is the reference's; top5 the share of the reference's five likeliest among the arm's.
+    is the reference's; top5 the share of the reference's five likeliest among the arm's. Standard
+    errors and intervals are from windows of the text: None where there are too few.
     """
 
     tokens: int
     perplexity: float
-    perplexity_standard_error: float
+    perplexity_standard_error: float | None
     perplexity_ratio: float | None = omitted()  # arm ÷ reference, from paired tokens
     perplexity_ratio_standard_error: float | None = omitted()
     perplexity_ratio_interval: list[float] | None = omitted()  # the two ends of 95 %
@@ -126,7 +155,10 @@ class Quality:
     top1: float | None = omitted()
     top5: float | None = omitted()
     bits_per_byte: float | None = omitted()  # of the text in UTF-8
-    model: str | None = omitted()  # that it was measured on, where that is not the arm's own
+    window: int | None = omitted()  # positions; windows advance by half of them
+    model: str | None = omitted()  # that was measured, where it is not the arm's: a scheme's
+    # quality is taken on the embedded model where the arm's weights are random
+    decoding: DecodeCheck | None = omitted()
 
 
 @dataclass(frozen=True)

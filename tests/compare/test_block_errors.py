@@ -6,14 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from compare.figures.block_errors import (
-    Estimate,
-    block_mean,
-    change,
-    day_scatter,
-    level,
-    perplexity_ratio,
-)
+from compare.figures.between_days import change, day_scatter, level
+from compare.figures.block_errors import Estimate, block_mean, perplexity_ratio
 
 
 def passages(generator, windows, tokens, correlation=0.98):

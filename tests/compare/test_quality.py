@@ -1,6 +1,7 @@
 """python -m compare quality: its figures against ones computed another way, and its refusals."""
 
 import contextlib
+import dataclasses
 import json
 import math
 import os
@@ -10,12 +11,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from click.testing import CliRunner
+from scipy import stats
 
 from benchlog.config import RunConfig, parse
 from compare.commands.quality import quality
+from compare.fidelity import decode_check
 from compare.fidelity import reference_logits as kept
 from compare.fidelity.layer_sqnr import sqnr, sqnr_of_layers
-from compare.fidelity.scores import Logits, score, summary
+from compare.fidelity.scores import Logits, quick, score, summary
 from compare.sampling.answers import LogitsFile
 from errors import KernelError
 from generate import Generator
@@ -66,10 +69,18 @@ def model(name, precision=torch.bfloat16):
 
 @torch.no_grad()
 def logits(model, ids):
-    """Of each of ids[1:], with a window of all of them: the first half from the front, the second
-    half from a window that begins at the middle. Float64, no cache, no batches."""
-    half = TOKENS // 2
-    return torch.cat([model(ids[None, :half])[0], model(ids[None, :-1])[0, half:]]).double()
+    """Of each of ids[1:], in four windows of half the text, the second half of each but the first:
+    quarter by quarter, each behind the quarter before it. Float64, no cache, no batches."""
+    quarter = TOKENS // 4
+    parts = [model(ids[None, :quarter])[0]]
+    for start in range(quarter, TOKENS, quarter):
+        parts.append(model(ids[None, start - quarter : start + quarter])[0, quarter:])
+    return torch.cat(parts).double()
+
+
+def sem(values):
+    """Standard error of the mean from four blocks of equal length."""
+    return stats.sem(values.view(4, -1).mean(1).numpy())
 
 
 def test_figures_against_ones_computed_another_way(tmp_path):
@@ -80,10 +91,8 @@ def test_figures_against_ones_computed_another_way(tmp_path):
     nats = F.nll_loss(q, ids[1:], reduction="none")
     # the same products in bfloat16, through a cache or not, in windows or not: they round apart
     assert figures["perplexity"] == pytest.approx(nats.mean().exp().item(), rel=0.01)
-    error = nats.std().item() / TOKENS**0.5
-    assert figures["perplexity_standard_error"] == pytest.approx(
-        error * figures["perplexity"], rel=0.02
-    )
+    error = sem(nats) * figures["perplexity"]
+    assert figures["perplexity_standard_error"] == pytest.approx(error, rel=0.05)
     kl = F.kl_div(q, p, log_target=True, reduction="none").sum(-1)
     assert figures["kl"] == pytest.approx(kl.mean().item(), rel=0.05)
     assert figures["kl_median"] == pytest.approx(kl.median().item(), rel=0.1)
@@ -102,11 +111,21 @@ def test_figures_against_ones_computed_another_way(tmp_path):
     ratio = (nats - F.nll_loss(p, ids[1:], reduction="none")).mean().exp().item()
     assert figures["perplexity_ratio"] == pytest.approx(ratio, rel=0.01)
     difference = nats - F.nll_loss(p, ids[1:], reduction="none")
-    spread = difference.std().item() / TOKENS**0.5
+    spread = 3.182 * sem(difference)  # t of 95 % at 3 degrees of freedom
     low, high = figures["perplexity_ratio_interval"]
-    assert high / ratio == pytest.approx(math.exp(1.96 * spread), rel=0.01)
-    assert low / ratio == pytest.approx(math.exp(-1.96 * spread), rel=0.01)
+    assert high / ratio == pytest.approx(math.exp(spread), rel=0.01)
+    assert low / ratio == pytest.approx(math.exp(-spread), rel=0.01)
+    assert figures["kl_standard_error"] == pytest.approx(sem(kl), rel=0.3)
     assert f"({low:.4f} to {high:.4f})" in result.stdout
+    full = found["full_precision"]  # the baseline has a column of its own
+    own = F.nll_loss(p, ids[1:]).item()
+    assert full["perplexity"] == pytest.approx(math.exp(own), rel=0.01)
+    assert full["bits_per_byte"] == pytest.approx(own * TOKENS / math.log(2) / seen, rel=0.01)
+    row = next(line for line in result.stdout.splitlines() if line.startswith("perplexity "))
+    assert row.index(f"{full['perplexity']:.4f}") < row.index(f"{figures['perplexity']:.4f}")
+    assert result.stdout.startswith(f"tiny: {TOKENS} tokens of the embedded text in windows of 300")
+    assert not figures["decoding"]["differs"] and figures["decoding"]["tokens"] == 64
+    assert "Decoding by " in result.stdout
     for value in (figures["perplexity"], figures["kl"], figures["top1"]):
         assert f"{value:.4f}"[:-1] in result.stdout
 
@@ -198,12 +217,15 @@ def test_hand_worked_divergence():
         def next(self, count):
             return p.log()
 
-    found = summary(score(iter([(q.log(), torch.tensor([0]))] * 2), Kept()))
+    found = summary(score(iter([(q.log(), torch.tensor([0]))] * 4), Kept()))
     # sum of p log2 p is -1.875, so KL is (log2 5 - 1.875) bits
     assert found.kl == pytest.approx((math.log2(5) - 1.875) * math.log(2), rel=1e-6)
     assert found.perplexity == pytest.approx(5)
     assert found.perplexity_ratio == pytest.approx(2.5)
     assert found.kl_standard_error == pytest.approx(0, abs=1e-9)
+    few = summary(score(iter([(q.log(), torch.tensor([0]))] * 3), Kept()))
+    assert few.kl == found.kl and few.kl_standard_error is None
+    assert few.perplexity_ratio_interval is None and few.perplexity_standard_error is None
 
 
 def test_windows_through_a_cache_predict_the_same():
@@ -273,6 +295,7 @@ def test_logits_that_are_used_are_not_old(tmp_path, monkeypatch):
         (("--text", "nowhere.txt"), "--text nowhere.txt: No such file"),
         (("--text", "bytes"), "it is no UTF-8 text"),
         (("--text", "short.txt"), "do not fill a window of 1024"),
+        (("--checkpoint_path", "dummy:x"), "without this option the scheme is measured on"),
         (("--quantization", "int3"), "is no scheme"),
         (("--checkpoint_path", "dummy:Llama-3.2-1B"), "random weights have none"),
         (("--lm_eval", "nowhere.yaml"), "--lm_eval"),
@@ -287,6 +310,83 @@ def test_bad_input_is_one_line(tmp_path, monkeypatch, arguments, reason):
     error = CliRunner().invoke(quality, arguments, standalone_mode=False).exception
     message = str(getattr(error, "message", error))
     assert reason in message and "\n" not in message
+
+
+# ------------------------------------------------------------------------- decoding, random weights
+
+
+def plan_and_model(*arguments):
+    plan = make_plan(parse([*arguments, "--device", "cpu"]))
+    return plan, load(plan, lambda done, total: None, lambda line: None).model
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [(), ("--precision", "float32"), ("--quantization", "int8dq"), ("--kv_cache", "int4"),
+     ("--quantization", "fp6", "--decoder", "modules")],
+)  # fmt: skip
+def test_decoding_predicts_what_a_prompt_does(arguments):
+    plan, model = plan_and_model(*arguments)
+    found = decode_check.check(plan, model, text()[:49], 16)
+    assert not found.differs and 0 <= found.kl <= found.kl_max < 0.1 and found.tokens == 16
+    assert found.perplexity_ratio == pytest.approx(1, abs=0.05)
+    assert "modules" not in arguments or found.decoder == "modules"
+    assert "predicts the same but for rounding" in found.sentence()
+
+
+def test_decoding_with_a_stale_row_is_seen(monkeypatch):
+    """A step that stores its keys one position too early: the last row of the cache is stale."""
+
+    class Stale(Generator):
+        def forward(self, tokens, start=0):
+            return super().forward(tokens, start - (tokens.shape[1] == 1))
+
+    plan, model = plan_and_model("--quantization", "int8wo")
+    right = decode_check.check(plan, model, text()[:49], 16)
+    monkeypatch.setattr(decode_check, "Generator", Stale)
+    found = decode_check.check(plan, model, text()[:49], 16)
+    assert found.differs and found.kl > 100 * right.kl
+    assert "differs from reading the text as a prompt by more than rounding" in found.sentence()
+
+
+def test_not_a_number_is_a_difference(monkeypatch):
+    class Broken(Generator):
+        def forward(self, tokens, start=0):
+            logits = super().forward(tokens, start)
+            return logits * math.nan if tokens.shape[1] == 1 else logits
+
+    monkeypatch.setattr(decode_check, "Generator", Broken)
+    found = decode_check.check(*plan_and_model(), text()[:33], 8)
+    assert found.differs and found.kl is None and "not a number" in found.sentence()
+
+
+def test_an_arm_that_predicts_no_numbers_has_no_quality():
+    plan, model = plan_and_model()
+    with torch.no_grad():
+        model.norm.weight.fill_(math.nan)
+    assert quick(plan, model, 64, None, None, None).quality.why_not.endswith("are not numbers")
+
+
+def test_random_weights_take_their_quality_from_the_embedded_model(tmp_path):
+    """What the worker measures for an arm: the figures of the same scheme on the model tiny."""
+    answers = []
+    for path in ("dummy:Llama-3.2-1B", "tiny"):
+        plan, model = make_plan(parse(["--checkpoint_path", path, "--device", "cpu"])), None
+        if path == "tiny":  # random weights are not looked at
+            model = load(plan, lambda done, total: None, lambda line: None).model
+        logits = quick(plan, model, 64, None, None, str(tmp_path / path[0])).logits
+        given = ["--checkpoint_path", path, "--device", "cpu", "--quantization", "uintx-3-64"]
+        plan = make_plan(parse(given))
+        if path == "tiny":
+            model = load(plan, lambda done, total: None, lambda line: None).model
+        answers.append(quick(plan, model, 64, None, logits, None).quality)
+    random, tiny = answers
+    assert random.model == "tiny" and tiny.model is None and random.window == 32
+    assert dataclasses.replace(random, model=None) == tiny
+    assert tiny.perplexity_ratio > 1 and tiny.kl > 0 and tiny.decoding.decoder == "cpu-step"
+    arguments = ["--checkpoint_path", "dummy:Llama-3.2-1B", "--quantization", "autoquant"]
+    plan = make_plan(parse([*arguments, "--device", "cpu"]))
+    assert "by a model's own layers" in quick(plan, None, 64, None, None, None).quality.why_not
 
 
 # ------------------------------------------------------------------------- lm-evaluation-harness

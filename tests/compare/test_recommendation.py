@@ -1,64 +1,44 @@
 """The answer of a comparison: hand-made rows, and the exact lines that a person reads."""
 
 import json
-from dataclasses import dataclass, field
 
 import pytest
 
 from benchlog import shell
 from benchlog.config import parse
 from compare.figures.choices import Limits, Recommendation
+from compare.figures.interval import Interval, SpeedUp
 from compare.figures.recommendation import command, recommend
+from compare.figures.row import Row
 from typed_json import from_json, to_json
 
 GB = 10**9
 
 
-@dataclass
-class Ends:
-    value: float
-    low: float | None = None
-    high: float | None = None
-    word: str = "98 % interval"
-
-
-@dataclass
-class Row:
-    """As compare.figures.row.Row has them."""
-
-    arm: str
-    verdict: str = "faster"
-    argv: list[str] = field(default_factory=list)
-    speed_up: Ends | None = None
-    tok_s: float | None = None
-    perplexity: float | None = None
-    perplexity_ratio: Ends | None = None
-    quality_model: str | None = None
-    peak_memory_bytes: dict | None = None
-    weight_bytes: int | None = None
-    kv_cache_bytes: int | None = None
-    can_be_best: bool | None = None
-
-
-def baseline(memory=4.0, tok_s=10.0, **more):
+def measured(name, memory, tok_s, perplexity, **more):
+    peaks = {"generate": {"resident": round(memory * GB)}}
     return Row(
-        "none", "baseline", ["--quantization", "none"], None, tok_s, 8.0,
-        peak_memory_bytes={"generate": {"resident": round(memory * GB)}}, **more,
+        name, tok_s=tok_s, perplexity=perplexity, peak_memory_bytes=peaks,
+        argv=["--quantization", name], **more,
     )  # fmt: skip
 
 
+def baseline(memory=4.0, tok_s=10.0):
+    return measured("none", memory, tok_s, 8.0, verdict="baseline")
+
+
 def arm(name, speed, memory, quality=(1.0, 0.99, 1.01), spread=0.01, **more):
-    """spread: half the width of the speed-up's interval; None: no interval."""
-    ends = (None, None) if spread is None else (speed - spread, speed + spread)
-    return Row(
-        name, "faster", ["--quantization", name], Ends(speed, *ends), 10 * speed,
-        8 * quality[0] if quality else None, Ends(*quality) if quality else None,
-        peak_memory_bytes={"generate": {"resident": round(memory * GB)}}, **more,
+    """spread: half the width of the speed-up's interval; None: of a single process."""
+    ends = (speed, speed) if spread is None else (speed - spread, speed + spread)
+    return measured(
+        name, memory, 10 * speed, 8 * quality[0] if quality else None, verdict="faster",
+        speed_up=SpeedUp(speed, *ends, None if spread is None else 0.98),
+        perplexity_ratio=Interval(*quality) if quality else None, **more,
     )  # fmt: skip
 
 
 def failed(name):
-    return Row(name, "failed", ["--quantization", name])
+    return Row(name, "no memory", verdict="failed")
 
 
 INT8 = arm("int8wo", 1.9, 2.0, (1.002, 1.001, 1.003))
@@ -160,7 +140,7 @@ CASES = {
         "baseline's",
     ),
     "text too short for an interval": (
-        [baseline(), arm("a", 2.0, 2.0, (1.001, None, None))],
+        [baseline(), arm("a", 2.0, 2.0, (1.001,))],
         Limits(max_memory=3 * GB),
         ["No arm satisfies all limits; the nearest, none, needs --max_memory 4GB"],
         "Ruled out: 1 arm by memory above 3.00 GB, 1 arm by perplexity more than 2 % above the "
@@ -178,11 +158,11 @@ CASES = {
         [baseline(), arm("int8wo", 1.9, 2.0, None, spread=None)],
         Limits(),
         ["Fastest that keeps quality and smallest and best compromise: int8wo, 1.90 × as fast "
-         "(no interval), 2.00 GB, quality not measured"],
+         "(a single process, no range), 2.00 GB, quality not measured"],
         "",
     ),
     "the baseline failed": (
-        [Row("none", "failed"), Row("int8wo", "no baseline", tok_s=3.0)],
+        [failed("none"), Row("int8wo", verdict="no baseline", tok_s=3.0)],
         Limits(),
         ["Nothing to recommend: no arm was measured beside a baseline"],
         "Ruled out: 1 arm failed, 1 arm not measured",

@@ -36,7 +36,7 @@ def test_the_command_lists_every_scheme_with_bits_and_kernel():
 def test_measured_quality_is_as_it_has_to_be(tmp_path):
     """16384 tokens of held-out text, in pairs, so that the ratios' errors are small."""
     names = "none int8wo int4wo-64 int4wo-256 int4wo-64-hqq int4wo-256-hqq uintx-2-64".split()
-    result = run("--measure", "--json", str(tmp_path / "rows.json"), *names)
+    result = run("--measure", "--tokens", "16384", "--json", str(tmp_path / "rows.json"), *names)
     assert result.exit_code == 0, result.output
     rows = {row["scheme"]: row for row in json.loads((tmp_path / "rows.json").read_text())["rows"]}
     assert list(rows) == names and rows["none"]["ratio"] == 1
