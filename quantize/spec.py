@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 from errors import UsageError
 
 GROUP_SIZES = (32, 64, 128, 256)
+FITTED = ", less with fitted zero points"
 _LETTERS = {"group_size": "G", "bits": "N"}
 
 
@@ -34,6 +35,8 @@ class Quantization:
     # The spelling: {field} stands for one of the field's `choices`, [-word] for a switch.
     pattern: ClassVar[str]
     numerics: ClassVar[str]  # what it does to the linear layers, in words
+    phrase: ClassVar[str]  # what a person who chooses has to know, in words
+    like: ClassVar[str]  # llama.cpp's type of about as many bits, made in a similar way
     choices: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     shown: ClassVar[tuple[str, ...]]  # the names that tables list
 
@@ -56,6 +59,16 @@ class Quantization:
     def candidates(self) -> "tuple[Spec, ...]":
         """The schemes that a layer may get; measuring chooses where there are several."""
         raise NotImplementedError
+
+    @property
+    def plain(self) -> str:
+        """What a person who chooses has to know, in words."""
+        return self.phrase
+
+    @property
+    def gguf(self) -> str:
+        """The GGUF type of llama.cpp that it compares with."""
+        return self.like
 
     @property
     def prunes(self) -> bool:
@@ -89,6 +102,8 @@ class Selection(Quantization):
 class FullPrecision(Spec):
     pattern = "none"
     numerics = "weights as --precision has them"
+    phrase = "not quantized: what the others are compared with"
+    like = "BF16"
     shown = ("none",)
 
 
@@ -96,6 +111,8 @@ class FullPrecision(Spec):
 class Int8WeightOnly(Spec):
     pattern = "int8wo"
     numerics = "int8 weights, symmetric, one scale per output row"
+    phrase = "half the memory; the loss in quality can hardly be measured"
+    like = "Q8_0"
     shown = ("int8wo",)
 
 
@@ -103,6 +120,8 @@ class Int8WeightOnly(Spec):
 class Int8DynamicActivation(Spec):
     pattern = "int8dq"
     numerics = "int8wo's weights, and activations rounded to int8 per token as they come"
+    phrase = "int8wo, and arithmetic in 8 bits: for long prompts and large batches"
+    like = "Q8_0"
     shown = ("int8dq",)
 
 
@@ -110,6 +129,8 @@ class Int8DynamicActivation(Spec):
 class Int8Embedding(Spec):
     pattern = "embed-int8"
     numerics = "int8wo, and the embedding's table in int8 too, one scale per token"
+    phrase = "int8wo, and the embedding too: for small models with large vocabularies"
+    like = "Q8_0"
     shown = ("embed-int8",)
 
 
@@ -117,6 +138,8 @@ class Int8Embedding(Spec):
 class Float8WeightOnly(Spec):
     pattern = "float8wo"
     numerics = "float8 (E4M3) weights, one scale per output row"
+    phrase = "as large as int8wo, and a little less exact"
+    like = "Q8_0"
     shown = ("float8wo",)
 
 
@@ -124,6 +147,8 @@ class Float8WeightOnly(Spec):
 class Float8DynamicActivation(Spec):
     pattern = "float8dq-{granularity}"
     numerics = "float8 weights and activations, one scale per row or per tensor"
+    phrase = "arithmetic in 8-bit floats: for GPUs that have it"
+    like = "Q8_0"
     shown = ("float8dq-row", "float8dq-tensor")
     choices = {"granularity": ("tensor", "row")}
     granularity: str = "row"
@@ -133,6 +158,8 @@ class Float8DynamicActivation(Spec):
 class Float6(Spec):
     pattern = "fp6"
     numerics = "6-bit floating point (E3M2) weights, one scale per output row"
+    phrase = "three eighths of the memory; a small loss"
+    like = "Q6_K"
     shown = ("fp6",)
 
 
@@ -140,6 +167,8 @@ class Float6(Spec):
 class Int4WeightOnly(Spec):
     pattern = "int4wo-{group_size}[-hqq]"
     numerics = "4-bit weights, a 16-bit scale and zero point for every G columns"
+    phrase = "about a quarter of the memory; a loss that grows with G"
+    like = "Q4_0"
     shown = (
         *("int4wo-32", "int4wo-64", "int4wo-128", "int4wo-256"),
         *("int4wo-64-hqq", "int4wo-256-hqq"),
@@ -148,11 +177,21 @@ class Int4WeightOnly(Spec):
     group_size: int = 64
     hqq: bool = False
 
+    @property
+    def plain(self) -> str:
+        return self.phrase + FITTED * self.hqq
+
+    @property
+    def gguf(self) -> str:
+        return "Q4_1" if self.group_size == 32 else self.like
+
 
 @dataclass(frozen=True)
 class Int8DynamicActivationInt4Weight(Spec):
     pattern = "int8dq-int4wo-{group_size}"
     numerics = "4-bit symmetric weights, a 16-bit scale for every G columns; int8 activations"
+    phrase = "4-bit weights and 8-bit arithmetic, as llama.cpp computes"
+    like = "Q4_0"
     shown = ("int8dq-int4wo-32",)
     choices = {"group_size": GROUP_SIZES}
     group_size: int = 32
@@ -162,6 +201,8 @@ class Int8DynamicActivationInt4Weight(Spec):
 class MxFloat4(Spec):
     pattern = "mxfp4"
     numerics = "4-bit floating point (E2M1) weights, a power of two for every 32 columns"
+    phrase = "4-bit floats as the MX standard has them"
+    like = "MXFP4"
     shown = ("mxfp4",)
 
 
@@ -169,6 +210,8 @@ class MxFloat4(Spec):
 class NvFloat4(Spec):
     pattern = "nvfp4"
     numerics = "4-bit floating point (E2M1) weights, a float8 scale for every 16 columns"
+    phrase = "4-bit floats as NVIDIA's newest GPUs have them"
+    like = "NVFP4"
     shown = ("nvfp4",)
 
 
@@ -176,15 +219,23 @@ class NvFloat4(Spec):
 class BitsAndBytes(Spec):
     pattern = "bnb-{form}"
     numerics = "bitsandbytes' int8 (activations too), or 4-bit nf4 or fp4 in blocks of 64"
+    phrase = "bitsandbytes' own kernels, as transformers and QLoRA use them"
+    like = "IQ4_NL"
     shown = ("bnb-int8", "bnb-nf4", "bnb-fp4")
     choices = {"form": ("int8", "nf4", "fp4")}
     form: str = "nf4"
+
+    @property
+    def gguf(self) -> str:
+        return "Q8_0" if self.form == "int8" else self.like
 
 
 @dataclass(frozen=True)
 class UintX(Spec):
     pattern = "uintx-{bits}-{group_size}[-hqq]"
     numerics = "N-bit weights, a 16-bit scale and zero point for every G columns"
+    phrase = "{} bits: the loss is {}"
+    like = "Q{}_K"
     shown = (
         *("uintx-7-64", "uintx-5-64", "uintx-4-64", "uintx-3-64", "uintx-3-64-hqq"),
         *("uintx-2-8", "uintx-2-64", "uintx-2-64-hqq"),
@@ -194,13 +245,30 @@ class UintX(Spec):
     group_size: int = 64
     hqq: bool = False
 
+    @property
+    def plain(self) -> str:
+        loss = "small" if self.bits > 3 else "large" if self.bits == 3 else "very large"
+        return self.phrase.format(self.bits, loss) + FITTED * self.hqq
+
+    @property
+    def gguf(self) -> str:
+        if self.group_size < 32:  # no type of theirs has as many scales
+            return "-"
+        return {1: "IQ1_M", 7: "Q8_0"}.get(self.bits) or self.like.format(self.bits)
+
 
 @dataclass(frozen=True)
 class SparseMarlin(Spec):
     pattern = "sparse-marlin[-wanda]"
     numerics = "2:4 sparse 4-bit symmetric weights, a 16-bit scale for every 64 columns"
+    phrase = "half of the weights dropped, the rest 4-bit: a very large loss"
+    like = "Q3_K"
     shown = ("sparse-marlin", "sparse-marlin-wanda")
     wanda: bool = False
+
+    @property
+    def plain(self) -> str:
+        return self.phrase + ", less if calibrated" * self.wanda
 
     @property
     def prunes(self) -> bool:
@@ -211,6 +279,8 @@ class SparseMarlin(Spec):
 class AutoQuant(Selection):
     pattern = "autoquant[-int4]"
     numerics = "per layer shape the fastest scheme measured here that keeps --min_sqnr"
+    phrase = "measures, and takes the fastest for each layer shape: slow to load"
+    like = "-"
     shown = ("autoquant", "autoquant-int4")
     int4: bool = False
 
@@ -232,6 +302,8 @@ _ALL: tuple[type[Spec] | type[Selection], ...] = (*SPECS, *SELECTIONS)
 # One of each kind, for tables: what a person chooses from.
 SHOWN = tuple(name for spec in SPECS for name in spec.shown)
 MEASURED = tuple(name for selection in SELECTIONS for name in selection.shown)
+
+START_WITH = tuple(map(str, (Int8WeightOnly(), Float6(), Int4WeightOnly(64))))
 
 # What compare's commands measure unless told: 16, 8 and 4 bits a weight, and one more of each kind.
 COMPARED_BRIEFLY = tuple(map(str, (FullPrecision(), Int8WeightOnly(), Int4WeightOnly(128))))

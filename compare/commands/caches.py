@@ -17,7 +17,8 @@ from compare.sampling.results import write_json
               help="Positions to attend over [65536]")  # fmt: skip
 @click.option("--batch_size", type=click.IntRange(1), default=1, help="Rows [1]")
 @click.option("--device", default="auto", help="cpu, cuda, xpu, mps [auto]")
-@click.option("--precision", default="bfloat16", help="bfloat16, float16, float32 [bfloat16]")
+@click.option("--precision", "--dtype", "precision", default="bfloat16",
+              help="bfloat16, float16, float32 (or --dtype) [bfloat16]")  # fmt: skip
 @click.option("--rounds", type=click.IntRange(1), default=15, help="Timings of each kind [15]")
 @click.option("--json", "json_path", metavar="PATH", help="Write every timing here, too")
 @click.option("--debug", is_flag=True, help="Show tracebacks")

@@ -1,9 +1,12 @@
 """python -m compare schemes: every quantization scheme's size, kernel here, and cost in quality.
 
-python -m quantize                          # the same command; names, bits, kernels here
+python -m quantize --list                   # what each is, in words; at once
+python -m quantize                          # and its bits, and the kernel that runs here
 python -m quantize --measure                # and perplexity, on the embedded model
 python -m quantize --measure int8wo fp6     # of these alone
 """
+
+from collections.abc import Sequence
 
 import click
 
@@ -12,15 +15,21 @@ from benchlog.config import RunConfig
 from cli import Command, quiet, say
 from compare.fidelity.defaults import TOKENS
 from compare.sampling.results import write_json
-from quantize.spec import forms, parse
+from errors import UsageError
+from quantize.spec import MEASURED, SHOWN, START_WITH, forms, parse
+from text import aligned
+
+NOTE = "\n* start with these. GGUF: the type of llama.cpp's files that it compares with."
 
 
 @click.command(cls=Command)
 @click.argument("names", metavar="[SCHEME]...", nargs=-1)
+@click.option("--list", "only_names", is_flag=True, help="Only what each is, in words")
 @click.option("--measure", is_flag=True, help="Measure perplexity on held-out text, too")
 @click.option("--checkpoint_path", default="tiny", help="Whose shapes and weights [tiny]")
 @click.option("--device", default="auto", help="cpu, cuda, xpu, mps [auto]")
-@click.option("--precision", default="bfloat16", help="bfloat16, float16, float32 [bfloat16]")
+@click.option("--precision", "--dtype", "precision", default="bfloat16",
+              help="bfloat16, float16, float32 (or --dtype) [bfloat16]")  # fmt: skip
 @click.option("--text", help="A text to measure on, instead of the embedded held-out one")
 @click.option("--tokens", type=click.IntRange(0), default=TOKENS,
               help=f"How many of its tokens; 0: all [{TOKENS}]")  # fmt: skip
@@ -28,6 +37,7 @@ from quantize.spec import forms, parse
 @click.option("--debug", is_flag=True, help="Show tracebacks")
 def schemes(
     names: tuple[str, ...],
+    only_names: bool,
     measure: bool,
     checkpoint_path: str,
     device: str,
@@ -40,6 +50,12 @@ def schemes(
     """List the quantization SCHEMEs: bits per weight, and the kernel that runs on this device."""
     for name in names:
         parse(name)
+    if only_names and (measure or json_path):
+        raise UsageError("--list measures and writes nothing: leave out --measure and --json")
+    if only_names:
+        click.echo(described(names or (*SHOWN, *MEASURED)))
+        click.echo(NOTE)
+        return
     base = RunConfig(
         checkpoint_path=checkpoint_path, device=device, precision=precision, calibration_text=text
     )
@@ -54,4 +70,13 @@ def schemes(
         write_json(json_path, rows)
     click.echo(figures.table(rows))
     if not names:
-        click.echo(f"\nForms: {', '.join(forms())}")
+        click.echo(f"{NOTE}\nForms: {', '.join(forms())}")
+
+
+def described(names: Sequence[str]) -> str:
+    """The schemes in words. It needs no torch."""
+    rows = [["  scheme", "GGUF", "in words"]]
+    for name in names:
+        spec = parse(name)
+        rows.append([f"{'*' if name in START_WITH else ' '} {name}", spec.gguf, spec.plain])
+    return aligned(rows, left={0, 1, 2})

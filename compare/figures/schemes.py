@@ -19,7 +19,7 @@ from compare.fidelity.scores import (
 from compare.figures.block_errors import perplexity_ratio
 from errors import KernelError
 from models.checkpoints.load import load_config
-from quantize.spec import MEASURED, SHOWN, parse
+from quantize.spec import MEASURED, SHOWN, START_WITH, parse
 from run.loading import Loading
 from run.plan import make_plan
 from run.sizes import size_of
@@ -35,6 +35,8 @@ class SchemeRow:
 
     scheme: str
     numerics: str
+    plain: str
+    gguf: str  # the type of llama.cpp's that it compares with
     bits_per_weight: float | None = omitted()  # None for what autoquant chooses by measuring
     kernel: str | None = omitted()
     why_not: str | None = omitted()  # why no kernel can run it here
@@ -56,7 +58,7 @@ def rows(
     rows = []
     for name in schemes or (*SHOWN, *MEASURED):
         spec = parse(name)
-        row = SchemeRow(name, spec.numerics)
+        row = SchemeRow(name, spec.numerics, spec.plain, spec.gguf)
         if spec.scheme:
             try:
                 size = size_of(architecture, spec.scheme, device, getattr(torch, base.precision))
@@ -102,20 +104,21 @@ def _tokens(rows: Sequence[SchemeRow]) -> str:
 
 
 def table(rows: Sequence[SchemeRow]) -> str:
-    """The rows as aligned text."""
+    """The rows as aligned text. A star marks those to start with."""
     measured = any(row.perplexity is not None for row in rows)
-    head = ["scheme", "bits/weight", "kernel"] + [
-        f"perplexity on {_tokens(rows)}",
-        "÷ none",
-    ] * measured
+    head = ["  scheme", "bits/weight", "GGUF", "kernel"]
+    head += [f"perplexity on {_tokens(rows)}", "÷ none"] if measured else ["in words"]
     lines = [head]
     for row in rows:
         bits = "measured" if row.bits_per_weight is None else f"{row.bits_per_weight:.2f}"
-        cells = [row.scheme, bits, row.kernel or row.why_not or "measured"]
+        star = "*" if row.scheme in START_WITH else " "
+        cells = [f"{star} {row.scheme}", bits, row.gguf, row.kernel or row.why_not or "measured"]
         if row.perplexity is not None:
             ratio = f"{row.ratio:.4f}"
             if row.ratio_standard_error is not None:
                 ratio += f" ± {row.ratio_standard_error:.4f}"
             cells += [f"{row.perplexity:.3f}", ratio if row.scheme != "none" else "1"]
+        elif not measured and not row.why_not:
+            cells += [row.plain]
         lines.append(cells)
-    return aligned(lines, left={0, 2, 4}, widest=39)
+    return aligned(lines, left={0, 2, 3, 5 if measured else 4}, widest=39)

@@ -30,6 +30,10 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _LONGEST_HUB_ID = 200  # characters; the hub allows 96 for each half
 _HUB_SMALL = ["*.json", "tokenizer.model", "original/tokenizer.model"]
 _HUB_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")  # the first pattern with a match
+NO_GGUF = (  # why not, and what to give instead
+    "llama.cpp's format is not read, since its weights are quantized already; give the folder or "
+    "hub id of the model that it was made from (*.safetensors), and a --quantization"
+)
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -70,6 +74,8 @@ def locate(checkpoint_path: str, weights: bool = False) -> Checkpoint:
     if not path.is_dir():
         with files.named("--checkpoint_path", path, CheckpointError):
             files.require_regular(path)
+        if is_gguf(path):
+            raise CheckpointError(f"--checkpoint_path {path} is a GGUF file: {NO_GGUF}")
     # A link to a file is not followed: the config lies in the link's folder, which names the model.
     folder = Path(os.path.abspath(path if path.is_dir() else path.parent))
     if path.is_file() and path.suffix in (".pth", ".pt") and "consolidated" not in path.name:
@@ -101,10 +107,18 @@ def _folder(folder: Path, name: str) -> Checkpoint:
         )
         if files:
             return Checkpoint(layout, name, folder, tuple(files))
+    if "gguf" in name.lower() or any(folder.glob("*.gguf")):
+        raise CheckpointError(f"{folder} holds GGUF files: {NO_GGUF}")
     raise CheckpointError(
         f"{folder} holds no weights; looked for *.safetensors, pytorch_model*.bin, model.pth and "
         "consolidated.*.pth"
     )
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a file is in llama.cpp's format, by its first bytes or by its name."""
+    with files.named("--checkpoint_path", path, CheckpointError), open(path, "rb") as file:
+        return file.read(4) == b"GGUF" or path.suffix.lower() == ".gguf"
 
 
 def _dummy(what: str) -> Checkpoint:

@@ -25,12 +25,38 @@ def test_the_command_lists_every_scheme_with_bits_and_kernel():
     )  # fmt: skip
     assert done.returncode == 0 and done.stderr == ""
     head, *rows = done.stdout.split("\n\n")[0].splitlines()
-    assert head.split() == ["scheme", "bits/weight", "kernel"]
-    assert [row.split()[0] for row in rows] == [*SHOWN, "autoquant", "autoquant-int4"]
-    bits = {row.split()[0]: row.split()[1] for row in rows}
+    assert head.split() == ["scheme", "bits/weight", "GGUF", "kernel", "in", "words"]
+    assert [row[2:].split()[0] for row in rows] == [*SHOWN, "autoquant", "autoquant-int4"]
+    assert all(len(row) <= 140 for row in rows if " cpu " in row)
+    bits = {row[2:].split()[0]: row[2:].split()[1] for row in rows}
     assert bits["none"] == "16.00" and bits["int4wo-64"] == "4.50"
     assert bits["sparse-marlin"] == "3.25" and bits["autoquant"] == "measured"
     assert done.stdout.splitlines()[-1].startswith("Forms: none, int8wo, int8dq, embed-int8")
+
+
+def test_names_alone_need_no_torch_and_three_are_marked(monkeypatch):
+    monkeypatch.setitem(sys.modules, "compare.figures.schemes", None)  # which imports torch
+    result = run("--list")
+    assert result.exit_code == 0, result.output
+    head, *rows = result.stdout.split("\n\n")[0].splitlines()
+    assert head.split() == ["scheme", "GGUF", "in", "words"]
+    assert [row.split()[1] for row in rows if row.startswith("*")] == ["int8wo", "fp6", "int4wo-64"]
+    gguf = {row[2:].split()[0]: row[2:].split()[1] for row in rows}
+    assert list(gguf) == [*SHOWN, "autoquant", "autoquant-int4"]
+    assert (
+        gguf["none"] == "BF16" and gguf["uintx-3-64-hqq"] == "Q3_K" and gguf["bnb-int8"] == "Q8_0"
+    )
+    assert max(map(len, rows)) <= 120
+
+
+def test_a_gguf_type_has_about_as_many_bits(tmp_path):
+    """llama.cpp's bits per weight, from the gguf package, are within a bit of the scheme's."""
+    constants = pytest.importorskip("gguf.constants")
+    assert run("--json", str(tmp_path / "rows.json")).exit_code == 0
+    for row in json.loads((tmp_path / "rows.json").read_text())["rows"]:
+        if "bits_per_weight" in row and row["gguf"] != "-":
+            values, size = constants.GGML_QUANT_SIZES[constants.GGMLQuantizationType[row["gguf"]]]
+            assert abs(row["bits_per_weight"] - 8 * size / values) <= 1.01, row["scheme"]
 
 
 def test_measured_quality_is_as_it_has_to_be(tmp_path):
@@ -55,6 +81,7 @@ def test_measured_quality_is_as_it_has_to_be(tmp_path):
 @pytest.mark.parametrize(
     "arguments, code, message",
     [
+        (["--list", "--measure"], 2, "--list measures and writes nothing"),
         (["fp6x"], 2, "'fp6x' is no scheme; nearest: fp6"),
         (["--measure", "--text", "nowhere.txt", "none"], 2, "--text nowhere.txt: No such file"),
         (["--checkpoint_path", "./no/such"], 1, "./no/such does not exist"),
@@ -72,4 +99,4 @@ def test_a_scheme_the_model_cannot_take_says_why():
     assert result.exit_code == 0
     refused, taken = result.stdout.splitlines()[1:3]
     assert "in_features 896, no multiple of 256; 32 and 64 and 128 would fit" in refused
-    assert taken.split()[:3] == ["int4wo-64", "4.50", "cpu"]
+    assert taken.split()[:5] == ["*", "int4wo-64", "4.50", "Q4_0", "cpu"]

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from errors import CheckpointError, QuantbenchError
 from generate import main as generate
 from models.checkpoints.load import load_config, load_model
+from models.checkpoints.sources import locate
 from models.config import from_hugging_face
 from models.tokenizer import load_tokenizer
 
@@ -401,3 +402,18 @@ def test_a_save_that_was_killed_can_be_repeated(saved, tmp_path):
     again = CliRunner().invoke(generate, given)
     assert again.exit_code == 1 and "the folder is not empty" in again.stderr
     assert (folder / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["model-Q4_K_M.gguf", "renamed.bin"])
+def test_a_gguf_file_is_told_what_to_give_instead(tmp_path, name):
+    """Even beside weights that could be read: they may be another model's."""
+    (tmp_path / name).write_bytes(b"GGUF\3\0\0\0")
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="is a GGUF file: .* hub id of the model that it was"):
+        locate(str(tmp_path / name))
+
+
+def test_a_folder_of_gguf_files_is_told_as_well(tmp_path):
+    (tmp_path / "model-Q8_0.gguf").write_bytes(b"GGUF\3\0\0\0")
+    with pytest.raises(CheckpointError, match="holds GGUF files: llama.cpp's format is not read"):
+        locate(str(tmp_path))
