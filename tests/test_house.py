@@ -74,6 +74,7 @@ ROOMS = {
             "arguments",
             "steps",
             "figures.contrasts",
+            "figures.latency",
             "figures.statistics",
             "output.bars",
             "output.lines",

@@ -1,0 +1,178 @@
+"""Latency of prefill and of decoding at several batch sizes: from samples to the rows of tables.
+
+    cells = [Cell(1, samples), Cell(2, [], "out of memory")]
+    latency_rows(cells, "correct")          # a Row for each step and batch size, in milliseconds
+    rate_rows(cells, "correct", 1024)       # tokens/s and requests/s
+
+A run of `decode_length` tokens is one prefill, which ends with the first token, and
+decode_length - 1 decoding steps. Usual names: prefill is the time to first token (TTFT), the mean
+step is the time per output token (TPOT), a single step is the inter-token latency (ITL).
+
+Two styles. "correct": percentiles of the sorted samples; an average rate is all work divided by all
+time. "legacy" is what text-generation-inference's benchmark computes: percentile p is the sample at
+⌊p · n⌋ in the order of arrival, the average rate is the mean of the runs' rates, and prefill's
+"tokens/secs" are requests per second.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from scipy import stats
+
+Style = Literal["legacy", "correct"]
+STYLES: tuple[Style, ...] = ("correct", "legacy")
+CONFIDENCE = 0.95
+LEAST_RUNS = 4  # for an interval: with fewer, Student's t says little but that there are few
+INTERPOLATION = "linear interpolation between neighbours (Hyndman and Fan's type 7)"
+PERCENTILES = (50, 90, 99)
+
+
+@dataclass(frozen=True)
+class LatencySample:
+    """One run, seconds of wall time."""
+
+    prefill_seconds: float  # from the prompt to the first token
+    step_seconds: list[float]  # each decoding step: decode_length - 1 of them
+
+    @property
+    def decode_seconds(self) -> float:
+        return math.fsum(self.step_seconds)
+
+    @property
+    def token_seconds(self) -> float:
+        """Mean of the steps; NaN where there was none."""
+        return self.decode_seconds / len(self.step_seconds) if self.step_seconds else math.nan
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What was measured at one batch size. A cell with a reason counts as not measured, although
+    it may hold the runs before it failed."""
+
+    batch_size: int
+    samples: list[LatencySample]  # in the order of arrival
+    reason: str | None = None  # why it cannot be measured
+
+    @property
+    def counted(self) -> list[LatencySample]:
+        return [] if self.reason is not None else self.samples
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Milliseconds; all of them NaN for a cell that was not measured."""
+
+    average: float
+    lowest: float
+    highest: float
+    p50: float
+    p90: float
+    p99: float
+    interval: tuple[float, float] | None = None  # of the average, 95 %
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Work per second, in the row's unit; NaN for a cell that was not measured."""
+
+    average: float
+    lowest: float
+    highest: float
+    interval: tuple[float, float] | None = None  # of the average, 95 %
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of a table."""
+
+    step: str
+    batch_size: int
+    unit: str
+    figures: Summary | Rate
+
+
+# Steps of both styles, and the milliseconds that a sample has of each.
+STEPS: dict[Style, dict[str, Callable[[LatencySample], list[float]]]] = {
+    "legacy": {
+        "Prefill": lambda sample: [1e3 * sample.prefill_seconds],
+        "Decode (token)": lambda sample: [1e3 * sample.token_seconds],
+        "Decode (total)": lambda sample: [1e3 * sample.decode_seconds],
+    },
+    "correct": {
+        "Prefill (TTFT)": lambda sample: [1e3 * sample.prefill_seconds],
+        "Decode (token, TPOT)": lambda sample: [1e3 * sample.token_seconds],
+        "Decode (total)": lambda sample: [1e3 * sample.decode_seconds],
+        "Decode (single steps, ITL)": lambda sample: [1e3 * s for s in sample.step_seconds],
+    },
+}
+
+
+def latency_rows(cells: Sequence[Cell], style: Style) -> list[Row]:
+    """A row for each step and cell."""
+    rows = []
+    for step, milliseconds in STEPS[style].items():
+        for cell in cells:
+            runs = [milliseconds(sample) for sample in cell.counted]
+            rows.append(Row(step, cell.batch_size, "ms", summary(runs, style)))
+    return rows
+
+
+def rate_rows(cells: Sequence[Cell], style: Style, sequence_length: int) -> list[Row]:
+    """A row for each rate and cell. sequence_length: tokens of each prompt."""
+    kinds: list[tuple[str, str, int]] = [("Prefill", "tokens/secs", 1)]
+    if style == "correct":
+        kinds = [("Prefill", "tokens/s", sequence_length), ("Prefill", "requests/s", 1)]
+    rows = []
+    for step, unit, each in kinds:
+        for cell in cells:
+            seconds = [sample.prefill_seconds for sample in cell.counted]
+            rows.append(
+                Row(step, cell.batch_size, unit, rate(cell.batch_size * each, seconds, style))
+            )
+    unit = "tokens/s" if style == "correct" else "tokens/secs"
+    for cell in cells:
+        # Runs of one cell decode equally many tokens; the first one is prefill's.
+        tokens = cell.batch_size * len(cell.counted[0].step_seconds) if cell.counted else 0
+        seconds = [sample.decode_seconds for sample in cell.counted]
+        rows.append(Row("Decode", cell.batch_size, unit, rate(tokens, seconds, style)))
+    return rows
+
+
+def summary(runs: Sequence[Sequence[float]], style: Style) -> Summary:
+    """Of each run's values, in the order of arrival. The interval is over the runs' means."""
+    values = [value for run in runs for value in run]
+    if not values:
+        return Summary(math.nan, math.nan, math.nan, math.nan, math.nan, math.nan)
+    if style == "legacy":
+        at = [values[int(p / 100 * len(values))] for p in PERCENTILES]
+        return Summary(sum(values) / len(values), min(values), max(values), at[0], at[1], at[2])
+    p50, p90, p99 = (float(v) for v in np.percentile(values, PERCENTILES, method="linear"))
+    means = [math.fsum(run) / len(run) for run in runs if run]
+    average = math.fsum(values) / len(values)
+    return Summary(average, min(values), max(values), p50, p90, p99, interval(means))
+
+
+def rate(work: float, seconds: Sequence[float], style: Style) -> Rate:
+    """Work per second. work: of one run. A run without work or time has no rate."""
+    if not seconds or not work or min(seconds) <= 0:
+        return Rate(math.nan, math.nan, math.nan)
+    rates = [work / value for value in seconds]
+    if style == "legacy":
+        return Rate(sum(rates) / len(rates), min(rates), max(rates))
+    ends = interval(seconds)
+    inverted = (work / ends[1], work / ends[0]) if ends and ends[0] > 0 else None
+    average = work * len(seconds) / math.fsum(seconds)
+    return Rate(average, min(rates), max(rates), inverted)
+
+
+def interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float] | None:
+    """Ends for the mean, by Student's t; None for fewer than LEAST_RUNS values."""
+    if len(values) < LEAST_RUNS:
+        return None
+    mean, deviation = float(np.mean(values)), float(np.std(values, ddof=1))
+    reach = float(stats.t.isf((1 - confidence) / 2, len(values) - 1))
+    reach *= deviation / math.sqrt(len(values))
+    return mean - reach, mean + reach
