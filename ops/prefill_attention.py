@@ -2,9 +2,10 @@
 
 The earlier positions are in a cache. On the CPU the C++ kernel of decode attention reads them as
 they are stored; to it the chunk's positions are so many more queries. On other devices, and without
-that kernel, the cache is dequantized in blocks. So the memory needed grows with the chunk's size
-times a block's, not with the cache's. The results for all parts are joined by the logarithms of
-their softmax denominators (Milakov and Gimelshein 2018; Dao et al. 2022, section 3.1).
+that kernel, the cache is dequantized in blocks, which flash attention reads where there is one. So
+the memory needed grows with the chunk's size times a block's, not with the cache's. The results for
+all parts are joined by the logarithms of their softmax denominators (Milakov and Gimelshein 2018;
+Dao et al. 2022, section 3.1).
 """
 
 import math
@@ -78,7 +79,12 @@ def _chunk_attention(
         ).contiguous()
     # The query heads that share a key head are folded into the positions, so no key is repeated.
     folded = query.reshape(B, K, H // K * S, D)
-    own, denominator = _attention(folded, key, value, _causal(S, window, query.device))
+    if _card_takes(query) and (window is None or S <= window):
+        sides = (side.repeat_interleave(H // K, 1) for side in (key, value))  # only the chunk's
+        own, denominator = _flash_on_card(query, *sides, is_causal=True)
+        own, denominator = own.reshape(folded.shape), denominator.reshape(folded.shape[:-1])
+    else:
+        own, denominator = _attention(folded, key, value, _causal(S, window, query.device))
     output = own.float()
     past = Stored(past_key, key_scale, format), Stored(past_value, value_scale, format)
     for more, further in _over_past(folded, *past, start, S, window):
@@ -174,6 +180,8 @@ def _attention(
 ) -> tuple[Tensor, Tensor]:
     """Attention of query (B, K, G · S, D), and the logarithm of its softmax's denominator
     (B, K, G · S), over key and value (B, K, N, D). A mask (S, N) holds for each of the G heads."""
+    if mask is None and _card_takes(query):
+        return _flash_on_card(query, key, value, is_causal=False)
     if mask is not None:
         mask = mask.repeat(query.shape[2] // mask.shape[0], 1)
     return (_flash if query.device.type == "cpu" else _plain)(query, key, value, mask)
@@ -189,6 +197,28 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tu
     )
     if mask is not None:  # the op returns 0 for a query that attends to no position
         denominator = denominator.masked_fill(~mask.any(-1), -math.inf)
+    return output, denominator
+
+
+def _card_takes(query: Tensor) -> bool:
+    """Whether torch's flash attention for CUDA takes these queries: from compute capability 8.0 on,
+    16-bit dtypes, head dims up to 256 that are multiples of 8."""
+    device, D = query.device, query.shape[-1]
+    if device.type != "cuda" or query.dtype == torch.float32 or D % 8 or D > 256:
+        return False
+    if torch.version.hip is not None or not torch.backends.cuda.is_flash_attention_available():
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def _flash_on_card(
+    query: Tensor, key: Tensor, value: Tensor, is_causal: bool
+) -> tuple[Tensor, Tensor]:
+    """On a card, as many key heads as query heads and no mask. Scores stay on the chip; those of
+    `_plain` are as large as the chunk times the block, for each head, several times over."""
+    output, denominator, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
+        query, key, value, is_causal=is_causal
+    )
     return output, denominator
 
 

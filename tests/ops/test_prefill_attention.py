@@ -20,12 +20,13 @@ from tests.ops.instructions import use
 
 FORMATS = pytest.mark.parametrize("format", CACHES)
 BLOCK = 16
+flash_on_card = chunk._flash_on_card  # as it is; tests of the path "card" replace it
 
 
-@pytest.fixture(params=["codes", "dequantized", "any device"], autouse=True)
+@pytest.fixture(params=["codes", "dequantized", "any device", "card"], autouse=True)
 def path(request, monkeypatch):
     """The C++ kernel; without it, torch's on the CPU and on any device, over blocks so small that
-    there are many."""
+    there are many. For "card", the CPU's flash attention takes the place of CUDA's."""
     monkeypatch.setattr(chunk, "BLOCK", BLOCK)
     if request.param != "codes":
         monkeypatch.setattr(chunk, "choose", lambda *_: Choice("torch"))
@@ -33,6 +34,16 @@ def path(request, monkeypatch):
         pytest.skip(reason)
     if request.param == "any device":
         monkeypatch.setattr(chunk, "_flash", chunk._plain)
+    if request.param == "card":
+
+        def flash(query, key, value, is_causal):
+            assert query.shape[1] == key.shape[1] == value.shape[1]
+            return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                query, key, value, is_causal=is_causal
+            )
+
+        monkeypatch.setattr(chunk, "_card_takes", lambda query: True)
+        monkeypatch.setattr(chunk, "_flash_on_card", flash)
     return request.param
 
 
@@ -105,7 +116,7 @@ def test_shapes_and_formats(format, dtype, B, H, K, D):
 @pytest.mark.parametrize("S", [2, 17, 64, 130, 512])
 def test_chunks_over_depths(format, dtype, start, S, path, monkeypatch):
     """At the size of blocks that is used."""
-    if path == "any device" and start == 5000 and S > 64:
+    if path in ("any device", "card") and start == 5000 and S > 64:
         pytest.skip("slow, and no other than with fewer positions")
     monkeypatch.setattr(chunk, "BLOCK", 4096)
     check(*problem(1, 4, 2, 64, start, S, dtype), start + S, format)
@@ -160,6 +171,20 @@ def test_any_number_of_threads_gives_the_same_bits(path):
             assert all(torch.equal(results[0], result) for result in results)
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("N", [1, 300, 4096])
+def test_a_card_s_flash_attention_takes_what_it_is_given(N, path):
+    """Shapes and dtypes by torch's own shape function, for which no card need be here."""
+    if path != "card":
+        pytest.skip("one path is enough")
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        query, key = (torch.empty(2, 4, n, 96, device="cuda", dtype=torch.float16) for n in (70, N))
+        output, denominator = flash_on_card(query, key, key, is_causal=False)
+    assert output.shape == (2, 4, 70, 96) and output.dtype == torch.float16
+    assert denominator.shape == (2, 4, 70) and denominator.dtype == torch.float32
 
 
 @pytest.mark.gpu
