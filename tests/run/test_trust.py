@@ -76,9 +76,8 @@ def test_the_counters_tell_this_process_from_others():
         pass
     theirs, ours = between.since(before), Counters.read().since(between)
     assert ours.own_cores * ours.seconds >= 0.3 > theirs.own_cores * theirs.seconds
-    if theirs.other_cores is None:
-        pytest.skip("this system does not count the work of other processes")
-    assert theirs.other_cores * theirs.seconds > 0.5
+    # None where a sandbox counts nobody's work
+    assert theirs.other_cores is None or theirs.other_cores * theirs.seconds > 0.5
     assert ours.cores == len(os.sched_getaffinity(0))
 
 
