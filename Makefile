@@ -73,8 +73,8 @@ sanitize: .venv/installed-dev
 clean:
 	rm -rf .venv build *.egg-info
 
-# A stamp newer than pyproject.toml means there is nothing to install.
-.venv/installed: pyproject.toml
+# A stamp newer than these files means that there is nothing to install.
+.venv/installed: pyproject.toml setup.py
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "quantbench needs Python 3.11 or newer")'
 	echo "Installing into .venv: some minutes the first time, nothing the second" >&2
 	test -x $(PY) || $(PYTHON) -m venv .venv

@@ -98,11 +98,11 @@ class BuildPy(build_py):
 class EditableWheel(editable_wheel):
     """Installs the folders of the checkout under the names that they have there."""
 
-    def run(self):
+    def finalize_options(self):
         self.distribution.packages = [NAME, *PACKAGES]
         self.distribution.py_modules = MODULES
-        self.distribution.package_dir = {}
-        super().run()
+        self.distribution.package_dir = {"": "."}  # puts the checkout on the path, as one folder
+        super().finalize_options()
 
 
 if __name__ == "__main__":

@@ -27,12 +27,31 @@ def done(*command, **settings):
     return subprocess.run(command, capture_output=True, text=True, **settings)
 
 
+def environment(folder, *words):
+    """A new environment in a folder, into which pip installs `words`; its bin/."""
+    venv.create(folder)
+    packages = next(folder.glob("lib/python*/site-packages"))
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    options = ("--quiet", "--no-deps", "--no-index", "--disable-pip-version-check")
+    options += ("--ignore-installed",)  # whatever the environment of the tests holds, it keeps
+    command = (sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "install")
+    pip = done(*command, *options, *words)
+    assert pip.returncode == 0, pip.stderr
+    return folder / "bin"
+
+
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
+def tree(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("copy") / "tree"
+    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*HIDDEN))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(tree, tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
-    shutil.copytree(ROOT, folder / "tree", ignore=shutil.ignore_patterns(*HIDDEN))
     options = ("--quiet", "--no-deps", "--no-build-isolation", "--no-index")
-    pip = done(sys.executable, "-m", "pip", "wheel", *options, "-w", folder, folder / "tree")
+    pip = done(sys.executable, "-m", "pip", "wheel", *options, "-w", folder, tree)
     assert pip.returncode == 0, pip.stderr
     return next(folder.glob("*.whl"))
 
@@ -41,20 +60,12 @@ def wheel(tmp_path_factory):
 def installed(wheel, tmp_path_factory):
     """The folder of the commands. The environment is a folder of somebody's git repository."""
     repository = tmp_path_factory.mktemp("repository")
-    folder = repository / "environment"
-    venv.create(folder)
-    python = folder / "bin" / "python"
-    options = ("--quiet", "--no-deps", "--no-index", "--disable-pip-version-check")
-    command = (sys.executable, "-m", "pip", "--python", python, "install", *options, wheel)
-    pip = done(*command)
-    assert pip.returncode == 0, pip.stderr
-    packages = next(folder.glob("lib/python*/site-packages"))
-    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    programs = environment(repository / "environment", wheel)
     if shutil.which("git"):
         identity = ["-c", "user.name=somebody", "-c", "user.email=somebody@example.org"]
         for words in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "everything"]):
             assert done("git", *identity, *words, cwd=repository).returncode == 0
-    return folder / "bin"
+    return programs
 
 
 @pytest.fixture
@@ -149,6 +160,15 @@ def test_it_is_imported_beside_others(installed, elsewhere):
     out = run(installed, elsewhere, "python", "user.py").splitlines()
     version = run(installed, elsewhere, "quantbench", "--version").split()[1]
     assert out == ["{'theirs'}", f"None int4wo-64 {version}"]
+
+
+def test_an_editable_installation_is_the_checkout(tree, tmp_path):
+    """A folder that is added to the checkout later is found, too."""
+    programs = environment(tmp_path / "environment", "--no-build-isolation", "--editable", tree)
+    assert run(programs, tmp_path, "quantbench", "--version").startswith("quantbench ")
+    (tree / "added_later.py").write_text("")
+    text = "import quantbench, errors, added_later; print(errors.__file__)"
+    assert run(programs, tmp_path, "python", "-c", text).strip() == str(tree / "errors.py")
 
 
 # ---------------------------------------------------------------------------------- setup.py's own
