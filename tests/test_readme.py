@@ -9,10 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 from benchlog import log
 from benchlog.config import option_table, parse, split
+from quantbench.__main__ import commands
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -38,7 +40,7 @@ def make(folder, *arguments):
 
 
 def test_make_demo(clone):
-    """It ends with a table, and leaves the tree as it was: its log is one of its own."""
+    """It says which scheme to take, and leaves the tree as it was: its log is one of its own."""
     identity = ["-c", "user.name=somebody", "-c", "user.email=somebody@example.org"]
     for command in (["init", "-q"], ["add", "--all"], ["commit", "-q", "-m", "a fresh clone"]):
         subprocess.run(["git", *identity, *command], cwd=clone, check=True)
@@ -47,13 +49,39 @@ def test_make_demo(clone):
     schemes = ["none", "int8wo", "int4wo-64", "uintx-2-64"]
     for scheme in schemes:
         assert re.search(rf"^{scheme} +[\d.]+", done.stdout, re.M)
-    assert "demo/log.txt" in done.stdout and (clone / "demo" / "report.md").exists()
+    report = re.search(r"^The report: (demo/report\.(?:html|md))$", done.stdout, re.M)
+    assert report and (clone / report[1]).exists()
     records = [record for _, record in log.read(str(clone / "demo" / "log.txt")).records]
-    assert [r.quant for r in records] == ["None", *schemes[1:]] and all(r.compile for r in records)
+    assert [r.quant for r in records] == ["None", *schemes[1:]]
+    assert {r.mod for r in records} == {"Llama-3.2-1B"}
     assert "Warning" not in done.stdout + done.stderr
     assert not re.search(r"Traceback|WARNING|W\d{4} ", done.stdout + done.stderr)
     status = ["git", "status", "--porcelain"]
     assert subprocess.run(status, cwd=clone, capture_output=True, text=True).stdout == ""
+
+
+def test_the_demo_s_command_and_words_are_right():
+    """What `make demo` would run, without running it: options that exist, and what it announces."""
+    done = make(ROOT, "--dry-run", "--old-file=.venv/installed", "demo")
+    assert done.returncode == 0, done.stderr
+    printed = done.stdout.replace("\\\n", " ")
+    (line,) = [line for line in printed.splitlines() if "-m quantbench" in line]
+    words = split(line.strip())[3:]
+    options = option_values(words)
+    arms = [parse(split(arm)).quantization for arm in options["texts"]]
+    assert len(arms) == len(set(arms)) == 4 and "Four schemes" in printed and arms[0] == "none"
+    assert options["checkpoint_path"] == "dummy:Llama-3.2-1B" and "Llama 3.2 1B" in printed
+    assert options["num_layers"] == "4" and "first 4 layers" in printed
+    assert options["output"] == "demo" and options["write_result"] == "demo/log.txt"
+    assert options["tokens"] > 0  # quality
+    (told,) = re.findall(r"\.venv/bin/quantbench (.*)\"", printed)
+    assert option_values(split(told))["arms"] == "all"
+
+
+def option_values(words):
+    """The options of a command of quantbench, as its click command reads them."""
+    group = click.Context(commands)
+    return commands.get_command(group, words[0]).make_context(words[0], list(words[1:])).params
 
 
 def test_make_test_runs_pytest(clone):

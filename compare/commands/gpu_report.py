@@ -60,9 +60,7 @@ class Effort:
 FULL = Effort(
     1.0, PROMPT_TOKENS, 32768, 15, ("--max_new_tokens", "100", "--max_minutes", "0.6", "--compile")
 )
-SHORT = Effort(
-    0.5, (64,), 256, 1, ("--max_new_tokens", "3", "--max_rounds", "1", "--max_minutes", "0.1")
-)
+SHORT = Effort(0.5, (64,), 256, 1, ("--max_new_tokens", "3", "--max_minutes", "0.02"))
 
 
 @click.command(cls=Command)
