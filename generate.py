@@ -361,7 +361,7 @@ def _fusing_attention(device: torch.device) -> contextlib.AbstractContextManager
 # ---------------------------------------------------------------------------------- the command
 
 
-@click.command(cls=OneLineErrors, epilog="Docs: README.md. Log lines: python -m benchlog check.")
+@click.command(cls=OneLineErrors, epilog="The log is checked by: quantbench log check FILE")
 @options()
 def main(**given: Any) -> None:
     """Generate text with a quantized Llama-family model and log its speed and memory."""

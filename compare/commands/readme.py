@@ -82,7 +82,7 @@ def readme(check: bool, log_path: str, path: str, chart_path: str) -> None:
         files.write_text("cannot write", name, text)
         click.echo(f"Rewrote {name}")
     if check and stale:
-        click.echo("error: stale; python -m compare readme rewrites it", err=True)
+        click.echo("error: stale; quantbench readme rewrites it", err=True)
         sys.exit(1)
 
 

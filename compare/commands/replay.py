@@ -91,7 +91,7 @@ def replay(
 ) -> None:
     """Run lines of a log FILE again, and compare with what they say."""
     if path is None:
-        raise UsageError("which log? python -m compare replay FILE --all")
+        raise UsageError("which log? quantbench replay FILE --all")
     limit = fraction("--tolerance", tolerance) if tolerance else None
     changes = {
         name: value

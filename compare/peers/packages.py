@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from errors import UsageError
 
 PACKAGES = {"llama.cpp": ("llama_cpp", "gguf"), "transformers": ("transformers",)}
-MISSING = "python -m compare peers needs packages of its own: pip install '.[peers]'"
+MISSING = "quantbench peers needs packages of its own: pip install '.[peers]'"
 
 
 def check(runtimes: Sequence[str]) -> None:
