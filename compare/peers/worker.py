@@ -242,9 +242,11 @@ class PeerWorker:
         finally:
             scratch.unlink(missing_ok=True)
 
-    def load(self, argv: list[str], headroom: int = 0, others: int = 0) -> None:
-        """Load the model, if `headroom` bytes stay free. argv: a Work as JSON, alone. others: bytes
-        that unloading the other arms would free."""
+    def load(
+        self, argv: list[str], saved: str | None = None, headroom: int = 0, others: int = 0
+    ) -> None:
+        """Load the model, if `headroom` bytes stay free. argv: a Work as JSON, alone. saved: not
+        used. others: bytes that unloading the other arms would free."""
         quiet(False)
         self.work = work = from_json(Work, json.loads(argv[0]))
         try:

@@ -9,6 +9,7 @@ round is then a few samples of every arm.
 
 import dataclasses
 import random
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -38,6 +39,7 @@ TURNS, SAMPLES_PER_TURN = 6, 5
 ROUNDS_EACH, SOME_PROCESSES = 10, 4
 SETTLING_ROUNDS = 3  # not counted: arms that were steady alone are not yet steady in turns
 SETTLED = 0.02  # seconds: threads of the previous sample spin for a few milliseconds
+KEPT = "arms"  # in the folder of results, or a temporary one: quantized models, while it runs
 SAVE_EVERY, SPEAK_EVERY = 1.0, 10.0  # seconds
 
 
@@ -89,6 +91,8 @@ class Comparison:
                     worker.close()
                 self._look()
                 results.save(self.folder)
+                if self.folder and results.ended not in (None, "interrupted"):
+                    shutil.rmtree(self.folder / KEPT, ignore_errors=True)
 
     def _run(self) -> str:
         results = self.results
@@ -169,12 +173,13 @@ class Comparison:
             loaded = [self.results.arms[other] for other in self.workers if other != number]
             others = sum(_occupied(arm) for arm in loaded)
             room = {"headroom": HEADROOM, "others": others} if loaded else {}
-            worker.ask("load", argv=arm.argv, **room)
+            worker.ask("load", argv=arm.argv, saved=self._kept(number), **room)
             self._measure_quality(number, worker)
             facts = worker.answer(ArmFacts, "get_ready")
             if arm.facts:  # the first process was not forked: its peaks are the arm's
                 peaks = arm.facts.peak_memory_bytes
-                facts = dataclasses.replace(facts, peak_memory_bytes=peaks)
+                starts = [*arm.facts.start_seconds, *facts.start_seconds]
+                facts = dataclasses.replace(facts, peak_memory_bytes=peaks, start_seconds=starts)
             arm.facts = facts
         except WorkerFailed as error:
             self._unload(number)
@@ -183,6 +188,12 @@ class Comparison:
             self._fail(arm, error)
             return
         self._keep(at_once=True)
+
+    def _kept(self, number: int) -> str | None:
+        """Where the arm's quantized model is kept from its first process for the later ones."""
+        if self.settings.processes == 1 and not self.results.in_turn:
+            return None
+        return str(Path(self.folder or self.scratch).absolute() / KEPT / str(number))
 
     def _start(self, number: int) -> Process:
         command = self.command(number) if callable(self.command) else self.command

@@ -17,7 +17,7 @@ options.add_argument("--fails-to-load", action="store_true")
 given = options.parse_args()
 
 
-def load(argv, headroom=0, others=0):
+def load(argv, saved=None, headroom=0, others=0):
     return None if given.fails_to_load else {"device": "cpu", "dummy": False}
 
 

@@ -28,7 +28,7 @@ given = options.parse_args()
 random_number = random.Random(os.getpid())
 
 
-def load(argv, headroom=0, others=0):
+def load(argv, saved=None, headroom=0, others=0):
     global config
     config = parse(argv)
     if given.no_memory_beside and headroom:
