@@ -21,6 +21,7 @@ OTHERS = {
     "generate": "generate text, and log speed and memory",
     "log": "check a log of runs, or show runs as a table",
 }
+FIRST = ("generate", "ab", "recommend", "schemes")  # in this order before all others
 # How the programs of a checkout begin, and how the same command begins here.
 PROGRAMS = {
     "python generate.py": "quantbench generate",
@@ -35,7 +36,8 @@ class Everything(Commands):
     """The commands of compare, and the others."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted([*OTHERS, *super().list_commands(ctx)])
+        names = {*OTHERS, *super().list_commands(ctx)}
+        return [*(name for name in FIRST if name in names), *sorted(names - {*FIRST})]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         command: click.Command | None

@@ -52,6 +52,21 @@ def test_help_begins_with_the_command_s_own_options_and_ends_with_examples(name)
     assert "RANGE" not in shown
 
 
+def test_help_needs_no_torch():
+    """Nor do the names of what is compared: each command imports it after its options are read."""
+    text = (
+        "import sys; from click.testing import CliRunner\n"
+        "from quantbench.__main__ import commands\n"
+        "for name in commands.list_commands(None):\n"
+        "    shown = CliRunner().invoke(commands, [name, '--help'])\n"
+        "    print(name, shown.exit_code, 'torch' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", text], cwd=ROOT, capture_output=True, text=True)
+    lines = done.stdout.splitlines()
+    assert len(lines) >= len(WANTED), done.stderr
+    assert all(line.endswith(" 0 False") for line in lines), done.stdout
+
+
 def test_help_of_a_checkout_has_the_checkout_s_examples():
     shown = CliRunner().invoke(compare, ["ab", "--help"], prog_name="python -m compare").stdout
     assert "  python -m compare ab " in shown and "quantbench ab" not in shown
@@ -59,11 +74,11 @@ def test_help_of_a_checkout_has_the_checkout_s_examples():
 
 BAD = [
     # the command line, exit code, part of the one line
-    ("", 2, "Missing command. There are ab, caches,"),
+    ("", 2, "Missing command. There are generate, ab,"),
     ("log", 2, "Missing command. There are check, table"),
     ("genrate", 2, "No such command 'genrate'. Did you mean generate?"),
     ("log chek x", 2, "No such command 'chek'. Did you mean check?"),
-    ("zzzz", 2, "No such command 'zzzz'. There are ab,"),
+    ("zzzz", 2, "No such command 'zzzz'. There are generate, ab,"),
     ("--verson", 2, "no such option: '--verson'; did you mean --version?"),
     ("--nonsense generate", 2, "no such option: '--nonsense'; --help"),
     ("generate --quantisation int8wo", 2, "no such option: '--quantisation'; did you mean --quant"),

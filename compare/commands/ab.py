@@ -1,4 +1,4 @@
-"""python -m compare ab: arms side by side, and how sure their difference is.
+"""python -m compare ab: compare schemes: speed, memory, quality, and how sure a difference is.
 
     python -m compare ab --compile --arm "--quantization none" --arm "--quantization int8wo"
     python -m compare ab --arms all --checkpoint_path DIR --output results
