@@ -1,0 +1,124 @@
+"""What `latency` measured: results.json in the folder of --output, with every sample.
+
+    results = LatencyResults.load(folder)
+    results.table("tiny", "int8wo", 1, 100).cells[0].samples
+    results.save(folder)                    # replaced whole, so that a kill leaves the last one
+
+Seconds are of wall time. A cell that was not measured has its reason, and no number.
+"""
+
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import files
+from benchlog.about import About
+from compare.figures.latency import Cell
+from compare.sampling.latency_plan import LatencyPlan
+from errors import LogError, UsageError
+from typed_json import from_json, to_json
+
+KIND, FORMAT = "latency", 1
+FILE = "results.json"
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """A model as its config describes it."""
+
+    name: str
+    layers: int
+    width: int
+    heads: int  # query heads
+    kv_heads: int
+    feed_forward: int  # width
+    vocabulary: int  # tokens
+
+
+@dataclass(frozen=True)
+class Carried:
+    """How a table's model ran: a person reads it, nothing is computed from it."""
+
+    machine: str  # the node: its cards and processor
+    device: str
+    precision: str
+    kernel: str | None = None
+    decoder: str | None = None
+    compiled: list[str] = field(default_factory=list)  # such as "decode at batch sizes 1, 2"
+    weight_bytes: int | None = None
+
+
+@dataclass
+class TableResult:
+    """One model, arm, number of ranks and sequence length. A table is of one machine."""
+
+    checkpoint: str  # as the plan names the model
+    arm: str  # its name
+    ranks: int
+    sequence_length: int  # tokens of each prompt
+    model: ModelFacts | None = None  # None: it could not be loaded
+    carried: Carried | None = None
+    cells: list[Cell] = field(default_factory=list)  # in the plan's order, as far as it got
+
+    @property
+    def key(self) -> tuple[str, str, int, int]:
+        return self.checkpoint, self.arm, self.ranks, self.sequence_length
+
+
+@dataclass
+class LatencyResults:
+    """Everything that was measured so far."""
+
+    plan: LatencyPlan
+    tables: list[TableResult] = field(default_factory=list)
+    about: About | None = None
+    ended: str | None = None  # "complete", "interrupted"; None while it runs
+
+    def table(self, checkpoint: str, arm: str, ranks: int, length: int) -> TableResult | None:
+        """The table of that key; None if nothing of it was measured."""
+        key = (checkpoint, arm, ranks, length)
+        return next((table for table in self.tables if table.key == key), None)
+
+    def save(self, folder: Path) -> None:
+        """Raises LogError where that cannot be written."""
+        value = {"kind": KIND, "format": FORMAT, **to_json(self)}
+        files.write_text("--output", folder / FILE, json.dumps(value, indent=1) + "\n")
+
+    @staticmethod
+    def load(folder: Path, option: str = "--resume") -> "LatencyResults":
+        """What `save` wrote. option: which names the folder. Raises UsageError, one line."""
+        path = folder / FILE
+        if why := files.problem(path):
+            raise UsageError(f"{option} {folder}: {FILE}: {why}")
+        try:
+            value = json.loads(files.read_text(option, path))
+            if isinstance(value, dict) and "arms" in value and "kind" not in value:
+                raise UsageError(
+                    f"{option} {folder}: {FILE} is of ab; latency --output writes its own"
+                )
+            if value["kind"] != KIND or value["format"] != FORMAT:
+                raise UsageError(f"{option} {folder}: another version wrote its {FILE}")
+            results = from_json(LatencyResults, value)
+            for table in results.tables:
+                _check(table, results.plan)
+            return results
+        except LogError as error:
+            raise UsageError(str(error)) from None
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+            message = f"{option} {folder}: {FILE} is not what latency --output writes"
+            raise UsageError(message) from None
+
+
+def _check(table: TableResult, plan: LatencyPlan) -> None:
+    """Raises ValueError for what no run gives."""
+    sizes = [cell.batch_size for cell in table.cells]
+    if len(set(sizes)) < len(sizes) or not set(sizes) <= set(plan.batch_sizes):
+        raise ValueError(f"cells of batch sizes {sizes}")
+    for cell in table.cells:
+        for sample in cell.samples:
+            seconds = [sample.prefill_seconds, *sample.step_seconds]
+            if len(seconds) != plan.decode_length:
+                raise ValueError(f"{len(seconds)} tokens instead of {plan.decode_length}")
+            if not all(math.isfinite(value) and value > 0 for value in seconds):
+                raise ValueError(f"seconds that no run takes: {seconds!r:.80}")
