@@ -12,8 +12,9 @@ given as --prompt=VALUE.
 
 import dataclasses
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import click
@@ -227,12 +228,14 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
 def options(
-    without: Collection[str] = (), by_alias: Collection[str] = ()
+    without: Collection[str] = (),
+    by_alias: Collection[str] = (),
+    defaults: Mapping[str, object] = MappingProxyType({}),
 ) -> Callable[[Decorated], Decorated]:
     """Decorate a click command's function with every option but those in `without`.
 
     by_alias: options of which only the name in ALIASES is taken, since the command has an option of
-    its own with the other name.
+    its own with the other name. defaults: of options whose default is another in this command.
 
     The function receives RunConfig's arguments as text; RunConfig checks them. Use it below
     `@click.command(cls=cli.Command)`.
@@ -241,19 +244,20 @@ def options(
     def decorate(function: Decorated) -> Decorated:
         for field in reversed(dataclasses.fields(RunConfig)):
             if field.name not in without:
-                function = _click_option(field, field.name in by_alias)(function)
+                default = defaults.get(field.name, field.default)
+                function = _click_option(field, field.name in by_alias, default)(function)
         return function
 
     return decorate
 
 
 def _click_option(
-    field: "dataclasses.Field[Any]", by_alias: bool
+    field: "dataclasses.Field[Any]", by_alias: bool, default: object
 ) -> Callable[[Decorated], Decorated]:
     option: Option = field.metadata["option"]
     names = [name for name in (field.name, ALIASES.get(field.name)) if name][by_alias:]
     spellings = dict.fromkeys(f"--{way}" for n in names for way in (n, n.replace("_", "-")))
-    settings: dict[str, Any] = {"default": field.default, "help": option.help}
+    settings: dict[str, Any] = {"default": default, "help": option.help}
     if _is_switch(option):
         settings["is_flag"] = True
     else:

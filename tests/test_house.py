@@ -68,7 +68,6 @@ ROOMS = {
         {"bandwidth", "chat", "compiling", "decoding", "plan", "scoring", "tracing"},
         {"calibration", "measure", "sizes"},
         {"loading", "why"},
-        {"saved_model"},
     ),
     "compare": (
         {
@@ -76,7 +75,6 @@ ROOMS = {
             "steps",
             "figures.contrasts",
             "figures.latency",
-            "figures.statistics",
             "output.bars",
             "output.lines",
             "peers.work",
@@ -97,7 +95,8 @@ ROOMS = {
         {"sampling.results", "sampling.process", "sampling.worker", "sampling.latency_plan"},
         {"sampling.latency_results"},
         {"figures.readings", "figures.timings"},
-        {"figures.rows", "output", "peers"},
+        {"figures.rows", "peers", "sampling.progress", "sampling.workers"},
+        {"output"},
         {"sampling"},
         {"figures"},
         {"output.narrative"},

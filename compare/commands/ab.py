@@ -2,14 +2,16 @@
 
     python -m compare ab --compile --arm "--quantization none" --arm "--quantization int8wo"
     python -m compare ab --arms all --checkpoint_path DIR --output results
+    python -m compare ab --resume results --max_minutes 30  # more of the same
 
 The first arm is the baseline. Each runs in a process of its own: compare/sampling/comparison.py.
 """
 
 import dataclasses
+import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +27,40 @@ from compare.figures.rows import rows
 from compare.output import tables as report
 from compare.sampling.answers import SchemeNames
 from compare.sampling.arm import NOT_IN_ARMS, Arm, every_scheme, make_arms
-from compare.sampling.comparison import Comparison
+from compare.sampling.comparison import (
+    PROCESSES,
+    PROCESSES_OF_MANY,
+    SAMPLES,
+    SAMPLES_IN_TURN,
+    Comparison,
+)
 from compare.sampling.nursery import Nursery
 from compare.sampling.process import Process, environment
-from compare.sampling.results import FILE, Results, Settings
+from compare.sampling.results import FILE, MOST_BESIDE, Results, Settings
 from errors import LogError, UsageError
 from run import threads
 from run.measure import make_record
 
 UNUSED = tuple(name for name in NOT_IN_ARMS if name not in ("write_result", "debug"))
 DEFAULT = Settings()
+# Fewer than generate.py's: a difference shows in the number of processes, not in their length.
+MAX_NEW_TOKENS = 32
+FORMATS: dict[str, Callable[[Results, Sequence[Row]], str]] = {
+    "md": report.markdown,
+    "csv": lambda results, rows: report.as_csv(rows),
+    "json": lambda results, rows: json.dumps(results.as_json(rows), indent=1),
+}
+MANY = f"{PROCESSES}; {PROCESSES_OF_MANY} with more than {MOST_BESIDE} arms"
 
 
-@click.command(cls=Command)
+class ShortOutput(Command):
+    """A Command that takes -o for --format."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, ["--format" if word == "-o" else word for word in args])
+
+
+@click.command(cls=ShortOutput)
 @click.option(
     *("--arm", "texts"),
     cls=OptionOfOptions,
@@ -53,11 +76,16 @@ DEFAULT = Settings()
     metavar="X|NAME",
     help="How narrow intervals shall be, as 2% or 0.02 [2%]; generate's dtype is --dtype here",
 )
-@click.option("--max_rounds", type=click.IntRange(1), help=f"[{DEFAULT.max_rounds}]")
 @click.option(
     "--max_minutes",
     type=click.FloatRange(0),
-    help=f"Of rounds; loading does not count [{DEFAULT.max_minutes}]",
+    help=f"Of measuring; loading does not count [{DEFAULT.max_minutes}]",
+)
+@click.option("--processes", type=click.IntRange(1), help=f"Of each arm, at most [{MANY}]")
+@click.option(
+    "--samples",
+    type=click.IntRange(1),
+    help=f"Of each process [{SAMPLES}, or {SAMPLES_IN_TURN} in turn; fewer if time is short]",
 )
 @click.option("--text", help="What quality is measured on; otherwise embedded text")
 @click.option(
@@ -67,33 +95,31 @@ DEFAULT = Settings()
     help=f"How many of its tokens; 0: no quality [{DEFAULT.tokens}]",
 )
 @click.option("--in_turn", is_flag=True, help="Load arms in turn, though they fit side by side")
-@click.option(
-    "--processes",
-    type=click.IntRange(1),
-    default=DEFAULT.processes,
-    help=f"At most so many of each arm, started anew every ten rounds [{DEFAULT.processes}]",
-)
-@click.option("--order_seed", type=int, default=0, help="Of the order within each round [0]")
+@click.option("--order_seed", type=int, default=0, help="Of the order within blocks [0]")
 @click.option(
     "--allow_different", is_flag=True, help="Compare arms of other models or prompts, too"
 )
-@click.option("--output", metavar="DIR", help="Put results, report and picture here, a new folder")
+@click.option("--output", metavar="DIR", help="Put results, report and picture here, a new folder; "
+              "quantized arms, too, until the run has ended")  # fmt: skip
 @click.option("--resume", metavar="DIR", help="Go on with what --output DIR left")
-@options(without=UNUSED, by_alias=("precision",))
+@click.option("--format", "form", type=click.Choice([*FORMATS]), metavar="|".join(FORMATS),
+              help="Print this instead of the tables; -o, too")  # fmt: skip
+@options(without=UNUSED, by_alias=("precision",), defaults={"max_new_tokens": MAX_NEW_TOKENS})
 def ab(
     texts: tuple[str, ...],
     arms: str | None,
     precisions: tuple[str, ...],
-    max_rounds: int | None,
     max_minutes: float | None,
+    processes: int | None,
+    samples: int | None,
     text: str | None,
     tokens: int,
     in_turn: bool,
-    processes: int,
     order_seed: int,
     allow_different: bool,
     output: str | None,
     resume: str | None,
+    form: str | None,
     **given: Any,
 ) -> None:
     """Compare ARMs: sample them in turns until the difference is known."""
@@ -101,26 +127,29 @@ def ab(
     common = RunConfig(**(given | ({"precision": dtype} if dtype else {})))
     stops: dict[str, Any] = {
         "precision": narrow,
-        "max_rounds": max_rounds,
         "max_minutes": max_minutes,
+        "processes": processes,
     }
     stops = {name: value for name, value in stops.items() if value is not None}
     if resume:
-        others = (texts, arms, dtype, text, in_turn, allow_different, output)
-        if any(others) or common != RunConfig() or tokens != DEFAULT.tokens:
+        others = (texts, arms, dtype, text, in_turn, samples, allow_different, output)
+        usual = RunConfig(max_new_tokens=MAX_NEW_TOKENS)
+        if any(others) or common != usual or tokens != DEFAULT.tokens:
             raise UsageError(
                 "--resume goes on with the arms of that folder: the only other options are "
-                "--precision, --max_rounds and --max_minutes"
+                "--precision, --processes, --max_minutes and --format"
             )
         folder: Path | None = Path(resume)
         results = Results.load(Path(resume))
         results.settings = dataclasses.replace(results.settings, **stops)
+        if stops or results.ended == "interrupted":
+            results.ended = None
     else:
         settings = Settings(
             tokens=tokens,
             text=text,
             in_turn=in_turn,
-            processes=processes,
+            samples=samples,
             order_seed=order_seed,
             **stops,
         )
@@ -132,11 +161,11 @@ def ab(
     if results.write_result != "none":
         log.check_writable(Path(results.write_result))
         log.check_kind(results.write_result)
-    sys.exit(compare(results, folder))
+    sys.exit(compare(results, folder, form, extend=bool(resume and stops)))
 
 
-def compare(results: Results, folder: Path | None, **more: Any) -> int:
-    """Run, report and log; the exit code. more: as Comparison takes it."""
+def compare(results: Results, folder: Path | None, form: str | None = None, **more: Any) -> int:
+    """Run, report and log; the exit code. form: of FORMATS. more: as Comparison takes it."""
     if folder:
         _make(folder)
     results.save(folder)
@@ -152,13 +181,14 @@ def compare(results: Results, folder: Path | None, **more: Any) -> int:
     if results.ended == "interrupted" and results.rounds == 0:
         raise KeyboardInterrupt
     arm_rows = rows(results)
-    if results.rounds > results.logged_rounds:
+    if results.rounds > results.logged_rounds:  # also of an interrupted block: what was measured
         _log(results, arm_rows)
     results.save(folder, arm_rows)
     if folder:  # before stdout, which may be closed
         report.write(folder, results, arm_rows)
         say(f"Wrote {', '.join(report.FILES)} into {folder}")
-    click.echo(report.terminal(results, arm_rows))
+    show = FORMATS[form] if form else report.terminal
+    click.echo(show(results, arm_rows).rstrip("\n"))
     if results.baseline.failed:
         say(f"error: the baseline, {results.baseline.name}, failed: {results.baseline.failed}")
         return 1

@@ -33,6 +33,7 @@ from quantize import spec
 from typed_json import from_json
 
 SCHEMES = spec.COMPARED_BRIEFLY
+PROCESSES = 4  # of each scheme at a point: the least for an interval
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def growth(
         raise UsageError(f"--chart {chart}: it is drawn as SVG; end its name in .svg")
     files.check_output("--json", json_path, files.is_json, "JSON")
     files.check_output("--chart", chart, files.is_svg, "SVG")
-    settings = Settings(max_rounds=max_rounds, tokens=0, processes=1)
+    settings = Settings.of_rounds(max_rounds, PROCESSES)
     common = RunConfig(
         device=device,
         max_new_tokens=max_new_tokens,

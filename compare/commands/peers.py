@@ -100,8 +100,8 @@ class Report:
               help=f"[{DEFAULT['max_rounds']}]")  # fmt: skip
 @click.option("--max_minutes", type=click.FloatRange(0), default=DEFAULT["max_minutes"],
               help=f"Of rounds, per scheme [{DEFAULT['max_minutes']}]")  # fmt: skip
-@click.option("--processes", type=click.IntRange(1), default=1,
-              help="Start every runtime so often anew [1]")  # fmt: skip
+@click.option("--processes", type=click.IntRange(1), default=4,
+              help="Start every runtime so often anew [4]; an interval needs 4")  # fmt: skip
 @click.option("--gguf", metavar="DIR", help="Keep llama.cpp's files here, and use those that exist")
 @click.option("--json", "json_path", metavar="PATH", help="Write every sample here, too")
 @click.option("--debug", is_flag=True, help="Show tracebacks")
@@ -135,9 +135,7 @@ def peers(
         temperature=0,
         write_result="none",
     )
-    settings = Settings(
-        max_rounds=max_rounds, max_minutes=max_minutes, tokens=0, processes=processes
-    )
+    settings = Settings.of_rounds(max_rounds, processes, max_minutes)
     threads = choose(threads, cores(), os.environ).count or os.cpu_count() or 1
     peer_rows: list[PeerRow] = []
     comparisons: list[Results] = []

@@ -75,7 +75,8 @@ class Report:
 @click.option("--max_new_tokens", type=click.IntRange(2), default=33, help="Per sample [33]")
 @click.option("--max_rounds", type=click.IntRange(1), default=12, help="Of the whole model [12]")
 @click.option("--max_minutes", type=click.FloatRange(0), default=10.0, help="Of these rounds [10]")
-@click.option("--processes", type=click.IntRange(1), default=1, help="Start each so often anew [1]")
+@click.option("--processes", type=click.IntRange(1), default=4,
+              help="Start each so often anew [4]; an interval needs 4")  # fmt: skip
 @click.option("--json", "json_path", metavar="PATH", help="Write all of it here, too")
 @click.option("--debug", is_flag=True, help="Show tracebacks")
 def roofline(
@@ -122,9 +123,7 @@ def roofline(
         click.echo("\n" + "\n".join(layer_remarks(layers)))
     failed = any(row.why_not for row in layers)
     if "model" in wanted:
-        settings = Settings(
-            max_rounds=max_rounds, max_minutes=max_minutes, tokens=0, processes=processes
-        )
+        settings = Settings.of_rounds(max_rounds, processes, max_minutes)
         results = decode_limit.measure(_arms(common, kernels), settings)
         rows = with_stock(decode_limit.rows(results))
         report.model, report.comparison = rows, results

@@ -46,8 +46,8 @@ def share(arm: ArmResult, bytes_a_step: float, readings: Sequence[Reading]) -> E
     are left out. None without any. Above 1 where a cache held some of the weights.
     """
     rates = {reading.round: reading.bytes_per_s for reading in readings}
-    shares = _by_process(
-        (sample.process, bytes_a_step / rates[sample.round] / seconds(sample, "token_latency"))
+    shares = _by_block(
+        (sample.block, bytes_a_step / rates[sample.round] / seconds(sample, "token_latency"))
         for sample in arm.samples
         if sample.round in rates
     )
@@ -55,20 +55,20 @@ def share(arm: ArmResult, bytes_a_step: float, readings: Sequence[Reading]) -> E
 
 
 def over(arm: ArmResult, baseline: ArmResult, name: str) -> Estimate | None:
-    """The arm's speed ÷ the baseline's, process by process; above 1 the arm is faster. The mean
-    logarithm over processes; None where no process of each ran beside the other. name: as in
+    """The arm's speed ÷ the baseline's, block by block; above 1 the arm is faster. The mean
+    logarithm over processes; None where no block has both. name: as in
     `seconds`."""
     own, other = (
-        _by_process((sample.process, seconds(sample, name)) for sample in one.samples)
+        _by_block((sample.block, seconds(sample, name)) for sample in one.samples)
         for one in (arm, baseline)
     )
-    ratios = [other[process] / own[process] for process in own if process in other]
+    ratios = [other[block] / own[block] for block in own if block in other]
     return level(ratios) if ratios else None
 
 
-def _by_process(values: Iterable[tuple[int, float]]) -> dict[int, float]:
-    """The geometric mean of each process's values."""
+def _by_block(values: Iterable[tuple[int, float]]) -> dict[int, float]:
+    """The geometric mean of each block's values."""
     groups: dict[int, list[float]] = {}
-    for process, value in values:
-        groups.setdefault(process, []).append(math.log(value))
-    return {process: math.exp(statistics.fmean(logs)) for process, logs in groups.items()}
+    for block, value in values:
+        groups.setdefault(block, []).append(math.log(value))
+    return {block: math.exp(statistics.fmean(logs)) for block, logs in groups.items()}

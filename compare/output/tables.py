@@ -14,8 +14,9 @@ from compare.figures.families import FALSE_VERDICTS
 from compare.figures.interval import Interval, Ratio
 from compare.figures.readings import caveats, span
 from compare.figures.row import Row
+from compare.figures.rows import scatter
 from compare.output import pareto as picture
-from compare.sampling.results import FILE, Results
+from compare.sampling.results import FILE, MOST_BESIDE, Results
 from errors import LogError
 from typed_json import to_json
 
@@ -23,8 +24,8 @@ R = TypeVar("R")
 Columns = Sequence[tuple[str, Callable[[R], str]]]  # a heading, and the text of a row
 FILES = (FILE, "results.csv", "report.md", "pareto.svg", "pareto.png")
 ENDED = {
-    "precise": "every interval is narrower than ±{precision:.3g} %",
-    "max_rounds": "--max_rounds was reached",
+    "precise": "every arm is settled: ±{precision:.3g} %, or a plain difference",
+    "processes": "each arm had its --processes",
     "max_minutes": "--max_minutes was reached",
     "interrupted": "it was interrupted",
     "baseline failed": "the baseline failed, so there is nothing to compare with",
@@ -157,23 +158,50 @@ def remarks(results: Results, rows: Sequence[Row]) -> list[str]:
     """How it was measured, and what the tables have no room for."""
     why = ENDED.get(results.ended or "", "it goes on")
     why = why.format(precision=100 * results.settings.precision)
-    processes = max(arm.processes for arm in results.arms)
-    how = "side by side, one sample an arm and round, in an order drawn anew"
-    how += f", {processes} process{'es' * (processes != 1)} an arm"
-    if results.in_turn:
-        how = "loaded in turn, several times over, as they do not fit into memory together"
-        if results.settings.in_turn:
-            how = "loaded in turn, several times over, as --in_turn asks"
-    rounds = f"{results.rounds} round{'s' * (results.rounds != 1)}"
-    lines = [f"{rounds}, arms {how}; it ended because {why}"]
+    lines = [f"{_how(results)}; it ended because {why}"]
+    if words := list(dict.fromkeys(row.speed_up.word for row in rows if row.speed_up)):
+        together = ", which all hold together" if words != ["range"] else ""
+        lines.append(
+            f"× baseline: above 1 is faster; in brackets the {' or '.join(words)}{together}"
+        )
+    lines += [sentence] if (sentence := scatter(results)) else []
+    lines += _best(rows)
+    dropped = [row.arm for row in rows if row.dropped]
+    if dropped:
+        lines.append(f"not measured to the end, as others are faster: {', '.join(dropped)}")
     for device, readings in results.bandwidth.items():
-        lines += [f"{device} reads {span(readings)} from memory", *caveats(readings)]
+        lines += [
+            f"memory bandwidth of {device}: {span(readings)}, the speed limit of decoding",
+            *caveats(readings),
+        ]
     return lines + [f"{row.arm}: {remark}" for row in rows for remark in _remarks(row)]
+
+
+def _how(results: Results) -> str:
+    """4 processes of each arm, side by side, 4 samples each."""
+    processes = max(arm.processes for arm in results.arms[1:] or results.arms)
+    how = "side by side"
+    if results.in_turn:
+        reason = "as they do not fit into memory together"
+        if results.settings.in_turn:
+            reason = "as --in_turn asks"
+        elif len(results.arms) > MOST_BESIDE:
+            reason = "as they are many"
+        how = f"loaded in turn, {reason}"
+    return f"{processes} process{'es' * (processes != 1)} of each arm, {how}"
+
+
+def _best(rows: Sequence[Row]) -> list[str]:
+    """Which arms may be the fastest, where others are not."""
+    best = [row.arm for row in rows if row.can_be_best]
+    if len(best) < 2 or all(row.can_be_best is not False for row in rows):
+        return []
+    return [f"these {len(best)} cannot be told from the fastest: {', '.join(best)}"]
 
 
 def _remarks(row: Row) -> list[str]:
     remarks = [f"failed: {row.failed}"] if row.failed else []
-    remarks += [row.in_words] if row.in_words else []
+    remarks += [row.late_sentence] if row.late_sentence else []
     remarks += [f"no quality: {row.why_no_quality}"] if row.why_no_quality else []
     if row.warm_up_steady is False:
         remarks.append("its warm-up did not become steady")

@@ -1,13 +1,15 @@
-"""The comparison itself: workers loaded and warmed up, then rounds of one sample an arm.
+"""The comparison itself: blocks of one process an arm, looked at when the plan says so.
 
 Two processes of the same arm differ by one or two percent for as long as they live, because their
-memory lies at other addresses, and the order of loading matters (docs/LOG.md). So all processes are
-started anew every ten rounds, up to --processes times, every second time in the opposite order.
-Where the arms do not fit into memory together, they are loaded in turn, several times over, and a
-round is then a few samples of every arm.
+memory lies at other addresses, and the order of loading matters (docs/LOG.md). So a block starts
+every arm anew, every second block in the opposite order, and figures/plan.py says after how many
+blocks to look, and when the run is over.
+
+Side by side, all arms of a block are loaded, and sampled in rounds that alternate in direction
+(A B B A). In turn, where they do not fit together or are many, each is loaded alone; the baseline
+has a turn before and after every BETWEEN_BASELINES arms (A B C D A), and stays loaded if it fits.
 """
 
-import dataclasses
 import random
 import shutil
 import tempfile
@@ -16,332 +18,360 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from compare.figures import timings
-from compare.figures.contrasts import fit
-from compare.figures.families import FALSE_VERDICTS, against_baseline
-from compare.figures.plan import Look, settled_arms
-from compare.figures.statistics import LEAST_ROUNDS, is_look
+from compare.figures.contrasts import Fit, fit
+from compare.figures.families import Verdict, against_best
+from compare.figures.interval import Ratio
+from compare.figures.plan import Plan, arms_to_drop, settled_arms
 from compare.sampling import process
-from compare.sampling.answers import (
-    ArmFacts,
-    LogitsFile,
-    NoQuality,
-    QualityAnswer,
-    Reading,
-    TimedSample,
-)
 from compare.sampling.nursery import Nursery
-from compare.sampling.process import Process, WorkerFailed
-from compare.sampling.results import ArmResult, ArmSample, Results
-from errors import UsageError
+from compare.sampling.process import WorkerFailed
+from compare.sampling.progress import Progress
+from compare.sampling.results import MOST_BESIDE, Results
+from compare.sampling.workers import Command, DoesNotFit, Workers
 
-HEADROOM = 500_000_000  # bytes to stay free when all arms are in memory together
-TURNS, SAMPLES_PER_TURN = 6, 5
-ROUNDS_EACH, SOME_PROCESSES = 10, 4
-SETTLING_ROUNDS = 3  # not counted: arms that were steady alone are not yet steady in turns
+BETWEEN_BASELINES = 3  # arms
+PROCESSES, PROCESSES_OF_MANY = 16, 2  # of each arm, at most
+SAMPLES, SAMPLES_IN_TURN, LEAST_SAMPLES = 4, 3, 2  # of each process
+SETTLING = 1  # samples that do not count: arms that were steady alone are not yet steady in turns
 SETTLED = 0.02  # seconds: threads of the previous sample spin for a few milliseconds
-KEPT = "arms"  # in the folder of results, or a temporary one: quantized models, while it runs
-SAVE_EVERY, SPEAK_EVERY = 1.0, 10.0  # seconds
-
-
-class DoesNotFit(Exception):
-    """There is too little memory for the next arm while the others are loaded."""
+SAVE_EVERY = 1.0  # seconds
+VERDICTS: tuple[Verdict, ...] = ("faster", "slower", "no difference shown")
 
 
 class Comparison:
-    """One run of a comparison, which continues what `results` holds."""
+    """One session of a comparison, which continues what `results` holds."""
 
     def __init__(
         self,
         results: Results,
         folder: Path | None,
         say: Callable[[str], None],
-        command: Sequence[str] | Callable[[int], Sequence[str]] = process.COMMAND,
+        command: Command = process.COMMAND,
         nursery: Nursery | None = None,
         probe_rounds: bool = False,
+        extend: bool = False,
     ) -> None:
         """
         folder: where the results are saved
-        command: starts a worker; or a function that gives the command for an arm's number
-        nursery: forks the workers, where it can
-        probe_rounds: read the bandwidth before each round, not only before the first and at the end
+        command, nursery: as Workers takes them
+        probe_rounds: side by side, read the bandwidth before each round, not only at both ends
+        extend: go on after the end of the plan, as far as the settings allow by now
         """
-        self.results, self.settings, self.folder, self.say = results, results.settings, folder, say
+        self.results, self.settings, self.folder = results, results.settings, folder
         self.command, self.nursery, self.probe_rounds = command, nursery, probe_rounds
-        self.workers: dict[int, Process] = {}  # by the arm's number
-        self.probes: dict[str, Process] = {}
-        self.reference: LogitsFile | None = None
-        self.process: int | None = None  # the number that _process gave last
-        self.sampling = 0.0  # seconds spent on it
-        self.saved = self.spoken = 0.0  # time.monotonic() of the last save and line of progress
+        self.extend = extend
+        self.progress = Progress(say)
+        self.say = self.progress.say
+        self.saved = 0.0  # time.monotonic() of the last save
+        self.baseline_stays = True  # in turn, while other arms are loaded
+        self.workers: Workers
 
     def run(self) -> None:
+        """Until the end, which `results.ended` names. Ctrl-C and SIGTERM are one, too."""
         results = self.results
-        results.ended = self._enough()
-        if results.ended:
+        if results.ended is not None:
             return
-        self._forget_unfinished()
+        results.forget_unfinished()
         with tempfile.TemporaryDirectory(prefix="quantbench-") as scratch:
-            self.scratch = scratch
-            try:
-                results.ended = self._run()
-            except KeyboardInterrupt:
-                results.ended = "interrupted"
-            finally:
-                for worker in (*self.workers.values(), *self.probes.values()):
-                    worker.close()
-                self._look()
-                results.save(self.folder)
-                if self.folder and results.ended not in (None, "interrupted"):
-                    shutil.rmtree(self.folder / KEPT, ignore_errors=True)
+            arms = self.folder / "arms" if self.folder else Path(scratch, "arms")
+            given = (self.command, self.nursery, arms)
+            self.workers = Workers(results, Path(scratch), self.say, *given)
+            with self.progress.ticking():
+                try:
+                    results.ended = self._run()
+                except KeyboardInterrupt:
+                    results.ended = "interrupted"
+                    self._interrupted()
+                finally:
+                    self.workers.close()
+                    results.save(self.folder)
+            if results.ended != "interrupted":  # else --resume takes the arms from there
+                shutil.rmtree(arms, ignore_errors=True)
 
     def _run(self) -> str:
         results = self.results
-        ended = None
-        while ended is None:
-            if not results.in_turn and self._process() != self.process:
-                self._load_all()
-            if not results.alive:
-                return "baseline failed"
-            if results.in_turn or results.rounds == 0 or self.probe_rounds:
-                self._probe(results.rounds)
-            started = time.monotonic()
-            self._turn() if results.in_turn else self._round()
-            self.sampling += time.monotonic() - started
-            results.rounds += 1
-            ended = self._enough()
-            self._keep(at_once=ended is not None)
-        if not self.probe_rounds:
-            self._probe(None)
-        return ended
+        many = len(results.running) > MOST_BESIDE and not self.settings.fixed
+        results.in_turn = results.in_turn or many
+        while (target := self._target()) is not None:
+            while results.blocks < target:
+                if (why := self._nothing_to_compare()) and (results.blocks or not results.alive):
+                    self._look()
+                    return why
+                self._block(target)
+                results.blocks += 1
+                if results.plan is None:
+                    plan = results.plan = self._plan()
+                    target = plan.most_blocks if self.settings.fixed else plan.first_blocks
+                self._keep(at_once=True)
+                if self.settings.fixed and self._is_over_budget():
+                    break
+            self._look()
+            if self.settings.fixed:
+                break
+        if not results.in_turn and not self.probe_rounds:
+            self.workers.probe(None, self._numbers())
+        return self._why_ended()
 
-    def _process(self) -> int:
-        """Which of an arm's processes, counted from 0, the next round is for."""
-        rounds, count = self.results.rounds, self.settings.processes
-        if self.results.in_turn:
-            return rounds
-        return min(rounds // self._rounds_each(), count - 1)
+    # ------------------------------------------------------------------------------- the plan
 
-    def _rounds_each(self) -> int:
-        """Rounds of each process but the last, which takes the rest. Few where there are few in
-        all, because several processes tell more than many rounds of one."""
-        if self.results.in_turn:
-            return 1
-        some = min(SOME_PROCESSES, self.settings.processes)
-        return max(1, min(ROUNDS_EACH, self.settings.max_rounds // some))
-
-    def _load_all(self) -> None:
-        """Load all arms, if they fit into memory together, in place of those that were loaded."""
-        for number in list(self.workers):
-            self._unload(number)
-        self.process = self._process()
-        order = range(len(self.results.arms))
-        if self.process % 2 and not self._wants_logits():
-            order = order[::-1]  # only the first time does the baseline have to come first
-        try:
-            for number in order:
-                self._load(number)
-        except DoesNotFit as reason:
-            self.say(f"{reason}: arms are loaded in turn, {TURNS} times over")
-            self.results.in_turn = True
-            for number in list(self.workers):
-                self._unload(number)
-            return
-        for _ in range(SETTLING_ROUNDS):
-            self._round(counted=False)
-
-    def _forget_unfinished(self) -> None:
-        """Drop the samples of a round that was cut short; in a turn, an arm's whole set stays."""
-        for number, arm in enumerate(self.results.arms):
-            last = arm.in_round(self.results.rounds)
-            finished = self.results.in_turn and last == SAMPLES_PER_TURN
-            if number == 0 and self._wants_logits():
-                finished = False  # it is loaded again anyway, for its logits
-            if not finished:
-                arm.samples = arm.samples[: len(arm.samples) - last]
-
-    def _load(self, number: int) -> None:
-        """Start the arm's worker, and get it ready; where that fails, the arm keeps the reason.
-
-        Raises DoesNotFit where other arms take the memory.
-        """
-        arm = self.results.arms[number]
-        if arm.failed is not None:
-            return
-        self.say(f"{arm.name}: loading and warming up …")
-        worker = self.workers[number] = self._start(number)
-        try:
-            loaded = [self.results.arms[other] for other in self.workers if other != number]
-            others = sum(_occupied(arm) for arm in loaded)
-            room = {"headroom": HEADROOM, "others": others} if loaded else {}
-            worker.ask("load", argv=arm.argv, saved=self._kept(number), **room)
-            self._measure_quality(number, worker)
-            facts = worker.answer(ArmFacts, "get_ready")
-            if arm.facts:  # the first process was not forked: its peaks are the arm's
-                peaks = arm.facts.peak_memory_bytes
-                starts = [*arm.facts.start_seconds, *facts.start_seconds]
-                facts = dataclasses.replace(facts, peak_memory_bytes=peaks, start_seconds=starts)
-            arm.facts = facts
-        except WorkerFailed as error:
-            self._unload(number)
-            if error.kind == "memory" and self.workers and self.results.rounds == 0:
-                raise DoesNotFit(f"{arm.name} does not fit into memory with the others") from None
-            self._fail(arm, error)
-            return
-        self._keep(at_once=True)
-
-    def _kept(self, number: int) -> str | None:
-        """Where the arm's quantized model is kept from its first process for the later ones."""
-        if self.settings.processes == 1 and not self.results.in_turn:
+    def _target(self) -> int | None:
+        """After how many blocks in all to look next; None where the run is over."""
+        results = self.results
+        if results.plan is None:
+            most = self._most_processes()
+            return most if self.settings.fixed else min(most, self._first_look())
+        if self.settings.fixed:
+            return results.plan.most_blocks if results.blocks < results.plan.most_blocks else None
+        fitted = self._fitted()
+        if fitted is None:
             return None
-        return str(Path(self.folder or self.scratch).absolute() / KEPT / str(number))
+        target = results.plan.next_blocks(results.looks, fitted)
+        if target is None or results.blocks >= results.plan.most_blocks:
+            return self._extension(fitted)
+        if results.blocks >= self._most_processes():  # fewer than when it was begun
+            self._interrupted()
+            return None
+        return min(target, self._most_processes())
 
-    def _start(self, number: int) -> Process:
-        command = self.command(number) if callable(self.command) else self.command
-        return Process(command, self.nursery if self._process() else None)
+    def _first_look(self) -> int:
+        """Before it is known how long a block takes."""
+        return Plan(max(1, len(self.results.running) - 1), PROCESSES).first_blocks
 
-    def _wants_logits(self) -> bool:
-        """Whether an arm is to be compared with the baseline's logits, and has not been yet."""
-        missing = any(arm.quality is None for arm in self.results.alive)
-        return bool(self.settings.tokens) and missing
+    def _plan(self) -> Plan:
+        """After the first block: what the budget allows."""
+        candidates = max(1, len(self.results.running) - 1)
+        return Plan(candidates, self._most_blocks(), self.settings.precision)
 
-    def _measure_quality(self, number: int, worker: Process) -> None:
-        """Measure this arm's quality, once; the baseline's again if its logits are missing."""
-        arm, is_baseline = self.results.arms[number], number == 0
-        again = is_baseline and not self.reference
-        if not self._wants_logits() or (arm.quality is not None and not again):
+    def _most_blocks(self) -> int:
+        """By time an even number from two on, as arms are loaded in one order and then in the
+        other."""
+        each = self.results.measuring_seconds / max(1, self.results.blocks)
+        most = self._most_processes()
+        allowed = max(1, int(60 * self.settings.max_minutes / each)) if each else most
+        return most if allowed >= most else max(1, allowed - allowed % 2)
+
+    def _most_processes(self) -> int:
+        many = len(self.results.alive) > MOST_BESIDE
+        return self.settings.processes or (PROCESSES_OF_MANY if many else PROCESSES)
+
+    def _is_over_budget(self) -> bool:
+        return self.results.measuring_seconds > 60 * self.settings.max_minutes
+
+    def _extension(self, fitted: Fit) -> int | None:
+        """Blocks in all after which an ended run that a person extends is looked at again."""
+        results, precision = self.results, self.settings.precision
+        if not self.extend or results.plan is None:
+            return None
+        self.extend = False
+        allowed = self._most_blocks()
+        settled = settled_arms(results.looks, precision)
+        numbers = [number for number in self._numbers() if number and number in fitted.arms]
+        open_arms = [number for number in numbers if number not in settled]
+        if not open_arms or allowed <= results.blocks:
+            return None
+        size = Plan(results.plan.candidates, allowed, precision).size(fitted, open_arms)
+        return min(max(size, results.blocks + 2), allowed)
+
+    def _fitted(self) -> Fit | None:
+        """None where no arm has been measured beside the baseline."""
+        values = timings.of(self.results)
+        return fit(values) if values.arms and len(values.values) else None
+
+    def _look(self) -> None:
+        """Look at all blocks so far, and drop arms that need no more of them."""
+        results, fitted = self.results, self._fitted()
+        if fitted is None:
             return
-        try:
-            answer = worker.answer(
-                QualityAnswer,
-                "quality",
-                tokens=self.settings.tokens,
-                text=self.settings.text,
-                reference=None if is_baseline else self.reference,
-                keep=f"{self.scratch}/logits" if is_baseline else None,
-            )
-        except WorkerFailed as error:
-            if isinstance(error, UsageError) and is_baseline:
-                raise UsageError(str(error)) from None  # the text will not do for any arm
-            if error.kind == "dead":
-                raise
-            answer = QualityAnswer(NoQuality(str(error)))
-        if is_baseline:
-            self.reference = answer.logits
-        arm.quality = answer.quality
-
-    def _unload(self, number: int) -> None:
-        self.workers.pop(number).close()
-
-    def _fail(self, arm: ArmResult, error: WorkerFailed) -> None:
-        arm.failed = str(error)
-        self.say(f"{arm.name} failed: {arm.failed}")
+        plan = results.plan or self._plan()
+        results.looks.append(plan.look(results.looks, fitted))
+        best = against_best(fitted, results.looks[-1].level)
+        for number in arms_to_drop(results.looks, best, plan.precision):
+            results.arms[number].dropped = bool(number)
         self._keep(at_once=True)
+        self.say(self._seen())
 
-    def _round(self, counted: bool = True) -> None:
-        """One sample of every arm, in an order drawn anew."""
-        for number in self._order():
+    def _interrupted(self) -> None:
+        """A look that the person chose; at what was seen before, there is nothing new to see."""
+        results, fitted = self.results, self._fitted()
+        if fitted is None:
+            return
+        blocks = max(1, int(fitted.blocks.max()))
+        if not results.looks or results.looks[-1].blocks != blocks:
+            plan = results.plan or Plan(max(1, len(results.running) - 1), PROCESSES)
+            results.looks.append(plan.interrupted(fitted))
+
+    def _seen(self) -> str:
+        """The last look: every arm's speed-up, or, of many arms, how many there are of a kind."""
+        look = self.results.looks[-1]
+        if len(look.intervals) > 4:
+            verdicts = [interval.verdict for interval in look.intervals]
+            parts = [f"{verdicts.count(kind)} {kind}" for kind in VERDICTS]
+        else:
+            parts = [
+                f"{self.results.arms[interval.arm].name} "
+                f"{Ratio.of(interval).inverse.written('.2f')} × the baseline"
+                for interval in look.intervals
+            ]
+        some = "1 process" if look.blocks == 1 else f"{look.blocks} processes"
+        return f"After {some} of each arm: {'; '.join(parts)}"
+
+    def _why_ended(self) -> str:
+        results = self.results
+        settled = settled_arms(results.looks, self.settings.precision)
+        if results.looks and all(number in settled for number in self._numbers() if number):
+            return "precise"
+        return "processes" if results.blocks >= self._most_processes() else "max_minutes"
+
+    def _nothing_to_compare(self) -> str | None:
+        if self.results.baseline.failed is not None:
+            return "baseline failed"
+        return None if len(self.results.alive) > 1 else "nothing to compare with"
+
+    def _numbers(self) -> list[int]:
+        """Of the arms that more samples are taken of."""
+        arms = enumerate(self.results.arms)
+        return [n for n, arm in arms if arm.failed is None and not arm.dropped]
+
+    # ------------------------------------------------------------------------------- a block
+
+    def _block(self, target: int) -> None:
+        results = self.results
+        measured = self.workers.measuring
+        most = results.plan.most_blocks if results.plan else target
+        self.progress.plan(target, max(most, target))
+        try:
+            if not results.in_turn:
+                try:
+                    self._block_beside()
+                except DoesNotFit as reason:
+                    self.say(f"{reason}: arms are loaded in turn")
+                    results.in_turn = True
+            if results.in_turn:
+                self._block_in_turn()
+            self.progress.end_block()
+        finally:
+            self.workers.unload_all()
+            results.measuring_seconds += self.workers.measuring - measured
+
+    def _block_beside(self) -> None:
+        """Raises DoesNotFit in the first block."""
+        results, order = self.results, self._order()
+        self.progress.begin_block(results.blocks + 1, len(order) * (2 + self._samples()))
+        loading = order
+        if self.workers.wants_logits():
+            loading = sorted(order, key=bool)  # the others are compared with the baseline's
+        for place, number in enumerate(loading, 1):
+            self._load(number, f"arm {place} of {len(loading)}")
+        if results.rounds == 0 and not self.probe_rounds:
+            self.workers.probe(0, self._numbers())
+        for _ in range(SETTLING):
+            self._round(order, counted=False)
+        taken = 0
+        while taken < self._samples() and self.workers.loaded:
+            if self.probe_rounds:
+                self.workers.probe(results.rounds, self._numbers())
+            self._round(order if taken % 2 == 0 else order[::-1])
+            results.rounds += 1
+            taken += 1
+            self._keep()
+
+    def _round(self, order: Sequence[int], counted: bool = True) -> None:
+        """A sample of every arm."""
+        for number in order:
             self._sample(number, counted)
+            self.progress.unit_done()
             time.sleep(SETTLED)
 
-    def _turn(self) -> None:
-        """Load each arm by itself, and take some samples of it."""
-        round = self.results.rounds
-        for number in self._order():
-            if self.results.arms[number].in_round(round) == SAMPLES_PER_TURN:
-                continue  # done before the run was interrupted
-            self._load(number)
-            for _ in range(SAMPLES_PER_TURN):
-                self._sample(number)
-            if number in self.workers:
-                self._unload(number)
+    def _block_in_turn(self) -> None:
+        """The turns that are still to be taken: a block may have been interrupted."""
+        results = self.results
+        done = {
+            number
+            for number, arm in enumerate(results.arms)
+            if any(sample.block == results.blocks for sample in arm.samples)
+        }
+        arms = [number for number in self._order() if number and number not in done]
+        order = turns(arms)
+        self.progress.begin_block(results.blocks + 1, len(order))
+        place = 0
+        for number in order:
+            place += bool(number)
+            self._turn(number, f"arm {place} of {len(arms)}" if number else "the baseline's turn")
+            self.progress.unit_done()
             self._keep(at_once=True)
 
-    def _order(self) -> list[int]:
-        """The same for the same seed and round, whatever came before."""
-        numbers = [n for n, arm in enumerate(self.results.arms) if arm.failed is None]
-        random.Random(f"{self.settings.order_seed} {self.results.rounds}").shuffle(numbers)
-        if self.results.in_turn and self.settings.tokens and self.results.rounds == 0:
-            numbers.sort(key=bool)  # the others are compared with the baseline's logits
-        return numbers
+    def _turn(self, number: int, where: str) -> None:
+        """Load an arm, or go back to the baseline where it stayed, and take its samples."""
+        results, workers = self.results, self.workers
+        if number in workers.loaded:
+            self._sample(number, counted=False)
+        else:
+            try:
+                self._load(number, where)
+            except DoesNotFit:  # beside the baseline
+                self.baseline_stays = False
+                workers.unload_all()
+                self._load(number, where)
+        if number not in workers.loaded:
+            return
+        workers.probe(results.rounds, [number])
+        taken = 0
+        while number in workers.loaded and taken < self._samples():
+            self._sample(number)
+            taken += 1
+        results.rounds += 1
+        if number in workers.loaded and not (number == 0 and self.baseline_stays):
+            workers.unload(number)
+
+    def _load(self, number: int, where: str) -> None:
+        """Say so in the first block. Raises DoesNotFit where other arms take the memory and that
+        may change."""
+        arm = self.results.arms[number]
+        self.progress.at(f"{arm.name}: loading and warming up ({where})")
+        if self.results.blocks == 0 and arm.facts is None and arm.failed is None:
+            self.say(self.progress.line())
+        try:
+            self.workers.load(number)
+        except DoesNotFit as error:
+            if self.results.in_turn or self.results.blocks == 0:
+                raise
+            self.workers.fail(number, WorkerFailed(str(error), "memory"))
+        if not self.results.in_turn:
+            self.progress.unit_done()
 
     def _sample(self, number: int, counted: bool = True) -> None:
-        arm, worker = self.results.arms[number], self.workers.get(number)
-        if worker is None:
-            return
-        round = self.results.rounds
-        try:
-            index = round * SAMPLES_PER_TURN + arm.in_round(round)
-            started = time.monotonic()
-            sample = worker.answer(TimedSample, "sample", index=index)
-        except WorkerFailed as error:
-            self._unload(number)
-            self._fail(arm, error)
-            return
-        if counted:
-            process = self._process()
-            arm.samples.append(
-                ArmSample(
-                    **vars(sample), block=process, round=round, process=process, started=started
-                )
-            )
+        """The first sample of a run shows how many the budget allows in each process."""
+        results = self.results
+        self.progress.at(f"{results.arms[number].name}: measuring")
+        before = self.workers.measuring
+        self.workers.sample(number, results.rounds, counted)
+        if results.samples is None and number in self.workers.loaded:
+            results.samples = self._affordable(self.workers.measuring - before)
 
-    def _enough(self) -> str | None:
-        """Why to stop, or None; looks at widths only when the statistics allow it."""
-        results, settings = self.results, self.settings
-        most = min(TURNS, settings.max_rounds) if results.in_turn else settings.max_rounds
-        if results.baseline.failed is not None or len(results.alive) < 2:
-            why = "baseline failed" if results.baseline.failed else "nothing to compare with"
-            return why if not results.alive or results.rounds >= min(LEAST_ROUNDS, most) else None
-        processes = TURNS if results.in_turn else settings.processes
-        look = is_look(results.rounds, self._rounds_each(), processes)
-        look = look and (results.in_turn or results.rounds >= LEAST_ROUNDS)
-        if self.sampling and (look or time.monotonic() > self.spoken + SPEAK_EVERY):
-            self.say(f"Round {results.rounds}")
-            self.spoken = time.monotonic()
-        if look and self._look() and self._all_settled():
-            return "precise"
-        if results.rounds >= most:
-            return "max_rounds"
-        if self.sampling > 60 * settings.max_minutes:
-            return "max_minutes"
-        return None
+    def _samples(self) -> int:
+        """Of each process."""
+        if self.settings.samples:
+            return self.settings.samples
+        most = SAMPLES_IN_TURN if self.results.in_turn else SAMPLES
+        return min(most, self.results.samples or most)
 
-    def _look(self) -> bool:
-        """Whether there is anything to see."""
-        values = timings.of(self.results)
-        if not values.arms or not len(values.values):
-            return False
-        fitted = fit(values)
-        intervals = against_baseline(fitted, FALSE_VERDICTS)
-        look = Look("final", int(fitted.blocks.max()), FALSE_VERDICTS, tuple(intervals))
-        self.results.looks = [look]
-        return True
+    def _affordable(self, seconds: float) -> int:
+        """How many samples of so many seconds in each process let the first look come within
+        --max_minutes, at least LEAST_SAMPLES."""
+        arms = len(self.results.running)
+        a_block = len(turns(range(1, arms))) if self.results.in_turn else arms
+        blocks = min(self._first_look(), self._most_processes())
+        budget = 60 * self.settings.max_minutes
+        fit_in = int(budget / max(1e-9, blocks * a_block * seconds))
+        return max(LEAST_SAMPLES, fit_in if self.results.in_turn else fit_in - SETTLING)
 
-    def _all_settled(self) -> bool:
-        intervals = self.results.looks[-1].intervals
-        settled = settled_arms(self.results.looks, self.settings.precision)
-        return {interval.arm for interval in intervals} <= settled
-
-    def _probe(self, round: int | None) -> None:
-        """Read the bandwidth of every device that an arm is on, before `round`."""
-        devices = {arm.facts.device for arm in self.results.alive if arm.facts}
-        for device in sorted(devices):
-            try:
-                if device not in self.probes:
-                    self.probes[device] = self._start(0)
-                reading = self.probes[device].answer(Reading, "bandwidth", device=device)
-            except WorkerFailed as error:
-                self.say(f"no bandwidth of {device}: {error}")
-                if error.kind == "dead":
-                    self.probes.pop(device).close()  # the next round starts another
-                continue
-            reading = dataclasses.replace(reading, round=round)
-            readings = self.results.bandwidth.setdefault(device, [])
-            if (
-                round is not None
-            ):  # replace the reading of a round that was cut short and began again
-                readings[:] = [earlier for earlier in readings if earlier.round != round]
-            readings.append(reading)
+    def _order(self) -> list[int]:
+        """The arms of this block: as given, then in the opposite order; each further pair of blocks
+        in an order drawn anew. The same for the same seed, whatever came before."""
+        numbers, pair = self._numbers(), self.results.blocks // 2
+        if pair:
+            random.Random(f"{self.settings.order_seed} {pair}").shuffle(numbers)
+        return numbers[::-1] if self.results.blocks % 2 else numbers
 
     def _keep(self, at_once: bool = False) -> None:
         if at_once or time.monotonic() > self.saved + SAVE_EVERY:
@@ -349,7 +379,10 @@ class Comparison:
             self.saved = time.monotonic()
 
 
-def _occupied(arm: ArmResult) -> int:
-    """The most bytes that unloading an arm would free."""
-    peaks = arm.facts.peak_memory_bytes if arm.facts else {}
-    return max((max(kinds.values()) for kinds in peaks.values()), default=0)
+def turns(arms: Sequence[int]) -> list[int]:
+    """A block's turns, the baseline's before and after every BETWEEN_BASELINES arms; of no arms,
+    the baseline's alone."""
+    order = [0]
+    for start in range(0, len(arms), BETWEEN_BASELINES):
+        order += [*arms[start : start + BETWEEN_BASELINES], 0]
+    return order

@@ -20,6 +20,7 @@ from typed_json import from_json, to_json
 
 FORMAT = 4
 FILE = "results.json"
+MOST_BESIDE = 8  # arms side by side: a round of more takes so long that the machine drifts in it
 
 
 @dataclass(frozen=True)
@@ -27,13 +28,26 @@ class Settings:
     """When to stop, and what to measure besides. See the options of the same names."""
 
     precision: float = 0.02
-    max_rounds: int = 100
     max_minutes: float = 10
+    processes: int | None = None  # of each arm, at most; None: comparison.PROCESSES
+    samples: int | None = None  # of each process; None: comparison.SAMPLES
     tokens: int = 2048
     text: str | None = None
     in_turn: bool = False
-    processes: int = 10
     order_seed: int = 0
+    fixed: bool = False  # so many processes, whatever they show
+
+    @staticmethod
+    def of_rounds(rounds: int, processes: int, max_minutes: float = 10) -> "Settings":
+        """Of a measurement without a question: so many rounds in all, shared among processes."""
+        count = min(rounds, processes)
+        return Settings(
+            max_minutes=max_minutes,
+            processes=count,
+            samples=-(-rounds // count),
+            tokens=0,
+            fixed=True,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,10 +78,6 @@ class ArmResult:
         """How many took the samples."""
         return len({sample.process for sample in self.samples})
 
-    def in_round(self, number: int) -> int:
-        """Samples of that round."""
-        return sum(sample.round == number for sample in self.samples)
-
 
 @dataclass
 class Results:
@@ -81,7 +91,9 @@ class Results:
     rounds: int = 0  # whole ones
     plan: Plan | None = None  # None until the first block has shown how long one takes
     looks: list[Look] = field(default_factory=list)  # what was seen and spent, oldest first
-    # precise, max_rounds, max_minutes, baseline failed, nothing to compare with, interrupted; None
+    measuring_seconds: float = 0.0  # spent on samples, in all sessions
+    samples: int | None = None  # of a process, as many as the budget allows
+    # precise, processes, max_minutes, baseline failed, nothing to compare with, interrupted; None
     # while it runs
     ended: str | None = None
     bandwidth: dict[str, list[Reading]] = field(default_factory=dict)  # by device
@@ -109,6 +121,30 @@ class Results:
     def alive(self) -> list[ArmResult]:
         return [arm for arm in self.arms if arm.failed is None]
 
+    @property
+    def running(self) -> list[ArmResult]:
+        """Arms of which more samples are taken."""
+        return [arm for arm in self.alive if not arm.dropped]
+
+    def forget_unfinished(self) -> None:
+        """Drop what was measured of a block that was cut short. In turn, whole groups of turns with
+        the baseline's before and after them stay."""
+        base = [sample.round for sample in self.baseline.samples if sample.block >= self.blocks]
+        whole = {number for number in base if base.count(number) == max(map(base.count, base))}
+        last = max(whole) if self.in_turn and len(whole) > 1 else -1
+        for arm in self.arms:
+            arm.samples = [s for s in arm.samples if s.block < self.blocks or s.round <= last]
+        taken = [sample.round for arm in self.arms for sample in arm.samples]
+        self.rounds = 1 + max(taken, default=-1)
+        for device, readings in self.bandwidth.items():
+            kept = [r for r in readings if r.round is not None and r.round < self.rounds]
+            self.bandwidth[device] = kept
+
+    def as_json(self, rows: Sequence[object] | None = None) -> dict[str, object]:
+        """What the file holds."""
+        value = {"format": FORMAT, **to_json(self)}
+        return value | ({"rows": to_json(rows)} if rows else {})
+
     def save(self, folder: Path | None, rows: Sequence[object] | None = None) -> None:
         """Into the folder, if there is one. `rows`: the figures of the report, kept with the rest.
 
@@ -116,13 +152,10 @@ class Results:
         """
         if folder is None:
             return
-        value = {"format": FORMAT, **to_json(self)}
-        if rows:
-            value["rows"] = to_json(rows)
         scratch = folder / f".{FILE}"
         try:
             with open(scratch, "w") as file:
-                json.dump(value, file, indent=1)
+                json.dump(self.as_json(rows), file, indent=1)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(scratch, folder / FILE)

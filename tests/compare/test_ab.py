@@ -20,6 +20,7 @@ from compare.commands import ab as command
 from errors import MemoryShortage, QuantbenchError
 
 ROOT = Path(__file__).parent.parent.parent
+ENDLESS = ("--samples", "100000", "--max_minutes", "1000")
 SHORT = ("--max_new_tokens", "4", "--tokens", "64", "--processes", "1")
 COMPARE = (sys.executable, "-m", "compare", "ab")
 SEARCH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -58,7 +59,7 @@ def done(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ab")
     arms = ["", "--quantization uintx-2-64", "--quantization bogus", "--kv_cache int4"]
     arms = [word for arm in (*arms, "--cache_size 3") for word in ("--arm", arm)]
-    process = start(folder, *arms, *SHORT, "--max_rounds", "6", "--output", "out")
+    process = start(folder, *arms, *SHORT, "--samples", "6", "--output", "out")
     code, stdout, stderr = finish(process)
     assert code == 0, stderr
     return folder, stdout, json.loads((folder / "out" / "results.json").read_text())
@@ -231,12 +232,17 @@ def rounds_in(folder):
         return 0
 
 
+def started_in(folder):
+    """When the last sample of the last arm was started."""
+    samples = json.loads((folder / "results.json").read_text())["arms"][-1]["samples"]
+    return samples[-1]["started"] if samples else 0
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_killed_worker_and_a_killed_coordinator(tmp_path):
     """A worker is killed and the others go on; all is killed, and gone on with."""
     arms = ["--arm", "", "--arm", "--quantization int8wo", "--arm", "--quantization fp6"]
-    more = ["--max_rounds", "100000", "--precision", "0.01%", "--output", "out"]
-    process = start(tmp_path, *arms, *SHORT, *more, "--write_result", "none")
+    process = start(tmp_path, *arms, *SHORT, *ENDLESS, "--output", "out", "--write_result", "none")
     out = tmp_path / "out"
     wait_for(lambda: rounds_in(out) > 2)
     workers = children(process.pid)
@@ -249,18 +255,19 @@ def test_a_killed_worker_and_a_killed_coordinator(tmp_path):
     process.communicate()
     wait_for(lambda: not any(map(alive, workers)), 20)  # nobody is left behind
     kept = json.loads((out / "results.json").read_text())
-    assert kept["ended"] is None
-    most = str(kept["rounds"] + 5)
-    code, stdout, stderr = finish(start(tmp_path, "--resume", "out", "--max_rounds", most))
+    assert kept["ended"] is None and not kept["looks"]
+    process = start(tmp_path, "--resume", "out")
+    last = kept["arms"][2]["samples"][-1]["started"]
+    wait_for(lambda: started_in(out) > last)
+    process.send_signal(signal.SIGINT)
+    code, stdout, stderr = finish(process)
     assert code == 0
     assert "int8wo: loading" not in stderr and "fp6: loading" in stderr
     results = json.loads((out / "results.json").read_text())
-    assert results["ended"] == "max_rounds" and results["rounds"] == int(most)
+    assert results["ended"] == "interrupted" and len(results["looks"]) == 1
     for arm, old in zip(results["arms"], kept["arms"], strict=True):
-        finished = [sample for sample in old["samples"] if sample["round"] < kept["rounds"]]
-        assert arm["samples"][: len(finished)] == finished
+        assert all(sample["started"] > last for sample in arm["samples"])  # a block begins anew
         assert arm["quality"] == old["quality"]  # measured once
-    assert len(results["arms"][2]["samples"]) == int(most)
     assert "killed (SIGKILL)" in results["rows"][1]["failed"]
     assert not (tmp_path / "benchmarks.txt").exists()
 
@@ -269,8 +276,7 @@ def test_a_killed_worker_and_a_killed_coordinator(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_and_sigterm_end_with_the_results_so_far(tmp_path, number):
     arms = ["--arm", "", "--arm", "--quantization int8wo"]
-    more = ["--max_rounds", "100000", "--precision", "0.01%", "--output", "out", "--tokens", "0"]
-    process = start(tmp_path, *arms, *SHORT, *more)
+    process = start(tmp_path, *arms, *SHORT, *ENDLESS, "--output", "out", "--tokens", "0")
     wait_for(lambda: rounds_in(tmp_path / "out") > 2)
     process.send_signal(number)
     code, stdout, stderr = finish(process)
@@ -323,7 +329,10 @@ BAD = {
     "the only other options are --precision": ("--resume", "full", *NONE),
     "no such option: '--num_samples'": (*NONE, *INT8, "--num_samples", "3"),
     "cannot append to 'no/folder'": (*NONE, *INT8, "--write_result", "no/folder"),
-    "--max_rounds": (*NONE, *INT8, "--max_rounds", "0"),
+    "processes": (*NONE, *INT8, "--processes", "0"),
+    "no such option: '--max_rounds'": (*NONE, *INT8, "--max_rounds", "3"),
+    "is not one of 'md', 'csv', 'json'": (*NONE, *INT8, "-o", "html"),
+    "--format takes a value": (*NONE, *INT8, "-o"),
 }
 
 
@@ -337,7 +346,7 @@ def test_bad_input_is_one_line(tmp_path, monkeypatch, reason):
     (tmp_path / "benchmarks.txt").write_text("the log\n")
     if "--output" in BAD[reason]:
         (tmp_path / "full" / "results.json").unlink()
-    monkeypatch.setattr(command, "compare", lambda *_: pytest.fail("it was begun"))
+    monkeypatch.setattr(command, "compare", lambda *_, **__: pytest.fail("it was begun"))
     with pytest.raises(Exception) as raised:
         commands.main(["ab", *BAD[reason]], standalone_mode=False)
     said = getattr(raised.value, "message", str(raised.value))
@@ -349,10 +358,11 @@ def test_bad_input_is_one_line(tmp_path, monkeypatch, reason):
 
 def test_an_arm_that_never_fits_does_not_hinder_the_others(tmp_path):
     arms = [*NONE, "--arm", "--cache_size 2000000000", *INT8]
-    more = [*SHORT, "--max_rounds", "2", "--output", "out", "--write_result", "none"]
+    more = [*SHORT, "--samples", "2", "--output", "out", "--write_result", "none"]
     code, stdout, stderr = finish(start(tmp_path, *arms, *more))
     results = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert code == 0 and not results["in_turn"] and stderr.count("loading") == 3
+    assert code == 0 and not results["in_turn"]
+    assert len(set(re.findall(r"^(.*): loading", stderr, re.M))) == 3
     assert [bool(row["failed"]) for row in results["rows"]] == [False, True, False]
     assert "need 10240" in results["rows"][1]["failed"]
 
@@ -369,7 +379,7 @@ def test_a_text_shorter_than_a_window(tmp_path):
 
 def test_arms_of_other_models_are_compared_when_asked(monkeypatch):
     begun = []
-    monkeypatch.setattr(command, "compare", lambda *given: begun.append(given) or 0)
+    monkeypatch.setattr(command, "compare", lambda *given, **_: begun.append(given) or 0)
     arms = [*NONE, "--arm", "--num_layers 2", "--allow_different"]
     with pytest.raises(SystemExit):
         commands.main(["ab", *arms], standalone_mode=False)
@@ -389,7 +399,7 @@ def test_every_scheme_that_runs_here(monkeypatch):
             begun.append("closed")
 
     monkeypatch.setattr(command, "Process", Worker)
-    monkeypatch.setattr(command, "compare", lambda *given: begun.append(given) or 0)
+    monkeypatch.setattr(command, "compare", lambda *given, **_: begun.append(given) or 0)
     with pytest.raises(SystemExit):
         commands.main(
             ["ab", "--arms", "all", "--arm", "--quantization int8wo"], standalone_mode=False
@@ -433,7 +443,7 @@ def test_a_wrong_command_says_so_in_one_line(tmp_path):
 def test_on_cuda(tmp_path):
     """Decoding steps are timed by events, and add up to the whole all the same."""
     arms = ["--arm", "", "--arm", "--kv_cache int8"]
-    short = ["--max_new_tokens", "20", "--max_rounds", "4", "--processes", "1", "--compile"]
+    short = ["--max_new_tokens", "20", "--samples", "4", "--processes", "1", "--compile"]
     code, stdout, stderr = finish(start(tmp_path, *arms, *short, "--output", "out"))
     assert code == 0, stderr
     results = json.loads((tmp_path / "out" / "results.json").read_text())

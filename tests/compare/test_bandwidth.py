@@ -32,7 +32,7 @@ def test_a_reading_that_fails_moves_no_other(failure):
 
     configs = [RunConfig(max_new_tokens=5), RunConfig(quantization="int8wo", max_new_tokens=5)]
     arms = [ArmResult(config.quantization, "", argv(config)) for config in configs]
-    results = Results(Settings(max_rounds=4, tokens=0, processes=1), arms, "none")
+    results = Results(Settings.of_rounds(4, 1), arms, "none")
     Comparison(results, None, said.append, command, probe_rounds=True).run()
     assert any("no bandwidth of cpu" in line for line in said)
     # a worker that died is started anew, and begins its list from the front
@@ -45,7 +45,7 @@ def test_a_reading_that_fails_moves_no_other(failure):
 
 def test_a_probe_that_is_too_slow_gives_no_share():
     configs = [RunConfig(max_new_tokens=5), RunConfig(quantization="int8wo", max_new_tokens=5)]
-    settings = Settings(max_rounds=4, tokens=0, processes=1)
+    settings = Settings.of_rounds(4, 1)
     results = whole.measure(configs, settings, command=(*FAKE, "--readings", "1e9s"))
     for row in whole.rows(results):
         assert row.bandwidth == 1e9 and row.bandwidth_probe == "fake"

@@ -1,226 +1,413 @@
-"""How a comparison is run, with workers that have no model: order, stopping, failures, resuming."""
+"""How a comparison is run, with workers that have no model: order, looks, budgets, failures."""
 
-import sys
+import math
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from benchlog.config import RunConfig
+from compare.figures.plan import shown
 from compare.figures.rows import rows
 from compare.sampling.arm import make_arms
-from compare.sampling.comparison import SAMPLES_PER_TURN, SETTLING_ROUNDS, TURNS, Comparison
+from compare.sampling.comparison import SAMPLES, SAMPLES_IN_TURN, SETTLING, Comparison, turns
 from compare.sampling.results import Results, Settings
+from tests.compare.fake_process import Behaviour, World
 
-FAKE = (sys.executable, str(Path(__file__).parent / "fake_worker.py"))
 COMMON = RunConfig(max_new_tokens="4")
 ARMS = ("--quantization none", "--quantization int8wo", "--quantization fp6")
-
-
-@pytest.fixture(autouse=True)
-def no_pauses(monkeypatch):
-    monkeypatch.setattr("compare.sampling.comparison.SETTLED", 0)
+MANY = [f"--cache_size {10 + n}" for n in range(10)]
+EQUAL = Behaviour(between=0.01, noise=0.002)
 
 
 def begin(arms=ARMS, **settings):
-    return Results.begin(Settings(**{"processes": 1, **settings}), make_arms(COMMON, arms), "none")
+    settings = {"max_minutes": 1000, **settings}
+    return Results.begin(Settings(**settings), make_arms(COMMON, arms), "none")
 
 
-def compare(results, *behaviours, folder=None, say=lambda line: None):
-    def command(number):
-        return (*FAKE, *(behaviours[number] if number < len(behaviours) else ()))
+@pytest.fixture
+def compare(monkeypatch):
+    """Run what `results` asks for in a world of these behaviours; its rows."""
 
-    comparison = Comparison(results, folder, say, command)
-    comparison.run()
-    return rows(results)
+    def run(results, world, folder=None, say=lambda line: None, **more):
+        world.install(monkeypatch)
+        Comparison(results, folder, say, world.command, **more).run()
+        return rows(results)
+
+    return run
 
 
-def test_it_stops_when_all_ratios_are_narrow():
-    results = begin(processes=6)
-    found = compare(results, ["--seconds", "1"], ["--seconds", "0.5"], ["--seconds", "2"])
-    assert results.ended == "precise" and results.rounds == 40
+def all_equal(count, **more):
+    return World.of(*[EQUAL] * count, **more)
+
+
+# ------------------------------------------------------------------------------- looks, verdicts
+
+
+def test_plain_differences_are_settled_at_the_first_look(compare):
+    results = begin()
+    world = World.of(EQUAL, replace(EQUAL, seconds=0.5), replace(EQUAL, seconds=2))
+    found = compare(results, world)
+    assert results.ended == "precise" and results.blocks == 4
+    assert [(look.kind, look.blocks) for look in results.looks] == [("first", 4)]
     assert [row.verdict for row in found] == ["baseline", "faster", "slower"]
-    for row, ratio in zip(found[1:], (0.5, 2), strict=True):
-        for name in ("ratio_latency", "ratio_throughput"):
-            interval = getattr(row, name)
-            assert interval.low <= interval.value <= interval.high
-            assert interval.value == pytest.approx(ratio, rel=0.005)
-    assert found[1].in_words.startswith("100% faster: 2.0")
-    assert found[2].in_words.startswith("50% slower: 0.5")
+    for row, speed in zip(found[1:], (2, 0.5), strict=True):
+        assert row.speed_up.low < speed < row.speed_up.high and row.speed_up.confidence == 0.98
+        assert row.ratio_throughput.value == pytest.approx(1 / row.speed_up.value)
+        assert row.ratio_latency.value == pytest.approx(1 / speed, rel=0.05)
+        assert row.typical_step.value == pytest.approx(speed, rel=0.05)
+    assert found[1].in_words.startswith("10") and "faster: 2.0" in found[1].in_words
+    assert found[1].processes == 4 and found[1].samples == 4 * SAMPLES
+    assert found[1].can_be_best and not found[2].can_be_best and not found[0].can_be_best
 
 
-def test_it_stops_at_the_most_rounds_and_minutes():
-    noisy = ["--noise", "2"]
-    results = begin(max_rounds=7)
-    compare(results, noisy, noisy, noisy)
-    assert results.ended == "max_rounds" and results.rounds == 7
-    results = begin(max_minutes=0)
-    compare(results, noisy, noisy, noisy)
-    assert results.ended == "max_minutes" and results.rounds == 1
+def test_equal_arms_are_measured_to_the_precision_or_the_end(compare):
+    results = begin(ARMS[:2], processes=8)
+    found = compare(results, all_equal(2))
+    assert [look.kind for look in results.looks][0] == "first" and results.looks[-1].kind == "final"
+    assert results.blocks == results.looks[-1].blocks <= 8
+    assert found[1].verdict == "no difference shown" and found[1].can_be_best
 
 
-def test_a_round_is_one_sample_an_arm_in_an_order_drawn_anew(tmp_path):
-    journal = ["--journal", str(tmp_path / "journal"), "--noise", "2"]
-    compare(begin(max_rounds=40), journal, journal, journal)
-    asked = [line.split() for line in (tmp_path / "journal").read_text().splitlines()]
-    sampled = [pid for pid, what in asked if what == "sample"]
-    orders = [tuple(sampled[start : start + 3]) for start in range(0, len(sampled), 3)]
-    orders = orders[SETTLING_ROUNDS:]
-    assert all(len(set(order)) == 3 for order in orders) and len(orders) == 40
-    assert len(set(orders)) == 6  # 40 draws miss one of six with a chance of 0.4 %: seeded
-    (tmp_path / "journal").unlink()
-    compare(begin(max_rounds=40), journal, journal, journal)
-    again = [line.split()[0] for line in (tmp_path / "journal").read_text().splitlines()]
-    names = {pid: number for number, pid in enumerate(dict.fromkeys(pid for pid, _ in asked))}
-    names_again = {pid: number for number, pid in enumerate(dict.fromkeys(again))}
-    assert [names[pid] for pid, _ in asked] == [names_again[pid] for pid in again]
+def test_of_one_process_there_is_a_range_and_no_verdict(compare):
+    results = begin(ARMS[:2], processes=1)
+    found = compare(results, World.of(EQUAL, replace(EQUAL, seconds=3)))
+    assert results.ended == "processes" and results.blocks == 1
+    assert found[1].verdict == "no difference shown"
+    assert found[1].speed_up.confidence is None and found[1].speed_up.word == "range"
+    assert found[1].speed_up.value == pytest.approx(1 / 3, rel=0.1)
 
 
-def test_an_arm_that_is_killed_gets_its_reason_and_the_others_go_on():
-    results = begin(max_rounds=10)
-    found = compare(results, [], ["--die-at", "15"], ["--seconds", "0.5"])
-    assert "killed (SIGKILL)" in found[1].failed and found[1].samples == 3
-    assert found[1].verdict == "failed" and found[1].ratio_latency is None
-    assert found[2].speed_up.value == pytest.approx(2, rel=0.01) and results.ended == "max_rounds"
+def test_late_steps_decide_the_verdict_and_are_named(compare):
+    """One of three steps takes ten times as long: 13 ÷ 4 of the baseline's seconds, though the
+    typical step is the same."""
+    exact = Behaviour(between=0.001)
+    found = compare(begin(ARMS[:2]), World.of(exact, replace(exact, late=1)))
+    assert found[1].verdict == "slower"
+    assert found[1].speed_up.value == pytest.approx(4 / 13, rel=0.01)
+    assert found[1].typical_step.value == pytest.approx(1, rel=0.01)
+    assert found[1].late_share == pytest.approx(1 / 3) and found[1].baseline_late_share == 0
+    assert "33.3% of its steps are late" in found[1].late_sentence
 
 
-def test_without_baseline_the_others_are_measured_still():
-    results = begin()
-    found = compare(results, ["--die-at", "0"], [], [])
-    assert results.ended == "baseline failed" and results.rounds == 10
-    assert [row.verdict for row in found] == ["failed", "no baseline", "no baseline"]
-    assert found[1].tok_s == pytest.approx(1, rel=0.01)
+def test_a_loser_is_dropped_once_it_is_settled(compare):
+    """Two arms near the top stay; the slow one has the processes of the first look alone."""
+    results = begin(processes=8, precision=0.001)
+    quick = replace(EQUAL, seconds=0.995)
+    found = compare(results, World.of(EQUAL, quick, replace(EQUAL, seconds=2)))
+    assert [row.dropped for row in found] == [False, False, True]
+    assert found[2].processes == 4 < found[1].processes == 8
+    assert found[2].verdict == "slower" and found[2].can_be_best is False
 
 
-def test_nothing_left_to_measure():
-    results = begin(ARMS[:2])
-    found = compare(results, ["--bogus"], ["--bogus"])
-    assert results.ended == "baseline failed" and results.rounds == 0
-    assert all("ended with exit code 2" in row.failed for row in found)
+# ------------------------------------------------------------------------------- order
 
 
-def test_arms_that_do_not_fit_together_are_loaded_in_turn(tmp_path):
-    said, journal = [], tmp_path / "journal"
-    behaviour = ["--no-memory-beside", "--journal", str(journal)]
-    results = begin()
-    found = compare(results, behaviour, behaviour, behaviour, say=said.append)
+def test_blocks_alternate_in_order_and_rounds_within_them(compare):
+    world = all_equal(2)
+    results = begin(ARMS[:2], processes=4)
+    compare(results, world)
+    assert world.asked("load")[:4] == [0, 1, 1, 0]
+    per_block = 2 * (SETTLING + SAMPLES)
+    assert world.asked("sample")[:per_block] == [0, 1] * SETTLING + [0, 1, 1, 0] * (SAMPLES // 2)
+    assert world.asked("sample")[per_block : 2 * per_block] == (
+        [1, 0] * SETTLING + [1, 0, 0, 1] * (SAMPLES // 2)
+    )
+    for arm in results.arms:
+        blocks = Counter((sample.block, sample.process) for sample in arm.samples)
+        assert blocks == {(n, n): SAMPLES for n in range(4)}
+    starts = [sample.started for sample in results.baseline.samples]
+    assert starts == sorted(starts) and starts[0] >= 1000
+
+
+def test_turns_have_the_baseline_around_every_three_arms():
+    assert turns([1]) == [0, 1, 0]
+    assert turns([1, 2, 3]) == [0, 1, 2, 3, 0]
+    assert turns([4, 3, 2, 1]) == [0, 4, 3, 2, 0, 1, 0]
+
+
+def test_in_turn_the_baseline_stays_and_the_others_come_and_go(compare):
+    world = all_equal(5)
+    results = begin([*ARMS, "--cache_size 9", "--cache_size 8"], in_turn=True, processes=2)
+    compare(results, world)
+    assert world.turns() == [0, 1, 2, 3, 0, 4, 0, 4, 3, 2, 0, 1, 0]
+    assert world.asked("load") == [0, 1, 2, 3, 4, 0, 4, 3, 2, 1]
+    assert results.baseline.processes == 2
+    counts = Counter(sample.round for arm in results.arms for sample in arm.samples)
+    assert counts == {n: SAMPLES_IN_TURN for n in range(14)}
+    assert [reading.round for reading in results.bandwidth["cpu"]] == list(range(14))
+
+
+def test_arms_that_do_not_fit_together_are_loaded_in_turn(compare):
+    said = []
+    world = World.of(*[replace(EQUAL, fits_beside=0)] * 3)
+    results = begin(processes=2)
+    found = compare(results, world, say=said.append)
     assert results.in_turn and any("loaded in turn" in line for line in said)
-    # four turns of processes that differ by nothing: half of what is expected of them, 2 %, for
-    # one, a quarter for the mean, and Student's t at six degrees of freedom make 1.7 %
-    assert results.rounds == 4 and results.ended == "precise"
-    assert [row.samples for row in found] == [4 * SAMPLES_PER_TURN] * 3
-    asked = Counter(line.split()[1] for line in journal.read_text().splitlines())
-    # two loads of the attempt side by side, which failed at the second arm
-    assert asked["load"] == 3 * 4 + 2 and asked["quality"] == 3
-    assert found[1].kl == 0.5 and found[1].verdict == "no difference shown"
+    assert world.turns() == [0, 1, 2, 0, 0, 2, 1, 0][:3] + [0, 2, 1, 0]
+    assert [row.samples for row in found[1:]] == [2 * SAMPLES_IN_TURN] * 2
+    assert found[1].kl == 0.5 and world.asked("quality").count(1) == 1
+    assert results.baseline.processes == 4  # before and after, in two blocks
 
 
-def test_turns_come_to_an_end():
-    noisy = ["--noise", "2"]
-    results = begin(ARMS[:2], in_turn=True)
-    compare(results, noisy, noisy)
-    assert results.rounds == TURNS
+def test_in_turn_drift_between_the_baselines_cancels(compare):
+    """The machine becomes slower by more than 5 % while the run lasts; the arm is as fast."""
+    exact = Behaviour(seconds=1.0)
+    results = begin(ARMS[:2], in_turn=True, processes=2)
+    found = compare(results, World.of(exact, exact, drift=0.001))
+    first, *_, last = (sample.prefill_seconds for sample in results.baseline.samples)
+    assert last > 1.05 * first
+    assert found[1].speed_up.value == pytest.approx(1, abs=0.002)
 
 
-def test_an_arm_that_fits_nowhere_fails():
-    results = begin(ARMS[:2], in_turn=True, max_rounds=2)
-    found = compare(results, [], ["--die-at", "0"])
-    assert "killed" in found[1].failed and results.rounds == 2
+def test_many_arms_are_loaded_in_turn_twice(compare):
+    results = begin(MANY)
+    found = compare(results, all_equal(10))
+    assert results.in_turn and results.blocks == 2 and len(results.looks) == 1
+    assert all(row.processes == 2 for row in found)
+    assert all(row.speed_up.confidence == 0.98 for row in found[1:])  # 9 degrees of freedom
+
+
+# ------------------------------------------------------------------------------- budgets
+
+
+def test_minutes_of_measuring_set_the_number_of_blocks(compare):
+    """A sample takes 4 s: a block of 2 arms 40 s of measuring, loading 1000 s, which do not count.
+    Five minutes hold 7 such blocks, and an even number is 6."""
+    exact = Behaviour(between=0.1, loading=1000.0)
+    results = begin(ARMS[:2], max_minutes=5, processes=16)
+    compare(results, World.of(exact, exact))
+    assert results.plan.most_blocks == 6 and results.blocks == 6
+    assert results.ended == "max_minutes"
+    assert results.measuring_seconds == pytest.approx(6 * 40, rel=0.2)
+
+
+def test_short_of_time_there_are_fewer_samples(compare):
+    """Of 400 s a sample, two arms and four blocks of a first look, 200 minutes hold three each,
+    one of which settles; then a block takes 40 minutes."""
+    slow = Behaviour(seconds=100.0)
+    results = begin(ARMS[:2], max_minutes=200)
+    compare(results, World.of(slow, slow))
+    counts = Counter(sample.block for sample in results.arms[1].samples)
+    assert set(counts.values()) == {2} and results.blocks == 4
+    results = begin(ARMS[:2], max_minutes=60, samples=5, processes=1)
+    compare(results, World.of(slow, slow))
+    assert len(results.arms[1].samples) == 5
+
+
+def test_progress_says_where_it_is_and_how_long_it_takes(compare, monkeypatch):
+    said = []
+    world = World.of(*[replace(EQUAL, loading=50.0)] * 10)
+    compare(begin(MANY, processes=2), world, say=said.append)
+    assert any("arm 9 of 9" in line and "block 1 of 2" in line for line in said)
+    assert any("min left" in line for line in said)
+    assert any(line.startswith("After 2 processes of each arm: ") for line in said)
+
+
+# ------------------------------------------------------------------------------- failures
+
+
+def test_an_arm_that_is_killed_gets_its_reason_and_the_others_go_on(compare):
+    results = begin()
+    world = World.of(EQUAL, replace(EQUAL, dies_at=7), replace(EQUAL, seconds=0.5))
+    found = compare(results, world)
+    assert "killed (SIGKILL)" in found[1].failed and found[1].verdict == "failed"
+    assert found[1].speed_up is None and found[1].can_be_best is None
+    assert found[2].verdict == "faster"
+
+
+def test_without_baseline_the_others_are_measured_once(compare):
+    results = begin()
+    found = compare(results, World.of(replace(EQUAL, fails_to_load=True), EQUAL, EQUAL))
+    assert results.ended == "baseline failed" and results.blocks == 1
+    assert [row.verdict for row in found] == ["failed", "no baseline", "no baseline"]
+    assert found[1].tok_s == pytest.approx(1, rel=0.1)
+
+
+def test_nothing_left_to_measure(compare):
+    bad = replace(EQUAL, fails_to_load=True)
+    results = begin(ARMS[:2])
+    assert [row.failed for row in compare(results, World.of(bad, bad))] == ["no such thing"] * 2
+    assert results.ended == "baseline failed" and results.rounds == 0
+    results = begin(ARMS[:2])
+    compare(results, World.of(EQUAL, bad))
     assert results.ended == "nothing to compare with"
 
 
-def interrupt_at(count):
-    """A `say` that does as Ctrl-C would at the count-th line of progress."""
-    left = [count]
+def test_an_arm_that_fits_nowhere_fails(compare):
+    results = begin(ARMS, in_turn=True, processes=2)
+    found = compare(results, World.of(EQUAL, replace(EQUAL, fails_to_load=True), EQUAL))
+    assert found[1].verdict == "failed" and found[2].processes == 2
 
-    def say(line):
-        left[0] -= line.startswith("Round")
+
+# ------------------------------------------------------------------------------- interruptions
+
+
+def interrupt(world, after):
+    """As Ctrl-C would, before the sample of that number."""
+    left = [after]
+
+    def hook():
+        left[0] -= 1
         if left[0] == 0:
-            left[0] -= 1
             raise KeyboardInterrupt
 
-    return say
+    world.at_sample = hook
 
 
 @pytest.mark.parametrize("in_turn", [False, True])
-def test_interrupted_and_gone_on_with(tmp_path, monkeypatch, in_turn):
-    monkeypatch.setattr("compare.sampling.comparison.SPEAK_EVERY", -1)
-    noisy = ["--noise", "2"]
-    results = begin(max_rounds=6, in_turn=in_turn)
-    found = compare(results, noisy, noisy, noisy, folder=tmp_path, say=interrupt_at(4))
-    assert results.ended == "interrupted" and found[1].ratio_latency
+def test_interrupted_and_gone_on_with(compare, tmp_path, in_turn):
+    """Whole blocks stay, the rest of an unfinished one goes; the plan is the one it was."""
+    world = all_equal(2)
+    results = begin(ARMS[:2], processes=6, in_turn=in_turn, precision=0.001)
+    per_block = 2 * (SETTLING + SAMPLES) if not in_turn else 3 * SAMPLES_IN_TURN + SETTLING
+    interrupt(world, 2 * per_block + 3)
+    found = compare(results, world, folder=tmp_path)
+    assert results.ended == "interrupted" and results.blocks == 2
+    assert [look.kind for look in results.looks] == ["interrupted"]
+    assert results.looks[0].blocks == 2 and found[1].speed_up.confidence is None
     kept = Results.load(tmp_path)
-    before = [[sample for sample in arm.samples if sample.round < 3] for arm in kept.arms]
-    compare(kept, noisy, noisy, noisy, folder=tmp_path)
-    assert kept.ended == "max_rounds" and kept.rounds == 6
+    before = [[sample for sample in arm.samples if sample.block < 2] for arm in kept.arms]
+    kept.ended = None
+    compare(kept, all_equal(2, seed=1), folder=tmp_path)
+    assert kept.ended == "processes" and kept.blocks == 6
+    assert [look.kind for look in kept.looks] == ["interrupted", "first", "final"]
     for arm, old in zip(kept.arms, before, strict=True):
         assert arm.samples[: len(old)] == old
-        rounds = Counter(sample.round for sample in arm.samples)
-        assert rounds == {n: SAMPLES_PER_TURN if in_turn else 1 for n in range(6)}
+    per_process = Counter((sample.block, sample.round) for sample in kept.arms[1].samples)
+    each = {SAMPLES_IN_TURN} if in_turn else {1}
+    assert set(per_process.values()) == each
 
 
-def test_a_finished_comparison_loads_nothing(tmp_path):
-    results = begin(processes=4)
-    compare(results, folder=tmp_path)
+def test_an_interruption_spends_its_own_level_and_no_other(compare):
+    """figures/plan.py: 5 % of the level, times 2 ÷ (k (k + 1)) after k blocks."""
+    world = all_equal(2)
+    results = begin(ARMS[:2])
+    interrupt(world, 3 * 2 * (SETTLING + SAMPLES) + 1)
+    compare(results, world)
+    assert results.looks[0].level == pytest.approx(0.02 * 0.05 * 2 / (3 * 4))
+
+
+def test_interrupted_at_what_was_seen_before_there_is_no_new_look(compare, tmp_path):
+    world = all_equal(2)
+    results = begin(ARMS[:2], processes=6, precision=0.001)
+    interrupt(world, 4 * 2 * (SETTLING + SAMPLES) + 1)
+    compare(results, world)
+    assert [look.kind for look in results.looks] == ["first"]
+
+
+def test_interrupted_in_the_first_block_there_are_ranges(compare):
+    world = all_equal(3)
+    results = begin()
+    interrupt(world, 3 * SETTLING + 4)
+    found = compare(results, world)
+    assert results.blocks == 0 and found[1].speed_up.word == "range"
+
+
+def test_in_turn_whole_groups_of_an_unfinished_block_stay(compare, tmp_path):
+    """A B C D A is kept, of E A nothing."""
+    arms = [*ARMS, "--cache_size 9", "--cache_size 8"]
+    world = all_equal(5)
+    results = begin(arms, in_turn=True, processes=1)
+    interrupt(world, 5 * SAMPLES_IN_TURN + SETTLING + 2)
+    compare(results, world, folder=tmp_path)
+    kept = Results.load(tmp_path)
+    kept.ended, again = None, all_equal(5, seed=1)
+    compare(kept, again)
+    assert again.turns() == [0, 4, 0] and kept.blocks == 1
+    assert [len(arm.samples) for arm in kept.arms] == [12, 3, 3, 3, 3]
+
+
+def test_a_finished_comparison_loads_nothing(compare, tmp_path):
+    results = begin(ARMS[:2], processes=2)
+    compare(results, all_equal(2), folder=tmp_path)
+    again, world = Results.load(tmp_path), all_equal(2)
+    compare(again, world, folder=tmp_path)
+    assert again.ended == "processes" and not world.journal
+
+
+def test_more_processes_are_an_extension_with_a_level_of_its_own(compare, tmp_path):
+    """figures/plan.py: the k-th extension has 5 % of the level ÷ 2^k."""
+    results = begin(ARMS[:2], processes=4, precision=0.001)
+    compare(results, all_equal(2), folder=tmp_path)
+    for number, processes in enumerate((8, 10), 1):
+        again = Results.load(tmp_path)
+        again.settings = replace(again.settings, processes=processes)
+        again.ended = None
+        compare(again, all_equal(2, seed=number), folder=tmp_path, extend=True)
+        assert again.blocks == processes and again.looks[-1].kind == "extension"
+        assert again.looks[-1].level == pytest.approx(0.02 * 0.05 / 2**number)
+    assert sum(look.level for look in again.looks) < 0.02
+
+
+def test_fewer_processes_than_planned_are_an_interruption(compare, tmp_path):
+    results = begin(ARMS[:2], processes=12, precision=0.001)
+    world = all_equal(2)
+    interrupt(world, 5 * 2 * (SETTLING + SAMPLES) + 1)
+    compare(results, world, folder=tmp_path)
+    kept = Results.load(tmp_path)
+    kept.ended, kept.settings = None, replace(kept.settings, processes=6)
+    compare(kept, all_equal(2), extend=True)
+    assert kept.blocks == 6 and kept.ended == "processes"
+    assert [look.kind for look in kept.looks][-1] in ("middle", "interrupted")
+
+
+def test_an_extension_without_anything_more_to_do_ends_as_before(compare, tmp_path):
+    results = begin(ARMS[:2], processes=2)
+    compare(results, all_equal(2), folder=tmp_path)
+    again, world = Results.load(tmp_path), all_equal(2)
+    again.ended = None
+    compare(again, world, folder=tmp_path, extend=True)
+    assert again.ended == "processes" and len(again.looks) == 1 and not world.asked("load")
+
+
+def test_looks_are_kept_and_read_back(compare, tmp_path):
+    results = begin(ARMS[:2])
+    compare(results, World.of(EQUAL, replace(EQUAL, seconds=0.5)), folder=tmp_path)
     again = Results.load(tmp_path)
-    compare(again, ["--bogus"], ["--bogus"], ["--bogus"], folder=tmp_path)
-    assert again.ended == "precise" and not any(arm.failed for arm in again.arms)
+    assert again.looks == results.looks and again.plan == results.plan
+    assert shown(again.looks)[1].verdict == "faster" and math.isfinite(shown(again.looks)[1].high)
 
 
-def test_more_rounds_can_be_asked_for(tmp_path):
-    noisy = ["--noise", "2"]
-    results = begin(max_rounds=3)
-    compare(results, noisy, noisy, noisy, folder=tmp_path)
-    again = Results.load(tmp_path)
-    again.settings = Settings(max_rounds=5, processes=1)
-    compare(again, noisy, noisy, noisy)
-    assert again.rounds == 5 and all(len(arm.samples) == 5 for arm in again.arms)
+# ------------------------------------------------------------------------------- what is kept
 
 
-def test_all_are_started_anew_now_and_then(tmp_path):
-    """Each process sticks to its own speed; the ratio is that of all of them."""
-    said, journal = [], tmp_path / "journal"
-    behaviour = ["--journal", str(journal)]
-    results = begin(processes=6)
-    compare(results, behaviour, behaviour, behaviour, say=said.append)
-    assert results.ended == "precise" and results.rounds == 40
-    for arm in results.arms:
-        rounds = Counter(sample.process for sample in arm.samples)
-        assert rounds == {0: 10, 1: 10, 2: 10, 3: 10} and arm.processes == 4
-    loaded = [line.partition(":")[0] for line in said if "loading" in line]
-    names = [arm.name for arm in results.arms]
-    assert loaded == [*names, *reversed(names)] * 2
+def test_quantized_arms_are_kept_until_the_run_has_ended(compare, tmp_path):
+    saved = []
+    world = all_equal(2)
+    world.at_sample = lambda: saved.extend(process.saved for process in world.alive)
+    (tmp_path / "arms" / "1").mkdir(parents=True)
+    results = begin(ARMS[:2], processes=1)
+    compare(results, world, folder=tmp_path)
+    assert set(filter(None, saved)) == {str(tmp_path / "arms" / "0"), str(tmp_path / "arms" / "1")}
+    assert not (tmp_path / "arms").exists()
 
 
-def test_the_last_process_goes_on():
-    results = begin(processes=2, max_rounds=24)
-    compare(results)
-    rounds = Counter(sample.process for sample in results.arms[1].samples)
-    assert rounds == {0: 10, 1: 14} and results.ended == "max_rounds"
+def test_after_ctrl_c_they_stay_for_resume(compare, tmp_path):
+    world = all_equal(2)
+    interrupt(world, 4)
+    (tmp_path / "arms" / "1").mkdir(parents=True)
+    compare(begin(ARMS[:2]), world, folder=tmp_path)
+    assert (tmp_path / "arms" / "1").exists()
 
 
-def test_few_rounds_are_shared_among_the_processes():
-    results = begin(processes=3, max_rounds=7)
-    compare(results)
-    rounds = Counter(sample.process for sample in results.arms[1].samples)
-    assert rounds == {0: 2, 1: 2, 2: 3}
+def test_a_fixed_measurement_has_its_rounds_and_one_look(compare):
+    results = Results.begin(Settings.of_rounds(8, 4), make_arms(COMMON, ARMS), "none")
+    compare(results, all_equal(3), probe_rounds=True)
+    assert results.rounds == 8 and results.blocks == 4 and len(results.looks) == 1
+    assert [reading.round for reading in results.bandwidth["cpu"]] == list(range(8))
+    results = Results.begin(Settings.of_rounds(1, 4), make_arms(COMMON, ARMS), "none")
+    compare(results, all_equal(3))
+    assert results.rounds == 1 and results.blocks == 1
 
 
-@pytest.mark.parametrize("processes, verdict", [(1, "no difference shown"), (4, "slower")])
-def test_one_process_an_arm_shows_less(processes, verdict):
-    results = begin(processes=processes, max_rounds=40)
-    found = compare(results, [], ["--seconds", "1.03"])
-    assert found[1].verdict == verdict
-
-
-def test_memory_is_that_of_the_first_process(tmp_path):
+def test_memory_is_that_of_the_first_process(compare):
     """Later ones are forks, which share what they have imported."""
-    results = begin(ARMS[:2], processes=2, max_rounds=20)
-    compare(results)
+    results = begin(ARMS[:2], processes=2)
+    compare(results, all_equal(2))
     for arm in results.arms:
         arm.samples = [
             replace(sample, peak_memory_bytes={"resident": 5 + sample.process + sample.round})
             for sample in arm.samples
         ]
-    assert rows(results)[1].peak_memory_bytes["generate"] == {"resident": 14}
+    assert rows(results)[1].peak_memory_bytes["generate"] == {"resident": 5 + SAMPLES - 1}

@@ -239,7 +239,7 @@ def compared(*options, rounds=4):
     """Ours, from the fake worker at about 1 s a step, beside a fake peer."""
     config = dataclasses.replace(RunConfig(), max_new_tokens=5)
     arms = [ArmResult("none", "", argv(config)), ArmResult("llama.cpp Q8_0", "", ["{}"])]
-    results = Results(Settings(max_rounds=rounds, tokens=0, processes=4), arms, "none")
+    results = Results(Settings.of_rounds(rounds, 4), arms, "none")
 
     def command(number):
         fake = ["fake_peer.py", *options] if number else ["fake_worker.py", "--noise", "0"]

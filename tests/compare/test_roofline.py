@@ -228,7 +228,7 @@ def test_roofline_on_the_tiny_model(tmp_path):
 def test_limits_of_a_measurement():
     """The fake worker: 10 MB of weights at 1 GB/s allow 100 steps a second; it makes one."""
     configs = [RunConfig(max_new_tokens=5), RunConfig(quantization="int8wo", max_new_tokens=5)]
-    results = whole.measure(configs, Settings(max_rounds=4, tokens=0, processes=1), command=FAKE)
+    results = whole.measure(configs, Settings.of_rounds(4, 4), command=FAKE)
     assert len(results.bandwidth["cpu"]) == results.rounds == 4
     none, int8 = whole.rows(results)
     assert none.limit_tok_s == pytest.approx(1e9 / none.step_bytes)
