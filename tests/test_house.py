@@ -72,6 +72,7 @@ ROOMS = {
     "compare": (
         {
             "arguments",
+            "countdown",
             "steps",
             "figures.contrasts",
             "figures.latency",
@@ -83,6 +84,7 @@ ROOMS = {
         {"figures.block_errors", "figures.late_steps", "figures.plan"},
         {"figures.interval", "sampling.answers"},
         {"figures.row", "figures.choices"},
+        {"limit_options"},
         {
             "fidelity",
             "figures.recommendation",

@@ -1,14 +1,17 @@
 """python -m compare replay: run a log's lines again, and compare then with now.
 
-    python -m compare replay benchmarks.txt --where quant=int8wo --tolerance 5%
+    python -m compare replay benchmarks.txt --where quant=int8wo --against HEAD~20 --tolerance 5%
+    python -m compare replay benchmarks.txt --line 7 --history days.jsonl  # day by day
     python -m compare replay old.txt --all --dummy --num_layers 1 --device cpu --dry_run
 
 A line's command is read into a RunConfig, never given to a shell. Options of generate.py given here
-take the place of the line's.
+take the place of the line's. Absolute speeds of different days say nothing: they drift by half. So
+--tolerance holds a speed to it only beside the old commit (--against), or relative to the memory's
+speed that was read on both days (--history), and fails only on a slowdown that is shown.
 """
 
+import contextlib
 import dataclasses
-import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,14 +21,17 @@ from typing import Any
 import click
 
 from benchlog import log
-from benchlog.config import RunConfig, argv, options
+from benchlog.config import RunConfig, options, repro
 from benchlog.record import LINE, Record
 from cli import Command, say
 from compare.arguments import fraction
-from compare.sampling.answers import ArmFacts, TimedSample
-from compare.sampling.process import Process
+from compare.countdown import Countdown
+from compare.figures.block_errors import LEAST_BLOCKS
+from compare.figures.history import History
+from compare.figures.interval import Ratio
+from compare.sampling.old_commit import OldCommit, old_commit
+from compare.sampling.replayed import beside, measured
 from errors import LogError, QuantbenchError, UsageError
-from run.measure import make_record
 
 # Options of the logged run that do not apply to a replay.
 DROPPED = ("write_result", "output_json_path", "profile", "memory_profile", "save", "dry_run")
@@ -36,7 +42,13 @@ FIGURES = {
     "peak_mem": ("peak memory", " GB", False),
     "model_size": ("model size", " GB", False),
 }
-GATED = ("tok_s", "peak_mem", "model_size")  # mem/s is a product of two of the others
+GATED = ("peak_mem", "model_size")  # speeds of different days cannot be compared
+PROCESSES = 4  # of each line, where their scatter counts
+NO_READING = (
+    "--tolerance: a log line keeps no reading of the memory's speed, and speeds drift by half from "
+    "day to day, so only memory and size are held to it; --against COMMIT runs the old commit "
+    "beside the new, and --history FILE keeps readings from now on"
+)
 
 
 @dataclass(frozen=True)
@@ -63,7 +75,8 @@ class FileFirst(Command):
 
 @click.command(cls=FileFirst, options_metavar="FILE [OPTIONS]")
 @click.option("--log", "path", metavar="FILE", help="The log; the word --log may be left out")
-@click.option("--line", "lines", type=click.IntRange(1), multiple=True, metavar="N")
+@click.option("--line", "lines", type=click.IntRange(1), multiple=True, metavar="N",
+              help="The line of this number, from 1")  # fmt: skip
 @click.option("--all", "everything", is_flag=True, help="Every line")
 @click.option(
     "--where",
@@ -72,7 +85,19 @@ class FileFirst(Command):
     metavar="FIELD=VALUE",
     help=f"Lines of which it is true; FIELD: {', '.join(name for name in LINE if name != 'repro')}",
 )
-@click.option("--tolerance", metavar="X", help="5%: exit with 1 if anything is worse by more")
+@click.option("--tolerance", metavar="X", help="5%: exit with 1 if it is shown to be worse by more")
+@click.option(
+    "--against", metavar="COMMIT", help="Run this commit beside the present one, in turns"
+)
+@click.option(
+    "--history",
+    "history_path",
+    metavar="FILE",
+    help="Compare with the days in this file, by the memory's speed then; add today",
+)
+@click.option(
+    "--processes", type=click.IntRange(1), help=f"Of each line [1; with --history {PROCESSES}]"
+)
 @click.option("--checkpoint_root", metavar="DIR", help="Look here for checkpoints that are missing")
 @click.option("--dummy", is_flag=True, help="Random weights where a checkpoint is missing")
 @options(without=("interactive",))
@@ -85,6 +110,9 @@ def replay(
     everything: bool,
     conditions: tuple[str, ...],
     tolerance: str | None,
+    against: str | None,
+    history_path: str | None,
+    processes: int | None,
     checkpoint_root: str | None,
     dummy: bool,
     **given: Any,
@@ -93,6 +121,10 @@ def replay(
     if path is None:
         raise UsageError("which log? quantbench replay FILE --all")
     limit = fraction("--tolerance", tolerance) if tolerance else None
+    if against is not None and (history_path is not None or processes is not None):
+        other = "--processes" if history_path is None else "--history"
+        raise UsageError(f"--against measures beside the old commit: leave {other} out")
+    history = History.read(history_path) if history_path is not None else None
     changes = {
         name: value
         for name, value in given.items()
@@ -114,16 +146,26 @@ def replay(
         click.echo(f"refused: {problem}", err=True)
     if not chosen_lines:
         raise LogError(f"{path}: none of the lines asked for can be run")
+    dry_run, write_result = bool(changes.get("dry_run")), changes.get("write_result", "none")
+    if limit is not None and not (against or history or dry_run):
+        say(NO_READING)
     worse = []
-    for line in chosen_lines:
-        try:
-            if changes.get("dry_run"):
-                click.echo(built(line))
-                continue
-            worse += report(line, measured(line, changes.get("write_result", "none")), limit)
-        except QuantbenchError as error:
-            problems.append(f"{line.name}: {error}")
-            click.echo(f"failed: {problems[-1]}", err=True)
+    with contextlib.ExitStack() as stack:
+        old = stack.enter_context(old_commit(against)) if against and not dry_run else None
+        pieces = Countdown(len(chosen_lines), say if not dry_run else lambda text: None)
+        for line in chosen_lines:
+            pieces.next(line.name)
+            try:
+                if dry_run:
+                    click.echo(built(line))
+                elif old:
+                    worse += together(line, old, limit, write_result)
+                else:
+                    count = processes or (PROCESSES if history else 1)
+                    worse += alone(line, count, history, limit, write_result)
+            except QuantbenchError as error:
+                problems.append(f"{line.name}: {error}")
+                click.echo(f"failed: {problems[-1]}", err=True)
     for text in worse:
         click.echo(f"worse: {text}")
     sys.exit(1 if problems or worse else 0)
@@ -209,26 +251,49 @@ def built(line: Line) -> str:
     return f"{then}, {now}, kernel {size.kernel or f'none: {size.reason}'}"
 
 
-def measured(line: Line, write_result: str) -> Record:
-    """The record of running it now, in a process of its own. Raises what keeps it from running."""
-    say(f"{line.name} …")
-    worker = Process()
-    try:
-        worker.ask("load", argv=argv(line.config))
-        facts = worker.answer(ArmFacts, "get_ready").run
-        assert facts  # of a worker of ours
-        samples = [
-            worker.answer(TimedSample, "sample", index=n) for n in range(line.config.num_samples)
-        ]
-    finally:
-        worker.close()
-    kinds = samples[0].peak_memory_bytes
-    peak = {kind: max(sample.peak_memory_bytes[kind] for sample in samples) for kind in kinds}
-    tok_s = statistics.fmean(sample.tok_s for sample in samples)
-    record = make_record(facts, tok_s, peak)
+def alone(
+    line: Line, processes: int, history: History | None, limit: float | None, write_result: str
+) -> list[str]:
+    """Measure a line, print then and now, and what earlier days say; what is worse."""
+    now = measured(line.config, processes, history is not None)
     if write_result != "none":
-        log.append(Path(write_result), record.render())
-    return Record.parse(record.render())  # rounded as in the log: 0.0106 GB is no more than 0.01
+        log.append(Path(write_result), now.record.render())
+    worse = report(line, now.record, limit)
+    if history is None:
+        return worse
+    if now.caveat is not None:
+        click.echo(f"  no limit to compare with earlier days: {now.caveat}")
+        return worse
+    key = repro(line.config)
+    change = history.against(key, now.relative)
+    history.append(key, now.relative)
+    if change is None:
+        click.echo(f"  no earlier day of this line in {history.path}: today's is the first")
+        return worse
+    what = "speed ÷ memory's speed, now ÷ the last day"
+    if change.confidence is None:
+        why = f"no interval: at least {LEAST_BLOCKS} --processes are needed on both days"
+        click.echo(f"  {what}: {1 / change.ratio:.3f} × ({why})")
+        return worse
+    return worse + judged(line, what, Ratio.of(change).inverse, limit)
+
+
+def together(line: Line, old: OldCommit, limit: float | None, write_result: str) -> list[str]:
+    """Measure a line beside the old commit, and print both; what is worse."""
+    both = beside(line.config, old, limit / 2 if limit else None)
+    if write_result != "none":
+        log.append(Path(write_result), both.record.render())
+    worse = report(line, both.record, limit)
+    return worse + judged(line, f"speed now ÷ commit {old.name}", both.speed, limit)
+
+
+def judged(line: Line, what: str, ratio: Ratio, limit: float | None) -> list[str]:
+    """Print a ratio of speeds; its line where it is shown to be below 1 - limit."""
+    shown = f"{ratio.value:.3f} × ({ratio.word} {ratio.low:.3f} to {ratio.high:.3f})"
+    click.echo(f"  {what}: {shown}")
+    if limit is None or ratio.confidence is None or ratio.high >= 1 - limit:
+        return []
+    return [f"{line.name}: {what} {shown} (--tolerance {limit:.1%})"]
 
 
 def report(line: Line, now: Record, limit: float | None) -> list[str]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 import devices
+from compare.countdown import Countdown
 from errors import UsageError
 from kv_cache import CACHES
 from kv_cache.base import KVCache
@@ -79,10 +80,11 @@ def measured(
             layer.fill(depth)
         return layers
 
-    say("Filling some layers of each kind …")
+    filling = Countdown(len(CACHES), say, "filling layers, kind")
     kinds: dict[str, list[KVCache]] = {}
     refused = []
     for name, cache in CACHES.items():
+        filling.next(name)
         try:
             kinds[name] = filled(cache)
         except UsageError as error:
@@ -102,7 +104,9 @@ def measured(
 
     speeds = []
     timings: dict[str, list[float]] = {name: [] for name in kinds}
+    timing = Countdown(rounds + 1, say, "round")
     for _ in range(rounds + 1):
+        timing.next()
         speeds.append(read.measure())
         for name, layers in kinds.items():
             timings[name].append(attend(layers))

@@ -1,7 +1,9 @@
 """python -m compare replay: the old log's lines, then beside now, and what is refused."""
 
+import json
 import re
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,10 @@ from click.testing import CliRunner
 from benchlog import log
 from benchlog.config import parse
 from compare.commands.replay import checkpoint, mapped, replay
+from compare.sampling.replayed import Replayed
 from generate import main as generate
+from tests.compare.facts import arm_facts
+from typed_json import to_json
 
 REFERENCE = Path(__file__).parents[1] / "data" / "torchao_llama_log.txt"
 RECORDS = log.read(REFERENCE).records
@@ -78,15 +83,176 @@ def test_then_and_now(short_log):
         assert float(ratio) == pytest.approx(getattr(again, name) / getattr(record, name), rel=0.01)
 
 
-@pytest.mark.parametrize("tok_s, code", [("9999999.00", 1), ("  0.01", 0)])
-def test_the_gate(short_log, tok_s, code):
-    """Against a line that claims to have been faster, or slower, than anything is."""
-    text = re.sub(r"tok/s= *[\d.]+", f"tok/s={tok_s}", short_log.read_text())
-    short_log.write_text(re.sub(r"peak_mem= *[\d.]+", "peak_mem=99.00", text))
+@pytest.mark.parametrize("peak, code", [("0.01", 1), ("99.00", 0)])
+def test_the_gate_without_a_reading_is_of_memory_alone(short_log, peak, code):
+    """Against a line that claims to have been faster than anything is, and to have taken little
+    memory, or much. Speeds of different days are not compared, and it says what would."""
+    text = re.sub(r"tok/s= *[\d.]+", "tok/s=9999999.00", short_log.read_text())
+    short_log.write_text(re.sub(r"peak_mem= *[\d.]+", f"peak_mem={peak}", text))
     result = run("benchmarks.txt", "--line", "1", "--tolerance", "5%")
     assert result.exit_code == code, result.stderr
-    assert ("worse: line 1: None, tiny: tok/s" in result.stdout) == bool(code)
-    assert "worse: line 1: None, tiny: peak" not in result.stdout
+    assert ("worse: line 1: None, tiny: peak" in result.stdout) == bool(code)
+    assert "worse: line 1: None, tiny: tok/s" not in result.stdout
+    assert "--against COMMIT runs the old commit beside the new" in result.stderr
+    assert "1 of 1: line 1: None, tiny" in result.stderr
+
+
+# ------------------------------------------------------------------------- beside an old commit
+
+WORKER = """
+import json, random, sys
+from compare import speed          # the commit's own, whatever the current folder has
+
+ready = json.loads(READY)
+draw = random.Random()
+for line in sys.stdin:
+    request = json.loads(line)
+    seconds = speed.SECONDS * draw.lognormvariate(0, 0.002)
+    sample = {
+        "prefill_seconds": seconds, "decode_seconds": 199 * seconds, "tok_s": 1 / seconds,
+        "prefill_tok_s": 1 / seconds, "decode_tok_s": 1 / seconds,
+        "token_seconds": [seconds] * 199, "peak_memory_bytes": {"resident": 3},
+    }
+    did = {
+        "load": {}, "get_ready": ready, "sample": sample,
+        "bandwidth": {"bytes_per_s": 1e9, "round": None, "probe": "fake", "caveat": None},
+    }[request["do"]]
+    print(json.dumps({"did": did}), flush=True)
+"""
+
+
+def git(folder, *arguments):
+    settings = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
+    done = subprocess.run(
+        ["git", "-C", str(folder), *settings, *arguments],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return done.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
+    """A repository of four commits: empty, broken, old (a token takes 1 s) and slow (1.2 s)."""
+    folder = tmp_path_factory.mktemp("repository")
+    git(folder, "init", "--quiet")
+    git(folder, "commit", "--allow-empty", "-m", "empty")
+    git(folder, "tag", "empty")
+    sampling = folder / "compare" / "sampling"
+    sampling.mkdir(parents=True)
+    for package in (folder / "compare", sampling):
+        (package / "__init__.py").touch()
+    ready = f"READY = {json.dumps(to_json(arm_facts()))!r}\n"
+    (folder / "log.txt").write_text(RECORDS[0][1].render() + "\n")
+    for tag, seconds, worker in (
+        ("broken", 1.0, "raise SystemExit('no kernels: g++ says no')"),
+        ("old", 1.0, ready + WORKER),
+        ("slow", 1.2, ready + WORKER),
+    ):
+        (sampling / "worker.py").write_text(worker)
+        (folder / "compare" / "speed.py").write_text(f"SECONDS = {seconds}\n")
+        git(folder, "add", ".")
+        git(folder, "commit", "-m", tag)
+        git(folder, "tag", tag)
+    return folder
+
+
+@pytest.fixture
+def inside(repository, monkeypatch):
+    """The current folder is the repository, whose newest files are those of `slow`."""
+    monkeypatch.setattr("compare.sampling.process.ROOT", repository)
+    monkeypatch.chdir(repository)
+    yield repository
+    assert len(git(repository, "worktree", "list").splitlines()) == 1  # nothing is left behind
+
+
+@pytest.mark.parametrize(
+    "commit, tolerance, code", [("old", "5%", 1), ("old", "25%", 0), ("slow", "5%", 0)]
+)
+def test_a_slowdown_is_shown_beside_the_old_commit(inside, commit, tolerance, code):
+    result = run("log.txt", "--all", "--dummy", "--against", commit, "--tolerance", tolerance)
+    assert result.exit_code == code, (result.stdout, result.stderr)
+    name = git(inside, "rev-parse", "--short", commit)
+    words = rf"speed now ÷ commit {name}: ([\d.]+) × \((.*) ([\d.]+) to ([\d.]+)\)"
+    ratio, word, low, high = re.search(words, result.stdout).groups()
+    right = 1 / 1.2 if commit == "old" else 1.0
+    assert float(low) <= float(ratio) <= float(high) and word == "98 % interval"
+    assert float(ratio) == pytest.approx(right, rel=0.02)
+    assert ("worse: line 1: " in result.stdout) == bool(code)
+
+
+@pytest.mark.parametrize(
+    "commit, reason",
+    [
+        ("nowhere", "--against 'nowhere': there is no such commit"),
+        ("empty", "--against empty: that commit has no compare.sampling.worker"),
+        ("--all", "the option '--all' follows"),
+    ],
+)
+def test_a_commit_that_cannot_be_taken_is_one_line(inside, commit, reason):
+    assert reason in one_line(run("log.txt", "--all", "--dummy", "--against", commit))
+
+
+def test_a_commit_that_does_not_run_is_one_line(inside):
+    result = run("log.txt", "--all", "--dummy", "--against", "broken")
+    assert result.exit_code == 1
+    (failed,) = [line for line in result.stderr.splitlines() if line.startswith("failed: ")]
+    assert "that commit does not run it: " in failed and failed.endswith("g++ says no")
+
+
+def test_outside_of_a_repository(tmp_path, monkeypatch):
+    monkeypatch.setattr("compare.sampling.process.ROOT", tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    result = run(str(REFERENCE), "--all", "--dummy", "--against", "HEAD")
+    assert "is no git repository" in one_line(result)
+
+
+# ------------------------------------------------------------------------- beside earlier days
+
+
+@pytest.fixture
+def days(tmp_path, monkeypatch):
+    """A function that replays a line whose processes take these seconds at a reading of 1e9."""
+    record = RECORDS[0][1]
+
+    def replayed(*seconds, caveat=None, tolerance="5%"):
+        values = [one * 1e9 for one in seconds]
+        monkeypatch.setattr(
+            "compare.commands.replay.measured",
+            lambda config, processes, read: Replayed(record, values, caveat),
+        )
+        line = ("--line", str(RECORDS[0][0]), "--dummy", "--tolerance", tolerance)
+        return run(str(REFERENCE), *line, "--history", str(tmp_path / "days.jsonl"))
+
+    return replayed
+
+
+def test_days_are_compared_through_the_limit_of_each(days, tmp_path):
+    first = days(1.00, 1.01, 0.99, 1.00)
+    assert first.exit_code == 0 and "today's is the first" in first.stdout
+    same = days(1.01, 1.00, 1.02, 1.00)
+    assert same.exit_code == 0 and "now ÷ the last day: 0.99" in same.stdout
+    slow = days(1.21, 1.20, 1.19, 1.20)
+    assert slow.exit_code == 1 and "worse: line 3" in slow.stdout
+    assert "speed ÷ memory's speed, now ÷ the last day 0.8" in slow.stdout.splitlines()[-1]
+    few = days(9.0)  # one process says nothing of its scatter
+    assert few.exit_code == 0 and "(no interval: at least 4" in few.stdout
+    assert len((tmp_path / "days.jsonl").read_text().splitlines()) == 4
+
+
+def test_scatter_of_days_widens_the_interval(days):
+    """After days that scatter by 10 %, one that is 10 % slower is no slowdown that is shown."""
+    for scale in (1.0, 1.12, 0.9, 1.1, 0.95):
+        days(*(scale * one for one in (1.00, 1.01, 0.99, 1.00)), tolerance="99%")
+    result = days(1.05, 1.06, 1.04, 1.05)
+    assert result.exit_code == 0 and "now ÷ the last day: 0.905" in result.stdout
+
+
+def test_a_reading_that_is_not_the_memorys_is_not_compared(days, tmp_path):
+    result = days(1.0, 1.0, 1.0, 1.0, caveat="it is slow")
+    assert result.exit_code == 0 and not (tmp_path / "days.jsonl").exists()
+    assert "no limit to compare with earlier days: it is slow" in result.stdout
 
 
 OTHER_PROGRAM = RECORDS[0][1].render().replace("python generate.py", "python rm.py; true")
@@ -152,6 +318,9 @@ def test_options_given_take_the_place_of_the_lines():
         ((REFERENCE, "--where", "quant"), "--where takes FIELD=VALUE"),
         ((REFERENCE, "--where", "color=red"), "--where takes FIELD=VALUE"),
         ((REFERENCE, "--where", "quant=int3"), "has quant=int3"),
+        ((REFERENCE, "--all", "--history", "empty.txt"), "is not what replay --history writes"),
+        ((REFERENCE, "--all", "--history", "no/where"), "--history no/where"),
+        ((REFERENCE, "--all", "--history", "x", "--against", "y"), "leave --history out"),
         ((REFERENCE, "--all", "--tolerance", "lots"), "--tolerance takes a share"),
         ((REFERENCE, "--all", "--num_layers", "0"), "--num_layers takes a whole number"),
         ((REFERENCE, "--all", "--bogus"), "no such option"),

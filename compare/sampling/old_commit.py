@@ -1,0 +1,90 @@
+"""Workers of another commit of this repository, to measure it beside the present one.
+
+    with old_commit("HEAD~20") as old:
+        Comparison(results, None, say, command=old.command_of)      # arm 0 runs the old commit
+
+The commit is checked out into a temporary git worktree. Its workers run on the same interpreter and
+packages, import only the commit's own files, and build its C++ kernels into the usual cache, where
+they are told apart by a hash of their source.
+"""
+
+import contextlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from compare.sampling import process
+from errors import QuantbenchError, UsageError
+from text import shown
+
+WORKER = "compare.sampling.worker"
+# Run with -c: puts the commit's folder where the present one would be searched for modules, also in
+# processes that the worker starts.
+LAUNCH = (
+    "import os, runpy, sys; old, new = sys.argv[1:3]; "
+    "sys.path[:] = [old] + [p for p in sys.path[1:] if os.path.realpath(p or '.') != new]; "
+    "os.environ['PYTHONPATH'] = old; "
+    f"runpy.run_module('{WORKER}', run_name='__main__', alter_sys=True)"
+)
+
+
+@dataclass(frozen=True)
+class OldCommit:
+    """A commit that is checked out."""
+
+    name: str  # abbreviated hash
+    folder: Path
+
+    @property
+    def command(self) -> Sequence[str]:
+        """Starts a worker of it."""
+        present = str(process.ROOT.resolve())
+        return (sys.executable, "-c", LAUNCH, str(self.folder), present)
+
+    def command_of(self, number: int) -> Sequence[str]:
+        """For a comparison whose baseline, arm 0, is the old commit."""
+        return process.COMMAND if number else self.command
+
+
+@contextlib.contextmanager
+def old_commit(commit: str) -> Iterator[OldCommit]:
+    """Check out `commit`, and remove the checkout at the end.
+
+    Raises UsageError for a commit that does not exist or that has no worker, QuantbenchError where
+    git cannot check it out.
+    """
+    if commit.startswith("-"):
+        raise UsageError(f"--against takes a commit; given: {shown(commit)}")
+    resolved = _git("rev-parse", "--verify", "--quiet", "--short", f"{commit}^{{commit}}")
+    if resolved.returncode:
+        why = "there is no such commit here"
+        if _git("rev-parse", "--git-dir").returncode:
+            why = f"{process.ROOT} is no git repository, which has the old commits"
+        raise UsageError(f"--against {shown(commit)}: {why}; git log lists commits")
+    name = resolved.stdout.strip()
+    with tempfile.TemporaryDirectory(prefix="quantbench-against-") as scratch:
+        folder = Path(scratch, name)
+        added = _git("worktree", "add", "--detach", str(folder), name)
+        try:
+            if added.returncode:
+                last = (added.stderr.strip().splitlines() or ["git says nothing"])[-1]
+                raise QuantbenchError(f"--against {commit}: cannot be checked out: {last}")
+            if not Path(folder, *WORKER.split(".")).with_suffix(".py").is_file():
+                raise UsageError(
+                    f"--against {commit}: that commit has no {WORKER}, which measures; take a "
+                    "younger one"
+                )
+            yield OldCommit(name, folder)
+        finally:
+            _git("worktree", "remove", "--force", str(folder))
+
+
+def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = ["git", "-C", str(process.ROOT), *arguments]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    except OSError as error:
+        raise QuantbenchError(f"--against needs git: {error.strerror}") from None

@@ -1,0 +1,97 @@
+"""One run measured again: alone, or beside the same run on an older commit.
+
+measured(config, processes=4, read=True).relative       # seconds a token × bytes a second
+beside(config, old, precision=0.02).speed               # now ÷ then, with its interval
+"""
+
+import statistics
+from dataclasses import dataclass
+
+from benchlog.config import RunConfig, argv, repro
+from benchlog.record import Record
+from cli import say
+from compare.figures.interval import Ratio
+from compare.figures.rows import rows
+from compare.sampling.answers import ArmFacts, Reading, TimedSample
+from compare.sampling.arm import Arm
+from compare.sampling.comparison import Comparison
+from compare.sampling.old_commit import OldCommit
+from compare.sampling.process import Process
+from compare.sampling.results import Results, Settings
+from errors import QuantbenchError
+from run.measure import Facts, Peak, make_record
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A run, measured again."""
+
+    record: Record
+    relative: list[float]  # of each process, seconds a token × bytes a second of its memory
+    caveat: str | None  # why that reading is not the memory's speed
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A run, measured beside an older commit."""
+
+    record: Record  # now
+    speed: Ratio  # now ÷ then; above 1 it became faster
+
+
+def measured(config: RunConfig, processes: int, read: bool) -> Replayed:
+    """Run it now, in so many processes, one after the other. read: the memory's speed, too. Raises
+    what keeps it from running."""
+    facts: Facts | None = None
+    samples: list[TimedSample] = []
+    relative: list[float] = []
+    caveat: str | None = None
+    for _ in range(processes):
+        worker = Process()
+        try:
+            worker.ask("load", argv=argv(config))
+            facts = worker.answer(ArmFacts, "get_ready").run
+            assert facts  # of a worker of ours
+            own = [worker.answer(TimedSample, "sample", index=n) for n in range(config.num_samples)]
+            if read:
+                reading = worker.answer(Reading, "bandwidth", device=facts.config.device)
+                caveat = caveat or reading.caveat
+                seconds = statistics.fmean(1 / sample.tok_s for sample in own)
+                relative.append(seconds * reading.bytes_per_s)
+        finally:
+            worker.close()
+        samples += own
+    assert facts
+    kinds = samples[0].peak_memory_bytes
+    peak = {kind: max(sample.peak_memory_bytes[kind] for sample in samples) for kind in kinds}
+    tok_s = statistics.fmean(sample.tok_s for sample in samples)
+    return Replayed(_record(facts, tok_s, peak), relative, caveat)
+
+
+def beside(config: RunConfig, old: OldCommit, precision: float | None) -> Beside:
+    """Run it on the old commit and on the present one, in turns. precision: how narrow the interval
+    shall be.
+
+    Raises QuantbenchError where either of them does not run it.
+    """
+    text = repro(config)
+    arms = [Arm(f"commit {old.name}", text, config), Arm("now", text, config)]
+    settings = Settings(tokens=0, precision=precision or Settings().precision)
+    results = Results.begin(settings, arms, "none")
+    Comparison(results, None, say, command=old.command_of).run()
+    if results.ended == "interrupted":
+        raise KeyboardInterrupt
+    then, now = results.arms
+    if then.failed is not None:
+        raise QuantbenchError(f"--against {old.name}: that commit does not run it: {then.failed}")
+    row = rows(results)[1]
+    facts = now.facts.run if now.facts else None
+    if now.failed is not None or facts is None or row.tok_s is None or row.speed_up is None:
+        raise QuantbenchError(now.failed or "nothing was measured")
+    peak = (row.peak_memory_bytes or {})["generate"]
+    return Beside(_record(facts, row.tok_s, peak), row.speed_up)
+
+
+def _record(facts: Facts, tok_s: float, peak: Peak) -> Record:
+    """Rounded as in the log: 0.0106 GB is no more than 0.01."""
+    return Record.parse(make_record(facts, tok_s, peak).render())
