@@ -219,13 +219,24 @@ def _vector_kernel(
     x_sums = zeros([RUNS, RUN], ROWS)
     totals = zeros([BLOCK_N, RUNS], ROWS)
     first = tl.program_id(2) * span
-    for start in range(first, tl.minimum(first + span, units), RUNS * RUN):
+    end = tl.minimum(first + span, units)
+    tile = tl.arange(0, RUNS)[:, None] * RUN + tl.arange(0, RUN)[None, :]
+    # Words are loaded one tile ahead, so that they are under way while the tile before is computed.
+    # Triton's own pipelining would copy them, and x, to shared memory with a barrier for each tile.
+    ahead = row[:, None, None] * units + (first + tile)[None, :, :]
+    following = load_words(plane0, plane1, plane2, ahead, (first + tile < end)[None, :, :])
+    for start in range(first, end, RUNS * RUN):
         runs = start + tl.arange(0, RUNS) * RUN
-        j = runs[:, None] + tl.arange(0, RUN)[None, :]
+        j = start + tile
         inside = j < units
-        offsets = row[:, None, None] * units + j[None, :, :]
-        words = load_words(plane0, plane1, plane2, offsets, inside[None, :, :])
+        words = following
+        ahead += RUNS * RUN
+        coming = (j + RUNS * RUN < end)[None, :, :]
+        following = load_words(plane0, plane1, plane2, ahead, coming)
         if UNITS_PER_GROUP > 0:
+            places = row[:, None] * (units // UNITS_PER_GROUP) + (runs // UNITS_PER_GROUP)[None, :]
+            within = (runs < units)[None, :]
+            factor, offset = load_scales(scale, zero, places, within, SCALE, INTEGER_BITS)
             sums = zeros([BLOCK_N, RUNS, RUN], ROWS)
             x_sums = zeros([RUNS, RUN], ROWS)
         for i in tl.static_range(UNIT):
@@ -239,9 +250,6 @@ def _vector_kernel(
                 sums = sums + (last_sums[m] + number * column[None, :, :],)
                 x_sums = x_sums + (last_x_sums[m] + column,)
         if UNITS_PER_GROUP > 0:
-            places = row[:, None] * (units // UNITS_PER_GROUP) + (runs // UNITS_PER_GROUP)[None, :]
-            within = (runs < units)[None, :]
-            factor, offset = load_scales(scale, zero, places, within, SCALE, INTEGER_BITS)
             last_totals = totals
             totals = ()
             for m in tl.static_range(ROWS):
