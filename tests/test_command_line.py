@@ -32,7 +32,10 @@ def test_every_command_is_there_and_explained():
 
 
 GROUPS = {"latency"}  # commands of commands: these have the options
-SINGLE = sorted({*compare.list_commands(None), "generate", "log check", "latency check"} - GROUPS)
+SINGLE = sorted(
+    {*compare.list_commands(None), "generate", "log check", "latency check", "latency tables"}
+    - GROUPS
+)
 
 
 @pytest.mark.parametrize("name", SINGLE)

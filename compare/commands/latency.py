@@ -1,17 +1,22 @@
 """python -m compare latency: latency tables over batch size and sequence length, and their check.
 
 python -m compare latency check report.md   # does each table render as it stands, do figures agree
+python -m compare latency tables DIR --style legacy  # write the tables of measured results anew
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
 import files
 from cli import Command, Group
+from compare.figures.latency import STYLES
 from compare.figures.latency_checks import findings
+from compare.output import latency_pictures, latency_report
 from compare.output.latency_tables import LONGEST, Document, MarkdownTable, read
-from errors import QuantbenchError, UsageError
+from compare.sampling.latency_results import LatencyResults
+from errors import LogError, QuantbenchError, UsageError
 from text import counted, shown, size
 
 
@@ -57,6 +62,38 @@ def check(paths: tuple[str, ...], debug: bool) -> None:
     click.echo(f"{counted(disagreements, 'line')} with figures that do not agree")
     if not all(at.renders for at in tables):
         raise click.exceptions.Exit(1)
+
+
+@latency.command(cls=Command)
+@click.argument("folders", metavar="DIR", nargs=-1)
+@click.option("--style", default="correct", metavar="correct|legacy", help="[correct]")
+@click.option("--csv", "csv_path", metavar="PATH", help="Write every sample here")
+@click.option("--picture", metavar="PATH", help="Draw latency against throughput, and scaling, SVG")
+def tables(folders: tuple[str, ...], style: str, csv_path: str | None, picture: str | None) -> None:
+    """Print the Markdown tables of the results in DIR, which latency --output wrote.
+
+    legacy: as text-generation-inference's benchmark has them, its percentiles and rates included.
+    """
+    if len(folders) != 1:
+        raise UsageError(f"tables takes one results folder; given: {len(folders)}")
+    chosen = next((name for name in STYLES if name == style), None)
+    if chosen is None:
+        raise UsageError(f"--style takes {' or '.join(STYLES)}; given: {shown(style)}")
+    files.check_output("--csv", csv_path, _is_samples, "table of samples")
+    files.check_output("--picture", picture, files.is_svg, "SVG")
+    results = LatencyResults.load(Path(folders[0]), "tables")
+    text = latency_report.report(results, chosen)
+    if csv_path:
+        files.write_text("--csv", csv_path, latency_report.samples(results))
+    if picture:
+        if not latency_pictures.panels(results):
+            raise LogError("--picture: there are no two points of a line to draw")
+        files.replace("--picture", picture, lambda path: latency_pictures.draw(results, path))
+    click.echo(text, nl=False)
+
+
+def _is_samples(head: bytes) -> bool:
+    return head.startswith(b"model,arm,")
 
 
 def _document(path: str) -> Document:

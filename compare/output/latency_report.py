@@ -1,0 +1,145 @@
+"""Latency results as files for people: Markdown in either style, CSV with every sample.
+
+    (folder / "report.md").write_text(report(results, "correct"))
+    (folder / "samples.csv").write_text(samples(results))
+
+Every table of a sweep is a section: the table of parameters, the latencies, the rates, and why a
+cell is NaN. `quantbench latency check` reads them back.
+"""
+
+import csv
+import io
+
+from compare.figures.latency import (
+    CONFIDENCE,
+    INTERPOLATION,
+    LEAST_RUNS,
+    Cell,
+    Style,
+    latency_rows,
+    rate_rows,
+)
+from compare.output.latency_tables import NO_INTERVAL, Pairs, Table, table_text
+from compare.sampling.latency_plan import LatencyPlan
+from compare.sampling.latency_results import LatencyResults, TableResult
+from text import counted, one_line
+
+NOT_REACHED = "not measured yet; --resume goes on"
+NOTES: dict[Style, str] = {
+    "legacy": (
+        "Percentile p is the run at ⌊p · n⌋ in the order of arrival, an average rate is the mean "
+        "of the runs' rates, and Prefill's tokens/secs are requests per second. A blank cell "
+        "equals the one above it."
+    ),
+    "correct": (
+        f"Percentiles are of sorted samples, by {INTERPOLATION}. Intervals of the averages are "
+        f"{100 * CONFIDENCE:.0f} % by Student's t over runs of one process, {NO_INTERVAL} with "
+        f"fewer than {LEAST_RUNS}. An average rate is all work ÷ all time. TTFT: time to first "
+        "token; TPOT: time per output token, the mean of a run's steps; ITL: latency between two "
+        "tokens."
+    ),
+}
+FIELDS = ("model", "arm", "ranks", "sequence_length", "batch_size", "run", "step", "seconds")
+
+
+def report(results: LatencyResults, style: Style) -> str:
+    """All tables that have a cell, as one Markdown text."""
+    sections = [section(table, results.plan, style) for table in results.tables]
+    return "\n".join(sections) if sections else "Nothing was measured.\n"
+
+
+def section(table: TableResult, plan: LatencyPlan, style: Style) -> str:
+    """One model, arm, number of ranks and sequence length."""
+    every = cells(table, plan)
+    tables = [
+        Table("parameters", "legacy", parameters=parameters(table, plan, style)),
+        Table("latency", style, tuple(latency_rows(every, style))),
+        Table("throughput", style, tuple(rate_rows(every, style, table.sequence_length))),
+    ]
+    heading = f"# {_plain(table.checkpoint)}, {_plain(table.arm)}, " + ", ".join(
+        [counted(table.ranks, "rank"), f"prompts of {counted(table.sequence_length, 'token')}"]
+    )
+    missing = [
+        f"- batch size {cell.batch_size}: {_plain(cell.reason)}" for cell in every if cell.reason
+    ]
+    short = [
+        f"- batch size {cell.batch_size}: {len(cell.samples)} of {counted(plan.runs, 'run')}"
+        for cell in every
+        if not cell.reason and len(cell.samples) < plan.runs
+    ]
+    parts = [heading, *map(table_text, tables), NOTES[style]]
+    if missing:
+        parts += ["NaN is what could not be measured:", "\n".join(missing)]
+    if short:
+        parts += ["Of fewer runs than planned:", "\n".join(short)]
+    return "\n\n".join(parts) + "\n"
+
+
+def cells(table: TableResult, plan: LatencyPlan) -> list[Cell]:
+    """A cell for each batch size of the plan; those that are not there have a reason."""
+    measured = {cell.batch_size: cell for cell in table.cells}
+    every = [measured.get(size, Cell(size, [])) for size in plan.batch_sizes]
+    return [
+        cell if cell.reason or cell.samples else Cell(cell.batch_size, [], NOT_REACHED)
+        for cell in every
+    ]
+
+
+def parameters(table: TableResult, plan: LatencyPlan, style: Style) -> Pairs:
+    """Rows of the table of parameters: the old tool's, or those and what else describes a run."""
+    name = table.model.name if table.model else table.checkpoint
+    rows = [
+        ("Model", name),
+        ("Sequence Length", str(table.sequence_length)),
+        ("Decode Length", str(plan.decode_length)),
+        ("N Runs", str(plan.runs)),
+        ("Warmups", str(plan.warmups)),
+    ]
+    if style == "legacy":
+        unset = ("Temperature", "Top K", "Top P", "Typical P", "Repetition Penalty")
+        rows += [
+            *((what, "None") for what in unset),
+            ("Watermark", "false"),
+            ("Do Sample", "false"),
+        ]
+    else:
+        rows += [
+            ("Sampling", "the likeliest token; end of text is ignored"),
+            ("Arm", table.arm),
+            ("Tensor Parallel", counted(table.ranks, "rank")),
+        ]
+        carried = table.carried
+        if carried is not None:
+            rows += [
+                ("Precision", carried.precision),
+                ("Kernel", carried.kernel or "-"),
+                ("Decoder", carried.decoder or "-"),
+                ("Compiled", ", ".join(carried.compiled) or "nothing"),
+                ("Device", carried.device),
+                ("Machine", carried.machine),
+            ]
+    return tuple((what, _plain(value)) for what, value in rows)
+
+
+def samples(results: LatencyResults) -> str:
+    """CSV with a line for each prefill and each decoding step; a cell without samples has one line
+    with its reason. Runs count from 1, in the order of arrival; step 0 is prefill."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*FIELDS, "reason"])
+    for table in results.tables:
+        for cell in cells(table, results.plan):
+            key = [*table.key, cell.batch_size]
+            reason = one_line(cell.reason or "")
+            lines = [
+                [run, step, repr(seconds)]
+                for run, sample in enumerate(cell.samples, 1)
+                for step, seconds in enumerate([sample.prefill_seconds, *sample.step_seconds])
+            ]
+            writer.writerows([*key, *line, reason] for line in lines or [["", "", "NaN"]])
+    return text.getvalue()
+
+
+def _plain(text: str) -> str:
+    """A text from elsewhere on one line, which begins and ends no cell of a table."""
+    return one_line(text).replace("\\", "/").replace("|", "\\|")
