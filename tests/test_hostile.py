@@ -7,6 +7,7 @@ process where they can; those about closed streams, signals and full disks in on
 import errno
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -127,7 +128,8 @@ def test_full_precision_that_was_asked_for_is_not_what_a_folder_was_saved_as(pla
     unsaid = CliRunner().invoke(generate, given)
     assert unsaid.exit_code == 0 and "as int8wo" in unsaid.stdout
     said = CliRunner().invoke(generate, [*given, "--quantization", "int8wo"])
-    assert said.stdout == unsaid.stdout
+    free = re.compile(r"[\d.]+ GB of cpu are free")  # other processes allocate meanwhile
+    assert free.sub("", said.stdout) == free.sub("", unsaid.stdout)
 
 
 def test_a_value_of_ten_megabytes_is_shortened(place):
