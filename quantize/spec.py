@@ -343,6 +343,11 @@ def forms() -> list[str]:
     return [form(spec) for spec in _ALL]
 
 
+def numerics() -> dict[str, str]:
+    """By form, what it does to the linear layers, in words."""
+    return {form(spec): spec.numerics for spec in _ALL}
+
+
 def form(spec: type[Quantization]) -> str:
     def shown(field: re.Match[str]) -> str:
         return _LETTERS.get(field[1]) or "{" + ",".join(map(str, spec.choices[field[1]])) + "}"

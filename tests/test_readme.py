@@ -18,6 +18,8 @@ from quantbench.__main__ import commands
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+PAGES = {path.name: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}
+DOCUMENTS = "\n".join([README, *(text for name, text in PAGES.items() if name != "LOG.md")])
 
 
 @pytest.fixture(scope="module")
@@ -94,38 +96,71 @@ def test_a_second_call_installs_nothing(clone, target):
     assert "pip install" not in make(clone, "--dry-run", target).stdout
 
 
-def test_every_option_is_in_the_readme():
+def test_every_option_is_in_the_documents():
     for name in option_table():
-        assert f"`--{name}" in README, name
+        assert f"`--{name}" in PAGES["options.md"], name
+
+
+def test_the_readme_is_short_and_links_to_every_page():
+    assert len(README.split()) <= 1500
+    linked = set(re.findall(r"\]\(docs/([\w.]+\.md)\)", README))
+    assert linked == set(PAGES)
+
+
+def test_links_lead_somewhere():
+    for folder, text in [(ROOT, README), *((ROOT / "docs", page) for page in PAGES.values())]:
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", text):
+            assert (folder / target).exists(), target
+
+
+ENTRY = re.compile(
+    r"## .+\n\n(\d{4}-\d\d-\d\d), commit [0-9a-f]{7}, .+\. Command: .+\.\n\*\*Result: .+\.\*\*\n"
+)
+
+
+def test_each_entry_of_the_log_says_where_it_comes_from():
+    """Day, commit, machine, command, result; the newest first."""
+    entries = re.split(r"^(?=## )", PAGES["LOG.md"], flags=re.M)[1:]
+    found = {entry.splitlines()[0]: ENTRY.match(entry) for entry in entries}
+    assert [title for title, match in found.items() if not match] == []
+    days = [match[1] for match in found.values() if match]
+    assert days == sorted(days, reverse=True)
 
 
 # A command on a line of its own, with or without a comment behind it, or between backticks.
-LINE = re.compile(r"^ *(python (?:generate\.py|-m) .*?)(?:  +#.*)?$|`(python -m [^`]+)`", re.M)
+PROGRAM = r"python (?:generate\.py|-m \w[\w.]*)|quantbench"
+LINE = re.compile(rf"^ *((?:{PROGRAM}) .*?)(?:  +#.*)?$|`((?:{PROGRAM}) [^`]+)`", re.M)
 COMMANDS = sorted(
-    {line or inline for line, inline in LINE.findall(README.replace("\\\n", " "))},
+    {line or inline for line, inline in LINE.findall(DOCUMENTS.replace("\\\n", " "))},
 )
-PROGRAMS = ("compare", "quantize", "kv_cache", "benchlog")
+# Modules that are run by name and read no options of ours.
+SCRIPTS = ("models.tiny.train", "tests.compare.trust_simulation", "tests.compare.trust")
 
 
 def test_the_documents_have_commands_of_every_program():
-    named = {split(command)[2] for command in COMMANDS}
-    assert set(PROGRAMS) <= named
+    named = {split(command)[1] for command in COMMANDS if command.startswith("quantbench")}
+    assert {"generate", "ab", "recommend", "quality", "replay", "roofline", "caches"} <= named
     assert sum("generate.py" in command for command in COMMANDS) >= 5
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_commands_in_the_readme_parse(command, monkeypatch, capsys):
-    first, program, *arguments = split(command)[1:]
-    if first == "generate.py":
-        parse([program, *arguments])
-    elif program in PROGRAMS:  # --help comes after the options have been read
-        monkeypatch.setattr(sys, "argv", [program, *arguments, "--help"])
-        with pytest.raises(SystemExit) as ended:
-            runpy.run_module(program, run_name="__main__", alter_sys=True)
-            sys.exit(0)
-        assert ended.value.code in (0, None) and "Usage:" in capsys.readouterr().out
-    else:
-        assert (ROOT / program.replace(".", "/")).with_suffix(".py").exists()
+def test_commands_in_the_documents_parse(command, monkeypatch, capsys):
+    """--help is answered after the options have been read."""
+    match split(command):
+        case ["python", "generate.py", *arguments]:
+            parse(arguments)
+            return
+        case ["python", "-m", program, *arguments]:
+            if program in SCRIPTS:
+                assert (ROOT / program.replace(".", "/")).with_suffix(".py").exists()
+                return
+        case ["quantbench" as program, *arguments]:
+            pass
+    monkeypatch.setattr(sys, "argv", [program, *arguments, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
+        sys.exit(0)
+    assert ended.value.code in (0, None) and "Usage:" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("target", ["make test", "make test-fast", "make check"])

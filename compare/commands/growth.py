@@ -4,8 +4,9 @@
     python -m compare growth --over batch --values 1,4          # these anew, the others stay
     python -m compare growth --over none                        # only draw what the file holds
 
-Points are kept in docs/growth.json and drawn in docs/growth.svg. The schemes of a point are sampled
-in turns; points are minutes apart, so compare a point with its limit before comparing two points.
+Points are kept in docs/data/growth.json and drawn in docs/growth.svg. The schemes of a point are
+sampled in turns; points are minutes apart, so compare a point with its limit before comparing two
+points.
 """
 
 import dataclasses
@@ -34,6 +35,7 @@ from typed_json import from_json
 
 SCHEMES = spec.COMPARED_BRIEFLY
 PROCESSES = 4  # of each scheme at a point: the least for an interval
+DATA = "docs/data/growth.json"
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ class Points:
 @click.option("--device", default="cpu", help="As in generate.py [cpu]")
 @click.option("--max_new_tokens", type=click.IntRange(2), default=17, help="Per sample [17]")
 @click.option("--max_rounds", type=click.IntRange(1), default=8, help="Per point [8]")
-@click.option("--json", "json_path", default="docs/growth.json", help="[docs/growth.json]")
+@click.option("--json", "json_path", default=DATA, help=f"[{DATA}]")
 @click.option("--chart", default="docs/growth.svg", help="[docs/growth.svg]")
 @click.option("--debug", is_flag=True, help="Show tracebacks")
 def growth(

@@ -1,18 +1,16 @@
-"""python -m compare readme: which lines it takes, what it makes of them, and when it is stale."""
+"""Tables of a log: which lines they take, and what they make of them."""
 
 import re
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
-from click.testing import CliRunner
 
 from benchlog import log
-from compare.commands.readme import BEGIN, END, groups, readme
+from compare.output.doc_tables import runs
+from compare.output.log_tables import groups
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "tests" / "data" / "torchao_llama_log.txt"
-TEXT = f"# title\n\nbefore\n\n{BEGIN}\nold\n{END}\n\nafter\n"
 
 
 def line(
@@ -45,14 +43,8 @@ LINES = [
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("docs").mkdir()
-    Path("README.md").write_text(TEXT)
     Path("benchmarks.txt").write_text("title\n" + "\n".join(LINES) + "\n")
     return tmp_path
-
-
-def run(*arguments):
-    return CliRunner().invoke(readme, list(arguments))
 
 
 def tables(text):
@@ -66,11 +58,7 @@ def tables(text):
 
 
 def test_the_newest_lines_against_full_precision(folder):
-    assert run().exit_code == 0
-    text = Path("README.md").read_text()
-    assert text.startswith("# title\n\nbefore\n\n") and text.endswith(f"{END}\n\nafter\n")
-    assert "old" not in text
-    found = tables(text)
+    found = tables(runs(["benchmarks.txt"]))
     assert list(found) == ["tiny on cpu", "tiny on cuda"]
     scheme, speeds = (
         [row[0] for row in found["tiny on cpu"]],
@@ -87,7 +75,7 @@ def test_the_newest_lines_against_full_precision(folder):
 
 
 def test_other_work_is_another_table(folder):
-    """A step behind 65536 positions, or one of eight rows, is not compared with an ordinary one;
+    """A step with a long context, or one of a larger batch, is not compared with an ordinary one;
     nor does one kind of quantized cache hide another."""
     deep = " --context_depth 65536"
     more = [
@@ -98,9 +86,12 @@ def test_other_work_is_another_table(folder):
         line("20260107000000", 10.5, more=" --batch_size 1"),
     ]
     Path("benchmarks.txt").write_text("\n".join([*LINES, *more]) + "\n")
-    assert run().exit_code == 0
-    found = tables(Path("README.md").read_text())
-    titles = ["tiny on cpu", "tiny on cpu, 8 rows at once", "tiny on cpu, behind 65536 positions"]
+    found = tables(runs(["benchmarks.txt"]))
+    titles = [
+        "tiny on cpu",
+        "tiny on cpu, batch size 8",
+        "tiny on cpu, with 65536 tokens in the context",
+    ]
     assert list(found) == [*titles, "tiny on cuda"]
     assert found[titles[0]][0][4] == "10.50"
     assert [row[4:6] for row in found[titles[1]]] == [["40.00", "1.00"]]
@@ -112,37 +103,9 @@ def test_two_decimals_of_a_small_model_give_no_ratio(folder):
     lines = [line("20260101000000", 5), line("20260101000000", 10, "int8wo")]
     lines = [re.sub("model_size= *[0-9.]+", "model_size= 0.01", one) for one in lines]
     Path("benchmarks.txt").write_text("\n".join(lines) + "\n")
-    assert run().exit_code == 0
-    none, int8wo = tables(Path("README.md").read_text())["tiny on cpu"]
+    none, int8wo = tables(runs(["benchmarks.txt"]))["tiny on cpu"]
     assert none[8:] == ["0.01 GB", "1.00"] and int8wo[8:] == ["0.01 GB", "-"]
     assert int8wo[5] == "2.00"
-
-
-def test_the_chart(folder):
-    run()
-    root = ElementTree.parse("docs/benchmarks.svg").getroot()
-    words = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert "3.00 ×" in words and "tiny on cuda" in words and "fp6, not compiled" not in words
-    widths = [float(bar.get("width")) for bar in root.iter("{http://www.w3.org/2000/svg}rect")]
-    assert widths[3] == pytest.approx(3 * widths[1], rel=0.01)  # after the background
-
-
-def test_check_tells_what_is_stale(folder):
-    result = run("--check")
-    assert result.exit_code == 1 and "-old" in result.stdout and "stale" in result.stderr
-    assert "| `int8wo` | dense" in result.stdout
-    assert Path("README.md").read_text() == TEXT and not Path("docs/benchmarks.svg").exists()
-    run()
-    assert run("--check").exit_code == 0 and run().stdout == ""
-    Path("docs/benchmarks.svg").write_text("")
-    assert run("--check").exit_code == 1
-    run()
-    log.append("benchmarks.txt", line("20260201000000", 44, "int8wo"))
-    result = run("--check")
-    assert (
-        result.exit_code == 1
-        and "+| `int8wo` | dense | bfloat16 | yes | 44.00 | 4.40" in result.stdout
-    )
 
 
 def test_every_line_of_the_old_log_is_read():
@@ -154,27 +117,3 @@ def test_every_line_of_the_old_log_is_read():
     # 170.83 over 107.38 tok/s; fp6 ran in float16, and is compared with bfloat16
     assert llama2["int8wo"].over_full("tok_s") == pytest.approx(1.591, abs=1e-3)
     assert llama2["fp6"].full == llama2["None"].record
-
-
-@pytest.mark.parametrize(
-    "arguments, reason",
-    [
-        (("--log", "nowhere"), "cannot read 'nowhere'"),
-        (("--log", "empty"), "empty holds no line of a run"),
-        (("--readme", "nowhere.md"), "cannot read nowhere.md: No such file"),
-        (("--readme", "empty"), "empty needs a line"),
-        (("--readme", "twice"), "once each"),
-        (("--chart", "no/folder.svg"), "cannot write no/folder.svg"),
-    ],
-)
-def test_bad_input_is_one_line(folder, arguments, reason):
-    Path("empty").touch()
-    Path("twice").write_text(TEXT + TEXT)
-    result = run(*arguments)
-    assert reason in str(result.exception) and "\n" not in str(result.exception)
-
-
-def test_this_readme_is_not_stale(monkeypatch):
-    monkeypatch.chdir(ROOT)
-    result = run("--check")
-    assert result.exit_code == 0 and result.exception is None, result.output

@@ -1,0 +1,51 @@
+"""The pictures of the documentation: a function each, from a file that is committed to SVG."""
+
+import dataclasses
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from compare.figures.row import Row
+from compare.output import lines
+from compare.output import pareto as pareto_picture
+from compare.output.doc_tables import read
+
+
+@dataclasses.dataclass(frozen=True)
+class _Point:
+    axis: str
+    value: int
+    scheme: str
+    decode_tok_s: float | None
+    limit_tok_s: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Points:
+    points: list[_Point]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Compared:
+    rows: list[Row]
+
+
+def growth(path: str) -> str:
+    """Decoding as layers, batch and depth grow, as `growth --json PATH` measured it."""
+    return _drawn(lambda file: lines.draw(read(_Points, path).points, file))
+
+
+def pareto(path: str) -> str:
+    """Speed, memory and quality, from `ab --output`'s results.json."""
+    rows = read(_Compared, path).rows
+    return _drawn(lambda file: pareto_picture.draw(rows, [file]))
+
+
+def _drawn(draw: Callable[[Path], object]) -> str:
+    with tempfile.TemporaryDirectory(prefix="quantbench-") as folder:
+        file = Path(folder) / "picture.svg"
+        draw(file)
+        return file.read_text()
+
+
+PICTURES: Mapping[str, Callable[[str], str]] = {"growth": growth, "pareto": pareto}

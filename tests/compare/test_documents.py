@@ -1,0 +1,215 @@
+"""python -m compare readme: blocks of documents from committed data, and when they are stale."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from compare.commands.readme import readme
+from compare.output.doc_tables import TABLES
+from compare.output.documents import rewritten, table
+from errors import UsageError
+
+ROOT = Path(__file__).parents[2]
+ABOUT = {
+    "command": "quantbench roofline",
+    "date": "2026-11-22",
+    "commit": "0123456789",
+    "machine": "2 cores of X",
+    "versions": {"torch": "2.13.0"},
+}
+CAPTION = "<sub>2 cores of X, torch 2.13.0; 2026-11-22, commit 0123456: `quantbench roofline`</sub>"
+
+
+def run(*arguments):
+    return CliRunner().invoke(readme, list(arguments))
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def save(name, **fields):
+    Path(name).write_text(json.dumps({"about": ABOUT, **fields}))
+
+
+def shown(kind, *words):
+    """The rows of a table's cells, without its headings, and what stands below it."""
+    lines = TABLES[kind](words).splitlines()
+    rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in lines if "|" in line]
+    return rows[2:], lines[-1]
+
+
+def test_only_what_lies_between_the_markers_changes():
+    text = "# a\n\n<!-- readme: x f g -->\nold\n<!-- end -->\nb\n<!-- readme: x -->\n<!-- end -->\n"
+    given = []
+
+    def block(words):
+        given.append(list(words))
+        return "| new |"
+
+    new = rewritten("R.md", text, {"x": block})
+    assert given == [["f", "g"], []] and "old" not in new
+    assert new.startswith("# a\n\n<!-- readme: x f g -->\n\n| new |\n\n<!-- end -->\nb\n")
+    assert rewritten("R.md", new, {"x": block}) == new
+
+
+@pytest.mark.parametrize(
+    "text, reason",
+    [
+        ("<!-- readme: x -->\n", "D.md, line 1: <!-- readme: x --> needs a line <!-- end -->"),
+        (
+            "a\n<!-- readme: x -->\n<!-- readme: x -->\n<!-- end -->\n",
+            "D.md, line 2: <!-- readme: x --> needs a line <!-- end --> after it",
+        ),
+        ("<!-- readme: speed -->\n<!-- end -->\n", "line 1: no table 'speed'; there are runs, "),
+        ("<!-- readme: roofline -->\n<!-- end -->\n", "needs the name of a file"),
+        ("<!-- readme: roofline no.json -->\n<!-- end -->\n", "cannot read no.json: No such file"),
+        ("<!-- readme: roofline list.json -->\n<!-- end -->\n", "list.json is not what"),
+        ("<!-- readme: roofline torn.json -->\n<!-- end -->\n", "torn.json is not what"),
+        ("<!-- readme: runs empty.txt -->\n<!-- end -->\n", "empty.txt holds no line of a run"),
+        ("<!-- readme: growth no.json a.svg x -->\n<!-- end -->\n", "cannot read no.json"),
+    ],
+)
+def test_bad_input_is_one_line_and_changes_nothing(folder, text, reason):
+    Path("D.md").write_text(text)
+    Path("list.json").write_text("[]")
+    Path("torn.json").write_text('{"about": ')
+    Path("empty.txt").touch()
+    result = run("D.md")
+    message = str(result.exception).replace("no table 'x'", "needs a line")
+    assert reason in message and "\n" not in message
+    assert Path("D.md").read_text() == text
+
+
+def test_a_folder_without_documents(folder):
+    assert "no README.md and no docs/*.md here" in str(run("--check").exception)
+
+
+def test_check_tells_what_is_stale(folder):
+    Path("docs").mkdir()
+    Path("docs/c.md").write_text("<!-- readme: cache_bytes -->\n<!-- end -->\n")
+    result = run("--check")
+    assert result.exit_code == 1 and "stale" in result.stderr
+    assert "+| `int4` | a scale for every 32 of head_dim | 1152 | 4.83 GB |" in result.stdout
+    assert run().stdout == "Rewrote docs/c.md\n"
+    assert run("--check").exit_code == 0 and run().stdout == ""
+
+
+def test_a_picture_is_drawn_when_its_data_change(folder):
+    point = {"axis": "layers", "value": 4, "scheme": "none", "decode_tok_s": 10.0}
+    save("g.json", points=[point | {"limit_tok_s": 12.0}])
+    Path("docs").mkdir()
+    Path("docs/k.md").write_text(
+        "<!-- readme: growth g.json docs/g.svg As_it_grows -->\n<!-- end -->\n"
+    )
+    assert run("--check").exit_code == 1 and not Path("docs/g.svg").exists()
+    assert run().stdout == "Rewrote docs/k.md\nDrew docs/g.svg\n"
+    assert "![As it grows](g.svg)" in Path("docs/k.md").read_text()
+    assert run("--check").exit_code == 0
+    save("g.json", points=[point | {"limit_tok_s": 13.0}])
+    result = run("--check")
+    assert result.exit_code == 1
+    assert result.stdout == "docs/g.svg is not drawn from g.json as that is now\n"
+    assert run().stdout == "Drew docs/g.svg\n" and run("--redraw").stdout == "Drew docs/g.svg\n"
+
+
+def test_quality(folder):
+    fp6 = {"scheme": "fp6", "bits_per_weight": 6.11, "gguf": "Q6_K", "perplexity": 11.553}
+    none = {"scheme": "none", "bits_per_weight": 16.0, "perplexity": 11.45, "ratio": 1.0}
+    unmeasured = {"scheme": "bnb-int8", "why_not": "not installed"}
+    save("q.json", rows=[none, fp6 | {"ratio": 1.0089, "ratio_standard_error": 8e-4}, unmeasured])
+    rows, caption = shown("quality", "q.json")
+    assert rows[0] == ["`none`", "16.00", "-", "11.45", "1"]
+    assert rows[1:] == [["`fp6`", "6.11", "Q6_K", "11.55", "1.0089 ± 0.0008"]]
+    assert caption == CAPTION
+
+
+def test_roofline(folder):
+    row = {
+        "scheme": "int8wo",
+        "decode_tok_s": 27.688,
+        "limit_tok_s": 32.74,
+        "limit_share": [0.854, 0.792, 0.92],
+        "speed_up": [1.839, 1.7, 1.98],
+        "stock": {"scheme": "int8wo", "decode_tok_s": 14.11},
+        "over_stock": 1.962,
+    }
+    save("r.json", model=[{"scheme": "none", "decode_tok_s": 15.14, "limit_share": [0.9]}, row])
+    rows, caption = shown("roofline", "r.json")
+    assert rows[0] == ["`none`", "15.1", "-", "90 %", "-", "-", "-"]
+    ends = ["85 % (79 to 92)", "1.84 (1.70 to 1.98)"]
+    assert rows[1] == ["`int8wo`", "27.7", "32.7", *ends, "14.1", "1.96"]
+    assert caption == CAPTION
+
+
+def test_speeds(folder):
+    none = {"arm": "none", "verdict": "baseline", "tok_s": 14.0, "decode_tok_s": 15.14}
+    int8wo = {
+        "arm": "int8wo, kv_cache=int8",
+        "verdict": "faster",
+        "tok_s": 25.0,
+        "decode_tok_s": 27.69,
+        "bandwidth_share": 0.854,
+        "speed_up": {"value": 1.84, "low": 1.7, "high": 1.98, "confidence": 0.98},
+        "weight_bytes": 1_040_000_000,
+        "peak_memory_bytes": {"generate": {"resident": 1_690_000_000}},
+        "perplexity_ratio": [1.0001, 0.9999, 1.0003],
+    }
+    save("ab.json", rows=[none, int8wo, {"arm": "fp6", "failed": "no kernel"}])
+    rows, caption = shown("speeds", "ab.json")
+    assert rows[0] == ["`none`", "15.1", "-", "1", "-", "-", "-"]
+    ends = ["1.84 (1.70 to 1.98)", "1.04 GB", "1.69 GB", "1.0001 (0.9999 to 1.0003)"]
+    assert rows[1:] == [["`int8wo, kv_cache=int8`", "27.7", "85%", *ends]]
+    assert caption == CAPTION
+    assert "speed-up (98 % interval)" in TABLES["speeds"](["ab.json"])
+    assert shown("speeds", "ab.json", "int8wo,_kv_cache=int8")[0] == rows[1:]
+    with pytest.raises(UsageError, match="ab.json measured no arm fp6; it has none, int8wo,_kv"):
+        TABLES["speeds"](["ab.json", "fp6"])
+
+
+def test_peers(folder):
+    save(
+        "p.json",
+        rows=[
+            {
+                "scheme": "none",
+                "beside": "llama.cpp BF16",
+                "decode_ours_tok_s": 14.99,
+                "decode_theirs_tok_s": 9.34,
+                "decode_ratio": [1.6, 1.5, 1.71],
+                "prompt_ours_tok_s": 523.0,
+            }
+        ],
+    )
+    (row,), caption = shown("peers", "p.json")
+    assert row == [
+        *("`none`", "llama.cpp BF16", "15.0", "9.3", "1.60 (1.50 to 1.71)", "523", "-", "-"),
+    ]
+    assert caption == CAPTION
+
+
+def test_the_tables_that_need_no_file():
+    forms = {row[0] for row in shown("schemes")[0]}
+    assert {"`none`", "`int4wo-G[-hqq]`", "`sparse-marlin[-wanda]`"} <= forms
+    options = {row[0]: row[1] for row in shown("options")[0]}
+    assert options["`--max_new_tokens N`"] == "200" and options["`--compile`"] == "off"
+
+
+def test_simulated_trust_has_its_bounds():
+    rows, caption = shown("trust", str(ROOT / "docs/data/trust_simulated.json"))
+    assert ["side by side", "equal", "3000"] in [row[:3] for row in rows]
+    assert "trust_simulation" in caption
+
+
+def test_a_table_is_markdown():
+    assert table(["a", "b"], [["1", "2"]]) == "| a | b |\n| --- | --- |\n| 1 | 2 |"
+
+
+def test_this_project_s_documents_are_not_stale(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    result = run("--check")
+    assert result.exit_code == 0 and result.exception is None, result.output
