@@ -25,6 +25,7 @@ FAST_TESTS = tests/test_house.py tests/test_test_run.py tests/benchlog tests/mod
 # use. Speed does not depend on the weights' values; quality is taken on the embedded model.
 demo: .venv/installed
 	rm -rf $(DEMO)
+	mkdir $(DEMO)
 	echo "Four schemes on the shape of Llama 3.2 1B, its first 4 layers, with random weights;" >&2
 	echo "their quality on the embedded model. About two minutes, all of it into $(DEMO)/" >&2
 	$(PY) -m quantbench ab --checkpoint_path dummy:Llama-3.2-1B --num_layers 4 \

@@ -4,6 +4,7 @@ loaded = load(plan, report, say)
 loaded.model, loaded.kernels            # "torchao (88 layers), reference (1 layer)"
 """
 
+import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,17 +39,25 @@ class Loaded:
     model: Transformer
     kernels: str  # of the linear layers: "torchao (88 layers), reference (1 layer)"
     peak_memory: dict[str, int]  # while loading: bytes by kind, as devices.peak_memory gives them
+    quantize_seconds: float = 0.0  # of loading: for quantizing, and for packing as kernels read
 
 
-def load(plan: Plan, report: Report, say: Say) -> Loaded:
+def load(
+    plan: Plan, report: Report, say: Say, saved: Path | None = None, saver: Saver | None = None
+) -> Loaded:
     """Load and quantize the model. Meanwhile the compiler is prepared, if the run will compile.
 
-    report: called as (bytes loaded, total bytes). say: called with lines of progress. Raises
-    CheckpointError for a checkpoint that cannot be read, KernelError for a layer that no kernel
-    supports.
+    report: called as (bytes loaded, total bytes). say: called with lines of progress. saved: the
+    folder from which to read this very model, quantized; saver: writes it as --save does
+    (run/saved_model.py). Raises CheckpointError for a checkpoint that cannot be read, KernelError
+    for a layer that no kernel supports.
     """
     devices.reset_peak_memory(plan.device)
-    loading = Loading(plan.config, plan.spec, plan.device, plan.tokenizer)
+    config = plan.config
+    if saved:
+        config = dataclasses.replace(config, checkpoint_path=str(saved), num_layers=None)
+    loading = Loading(config, plan.spec, plan.device, plan.tokenizer)
+    loading.saver = saver or loading.saver
     preparation = compiling.Preparation(plan.device)
     if plan.spec.scheme is not None:  # autoquant times kernels: nothing else may run meanwhile
         if compiles_anyway(plan.config, plan.architecture, plan.device):
@@ -57,7 +66,8 @@ def load(plan: Plan, report: Report, say: Say) -> Loaded:
             loading.on_layer = lambda layer: None if may_be_fused(layer) else preparation.begin()
     model = loading.load(report, say)
     preparation.wait()
-    return Loaded(model, loading.kernels, devices.peak_memory(plan.device))
+    peaks = devices.peak_memory(plan.device)
+    return Loaded(model, loading.kernels, peaks, loading.quantize_seconds)
 
 
 def load_quantized(
@@ -87,15 +97,21 @@ class _Watched:
 
     def __init__(self, stages: Stages, see: Callable[[nn.Module], None]) -> None:
         self.stages, self.see = stages, see
+        self.seconds = 0.0  # for both stages of all layers
 
     def __call__(self, name: str, module: nn.Module) -> nn.Module:
         return self.built(name, self.quantized(name, module))
 
     def quantized(self, name: str, module: nn.Module) -> nn.Module:
-        return self.stages.quantized(name, module)
+        started = time.perf_counter()
+        layer = self.stages.quantized(name, module)
+        self.seconds += time.perf_counter() - started
+        return layer
 
     def built(self, name: str, layer: nn.Module) -> nn.Module:
+        started = time.perf_counter()
         built = self.stages.built(name, layer)
+        self.seconds += time.perf_counter() - started
         self.see(built)
         return built
 
@@ -120,6 +136,8 @@ class Loading:
         self.choices: list[autoquant.Choice] = []
         # Called with every embedding, norm and linear layer as soon as it has its kernel.
         self.on_layer: Callable[[nn.Module], None] = lambda layer: None
+        self.quantize_seconds = 0.0
+        self.saver: Saver | None = None  # of --save, if not given
         if spec.scheme:  # autoquant's quantizer is made in `load`
             self.quantizer: Quantizer | autoquant.AutoQuantizer = Quantizer(
                 spec.scheme, device, self.precision, config.kernel
@@ -133,18 +151,19 @@ class Loading:
         elif isinstance(self.quantizer, Quantizer):
             self.quantizer.say = say
         stages = _Watched(self.quantizer, self.on_layer)
-        transform: Callable[[str, nn.Module], nn.Module] = stages
-        saver = None
-        if self.config.save:
+        saver = self.saver
+        if saver is None and self.config.save:
             how = How(str(self.spec), self.config.precision)
             folder = tokenizer_folder(self.config.checkpoint_path)
             saver = Saver(Path(self.config.save), how, folder)
-            transform = saver.after(stages)
+        transform = saver.after(stages) if saver else stages
         model = self._model(report, self.config.num_layers, transform, self._pruning())
+        self.quantize_seconds = stages.seconds
         if saver:
             chosen = (self.quantizer.layers or {}).items()
             saver.finish(model.config, {name: list(how) for name, how in chosen} or None)
-            say(f"Saved to {self.config.save}: --checkpoint_path {self.config.save} loads it")
+            if self.config.save:
+                say(f"Saved to {saver.folder}: --checkpoint_path {saver.folder} loads it")
         return model
 
     @property

@@ -68,6 +68,7 @@ ROOMS = {
         {"bandwidth", "chat", "compiling", "decoding", "plan", "scoring", "tracing"},
         {"calibration", "measure", "sizes"},
         {"loading", "why"},
+        {"saved_model"},
     ),
     "compare": (
         {

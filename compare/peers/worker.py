@@ -245,9 +245,8 @@ class PeerWorker:
     def load(
         self, argv: list[str], saved: str | None = None, headroom: int = 0, others: int = 0
     ) -> None:
-        """Load the model, if `headroom` bytes stay free. argv: a Work as JSON, alone. saved:
-        unused, as the file is what is loaded. others: bytes that unloading other arms would free.
-        """
+        """Load the model, if `headroom` bytes stay free. argv: a Work as JSON, alone. saved: not
+        used. others: bytes that unloading the other arms would free."""
         quiet(False)
         self.work = work = from_json(Work, json.loads(argv[0]))
         try:

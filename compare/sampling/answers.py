@@ -26,12 +26,28 @@ class ArmFacts:
     run: Facts | None = None  # of a model of ours; None for another runtime
     kernels: dict[str, str | None] | None = None  # why each of the scheme's cannot run, if so
     about: str | None = None  # version and settings of another runtime
+    # For each of the arm's processes the seconds from its start to its first sample, by phase:
+    # import, load (reading weights), quantize (and pack), quality, compile, warm_up.
+    start_seconds: list[dict[str, float]] = dataclasses.field(default_factory=list)
 
     @staticmethod
     def of_run(
-        run: Facts, ready: Ready, kernels: dict[str, str | None], peaks: Peaks
+        run: Facts,
+        ready: Ready,
+        kernels: dict[str, str | None],
+        peaks: Peaks,
+        seconds: dict[str, float] | None = None,
     ) -> "ArmFacts":
-        return ArmFacts(run.config.device, run.weight_bytes, ready, peaks, run, kernels)
+        return ArmFacts(
+            run.config.device,
+            run.weight_bytes,
+            ready,
+            peaks,
+            run,
+            kernels,
+            None,
+            [seconds] if seconds else [],
+        )
 
     def to_json(self) -> dict[str, object]:
         """One level deep, the keys of `run` and `ready` side by side."""
@@ -43,6 +59,8 @@ class ArmFacts:
         value |= as_json(self.ready)
         value |= {} if self.kernels is None else {"kernels": self.kernels}
         value |= {} if self.about is None else {"about": self.about}
+        if self.start_seconds:
+            value["start_seconds"] = self.start_seconds
         return value | {"peak_memory_bytes": self.peak_memory_bytes}
 
     @staticmethod
@@ -57,6 +75,7 @@ class ArmFacts:
             None if arm.kernels is None else Facts.from_json(value),
             arm.kernels,
             arm.about,
+            arm.start_seconds or [],
         )
 
 
@@ -74,6 +93,7 @@ class _ArmKeys:
     peak_memory_bytes: Peaks
     kernels: dict[str, str | None] | None
     about: str | None
+    start_seconds: list[dict[str, float]] | None
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,8 @@ class Comparison:
         results.forget_unfinished()
         with tempfile.TemporaryDirectory(prefix="quantbench-") as scratch:
             arms = self.folder / "arms" if self.folder else Path(scratch, "arms")
-            given = (self.command, self.nursery, arms)
+            once = self.settings.processes == 1  # then nothing would be read back
+            given = (self.command, self.nursery, None if once else arms)
             self.workers = Workers(results, Path(scratch), self.say, *given)
             with self.progress.ticking():
                 try:

@@ -2,7 +2,7 @@
 
     python -m compare.sampling.worker        # one JSON object a line in, one a line out
 
-    {"do": "load", "argv": ["--quantization", "int8wo"], "saved": null, "headroom": 0, …}
+    {"do": "load", "argv": ["--quantization", "int8wo"], "saved": null, "headroom": 0, "others": 0}
     {"do": "quality", "tokens": 2048, "text": null, "reference": null, "keep": "logits"}
     {"do": "get_ready"}
     {"do": "sample", "index": 3}
@@ -24,6 +24,8 @@ import os
 import queue
 import sys
 import threading
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 import generate
@@ -60,24 +62,29 @@ class Worker:
     plan: Plan
     loaded: Loaded
     one_sample: measure.OneSample
+    seconds: dict[str, float]  # of the process, by phase of its start
     probe: Bandwidth | None = None
     timer: Products | None = None
 
     def load(
         self, argv: list[str], saved: str | None = None, headroom: int = 0, others: int = 0
     ) -> None:
-        """Load the model, if `headroom` bytes stay free. saved: a folder where the quantized model
-        may be kept for later processes of the arm.
+        """Load the model, if `headroom` bytes stay free.
+
+        saved: the folder in which the quantized model is kept for the arm's next processes.
 
         Raises MemoryShortage where they would not, NeverFits where freeing the `others` bytes that
         the other arms hold would not be enough either.
         """
+        started = time.perf_counter()
         import devices
-        from run import loading
         from run import plan as planning
+        from run import saved_model
 
+        self.seconds = {"import": _age() + time.perf_counter() - started}
         config = parse(argv)
         quiet(config.debug)
+        started = time.perf_counter()
         self.plan = plan = planning.make_plan(config)
         free = devices.free_memory(plan.device)
         if free is not None:
@@ -89,7 +96,11 @@ class Worker:
                 except MemoryShortage as error:
                     raise NeverFits(str(error)) from None
                 raise
-        self.loaded = loading.load(plan, lambda done, total: None, say)
+        folder = Path(saved) if saved else None
+        self.loaded = saved_model.load(plan, folder, lambda done, total: None, say)
+        quantizing = self.loaded.quantize_seconds
+        self.seconds["load"] = time.perf_counter() - started - quantizing
+        self.seconds["quantize"] = quantizing
 
     def _check(self, free: int) -> None:
         from run import sizes
@@ -103,21 +114,29 @@ class Worker:
         import devices
         from compare.fidelity import scores as fidelity
 
+        started = time.perf_counter()
         with devices.returning_memory():  # else scoring would raise the peak of generating
-            return fidelity.quick(self.plan, self.loaded.model, tokens, text, reference, keep)
+            answer = fidelity.quick(self.plan, self.loaded.model, tokens, text, reference, keep)
+        self.seconds["quality"] = time.perf_counter() - started
+        return answer
 
     def get_ready(self) -> ArmFacts:
         """Compile and warm up."""
         import devices
 
+        started = time.perf_counter()
         plan, device = self.plan, self.plan.device
         generator = generate.make_generator(plan, self.loaded.model)
         self.one_sample = measure.sampler(plan, generator)
         ready = measure.get_ready(plan.config, device, self.one_sample)
+        warm_up = sum(ready.warm_ups)
+        self.seconds["compile"] = time.perf_counter() - started - warm_up
+        self.seconds["warm_up"] = warm_up
         peaks = {"load": self.loaded.peak_memory, "warm_up": devices.peak_memory(device)}
         devices.reset_peak_memory(device)
         facts = measure.facts_of(plan, generator, self.loaded.kernels)
-        return ArmFacts.of_run(facts, ready, self._kernels(), peaks)
+        seconds = {phase: round(value, 3) for phase, value in self.seconds.items()}
+        return ArmFacts.of_run(facts, ready, self._kernels(), peaks, seconds)
 
     def _kernels(self) -> dict[str, str | None]:
         from quantize.registry import available
@@ -199,6 +218,16 @@ class Worker:
         if self.timer is None:
             self.timer = Products(device, precision)
         return self.timer.measure(rows, columns, kernels, batch_size)
+
+
+def _age() -> float:
+    """Seconds since the process was started or forked; 0 where the system does not tell."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        uptime = float(Path("/proc/uptime").read_text().split()[0])
+        return max(0.0, uptime - ticks / os.sysconf("SC_CLK_TCK"))
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def serve(worker: object) -> None:

@@ -75,13 +75,14 @@ class Workers:
         try:
             beside = [self.results.arms[other] for other in self.loaded if other != number]
             room = {"headroom": HEADROOM, "others": sum(map(_occupied, beside))} if beside else {}
-            saved = str(self.arms / str(number)) if self.arms else None
+            saved = str(self.arms.absolute() / str(number)) if self.arms else None
             worker.ask("load", argv=arm.argv, saved=saved, **room)
             self._measure_quality(number, worker)
             facts = worker.answer(ArmFacts, "get_ready")
             if arm.facts:  # the first process was not forked: its peaks are the arm's
                 peaks = arm.facts.peak_memory_bytes
-                facts = dataclasses.replace(facts, peak_memory_bytes=peaks)
+                starts = [*arm.facts.start_seconds, *facts.start_seconds]
+                facts = dataclasses.replace(facts, peak_memory_bytes=peaks, start_seconds=starts)
             arm.facts = facts
         except WorkerFailed as error:
             self.unload(number)

@@ -45,7 +45,7 @@ from models.tokenizer import FILES
 from text import shown
 
 VERSION = 1  # of the format of quantbench.json
-SHARD_BYTES = 1 << 29  # a file is written as soon as this many bytes are waiting
+SHARD_BYTES = 1 << 29  # of a file, at least, but for the last
 _TOKENIZER_FILES = (
     *FILES,
     "tokenizer_config.json",
@@ -78,6 +78,10 @@ class How:
     layers: dict[str, list[str]] = dataclasses.field(default_factory=dict)
 
 
+class NotSaved(CheckpointError):
+    """The folder of --save cannot be written."""
+
+
 class Saver:
     """Writes a model's layers as they are quantized, so that the model is never in memory twice.
 
@@ -85,23 +89,27 @@ class Saver:
         model = load_model(…, transform=saver.after(quantizer))
         saver.finish(model.config)
 
-    Raises CheckpointError if the folder is not empty or cannot be written.
+    Raises NotSaved if the folder is not empty or cannot be written.
     """
 
-    def __init__(self, folder: Path, how: How, tokenizer: Path | None) -> None:
-        self.folder, self.how = folder, how
+    def __init__(
+        self, folder: Path, how: How, tokenizer: Path | None, shard_bytes: int = SHARD_BYTES
+    ) -> None:
+        """tokenizer: the folder whose tokenizer is copied. shard_bytes: a file is written as soon
+        as so many bytes are waiting; until then they stay in memory."""
+        self.folder, self.how, self.shard_bytes = folder, how, shard_bytes
         self.files: list[str] = []
         self.pending: dict[str, Tensor] = {}
         self.aliases: dict[str, str] = {}
         self.embedding: dict[str, Tensor] = {}
         self.unfinished = folder / f"{SAVED}.unfinished"
         self.is_new = not os.path.lexists(folder)
-        with files.named("--save", folder, CheckpointError):
+        with files.named("--save", folder, NotSaved):
             folder.mkdir(parents=True, exist_ok=True)
             if self.unfinished.is_file():
                 self._clear()  # left by a save that was killed
             if any(folder.iterdir()):
-                raise CheckpointError(f"--save {folder}: the folder is not empty; give a new one")
+                raise NotSaved(f"--save {folder}: the folder is not empty; give a new one")
         self._write(self.unfinished, lambda file: file.touch())
         for name in _TOKENIZER_FILES if tokenizer else ():
             if tokenizer and (tokenizer / name).is_file():
@@ -122,7 +130,7 @@ class Saver:
         for kind, parameter in module.named_parameters(recurse=False):
             for key, tensor in inner_tensors(f"{name}.{kind}", parameter.data).items():
                 self._add_tensor(key, tensor)
-        if sum(map(stored_bytes, self.pending.values())) >= SHARD_BYTES:
+        if sum(map(stored_bytes, self.pending.values())) >= self.shard_bytes:
             self._flush()
 
     def _add_tensor(self, key: str, tensor: Tensor) -> None:
@@ -148,7 +156,7 @@ class Saver:
     def finish(self, architecture: ModelConfig, layers: dict[str, list[str]] | None = None) -> None:
         """Write the remaining tensors and quantbench.json.
 
-        layers: as in How, where it is known only now. Raises CheckpointError."""
+        layers: as in How, where it is known only now. Raises NotSaved."""
         if self.pending:
             self._flush()
         how = dataclasses.replace(self.how, layers=layers or self.how.layers)
@@ -165,13 +173,13 @@ class Saver:
 
     def _write(self, path: Path, write: Callable[[Path], object]) -> None:
         """Call `write` with the path. If that fails, remove the whole save and raise
-        CheckpointError."""
+        NotSaved."""
         try:
-            with files.named("--save", path, CheckpointError):
+            with files.named("--save", path, NotSaved):
                 write(path)
         except SafetensorError as error:  # raised for a full disk, for example
             self._clear()
-            raise CheckpointError(f"--save {path}: {error}") from None
+            raise NotSaved(f"--save {path}: {error}") from None
         except BaseException:
             self._clear()
             raise

@@ -1,6 +1,7 @@
 """The product of x with a transposed packed weight, in Triton: as a matrix-vector product for one
-or two rows of x, on tensor cores for more. For up to 64 rows of x, both kernels read every packed
-byte once. They convert it to numbers in registers (ops/triton/values.py).
+or two rows of x, on tensor cores for more. Both kernels read every packed byte once and convert it
+to numbers in registers (ops/triton/values.py). From 64 rows of x on, as a prompt has them, a third
+kernel writes these numbers once, and cuBLAS multiplies by them.
 
 A unit is U columns: column i of unit j is column j · U + i of the matrix. Both kernels loop over
 tiles of units, and within a tile over i, so numbers need not be interleaved. Instead x is laid out
@@ -32,6 +33,11 @@ from ops.triton.values import (
 # 3.9 for sm_90, a 4-bit weight takes 7, 10, 17 and 29 instructions on CUDA cores with 1, 2, 4 and 8
 # rows, and 10 for tensor cores with any number up to 16.
 VECTOR_ROWS = 2
+
+# Rows of x from which numbers are written once and multiplied by cuBLAS: the tile kernel would
+# convert every weight anew for each 64 rows.
+UNPACKED_ROWS = 64
+MOST_UNPACKED = 256 << 20  # bytes of numbers at a time; a layer of a 70 B model has twice as many
 
 # The dtype of a word by its bits: a unit's part of a plane fills one word.
 _WORDS = {8: torch.uint8, 16: torch.int16, 32: torch.int32}
@@ -99,6 +105,17 @@ def triton_linear(
     ]
     whole_rows = group_size == unit * units and zero is None
     run_over = 0 if whole_rows else group_size // unit
+    constants = {
+        "FORMAT": format,
+        "WIDTHS": (*widths, 0, 0)[:3],
+        "TABLE": TABLES.get(format),
+        "UNIT": unit,
+        "UNITS_PER_GROUP": run_over,
+        "SCALE": _BYTES.get(scale.dtype, "float"),
+        "INTEGER_BITS": bits if format in ("int", "2:4") else 0,
+    }
+    if M >= UNPACKED_ROWS and torch.version.hip is None:
+        return _by_unpacking(x, words, scale, zero, tensor_scale, constants)
     if M <= VECTOR_ROWS:
         kernel, blocks = _vector_kernel, _vector_blocks(M, run_over)
     else:
@@ -117,13 +134,7 @@ def triton_linear(
             N,
             units,
             span,
-            FORMAT=format,
-            WIDTHS=(*widths, 0, 0)[:3],
-            TABLE=TABLES.get(format),
-            UNIT=unit,
-            UNITS_PER_GROUP=run_over,
-            SCALE=_BYTES.get(scale.dtype, "float"),
-            INTEGER_BITS=bits if format in ("int", "2:4") else 0,
+            **constants,
             **blocks,
         )
     return y[0] if grid[2] == 1 else y.sum(0)
@@ -132,6 +143,56 @@ def triton_linear(
 @triton_linear.register_fake
 def _(x, planes, scale, zero, tensor_scale, format, bits, group_size):
     return x.new_empty((x.shape[0], planes[0].shape[0]), dtype=torch.float32)
+
+
+def _by_unpacking(
+    x: Tensor,
+    words: list[Tensor],
+    scale: Tensor,
+    zero: Tensor | None,
+    tensor_scale: Tensor | None,
+    constants: dict[str, Any],
+) -> Tensor:
+    """(M, N) float32 from x (M, U, units), through the numbers of some rows of the weight at a
+    time. They are in x's dtype, as the tile kernel has them; a scale per row multiplies sums."""
+    M, unit, units = x.shape
+    N, rows = words[0].shape[0], x.view(M, unit * units)
+    most = max(1, MOST_UNPACKED // (unit * units * x.element_size()))
+    pieces = []
+    for first in range(0, N, most):
+        some = slice(first, min(first + most, N))
+        count = some.stop - some.start
+        numbers = x.new_empty((count, unit * units))
+        block = {"BLOCK_N": 16, "BLOCK_J": 128}
+        grid = triton.cdiv(count, block["BLOCK_N"]), triton.cdiv(units, block["BLOCK_J"])
+        with torch.cuda.device_of(x):
+            _unpack_kernel[grid](
+                *([plane[some] for plane in words] + [None, None])[:3],
+                _scales(scale[some]),
+                None if zero is None else _scales(zero[some]),
+                numbers,
+                count,
+                units,
+                **constants,
+                **block,
+                OPERANDS=_TRITON[x.dtype],
+                num_warps=4,
+            )
+        pieces.append(product(rows, numbers))
+    y = pieces[0] if len(pieces) == 1 else torch.cat(pieces, 1)
+    if constants["UNITS_PER_GROUP"] == 0:
+        y *= scale.float().view(1, N)
+    return y if tensor_scale is None else y * tensor_scale
+
+
+def product(x: Tensor, numbers: Tensor) -> Tensor:
+    """x (M, K) times numbers (N, K), transposed: (M, N) float32. On a card cuBLAS sums products of
+    16 bits in float32 and does not round the sums."""
+    if x.dtype == torch.float32:
+        return x @ numbers.T
+    if x.device.type == "cuda":
+        return torch.mm(x, numbers.T, out_dtype=torch.float32)
+    return x.float() @ numbers.float().T
 
 
 def _scales(scale: Tensor) -> Tensor:
@@ -331,3 +392,46 @@ def _tile_kernel(
     y += tl.program_id(2) * M * N
     stored = (m < M)[:, None] & (n < N)[None, :]
     tl.store(y + m.to(tl.int64)[:, None] * N + n[None, :], sums * whole[None, :], stored)
+
+
+@triton.jit
+def _unpack_kernel(
+    plane0,  # (N, units) words
+    plane1,
+    plane2,
+    scale,  # (N, groups)
+    zero,
+    numbers,  # (N, UNIT, units) of the dtype OPERANDS
+    N,
+    units,
+    FORMAT: tl.constexpr,
+    WIDTHS: tl.constexpr,
+    TABLE: tl.constexpr,
+    UNIT: tl.constexpr,
+    UNITS_PER_GROUP: tl.constexpr,
+    SCALE: tl.constexpr,
+    INTEGER_BITS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_J: tl.constexpr,
+    OPERANDS: tl.constexpr,
+):
+    """Write the numbers of (BLOCK_N, BLOCK_J) units, scaled unless there is one scale per row. The
+    columns lie as those of x do, so that neighbours of a column are written side by side."""
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)[:, None]
+    j = tl.program_id(1) * BLOCK_J + tl.arange(0, BLOCK_J)[None, :]
+    inside = (n < N) & (j < units)
+    row = n.to(tl.int64)
+    table = None
+    if TABLE is not None:
+        table = lookup_table(TABLE)
+    words = load_words(plane0, plane1, plane2, row * units + j, inside)
+    if UNITS_PER_GROUP > 0:
+        places = row * (units // UNITS_PER_GROUP) + j // UNITS_PER_GROUP
+        factor, offset = load_scales(scale, zero, places, inside, SCALE, INTEGER_BITS)
+    for i in tl.static_range(UNIT):
+        number = values(words, table, i, FORMAT, WIDTHS)
+        if UNITS_PER_GROUP > 0:
+            number = number * factor + offset
+        else:
+            number = centred(number, INTEGER_BITS)
+        tl.store(numbers + (row * UNIT + i) * units + j, number.to(OPERANDS), inside)

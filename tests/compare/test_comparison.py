@@ -377,7 +377,7 @@ def test_quantized_arms_are_kept_until_the_run_has_ended(compare, tmp_path):
     world = all_equal(2)
     world.at_sample = lambda: saved.extend(process.saved for process in world.alive)
     (tmp_path / "arms" / "1").mkdir(parents=True)
-    results = begin(ARMS[:2], processes=1)
+    results = begin(ARMS[:2], processes=2)
     compare(results, world, folder=tmp_path)
     assert set(filter(None, saved)) == {str(tmp_path / "arms" / "0"), str(tmp_path / "arms" / "1")}
     assert not (tmp_path / "arms").exists()

@@ -11,7 +11,7 @@ from tests.ops.packed_weights import FORMATS, name, packed
 
 pytest.importorskip("triton")
 
-from ops.triton.linear import VECTOR_ROWS, linear  # noqa: E402
+from ops.triton.linear import VECTOR_ROWS, linear, product  # noqa: E402
 
 IN_INTERPRETER = pytest.param(
     "cpu",
@@ -67,7 +67,7 @@ def check(x: torch.Tensor, weight: Packed) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("rows", [1, 3, 8, 9, 33])
+@pytest.mark.parametrize("rows", [1, 3, 8, 9, 33, 64])
 @pytest.mark.parametrize("form", FORMATS, ids=name)
 def test_every_format_at_every_batch(form, rows, device):
     """K = 384 is no multiple of a tile of either kernel, N = 21 of none either."""
@@ -83,6 +83,28 @@ def test_every_dtype_in_both_kernels(form, dtype, device):
     for rows in (1, 2, 5):
         weight = packed(form, 40, 192, scale_dtype=dtype, device=device)
         check(torch.randn(rows, 192, dtype=dtype, device=device), weight)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("form", [("int", 8, None), ("int", 3, 64), ("nf4", 4, 64)], ids=name)
+def test_numbers_are_written_some_rows_at_a_time(form, dtype, device, monkeypatch):
+    """Of 21 rows 5 at once: the last piece is shorter. Scales per row, per group; of the tensor."""
+    x = torch.randn(70, 192, dtype=dtype, device=device)
+    monkeypatch.setattr("ops.triton.linear.MOST_UNPACKED", 5 * 192 * x.element_size())
+    for more in ({}, {"tensor_scale": 0.37}):
+        check(x, packed(form, 21, 192, device=device, **more))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_cublas_is_asked_for_sums_that_are_not_rounded(dtype):
+    """By torch's own shape function, for which no card need be here."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        x, numbers = (torch.empty(n, 64, dtype=dtype, device="cuda") for n in (70, 21))
+        y = product(x, numbers)
+    assert y.shape == (70, 21) and y.dtype == torch.float32
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -1,0 +1,217 @@
+"""A quantized model kept on disk is the same model; what is not that model is not taken for it."""
+
+import json
+import os
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import generate
+from benchlog.config import RunConfig
+from models.checkpoints import saved
+from models.checkpoints.sources import EMBEDDED
+from ops.cpu import build
+from quantize.spec import SHOWN
+from run import loading, saved_model
+from run.plan import make_plan
+
+SMALL = {
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 320,
+    "max_position_embeddings": 256,
+}
+TOKENS = torch.arange(3, 20)[None]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    build.refusal()  # builds the C++ kernels where the machine keeps them
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def arm(tmp_path):
+    """Load a small model as an arm does, keeping it: what was loaded, and whether it was read."""
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(SMALL))
+
+    def load(folder=tmp_path / "arms" / "1", said=None, **options):
+        own = {"checkpoint_path": f"dummy:{config}", "device": "cpu", "num_layers": 1} | options
+        plan = make_plan(RunConfig(**own))
+        said = [] if said is None else said
+        loaded = saved_model.load(plan, folder, lambda done, total: None, said.append)
+        return plan, loaded
+
+    return load
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """True for each load that read the kept model, False for one that began anew."""
+    seen = []
+
+    def spy(*arguments, saved=None, **others):
+        seen.append(saved is not None)
+        return loading.load(*arguments, saved=saved, **others)
+
+    monkeypatch.setattr(saved_model, "load_anew", spy)
+    return seen
+
+
+def facts(plan, loaded):
+    made = generate.make_generator(plan, loaded.model)
+    with torch.no_grad():
+        logits = loaded.model(TOKENS)
+    decoder = made.decoder.name, made.decoder.reason
+    return logits, (loaded.kernels, decoder, loaded.model.weight_bytes(), plan.name, plan.prompt)
+
+
+@pytest.mark.parametrize("scheme", [*SHOWN, "autoquant"])
+def test_read_back_it_is_the_same_model(arm, reads, scheme):
+    logits, first = facts(*arm(quantization=scheme))
+    again, second = facts(*arm(quantization=scheme))
+    assert torch.equal(logits, again) and first == second
+    assert reads == ([False, False] if scheme == "none" else [False, True])
+
+
+def test_another_kernel_reads_the_same_numbers(arm, reads):
+    first, second = (facts(*arm(quantization="int4wo-64", kernel="torchao")) for _ in range(2))
+    assert torch.equal(first[0], second[0]) and first[1] == second[1]
+    assert reads == [False, True] and "torchao" in first[1]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"quantization": "fp6"}, {"precision": "float32"}, {"num_layers": 2}]
+)
+def test_what_was_kept_for_other_options_is_not_taken(arm, reads, changes):
+    arm(quantization="int8wo")
+    plan, loaded = arm(**{"quantization": "int8wo"} | changes)
+    fresh, other = arm(folder=None, **{"quantization": "int8wo"} | changes)
+    assert torch.equal(facts(plan, loaded)[0], facts(fresh, other)[0])
+    assert reads == [False, False, False]
+
+
+def test_another_checkpoint_or_version_is_not_taken(arm, reads, tmp_path, monkeypatch):
+    arm(quantization="int8wo")
+    config = SMALL | {"rope_theta": 77.0}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    arm(quantization="int8wo")
+    versions = saved_model.versions()
+    monkeypatch.setattr(saved_model, "versions", lambda: versions | {"torchao": "0.0"})
+    arm(quantization="int8wo")
+    monkeypatch.setattr(saved_model, "_digest_of_code", lambda: "other code")
+    arm(quantization="int8wo")
+    assert reads == [False] * 4
+
+
+def test_weights_that_changed_are_read_anew(arm, reads, tmp_path):
+    checkpoint = tmp_path / "checkpoint"
+    shutil.copytree(EMBEDDED, checkpoint)
+    options = {"checkpoint_path": str(checkpoint), "quantization": "int8wo"}
+    arm(**options)
+    arm(**options)
+    weights = checkpoint / "model.safetensors"
+    status = weights.stat()
+    os.utime(weights, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    arm(**options)
+    assert reads == [False, True, False]
+
+
+def flip_a_bit(folder):
+    largest = max(folder.glob("*.safetensors"), key=lambda file: file.stat().st_size)
+    status, content = largest.stat(), bytearray(largest.read_bytes())
+    content[-9] ^= 16
+    largest.write_bytes(content)
+    os.utime(largest, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def cut_short(folder):
+    file = min(folder.glob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def lose_a_file(folder):
+    min(folder.glob("*.safetensors")).unlink()
+
+
+def spoil_the_description(folder):
+    (folder / "quantbench.json").write_text("{")
+
+
+def spoil_the_facts(folder):
+    (folder / saved_model.FACTS).write_text('{"facts": 3}')
+
+
+def never_finished(folder):
+    (folder / saved_model.FACTS).unlink()
+
+
+DAMAGES = [
+    *(flip_a_bit, cut_short, lose_a_file, spoil_the_description, spoil_the_facts, never_finished)
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_is_damaged_is_written_anew_in_silence(arm, reads, tmp_path, damage):
+    said = []
+    logits, first = facts(*arm(said=said, quantization="int8wo"))
+    damage(tmp_path / "arms" / "1")
+    for _ in range(2):
+        again, second = facts(*arm(said=said, quantization="int8wo"))
+        assert torch.equal(logits, again) and first == second
+    assert reads == [False, False, True] and not said
+
+
+def test_a_full_disk_only_costs_time(arm, reads, tmp_path, monkeypatch):
+    expected, first = facts(*arm(folder=None, quantization="int8wo"))
+
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(saved, "save_file", full)
+    said = []
+    for _ in range(2):
+        logits, again = facts(*arm(said=said, quantization="int8wo"))
+        assert torch.equal(expected, logits) and first == again
+    assert len(said) == 2 and all("not kept" in line and "No space left" in line for line in said)
+    assert not any(reads)
+
+
+def test_a_disk_that_would_be_full_is_left_alone(arm, reads, tmp_path, monkeypatch):
+    free = SimpleNamespace(free=saved_model.RESERVE)
+    monkeypatch.setattr(saved_model.shutil, "disk_usage", lambda folder: free)
+    said = []
+    arm(said=said, quantization="int8wo")
+    assert len(said) == 1 and "2.0 GB free" in said[0]
+    assert not list((tmp_path / "arms").rglob("*.safetensors"))
+
+
+def test_a_folder_that_cannot_be_made_only_costs_time(arm, tmp_path):
+    (tmp_path / "arms").write_text("a file")
+    said = []
+    arm(said=said, quantization="int8wo")
+    assert len(said) == 1 and "not kept" in said[0]
+
+
+def test_keeping_it_takes_no_memory(arm):
+    """What waits to be written is never more than a layer, so that the peak is generate.py's."""
+    waiting = []
+    add = saved.Saver._add
+
+    def watched(self, name, module):
+        add(self, name, module)
+        waiting.append(sum(map(saved.stored_bytes, self.pending.values())))
+
+    saved.Saver._add = watched
+    try:
+        arm(quantization="int8wo", num_layers=2)
+    finally:
+        saved.Saver._add = add
+    assert waiting and max(waiting) < saved_model.SHARD_BYTES
