@@ -51,13 +51,13 @@ def make_arms(common: RunConfig, texts: Sequence[str], allow_different: bool = F
         )
     if len(texts) == 1:
         raise UsageError(f"one arm, {texts[0]!r}, is nothing to compare: give another --arm")
-    arms = [_arm(common, text) for text in texts]
+    arms = [read_arm(common, text) for text in texts]
     able = [arm for arm in arms if arm.problem is None]
     for number, arm in enumerate(arms, 1):
         if arm.problem is not None and (number == 1 or len(able) < 2):
             which = "the baseline, " * (number == 1)
             raise UsageError(f"arm {number}, {which}{shown(arm.text)}: {arm.problem}")
-    _refuse_identical(arms)
+    refuse_identical(arms)
     if not allow_different:
         _refuse_different(arms)
     return arms
@@ -65,7 +65,7 @@ def make_arms(common: RunConfig, texts: Sequence[str], allow_different: bool = F
 
 def every_scheme(common: RunConfig, texts: Sequence[str], schemes: Sequence[str]) -> list[str]:
     """The texts, and one more for each scheme that none of them is already."""
-    own = [same(arm.config) for arm in (_arm(common, text) for text in texts) if arm.config]
+    own = [same(arm.config) for arm in (read_arm(common, text) for text in texts) if arm.config]
     others = [f"--quantization {scheme}" for scheme in schemes]
     return [
         *texts,
@@ -82,7 +82,8 @@ def same(config: RunConfig) -> RunConfig:
     return dataclasses.replace(config, **changes)
 
 
-def _arm(common: RunConfig, text: str) -> Arm:
+def read_arm(common: RunConfig, text: str) -> Arm:
+    """The arm of a text, which may have a problem."""
     try:
         words = [word.text for word in shell.words(text)]
         own = parse(words)
@@ -106,7 +107,8 @@ def _name(common: RunConfig, config: RunConfig) -> str:
     return ", ".join(parts)
 
 
-def _refuse_identical(arms: Sequence[Arm]) -> None:
+def refuse_identical(arms: Sequence[Arm]) -> None:
+    """Raise UsageError for two arms that are the same run."""
     seen: dict[RunConfig, int] = {}
     for number, arm in enumerate(arms, 1):
         if arm.config is None:

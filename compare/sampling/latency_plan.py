@@ -1,7 +1,6 @@
 """What a sweep of latencies measures: models × arms × ranks × sequence lengths × batch sizes.
 
-    plan = LatencyPlan(models=["tiny"], arms=[PlannedArm("none", "--quantization none", [...])],
-                       ranks=[1], sequence_lengths=[100], batch_sizes=[1, 2, 4])
+    plan = make_plan(common, ["--quantization none"], ["tiny"], "1,2", "100", "1,2,4")
     for load in plan.loads: ...             # a model is loaded and quantized once for each
     plan.difference(other)                  # "--runs is 10 there and 20 here", or None
 
@@ -12,11 +11,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from benchlog import shell
+from benchlog.config import RunConfig, argv, parse
+from compare.sampling.arm import NOT_IN_ARMS, read_arm, refuse_identical
 from errors import UsageError
 from text import counted, shown
 
 LARGEST = 1 << 24  # of any number in a list: a longer prompt or wider batch is a mistake
 LONGEST_LIST = 1000  # numbers
+# What a plan decides for all arms: generate.py's option, and the plan's.
+DECIDED = {
+    "checkpoint_path": "--checkpoint_path outside of the arms",
+    "batch_size": "--batch_sizes",
+    "prompt": "--sequence_lengths",
+    "prefill_size": "--sequence_lengths",
+    "max_new_tokens": "--decode_length",
+    "context_depth": "--sequence_lengths",
+    "tp": "--tp outside of the arms",
+    **{name: "no matter of an arm" for name in NOT_IN_ARMS},
+    "num_samples": "--runs",
+}
 
 
 @dataclass(frozen=True)
@@ -84,6 +98,40 @@ class LatencyPlan:
                 option = {"models": "checkpoint_path", "arms": "arm", "ranks": "tp"}.get(name, name)
                 return f"--{option} is {shown(kept)} there and {shown(new)} here"
         return None
+
+
+def make_plan(
+    common: RunConfig,
+    arm_texts: Sequence[str],
+    checkpoints: Sequence[str],
+    ranks: str,
+    sequence_lengths: str,
+    batch_sizes: str,
+    **counts: int,
+) -> LatencyPlan:
+    """From a command line. common: options that all arms share. Lists are as "1,2,4". counts:
+    decode_length, runs, warmups. Raises UsageError, one line."""
+    arms = [read_arm(common, text) for text in arm_texts]
+    for number, arm in enumerate(arms, 1):
+        if arm.config is None:
+            raise UsageError(f"arm {number}, {shown(arm.text)}: {arm.problem}")
+        own, default = parse([word.text for word in shell.words(arm.text)]), RunConfig()
+        for option, instead in DECIDED.items():
+            if getattr(own, option, None) != getattr(default, option, None):
+                what = f"--{option} does not belong into an arm: it is {instead}"
+                raise UsageError(f"arm {number}, {shown(arm.text)}: {what}")
+    refuse_identical(arms)
+    planned = [
+        PlannedArm(arm.name, arm.text, argv(arm.config, said=True)) for arm in arms if arm.config
+    ]
+    return LatencyPlan(
+        models=list(checkpoints),
+        arms=planned,
+        ranks=whole_numbers("--tp", ranks),
+        sequence_lengths=whole_numbers("--sequence_lengths", sequence_lengths),
+        batch_sizes=whole_numbers("--batch_sizes", batch_sizes),
+        **counts,
+    )
 
 
 def whole_numbers(option: str, text: str) -> list[int]:

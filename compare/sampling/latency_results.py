@@ -15,7 +15,7 @@ from pathlib import Path
 import files
 from benchlog.about import About
 from compare.figures.latency import Cell
-from compare.sampling.latency_plan import LatencyPlan
+from compare.sampling.latency_plan import LatencyPlan, Load
 from errors import LogError, UsageError
 from typed_json import from_json, to_json
 
@@ -80,10 +80,31 @@ class LatencyResults:
         key = (checkpoint, arm, ranks, length)
         return next((table for table in self.tables if table.key == key), None)
 
+    def left(self, load: Load) -> list[tuple[int, int]]:
+        """Sequence lengths and batch sizes of the plan that have neither all runs nor a reason."""
+        cells = []
+        for length in self.plan.sequence_lengths:
+            table = self.table(load.model, load.arm.name, load.ranks, length)
+            done = {
+                cell.batch_size
+                for cell in (table.cells if table else [])
+                if cell.reason is not None or len(cell.samples) >= self.plan.runs
+            }
+            cells += [(length, size) for size in self.plan.batch_sizes if size not in done]
+        return cells
+
     def save(self, folder: Path) -> None:
         """Raises LogError where that cannot be written."""
         value = {"kind": KIND, "format": FORMAT, **to_json(self)}
         files.write_text("--output", folder / FILE, json.dumps(value, indent=1) + "\n")
+
+    @staticmethod
+    def resume(folder: Path, plan: LatencyPlan) -> "LatencyResults":
+        """Those of the folder, to go on with. Raises UsageError where they are of another plan."""
+        results = LatencyResults.load(folder)
+        if difference := results.plan.difference(plan):
+            raise UsageError(f"--resume {folder} is of another plan: {difference}")
+        return results
 
     @staticmethod
     def load(folder: Path, option: str = "--resume") -> "LatencyResults":

@@ -1,5 +1,6 @@
 """Plans and results of latencies, and the four metrics: by hand, and what is refused."""
 
+import dataclasses
 import json
 import math
 
@@ -7,13 +8,15 @@ import pytest
 from click.testing import CliRunner
 from scipy import stats
 
+from benchlog.config import RunConfig, parse
 from compare.figures.latency import Cell, LatencySample
 from compare.figures.metrics import Side, compare
-from compare.sampling.latency_plan import LatencyPlan, whole_numbers
+from compare.sampling.latency_plan import LatencyPlan, make_plan, whole_numbers
 from compare.sampling.latency_results import LatencyResults, TableResult
 from errors import UsageError
 from quantbench.__main__ import commands
 from tests.compare.latency_folders import plan, results
+from typed_json import from_json, to_json
 
 
 def side(cells, length=100, decode_length=3):
@@ -183,7 +186,55 @@ def test_a_model_is_loaded_once_for_each_arm_and_number_of_ranks():
     assert both.cells == 4 * 2 * 3
 
 
+def made_plan(*arms, ranks="1", lengths="100", sizes="1,2", checkpoints=("tiny",), **counts):
+    return make_plan(RunConfig(compile=True), arms, checkpoints, ranks, lengths, sizes, **counts)
+
+
+def test_a_plan_from_a_command_line():
+    made = made_plan("--quantization none", "--quantization int8wo --kernel reference", runs=3)
+    assert [arm.name for arm in made.arms] == ["none", "int8wo, kernel=reference"]
+    assert parse(made.arms[1].argv) == RunConfig(
+        compile=True, quantization="int8wo", kernel="reference"
+    )
+    assert (made.batch_sizes, made.runs, made.decode_length, made.warmups) == ([1, 2], 3, 8, 1)
+    assert from_json(LatencyPlan, to_json(made)) == made
+    assert made_plan("").arms[0].name == "none"  # one arm is enough
+
+
+@pytest.mark.parametrize(
+    "arms, message",
+    [
+        (("--quantization int9wo",), "arm 1, '--quantization int9wo': "),
+        (("", "--batch_size 4"), "arm 2, '--batch_size 4': --batch_size does not belong into an arm"
+         ": it is --batch_sizes"),
+        (("--max_new_tokens 5",), "it is --decode_length"),
+        (("--prefill_size 5",), "it is --sequence_lengths"),
+        (("--checkpoint_path tiny2",), "it is --checkpoint_path outside"),
+        (("--num_samples 3",), "--num_samples does not belong into an arm"),
+        (("", "--quantization none"), "arms 1 and 2 are the same run"),
+        ((), "a plan without arms"),
+    ],
+)  # fmt: skip
+def test_arms_that_do_not_belong(arms, message):
+    with pytest.raises(UsageError) as caught:
+        made_plan(*arms)
+    assert message in str(caught.value)
+
+
 # ---------------------------------------------------------------------------------- results
+
+
+def test_what_is_left_to_measure(tmp_path):
+    made = results({"none": 1.0}, sequence_lengths=[100, 200], runs=5)
+    assert made.left(made.plan.loads[0]) == []
+    made.tables[0].cells[1] = Cell(2, made.tables[0].cells[1].samples[:4])
+    made.tables[0].cells[2] = Cell(4, [], "out of memory")
+    del made.tables[1]
+    assert made.left(made.plan.loads[0]) == [(100, 2), (200, 1), (200, 2), (200, 4)]
+    made.save(tmp_path)
+    assert LatencyResults.resume(tmp_path, made.plan) == made
+    with pytest.raises(UsageError, match="is of another plan: --runs is '5' there and '6' here"):
+        LatencyResults.resume(tmp_path, dataclasses.replace(made.plan, runs=6))
 
 
 def test_results_are_read_back(tmp_path):
