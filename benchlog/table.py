@@ -6,7 +6,7 @@ from typing import Any
 
 import files
 from errors import LogError
-from text import aligned, size
+from text import aligned, one_line, size
 
 NUMBERS = ("tok/s", "samples", "prefill", "decode", "mem/s", "peak memory", "model size")
 HEADINGS = ("scheme", *NUMBERS, "kernel", "decoder")
@@ -40,7 +40,7 @@ def table(runs: Sequence[Mapping[str, Any]]) -> str:
     """
     lines = [aligned([HEADINGS, *map(_row, runs)], left={0, len(HEADINGS) - 2, len(HEADINGS) - 1})]
     lines += [
-        f"! {run['scheme']}: {why}"
+        f"! {run['scheme']}: {one_line(str(why))}"
         for run in runs
         if run.get("trustworthy") is False and (why := run.get("why_not_trustworthy"))
     ]

@@ -67,8 +67,10 @@ def test_the_demo_s_command_and_words_are_right():
     done = make(ROOT, "--dry-run", "--old-file=.venv/installed", "demo")
     assert done.returncode == 0, done.stderr
     printed = done.stdout.replace("\\\n", " ")
-    (line,) = [line for line in printed.splitlines() if "-m quantbench" in line]
-    words = split(line.strip())[3:]
+    lines = [line.strip() for line in printed.splitlines()]
+    assert lines.index("mkdir demo") == lines.index("rm -rf demo") + 1
+    (line,) = [line for line in lines if "-m quantbench" in line]
+    words = split(line)[3:]
     options = option_values(words)
     arms = [parse(split(arm)).quantization for arm in options["texts"]]
     assert len(arms) == len(set(arms)) == 4 and "Four schemes" in printed and arms[0] == "none"
