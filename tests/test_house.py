@@ -103,6 +103,7 @@ ROOMS = {
         {"sampling"},
         {"figures"},
         {"output.narrative"},
+        {"commands.ab"},
         {"commands"},
     ),
     "quantbench": ({"completion"},),

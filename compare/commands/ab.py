@@ -22,8 +22,11 @@ from benchlog import log
 from benchlog.config import RunConfig, argv, options
 from cli import Command, OptionOfOptions, say
 from compare.arguments import split_precision
+from compare.figures.choices import Limits
+from compare.figures.recommendation import recommend
 from compare.figures.row import Row
-from compare.figures.rows import rows
+from compare.figures.rows import best_of, rows
+from compare.limit_options import limit_options, limits
 from compare.output import tables as report
 from compare.sampling.answers import SchemeNames
 from compare.sampling.arm import NOT_IN_ARMS, Arm, every_scheme, make_arms
@@ -49,6 +52,7 @@ FORMATS: dict[str, Callable[[Results, Sequence[Row]], str]] = {
     "md": report.markdown,
     "csv": lambda results, rows: report.as_csv(rows),
     "json": lambda results, rows: json.dumps(results.as_json(rows), indent=1),
+    "answer": lambda results, rows: report.answer(results),
 }
 MANY = f"{PROCESSES}; {PROCESSES_OF_MANY} with more than {MOST_BESIDE} arms"
 
@@ -101,6 +105,7 @@ class ShortOutput(Command):
 )
 @click.option("--output", metavar="DIR", help="Put results, report and picture here, a new folder; "
               "quantized arms, too, until the run has ended")  # fmt: skip
+@limit_options
 @click.option("--resume", metavar="DIR", help="Go on with what --output DIR left")
 @click.option("--format", "form", type=click.Choice([*FORMATS]), metavar="|".join(FORMATS),
               help="Print this instead of the tables; -o, too")  # fmt: skip
@@ -118,11 +123,15 @@ def ab(
     order_seed: int,
     allow_different: bool,
     output: str | None,
+    max_memory: str | None,
+    max_perplexity_increase: str | None,
+    min_tok_s: str | None,
     resume: str | None,
     form: str | None,
     **given: Any,
 ) -> None:
     """Compare ARMs: sample them in turns until the difference is known."""
+    asked = limits(max_memory, max_perplexity_increase, min_tok_s)
     narrow, dtype = split_precision(precisions)
     common = RunConfig(**(given | ({"precision": dtype} if dtype else {})))
     stops: dict[str, Any] = {
@@ -137,10 +146,14 @@ def ab(
         if any(others) or common != usual or tokens != DEFAULT.tokens:
             raise UsageError(
                 "--resume goes on with the arms of that folder: the only other options are "
-                "--precision, --processes, --max_minutes and --format"
+                "--precision, --processes, --max_minutes, --format and the limits of the answer"
             )
         folder: Path | None = Path(resume)
         results = Results.load(Path(resume))
+        if results.recommendation:
+            asked = limits(
+                max_memory, max_perplexity_increase, min_tok_s, results.recommendation.limits
+            )
         results.settings = dataclasses.replace(results.settings, **stops)
         if stops or results.ended == "interrupted":
             results.ended = None
@@ -156,16 +169,23 @@ def ab(
         chosen = _arms(common, texts, arms, allow_different)
         _warn_of_threads(chosen)
         check_text(text)
-        folder = _new_folder(output) if output else None
+        folder = new_folder(output) if output else None
         results = Results.begin(settings, chosen, common.write_result)
     if results.write_result != "none":
         log.check_writable(Path(results.write_result))
         log.check_kind(results.write_result)
-    sys.exit(compare(results, folder, form, extend=bool(resume and stops)))
+    sys.exit(compare(results, folder, form, asked, extend=bool(resume and stops)))
 
 
-def compare(results: Results, folder: Path | None, form: str | None = None, **more: Any) -> int:
-    """Run, report and log; the exit code. form: of FORMATS. more: as Comparison takes it."""
+def compare(
+    results: Results,
+    folder: Path | None,
+    form: str | None = None,
+    asked: Limits | None = None,
+    **more: Any,
+) -> int:
+    """Run, report and log; the exit code. form: of FORMATS. asked: limits of what is recommended.
+    more: as Comparison takes it."""
     if folder:
         _make(folder)
     results.save(folder)
@@ -183,6 +203,7 @@ def compare(results: Results, folder: Path | None, form: str | None = None, **mo
     arm_rows = rows(results)
     if results.rounds > results.logged_rounds:  # also of an interrupted block: what was measured
         _log(results, arm_rows)
+    results.recommendation = recommend(arm_rows, asked or Limits(), best_of(results))
     results.save(folder, arm_rows)
     if folder:  # before stdout, which may be closed
         report.write(folder, results, arm_rows)
@@ -225,7 +246,7 @@ def check_text(text: str | None) -> None:
         files.read_text("--text", text)
 
 
-def _new_folder(path: str) -> Path:
+def new_folder(path: str) -> Path:
     folder = Path(path)
     if (folder / FILE).exists():
         raise UsageError(f"--output {path} holds a comparison: --resume {path} goes on with it")

@@ -58,7 +58,8 @@ class Choice:
 
     def line(self) -> str:
         """The answer in one line, without the command."""
-        what = " and ".join(HEADINGS[what] for what in self.what)
+        *others, last = (HEADINGS[what] for what in self.what)
+        what = f"{', '.join(others)} and {last}" if others else last
         parts = [self._speed(), size(self.memory_bytes), self._quality()]
         line = f"{what[:1].upper()}{what[1:]}: {self.arm}, {', '.join(parts)}"
         if len(self.tied) > 1:

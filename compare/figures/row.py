@@ -52,6 +52,7 @@ class Row:
     tokens: int | None = None  # that quality was measured on
     quality_model: str | None = omitted()  # where quality was taken on another model than the arm's
     why_no_quality: str | None = None
+    decoding_differs: str | None = omitted()  # by more than rounding from reading a prompt: how
     # Against the baseline. The three ratios and the verdict are of one family of intervals.
     speed_up: SpeedUp | None = omitted()  # tok/s with prefill: arm ÷ baseline; above 1 is faster
     ratio_throughput: Ratio | None = omitted()  # 1 ÷ speed_up: below 1 is faster

@@ -105,6 +105,8 @@ def _add_quality(row: Row, arm: ArmResult) -> None:
             if quality.perplexity_ratio is not None:
                 ends = quality.perplexity_ratio_interval or []
                 row.perplexity_ratio = Figure(quality.perplexity_ratio, *ends)
+            if quality.decoding and quality.decoding.differs:
+                row.decoding_differs = quality.decoding.sentence()
         case NoQuality(why_not):
             row.why_no_quality = why_not
 

@@ -10,12 +10,14 @@ from typing import TypeVar
 import text
 from benchlog import shell
 from benchlog.table import SINCE_START
+from compare.fidelity.defaults import described
 from compare.figures.families import FALSE_VERDICTS
 from compare.figures.interval import Interval, Ratio
 from compare.figures.readings import caveats, span
 from compare.figures.row import Row
 from compare.figures.rows import scatter
 from compare.output import pareto as picture
+from compare.sampling.answers import Quality
 from compare.sampling.results import FILE, MOST_BESIDE, Results
 from errors import LogError
 from typed_json import to_json
@@ -119,7 +121,13 @@ def terminal(results: Results, rows: Sequence[Row]) -> str:
     """Two tables of a row an arm, speed and cost, and remarks on them."""
     speed = aligned([*ARM, *RATE, *SPEED_UP, *VERDICT, *LATENCY], rows)
     cost = aligned([*ARM, *MEMORY, *QUALITY, *KERNEL], rows)
-    return "\n".join([speed, "", cost, "", *remarks(results, rows)])
+    lines = [speed, "", cost, "", *remarks(results, rows)]
+    return "\n".join([*lines, *(["", answer(results)] if results.recommendation else [])])
+
+
+def answer(results: Results) -> str:
+    """The recommendation, if there is one."""
+    return results.recommendation.text() if results.recommendation else ""
 
 
 def markdown(results: Results, rows: Sequence[Row]) -> str:
@@ -130,6 +138,7 @@ def markdown(results: Results, rows: Sequence[Row]) -> str:
     lines = [
         f"# {model}",
         "",
+        *([results.recommendation.markdown()] if results.recommendation else []),
         "| " + " | ".join(heading for heading, _ in columns) + " |",
         "|" + "---|" * len(columns),
         *("| " + " | ".join(show(row) for _, show in columns) + " |" for row in rows),
@@ -169,12 +178,24 @@ def remarks(results: Results, rows: Sequence[Row]) -> list[str]:
     dropped = [row.arm for row in rows if row.dropped]
     if dropped:
         lines.append(f"not measured to the end, as others are faster: {', '.join(dropped)}")
+    lines += _quality(results)
     for device, readings in results.bandwidth.items():
         lines += [
             f"memory bandwidth of {device}: {span(readings)}, the speed limit of decoding",
             *caveats(readings),
         ]
     return lines + [f"{row.arm}: {remark}" for row in rows for remark in _remarks(row)]
+
+
+def _quality(results: Results) -> list[str]:
+    """What perplexity and KL were measured on."""
+    measured = [arm.quality for arm in results.arms if isinstance(arm.quality, Quality)]
+    texts = [
+        described(results.settings.text, quality.tokens, quality.window, quality.model)
+        for quality in measured
+        if quality.window is not None
+    ]
+    return [f"quality is of {words}" for words in dict.fromkeys(texts)]
 
 
 def _how(results: Results) -> str:
@@ -203,6 +224,7 @@ def _remarks(row: Row) -> list[str]:
     remarks = [f"failed: {row.failed}"] if row.failed else []
     remarks += [row.late_sentence] if row.late_sentence else []
     remarks += [f"no quality: {row.why_no_quality}"] if row.why_no_quality else []
+    remarks += [row.decoding_differs] if row.decoding_differs else []
     if row.warm_up_steady is False:
         remarks.append("its warm-up did not become steady")
     return remarks + (row.why if row.verdict != "baseline" else [])

@@ -12,6 +12,8 @@ from pathlib import Path
 import files
 from benchlog.about import About, about
 from benchlog.config import argv
+from compare.fidelity.defaults import TOKENS
+from compare.figures.choices import Recommendation
 from compare.figures.plan import Look, Plan
 from compare.sampling.answers import ArmFacts, NoQuality, Quality, Reading, TimedSample
 from compare.sampling.arm import Arm
@@ -31,7 +33,7 @@ class Settings:
     max_minutes: float = 10
     processes: int | None = None  # of each arm, at most; None: comparison.PROCESSES
     samples: int | None = None  # of each process; None: comparison.SAMPLES
-    tokens: int = 2048
+    tokens: int = TOKENS  # 0: no quality
     text: str | None = None
     in_turn: bool = False
     order_seed: int = 0
@@ -98,6 +100,7 @@ class Results:
     ended: str | None = None
     bandwidth: dict[str, list[Reading]] = field(default_factory=dict)  # by device
     logged_rounds: int = 0
+    recommendation: Recommendation | None = None  # of the last report
     about: About | None = None
 
     @staticmethod
@@ -163,21 +166,22 @@ class Results:
             raise LogError(f"cannot write {folder / FILE}: {error.strerror}") from None
 
     @staticmethod
-    def load(folder: Path) -> "Results":
-        """What `save` wrote. Raises UsageError where there is nothing of the kind."""
-        path = folder / FILE
+    def load(folder: Path, option: str = "--resume") -> "Results":
+        """What `save` wrote. option: that named the folder. Raises UsageError where nothing of the
+        kind is there."""
+        path, named = folder / FILE, f"{option} {folder}"
         try:
             if why := files.problem(path):
-                raise UsageError(f"--resume {folder}: {FILE}: {why}")
-            value = json.loads(files.read_text("--resume", path))
+                raise UsageError(f"{named}: {FILE}: {why}")
+            value = json.loads(files.read_text(option, path))
             if value["format"] != FORMAT:
-                raise UsageError(f"--resume {folder}: another version wrote its {FILE}")
+                raise UsageError(f"{named}: another version wrote its {FILE}")
             results = from_json(Results, value)
             if not results.arms:
                 raise ValueError("no arms")
             return results
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise UsageError(f"--resume {folder}: {FILE} is not what --output writes") from None
+            raise UsageError(f"{named}: {FILE} is not what --output writes") from None
 
 
 def write_json(path: str, value: object) -> None:

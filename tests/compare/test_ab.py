@@ -122,6 +122,21 @@ def test_quality_stands_in_the_same_row(done):
     assert two_bits["top1"] < int4_cache["top1"] <= 1
 
 
+def test_it_ends_with_an_answer(done):
+    """On the terminal, in report.md and in results.json, with a command that can be pasted."""
+    folder, stdout, results = done
+    answer = results["recommendation"]
+    assert [choice["arm"] for choice in answer["choices"]] and answer["limits"][
+        "max_memory"
+    ] is None
+    assert not {c["arm"] for c in answer["choices"]} & {"uintx-2-64", "none, cache_size=3"}
+    assert answer["failed"] == ["--quantization bogus", "none, cache_size=3"]
+    assert stdout[stdout.index("Recommendation: ") :].count("quantbench generate ") in (1, 2, 3)
+    report = (folder / "out" / "report.md").read_text()
+    for choice in answer["choices"]:
+        assert choice["command"] in stdout and choice["command"] in report
+
+
 def shown(results):
     """How every figure of a row has to look in the report."""
     for row in results["rows"]:

@@ -51,14 +51,14 @@ CASES = {
     "one arm that is all three": (
         [baseline(), INT8, INT4, FP6],
         Limits(),
-        ["Fastest that keeps quality and smallest and best compromise: int4wo-64, 2.90 × as fast "
+        ["Fastest that keeps quality, smallest and best compromise: int4wo-64, 2.90 × as fast "
          "(98 % interval 2.89 to 2.91), 1.20 GB, perplexity +1.5 % (+1.2 % to +1.8 %)"],
         "",
     ),
     "broken and unclear quality": (
         [baseline(), INT8, BROKEN, MAYBE],
         Limits(),
-        ["Fastest that keeps quality and smallest and best compromise: int8wo, 1.90 × as fast "
+        ["Fastest that keeps quality, smallest and best compromise: int8wo, 1.90 × as fast "
          "(98 % interval 1.89 to 1.91), 2.00 GB, perplexity +0.2 % (+0.1 % to +0.3 %)"],
         "Ruled out: 2 arms by perplexity more than 2 % above the baseline's (1 of them not shown "
         "to be)",
@@ -100,14 +100,14 @@ CASES = {
     "memory and speed rule out": (
         [baseline(), INT8, INT4, FP6, arm("slow", 0.5, 0.9)],
         Limits(max_memory=1_500_000_000, min_tok_s=20),
-        ["Fastest that keeps quality and smallest and best compromise: int4wo-64, 2.90 × as fast "
+        ["Fastest that keeps quality, smallest and best compromise: int4wo-64, 2.90 × as fast "
          "(98 % interval 2.89 to 2.91), 1.20 GB, perplexity +1.5 % (+1.2 % to +1.8 %)"],
         "Ruled out: 3 arms by memory above 1.50 GB, 3 arms by less than 20 tok/s",
     ),
     "nothing is better than the baseline": (
         [baseline(), arm("int8wo", 0.9, 5.0), BROKEN],
         Limits(),
-        ["Fastest that keeps quality and smallest and best compromise: none, the baseline, "
+        ["Fastest that keeps quality, smallest and best compromise: none, the baseline, "
          "4.00 GB, perplexity 8.00"],
         "Ruled out: 1 arm by perplexity more than 2 % above the baseline's",
     ),
@@ -149,7 +149,7 @@ CASES = {
     "quality of another model": (
         [baseline(), arm("int8wo", 1.9, 2.0, quality_model="tiny")],
         Limits(),
-        ["Fastest that keeps quality and smallest and best compromise: int8wo, 1.90 × as fast "
+        ["Fastest that keeps quality, smallest and best compromise: int8wo, 1.90 × as fast "
          "(98 % interval 1.89 to 1.91), 2.00 GB, perplexity +0.0 % (-1.0 % to +1.0 %) on the model "
          "tiny"],
         "",
@@ -157,7 +157,7 @@ CASES = {
     "quality was not measured, one process each": (
         [baseline(), arm("int8wo", 1.9, 2.0, None, spread=None)],
         Limits(),
-        ["Fastest that keeps quality and smallest and best compromise: int8wo, 1.90 × as fast "
+        ["Fastest that keeps quality, smallest and best compromise: int8wo, 1.90 × as fast "
          "(a single process, no range), 2.00 GB, quality not measured"],
         "",
     ),
@@ -224,6 +224,7 @@ def test_memory_without_a_peak_is_weights_and_cache():
 def test_the_command_gives_the_same_run():
     written = "--quantization int8wo --checkpoint_path dummy:Llama-3.2-1B --compile --top_k 200"
     written = [*written.split(), "--prompt=-a b", "--num_layers", "4", "--num_samples", "5"]
+    assert command([*written, "--max_new_tokens", "32"]) == command(written)  # a comparison's own
     words = [word.text for word in shell.words(command(written))]
     assert words[:2] == ["quantbench", "generate"] and parse(words[2:]) == parse(written)
     assert command([]) == "quantbench generate --checkpoint_path tiny"
