@@ -58,6 +58,11 @@ def old_commit(commit: str) -> Iterator[OldCommit]:
     """
     if commit.startswith("-"):
         raise UsageError(f"--against takes a commit; given: {shown(commit)}")
+    if process.INSTALLED:  # inside somebody's repository git would look for the commit there
+        raise UsageError(
+            f"--against {shown(commit)}: this is an installed copy; run it in a checkout of "
+            "quantbench, which has the old commits"
+        )
     resolved = _git("rev-parse", "--verify", "--quiet", "--short", f"{commit}^{{commit}}")
     if resolved.returncode:
         why = "there is no such commit here"

@@ -208,6 +208,12 @@ def test_outside_of_a_repository(tmp_path, monkeypatch):
     assert "is no git repository" in one_line(result)
 
 
+def test_an_installed_copy_looks_for_no_commits_in_somebody_s_repository(inside, monkeypatch):
+    monkeypatch.setattr("compare.sampling.process.INSTALLED", True)
+    result = run("log.txt", "--all", "--dummy", "--against", "HEAD")
+    assert "this is an installed copy; run it in a checkout" in one_line(result)
+
+
 # ------------------------------------------------------------------------- beside earlier days
 
 
