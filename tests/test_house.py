@@ -92,6 +92,7 @@ ROOMS = {
             "figures.why",
             "output.pareto",
             "sampling.clock",
+            "sampling.file_pages",
             "sampling.layer_timing",
         },
         {"sampling.arm", "sampling.nursery"},

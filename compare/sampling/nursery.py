@@ -1,8 +1,9 @@
 """A process that has imported what every worker imports, and forks workers: they start at once.
 
 Importing torch, torchao and the compiler takes two seconds, and a comparison starts each arm
-several times. An arm's first process is not forked: memory that a fork shares with the nursery does
-not count as its own, and the arm's peaks have to be those of generate.py.
+several times. An arm's peaks have to be those of generate.py, so a fork first touches the pages of
+libraries that the nursery has in memory (compare/sampling/file_pages.py). Where that cannot be done
+the nursery is not `honest`: an arm's first process, whose peaks count, is then started anew.
 
 `Nursery` is the coordinator's side of it; `python -m compare.sampling.nursery FD` is the process,
 which reads requests from the socket FD and ends when whoever holds its other end does.
@@ -26,9 +27,11 @@ from run.environment import prepare
 
 IMPORTED = (
     *("quantize.registry", "run.loading", "run.decoding", "run.sizes", "run.bandwidth"),
-    *("torch._dynamo", "compare.fidelity.scores", "compare.sampling.clock"),
+    *("run.saved_model", "compare.sampling.clock"),  # no more: all that is here counts as memory
 )
 MESSAGE = 1 << 20  # bytes, at most: a command line
+CANNOT, FORKS, HONEST = 0, 1, 2  # what a nursery says of itself when it begins
+ALIKE = 0.98  # least share of the nursery's resident pages of files that a fork must have
 
 
 class Nursery:
@@ -38,6 +41,14 @@ class Nursery:
         self.environment = environment
         self.process: subprocess.Popen[bytes] | None = None
         self.control: socket.socket | None = None
+        self.skill = CANNOT
+
+    @property
+    def honest(self) -> bool:
+        """Whether the memory of a fork counts as that of a process which was started."""
+        if self.process is None and sys.platform == "linux":
+            self._begin()
+        return self.skill == HONEST
 
     def fork(self, command: Sequence[str], streams: Sequence[int]) -> int | None:
         """The number of a new process that runs sys.executable's `command`, as in
@@ -71,7 +82,8 @@ class Nursery:
             env={**self.environment, "OPENBLAS_NUM_THREADS": "1"},  # no threads, to be forked
         )
         child.close()
-        if not self._answer():
+        self.skill = self._answer() or CANNOT
+        if self.skill == CANNOT:
             self.close()
 
     def _ask(self, request: Mapping[str, object], streams: Sequence[int] = ()) -> int | None:
@@ -100,10 +112,13 @@ def serve(control: socket.socket) -> None:
     import torch
 
     import generate  # noqa: F401
+    from compare.sampling.file_pages import touch
 
     safe = torch.version.cuda is None and torch.version.hip is None and not torch.xpu._is_compiled()
     alone = len(os.listdir("/proc/self/task")) == 1  # a fork has one thread, whatever others held
-    control.send(json.dumps(int(safe and alone)).encode())
+    pages = _pages_to_touch() if safe and alone else []
+    skill = (HONEST if pages else FORKS) if safe and alone else CANNOT
+    control.send(json.dumps(skill).encode())
     while True:
         message, streams, *_ = socket.recv_fds(control, MESSAGE, 3)
         if not message:
@@ -116,10 +131,34 @@ def serve(control: socket.socket) -> None:
         pid = os.fork()
         if pid == 0:
             control.close()
+            with contextlib.suppress(OSError):
+                touch(pages)
             _become(request["command"], streams)
         for stream in streams:
             os.close(stream)
         control.send(json.dumps(pid).encode())
+
+
+def _pages_to_touch() -> list[tuple[int, int]]:
+    """Of mapped files; none where a fork that touches them has fewer in memory than this process.
+
+    A fork tries.
+    """
+    from compare.sampling.file_pages import resident, resident_bytes, touch
+
+    try:
+        pages, own = resident(), resident_bytes()
+    except (OSError, ValueError):
+        return []
+    pid = os.fork()
+    if pid == 0:
+        alike = False
+        with contextlib.suppress(OSError):
+            touch(pages)
+            alike = resident_bytes() >= ALIKE * own
+        os._exit(int(not alike))
+    _, status = os.waitpid(pid, 0)
+    return [] if os.waitstatus_to_exitcode(status) else pages
 
 
 def _become(command: list[str], streams: Sequence[int]) -> None:

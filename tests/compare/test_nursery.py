@@ -1,5 +1,6 @@
 """Forked processes, seen from outside, are like ones that were started."""
 
+import mmap
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from compare.sampling import file_pages
 from compare.sampling.nursery import Nursery
 from compare.sampling.process import Process, WorkerFailed, environment
 
@@ -137,3 +139,61 @@ def test_a_comparison_without_further_processes_has_no_nursery():
     nursery = Nursery(environment())
     nursery.close()
     assert nursery.process is None
+
+
+MEMORY = """
+import json, re, sys
+import generate
+import quantize.registry, run.saved_model, run.loading, run.decoding, run.sizes, run.bandwidth
+import compare.sampling.clock, compare.sampling.worker
+from pathlib import Path
+for line in sys.stdin:
+    text = Path("/proc/self/status").read_text()
+    print(json.dumps({"did": dict(re.findall(r"(Rss\\w+):\\s*(\\d+) kB", text))}), flush=True)
+"""
+
+
+def test_a_fork_takes_as_much_memory_as_a_process_that_imported_the_same(nursery, tmp_path):
+    """A peak that is measured in it is then that of generate.py: here within
+    10 MB of some 400, in the kinds of pages that count."""
+    if not nursery.honest:
+        pytest.skip("no fork of this torch: it is not for the CPU alone")
+    path = tmp_path / "worker.py"
+    path.write_text(MEMORY)
+    resident = {}
+    for name, which in (("forked", nursery), ("started", None)):
+        process = Process((sys.executable, str(path)), which)
+        resident[name] = {k: int(v) for k, v in process.ask("tell").items()}
+        process.close()
+    for kind in ("RssAnon", "RssFile"):
+        forked, started = resident["forked"][kind], resident["started"][kind]
+        assert forked == pytest.approx(started, abs=10_000), kind  # kB
+
+
+def test_pages_of_a_file_that_were_touched_are_found(tmp_path):
+    """Of 64 pages, those that were read; after `touch`, those two as well."""
+    size = os.sysconf("SC_PAGE_SIZE")
+    path = tmp_path / "file"
+    path.write_bytes(bytes(64 * size))
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        mapped.madvise(mmap.MADV_RANDOM)  # or the system maps more than what is read
+        (start,) = [
+            int(line.split("-")[0], 16)
+            for line in Path("/proc/self/maps").read_text().splitlines()
+            if line.endswith(str(path))
+        ]
+
+        def here():
+            ranges = [r for r in file_pages.resident() if start <= r[0] < start + 64 * size]
+            return {
+                page
+                for first, length in ranges
+                for page in range((first - start) // size, (first + length - start) // size)
+            }
+
+        for page in (3, 4, 40):
+            mapped[page * size]
+        before = here()
+        assert {3, 4, 40} <= before < set(range(64))
+        file_pages.touch([(start + 50 * size, 2 * size)])
+        assert here() >= before | {50, 51}  # the system may map some pages around them
