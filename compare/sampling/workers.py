@@ -79,7 +79,7 @@ class Workers:
             worker.ask("load", argv=arm.argv, saved=saved, **room)
             self._measure_quality(number, worker)
             facts = worker.answer(ArmFacts, "get_ready")
-            if arm.facts:  # the first process was not forked: its peaks are the arm's
+            if arm.facts:  # the first process read the model as generate.py does: its peaks count
                 peaks = arm.facts.peak_memory_bytes
                 starts = [*arm.facts.start_seconds, *facts.start_seconds]
                 facts = dataclasses.replace(facts, peak_memory_bytes=peaks, start_seconds=starts)
@@ -154,10 +154,11 @@ class Workers:
         return bool(self.results.settings.tokens) and missing
 
     def _start(self, number: int) -> Process:
-        """An arm's first process is not forked, so that its peaks are those of generate.py."""
+        """The peaks of an arm's first process count, so not every nursery may fork it."""
         command = self.command(number) if callable(self.command) else self.command
-        known = self.results.arms[number].facts is not None
-        return Process(command, self.nursery if known else None)
+        known, nursery = self.results.arms[number].facts is not None, self.nursery
+        forks = nursery is not None and (known or nursery.honest)
+        return Process(command, nursery if forks else None)
 
     def _measure_quality(self, number: int, worker: Process) -> None:
         """Measure this arm's quality, once; the baseline's again if its logits are missing."""
