@@ -27,8 +27,7 @@ def latency() -> None:
 
 @latency.command(cls=Command)
 @click.argument("paths", metavar="FILE...", nargs=-1)
-@click.option("--debug", is_flag=True, help="Show tracebacks")
-def check(paths: tuple[str, ...], debug: bool) -> None:
+def check(paths: tuple[str, ...]) -> None:
     """Read the latency tables in each Markdown FILE, ours or text-generation-inference's.
 
     Exit code 1 where a table does not render byte for byte as it stands, or a file has none. What

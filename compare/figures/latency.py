@@ -108,6 +108,11 @@ STEPS: dict[Style, dict[str, Callable[[LatencySample], list[float]]]] = {
         "Decode (single steps, ITL)": lambda sample: [1e3 * s for s in sample.step_seconds],
     },
 }
+# Rates of both styles: the step, and the unit.
+RATES: dict[Style, tuple[tuple[str, str], ...]] = {
+    "legacy": (("Prefill", "tokens/secs"), ("Decode", "tokens/secs")),
+    "correct": (("Prefill", "tokens/s"), ("Prefill", "requests/s"), ("Decode", "tokens/s")),
+}
 
 
 def latency_rows(cells: Sequence[Cell], style: Style) -> list[Row]:
@@ -122,22 +127,18 @@ def latency_rows(cells: Sequence[Cell], style: Style) -> list[Row]:
 
 def rate_rows(cells: Sequence[Cell], style: Style, sequence_length: int) -> list[Row]:
     """A row for each rate and cell. sequence_length: tokens of each prompt."""
-    kinds: list[tuple[str, str, int]] = [("Prefill", "tokens/secs", 1)]
-    if style == "correct":
-        kinds = [("Prefill", "tokens/s", sequence_length), ("Prefill", "requests/s", 1)]
     rows = []
-    for step, unit, each in kinds:
+    for step, unit in RATES[style]:
         for cell in cells:
-            seconds = [sample.prefill_seconds for sample in cell.counted]
-            rows.append(
-                Row(step, cell.batch_size, unit, rate(cell.batch_size * each, seconds, style))
-            )
-    unit = "tokens/s" if style == "correct" else "tokens/secs"
-    for cell in cells:
-        # Runs of one cell decode equally many tokens; the first one is prefill's.
-        tokens = cell.batch_size * len(cell.counted[0].step_seconds) if cell.counted else 0
-        seconds = [sample.decode_seconds for sample in cell.counted]
-        rows.append(Row("Decode", cell.batch_size, unit, rate(tokens, seconds, style)))
+            if step == "Decode":
+                # Runs of one cell decode equally many tokens; the first one is prefill's.
+                tokens = len(cell.counted[0].step_seconds) if cell.counted else 0
+                seconds = [sample.decode_seconds for sample in cell.counted]
+            else:
+                tokens = sequence_length if unit == "tokens/s" else 1
+                seconds = [sample.prefill_seconds for sample in cell.counted]
+            figures = rate(cell.batch_size * tokens, seconds, style)
+            rows.append(Row(step, cell.batch_size, unit, figures))
     return rows
 
 

@@ -63,7 +63,7 @@ def findings(document: Document, decode_length: int | None = None) -> list[Findi
             continue
         rows = [_Line(at.line_of(n), row) for n, row in enumerate(table.rows)]
         disagree += [Finding(r.line, text) for r in rows if (text := _within(r.row))]
-        disagree += _batch_sizes(rows)
+        disagree += _steps(table, rows)
         if table.kind == "latency":
             latency = at
             length = (parameters and parameters.number("Decode Length")) or decode_length
@@ -113,24 +113,21 @@ def _within(row: Row) -> str:
     return f"{_name(row)}: {'; '.join(wrong)}" if wrong else ""
 
 
-def _batch_sizes(rows: list[_Line]) -> Iterator[Finding]:
-    """Rows that stand twice or are missing beside those of other steps of the same table."""
-    steps: dict[tuple[str, str], dict[int, int]] = {}
+def _steps(table: Table, rows: list[_Line]) -> Iterator[Finding]:
+    """Rows that stand twice, of steps that such a table does not have, or missing."""
+    first: dict[tuple[str, str, int], int] = {}
     for at in rows:
-        lines = steps.setdefault((at.row.step, at.row.unit), {})
-        if at.row.batch_size in lines:
-            first = lines[at.row.batch_size]
-            yield Finding(at.line, f"{_name(at.row)}: stands in line {first} already")
-        else:
-            lines[at.row.batch_size] = at.line
-    every = list(dict.fromkeys(at.row.batch_size for at in rows))
-    for (step, _), lines in steps.items():
-        for size in every:
-            if size not in lines:
-                last = max(lines.values())
-                yield Finding(
-                    last, f"{step}: batch size {size} has no row here, and other steps have one"
-                )
+        key = at.row.step, at.row.unit, at.row.batch_size
+        if key[:2] not in table.steps:
+            known = ", ".join(dict.fromkeys(step for step, _ in table.steps))
+            yield Finding(at.line, f"{_name(at.row)}: no such step; there are {known}")
+        elif key in first:
+            yield Finding(at.line, f"{_name(at.row)}: stands in line {first[key]} already")
+        first.setdefault(key, at.line)
+    for step, unit, size in table.missing:
+        lines = [line for key, line in first.items() if key[:2] == (step, unit)]
+        last = max(lines or first.values())
+        yield Finding(last, f"{step}: batch size {size} has no row, and other steps have one")
 
 
 def _totals(rows: list[_Line], steps: int) -> Iterator[Finding]:

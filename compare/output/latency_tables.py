@@ -8,6 +8,7 @@ Three kinds of tables: "parameters" (two columns of text), "latency" and "throug
 is as wide as its widest cell, cells are aligned left with a space on either side. In the legacy
 style a cell is left blank where it equals the one above, as text-generation-inference's benchmark
 merges cells, so a blank cell reads as the one above. In the correct style, every cell is filled.
+A table that lost rows may be wider than its cells: one of the rows that were lost may have been.
 """
 
 import math
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from compare.figures.latency import Rate, Row, Style, Summary
+from compare.figures.latency import RATES, STEPS, Rate, Row, Style, Summary
 from text import counted, shown
 
 Kind = Literal["parameters", "latency", "throughput"]
@@ -59,6 +60,20 @@ class Table:
         text = dict(self.parameters).get(name, "")
         return int(text) if re.fullmatch("[0-9]{1,9}", text) else None
 
+    @property
+    def steps(self) -> list[tuple[str, str]]:
+        """The steps that such a table has, each with its unit."""
+        if self.kind == "latency":
+            return [(step, "ms") for step in STEPS[self.style]]
+        return list(RATES[self.style]) if self.kind == "throughput" else []
+
+    @property
+    def missing(self) -> list[tuple[str, str, int]]:
+        """Step, unit and batch size of the rows that other steps have, and that are not there."""
+        there = {(row.step, row.unit, row.batch_size) for row in self.rows}
+        sizes = dict.fromkeys(row.batch_size for row in self.rows)
+        return [key for step in self.steps for n in sizes if (key := (*step, n)) not in there]
+
 
 @dataclass(frozen=True)
 class MarkdownTable:
@@ -73,7 +88,11 @@ class MarkdownTable:
     @cached_property
     def rendered(self) -> str | None:
         """The table as we would write it; None where it cannot be read."""
-        return table_text(self.table, self.newline) if self.table else None
+        if self.table is None:
+            return None
+        dashes = self.text.split(self.newline)[1]
+        widths = [len(column) - 2 for column in dashes[1:-1].split("|")]
+        return table_text(self.table, self.newline, widths if self.table.missing else None)
 
     @property
     def renders(self) -> bool:
@@ -116,18 +135,27 @@ class Document:
 # ---------------------------------------------------------------------------------- writing
 
 
-def table_text(table: Table, newline: str = "\n") -> str:
-    """The table's lines, without a line end after the last one."""
+def table_text(table: Table, newline: str = "\n", least: Sequence[int] | None = None) -> str:
+    """The table's lines, without a line end after the last one. least: widths of the columns,
+    which wider cells widen."""
     header = COLUMNS[table.kind, table.style]
     if table.kind == "parameters":
-        return newline.join(grid(header, table.parameters, merged=False))
+        return newline.join(grid(header, table.parameters, False))
     rows = [_cells(row, table.style) for row in table.rows]
-    return newline.join(grid(header, rows, merged=table.style == "legacy"))
+    return newline.join(grid(header, rows, table.style == "legacy", least))
 
 
-def grid(header: Sequence[str], rows: Sequence[Sequence[str]], merged: bool) -> list[str]:
+def grid(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    merged: bool,
+    least: Sequence[int] | None = None,
+) -> list[str]:
     """Lines of a Markdown table. merged: blank where a cell equals the one above it."""
-    widths = [max(map(_width, column)) for column in zip(header, *rows, strict=True)]
+    columns = zip(header, *rows, strict=True)
+    widths = [max(map(_width, column)) for column in columns]
+    if least is not None and len(least) == len(widths):
+        widths = [max(pair) for pair in zip(widths, least, strict=True)]
     lines = [_line(header, widths), "|" + "|".join("-" * (width + 2) for width in widths) + "|"]
     for above, row in zip([None, *rows[:-1]] if rows else [], rows, strict=True):
         cells = row

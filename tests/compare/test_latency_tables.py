@@ -254,12 +254,30 @@ def test_what_does_not_agree_is_listed_by_line(old, new, line, message):
 def test_missing_rows_and_tables_that_differ_in_batch_sizes():
     torn = REPORT[: REPORT.rindex("|         | 4")]
     found = texts(read(torn))
-    assert (28, "Decode: batch size 4 has no row here, and other steps have one") in found
+    assert (28, "Decode: batch size 4 has no row, and other steps have one") in found
     one = "\n".join(line for line in LEGACY_RATES.splitlines() if "| 4 " not in line)
     found = texts(read(f"{LEGACY}\n\n{one}"))
     assert (18, "batch size 4: there are no rates of it") in found
     twice = REPORT.replace("|         | 2 ", "|         | 1 ", 1)
     assert any("stands in line" in text or "batch size 1" in text for _, text in texts(read(twice)))
+
+
+def test_a_table_that_lost_its_widest_row_is_as_wide_as_that_was():
+    whole = LEGACY_RATES.replace(" |\n", "  |\n").replace("-|\n", "--|\n")
+    assert not table(f"{whole[:-1]} |").renders  # nothing is missing, and nothing is so wide
+    torn = whole[: whole.rindex("\n")]
+    assert table(torn).renders
+    assert not table(torn.replace("|\n| Decode", " |\n| Decode")).renders
+    assert [text for _, text in texts(read(torn))] == [
+        "Decode: batch size 4 has no row, and other steps have one"
+    ]
+
+
+def test_a_step_that_is_none_is_listed():
+    strange = LEGACY_RATES.replace("| Decode  |", "| Decoda  |")
+    assert (6, "Decoda, batch size 1: no such step; there are Prefill, Decode") in texts(
+        read(strange)
+    )
 
 
 def test_the_decode_length_comes_from_the_figures_where_nothing_names_it():
