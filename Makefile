@@ -51,12 +51,12 @@ test-gpu: .venv/installed-dev
 gpu-report:
 	$(if $(wildcard $(PY)),$(PY),$(PYTHON)) -m compare gpu_report $(ARGS)
 
-# First thousands of simulated comparisons, ten minutes, into docs/data/trust_simulated.json; then 80
-# real ones, each of 4 to 10 processes an arm: half an hour on a machine that does nothing else.
+# First thousands of simulated comparisons, ten minutes, into docs/data/trust_simulated.json; then real
+# ones into docs/data/trust_real.json, of each condition 40: hours. TRUST="--only tiny --minutes 20"
+# does a part, and the next call goes on.
 trust: .venv/installed-dev
 	PYTHONPATH=. $(PY) -m tests.compare.trust_simulation
-	rm -f trust.jsonl
-	PYTHONPATH=. $(PY) tests/compare/trust.py
+	PYTHONPATH=. $(PY) -m tests.compare.trust $(TRUST)
 
 check: .venv/installed-dev
 	$(PY) -m ruff check .

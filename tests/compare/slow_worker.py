@@ -1,8 +1,11 @@
-"""A real worker whose every step takes a share longer than it does: what `make trust` has to find.
+"""A real worker whose steps take longer than they do, by a share that is known: what `make trust`
+has to find, or to find equal.
 
-slow_worker.py SHARE
+    slow_worker.py 0.05             # every step and prompt, by 5 %
+    slow_worker.py 0.18 0.09        # 9 % of them by twice their time: 18 % in the mean
 """
 
+import random
 import sys
 import time
 
@@ -10,14 +13,16 @@ import generate
 from compare.sampling.worker import Worker, serve
 
 
-def slowed(step, share):
-    """`step`, and then a wait for that share of the time it took."""
+def slowed(step, share, late):
+    """`step`, and then a wait: with the probability `late` of share ÷ late of the time it took."""
+    drawn = random.Random()
 
     def longer(*arguments, **options):
         started = time.perf_counter()
         result = step(*arguments, **options)
         end = time.perf_counter()
-        end += share * (end - started)
+        if drawn.random() < late:
+            end += share / late * (end - started)
         while time.perf_counter() < end:
             pass
         return result
@@ -26,18 +31,19 @@ def slowed(step, share):
 
 
 class SlowWorker(Worker):
-    """The prompt's step too: a wait between two steps would be left out as one that was halted."""
+    """The prompt's step is slowed, too: seconds per token are over whole samples."""
 
-    def __init__(self, share: float) -> None:
-        self.share = share
+    def __init__(self, share: float, late: float = 1.0) -> None:
+        super().__init__()
+        self.share, self.late = share, late
 
     def get_ready(self):
         make_generator = generate.make_generator
 
         def make_slow_generator(*arguments):
             generator = make_generator(*arguments)
-            generator.step = slowed(generator.step, self.share)
-            generator.prefill = slowed(generator.prefill, self.share)
+            generator.step = slowed(generator.step, self.share, self.late)
+            generator.prefill = slowed(generator.prefill, self.share, self.late)
             return generator
 
         generate.make_generator = make_slow_generator
@@ -48,4 +54,4 @@ class SlowWorker(Worker):
 
 
 if __name__ == "__main__":
-    serve(SlowWorker(float(sys.argv[1])))
+    serve(SlowWorker(*map(float, sys.argv[1:])))
