@@ -1,8 +1,9 @@
 """quantbench: every command under one name.
 
-    python generate.py --quantization int8wo --compile               # one run, the embedded model
-    python -m compare ab --checkpoint_path DIR --compile --arms all  # every scheme, your own model
-    python -m compare schemes                                        # which schemes there are
+    python generate.py --quantization int8wo --compile          # one run, the embedded model
+    python -m compare recommend --checkpoint_path DIR           # your own model: what to take
+    python -m compare ab --checkpoint_path DIR --arms all       # every scheme that runs here
+    python -m compare schemes --list                            # which schemes there are
 
 `generate` is generate.py, `log` is benchlog, and all others are the files of compare/commands/.
 Nothing is imported but the command that was asked for.

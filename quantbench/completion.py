@@ -3,7 +3,7 @@
 click asks for it while a person types, in a process of its own for each TAB: no torch here.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import click
@@ -28,30 +28,32 @@ VALUES: dict[str, tuple[str, ...]] = {
     "arms": ("all",),
 }
 LISTS = {"schemes"}  # their values are several, with commas between
-FOLDERS = {"checkpoint_path", "output", "resume", "save", "gguf", "checkpoint_root"}
+FOLDERS = {"checkpoint_path"}  # beside the options whose placeholder is DIR
 PATHS = {"PATH", "FILE"}  # placeholders of options whose values are files
+Offered = Callable[[click.Context, str], list[CompletionItem]]
 
 
 def attach(command: click.Command) -> None:
     """Have the command's options and arguments offer values."""
     for parameter in command.params:
-        offered = partial(offer, parameter)
+        offered = partial(offer, parameter, parameter.shell_complete)
         vars(parameter)["shell_complete"] = offered
 
 
 def offer(
-    parameter: click.Parameter, context: click.Context, incomplete: str
+    parameter: click.Parameter, usual: Offered, context: click.Context, incomplete: str
 ) -> list[CompletionItem]:
+    """usual: what click itself offers, such as the names of a click.Choice."""
     name = parameter.name or ""
     before, comma, last = incomplete.rpartition(",") if name in LISTS else ("", "", incomplete)
     items = [CompletionItem(f"{before}{comma}{v}") for v in _beginning(last, VALUES.get(name, ()))]
     if items:  # bash forgets them where folders or files are offered, too
         return items
-    if name in FOLDERS:
-        items.append(CompletionItem(incomplete, type="dir"))
-    elif parameter.metavar in PATHS or isinstance(parameter.type, click.Path):
-        items.append(CompletionItem(incomplete, type="file"))
-    return items
+    if name in FOLDERS or parameter.metavar == "DIR":
+        return [CompletionItem(incomplete, type="dir")]
+    if parameter.metavar in PATHS:
+        return [CompletionItem(incomplete, type="file")]
+    return usual(context, incomplete)
 
 
 def _beginning(text: str, values: Iterable[str]) -> list[str]:

@@ -15,7 +15,9 @@ from compare.__main__ import commands as compare
 from quantbench.__main__ import commands
 
 ROOT = Path(__file__).parent.parent
-WANTED = "generate ab quality replay readme roofline growth peers schemes caches log".split()
+WANTED = (
+    "generate ab recommend quality replay readme roofline growth peers schemes caches log".split()
+)
 
 
 def ended(*words, command=commands):
@@ -165,6 +167,7 @@ OFFERED = [
     ("roofline --schemes int8wo,fp", {"int8wo,fp6"}),
     ("schemes sparse-marlin-", {"sparse-marlin-wanda"}),
     ("log ch", {"check"}),
+    ("ab --format cs", {"csv"}),
 ]
 
 
