@@ -31,7 +31,7 @@ demo: .venv/installed
 	$(PY) -m quantbench ab --checkpoint_path dummy:Llama-3.2-1B --num_layers 4 \
 	  --arm "--quantization none" --arm "--quantization int8wo" \
 	  --arm "--quantization int4wo-64" --arm "--quantization uintx-2-64" \
-	  --max_new_tokens 32 --max_minutes 0.8 --tokens 1024 \
+	  --processes 2 --max_minutes 0.7 \
 	  --output $(DEMO) --write_result $(DEMO)/log.txt
 	echo; echo "The report: $(DEMO)/$$(ls $(DEMO) | grep -x report.html || echo report.md)"
 	echo "Your own model: .venv/bin/quantbench ab --checkpoint_path PATH --compile --arms all"
