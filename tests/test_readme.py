@@ -55,7 +55,7 @@ def test_make_demo(clone):
     assert report and (clone / report[1]).exists()
     records = [record for _, record in log.read(str(clone / "demo" / "log.txt")).records]
     assert [r.quant for r in records] == ["None", *schemes[1:]]
-    assert {r.mod for r in records} == {"Llama-3.2-1B"}
+    assert {r.mod for r in records} == {"TinyLlama-1.1B-Chat-v1.0"}
     assert "Warning" not in done.stdout + done.stderr
     assert not re.search(r"Traceback|WARNING|W\d{4} ", done.stdout + done.stderr)
     status = ["git", "status", "--porcelain"]
@@ -74,7 +74,8 @@ def test_the_demo_s_command_and_words_are_right():
     options = option_values(words)
     arms = [parse(split(arm)).quantization for arm in options["texts"]]
     assert len(arms) == len(set(arms)) == 4 and "Four schemes" in printed and arms[0] == "none"
-    assert options["checkpoint_path"] == "dummy:Llama-3.2-1B" and "Llama 3.2 1B" in printed
+    assert options["checkpoint_path"] == "dummy:TinyLlama-1.1B-Chat-v1.0"
+    assert "the shape of TinyLlama 1.1B" in printed
     assert options["num_layers"] == "4" and "first 4 layers" in printed
     assert options["output"] == "demo" and options["write_result"] == "demo/log.txt"
     assert options["tokens"] > 0  # quality
