@@ -29,6 +29,7 @@ from errors import QuantbenchError, UsageError
 from text import one_line, shown
 
 Report = Callable[[int, int], None]
+SECONDS_BETWEEN_LINES = 2.0  # of progress, where no line can be erased
 
 
 # ---------------------------------------------------------------------------------- options
@@ -431,22 +432,47 @@ def say(line: str) -> None:
 
 @contextlib.contextmanager
 def progress(what: str, lasting: bool = True) -> Iterator[Report]:
-    """Show `what` and the time that passes, on a terminal; yields report(bytes_done, bytes_total).
+    """Show `what` and the time that passes; yields report(bytes_done, bytes_total).
 
-    lasting: whether to leave a line with the seconds that it took.
+    On a terminal that can erase a line, this line moves; elsewhere a new one comes every few
+    seconds. lasting: whether to leave a line with the seconds that it took.
     """
     started = time.perf_counter()
-    if sys.stderr is not None and sys.stderr.isatty():
-        from rich.console import Console
-        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task(what)
-            yield lambda done, total: bar.update(
-                task, description=f"{what}: {done / 1e9:.2f} of {total / 1e9:.2f} GB"
-            )
-    else:
-        yield lambda done, total: None
+    with _moving(what) if _can_erase() else _lines(what) as report:
+        yield report
     if lasting:
         say(f"{what}: {time.perf_counter() - started:.1f} s")
+
+
+def _can_erase() -> bool:
+    if sys.stderr is None or not sys.stderr.isatty():
+        return False
+    return os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+
+
+@contextlib.contextmanager
+def _moving(what: str) -> Iterator[Report]:
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what)
+        yield lambda done, total: bar.update(task, description=f"{what}: {_part(done, total)}")
+
+
+@contextlib.contextmanager
+def _lines(what: str) -> Iterator[Report]:
+    spoken = time.perf_counter()
+
+    def report(done: int, total: int) -> None:
+        nonlocal spoken
+        if done < total and time.perf_counter() >= spoken + SECONDS_BETWEEN_LINES:
+            spoken = time.perf_counter()
+            say(f"{what}: {_part(done, total)}")
+
+    yield report
+
+
+def _part(done: int, total: int) -> str:
+    return f"{done / 1e9:.2f} of {total / 1e9:.2f} GB"
