@@ -71,8 +71,8 @@ def recommend(rows: Sequence[Row], limits: Limits, best_of: BestOf | None = None
     """The answer for these rows, the baseline's first.
 
     best_of: which of the rows with these numbers cannot be told from the fastest of them (Hsu).
-    Without it, rows' own `can_be_best` counts where no faster arm was ruled out, else whether their
-    intervals overlap the fastest's.
+    Without it, rows' own `can_be_best` counts where no faster arm was ruled out, else, and where
+    there are only ranges, whether the ends overlap those of the fastest.
     """
     quality_measured = any(row.perplexity_ratio is not None for row in rows[1:])
     measured = [
@@ -212,10 +212,11 @@ def _choice(arm: _Arm, what: list[What], tied: list[str], as_good: list[str]) ->
 def _fastest(arms: Sequence[_Arm], best_of: BestOf | None) -> list[_Arm]:
     """The arms that cannot be told from the fastest of them."""
     fastest = max(arms, key=lambda arm: arm.speed.value)
-    if best_of is not None:
+    ranges = any(arm.row.speed_up and arm.row.speed_up.confidence is None for arm in arms)
+    if best_of is not None and not ranges:
         numbers = best_of([arm.number for arm in arms]) | {fastest.number}
         return [arm for arm in arms if arm.number in numbers]
-    if fastest.row.can_be_best:
+    if fastest.row.can_be_best and not ranges:
         return [arm for arm in arms if arm.row.can_be_best or arm is fastest]
     lowest = fastest.speed.low
     return [arm for arm in arms if arm.speed.high >= lowest]

@@ -1,6 +1,7 @@
 """The answer of a comparison: hand-made rows, and the exact lines that a person reads."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -211,6 +212,15 @@ def test_those_compared_are_those_within_the_limits():
     choice = recommend(rows, Limits(), best_of).choices[0]
     assert asked == [[0, 1, 2]] and choice.arm == "a" and choice.tied == []
     assert recommend(rows, Limits()).choices[0].tied == ["a", "b"]  # their intervals overlap
+
+
+def test_of_ranges_those_that_overlap_are_ties():
+    """With too few processes to compare anything, Hsu's set holds every arm."""
+    rows = [baseline(1.0), arm("a", 2.0, 2.0, spread=0.2), arm("b", 1.9, 1.5, spread=0.2)]
+    for row in rows[1:]:
+        row.speed_up = replace(row.speed_up, confidence=None)
+    fastest = recommend(rows, Limits(), set).choices[0]
+    assert fastest.arm == "b" and fastest.tied == ["a", "b"] and "(range 1.70 to" in fastest.line()
 
 
 def test_memory_without_a_peak_is_weights_and_cache():
