@@ -41,10 +41,12 @@ def grouped(w: Tensor, bits: int, group_size: int, hqq: bool) -> PackedWeight:
     if hqq and not w.is_meta:
         centre = zero - scale * 0.5  # of the range, for an even number of codes
         narrower = [(scale * part, (centre + scale * part * 0.5)) for part in NARROWER]
+        best = _Best(w, bits, scale, zero)
         for pair in (_from_hqq(w, bits, group_size), *narrower):
-            scale, zero = _better(w, bits, (scale, zero), tuple(x.to(dtype) for x in pair))
+            best.try_pair(*(x.to(dtype) for x in pair))
         for _ in range(REFITS):
-            scale, zero = _better(w, bits, (scale, zero), _refitted(w, bits, scale, zero))
+            best.try_pair(*_refitted(w, bits, best.scale, best.zero))
+        scale, zero = best.scale, best.zero
     codes = _codes(w, bits, group_size, scale, zero).to(torch.uint8)
     return PackedWeight.make(
         pack(codes, bits),
@@ -94,15 +96,22 @@ def _refitted(w: Tensor, bits: int, scale: Tensor, zero: Tensor) -> tuple[Tensor
     return slope.to(scale.dtype), (groups.mean(-1) - slope * codes.mean(-1)).to(zero.dtype)
 
 
-def _better(
-    w: Tensor, bits: int, one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]
-) -> tuple[Tensor, Tensor]:
-    """For each group that one of two pairs (scale, zero) which has the smaller squared error.
+class _Best:
+    """For each group that pair (scale, zero) of those tried which has the least squared error.
 
     HQQ minimizes errors to the power 0.7, which here and there is worse in their squares.
     """
-    better = (_error(w, bits, *other) < _error(w, bits, *one)) & (other[0] > 0)
-    return torch.where(better, other[0], one[0]), torch.where(better, other[1], one[1])
+
+    def __init__(self, w: Tensor, bits: int, scale: Tensor, zero: Tensor) -> None:
+        self.w, self.bits, self.scale, self.zero = w, bits, scale, zero
+        self.error = _error(w, bits, scale, zero)
+
+    def try_pair(self, scale: Tensor, zero: Tensor) -> None:
+        error = _error(self.w, self.bits, scale, zero)
+        better = (error < self.error) & (scale > 0)
+        self.scale = torch.where(better, scale, self.scale)
+        self.zero = torch.where(better, zero, self.zero)
+        self.error = torch.where(better, error, self.error)
 
 
 def _error(w: Tensor, bits: int, scale: Tensor, zero: Tensor) -> Tensor:
