@@ -46,7 +46,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-from scipy import special, stats
+from scipy import special
 
 Array = np.ndarray
 Quantity = Literal["seconds_per_token", "typical_step", "late_share", "bandwidth"]
@@ -363,7 +363,7 @@ def _fit_with_covariate(contrasts: Contrasts) -> Fit:
         return fit(plain)
     slope = float((centred_x * centred_y).sum()) / energy
     rest = float(((centred_y - slope * centred_x) ** 2).sum()) / freedom
-    if abs(slope) <= stats.t.ppf(1 - UNEVEN / 2, freedom) * math.sqrt(rest / energy):
+    if abs(slope) <= special.stdtrit(freedom, 1 - UNEVEN / 2) * math.sqrt(rest / energy):
         return fit(plain)
     corrected = fit(replace(plain, values=values - slope * speed))
     means = np.nanmean(speed, 0)

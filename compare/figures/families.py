@@ -25,8 +25,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from scipy import integrate, special, stats
-from scipy.optimize import brentq
+from scipy import special  # scipy.stats would take every command a second longer
 
 from compare.figures.contrasts import BASELINE, LEAST_FREEDOM, Fit
 
@@ -147,15 +146,17 @@ def critical(
     if not 0 < level < 1 or not 0 <= correlation < 1:
         raise ValueError(f"level {level}, correlation {correlation}: both from 0, below 1")
     if count == 1:
-        return float(stats.t.isf(level / sides, freedom))
+        return _student(level / sides, freedom)
     rounded = math.floor(correlation / CORRELATION_STEP + 1e-9) * CORRELATION_STEP
     return _critical(level, count, freedom, rounded, sides)
 
 
 @functools.lru_cache(maxsize=4096)
 def _critical(level: float, count: int, freedom: int, correlation: float, sides: int) -> float:
-    low = float(stats.t.isf(min(0.5, level / sides), freedom))
-    high = float(stats.t.isf(level / sides / count, freedom)) * 1.001  # Bonferroni
+    from scipy.optimize import brentq
+
+    low = _student(min(0.5, level / sides), freedom)
+    high = _student(level / sides / count, freedom) * 1.001  # Bonferroni
     return float(
         brentq(lambda value: _beyond(value, count, freedom, correlation, sides) - level, low, high)
     )
@@ -164,18 +165,26 @@ def _critical(level: float, count: int, freedom: int, correlation: float, sides:
 def _beyond(value: float, count: int, freedom: int, correlation: float, sides: int) -> float:
     """Probability that the largest statistic exceeds `value`: integrated over the common normal
     part and over the logarithm of the estimated standard deviation."""
-    low, high = (float(stats.chi2.ppf(tail, freedom)) / freedom for tail in (1e-13, 1 - 1e-13))
+    half = freedom / 2  # freedom × scale² has a chi-squared distribution
+    low, high = special.gammaincinv(half, 1e-13) / half, special.gammainccinv(half, 1e-13) / half
     logs = np.linspace(math.log(low) / 2, math.log(high) / 2, 121)
     scale = np.exp(logs)[:, None]
-    density = 2 * freedom * scale**2 * stats.chi2.pdf(freedom * scale**2, freedom)
+    squares = half * scale**2
+    density = 2 * np.exp(half * np.log(squares) - squares - special.gammaln(half))
     normal = np.linspace(-8, 8, 129)
     shared, own = math.sqrt(correlation) * normal, math.sqrt(1 - correlation)
     inside = special.ndtr((value * scale - shared) / own)
     if sides == 2:
         inside = inside - special.ndtr((-value * scale - shared) / own)
     outside = -np.expm1(count * np.log(np.maximum(inside, 1e-300)))
-    over_normal = integrate.trapezoid(outside * stats.norm.pdf(normal), normal, axis=1)
-    return float(integrate.trapezoid(over_normal * density[:, 0], logs))
+    bell = np.exp(-(normal**2) / 2) / math.sqrt(2 * math.pi)
+    over_normal = np.trapezoid(outside * bell, normal, axis=1)
+    return float(np.trapezoid(over_normal * density[:, 0], logs))
+
+
+def _student(tail: float, freedom: int) -> float:
+    """The value that Student's t exceeds with this probability."""
+    return -float(special.stdtrit(freedom, tail))
 
 
 def smallest_correlation(covariance: Array) -> float:
