@@ -1,0 +1,60 @@
+"""What a comparison says of how far it is: arithmetic by hand, on a clock of the test's own."""
+
+import pytest
+
+from compare.sampling import progress
+from compare.sampling.progress import Progress, minutes
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    class Clock:
+        now = 0.0
+
+        def monotonic(self):
+            return self.now
+
+    clock = Clock()
+    monkeypatch.setattr(progress, "time", clock)
+    return clock
+
+
+def test_in_the_first_block_time_left_is_that_of_its_steps(clock):
+    """10 of 40 steps in 100 s: 300 s for the rest, and 400 s for another block."""
+    shown = Progress(lambda line: None)
+    assert shown.left() == "" and shown.where() == ""
+    shown.plan(2, 2)
+    shown.begin_block(1, units=40)
+    shown.at("fp6: loading")
+    clock.now = 100.0
+    shown.done = 10
+    assert shown.line() == "fp6: loading; block 1 of 2; about 12 min left"
+
+
+def test_later_blocks_take_as_long_as_the_last(clock):
+    """60 s a block; 15 s into the third of four, of at most 10."""
+    shown = Progress(lambda line: None)
+    shown.begin_block(2, units=4)
+    clock.now = 60.0
+    shown.end_block()
+    shown.plan(4, 10)
+    shown.begin_block(3, units=4)
+    clock.now, shown.done = 75.0, 1
+    assert shown.left() == "about 2 min to the next look, 8 min at most"
+    assert shown.where() == "block 3 of 4, at most 10"
+
+
+def test_it_speaks_where_nothing_else_does(monkeypatch):
+    monkeypatch.setattr(progress, "EVERY", 0.05)
+    said = []
+    shown = Progress(said.append)
+    shown.at("none: loading")
+    with shown.ticking():
+        while len(said) < 2:
+            pass
+    assert said[:2] == ["none: loading"] * 2
+
+
+@pytest.mark.parametrize("seconds, text", [(4.4, "4 s"), (89, "89 s"), (91, "2 min")])
+def test_minutes(seconds, text):
+    assert minutes(seconds) == text
