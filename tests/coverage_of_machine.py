@@ -29,6 +29,7 @@ NEEDS = {
     "venv": r"needs the Makefile's \.venv",
     "dev": r"could not import '(triton|gguf|transformers)'|pip install lm-eval",
     "git": r"needs git",
+    "chromium": r"needs chromium and chromedriver|could not import 'selenium'",
     "thread-sanitizer": r"thread sanitizer: ",
     "huge-pages": r"no transparent huge pages here",
     "gpu": r"no CUDA device here",

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import os
 import sys
+import webbrowser
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from compare.figures.recommendation import recommend
 from compare.figures.row import Row
 from compare.figures.rows import best_of, rows
 from compare.limit_options import limit_options, limits
+from compare.output import html as page
 from compare.output import tables as report
 from compare.sampling.answers import SchemeNames
 from compare.sampling.arm import NOT_IN_ARMS, Arm, every_scheme, make_arms
@@ -107,6 +109,7 @@ class ShortOutput(Command):
               "quantized arms, too, until the run has ended")  # fmt: skip
 @limit_options
 @click.option("--resume", metavar="DIR", help="Go on with what --output DIR left")
+@click.option("--open", "show", is_flag=True, help="Show report.html of --output in the browser")
 @click.option("--format", "form", type=click.Choice([*FORMATS]), metavar="|".join(FORMATS),
               help="Print this instead of the tables; -o, too")  # fmt: skip
 @options(without=UNUSED, by_alias=("precision",), defaults={"max_new_tokens": MAX_NEW_TOKENS})
@@ -127,10 +130,13 @@ def ab(
     max_perplexity_increase: str | None,
     min_tok_s: str | None,
     resume: str | None,
+    show: bool,
     form: str | None,
     **given: Any,
 ) -> None:
     """Compare ARMs: sample them in turns until the difference is known."""
+    if show and not (output or resume):
+        raise UsageError("--open shows the report that --output DIR writes: give --output, too")
     asked = limits(max_memory, max_perplexity_increase, min_tok_s)
     narrow, dtype = split_precision(precisions)
     common = RunConfig(**(given | ({"precision": dtype} if dtype else {})))
@@ -174,7 +180,10 @@ def ab(
     if results.write_result != "none":
         log.check_writable(Path(results.write_result))
         log.check_kind(results.write_result)
-    sys.exit(compare(results, folder, form, asked, extend=bool(resume and stops)))
+    code = compare(results, folder, form, asked, extend=bool(resume and stops))
+    if show and folder:
+        _open(folder / page.FILE)
+    sys.exit(code)
 
 
 def compare(
@@ -260,6 +269,11 @@ def _make(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise LogError(f"--output {folder}: {error.strerror}") from None
+
+
+def _open(path: Path) -> None:
+    if not webbrowser.open(path.resolve().as_uri()):
+        say(f"--open: there is no browser here; the report is {path}")
 
 
 def _log(results: Results, arm_rows: Sequence[Row]) -> None:

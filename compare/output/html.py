@@ -13,7 +13,6 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from functools import cache
 from html import escape
 from importlib import resources
@@ -24,6 +23,7 @@ import numpy as np
 
 from benchlog import shell
 from benchlog.config import repro
+from compare.figures.choices import Recommendation
 from compare.figures.readings import span
 from compare.figures.row import Row
 from compare.output import pareto
@@ -35,7 +35,7 @@ from typed_json import to_json
 FILE = "report.html"
 SCRIPTS = ("page.js", "charts.js", "table.js", "report.js")
 # Of decoding steps, slowest last; the tail is what a reader looks for.
-PERCENTS = (0, 1, 5, 10, 25, 50, 75, 90, 95, 98, 99, 99.5, 99.9, 100)
+PERCENTS = (1, 5, 10, 25, 50, 75, 90, 95, 98, 99, 99.5, 99.9, 100)
 SERIES_DIGITS = 6  # of a sample's figures, which are drawn, not read
 
 
@@ -44,10 +44,9 @@ def write(
     results: Results,
     rows: Sequence[Row],
     remarks: Sequence[str] = (),
-    recommendation: object = None,
 ) -> None:
     """The page, into the folder. Raises OSError."""
-    page = render(results, rows, remarks, recommendation, datetime.now())
+    page = render(results, rows, remarks)
     (folder / FILE).write_text(page, encoding="utf-8")
 
 
@@ -55,14 +54,10 @@ def render(
     results: Results,
     rows: Sequence[Row],
     remarks: Sequence[str],
-    recommendation: object,
-    when: datetime,
 ) -> str:
     """The page's text.
 
     remarks: sentences on how it was measured
-    recommendation: what the results say to use, as results.json has it; None: nothing
-    when: the time to show
     """
     run = next((arm.facts.run for arm in results.arms if arm.facts and arm.facts.run), None)
     title = f"{run.model} on {run.device.name}" if run else "Nothing was loaded"
@@ -72,11 +67,11 @@ def render(
             "points": [vars(point) for point in points(rows)],
             "front": pareto.front(rows),
             "bands": WORDS,
-            "recommendation": to_json(recommendation),
+            "answer": _answer(results.recommendation),
             "arms": [_arm(arm) for arm in results.arms],
             "percents": PERCENTS,
             "remarks": list(remarks),
-            "machine": _machine(results, run, when),
+            "machine": _machine(results, run),
             "repeat": _repeat(results),
         }
     )
@@ -84,7 +79,7 @@ def render(
     script = "\n".join(_asset(name) for name in SCRIPTS)
     return Template(_asset("report.html")).substitute(
         title=escape(title),
-        subtitle=escape(_subtitle(results, run, when)),
+        subtitle=escape(_subtitle(results, run)),
         policy=_policy([theme, plotly, script]),
         style=_asset("report.css"),
         theme=theme,
@@ -94,8 +89,9 @@ def render(
     )
 
 
-def _subtitle(results: Results, run: Facts | None, when: datetime) -> str:
-    parts = [f"{when:%d %B %Y}".lstrip("0"), f"{len(results.arms)} arms"]
+def _subtitle(results: Results, run: Facts | None) -> str:
+    parts = [results.about.date] if results.about else []
+    parts += [f"{len(results.arms)} arms"]
     if run:
         config = run.config
         parts.append("compiled" if config.compile else "not compiled")
@@ -106,6 +102,26 @@ def _subtitle(results: Results, run: Facts | None, when: datetime) -> str:
             parts.append(f"{config.context_depth} tokens already in the cache")
         parts += [f"{run.device.threads} threads"] if run.device.threads else []
     return " · ".join(parts)
+
+
+def _answer(recommendation: Recommendation | None) -> dict[str, object] | None:
+    """The recommendation in words, as the terminal has it, each answer with its command."""
+    if recommendation is None:
+        return None
+    choices = [(choice.line(), choice.command) for choice in recommendation.choices]
+    lines = choices or [(line, "") for line in recommendation.lines()]
+    return {
+        "lines": [{"text": text, "command": command} for text, command in lines],
+        "remarks": [
+            remark
+            for remark in (
+                recommendation.conditions(),
+                recommendation.exclusions(),
+                recommendation.note,
+            )
+            if remark
+        ],
+    }
 
 
 def _arm(arm: ArmResult) -> dict[str, object]:
@@ -148,9 +164,9 @@ def _ran(run: Facts | None) -> dict[str, str]:
     }
 
 
-def _machine(results: Results, run: Facts | None, when: datetime) -> dict[str, str]:
+def _machine(results: Results, run: Facts | None) -> dict[str, str]:
     """By heading; the first arm's, as all arms ran on one machine."""
-    about = {"written": f"{when:%Y-%m-%d %H:%M}"}
+    about = {"date": results.about.date} if results.about else {}
     if run:
         environment = run.environment
         cores = f" of {environment.cores} cores" if environment.cores else ""
@@ -172,8 +188,8 @@ def _repeat(results: Results) -> str:
     for arm in results.arms:
         words += ["--arm", shell.join(arm.argv) or arm.text]
     settings = results.settings
-    words += ["--max_rounds", str(settings.max_rounds), "--tokens", str(settings.tokens)]
-    return shell.join(words + ["--text", settings.text] * bool(settings.text))
+    words += ["--max_minutes", f"{settings.max_minutes:g}", "--tokens", str(settings.tokens)]
+    return shell.join(words + (["--text", settings.text] if settings.text else []))
 
 
 def _rounded(value: float) -> float:

@@ -1,7 +1,7 @@
 """What pictures show of an arm: speed-up, bytes and quality, each as one number or a band.
 
-    for point in points(rows):
-        print(point.arm, point.memory_bytes, point.speed_up, point.band)
+for point in points(rows):
+    print(point.arm, point.memory_bytes, point.speed_up, point.band)
 """
 
 import math
@@ -62,41 +62,27 @@ def staircase(shown: Sequence[Point], bands: Sequence[str]) -> list[Point]:
 
 
 def _point(row: Row, baseline: Row) -> Point:
-    speed_up, low, high, confidence = _speed_up(row, baseline)
-    ratio = _perplexity_ratio(row, baseline)
+    ratio, is_baseline = row.speed_up, row is baseline
+    quality = _perplexity_ratio(row, baseline)
     return Point(
         arm=row.arm,
         memory_bytes=(row.weight_bytes or 0) + (row.kv_cache_bytes or 0),
         tok_s=row.tok_s or 0.0,
-        speed_up=speed_up,
-        low=low,
-        high=high,
-        confidence=confidence,
-        perplexity_ratio=ratio,
-        band=band(ratio),
-        baseline=row is baseline,
+        speed_up=1.0 if is_baseline else ratio.value if ratio else None,
+        low=ratio.low if ratio else None,
+        high=ratio.high if ratio else None,
+        confidence=ratio.confidence if ratio else None,
+        perplexity_ratio=quality,
+        band=band(quality),
+        baseline=is_baseline,
     )
-
-
-def _speed_up(
-    row: Row, baseline: Row
-) -> tuple[float | None, float | None, float | None, float | None]:
-    """Value, low, high and confidence."""
-    if row is baseline:
-        return 1.0, None, None, None
-    ratio = row.ratio_throughput
-    if ratio is None:
-        return None, None, None, None
-    if ratio.low is None or ratio.high is None:
-        return 1 / ratio.value, None, None, None
-    return 1 / ratio.value, 1 / ratio.high, 1 / ratio.low, 0.95
 
 
 def _perplexity_ratio(row: Row, baseline: Row) -> float | None:
     """Infinity where the arm's perplexity is not a number."""
     if row is baseline:
         return 1.0 if row.perplexity else None
-    if row.perplexity is None or not baseline.perplexity or row.tokens != baseline.tokens:
-        return None
-    ratio = row.perplexity / baseline.perplexity
-    return math.inf if math.isnan(ratio) else ratio
+    if row.perplexity_ratio is not None:
+        ratio = row.perplexity_ratio.value
+        return math.inf if math.isnan(ratio) else ratio
+    return None

@@ -16,6 +16,7 @@ from compare.figures.interval import Interval, Ratio
 from compare.figures.readings import caveats, span
 from compare.figures.row import Row
 from compare.figures.rows import scatter
+from compare.output import html as page
 from compare.output import pareto as picture
 from compare.sampling.answers import Quality
 from compare.sampling.results import FILE, MOST_BESIDE, Results
@@ -24,7 +25,7 @@ from typed_json import to_json
 
 R = TypeVar("R")
 Columns = Sequence[tuple[str, Callable[[R], str]]]  # a heading, and the text of a row
-FILES = (FILE, "results.csv", "report.md", "pareto.svg", "pareto.png")
+FILES = (FILE, "results.csv", "report.md", page.FILE, "pareto.svg", "pareto.png")
 ENDED = {
     "precise": "every arm is settled: ±{precision:.3g} %, or a plain difference",
     "processes": "each arm had its --processes",
@@ -247,6 +248,7 @@ def write(folder: Path, results: Results, rows: Sequence[Row]) -> None:
         (folder / "results.csv").write_text(as_csv(rows))
         (folder / "report.md").write_text(markdown(results, rows))
         picture.draw(rows, [folder / "pareto.svg", folder / "pareto.png"])
+        page.write(folder, results, rows, remarks(results, rows))
     except OSError as error:
         raise LogError(f"cannot write into {folder}: {error.strerror}") from None
 

@@ -7,6 +7,10 @@ import dataclasses
 
 import numpy as np
 
+from benchlog.about import About
+from compare.figures import timings
+from compare.figures.contrasts import fit
+from compare.figures.plan import Plan
 from compare.sampling.answers import NoQuality, Quality, Reading
 from compare.sampling.results import ArmResult, ArmSample, Results, Settings
 from models.config import ModelConfig
@@ -45,14 +49,19 @@ def example_results(hostile: bool = False, seed: int = 3) -> Results:
         arms.append(_arm(generator, HOSTILE, "int8wo", 1250, 1.7, 7.04, "cpu", "cpu-step"))
         arms.append(ArmResult("mxfp4", "--quantization mxfp4", [], failed="no kernel runs <here>"))
     readings = [Reading(rate * 1e9, i, "a probe") for i, rate in enumerate((33.1, 34.0, 33.6))]
-    return Results(
+    results = Results(
         Settings(),
         arms,
         "none",
+        blocks=PROCESSES,
         rounds=ROUNDS,
         ended="precise",
         bandwidth={"cpu": readings},
+        plan=Plan(candidates=len(arms) - 1, most_blocks=PROCESSES),
+        about=About("quantbench ab --arms all", "2026-01-01", "0123abc", "Example CPU", {}),
     )
+    results.looks.append(results.plan.look([], fit(timings.of(results))))
+    return results
 
 
 def _arm(
@@ -95,6 +104,8 @@ def _arm(
             tokens=2048,
             perplexity=perplexity,
             perplexity_standard_error=0.2,
+            perplexity_ratio=perplexity / 7.03,
+            perplexity_ratio_interval=[perplexity / 7.03 * 0.999, perplexity / 7.03 * 1.001],
             kl=max(0.0, np.log(perplexity / 7.03)) + 0.0004,
             kl_standard_error=0.0002,
             top1=1 / (1 + np.log(perplexity / 7.0)),
@@ -108,7 +119,9 @@ def _arm(
         level = BASELINE_STEP / speed_up * generator.normal(1, 0.008)
         for number in range(ROUNDS // PROCESSES):
             steps = level * generator.normal(1, 0.01, STEPS) * (1 + generator.pareto(9, STEPS) / 9)
-            samples.append(_sample(steps, 8 * level, process * ROUNDS // PROCESSES + number, process))
+            samples.append(
+                _sample(steps, 8 * level, process * ROUNDS // PROCESSES + number, process)
+            )
     argv = ["--quantization", scheme] + ["--kernel", "reference"] * (kernel == "reference")
     return ArmResult(name, " ".join(argv), argv, facts, quality, samples)
 
@@ -123,6 +136,8 @@ def _sample(steps: np.ndarray, prefill: float, number: int, process: int) -> Arm
         decode_tok_s=STEPS / decode,
         token_seconds=[float(seconds) for seconds in steps],
         peak_memory_bytes={"resident": 3_000_000_000},
+        block=process,
         round=number,
         process=process,
+        started=float(number),
     )

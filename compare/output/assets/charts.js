@@ -19,7 +19,7 @@ function layout(more) {
     font: { color: colour("text"), family: getComputedStyle(document.body).fontFamily, size: 13 },
     margin: { l: 52, r: 14, t: 12, b: 46 }, hovermode: "closest", dragmode: narrow() ? false : "zoom",
     hoverlabel: { bgcolor: colour("card"), bordercolor: colour("muted"), font: { color: colour("text") }, align: "left" },
-    legend: { orientation: "h", y: -0.2, yanchor: "top", x: 0, title: { text: "" }, itemclick: false, itemdoubleclick: false },
+    legend: { orientation: "h", yref: "container", y: 0, yanchor: "bottom", x: 0, title: { text: "" }, itemclick: false, itemdoubleclick: false },
     ...more,
   };
 }
@@ -93,13 +93,16 @@ function drawPareto() {
         arrayminus: shown.map((point) => known(point.low) ? point[field] - point.low : 0) } : undefined,
     };
   }).filter((trace) => trace.x.length);
-  const lines = [["same", ["same"]], ["near", ["same", "near"]]].map(([band, bands]) => {
-    const front = staircase(points, bands, field);
-    return { type: "scatter", mode: "lines", x: front.map(x), y: front.map((point) => point[field]),
-             line: { shape: "hv", color: colour(band), dash: "dash", width: 1.5 }, hoverinfo: "skip", showlegend: false };
-  }).filter((line) => line.x.length > 1);
   const values = points.flatMap((point) => field === "speed_up" && known(point.low)
     ? [point.low, point.high] : [point[field]]);
+  const edge = { right: 10 * Math.max(...points.map(x)), bottom: Math.min(...values) / 10 };
+  const lines = [["same", ["same"]], ["near", ["same", "near"]]].map(([band, bands]) => {
+    const front = staircase(points, bands, field);
+    const corners = front.map((point) => [x(point), point[field]]);
+    if (corners.length) corners.unshift([corners[0][0], edge.bottom]), corners.push([edge.right, corners.at(-1)[1]]);
+    return { type: "scatter", mode: "lines", x: corners.map(([x]) => x), y: corners.map(([, y]) => y),
+             line: { shape: "hv", color: colour(band), dash: "dash", width: 1.5 }, hoverinfo: "skip", showlegend: false };
+  }).filter((line) => line.x.length > 1);
   const title = field === "speed_up" ? "speed-up over the baseline, ×" : "tokens per second";
   Plotly.react("pareto", [...lines, ...traces], layout({
     xaxis: logAxis(`weights and KV cache, ${unit[1]} (log scale)`, points.map(x)),
@@ -159,9 +162,9 @@ function drawSamples() {
 }
 
 function drawLatency() {
-  // The place of a percentile: how many times rarer than one in one, so that the tail has room.
-  const places = DATA.percents.map((percent) => -Math.log10(Math.max(1 - percent / 100, 1e-4)));
-  const shown = [0, 50, 90, 99, 99.9, 100];
+  // By log odds, so that both tails have room; the longest step a little beyond 99.9 %.
+  const places = DATA.percents.map((percent) => percent === 100 ? 3.7 : Math.log10(percent / (100 - percent)));
+  const shown = [1, 10, 50, 90, 99, 99.9, 100];
   const traces = chosenArms().filter((arm) => arm.latency_s.length).map((arm) => ({
     type: "scatter", mode: "lines+markers", name: plain(shortened(arm.name)), x: places,
     y: arm.latency_s.map((seconds) => 1e3 * seconds), line: seriesStyle(arm.number),
@@ -170,8 +173,8 @@ function drawLatency() {
   }));
   const values = traces.flatMap((trace) => trace.y);
   Plotly.react("latency", traces, layout({
-    xaxis: axis("share of steps", { tickvals: shown.map((percent) => places[DATA.percents.indexOf(percent)]),
-      ticktext: shown.map((percent) => percent === 0 ? "least" : percent === 100 ? "most" : `${percent} %`) }),
+    xaxis: axis("share of steps", { tickangle: 0, tickvals: shown.map((percent) => places[DATA.percents.indexOf(percent)]),
+      ticktext: shown.map((percent) => percent === 100 ? "most" : `${percent}%`) }),
     yaxis: values.length ? logAxis("milliseconds (log scale)", values) : axis("milliseconds"),
   }), CONFIG);
 }

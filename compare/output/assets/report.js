@@ -2,12 +2,11 @@
 const SHOWN_AT_FIRST = 5;  // arms besides the baseline in the charts of samples
 
 function drawAnswer() {
-  const lines = DATA.recommendation?.lines || [];
-  $("answer").hidden = !lines.length;
-  $("answer-lines").replaceChildren(...lines.map((line) => {
-    const text = typeof line === "string" ? line : line.text;
-    return make("li", {}, make("p", {}, text), ...(line.command ? [command(line.command, text)] : []));
-  }));
+  $("answer").hidden = !DATA.answer;
+  if (!DATA.answer) return;
+  $("answer-lines").replaceChildren(...DATA.answer.lines.map((line) =>
+    make("li", {}, make("p", {}, line.text), ...(line.command ? [command(line.command, line.text)] : []))));
+  $("answer-remarks").replaceChildren(...DATA.answer.remarks.map((remark) => make("p", { class: "muted" }, remark)));
 }
 
 function drawNotes() {

@@ -1,0 +1,354 @@
+"""report.html in a real browser: Chromium without a window, by way of chromedriver.
+
+One browser and one loading of the page for all tests; each leaves the page as it found it.
+"""
+
+import json
+import re
+import shutil
+
+import pytest
+
+from compare.commands.ab import ab
+from compare.figures.choices import Limits
+from compare.figures.recommendation import recommend
+from compare.figures.rows import best_of, rows
+from compare.output import html
+from compare.output.points import band, points, staircase
+from compare.output.tables import remarks
+from tests.compare.example_results import ARMS, HOSTILE, example_results
+from typed_json import to_json
+
+NARROW, WIDE = 360, 1200
+ARGUMENTS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage")
+
+
+@pytest.fixture(scope="module")
+def results():
+    results = example_results(hostile=True)
+    results.recommendation = recommend(rows(results), Limits(), best_of(results))
+    return results
+
+
+@pytest.fixture(scope="module")
+def report(results, tmp_path_factory):
+    """The page's path."""
+    folder = tmp_path_factory.mktemp("report")
+    arm_rows = rows(results)
+    results.save(folder, arm_rows)
+    html.write(folder, results, arm_rows, remarks(results, arm_rows))
+    return folder / html.FILE
+
+
+@pytest.fixture(scope="module")
+def saved(report):
+    """The rows of results.json, by arm."""
+    value = json.loads((report.parent / "results.json").read_text())
+    return {row["arm"]: row for row in value["rows"]}
+
+
+@pytest.fixture(scope="module")
+def browser():
+    pytest.importorskip("selenium")
+    programs = [shutil.which(name) for name in ("chromium", "chromedriver")]
+    if not all(programs):
+        pytest.skip("needs chromium and chromedriver (apt: chromium chromium-driver)")
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = programs[0]
+    for argument in ARGUMENTS:
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options, webdriver.ChromeService(programs[1]))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture(scope="module")
+def loaded(browser, report):
+    resize(browser, WIDE)
+    prefer(browser, "light")
+    browser.get(report.as_uri())
+    assert browser.execute_script("return document.documentElement.dataset.ready") == "yes"
+    return browser
+
+
+@pytest.fixture
+def page(loaded):
+    yield loaded
+    loaded.execute_script("chosenTheme('light'); setTheme('light'); localStorage.clear()")
+
+
+def resize(browser, width, height=900):
+    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+
+def prefer(browser, scheme):
+    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+
+
+def press(browser, *keys):
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    ActionChains(browser).send_keys(*keys).perform()
+
+
+def column(page, key):
+    """data-value of the column's cells, or their text, from the top."""
+    script = """return [...document.querySelectorAll(`tbody [data-column="${arguments[0]}"]`)]
+        .map((cell) => cell.dataset.value === undefined ? cell.textContent : +cell.dataset.value)"""
+    return page.execute_script(script, key)
+
+
+def heading(page, key):
+    return page.find_element("css selector", f'thead [data-column="{key}"] button')
+
+
+def sort_state(page, key):
+    return page.find_element("css selector", f'thead [data-column="{key}"]').get_attribute(
+        "aria-sort"
+    )
+
+
+# ------------------------------------------------------------------------- in a browser
+
+
+def test_it_is_quiet_and_asks_nothing_of_the_network(loaded, report):
+    """This one comes first: the log holds all since the page was loaded."""
+    assert loaded.get_log("browser") == []
+    messages = [json.loads(entry["message"])["message"] for entry in loaded.get_log("performance")]
+    urls = [
+        message["params"]["request"]["url"]
+        for message in messages
+        if message["method"] == "Network.requestWillBeSent"
+    ]
+    assert [url for url in urls if not url.startswith("data:")] == [report.as_uri()]
+
+
+def test_all_charts_are_drawn(page):
+    drawn = "return document.querySelectorAll(arguments[0]).length"
+    assert page.execute_script(drawn, "#pareto .point") >= len(ARMS)
+    for chart in ("samples", "latency"):
+        assert page.execute_script(drawn, f"#{chart} .trace.scatter") == 6  # the baseline and five
+
+
+NUMBERS = ("tok_s", "decode_tok_s", "perplexity", "kl", "top1", "time_to_first_token_s",
+           "token_p50_s", "token_p90_s", "token_p99_s", "weight_bytes", "kv_cache_bytes",
+           "bandwidth_share", "samples")  # fmt: skip
+
+
+def test_every_number_equals_results_json(page, saved):
+    arms = column(page, "arm")
+    assert sorted(arms) == sorted(saved)
+    for key in NUMBERS:
+        shown = dict(zip(arms, column(page, key), strict=True))
+        expected = {arm: row.get(key) for arm, row in saved.items()}
+        assert shown == {arm: "–" if value is None else value for arm, value in expected.items()}
+    for arm, speed in zip(arms, column(page, "speed_up"), strict=True):
+        if "speed_up" in saved[arm]:
+            assert speed == saved[arm]["speed_up"]["value"]
+
+
+UNITS = {"": 1, "×": 1, "ms": 1e-3, "%": 1e-2, "MB": 1e6, "GB": 1e9}
+
+
+def test_every_number_is_written_as_it_is(page):
+    """To half of its last digit."""
+    script = """return [...document.querySelectorAll("tbody [data-value]")]
+        .map((cell) => [cell.textContent, +cell.dataset.value])"""
+    cells = page.execute_script(script)
+    assert len(cells) > 200
+    for text, value in cells:
+        number, unit = re.match(r"(\d+\.?\d*) ?(ms|%|×|MB|GB|)", text).groups()
+        digits = len(number.partition(".")[2])
+        unit = UNITS[unit]
+        assert abs(float(number) * unit - value) <= 0.501 * 10**-digits * unit, text
+
+
+def test_intervals_are_those_of_results_json(page, saved):
+    script = """return [...document.querySelectorAll("tbody tr")].map((row) => [
+        row.querySelector("th").textContent,
+        row.querySelector('[data-column="speed_up"] .interval')?.textContent])"""
+    for arm, text in page.execute_script(script):
+        if "speed_up" in saved[arm]:
+            ratio = saved[arm]["speed_up"]
+            assert text == f"({ratio['low']:.2f} to {ratio['high']:.2f})"
+
+
+def test_a_click_sorts_and_another_the_other_way(page):
+    heading(page, "tok_s").click()
+    assert sort_state(page, "tok_s") == "descending"
+    *speeds, none = column(page, "tok_s")
+    assert speeds == sorted(speeds, reverse=True) and none == "–"
+    heading(page, "tok_s").click()
+    assert sort_state(page, "tok_s") == "ascending"
+    *speeds, none = column(page, "tok_s")
+    assert speeds == sorted(speeds) and none == "–"  # what has no number stays last
+
+
+def test_the_keyboard_sorts(page):
+    from selenium.webdriver.common.keys import Keys
+
+    page.execute_script("arguments[0].focus()", heading(page, "memory"))
+    press(page, Keys.ENTER)
+    assert sort_state(page, "memory") == "ascending" and sort_state(page, "tok_s") == "none"
+    sizes = [size for size in column(page, "memory") if size != "–"]
+    assert sizes == sorted(sizes)
+    press(page, Keys.TAB, Keys.SPACE)
+    assert sort_state(page, "perplexity_ratio") == "ascending"
+
+
+def test_filters(page):
+    page.find_element("id", "filter").send_keys("int4WO")
+    assert all("int4wo" in arm for arm in column(page, "arm"))
+    assert page.find_element("id", "count").text == f"3 of {len(ARMS) + 2} arms"
+    page.execute_script("$('verdict').value = 'slower'; drawBody()")
+    assert column(page, "arm") == ["int4wo-128, kernel=reference"]
+    page.execute_script("$('filter').value = $('verdict').value = ''; $('worst').value = '1.01'")
+    page.execute_script("drawBody()")
+    assert sorted(column(page, "arm")) == ["float8wo", "fp6", "int8dq", "int8wo", "none"]
+    page.execute_script("$('worst').value = ''; drawBody()")
+    assert len(column(page, "arm")) == len(ARMS) + 2
+
+
+def test_a_hostile_name_is_only_text(page):
+    assert HOSTILE in column(page, "arm")
+    assert page.execute_script("return document.images.length") == 0
+    assert not [e for e in page.get_log("browser") if e["level"] == "SEVERE"]
+    assert HOSTILE in page.find_element("id", "ran").text
+
+
+def test_the_chart_by_keyboard(page):
+    from selenium.webdriver.common.keys import Keys
+
+    page.execute_script("$('pareto').focus()")
+    press(page, Keys.ARROW_RIGHT)
+    smallest = "uintx-2-64"
+    assert smallest in page.find_element("id", "live").get_attribute("textContent")
+    assert smallest in page.find_element("css selector", "#pareto .hoverlayer").text
+
+
+def test_the_first_tab_skips_to_the_table(loaded, report):
+    from selenium.webdriver.common.keys import Keys
+
+    loaded.get(report.as_uri())
+    press(loaded, Keys.TAB)
+    focused = loaded.switch_to.active_element
+    assert focused.get_attribute("class") == "skip" and focused.is_displayed()
+    press(loaded, Keys.ENTER)
+    assert loaded.switch_to.active_element.get_attribute("id") == "table"
+
+
+def test_commands_are_copied(page, saved):
+    page.execute_script("window.copied = []; copy = (text) => { copied.push(text); }")
+    for button in page.find_elements("css selector", "#ran .command button"):
+        page.execute_script("arguments[0].click()", button)
+    copied = page.execute_script("return copied")
+    assert copied[: len(ARMS)] == [saved[name]["command"] for name, *_ in ARMS]
+
+
+def test_the_recommendation_stands_at_the_top(page, results):
+    answer = results.recommendation
+    text = page.find_element("id", "answer").text
+    assert answer.choices
+    for choice in answer.choices:
+        assert choice.line() in text and choice.command in text
+    assert answer.exclusions() in text
+
+
+CONTRAST = """
+const light = (colour) => { const [r, g, b] = colour.match(/[\\d.]+/g).map((v) => v / 255)
+    .map((v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+const behind = (e) => { for (; e; e = e.parentElement) {
+    const c = getComputedStyle(e).backgroundColor;
+    if (!c.startsWith("rgba(0, 0, 0, 0")) return c; } return "rgb(255, 255, 255)"; };
+return [...document.querySelectorAll("h1,h2,h3,p,td,th,label,button,code,dt,dd,li,summary,td span")]
+  .filter((e) => e.innerText && e.checkVisibility()).map((e) => {
+    const [a, b] = [light(getComputedStyle(e).color), light(behind(e))];
+    return [(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), e.innerText]; })
+  .filter(([ratio]) => ratio < 4.5);"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_light_and_dark_as_the_system_has_it(loaded, scheme):
+    prefer(loaded, scheme)
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    body = "return getComputedStyle(document.body).backgroundColor"
+    theme = "return document.documentElement.dataset.theme"
+    WebDriverWait(loaded, 5).until(lambda _: loaded.execute_script(theme) == scheme)
+    red = int(re.findall(r"\d+", loaded.execute_script(body))[0])
+    assert red < 40 if scheme == "dark" else red > 230
+    assert loaded.execute_script(CONTRAST) == []  # WCAG AA
+    prefer(loaded, "light")
+    WebDriverWait(loaded, 5).until(lambda _: loaded.execute_script(theme) == "light")
+
+
+def test_the_button_changes_colours_and_charts(page):
+    before = page.execute_script("return $('pareto').layout.font.color")
+    page.find_element("id", "theme").click()
+    assert page.execute_script("return document.documentElement.dataset.theme") == "dark"
+    assert page.execute_script("return $('pareto').layout.font.color") != before
+
+
+def test_a_phone_never_scrolls_sideways(loaded, report):
+    resize(loaded, NARROW, 740)
+    loaded.get(report.as_uri())
+    width = "return document.documentElement.scrollWidth"
+    assert loaded.execute_script(width) == NARROW
+    loaded.execute_script("$('chosen').open = true; $('all-columns').click()")
+    assert loaded.execute_script(width) == NARROW
+    scrolls = "const e = document.querySelector('.scroll'); return e.scrollWidth > e.clientWidth"
+    assert loaded.execute_script(scrolls)
+    resize(loaded, WIDE)
+
+
+# ------------------------------------------------------------------------- without one
+
+
+def test_the_page_is_one_small_file(report):
+    text = report.read_text()
+    assert report.stat().st_size < 6_000_000
+    own = text.replace(html._plotly(), "")
+    assert not re.search(r"""(src|href)=["'](?!data:|#)""", own)
+    assert "MIT license" in text
+
+
+def test_no_text_of_the_results_is_markup(report):
+    text = report.read_text()
+    assert "<img" not in text.replace(html._plotly(), "") and "alert(1)\\u003e" in text
+
+
+def test_numbers_that_are_none_in_json(results):
+    arm_rows = rows(results)
+    arm_rows[1].perplexity, arm_rows[2].kl = float("nan"), float("inf")
+    data = re.search(r'id="data">(.*?)</script>', html.render(results, arm_rows, []), re.S)
+    shown = json.loads(data[1], parse_constant=pytest.fail)["rows"]
+    assert shown[1]["perplexity"] is None and shown[2]["kl"] is None
+    assert shown[3] == json.loads(json.dumps(to_json(arm_rows[3])))
+
+
+def test_bands_of_quality():
+    assert [band(ratio) for ratio in (0.99, 1.01, 1.0101, 1.05, 1.9, 2.1, float("inf"), None)] == [
+        *("same", "same", "near", "near", "worse", "broken", "broken", "unknown")
+    ]
+
+
+def test_the_staircase_by_hand():
+    """Of arms within 5 %: int8dq is larger and slower than fp6; nf4 larger and slower than int4."""
+    shown = points(rows(example_results()))
+    assert [point.arm for point in staircase(shown, ("same",))] == ["fp6"]
+    assert [point.arm for point in staircase(shown, ("same", "near"))] == ["int4wo-128"]
+    assert [p.arm for p in staircase(shown, ("broken", "worse"))] == ["uintx-2-64"]
+
+
+def test_open_needs_output():
+    from click.testing import CliRunner
+
+    arms = ["--arm", "--quantization none", "--arm", "--quantization int8wo"]
+    result = CliRunner().invoke(ab, ["--open", *arms])
+    assert "give --output" in str(result.exception) + result.output and result.exit_code
