@@ -60,7 +60,6 @@ def render(
     remarks: sentences on how it was measured
     """
     run = next((arm.facts.run for arm in results.arms if arm.facts and arm.facts.run), None)
-    title = f"{run.model} on {run.device.name}" if run else "Nothing was loaded"
     data = _finite(
         {
             "rows": to_json(rows),
@@ -78,7 +77,7 @@ def render(
     theme, plotly = _asset("theme.js"), _plotly()
     script = "\n".join(_asset(name) for name in SCRIPTS)
     return Template(_asset("report.html")).substitute(
-        title=escape(title),
+        title=escape(f"{run.model} on {run.device.name}" if run else "Nothing was loaded"),
         subtitle=escape(_subtitle(results, run)),
         policy=_policy([theme, plotly, script]),
         style=_asset("report.css"),
@@ -89,19 +88,34 @@ def render(
     )
 
 
+def title(results: Results) -> str:
+    """Of a picture: TinyLlama-1.1B on a processor, compiled, bfloat16, 2 threads, 2026-11-22."""
+    run = next((arm.facts.run for arm in results.arms if arm.facts and arm.facts.run), None)
+    if run is None:
+        return "Nothing was loaded"
+    return f"{run.model} on {run.device.name}, {', '.join(_how(run))}, {_date(results)}"
+
+
+def _date(results: Results) -> str:
+    return results.about.date if results.about else "date unknown"
+
+
 def _subtitle(results: Results, run: Facts | None) -> str:
-    parts = [results.about.date] if results.about else []
-    parts += [f"{len(results.arms)} arms"]
-    if run:
-        config = run.config
-        parts.append("compiled" if config.compile else "not compiled")
-        parts.append(config.precision)
-        if config.batch_size > 1:
-            parts.append(f"batch size {config.batch_size}")
-        if config.context_depth:
-            parts.append(f"{config.context_depth} tokens already in the cache")
-        parts += [f"{run.device.threads} threads"] if run.device.threads else []
-    return " · ".join(parts)
+    how = _how(run) if run else []
+    return " · ".join([_date(results), f"{len(results.arms)} arms", *how])
+
+
+def _how(run: Facts) -> list[str]:
+    """How the arms decode, as far as they have it in common."""
+    config = run.config
+    parts = ["compiled" if config.compile else "not compiled", config.precision]
+    if config.num_layers is not None:
+        parts.append(f"{config.num_layers} layers")
+    if config.batch_size > 1:
+        parts.append(f"batch size {config.batch_size}")
+    if config.context_depth:
+        parts.append(f"{config.context_depth} tokens already in the cache")
+    return parts + ([f"{run.device.threads} threads"] if run.device.threads else [])
 
 
 def _answer(recommendation: Recommendation | None) -> dict[str, object] | None:

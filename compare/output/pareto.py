@@ -1,11 +1,52 @@
-"""Speed, memory and quality of all arms in one picture, with those that no other arm beats."""
+"""Speed, memory and quality of all arms in one picture, with the arms that no other beats.
 
-import math
+Bytes on a logarithmic axis, speed-up with the interval that the verdict is read from, colour by
+perplexity ÷ the baseline's. The staircases join the fastest arms of each size within 1 % and within
+5 % of the baseline's perplexity.
+"""
+
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from compare.figures.row import Row
+from compare.output.points import BROKEN, UNKNOWN, Point, points, staircase
+
+LABELS = {
+    "same": "perplexity ≤ 1 % above the baseline's",
+    "near": "≤ 5 % above",
+    "worse": "worse",
+    BROKEN: "broken: more than twice",
+    UNKNOWN: "quality not measured",
+}
+COLOURS = {
+    "same": "#08784f",
+    "near": "#c77700",
+    "worse": "#b3261e",
+    BROKEN: "#7d8590",
+    UNKNOWN: "#4a5a9a",
+}
+MARKERS = {"same": "o", "near": "D", "worse": "v", BROKEN: "o", UNKNOWN: "s"}
+FRONTS = (("same", ("same",)), ("near", ("same", "near")))
+TICKS = [digits * 10**power for power in (-1, 0, 1, 2) for digits in (1, 1.5, 2, 3, 4, 5, 7)]
+# Where a label may stand: points from its marker, and how it is aligned there. Nearest first.
+PLACES = tuple(
+    (dx * distance, dy * distance, horizontal, vertical)
+    for distance in (7, 14, 24, 38, 56)
+    for dx, dy, horizontal, vertical in (
+        (0, 1, "center", "bottom"),
+        (1, 0, "left", "center"),
+        (-1, 0, "right", "center"),
+        (0, -1, "center", "top"),
+        (1, 1, "left", "bottom"),
+        (-1, 1, "right", "bottom"),
+        (1, -1, "left", "top"),
+        (-1, -1, "right", "top"),
+    )
+)
+LEADER = {"arrowstyle": "-", "color": "#7d8590", "lw": 0.7, "shrinkA": 0, "shrinkB": 3}
+STYLE: Any = {"svg.hashsalt": "quantbench", "svg.fonttype": "none", "font.size": 10}
 
 
 def objectives(row: Row) -> tuple[float, float, float] | None:
@@ -13,70 +54,169 @@ def objectives(row: Row) -> tuple[float, float, float] | None:
     less is better. None for an arm without samples."""
     if row.failed or row.tok_s is None:
         return None
-    return 1 / row.tok_s, _bytes(row), row.perplexity or 0.0
+    memory = (row.weight_bytes or 0) + (row.kv_cache_bytes or 0)
+    return 1 / row.tok_s, memory, row.perplexity or 0.0
 
 
 def front(rows: Sequence[Row]) -> list[bool]:
     """Whether no other arm is at least as good in everything and better in something."""
-    points = [objectives(row) for row in rows]
+    places = [objectives(row) for row in rows]
     return [
-        point is not None and not any(rival and _beats(rival, point) for rival in points)
-        for point in points
+        place is not None and not any(rival and _beats(rival, place) for rival in places)
+        for place in places
     ]
 
 
-def draw(rows: Sequence[Row], paths: Sequence[Path]) -> None:
-    """Tokens per second against bytes, coloured by perplexity, to files of the endings given."""
+def draw(rows: Sequence[Row], paths: Sequence[Path], title: str = "") -> None:
+    """To files of the endings given. title: model, machine and how it decoded. Raises OSError."""
+    import matplotlib
     from matplotlib.figure import Figure
 
-    shown = [(row, best) for row, best in zip(rows, front(rows), strict=True) if objectives(row)]
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.add_subplot()
-    largest = max((row.weight_bytes or 0 for row, _ in shown), default=0)
-    unit, name = (1e9, "GB") if largest >= 1e9 else (1e6, "MB")
-    for row, best in shown:
-        x, y = _bytes(row) / unit, row.tok_s or 0.0
-        edge = "black" if best else "none"
-        colour = [_colour(row, [row for row, _ in shown])]
-        axes.scatter([x], [y], c=colour, s=90 if best else 45, edgecolors=edge, zorder=2)
-        label = row.arm
-        if row.perplexity:
-            label += f"\nperplexity {row.perplexity:.2f}"
-        where: dict[str, Any] = {"xytext": (7, 4), "textcoords": "offset points", "fontsize": 8}
-        axes.annotate(label, (x, y), annotation_clip=False, **where)
-    axes.set_xlabel(f"weights and KV cache, {name}")
-    axes.set_ylabel("tokens per second")
-    axes.set_title(
-        "Up, left and light are better. Ringed: no other arm is as good in all three",
-        fontsize=9,
+    shown = [point for point in points(rows) if point.speed_up is not None and point.memory_bytes]
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(8.4, 5.4), layout="constrained")
+        axes = figure.add_subplot()
+        unit = 1e9 if max((p.memory_bytes for p in shown), default=0) >= 1e9 else 1e6
+        if shown:
+            _axes(axes, shown, unit)
+            _fronts(axes, shown, unit)
+            for point in shown:
+                _marker(axes, point, unit)
+            _legend(figure, shown)
+        axes.set_xlabel(f"weights and KV cache, {'GB' if unit == 1e9 else 'MB'} (log scale)")
+        axes.set_ylabel("speed-up over the baseline (log scale)")
+        axes.set_title("\n".join(textwrap.wrap(title, 100)), fontsize=10, loc="left")
+        axes.grid(color="#e6e9ee")
+        axes.spines[["top", "right"]].set_visible(False)
+        if shown:
+            _labels(figure, axes, shown, unit)
+        for path in paths:
+            metadata = {"Date": None} if path.suffix == ".svg" else {}
+            figure.savefig(path, dpi=150, metadata=metadata)
+
+
+def _axes(axes: Any, shown: Sequence[Point], unit: float) -> None:
+    """Logarithmic, a little wider than what is shown, with round numbers as ticks."""
+    from matplotlib.ticker import NullLocator
+
+    sizes = [point.memory_bytes / unit for point in shown]
+    speeds = [end for p in shown for end in (p.low, p.speed_up, p.high) if end]
+    for name, values, suffix in (("x", sizes, ""), ("y", speeds, " ×")):
+        low, high = min(values) / 1.15, max(values) * 1.15
+        ticks = [tick for tick in TICKS if low <= tick <= high]
+        getattr(axes, f"set_{name}scale")("log")
+        getattr(axes, f"set_{name}lim")(low, high)
+        axis = getattr(axes, f"{name}axis")
+        axis.set_minor_locator(NullLocator())
+        if len(ticks) > 1:
+            axis.set_ticks(ticks, [f"{tick:g}{suffix}" for tick in ticks])
+
+
+def _fronts(axes: Any, shown: Sequence[Point], unit: float) -> None:
+    right, bottom = axes.get_xlim()[1], axes.get_ylim()[0]
+    unmeasured = all(point.band == UNKNOWN for point in shown)
+    for band, bands in [(UNKNOWN, (UNKNOWN,))] if unmeasured else FRONTS:
+        if steps := staircase(shown, bands):
+            sizes = [point.memory_bytes / unit for point in steps]
+            speeds = [point.speed_up for point in steps]
+            axes.plot(
+                [sizes[0], *sizes, right],
+                [bottom, *speeds, speeds[-1]],
+                drawstyle="steps-post",
+                color=COLOURS[band],
+                linestyle=(0, (5, 3)),
+                linewidth=1.2,
+                alpha=0.8,
+                zorder=1,
+            )
+
+
+def _marker(axes: Any, point: Point, unit: float) -> None:
+    x, y, colour = point.memory_bytes / unit, point.speed_up or 1.0, COLOURS[point.band]
+    if point.low is not None and point.high is not None:
+        axes.plot([x, x], [point.low, point.high], color=colour, linewidth=1.5, zorder=2)
+    axes.plot(
+        [x],
+        [y],
+        marker=MARKERS[point.band],
+        markersize=8,
+        color=colour,
+        markerfacecolor="white" if point.band == BROKEN else colour,
+        markeredgecolor=colour if point.band == BROKEN else "white",
+        linestyle="none",
+        zorder=3,
     )
-    axes.margins(0.2)
-    axes.set_ylim(0)
-    axes.grid(alpha=0.3)
-    for path in paths:
-        figure.savefig(path, dpi=150)
 
 
-def _bytes(row: Row) -> int:
-    """Weights and KV cache."""
-    return (row.weight_bytes or 0) + (row.kv_cache_bytes or 0)
+def _legend(figure: Any, shown: Sequence[Point]) -> None:
+    from matplotlib.lines import Line2D
+
+    bands = [band for band in LABELS if any(point.band == band for point in shown)]
+    handles = [
+        Line2D(
+            [],
+            [],
+            linestyle="none",
+            marker=MARKERS[band],
+            color=COLOURS[band],
+            markerfacecolor="white" if band == BROKEN else COLOURS[band],
+            label=LABELS[band],
+        )
+        for band in bands
+    ]
+    figure.legend(
+        handles=handles, loc="outside lower center", ncols=len(bands), frameon=False, fontsize=8.5,
+        handletextpad=0.1, columnspacing=1.2,
+    )  # fmt: skip
+
+
+def _labels(figure: Any, axes: Any, shown: Sequence[Point], unit: float) -> None:
+    """Each name where it covers no marker, no other name and no edge; with a thin line to its
+    marker where that is not near. Without such a place it is left out: report.html has it."""
+    from matplotlib.patheffects import withStroke
+    from matplotlib.text import Text
+
+    figure.draw_without_rendering()
+    frame = axes.get_window_extent()
+    taken = [_box_of_marker(axes, point, unit) for point in shown]
+    for point in sorted(shown, key=lambda point: (point.band == BROKEN, -(point.speed_up or 0))):
+        xy = (point.memory_bytes / unit, point.speed_up)
+        for dx, dy, horizontal, vertical in PLACES:
+            is_far = abs(dx) > 7 or abs(dy) > 7
+            label = axes.annotate(
+                point.arm,
+                xy,
+                xytext=(dx, dy),
+                textcoords="offset points",
+                ha=horizontal,
+                va=vertical,
+                fontsize=8.5,
+                color="#1a1f26",
+                zorder=4,
+                annotation_clip=False,
+                parse_math=False,
+                arrowprops=LEADER if is_far else None,
+                path_effects=[withStroke(linewidth=3, foreground="white")],
+            )
+            text_box = Text.get_window_extent(label)  # without the line to its marker
+            inside = frame.x0 <= text_box.x0 and text_box.x1 <= frame.x1
+            inside = inside and frame.y0 <= text_box.y0 and text_box.y1 <= frame.y1
+            if inside and not any(text_box.overlaps(other) for other in taken):
+                taken.append(text_box.padded(1))
+                break
+            label.remove()
+
+
+def _box_of_marker(axes: Any, point: Point, unit: float) -> Any:
+    """Pixels that a marker and its bar cover."""
+    from matplotlib.transforms import Bbox
+
+    x, y = point.memory_bytes / unit, point.speed_up
+    low, high = point.low or y, point.high or y
+    (left, bottom), (right, top) = axes.transData.transform([(x, low), (x, high)])
+    return Bbox([[left - 8, bottom - 8], [right + 8, top + 8]])
 
 
 def _beats(rival: Sequence[float], point: Sequence[float]) -> bool:
     pairs = list(zip(rival, point, strict=True))
     return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)
-
-
-def _colour(row: Row, rows: Sequence[Row]) -> tuple[float, float, float]:
-    """From light yellow, the lowest perplexity, to dark violet, by its logarithm; grey if unknown.
-
-    2-bit schemes are worse by orders of magnitude: a linear scale would not tell the others apart.
-    """
-    if not row.perplexity:
-        return 0.6, 0.6, 0.6
-    logs = [math.log(row.perplexity) for row in rows if row.perplexity]
-    worst = max(max(logs) - min(logs), 0.1)
-    share = (math.log(row.perplexity) - min(logs)) / worst
-    light, dark = (0.98, 0.83, 0.25), (0.27, 0.0, 0.33)
-    red, green, blue = (a + (b - a) * share for a, b in zip(light, dark, strict=True))
-    return red, green, blue

@@ -247,7 +247,7 @@ def write(folder: Path, results: Results, rows: Sequence[Row]) -> None:
     try:
         (folder / "results.csv").write_text(as_csv(rows))
         (folder / "report.md").write_text(markdown(results, rows))
-        picture.draw(rows, [folder / "pareto.svg", folder / "pareto.png"])
+        picture.draw(rows, [folder / "pareto.svg", folder / "pareto.png"], page.title(results))
         page.write(folder, results, rows, remarks(results, rows))
     except OSError as error:
         raise LogError(f"cannot write into {folder}: {error.strerror}") from None
