@@ -85,7 +85,7 @@ ROOMS = {
         {"figures.block_errors", "figures.late_steps", "figures.plan"},
         {"figures.interval", "sampling.answers"},
         {"figures.row", "figures.choices"},
-        {"limit_options"},
+        {"limit_options", "output.points"},
         {
             "fidelity",
             "figures.recommendation",
