@@ -164,10 +164,17 @@ def needed(common: RunConfig, schemes: Sequence[str]) -> tuple[dict[str, int], i
     """By scheme, bytes of weights, embedding and KV cache, as --dry_run has them, and the bytes
     that are free; without those that the model's shapes refuse."""
     import devices
+    from models.checkpoints.saved import how_saved
+    from models.checkpoints.sources import locate
     from quantize.spec import parse_scheme
     from run.plan import make_plan
     from run.sizes import kv_cache_bytes, size_of
 
+    if how := how_saved(locate(common.checkpoint_path)):
+        raise UsageError(
+            f"--checkpoint_path {common.checkpoint_path} was saved as {how.scheme}: schemes are "
+            "compared on the full-precision checkpoint; give that one"
+        )
     plan = make_plan(dataclasses.replace(common, quantization="none"))
     cache = kv_cache_bytes(
         plan.architecture, common.batch_size, plan.cache_size, plan.precision, plan.cache

@@ -11,10 +11,22 @@ from benchlog.config import RunConfig
 from compare.commands import ab
 from compare.commands import recommend as command
 from compare.figures.choices import Limits
+from compare.figures.rows import rows
 from compare.limit_options import limits, size_of
-from compare.sampling.answers import LogitsFile, Quality, QualityAnswer, SchemeNames
+from compare.output import tables
+from compare.sampling.answers import (
+    DecodeCheck,
+    LogitsFile,
+    Quality,
+    QualityAnswer,
+    SchemeNames,
+)
+from compare.sampling.arm import make_arms
 from compare.sampling.comparison import Comparison
+from compare.sampling.results import Results, Settings
 from errors import UsageError
+from run.loading import load
+from run.plan import make_plan
 from tests.compare.fake_process import Behaviour, FakeProcess, World
 
 GB = 10**9
@@ -90,6 +102,37 @@ def test_a_recommendation_and_another_from_the_same_results(world, tmp_path):
     assert "needs --max_memory 0.01MB" in one_line(none) and none.exception.exit_code == 1
     slow = run("--from", folder, "--min_tok_s", "100000")
     assert "No arm satisfies all limits; the nearest, fp6, needs --min_tok_s 2." in one_line(slow)
+
+
+def test_the_report_says_what_quality_is_of_and_where_decoding_differs(world, monkeypatch):
+    """Of an arm whose decoder computes something else, in words of its own."""
+
+    def differing(self, tokens, text, reference, keep):
+        answer = quality(self, tokens, text, reference, keep)
+        differs = self.config.quantization == "int8wo"
+        check = DecodeCheck("cpu-step", 16, 0.5 if differs else 1e-4, 1.0, 1.01, 0.002, differs)
+        found = dataclasses.replace(answer.quality, window=1024, model="tiny", decoding=check)
+        return dataclasses.replace(answer, quality=found)
+
+    monkeypatch.setattr(FakeProcess, "quality", differing)
+    texts = ("--quantization none", "--quantization int8wo", "--quantization fp6")
+    arms = make_arms(RunConfig(device="cpu", max_new_tokens="4"), texts)
+    results = Results.begin(Settings(max_minutes=1000), arms, "none")
+    Comparison(results, None, lambda line: None, world.command).run()
+    report = tables.terminal(results, rows(results))
+    assert (
+        "quality is of the model tiny on 4096 tokens of the embedded text in windows of" in report
+    )
+    (said,) = [line for line in report.splitlines() if "differs from reading" in line]
+    assert said.startswith("int8wo: decoding by cpu-step") and "at most 0.002 expected" in said
+
+
+def test_a_checkpoint_that_is_quantized_already_is_one_line(world, tmp_path):
+    folder = tmp_path / "saved"
+    config = RunConfig(quantization="int8wo", device="cpu", save=str(folder))
+    load(make_plan(config), lambda done, total: None, lambda line: None)
+    result = run("--checkpoint_path", str(folder), *SMALL)
+    assert "was saved as int8wo: schemes are compared on the full-precision" in one_line(result)
 
 
 def test_limits_that_exclude_everything_measured(world, tmp_path):
