@@ -237,7 +237,9 @@ def _arms(
         schemes = worker.answer(SchemeNames, "schemes", argv=argv(common)).schemes
     finally:
         worker.close()
-    return make_arms(common, every_scheme(common, texts, schemes), allow_different)
+    made = make_arms(common, every_scheme(common, texts, schemes), allow_different)
+    say(f"{len(made)} arms; how long they take is known when the first ones are measured")
+    return made
 
 
 def _warn_of_threads(arms: Sequence[Arm]) -> None:

@@ -122,7 +122,7 @@ def terminal(results: Results, rows: Sequence[Row]) -> str:
     """Two tables of a row an arm, speed and cost, and remarks on them."""
     speed = aligned([*ARM, *RATE, *SPEED_UP, *VERDICT, *LATENCY], rows)
     cost = aligned([*ARM, *MEMORY, *QUALITY, *KERNEL], rows)
-    lines = [speed, "", cost, "", *remarks(results, rows)]
+    lines = [speed, "", cost, "", *remarks(results, rows, reasons=len(rows) <= MOST_BESIDE)]
     return "\n".join([*lines, *(["", answer(results)] if results.recommendation else [])])
 
 
@@ -164,16 +164,13 @@ def markdown(results: Results, rows: Sequence[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def remarks(results: Results, rows: Sequence[Row]) -> list[str]:
-    """How it was measured, and what the tables have no room for."""
+def remarks(results: Results, rows: Sequence[Row], reasons: bool = True) -> list[str]:
+    """How it was measured, and what the tables have no room for. reasons: also why each arm is as
+    slow as it is."""
     why = ENDED.get(results.ended or "", "it goes on")
     why = why.format(precision=100 * results.settings.precision)
     lines = [f"{_how(results)}; it ended because {why}"]
-    if words := list(dict.fromkeys(row.speed_up.word for row in rows if row.speed_up)):
-        together = ", which all hold together" if words != ["range"] else ""
-        lines.append(
-            f"× baseline: above 1 is faster; in brackets the {' or '.join(words)}{together}"
-        )
+    lines += _brackets(rows)
     lines += [sentence] if (sentence := scatter(results)) else []
     lines += _best(rows)
     dropped = [row.arm for row in rows if row.dropped]
@@ -185,7 +182,24 @@ def remarks(results: Results, rows: Sequence[Row]) -> list[str]:
             f"memory bandwidth of {device}: {span(readings)}, the speed limit of decoding",
             *caveats(readings),
         ]
-    return lines + [f"{row.arm}: {remark}" for row in rows for remark in _remarks(row)]
+    lines += [f"{row.arm}: {remark}" for row in rows for remark in _remarks(row, reasons)]
+    if not reasons and any(row.why for row in rows):
+        lines.append("why each arm is as slow as it is: in the report (--output DIR, or -o md)")
+    return lines
+
+
+def _brackets(rows: Sequence[Row]) -> list[str]:
+    """What the speed-ups are, and the ends beside them."""
+    words = dict.fromkeys(row.speed_up.word for row in rows if row.speed_up)
+    intervals = [word for word in words if word != "range"]
+    if not words:
+        return []
+    line = "× baseline is the speed-up: above 1 is faster"
+    if intervals:
+        line += f"; in brackets the {intervals[0]}, which holds for all arms together"
+    if "range" in words:
+        line += "; a range is that of the processes, too few for an interval"
+    return [line]
 
 
 def _quality(results: Results) -> list[str]:
@@ -221,14 +235,14 @@ def _best(rows: Sequence[Row]) -> list[str]:
     return [f"these {len(best)} cannot be told from the fastest: {', '.join(best)}"]
 
 
-def _remarks(row: Row) -> list[str]:
+def _remarks(row: Row, reasons: bool) -> list[str]:
     remarks = [f"failed: {row.failed}"] if row.failed else []
     remarks += [row.late_sentence] if row.late_sentence else []
     remarks += [f"no quality: {row.why_no_quality}"] if row.why_no_quality else []
     remarks += [row.decoding_differs] if row.decoding_differs else []
     if row.warm_up_steady is False:
         remarks.append("its warm-up did not become steady")
-    return remarks + (row.why if row.verdict != "baseline" else [])
+    return remarks + (row.why if reasons and row.verdict != "baseline" else [])
 
 
 def as_csv(rows: Sequence[Row]) -> str:

@@ -15,9 +15,13 @@ from xml.etree import ElementTree
 import pytest
 
 from benchlog import log
+from benchlog.config import RunConfig
 from compare.__main__ import commands
 from compare.commands import ab as command
+from compare.sampling.arm import make_arms
+from compare.sampling.results import Results, Settings
 from errors import MemoryShortage, QuantbenchError
+from tests.compare.fake_process import Behaviour, World
 
 ROOT = Path(__file__).parent.parent.parent
 ENDLESS = ("--samples", "100000", "--max_minutes", "1000")
@@ -442,6 +446,29 @@ def test_an_arm_too_large_for_the_machine_is_told_from_one_without_room(monkeypa
         Worker().load(arguments, headroom=100_000_000, others=400_000_000)
     with pytest.raises(NeverFits, match="400.00 MB free"):
         Worker().load(arguments, headroom=100_000_000, others=100_000_000)
+
+
+@pytest.mark.parametrize("form", ["md", "csv", "json", None])
+def test_another_format_takes_the_place_of_the_tables(monkeypatch, capsys, form):
+    world = World.of(Behaviour(between=0.01), Behaviour(seconds=0.5, between=0.01))
+    world.install(monkeypatch)
+    monkeypatch.setattr("compare.sampling.workers.Workers._start", lambda w, n: world.start([n]))
+    arms = make_arms(RunConfig(max_new_tokens=4), ["", "--quantization int8wo"])
+    results = Results.begin(Settings(tokens=0, max_minutes=1000), arms, "none")
+    assert command.compare(results, None, form) == 0
+    out = capsys.readouterr().out
+    if form == "json":
+        value = json.loads(out)
+        assert value["rows"][1]["speed_up"]["value"] == pytest.approx(2, rel=0.05)
+        assert value["rows"][1]["verdict"] == "faster" and value["looks"][0]["kind"] == "first"
+    elif form == "csv":
+        line = list(csv.DictReader(out.splitlines()))[1]
+        assert float(line["speed_up.value"]) == pytest.approx(2, rel=0.05)
+        assert float(line["speed_up.low"]) < 2 < float(line["speed_up.high"])
+    elif form == "md":
+        assert out.startswith("# fake on fake") and "| int8wo | " in out
+    else:
+        assert re.search(r"^int8wo +\S+ +[12]\.\d\d \([\d.]+ to [\d.]+\)  faster", out, re.M)
 
 
 def test_a_wrong_command_says_so_in_one_line(tmp_path):

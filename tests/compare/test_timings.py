@@ -151,6 +151,20 @@ def test_those_that_cannot_be_told_from_the_fastest_are_named():
     assert best_of(made)([0, 3]) == {3} and best_of(made)([2, 3]) == {2}
 
 
+def test_of_many_arms_the_reasons_are_in_the_report_alone():
+    made = looked(results(*[blocks_of(1, 1)] * 10))
+    assert any("memory-bound" in line for line in remarks(made, with_reasons(made)))
+    shown = terminal(made, with_reasons(made))
+    assert "memory-bound" not in shown and "in the report (--output DIR, or -o md)" in shown
+
+
+def with_reasons(made):
+    found = rows(made)
+    for row in found:
+        row.why = ["not memory-bound"]
+    return found
+
+
 def test_quality_on_another_model_is_carried():
     made = looked(results(blocks_of(1, 1), blocks_of(1, 1)))
     scores = Quality(64, 8.0, 0.1, 1.5, 0.1, [1.4, 1.6])
