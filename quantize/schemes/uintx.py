@@ -23,6 +23,8 @@ from quantize.scheme import Scheme, groups_refuse, in_range, in_row_blocks
 from quantize.spec import UintX
 
 NARROWER = (0.95, 0.9, 0.85, 0.8, 0.7)  # of the range that a group spans, beside HQQ's choice
+# Of HQQ: the norm whose errors are minimized, the first weight of the proximal term, its growth.
+NORM, BETA, KAPPA, ITERATIONS = 0.7, 10.0, 1.01, 20
 REFITS = 3  # of scale and zero to the codes by least squares, after HQQ
 # The scale of a group of equal weights, which has no range. About torchao's 1e-6, but this and its
 # multiples are exact in 16 bits, so that zeros stay zeros.
@@ -77,11 +79,41 @@ def _from_range(w: Tensor, bits: int, group_size: int) -> tuple[Tensor, Tensor]:
 
 
 def _from_hqq(w: Tensor, bits: int, group_size: int) -> tuple[Tensor, Tensor]:
-    _, scale, zero, _ = _choose_qparams_and_quantize_affine_hqq(
-        w, bits, group_size, compute_dtype=torch.float32, device=w.device
-    )
+    """Scale and zero, (N, K // group_size) float32, by half-quadratic optimization.
+
+    torchao's numbers bit for bit (_choose_qparams_and_quantize_affine_hqq), in place: on the CPU
+    it takes most of the time of loading such a model.
+    """
+    if w.device.type != "cpu":
+        _, scale, zero, _ = _choose_qparams_and_quantize_affine_hqq(
+            w, bits, group_size, compute_dtype=torch.float32, device=w.device
+        )
+        return scale.reshape(w.shape[0], -1), zero.reshape(w.shape[0], -1)
+    most, groups = 2**bits - 1, w.float().reshape(-1, group_size)
+    low, high = groups.aminmax(dim=1, keepdim=True)
+    steps = (most / (high - low)).clamp(max=2e4)  # for a unit of weight: 1 / scale
+    zero = -low * steps
+    if bits == 4:
+        zero = zero.round()
+    beta, least = BETA, 1e4
+    codes, error, shrunk = (torch.empty_like(groups) for _ in range(3))
+    for _ in range(ITERATIONS):
+        torch.mul(groups, steps, out=codes).add_(zero).round_().clamp_(0, most)
+        torch.sub(codes, zero, out=error).div_(steps)
+        torch.sub(groups, error, out=error)
+        torch.pow(torch.abs(error, out=shrunk), NORM - 1, out=shrunk).mul_(1.0 / beta)
+        size = error.abs()
+        torch.sub(size, shrunk, out=shrunk).relu_().copysign_(error)
+        torch.sub(groups, shrunk, out=shrunk).mul_(steps)
+        zero = torch.sub(codes, shrunk, out=shrunk).mean(1, keepdim=True)
+        beta *= KAPPA
+        mean = float(size.mean())
+        if mean >= least:
+            break
+        least = mean
+    scale = 1.0 / steps
     shape = w.shape[0], -1
-    return scale.reshape(shape), zero.reshape(shape)
+    return scale.reshape(shape), (((most + 1) / 2 - zero) * scale).reshape(shape)
 
 
 def _refitted(w: Tensor, bits: int, scale: Tensor, zero: Tensor) -> tuple[Tensor, Tensor]:
@@ -118,15 +150,17 @@ def _error(w: Tensor, bits: int, scale: Tensor, zero: Tensor) -> Tensor:
     """The squared error of every group, (N, K // group_size)."""
     group_size = w.shape[1] // scale.shape[1]
     codes = _codes(w, bits, group_size, scale, zero).unflatten(-1, (-1, group_size))
-    numbers = (codes - (1 << (bits - 1))) * scale.float()[..., None] + zero.float()[..., None]
-    return (numbers - w.float().unflatten(-1, (-1, group_size))).square().sum(-1)
+    numbers = (
+        codes.sub_(1 << (bits - 1)).mul_(scale.float()[..., None]).add_(zero.float()[..., None])
+    )
+    return numbers.sub_(w.float().unflatten(-1, (-1, group_size))).square_().sum(-1)
 
 
 def _codes(w: Tensor, bits: int, group_size: int, scale: Tensor, zero: Tensor) -> Tensor:
     """The nearest codes (N, K), for the scale and zero that will be stored."""
     groups = w.float().unflatten(-1, (-1, group_size))
-    steps = (groups - zero.float()[..., None]) / scale.float()[..., None]
-    return (steps.round() + (1 << (bits - 1))).clamp(0, 2**bits - 1).flatten(-2)
+    steps = (groups - zero.float()[..., None]).div_(scale.float()[..., None])
+    return steps.round_().add_(1 << (bits - 1)).clamp_(0, 2**bits - 1).flatten(-2)
 
 
 SCHEMES = {UintX: Scheme(quantize, our_kernels(), groups_refuse)}
