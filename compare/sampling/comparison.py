@@ -103,6 +103,8 @@ class Comparison:
                 if results.plan is None:
                     plan = results.plan = self._plan()
                     target = plan.most_blocks if self.settings.fixed else plan.first_blocks
+                    self.progress.plan(target, plan.most_blocks)
+                    self.say(f"The first block is done; {self.progress.left()}")
                 self._keep(at_once=True)
                 if self.settings.fixed and self._is_over_budget():
                     break
@@ -197,7 +199,7 @@ class Comparison:
         if fitted is None:
             return
         blocks = max(1, int(fitted.blocks.max()))
-        if not results.looks or results.looks[-1].blocks != blocks:
+        if blocks == 1 or not results.looks or results.looks[-1].blocks != blocks:
             plan = results.plan or Plan(max(1, len(results.running) - 1), PROCESSES)
             results.looks.append(plan.interrupted(fitted))
 

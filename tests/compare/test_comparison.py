@@ -304,6 +304,15 @@ def test_interrupted_in_the_first_block_there_are_ranges(compare):
     assert results.blocks == 0 and found[1].speed_up.word == "range"
 
 
+def test_an_estimate_follows_the_first_block(compare):
+    """Loading takes 50 s an arm, and 5 samples of 4 s each: 140 s a block, four to the look."""
+    said = []
+    exact = Behaviour(loading=50.0, between=0.001)
+    compare(begin(ARMS[:2], processes=4), World.of(exact, exact), say=said.append)
+    (line,) = [line for line in said if line.startswith("The first block is done")]
+    assert line == "The first block is done; about 7 min left"
+
+
 def test_in_turn_whole_groups_of_an_unfinished_block_stay(compare, tmp_path):
     """A B C D A is kept, of E A nothing."""
     arms = [*ARMS, "--cache_size 9", "--cache_size 8"]

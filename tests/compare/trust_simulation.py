@@ -45,7 +45,8 @@ FALSE_UPPER, COVERAGE, POWER = 0.05, 0.93, 0.95  # see `failures`
 @dataclass(frozen=True)
 class Cell:
     """A condition. `effects`: log ratios of the candidates; `heavy`: arms with a heavy tail whose
-    mean is nevertheless as given; `drift`: peak to peak, `jump`: a step of the machine's speed."""
+    mean is nevertheless as given; `drift`: peak to peak, `jump`: a step of the machine's speed;
+    `stays`: in turn, the baseline is one process for a whole block."""
 
     name: str
     effects: tuple[float, ...] = (0.0,)
@@ -55,6 +56,7 @@ class Cell:
     drift: float = 0.0
     jump: float = 0.0
     most_blocks: int = MOST_BLOCKS
+    stays: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,19 @@ def cells(in_turn: bool) -> list[Cell]:
         Cell("8 arms, drift 30 %", (0.0,) * 7, drift=0.3),
         Cell("8 arms, mixed", mixed),
     ]
+    if in_turn:
+        listed += [
+            Cell("8 arms, equal, the baseline stays loaded", (0.0,) * 7, stays=True),
+            Cell(
+                "32 arms, equal, 2 blocks, the baseline stays",
+                (0.0,) * 31,
+                most_blocks=2,
+                stays=True,
+            ),
+            Cell(
+                "32 arms, drift 30 %, 2 blocks", (0.0,) * 31, drift=0.3, most_blocks=2, stays=True
+            ),
+        ]
     return [dataclasses.replace(cell, in_turn=in_turn) for cell in listed]
 
 
@@ -115,12 +130,13 @@ def simulate(cell: Cell, trials: int, generator: np.random.Generator) -> Runs:
     machine = _machine(cell, trials, starts, generator)
     logs = np.zeros((trials, blocks, len(order)))
     noise = np.zeros_like(logs)
+    staying = generator.standard_normal((trials, blocks)) * cell.between
     for place, arm in enumerate(order):
         means = _samples(cell, arm, (trials, blocks, SAMPLES), generator)
         means = means * np.exp(machine[:, :, place])
         effect = cell.effects[arm - 1] if arm else 0.0
         process = generator.standard_normal((trials, blocks)) * cell.between
-        process = process + effect
+        process = (staying if cell.stays and arm == 0 else process) + effect
         if not cell.in_turn:
             process = process + ORDER * (-1) ** np.arange(blocks) * (1 - 2 * place / (arms - 1))
         average = means.mean(-1)
@@ -130,6 +146,8 @@ def simulate(cell: Cell, trials: int, generator: np.random.Generator) -> Runs:
     own = [order.index(arm) for arm in range(1, arms)]
     weights = _interpolation(starts.mean(-1), base, own)
     values = logs[:, :, own] - np.einsum("pjk,tpk->tpj", weights, logs[:, :, base])
+    if cell.stays:  # as contrasts.contrasts has it of turns of one process
+        weights = weights.sum(-1, keepdims=True)
     baseline_noise = noise[:, :, base].mean(-1, keepdims=True)
     return Runs(values, weights, np.concatenate([baseline_noise, noise[:, :, own]], -1))
 
