@@ -28,7 +28,7 @@ import click
 
 from benchlog import log
 from benchlog.config import RunConfig, options
-from benchlog.table import table
+from benchlog.table import remarks, table
 from cli import OneLineErrors, progress, quiet, say
 from errors import UsageError
 from run import environment
@@ -466,7 +466,8 @@ def finish(config: RunConfig, measured: Measured) -> None:
     if measured.text is not None:  # printed last: with a closed or full stdout the log is complete
         click.echo(measured.text + "\n")
     click.echo(table([details]))
-    click.echo("\n".join(f"- {reason}" for reason in reasons))
+    for line in [*(f"- {reason}" for reason in reasons), *remarks([details])]:
+        say(line)
 
 
 def chat(plan: Plan, generator: Generator) -> None:

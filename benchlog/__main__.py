@@ -44,7 +44,8 @@ def check(file: str, debug: bool) -> None:
 @click.option("--debug", is_flag=True, help="Show tracebacks")
 def table(file: str, debug: bool) -> None:
     """Show the runs that --output_json_path wrote to FILE, a row each."""
-    click.echo(tables.table(tables.read(file)))
+    runs = tables.read(file)
+    click.echo("\n".join([tables.table(runs), *tables.remarks(runs)]))
 
 
 def main() -> None:

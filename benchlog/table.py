@@ -34,17 +34,17 @@ def read(path: files.FilePath) -> list[Mapping[str, Any]]:
 
 
 def table(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Lines of aligned columns, one for each run, of runs as --output_json_path writes them.
+    """Lines of aligned columns, one for each run, of runs as --output_json_path writes them."""
+    return aligned([HEADINGS, *map(_row, runs)], left={0, len(HEADINGS) - 2, len(HEADINGS) - 1})
 
-    Below them, a line for each run whose speed is not trustworthy.
-    """
-    lines = [aligned([HEADINGS, *map(_row, runs)], left={0, len(HEADINGS) - 2, len(HEADINGS) - 1})]
-    lines += [
+
+def remarks(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line for each run whose speed is not trustworthy: those with a mark in the table."""
+    return [
         f"! {run['scheme']}: {one_line(str(why))}"
         for run in runs
         if run.get("trustworthy") is False and (why := run.get("why_not_trustworthy"))
     ]
-    return "\n".join(lines)
 
 
 def _row(run: Mapping[str, Any]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from benchlog.table import table
+from benchlog.table import remarks, table
 from run import machine
 from run.machine import Counters, MachineUse, together
 from run.trust import judge
@@ -115,8 +115,9 @@ def test_the_table_shows_the_spread_and_marks_what_scatters():
     }  # fmt: skip
     older = table([run])
     assert "60.00 to 292.00 over 5" in older and "!" not in older
-    lines = table([run | {"trustworthy": False, "why_not_trustworthy": "they scatter"}]).split("\n")
-    assert "! 60.00 to 292.00 over 5" in lines[1] and lines[2] == "! int8wo: they scatter"
+    marked = run | {"trustworthy": False, "why_not_trustworthy": "they scatter"}
+    assert "! 60.00 to 292.00 over 5" in table([marked]).split("\n")[1]
+    assert remarks([run, marked]) == ["! int8wo: they scatter"]
 
 
 def test_one_op_is_not_told_to_compile():
@@ -141,5 +142,5 @@ def test_steady_is_not_said_of_samples(tmp_path):
     assert details["trustworthy"] is trust.trustworthy
     assert details["why_not_trustworthy"] == trust.why_not_trustworthy
     assert details["spread"]["samples"] == 3
-    assert all(f"- {reason}" in done.stdout for reason in details["why"])
-    assert ("not trustworthy" in done.stdout) == (trust.trustworthy is False)
+    assert all(f"- {reason}" in done.stderr for reason in details["why"])
+    assert ("not trustworthy" in done.stderr) == (trust.trustworthy is False)
