@@ -13,7 +13,7 @@ import os
 from itertools import pairwise
 from pathlib import Path
 
-import torch
+import numpy
 
 Pages = list[tuple[int, int]]  # address and length of ranges, bytes
 
@@ -24,6 +24,7 @@ OF_A_FILE = 61  # a bit of an entry of /proc/self/pagemap; 63: the page is in me
 def resident() -> Pages:
     """Ranges of this process's pages of mapped files that are in memory, ascending.
 
+    No thread is started for it, as torch's operations would: a process with threads must not fork.
     Raises OSError where the system does not tell.
     """
     size, found = os.sysconf("SC_PAGE_SIZE"), []
@@ -34,9 +35,9 @@ def resident() -> Pages:
                 continue
             start, end = (int(address, 16) // size for address in addresses.split("-"))
             entries.seek(8 * start)
-            words = torch.frombuffer(bytearray(entries.read(8 * (end - start))), dtype=torch.int64)
-            here = (words < 0) & ((words >> OF_A_FILE) & 1).bool()  # bit 63 is the sign
-            edges = torch.nn.functional.pad(here.int(), (1, 1)).diff().nonzero().flatten().tolist()
+            words = numpy.frombuffer(entries.read(8 * (end - start)), dtype=numpy.int64)
+            here = (words < 0) & ((words >> OF_A_FILE) & 1).astype(bool)  # bit 63 is the sign
+            edges = numpy.diff(here.astype(numpy.int8), prepend=0, append=0).nonzero()[0].tolist()
             pairs = list(pairwise(edges))[::2]
             found += [((start + first) * size, (last - first) * size) for first, last in pairs]
     return found

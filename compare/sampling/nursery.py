@@ -115,9 +115,8 @@ def serve(control: socket.socket) -> None:
     from compare.sampling.file_pages import touch
 
     safe = torch.version.cuda is None and torch.version.hip is None and not torch.xpu._is_compiled()
-    alone = len(os.listdir("/proc/self/task")) == 1  # a fork has one thread, whatever others held
-    pages = _pages_to_touch() if safe and alone else []
-    skill = (HONEST if pages else FORKS) if safe and alone else CANNOT
+    pages = _pages_to_touch() if safe and _is_alone() else []
+    skill = (HONEST if pages else FORKS) if safe and _is_alone() else CANNOT
     control.send(json.dumps(skill).encode())
     while True:
         message, streams, *_ = socket.recv_fds(control, MESSAGE, 3)
@@ -137,6 +136,12 @@ def serve(control: socket.socket) -> None:
         for stream in streams:
             os.close(stream)
         control.send(json.dumps(pid).encode())
+
+
+def _is_alone() -> bool:
+    """Whether this process has one thread. A fork has one, whatever locks the others held, and
+    waits for ever for a team of OpenMP's that its parent had."""
+    return len(os.listdir("/proc/self/task")) == 1
 
 
 def _pages_to_touch() -> list[tuple[int, int]]:

@@ -197,3 +197,21 @@ def test_pages_of_a_file_that_were_touched_are_found(tmp_path):
         assert {3, 4, 40} <= before < set(range(64))
         file_pages.touch([(start + 50 * size, 2 * size)])
         assert here() >= before | {50, 51}  # the system may map some pages around them
+
+
+def test_what_is_counted_before_a_fork_starts_no_thread():
+    """A fork of a process with a team of OpenMP's would wait for it for ever, in its first parallel
+    loop: seen with two threads, where torch's operations had counted the pages."""
+    code = (
+        "import os, torch\n"
+        "from compare.sampling import file_pages\n"
+        "found = file_pages.resident()\n"
+        "assert sum(length for _, length in found) > 1 << 20\n"
+        "print(len(os.listdir('/proc/self/task')))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2],
+        env={**os.environ, "OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "1"
