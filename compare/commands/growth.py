@@ -21,11 +21,13 @@ from typing import Any
 import click
 
 import files
+from benchlog.about import About, about
 from benchlog.config import RunConfig
 from cli import Command, say
 from compare.arguments import names_of
 from compare.figures import decode_limit
 from compare.figures.interval import Interval
+from compare.output.lines import AXES as DRAWN
 from compare.output.lines import draw
 from compare.output.tables import Columns, aligned, interval, number
 from compare.sampling.results import Settings, write_json
@@ -48,9 +50,9 @@ class Axis:
 
 
 AXES = {
-    "layers": Axis("num_layers", (4, 8, 16, 22), "dummy:TinyLlama-1.1B-Chat-v1.0"),
-    "batch": Axis("batch_size", (1, 2, 4, 8, 16), "dummy:TinyLlama-1.1B-Chat-v1.0"),
-    "depth": Axis("context_depth", (0, 4096, 16384, 32768, 65536), "dummy:Llama-3.2-1B"),
+    "layers": Axis("num_layers", (4, 8, 16, 22), f"dummy:{DRAWN['layers'].model}"),
+    "batch": Axis("batch_size", (1, 2, 4, 8, 16), f"dummy:{DRAWN['batch'].model}"),
+    "depth": Axis("context_depth", (0, 4096, 16384, 32768, 65536), f"dummy:{DRAWN['depth'].model}"),
 }
 
 
@@ -70,9 +72,10 @@ class Point:
     kernel: str | None
     attention_kernel: str | None
     rounds: int | None
+    model: str | None = None  # None: the axis's own
 
 
-FIGURES = [field.name for field in dataclasses.fields(Point)][3:]  # that a DecodeRow has as well
+FIGURES = [field.name for field in dataclasses.fields(Point)][3:-1]  # that a DecodeRow has as well
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,7 @@ class Points:
     """What the JSON file holds."""
 
     points: list[Point]
+    about: About | None = None  # of the newest
 
 
 @click.command(cls=Command)
@@ -137,15 +141,17 @@ def growth(
                 if row.failed:
                     say(f"{name} {value}, {row.arm}: failed: {row.failed}")
             failed = failed or any(row.failed for row in rows)
-            points = merged(points, [_point(name, value, row) for row in rows if row.kernel])
-            write_json(json_path, Points(points))
+            points = merged(
+                points, [_point(name, value, row, checkpoint_path) for row in rows if row.kernel]
+            )
+            write_json(json_path, Points(points, about()))
             if results.ended == "interrupted":
                 raise KeyboardInterrupt
     if not points:
         raise UsageError(f"{json_path} holds no points yet, and --over none measures none")
     click.echo(aligned(COLUMNS, points))
     try:
-        draw(points, Path(chart))
+        draw(points, Path(chart), caption(json_path))
     except OSError as error:
         raise LogError(f"--chart {chart}: {error.strerror}") from None
     say(f"Drew {chart}")
@@ -178,6 +184,12 @@ def read(path: str) -> list[Point]:
     raise UsageError(f"--json {path} is not what this command writes")
 
 
+def caption(path: str) -> str:
+    """Machine and date of the points in the file, where it says so."""
+    of = from_json(Points, json.loads(files.read_text("--json", path, LogError))).about
+    return f"{of.machine}, {of.date}" if of else ""
+
+
 def merged(old: Sequence[Point], new: Sequence[Point]) -> list[Point]:
     """All of them, a new point in the place of an old one of the same axis, value and scheme."""
     by_place = {_place(point): point for point in (*old, *new)}
@@ -188,8 +200,9 @@ def _place(point: Point) -> tuple[int, str, int]:
     return list(AXES).index(point.axis), point.scheme, point.value
 
 
-def _point(axis: str, value: int, row: decode_limit.DecodeRow) -> Point:
-    return Point(axis, value, row.scheme or "", **{name: getattr(row, name) for name in FIGURES})
+def _point(axis: str, value: int, row: decode_limit.DecodeRow, model: str | None) -> Point:
+    figures = {name: getattr(row, name) for name in FIGURES}
+    return Point(axis, value, row.scheme or "", **figures, model=model)
 
 
 COLUMNS: Columns[Point] = [

@@ -5,10 +5,12 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from benchlog.about import About
 from compare.figures.row import Row
-from compare.output import lines
+from compare.output import html, lines
 from compare.output import pareto as pareto_picture
 from compare.output.doc_tables import read
+from compare.sampling.results import Results
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,11 +20,13 @@ class _Point:
     scheme: str
     decode_tok_s: float | None
     limit_tok_s: float | None
+    model: str | None
 
 
 @dataclasses.dataclass(frozen=True)
 class _Points:
     points: list[_Point]
+    about: About | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,13 +36,15 @@ class _Compared:
 
 def growth(path: str) -> str:
     """Decoding as layers, batch and depth grow, as `growth --json PATH` measured it."""
-    return _drawn(lambda file: lines.draw(read(_Points, path).points, file))
+    value = read(_Points, path)
+    caption = f"{value.about.machine}, {value.about.date}" if value.about else ""
+    return _drawn(lambda file: lines.draw(value.points, file, caption))
 
 
 def pareto(path: str) -> str:
     """Speed, memory and quality, from `ab --output`'s results.json."""
-    rows = read(_Compared, path).rows
-    return _drawn(lambda file: pareto_picture.draw(rows, [file]))
+    rows, title = read(_Compared, path).rows, html.title(read(Results, path))
+    return _drawn(lambda file: pareto_picture.draw(rows, [file], title))
 
 
 def _drawn(draw: Callable[[Path], object]) -> str:

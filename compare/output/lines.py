@@ -1,25 +1,47 @@
-"""Decoding as the work grows: a panel for each axis, solid lines for what was measured, dashed ones
-for the limit. The same points give the same file, so that git shows only what has changed."""
+"""Decoding as the work grows: above, what was measured (solid) and the limit (dashed), for each
+axis; beneath, the share of the limit. The same points give the same file, so that git shows only
+what has changed."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-TITLES = {
-    "layers": "number of layers",
-    "batch": "rows at once",
-    "depth": "positions in the cache, thousands",
-}
-COLOURS = ("#1b6ca8", "#d95f0e", "#2a9d5c", "#8c510a", "#7b3294", "#666666")
 # Ids derive from the salt instead of a random number; text stays text, whatever fonts there are.
 STYLE: Any = {"svg.hashsalt": "quantbench", "svg.fonttype": "none", "font.size": 9}
+COLOURS = ("#1b6ca8", "#d95f0e", "#2a9d5c", "#8c510a", "#7b3294", "#666666")
+# A scheme has its colour in every picture; others take those that are left, in order.
+SCHEMES = {"none": "#666666", "int8wo": "#1b6ca8", "int4wo-128": "#d95f0e", "fp6": "#2a9d5c"}
+LIMIT = (
+    "dashed: the limit, bytes that a step reads ÷ memory bandwidth; "
+    "what fits into a cache can be above"
+)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """How an axis is drawn."""
+
+    label: str
+    model: str  # that is measured by default
+    is_log: bool = False
+    rate: str = "tokens per second"
+
+
+AXES = {
+    "layers": Axis("number of layers", "TinyLlama-1.1B-Chat-v1.0"),
+    "batch": Axis(
+        "batch size", "TinyLlama-1.1B-Chat-v1.0", is_log=True, rate="tokens per second, whole batch"
+    ),
+    "depth": Axis("tokens already in the cache", "Llama-3.2-1B"),
+}
 
 
 class Point(Protocol):
     """What is drawn of a measurement."""
 
     @property
-    def axis(self) -> str: ...  # a key of TITLES
+    def axis(self) -> str: ...  # a key of AXES
     @property
     def value(self) -> int: ...  # on that axis
     @property
@@ -28,49 +50,78 @@ class Point(Protocol):
     def decode_tok_s(self) -> float | None: ...
     @property
     def limit_tok_s(self) -> float | None: ...
+    @property
+    def model(self) -> str | None: ...  # None: the axis's own
 
 
-def draw(points: Sequence[Point], path: Path) -> None:
-    """As SVG. Raises OSError."""
+def draw(points: Sequence[Point], path: Path, caption: str = "") -> None:
+    """As SVG. caption: machine and date. Raises OSError."""
     import matplotlib
     from matplotlib.figure import Figure
-    from matplotlib.ticker import LogLocator, NullLocator
 
-    axes = [name for name in TITLES if any(point.axis == name for point in points)]
-    schemes = list(dict.fromkeys(point.scheme for point in points))
+    names = [name for name in AXES if any(point.axis == name for point in points)]
+    colours = _colours(list(dict.fromkeys(point.scheme for point in points)))
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(4 * len(axes), 3.6), layout="constrained")
-        for number, name in enumerate(axes, 1):
-            panel = figure.add_subplot(1, len(axes), number)
-            for scheme, colour in zip(schemes, COLOURS * len(schemes), strict=False):
-                _line(panel, name, scheme, colour, points)
-            panel.set_xlabel(TITLES[name])
-            panel.set_ylabel(
-                "tokens per second, all rows" if name == "batch" else "tokens per second"
-            )
-            panel.set_yscale("log")
-            panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
-            panel.yaxis.set_minor_locator(NullLocator())
-            panel.yaxis.set_major_formatter("{x:g}")
-            panel.grid(alpha=0.3)
-            if name == "batch":
-                panel.set_xscale("log", base=2)
-                panel.xaxis.set_minor_locator(NullLocator())
-            values = sorted({point.value / _unit(name) for point in points if point.axis == name})
-            panel.set_xticks(values, [f"{value:.3g}" for value in values])
-            if number == 1:
-                panel.legend(title="dashed: the limit", fontsize=8, title_fontsize=8)
+        figure = Figure(figsize=(max(4 * len(names), 6), 5.2), layout="constrained")
+        panels = figure.subplots(2, len(names), sharex="col", squeeze=False, height_ratios=(2.2, 1))
+        for (above, beneath), name in zip(panels.T, names, strict=True):
+            on_axis = [point for point in points if point.axis == name]
+            for scheme, colour in colours.items():
+                _lines(above, beneath, [p for p in on_axis if p.scheme == scheme], colour)
+            _dress(above, beneath, AXES[name], on_axis)
+        figure.suptitle("\n".join(part for part in (caption, LIMIT) if part), fontsize=9, x=0.5)
+        handles, labels = panels[0][0].get_legend_handles_labels()
+        figure.legend(
+            handles, labels, loc="outside lower center", ncols=max(1, len(labels)), frameon=False
+        )
         figure.savefig(path, format="svg", metadata={"Date": None})
 
 
-def _unit(axis: str) -> int:
-    return 1000 if axis == "depth" else 1
+def _colours(schemes: Sequence[str]) -> dict[str, str]:
+    """By scheme, in the order of SCHEMES and then as given."""
+    left = iter([colour for colour in COLOURS if colour not in SCHEMES.values()] * len(schemes))
+    others = {scheme: next(left) for scheme in schemes if scheme not in SCHEMES}
+    return {name: colour for name, colour in SCHEMES.items() if name in schemes} | others
 
 
-def _line(panel: Any, axis: str, scheme: str, colour: str, points: Sequence[Point]) -> None:
-    line = [point for point in points if (point.axis, point.scheme) == (axis, scheme)]
-    line.sort(key=lambda point: point.value)
-    x = [point.value / _unit(axis) for point in line]
-    panel.plot(x, [point.decode_tok_s for point in line], "o-", color=colour, label=scheme)
+def _lines(above: Any, beneath: Any, points: Sequence[Point], colour: str) -> None:
+    line = sorted(points, key=lambda point: point.value)
+    if not line:
+        return
+    values = [point.value for point in line]
+    above.plot(
+        values, [p.decode_tok_s for p in line], "o-", color=colour, markersize=4,
+        label=line[0].scheme,
+    )  # fmt: skip
     if all(point.limit_tok_s for point in line):
-        panel.plot(x, [point.limit_tok_s for point in line], "--", color=colour, alpha=0.7)
+        above.plot(values, [p.limit_tok_s for p in line], "--", color=colour, alpha=0.7)
+        shares = [100 * (p.decode_tok_s or 0) / (p.limit_tok_s or 1) for p in line]
+        beneath.plot(values, shares, "o-", color=colour, markersize=4)
+
+
+def _dress(above: Any, beneath: Any, axis: Axis, points: Sequence[Point]) -> None:
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    above.set_title(points[0].model or axis.model, fontsize=9, fontweight="bold")
+    above.set_ylabel(axis.rate)
+    above.set_yscale("log")
+    above.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
+    above.yaxis.set_minor_locator(NullLocator())
+    above.yaxis.set_major_formatter("{x:g}")
+    beneath.set_ylabel("% of the limit")
+    beneath.set_ylim(0, max(110, beneath.get_ylim()[1]))
+    beneath.axhline(100, color="#444", linestyle="--", linewidth=0.9)
+    beneath.set_xlabel(axis.label)
+    if axis.is_log:
+        beneath.set_xscale("log", base=2)
+        beneath.xaxis.set_minor_locator(NullLocator())
+    values = sorted({point.value for point in points})
+    beneath.set_xticks(values, [_short(value) for value in values])
+    for panel in (above, beneath):
+        panel.grid(alpha=0.3)
+        panel.spines[["top", "right"]].set_visible(False)
+
+
+def _short(value: int) -> str:
+    """65536 as 64k."""
+    return f"{value // 1024}k" if value and value % 1024 == 0 else str(value)

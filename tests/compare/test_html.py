@@ -5,7 +5,6 @@ One browser and one loading of the page for all tests; each leaves the page as i
 
 import json
 import re
-import shutil
 
 import pytest
 
@@ -16,11 +15,11 @@ from compare.figures.rows import best_of, rows
 from compare.output import html
 from compare.output.points import band, points, staircase
 from compare.output.tables import remarks
+from tests.compare.browser import chromium, prefer, programs, resize
 from tests.compare.example_results import ARMS, HOSTILE, example_results
 from typed_json import to_json
 
 NARROW, WIDE = 360, 1200
-ARGUMENTS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage")
 
 
 @pytest.fixture(scope="module")
@@ -50,19 +49,10 @@ def saved(report):
 @pytest.fixture(scope="module")
 def browser():
     pytest.importorskip("selenium")
-    programs = [shutil.which(name) for name in ("chromium", "chromedriver")]
-    if not all(programs):
+    if programs() is None:
         pytest.skip("needs chromium and chromedriver (apt: chromium chromium-driver)")
-    from selenium import webdriver
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = programs[0]
-    for argument in ARGUMENTS:
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options, webdriver.ChromeService(programs[1]))
-    yield driver
-    driver.quit()
+    with chromium() as session:
+        yield session
 
 
 @pytest.fixture(scope="module")
@@ -78,16 +68,6 @@ def loaded(browser, report):
 def page(loaded):
     yield loaded
     loaded.execute_script("chosenTheme('light'); setTheme('light'); localStorage.clear()")
-
-
-def resize(browser, width, height=900):
-    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-
-
-def prefer(browser, scheme):
-    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
 
 
 def press(browser, *keys):

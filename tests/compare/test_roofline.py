@@ -254,7 +254,7 @@ def test_the_picture_is_the_same_to_the_byte(tmp_path):
     draw(points(), second)
     assert first.read_bytes() == second.read_bytes()
     text = "".join(ElementTree.parse(first).getroot().itertext())
-    assert "number of layers" in text and "int8wo" in text and "thousands" in text
+    assert "number of layers" in text and "int8wo" in text and "64k" in text
 
 
 def test_new_points_take_the_place_of_old_ones():
