@@ -267,6 +267,7 @@ def test_a_file_is_read_in_one_sitting(path):
 def test_no_file_names_a_folder_of_somebodys_machine():
     texts = [ROOT / path for path in tree(".py", ".cpp", ".h", ".md", ".toml")]
     texts += [ROOT / "Makefile", *ROOT.glob("*.txt"), *ROOT.glob("docs/*.*"), *ROOT.glob(".ci/*")]
+    texts = [path for path in texts if path.suffix != ".png"]
     folder = re.compile(r"(?<![\w.~/])/(home|root|Users|work|mnt|srv)/\w")
     assert len(texts) > 100
     assert not [path for path in texts if folder.search(path.read_text())]
