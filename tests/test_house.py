@@ -99,7 +99,7 @@ ROOMS = {
         {"sampling.results", "sampling.process", "sampling.worker", "sampling.latency_plan"},
         {"sampling.latency_results"},
         {"figures.readings", "figures.timings"},
-        {"figures.rows", "peers", "sampling.progress", "sampling.workers"},
+        {"figures.rows", "peers", "sampling.progress", "sampling.schedule", "sampling.workers"},
         {"output"},
         {"sampling"},
         {"figures"},

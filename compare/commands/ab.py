@@ -32,16 +32,11 @@ from compare.output import html as page
 from compare.output import tables as report
 from compare.sampling.answers import SchemeNames
 from compare.sampling.arm import NOT_IN_ARMS, Arm, every_scheme, make_arms
-from compare.sampling.comparison import (
-    PROCESSES,
-    PROCESSES_OF_MANY,
-    SAMPLES,
-    SAMPLES_IN_TURN,
-    Comparison,
-)
+from compare.sampling.comparison import SAMPLES, SAMPLES_IN_TURN, Comparison
 from compare.sampling.nursery import Nursery
 from compare.sampling.process import Process, environment
 from compare.sampling.results import FILE, MOST_BESIDE, Results, Settings
+from compare.sampling.schedule import PROCESSES, PROCESSES_OF_MANY
 from errors import LogError, UsageError
 from run import threads
 from run.measure import make_record

@@ -31,7 +31,7 @@ class Settings:
 
     precision: float = 0.02
     max_minutes: float = 10
-    processes: int | None = None  # of each arm, at most; None: comparison.PROCESSES
+    processes: int | None = None  # of each arm, at most; None: schedule.PROCESSES
     samples: int | None = None  # of each process; None: comparison.SAMPLES
     tokens: int = TOKENS  # 0: no quality
     text: str | None = None
@@ -127,7 +127,13 @@ class Results:
     @property
     def running(self) -> list[ArmResult]:
         """Arms of which more samples are taken."""
-        return [arm for arm in self.alive if not arm.dropped]
+        return [self.arms[number] for number in self.numbers]
+
+    @property
+    def numbers(self) -> list[int]:
+        """Of the arms that more samples are taken of."""
+        arms = enumerate(self.arms)
+        return [n for n, arm in arms if arm.failed is None and not arm.dropped]
 
     def forget_unfinished(self) -> None:
         """Drop what was measured of a block that was cut short. In turn, whole groups of turns with
