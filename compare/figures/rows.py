@@ -176,6 +176,8 @@ def in_words(speed_up: Ratio, verdict: str) -> str:
         return f"{times - 1:.0%} faster: {interval}"
     if verdict == "slower":
         return f"{1 - times:.0%} slower: {interval}"
+    if speed_up.confidence is None:
+        return f"too few processes for a verdict: {interval}"
     return f"no difference shown: {interval}"
 
 

@@ -74,6 +74,12 @@ def _peak(phase: str) -> Callable[[Row], str]:
     return shown
 
 
+def _verdict(row: Row) -> str:
+    """A range gives no verdict, which is not the same as no difference."""
+    is_range = row.speed_up is not None and row.speed_up.confidence is None
+    return "too few processes" if is_range else row.verdict
+
+
 def _kl(row: Row) -> str:
     if row.kl is None:
         return "-"
@@ -101,7 +107,7 @@ RATIO: Columns[Row] = [
     ("Ratio_Latency", interval(lambda row: row.ratio_latency)),
     ("Ratio_Throughput", interval(lambda row: row.ratio_throughput)),
 ]
-VERDICT: Columns[Row] = [("verdict", lambda row: row.verdict)]
+VERDICT: Columns[Row] = [("verdict", lambda row: _verdict(row))]
 MEMORY: Columns[Row] = [
     ("model size", lambda row: size(row.weight_bytes)),
     ("peak: load", _peak("load")),
@@ -198,7 +204,8 @@ def _brackets(rows: Sequence[Row]) -> list[str]:
     if intervals:
         line += f"; in brackets the {intervals[0]}, which holds for all arms together"
     if "range" in words:
-        line += "; a range is that of the processes, too few for an interval"
+        line += "; a range is that of the processes, too few for an interval or a verdict: more of "
+        line += "--max_minutes or --processes would help, with --resume DIR, too"
     return [line]
 
 

@@ -301,7 +301,7 @@ def test_ctrl_c_and_sigterm_end_with_the_results_so_far(tmp_path, number):
     code, stdout, stderr = finish(process)
     assert code == 0 and "it was interrupted" in stdout
     assert (tmp_path / "out" / "report.md").exists()
-    assert re.search(r"^int8wo .*no difference shown|^int8wo .*(fast|slow)er", stdout, re.M)
+    assert re.search(r"^int8wo .*too few processes$|^int8wo .*too few processes ", stdout, re.M)
     assert len(log.read(tmp_path / "benchmarks.txt").records) == 2
     assert not (tmp_path / "out" / "results.json").read_text().count('"perplexity": 1')
 

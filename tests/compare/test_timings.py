@@ -137,7 +137,8 @@ def test_of_three_processes_there_is_a_range():
     _, row = rows(made)
     assert row.speed_up.word == "range" and row.verdict == "no difference shown"
     assert (row.speed_up.low, row.speed_up.high) == pytest.approx((1 / 0.8, 1 / 0.4))
-    assert "(range 1.25 to 2.50)" in terminal(made, rows(made))
+    assert "(range 1.25 to 2.50)  too few processes" in terminal(made, rows(made))
+    assert row.in_words.startswith("too few processes for a verdict: ")
     assert "95 %" not in terminal(made, rows(made))
 
 
