@@ -1,39 +1,61 @@
-"""Bars as SVG, the same to the byte wherever they are drawn: a check compares them."""
+"""Speed and quality of every arm as bars, the fastest first, on one scale; from the rows of `ab`.
+
+A bar's colour is its quality's band; a broken arm's bar is hollow. The same rows, the same file.
+"""
 
 from collections.abc import Sequence
-from html import escape
+from pathlib import Path
+from typing import Any
 
-LABEL, WIDTH, VALUE = 210, 420, 60  # pixels: the words, the longest bar, the number behind it
-LINE, TITLE, MARGIN = 20, 30, 10
-COLOURS = {True: "#2c7fb8", False: "#d95f0e"}  # at least as fast as full precision, or slower
+from compare.figures.row import Row
+from compare.output.points import BROKEN, COLOURS, LABELS, Point, points
+
+STYLE: Any = {"svg.hashsalt": "quantbench", "svg.fonttype": "none", "font.size": 10}
 
 
-def chart(groups: Sequence[tuple[str, Sequence[tuple[str, float]]]]) -> str:
-    """Of each group a title and its bars, (label, speed-up); a line stands at 1."""
-    drawn: list[str] = []
-    y = MARGIN
-    for title, bars in groups:
-        if not bars:
-            continue
-        unit = WIDTH / max(1.0, *(value for _, value in bars))
-        y += TITLE
-        drawn.append(f'<text x="{MARGIN}" y="{y - 10}" font-weight="bold">{escape(title)}</text>')
-        top = y
-        for label, value in bars:
-            middle = y + LINE - 6
-            drawn += [
-                f'<text x="{LABEL - 8}" y="{middle}" text-anchor="end">{escape(label)}</text>',
-                f'<rect x="{LABEL}" y="{y + 3}" width="{value * unit:.1f}" height="{LINE - 6}" '
-                f'fill="{COLOURS[value >= 1]}"/>',
-                f'<text x="{LABEL + value * unit + 6:.1f}" y="{middle}">{value:.2f} ×</text>',
-            ]
-            y += LINE
-        x = LABEL + unit
-        drawn.append(f'<line x1="{x:.1f}" y1="{top}" x2="{x:.1f}" y2="{y}" stroke="#444"/>')
-    width, height = LABEL + WIDTH + VALUE, y + MARGIN
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">'
-    )
-    background = f'<rect width="{width}" height="{height}" fill="white"/>'
-    return "\n".join([head, background, *drawn, "</svg>"]) + "\n"
+def draw(rows: Sequence[Row], path: Path, title: str = "") -> None:
+    """As SVG or PNG, by its ending. title: model, machine and date. Raises OSError."""
+    import matplotlib
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    shown = sorted(points(rows), key=lambda point: point.tok_s)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(8.4, 1.6 + 0.3 * len(shown)), layout="constrained")
+        axes = figure.add_subplot()
+        for place, point in enumerate(shown):
+            colour = COLOURS[point.band]
+            face = "white" if point.band == BROKEN else colour
+            axes.barh(place, point.tok_s, color=face, edgecolor=colour, height=0.66)
+            axes.annotate(
+                _words(point), (point.tok_s, place), xytext=(5, 0), textcoords="offset points",
+                va="center", fontsize=8.5,
+            )  # fmt: skip
+        axes.set_yticks(range(len(shown)), [point.arm for point in shown], parse_math=False)
+        axes.set_xlabel("tokens per second, prompt included")
+        axes.set_xlim(0, 1.5 * max((point.tok_s for point in shown), default=1))
+        axes.set_title(title, fontsize=10, loc="left", wrap=True)
+        axes.spines[["top", "right"]].set_visible(False)
+        bands = [band for band in LABELS if any(point.band == band for point in shown)]
+        handles = [
+            Patch(
+                facecolor="white" if band == BROKEN else COLOURS[band],
+                edgecolor=COLOURS[band],
+                label=LABELS[band],
+            )
+            for band in bands
+        ]
+        figure.legend(
+            handles=handles, loc="outside lower center", ncols=max(1, len(bands)), frameon=False,
+            fontsize=8.5,
+        )  # fmt: skip
+        metadata = {"Date": None} if path.suffix == ".svg" else {}
+        figure.savefig(path, dpi=150, metadata=metadata)
+
+
+def _words(point: Point) -> str:
+    """31.20 tok/s, perplexity 1.004 ×"""
+    words = f"{point.tok_s:.2f} tok/s"
+    if point.perplexity_ratio is not None and not point.baseline:
+        words += f", perplexity {point.perplexity_ratio:.3f} ×"
+    return words

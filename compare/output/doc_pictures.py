@@ -7,6 +7,7 @@ from pathlib import Path
 
 from benchlog.about import About
 from compare.figures.row import Row
+from compare.output import bars as bars_picture
 from compare.output import html, lines
 from compare.output import pareto as pareto_picture
 from compare.output.doc_tables import read
@@ -47,6 +48,12 @@ def pareto(path: str) -> str:
     return _drawn(lambda file: pareto_picture.draw(rows, [file], title))
 
 
+def bars(path: str) -> str:
+    """Speed and quality of every arm, from `ab --output`'s results.json."""
+    rows, title = read(_Compared, path).rows, html.title(read(Results, path))
+    return _drawn(lambda file: bars_picture.draw(rows, file, title))
+
+
 def _drawn(draw: Callable[[Path], object]) -> str:
     with tempfile.TemporaryDirectory(prefix="quantbench-") as folder:
         file = Path(folder) / "picture.svg"
@@ -54,4 +61,8 @@ def _drawn(draw: Callable[[Path], object]) -> str:
         return file.read_text()
 
 
-PICTURES: Mapping[str, Callable[[str], str]] = {"growth": growth, "pareto": pareto}
+PICTURES: Mapping[str, Callable[[str], str]] = {
+    "growth": growth,
+    "pareto": pareto,
+    "bars": bars,
+}

@@ -11,22 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from compare.figures.row import Row
-from compare.output.points import BROKEN, UNKNOWN, Point, points, staircase
+from compare.output.points import BROKEN, COLOURS, LABELS, UNKNOWN, Point, points, staircase
 
-LABELS = {
-    "same": "perplexity ≤ 1 % above the baseline's",
-    "near": "≤ 5 % above",
-    "worse": "worse",
-    BROKEN: "broken: more than twice",
-    UNKNOWN: "quality not measured",
-}
-COLOURS = {
-    "same": "#08784f",
-    "near": "#c77700",
-    "worse": "#b3261e",
-    BROKEN: "#7d8590",
-    UNKNOWN: "#4a5a9a",
-}
 MARKERS = {"same": "o", "near": "D", "worse": "v", BROKEN: "o", UNKNOWN: "s"}
 FRONTS = (("same", ("same",)), ("near", ("same", "near")))
 TICKS = [digits * 10**power for power in (-1, 0, 1, 2) for digits in (1, 1.5, 2, 3, 4, 5, 7)]
@@ -46,6 +32,7 @@ PLACES = tuple(
     )
 )
 LEADER = {"arrowstyle": "-", "color": "#7d8590", "lw": 0.7, "shrinkA": 0, "shrinkB": 3}
+BEHIND = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.8}  # a label
 STYLE: Any = {"svg.hashsalt": "quantbench", "svg.fonttype": "none", "font.size": 10}
 
 
@@ -173,7 +160,6 @@ def _legend(figure: Any, shown: Sequence[Point]) -> None:
 def _labels(figure: Any, axes: Any, shown: Sequence[Point], unit: float) -> None:
     """Each name where it covers no marker, no other name and no edge; with a thin line to its
     marker where that is not near. Without such a place it is left out: report.html has it."""
-    from matplotlib.patheffects import withStroke
     from matplotlib.text import Text
 
     figure.draw_without_rendering()
@@ -196,7 +182,7 @@ def _labels(figure: Any, axes: Any, shown: Sequence[Point], unit: float) -> None
                 annotation_clip=False,
                 parse_math=False,
                 arrowprops=LEADER if is_far else None,
-                path_effects=[withStroke(linewidth=3, foreground="white")],
+                bbox=BEHIND,
             )
             text_box = Text.get_window_extent(label)  # without the line to its marker
             inside = frame.x0 <= text_box.x0 and text_box.x1 <= frame.x1

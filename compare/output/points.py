@@ -22,6 +22,22 @@ WORDS = {
     UNKNOWN: "quality not measured",
 }
 
+# Of pictures on white: short words and colours of the bands.
+LABELS = {
+    "same": "perplexity ≤ 1 % above the baseline's",
+    "near": "≤ 5 % above",
+    "worse": "worse",
+    BROKEN: "broken: more than twice",
+    UNKNOWN: "quality not measured",
+}
+COLOURS = {
+    "same": "#08784f",
+    "near": "#c77700",
+    "worse": "#b3261e",
+    BROKEN: "#7d8590",
+    UNKNOWN: "#4a5a9a",
+}
+
 
 @dataclass(frozen=True)
 class Point:

@@ -332,3 +332,14 @@ def test_open_needs_output():
     arms = ["--arm", "--quantization none", "--arm", "--quantization int8wo"]
     result = CliRunner().invoke(ab, ["--open", *arms])
     assert "give --output" in str(result.exception) + result.output and result.exit_code
+
+
+def test_bars_and_pareto_name_every_arm(results, tmp_path):
+    from compare.output import bars, pareto
+
+    arm_rows = rows(example_results())
+    bars.draw(arm_rows, tmp_path / "bars.svg", "title")
+    pareto.draw(arm_rows, [tmp_path / "pareto.svg"], "title")
+    for name in ("bars.svg", "pareto.svg"):
+        text = (tmp_path / name).read_text()
+        assert all(f">{arm}<" in text for arm, *_ in ARMS)
