@@ -184,6 +184,7 @@ def _labels(figure: Any, axes: Any, shown: Sequence[Point], unit: float) -> None
                 arrowprops=LEADER if is_far else None,
                 bbox=BEHIND,
             )
+            label.get_window_extent()  # puts it into its place
             text_box = Text.get_window_extent(label)  # without the line to its marker
             inside = frame.x0 <= text_box.x0 and text_box.x1 <= frame.x1
             inside = inside and frame.y0 <= text_box.y0 and text_box.y1 <= frame.y1
