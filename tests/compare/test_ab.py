@@ -448,6 +448,23 @@ def test_an_arm_too_large_for_the_machine_is_told_from_one_without_room(monkeypa
         Worker().load(arguments, headroom=100_000_000, others=100_000_000)
 
 
+def test_in_turn_with_real_workers(tmp_path):
+    """A B A twice, each with its reading; of quantized models nothing is left behind."""
+    arms = ["--arm", "", "--arm", "--quantization int4wo-64"]
+    short = ["--max_new_tokens", "4", "--tokens", "0", "--processes", "2", "--samples", "2"]
+    more = ["--in_turn", "--output", "out", "--write_result", "none"]
+    code, stdout, stderr = finish(start(tmp_path, *arms, *short, *more))
+    assert code == 0, stderr
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    base, arm = results["arms"]
+    assert [s["round"] for s in base["samples"]] == [0, 0, 2, 2, 3, 3, 5, 5]
+    assert [s["block"] for s in arm["samples"]] == [0, 0, 1, 1]
+    assert len(arm["facts"]["start_seconds"]) == 2
+    assert len(results["bandwidth"]["cpu"]) == 6 and not (tmp_path / "out" / "arms").exists()
+    starts = sorted((s["started"], n) for n, a in enumerate((base, arm)) for s in a["samples"])
+    assert [n for _, n in starts] == [0, 0, 1, 1, 0, 0, 0, 0, 1, 1, 0, 0]
+
+
 @pytest.mark.parametrize("form", ["md", "csv", "json", None])
 def test_another_format_takes_the_place_of_the_tables(monkeypatch, capsys, form):
     world = World.of(Behaviour(between=0.01), Behaviour(seconds=0.5, between=0.01))
