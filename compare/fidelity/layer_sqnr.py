@@ -7,12 +7,12 @@ one: the two models are never in memory together.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from compare.sampling.answers import LayerSqnr
 from models import build
 from models.checkpoints.load import load_model
 from models.llama import Transformer
@@ -20,15 +20,6 @@ from run.plan import Plan
 
 COLUMNS = 256  # sampled per weight; the error does not vary by column
 TOKENS = 64  # of the text
-
-
-@dataclass(frozen=True)
-class LayerSqnr:
-    """SQNR in dB, 10 log10 of the signal's energy ÷ the error's; None where nothing changed."""
-
-    name: str
-    weights: float | None
-    outputs: float | None
 
 
 @torch.no_grad()

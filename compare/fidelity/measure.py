@@ -10,10 +10,10 @@ import torch
 from benchlog.config import RunConfig
 from benchlog.origin import git_commit, versions
 from compare.fidelity import decode_check, harness
-from compare.fidelity.layer_sqnr import LayerSqnr, sqnr_of_layers
+from compare.fidelity.layer_sqnr import sqnr_of_layers
 from compare.fidelity.reference_logits import reference
 from compare.fidelity.scores import score, summary, through_cache, token_ids, window
-from compare.sampling.answers import Quality
+from compare.sampling.answers import LayerSqnr, Quality
 from errors import UsageError
 from models.checkpoints.saved import how_saved
 from models.checkpoints.sources import locate

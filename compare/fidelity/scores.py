@@ -21,17 +21,20 @@ import files
 from benchlog.config import RunConfig
 from compare.fidelity import decode_check
 from compare.fidelity.defaults import CONTEXT, EMBEDDED_MODEL
+from compare.fidelity.layer_sqnr import sqnr_of_layers
 from compare.figures.block_errors import block_mean
 from compare.figures.block_errors import perplexity_ratio as ratio_of
-from compare.sampling.answers import LogitsFile, NoQuality, Quality, QualityAnswer
+from compare.sampling.answers import LayerSqnr, LogitsFile, NoQuality, Quality, QualityAnswer
 from errors import KernelError, UsageError
 from generate import Generator
-from models.checkpoints.sources import EMBEDDED
+from models.checkpoints.saved import how_saved
+from models.checkpoints.sources import EMBEDDED, locate
 from models.llama import Transformer
 from run.loading import Loading
 from run.plan import Plan, make_plan
 from run.scoring import perplexity, predictions
 
+READ_AGAIN = 1.5e9  # parameters at most: a checkpoint of 3 GB
 CHECKED = (65, 16)  # tokens of the window that is decoded as well, and steps: a second or two
 # Options of a run that concern its speed alone or the work it does, not what it predicts.
 OF_THE_RUN = (
@@ -187,8 +190,17 @@ def quick(
         window=context,
         model=stand_in,
         decoding=decode_check.check(plan, model, ids[:tokens], steps),
+        layers=_layers(plan, model, ids),
     )
     return QualityAnswer(quality, file)
+
+
+def _layers(plan: Plan, model: Transformer, ids: Tensor) -> list[LayerSqnr] | None:
+    """Each layer against full precision, where that is there and can be read again in seconds."""
+    known = str(plan.spec) != "none" and not how_saved(locate(plan.config.checkpoint_path))
+    if not known or plan.architecture.parameters() > READ_AGAIN:
+        return None
+    return sqnr_of_layers(plan, model, plan.config.checkpoint_path, ids)
 
 
 def embedded(plan: Plan) -> tuple[Plan, Transformer]:

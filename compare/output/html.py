@@ -28,6 +28,7 @@ from compare.figures.readings import span
 from compare.figures.row import Row
 from compare.output import pareto
 from compare.output.points import WORDS, points
+from compare.sampling.answers import Quality
 from compare.sampling.results import ArmResult, Results
 from run.measure import Facts
 from typed_json import to_json
@@ -160,8 +161,8 @@ def _arm(arm: ArmResult) -> dict[str, object]:
 
 def _layers(arm: ArmResult) -> list[object]:
     """SQNR of each layer, where the results hold it."""
-    layers = getattr(arm.quality, "layers", None)
-    return [to_json(layer) for layer in layers or []]
+    quality = arm.quality if isinstance(arm.quality, Quality) else None
+    return [to_json(layer) for layer in (quality and quality.layers) or []]
 
 
 def _ran(run: Facts | None) -> dict[str, str]:

@@ -153,6 +153,15 @@ class DecodeCheck:
 
 
 @dataclass(frozen=True)
+class LayerSqnr:
+    """SQNR in dB, 10 log10 of the signal's energy ÷ the error's; None where nothing changed."""
+
+    name: str
+    weights: float | None
+    outputs: float | None
+
+
+@dataclass(frozen=True)
 class Quality:
     """How well an arm predicts a text, and how far its predictions are from a reference's.
 
@@ -179,6 +188,7 @@ class Quality:
     model: str | None = omitted()  # that was measured, where it is not the arm's: a scheme's
     # quality is taken on the embedded model where the arm's weights are random
     decoding: DecodeCheck | None = omitted()
+    layers: list[LayerSqnr] | None = omitted()  # each against full precision, in the model's order
 
 
 @dataclass(frozen=True)

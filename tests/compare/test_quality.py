@@ -384,6 +384,8 @@ def test_random_weights_take_their_quality_from_the_embedded_model(tmp_path):
     assert random.model == "tiny" and tiny.model is None and random.window == 32
     assert dataclasses.replace(random, model=None) == tiny
     assert tiny.perplexity_ratio > 1 and tiny.kl > 0 and tiny.decoding.decoder == "cpu-step"
+    assert [layer.name for layer in tiny.layers][-1] == "output"
+    assert all(0 < layer.outputs < 30 for layer in tiny.layers)  # some 6 dB a bit
     arguments = ["--checkpoint_path", "dummy:Llama-3.2-1B", "--quantization", "autoquant"]
     plan = make_plan(parse([*arguments, "--device", "cpu"]))
     assert "by a model's own layers" in quick(plan, None, 64, None, None, None).quality.why_not
