@@ -11,7 +11,7 @@ from benchlog.about import About
 from compare.figures import timings
 from compare.figures.contrasts import fit
 from compare.figures.plan import Plan
-from compare.sampling.answers import NoQuality, Quality, Reading
+from compare.sampling.answers import LayerSqnr, NoQuality, Quality, Reading
 from compare.sampling.results import ArmResult, ArmSample, Results, Settings
 from models.config import ModelConfig
 from run.environment import Environment
@@ -110,6 +110,10 @@ def _arm(
             kl_standard_error=0.0002,
             top1=1 / (1 + np.log(perplexity / 7.0)),
             top5=0.99,
+            layers=[
+                LayerSqnr(f"layers.{number // 2}.{part}", None, 40 - number - np.log(perplexity))
+                for number, part in enumerate(("wqkv", "w2") * 4)
+            ],
         )
         if name != "none"
         else Quality(tokens=2048, perplexity=perplexity, perplexity_standard_error=0.2)

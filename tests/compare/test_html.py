@@ -135,6 +135,14 @@ def test_every_number_equals_results_json(page, saved):
 UNITS = {"": 1, "×": 1, "ms": 1e-3, "%": 1e-2, "MB": 1e6, "GB": 1e9}
 
 
+def test_quality_by_layer_is_drawn_where_it_is_known(page, results):
+    drawn = page.execute_script(
+        "return $('by-layer').hidden ? null : $('layers').data.map(line => [...line.y])"
+    )
+    known = [arm.quality.layers for arm in results.arms if getattr(arm.quality, "layers", None)]
+    assert drawn == [pytest.approx([layer.outputs for layer in layers]) for layers in known]
+
+
 def test_every_number_is_written_as_it_is(page):
     """To half of its last digit."""
     script = """return [...document.querySelectorAll("tbody [data-value]")]
