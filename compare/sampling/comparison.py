@@ -57,6 +57,7 @@ class Comparison:
         self.say = self.progress.say
         self.schedule = Schedule(results, self.say, extend)
         self.saved = 0.0  # time.monotonic() of the last save
+        self.announced: set[int] = set()  # arms whose loading was said
         self.baseline_stays = True  # in turn, while other arms are loaded
         self.workers: Workers
 
@@ -206,11 +207,12 @@ class Comparison:
             workers.unload(number)
 
     def _load(self, number: int, where: str) -> None:
-        """Say so in the first block. Raises DoesNotFit where other arms take the memory and that
+        """Say so once a session. Raises DoesNotFit where other arms take the memory and that
         may change."""
         arm = self.results.arms[number]
         self.progress.at(f"{arm.name}: loading and warming up ({where})")
-        if self.results.blocks == 0 and arm.facts is None and arm.failed is None:
+        if number not in self.announced and arm.failed is None:
+            self.announced.add(number)
             self.say(self.progress.line())
         try:
             self.workers.load(number)
