@@ -310,7 +310,7 @@ def test_peers_on_a_small_model(tmp_path):
     path = tmp_path / "peers.json"
     given = ["--checkpoint_path", checkpoint(tmp_path), "--schemes", "none", "--threads", "1"]
     given += ["--runtimes", "transformers", "--prefill_size", "16", "--max_new_tokens", "4"]
-    result = run(*given, "--max_rounds", "2", "--json", str(path))
+    result = run(*given, "--max_rounds", "2", "--processes", "1", "--json", str(path))
     assert result.exit_code == 0, f"{result.output} {result.exception}"
     found = json.loads(path.read_text())
     assert [row["beside"] for row in found["rows"]] == ["transformers", "transformers, compiled"]
