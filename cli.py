@@ -19,6 +19,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -30,6 +31,7 @@ from text import one_line, shown
 
 Report = Callable[[int, int], None]
 SECONDS_BETWEEN_LINES = 2.0  # of progress, where no line can be erased
+RANK_REPORTS = "QUANTBENCH_RANK_REPORT"  # a file for the message of a rank that fails
 
 
 # ---------------------------------------------------------------------------------- options
@@ -315,8 +317,20 @@ def _carried_out(
         message, code = explained(error) if lost is None else (lost, 1)
         if isinstance(error, KeyboardInterrupt) and sys.stderr and sys.stderr.isatty():
             say("")  # ends the line in which the terminal wrote ^C
-        say(f"error: {one_line(message)}")
+        _report(f"error: {one_line(message)}", code)
     sys.exit(code)
+
+
+def _report(line: str, code: int) -> None:
+    """Print the line of a failure. A rank whose launcher prints one line for all ranks leaves it in
+    a file instead (run/launch.py); under torchrun, what all ranks find is said by the first."""
+    if path := os.environ.get(RANK_REPORTS):
+        Path(path).write_text(line.removeprefix("error: "))
+    elif os.environ.get("RANK", "0") == "0":
+        say(line)
+    elif code != 2:
+        with contextlib.suppress(OSError):
+            click.echo(line, file=sys.__stderr__)  # sys.stderr of such a rank is silent
 
 
 def _debugging(command: "OneLineErrors | Group", name: str, given: list[str]) -> bool:

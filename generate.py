@@ -31,7 +31,7 @@ from benchlog.config import RunConfig, options
 from benchlog.table import remarks, table
 from cli import OneLineErrors, progress, quiet, say
 from errors import UsageError
-from run import environment
+from run import environment, launch
 from run.checks import check
 
 if TYPE_CHECKING:  # torch takes seconds to import, and neither --help nor a usage error needs it
@@ -369,26 +369,33 @@ def main(**given: Any) -> None:
     config = RunConfig(**given)
     scheme = check(config)
     quiet(config.debug)
-    run_command(config, scheme)
+    if config.tp > 1 and launch.place() is None:
+        launch.start(config)
+    else:
+        run_command(launch.become_rank(config), scheme)
 
 
 def run_command(config: RunConfig, scheme: Spec | Selection) -> None:
     """Plan, load, warm up, measure, print and log."""
     with progress("Starting torch", lasting=False):
         import devices
-        from run import loading, plan, sizes
+        from run import loading, parallel, plan, sizes
     made = plan.make_plan(config, scheme)
     if config.dry_run:
         click.echo(sizes.report(made, devices.free_memory(made.device)))
         return
     say(sizes.fits(made, devices.free_memory(made.device)))
+    parallel.meet(made.ranks)  # or one that is late would find memory taken by the others
     with progress(f"Loading {made.name} as {made.spec}") as report:
         loaded = loading.load(made, report, say)
     generator = make_generator(made, loaded.model)
     if config.interactive:
         chat(made, generator)
         return
-    finish(made.config, measure(made, generator, loaded.kernels, loaded.peak_memory))
+    measured = measure(made, generator, loaded.kernels, loaded.peak_memory)
+    parallel.meet(made.ranks)  # nothing is logged unless all ranks have come to the end
+    if made.ranks.rank == 0:
+        finish(made.config, measured)
 
 
 def make_generator(plan: Plan, model: Transformer) -> Generator:
@@ -431,8 +438,10 @@ def measure(plan: Plan, generator: Generator, kernels: str, load_peak: dict[str,
     devices.reset_peak_memory(device)
     samples, tokens = run_measure.take(plan, one_sample)
     load = machine.load_average()
-    peaks = run_measure.Peaks(load_peak, warm_up_peak, devices.peak_memory(device))
-    trace(device, config.profile, config.memory_profile, lambda: one_sample(0), say)
+    phases = load_peak, warm_up_peak, devices.peak_memory(device)
+    peaks = run_measure.Peaks(*(run_measure.of_all_ranks(plan, peak) for peak in phases))
+    first = plan.ranks.rank == 0
+    trace(device, config.profile, config.memory_profile, lambda: one_sample(0), say, first)
     facts = run_measure.facts_of(plan, generator, kernels)
     text = readable(plan, tokens)
     refusals = available(plan.spec.scheme, device, plan.precision) if plan.spec.scheme else {}

@@ -112,6 +112,8 @@ class RunConfig:
         "Text to calibrate on; default: the embedded one")
     threads: int | None = _field(None, SPEED, Whole(1, maximum=1024),
         "CPU threads; default: one for each core that the process may use")
+    tp: int = _field(1, SPEED, Whole(1, maximum=1024),
+        "Processes that share the model: tensor parallelism")
     save: str | None = _field(None, OUTPUT, Text("DIR"), "Write the quantized model to this folder")
     dry_run: bool = _field(False, OUTPUT, Switch(),
         "Show sizes, memory and kernels; load and run nothing")
@@ -183,7 +185,37 @@ def argv(config: RunConfig, said: bool = False) -> list[str]:
 
 def repro(config: RunConfig) -> str:
     """The command that repeats the run, always one line; bash and `split` read it back."""
-    return shell.join([*PROGRAM, *argv(config)])
+    if config.tp == 1:
+        return shell.join([*PROGRAM, *argv(config)])
+    ranks = ("torchrun", "--nproc_per_node", str(config.tp), "generate.py")
+    return shell.join([*ranks, *argv(dataclasses.replace(config, tp=1))])
+
+
+def of_repro(command: str) -> RunConfig:
+    """The run that a repro command asks for. Raises UsageError if it cannot be read."""
+    program, *words = split(command) or [""]
+    ranks = None
+    if program.rpartition("/")[2] == "torchrun":
+        ranks, words = _ranks(words)
+    if not words or words[0].rpartition("/")[2] != "generate.py":
+        raise UsageError("the repro line does not begin with python generate.py, or torchrun")
+    config = parse(words[1:])
+    if ranks is None:
+        return config
+    if config.tp != 1:
+        raise UsageError("torchrun --nproc_per_node says how many ranks there are, not --tp")
+    return RunConfig(**{**vars(config), "tp": ranks})
+
+
+def _ranks(words: list[str]) -> tuple[str, list[str]]:
+    """The value of torchrun's --nproc_per_node, and the words after it."""
+    option, equals, value = (words or [""])[0].partition("=")
+    rest = words[1:]
+    if not equals and rest:
+        value, *rest = rest
+    if key(option) != "nproc_per_node":
+        raise UsageError("torchrun takes --nproc_per_node N, and then generate.py")
+    return value, rest
 
 
 def split(command: str) -> list[str]:

@@ -102,10 +102,7 @@ class Record:
 
     def config(self) -> RunConfig:
         """The run that the repro command asks for. Raises UsageError if it cannot be read."""
-        words = config.split(self.repro)
-        if len(words) < 2 or words[1].rpartition("/")[2] != "generate.py":
-            raise UsageError("the repro line does not begin with python generate.py")
-        return config.parse(words[2:])
+        return config.of_repro(self.repro)
 
 
 def held_name(name: str) -> bool:

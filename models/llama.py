@@ -10,6 +10,9 @@ projections. So a layer has four matrices instead of seven. Rotary embeddings ha
 layout: element i of a head rotates with element i + E/2. Checkpoints in Meta's interleaved layout
 are permuted when they are read.
 
+Ranks that share a model (models/split.py) have the same modules, only narrower. They sum what
+attention and the feed-forward network give, and gather the logits.
+
 Shapes: B rows, S positions, D model width, H query heads, K key/value heads, E head width,
 F feed-forward width, V vocabulary.
 """
@@ -24,6 +27,8 @@ from torch import Tensor, nn
 from devices import stored_bytes
 from kv_cache.base import KVCache
 from models.config import ModelConfig, RopeScaling
+from models.split import Split
+from ops.ranks import ALONE, Ranks
 from ops.reference import attention
 
 
@@ -34,11 +39,14 @@ class Transformer(nn.Module):
     caches store, no call affects a later one.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, split: Split | None = None) -> None:
+        """split: this rank's share, if several ranks compute the model; then `self.config` has this
+        rank's widths."""
         super().__init__()
-        self.config = config
+        self.split, ranks = split, split.ranks if split else ALONE
+        self.config = config = split.config if split else config
         self.tok_embeddings = nn.Embedding(config.vocab_size, config.dim)
-        self.layers = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(Block(config, ranks) for _ in range(config.num_layers))
         self.norm = nn.RMSNorm(config.dim, config.norm_eps)
         self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
 
@@ -73,7 +81,7 @@ class Transformer(nn.Module):
         x = self.hidden(tokens, positions, caches, start=start, call_layer=call_layer)
         if last_only:
             x = x[:, -1:]
-        return self.output(self.norm(x))
+        return self.logits(x)
 
     def hidden(
         self,
@@ -85,7 +93,7 @@ class Transformer(nn.Module):
         call_layer: "CallLayer | None" = None,
     ) -> Tensor:
         """The last layer's output (B, S, D), before the final norm; arguments as for `forward`."""
-        x = self.tok_embeddings(tokens)  # (B, S, D)
+        x = self.embed(tokens)  # (B, S, D)
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device)
             start = 0
@@ -97,16 +105,32 @@ class Transformer(nn.Module):
             x = call(layer, x, cos, sin, positions, cache, start)
         return x
 
+    def embed(self, tokens: Tensor) -> Tensor:
+        """The embeddings (B, S, D) of tokens (B, S)."""
+        if self.split is None:
+            return self.tok_embeddings(tokens)
+        start, end = self.split.vocabulary
+        mine = (tokens >= start) & (tokens < end)
+        x = self.tok_embeddings((tokens - start).clamp(0, end - start - 1))
+        return self.split.ranks.sum(x.masked_fill(~mine[..., None], 0))
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Logits (…, V) from the last layer's output (…, D)."""
+        y = self.output(self.norm(x))
+        if self.split is None:
+            return y
+        return self.split.ranks.gather(y, self.split.vocabularies)
+
 
 class Block(nn.Module):
     """One layer: x + attention(norm(x)), then x + feed_forward(norm(x))."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, ranks: Ranks = ALONE) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(config.dim, config.norm_eps)
-        self.attention = Attention(config)
+        self.attention = Attention(config, ranks)
         self.ffn_norm = nn.RMSNorm(config.dim, config.norm_eps)
-        self.feed_forward = FeedForward(config)
+        self.feed_forward = FeedForward(config, ranks)
 
     def forward(
         self,
@@ -131,8 +155,9 @@ CallLayer = Callable[
 class Attention(nn.Module):
     """Grouped-query attention: H query heads share K key/value heads."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, ranks: Ranks = ALONE) -> None:
         super().__init__()
+        self.ranks = ranks
         self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
         self.head_dim, self.window = config.head_dim, config.sliding_window
         heads = config.num_heads + 2 * config.num_kv_heads
@@ -168,7 +193,7 @@ class Attention(nn.Module):
         else:
             assert positions is not None
             y = cache.attend(query, key, value, positions, start)
-        return self.wo(y.transpose(1, 2).reshape(B, S, H * E))
+        return self.ranks.sum(self.wo(y.transpose(1, 2).reshape(B, S, H * E)))
 
     def attend_without_cache(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Causal attention of the S positions to one another.
@@ -186,15 +211,16 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """SwiGLU: w2(silu(gate) · up), where gate and up are the halves of w13's output."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, ranks: Ranks = ALONE) -> None:
         super().__init__()
+        self.ranks = ranks
         self.w13 = nn.Linear(config.dim, 2 * config.ffn_dim, bias=config.mlp_bias)
         self.w2 = nn.Linear(config.ffn_dim, config.dim, bias=config.mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """x (…, D) → (…, D)."""
         gate, up = self.w13(x).chunk(2, dim=-1)
-        return self.w2(F.silu(gate) * up)
+        return self.ranks.sum(self.w2(F.silu(gate) * up))
 
 
 def rotation(config: ModelConfig, positions: Tensor) -> tuple[Tensor, Tensor]:

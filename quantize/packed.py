@@ -10,7 +10,7 @@ module (quantize/kernel.py) that takes its parts, or makes another layout of the
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +133,31 @@ class PackedWeight(TorchAOBaseTensor):
         fields = {name: getattr(self, name) for name in names} | attributes | changes
         return type(self)(**fields)
 
+    def rows_of(self, ranges: Sequence[tuple[int, int]]) -> "PackedWeight":
+        """The weight's rows in these ranges, one behind the other."""
+
+        def taken(tensor: Tensor) -> Tensor:
+            return torch.cat([tensor[start:end] for start, end in ranges])
+
+        return self.replaced(**{name: taken(getattr(self, name)) for name in _by_row(self)})
+
+    def columns_between(self, start: int, end: int) -> "PackedWeight":
+        """The weight's columns from `start` to `end`, with the scales that they have in the whole.
+
+        A scale for the whole row stays. Raises ValueError where a border lies inside a group that
+        shares a scale, or inside a byte.
+        """
+        changes: dict[str, Any] = {"columns": end - start}
+        for name in PLANE_NAMES:
+            if (plane := getattr(self, name)) is not None:
+                changes[name] = _between(plane, start, end, self.columns)
+        if self.scale.shape[1] == 1:
+            return self.replaced(**changes, group_size=end - start)
+        for name in ("scale", "zero"):
+            if (scales := getattr(self, name)) is not None:
+                changes[name] = _between(scales, start, end, self.columns)
+        return self.replaced(**changes)
+
     def dequantize(self, output_dtype: torch.dtype | None = None) -> Tensor:
         """The (N, K) numbers it stands for, in `output_dtype` or its own dtype."""
         dtype = output_dtype or self.dtype
@@ -143,6 +168,14 @@ class PackedWeight(TorchAOBaseTensor):
 
 def _layout(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.dtype, tuple(tensor.shape), tensor.stride(), str(tensor.device)
+
+
+def _between(tensor: Tensor, start: int, end: int, columns: int) -> Tensor:
+    """The part of a tensor (N, C) that belongs to some of the `columns` that its C are for."""
+    borders = start * tensor.shape[1], end * tensor.shape[1]
+    if borders[0] % columns or borders[1] % columns:
+        raise ValueError(f"columns {start} to {end} of {columns} cannot be cut out")
+    return tensor[:, borders[0] // columns : borders[1] // columns].contiguous()
 
 
 def product(

@@ -6,6 +6,7 @@ quantizer.ran                                       # Counter({"cpu": 89})
 """
 
 import importlib
+import math
 import pkgutil
 import sys
 from collections import Counter
@@ -30,6 +31,7 @@ def _registered() -> dict[type[Spec], Scheme]:
 
 
 SCHEMES = _registered()
+MANY_COLUMNS = 1024  # more than any scheme's group, and a multiple of every one
 
 
 def available(spec: Spec, device: torch.device, dtype: torch.dtype) -> dict[str, str | None]:
@@ -59,6 +61,30 @@ def kernels_for(spec: Spec, kernel: str, device: torch.device, dtype: torch.dtyp
     if reasons[kernel]:
         raise KernelError(f"--kernel {kernel}: {spec}: {reasons[kernel]}; {works} (or auto)")
     return [kernel]
+
+
+def column_unit(spec: Spec, columns: int) -> int:
+    """How many columns of a weight (N, columns) have to stay together when it is cut: those that
+    share a scale with others of their row but not with all, or a byte."""
+    if SCHEMES[type(spec)].refuses(spec, columns):
+        return 1  # the layer will be refused, with the reason
+    packed = _of_one_row(spec, columns)
+    if not isinstance(packed, PackedWeight):
+        return 1
+    widths = [plane.shape[1] for plane in packed.parts.planes]
+    widths += [packed.scale.shape[1]] * (packed.scale.shape[1] > 1)
+    return math.lcm(*(columns // math.gcd(columns, width) for width in widths))
+
+
+def has_row_scales(spec: Spec) -> bool:
+    """Whether a scheme takes the scale of a weight's row from all of its columns."""
+    packed = _of_one_row(spec, MANY_COLUMNS)
+    return isinstance(packed, PackedWeight) and packed.scale.shape[1] == 1
+
+
+def _of_one_row(spec: Spec, columns: int) -> Tensor:
+    weight = torch.empty(1, columns, dtype=torch.bfloat16, device="meta")
+    return SCHEMES[type(spec)].quantize(weight, spec)
 
 
 def _to_stderr(line: str) -> None:
@@ -165,7 +191,10 @@ class Quantizer:
         shape = layer.in_features, layer.out_features
         reasons = {}
         for kernel in self.kernels:
-            reason = self.scheme.kernels[kernel].refuses(self.spec, self.device, *shape)
+            row = self.scheme.kernels[kernel]
+            reason = row.refuses(self.spec, self.device, *shape)
+            if reason is None and row.rounds(self.spec) and not _rounds_here(layer):
+                reason = "rounds activations by the columns of one rank alone"
             if reason is None:
                 return kernel
             reasons[kernel] = reason
@@ -200,6 +229,12 @@ class Quantizer:
             return packed
         same = torch.equal(first.plane0, packed.plane0) and torch.equal(first.scale, packed.scale)
         return first if same else packed
+
+
+def _rounds_here(layer: nn.Linear) -> bool:
+    """Whether activations are rounded in the layer, and not before it (quantize/across.py)."""
+    weight = layer.weight.data
+    return not isinstance(weight, PackedWeight) or weight.activation is not None
 
 
 def with_weight(module: nn.Module, weight: Tensor) -> nn.Module:

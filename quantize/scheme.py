@@ -26,6 +26,9 @@ class Scheme:
     kernels: dict[str, Kernel]
     # (spec, in_features) -> why the scheme cannot take such a layer, on any kernel, or None.
     refuses: Callable[[Any, int], str | None] = lambda *_: None
+    # spec -> whether the numbers of a row depend on the weight's other rows. If not, some rows can
+    # be quantized without the others.
+    needs_all_rows: Callable[[Any], bool] = lambda spec: False
 
 
 def rows_at_once(w: Tensor) -> int:

@@ -15,6 +15,7 @@ from benchlog.record import held_name
 from errors import CheckpointError, UsageError
 from models.checkpoints.names import SAVED
 from quantize.spec import Selection, Spec, parse
+from run.launch import place
 
 DEFAULT = RunConfig()
 FILES = ("write_result", "output_json_path", "profile", "memory_profile")
@@ -43,6 +44,7 @@ def check(config: RunConfig) -> Spec | Selection:
     spec = parse(config.quantization)
     scheme = str(spec)
     _refuse_ignored(config)
+    _check_ranks(config)
     if config.interactive and config.batch_size != 1:
         raise UsageError("--interactive holds one conversation: leave --batch_size at 1")
     if config.calibration_text and not scheme.startswith("autoquant") and "wanda" not in scheme:
@@ -61,6 +63,19 @@ def check(config: RunConfig) -> Spec | Selection:
     if not (config.interactive or config.dry_run):
         _check_outputs(config)
     return spec
+
+
+def _check_ranks(config: RunConfig) -> None:
+    where = place()
+    if where is not None and config.tp not in (1, where.size):
+        raise UsageError(
+            f"--tp {config.tp}: torchrun has started {where.size} ranks; leave out --tp"
+        )
+    if config.tp == 1:
+        return
+    for option in ("interactive", "dry_run"):
+        if getattr(config, option):
+            raise UsageError(f"--{option} runs in one process: leave out --tp {config.tp}")
 
 
 def check_name(config: RunConfig, name: str) -> None:

@@ -101,6 +101,8 @@ def why_not_fused(model: Transformer, caches: Sequence[KVCache], rows: int) -> s
 
 
 def _why_not_layer(model: Transformer, caches: Sequence[KVCache], rows: int) -> str | None:
+    if model.split is not None:
+        return "several ranks share the model, and the op does not sum over them"
     device = model.tok_embeddings.weight.device.type
     if device != "cpu":
         return f"the model is on {device}, and the op is C++ for the CPU"
@@ -236,11 +238,10 @@ class CpuStack(_OverCaches):
         self.cached = cast("list[Tensor]", sides)
 
     def step(self, tokens: Tensor, position: Tensor) -> Tensor:
-        x = self.model.tok_embeddings(tokens)[:, 0]
+        x = self.model.embed(tokens)[:, 0]
         cos, sin = rotation(self.model.config, position)
         x = step.layers(x, self.parts, self.cached, cos, sin, position, self.shape)
-        logits: Tensor = self.model.output(self.model.norm(x))
-        return logits
+        return self.model.logits(x)
 
 
 class CpuStep(CpuStack):

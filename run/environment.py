@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchlog.config import RunConfig
 from cli import say
-from run import threads
+from run import launch, threads
 
 # Variables that libraries read once, when they are loaded.
 DEFAULTS: Mapping[str, str] = {
@@ -83,7 +83,11 @@ def use_threads(config: RunConfig) -> RunConfig:
     """
     import torch
 
-    chosen = threads.choose(config.threads, threads.cores(), os.environ)
+    variables, where = dict(os.environ), launch.place()
+    if launch.is_torchrun() and variables.get("OMP_NUM_THREADS") == "1":
+        del variables["OMP_NUM_THREADS"]  # torchrun sets that whatever cores there are
+    ranks = where.local_size if where else 1
+    chosen = threads.choose(config.threads, threads.cores(), variables, ranks)
     if warning := chosen.warning():
         say(warning)
     if chosen.count is not None:

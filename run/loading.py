@@ -19,11 +19,13 @@ from models.checkpoints.load import load_config, load_model, tokenizer_folder
 from models.checkpoints.saved import How, Saver, Stages, how_saved
 from models.checkpoints.sources import locate
 from models.llama import Transformer
+from models.split import Split
 from models.tokenizer import Tokenizer
 from quantize.autoquant import choose as autoquant
 from quantize.registry import Quantizer
 from quantize.spec import Selection, Spec, parse
 from run import calibration, compiling
+from run.cutting import RankStages
 from run.decoding import compiles_anyway, may_be_fused
 from run.plan import Plan, scheme_of, tokenizer_of
 
@@ -56,7 +58,7 @@ def load(
     config = plan.config
     if saved:
         config = dataclasses.replace(config, checkpoint_path=str(saved), num_layers=None)
-    loading = Loading(config, plan.spec, plan.device, plan.tokenizer)
+    loading = Loading(config, plan.spec, plan.device, plan.tokenizer, plan.split)
     loading.saver = saver or loading.saver
     preparation = compiling.Preparation(plan.device)
     if plan.spec.scheme is not None:  # autoquant times kernels: nothing else may run meanwhile
@@ -128,9 +130,11 @@ class Loading:
         spec: Spec | Selection,
         device: torch.device,
         tokenizer: Tokenizer | None = None,
+        split: Split | None = None,
     ) -> None:
         """tokenizer: for calibration; the checkpoint's own if not given."""
         self.config, self.spec, self.device, self.tokenizer = config, spec, device, tokenizer
+        self.split = split
         self.precision: torch.dtype = getattr(torch, config.precision)
         self.how = how_saved(locate(config.checkpoint_path))
         self.choices: list[autoquant.Choice] = []
@@ -150,18 +154,20 @@ class Loading:
             self.quantizer = self._autoquantizer(say)
         elif isinstance(self.quantizer, Quantizer):
             self.quantizer.say = say
-        stages = _Watched(self.quantizer, self.on_layer)
-        saver = self.saver
-        if saver is None and self.config.save:
+        saver, split = self.saver, self.split
+        if saver is None and self.config.save and (split is None or split.ranks.rank == 0):
             how = How(str(self.spec), self.config.precision)
             folder = tokenizer_folder(self.config.checkpoint_path)
             saver = Saver(Path(self.config.save), how, folder)
+        part = RankStages(self.quantizer, split, whole=saver is not None) if split else None
+        stages = _Watched(part or self.quantizer, self.on_layer)
         transform = saver.after(stages) if saver else stages
-        model = self._model(report, self.config.num_layers, transform, self._pruning())
+        model = self._model(report, self.config.num_layers, transform, self._pruning(), part)
         self.quantize_seconds = stages.seconds
         if saver:
             chosen = (self.quantizer.layers or {}).items()
-            saver.finish(model.config, {name: list(how) for name, how in chosen} or None)
+            whole = model.split.whole if model.split else model.config
+            saver.finish(whole, {name: list(how) for name, how in chosen} or None)
             if self.config.save:
                 say(f"Saved to {saver.folder}: --checkpoint_path {saver.folder} loads it")
         return model
@@ -180,9 +186,13 @@ class Loading:
         num_layers: int | None,
         transform: Callable[[str, nn.Module], nn.Module] | None = None,
         ready: Callable[[str, nn.Module], None] | None = None,
+        part: RankStages | None = None,
     ) -> Transformer:
         path = self.config.checkpoint_path
-        return load_model(path, self.device, self.precision, num_layers, transform, report, ready)
+        how = self.device, self.precision, num_layers, transform, report, ready
+        if part is None:
+            return load_model(path, *how)
+        return load_model(path, *how, part.split, part.reads_whole)
 
     def _calibration(self) -> torch.Tensor:
         path = self.config.checkpoint_path

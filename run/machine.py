@@ -12,7 +12,7 @@ adds up the samples of a run. Other systems have no /proc/stat: what they do not
 import os
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from text import counted
@@ -35,6 +35,13 @@ class MachineUse:
     other_cores: float | None  # used by other processes and by the kernel; None: not known
     stolen_cores: float | None  # which the hypervisor gave to other virtual machines
     involuntary_switches: int  # times that a thread of this process was preempted
+
+    def of_processes(self, own_cores: float) -> "MachineUse":
+        """The same for several processes that together used `own_cores`, this one among them."""
+        others = None
+        if self.other_cores is not None:
+            others = max(0.0, self.other_cores - (own_cores - self.own_cores))
+        return replace(self, own_cores=own_cores, other_cores=others)
 
     def sentence(self) -> str:
         """Who used the cores, without a full stop."""

@@ -102,6 +102,14 @@ class Device:
 
 
 @dataclass(frozen=True)
+class Parallel:
+    """The ranks of a run, each of which has a part of the model."""
+
+    ranks: int
+    backend: str  # of torch.distributed: gloo or nccl
+
+
+@dataclass(frozen=True)
 class Facts:
     """What is known of a run before its first sample."""
 
@@ -116,18 +124,21 @@ class Facts:
     attention_reason: str | None  # why it is not the device's own
     prompt_tokens: int  # of each row
     cache_size: int  # positions
-    weight_bytes: int  # read by a decoding step
+    weight_bytes: int  # read by a decoding step, of all ranks
     kv_cache: str  # dense, int8, …
-    kv_cache_bytes: int  # of all layers
+    kv_cache_bytes: int  # of all layers, of all ranks
     device: Device
     environment: Environment
     versions: dict[str, str | None]  # None: not installed
     git_commit: str | None
+    parallel: Parallel | None = None  # None: one process has the whole model
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Facts:
         """The facts that `as_json` wrote. Further keys are ignored; a missing one is a KeyError."""
-        fields = {field.name: value[field.name] for field in dataclasses.fields(Facts)}
+        given = dataclasses.fields(Facts)
+        fields = {field.name: value[field.name] for field in given if field.name != "parallel"}
+        parallel = value.get("parallel")
         architecture = fields["architecture"]
         return Facts(
             **fields
@@ -136,6 +147,7 @@ class Facts:
                 "architecture": from_fields(architecture, architecture["name"]),
                 "device": Device(**fields["device"]),
                 "environment": Environment(**fields["environment"]),
+                "parallel": Parallel(**parallel) if parallel else None,
             }
         )
 
@@ -268,7 +280,7 @@ def as_json(value: Facts | Ready) -> dict[str, object]:
     fields = dataclasses.asdict(value)
     if "device" in fields:
         fields["device"] = {k: v for k, v in fields["device"].items() if v is not None}
-    optional = ("first_token_s", "first_steps_s")
+    optional = ("first_token_s", "first_steps_s", "parallel")
     return {k: v for k, v in fields.items() if k not in optional or v is not None}
 
 
@@ -299,6 +311,13 @@ def facts_of(plan: Plan, generator: Generates, kernels: str) -> Facts:
     """The facts of a planned run with its Generator. kernels: as in run.loading.Loaded."""
     import devices
 
+    held = generator.model.weight_bytes(), sum(cache.nbytes for cache in generator.caches)
+    weight_bytes, kv_cache_bytes = map(int, plan.ranks.total(held, plan.device))
+    parallel = None
+    if plan.split:
+        from run.parallel import backend
+
+        parallel = Parallel(plan.ranks.size, backend())
     caches, decoder, attention = generator.caches, generator.decoder, generator.attention
     return Facts(
         config=plan.config,
@@ -312,14 +331,21 @@ def facts_of(plan: Plan, generator: Generates, kernels: str) -> Facts:
         attention_reason=attention.reason,
         prompt_tokens=len(plan.prompt),
         cache_size=plan.cache_size,
-        weight_bytes=generator.model.weight_bytes(),
+        weight_bytes=weight_bytes,
         kv_cache=caches[0].format,
-        kv_cache_bytes=sum(cache.nbytes for cache in caches),
+        kv_cache_bytes=kv_cache_bytes,
         device=Device(plan.device.type, **devices.describe(plan.device)),  # type: ignore[arg-type]
         environment=environment.in_force(),
         versions=versions(),
         git_commit=git_commit(),
+        parallel=parallel,
     )
+
+
+def of_all_ranks(plan: Plan, peak: Peak) -> Peak:
+    """The sum of all ranks' peaks, by kind. They need not have been at one moment."""
+    totals = plan.ranks.total(list(peak.values()), plan.device)
+    return dict(zip(peak, map(int, totals), strict=True))
 
 
 def sampler(plan: Plan, generator: Generates) -> OneSample:
@@ -338,7 +364,12 @@ def sampler(plan: Plan, generator: Generates) -> OneSample:
         count = config.max_new_tokens if tokens is None else tokens
         before = machine.Counters.read()
         generation = generator.generate(prompt, count, config.context_depth, after_token)
-        return dataclasses.replace(generation, machine=machine.Counters.read().since(before))
+        use = machine.Counters.read().since(before)
+        # All ranks take rank 0's seconds, so that they agree when they are warm.
+        seconds = generation.prefill_seconds, generation.decode_seconds
+        prefill_seconds, decode_seconds = plan.ranks.first(seconds, plan.device)
+        (own,) = plan.ranks.total([use.own_cores], plan.device)
+        return Generation(generation.tokens, prefill_seconds, decode_seconds, use.of_processes(own))
 
     return one_sample
 

@@ -19,11 +19,15 @@ from models.checkpoints.names import SAVED
 from models.checkpoints.saved import how_saved
 from models.checkpoints.sources import locate
 from models.config import ModelConfig
+from models.split import Split
 from models.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
+from ops.ranks import ALONE, Ranks
 from quantize.registry import kernels_for
 from quantize.spec import Selection, Spec, parse
-from run import environment
+from run import environment, parallel
 from run.checks import check_name
+from run.cutting import split_for
+from run.launch import place
 
 INTERACTIVE_CACHE = 4096  # positions for --interactive; less if the model's context is shorter
 
@@ -42,6 +46,11 @@ class Plan:
     prompt: list[int]  # token ids, the same for each row
     cache_size: int  # positions
     cache: type[KVCache]
+    split: Split | None = None  # this rank's share; None if there is one rank
+
+    @property
+    def ranks(self) -> Ranks:
+        return self.split.ranks if self.split else ALONE
 
 
 def make_plan(config: RunConfig, asked: Spec | Selection | None = None) -> Plan:
@@ -51,12 +60,16 @@ def make_plan(config: RunConfig, asked: Spec | Selection | None = None) -> Plan:
     Raises UsageError for options that name nothing or contradict each other, CheckpointError for a
     checkpoint whose description cannot be read, KernelError for a kernel that cannot run.
     """
-    config = environment.use_threads(config)
+    where = place()
+    config = dataclasses.replace(
+        environment.use_threads(config), tp=where.size if where else config.tp
+    )
     spec = scheme_of(config, asked or parse(config.quantization))
     device = devices.resolve(config.device)
     config = dataclasses.replace(config, device=str(device), quantization=str(spec))
     if config.memory_profile and device.type not in ("cuda", "cpu"):
         raise UsageError(f"--memory_profile works on cuda and cpu, not on {device.type}")
+    parallel.check(where, device)
     precision: torch.dtype = getattr(torch, config.precision)
     architecture = load_config(config.checkpoint_path)
     if config.num_layers:
@@ -68,7 +81,11 @@ def make_plan(config: RunConfig, asked: Spec | Selection | None = None) -> Plan:
         kernels_for(spec.scheme, config.kernel, device, precision)
     if config.prefill_size:  # checked before prompt_of draws so many numbers
         positions(config, config.prefill_size, architecture.max_position)
+    split = split_of(config, spec, architecture)
     prompt = prompt_of(config, architecture.vocab_size, tokenizer)
+    cache_size = positions(config, len(prompt), architecture.max_position)
+    if split:  # last: a mistake in the options is reported before ranks have met
+        split = dataclasses.replace(split, ranks=parallel.join(where, device))
     return Plan(
         config=config,
         name=name,
@@ -78,9 +95,34 @@ def make_plan(config: RunConfig, asked: Spec | Selection | None = None) -> Plan:
         architecture=architecture,
         tokenizer=tokenizer,
         prompt=prompt,
-        cache_size=positions(config, len(prompt), architecture.max_position),
+        cache_size=cache_size,
         cache=kv_cache(config),
+        split=split,
     )
+
+
+def split_of(config: RunConfig, spec: Spec | Selection, architecture: ModelConfig) -> Split | None:
+    """This rank's share of the model, not joined yet; None if there is one rank.
+
+    Raises UsageError where ranks cannot share the model, or this process is not one of them;
+    KernelError for a scheme whose groups do not fit.
+    """
+    if config.tp == 1:
+        return None
+    where = place()
+    if where is None:
+        raise UsageError(
+            f"--tp {config.tp}: this command measures one process; `python generate.py --tp "
+            f"{config.tp}` starts ranks"
+        )
+    how = how_saved(locate(config.checkpoint_path))
+    if how is None and (spec.scheme is None or spec.prunes):
+        raise UsageError(
+            f"--tp {config.tp}: {spec} is calibrated, which one process does; let it --save the "
+            "model, and give that as --checkpoint_path"
+        )
+    layers = how.layers if how else None
+    return split_for(architecture, Ranks(where.rank, where.size), spec.scheme, layers)
 
 
 def scheme_of(config: RunConfig, asked: Spec | Selection) -> Spec | Selection:

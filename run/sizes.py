@@ -18,6 +18,7 @@ from models import build
 from models.config import ModelConfig
 from quantize.registry import Quantizer
 from quantize.spec import MEASURED, SHOWN, Selection, Spec, parse_scheme
+from run.launch import place
 from run.plan import Plan, kv_cache
 from text import aligned
 
@@ -135,10 +136,17 @@ def _fitting(need: int, free: int | None, device: torch.device) -> str:
 
 
 def fits(plan: Plan, free: int | None) -> str:
-    """`check_memory` for a plan. free: bytes, or None if not known."""
-    return check_memory(
-        plan.config, plan.architecture, plan.spec, plan.device, plan.cache_size, free
-    )
+    """`check_memory` for a plan, or for this rank's share of it and of the free memory.
+
+    free: bytes, or None if not known.
+    """
+    architecture, where = plan.architecture, place()
+    if plan.split and where:
+        architecture = plan.split.config
+        if free is not None and plan.device.type == "cpu":
+            free //= where.local_size
+    line = check_memory(plan.config, architecture, plan.spec, plan.device, plan.cache_size, free)
+    return f"Each of {plan.ranks.size} ranks: {line}" if plan.split else line
 
 
 def check_memory(

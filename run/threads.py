@@ -39,13 +39,17 @@ class Threads:
         return f"{self.count} threads on {cores}: slower than {self.cores} (--threads {self.cores})"
 
 
-def choose(asked: int | None, cores: int | None, variables: Mapping[str, str]) -> Threads:
-    """The number `asked` for; or else that of OMP_NUM_THREADS in `variables`; or else `cores`.
+def choose(
+    asked: int | None, cores: int | None, variables: Mapping[str, str], ranks: int = 1
+) -> Threads:
+    """The number `asked` for; or else that of OMP_NUM_THREADS in `variables`; or else `cores`,
+    divided among the `ranks` of a run on this machine.
 
     It is recorded if it was asked for, or if it differs from `cores`. Raises UsageError if more are
     asked for than OMP_THREAD_LIMIT allows; without a request that limit is applied silently.
     """
     limit = first_number(variables.get("OMP_THREAD_LIMIT", ""))
+    cores = max(1, cores // ranks) if cores else None
     if asked is not None:
         if limit and asked > limit:
             raise UsageError(

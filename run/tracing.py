@@ -20,13 +20,19 @@ def trace(
     memory_profile: str | None,
     once: Callable[[], object],
     say: Callable[[str], None],
+    write: bool = True,
 ) -> None:
     """Call `once` for each file that is given, and write a trace of the call there.
 
     profile: for a trace of operations. memory_profile: for a memory snapshot on CUDA, elsewhere for
     a trace with allocations. say: prints a line. Raises LogError if a file cannot be written in
-    full; an older file of that name then stays unchanged.
+    full; an older file of that name then stays unchanged. write: whether to trace; a rank that does
+    not calls `once` as often, because the others wait for it.
     """
+    if not write:
+        for _ in filter(None, (profile, memory_profile)):
+            once()
+        return
     if memory_profile and device.type == "cuda":
         torch.cuda.memory._record_memory_history()
         once()

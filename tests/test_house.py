@@ -30,7 +30,7 @@ FLOORS = (
 ROOMS = {
     "ops": (
         {"cpu.compiler"},
-        {"names", "packing", "cpu.build", "triton.values"},
+        {"names", "packing", "ranks", "cpu.build", "triton.values"},
         {"formats", "kv"},
         {"cpu", "triton", "reference"},
         {"attention"},
@@ -40,7 +40,7 @@ ROOMS = {
     "quantize": (
         {"spec", "activation"},
         {"kernel", "packed"},
-        {"cpu"},
+        {"across", "cpu"},
         {"kernels", "scheme"},
         {"schemes", "pruning"},
         {"registry"},
@@ -49,7 +49,7 @@ ROOMS = {
     "models": (
         {"accepted"},
         {"config", "tokenizer", "checkpoints.names"},
-        {"presets"},
+        {"presets", "split"},
         {"*", "chat"},  # *: whatever is not named, an architecture each
         {"registry"},
         {"checkpoints"},
@@ -63,8 +63,8 @@ ROOMS = {
         {"log"},
     ),
     "run": (
-        {"checks", "machine", "threads"},
-        {"environment", "trust"},
+        {"launch", "machine", "threads"},
+        {"checks", "cutting", "environment", "parallel", "trust"},
         {"bandwidth", "chat", "compiling", "decoding", "plan", "scoring", "tracing"},
         {"calibration", "measure", "sizes"},
         {"loading", "why"},

@@ -11,6 +11,7 @@ that is being quantized never exists in full precision as a whole.
 import re
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -23,6 +24,7 @@ from models.checkpoints.sources import Checkpoint, Source, architecture_of, loca
 from models.config import ModelConfig
 from models.llama import Transformer
 from models.registry import build
+from models.split import Cut, Split
 from models.tokenizer import FILES
 
 Transform = Callable[[str, nn.Module], nn.Module]
@@ -67,6 +69,8 @@ def load_model(
     transform: Transform | None = None,
     progress: Progress | None = None,
     ready: Ready | None = None,
+    split: Split | None = None,
+    reads_whole: Callable[[str], bool] = lambda name: False,
 ) -> Transformer:
     """The model, ready to run, its weights on `device` in `precision`.
 
@@ -79,23 +83,27 @@ def load_model(
     progress: called as (bytes loaded, total bytes), both counted in `precision`.
     ready: called as (name, module) with "tok_embeddings", "layers.0", …, "norm" and "output", each
     complete and in full precision, before `transform` is called for the modules in it.
+    split: one rank's share; only that is read.
+    reads_whole: whether `transform` is given the whole module of a name, though there is a split;
+    it has to return this rank's part.
 
     Raises CheckpointError for a tensor that is missing, superfluous, damaged or of a wrong shape.
     """
     checkpoint = locate(checkpoint_path, weights=True)
     if checkpoint.layout == "quantbench":
-        return _load_saved(checkpoint, device, precision, num_layers, transform, progress)
+        return _load_saved(checkpoint, device, precision, num_layers, transform, progress, split)
     config = architecture_of(checkpoint)
     full_depth = config.num_layers
     if num_layers is not None:
         config = config.with_layers(num_layers)
-    with torch.device("meta"):
-        model = build(config).to(precision)
+    if split is not None:
+        split = replace(split, whole=config)
+    model, whole = _on_meta(config, precision, split)
     if checkpoint.layout == "dummy":
-        read: Callable[[str, Tensor], Tensor] = _DummyWeights(precision, device)
+        read: Callable[[str, Tensor, Cut | None], Tensor] = _DummyWeights(precision, device)
     else:
         source = open_source(checkpoint)
-        _check_names(model, source, full_depth)
+        _check_names(whole, source, full_depth)
         read = _StoredWeights(source, config)
 
     done, total = 0, sum(p.numel() * precision.itemsize for p in model.parameters())
@@ -104,11 +112,16 @@ def load_model(
             module = model.get_submodule(name)
             for kind, parameter in list(module.named_parameters(recurse=False)):
                 full_name = f"{name}.{kind}"
+                cut = None if split is None or reads_whole(name) else split.cut(full_name)
                 tied = full_name == "output.weight" and config.tie_embeddings
-                weight = _embedding(model) if tied else None
+                shares = tied and (split is None or cut is not None)
+                weight = _embedding(model) if shares else None
                 if weight is None:
                     stored = "tok_embeddings.weight" if tied else full_name
-                    weight = read(stored, parameter).to(device, precision)
+                    weight = read(stored, whole.get_parameter(full_name), cut)
+                    weight = weight.to(device, precision)
+                if split and split.is_zero(full_name):
+                    weight = torch.zeros_like(weight)
                 setattr(module, kind, nn.Parameter(weight, requires_grad=False))
                 del weight  # or it would stay in memory until the next one is read
                 done += parameter.numel() * precision.itemsize
@@ -143,6 +156,7 @@ def _load_saved(
     num_layers: int | None,
     transform: Transform | None,
     progress: Progress | None,
+    split: Split | None,
 ) -> Transformer:
     """Load a model that --save wrote: quantize it on the meta device for its shapes, read the
     weights, then bring each layer into its kernel's form."""
@@ -160,21 +174,32 @@ def _load_saved(
     config = architecture_of(checkpoint)
     if num_layers is not None:
         config = config.with_layers(num_layers)
-    with torch.device("meta"):
-        model = build(config).to(precision)
+    if split is not None:
+        split = replace(split, whole=config)
+    model, whole = _on_meta(config, precision, split)
     weights = SavedWeights(checkpoint, device)
     done, total = 0, sum(p.numel() * precision.itemsize for p in model.parameters())
     for name, _ in _parts(model, whole_layers=False):
-        module = model.get_submodule(name)
-        done += sum(p.numel() * precision.itemsize for p in module.parameters())
-        layer = transform.quantized(name, module)
+        done += sum(p.numel() * precision.itemsize for p in model.get_submodule(name).parameters())
+        layer = transform.quantized(name, whole.get_submodule(name))
         weights.fill(name, layer)
+        if split and split.is_zero(f"{name}.bias") and layer.bias is not None:
+            layer.bias = nn.Parameter(torch.zeros_like(layer.bias), requires_grad=False)
         layer = transform.built(name, layer)
         weights.settle(layer)
         model.set_submodule(name, layer)
         if progress:
             progress(done, total)
     return model.eval().requires_grad_(False)
+
+
+def _on_meta(
+    config: ModelConfig, precision: torch.dtype, split: Split | None
+) -> tuple[Transformer, Transformer]:
+    """The model, and the one without the split, on the meta device."""
+    with torch.device("meta"):
+        whole = build(config).to(precision)
+        return (build(config, split).to(precision) if split else whole), whole
 
 
 def _embedding(model: Transformer) -> Tensor | None:
@@ -193,7 +218,10 @@ class _StoredWeights:
     def __init__(self, source: Source, config: ModelConfig) -> None:
         self.source, self.config = source, config
 
-    def __call__(self, name: str, parameter: Tensor) -> Tensor:
+    def __call__(self, name: str, parameter: Tensor, cut: Cut | None = None) -> Tensor:
+        """The parameter, of which only the shape is used, or a part of it.
+
+        A piece is a view of the mapped file, so what is cut away is not read."""
         parts = _pieces(name, self.source, self.config)
         shapes = _piece_shapes(name, parameter, len(parts), self.config)
         pieces = [self.source.read(part) for part in parts]
@@ -203,12 +231,16 @@ class _StoredWeights:
                     f"{self.source.tensors[part].file}: tensor {part} has shape "
                     f"{tuple(piece.shape)}; the config says {shape}"
                 )
-        if len(pieces) > 1:
+        heads = _heads(self.config)
+        if cut is not None:
+            weight = cut.of(pieces)
+            heads = tuple((end - start) // self.config.head_dim for start, end in cut.ranges)
+        elif len(pieces) > 1:
             weight = torch.cat(pieces)
         else:  # a pickled transposed tensor is column-major; the copy is row-major
             weight = pieces[0].clone(memory_format=torch.contiguous_format)
         if self.source.interleaved and ".wqkv." in name:
-            rotated = (self.config.num_heads + self.config.num_kv_heads) * self.config.head_dim
+            rotated = sum(heads[:2]) * self.config.head_dim
             weight[:rotated] = _half_split(weight[:rotated], self.config.head_dim)
         return weight
 
@@ -289,11 +321,21 @@ class _DummyWeights:
         block = torch.randn(_DUMMY_PERIOD, generator=generator) * _DUMMY_STD
         self.twice = block.to(device, precision).repeat(2)  # so that every rotation is a slice
 
-    def __call__(self, name: str, parameter: Tensor) -> Tensor:
-        weight = torch.empty(parameter.shape, dtype=self.twice.dtype, device=self.twice.device)
+    def __call__(self, name: str, parameter: Tensor, cut: Cut | None = None) -> Tensor:
+        """The parameter, of which only the shape is used, or a part of it."""
+        if cut is not None and cut.dim == 0:
+            parts = [self._rows(name, parameter, *span) for span in cut.ranges]
+            return torch.cat(parts) if len(parts) > 1 else parts[0]
+        weight = self._rows(name, parameter, 0, len(parameter))
+        return weight if cut is None else cut.of([weight])
+
+    def _rows(self, name: str, parameter: Tensor, start: int, end: int) -> Tensor:
+        shape = (end - start, *parameter.shape[1:])
+        weight = torch.empty(shape, dtype=self.twice.dtype, device=self.twice.device)
         if "norm" in name:
             return weight.fill_(1.0)
-        block = self.twice[-zlib.crc32(name.encode()) % _DUMMY_PERIOD :][:_DUMMY_PERIOD]
+        first = start * parameter[0].numel() - zlib.crc32(name.encode())
+        block = self.twice[first % _DUMMY_PERIOD :][:_DUMMY_PERIOD]
         flat = weight.view(-1)
         whole = flat.numel() // _DUMMY_PERIOD
         end = whole * _DUMMY_PERIOD

@@ -134,12 +134,10 @@ class Saver:
             self._flush()
 
     def _add_tensor(self, key: str, tensor: Tensor) -> None:
-        """Add a tensor; for an output tied to the embedding, only an alias.
-
-        The embedding stays in memory during the save, so an equal address means the same tensor."""
+        """Add a tensor; for an output tied to the embedding, only an alias."""
         twin = key.replace("output.", "tok_embeddings.", 1)
         first = self.embedding.get(twin) if key.startswith("output.") else None
-        if first is not None and first.data_ptr() == tensor.data_ptr():
+        if first is not None and _same(first, tensor):
             self.aliases[key] = twin
             return
         if key.startswith("tok_embeddings."):
@@ -197,6 +195,12 @@ class Saver:
             self.unfinished.unlink(missing_ok=True)
             if self.is_new:
                 self.folder.rmdir()
+
+
+def _same(first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors have the same numbers; those at one address are not read."""
+    alike = first.shape == second.shape and first.dtype == second.dtype
+    return alike and (first.data_ptr() == second.data_ptr() or torch.equal(first, second))
 
 
 def _copy(source: Path, file: Path) -> None:

@@ -142,5 +142,7 @@ def _refuses(spec: BitsAndBytes, in_features: int) -> str | None:
     return f"has in_features {in_features}; {spec} takes multiples of {multiple}"
 
 
-KERNELS = our_kernels(bitsandbytes=Kernel(build, _unavailable, prepare=load))
+KERNELS = our_kernels(
+    bitsandbytes=Kernel(build, _unavailable, prepare=load, rounds=lambda spec: spec.form == "int8")
+)
 SCHEMES = {BitsAndBytes: Scheme(quantize, KERNELS, _refuses)}

@@ -79,8 +79,14 @@ def _refuses(spec: Spec, device: torch.device, in_features: int, out_features: i
     return None
 
 
-DYNAMIC_KERNELS = our_kernels(torchao=Kernel(DynamicLinear.of, _unavailable, _refuses))
+DYNAMIC_KERNELS = our_kernels(
+    torchao=Kernel(DynamicLinear.of, _unavailable, _refuses, rounds=lambda spec: True)
+)
 SCHEMES = {
     Float8WeightOnly: Scheme(quantize, our_kernels(torchao=Kernel(WeightOnlyLinear.of))),
-    Float8DynamicActivation: Scheme(quantize_dynamic, DYNAMIC_KERNELS),
+    Float8DynamicActivation: Scheme(
+        quantize_dynamic,
+        DYNAMIC_KERNELS,
+        needs_all_rows=lambda spec: spec.granularity == "tensor",
+    ),
 }

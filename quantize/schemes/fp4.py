@@ -83,5 +83,7 @@ def _unavailable(spec: Spec, device: torch.device, dtype: torch.dtype) -> str | 
 NV_KERNELS = {**our_kernels(), "torchao": Kernel(NvLinear.of, _unavailable)}
 SCHEMES = {
     MxFloat4: Scheme(quantize_mx, our_kernels(), multiple_refuses(MX_COLUMNS)),
-    NvFloat4: Scheme(quantize_nv, NV_KERNELS, multiple_refuses(NV_COLUMNS)),
+    NvFloat4: Scheme(
+        quantize_nv, NV_KERNELS, multiple_refuses(NV_COLUMNS), needs_all_rows=lambda spec: True
+    ),
 }

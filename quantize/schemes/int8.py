@@ -85,7 +85,10 @@ def _unavailable(spec: Spec, device: torch.device, dtype: torch.dtype) -> str | 
 WEIGHT_ONLY = Scheme(
     quantize, our_kernels(torchao=Kernel(WeightOnlyLinear.of, _unavailable, _refuses))
 )
-DYNAMIC = Scheme(quantize_dynamic, our_kernels(torchao=Kernel(DynamicLinear.of, _unavailable)))
+DYNAMIC = Scheme(
+    quantize_dynamic,
+    our_kernels(torchao=Kernel(DynamicLinear.of, _unavailable, rounds=lambda spec: True)),
+)
 SCHEMES = {
     Int8WeightOnly: WEIGHT_ONLY,
     Int8Embedding: WEIGHT_ONLY,

@@ -20,7 +20,7 @@ from ops.packing import pack
 from quantize.kernels import our_kernels
 from quantize.packed import PackedWeight
 from quantize.scheme import Scheme, groups_refuse, in_range, in_row_blocks
-from quantize.spec import UintX
+from quantize.spec import Int4WeightOnly, UintX
 
 NARROWER = (0.95, 0.9, 0.85, 0.8, 0.7)  # of the range that a group spans, beside HQQ's choice
 # Of HQQ: the norm whose errors are minimized, the first weight of the proximal term, its growth.
@@ -163,4 +163,9 @@ def _codes(w: Tensor, bits: int, group_size: int, scale: Tensor, zero: Tensor) -
     return steps.round_().add_(1 << (bits - 1)).clamp_(0, 2**bits - 1).flatten(-2)
 
 
-SCHEMES = {UintX: Scheme(quantize, our_kernels(), groups_refuse)}
+def hqq_needs_all_rows(spec: UintX | Int4WeightOnly) -> bool:
+    """HQQ stops when the error of all rows that it is given gets no smaller."""
+    return spec.hqq
+
+
+SCHEMES = {UintX: Scheme(quantize, our_kernels(), groups_refuse, hqq_needs_all_rows)}

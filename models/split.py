@@ -1,0 +1,189 @@
+"""How ranks share a model: tensor parallelism as in Megatron-LM (Shoeybi et al. 2019,
+https://arxiv.org/abs/1909.08053).
+
+    split = Split(config, ranks)
+    split.config                                # the widths of this rank's modules
+    split.cut("layers.0.attention.wo.weight")   # Cut(1, ((0, 1024),)): these of its columns
+
+Each rank has some of the heads, of the feed-forward network's columns and of the vocabulary. Its
+attention and its feed-forward network give a part of a sum, and its output layer some logits. So
+ranks exchange numbers at two places of each layer, and at the model's beginning and end. Where
+there are fewer key/value heads than ranks, several ranks have the same one.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from errors import UsageError
+from models.config import ModelConfig
+from ops.ranks import Ranks
+
+Range = tuple[int, int]  # from the first, up to but without the last
+# Columns of the feed-forward network are cut at multiples of this, if that gives equal parts: the
+# C++ kernels read so many at a time.
+PREFERRED = 32
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The part of a parameter that a rank has: ranges along one dimension, one behind the other."""
+
+    dim: int
+    ranges: tuple[Range, ...]
+
+    def of(self, pieces: Sequence[Tensor]) -> Tensor:
+        """The part of pieces that are stacked along dimension 0; a copy, contiguous."""
+        if self.dim:
+            (whole,) = pieces
+            parts = [whole[:, start:end] for start, end in self.ranges]
+        else:
+            parts = [part for span in self.ranges for part in _rows(pieces, span)]
+        return torch.cat(parts, self.dim).contiguous()
+
+    @property
+    def size(self) -> int:
+        return sum(end - start for start, end in self.ranges)
+
+
+def _rows(pieces: Sequence[Tensor], span: Range) -> list[Tensor]:
+    parts, first = [], 0
+    for piece in pieces:
+        start, end = (min(max(at - first, 0), len(piece)) for at in span)
+        if start < end:
+            parts.append(piece[start:end])
+        first += len(piece)
+    return parts
+
+
+@dataclass(frozen=True)
+class Split:
+    """One rank's share of a model.
+
+    Raises UsageError, with the numbers of ranks that are possible, where heads cannot be shared
+    evenly.
+    """
+
+    whole: ModelConfig
+    ranks: Ranks
+    unit: int = 1  # columns of the feed-forward network that must stay together
+
+    def __post_init__(self) -> None:
+        config, size = self.whole, self.ranks.size
+        possible = possible_ranks(config)
+        heads = f"{config.num_heads} query and {config.num_kv_heads} key/value heads"
+        if size not in possible:
+            takes = ", ".join(map(str, possible))
+            raise UsageError(
+                f"--tp {size}: {config.name} has {heads}, which {size} ranks cannot share evenly; "
+                f"--tp takes {takes}"
+            )
+        if config.ffn_dim // self.unit < size or config.vocab_size < size:
+            raise UsageError(
+                f"--tp {size}: {config.name}'s feed-forward network of {config.ffn_dim} columns, "
+                f"in groups of {self.unit}, is too narrow for so many ranks; take fewer"
+            )
+
+    @property
+    def config(self) -> ModelConfig:
+        """The widths of this rank's modules."""
+        start, end = self.feed_forward
+        first, last = self.vocabulary
+        return replace(
+            self.whole,
+            num_heads=self.whole.num_heads // self.ranks.size,
+            num_kv_heads=max(1, self.whole.num_kv_heads // self.ranks.size),
+            ffn_dim=end - start,
+            vocab_size=last - first,
+        )
+
+    @property
+    def heads(self) -> Range:
+        """This rank's query heads."""
+        return _share(self.whole.num_heads, 1, self.ranks.rank, self.ranks.size)
+
+    @property
+    def kv_heads(self) -> Range:
+        """This rank's key/value heads: those that its query heads read."""
+        each = self.whole.num_heads // self.whole.num_kv_heads
+        first, last = self.heads
+        return first // each, (last - 1) // each + 1
+
+    @property
+    def feed_forward(self) -> Range:
+        """This rank's columns of the feed-forward network."""
+        width, size = self.whole.ffn_dim, self.ranks.size
+        unit = math.lcm(self.unit, PREFERRED)
+        unit = self.unit if width % (unit * size) else unit
+        return _share(width, unit, self.ranks.rank, size)
+
+    @property
+    def vocabulary(self) -> Range:
+        """The tokens whose embeddings and logits this rank has."""
+        return _share(self.whole.vocab_size, 1, self.ranks.rank, self.ranks.size)
+
+    @property
+    def vocabularies(self) -> list[int]:
+        """How many tokens each rank has."""
+        return self.widths("output")
+
+    def cut(self, parameter: str) -> Cut | None:
+        """The part of a parameter, by its name in the model, that this rank has; None: all of it.
+
+        wo and w2 are cut by columns, so their products are summed over ranks. Their biases are
+        added once: rank 0 has them, and for the others they are zeros.
+        """
+        name = parameter.removesuffix(".weight").removesuffix(".bias")
+        whole, E, F = self.whole, self.whole.head_dim, self.whole.ffn_dim
+        query = _scaled(self.heads, E)
+        if name.endswith("attention.wqkv"):
+            kv = _scaled(self.kv_heads, E)
+            keys, values = whole.num_heads * E, (whole.num_heads + whole.num_kv_heads) * E
+            return Cut(0, (query, _moved(kv, keys), _moved(kv, values)))
+        if name.endswith("feed_forward.w13"):
+            return Cut(0, (self.feed_forward, _moved(self.feed_forward, F)))
+        if name in ("tok_embeddings", "output"):
+            return Cut(0, (self.vocabulary,))
+        if parameter.endswith("attention.wo.weight"):
+            return Cut(1, (query,))
+        if parameter.endswith("feed_forward.w2.weight"):
+            return Cut(1, (self.feed_forward,))
+        return None
+
+    def widths(self, name: str) -> list[int]:
+        """How many rows or columns of a layer, whichever is cut, each rank has."""
+        shares = [replace(self, ranks=Ranks(i, self.ranks.size)) for i in range(self.ranks.size)]
+        cuts = [share.cut(f"{name}.weight") for share in shares]
+        return [cut.size for cut in cuts if cut is not None]
+
+    def is_zero(self, parameter: str) -> bool:
+        """Whether a parameter is a bias that another rank adds: to a sum over ranks, only once."""
+        return self.ranks.rank > 0 and parameter.endswith(("wo.bias", "w2.bias"))
+
+
+def possible_ranks(config: ModelConfig) -> list[int]:
+    """The numbers of ranks that can share the heads evenly, least first."""
+    heads, kv_heads = config.num_heads, config.num_kv_heads
+    return [
+        size
+        for size in range(1, heads + 1)
+        if heads % size == 0 and (kv_heads % size == 0 or size % kv_heads == 0)
+    ]
+
+
+def _share(count: int, unit: int, rank: int, size: int) -> Range:
+    """Rank's part of `count`, cut at multiples of `unit`; the last rank has what is left over."""
+    units = count // unit
+    start, end = units * rank // size * unit, units * (rank + 1) // size * unit
+    return start, count if rank == size - 1 else end
+
+
+def _scaled(span: Range, by: int) -> Range:
+    return span[0] * by, span[1] * by
+
+
+def _moved(span: Range, by: int) -> Range:
+    return span[0] + by, span[1] + by

@@ -1,0 +1,74 @@
+"""Joining the ranks of a run (ops/ranks.py): gloo on CPUs, NCCL on CUDA.
+
+ranks = join(place(), device)       # ALONE if there is no place
+…
+meet(ranks)                         # wait for the others
+"""
+
+import os
+
+import torch
+import torch.distributed as dist
+
+from cli import say
+from errors import UsageError
+from ops.ranks import ALONE, Ranks
+from run import threads
+from run.launch import STORE, Place
+
+BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+
+
+def check(where: Place | None, device: torch.device) -> None:
+    """Raise UsageError if the ranks cannot run on this machine's devices; print a warning if they
+    have to share cores."""
+    if where is None:
+        return
+    if device.type not in BACKENDS:
+        raise UsageError(f"--tp {where.size}: ranks run on cpu or cuda, not on {device.type}")
+    if device.index is not None:
+        raise UsageError(
+            f"--tp {where.size}: --device {device} is one device, and every rank takes its own; "
+            f"give --device {device.type}"
+        )
+    if device.type == "cuda" and where.local_size > torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise UsageError(
+            f"--tp {where.local_size}: every rank needs a GPU of its own, and here "
+            f"{'is' if count == 1 else 'are'} {count}; --tp {count} is the most"
+        )
+    cores = threads.cores()
+    if device.type == "cpu" and cores is not None and cores < where.local_size and where.rank == 0:
+        say(
+            f"{where.local_size} ranks on {cores} core{'s' * (cores > 1)} take turns and wait for "
+            f"one another at every layer: slower than --tp {cores}"
+        )
+
+
+def join(where: Place | None, device: torch.device) -> Ranks:
+    """Meet the other ranks. On CUDA each takes the device of its number on its machine."""
+    if where is None:
+        return ALONE
+    if device.type == "cuda":
+        torch.cuda.set_device(where.local_rank)
+    if not dist.is_initialized():
+        store = os.environ.get(STORE)
+        dist.init_process_group(
+            BACKENDS[device.type],
+            init_method=f"file://{store}" if store else "env://",
+            rank=where.rank,
+            world_size=where.size,
+        )
+    assert dist.group.WORLD is not None
+    return Ranks(where.rank, where.size, dist.group.WORLD.group_name)
+
+
+def meet(ranks: Ranks) -> None:
+    """Wait until all ranks have come here."""
+    if ranks.size > 1:
+        dist.barrier()
+
+
+def backend() -> str:
+    """What the ranks talk through: gloo or nccl."""
+    return dist.get_backend()

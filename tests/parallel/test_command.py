@@ -1,0 +1,155 @@
+"""generate.py as several ranks: what is logged, and how a run ends when one rank does."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from benchlog.record import Record
+from errors import UsageError
+from run import checks, launch, threads
+from run.launch import RankFailed
+
+ROOT = Path(__file__).parents[2]
+SHORT = ("--num_samples", "1", "--max_new_tokens", "8", "--temperature", "0.8", "--device", "cpu")
+
+
+def command(*words, **settings):
+    return subprocess.Popen(
+        [sys.executable, ROOT / "generate.py", *SHORT, *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1", **settings},
+    )
+
+
+def errors_in(stderr):
+    return [line for line in stderr.splitlines() if line.startswith("error: ")]
+
+
+def test_a_run_of_two_ranks_is_logged_as_torchruns(tmp_path):
+    log, details = tmp_path / "log.txt", tmp_path / "details.json"
+    files = ("--write_result", log, "--output_json_path", details)
+    stdout, stderr = command("--tp", 2, *files).communicate(timeout=120)
+    (line,) = log.read_text().splitlines()
+    record = Record.parse(line)
+    assert record.render() == line and record.config().tp == 2
+    assert record.repro.startswith("torchrun --nproc_per_node 2 generate.py --checkpoint_path tiny")
+    assert "--tp" not in record.repro
+    written = json.loads(details.read_text())
+    assert written["config"]["tp"] == 2
+    assert written["parallel"] == {"ranks": 2, "backend": "gloo"}
+    assert stdout.startswith("Hello, my name is") and stdout.count("Hello") == 1
+    assert not errors_in(stderr)
+
+
+def test_a_rank_that_is_killed_ends_all(tmp_path):
+    log = tmp_path / "log.txt"
+    running = command("--tp", 2, "--num_samples", 100000, "--write_result", log)
+    for line in running.stderr:
+        if line.startswith("Warming up"):
+            break
+    children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
+    os.kill(int(children[1]), signal.SIGKILL)
+    started = time.monotonic()
+    _, stderr = running.communicate(timeout=60)
+    assert running.returncode == 1
+    assert time.monotonic() - started < 30  # what users are promised, and not a speed
+    (error,) = errors_in(stderr)
+    assert error.startswith("error: rank 1 of 2 was killed (SIGKILL)")
+    assert not log.exists()
+    assert not any(Path(f"/proc/{child}").exists() for child in children)
+
+
+def test_a_rank_that_fails_ends_all(tmp_path):
+    folder = tmp_path / "damaged"
+    shutil.copytree(ROOT / "models" / "tiny", folder)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.1.self_attn.q_proj.weight"][-1, 0] = torch.nan  # rank 1 has this row
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    log = tmp_path / "log.txt"
+    options = ("--checkpoint_path", folder, "--write_result", log)
+    stdout, stderr = command("--tp", 2, *options).communicate(timeout=60)
+    message = "rank 1 of 2: layers.1.attention.wqkv has 1 weights that are NaN or infinite"
+    assert errors_in(stderr) == [f"error: {message}"]
+    assert not log.exists()
+
+
+def test_torchrun(tmp_path):
+    """What torchrun starts are ranks; and it says so where --tp is given as well."""
+    words = (*SHORT, "--tp", "4", "--write_result", tmp_path / "log.txt")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
+    run = subprocess.run(
+        [*torchrun, ROOT / "generate.py", *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode
+    assert errors_in(run.stderr) == ["error: --tp 4: torchrun has started 2 ranks; leave out --tp"]
+    assert not (tmp_path / "log.txt").exists()
+
+
+# ---------------------------------------------------------------------------------- launching
+
+
+def ranks_that(folder, program):
+    return launch.Running([sys.executable, "-c", program], 3, folder, debug=False)
+
+
+def test_the_first_cause_is_reported_and_not_what_follows_from_it(tmp_path):
+    program = (
+        "import os, sys, time, pathlib; rank = int(os.environ['RANK'])\n"
+        "if rank == 0: pathlib.Path(os.environ['QUANTBENCH_RANK_REPORT']).write_text("
+        "'Connection closed by peer'); sys.exit(1)\n"
+        "time.sleep(0.5)\n"
+        "if rank == 2: print('a last line', file=sys.stderr); sys.exit(7)\n"
+        "time.sleep(60)"
+    )
+    ranks = ranks_that(tmp_path, program)
+    with pytest.raises(RankFailed, match="^rank 2 of 3 ended with exit code 7: a last line") as e:
+        ranks.wait()
+    assert e.value.exit_code == 7
+    assert all(process.poll() is not None for process in ranks.processes)
+
+
+def test_what_every_rank_says_of_the_options_is_said_once(tmp_path):
+    program = (
+        "import os, sys, pathlib; "
+        "pathlib.Path(os.environ['QUANTBENCH_RANK_REPORT']).write_text('--top_k takes 5')\n"
+        "sys.exit(2)"
+    )
+    with pytest.raises(RankFailed, match="^--top_k takes 5$"):
+        ranks_that(tmp_path, program).wait()
+
+
+TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+
+
+def test_a_place_is_read_from_torchruns_variables():
+    assert launch.place(TORCHRUN) == launch.Place(1, 4, 1, 2)
+    assert launch.place({}) is None
+    assert launch.place({"WORLD_SIZE": "4"}) is None  # some job schedulers set it
+    assert launch.place(TORCHRUN | {"RANK": "0", "WORLD_SIZE": "1"}) is None
+
+
+@pytest.mark.parametrize("option", ["interactive", "dry_run"])
+def test_what_runs_in_one_process_is_refused(option):
+    with pytest.raises(UsageError, match=f"--{option} runs in one process: leave out --tp 2"):
+        checks.check(checks.RunConfig(tp=2, **{option: True}))
+
+
+@pytest.mark.parametrize(
+    ("cores", "ranks", "each"), [(8, 2, 4), (2, 4, 1), (7, 2, 3), (None, 2, None)]
+)
+def test_threads_are_divided_among_ranks(cores, ranks, each):
+    assert threads.choose(None, cores, {}, ranks).count == each

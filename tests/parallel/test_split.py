@@ -1,0 +1,181 @@
+"""A model that ranks share computes what one rank computes."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+
+from errors import KernelError, UsageError
+from models.config import from_hugging_face
+from models.split import Split, possible_ranks
+from ops.ranks import ALONE, Ranks
+from quantize.activation import ROUNDINGS, rounded
+from quantize.spec import SHOWN, parse
+from run.cutting import split_for
+from tests.models import hugging_face
+from tests.parallel import work
+
+TOKENS = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 8]]
+# Sums of some hundred products in another order: float32's rounding, amplified by a few layers.
+TOLERANCE = 1e-5
+
+
+def agree(shared, alone):
+    assert (shared - alone).abs().max() <= TOLERANCE * alone.abs().max()
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_logits_of_the_embedded_model(pool, size):
+    alone = work.logits(ALONE, "tiny", TOKENS)
+    for shared in pool.run(size, work.logits, "tiny", TOKENS):
+        agree(shared, alone)
+
+
+@pytest.mark.parametrize("family", hugging_face.FAMILIES)
+def test_logits_of_every_family(pool, tmp_path, family):
+    folder, oracle = hugging_face.saved(family, tmp_path)
+    expected = oracle(torch.tensor(TOKENS)).logits
+    config = hugging_face.FAMILIES[family]
+    for size in (2, 4):
+        first, *others = pool.run(size, work.logits, str(folder), TOKENS)
+        agree(first, expected)
+        assert all(torch.equal(first, other) for other in others), config
+
+
+# ---------------------------------------------------------------------------------- schemes
+
+WIDE = {  # wide enough for groups of 256 columns on two ranks
+    "model_type": "llama",
+    "hidden_size": 256,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 128,
+    "intermediate_size": 768,  # three groups of 256: one rank gets two of them
+    "vocab_size": 101,
+    "max_position_embeddings": 64,
+    "attention_bias": True,
+}
+UNCALIBRATED = [name for name in SHOWN if not parse(name).prunes]
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wide")
+    (folder / "config.json").write_text(json.dumps(WIDE))
+    return f"dummy:{folder}"
+
+
+def together(name, parts):
+    """The whole weight, put together by hand from the two ranks' parts of it."""
+    if name.endswith(("wo", "w2")):
+        return torch.cat(parts, 1)
+    if name in ("output", "tok_embeddings"):
+        return torch.cat(parts)
+    if name.endswith("w13"):
+        gates, ups = zip(*(part.chunk(2) for part in parts), strict=True)
+        return torch.cat([*gates, *ups])
+    if name.endswith("wqkv"):  # two query heads each, and both the only key/value head
+        assert torch.equal(parts[0][256:], parts[1][256:])
+        return torch.cat([part[:256] for part in parts] + [parts[0][256:]])
+    assert torch.equal(*parts)
+    return parts[0]
+
+
+@pytest.mark.parametrize("scheme", UNCALIBRATED)
+def test_quantized_numbers_are_those_of_one_rank(pool, wide, scheme):
+    whole = work.numbers(ALONE, wide, scheme)
+    parts = pool.run(2, work.numbers, wide, scheme)
+    assert whole.keys() == parts[0].keys() == parts[1].keys()
+    for name, expected in whole.items():
+        assert torch.equal(together(name, [part[name] for part in parts]), expected), name
+
+
+@pytest.mark.parametrize("scheme", ["int8wo", "int8dq", "int4wo-32", "float8dq-row", "bnb-nf4"])
+def test_quantized_logits(pool, wide, scheme):
+    alone = work.logits(ALONE, wide, TOKENS, scheme)
+    # An activation at the border between two integers may be rounded to the other one.
+    tolerance = 1e-2 if "dq" in scheme else TOLERANCE
+    for shared in pool.run(4 if scheme == "int8wo" else 2, work.logits, wide, TOKENS, scheme):
+        assert (shared - alone).abs().max() <= tolerance * alone.abs().max()
+
+
+@pytest.mark.parametrize("how", ROUNDINGS)
+def test_activations_are_rounded_by_all_columns(pool, how):
+    x, weight, bias = torch.randn(3, 7, 24), torch.randn(10, 24), torch.randn(10)
+    numbers, scale = rounded(x, how)
+    expected = F.linear(numbers, weight) * scale + bias
+    for total in pool.run(2, work.rounded_product, how, x, weight, bias, [16, 8]):
+        torch.testing.assert_close(total, expected)
+
+
+@pytest.mark.parametrize("scheme", ["none", "int8wo", "int4wo-64", "embed-int8", "sparse-marlin"])
+@pytest.mark.parametrize("saved_by", [1, 2])
+def test_saved_by_some_ranks_and_loaded_by_others(pool, wide, tmp_path, scheme, saved_by):
+    folder = str(tmp_path / "saved")
+    save = (folder,)
+    pool.run(saved_by, work.save, wide, scheme, *save)
+    loaded_by = 3 - saved_by
+    again = pool.run(loaded_by, work.logits, folder, TOKENS)
+    fresh = pool.run(loaded_by, work.logits, wide, TOKENS, scheme)
+    assert all(map(torch.equal, again, fresh))
+
+
+def test_both_numbers_of_ranks_save_the_same(pool, tmp_path):
+    folder, _ = hugging_face.saved("qwen-3", tmp_path)  # its output is its embedding
+    texts, tensors = [], []
+    for size in (1, 2):
+        written = tmp_path / f"by {size}"
+        pool.run(size, work.save, str(folder), "embed-int8", str(written))
+        texts.append((written / "quantbench.json").read_text())
+        tensors.append(load_file(written / "quantized-00001.safetensors"))
+    assert texts[0] == texts[1]
+    assert tensors[0].keys() == tensors[1].keys()
+    assert all(torch.equal(tensors[0][name], tensors[1][name]) for name in tensors[0])
+
+
+# ---------------------------------------------------------------------------------- decoding
+
+
+@pytest.mark.parametrize("kv_cache", ["dense", "int8"])
+def test_decoding_through_caches(pool, kv_cache):
+    logits, tokens, _ = work.steps(ALONE, TOKENS[0], kv_cache, "modules", "tiny", "int8wo")
+    for shared, drawn, _ in pool.run(2, work.steps, TOKENS[0], kv_cache, "auto", "tiny", "int8wo"):
+        agree(shared, logits)
+        assert torch.equal(drawn, tokens)
+
+
+def test_a_step_of_a_rank_compiles_into_one_graph(pool):
+    for compiled, plain in pool.run(2, work.compiled_step, "tiny"):
+        agree(compiled, plain)
+
+
+# ---------------------------------------------------------------------------------- shares
+
+
+def test_each_rank_has_its_share_of_the_bytes(pool):
+    whole = work.weight_bytes(ALONE, "tiny")
+    for part in pool.run(4, work.weight_bytes, "tiny"):
+        assert whole / 4 <= part < whole / 4 * 1.01  # norms are in each
+
+
+def test_numbers_of_ranks_that_are_possible():
+    config = from_hugging_face(WIDE, "wide")
+    assert possible_ranks(config) == [1, 2, 4]
+    assert possible_ranks(replace(config, num_heads=24, num_kv_heads=8)) == [1, 2, 4, 8, 24]
+    with pytest.raises(UsageError, match="4 query and 1 key/value heads.* --tp takes 1, 2, 4$"):
+        Split(config, Ranks(0, 3))
+
+
+def test_groups_that_a_ranks_heads_do_not_fit():
+    config = replace(from_hugging_face(WIDE, "wide"), ffn_dim=1024)
+    with pytest.raises(KernelError, match="128 columns of attention.wo.* 256 that int4wo-256"):
+        split_for(config, Ranks(0, 4), parse("int4wo-256"))
+
+
+def test_a_network_narrower_than_the_ranks():
+    with pytest.raises(UsageError, match="768 columns, in groups of 256, is too narrow"):
+        split_for(from_hugging_face(WIDE, "wide"), Ranks(0, 4), parse("int4wo-256"))

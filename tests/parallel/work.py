@@ -1,0 +1,110 @@
+"""What ranks do in the tests: functions of (ranks, …), which processes receive by name."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchlog.config import RunConfig
+from generate import Generator, Sampling
+from models.checkpoints.load import load_config
+from models.checkpoints.saved import how_saved
+from models.checkpoints.sources import locate
+from models.llama import Transformer
+from ops.ranks import Ranks
+from quantize.across import RoundedAcross
+from quantize.spec import parse
+from run.cutting import split_for
+from run.decoding import choose
+from run.loading import Loading
+from run.plan import scheme_of
+
+
+def load(ranks: Ranks, checkpoint_path: str, quantization: str = "none", **options: Any):
+    """A `Loading` that has loaded, and its model."""
+    given = {"quantization": quantization} if quantization != "none" else {}
+    config = RunConfig(
+        checkpoint_path=checkpoint_path,
+        device="cpu",
+        **{"precision": "float32"} | given | options,
+    )
+    spec = scheme_of(config, parse(quantization))
+    split = None
+    if ranks.size > 1:
+        how = how_saved(locate(checkpoint_path))
+        split = split_for(load_config(checkpoint_path), ranks, spec.scheme, how and how.layers)
+    loading = Loading(config, spec, torch.device("cpu"), split=split)
+    return loading, loading.load(lambda done, total: None, lambda line: None)
+
+
+def logits(ranks: Ranks, path: str, tokens: list[list[int]], *how: Any, **options: Any) -> Tensor:
+    """Logits (B, S, V) of a prompt."""
+    _, model = load(ranks, path, *how, **options)
+    with torch.no_grad():
+        return model(torch.tensor(tokens)).clone()
+
+
+def numbers(ranks: Ranks, path: str, quantization: str, **options: Any) -> dict[str, Tensor]:
+    """The numbers that each layer's weight stands for, by layer."""
+    kernel = "torch" if quantization == "none" else "reference"
+    _, model = load(ranks, path, quantization, kernel=kernel, **options)
+    return {
+        name.removesuffix(".inner"): _numbers(module.weight.data)
+        for name, module in model.named_modules()
+        if isinstance(getattr(module, "weight", None), torch.Tensor)
+    }
+
+
+def _numbers(weight: Tensor) -> Tensor:
+    return weight.dequantize() if hasattr(weight, "dequantize") else weight.float()
+
+
+def steps(
+    ranks: Ranks, tokens: list[int], kv_cache: str, decoder: str, *model_and_scheme: str
+) -> tuple[Tensor, Tensor, str]:
+    """Logits of a prompt in chunks and of two steps after it, drawn tokens, and the decoder."""
+    _, model = load(ranks, *model_and_scheme)
+    sampling = Sampling(temperature=0.8, top_k=50)
+    generator = Generator(model, 1, 64, kv_cache, decoder, prefill_chunk=4, sampling=sampling)
+    prompt = torch.tensor([tokens])
+    pieces = [generator.forward(prompt, 0)]
+    pieces += [generator.forward(prompt[:, :1], len(tokens) + i) for i in range(2)]
+    torch.manual_seed(0)
+    drawn = generator.generate(prompt, 6).tokens
+    return torch.cat(pieces, 1), drawn, generator.decoder.name
+
+
+def compiled_step(ranks: Ranks, path: str) -> tuple[Tensor, Tensor]:
+    """Logits of a step: by a graph that torch.compile traced without a break, and by modules.
+
+    Inductor is left out: its C++ compiler takes most of a minute, and the collectives are traced
+    before it."""
+    _, model = load(ranks, path)
+    caches = Generator(model, 1, 64).caches
+    plain, traced = (choose("modules", model, caches, 1, compiled) for compiled in (False, True))
+    step = torch.compile(traced.step, fullgraph=True, backend="aot_eager")
+    arguments = torch.tensor([[5]]), torch.tensor([0])
+    with torch.no_grad():
+        return step(*arguments), plain.step(*arguments)
+
+
+def weight_bytes(ranks: Ranks, path: str) -> int:
+    model: Transformer = load(ranks, path)[1]
+    return sum(p.numel() * p.element_size() for p in model.parameters())
+
+
+def save(ranks: Ranks, path: str, quantization: str, folder: str) -> None:
+    load(ranks, path, quantization, save=folder)
+
+
+def rounded_product(
+    ranks: Ranks, how: str, x: Tensor, weight: Tensor, bias: Tensor, widths: list[int]
+) -> Tensor:
+    """x times a weight of which each rank has some columns; the bias is rank 0's."""
+    start = sum(widths[: ranks.rank])
+    mine = slice(start, start + widths[ranks.rank])
+    inner = torch.nn.Linear(widths[ranks.rank], len(weight), bias=False)
+    inner.weight.data = weight[:, mine]
+    layer = RoundedAcross(inner, None if ranks.rank else bias, how, ranks, widths)
+    with torch.no_grad():
+        return ranks.sum(layer(x[..., mine]))
