@@ -86,9 +86,14 @@ run(steps, Path(sys.argv[1]) / "docs", Path(sys.argv[1]) / "work", minutes=5)
 """
 
 
+def _interruptible():
+    """A shell's background job, in which the tests may run, ignores SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_an_interruption_ends_the_command_and_keeps_what_was_done(tmp_path):
     series = subprocess.Popen([sys.executable, "-c", SERIES, str(tmp_path)], cwd=ROOT,
-                              start_new_session=True)  # fmt: skip
+                              start_new_session=True, preexec_fn=_interruptible)  # fmt: skip
     pid = tmp_path / "work" / "pid"
     for _ in range(600):
         if pid.exists() and pid.read_text():
