@@ -4,7 +4,8 @@
     ranks.gather(x)     # all ranks' x (…, K), one behind the other along the last dimension
 
 Both go through torch.distributed's functional collectives, which torch.compile traces, so that a
-model of one rank compiles into one graph. Every rank has to call them in the same order.
+model of one rank compiles into one graph. Ranks on the CPU of one machine sum through memory that
+they share. Every rank has to call them in the same order.
 """
 
 from collections.abc import Sequence
@@ -14,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ops.cpu import ranks as shared_memory
+
 
 @dataclass(frozen=True)
 class Ranks:
@@ -22,6 +25,7 @@ class Ranks:
     rank: int  # its number, from 0
     size: int  # how many there are
     group: str = ""  # the name of torch.distributed's group; not used if there is one rank
+    memory: int = 0  # handle of ops/cpu/ranks.py, if the ranks share memory
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum of all ranks' x, in x's dtype: summed in float32 on the CPU, and rounded once.
@@ -30,6 +34,8 @@ class Ranks:
         """
         if self.size == 1:
             return x
+        if self.memory and x.device.type == "cpu":
+            return shared_memory.total(x.float().contiguous(), self.memory).to(x.dtype)
         wide = x.float() if x.device.type == "cpu" else x.contiguous()
         ops = torch.ops._c10d_functional
         total: Tensor = ops.wait_tensor(ops.all_reduce(wide, "sum", self.group))

@@ -6,12 +6,17 @@ meet(ranks)                         # wait for the others
 """
 
 import os
+import secrets
+from dataclasses import replace
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from cli import say
 from errors import UsageError
+from ops.cpu import build
+from ops.cpu import ranks as shared_memory
 from ops.ranks import ALONE, Ranks
 from run import threads
 from run.launch import STORE, Place
@@ -60,7 +65,22 @@ def join(where: Place | None, device: torch.device) -> Ranks:
             world_size=where.size,
         )
     assert dist.group.WORLD is not None
-    return Ranks(where.rank, where.size, dist.group.WORLD.group_name)
+    ranks = Ranks(where.rank, where.size, dist.group.WORLD.group_name)
+    together = device.type == "cpu" and where.local_size == where.size
+    return replace(ranks, memory=_shared_memory(ranks)) if together else ranks
+
+
+def _shared_memory(ranks: Ranks) -> int:
+    """A handle of ops/cpu/ranks.py; 0 where one of the ranks cannot have it."""
+    folder = Path("/dev/shm")
+    path = [str(folder / f"quantbench-{secrets.token_hex(8)}")]
+    dist.broadcast_object_list(path)
+    possible = folder.is_dir() and build.refusal() is None
+    handle = shared_memory.open_memory(path[0], ranks.rank, ranks.size) if possible else 0
+    (opened,) = ranks.total([float(handle != 0)])
+    if ranks.rank == 0:
+        Path(path[0]).unlink(missing_ok=True)  # it lives as long as the ranks
+    return handle if opened == ranks.size else 0
 
 
 def meet(ranks: Ranks) -> None:

@@ -30,10 +30,10 @@ FLOORS = (
 ROOMS = {
     "ops": (
         {"cpu.compiler"},
-        {"names", "packing", "ranks", "cpu.build", "triton.values"},
+        {"names", "packing", "cpu.build", "triton.values"},
         {"formats", "kv"},
         {"cpu", "triton", "reference"},
-        {"attention"},
+        {"attention", "ranks"},
         {"prefill_attention"},
     ),
     "kv_cache": ({"base"}, {"dense", "eight_bit", "int4"}),

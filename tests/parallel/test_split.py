@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from errors import KernelError, UsageError
 from models.config import from_hugging_face
 from models.split import Split, possible_ranks
+from ops.cpu.ranks import CAPACITY
 from ops.ranks import ALONE, Ranks
 from quantize.activation import ROUNDINGS, rounded
 from quantize.spec import SHOWN, parse
@@ -151,6 +152,17 @@ def test_decoding_through_caches(pool, kv_cache):
 def test_a_step_of_a_rank_compiles_into_one_graph(pool):
     for compiled, plain in pool.run(2, work.compiled_step, "tiny"):
         agree(compiled, plain)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_sums_through_shared_memory(pool, tmp_path, size):
+    lengths = [1, 7, 2048, 3 * CAPACITY + 5] + [64] * 300
+    expected = [
+        sum(work.numbers_of(rank, i, length) for rank in range(size))
+        for i, length in enumerate(lengths)
+    ]
+    for sums in pool.run(size, work.shared_sums, str(tmp_path / "memory"), lengths):
+        assert all(map(torch.equal, sums, expected))
 
 
 # ---------------------------------------------------------------------------------- shares

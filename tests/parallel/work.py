@@ -1,5 +1,6 @@
 """What ranks do in the tests: functions of (ranks, …), which processes receive by name."""
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from models.checkpoints.load import load_config
 from models.checkpoints.saved import how_saved
 from models.checkpoints.sources import locate
 from models.llama import Transformer
+from ops.cpu import ranks as shared_memory
 from ops.ranks import Ranks
 from quantize.across import RoundedAcross
 from quantize.spec import parse
@@ -108,3 +110,17 @@ def rounded_product(
     layer = RoundedAcross(inner, None if ranks.rank else bias, how, ranks, widths)
     with torch.no_grad():
         return ranks.sum(layer(x[..., mine]))
+
+
+def shared_sums(ranks: Ranks, path: str, lengths: list[int]) -> list[Tensor]:
+    """Sums of whole numbers, drawn from each rank's own seed, through shared memory."""
+    handle = shared_memory.open_memory(path, ranks.rank, ranks.size)
+    assert handle
+    ranks.total([1.0])  # all have opened it
+    shares = dataclasses.replace(ranks, memory=handle)
+    return [shares.sum(numbers_of(ranks.rank, i, n)) for i, n in enumerate(lengths)]
+
+
+def numbers_of(rank: int, index: int, length: int) -> Tensor:
+    generator = torch.Generator().manual_seed(1000 * rank + index)
+    return torch.randint(-9, 9, (1, length), generator=generator).float()
