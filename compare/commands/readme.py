@@ -56,34 +56,35 @@ def readme(documents: tuple[str, ...], check: bool, redraw: bool) -> None:
         **doc_tables.TABLES,
         **{n: picture(n) for n in doc_pictures.PICTURES},
     }
-    stale = False
+    new = {}
     for document in paths:
         old = files.read_text("cannot read", document, LogError)
-        new = rewritten(str(document), old, blocks)
-        if new == old:
-            continue
-        stale = True
-        if check:
-            lines = (old.splitlines(), new.splitlines())
+        text = rewritten(str(document), old, blocks)
+        if text != old:
+            new[document] = (old, text)
+    old_pictures = [path for path in pictures if redraw or _stamp(path) != pictures[path]]
+    if check:
+        for document, texts in new.items():
+            before, after = (text.splitlines() for text in texts)
             label = f"{document} as its data have it"
-            click.echo("\n".join(difflib.unified_diff(*lines, str(document), label, lineterm="")))
-            continue
-        files.write_text("cannot write", document, new)
-        click.echo(f"Rewrote {document}")
-    for path, digest in pictures.items():
-        if not redraw and _stamp(path) == digest:
-            continue
-        stale = True
-        if check:
+            click.echo(
+                "\n".join(difflib.unified_diff(before, after, str(document), label, lineterm=""))
+            )
+        for path in old_pictures:
             click.echo(f"{path} is not drawn from {draw[path][1]} as that is now")
-            continue
+        if new or old_pictures:
+            click.echo("error: stale; quantbench readme rewrites it", err=True)
+            sys.exit(1)
+        return
+    for path in old_pictures:  # before the documents, which name them
+        files.check_output("picture", str(path), files.is_svg, "SVG")
         kind, source = draw[path]
-        svg = doc_pictures.PICTURES[kind](source)
-        files.write_text("cannot write", path, f"{svg.rstrip()}\n<!-- drawn from {digest} -->\n")
+        svg = doc_pictures.PICTURES[kind](source).rstrip()
+        files.write_text("cannot write", path, f"{svg}\n<!-- drawn from {pictures[path]} -->\n")
         click.echo(f"Drew {path}")
-    if check and stale:
-        click.echo("error: stale; quantbench readme rewrites it", err=True)
-        sys.exit(1)
+    for document, (_, text) in new.items():
+        files.write_text("cannot write", document, text)
+        click.echo(f"Rewrote {document}")
 
 
 def _default() -> list[Path]:

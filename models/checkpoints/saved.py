@@ -93,11 +93,12 @@ class Saver:
     """
 
     def __init__(
-        self, folder: Path, how: How, tokenizer: Path | None, shard_bytes: int = SHARD_BYTES
+        self, folder: Path, how: How, tokenizer: Path | None, shard_bytes: int | None = None
     ) -> None:
         """tokenizer: the folder whose tokenizer is copied. shard_bytes: a file is written as soon
         as so many bytes are waiting; until then they stay in memory."""
-        self.folder, self.how, self.shard_bytes = folder, how, shard_bytes
+        self.folder, self.how = folder, how
+        self.shard_bytes = SHARD_BYTES if shard_bytes is None else shard_bytes
         self.files: list[str] = []
         self.pending: dict[str, Tensor] = {}
         self.aliases: dict[str, str] = {}

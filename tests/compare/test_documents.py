@@ -107,7 +107,7 @@ def test_a_picture_is_drawn_when_its_data_change(folder):
         "<!-- readme: growth g.json docs/g.svg As_it_grows -->\n<!-- end -->\n"
     )
     assert run("--check").exit_code == 1 and not Path("docs/g.svg").exists()
-    assert run().stdout == "Rewrote docs/k.md\nDrew docs/g.svg\n"
+    assert run().stdout == "Drew docs/g.svg\nRewrote docs/k.md\n"
     assert "![As it grows](g.svg)" in Path("docs/k.md").read_text()
     assert run("--check").exit_code == 0
     save("g.json", points=[point | {"limit_tok_s": 13.0}])

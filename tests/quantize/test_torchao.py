@@ -186,7 +186,7 @@ def test_llama_is_our_own_model_with_the_same_scheme(family, name, tmp_path):
 
 def test_the_snippet_in_the_readme_runs(tmp_path):
     hugging_face("llama").save_pretrained(tmp_path)
-    readme = Path(__file__).parents[2].joinpath("README.md").read_text()
+    readme = Path(__file__).parents[2].joinpath("docs", "schemes.md").read_text()
     indented = re.findall(r"(?:^    .*\n|^\n(?=    ))+", readme, re.M)
     (snippet,) = (block for block in indented if "torchao.quantize_" in block)
     names = {"path": str(tmp_path), "tokens": TOKENS}
