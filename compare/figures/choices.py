@@ -165,7 +165,7 @@ class Recommendation:
 
 def _change(ratio: float) -> str:
     """1.004 as +0.4 %."""
-    return f"{100 * (ratio - 1):+.1f} %"
+    return f"{round(100 * (ratio - 1), 1) + 0.0:+.1f} %"  # + 0.0: no -0.0
 
 
 def _percent(ratio: float) -> str:

@@ -15,6 +15,7 @@ from compare.figures.contrasts import BASELINE, Fit, ProcessTiming, contrasts, f
 from compare.figures.families import FALSE_VERDICTS, Interval, against_baseline
 
 MATTERS = math.log(1.01)  # mean and typical step that differ by less are not worth a sentence
+PROMPT = 0.01  # shares of time that prompts take in two arms: what they differ by to be the reason
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class LateSteps:
     share: float  # of the arm's steps that were late
     baseline_share: float
     shares_differ: bool  # by a test over processes, simultaneous over arms
+    prompt_share: float = 0.0  # of the arm's seconds
+    baseline_prompt_share: float = 0.0
 
     @property
     def disagree(self) -> bool:
@@ -41,7 +44,12 @@ class LateSteps:
         shares = (
             f"{self.share:.1%} of its steps are late, {self.baseline_share:.1%} of the baseline's"
         )
-        if not self.shares_differ:
+        if not self.shares_differ and abs(self.prompt_share - self.baseline_prompt_share) > PROMPT:
+            shares = (
+                f"the prompt takes {self.prompt_share:.0%} of its time, "
+                f"{self.baseline_prompt_share:.0%} of the baseline's"
+            )
+        elif not self.shares_differ:
             shares += " (these shares cannot be told apart)"
         return f"its typical step takes {self.typical.ratio:.2f} × the baseline's: {shares}"
 
@@ -63,6 +71,8 @@ def late_steps(timings: Sequence[ProcessTiming], level: float = FALSE_VERDICTS) 
             mean_over_typical=apart,
             share=_share(timings, steps.arm),
             baseline_share=_share(timings, BASELINE),
+            prompt_share=_prompt_share(timings, steps.arm),
+            baseline_prompt_share=_prompt_share(timings, BASELINE),
             shares_differ=share.verdict != "no difference shown",
         )
         for steps, apart, share in zip(
@@ -87,3 +97,7 @@ def scatter_sentence(fitted: Fit) -> str:
 
 def _share(timings: Sequence[ProcessTiming], arm: int) -> float:
     return float(np.mean([timing.late_share for timing in timings if timing.arm == arm]))
+
+
+def _prompt_share(timings: Sequence[ProcessTiming], arm: int) -> float:
+    return float(np.mean([timing.prompt_share for timing in timings if timing.arm == arm]))

@@ -42,6 +42,12 @@ def one_file(words: Sequence[str]) -> str:
     return words[0]
 
 
+def printed(words: Sequence[str]) -> str:
+    """printed FILE: what a command printed, as it is."""
+    text = files.read_text("cannot read", one_file(words), LogError)
+    return "```\n" + text.rstrip() + "\n```"
+
+
 def with_caption(lines: str, about: About) -> str:
     return f"{lines}\n\n{about.caption()}"
 
@@ -288,6 +294,43 @@ def trust(words: Sequence[str]) -> str:
     return f"{table(headings, rows)}\n\n<sub>{data.date}: `{data.command}`</sub>"
 
 
+@dataclasses.dataclass(frozen=True)
+class _RealCell:
+    cell: str
+    runs: int
+    blocks_mean: float
+    false_verdicts: _Share
+    coverage_shown: _Share | None
+    found: _Share | None
+
+
+@dataclasses.dataclass(frozen=True)
+class _RealTrust:
+    about: About
+    cells: list[_RealCell]
+
+
+def trust_real(words: Sequence[str]) -> str:
+    """trust_real FILE: how often real comparisons erred, as `make trust` wrote it."""
+    data = read(_RealTrust, one_file(words))
+    rows = [
+        (
+            cell.cell,
+            str(cell.runs),
+            _bounded(cell.false_verdicts),
+            _bounded(cell.coverage_shown),
+            _bounded(cell.found),
+            f"{cell.blocks_mean:.0f}",
+        )
+        for cell in data.cells
+    ]
+    headings = (
+        *("what differs", "runs", "false verdicts", "intervals shown that hold"),
+        *("differences found", "processes an arm"),
+    )
+    return with_caption(table(headings, rows), data.about)
+
+
 def _bounded(share: _Share | None) -> str:
     """With the ends of the Clopper-Pearson interval."""
     if share is None:
@@ -342,12 +385,14 @@ def cache_bytes(words: Sequence[str]) -> str:
 
 
 TABLES: Mapping[str, Block] = {
+    "printed": printed,
     "runs": runs,
     "speeds": speeds,
     "quality": quality,
     "roofline": roofline,
     "peers": peers,
     "trust": trust,
+    "trust_real": trust_real,
     "options": options,
     "schemes": schemes,
     "cache_bytes": cache_bytes,

@@ -28,6 +28,7 @@ class Progress:
         self.block = self.to_look = self.most = 1
         self.units = self.done = 0
         self.block_started = time.monotonic()
+        self.first_seconds = 0.0  # of the block's first step, which may build or read for all
         self.block_seconds: float | None = None  # of the last whole block
 
     def say(self, line: str) -> None:
@@ -48,6 +49,8 @@ class Progress:
 
     def unit_done(self) -> None:
         self.done += 1
+        if self.done == 1:
+            self.first_seconds = time.monotonic() - self.block_started
 
     def plan(self, to_look: int, most: int) -> None:
         """Blocks in all until the next look, and at most."""
@@ -66,9 +69,9 @@ class Progress:
         elapsed = time.monotonic() - self.block_started
         each = self.block_seconds
         if each is None:
-            if not self.done:
+            if self.done < 2:
                 return ""
-            each = elapsed / self.done * self.units
+            each = (elapsed - self.first_seconds) / (self.done - 1) * self.units
         rest = max(each - elapsed, each * (1 - self.done / max(1, self.units)), 0.0)
         if self.done >= self.units:
             rest = 0.0

@@ -205,6 +205,20 @@ def test_simulated_trust_has_its_bounds():
     assert "trust_simulation" in caption
 
 
+def test_real_trust(folder):
+    share = {"share": 0.1, "count": 1, "of": 10, "low": 0.0025, "high": 0.445}
+    cell = {"cell": "tiny, equal", "runs": 10, "blocks_mean": 9.6, "false_verdicts": share}
+    save("t.json", cells=[cell, cell | {"found": share}], runs=[])
+    rows, caption = shown("trust_real", "t.json")
+    assert rows[0] == ["tiny, equal", "10", "10.0% (0.2% to 44.5%)", "-", "-", "10"]
+    assert rows[1][4] == "10.0% (0.2% to 44.5%)" and caption == CAPTION
+
+
+def test_what_a_command_printed(folder):
+    Path("demo.txt").write_text("arm  tok/s\nnone 1.00\n\n")
+    assert TABLES["printed"](["demo.txt"]) == "```\narm  tok/s\nnone 1.00\n```"
+
+
 def test_a_table_is_markdown():
     assert table(["a", "b"], [["1", "2"]]) == "| a | b |\n| --- | --- |\n| 1 | 2 |"
 

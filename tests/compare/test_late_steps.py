@@ -39,6 +39,21 @@ def test_an_arm_with_late_steps_is_named():
     assert plain.sentence() == ""
 
 
+def test_a_prompt_that_is_not_faster_is_the_reason():
+    """Steps twice as fast, the prompt as long: 20 of 70 seconds against 20 of 120."""
+    generator, timings = np.random.default_rng(5), []
+    for block in range(8):
+        for arm, step in enumerate((1.0, 0.5)):
+            step *= math.exp(generator.standard_normal() * 0.005)
+            timings.append(process_timing(arm, block, [SampleTimes(20, [step] * 100)]))
+    (steps,) = late_steps(timings)
+    assert steps.disagree and not steps.shares_differ
+    assert steps.sentence() == (
+        "its typical step takes 0.50 × the baseline's: the prompt takes 29% of its time, "
+        "17% of the baseline's"
+    )
+
+
 def test_late_steps_of_both_arms_are_no_disagreement():
     (steps,) = late_steps(processes(np.random.default_rng(7), 8, (0.1, 0.1), speeds=[1, 0.7]))
     assert not steps.disagree and not steps.shares_differ
