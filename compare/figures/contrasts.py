@@ -78,6 +78,7 @@ class ProcessTiming:
     relative_variance: float  # of seconds_per_token, from the samples' scatter; nan for one sample
     bandwidth: float = math.nan  # bytes per second, read beside this process; nan where it was not
     process: int | None = None  # of the arm's; None: one that no other timing is of
+    prompt_share: float = 0.0  # of all seconds
 
 
 @dataclass(frozen=True)
@@ -151,6 +152,7 @@ def process_timing(
         late_share=late / max(1, sum(map(len, steps))),
         relative_variance=variance / float(seconds.sum()) ** 2,
         bandwidth=bandwidth,
+        prompt_share=sum(sample.prefill_seconds for sample in samples) / float(seconds.sum()),
         process=process,
     )
 
