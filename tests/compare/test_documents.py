@@ -65,7 +65,10 @@ def test_only_what_lies_between_the_markers_changes():
             "a\n<!-- readme: x -->\n<!-- readme: x -->\n<!-- end -->\n",
             "D.md, line 2: <!-- readme: x --> needs a line <!-- end --> after it",
         ),
-        ("<!-- readme: speed -->\n<!-- end -->\n", "line 1: no table 'speed'; there are printed, runs, "),
+        (
+            "<!-- readme: speed -->\n<!-- end -->\n",
+            "line 1: no table 'speed'; there are printed, runs, ",
+        ),
         ("<!-- readme: roofline -->\n<!-- end -->\n", "needs the name of a file"),
         ("<!-- readme: roofline no.json -->\n<!-- end -->\n", "cannot read no.json: No such file"),
         ("<!-- readme: roofline list.json -->\n<!-- end -->\n", "list.json is not what"),
