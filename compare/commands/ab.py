@@ -86,7 +86,7 @@ class ShortOutput(Command):
 @click.option(
     "--samples",
     type=click.IntRange(1),
-    help=f"Of each process [{SAMPLES}, or {SAMPLES_IN_TURN} in turn; fewer if time is short]",
+    help=f"Of each process [{SAMPLES}, or {SAMPLES_IN_TURN} in turn; more of short ones]",
 )
 @click.option("--text", help="What quality is measured on; otherwise embedded text")
 @click.option(

@@ -10,6 +10,7 @@ Side by side, all arms of a block are loaded, and sampled in rounds that alterna
 has a turn before and after every BETWEEN_BASELINES arms (A B C D A), and stays loaded if it fits.
 """
 
+import math
 import random
 import shutil
 import tempfile
@@ -26,7 +27,8 @@ from compare.sampling.schedule import Schedule
 from compare.sampling.workers import Command, DoesNotFit, Workers
 
 BETWEEN_BASELINES = 3  # arms
-SAMPLES, SAMPLES_IN_TURN, LEAST_SAMPLES = 4, 3, 2  # of each process
+SAMPLES, SAMPLES_IN_TURN, LEAST_SAMPLES, MOST_SAMPLES = 4, 3, 2, 50  # of each process
+WORTH_A_START = 0.3  # seconds: shorter is a process not measured, as starting it takes as long
 SETTLING = 1  # samples that do not count: arms that were steady alone are not yet steady in turns
 SETTLED = 0.02  # seconds: threads of the previous sample spin for a few milliseconds
 SAVE_EVERY = 1.0  # seconds
@@ -230,14 +232,19 @@ class Comparison:
         before = self.workers.measuring
         self.workers.sample(number, results.rounds, counted)
         if results.samples is None and number in self.workers.loaded:
-            results.samples = self._affordable(self.workers.measuring - before)
+            results.samples = self._worthwhile(self.workers.measuring - before)
 
     def _samples(self) -> int:
-        """Of each process."""
-        if self.settings.samples:
-            return self.settings.samples
-        most = SAMPLES_IN_TURN if self.results.in_turn else SAMPLES
-        return min(most, self.results.samples or most)
+        """How many samples each process takes."""
+        usual = SAMPLES_IN_TURN if self.results.in_turn else SAMPLES
+        return self.settings.samples or self.results.samples or usual
+
+    def _worthwhile(self, seconds: float) -> int:
+        """How many samples of so many seconds each process takes: more than usual where they are
+        short, fewer where the first look would else come after --max_minutes."""
+        usual = SAMPLES_IN_TURN if self.results.in_turn else SAMPLES
+        wanted = min(MOST_SAMPLES, max(usual, math.ceil(WORTH_A_START / max(1e-9, seconds))))
+        return min(wanted, self._affordable(seconds))
 
     def _affordable(self, seconds: float) -> int:
         """How many samples of so many seconds in each process let the first look come within

@@ -94,7 +94,7 @@ class Results:
     plan: Plan | None = None  # None until the first block has shown how long one takes
     looks: list[Look] = field(default_factory=list)  # what was seen and spent, oldest first
     measuring_seconds: float = 0.0  # spent on samples, in all sessions
-    samples: int | None = None  # of a process, as many as the budget allows
+    samples: int | None = None  # of a process: as many as are worth its start, and in the budget
     # precise, processes, max_minutes, baseline failed, nothing to compare with, interrupted; None
     # while it runs
     ended: str | None = None

@@ -10,7 +10,14 @@ from benchlog.config import RunConfig
 from compare.figures.plan import shown
 from compare.figures.rows import rows
 from compare.sampling.arm import make_arms
-from compare.sampling.comparison import SAMPLES, SAMPLES_IN_TURN, SETTLING, Comparison, turns
+from compare.sampling.comparison import (
+    MOST_SAMPLES,
+    SAMPLES,
+    SAMPLES_IN_TURN,
+    SETTLING,
+    Comparison,
+    turns,
+)
 from compare.sampling.results import Results, Settings
 from tests.compare.fake_process import Behaviour, World
 
@@ -193,6 +200,14 @@ def test_short_of_time_there_are_fewer_samples(compare):
     results = begin(ARMS[:2], max_minutes=60, samples=5, processes=1)
     compare(results, World.of(slow, slow))
     assert len(results.arms[1].samples) == 5
+
+
+@pytest.mark.parametrize(("step", "samples"), [(0.01, 8), (1e-5, MOST_SAMPLES), (1.0, SAMPLES)])
+def test_short_samples_are_more(compare, step, samples):
+    """A sample has 4 tokens: of 0.04 s, 8 make the 0.3 s that are worth starting a process."""
+    results = begin(ARMS[:2])
+    compare(results, World.of(*[Behaviour(seconds=step, between=0.01)] * 2))
+    assert set(Counter(sample.block for sample in results.arms[1].samples).values()) == {samples}
 
 
 def test_progress_says_where_it_is_and_how_long_it_takes(compare, monkeypatch):

@@ -232,7 +232,7 @@ def next_cell(cells: Sequence[Cell], runs: Sequence[Run], most: int) -> Cell | N
 @click.option("--only", multiple=True, help="Cells whose name has all of these words in it.")
 @click.option("--runs", default=40, show_default=True, help="Of each cell.")
 @click.option("--minutes", default=math.inf, help="Begin no run after so many; go on later.")
-@click.option("--processes", default=12, show_default=True, help="Of each arm, at most.")
+@click.option("--processes", default=40, show_default=True, help="Of each arm, at most.")
 @click.option("--run_minutes", default=2.0, show_default=True, help="--max_minutes of each run.")
 @click.option("--file", "path", default="docs/data/trust_real.json", show_default=True)
 @click.option("--list", "listing", is_flag=True, help="Name the cells and what they have.")
