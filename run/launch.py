@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -84,8 +85,7 @@ def become_rank(config: RunConfig) -> RunConfig:
     where = place()
     if where is None:
         return config
-    if lifeline := os.environ.get(LIFELINE):
-        threading.Thread(target=_end_with, args=(int(lifeline),), daemon=True).start()
+    end_with_launcher()
     config = dataclasses.replace(config, tp=where.size)
     if where.rank == 0:
         return config
@@ -96,8 +96,15 @@ def become_rank(config: RunConfig) -> RunConfig:
     return dataclasses.replace(config, write_result="none", output_json_path=None)
 
 
+def end_with_launcher() -> None:
+    """End this process when its launcher ends, if `run_ranks` started it."""
+    if lifeline := os.environ.get(LIFELINE):
+        threading.Thread(target=_end_with, args=(int(lifeline),), daemon=True).start()
+
+
 def _end_with(lifeline: int) -> None:
     os.read(lifeline, 1)  # the launcher never writes: this returns when it has ended
+    shutil.rmtree(Path(os.environ[STORE]).parent, ignore_errors=True)  # which it could not remove
     os._exit(1)
 
 

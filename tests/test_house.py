@@ -95,7 +95,7 @@ ROOMS = {
             "sampling.file_pages",
             "sampling.layer_timing",
         },
-        {"sampling.arm", "sampling.nursery"},
+        {"sampling.arm", "sampling.nursery", "sampling.ranks"},
         {"sampling.results", "sampling.process", "sampling.worker", "sampling.latency_plan"},
         {"sampling.latency_results"},
         {"figures.readings", "figures.timings"},

@@ -22,7 +22,6 @@ from __future__ import annotations
 import json
 import os
 import queue
-import sys
 import threading
 import time
 from pathlib import Path
@@ -31,6 +30,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 import generate
 from benchlog.config import parse
 from cli import explained, quiet, say
+from compare.sampling import ranks
 from compare.sampling.answers import (
     ArmFacts,
     Layers,
@@ -42,7 +42,7 @@ from compare.sampling.answers import (
     TimedSample,
 )
 from errors import KernelError, MemoryShortage, QuantbenchError, UsageError
-from run import environment, measure
+from run import environment, launch, measure
 from typed_json import from_json, to_json
 
 if TYPE_CHECKING:
@@ -232,14 +232,18 @@ def _age() -> float:
 
 
 def serve(worker: object) -> None:
-    """Answer requests until there are no more, each by the worker's method of that name."""
+    """Answer requests until there are no more, each by the worker's method of that name.
+
+    In a process that is one of several ranks (compare/sampling/ranks.py), an error ends the rank.
+    """
     environment.prepare()
+    where = None if launch.is_torchrun() else launch.place()
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print must not come between the answers
     requests: queue.Queue[dict[str, Any]] = queue.Queue()
 
     def read() -> None:
-        for line in sys.stdin:
+        for line in ranks.requests(where):
             requests.put(json.loads(line))
         os._exit(0)  # even in the middle of a sample: the coordinator has ended
 
@@ -249,13 +253,16 @@ def serve(worker: object) -> None:
         try:
             answer = {"did": _carried_out(worker, **request)}
         except (Exception, KeyboardInterrupt) as error:
+            if where is not None:
+                ranks.fail(error)
             reason, _ = explained(error)
             kind = "usage" if isinstance(error, UsageError) else "other"
             short = isinstance(error, MemoryShortage) or reason.startswith("out of memory")
             if short and not isinstance(error, NeverFits):
                 kind = "memory"
             answer = {"failed": " ".join(reason.split()), "kind": kind}
-        answers.write(json.dumps(answer) + "\n")
+        if where is None or where.rank == 0:
+            answers.write(json.dumps(answer) + "\n")
 
 
 def _carried_out(worker: object, do: str, **arguments: object) -> Any:

@@ -1,9 +1,12 @@
 """What a worker answers, as whoever asked it gets it."""
 
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
+from compare.sampling import ranks
 from compare.sampling.process import Process, WorkerFailed
 from errors import QuantbenchError, UsageError
 
@@ -37,3 +40,72 @@ def test_what_failed_otherwise_is_not(worker, kind):
         worker(f'{{"failed": "too large", "kind": "{kind}"}}').ask("load")
     assert failure.value.kind == kind and not isinstance(failure.value, UsageError)
     assert failure.value.exit_code == QuantbenchError.exit_code == 1
+
+
+# ---------------------------------------------------------------------------------- ranks
+
+ANSWERING = """
+import os, signal
+from compare.sampling.worker import serve
+from errors import UsageError
+
+class Worker:
+    def who(self) -> str:
+        return f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}"
+
+    def write(self, folder: str) -> None:
+        with open(f"{folder}/{os.environ['RANK']}", "w") as file:
+            file.write(str(os.getpid()))
+
+    def refuse(self) -> None:
+        raise UsageError("no such scheme")
+
+    def die(self, rank: str) -> None:
+        if os.environ["RANK"] == rank:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+if __name__ == "__main__":
+    serve(Worker())
+"""
+
+
+@pytest.fixture
+def three_ranks(tmp_path, monkeypatch):
+    """A worker of three ranks, whose class has no model."""
+    (tmp_path / "answering.py").write_text(ANSWERING)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    process = Process(ranks.command(3, "answering"))
+    yield process
+    process.close()
+
+
+def until(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_every_rank_carries_out_a_request_and_the_first_one_answers(three_ranks, tmp_path):
+    assert three_ranks.ask("who") == "rank 0 of 3"
+    three_ranks.ask("write", folder=str(tmp_path))
+    until(lambda: all((tmp_path / str(rank)).exists() for rank in range(3)))
+    assert three_ranks.ask("who") == "rank 0 of 3"
+    processes = [int((tmp_path / str(rank)).read_text()) for rank in range(3)]
+    three_ranks.close()
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes))
+    until(lambda: not list(tmp_path.glob("quantbench-ranks-*")))  # nothing is left behind
+
+
+def test_a_rank_that_is_killed_is_the_answer(three_ranks):
+    with pytest.raises(WorkerFailed, match=r"^rank 1 of 3 was killed \(SIGKILL\)") as failure:
+        three_ranks.ask("die", rank="1")
+        three_ranks.ask("who")  # rank 0 may have answered before the other one died
+        until(lambda: three_ranks.ask("who") is None)
+    assert failure.value.kind == "dead"
+
+
+def test_what_every_rank_refuses_is_a_usage_error(three_ranks):
+    with pytest.raises(UsageError, match="^no such scheme$"):
+        three_ranks.ask("refuse")
