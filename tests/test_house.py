@@ -83,7 +83,7 @@ ROOMS = {
         {"figures.families"},
         {"figures.block_errors", "figures.late_steps", "figures.plan"},
         {"figures.interval", "sampling.answers"},
-        {"figures.row", "figures.choices"},
+        {"figures.row", "figures.choices", "figures.json_rows"},
         {"limit_options", "output.points"},
         {
             "fidelity",

@@ -27,9 +27,10 @@ from cli import Command, say
 from compare.arguments import names_of
 from compare.figures import decode_limit
 from compare.figures.interval import Interval
+from compare.figures.json_rows import DecodeRow
+from compare.output.columns import Columns, aligned, interval, number
 from compare.output.lines import AXES as DRAWN
 from compare.output.lines import draw
-from compare.output.tables import Columns, aligned, interval, number
 from compare.sampling.results import Settings, write_json
 from errors import LogError, UsageError
 from quantize import spec
@@ -200,7 +201,7 @@ def _place(point: Point) -> tuple[int, str, int]:
     return list(AXES).index(point.axis), point.scheme, point.value
 
 
-def _point(axis: str, value: int, row: decode_limit.DecodeRow, model: str | None) -> Point:
+def _point(axis: str, value: int, row: DecodeRow, model: str | None) -> Point:
     figures = {name: getattr(row, name) for name in FIGURES}
     return Point(axis, value, row.scheme or "", **figures, model=model)
 

@@ -27,9 +27,10 @@ from cli import Command, say
 from compare.arguments import names_of
 from compare.figures.block_errors import LEAST_BLOCKS
 from compare.figures.interval import Interval
+from compare.figures.json_rows import PeerRow
 from compare.figures.limits import over, seconds, step_bytes
 from compare.figures.readings import caveats, is_limit, median, span
-from compare.output.tables import Columns, aligned, interval, number
+from compare.output.columns import Columns, aligned, interval, number
 from compare.peers import packages as peer_packages
 from compare.peers.work import Work
 from compare.sampling import process
@@ -38,7 +39,7 @@ from compare.sampling.process import Process
 from compare.sampling.results import ArmResult, Results, Settings, write_json
 from errors import LogError, UsageError
 from run.threads import choose, cores
-from typed_json import omitted, to_json
+from typed_json import to_json
 
 PEER = (sys.executable, "-m", "compare.peers.worker")
 # By scheme: (runtime, format) of the peers that it is compared with.
@@ -54,26 +55,6 @@ PEERS = {
 }
 RUNTIMES = ("llama.cpp", "transformers")
 DEFAULT = {"max_rounds": 12, "max_minutes": 10.0, "prefill_size": 128, "max_new_tokens": 33}
-
-
-@dataclass
-class PeerRow:
-    """One of our schemes and one peer. Speeds are medians in tokens per second."""
-
-    scheme: str
-    beside: str  # the peer's name
-    rounds: int
-    failed: str | None
-    decode_ours_tok_s: float | None = omitted()
-    decode_theirs_tok_s: float | None = omitted()
-    decode_ratio: Interval | None = omitted()  # ours ÷ theirs
-    prompt_ours_tok_s: float | None = omitted()
-    prompt_theirs_tok_s: float | None = omitted()
-    prompt_ratio: Interval | None = omitted()
-    bandwidth: float | None = omitted()  # bytes per second
-    bandwidth_probe: str | None = omitted()  # the op that read them
-    ours_limit_share: float | None = omitted()  # of what the bytes of a step allow
-    theirs_limit_share: float | None = omitted()
 
 
 @dataclass(frozen=True)

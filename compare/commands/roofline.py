@@ -21,9 +21,9 @@ from benchlog.config import PRECISIONS, RunConfig
 from cli import Command, say
 from compare.arguments import names_of
 from compare.figures import decode_limit
-from compare.figures.decode_limit import DecodeRow
+from compare.figures.json_rows import DecodeRow
 from compare.figures.readings import caveats, span
-from compare.output.tables import Columns, aligned, interval, number
+from compare.output.columns import Columns, aligned, interval, number
 from compare.sampling.answers import Layers, Product, Reading, Shape, ShapeTimings
 from compare.sampling.process import Process
 from compare.sampling.results import Results, Settings, write_json

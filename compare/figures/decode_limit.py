@@ -6,41 +6,16 @@ rows(results)[0].limit_share            # Interval(0.86, 0.85, 0.87)
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from benchlog.config import RunConfig, argv
 from cli import say
 from compare.figures.interval import Interval
+from compare.figures.json_rows import DecodeRow
 from compare.figures.limits import over, seconds, share, step_bytes
 from compare.figures.readings import is_limit, median
 from compare.sampling.comparison import Comparison
 from compare.sampling.results import ArmResult, Results, Settings
-from typed_json import omitted
-
-
-@dataclass
-class DecodeRow:
-    """What an arm decodes, what its bytes would allow, and how it compares with the first arm."""
-
-    arm: str
-    failed: str | None
-    rounds: int
-    scheme: str | None = omitted()
-    kernel: str | None = omitted()
-    attention_kernel: str | None = omitted()
-    batch_size: int | None = omitted()
-    weight_bytes: int | None = omitted()
-    step_bytes: float | None = omitted()  # that the mean step reads: weights and cache
-    steps_per_s: float | None = omitted()  # the median
-    decode_tok_s: float | None = omitted()  # of all rows
-    bandwidth: float | None = omitted()  # bytes per second, the median
-    bandwidth_probe: str | None = omitted()  # the op that read them
-    limit_tok_s: float | None = omitted()  # of all rows
-    limit_share: Interval | None = omitted()
-    speed_up: Interval | None = omitted()  # ÷ the first arm, which has none
-    stock: "DecodeRow | None" = omitted()  # of the same scheme on the stock kernel
-    over_stock: float | None = omitted()  # this arm's speed ÷ that of the stock kernel
 
 
 def measure(configs: Sequence[RunConfig], settings: Settings, **more: Any) -> Results:

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -17,6 +16,7 @@ from compare.fidelity.scores import (
     window,
 )
 from compare.figures.block_errors import perplexity_ratio
+from compare.figures.json_rows import SchemeRow
 from errors import KernelError
 from models.checkpoints.load import load_config
 from quantize.spec import MEASURED, SHOWN, START_WITH, parse
@@ -24,26 +24,8 @@ from run.loading import Loading
 from run.plan import make_plan
 from run.sizes import size_of
 from text import aligned
-from typed_json import omitted
 
 Say = Callable[[str], None]
-
-
-@dataclass
-class SchemeRow:
-    """A scheme, and what it costs."""
-
-    scheme: str
-    numerics: str
-    plain: str
-    gguf: str  # the type of llama.cpp's that it compares with
-    bits_per_weight: float | None = omitted()  # None for what autoquant chooses by measuring
-    kernel: str | None = omitted()
-    why_not: str | None = omitted()  # why no kernel can run it here
-    perplexity: float | None = omitted()
-    ratio: float | None = omitted()  # of perplexities: this scheme ÷ full precision
-    ratio_standard_error: float | None = omitted()
-    tokens: int | None = omitted()  # that were predicted
 
 
 def rows(

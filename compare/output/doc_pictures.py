@@ -6,12 +6,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from benchlog.about import About
-from compare.figures.row import Row
 from compare.output import bars as bars_picture
-from compare.output import html, lines
+from compare.output import lines
 from compare.output import pareto as pareto_picture
-from compare.output.doc_tables import read
-from compare.sampling.results import Results
+from compare.output.doc_data import read, rows_and_title
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,11 +28,6 @@ class _Points:
     about: About | None
 
 
-@dataclasses.dataclass(frozen=True)
-class _Compared:
-    rows: list[Row]
-
-
 def growth(path: str) -> str:
     """Decoding as layers, batch and depth grow, as `growth --json PATH` measured it."""
     value = read(_Points, path)
@@ -44,13 +37,13 @@ def growth(path: str) -> str:
 
 def pareto(path: str) -> str:
     """Speed, memory and quality, from `ab --output`'s results.json."""
-    rows, title = read(_Compared, path).rows, html.title(read(Results, path))
+    rows, title = rows_and_title(path)
     return _drawn(lambda file: pareto_picture.draw(rows, [file], title))
 
 
 def bars(path: str) -> str:
     """Speed and quality of every arm, from `ab --output`'s results.json."""
-    rows, title = read(_Compared, path).rows, html.title(read(Results, path))
+    rows, title = rows_and_title(path)
     return _drawn(lambda file: bars_picture.draw(rows, file, title))
 
 

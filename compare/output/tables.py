@@ -5,26 +5,22 @@ import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
 
-import text
 from benchlog import shell
 from benchlog.table import SINCE_START
 from compare.fidelity.defaults import described
 from compare.figures.families import FALSE_VERDICTS
-from compare.figures.interval import Interval, Ratio
 from compare.figures.readings import caveats, span
 from compare.figures.row import Row
 from compare.figures.rows import scatter
 from compare.output import html as page
 from compare.output import pareto as picture
+from compare.output.columns import Columns, aligned, interval, number, size, with_error
 from compare.sampling.answers import Quality
 from compare.sampling.results import FILE, MOST_BESIDE, Results
 from errors import LogError
 from typed_json import to_json
 
-R = TypeVar("R")
-Columns = Sequence[tuple[str, Callable[[R], str]]]  # a heading, and the text of a row
 FILES = (FILE, "results.csv", "report.md", page.FILE, "pareto.svg", "pareto.png")
 ENDED = {
     "precise": "every arm is settled: ±{precision:.3g} %, or a plain difference",
@@ -34,33 +30,6 @@ ENDED = {
     "baseline failed": "the baseline failed, so there is nothing to compare with",
     "nothing to compare with": "every other arm failed",
 }
-
-
-def number(
-    read: Callable[[R], float | None], form: str, unit: float = 1, suffix: str = ""
-) -> Callable[[R], str]:
-    """A column's text: the figure times `unit`, in this format; - where it is not known."""
-
-    def shown(row: R) -> str:
-        value = read(row)
-        return "-" if value is None else f"{value * unit:{form}}{suffix}"
-
-    return shown
-
-
-def interval(read: Callable[[R], Interval | Ratio | None], form: str = ".3f") -> Callable[[R], str]:
-    """A column's text: 0.860 (0.850 to 0.870); - where it is not known."""
-
-    def shown(row: R) -> str:
-        value = read(row)
-        return "-" if value is None else value.written(form)
-
-    return shown
-
-
-def size(count: float | None) -> str:
-    """1 GB is 1e9 bytes, as in the log."""
-    return "-" if count is None else text.size(count)
 
 
 def _peak(phase: str) -> Callable[[Row], str]:
@@ -78,13 +47,6 @@ def _verdict(row: Row) -> str:
     """A range gives no verdict, which is not the same as no difference."""
     is_range = row.speed_up is not None and row.speed_up.confidence is None
     return "too few processes" if is_range else row.verdict
-
-
-def _kl(row: Row) -> str:
-    if row.kl is None:
-        return "-"
-    error = row.kl_standard_error
-    return f"{row.kl:.4f}" + ("" if error is None else f" ± {error:.4f}")
 
 
 def _memory_rate(row: Row) -> str:
@@ -117,11 +79,10 @@ MEMORY: Columns[Row] = [
 ]
 QUALITY: Columns[Row] = [
     ("perplexity", number(lambda row: row.perplexity, ".3f")),
-    ("KL, nats", _kl),
+    ("KL, nats", with_error(lambda row: row.kl, lambda row: row.kl_standard_error, ".4f")),
     ("top-1", number(lambda row: row.top1, ".1%")),
 ]
 KERNEL: Columns[Row] = [("kernel", lambda row: row.kernel or "-")]
-LEFT = {"arm", "kernel", "verdict", "scheme", "beside", "layer", "over"}
 
 
 def terminal(results: Results, rows: Sequence[Row]) -> str:
@@ -286,18 +247,3 @@ def _flat(row: Mapping[str, object], prefix: str = "") -> dict[str, object]:
         elif not (isinstance(value, float) and math.isnan(value)):
             cells[prefix + name] = value
     return cells
-
-
-def aligned(columns: Columns[R], rows: Sequence[R]) -> str:
-    """A line a row, under a line of headings."""
-    cells = [[heading for heading, _ in columns]]
-    cells += [[show(row) for _, show in columns] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    left = [heading in LEFT for heading, _ in columns]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if is_left else cell.rjust(width)
-            for cell, width, is_left in zip(line, widths, left, strict=True)
-        ).rstrip()
-        for line in cells
-    )

@@ -10,7 +10,8 @@ from benchlog.config import RunConfig, argv
 from compare.commands.roofline import model_remarks
 from compare.figures import decode_limit as whole
 from compare.figures.rows import rows as report_rows
-from compare.output.tables import interval, remarks
+from compare.output.columns import interval
+from compare.output.tables import remarks
 from compare.sampling.answers import Reading
 from compare.sampling.comparison import Comparison
 from compare.sampling.results import ArmResult, Results, Settings

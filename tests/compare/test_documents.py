@@ -124,7 +124,9 @@ def test_quality(folder):
     fp6 = {"scheme": "fp6", "bits_per_weight": 6.11, "gguf": "Q6_K", "perplexity": 11.553}
     none = {"scheme": "none", "bits_per_weight": 16.0, "perplexity": 11.45, "ratio": 1.0}
     unmeasured = {"scheme": "bnb-int8", "why_not": "not installed"}
-    save("q.json", rows=[none, fp6 | {"ratio": 1.0089, "ratio_standard_error": 8e-4}, unmeasured])
+    rows = [none, fp6 | {"ratio": 1.0089, "ratio_standard_error": 8e-4}, unmeasured]
+    words = {"numerics": "a", "plain": "b", "gguf": ""}
+    save("q.json", rows=[words | row for row in rows])
     rows, caption = shown("quality", "q.json")
     assert rows[0] == ["`none`", "16.00", "-", "11.45", "1"]
     assert rows[1:] == [["`fp6`", "6.11", "Q6_K", "11.55", "1.0089 ± 0.0008"]]
@@ -132,16 +134,19 @@ def test_quality(folder):
 
 
 def test_roofline(folder):
+    arm = {"arm": "a", "failed": None, "rounds": 4}
     row = {
+        **arm,
         "scheme": "int8wo",
         "decode_tok_s": 27.688,
         "limit_tok_s": 32.74,
         "limit_share": [0.854, 0.792, 0.92],
         "speed_up": [1.839, 1.7, 1.98],
-        "stock": {"scheme": "int8wo", "decode_tok_s": 14.11},
+        "stock": {**arm, "scheme": "int8wo", "decode_tok_s": 14.11},
         "over_stock": 1.962,
     }
-    save("r.json", model=[{"scheme": "none", "decode_tok_s": 15.14, "limit_share": [0.9]}, row])
+    none = {"scheme": "none", "decode_tok_s": 15.14, "limit_share": [0.9]}
+    save("r.json", model=[arm | none, row])
     rows, caption = shown("roofline", "r.json")
     assert rows[0] == ["`none`", "15.1", "-", "90 %", "-", "-", "-"]
     ends = ["85 % (79 to 92)", "1.84 (1.70 to 1.98)"]
@@ -181,6 +186,7 @@ def test_peers(folder):
             {
                 "scheme": "none",
                 "beside": "llama.cpp BF16",
+                "rounds": 4,
                 "decode_ours_tok_s": 14.99,
                 "decode_theirs_tok_s": 9.34,
                 "decode_ratio": [1.6, 1.5, 1.71],

@@ -16,8 +16,8 @@ from compare.commands import growth as growth_module
 from compare.commands.growth import growth
 from compare.commands.roofline import layer_rows, roofline, with_stock
 from compare.figures import decode_limit as whole
-from compare.figures.decode_limit import DecodeRow
 from compare.figures.interval import Interval
+from compare.figures.json_rows import DecodeRow
 from compare.figures.limits import over, share, step_bytes
 from compare.output.lines import draw
 from compare.sampling.answers import Product, Reading, Shape, ShapeTimings
