@@ -4,8 +4,8 @@
     ranks.gather(x)     # all ranks' x (…, K), one behind the other along the last dimension
 
 Both go through torch.distributed's functional collectives, which torch.compile traces, so that a
-model of one rank compiles into one graph. Ranks on the CPU of one machine sum through memory that
-they share. Every rank has to call them in the same order.
+model of one rank compiles into one graph. Ranks on the CPU of one machine exchange through memory
+that they share. Every rank has to call them in the same order.
 """
 
 from collections.abc import Sequence
@@ -49,6 +49,9 @@ class Ranks:
         if self.size == 1:
             return x
         widths = widths or [x.shape[-1]] * self.size
+        if self.memory and x.device.type == "cpu":
+            rows = x.reshape(-1, x.shape[-1]).contiguous()
+            return shared_memory.gathered(rows, self.memory, widths).view(*x.shape[:-1], -1)
         most = max(widths)
         x = F.pad(x, (0, most - x.shape[-1])) if min(widths) < most else x.contiguous()
         ops = torch.ops._c10d_functional

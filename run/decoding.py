@@ -26,6 +26,7 @@ from kv_cache.base import KVCache
 from models.config import ModelConfig
 from models.llama import Attention, Block, FeedForward, Transformer, frequencies, rotation
 from ops.cpu import step
+from quantize.across import RoundedAcross
 from quantize.cpu import PackedLinear
 from quantize.kernel import fused_weight
 
@@ -101,8 +102,8 @@ def why_not_fused(model: Transformer, caches: Sequence[KVCache], rows: int) -> s
 
 
 def _why_not_layer(model: Transformer, caches: Sequence[KVCache], rows: int) -> str | None:
-    if model.split is not None:
-        return "several ranks share the model, and the op does not sum over them"
+    if model.split is not None and not model.split.ranks.memory:
+        return "the ranks share no memory, and the op sums through it"
     device = model.tok_embeddings.weight.device.type
     if device != "cpu":
         return f"the model is on {device}, and the op is C++ for the CPU"
@@ -176,6 +177,10 @@ def _not_this_norm(norm: nn.Module, epsilon: float) -> str | None:
 def _not_in_cpp(linear: nn.Module) -> str:
     if isinstance(linear, PackedLinear) and linear.rounds_before:
         return f" rounds activations to {linear.rounds_before} outside of its C++ kernel"
+    if isinstance(linear, RoundedAcross):
+        return (
+            f" rounds activations ({linear.how}) by the columns of all ranks, which the op does not"
+        )
     return f" is a {type(linear).__name__}, which has no C++ kernel"
 
 
@@ -231,7 +236,7 @@ class CpuStack(_OverCaches):
     name = "cpu-stack"
 
     def _prepare(self, compiled: bool) -> None:
-        self.shape = shape_of(self.model.config)
+        self.shape = shape_of(self.model)
         layers = cast("list[Block]", list(self.model.layers))
         self.parts = [part for layer in layers for part in fused_layer(layer).parts()]
         sides = [side for cache in self.caches for side in (cache.key_codes, cache.value_codes)]
@@ -258,6 +263,7 @@ class CpuStep(CpuStack):
         assert output is not None  # or why_not_fused would have said so
         self.output = output
         self.frequencies = frequencies(model.config, self.table.device)
+        self.vocabularies = model.split.vocabularies if model.split else []
 
     def step(self, tokens: Tensor, position: Tensor) -> Tensor:
         return step.decode(
@@ -270,6 +276,7 @@ class CpuStep(CpuStack):
             self.shape,
             self.norm,
             self.output,
+            self.vocabularies,
         )
 
 
@@ -312,7 +319,8 @@ def call_fused(
     weights, attention = fused_layer(layer), layer.attention
     H, K = attention.num_heads, attention.num_kv_heads
     epsilon = cast("float", layer.attention_norm.eps)  # None would be the dtype's own
-    shape = step.Shape(H, K, layer.feed_forward.w2.in_features, epsilon)
+    width, ranks = layer.feed_forward.w2.in_features, attention.ranks.memory
+    shape = step.Shape(H, K, width, epsilon, ranks=ranks)
     x = x[:, 0]
     qkv = step.before_attention(x, weights, cos, sin, shape)  # (B, H + 2 K, E)
     query, key, value = torch.split(qkv[:, :, None], [H, K, K], dim=1)
@@ -355,10 +363,13 @@ def _linear(layer: nn.Linear) -> step.Linear:
     return step.Linear(weight, layer.bias)
 
 
-def shape_of(config: ModelConfig) -> step.Shape:
-    """The sizes that all layers of a model share."""
-    wraps = config.sliding_window is not None
-    return step.Shape(config.num_heads, config.num_kv_heads, config.ffn_dim, config.norm_eps, wraps)
+def shape_of(model: Transformer) -> step.Shape:
+    """The sizes that all layers of a model share, and the ranks that share the model."""
+    config, wraps = model.config, model.config.sliding_window is not None
+    ranks = model.split.ranks.memory if model.split else 0
+    return step.Shape(
+        config.num_heads, config.num_kv_heads, config.ffn_dim, config.norm_eps, wraps, ranks
+    )
 
 
 def _is_plain(parameter: nn.Parameter) -> bool:

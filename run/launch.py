@@ -36,7 +36,9 @@ COMMAND = ("-m", "quantbench", "generate")
 IN_CHECKOUT = (str(ROOT / "generate.py"),)
 STORE, LIFELINE = "QUANTBENCH_RANK_STORE", "QUANTBENCH_LIFELINE"
 # What torch's backends say in a rank whose peer has ended: not the cause, only a consequence.
-LOST = re.compile(r"closed by peer|reset by peer|Broken pipe|another rank has ended|NCCL|store")
+LOST = re.compile(
+    r"closed by peer|reset by peer|Broken pipe|another rank has (ended|failed)|NCCL|store"
+)
 SECONDS_FOR_CAUSE = 3  # in which a cause may follow a consequence
 SECONDS_TO_AGREE = 1  # in which the other ranks may fail for the same reason
 SECONDS_TO_END = 5  # between SIGTERM and SIGKILL

@@ -7,7 +7,7 @@ between them.
     before_attention(…), after_attention(…)     # one layer, around attention over any cache
 
 The ops compute what models.llama.Block computes, and round to x's dtype where its modules round.
-B rows, D model width, E head width, V vocabulary.
+B rows, D model width, E head width, V vocabulary. Ranks that share memory exchange in the ops.
 """
 
 from collections.abc import Sequence
@@ -22,12 +22,12 @@ torch.library.define(
     "quantbench::cpu_decode",
     "(Tensor tokens, Tensor table, Tensor[] parts, Tensor(a!)[] caches, Tensor frequencies, "
     "Tensor position, bool wraps, float epsilon, int heads, int kv_heads, int width, Tensor norm, "
-    "Tensor output) -> Tensor",
+    "Tensor output, int ranks, int[] vocabularies) -> Tensor",
 )
 torch.library.define(
     "quantbench::cpu_layers",
     "(Tensor x, Tensor[] parts, Tensor(a!)[] caches, Tensor cos, Tensor sin, Tensor position, "
-    "bool wraps, float epsilon, int heads, int kv_heads, int width) -> Tensor",
+    "bool wraps, float epsilon, int heads, int kv_heads, int width, int ranks) -> Tensor",
 )
 torch.library.define(
     "quantbench::cpu_before_attention",
@@ -38,7 +38,7 @@ torch.library.define(
 torch.library.define(
     "quantbench::cpu_after_attention",
     "(Tensor y, Tensor x, Tensor wo, Tensor? wo_bias, Tensor norm, float epsilon, Tensor w13, "
-    "Tensor? w13_bias, Tensor w2, Tensor? w2_bias, int width) -> Tensor",
+    "Tensor? w13_bias, Tensor w2, Tensor? w2_bias, int width, int ranks) -> Tensor",
 )
 
 
@@ -57,12 +57,14 @@ def _(
     width,
     norm,
     output,
+    ranks,
+    vocabularies,
 ):
-    return table.new_empty((tokens.numel(), table.shape[0]))
+    return table.new_empty((tokens.numel(), sum(vocabularies) if ranks else table.shape[0]))
 
 
 @torch.library.register_fake("quantbench::cpu_layers")
-def _(x, parts, caches, cos, sin, position, wraps, epsilon, heads, kv_heads, width):
+def _(x, parts, caches, cos, sin, position, wraps, epsilon, heads, kv_heads, width, ranks):
     return x.new_empty(x.shape)
 
 
@@ -84,7 +86,7 @@ def _(
 
 
 @torch.library.register_fake("quantbench::cpu_after_attention")
-def _(y, x, wo, wo_bias, norm, epsilon, w13, w13_bias, w2, w2_bias, width):
+def _(y, x, wo, wo_bias, norm, epsilon, w13, w13_bias, w2, w2_bias, width, ranks):
     return x.new_empty(x.shape)
 
 
@@ -126,13 +128,14 @@ class Layer:
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes that all layers share."""
+    """The sizes that all layers share; this rank's, where several share the model."""
 
     heads: int  # query heads
     kv_heads: int  # key/value heads
     width: int  # of the feed-forward network
     epsilon: float  # of all norms
     wraps: bool = False  # whether a full cache overwrites its oldest slot, for a sliding window
+    ranks: int = 0  # handle of ops/cpu/ranks.py, of the ranks to sum over; 0: this process is alone
 
 
 def before_attention(x: Tensor, layer: Layer, cos: Tensor, sin: Tensor, shape: Shape) -> Tensor:
@@ -171,6 +174,7 @@ def after_attention(y: Tensor, x: Tensor, layer: Layer, shape: Shape) -> Tensor:
         layer.w2.weight,
         layer.w2.bias,
         shape.width,
+        shape.ranks,
     )
 
 
@@ -188,7 +192,8 @@ def layers(
 
     parts: the `Layer.parts` of all layers. caches: keys and values of all layers, each (B or more,
     kv_heads, T, E) in x's dtype; the new ones are stored there. cos and sin: as for
-    before_attention. Raises RuntimeError for a position that is not in the caches.
+    before_attention. Raises RuntimeError for a position that is not in the caches, and when another
+    rank has ended or failed.
     """
     return torch.ops.quantbench.cpu_layers(
         x,
@@ -202,6 +207,7 @@ def layers(
         shape.heads,
         shape.kv_heads,
         shape.width,
+        shape.ranks,
     )
 
 
@@ -215,13 +221,15 @@ def decode(
     shape: Shape,
     norm: Tensor,
     output: Tensor,
+    vocabularies: Sequence[int] = (),
 ) -> Tensor:
     """Logits (B, V) of the next tokens, after `tokens` (B, 1) int64 at `position` (1,) int64.
 
     table: the embedding, (V, D). frequencies: radians per position of each of a head's E / 2 pairs,
     float32. norm: the weight of the final norm. output: the weight of the output layer, unquantized
-    or packed. The other arguments are as for `layers`. Raises RuntimeError as `layers` does, and
-    for tokens that are not in the table.
+    or packed. vocabularies: how many tokens each rank has in its table and output, if `shape` has
+    ranks; V is their sum then. The other arguments are as for `layers`. Raises RuntimeError as
+    `layers` does, and for tokens that are not in the table.
     """
     return torch.ops.quantbench.cpu_decode(
         tokens,
@@ -237,4 +245,6 @@ def decode(
         shape.width,
         norm,
         output,
+        shape.ranks,
+        list(vocabularies),
     )

@@ -42,7 +42,7 @@ class SmallStep:
             angles.cos(),
             angles.sin(),
             torch.tensor([position]),
-            *(False, 1e-5, HEADS, KV_HEADS, WIDTH),
+            *(False, 1e-5, HEADS, KV_HEADS, WIDTH, 0),
         )
 
     def sequence(self) -> torch.Tensor:

@@ -1,6 +1,5 @@
 """A model that ranks share computes what one rank computes."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -11,21 +10,13 @@ from safetensors.torch import load_file
 from errors import KernelError, UsageError
 from models.config import from_hugging_face
 from models.split import Split, possible_ranks
-from ops.cpu.ranks import CAPACITY
 from ops.ranks import ALONE, Ranks
 from quantize.activation import ROUNDINGS, rounded
 from quantize.spec import SHOWN, parse
 from run.cutting import split_for
 from tests.models import hugging_face
 from tests.parallel import work
-
-TOKENS = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 8]]
-# Sums of some hundred products in another order: float32's rounding, amplified by a few layers.
-TOLERANCE = 1e-5
-
-
-def agree(shared, alone):
-    assert (shared - alone).abs().max() <= TOLERANCE * alone.abs().max()
+from tests.parallel.work import TOKENS, TOLERANCE, WIDE, agree
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -39,35 +30,15 @@ def test_logits_of_the_embedded_model(pool, size):
 def test_logits_of_every_family(pool, tmp_path, family):
     folder, oracle = hugging_face.saved(family, tmp_path)
     expected = oracle(torch.tensor(TOKENS)).logits
-    config = hugging_face.FAMILIES[family]
     for size in (2, 4):
         first, *others = pool.run(size, work.logits, str(folder), TOKENS)
         agree(first, expected)
-        assert all(torch.equal(first, other) for other in others), config
+        assert all(torch.equal(first, other) for other in others)
 
 
 # ---------------------------------------------------------------------------------- schemes
 
-WIDE = {  # wide enough for groups of 256 columns on two ranks
-    "model_type": "llama",
-    "hidden_size": 256,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 1,
-    "head_dim": 128,
-    "intermediate_size": 768,  # three groups of 256: one rank gets two of them
-    "vocab_size": 101,
-    "max_position_embeddings": 64,
-    "attention_bias": True,
-}
 UNCALIBRATED = [name for name in SHOWN if not parse(name).prunes]
-
-
-@pytest.fixture(scope="module")
-def wide(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("wide")
-    (folder / "config.json").write_text(json.dumps(WIDE))
-    return f"dummy:{folder}"
 
 
 def together(name, parts):
@@ -152,17 +123,6 @@ def test_decoding_through_caches(pool, kv_cache):
 def test_a_step_of_a_rank_compiles_into_one_graph(pool):
     for compiled, plain in pool.run(2, work.compiled_step, "tiny"):
         agree(compiled, plain)
-
-
-@pytest.mark.parametrize("size", [2, 4])
-def test_sums_through_shared_memory(pool, tmp_path, size):
-    lengths = [1, 7, 2048, 3 * CAPACITY + 5] + [64] * 300
-    expected = [
-        sum(work.numbers_of(rank, i, length) for rank in range(size))
-        for i, length in enumerate(lengths)
-    ]
-    for sums in pool.run(size, work.shared_sums, str(tmp_path / "memory"), lengths):
-        assert all(map(torch.equal, sums, expected))
 
 
 # ---------------------------------------------------------------------------------- shares

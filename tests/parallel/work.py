@@ -1,6 +1,7 @@
 """What ranks do in the tests: functions of (ranks, …), which processes receive by name."""
 
 import dataclasses
+import time
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from models.checkpoints.saved import how_saved
 from models.checkpoints.sources import locate
 from models.llama import Transformer
 from ops.cpu import ranks as shared_memory
+from ops.cpu.ranks import CAPACITY
 from ops.ranks import Ranks
 from quantize.across import RoundedAcross
 from quantize.spec import parse
@@ -20,6 +22,27 @@ from run.cutting import split_for
 from run.decoding import choose
 from run.loading import Loading
 from run.plan import scheme_of
+from tests.ops.small_step import fail_allocation
+
+TOKENS = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 8]]
+# Sums of some hundred products in another order: float32's rounding, amplified by a few layers.
+TOLERANCE = 1e-5
+WIDE = {  # wide enough for groups of 256 columns on two ranks
+    "model_type": "llama",
+    "hidden_size": 256,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 128,
+    "intermediate_size": 768,  # three groups of 256: one rank gets two of them
+    "vocab_size": 101,
+    "max_position_embeddings": 64,
+    "attention_bias": True,
+}
+
+
+def agree(shared: Tensor, alone: Tensor) -> None:
+    assert (shared - alone).abs().max() <= TOLERANCE * alone.abs().max()
 
 
 def load(ranks: Ranks, checkpoint_path: str, quantization: str = "none", **options: Any):
@@ -76,6 +99,60 @@ def steps(
     return torch.cat(pieces, 1), drawn, generator.decoder.name
 
 
+def sharing(ranks: Ranks, path: str) -> Ranks:
+    """The same ranks, which share the memory of that file; each test has its own."""
+    if ranks.size == 1:
+        return ranks
+    handle = shared_memory.open_memory(path, ranks.rank, ranks.size)
+    assert handle
+    ranks.total([1.0])  # all have opened it
+    return dataclasses.replace(ranks, memory=handle)
+
+
+def decoded(
+    ranks: Ranks,
+    memory: str,
+    tokens: list[list[int]],
+    options: dict[str, Any],
+    kv_cache: str = "dense",
+    decoder: str = "auto",
+    threads: int = 1,
+) -> tuple[Tensor, str]:
+    """Logits (B, S, V) of tokens that are decoded one after the other, and the decoder's name.
+
+    options: arguments of `load`. memory: a file for the ranks to share."""
+    _, model = load(sharing(ranks, memory), **options)
+    generator = Generator(model, len(tokens), len(tokens[0]), kv_cache, decoder)
+    columns = torch.tensor(tokens).split(1, 1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        logits = [generator.forward(column, at) for at, column in enumerate(columns)]
+    finally:
+        torch.set_num_threads(before)
+    return torch.cat(logits, 1), generator.decoder.name
+
+
+def failing_step(ranks: Ranks, memory: str, member: int) -> list[str]:
+    """What a rank is told when a thread of rank 1 cannot allocate memory, then and afterwards."""
+    _, model = load(sharing(ranks, memory), "tiny")
+    generator = Generator(model, 1, 4, decoder="cpu-step")
+    token, messages = torch.tensor([[5]]), []
+    torch.set_num_threads(2)
+    try:
+        generator.forward(token, 0)
+        if ranks.rank == 1:
+            fail_allocation(member, 2)
+        for _ in range(2):
+            try:
+                generator.forward(token, 1)
+            except RuntimeError as error:
+                messages.append(str(error).splitlines()[0])
+    finally:
+        torch.set_num_threads(1)
+    return messages
+
+
 def compiled_step(ranks: Ranks, path: str) -> tuple[Tensor, Tensor]:
     """Logits of a step: by a graph that torch.compile traced without a break, and by modules.
 
@@ -114,11 +191,29 @@ def rounded_product(
 
 def shared_sums(ranks: Ranks, path: str, lengths: list[int]) -> list[Tensor]:
     """Sums of whole numbers, drawn from each rank's own seed, through shared memory."""
-    handle = shared_memory.open_memory(path, ranks.rank, ranks.size)
-    assert handle
-    ranks.total([1.0])  # all have opened it
-    shares = dataclasses.replace(ranks, memory=handle)
+    shares = sharing(ranks, path)
     return [shares.sum(numbers_of(ranks.rank, i, n)) for i, n in enumerate(lengths)]
+
+
+def shared_gathers(ranks: Ranks, path: str, dtype: torch.dtype) -> list[Tensor]:
+    """Numbers of ranks side by side: of equal width, of different widths, and many."""
+    shares = sharing(ranks, path)
+    uneven = [3 + i for i in range(ranks.size)]
+    many = [CAPACITY + 5 * i for i in range(ranks.size)]
+    each = [(3, [4] * ranks.size, None), (2, uneven, uneven), (2, many, many)]
+    gathered = []
+    for rows, widths, given in each:
+        x = torch.full((1, rows, widths[ranks.rank]), ranks.rank, dtype=dtype)
+        x += torch.arange(rows)[:, None] * 10
+        gathered.append(shares.gather(x, given))
+    return gathered
+
+
+def wait_for_memory(path: str, ready: Any) -> None:
+    """Open the memory as rank 1 of 2, say so, and do nothing more."""
+    assert shared_memory.open_memory(path, 1, 2)
+    ready.set()
+    time.sleep(60)
 
 
 def numbers_of(rank: int, index: int, length: int) -> Tensor:

@@ -18,6 +18,9 @@ struct Rows {
   void (*rotate)(char* x, const float* cos, const float* sin, int64_t half);
   // to = silu(gate) · up
   void (*gate)(const char* gate, const char* up, int64_t n, char* to);
+  // to = x, as float32; as this type
+  void (*widen)(const char* x, int64_t n, float* to);
+  void (*narrow)(const float* x, int64_t n, char* to);
 };
 
 Rows rows_portable(Number);

@@ -93,8 +93,18 @@ void gate(const char* gates, const char* up, int64_t n, char* to) {
 }
 
 template <Number N>
+void widen(const char* x, int64_t n, float* to) {
+  for (int64_t i = 0; i < n; i += LANES) write<Number::f32>((char*)to, i, n, read<N>(x, i, n));
+}
+
+template <Number N>
+void narrow(const float* x, int64_t n, char* to) {
+  for (int64_t i = 0; i < n; i += LANES) write<N>(to, i, n, read<Number::f32>((const char*)x, i, n));
+}
+
+template <Number N>
 Rows rows_of() {
-  return {N, norm<N>, add<N>, rotate<N>, gate<N>};
+  return {N, norm<N>, add<N>, rotate<N>, gate<N>, widen<N>, narrow<N>};
 }
 
 inline Rows rows(Number type) {

@@ -1,0 +1,201 @@
+// All layers for one row, by a team of threads. For op.cpp alone.
+#pragma once
+
+#include "step/step.h"
+
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <utility>
+#include <vector>
+
+#include "common/team.h"
+
+namespace {
+
+// For tests: where an allocation fails, once.
+struct TestFailure {
+  std::atomic<int64_t> member{-1}, layer{0};
+  void check(int64_t this_member, int64_t this_layer) {
+    if (member.load(std::memory_order_relaxed) != this_member || layer != this_layer) return;
+    member = -1;
+    throw std::bad_alloc();
+  }
+} test_failure;
+
+// For one row. Products are shared among the members of a team; what lies between two products
+// takes less time than it would to share it, and each member does it for itself.
+class ByTeam {
+ public:
+  explicit ByTeam(Step& step)
+      : step(step), rows(rows_of(step.x)), size(step.x.element_size()), D(step.x.size(1)),
+        qkv(torch::stable::new_empty(step.x, {1, (step.heads + 2 * step.kv_heads) * step.E})),
+        result(torch::stable::new_empty(step.x, {1, step.ending ? step.ending->outputs : D})),
+        of_wo(D * size), of_w2(D * size),
+        of_w13(2 * step.width * size) {
+    for (int64_t i = 0; i < step.count; ++i) {
+      const std::pair<Part, int64_t> weights[] = {
+          {WQKV, D}, {WO, step.heads * step.E}, {W13, D}, {W2, step.width}};
+      const int64_t outputs[] = {qkv.size(1), D, 2 * step.width, D};
+      for (int k = 0; k < 4; ++k) {
+        const auto [part, columns] = weights[k];
+        add(step.part(i, part), columns, outputs[k]);
+        optional(i, Part(part + 1), outputs[k]);  // its bias
+      }
+      for (Part norm : {NORM, FFN_NORM}) vector(step.part(i, norm), step.x, D);
+      for (Part norm : {QUERY_NORM, KEY_NORM}) optional(i, norm, step.E);
+    }
+    if (const Ending* ending = step.ending) {
+      vector(ending->norm, step.x, D);
+      add(ending->weight, D, ending->outputs);
+    }
+  }
+
+  Tensor run() {
+    Team team;
+    try {
+      team.run([&](const Team::Member& member) { all_layers(member); });
+    } catch (const std::bad_alloc&) {
+      STD_TORCH_CHECK(false, "a thread of the decoding step could not allocate memory");
+    }
+    return result;
+  }
+
+ private:
+  Step& step;
+  const Rows rows;
+  const int64_t size, D;
+  Tensor qkv, result;
+  std::vector<char> of_wo, of_w2, of_w13;  // products, written by all, read by all
+  std::vector<std::unique_ptr<Product>> products;
+  std::unique_ptr<Attending> attending;
+
+  void add(const Tensor& weight, int64_t columns, int64_t outputs) {
+    const bool packed = weight.scalar_type() == ScalarType::Byte;
+    products.push_back(packed ? packed_product(weight, rows.type) : plain_product(weight, rows.type));
+    const Product& product = *products.back();
+    STD_TORCH_CHECK(product.rows == outputs && product.columns == columns, "a weight is (",
+                    product.rows, ", ", product.columns, "), not (", outputs, ", ", columns, ")");
+  }
+
+  // Null for what the model lacks.
+  const char* optional(int64_t layer, Part part, int64_t n) const {
+    const Tensor& t = step.part(layer, part);
+    return t.numel() ? vector(t, step.x, n) : nullptr;
+  }
+
+  void all_layers(const Team::Member& member) {
+    std::vector<char> memory((3 * D + step.width) * size);  // this member's own
+    char *x = memory.data(), *middle = x + D * size, *normed = middle + D * size;
+    char* gated = normed + D * size;
+    std::memcpy(x, data(step.x), D * size);
+    for (int64_t i = 0; i < step.count; ++i) {
+      test_failure.check(member.index, i);
+      norm(i, NORM, x, normed);
+      multiply(member, 4 * i, normed, data(qkv));
+      if (member.index == 0) begin_attention(i);
+      wait(member, 4 * i + 1);
+      if (!attending->alone()) {
+        attending->work();
+        wait(member, 4 * i + 1);
+      }
+      multiply(member, 4 * i + 1, data(attending->out()), of_wo.data());
+      sum_ranks(member, 4 * i + 2, i, WO_BIAS, of_wo);
+      sum(i, WO_BIAS, of_wo.data(), x, middle);
+      norm(i, FFN_NORM, middle, normed);
+      multiply(member, 4 * i + 2, normed, of_w13.data());
+      gate(i, gated);
+      multiply(member, 4 * i + 3, gated, of_w2.data());
+      sum_ranks(member, 4 * i + 4, i, W2_BIAS, of_w2);
+      sum(i, W2_BIAS, of_w2.data(), middle, x);
+    }
+    if (step.ending) {
+      rows.norm(x, data(step.ending->norm), float(step.epsilon), D, normed);
+      multiply(member, 4 * step.count, normed, data(result));
+    } else if (member.index == 0) {
+      std::memcpy(data(result), x, D * size);
+    }
+  }
+
+  void norm(int64_t layer, Part part, const char* from, char* to) const {
+    rows.norm(from, data(step.part(layer, part)), float(step.epsilon), D, to);
+  }
+
+  // One member adds the bias and sums over ranks, for all; what it reads next is product `next`.
+  void sum_ranks(const Team::Member& member, int64_t next, int64_t layer, Part bias,
+                 std::vector<char>& product) const {
+    if (!step.ranks) return;
+    if (member.index == 0) {
+      if (const char* b = optional(layer, bias, D)) rows.add(product.data(), b, D, product.data());
+      sum_over(step.ranks, rows, product.data(), D, prefetching(member, next));
+    }
+    wait(member, next);
+  }
+
+  // to = product + bias + other. A sum over ranks has the bias already.
+  void sum(int64_t layer, Part bias, const char* product, const char* other, char* to) const {
+    const char* from = product;
+    if (const char* b = step.ranks ? nullptr : optional(layer, bias, D)) {
+      rows.add(product, b, D, to);  // rounded, as a linear layer's result is
+      from = to;
+    }
+    rows.add(from, other, D, to);
+  }
+
+  void gate(int64_t layer, char* to) const {
+    const char *both = of_w13.data(), *up = both + step.width * size;
+    std::vector<char> biased;
+    if (const char* bias = optional(layer, W13_BIAS, 2 * step.width)) {
+      biased.resize(of_w13.size());
+      rows.add(both, bias, 2 * step.width, biased.data());
+      both = biased.data(), up = both + step.width * size;
+    }
+    rows.gate(both, up, step.width, to);
+  }
+
+  // What one member does for all: it is too little to share.
+  void begin_attention(int64_t layer) {
+    if (const char* bias = optional(layer, WQKV_BIAS, qkv.size(1)))
+      rows.add(data(qkv), bias, qkv.size(1), data(qkv));
+    turn_heads(rows, qkv, optional(layer, QUERY_NORM, step.E), optional(layer, KEY_NORM, step.E),
+               step.epsilon, step.cos, step.sin, step.heads, step.kv_heads);
+    attending = step.attending(layer, qkv);
+    if (attending->alone()) attending->work();
+  }
+
+  void multiply(const Team::Member& member, int64_t index, const char* x, char* to) {
+    products[index]->share(x, to, member.index, member.count);
+    wait(member, index + 1);
+  }
+
+  // Until all are here; meanwhile what this member will read first of product `next` comes nearer.
+  void wait(const Team::Member& member, int64_t next) const {
+    member.meet(prefetching(member, next));
+  }
+
+  // Fetches a line of each stream that a member reads first of a product; false once that is enough.
+  struct Prefetching {
+    static constexpr int64_t NEAR = 32 << 10;  // bytes of each stream: a fraction of a second-level cache
+    int64_t at = NEAR, bytes[Streams::COUNT];
+    const char* streams[Streams::COUNT];
+
+    bool operator()() {
+      if (at >= NEAR) return false;
+      for (int i = 0; i < Streams::COUNT; ++i)
+        if (at < bytes[i]) __builtin_prefetch(streams[i] + at, 0, 2);
+      return (at += 64) < NEAR;
+    }
+  };
+
+  Prefetching prefetching(const Team::Member& member, int64_t index) const {
+    Prefetching made;
+    if (index >= int64_t(products.size())) return made;
+    made.at = 0;
+    for (int i = 0; i < Streams::COUNT; ++i)
+      made.streams[i] = products[index]->stream(i, member.index, member.count, made.bytes[i]);
+    return made;
+  }
+};
+
+}  // namespace

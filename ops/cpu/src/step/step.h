@@ -1,0 +1,168 @@
+// What a decoding step's ops share: reading tensors, what happens to rows between two products, and a
+// step of all layers as it is called. For op.cpp alone, which has the overview.
+#pragma once
+
+#include "step/rows.h"
+
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "common/isa.h"
+#include "common/products.h"
+#include "common/ranks.h"
+
+namespace {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+using Maybe = std::optional<Tensor>;
+
+Rows rows_of(const Tensor& x) {
+  const Number number = number_of(x.scalar_type());
+  if (isa() >= Isa::avx512vnni) return rows_avx512vnni(number);
+  return isa() >= Isa::avx2 ? rows_avx2(number) : rows_portable(number);
+}
+
+const char* data(const Tensor& t) { return static_cast<const char*>(t.const_data_ptr()); }
+char* data(Tensor& t) { return static_cast<char*>(t.mutable_data_ptr()); }
+int64_t row_bytes(const Tensor& t) { return t.size(1) * t.element_size(); }
+
+// A norm's weight or a bias, which applies to every row of x.
+const char* vector(const Tensor& t, const Tensor& x, int64_t n) {
+  STD_TORCH_CHECK(t.scalar_type() == x.scalar_type() && t.is_contiguous() && t.numel() == n,
+                  "a norm's weight or a bias has to be ", n, " numbers of x's dtype");
+  return data(t);
+}
+
+void check_rows(const Tensor& x) {
+  STD_TORCH_CHECK(x.dim() == 2 && x.is_contiguous(), "x has to be (B, D), contiguous");
+}
+
+// x = the sum of all ranks' x, n numbers, rounded once; x itself if there are no others.
+template <typename F>
+void sum_over(LocalRanks* ranks, const Rows& rows, char* x, int64_t n, F idle) {
+  if (!ranks) return;
+  if (rows.type == Number::f32) {
+    auto* numbers = reinterpret_cast<float*>(x);
+    return ranks->sum(numbers, numbers, n, idle);
+  }
+  std::vector<float> wide(n);
+  rows.widen(x, n, wide.data());
+  ranks->sum(wide.data(), wide.data(), n, idle);
+  rows.narrow(wide.data(), n, x);
+}
+
+void sum_over(LocalRanks* ranks, const Rows& rows, Tensor& x) {
+  sum_over(ranks, rows, data(x), x.numel(), [] { return false; });
+}
+
+// Norms of heads, where there are any, and rotation, of queries and keys in place.
+void turn_heads(const Rows& rows, Tensor& y, const char* query_norm, const char* key_norm,
+                double epsilon, const Tensor& cos, const Tensor& sin, int64_t heads,
+                int64_t kv_heads) {
+  const int64_t half = cos.numel(), head_bytes = 2 * half * y.element_size();
+  const auto* c = static_cast<const float*>(cos.const_data_ptr());
+  const auto* s = static_cast<const float*>(sin.const_data_ptr());
+  for (int64_t b = 0; b < y.size(0); ++b)
+    for (int64_t h = 0; h < heads + kv_heads; ++h) {
+      char* head = data(y) + b * row_bytes(y) + h * head_bytes;
+      if (const char* w = h < heads ? query_norm : key_norm)
+        rows.norm(head, w, float(epsilon), 2 * half, head);
+      rows.rotate(head, c, s, half);
+    }
+}
+
+// What a layer's tensors are, in the order in which they come. Those that a model has not are empty.
+enum Part { NORM, WQKV, WQKV_BIAS, QUERY_NORM, KEY_NORM, WO, WO_BIAS, FFN_NORM, W13, W13_BIAS, W2,
+            W2_BIAS, PARTS };
+
+Maybe maybe(const Tensor& t) { return t.numel() ? Maybe(t) : std::nullopt; }
+
+// kv_heads heads of every row, from `first_head` on, of y (B, all · E), to slot `slot` of a cache (B, K, T, E).
+void store(const Tensor& y, int64_t first_head, Tensor& cache, int64_t slot) {
+  const int64_t bytes = cache.size(3) * cache.element_size(), size = cache.element_size();
+  for (int64_t b = 0; b < y.size(0); ++b)
+    for (int64_t k = 0; k < cache.size(1); ++k)
+      std::memcpy(data(cache) + (b * cache.stride(0) + k * cache.stride(1) + slot * cache.stride(2)) * size,
+                  data(y) + b * row_bytes(y) + (first_head + k) * bytes, bytes);
+}
+
+void check_cache(const Tensor& cache, const Tensor& x, int64_t kv_heads, int64_t E) {
+  STD_TORCH_CHECK(cache.dim() == 4 && cache.size(0) >= x.size(0) && cache.size(1) == kv_heads &&
+                      cache.size(3) == E && cache.stride(3) == 1 &&
+                      cache.scalar_type() == x.scalar_type(),
+                  "a cache has to be (B, ", kv_heads, ", T, ", E, ") of x's dtype");
+}
+
+// What follows the layers where logits are wanted.
+struct Ending {
+  const Tensor &norm, &weight;
+  int64_t outputs;
+};
+
+int64_t one_position(const Tensor& position) {
+  STD_TORCH_CHECK(position.numel() == 1 && position.scalar_type() == ScalarType::Long,
+                  "the position has to be one int64");
+  return *static_cast<const int64_t*>(position.const_data_ptr());
+}
+
+// What every layer is called with, and where its caches' new slot is.
+struct Step {
+  const std::vector<Tensor>& parts;
+  std::vector<Tensor>& caches;
+  const Tensor &x, &cos, &sin;
+  double epsilon;
+  int64_t heads, kv_heads, width;
+  LocalRanks* ranks;
+  const Ending* ending;
+  int64_t count, B, E, end;
+  Tensor first, filled;  // (B,) as decode attention wants them
+
+  Step(const std::vector<Tensor>& parts, std::vector<Tensor>& caches, const Tensor& x,
+       const Tensor& cos, const Tensor& sin, const Tensor& position, bool wraps, double epsilon,
+       int64_t heads, int64_t kv_heads, int64_t width, int64_t handle,
+       const Ending* ending = nullptr)
+      : parts(parts), caches(caches), x(x), cos(cos), sin(sin), epsilon(epsilon), heads(heads),
+        kv_heads(kv_heads), width(width), ranks(LocalRanks::of(handle)), ending(ending),
+        count(caches.size() / 2), B(x.size(0)), E(2 * cos.numel()),
+        first(torch::stable::new_empty(x, {B}, ScalarType::Long)),
+        filled(torch::stable::new_empty(x, {B}, ScalarType::Long)) {
+    check_rows(x);
+    STD_TORCH_CHECK(int64_t(parts.size()) == count * PARTS, "there are ", parts.size(),
+                    " tensors for ", count, " layers");
+    end = one_position(position) + 1;
+    const int64_t slots = count ? caches[0].size(2) : 1;
+    for (const Tensor& cache : caches) {
+      check_cache(cache, x, kv_heads, E);
+      STD_TORCH_CHECK(end > 0 && cache.size(2) == slots && (wraps || end <= slots), "position ",
+                      end - 1, " is not in a cache of ", cache.size(2));
+    }
+    const int64_t seen = end < slots ? end : slots;
+    for (int64_t b = 0; b < B; ++b) {
+      static_cast<int64_t*>(first.mutable_data_ptr())[b] = (end - seen) % slots;
+      static_cast<int64_t*>(filled.mutable_data_ptr())[b] = seen;
+    }
+  }
+
+  const Tensor& part(int64_t layer, Part part) const { return parts[layer * PARTS + part]; }
+
+  // Stores a layer's new keys and values; attention over all of them.
+  std::unique_ptr<Attending> attending(int64_t layer, Tensor& qkv) {
+    Tensor &keys = caches[2 * layer], &values = caches[2 * layer + 1];
+    const int64_t slot = (end - 1) % keys.size(2);
+    store(qkv, heads, keys, slot);
+    store(qkv, heads + kv_heads, values, slot);
+    Tensor of_heads = torch::stable::view(qkv, {B, heads + 2 * kv_heads, E});
+    return std::unique_ptr<Attending>(new Attending(
+        torch::stable::narrow(of_heads, 1, 0, heads), torch::stable::narrow(keys, 0, 0, B),
+        std::nullopt, torch::stable::narrow(values, 0, 0, B), std::nullopt, first, filled, "dense"));
+  }
+};
+
+}  // namespace
