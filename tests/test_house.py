@@ -23,6 +23,7 @@ FLOORS = (
     {"kv_cache"},
     {"quantize", "models", "benchlog"},
     {"run"},
+    {"estimate"},
     {"generate"},
     {"compare"},
     {"quantbench", "setup"},
@@ -70,6 +71,7 @@ ROOMS = {
         {"loading", "why"},
         {"saved_model"},
     ),
+    "estimate": ({"recording"}, {"counting"}),
     "compare": (
         {
             "arguments",

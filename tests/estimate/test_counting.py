@@ -1,0 +1,276 @@
+"""Counting a pass: against cases worked by hand, torch's own counter, and a model's parameters."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from errors import QuantbenchError, UsageError
+from estimate.counting import count_config, count_model, count_module
+from estimate.recording import pairs
+from models import build
+from models.config import ModelConfig
+from models.presets import preset
+from quantize.spec import parse_scheme
+from run.sizes import size_of
+
+# D 64, 4 query heads share 2 key/value heads of 16, F 96, V 256.
+GROUPED = ModelConfig("grouped", 64, 1, 4, 2, 16, 96, 256, 128)
+OPT = {
+    "model_type": "opt",
+    "hidden_size": 64,
+    "word_embed_proj_dim": 64,
+    "ffn_dim": 256,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "vocab_size": 512,
+    "max_position_embeddings": 128,
+}
+
+
+def by_shape(count):
+    return {(work.inner, work.outer): work for work in count.of_kind("linear")}
+
+
+def total(count, kind, field):
+    return sum(getattr(work, field) for work in count.of_kind(kind))
+
+
+# 3 positions of 2 sequences behind 5 in the cache; bfloat16 takes 2 bytes. The queries at positions
+# 5, 6 and 7 see 6, 7 and 8 keys, in 2 sequences of 4 heads: 168 pairs, each 4 · 16 operations. The
+# cache holds 2 heads · 16 · 2 (key and value) · 2 bytes = 128 bytes a position.
+def test_a_layer_with_grouped_heads_is_counted_as_worked_by_hand():
+    count = count_model(GROUPED, batch=2, tokens=3, depth=5, device="cuda")
+    works = by_shape(count)
+    assert {shape: work.flops for shape, work in works.items()} == {
+        (64, 128): 2 * 6 * 64 * 128,  # (4 + 2 + 2) · 16 columns
+        (64, 64): 2 * 6 * 64 * 64,
+        (64, 192): 2 * 6 * 64 * 192,
+        (96, 64): 2 * 6 * 96 * 64,
+        (64, 256): 2 * 2 * 64 * 256,  # of the last positions alone
+    }
+    wqkv = works[64, 128]
+    assert (wqkv.bytes_read, wqkv.bytes_written) == (2 * 64 * 128 + 2 * 6 * 64, 2 * 6 * 128)
+    assert wqkv.operation == "linear" and wqkv.format == "bfloat16" and wqkv.calls == 1
+    (attention,) = count.of_kind("attention")
+    assert attention.flops == 168 * 4 * 16
+    query = 2 * 4 * 3 * 16 * 2
+    assert attention.bytes_read == query + 2 * 5 * 128 + 2 * 3 * 128
+    assert attention.bytes_written == query + 2 * 3 * 128
+    assert count.kv_cache_bytes == 2 * 8 * 128
+
+
+def test_a_decoding_step_reads_the_cache_once_for_all_heads_that_share_it():
+    count = count_model(GROUPED, batch=2, tokens=1, depth=5)
+    (attention,) = count.of_kind("attention")
+    assert attention.flops == 6 * 2 * 4 * 4 * 16
+    assert attention.bytes_read == 2 * 6 * 128 + 2 * 4 * 16 * 2
+    assert attention.outer == 6 and attention.rows == 2
+
+
+def test_attention_is_counted_as_it_is_computed_on_the_device():
+    def seen(device, **more):
+        count = count_model(GROUPED, tokens=8, device=device, **more)
+        return total(count, "attention", "flops") / (4 * 4 * 16)
+
+    assert seen("cuda") == 36  # flash attention leaves out the upper triangle
+    assert seen("cpu") == 64  # torch's, with a mask, computes all of the chunk
+    assert seen("cpu", chunk=4) == 16 + (16 + 16)  # the second chunk also sees the first
+    assert seen("cuda", chunk=4) == 36
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "depth", "window"), [(5, 5, 0, None), (3, 9, 6, None), (7, 12, 5, 4)]
+)
+def test_pairs_are_those_that_a_mask_leaves(queries, keys, depth, window):
+    query, key = torch.arange(depth, depth + queries)[:, None], torch.arange(keys)
+    mask = key <= query
+    if window is not None:
+        mask &= key > query - window
+    assert pairs(queries, keys, depth, window) == int(mask.sum())
+
+
+def test_layers_and_chunks_add_up():
+    config = preset("TinyLlama-1.1B-Chat-v1.0")
+    count = count_model(config, tokens=1, depth=7, logits="all")
+    matrices = config.parameters() - 32000 * 2048 - 45 * 2048  # without embedding and norms
+    assert total(count, "linear", "flops") == 2 * matrices
+    assert total(count, "linear", "calls") == 22 * 4 + 1
+    assert total(count, "attention", "calls") == 22
+    whole = count_model(config, tokens=8, device="cuda")
+    chunks = count_model(config, tokens=8, chunk=2, device="cuda")
+    assert whole.flops == chunks.flops
+    assert total(chunks, "linear", "calls") == 4 * 22 * 4 + 1
+
+
+def test_flops_of_products_are_those_of_torchs_counter():
+    model = build(GROUPED.with_layers(1))
+    tokens = torch.randint(256, (2, 7))
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(tokens)
+    theirs = counter.get_flop_counts()["Global"]
+    with torch.device("meta"):
+        count = count_module(build(GROUPED), tokens.to("meta"))
+    assert total(count, "linear", "flops") == theirs[torch.ops.aten.mm]
+
+
+@pytest.mark.parametrize("scheme", ["none", "int8wo", "int4wo-32", "fp6", "sparse-marlin"])
+def test_a_decoding_step_reads_every_weight_but_the_embedding_once(scheme):
+    config = ModelConfig("wide", 256, 3, 4, 2, 64, 512, 512, 128)
+    count = count_model(config, scheme, tokens=1)
+    size = size_of(config, parse_scheme(scheme), torch.device("cpu"), torch.bfloat16)
+    activations = sum(2 * work.calls * work.inner for work in count.of_kind("linear"))
+    norms = 2 * (3 * 2 + 1) * 256
+    read = total(count, "linear", "bytes_read") - activations
+    assert read == size.model_bytes - norms
+    assert count.weight_bytes == size.memory_bytes
+    (format,) = {work.format for work in count.of_kind("linear")}
+    assert format == ("bfloat16" if scheme == "none" else scheme)
+
+
+def test_a_scheme_is_counted_for_a_device_that_is_not_here():
+    """4 bits a weight, and a scale and a zero point of 16 bits for every 32."""
+    config = ModelConfig("wide", 256, 3, 4, 2, 64, 512, 512, 128, tie_embeddings=True)
+    count = count_model(config, "int4wo-32", tokens=1, device="cuda")
+    works = by_shape(count)
+    assert works[256, 512].bytes_read == 4 * (256 * 512 // 2 + 256 * 512 // 32 * 4 + 2 * 256)
+    whole = count_model(config, tokens=1, device="cuda")
+    assert whole.weight_bytes == 2 * config.parameters()
+
+
+def test_70b_from_shapes_alone():
+    config = preset("Meta-Llama-3-70B")
+    count = count_model(config, tokens=1, depth=8191, batch=4)
+    assert count.weight_bytes == 2 * config.parameters()
+    # 80 layers · 8 heads · 128 · 2 (key and value) · 2 bytes, for 8192 positions of 4 sequences
+    assert count.kv_cache_bytes == 80 * 8 * 128 * 2 * 2 * 8192 * 4
+    assert count.bytes > count.kv_cache_bytes
+
+
+def test_ranks_share_the_products_and_exchange_sums():
+    config = preset("Meta-Llama-3-8B")
+    one, of_four = (count_model(config, "int8wo", tokens=16, tp=tp) for tp in (1, 4))
+    assert total(of_four, "linear", "flops") * 4 == total(one, "linear", "flops")
+    assert total(of_four, "attention", "flops") * 4 == total(one, "attention", "flops")
+    assert not one.collectives
+    sums, gathered = of_four.collectives
+    assert (sums.kind, sums.bytes, sums.calls) == ("all_reduce", 16 * 4096 * 2, 2 * 32 + 1)
+    assert (gathered.kind, gathered.bytes, gathered.calls) == ("all_gather", 128256 // 4 * 2, 1)
+
+
+# ---------------------------------------------------------------------------------- any module
+
+
+def test_any_module_and_what_is_alive_at_its_peak():
+    """float32: x 6·4, h 6·10, relu of it 6·10, y 6·2. At the peak h and its relu are alive; x is
+    given, and was there before."""
+    with torch.device("meta"):
+        module = nn.Sequential(nn.Linear(4, 10), nn.ReLU(), nn.Linear(10, 2))
+        count = count_module(module, torch.empty(6, 4))
+    assert count.flops == 2 * 6 * (4 * 10 + 10 * 2)
+    assert count.weight_bytes == 4 * (40 + 10 + 20 + 2)
+    assert count.peak_activation_bytes == 4 * (60 + 60)
+    assert [(alive.name, alive.shape) for alive in count.peak_tensors] == [
+        ("0: linear", (6, 10)),
+        ("1: aten.relu", (6, 10)),
+    ]
+    (relu,) = count.of_kind("rest")
+    assert (relu.bytes_read, relu.bytes_written, relu.flops) == (240, 240, 0)
+    assert [size for _, size in count.events] == [240, 240, 0, 48, 0]  # y stays
+
+
+def test_views_cost_nothing_and_expanded_tensors_are_read_once():
+    class Added(nn.Module):
+        def forward(self, x, row):
+            return x.view(3, 4).T.contiguous() + row.expand(4, 3)
+
+    with torch.device("meta"):
+        count = count_module(Added(), torch.empty(12), torch.empty(3))
+    copy, add = count.works
+    assert (copy.bytes_read, copy.bytes_written) == (48, 48)
+    assert (add.bytes_read, add.bytes_written) == (48 + 12, 48)
+
+
+def test_an_embedding_reads_the_rows_of_its_tokens():
+    with torch.device("meta"):
+        count = count_module(nn.Embedding(1000, 8), torch.empty(2, 3, dtype=torch.long))
+    (work,) = count.works
+    assert (work.bytes_read, work.bytes_written) == (6 * 8 * 4 + 6 * 8, 6 * 8 * 4)
+
+
+def test_a_module_that_is_not_on_the_meta_device_is_refused():
+    with pytest.raises(UsageError, match="counted on the meta device; this one is on cpu"):
+        count_module(nn.Linear(2, 2), torch.empty(1, 2))
+
+
+# ---------------------------------------------------------------------------------- transformers
+
+
+@pytest.fixture
+def config_json(tmp_path):
+    def written(**fields):
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps(fields))
+        return path
+
+    return written
+
+
+def test_opt_is_counted_as_worked_by_hand(config_json):
+    """Each of 3 layers has 4 square matrices and two of 64 · 256; 2 sequences of 10 tokens, each of
+    which sees itself and those before it: 55 pairs a head, so 4 · 64 · 55 operations a sequence."""
+    pytest.importorskip("transformers")
+    count = count_config(config_json(**OPT), 2, 10, logits="all", precision=torch.float16)
+    matrices = 3 * (4 * 64 * 64 + 2 * 64 * 256) + 64 * 512
+    assert total(count, "linear", "flops") == 2 * 20 * matrices
+    assert total(count, "attention", "flops") == 3 * 2 * 4 * 64 * 55
+    # biases, two norms a layer and one at the end, and positions, of which OPT has two more
+    parameters = matrices + 3 * (4 * 64 + 256 + 64 + 4 * 64) + 2 * 64 + (128 + 2) * 64
+    assert count.weight_bytes == 2 * parameters
+
+
+@pytest.mark.parametrize("depth", [0, 6])
+def test_llama_of_transformers_computes_what_ours_does(config_json, depth):
+    pytest.importorskip("transformers")
+    path = config_json(
+        model_type="llama",
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=256,
+    )
+    theirs = count_config(path, 3, 1 if depth else 5, depth)
+    ours = count_model(
+        ModelConfig("two", 64, 2, 4, 2, 16, 96, 256, 128),
+        batch=3,
+        tokens=1 if depth else 5,
+        depth=depth,
+        device="cuda",
+    )
+    for kind in ("linear", "attention"):
+        assert total(theirs, kind, "flops") == total(ours, kind, "flops")
+    assert theirs.weight_bytes == ours.weight_bytes
+
+
+BAD_CONFIGS = [
+    ("{", "no config of transformers"),
+    ("[]", "no config of transformers"),
+    ("{}", "no config of transformers: \"'model_type'\""),
+    ('{"model_type": "nothing"}', "no config of transformers"),
+    ('{"model_type": "llama", "hidden_size": "wide"}', "config"),
+    ('{"model_type": "t5"}', "transformers builds no model"),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), BAD_CONFIGS)
+def test_a_config_that_is_not_understood_is_one_line(tmp_path, text, expected):
+    pytest.importorskip("transformers")
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(QuantbenchError) as caught:
+        count_config(path)
+    assert expected in str(caught.value)
