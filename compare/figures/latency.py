@@ -16,7 +16,7 @@ time. "legacy" is what text-generation-inference's benchmark computes: percentil
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 import numpy as np
@@ -62,26 +62,33 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Summary:
-    """Milliseconds; all of them NaN for a cell that was not measured."""
+class Figures:
+    """What a line of a table shows of a cell; NaN for a cell that was not measured."""
 
     average: float
     lowest: float
     highest: float
-    p50: float
-    p90: float
-    p99: float
-    interval: tuple[float, float] | None = None  # of the average, 95 %
+    interval: tuple[float, float] | None = field(default=None, kw_only=True)  # 95 %, the average's
+
+    @property
+    def values(self) -> dict[str, float]:
+        """By name, in the order of a table's columns, without the interval."""
+        named = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: value for name, value in named.items() if name != "interval"}
 
 
 @dataclass(frozen=True)
-class Rate:
-    """Work per second, in the row's unit; NaN for a cell that was not measured."""
+class Summary(Figures):
+    """Milliseconds."""
 
-    average: float
-    lowest: float
-    highest: float
-    interval: tuple[float, float] | None = None  # of the average, 95 %
+    p50: float
+    p90: float
+    p99: float
+
+
+@dataclass(frozen=True)
+class Rate(Figures):
+    """Work per second, in the row's unit."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +150,11 @@ def rate_rows(cells: Sequence[Cell], style: Style, sequence_length: int) -> list
 
 
 def summary(runs: Sequence[Sequence[float]], style: Style) -> Summary:
-    """Of each run's values, in the order of arrival. The interval is over the runs' means."""
+    """Figures of all runs' milliseconds, which come in the order of arrival.
+
+    A run may have several values, as many as it has steps. The interval is that of the average,
+    from the mean of each run.
+    """
     values = [value for run in runs for value in run]
     if not values:
         return Summary(math.nan, math.nan, math.nan, math.nan, math.nan, math.nan)
@@ -153,7 +164,7 @@ def summary(runs: Sequence[Sequence[float]], style: Style) -> Summary:
     p50, p90, p99 = (float(v) for v in np.percentile(values, PERCENTILES, method="linear"))
     means = [math.fsum(run) / len(run) for run in runs if run]
     average = math.fsum(values) / len(values)
-    return Summary(average, min(values), max(values), p50, p90, p99, interval(means))
+    return Summary(average, min(values), max(values), p50, p90, p99, interval=interval(means))
 
 
 def rate(work: float, seconds: Sequence[float], style: Style) -> Rate:
@@ -166,7 +177,7 @@ def rate(work: float, seconds: Sequence[float], style: Style) -> Rate:
     ends = interval(seconds)
     inverted = (work / ends[1], work / ends[0]) if ends and ends[0] > 0 else None
     average = work * len(seconds) / math.fsum(seconds)
-    return Rate(average, min(rates), max(rates), inverted)
+    return Rate(average, min(rates), max(rates), interval=inverted)
 
 
 def interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float] | None:

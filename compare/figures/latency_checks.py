@@ -91,11 +91,10 @@ def inferred(table: Table) -> int:
 def _within(row: Row) -> str:
     """What does not agree among a row's own figures."""
     figures = row.figures
-    names = COLUMNS if isinstance(figures, Summary) else COLUMNS[:3]
-    values = {name: float(getattr(figures, name)) for name in names}
-    missing = [name for name in names if math.isnan(values[name])]
+    values = figures.values
+    missing = [name for name, value in values.items() if math.isnan(value)]
     if missing:
-        if len(missing) == len(names):
+        if len(missing) == len(values):
             return ""
         return f"{_name(row)}: {', '.join(missing)} NaN, and the other figures are not"
     orders = [("lowest", "average"), ("average", "highest")]

@@ -174,10 +174,7 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 def _cells(row: Row, style: Style) -> list[str]:
     figures = row.figures
-    values = [figures.average, figures.lowest, figures.highest]
-    if isinstance(figures, Summary):
-        values += [figures.p50, figures.p90, figures.p99]
-    texts = [f"{_number(value)} {row.unit}" for value in values]
+    texts = [f"{_number(value)} {row.unit}" for value in figures.values.values()]
     if style == "correct":
         texts.insert(1, _interval(figures.interval, row.unit))
     return [row.step, str(row.batch_size), *texts]
@@ -294,14 +291,8 @@ def _row(kind: Kind, style: Style, cells: list[str]) -> Row:
             raise ValueError(f"{header} is {shown(cell)}, which is no {what}")
         unit = match[2]
         values.append(float(match[1]))
-    figures: Summary | Rate
-    if kind == "latency":
-        average, lowest, highest, p50, p90, p99 = values
-        figures = Summary(average, lowest, highest, p50, p90, p99, interval)
-    else:
-        average, lowest, highest = values
-        figures = Rate(average, lowest, highest, interval)
-    return Row(cells[0], int(cells[1]), unit, figures)
+    made = Summary if kind == "latency" else Rate
+    return Row(cells[0], int(cells[1]), unit, made(*values, interval=interval))
 
 
 def _read_interval(cell: str, units: str) -> tuple[float, float] | None:
