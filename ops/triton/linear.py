@@ -20,12 +20,13 @@ from torch import Tensor
 from ops.formats import TABLES, Packed
 from ops.packing import PLANES, columns_per_unit
 from ops.triton.values import (
-    centred,
     load_floats,
+    load_group_scales,
     load_scales,
     load_words,
     lookup_table,
     values,
+    weights,
     zeros,
 )
 
@@ -372,15 +373,13 @@ def _tile_kernel(
         j = start + tl.arange(0, BLOCK_J)[None, :]
         inside = j < units
         words = load_words(plane0, plane1, plane2, row * units + j, inside)
-        if UNITS_PER_GROUP > 0:
-            places = row * (units // UNITS_PER_GROUP) + j // UNITS_PER_GROUP
-            factor, offset = load_scales(scale, zero, places, inside, SCALE, INTEGER_BITS)
+        factor, offset = load_group_scales(
+            scale, zero, row, j, units, inside, UNITS_PER_GROUP, SCALE, INTEGER_BITS
+        )
         for i in tl.static_range(UNIT):
-            number = values(words, table, i, FORMAT, WIDTHS)
-            if UNITS_PER_GROUP > 0:
-                number = number * factor + offset
-            else:
-                number = centred(number, INTEGER_BITS)
+            number = weights(
+                words, table, i, factor, offset, FORMAT, WIDTHS, UNITS_PER_GROUP, INTEGER_BITS
+            )
             columns = tl.load(x_rows + i * units + j, inside, other=0)
             number = number.to(columns.dtype).to(OPERANDS)
             sums = tl.dot(columns.to(OPERANDS), tl.trans(number), sums, input_precision="ieee")
@@ -425,13 +424,11 @@ def _unpack_kernel(
     if TABLE is not None:
         table = lookup_table(TABLE)
     words = load_words(plane0, plane1, plane2, row * units + j, inside)
-    if UNITS_PER_GROUP > 0:
-        places = row * (units // UNITS_PER_GROUP) + j // UNITS_PER_GROUP
-        factor, offset = load_scales(scale, zero, places, inside, SCALE, INTEGER_BITS)
+    factor, offset = load_group_scales(
+        scale, zero, row, j, units, inside, UNITS_PER_GROUP, SCALE, INTEGER_BITS
+    )
     for i in tl.static_range(UNIT):
-        number = values(words, table, i, FORMAT, WIDTHS)
-        if UNITS_PER_GROUP > 0:
-            number = number * factor + offset
-        else:
-            number = centred(number, INTEGER_BITS)
+        number = weights(
+            words, table, i, factor, offset, FORMAT, WIDTHS, UNITS_PER_GROUP, INTEGER_BITS
+        )
         tl.store(numbers + (row * UNIT + i) * units + j, number.to(OPERANDS), inside)

@@ -74,6 +74,49 @@ def load_scales(scale, zero, places, inside, KIND: tl.constexpr, INTEGER_BITS: t
 
 
 @triton.jit
+def load_group_scales(
+    scale,  # (rows, groups)
+    zero,
+    row,
+    j,
+    units,
+    inside,
+    UNITS_PER_GROUP: tl.constexpr,
+    KIND: tl.constexpr,
+    INTEGER_BITS: tl.constexpr,
+):
+    """`load_scales` of the groups that units j of these rows are in. Where a row has one scale (0
+    units per group) nothing is loaded: the sums are multiplied by it at the end."""
+    factor = 1.0
+    offset = 0.0
+    if UNITS_PER_GROUP > 0:
+        places = row * (units // UNITS_PER_GROUP) + j // UNITS_PER_GROUP
+        factor, offset = load_scales(scale, zero, places, inside, KIND, INTEGER_BITS)
+    return factor, offset
+
+
+@triton.jit
+def weights(
+    words,
+    table,
+    i: tl.constexpr,
+    factor,
+    offset,
+    FORMAT: tl.constexpr,
+    WIDTHS: tl.constexpr,
+    UNITS_PER_GROUP: tl.constexpr,
+    INTEGER_BITS: tl.constexpr,
+):
+    """The float32 weights of column i of every unit, scaled unless there is one scale per row."""
+    number = values(words, table, i, FORMAT, WIDTHS)
+    if UNITS_PER_GROUP > 0:
+        number = number * factor + offset
+    else:
+        number = centred(number, INTEGER_BITS)
+    return number
+
+
+@triton.jit
 def load_floats(pointers, inside, KIND: tl.constexpr):
     """Floats of any dtype as float32. Floats of 8 bits are loaded as bytes and converted here, so
     that the device need not support them."""
