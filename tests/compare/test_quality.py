@@ -31,6 +31,7 @@ from quantize.spec import parse as scheme
 from run.loading import load
 from run.plan import make_plan
 from run.scoring import predictions, token_nats
+from tests.compare.refusals import one_line
 
 TOKENS = 600
 TOKENIZER = load_tokenizer(EMBEDDED, 4096)
@@ -307,9 +308,7 @@ def test_bad_input_is_one_line(tmp_path, monkeypatch, arguments, reason):
     monkeypatch.chdir(tmp_path)
     Path("bytes").write_bytes(b"\xff\xfe\x00")
     Path("short.txt").write_text("def f(x): return x")
-    error = CliRunner().invoke(quality, arguments, standalone_mode=False).exception
-    message = str(getattr(error, "message", error))
-    assert reason in message and "\n" not in message
+    assert reason in one_line(run(*arguments))
 
 
 # ------------------------------------------------------------------------- decoding, random weights

@@ -28,6 +28,7 @@ from errors import UsageError
 from run.loading import load
 from run.plan import make_plan
 from tests.compare.fake_process import Behaviour, FakeProcess, World
+from tests.compare.refusals import one_line
 
 GB = 10**9
 RATIOS = {"none": 1.0, "int8wo": 1.002, "fp6": 1.01, "uintx-2-64": 5.0}
@@ -36,12 +37,6 @@ SECONDS = {"none": 1.0, "int8wo": 0.5, "fp6": 0.4, "uintx-2-64": 0.2}
 
 def run(*arguments):
     return CliRunner().invoke(command.recommend, list(arguments))
-
-
-def one_line(result):
-    message = str(result.exception)
-    assert not isinstance(result.exception, SystemExit) and "\n" not in message
-    return message
 
 
 class Schemes:

@@ -15,6 +15,7 @@ from compare.commands.replay import checkpoint, mapped, replay
 from compare.sampling.replayed import Replayed
 from generate import main as generate
 from tests.compare.facts import arm_facts
+from tests.compare.refusals import one_line
 from typed_json import to_json
 
 REFERENCE = Path(__file__).parents[1] / "data" / "torchao_llama_log.txt"
@@ -23,13 +24,6 @@ RECORDS = log.read(REFERENCE).records
 
 def run(*arguments):
     return CliRunner().invoke(replay, list(arguments))
-
-
-def one_line(result):
-    """The message of the one error a command ended with."""
-    message = str(getattr(result.exception, "message", result.exception))
-    assert not isinstance(result.exception, SystemExit) and "\n" not in message
-    return message
 
 
 def test_every_line_of_the_old_log_can_be_built():
