@@ -21,34 +21,21 @@ from compare.sampling.comparison import Comparison
 from compare.sampling.results import ArmResult, Results, Settings
 from errors import LogError, UsageError
 from models.checkpoints.load import load_config, load_model
+from tests.models.small import small_checkpoint
 
 HERE = Path(__file__).parent
-# A small Llama whose every width fits every format; grouped queries, rotations scaled.
-SMALL = {
-    "model_type": "llama",
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 320,
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 500000.0,
-    "rope_scaling": {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 64,
-    },
+ROTATIONS = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
 }
 
 
 def checkpoint(folder, **changes):
-    path = folder / "config.json"
-    path.write_text(json.dumps(SMALL | changes))
-    return f"dummy:{path}"
+    own = {"max_position_embeddings": 512, "rms_norm_eps": 1e-5, "rope_theta": 500000.0}
+    return small_checkpoint(folder, **own | {"rope_scaling": ROTATIONS} | changes)
 
 
 def gguf():

@@ -1,10 +1,25 @@
-"""A Llama so small that compiling it takes no time."""
+"""Llamas so small that compiling, saving and loading them takes no time."""
 
 import dataclasses
+import json
+from pathlib import Path
+from typing import Any
 
 from models import build
 from models.llama import Transformer
 from models.presets import PRESETS
+
+# Every width fits every scheme and format; queries are grouped.
+SMALL: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 320,
+    "max_position_embeddings": 256,
+}
 
 
 def small_model(window: int | None = None) -> Transformer:
@@ -23,3 +38,10 @@ def small_model(window: int | None = None) -> Transformer:
         sliding_window=window,
     )
     return build(config).eval().requires_grad_(False)
+
+
+def small_checkpoint(folder: Path, name: str = "config.json", **changes: Any) -> str:
+    """Write SMALL, with changes, as config.json; give what --checkpoint_path calls it."""
+    path = folder / name
+    path.write_text(json.dumps(SMALL | changes))
+    return f"dummy:{path}"

@@ -21,18 +21,9 @@ from run.loading import Loading
 from run.plan import scheme_of
 from run.scoring import perplexity, token_nats
 from run.sizes import size_of
+from tests.models.small import small_checkpoint
 
 CPU = torch.device("cpu")
-SMALL = {
-    "model_type": "llama",
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 320,
-    "max_position_embeddings": 256,
-}
 TOKENS = torch.arange(3, 40)[None]
 MAPS = Path("/proc/self/maps")
 ROOT = Path(__file__).parents[2]
@@ -44,9 +35,8 @@ def small(tmp_path):
     """The path of a small model with random weights; `small(key=value)` changes its config."""
 
     def path(**changes):
-        file = tmp_path / f"config{len(list(tmp_path.iterdir()))}.json"
-        file.write_text(json.dumps(SMALL | changes))
-        return f"dummy:{file}"
+        name = f"config{len(list(tmp_path.iterdir()))}.json"
+        return small_checkpoint(tmp_path, name, **changes)
 
     return path
 

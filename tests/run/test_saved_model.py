@@ -1,6 +1,5 @@
 """A quantized model kept on disk is the same model; what is not that model is not taken for it."""
 
-import json
 import os
 import shutil
 from types import SimpleNamespace
@@ -16,17 +15,8 @@ from ops.cpu import build
 from quantize.spec import SHOWN
 from run import loading, saved_model
 from run.plan import make_plan
+from tests.models.small import small_checkpoint
 
-SMALL = {
-    "model_type": "llama",
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 320,
-    "max_position_embeddings": 256,
-}
 TOKENS = torch.arange(3, 20)[None]
 
 
@@ -39,11 +29,10 @@ def own_cache(tmp_path, monkeypatch):
 @pytest.fixture
 def arm(tmp_path):
     """Load a small model as an arm does, keeping it: what was loaded, and whether it was read."""
-    config = tmp_path / "config.json"
-    config.write_text(json.dumps(SMALL))
+    checkpoint = small_checkpoint(tmp_path)
 
     def load(folder=tmp_path / "arms" / "1", said=None, **options):
-        own = {"checkpoint_path": f"dummy:{config}", "device": "cpu", "num_layers": 1} | options
+        own = {"checkpoint_path": checkpoint, "device": "cpu", "num_layers": 1} | options
         plan = make_plan(RunConfig(**own))
         said = [] if said is None else said
         loaded = saved_model.load(plan, folder, lambda done, total: None, said.append)
@@ -100,8 +89,7 @@ def test_what_was_kept_for_other_options_is_not_taken(arm, reads, changes):
 
 def test_another_checkpoint_or_version_is_not_taken(arm, reads, tmp_path, monkeypatch):
     arm(quantization="int8wo")
-    config = SMALL | {"rope_theta": 77.0}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    small_checkpoint(tmp_path, rope_theta=77.0)
     arm(quantization="int8wo")
     versions = saved_model.versions()
     monkeypatch.setattr(saved_model, "versions", lambda: versions | {"torchao": "0.0"})
