@@ -41,14 +41,17 @@ def token_ids(path: str | None, tokenizer: Tokenizer, device: torch.device) -> T
 
 
 def samples(model: Transformer, ids: Tensor) -> list[Sample]:
-    """Every linear layer with its inputs (B · S, in_features), for token ids (B, S)."""
+    """Every linear layer with its inputs (B · S, in_features), for token ids (B, S).
+
+    Logits are not computed: with a large vocabulary they take most of the time.
+    """
     linears = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear)}
     inputs: dict[str, Tensor] = {}
     for name, layer in linears.items():
         layer.register_forward_pre_hook(
             lambda _, x, name=name: inputs.__setitem__(name, x[0].flatten(0, -2))
         )
-    model(ids)
+    inputs["output"] = model.norm(model.hidden(ids)).flatten(0, -2)
     return [Sample(name, layer, inputs[name]) for name, layer in linears.items()]
 
 

@@ -33,7 +33,7 @@ ROOMS = {
         {"cpu.compiler"},
         {"names", "packing", "cpu.build", "triton.values"},
         {"formats", "kv"},
-        {"cpu", "triton", "reference"},
+        {"cpu", "triton", "reference", "hqq"},
         {"attention", "ranks"},
         {"prefill_attention"},
     ),

@@ -39,6 +39,9 @@ INSTRUCTIONS = {
     "avx512vnni": AVX512VNNI,
     "amx": (*AVX512VNNI, *(f"-mamx-{part}" for part in ("tile", "bf16", "int8"))),
 }
+# For the sources in a folder. hqq rounds products before it adds them, so that all instruction sets
+# give the same bits.
+FLAGS_OF_FOLDERS = {"hqq": ("-ffp-contract=off",)}
 # Compiled to see whether the compiler and the assembler support an instruction set.
 PROBES = {
     "avx2": "__m256i f(__m256i a) { return _mm256_add_epi8(a, a); }",
@@ -86,7 +89,7 @@ def identity(compiler: str) -> list[str]:
     """Everything about the compiler and its flags on which the library depends."""
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
     parts = [torch.__version__, platform.machine(), compiler, version, *flags()]
-    return [*parts, repr(INSTRUCTIONS), repr(PROBES)]
+    return [*parts, repr(INSTRUCTIONS), repr(FLAGS_OF_FOLDERS), repr(PROBES)]
 
 
 def flags() -> tuple[str, ...]:
@@ -108,7 +111,7 @@ def library(compiler: str, sources: Path, scratch: Path) -> Path:
 
         def compile_one(source: Path) -> Path:
             target = scratch / f"{'-'.join(source.relative_to(sources).parts)}.o"
-            own = INSTRUCTIONS.get(source.stem, ())
+            own = INSTRUCTIONS.get(source.stem, ()) + FLAGS_OF_FOLDERS.get(source.parent.name, ())
             options = (*flags(), *own, defined, f"-I{sources}")
             processes.run([compiler, *options, "-c", source, "-o", target])
             return target

@@ -20,7 +20,7 @@ from quantize.kernel import Kernel
 from quantize.kernels import TorchaoLinear, our_kernels
 from quantize.packed import PackedWeight
 from quantize.scheme import Scheme, groups_refuse, in_range, in_row_blocks
-from quantize.schemes.uintx import grouped, hqq_needs_all_rows
+from quantize.schemes.uintx import grouped
 from quantize.spec import Int4WeightOnly, Int8DynamicActivationInt4Weight
 
 ROWS_OF_A_BLOCK = 64 * 32  # tinygemm's CPU layout interleaves 64 rows at a time
@@ -138,6 +138,6 @@ KERNELS = our_kernels(torchao=Kernel(TinygemmLinear.of, _unavailable, _refuses))
 # from twice the bytes: it is there to compare with, and last.
 DYNAMIC_KERNELS = {**our_kernels(), "torchao": Kernel(DynamicLinear.of, rounds=lambda spec: True)}
 SCHEMES = {
-    Int4WeightOnly: Scheme(quantize, KERNELS, groups_refuse, hqq_needs_all_rows),
+    Int4WeightOnly: Scheme(quantize, KERNELS, groups_refuse),
     Int8DynamicActivationInt4Weight: Scheme(quantize_dynamic, DYNAMIC_KERNELS, groups_refuse),
 }

@@ -23,7 +23,6 @@ from ops.formats import TABLES, e3m2
 from ops.packing import unpack
 from quantize.activation import rounded
 from quantize.registry import Quantizer
-from quantize.schemes import uintx
 from quantize.spec import SHOWN, parse
 
 CPU = torch.device("cpu")
@@ -162,18 +161,24 @@ def test_every_weight_is_the_nearest_one_there_is(name, weights):
 HQQ = [name for name in SHOWN if name.endswith("-hqq")]
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize(("bits", "group_size"), [(2, 64), (3, 8), (4, 64), (4, 256), (7, 32)])
-def test_hqq_in_place_gives_torchaos_numbers(bits, group_size, dtype):
-    """Groups of equal weights have no scale in either."""
-    weight = (torch.randn(24, 512) * torch.rand(24, 1) * 0.2).to(dtype)
-    weight[3], weight[7, ::3] = 0, 0
-    _, *expected, _ = _choose_qparams_and_quantize_affine_hqq(
-        weight, bits, group_size, compute_dtype=torch.float32, device="cpu"
+@pytest.mark.parametrize("name", ["uintx-2-64-hqq", "uintx-3-8-hqq", "int4wo-64-hqq"])
+@pytest.mark.parametrize("kind", ["small", "gaussian", "heavy-tailed"])
+def test_hqq_errs_less_than_torchaos(name, kind):
+    """By squared error, in all; torchao rounds neither scale nor zero."""
+    weight = torch.randn(64, 512) * (0.02 if kind == "small" else 1)
+    if kind == "heavy-tailed":
+        weight = torch.distributions.StudentT(4.0).sample((64, 512)) * 0.02
+    made = packed(name, weight)
+    codes, scale, zero, _ = _choose_qparams_and_quantize_affine_hqq(
+        weight, made.bits, made.group_size, compute_dtype=torch.float32, device="cpu"
     )
-    found = uintx._from_hqq(weight, bits, group_size)
-    for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, theirs.reshape(ours.shape), rtol=0, atol=0, equal_nan=True)
+    half = 2 ** (made.bits - 1)
+    groups = codes.float().view(-1, made.group_size)
+    theirs = (groups - half) * scale.view(-1, 1) + zero.view(-1, 1)
+    ours, theirs = (
+        (x.double() - weight).square().sum() for x in (made.dequantize(), theirs.view(weight.shape))
+    )
+    assert ours < theirs
 
 
 @pytest.mark.parametrize("name", [*HQQ, "uintx-3-128-hqq"])
