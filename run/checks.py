@@ -67,7 +67,7 @@ def check(config: RunConfig) -> Spec | Selection:
 
 def _check_ranks(config: RunConfig) -> None:
     where = place()
-    if where is not None and config.tp not in (1, where.size):
+    if where is not None and config.tp != 1:
         raise UsageError(
             f"--tp {config.tp}: torchrun has started {where.size} ranks; leave out --tp"
         )

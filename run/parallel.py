@@ -42,12 +42,9 @@ def check(where: Place | None, device: torch.device) -> None:
             f"--tp {where.local_size}: every rank needs a GPU of its own, and here "
             f"{'is' if count == 1 else 'are'} {count}; --tp {count} is the most"
         )
-    cores = threads.cores()
-    if device.type == "cpu" and cores is not None and cores < where.local_size and where.rank == 0:
-        say(
-            f"{where.local_size} ranks on {cores} core{'s' * (cores > 1)} take turns and wait for "
-            f"one another at every layer: slower than --tp {cores}"
-        )
+    warning = threads.crowded(where.local_size, threads.cores()) if device.type == "cpu" else None
+    if warning and where.rank == 0:
+        say(warning)
 
 
 def join(where: Place | None, device: torch.device) -> Ranks:

@@ -44,7 +44,8 @@ CHUNK = 1 << 23  # bytes that are summed at a time
 def load(plan: Plan, folder: Path | None, report: Report, say: Say) -> Loaded:
     """The planned model, from `folder` if it holds it, else as run.loading.load does.
 
-    A model in full precision, or from a checkpoint that --save wrote, is read where it lies.
+    A model in full precision, or from a checkpoint that --save wrote, is read where it lies. Ranks
+    that share a model read and quantize their parts anew.
     """
     if folder is None or not _is_worth_it(plan):
         return load_anew(plan, report, say)
@@ -70,6 +71,8 @@ def load(plan: Plan, folder: Path | None, report: Report, say: Say) -> Loaded:
 
 
 def _is_worth_it(plan: Plan) -> bool:
+    if plan.split is not None:
+        return False
     return not isinstance(plan.spec, FullPrecision) and how_saved(_source(plan)) is None
 
 

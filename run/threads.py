@@ -63,6 +63,16 @@ def choose(
     return Threads(count, cores, count if count != cores else None)
 
 
+def crowded(ranks: int, cores: int | None) -> str | None:
+    """One line if there are more ranks on this machine than cores, else None."""
+    if cores is None or ranks <= cores:
+        return None
+    return (
+        f"{ranks} ranks on {cores} core{'s' * (cores > 1)} take turns and wait for one another at "
+        f"every layer: slower than --tp {cores}"
+    )
+
+
 def first_number(text: str) -> int | None:
     """The first number of an OpenMP list such as "4,2"; None if it is not a positive number."""
     number = re.match(r"\s*([0-9]{1,6})\s*(,|$)", text)

@@ -240,9 +240,13 @@ def _arms(
 def _warn_of_threads(arms: Sequence[Arm]) -> None:
     """Say once for each arm what its worker would say where nobody reads it."""
     for arm in arms:
-        if arm.config is not None:
-            chosen = threads.choose(arm.config.threads, threads.cores(), os.environ)
-            if warning := chosen.warning():
+        if arm.config is None:
+            continue
+        cores, ranks = threads.cores(), arm.config.tp
+        chosen = threads.choose(arm.config.threads, cores, os.environ, ranks)
+        on_cpu = arm.config.device in ("auto", "cpu")
+        for warning in (chosen.warning(), threads.crowded(ranks, cores) if on_cpu else None):
+            if warning:
                 say(f"{arm.name}: {warning}")
 
 

@@ -240,7 +240,7 @@ def built(line: Line) -> str:
     from run.plan import make_plan
     from run.sizes import size_of
 
-    plan = make_plan(line.config)
+    plan = make_plan(dataclasses.replace(line.config, tp=1))  # the whole model
     then = f"{line.name}: model size then {line.record.model_size:.2f} GB"
     scheme = plan.spec.scheme
     if scheme is None:

@@ -196,7 +196,10 @@ def quick(
 
 
 def _layers(plan: Plan, model: Transformer, ids: Tensor) -> list[LayerSqnr] | None:
-    """Each layer against full precision, where that is there and can be read again in seconds."""
+    """Each layer against full precision, where that is there and can be read again in seconds;
+    none of a rank, which has only parts of layers."""
+    if plan.split is not None:
+        return None
     known = str(plan.spec) != "none" and not how_saved(locate(plan.config.checkpoint_path))
     if not known or plan.architecture.parameters() > READ_AGAIN:
         return None
@@ -214,7 +217,7 @@ def embedded(plan: Plan) -> tuple[Plan, Transformer]:
     changes: dict[str, Any] = {name: fields[name].default for name in OF_THE_RUN}
     changes |= {"checkpoint_path": EMBEDDED_MODEL, "compile": False, "compile_prefill": False}
     plan = make_plan(dataclasses.replace(plan.config, **changes))
-    loading = Loading(plan.config, plan.spec, plan.device, plan.tokenizer)
+    loading = Loading(plan.config, plan.spec, plan.device, plan.tokenizer, plan.split)
     return plan, loading.load(lambda done, total: None, lambda line: None)
 
 

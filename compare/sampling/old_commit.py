@@ -44,6 +44,11 @@ class OldCommit:
         present = str(process.ROOT.resolve())
         return (sys.executable, "-c", LAUNCH, str(self.folder), present)
 
+    @property
+    def has_ranks(self) -> bool:
+        """Whether its worker can be several ranks."""
+        return (self.folder / "compare" / "sampling" / "ranks.py").is_file()
+
     def command_of(self, number: int) -> Sequence[str]:
         """For a comparison whose baseline, arm 0, is the old commit."""
         return process.COMMAND if number else self.command

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from compare.sampling import ranks
 from compare.sampling.nursery import Nursery
 from errors import QuantbenchError, UsageError
 from run.environment import defaults
@@ -21,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 INSTALLED = __name__.startswith(
     "quantbench."
 )  # setup.py: an installed copy has that name before it
+PATIENCE = 5  # seconds for ranks to end
 T = TypeVar("T")
 
 
@@ -58,6 +60,7 @@ class Process:
         self.stderr = tempfile.TemporaryFile()
         self.spawned: subprocess.Popen[bytes] | None = None
         self.nursery = nursery
+        self.is_ranks = ranks.are_started_by(command)
         self.exit_code: int | None = None
         their_stdin, our_stdin = os.pipe()
         our_stdout, their_stdout = os.pipe()
@@ -113,6 +116,10 @@ class Process:
 
     def close(self) -> None:
         """End it, and whatever it started."""
+        if self.spawned and self.is_ranks:
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                self.stdin.close()  # ranks end with their input, and their memory is free then
+                self.spawned.wait(PATIENCE)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         if self.exit_code is None:

@@ -11,29 +11,44 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cli import RANK_REPORTS, explained
 from errors import UsageError
 from run import launch
 
+MODULE = "compare.sampling.ranks"
+SHORT = ".short"  # suffix of a file of a rank that had too little memory
+
 
 def command(ranks: int, module: str) -> tuple[str, ...]:
     """What starts a worker, whose file is `module`, as so many ranks."""
+    return of((sys.executable, "-m", module), ranks)
+
+
+def of(worker: Sequence[str], ranks: int) -> tuple[str, ...]:
+    """What starts a worker as so many ranks. worker: the command that starts it as one process."""
     if ranks == 1:
-        return (sys.executable, "-m", module)
-    return (sys.executable, "-m", "compare.sampling.ranks", str(ranks), module)
+        return tuple(worker)
+    python, *words = worker
+    return (python, "-m", MODULE, str(ranks), *words)
 
 
-def run(size: int, module: str) -> None:
+def are_started_by(command: Sequence[str]) -> bool:
+    return tuple(command[1:3]) == ("-m", MODULE)
+
+
+def run(size: int, words: Sequence[str]) -> None:
     """Run the ranks until all have ended; if one fails, answer with the reason."""
-    try:
-        with launch.run_ranks([sys.executable, "-m", module], size) as ranks:
+    with launch.run_ranks([sys.executable, *words], size) as ranks:
+        try:
             ranks.wait()
-    except launch.RankFailed as error:
-        kind = "usage" if error.exit_code == UsageError.exit_code else "dead"
-        print(json.dumps({"failed": " ".join(str(error).split()), "kind": kind}), flush=True)
+        except launch.RankFailed as error:
+            kind = "usage" if error.exit_code == UsageError.exit_code else "dead"
+            if any(ranks.folder.glob(f"*{SHORT}")):
+                kind = "memory"
+            print(json.dumps({"failed": " ".join(str(error).split()), "kind": kind}), flush=True)
 
 
 # ---------------------------------------------------------------------------------- in a rank
@@ -66,12 +81,15 @@ def _pipe(rank: int) -> Path:
     return path
 
 
-def fail(error: BaseException) -> None:
-    """End this rank for an error; its launcher ends the others, and reports."""
+def fail(error: BaseException, kind: str) -> None:
+    """End this rank for an error of this kind; its launcher ends the others, and reports."""
     message, code = explained(error)
-    Path(os.environ[RANK_REPORTS]).write_text(message)
+    report = Path(os.environ[RANK_REPORTS])
+    if kind == "memory":
+        report.with_suffix(SHORT).touch()
+    report.write_text(message)
     os._exit(code)
 
 
 if __name__ == "__main__":
-    run(int(sys.argv[1]), sys.argv[2])
+    run(int(sys.argv[1]), sys.argv[2:])

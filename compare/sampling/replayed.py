@@ -12,11 +12,12 @@ from benchlog.record import Record
 from cli import say
 from compare.figures.interval import Ratio
 from compare.figures.rows import rows
+from compare.sampling import ranks
 from compare.sampling.answers import ArmFacts, Reading, TimedSample
 from compare.sampling.arm import Arm
 from compare.sampling.comparison import Comparison
 from compare.sampling.old_commit import OldCommit
-from compare.sampling.process import Process
+from compare.sampling.process import COMMAND, Process
 from compare.sampling.results import Results, Settings
 from errors import QuantbenchError
 from run.measure import Facts, Peak, make_record
@@ -47,14 +48,14 @@ def measured(config: RunConfig, processes: int, read: bool) -> Replayed:
     relative: list[float] = []
     caveat: str | None = None
     for _ in range(processes):
-        worker = Process()
+        worker = Process(ranks.of(COMMAND, config.tp))
         try:
             worker.ask("load", argv=argv(config))
             facts = worker.answer(ArmFacts, "get_ready").run
             assert facts  # of a worker of ours
             own = [worker.answer(TimedSample, "sample", index=n) for n in range(config.num_samples)]
             if read:
-                reading = worker.answer(Reading, "bandwidth", device=facts.config.device)
+                reading = _reading(worker, facts)
                 caveat = caveat or reading.caveat
                 seconds = statistics.fmean(1 / sample.tok_s for sample in own)
                 relative.append(seconds * reading.bytes_per_s)
@@ -68,12 +69,30 @@ def measured(config: RunConfig, processes: int, read: bool) -> Replayed:
     return Replayed(_record(facts, tok_s, peak), relative, caveat)
 
 
+def _reading(worker: Process, facts: Facts) -> Reading:
+    """The speed of the memory, read by the worker; of one that is several ranks, by a process of
+    its own with all their threads."""
+    device = facts.config.device
+    if facts.config.tp == 1:
+        return worker.answer(Reading, "bandwidth", device=device)
+    alone = Process()
+    try:
+        return alone.answer(Reading, "bandwidth", device=device)
+    finally:
+        alone.close()
+
+
 def beside(config: RunConfig, old: OldCommit, precision: float | None) -> Beside:
     """Run it on the old commit and on the present one, in turns. precision: how narrow the interval
     shall be.
 
     Raises QuantbenchError where either of them does not run it.
     """
+    if config.tp > 1 and not old.has_ranks:
+        raise QuantbenchError(
+            f"--against {old.name}: that commit measures no ranks, and the line has --tp "
+            f"{config.tp}; take a younger one"
+        )
     text = repro(config)
     arms = [Arm(f"commit {old.name}", text, config), Arm("now", text, config)]
     settings = Settings(tokens=0, precision=precision or Settings().precision)

@@ -78,8 +78,8 @@ class Worker:
         """
         started = time.perf_counter()
         import devices
+        from run import parallel, saved_model
         from run import plan as planning
-        from run import saved_model
 
         self.seconds = {"import": _age() + time.perf_counter() - started}
         config = parse(argv)
@@ -96,6 +96,7 @@ class Worker:
                 except MemoryShortage as error:
                     raise NeverFits(str(error)) from None
                 raise
+        parallel.meet(plan.ranks)  # or one that is late would find memory taken by the others
         folder = Path(saved) if saved else None
         self.loaded = saved_model.load(plan, folder, lambda done, total: None, say)
         quantizing = self.loaded.quantize_seconds
@@ -115,6 +116,7 @@ class Worker:
         from compare.fidelity import scores as fidelity
 
         started = time.perf_counter()
+        keep = keep if self.plan.ranks.rank == 0 else None
         with devices.returning_memory():  # else scoring would raise the peak of generating
             answer = fidelity.quick(self.plan, self.loaded.model, tokens, text, reference, keep)
         self.seconds["quality"] = time.perf_counter() - started
@@ -132,7 +134,11 @@ class Worker:
         warm_up = sum(ready.warm_ups)
         self.seconds["compile"] = time.perf_counter() - started - warm_up
         self.seconds["warm_up"] = warm_up
-        peaks = {"load": self.loaded.peak_memory, "warm_up": devices.peak_memory(device)}
+        of_warm_up = devices.peak_memory(device)
+        peaks = {
+            "load": measure.of_all_ranks(plan, self.loaded.peak_memory),
+            "warm_up": measure.of_all_ranks(plan, of_warm_up),
+        }
         devices.reset_peak_memory(device)
         facts = measure.facts_of(plan, generator, self.loaded.kernels)
         seconds = {phase: round(value, 3) for phase, value in self.seconds.items()}
@@ -159,7 +165,9 @@ class Worker:
         return TimedSample(
             **vars(sample),
             token_seconds=[round(seconds, 7) for seconds in clock.intervals()],
-            peak_memory_bytes=devices.peak_memory(self.plan.device),
+            peak_memory_bytes=measure.of_all_ranks(
+                self.plan, devices.peak_memory(self.plan.device)
+            ),
         )
 
     def bandwidth(self, device: str) -> Reading:
@@ -253,13 +261,13 @@ def serve(worker: object) -> None:
         try:
             answer = {"did": _carried_out(worker, **request)}
         except (Exception, KeyboardInterrupt) as error:
-            if where is not None:
-                ranks.fail(error)
             reason, _ = explained(error)
             kind = "usage" if isinstance(error, UsageError) else "other"
             short = isinstance(error, MemoryShortage) or reason.startswith("out of memory")
             if short and not isinstance(error, NeverFits):
                 kind = "memory"
+            if where is not None:
+                ranks.fail(error, kind)
             answer = {"failed": " ".join(reason.split()), "kind": kind}
         if where is None or where.rank == 0:
             answers.write(json.dumps(answer) + "\n")

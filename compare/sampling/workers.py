@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from compare.sampling import process
+from benchlog.config import parse
+from compare.sampling import process, ranks
 from compare.sampling.answers import (
     ArmFacts,
     LogitsFile,
@@ -121,7 +122,7 @@ class Workers:
         for device in sorted({arm.facts.device for arm in arms if arm.facts and not arm.failed}):
             try:
                 if device not in self.probes:
-                    self.probes[device] = self._start(0)
+                    self.probes[device] = Process(self._command(0), self._nursery(0))
                 reading = self.probes[device].answer(Reading, "bandwidth", device=device)
             except WorkerFailed as error:
                 self.say(f"no bandwidth of {device}: {error}")
@@ -154,11 +155,18 @@ class Workers:
         return bool(self.results.settings.tokens) and missing
 
     def _start(self, number: int) -> Process:
+        size = parse(self.results.arms[number].argv).tp
+        if size == 1:
+            return Process(self._command(number), self._nursery(number))
+        return Process(ranks.of(self._command(number), size))
+
+    def _command(self, number: int) -> Sequence[str]:
+        return self.command(number) if callable(self.command) else self.command
+
+    def _nursery(self, number: int) -> Nursery | None:
         """The peaks of an arm's first process count, so not every nursery may fork it."""
-        command = self.command(number) if callable(self.command) else self.command
         known, nursery = self.results.arms[number].facts is not None, self.nursery
-        forks = nursery is not None and (known or nursery.honest)
-        return Process(command, nursery if forks else None)
+        return nursery if nursery is not None and (known or nursery.honest) else None
 
     def _measure_quality(self, number: int, worker: Process) -> None:
         """Measure this arm's quality, once; the baseline's again if its logits are missing."""

@@ -47,7 +47,7 @@ def test_what_failed_otherwise_is_not(worker, kind):
 ANSWERING = """
 import os, signal
 from compare.sampling.worker import serve
-from errors import UsageError
+from errors import MemoryShortage, UsageError
 
 class Worker:
     def who(self) -> str:
@@ -59,6 +59,9 @@ class Worker:
 
     def refuse(self) -> None:
         raise UsageError("no such scheme")
+
+    def lack(self) -> None:
+        raise MemoryShortage("60 GB are needed")
 
     def die(self, rank: str) -> None:
         if os.environ["RANK"] == rank:
@@ -104,6 +107,12 @@ def test_a_rank_that_is_killed_is_the_answer(three_ranks):
         three_ranks.ask("who")  # rank 0 may have answered before the other one died
         until(lambda: three_ranks.ask("who") is None)
     assert failure.value.kind == "dead"
+
+
+def test_ranks_that_lack_memory_say_so(three_ranks):
+    with pytest.raises(WorkerFailed, match="^60 GB are needed$") as failure:
+        three_ranks.ask("lack")
+    assert failure.value.kind == "memory"
 
 
 def test_what_every_rank_refuses_is_a_usage_error(three_ranks):

@@ -22,13 +22,14 @@ ROOT = Path(__file__).parents[2]
 SHORT = ("--num_samples", "1", "--max_new_tokens", "8", "--temperature", "0.8", "--device", "cpu")
 
 
-def command(*words, **settings):
+def command(*words, cores=None, **settings):
     return subprocess.Popen(
         [sys.executable, ROOT / "generate.py", *SHORT, *map(str, words)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1", **settings},
+        preexec_fn=cores and (lambda: os.sched_setaffinity(0, cores)),
     )
 
 
@@ -37,9 +38,11 @@ def errors_in(stderr):
 
 
 def test_a_run_of_two_ranks_is_logged_as_torchruns(tmp_path):
+    """On one core: it ends nevertheless, and says what that costs."""
     log, details = tmp_path / "log.txt", tmp_path / "details.json"
     files = ("--write_result", log, "--output_json_path", details)
-    stdout, stderr = command("--tp", 2, *files).communicate(timeout=120)
+    one_core = {min(os.sched_getaffinity(0))}
+    stdout, stderr = command("--tp", 2, *files, cores=one_core).communicate(timeout=120)
     (line,) = log.read_text().splitlines()
     record = Record.parse(line)
     assert record.render() == line and record.config().tp == 2
@@ -50,6 +53,8 @@ def test_a_run_of_two_ranks_is_logged_as_torchruns(tmp_path):
     assert written["parallel"] == {"ranks": 2, "backend": "gloo"}
     assert stdout.startswith("Hello, my name is") and stdout.count("Hello") == 1
     assert not errors_in(stderr)
+    warning = "2 ranks on 1 core take turns and wait for one another at every layer"
+    assert f"{warning}: slower than --tp 1" in stderr
 
 
 def test_a_rank_that_is_killed_ends_all(tmp_path):
@@ -84,19 +89,28 @@ def test_a_rank_that_fails_ends_all(tmp_path):
     assert not log.exists()
 
 
-def test_torchrun(tmp_path):
-    """What torchrun starts are ranks; and it says so where --tp is given as well."""
-    words = (*SHORT, "--tp", "4", "--write_result", tmp_path / "log.txt")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
-    run = subprocess.run(
-        [*torchrun, ROOT / "generate.py", *map(str, words)],
+def torchrun(*words):
+    """What `torchrun --nproc_per_node 2 generate.py …` does."""
+    program = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
+    return subprocess.run(
+        [*program, ROOT / "generate.py", *SHORT, *map(str, words)],
         capture_output=True,
         text=True,
         timeout=120,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
-    assert run.returncode
-    assert errors_in(run.stderr) == ["error: --tp 4: torchrun has started 2 ranks; leave out --tp"]
-    assert not (tmp_path / "log.txt").exists()
+
+
+def test_torchrun_writes_one_line_with_its_repro(tmp_path):
+    log = tmp_path / "log.txt"
+    run = torchrun("--threads", 1, "--write_result", log)
+    assert run.returncode == 0, run.stderr
+    (line,) = log.read_text().splitlines()
+    record = Record.parse(line)
+    assert record.render() == line and record.config().tp == 2
+    start = "torchrun --nproc_per_node 2 generate.py --checkpoint_path tiny --device cpu"
+    assert record.repro.startswith(start) and "--tp" not in record.repro
+    assert run.stdout.count("Hello, my name is") == 1
 
 
 # ---------------------------------------------------------------------------------- launching
@@ -142,6 +156,14 @@ def test_a_place_is_read_from_torchruns_variables():
     assert launch.place(TORCHRUN | {"RANK": "0", "WORLD_SIZE": "1"}) is None
 
 
+@pytest.mark.parametrize("given", [2, 4])
+def test_torchrun_says_how_many_ranks_there_are_and_not_the_option(monkeypatch, given):
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match=f"^--tp {given}: torchrun has started 4 ranks; leave"):
+        checks.check(checks.RunConfig(tp=given))
+
+
 @pytest.mark.parametrize("option", ["interactive", "dry_run"])
 def test_what_runs_in_one_process_is_refused(option):
     with pytest.raises(UsageError, match=f"--{option} runs in one process: leave out --tp 2"):
@@ -153,3 +175,4 @@ def test_what_runs_in_one_process_is_refused(option):
 )
 def test_threads_are_divided_among_ranks(cores, ranks, each):
     assert threads.choose(None, cores, {}, ranks).count == each
+    assert bool(threads.crowded(ranks, cores)) == (cores == 2)

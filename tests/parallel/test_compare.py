@@ -1,0 +1,93 @@
+"""Arms and log lines with --tp: their workers are several ranks each."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from benchlog import log
+from benchlog.record import Record
+from compare.commands.replay import replay
+from compare.sampling.replayed import beside
+from errors import QuantbenchError
+from tests.compare.test_ab import ENVIRONMENT
+
+REPRO = (
+    "torchrun --nproc_per_node 2 generate.py --checkpoint_path tiny --device cpu --precision "
+    "torch.bfloat16 --num_samples 1 --max_new_tokens 5 --top_k 200 --temperature 0.8 --threads 1"
+)
+
+
+@pytest.fixture
+def old_log(tmp_path):
+    """A log whose one line has a repro of torchrun."""
+    line = Record(
+        timestamp="20261122010203",
+        tok_s=100.0,
+        mem_s=1.0,
+        peak_mem=1.0,
+        model_size=0.01,
+        quant="None",
+        mod="tiny",
+        kv_quant=False,
+        compile=False,
+        compile_prefill=False,
+        dtype="torch.bfloat16",
+        device="cpu",
+        repro=REPRO,
+    )
+    (tmp_path / "old.txt").write_text(line.render() + "\n")
+    return tmp_path / "old.txt"
+
+
+def run(*words):
+    return CliRunner().invoke(replay, list(map(str, words)))
+
+
+def test_a_line_of_torchrun_is_replayed_by_ranks(old_log):
+    again = old_log.with_name("again.txt")
+    result = run(old_log, "--all", "--write_result", again)
+    assert result.exit_code == 0, result.stderr
+    ((_, record),) = log.read(again).records
+    assert record.repro.startswith(REPRO) and record.config().tp == 2
+
+
+def test_what_a_replay_of_ranks_would_do_and_cannot_do(old_log):
+    result = run(old_log, "--all", "--dry_run")
+    assert result.exit_code == 0, result.stderr
+    assert re.search(r"now 0\.01 GB \(5 layers\), kernel ", result.stdout)
+    result = run(old_log, "--all", "--tp", "3")
+    heads = "tiny has 4 query and 4 key/value heads, which 3 ranks cannot share evenly"
+    assert result.exit_code == 1
+    assert f"--tp 3: {heads}; --tp takes 1, 2, 4" in result.stderr
+    ((_, record),) = log.read(old_log).records
+
+    class Old:
+        name, has_ranks = "abc1234", False
+
+    with pytest.raises(QuantbenchError, match="abc1234: that commit measures no ranks"):
+        beside(record.config(), Old, None)
+
+
+def test_an_arm_of_two_ranks(tmp_path):
+    arms = ("", "--tp 2")
+    short = ("--max_new_tokens", "4", "--tokens", "64", "--processes", "1", "--samples", "2")
+    done = subprocess.run(
+        [sys.executable, "-m", "compare", "ab", *(word for arm in arms for word in ("--arm", arm)),
+         *short, "--device", "cpu", "--output", "out"],
+        cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    alone, shared = json.loads(Path(tmp_path, "out/results.json").read_text())["rows"]
+    assert shared["arm"] == "none, tp=2" and not shared["failed"]
+    # every rank reads the norms
+    assert alone["weight_bytes"] < shared["weight_bytes"] < 1.001 * alone["weight_bytes"]
+    assert shared["decoder"] == "cpu-step"
+    # bfloat16 parts of sums are rounded on each rank: far less than what a scheme changes
+    assert 0 <= shared["kl"] < 1e-3
+    repros = [record.repro for _, record in log.read(tmp_path / "benchmarks.txt").records]
+    assert [repro.split()[0] for repro in repros] == ["python", "torchrun"]
