@@ -53,8 +53,10 @@ def main(words: list[str]) -> None:
         print(f"batch {rows}: {median:8.1f} tokens/s ({own[0]:.1f} to {own[-1]:.1f})")
     ratios = sorted(pair[BATCH_SIZES[-1]] / pair[BATCH_SIZES[0]] for pair in pairs)
     median = statistics.median(ratios)
-    print(f"{plan.spec}, prompts of {len(plan.prompt)}: batch {BATCH_SIZES[-1]} at {median:.3f} of "
-          f"batch {BATCH_SIZES[0]}'s rate ({ratios[0]:.3f} to {ratios[-1]:.3f}, {PAIRS} pairs)")
+    print(
+        f"{plan.spec}, prompts of {len(plan.prompt)}: batch {BATCH_SIZES[-1]} at {median:.3f} of "
+        f"batch {BATCH_SIZES[0]}'s rate ({ratios[0]:.3f} to {ratios[-1]:.3f}, {PAIRS} pairs)"
+    )
 
 
 if __name__ == "__main__":
