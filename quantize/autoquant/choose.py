@@ -33,6 +33,11 @@ from quantize.spec import FullPrecision, Quantization, Spec, parse
 __all__ = ["AutoQuantizer", "Choice", "Sample", "choose", "default_cache", "table"]
 
 SQNR_ROWS = 64  # activations per SQNR; with more of them it does not change
+# On the CPU a larger layer is measured by so many weights of it, of rows that are evenly spread: a
+# product takes as long as its weights take to read, and millions of them tell the SQNR. An output
+# layer of 128256 rows would take longer than all the others.
+MOST_WEIGHTS = 1 << 24
+TOO_SLOW = 8.0  # times as long as the fastest: not worth the time that 20 rounds take
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,8 @@ def choose(
         chosen, judged = decide(measurements, min_sqnr)
         names = tuple(sample.name for sample in alike)
         setting = f"batch {batch_size}, {key['dtype']}, {'' if compile else 'not '}compiled"
+        if measure.rows < shape[0]:
+            setting += f", measured on {measure.rows} of its rows"
         sizes = clock.rotated, clock.cache
         choices.append(
             Choice(shape, names, setting, min_sqnr, chosen, tuple(judged), *sizes, known)
@@ -152,10 +159,14 @@ class _Measuring:
     def __init__(
         self, alike: Sequence[Sample], batch_size: int, compile: bool, done: Callable[[], None]
     ) -> None:
-        self.alike, self.batch_size, self.compile, self.done = alike, batch_size, compile, done
+        self.batch_size, self.compile, self.done = batch_size, compile, done
+        self.rows = rows_to_measure(alike[0].layer)
+        self.times = alike[0].layer.out_features / self.rows  # as many as in what is measured
+        self.alike = [_part(sample, self.rows) for sample in alike]
         self.inputs = [_rows(s.activations, max(SQNR_ROWS, batch_size)) for s in alike]
         self.exact = [
-            exact_product(sample.layer, x) for sample, x in zip(alike, self.inputs, strict=True)
+            exact_product(sample.layer, x)
+            for sample, x in zip(self.alike, self.inputs, strict=True)
         ]
 
     def field(
@@ -173,7 +184,7 @@ class _Measuring:
                 measured.append(dataclasses.replace(one, reason=result))
             else:
                 layer, output, sqnr = result
-                size = race.module_bytes(layer)
+                size = round(race.module_bytes(layer) * self.times)
                 measured.append(dataclasses.replace(one, bytes=size, sqnr=sqnr))
                 if clock is None:
                     layers[str(one.candidate)], outputs[str(one.candidate)] = layer, output
@@ -204,14 +215,37 @@ class _Measuring:
         """The layers' timings, and for those that could not be timed the reasons."""
         x = self.inputs[0][: self.batch_size]
         with devices.returning_memory():
-            result = race.race(list(layers.values()), x, self.compile, self.done)
+            limit = TOO_SLOW if x.device.type == "cpu" else math.inf
+            result = race.race(list(layers.values()), x, self.compile, self.done, too_slow=limit)
         timings, reasons = {}, {}
         for name, taken, output in zip(layers, result.timings, result.outputs, strict=True):
             if isinstance(taken, str) or output is None:
                 reasons[name] = str(taken)
             else:
-                timings[name] = taken, decibels(outputs[name][: self.batch_size], output)
+                agreement = decibels(outputs[name][: self.batch_size], output)
+                timings[name] = taken.times(self.times), agreement
         return Clock(timings, result.rotated, result.cache), reasons
+
+
+def rows_to_measure(layer: nn.Linear) -> int:
+    """How many rows of a layer's weight are measured: all of them, but for large layers on the
+    CPU."""
+    if layer.weight.device.type != "cpu":
+        return layer.out_features
+    return min(layer.out_features, max(64, MOST_WEIGHTS // layer.in_features // 64 * 64))
+
+
+def _part(sample: Sample, rows: int) -> Sample:
+    """The sample with so many rows of its layer, evenly spread."""
+    layer = sample.layer
+    if rows == layer.out_features:
+        return sample
+    chosen = torch.arange(rows, device=layer.weight.device) * layer.out_features // rows
+    part = nn.Linear(layer.in_features, rows, False, "meta")
+    part.weight = nn.Parameter(layer.weight.data[chosen], requires_grad=False)
+    if layer.bias is not None:
+        part.bias = nn.Parameter(layer.bias.data[chosen], requires_grad=False)
+    return dataclasses.replace(sample, layer=part)
 
 
 def decibels(exact: Tensor, y: Tensor) -> float:

@@ -24,8 +24,10 @@ import torch
 from torch import Tensor, nn
 
 import devices
+from quantize.kernel import fused_weight
 
 WARM_UPS = 3
+HEATS = 3  # rounds of a layer that turns out to be too slow to take part in the others
 ROUNDS, MAX_ROUNDS = 20, 200  # at least so many; more, while they take less than SECONDS in all
 SECONDS = 1.0
 TURNS = WARM_UPS + MAX_ROUNDS
@@ -49,6 +51,11 @@ class Timing:
     def __post_init__(self) -> None:
         if not 0 < self.low <= self.seconds <= self.high < math.inf:
             raise ValueError("a timing is three positive numbers in order")
+
+    def times(self, factor: float) -> "Timing":
+        """The timing of something that takes `factor` times as long."""
+        quartiles = (factor * seconds for seconds in (self.seconds, self.low, self.high))
+        return Timing(*quartiles, self.rounds)
 
 
 @dataclass(frozen=True)
@@ -75,23 +82,31 @@ def race(
     compile: bool,
     done: Callable[[], None] = lambda: None,
     beside: Callable[[], float] | None = None,
+    too_slow: float = math.inf,
 ) -> Race:
     """Time layer(x) for every layer; `done` is called as each is compiled. `beside` times something
-    else, in seconds, once a round.
+    else, in seconds, once a round. A layer that takes `too_slow` times as long as the fastest is
+    timed HEATS times only.
 
-    A layer that cannot be compiled or run is left out, with the reason.
+    A layer that cannot be compiled or run is left out, with the reason. One that a fused decoding
+    step takes over is a single op, and is not compiled.
     """
-    calls = [_compiled(x.device) if compile else _product for _ in layers]
+    opaque = [fused_weight(layer) is not None for layer in layers]
+    calls = [_compiled(x.device) if compile and not one else _product for one in opaque]
     firsts: list[Tensor | str] = []
     for call, layer in zip(calls, layers, strict=True):
         firsts.append(attempt(lambda: call(layer, x).clone()))  # noqa: B023
         done()
     running = [i for i, first in enumerate(firsts) if isinstance(first, Tensor)]
+    slow: dict[int, Timing] = {}
+    if too_slow < math.inf:
+        slow = _heats([(i, calls[i], layers[i]) for i in running], x, too_slow)
+    running = [i for i in running if i not in slow]
     sizes = [module_bytes(layers[i]) for i in running]
     cache, whole = last_level_cache(x.device), x.device.type != "cpu"
     numbers = copies(sizes, cache, _budget(x.device), whole)
     prepare = _preparation(x.device, compile)
-    results: dict[int, Timing | str] = {i: str(first) for i, first in enumerate(firsts)}
+    results: dict[int, Timing | str] = {i: str(first) for i, first in enumerate(firsts)} | slow
     runs: dict[int, Callable[[int], float]] = {}
     for i, number in zip(running, numbers, strict=True):
         rotation = [layers[i], *(copy.deepcopy(layers[i]) for _ in range(number - 1))]
@@ -116,6 +131,23 @@ def race(
         timed.get(-1),
         min(numbers, default=1),
     )
+
+
+def _heats(
+    entries: Sequence[tuple[int, Call, nn.Module]], x: Tensor, too_slow: float
+) -> dict[int, Timing]:
+    """The timings of those that take `too_slow` times as long as the fastest. Their weights may
+    come from the cache, so in the other rounds they would be slower still."""
+    seconds: dict[int, list[float]] = {i: [] for i, *_ in entries}
+    for _ in range(HEATS):
+        for i, call, layer in entries:
+            devices.synchronize(x.device)
+            started = time.perf_counter()
+            call(layer, x)
+            devices.synchronize(x.device)
+            seconds[i].append(time.perf_counter() - started)
+    best = min((min(taken) for taken in seconds.values()), default=0.0)
+    return {i: _summary(taken) for i, taken in seconds.items() if min(taken) > too_slow * best}
 
 
 def interleaved(runs: Mapping[int, Callable[[int], float]]) -> dict[int, Timing]:

@@ -6,6 +6,8 @@ others are zeros; sparse-marlin-wanda zeros two of four before that, by activati
 (quantize/pruning.py).
 """
 
+import itertools
+
 import torch
 from torch import Tensor
 
@@ -25,13 +27,10 @@ def quantize(w: Tensor, spec: SparseMarlin) -> PackedWeight:
 
 
 def _quantize(w: Tensor) -> PackedWeight:
-    fours = w.unflatten(-1, (-1, 4))
-    order = fours.abs().argsort(dim=-1, descending=True, stable=True)
-    places = order[..., :2].sort(-1).values  # (N, K/4, 2)
-    kept = fours.gather(-1, places).flatten(-2)
+    kept, places = _two_largest(w)
     dense = symmetric(kept, COLUMNS_PER_SCALE // 2)
     return PackedWeight.make(
-        [dense.plane0, *pack(places.flatten(-2).to(torch.uint8), 2)],
+        [dense.plane0, *pack(places, 2)],
         dense.scale,
         format="2:4",
         bits=4,
@@ -39,6 +38,27 @@ def _quantize(w: Tensor) -> PackedWeight:
         dtype=w.dtype,
         group_size=COLUMNS_PER_SCALE,
     )
+
+
+def _two_largest(w: Tensor) -> tuple[Tensor, Tensor]:
+    """Of every four columns the two largest by magnitude, of equals the first ones, in their order:
+    values (N, K / 2), and places among the four, uint8.
+
+    By comparing each with each, which takes a fifth of the time of sorting.
+    """
+    four = w.unflatten(-1, (-1, 4)).unbind(-1)
+    sizes = [one.abs() for one in four]
+    larger_before = [torch.zeros_like(sizes[0], dtype=torch.uint8) for _ in four]
+    for i, j in itertools.combinations(range(4), 2):
+        first_wins = sizes[i] >= sizes[j]
+        larger_before[j] += first_wins.view(torch.uint8)
+        larger_before[i] += (~first_wins).view(torch.uint8)
+    kept = [count < 2 for count in larger_before]
+    low = torch.where(kept[0], four[0], torch.where(kept[1], four[1], four[2]))
+    high = torch.where(kept[3], four[3], torch.where(kept[2], four[2], four[1]))
+    missing = [(~one).view(torch.uint8) for one in kept]
+    places = missing[0] * (1 + missing[1]), 3 - missing[3] * (1 + missing[2])
+    return torch.stack((low, high), -1).flatten(-2), torch.stack(places, -1).flatten(-2)
 
 
 SCHEMES = {SparseMarlin: Scheme(quantize, our_kernels(), multiple_refuses(COLUMNS_PER_SCALE))}
