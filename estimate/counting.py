@@ -10,7 +10,7 @@ bytes into seconds.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -47,6 +47,7 @@ class Count:
     peak_tensors: tuple[Alive, ...]  # the tensors that are alive at that moment
     # What is allocated and freed: (number of the tensor, its bytes, or 0 when it is freed).
     events: tuple[tuple[int, int], ...] = field(default=(), repr=False)
+    weight_tensors: tuple[int, ...] = field(default=(), repr=False)  # bytes of each, in order
 
     @property
     def flops(self) -> float:
@@ -90,14 +91,16 @@ def _counted(
     events = tuple(recorder.events)
     del result  # what it returns is alive until here
     weights = {id(s): s for p in module.parameters() for s in storages(p)}
+    sizes = tuple(storage.nbytes() for storage in weights.values())
     return Count(
         merged(recorder.works),
         exchanged(recorder.collectives),
-        sum(storage.nbytes() for storage in weights.values()),
+        sum(sizes),
         cached,
         recorder.peak_bytes,
         recorder.peak_tensors,
         events,
+        sizes,
     )
 
 
@@ -320,27 +323,18 @@ class _CountedCache:
 # ---------------------------------------------------------------------------------- transformers
 
 
-def hugging_face_config(path: str | Path) -> Any:
-    """The transformers config in a config.json, or in the folder that holds one.
-
-    Raises UsageError without transformers, CheckpointError for a file that is not understood.
-    """
-    try:
-        from transformers import AutoConfig
-    except ImportError:
-        raise UsageError(
-            "counting a config.json of another architecture needs transformers: pip install "
-            "transformers"
-        ) from None
+def config_fields(path: str | Path) -> dict[str, Any]:
+    """What stands in a config.json, or in that of a folder. Raises CheckpointError."""
     file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
     try:
         fields = json.loads(file.read_text())
-        kind = fields.pop("model_type")
-        return AutoConfig.for_model(kind, **fields)
     except OSError as error:
         raise CheckpointError(f"{file}: {error.strerror}") from None
-    except Exception as error:  # its classes check their fields each in its own way
+    except ValueError as error:
         raise CheckpointError(f"{file}: no config of transformers: {_said(error)}") from None
+    if not isinstance(fields, dict) or not isinstance(fields.get("model_type"), str):
+        raise CheckpointError(f"{file}: no config of transformers: it has no model_type")
+    return fields
 
 
 def count_config(
@@ -354,40 +348,61 @@ def count_config(
 ) -> Count:
     """Count a pass of the causal language model that transformers builds from a config.json.
 
-    cached: whether keys and values are kept. Raises UsageError without transformers,
-    CheckpointError for a config that is not understood.
+    The arguments are those of `count_model`. cached: whether keys and values are kept.
+    Raises UsageError without transformers, CheckpointError for a config that is not understood.
     """
-    config = hugging_face_config(path)
-    from transformers import AutoModelForCausalLM, DynamicCache
+    fields = config_fields(path)
+    return count_fields(fields, str(path), batch, tokens, depth, logits, precision, cached)
 
+
+def count_fields(
+    fields: Mapping[str, Any],
+    name: str,
+    batch: int = 1,
+    tokens: int = 1,
+    depth: int = 0,
+    logits: Logits = "last",
+    precision: torch.dtype = torch.bfloat16,
+    cached: bool = True,
+) -> Count:
+    """`count_config` for what stands in a config.json. name: what messages call it."""
+    try:
+        from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+    except ImportError:
+        raise UsageError(
+            f"{name}: counting a model of another architecture needs transformers: pip install "
+            "transformers"
+        ) from None
+    if depth and not cached:
+        raise UsageError("positions before the pass are kept in a cache: leave out cached=False")
+    try:
+        others = {key: value for key, value in fields.items() if key != "model_type"}
+        config = AutoConfig.for_model(fields["model_type"], **others)
+    except Exception as error:  # its classes check their fields each in its own way
+        raise CheckpointError(f"{name}: no config of transformers: {_said(error)}") from None
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, dtype=precision)  # type: ignore[no-untyped-call]
     except Exception as error:
-        raise CheckpointError(f"{path}: transformers builds no model: {_said(error)}") from None
+        raise CheckpointError(f"{name}: transformers builds no model: {_said(error)}") from None
     model.eval().requires_grad_(False)
-    kept: dict[str, Any] = {"use_cache": cached}
+    given: dict[str, Any] = {"use_cache": cached}
     if logits == "last":
-        kept["logits_to_keep"] = 1
+        given["logits_to_keep"] = 1
     try:
         if cached:
-            kept["past_key_values"] = cache = DynamicCache(config=config)
-            if depth:
-                before = torch.empty(batch, depth, dtype=torch.long, device="meta")
-                with torch.device("meta"), torch.no_grad(), Recorder(model, before):
-                    model(before, use_cache=True, past_key_values=cache)
-        elif depth:
-            raise UsageError(
-                "positions before the pass are kept in a cache: leave out cached=False"
-            )
+            given["past_key_values"] = DynamicCache(config=config)
+        if depth:
+            before = torch.empty(batch, depth, dtype=torch.long, device="meta")
+            with torch.device("meta"), torch.no_grad(), Recorder(model, before):
+                model(before, use_cache=True, past_key_values=given["past_key_values"])
         ids = torch.empty(batch, tokens, dtype=torch.long, device="meta")
         with torch.device("meta"):
-            count = _counted(model, ids, kept, lambda recorder: model(ids, **kept))
+            return _counted(model, ids, given, lambda recorder: model(ids, **given))
     except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
         raise QuantbenchError(
-            f"{path}: this architecture cannot be counted from its shapes: {_said(error)}"
+            f"{name}: this architecture cannot be counted from its shapes: {_said(error)}"
         ) from None
-    return count
 
 
 def _said(error: Exception) -> str:

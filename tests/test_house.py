@@ -71,7 +71,13 @@ ROOMS = {
         {"loading", "why"},
         {"saved_model"},
     ),
-    "estimate": ({"recording"}, {"counting"}),
+    "estimate": (
+        {"recording", "datasheets", "tables"},
+        {"counting", "audit"},
+        {"memory"},
+        {"published"},
+        {"validate"},
+    ),
     "compare": (
         {
             "arguments",

@@ -1,0 +1,56 @@
+"""Published tables of measured and estimated runs, as text: audited, or held against our estimates.
+
+print(audited(["published.rst"]))
+text, cases = validated(["published.rst", "results.json"], device="NVIDIA RTX A6000")
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from errors import UsageError
+from estimate.audit import audit
+from estimate.datasheets import find
+from estimate.tables import read
+from estimate.validate import as_json, of_results, of_tables, report
+from text import counted
+
+# Said above the figures, because they were published as they stand in the table below.
+UPPER_BOUND = "Energy that is estimated is power limit × time ÷ tokens: an upper bound."
+
+
+def audited(paths: Iterable[str]) -> str:
+    """What is wrong with the tables in these files, by column; what is only worth knowing last."""
+    lines = []
+    for path in dict.fromkeys(paths):
+        for table in read(path):
+            findings = audit(table)
+            wrong = sum(finding.wrong for finding in findings)
+            name = f"{path}, line {table.line}" + (f", {table.title}" if table.title else "")
+            verdict = f"{counted(wrong, 'thing')} wrong" if wrong else "nothing wrong was found"
+            lines.append(f"{name}: {counted(len(table.rows), 'row')}, {verdict}")
+            for finding in sorted(findings, key=lambda finding: not finding.wrong):
+                note = "" if finding.wrong else "note: "
+                lines.append(f"  {note}{finding.column}: {finding.text}")
+    return "\n".join(lines)
+
+
+def validated(paths: Sequence[str], device: str | None = None) -> tuple[str, list[dict[str, Any]]]:
+    """The report of the cases in these files (.rst: published tables; others: results), and the
+    cases for JSON. device: a card for which the models of the first table are predicted.
+
+    Raises UsageError for a device without a datasheet, or without a table.
+    """
+    tables = [path for path in paths if Path(path).suffix == ".rst"]
+    if device is not None:
+        find(device)
+        if not tables:
+            raise UsageError("--device predicts the models of a published table: give one (.rst)")
+    cases = of_tables(tables, device) if tables else []
+    for path in paths:
+        if path not in tables:
+            cases += of_results(path)
+    text = report(cases)
+    if any("energy" in case.estimated and "energy" not in case.measured for case in cases):
+        text += f"\n{UPPER_BOUND}\n"
+    return text, as_json(cases)

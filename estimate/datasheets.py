@@ -1,0 +1,144 @@
+"""What makers state of their accelerators: peaks, bandwidth, memory, power, links; with sources.
+
+    sheet = find("NVIDIA RTX A6000")
+    sheet.peaks["float16"]          # operations per second, dense
+    sheet.bandwidth                 # bytes per second
+
+Makers like to print the speed of products with 2:4 sparsity, twice that of dense ones. Every figure
+here is dense; where the source prints only the sparse one, the row says that it was halved. Peaks
+are those with sums in float32: consumer cards of the RTX series have half of their 16-bit peak
+then, and that is how torch sums.
+"""
+
+import difflib
+from dataclasses import dataclass, field
+
+from errors import UsageError
+
+T, G = 1e12, 1e9
+PCIE_4, PCIE_5 = 32 * G, 64 * G  # bytes per second of 16 lanes in one direction
+
+
+@dataclass(frozen=True)
+class Datasheet:
+    """One device. Speeds are peaks; no program reaches them."""
+
+    name: str
+    peaks: dict[str, float]  # operations per second, dense, by dtype
+    bandwidth: float  # of memory, bytes per second
+    memory: float  # bytes; makers count 1e9 or 2**30, which the source says
+    power: float  # watts, the limit of the whole board
+    link: float  # bytes per second between two devices, in one direction
+    source: str
+    halved: bool = False  # whether the source prints peaks with sparsity
+    aliases: tuple[str, ...] = field(default=())
+
+    def peak(self, dtype: str) -> float:
+        """Operations per second in this dtype; of the nearest wider one if it has no unit of it."""
+        for name in (dtype, *_WIDER.get(dtype, ())):
+            if name in self.peaks:
+                return self.peaks[name]
+        return self.peaks["float32"]
+
+
+_WIDER = {
+    "float8": ("float16",),
+    "int8": ("float16",),
+    "bfloat16": ("float16",),
+    "tfloat32": ("float32",),
+}
+
+
+def _peaks(
+    half: float, eight: float | None, integer: float, tf32: float, single: float
+) -> dict[str, float]:
+    """Tera-operations per second: of 16 bits, of float8 (None: no unit), int8, TF32, float32."""
+    peaks = {"float16": half, "bfloat16": half, "int8": integer, "tfloat32": tf32}
+    peaks |= {"float32": single} | ({} if eight is None else {"float8": eight})
+    return {name: value * T for name, value in peaks.items()}
+
+
+_GA102 = (
+    "NVIDIA Ampere GA102 GPU Architecture whitepaper, V2.1, tables of GeForce RTX 3090 and A6000"
+)
+_ADA = "NVIDIA Ada GPU Architecture whitepaper, V2.1, appendix A"
+_A100 = "NVIDIA A100 Tensor Core GPU datasheet (2021)"
+_H100 = "NVIDIA H100 Tensor Core GPU datasheet; with sparsity there, halved here"
+_B200 = "NVIDIA HGX B200 specifications (8 GPUs, divided by 8); with sparsity there, halved here"
+_MI300X = "AMD Instinct MI300X accelerator data sheet (2023)"
+
+DATASHEETS = {
+    sheet.name: sheet
+    for sheet in (
+        Datasheet("NVIDIA RTX A5000", _peaks(111.1, None, 222.2, 55.6, 27.8), 768 * G, 24 * 2**30,
+                  230, 56.25 * G, "NVIDIA RTX A5000 datasheet: 222.2 Tflop/s with sparsity, halved",
+                  halved=True, aliases=("A5000",)),
+        Datasheet("NVIDIA RTX A6000", _peaks(154.8, None, 309.7, 77.4, 38.7), 768 * G, 48 * 2**30,
+                  300, 56.25 * G, _GA102, aliases=("A6000",)),
+        Datasheet("NVIDIA GeForce RTX 3090", _peaks(71.0, None, 284.0, 35.6, 35.6), 936 * G,
+                  24 * 2**30, 350, 56.25 * G, _GA102, aliases=("RTX 3090", "3090")),
+        Datasheet("NVIDIA GeForce RTX 4090", _peaks(165.2, 330.3, 660.6, 82.6, 82.6), 1008 * G,
+                  24 * 2**30, 450, PCIE_4, _ADA, aliases=("RTX 4090", "4090")),
+        Datasheet("NVIDIA L4", _peaks(121.0, 242.5, 242.5, 60.0, 30.3), 300 * G, 24 * 2**30, 72,
+                  PCIE_4, "NVIDIA L4 datasheet; with sparsity there, halved here", halved=True,
+                  aliases=("L4",)),
+        Datasheet("NVIDIA L40S", _peaks(362.05, 733.0, 733.0, 183.0, 91.6), 864 * G, 48 * 2**30,
+                  350, PCIE_4, "NVIDIA L40S datasheet, dense | sparse", aliases=("L40S",)),
+        Datasheet("NVIDIA A100-SXM4-40GB", _peaks(312.0, None, 624.0, 156.0, 19.5), 1555 * G,
+                  40 * 2**30, 400, 300 * G, _A100, aliases=("A100 40GB", "A100-40GB")),
+        Datasheet("NVIDIA A100-SXM4-80GB", _peaks(312.0, None, 624.0, 156.0, 19.5), 2039 * G,
+                  80 * 2**30, 400, 300 * G, _A100, aliases=("A100 80GB", "A100-80GB", "A100")),
+        Datasheet("NVIDIA H100 PCIe", _peaks(756.0, 1513.0, 1513.0, 378.0, 51.0), 2000 * G,
+                  80 * 2**30, 350, 300 * G, _H100, halved=True, aliases=("H100-PCIe",)),
+        Datasheet("NVIDIA H100 80GB HBM3", _peaks(989.4, 1978.9, 1978.9, 494.7, 66.9), 3350 * G,
+                  80 * 2**30, 700, 450 * G, _H100, halved=True,
+                  aliases=("H100 SXM", "H100-SXM", "H100")),
+        Datasheet("NVIDIA H200", _peaks(989.4, 1978.9, 1978.9, 494.7, 66.9), 4800 * G, 141 * G, 700,
+                  450 * G, "NVIDIA H200 datasheet; with sparsity there, halved here",
+                  halved=True, aliases=("H200",)),
+        Datasheet("NVIDIA B200", _peaks(2250.0, 4500.0, 4500.0, 1100.0, 80.0), 8000 * G, 180 * G,
+                  1000, 900 * G, _B200, halved=True, aliases=("B200",)),
+        Datasheet("AMD Instinct MI300X", _peaks(1307.4, 2614.9, 2614.9, 653.7, 163.4), 5300 * G,
+                  192 * G, 750, 64 * G, _MI300X, aliases=("MI300X",)),
+    )
+}  # fmt: skip
+
+
+_MAKERS = ("nvidia", "amd", "geforce", "instinct", "rtx")  # words that people leave out
+
+
+def find(name: str) -> Datasheet:
+    """The datasheet of a device, by its name or a common short form; case does not matter.
+
+    Raises UsageError, with the nearest names and how to calibrate, if there is none.
+    """
+    if (sheet := known(name)) is not None:
+        return sheet
+    spellings = {s.lower(): sheet.name for sheet in DATASHEETS.values() for s in _spellings(sheet)}
+    close = difflib.get_close_matches(name.lower(), spellings, n=3, cutoff=0.4)
+    near = list(dict.fromkeys(spellings[spelling] for spelling in close)) or list(DATASHEETS)
+    raise UsageError(
+        f"--device {name!r}: no datasheet; nearest: {', '.join(near)}. Or on that machine: "
+        "quantbench calibrate --json FILE, then here --calibration FILE"
+    )
+
+
+def known(name: str) -> Datasheet | None:
+    """The datasheet of a device by its name or a short form; None if there is none."""
+    plain = _plain(name)
+    for sheet in DATASHEETS.values():
+        if plain in {_plain(spelling) for spelling in _spellings(sheet)}:
+            return sheet
+    return None
+
+
+def _spellings(sheet: Datasheet) -> tuple[str, ...]:
+    return (sheet.name, *sheet.aliases)
+
+
+def _plain(name: str) -> str:
+    """Letters and digits alone, without the maker."""
+    words = "".join(c if c.isalnum() else " " for c in name.lower()).split()
+    return "".join(
+        word for word in words if word not in ("nvidia", "amd", "geforce", "instinct", "rtx")
+    )

@@ -1,0 +1,275 @@
+"""Published rows of one card as a calibration: memory from first principles, time by two constants.
+
+    rows = counted_rows(read("published_a5000.rst"), folder)
+    constants = fitted(rows)                        # of one card
+    constants.seconds(rows[0].demand)
+    constants.on(find("NVIDIA RTX A6000"))          # the same for a card that nobody measured
+
+A row is one forward pass in float16 over all tokens, with the logits of every position, by the
+model class of transformers. The two constants are seconds per operation of products, attention's
+included, and seconds per byte of everything else. What a pass demands is counted from its config:
+
+- Products: the columns of a matrix are rounded up to 256, the width of the tiles in which these
+  cards multiply; a tile that is not full takes as long as a full one.
+- Everything else: bytes that norms, rotations, gates, sums and attention read and write, each
+  operation by itself, for nothing was compiled; and PASSES passes over the logits.
+
+Of the logits: until 4.45 transformers returned those of Llama in float32, made from float16 at the
+end of the pass (https://github.com/huggingface/transformers/issues/30860). The measured memory says
+that it was so here, and that afterwards one more tensor of their size was made from them, when the
+hidden states were gone. It does not say which; the six rows of the A5000 fit best if the logits are
+read or written six times, as a softmax (three reads and a write) and one copy do.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from errors import CheckpointError, QuantbenchError, UsageError
+from estimate.audit import cards
+from estimate.counting import Count, count_fields
+from estimate.datasheets import Datasheet, known
+from estimate.memory import Peak, replay
+from estimate.tables import Row, Table
+
+TILE = 256  # columns that are multiplied together
+PASSES = 6  # over the logits after the pass
+UPCAST = {"llama", "mistral", "qwen2", "gemma"}  # model types whose logits became float32
+AT_LEAST = 3  # rows of one card, for two constants and something to hold them against
+ALIKE = 0.15  # cards whose peak per watt differs by less are limited by power alike
+
+_LLAMA: dict[str, Any] = {"model_type": "llama", "vocab_size": 49152, "tie_word_embeddings": False}
+_OPT: dict[str, Any] = {
+    "model_type": "opt",
+    "vocab_size": 50272,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": True,
+}
+
+
+def _clm(dim: int, ffn: int, layers: int, heads: int) -> dict[str, Any]:
+    """A model of AICrossSim: three query heads for each key head."""
+    return {
+        **_LLAMA,
+        "hidden_size": dim,
+        "intermediate_size": ffn,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads // 3,
+    }
+
+
+def _opt(dim: int, layers: int) -> dict[str, Any]:
+    return {
+        **_OPT,
+        "hidden_size": dim,
+        "word_embed_proj_dim": dim,
+        "ffn_dim": 4 * dim,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 32,
+    }
+
+
+# From the config.json with which each was published, for tables that have none beside them.
+CONFIGS: dict[str, dict[str, Any]] = {
+    "opt-1.3b": _opt(2048, 24),
+    "opt-6.7b": _opt(4096, 32),
+    "clm-60m": _clm(384, 1408, 22, 6),
+    "clm-200m": _clm(768, 2688, 24, 12),
+    "clm-400m": _clm(960, 3328, 30, 15),
+    "clm-1.1b": _clm(1536, 5376, 32, 24),
+}
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What a pass takes of a card."""
+
+    operations: float  # of products, in whole tiles, and of attention
+    bytes: float  # of everything else
+    flops: float  # of products and attention, as the model has them
+    peak: Peak
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A published row, and what its pass demands."""
+
+    row: Row
+    tokens: int
+    seconds: float | None  # measured
+    memory: float | None  # measured, in units of 2**30 bytes
+    demand: Demand
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What was fitted to the rows of one card."""
+
+    device: str
+    per_operation: float  # seconds
+    per_byte: float  # seconds
+    source: str
+    residual: float  # root mean square of estimated ÷ measured - 1, over the rows of the fit
+
+    def seconds(self, demand: Demand) -> float:
+        return self.per_operation * demand.operations + self.per_byte * demand.bytes
+
+    def on(self, sheet: Datasheet) -> "Constants":
+        """The constants of another card, by the ratio of the two datasheets.
+
+        Bytes go by the memory's bandwidth. Products go by the dense peak, but by the power limit
+        where that is less and both cards have about the same peak per watt: then they are made
+        alike, and the limit sets the clock at which products run. On the A5000 the fit gives 67 %
+        of the peak at the boost clock, so it does there.
+        Raises UsageError for a card of the fit without a datasheet.
+        """
+        own = known(cards(self.device)[1])
+        if own is None:
+            raise UsageError(
+                f"there is no datasheet of {self.device!r}, the card of the table, so its figures "
+                "tell nothing about another card"
+            )
+        peaks, watts = sheet.peak("float16") / own.peak("float16"), sheet.power / own.power
+        alike = abs(peaks / watts - 1) < ALIKE
+        products = min(peaks, watts) if alike else peaks
+        by = "power limit" if alike and watts < peaks else "dense float16 peak"
+        bandwidth = sheet.bandwidth / own.bandwidth
+        return replace(
+            self,
+            device=sheet.name,
+            per_operation=self.per_operation / products,
+            per_byte=self.per_byte / bandwidth,
+            source=f"{self.source}; products × {products:.3f} ({by}), bytes × {bandwidth:.3f} "
+            f"(bandwidth), by the datasheets of {own.name} and {sheet.name}",
+        )
+
+
+def demand_of(count: Count, batch: int, length: int, vocabulary: int, upcast: bool) -> Demand:
+    """What a pass with the logits of every position takes.
+
+    upcast: whether the logits are returned in float32.
+    """
+    logits = batch * length * vocabulary
+    result = logits * (4 if upcast else 2)
+    linear, attention = count.of_kind("linear"), count.of_kind("attention")
+    tiled = sum(
+        work.flops * (-(-work.outer // TILE) * TILE / work.outer if work.outer else 1.0)
+        for work in linear
+    )
+    of_attention = sum(work.flops for work in attention)
+    others = sum(
+        work.bytes_read + work.bytes_written for work in (*count.of_kind("rest"), *attention)
+    )
+    peak = replay(count, [batch * length * 8], logits_upcast=logits * 4 if upcast else 0, copies=1)
+    return Demand(
+        tiled + of_attention,
+        others + (logits * 6 if upcast else 0) + PASSES * result,
+        count.flops,
+        peak,
+    )
+
+
+def counted_rows(table: Table, folder: Path | None = None) -> list[Counted]:
+    """The rows of a table with what they demand. folder: where their configs lie, NAME.json.
+
+    Raises QuantbenchError for a model without a config, or a table that does not say how many
+    tokens a pass has.
+    """
+    if table.batch is None or table.length is None:
+        raise QuantbenchError(
+            f"line {table.line}: the table does not say how many tokens a pass has; expected above "
+            "it is a line such as: Input Sequence Size = 16 × 1024"
+        )
+    demands: dict[str, Demand] = {}
+    rows = []
+    for row in table.rows:
+        if row.model not in demands:
+            fields = _fields(row.model, folder)
+            count = count_fields(
+                fields, row.model, table.batch, table.length, logits="all",
+                precision=torch.float16, cached=False,
+            )  # fmt: skip
+            upcast = fields["model_type"] in UPCAST
+            demands[row.model] = demand_of(
+                count, table.batch, table.length, fields["vocab_size"], upcast
+            )
+        time, memory = row.cell("runtime").measured, row.cell("memory").measured
+        rows.append(
+            Counted(
+                row,
+                table.batch * table.length,
+                None if time is None else table.seconds(time).value,
+                None if memory is None else table.gibibytes(memory).value,
+                demands[row.model],
+            )
+        )
+    return rows
+
+
+def _fields(model: str, folder: Path | None) -> dict[str, Any]:
+    name = model.rsplit("/", 1)[-1].strip()
+    path = None if folder is None else folder / f"{name}.json"
+    if path is None or not path.exists():
+        if name in CONFIGS:
+            return CONFIGS[name]
+        raise QuantbenchError(
+            f"{model}: there is no config of it; put its config.json beside the table, as "
+            f"{name}.json"
+        )
+    try:
+        fields = json.loads(path.read_text())
+        fields["model_type"], fields["vocab_size"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise CheckpointError(f"{path}: expected is a config.json of transformers") from None
+    return dict(fields)
+
+
+def fitted(rows: Sequence[Counted], source: str = "published rows") -> Constants:
+    """The two constants of the card that these rows are of, by least squares of relative errors.
+
+    Raises QuantbenchError for rows of several cards, for fewer than three, and where a constant
+    would be negative.
+    """
+    measured = [row for row in rows if row.seconds]
+    devices = {row.row.device for row in measured}
+    if len(devices) != 1 or len(measured) < AT_LEAST:
+        raise QuantbenchError(
+            f"two constants are fitted to {AT_LEAST} or more measured rows of one card; given are "
+            f"{len(measured)} of {len(devices)}"
+        )
+    demands = np.array([[row.demand.operations, row.demand.bytes] for row in measured])
+    seconds = np.array([row.seconds for row in measured])
+    relative = demands / seconds[:, None]
+    scale = relative.max(axis=0)
+    solution, *_ = np.linalg.lstsq(relative / scale, np.ones(len(measured)), rcond=None)
+    per_operation, per_byte = (float(x) for x in solution / scale)
+    if per_operation <= 0 or per_byte <= 0:
+        raise QuantbenchError(
+            "the measured rows do not tell products from the rest: a fit makes one of them take "
+            "less than no time; give rows of models of different widths"
+        )
+    errors = relative @ np.array([per_operation, per_byte]) - 1
+    residual = float(np.sqrt(np.mean(errors**2)))
+    where = f"{source}: {len(measured)} rows of {measured[0].row.device}"
+    return Constants(measured[0].row.device, per_operation, per_byte, where, residual)
+
+
+def left_out(rows: Sequence[Counted]) -> list[float | None]:
+    """Seconds of each row by constants that are fitted to the other rows of its card; None where
+    these are too few."""
+    estimates: list[float | None] = []
+    for row in rows:
+        others = [
+            other
+            for other in rows
+            if other is not row and other.row.device == row.row.device and other.seconds
+        ]
+        enough = len(others) >= AT_LEAST
+        estimates.append(fitted(others).seconds(row.demand) if enough else None)
+    return estimates

@@ -1,0 +1,299 @@
+"""Published tables of measured and estimated runs, in reStructuredText: reading and writing.
+
+    tables = read("published_a5000.rst")
+    tables[0].rows[0].cell("runtime").measured      # Number(693.77, 0.005): ms, as it is printed
+
+A table has a row for each model and device, and for each quantity the columns Measured, Estimated
+and Error. What a quantity is called decides which it is; its unit stands in brackets behind it.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import files
+from errors import QuantbenchError
+from text import shown
+
+LONGEST = 10_000_000  # bytes of a file
+# The first words that a quantity's title may begin with.
+QUANTITIES = {
+    "runtime": ("runtime", "latency", "time"),
+    "memory": ("memory", "peak memory"),
+    "energy": ("energy",),
+    "throughput": ("throughput", "speed"),
+}
+COLUMNS = ("measured", "estimated", "error")
+SECONDS = {"s": 1.0, "sec": 1.0, "second": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
+BYTES = {"GB": 1e9, "GiB": float(1 << 30), "MB": 1e6, "MiB": float(1 << 20)}
+
+
+@dataclass(frozen=True)
+class Number:
+    """A figure as it is printed. half: half a unit of its last digit, by which it may be off."""
+
+    value: float
+    half: float
+
+    @property
+    def low(self) -> float:
+        return self.value - self.half
+
+    @property
+    def high(self) -> float:
+        return self.value + self.half
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A quantity of a row; a column that is empty, or holds words, is None. Errors are shares."""
+
+    measured: Number | None = None
+    estimated: Number | None = None
+    error: Number | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    model: str
+    device: str
+    cells: dict[str, Cell]
+    line: int  # in the file, from 1
+
+    def cell(self, quantity: str) -> Cell:
+        return self.cells.get(quantity, Cell())
+
+
+@dataclass(frozen=True)
+class Table:
+    """title: the heading above it. units: of each quantity, as its title has it in brackets."""
+
+    title: str
+    line: int
+    titles: dict[str, str]  # of the quantities, as they are printed
+    units: dict[str, str]
+    rows: tuple[Row, ...]
+    batch: int | None  # sequences, where the text above says so
+    length: int | None  # tokens of each
+
+    @property
+    def tokens(self) -> int | None:
+        return self.batch * self.length if self.batch and self.length else None
+
+    def seconds(self, number: Number) -> Number:
+        """A runtime in seconds. Raises QuantbenchError for a unit that is none of time."""
+        return scaled(number, self._unit("runtime", SECONDS))
+
+    def gibibytes(self, number: Number) -> Number:
+        """A memory in units of 2**30 bytes, which is what torch's users print as GB."""
+        unit = self.units.get("memory", "GB")
+        factor = 1.0 if unit in ("GB", "GiB") else self._unit("memory", BYTES) / (1 << 30)
+        return scaled(number, factor)
+
+    def _unit(self, quantity: str, known: dict[str, float]) -> float:
+        unit = self.units.get(quantity, "")
+        if unit not in known:
+            raise QuantbenchError(
+                f"line {self.line}: {self.titles[quantity]!r} has no unit that is known; known: "
+                f"{', '.join(known)}"
+            )
+        return known[unit]
+
+
+def scaled(number: Number, factor: float) -> Number:
+    return Number(number.value * factor, number.half * factor)
+
+
+# ---------------------------------------------------------------------------------- reading
+
+
+def read(path: str | Path) -> tuple[Table, ...]:
+    """The tables of measured and estimated rows in a file.
+
+    Raises QuantbenchError, one line, for a file without any, or one that does not fit together.
+    """
+    data = files.read_bytes("cannot read", str(path), QuantbenchError)
+    if len(data) > LONGEST:
+        raise QuantbenchError(f"cannot read {path}: {len(data)} bytes are too many for a table")
+    with files.named("cannot read", path, QuantbenchError):
+        return parse(data.decode("utf-8"), str(path))
+
+
+def parse(text: str, path: str = "table") -> tuple[Table, ...]:
+    lines = text.splitlines()
+    tables: list[Table] = []
+    at, title, size = 0, "", None
+    while at < len(lines):
+        line = lines[at].strip()
+        if not _is_row(line):
+            if re.fullmatch(r"([=\-~^\"'#*])\1{2,}", line) and at and lines[at - 1].strip():
+                title = lines[at - 1].strip()
+            elif line.startswith("#"):
+                title = line.lstrip("# ")
+            size = _input_size(line) or size
+            at += 1
+            continue
+        end = at
+        while end < len(lines) and _is_row(lines[end].strip()):
+            end += 1
+        table = _table(lines[at:end], at + 1, title, size, path)
+        tables += [table] if table else []
+        at = end
+    if not tables:
+        raise QuantbenchError(
+            f"{path}: there is no table in it with the columns Measured, Estimated and Error; "
+            "expected is a grid of | and + as reStructuredText has it"
+        )
+    return tuple(tables)
+
+
+def _is_row(line: str) -> bool:
+    return line.startswith(("|", "+-", "+="))
+
+
+def _input_size(text: str) -> tuple[int, int] | None:
+    """The sequences and the tokens of each, from a line such as "16 \\times 1024"."""
+    found = re.search(r"(\d[\d,]*)\s*(?:\\times|×|x|\*)\s*(\d[\d,]*)", text)
+    if not found:
+        return None
+    batch, length = (int(number.replace(",", "")) for number in found.groups())
+    return batch, length
+
+
+def _table(
+    lines: Sequence[str], first: int, title: str, size: tuple[int, int] | None, path: str
+) -> Table | None:
+    """A block of lines as a table; None for one with other columns."""
+    ruled = any(line.lstrip().startswith("+") for line in lines)
+    rows: list[tuple[int, list[str]]] = []
+    open_row = False
+    for number, line in enumerate(map(str.strip, lines), first):
+        if line.startswith("+") or re.fullmatch(r"[|\s:\-=]+", line):
+            open_row = False
+            continue
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if ruled and open_row and len(cells) == len(rows[-1][1]):  # a cell of two lines
+            joined = [" ".join(filter(None, pair)) for pair in zip(rows[-1][1], cells, strict=True)]
+            rows[-1] = rows[-1][0], joined
+        else:
+            rows.append((number, cells))
+        open_row = ruled
+    leaves_at = next((i for i, (_, cells) in enumerate(rows) if _leaves(cells)), None)
+    if not leaves_at:
+        return None
+    groups = [cell for cell in rows[0][1] if cell]
+    leaves = rows[leaves_at][1]
+    named = [i for i, leaf in enumerate(leaves) if leaf.lower() in COLUMNS]
+    identity = groups[: named[0]]
+    quantities = [_quantity(group) for group in groups[named[0] :]]
+    columns = _by_group([leaves[i].lower() for i in named])
+    if len(columns) != len(quantities) or len(identity) != named[0]:
+        raise QuantbenchError(
+            f"{path}, line {first}: the table's first line has {len(groups)} titles, and the "
+            f"columns below it are {len(columns)} groups behind {named[0]}; they do not agree"
+        )
+    if None in quantities:
+        unknown = groups[named[0] + quantities.index(None)]
+        raise QuantbenchError(
+            f"{path}, line {first}: {shown(unknown)} is no quantity that is known; known: "
+            f"{', '.join(QUANTITIES)}"
+        )
+    model, device = _places(identity)
+    made = []
+    for number, cells in rows[leaves_at + 1 :]:
+        if len(cells) != len(leaves):
+            raise QuantbenchError(
+                f"{path}, line {number}: {len(cells)} cells, and the table has {len(leaves)} "
+                "columns"
+            )
+        values = iter(cells[named[0] :])
+        by_quantity = {
+            str(quantity): Cell(**{name: _number(next(values)) for name in names})
+            for quantity, names in zip(quantities, columns, strict=True)
+        }
+        where = cells[device] if device is not None else ""
+        made.append(Row(cells[model], where, by_quantity, number))
+    if not made:
+        raise QuantbenchError(f"{path}, line {first}: the table has no rows")
+    titles = dict(zip(map(str, quantities), groups[named[0] :], strict=True))
+    units = {
+        quantity: found.group(1).strip()
+        for quantity, text in titles.items()
+        if (found := re.search(r"[(\[](.*)[)\]]", text))
+    }
+    return Table(title, first, titles, units, tuple(made), *(size or (None, None)))
+
+
+def _leaves(cells: Sequence[str]) -> bool:
+    return "measured" in map(str.lower, cells) and "estimated" in map(str.lower, cells)
+
+
+def _quantity(title: str) -> str | None:
+    return next(
+        (name for name, begins in QUANTITIES.items() if title.lower().startswith(begins)), None
+    )
+
+
+def _by_group(names: Sequence[str]) -> list[list[str]]:
+    """measured, estimated, error, measured, … cut before each name that a group already has."""
+    groups: list[list[str]] = []
+    for name in names:
+        if not groups or name in groups[-1]:
+            groups.append([])
+        groups[-1].append(name)
+    return groups
+
+
+def _places(identity: Sequence[str]) -> tuple[int, int | None]:
+    """The columns of the model and of the device among those before the first quantity."""
+    words = [title.lower() for title in identity]
+    model = next((i for i, word in enumerate(words) if "model" in word), 0)
+    device = next((i for i, word in enumerate(words) if "device" in word or "gpu" in word), None)
+    return model, device
+
+
+def _number(text: str) -> Number | None:
+    found = re.fullmatch(r"([+\-−]?)\s*(\d[\d,]*\.?\d*|\.\d+)\s*(%?)", text)
+    if not found:
+        return None
+    sign, digits, percent = found.groups()
+    digits = digits.replace(",", "")
+    places = len(digits.partition(".")[2])
+    unit = 0.01 if percent else 1.0
+    value = float(digits) * unit * (-1 if sign in "-−" and sign else 1)
+    return Number(value, 0.5 * 10.0**-places * unit)
+
+
+# ---------------------------------------------------------------------------------- writing
+
+
+def grid(head: Sequence[tuple[str, Sequence[str]]], rows: Sequence[Sequence[str]]) -> str:
+    """A grid table with a title above each group of columns. head: (title, its columns); a title
+    without columns is a column of its own."""
+    leaves = [leaf for title, names in head for leaf in (names or [""])]
+    columns = list(zip(leaves, *rows, strict=True))
+    widths = [max(map(len, column)) + 2 for column in columns]
+    at, tops = 0, []
+    for title, names in head:
+        count = max(1, len(names))
+        room = sum(widths[at : at + count]) + count - 1
+        if len(title) + 2 > room:
+            widths[at + count - 1] += len(title) + 2 - room
+            room = len(title) + 2
+        tops.append((title, room, count))
+        at += count
+
+    def rule(mark: str) -> str:
+        return "+" + "+".join(mark * width for width in widths) + "+"
+
+    def line(cells: Sequence[str], wide: Sequence[int]) -> str:
+        return (
+            "|" + "|".join(f" {cell:<{w - 1}}" for cell, w in zip(cells, wide, strict=True)) + "|"
+        )
+
+    top = line([title for title, _, _ in tops], [room for _, room, _ in tops])
+    out = [rule("-"), top, rule("="), line(leaves, widths), rule("-")]
+    for row in rows:
+        out += [line(row, widths), rule("-")]
+    return "\n".join(out)

@@ -1,0 +1,267 @@
+"""Estimates held against what was measured, and whether the estimator had seen the case.
+
+    cases = [*of_tables(["published_a5000.rst"]), *of_results("accuracy.json")]
+    print(report(cases))
+
+A case is held out if no constant of its estimate was fitted to it. Errors are given twice, by both
+denominators: published tables divide by the estimate, which makes a large overestimate small.
+"""
+
+import json
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import files
+from errors import QuantbenchError
+from estimate.audit import audit, cards
+from estimate.datasheets import find, known
+from estimate.published import AT_LEAST, Constants, Counted, counted_rows, fitted, left_out
+from estimate.tables import grid, read
+from text import counted as number_of
+
+# Each quantity: its title in a table, what its figures are multiplied by, and their format.
+QUANTITIES = {
+    "runtime": ("Runtime (ms)", 1e3, "{:.2f}"),
+    "memory": ("Memory (GiB)", 1 / (1 << 30), "{:.2f}"),
+    "energy": ("Energy (J/token)", 1.0, "{:.4g}"),
+    "throughput": ("Throughput (tokens/s)", 1.0, "{:,.0f}"),
+}
+# Suffixes of measured_… and estimated_… in JSON, by quantity.
+SUFFIXES = {
+    "seconds": "runtime",
+    "bytes": "memory",
+    "joules_per_token": "energy",
+    "tokens_per_second": "throughput",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run. Figures by quantity: seconds, bytes, joules per token, tokens per second."""
+
+    model: str
+    device: str
+    group: str  # what its mean error is given for: a device, a kind of run
+    held_out: bool
+    measured: dict[str, float]
+    estimated: dict[str, float]
+
+    def error(self, quantity: str, by_estimate: bool = False) -> float | None:
+        """(estimated − measured) ÷ measured, or ÷ estimated; None without both figures."""
+        measured, estimated = self.measured.get(quantity), self.estimated.get(quantity)
+        if not measured or not estimated:
+            return None
+        return (estimated - measured) / (estimated if by_estimate else measured)
+
+
+# ---------------------------------------------------------------------------------- published
+
+
+def of_tables(paths: Sequence[str | Path], device: str | None = None) -> list[Case]:
+    """The rows of published tables, estimated by constants of the first card that has enough.
+
+    Its own rows are estimated twice: by constants fitted to the other rows, which is held out, and
+    by those fitted to all of them. Rows of other cards are held out. device: a card for which the
+    first card's models are estimated, too, though nobody measured them.
+    """
+    rows: list[Counted] = []
+    hollow: set[tuple[str, str]] = set()  # columns of energy that nobody measured
+    for path in paths:
+        for table in read(path):
+            if any(f.wrong and f.column.endswith("Measured") and "Energy" in f.column
+                   for f in audit(table)):  # fmt: skip
+                hollow.add((str(path), table.title))
+            rows += counted_rows(table, Path(path).parent)
+    by_device: dict[str, list[Counted]] = {}
+    for row in rows:
+        by_device.setdefault(row.row.device, []).append(row)
+    enough = [own for own in by_device.values() if sum(bool(r.seconds) for r in own) > AT_LEAST]
+    if not enough:
+        raise QuantbenchError(
+            f"{paths[0]}: to leave out a row and fit two constants to the others, a card needs "
+            f"{AT_LEAST + 1} measured rows"
+        )
+    own = enough[0]
+    constants = fitted(own, str(Path(paths[0]).name))
+    cases = [
+        _case(row, f"{row.row.device}, each row left out of its fit", True, seconds, bool(hollow))
+        for row, seconds in zip(own, left_out(own), strict=True)
+    ]
+    cases += [
+        _case(row, f"{row.row.device}, all rows in the fit", False,
+              constants.seconds(row.demand), bool(hollow))
+        for row in own
+    ]  # fmt: skip
+    others = [row for row in rows if row.row.device != own[0].row.device]
+    for row in others:
+        sheet = known(cards(row.row.device)[1])
+        seconds = constants.on(sheet).seconds(row.demand) if sheet else None
+        group = f"{row.row.device}, by the datasheets' ratio"
+        cases.append(_case(row, group, True, seconds, bool(hollow)))
+    if device is not None:
+        cases += [_elsewhere(row, constants, device) for row in own]
+    return cases
+
+
+def _case(row: Counted, group: str, held_out: bool, seconds: float | None, hollow: bool) -> Case:
+    measured: dict[str, float] = {}
+    estimated = {"memory": float(row.demand.peak.allocated)}
+    if row.seconds:
+        measured |= {"runtime": row.seconds, "throughput": row.tokens / row.seconds}
+    if row.memory:
+        measured["memory"] = row.memory * (1 << 30)
+    energy = row.row.cell("energy").measured
+    if energy is not None and not hollow:
+        measured["energy"] = energy.value
+    if seconds:
+        estimated |= _of_seconds(seconds, row.tokens, row.row.device)
+    return Case(row.row.model, row.row.device, group, held_out, measured, estimated)
+
+
+def _elsewhere(row: Counted, constants: Constants, device: str) -> Case:
+    sheet = find(device)
+    seconds = constants.on(sheet).seconds(row.demand)
+    estimated = _of_seconds(seconds, row.tokens, sheet.name)
+    estimated["memory"] = float(row.demand.peak.allocated)
+    return Case(row.row.model, sheet.name, f"{sheet.name}, predicted", True, {}, estimated)
+
+
+def _of_seconds(seconds: float, tokens: int, device: str) -> dict[str, float]:
+    """Energy is the power limit × time, an upper bound."""
+    figures = {"runtime": seconds, "throughput": tokens / seconds}
+    count, card = cards(device)
+    if sheet := known(card):
+        figures["energy"] = sheet.power * count * seconds / tokens
+    return figures
+
+
+# ---------------------------------------------------------------------------------- our results
+
+
+def of_results(path: str | Path) -> list[Case]:
+    """Every case in a JSON or JSON-lines file: an object with measured_… and estimated_… figures.
+
+    The names end in seconds, bytes, joules_per_token or tokens_per_second. Its "model", "device"
+    and "kind" name it; "held_out" is true unless it says false.
+    Raises QuantbenchError, one line, for a file without any.
+    """
+    text = files.read_text("cannot read", str(path), QuantbenchError)
+    try:
+        content = json.loads(text)
+    except ValueError:
+        try:
+            content = [json.loads(line) for line in text.splitlines() if line.strip()]
+        except ValueError:
+            raise QuantbenchError(
+                f"{path}: it is neither JSON nor JSON lines; --validate takes results that hold "
+                "measured_seconds and estimated_seconds, or a published table (.rst)"
+            ) from None
+    cases = list(_cases(content, {}))
+    if not cases:
+        raise QuantbenchError(
+            f"{path}: there is no case in it that was both measured and estimated; looked for "
+            f"measured_X beside estimated_X, X one of {', '.join(SUFFIXES)}"
+        )
+    return cases
+
+
+def _cases(content: Any, above: dict[str, Any]) -> Iterator[Case]:
+    if isinstance(content, list):
+        for item in content:
+            yield from _cases(item, above)
+    if not isinstance(content, dict):
+        return
+    names = {
+        key: value
+        for key, value in content.items()
+        if key in ("model", "device", "kind", "held_out") and isinstance(value, str | bool)
+    }
+    here = above | names
+    figures: dict[str, dict[str, float]] = {"measured": {}, "estimated": {}}
+    for side, found in figures.items():
+        for suffix, quantity in SUFFIXES.items():
+            value = content.get(f"{side}_{suffix}")
+            if isinstance(value, int | float) and value > 0:
+                found[quantity] = float(value)
+    if figures["measured"].keys() & figures["estimated"].keys():
+        yield Case(
+            str(here.get("model", "")),
+            str(here.get("device", "")),
+            str(here.get("kind", here.get("device", ""))),
+            here.get("held_out") is not False,
+            figures["measured"],
+            figures["estimated"],
+        )
+    for value in content.values():
+        if isinstance(value, dict | list):
+            yield from _cases(value, here)
+
+
+# ---------------------------------------------------------------------------------- the report
+
+
+def report(cases: Sequence[Case]) -> str:
+    """A grid table for the cases that were held out, one for the others, and mean errors."""
+    parts = []
+    for held_out, title in ((True, "Held out"), (False, "Calibrated on")):
+        group = [case for case in cases if case.held_out == held_out]
+        if group:
+            parts.append(f"{title}\n{'-' * len(title)}\n\n{_table(group)}\n\n{_means(group)}")
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(cases: Sequence[Case]) -> str:
+    present = [
+        name for name in QUANTITIES if any(name in c.measured or name in c.estimated for c in cases)
+    ]
+    columns = ("Measured", "Estimated", "Error ÷ measured", "Error ÷ estimated")
+    head: list[tuple[str, Sequence[str]]] = [("Model", ()), ("Device", ())]
+    head += [(QUANTITIES[name][0], columns) for name in present]
+    rows = []
+    for case in cases:
+        row = [case.model, case.device]
+        for name in present:
+            _, factor, form = QUANTITIES[name]
+            for figures in (case.measured, case.estimated):
+                value = figures.get(name)
+                row.append("" if value is None else form.format(value * factor))
+            errors = (case.error(name), case.error(name, by_estimate=True))
+            row += ["" if error is None else f"{error:+.2%}" for error in errors]
+        rows.append(row)
+    return grid(head, rows)
+
+
+def _means(cases: Sequence[Case]) -> str:
+    """Mean absolute errors by group and quantity."""
+    lines = []
+    for group in dict.fromkeys(case.group for case in cases):
+        own = [case for case in cases if case.group == group]
+        for name in QUANTITIES:
+            errors = [(abs(e), case) for case in own if (e := case.error(name)) is not None]
+            if not errors:
+                continue
+            other = [abs(case.error(name, by_estimate=True) or 0.0) for _, case in errors]
+            worst, at = max(errors, key=lambda one: one[0])
+            lines.append(
+                f"- {group}: {name}: mean |error| {statistics.fmean(e for e, _ in errors):.2%} ÷ "
+                f"measured, {statistics.fmean(other):.2%} ÷ estimated; worst {worst:.2%} "
+                f"({at.model}); {number_of(len(errors), 'case')}"
+            )
+    return "\n".join(lines)
+
+
+def as_json(cases: Iterable[Case]) -> list[dict[str, Any]]:
+    """The cases as `of_results` reads them."""
+    names = {quantity: suffix for suffix, quantity in SUFFIXES.items()}
+    rows = []
+    for case in cases:
+        row: dict[str, Any] = {"model": case.model, "device": case.device, "kind": case.group}
+        row["held_out"] = case.held_out
+        for side in ("measured", "estimated"):
+            figures = getattr(case, side)
+            row |= {f"{side}_{names[q]}": value for q, value in figures.items()}
+        rows.append(row)
+    return rows

@@ -1,0 +1,191 @@
+"""Reading published tables, and what is wrong with them: derived from figures, in any layout."""
+
+from pathlib import Path
+
+import pytest
+
+from errors import QuantbenchError
+from estimate.audit import audit, cards
+from estimate.tables import grid, parse, read
+
+PUBLISHED = Path(__file__).parent / "published" / "published_a5000.rst"
+CARD = "NVIDIA RTX A6000"  # 300 W
+# Runtime of three passes of 4 × 512 tokens in ms, measured and estimated.
+TIMES = ((100.0, 110.0), (250.0, 240.0), (900.0, 990.0))
+TOKENS = 4 * 512
+
+
+def table(energy, throughput, error, title="Throughput (token/sec)", card=CARD, order=(0, 1, 2)):
+    """A table of three rows. energy, throughput: of milliseconds, measured or not, as printed."""
+    columns = ("Measured", "Estimated", "Error")
+    names = ["Runtime (ms)", "Energy (J/token)", title]
+    rows = []
+    for number, (m, e) in enumerate(TIMES):
+        groups = [(f"{m:.2f}", f"{e:.2f}", f"{error(m, e):.2%}")]
+        for of in (energy, throughput):
+            a, b = of(m, number), of(e, number)
+            groups.append((f"{a:.6g}", f"{b:.6g}", f"{error(a, b):.2%}"))
+        rows.append([f"org/model-{number}", card, *(x for i in order for x in groups[i])])
+    head = [("Model", ()), ("Device", ()), *((names[i], columns) for i in order)]
+    text = "Input Sequence Size = :math:`4 \\times 512`\n\nSingle GPU\n----------\n"
+    return parse(text + grid(head, rows))[0]
+
+
+def honest_error(m, e):
+    return (e - m) / m
+
+
+def by_estimate(m, e):
+    return (e - m) / e
+
+
+def true_rate(ms, number):
+    return TOKENS / ms * 1e3
+
+
+def own_energy(ms, number):
+    return (180 + 40 * number) * ms / 1e3 / TOKENS * (1 + 0.03 * (ms in (110.0, 240.0)))
+
+
+def limit_energy(ms, number):
+    return 300 * ms / 1e3 / TOKENS
+
+
+def texts(table):
+    return {f.column: f.text for f in audit(table) if f.wrong}
+
+
+def test_the_published_table_is_read_as_it_stands():
+    (read_table,) = read(PUBLISHED)
+    assert (read_table.title, read_table.batch, read_table.length) == ("Single GPU", 16, 1024)
+    assert len(read_table.rows) == 6
+    row = read_table.rows[2]
+    assert (row.model, row.device) == ("AICrossSim/clm-60m", "NVIDIA RTX A5000")
+    assert read_table.seconds(row.cell("runtime").measured).value == 0.12146
+    assert row.cell("memory").error.value == -0.0016
+    assert row.cell("energy").measured.half == 0.0005
+
+
+def test_what_is_wrong_with_the_published_table():
+    found = texts(read(PUBLISHED)[0])
+    throughput = found["Throughput (token/sec), Measured"]
+    assert "microseconds per token, not tokens per second" in throughput
+    assert "16384 tokens ÷ 0.694 s = 23,616 for facebook/opt-1.3b" in throughput
+    energy = found["Energy (J/token), Measured"]
+    assert "power limit × time ÷ tokens in all 6 rows" in energy and "230 W" in energy
+    assert found["Runtime (ms), Error"].startswith("it divides by the estimate")
+    assert "it is the runtime's error" in found["Energy (J/token), Error"]
+    assert not any("Memory" in column for column in found)  # too near to tell them apart
+
+
+def test_an_honest_table_has_nothing_wrong():
+    assert texts(table(own_energy, true_rate, honest_error)) == {}
+
+
+def test_the_order_of_the_columns_does_not_matter():
+    found = texts(table(limit_energy, true_rate, by_estimate, order=(2, 0, 1)))
+    assert "Energy (J/token), Measured" in found and "Runtime (ms), Error" in found
+    assert "Throughput (token/sec), Measured" not in found
+
+
+RATES = [
+    (lambda ms, n: 1e3 * ms / TOKENS, "Throughput (token/sec)", "microseconds per token"),
+    (lambda ms, n: ms / TOKENS, "Throughput (tokens/s)", "milliseconds per token"),
+    (lambda ms, n: 512 / ms * 1e3, "Throughput (token/s)", "tokens per second of one sequence"),
+    (lambda ms, n: 4 / ms * 1e3, "Throughput (tokens per sec)", "sequences per second"),
+    (lambda ms, n: TOKENS / ms, "Throughput (token/s)", "thousands of tokens per second"),
+    (lambda ms, n: 7.0 + n, "Throughput (token/s)", "does not follow from the runtime in 3 rows"),
+]
+
+
+@pytest.mark.parametrize(("of", "title", "expected"), RATES)
+def test_a_throughput_in_another_unit_is_named(of, title, expected):
+    found = texts(table(own_energy, of, honest_error, title))
+    assert expected in found[f"{title}, Measured"]
+
+
+def test_a_unit_that_the_title_names_is_right():
+    title = "Throughput (us/token)"
+    found = texts(table(own_energy, lambda ms, n: 1e3 * ms / TOKENS, honest_error, title))
+    assert not any("Throughput" in c and "Error" not in c for c in found)
+
+
+ENERGIES = [
+    (limit_energy, CARD, "power limit × time ÷ tokens in all 3 rows"),
+    (lambda ms, n: 2 * limit_energy(ms, n), f"2 x {CARD}", "and the limit is 600 W"),
+    (lambda ms, n: 300 * ms / 1e3, CARD, "of the whole pass, not of a token"),
+    (lambda ms, n: 120 * ms / 1e3 / TOKENS, "Some Card", "every row is one power, 120.0"),
+    (lambda ms, n: (400 + n) * ms / 1e3 / TOKENS, CARD, "would need more than the 300 W"),
+]
+
+
+@pytest.mark.parametrize(("of", "card", "expected"), ENERGIES)
+def test_an_energy_that_nobody_measured_is_named(of, card, expected):
+    found = texts(table(of, true_rate, honest_error, card=card))
+    assert expected in found["Energy (J/token), Measured"]
+
+
+ERRORS = [
+    (by_estimate, "it divides by the estimate, (estimated − measured) ÷ estimated"),
+    (lambda m, e: (m - e) / e, "it divides by the estimate, (measured − estimated) ÷ estimated"),
+    (lambda m, e: abs(m - e) / e, "it divides by the estimate, |estimated − measured|"),
+    (lambda m, e: 0.5, "in 3 rows of 3 it follows from no definition"),
+]
+
+
+@pytest.mark.parametrize(("error", "expected"), ERRORS)
+def test_an_error_by_another_definition_is_named(error, expected):
+    assert expected in texts(table(own_energy, true_rate, error))["Runtime (ms), Error"]
+
+
+@pytest.mark.parametrize("error", [lambda m, e: abs(e - m) / m, lambda m, e: (m - e) / m])
+def test_errors_by_what_was_measured_are_right(error):
+    assert "Runtime (ms), Error" not in texts(table(own_energy, true_rate, error))
+
+
+def test_without_the_number_of_tokens_a_time_is_still_no_throughput():
+    text = PUBLISHED.read_text().replace("16 \\times 1024", "unknown")
+    found = texts(parse(text)[0])
+    line = found["Throughput (token/sec), Measured"]
+    assert "it grows with the runtime" in line and "16384 tokens" in line
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [
+        ("NVIDIA L4", (1, "NVIDIA L4")),
+        ("8 × NVIDIA L4", (8, "NVIDIA L4")),
+        ("NVIDIA L4 x2", (2, "NVIDIA L4")),
+        ("NVIDIA L4 (4 GPUs)", (4, "NVIDIA L4")),
+    ],
+)
+def test_several_cards_are_counted(device, expected):
+    assert cards(device) == expected
+
+
+BAD_TABLES = [
+    ("", "there is no table in it"),
+    ("no table here\n", "there is no table in it"),
+    ("| a | b |\n|---|---|\n| 1 | 2 |\n", "there is no table in it"),
+    (
+        "| Model | Runtime (ms) |\n|  | Measured | Estimated | Measured |\n| a | 1 | 2 | 3 |\n",
+        "they do not agree",
+    ),
+    (
+        "| Model | Mood (good) |\n|  | Measured | Estimated |\n| a | 1 | 2 |\n",
+        "'Mood (good)' is no quantity that is known",
+    ),
+    (
+        "| Model | Runtime (ms) |\n|  | Measured | Estimated |\n| a | 1 |\n",
+        "2 cells, and the table has 3 columns",
+    ),
+    ("| Model | Runtime (ms) |\n|  | Measured | Estimated |\n", "the table has no rows"),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), BAD_TABLES)
+def test_a_table_that_is_no_table_is_one_line(text, expected):
+    with pytest.raises(QuantbenchError) as caught:
+        parse(text, "file.rst")
+    assert expected in str(caught.value) and "file.rst" in str(caught.value)
+    assert "\n" not in str(caught.value)

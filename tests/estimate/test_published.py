@@ -1,0 +1,167 @@
+"""Published rows: memory from first principles, time by constants that other rows fix."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from compare.commands.estimate import estimate
+from errors import QuantbenchError
+from estimate.datasheets import find
+from estimate.memory import Peak
+from estimate.published import CONFIGS, Counted, Demand, counted_rows, fitted, left_out
+from estimate.tables import Row, read
+from estimate.validate import Case, of_results, of_tables, report
+
+PUBLISHED = Path(__file__).parent / "published" / "published_a5000.rst"
+
+
+@pytest.fixture(scope="module")
+def rows():
+    pytest.importorskip("transformers")
+    return counted_rows(read(PUBLISHED)[0], PUBLISHED.parent)
+
+
+def test_memory_of_every_row_is_within_a_hundredth_of_a_gibibyte(rows):
+    for row in rows:
+        estimated = row.demand.peak.allocated / (1 << 30)
+        assert abs(estimated - row.memory) < 0.01, row.row.model
+        names = [name for name, _ in row.demand.peak.parts]
+        assert names[0] == "weights" and names[-1] == "logits, and 1 more of their size"
+
+
+def test_runtime_of_every_row_by_two_constants_of_the_other_rows(rows):
+    for row, estimated in zip(rows, left_out(rows), strict=True):
+        assert abs(estimated / row.seconds - 1) < 0.04, row.row.model
+
+
+def test_the_constants_are_below_the_datasheet(rows):
+    constants, sheet = fitted(rows), find("NVIDIA RTX A5000")
+    assert 0.5 < 1 / constants.per_operation / sheet.peak("float16") < 1
+    assert 0.5 < 1 / constants.per_byte / sheet.bandwidth < 1
+    assert constants.residual < 0.03
+
+
+def test_the_configs_that_are_known_are_those_beside_the_table(rows):
+    alone = counted_rows(read(PUBLISHED)[0])
+    assert [row.demand for row in alone] == [row.demand for row in rows]
+    assert len(CONFIGS) == len(rows)
+
+
+def made(device, operations, size, seconds):
+    row = Row("model", device, {}, 1)
+    return Counted(row, 1, seconds, None, Demand(operations, size, 0.0, Peak(0, 0, ())))
+
+
+def test_constants_are_those_that_made_the_rows():
+    shapes = [(1e12, 1e9), (5e12, 2e9), (2e12, 8e9), (9e12, 1e9)]
+    rows = [made("NVIDIA RTX A5000", f, b, 2e-14 * f + 3e-12 * b) for f, b in shapes]
+    constants = fitted(rows)
+    assert constants.per_operation == pytest.approx(2e-14)
+    assert constants.per_byte == pytest.approx(3e-12)
+    assert left_out(rows) == pytest.approx([row.seconds for row in rows])
+    # Cards of one kind go by their power limits, others by their peaks: 154.8 TFLOPS at 300 W for
+    # 111.1 at 230 W; 989.4 of the H100, which has three times the peak for a watt.
+    alike = constants.on(find("NVIDIA RTX A6000"))
+    assert alike.per_operation == pytest.approx(2e-14 * 230 / 300)
+    assert alike.per_byte == pytest.approx(3e-12)
+    other = constants.on(find("H100"))
+    assert other.per_operation == pytest.approx(2e-14 * 111.1 / 989.4)
+    assert other.per_byte == pytest.approx(3e-12 * 768 / 3350)
+
+
+def test_rows_that_fix_no_constants_are_refused():
+    one = made("NVIDIA RTX A5000", 1e12, 1e9, 1.0)
+    with pytest.raises(QuantbenchError, match="3 or more measured rows of one card"):
+        fitted([one, one])
+    with pytest.raises(
+        QuantbenchError, match="3 or more measured rows of one card; given are 4 of 2"
+    ):
+        fitted([one, one, one, made("NVIDIA L4", 1e12, 1e9, 1.0)])
+    assert left_out([one, one]) == [None, None]
+
+
+# ---------------------------------------------------------------------------------- validate
+
+
+def test_errors_by_both_denominators():
+    case = Case("m", "d", "g", True, {"runtime": 0.8}, {"runtime": 1.0})
+    assert case.error("runtime") == pytest.approx(0.25)
+    assert case.error("runtime", by_estimate=True) == pytest.approx(0.2)
+    text = report([case])
+    assert "+25.00%" in text and "+20.00%" in text
+    assert "mean |error| 25.00% ÷ measured, 20.00% ÷ estimated" in text
+
+
+def test_results_in_json_are_cases(tmp_path):
+    path = tmp_path / "results.json"
+    path.write_text(
+        '{"device": "here", "cases": [{"model": "a", "kind": "token", "measured_seconds": 2,'
+        ' "estimated_seconds": 1.9}, {"model": "b", "measured_bytes": 4e9, "estimated_bytes": 5e9,'
+        ' "held_out": false}, {"model": "c", "measured_seconds": 1}]}'
+    )
+    first, second = of_results(path)
+    assert (first.model, first.device, first.group, first.held_out) == ("a", "here", "token", True)
+    assert first.error("runtime") == pytest.approx(-0.05)
+    assert second.error("memory") == pytest.approx(0.25) and not second.held_out
+
+
+def test_rows_of_another_card_are_predicted_and_held_out(rows):
+    cases = of_tables([PUBLISHED], "NVIDIA RTX A6000")
+    held = [case for case in cases if case.held_out]
+    assert len(cases) == 18 and len(held) == 12
+    predicted = {case.model: case for case in held if case.device == "NVIDIA RTX A6000"}
+    large = predicted["facebook/opt-6.7b"]
+    assert not large.measured and set(large.estimated) == {
+        "runtime",
+        "memory",
+        "energy",
+        "throughput",
+    }
+    measured = next(row for row in rows if row.row.model == large.model)
+    assert 1.2 < measured.seconds / large.estimated["runtime"] < 1.4
+    assert "energy" not in cases[0].measured  # power limit × time is no measurement
+
+
+# ---------------------------------------------------------------------------------- the command
+
+
+def run(*arguments):
+    return CliRunner().invoke(estimate, list(map(str, arguments)))
+
+
+def test_audit_prints_what_is_wrong():
+    result = run("audit", PUBLISHED)
+    assert result.exit_code == 0, result.output
+    assert "Single GPU: 6 rows, 7 things wrong" in result.output
+    assert "= 23,616 for facebook/opt-1.3b" in result.output
+
+
+def test_validate_writes_the_table(tmp_path):
+    pytest.importorskip("transformers")
+    rst, json_path = tmp_path / "out.rst", tmp_path / "out.json"
+    result = run("--validate", PUBLISHED, "--rst", rst, "--json", json_path)
+    assert result.exit_code == 0, result.output
+    assert rst.read_text() == result.output
+    assert "Held out\n" in result.output and "Calibrated on\n" in result.output
+    assert len(of_results(json_path)) == 12
+
+
+BAD = [
+    ((), "nothing is given"),
+    (("audit",), "takes published tables (.rst); none is given"),
+    (("audit", "none.rst"), "none.rst"),
+    (("something",), "given: 'something'"),
+    (("audit", str(PUBLISHED), "--device", "L4"), "takes files alone"),
+    (("--validate", "none.json"), "none.json"),
+    (("--validate", str(PUBLISHED), "--device", "A600"), "no datasheet; nearest: NVIDIA RTX A6000"),
+    (("--validate", __file__, "--device", "L4"), "give one (.rst)"),
+    (("--validate", __file__), "it is neither JSON nor JSON lines"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "expected"), BAD)
+def test_bad_input_is_one_line(arguments, expected):
+    result = run(*arguments)
+    assert isinstance(result.exception, QuantbenchError), result.output
+    assert expected in str(result.exception) and "\n" not in str(result.exception)
