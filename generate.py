@@ -163,7 +163,8 @@ class Generator:
         cache_size: positions; if not given, the model's context, but at most 4096.
         kv_cache: a name of kv_cache.CACHES.
         decoder: "auto" or a name of run.decoding.DECODERS.
-        compile_decode, compile_prefill: whether to compile the decoding step and the prefill.
+        compile_decode, compile_prefill: whether to compile the decoding step and the prefill. A
+        mixture of experts is never compiled: which experts it computes depends on the numbers.
         prefill_chunk: prompt tokens per forward pass; if not given, PREFILL_CHUNK of the device.
         sampling: greedy if not given.
 
@@ -185,6 +186,7 @@ class Generator:
         group = config.num_heads // config.num_kv_heads
         self.attention = attention.choose(self.device, config.head_dim, group, weight.dtype)
         self.caches = self._new_caches(kv_cache)
+        compile_decode = compile_decode and model.compilable
         self.decoder = decoding.choose(decoder, model, self.caches, batch_size, compile_decode)
 
         # For a step and for a prompt's chunks: the functions that draw a token, and those that give
@@ -195,7 +197,7 @@ class Generator:
         if compile_decode and not self.decoder.one_op:
             # A compiled call checks every weight first: for 300 of them longer than Python takes.
             step = [torch.compile(function, **settings) for function in step]
-        if compile_prefill:
+        if compile_prefill and model.compilable:
             if self.device.type != "cpu":  # no CUDA graphs: they have one length, prompts many
                 settings["options"] = {}
             compiled = [torch.compile(function, **settings) for function in prompt]

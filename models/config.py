@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from errors import CheckpointError, UsageError
+from models import mixture as mixtures
 from models.accepted import COUNT, LAYERS, NAME, NAMES, OBJECT, POSITIVE, TRUTH, Accepts, whole
+from models.mixture import Mixture
 from text import shown
 
 
@@ -60,12 +62,14 @@ class ModelConfig:
     qkv_bias: bool = False
     attention_out_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False  # whether queries and keys are normed, head by head
+    qk_norm: bool = False  # whether queries and keys are normed
+    joint_qk_norm: bool = False  # whether that norm is over all heads together, and not of each
+    mixture: Mixture | None = None  # the experts, of a model that has any
     architecture: str = "llama"  # the class that computes it: a key of models.ARCHITECTURES
 
     def __post_init__(self) -> None:
         for key, accepts in _FIELDS.items():
-            if getattr(self, key) is not None or key not in ("sliding_window", "rope_scaling"):
+            if getattr(self, key) is not None or key not in _MAY_BE_NONE:
                 accepts.check(self.name, key, getattr(self, key))
         if self.num_heads % self.num_kv_heads:
             raise CheckpointError(
@@ -84,38 +88,66 @@ class ModelConfig:
             )
         return replace(self, num_layers=count)
 
+    def kinds_of_layers(self) -> list[int]:
+        """How many layers there are of each kind: with experts, and without, if there are both."""
+        experts = self.mixture
+        dense = sum(experts.is_dense(i) for i in range(self.num_layers)) if experts else 0
+        return [count for count in (self.num_layers - dense, dense) if count]
+
+    def one_of_each_kind(self) -> "ModelConfig":
+        """The same model with one layer of each kind, in the order of `kinds_of_layers`."""
+        count, experts = len(self.kinds_of_layers()), self.mixture
+        if experts is not None:
+            last = self.num_layers - 1 if count == 1 else None
+            dense = (1,) if last is None else (0,) if experts.is_dense(last) else ()
+            experts = replace(experts, dense_layers=dense)
+        return replace(self, num_layers=count, mixture=experts)
+
     def linear_shapes(self) -> dict[str, tuple[int, int]]:
         """Every linear layer's (out_features, in_features), by its name in the model."""
-        D, H, K, E, F = self.dim, self.num_heads, self.num_kv_heads, self.head_dim, self.ffn_dim
-        layer = {
-            "attention.wqkv": ((H + 2 * K) * E, D),
-            "attention.wo": (D, H * E),
-            "feed_forward.w13": (2 * F, D),
-            "feed_forward.w2": (D, F),
-        }
-        shapes = {
-            f"layers.{i}.{name}": shape
-            for i in range(self.num_layers)
-            for name, shape in layer.items()
-        }
+        D, H, K, E = self.dim, self.num_heads, self.num_kv_heads, self.head_dim
+        attention = {"attention.wqkv": ((H + 2 * K) * E, D), "attention.wo": (D, H * E)}
+        shapes: dict[str, tuple[int, int]] = {}
+        for i in range(self.num_layers):
+            layer = dict(attention)
+            for name, width in self.feed_forwards(i).items():
+                layer |= {f"{name}.w13": (2 * width, D), f"{name}.w2": (D, width)}
+            shapes |= {f"layers.{i}.{name}": shape for name, shape in layer.items()}
         return shapes | {"output": (self.vocab_size, D)}
+
+    def feed_forwards(self, layer: int) -> dict[str, int]:
+        """The widths of a layer's feed-forward networks, by their names in the layer."""
+        experts = self.mixture
+        if experts is None or experts.is_dense(layer):
+            return {"feed_forward": self.ffn_dim}
+        widths = {
+            f"feed_forward.experts.{i}": experts.expert_dim for i in range(experts.num_experts)
+        }
+        shared = {"feed_forward.shared": experts.shared_dim} if experts.shared_dim else {}
+        return widths | shared
 
     def parameters(self) -> int:
         """The number of parameters. A tied output is the embedding, and counts once."""
-        biased = {
-            "attention.wqkv": self.qkv_bias,
-            "attention.wo": self.attention_out_bias,
-            "feed_forward.w13": self.mlp_bias,
-            "feed_forward.w2": self.mlp_bias,
-        }
+        biased = {"attention.wqkv": self.qkv_bias, "attention.wo": self.attention_out_bias}
         count = self.vocab_size * self.dim  # the embedding
         for name, (rows, columns) in self.linear_shapes().items():
             if name == "output":
                 count += 0 if self.tie_embeddings else rows * columns
             else:
-                count += rows * columns + rows * biased[name.split(".", 2)[2]]
+                count += rows * columns + rows * biased.get(name.split(".", 2)[2], self.mlp_bias)
         norms = self.num_layers * 2 * self.dim + self.dim
-        return count + norms + self.num_layers * 2 * self.head_dim * self.qk_norm
+        heads = self.num_heads + self.num_kv_heads if self.joint_qk_norm else 2
+        return count + norms + self.num_layers * heads * self.head_dim * self.qk_norm + self._gates
+
+    @property
+    def _gates(self) -> int:
+        """Parameters of the routers, and of what weighs the shared experts."""
+        experts = self.mixture
+        if experts is None:
+            return 0
+        dense = sum(layer < self.num_layers for layer in experts.dense_layers)
+        rows = experts.num_experts + bool(experts.shared_dim)
+        return (self.num_layers - dense) * rows * self.dim
 
 
 _FIELDS = {
@@ -125,9 +157,11 @@ _FIELDS = {
     **dict.fromkeys(("vocab_size", "max_position", "sliding_window"), COUNT),
     **dict.fromkeys(("norm_eps", "rope_theta"), POSITIVE),
     **dict.fromkeys(("tie_embeddings", "qkv_bias", "attention_out_bias"), TRUTH),
-    **dict.fromkeys(("mlp_bias", "qk_norm"), TRUTH),
+    **dict.fromkeys(("mlp_bias", "qk_norm", "joint_qk_norm"), TRUTH),
     "rope_scaling": Accepts("a RopeScaling", lambda value: isinstance(value, RopeScaling)),
+    "mixture": Accepts("a Mixture", lambda value: isinstance(value, Mixture)),
 }
+_MAY_BE_NONE = {"sliding_window", "rope_scaling", "mixture"}
 
 
 def from_fields(fields: Any, name: str) -> ModelConfig:
@@ -141,7 +175,9 @@ def from_fields(fields: Any, name: str) -> ModelConfig:
         if scaling is not None:
             OBJECT.check(name, "rope_scaling", scaling)
             scaling = RopeScaling(**scaling)
-        return ModelConfig(**{**fields, "name": name, "rope_scaling": scaling})
+        experts = mixtures.from_fields(fields.get("mixture"), name)
+        changes = {"name": name, "rope_scaling": scaling, "mixture": experts}
+        return ModelConfig(**{**fields, **changes})
     except (TypeError, KeyError):
         raise CheckpointError(
             f"{name}: its architecture is damaged; save the model again"
@@ -164,6 +200,10 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "mistral": {"max_position": 131072, "num_kv_heads": 8, "sliding_window": 4096},
     "qwen2": {"max_position": 32768, "num_kv_heads": 32, "qkv_bias": True},
     "qwen3": {"max_position": 32768, "num_kv_heads": 32, "head_dim": 128, "qk_norm": True},
+    "mixtral": {"max_position": 131072, "num_kv_heads": 8, "norm_eps": 1e-5, "theta": 1000000.0},
+    "olmoe": {"norm_eps": 1e-5, "max_position": 4096, "qk_norm": True, "joint_qk_norm": True},
+    "qwen2_moe": {"max_position": 32768, "num_kv_heads": 16, "qkv_bias": True},
+    "qwen3_moe": {"max_position": 32768, "num_kv_heads": 4, "qk_norm": True},
 }
 # Keys that change no logit: training, bookkeeping, generation defaults, memory strategies.
 _HARMLESS = {
@@ -180,6 +220,7 @@ _FIXED = {
     "partial_rotary_factor": 1.0,
     "quantization_config": None,
     "cross_attention_hidden_size": None,
+    "clip_qkv": None,
 }
 # What each key may hold. For an optional key null means the same as leaving it out.
 _ACCEPTED = {
@@ -218,7 +259,7 @@ def _listed(keys: Iterable[object]) -> str:
 def from_hugging_face(
     config: Mapping[str, Any], name: str, file: object | None = None
 ) -> ModelConfig:
-    """The architecture in a Hugging Face config.json of type llama, mistral, qwen2 or qwen3.
+    """The architecture in a Hugging Face config.json of one of the types in _DEFAULTS.
 
     file: its name in error messages; `name` if not given. Raises CheckpointError for another type,
     for a missing or impossible value, and for a key that is not understood.
@@ -229,6 +270,11 @@ def from_hugging_face(
         raise CheckpointError(
             f"{where}: model_type {shown(kind)} is not supported; supported: {', '.join(_DEFAULTS)}"
         )
+    of_experts = mixtures.ACCEPTED.get(kind, {})
+    accepted = _ACCEPTED | of_experts
+    harmless = _HARMLESS | mixtures.HARMLESS if of_experts else _HARMLESS
+    if kind == "qwen2_moe" and not config.get("sliding_window"):  # 0 is written for none
+        config = {key: value for key, value in config.items() if key != "sliding_window"}
     for key, value in config.items():
         if key in _FIXED and value not in (_FIXED[key], None):
             hint = (
@@ -238,8 +284,8 @@ def from_hugging_face(
             )
             given = "given" if isinstance(value, Mapping) else shown(value)
             raise CheckpointError(f"{where}: {key} {given} is not supported{hint}")
-        known = key in _REQUIRED or key in _OPTIONAL or key in _HARMLESS
-        if not known and key not in _FIXED and key not in _ACCEPTED and value is not None:
+        known = key in _REQUIRED or key in _OPTIONAL or key in harmless
+        if not known and key not in _FIXED and key not in accepted and value is not None:
             raise CheckpointError(
                 f"{where}: config key {shown(key)} is not understood, and it may change the result"
             )
@@ -247,8 +293,9 @@ def from_hugging_face(
     if missing:
         raise CheckpointError(f"{where}: config has no {', '.join(missing)}")
 
-    _check_keys(where, _ACCEPTED, config)
+    _check_keys(where, accepted, config)
     values: dict[str, Any] = {"norm_eps": 1e-6, **_DEFAULTS[kind]}
+    theta = values.pop("theta", 10000.0)
     values |= {field: config[key] for key, field in _REQUIRED.items()}
     values |= {
         field: config[key] for key, field in _OPTIONAL.items() if config.get(key) is not None
@@ -265,12 +312,20 @@ def from_hugging_face(
     values.setdefault("num_kv_heads", values["num_heads"])
     if "head_dim" not in values:
         values["head_dim"] = _divided(values["dim"], values["num_heads"], where)
-    if config.get("attention_bias") and kind in ("llama", "qwen3"):
+    if config.get("attention_bias") and kind in ("llama", "qwen3", "qwen3_moe", "olmoe"):
         values |= {"qkv_bias": True, "attention_out_bias": True}
+    if kind == "qwen2_moe" and config.get("qkv_bias") is not None:
+        values["qkv_bias"] = config["qkv_bias"]
     if config.get("mlp_bias") and kind == "llama":
         values["mlp_bias"] = True
     values["sliding_window"] = _window(config, kind, values, where)
-    return ModelConfig(name=name, **values, **_rope(config, where))
+    if of_experts:
+        try:
+            experts = mixtures.from_hugging_face(config, kind, values["num_layers"])
+        except CheckpointError as error:
+            raise CheckpointError(f"{where}: {error}") from None
+        values |= {"mixture": experts, "architecture": "mixtral"}
+    return ModelConfig(name=name, **values, **_rope(config, where, theta))
 
 
 def _divided(dim: Any, heads: Any, where: object) -> int:
@@ -283,7 +338,7 @@ def _window(config: Mapping[str, Any], kind: str, values: Mapping[str, Any], whe
     """The sliding window of all layers, or None. Raises CheckpointError if layers differ."""
     window = config.get("sliding_window", values.get("sliding_window"))
     layers = values["num_layers"]
-    if kind == "llama" or window is None:
+    if kind in ("llama", "olmoe") or window is None:
         return None
     if config.get("layer_types"):
         kinds = set(config["layer_types"])
@@ -291,9 +346,15 @@ def _window(config: Mapping[str, Any], kind: str, values: Mapping[str, Any], whe
             return None
         if kinds == {"sliding_attention"}:
             return window
-    elif kind == "mistral":
+    elif kind in ("mistral", "mixtral"):
         return window
-    elif not config.get("use_sliding_window") or config.get("max_window_layers", 28) >= layers:
+    elif kind == "qwen3_moe" and config.get("use_sliding_window"):
+        return window
+    elif not config.get("use_sliding_window"):
+        return None
+    elif kind == "qwen2_moe":
+        pass  # every second layer has the window
+    elif config.get("max_window_layers", 28) >= layers:
         return None
     elif config.get("max_window_layers") == 0:
         return window
@@ -302,12 +363,12 @@ def _window(config: Mapping[str, Any], kind: str, values: Mapping[str, Any], whe
     )
 
 
-def _rope(config: Mapping[str, Any], where: object) -> dict[str, Any]:
-    """Rotary theta and scaling, from the keys of transformers 4 or of transformers 5."""
+def _rope(config: Mapping[str, Any], where: object, default: float) -> dict[str, Any]:
+    """Rotary theta, `default` if absent, and scaling, from the keys of transformers 4 or 5."""
     rope = dict(config.get("rope_scaling") or {}) | dict(config.get("rope_parameters") or {})
     _check_keys(where, _ROPE_ACCEPTED, rope)
     theta = rope.pop("rope_theta", config.get("rope_theta"))
-    theta = 10000.0 if theta is None else theta
+    theta = default if theta is None else theta
     old_kind = rope.pop("type", None)
     kind = rope.pop("rope_type", None) or old_kind or "default"
     if rope.pop("partial_rotary_factor", None) not in (None, 1.0):

@@ -39,6 +39,8 @@ class Transformer(nn.Module):
     caches store, no call affects a later one.
     """
 
+    compilable = True  # whether torch.compile can make one graph of it
+
     def __init__(self, config: ModelConfig, split: Split | None = None) -> None:
         """split: this rank's share, if several ranks compute the model; then `self.config` has this
         rank's widths."""
@@ -46,12 +48,16 @@ class Transformer(nn.Module):
         self.split, ranks = split, split.ranks if split else ALONE
         self.config = config = split.config if split else config
         self.tok_embeddings = nn.Embedding(config.vocab_size, config.dim)
-        self.layers = nn.ModuleList(Block(config, ranks) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(self.block(i, ranks) for i in range(config.num_layers))
         self.norm = nn.RMSNorm(config.dim, config.norm_eps)
         self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
 
+    def block(self, number: int, ranks: Ranks) -> "Block":
+        """Layer `number`, from 0."""
+        return Block(self.config, ranks)
+
     def weight_bytes(self) -> int:
-        """Bytes of weights that one decode step reads: all weights but the embedding table.
+        """Bytes of all weights but the embedding table.
 
         Everything that a quantized weight stores counts: packed values, scales, zero points. Only
         shapes are used, so the meta device gives the same number.
@@ -59,6 +65,10 @@ class Transformer(nn.Module):
         modules = (m for m in self.modules() if not isinstance(m, nn.Embedding))
         weights = (p for module in modules for p in module.parameters(recurse=False))
         return sum(map(stored_bytes, weights))
+
+    def step_bytes(self, rows: int = 1) -> int:
+        """Bytes of weights that one decode step of so many rows reads."""
+        return self.weight_bytes()
 
     def forward(
         self,
@@ -125,12 +135,17 @@ class Transformer(nn.Module):
 class Block(nn.Module):
     """One layer: x + attention(norm(x)), then x + feed_forward(norm(x))."""
 
-    def __init__(self, config: ModelConfig, ranks: Ranks = ALONE) -> None:
+    feed_forward: "FeedForward"
+
+    def __init__(
+        self, config: ModelConfig, ranks: Ranks = ALONE, feed_forward: nn.Module | None = None
+    ) -> None:
+        """feed_forward: what stands in its place; a FeedForward if not given."""
         super().__init__()
         self.attention_norm = nn.RMSNorm(config.dim, config.norm_eps)
         self.attention = Attention(config, ranks)
         self.ffn_norm = nn.RMSNorm(config.dim, config.norm_eps)
-        self.feed_forward = FeedForward(config, ranks)
+        self.add_module("feed_forward", feed_forward or FeedForward(config, ranks))
 
     def forward(
         self,
@@ -211,11 +226,12 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """SwiGLU: w2(silu(gate) · up), where gate and up are the halves of w13's output."""
 
-    def __init__(self, config: ModelConfig, ranks: Ranks = ALONE) -> None:
+    def __init__(self, config: ModelConfig, ranks: Ranks = ALONE, width: int | None = None) -> None:
+        """width: F; config.ffn_dim if not given."""
         super().__init__()
-        self.ranks = ranks
-        self.w13 = nn.Linear(config.dim, 2 * config.ffn_dim, bias=config.mlp_bias)
-        self.w2 = nn.Linear(config.ffn_dim, config.dim, bias=config.mlp_bias)
+        self.ranks, width = ranks, width or config.ffn_dim
+        self.w13 = nn.Linear(config.dim, 2 * width, bias=config.mlp_bias)
+        self.w2 = nn.Linear(width, config.dim, bias=config.mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """x (…, D) → (…, D)."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from errors import UsageError
 from models.config import ModelConfig, RopeScaling
+from models.mixture import Mixture
 
 
 def _llama(
@@ -22,6 +23,8 @@ def _llama(
     **more: Any,
 ) -> ModelConfig:
     head_dim = more.pop("head_dim", dim // heads)
+    if "mixture" in more:
+        more["architecture"] = "mixtral"
     return ModelConfig("", dim, layers, heads, kv_heads, head_dim, ffn, vocab, context, **more)
 
 
@@ -31,6 +34,8 @@ _LLAMA_3_2 = _LLAMA_3 | {"rope_scaling": RopeScaling(32.0), "tie_embeddings": Tr
 _QWEN = {"rope_theta": 1000000.0, "norm_eps": 1e-6}
 _QWEN_2 = _QWEN | {"qkv_bias": True}
 _QWEN_3 = _QWEN | {"qk_norm": True, "head_dim": 128}
+_MIXTRAL = {"rope_theta": 1000000.0}
+_OLMOE = {"qk_norm": True, "joint_qk_norm": True}
 
 # From the config.json with which each model was published on the Hugging Face hub. All names in a
 # row have the same architecture.
@@ -73,6 +78,20 @@ _ROWS = {
         _llama(1024, 28, 16, 8, 3072, 151936, 40960, tie_embeddings=True, **_QWEN_3),
     ("Qwen3-8B",):
         _llama(4096, 36, 32, 8, 12288, 151936, 40960, **_QWEN_3),
+    ("Mixtral-8x7B-v0.1", "Mixtral-8x7B-Instruct-v0.1"):
+        _llama(4096, 32, 32, 8, 14336, 32000, 32768, mixture=Mixture(8, 2, 14336), **_MIXTRAL),
+    ("Mixtral-8x22B-v0.1",):
+        _llama(6144, 56, 48, 8, 16384, 32000, 65536, mixture=Mixture(8, 2, 16384), **_MIXTRAL),
+    ("Mixtral-8x22B-Instruct-v0.1",):
+        _llama(6144, 56, 48, 8, 16384, 32768, 65536, mixture=Mixture(8, 2, 16384), **_MIXTRAL),
+    ("Qwen3-30B-A3B",):
+        _llama(2048, 48, 32, 4, 6144, 151936, 40960, mixture=Mixture(128, 8, 768), **_QWEN_3),
+    ("Qwen1.5-MoE-A2.7B", "Qwen1.5-MoE-A2.7B-Chat"):
+        _llama(2048, 24, 16, 16, 5632, 151936, 8192,
+               mixture=Mixture(60, 4, 1408, normalized=False, shared_dim=5632), **_QWEN_2),
+    ("OLMoE-1B-7B-0924", "OLMoE-1B-7B-0924-Instruct"):
+        _llama(2048, 16, 16, 16, 1024, 50304, 4096,
+               mixture=Mixture(64, 8, 1024, normalized=False), **_OLMOE),
 }
 # fmt: on
 PRESETS = {name: replace(row, name=name) for names, row in _ROWS.items() for name in names}

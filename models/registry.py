@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # ModelConfig.architecture → the class of its models. Classes are named, not imported, so that only
 # the one in use is loaded and this file needs no torch.
-ARCHITECTURES = {"llama": "models.llama:Transformer"}
+ARCHITECTURES = {"llama": "models.llama:Transformer", "mixtral": "models.mixtral:Mixtral"}
 
 
 def build(config: ModelConfig, split: Split | None = None) -> Transformer:

@@ -81,23 +81,31 @@ class Split:
                 f"--tp {size}: {config.name} has {heads}, which {size} ranks cannot share evenly; "
                 f"--tp takes {takes}"
             )
-        if config.ffn_dim // self.unit < size or config.vocab_size < size:
+        narrowest = min(feed_forward_widths(config))
+        if narrowest // self.unit < size or config.vocab_size < size:
             raise UsageError(
-                f"--tp {size}: {config.name}'s feed-forward network of {config.ffn_dim} columns, "
+                f"--tp {size}: {config.name}'s feed-forward network of {narrowest} columns, "
                 f"in groups of {self.unit}, is too narrow for so many ranks; take fewer"
             )
 
     @property
     def config(self) -> ModelConfig:
         """The widths of this rank's modules."""
-        start, end = self.feed_forward
         first, last = self.vocabulary
+        experts = self.whole.mixture
+        if experts is not None:
+            experts = replace(
+                experts,
+                expert_dim=self._width(experts.expert_dim),
+                shared_dim=self._width(experts.shared_dim),
+            )
         return replace(
             self.whole,
             num_heads=self.whole.num_heads // self.ranks.size,
             num_kv_heads=max(1, self.whole.num_kv_heads // self.ranks.size),
-            ffn_dim=end - start,
+            ffn_dim=self._width(self.whole.ffn_dim),
             vocab_size=last - first,
+            mixture=experts,
         )
 
     @property
@@ -112,13 +120,16 @@ class Split:
         first, last = self.heads
         return first // each, (last - 1) // each + 1
 
-    @property
-    def feed_forward(self) -> Range:
-        """This rank's columns of the feed-forward network."""
-        width, size = self.whole.ffn_dim, self.ranks.size
+    def feed_forward(self, width: int) -> Range:
+        """This rank's columns of a feed-forward network of that width."""
+        size = self.ranks.size
         unit = math.lcm(self.unit, PREFERRED)
         unit = self.unit if width % (unit * size) else unit
         return _share(width, unit, self.ranks.rank, size)
+
+    def _width(self, width: int) -> int:
+        start, end = self.feed_forward(width)
+        return end - start
 
     @property
     def vocabulary(self) -> Range:
@@ -137,21 +148,32 @@ class Split:
         added once: rank 0 has them, and for the others they are zeros.
         """
         name = parameter.removesuffix(".weight").removesuffix(".bias")
-        whole, E, F = self.whole, self.whole.head_dim, self.whole.ffn_dim
+        whole, E = self.whole, self.whole.head_dim
         query = _scaled(self.heads, E)
         if name.endswith("attention.wqkv"):
             kv = _scaled(self.kv_heads, E)
             keys, values = whole.num_heads * E, (whole.num_heads + whole.num_kv_heads) * E
             return Cut(0, (query, _moved(kv, keys), _moved(kv, values)))
-        if name.endswith("feed_forward.w13"):
-            return Cut(0, (self.feed_forward, _moved(self.feed_forward, F)))
+        if name.endswith(".w13"):
+            width = self._whole_width(name)
+            columns = self.feed_forward(width)
+            return Cut(0, (columns, _moved(columns, width)))
         if name in ("tok_embeddings", "output"):
             return Cut(0, (self.vocabulary,))
         if parameter.endswith("attention.wo.weight"):
             return Cut(1, (query,))
-        if parameter.endswith("feed_forward.w2.weight"):
-            return Cut(1, (self.feed_forward,))
+        if parameter.endswith(".w2.weight"):
+            return Cut(1, (self.feed_forward(self._whole_width(name)),))
+        if whole.joint_qk_norm and name.endswith(("q_norm", "k_norm")):
+            return Cut(0, (query if name.endswith("q_norm") else _scaled(self.kv_heads, E),))
         return None
+
+    def _whole_width(self, name: str) -> int:
+        """The width of the whole feed-forward network that a matrix of this name is in."""
+        experts = self.whole.mixture
+        if experts is None or name.count(".") == 3:  # layers.N.feed_forward.w13
+            return self.whole.ffn_dim
+        return experts.expert_dim if ".experts." in name else experts.shared_dim
 
     def widths(self, name: str) -> list[int]:
         """How many rows or columns of a layer, whichever is cut, each rank has."""
@@ -162,6 +184,15 @@ class Split:
     def is_zero(self, parameter: str) -> bool:
         """Whether a parameter is a bias that another rank adds: to a sum over ranks, only once."""
         return self.ranks.rank > 0 and parameter.endswith(("wo.bias", "w2.bias"))
+
+
+def feed_forward_widths(config: ModelConfig) -> set[int]:
+    """The widths of all feed-forward networks of a model."""
+    experts = config.mixture
+    if experts is None:
+        return {config.ffn_dim}
+    widths = {experts.expert_dim, *([experts.shared_dim] if experts.shared_dim else [])}
+    return widths | ({config.ffn_dim} if experts.dense_layers else set())
 
 
 def possible_ranks(config: ModelConfig) -> list[int]:

@@ -10,6 +10,7 @@ another measure than the paper's.
 import warnings
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 from torchao.sparsity.utils import PerChannelNormObserver
 from torchao.sparsity.wanda import WandaSparsifier
@@ -26,7 +27,11 @@ def prune_linears(module: nn.Module, run: Callable[[], object]) -> None:
 
 
 def input_norms(linears: dict[str, nn.Linear], run: Callable[[], object]) -> dict[str, Tensor]:
-    """For each layer, the norm of every input feature, (K,) float32, over all that `run` feeds."""
+    """For each layer, the norm of every input feature, (K,) float32, over all that `run` feeds.
+
+    For a layer that gets nothing, such as an expert that no token takes, the norms are ones: then
+    the weights alone decide.
+    """
     observers = {name: PerChannelNormObserver() for name in linears}
 
     def observing(observer: PerChannelNormObserver) -> Callable[..., None]:
@@ -44,7 +49,12 @@ def input_norms(linears: dict[str, nn.Linear], run: Callable[[], object]) -> dic
     finally:
         for hook in hooks:
             hook.remove()
-    return {name: observer.norm.sqrt() for name, observer in observers.items()}
+    return {
+        name: observer.norm.sqrt()
+        if observer.norm.numel()
+        else torch.ones(linears[name].in_features, device=linears[name].weight.device)
+        for name, observer in observers.items()
+    }
 
 
 def prune(layer: nn.Linear, norms: Tensor) -> None:

@@ -4,7 +4,7 @@ autoquant measures each shape of layer on the inputs of the first layer (`sample
 each weight by the norm of its inputs (`pruning`).
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 
 import torch
@@ -20,6 +20,7 @@ from quantize import pruning as wanda
 from quantize.autoquant.choose import Sample
 
 ROWS, TOKENS = 8, 256  # of the calibration text: 8 sequences of 256 tokens
+SAMPLED_EXPERTS = 2  # of a layer, for autoquant
 
 
 def token_ids(path: str | None, tokenizer: Tokenizer, device: torch.device) -> Tensor:
@@ -41,9 +42,11 @@ def token_ids(path: str | None, tokenizer: Tokenizer, device: torch.device) -> T
 
 
 def samples(model: Transformer, ids: Tensor) -> list[Sample]:
-    """Every linear layer with its inputs (B · S, in_features), for token ids (B, S).
+    """Every linear layer with its inputs (tokens, in_features), for token ids (B, S).
 
-    Logits are not computed: with a large vocabulary they take most of the time.
+    An expert's inputs are the tokens that are routed to it. Only the SAMPLED_EXPERTS with the most
+    are taken: their layers are alike, and measuring all would take minutes. Logits are not
+    computed: with a large vocabulary they take most of the time.
     """
     linears = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear)}
     inputs: dict[str, Tensor] = {}
@@ -52,7 +55,20 @@ def samples(model: Transformer, ids: Tensor) -> list[Sample]:
             lambda _, x, name=name: inputs.__setitem__(name, x[0].flatten(0, -2))
         )
     inputs["output"] = model.norm(model.hidden(ids)).flatten(0, -2)
-    return [Sample(name, layer, inputs[name]) for name, layer in linears.items()]
+    taken = [name for name in linears if name not in _left_out(inputs)]
+    return [Sample(name, linears[name], inputs[name]) for name in taken if name in inputs]
+
+
+def _left_out(inputs: Mapping[str, Tensor]) -> set[str]:
+    """The layers of experts that are not among those with the most tokens."""
+    by_matrix: dict[str, list[str]] = {}
+    for name in inputs:
+        if ".experts." in name:
+            by_matrix.setdefault(name.rpartition(".")[2], []).append(name)
+    left_out: set[str] = set()
+    for names in by_matrix.values():
+        left_out.update(sorted(names, key=lambda name: -len(inputs[name]))[SAMPLED_EXPERTS:])
+    return left_out
 
 
 def pruning(architecture: ModelConfig, ids: Tensor) -> Callable[[str, nn.Module], None]:

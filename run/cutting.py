@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from errors import KernelError
 from models.checkpoints.saved import Stages
 from models.config import ModelConfig
-from models.split import Cut, Split
+from models.split import Cut, Split, feed_forward_widths
 from ops.ranks import Ranks
 from quantize.across import RoundedAcross
 from quantize.packed import PackedWeight
@@ -40,7 +40,8 @@ def split_for(
     """
     chosen = {name: parse_scheme(scheme) for name, (scheme, _) in (layers or {}).items()}
     schemes = {str(scheme): scheme for scheme in [*chosen.values(), *([spec] if spec else [])]}
-    units = [column_unit(scheme, config.ffn_dim) for scheme in schemes.values()]
+    widths = feed_forward_widths(config)
+    units = [column_unit(scheme, width) for scheme in schemes.values() for width in widths]
     split = Split(config, ranks, math.lcm(*units))
     columns = split.config.num_heads * config.head_dim
     for name, scheme in schemes.items():

@@ -73,8 +73,11 @@ def choose(
 def compiles_anyway(config: RunConfig, architecture: ModelConfig, device: torch.device) -> bool:
     """Whether a run will compile something, as far as can be said before its weights are read.
 
-    Only a step that is one op (cpu-step) is never compiled, whatever --compile says.
+    Neither a step that is one op (cpu-step) nor a mixture of experts is ever compiled, whatever
+    --compile says.
     """
+    if architecture.mixture is not None:
+        return False
     one_op_is_possible = (
         device.type == "cpu"
         and config.decoder in ("auto", CpuStep.name)

@@ -64,7 +64,7 @@ def load(
     if plan.spec.scheme is not None:  # autoquant times kernels: nothing else may run meanwhile
         if compiles_anyway(plan.config, plan.architecture, plan.device):
             preparation.begin()
-        elif plan.config.compile:
+        elif plan.config.compile and plan.architecture.mixture is None:
             loading.on_layer = lambda layer: None if may_be_fused(layer) else preparation.begin()
     model = loading.load(report, say)
     preparation.wait()

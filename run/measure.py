@@ -124,7 +124,7 @@ class Facts:
     attention_reason: str | None  # why it is not the device's own
     prompt_tokens: int  # of each row
     cache_size: int  # positions
-    weight_bytes: int  # read by a decoding step, of all ranks
+    weight_bytes: int  # of all weights but the embedding's, of all ranks
     kv_cache: str  # dense, int8, …
     kv_cache_bytes: int  # of all layers, of all ranks
     device: Device
@@ -132,12 +132,20 @@ class Facts:
     versions: dict[str, str | None]  # None: not installed
     git_commit: str | None
     parallel: Parallel | None = None  # None: one process has the whole model
+    # Of weights, read by a decoding step, of all ranks: of experts those that are chosen. 0 in JSON
+    # of earlier versions, which had no experts: then it is weight_bytes.
+    step_weight_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.step_weight_bytes:
+            object.__setattr__(self, "step_weight_bytes", self.weight_bytes)
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Facts:
         """The facts that `as_json` wrote. Further keys are ignored; a missing one is a KeyError."""
-        given = dataclasses.fields(Facts)
-        fields = {field.name: value[field.name] for field in given if field.name != "parallel"}
+        names = {field.name for field in dataclasses.fields(Facts)}
+        optional = {"parallel", "step_weight_bytes"}
+        fields = {name: value[name] for name in names - optional}
         parallel = value.get("parallel")
         architecture = fields["architecture"]
         return Facts(
@@ -148,6 +156,7 @@ class Facts:
                 "device": Device(**fields["device"]),
                 "environment": Environment(**fields["environment"]),
                 "parallel": Parallel(**parallel) if parallel else None,
+                "step_weight_bytes": value.get("step_weight_bytes", 0),
             }
         )
 
@@ -203,10 +212,10 @@ class Summary:
     prefill_tok_s: float | None  # median
     decode_tok_s: float | None  # median
     time_to_first_token_s: float | None  # median of prefill_seconds
-    weight_bytes_per_s: float  # tok_s · weight_bytes
+    weight_bytes_per_s: float  # tok_s · bytes of weights that a step reads
 
     @staticmethod
-    def of(samples: Sequence[Sample], batch_size: int, weight_bytes: int) -> Summary:
+    def of(samples: Sequence[Sample], batch_size: int, step_weight_bytes: int) -> Summary:
         tok_s = statistics.fmean(sample.tok_s for sample in samples)
         return Summary(
             tok_s=tok_s,
@@ -214,7 +223,7 @@ class Summary:
             prefill_tok_s=_median([sample.prefill_tok_s for sample in samples]),
             decode_tok_s=_median([sample.decode_tok_s for sample in samples]),
             time_to_first_token_s=_median([sample.prefill_seconds for sample in samples]),
-            weight_bytes_per_s=tok_s * weight_bytes,
+            weight_bytes_per_s=tok_s * step_weight_bytes,
         )
 
 
@@ -260,7 +269,7 @@ class Measured:
     @property
     def summary(self) -> Summary:
         facts = self.facts
-        return Summary.of(self.samples, facts.config.batch_size, facts.weight_bytes)
+        return Summary.of(self.samples, facts.config.batch_size, facts.step_weight_bytes)
 
     def details(self) -> dict[str, object]:
         """The JSON object that --output_json_path writes."""
@@ -311,8 +320,12 @@ def facts_of(plan: Plan, generator: Generates, kernels: str) -> Facts:
     """The facts of a planned run with its Generator. kernels: as in run.loading.Loaded."""
     import devices
 
-    held = generator.model.weight_bytes(), sum(cache.nbytes for cache in generator.caches)
-    weight_bytes, kv_cache_bytes = map(int, plan.ranks.total(held, plan.device))
+    held = (
+        generator.model.weight_bytes(),
+        generator.model.step_bytes(plan.config.batch_size),
+        sum(cache.nbytes for cache in generator.caches),
+    )
+    weight_bytes, step_weight_bytes, kv_cache_bytes = map(int, plan.ranks.total(held, plan.device))
     parallel = None
     if plan.split:
         from run.parallel import backend
@@ -339,6 +352,7 @@ def facts_of(plan: Plan, generator: Generates, kernels: str) -> Facts:
         versions=versions(),
         git_commit=git_commit(),
         parallel=parallel,
+        step_weight_bytes=step_weight_bytes,
     )
 
 

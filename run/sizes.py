@@ -1,7 +1,7 @@
 """The memory that a model needs, from shapes alone: nothing is allocated, a 70B takes a second.
 
-All layers have the same shapes, so one is quantized on the meta device and multiplied by their
-number.
+Most layers have the same shapes, so one of each kind is quantized on the meta device and multiplied
+by their number.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from text import aligned
 class Size:
     """The size of a quantized model."""
 
-    model_bytes: int  # weights that a decode step reads: all but the embedding table
+    model_bytes: int  # all weights but the embedding table
     embedding_bytes: int  # the embedding table
     memory_bytes: int  # both; a tied output that shares the table's memory counts once
     bits_per_weight: float  # of linear layers as saved: with scales, without a kernel's padding
@@ -52,8 +52,9 @@ def size_of(
 
     Raises KernelError if the scheme does not support the model's shapes.
     """
+    kinds = architecture.kinds_of_layers()
     with torch.device("meta"):
-        model = build(architecture.with_layers(1)).to(precision)
+        model = build(architecture.one_of_each_kind()).to(precision)
     reason = None
     try:
         quantizer = Quantizer(spec, device, precision, kernel)
@@ -71,11 +72,12 @@ def size_of(
             read[name] = sum(map(stored_bytes, layer.parameters()))
             read[name] -= 0 if bias is None else stored_bytes(bias)
         model.set_submodule(name, layer)
-    times = {name: architecture.num_layers if "layers." in name else 1 for name in linears}
-    in_layers = sum(map(stored_bytes, model.layers[0].parameters()))
+    times = {name: kinds[int(name.split(".")[1])] if "layers." in name else 1 for name in linears}
+    in_layers = [sum(map(stored_bytes, layer.parameters())) for layer in model.layers]
     packed = sum(stored_bytes(layer.weight) * times[name] for name, layer in linears.items())
     count = sum(layer.weight.numel() * times[name] for name, layer in linears.items())
-    model_bytes = model.weight_bytes() + in_layers * (architecture.num_layers - 1)
+    more = [size * (count - 1) for size, count in zip(in_layers, kinds, strict=True)]
+    model_bytes = model.weight_bytes() + sum(more)
     table, output = model.tok_embeddings.weight, model.output.weight
     alike = type(table.data) is type(output.data) and table.shape == output.shape
     shared = architecture.tie_embeddings and alike

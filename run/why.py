@@ -30,7 +30,11 @@ def held_back(facts: Facts, kernels: Mapping[str, str | None]) -> list[str]:
     kernels: of the run's scheme, each with why it cannot run here; None where it can.
     """
     sentences = [_kernel(facts, kernels), _decoder(facts), _attention(facts)]
-    if not facts.config.compile and facts.decoder != "cpu-step":  # one op, with nothing to compile
+    if facts.decoder == "cpu-step":  # one op, with nothing to compile
+        pass
+    elif facts.architecture.mixture is not None:
+        sentences.append("nothing is compiled: which experts a step computes follows from numbers")
+    elif not facts.config.compile:
         sentences.append("nothing is compiled: each step pays for Python (--compile)")
     return [sentence for sentence in sentences if sentence]
 

@@ -49,12 +49,15 @@ ROOMS = {
     ),
     "models": (
         {"accepted"},
+        {"mixture"},
         {"config", "tokenizer", "checkpoints.names"},
         {"presets", "split"},
         {"*", "chat"},  # *: whatever is not named, an architecture each
+        {"mixtral"},  # its layers are those of llama
         {"registry"},
         {"checkpoints"},
         {"tiny"},
+        {"tiny_moe"},
     ),
     "benchlog": (
         {"shell", "origin", "table"},

@@ -177,11 +177,11 @@ def _row(scheme: str, ours: ArmResult, peer: ArmResult, results: Results) -> Pee
     if readings := results.bandwidth.get("cpu"):
         row.bandwidth, row.bandwidth_probe = median(readings), readings[-1].probe
         if is_limit(readings):
-            cached = step_bytes(run) - run.weight_bytes  # the same for both
+            cached = step_bytes(run) - run.step_weight_bytes  # the same for both
             row.ours_limit_share, row.theirs_limit_share = (
                 speed * (weights + cached) / row.bandwidth
                 for speed, weights in zip(
-                    speeds, (run.weight_bytes, peer.facts.weight_bytes), strict=True
+                    speeds, (run.step_weight_bytes, peer.facts.weight_bytes), strict=True
                 )
             )
     return row

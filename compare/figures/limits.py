@@ -20,13 +20,14 @@ from run.measure import Facts
 def step_bytes(run: Facts) -> float:
     """Bytes that the mean decoding step of a sample has to read.
 
-    The weights once, whatever the batch, and every row's keys and values so far. The first of
+    The weights once, whatever the batch (of experts those that are chosen), and every row's keys
+    and values so far. The first of
     N - 1 steps reads positions 0 to depth + prompt, the last N - 2 more: depth + prompt + N / 2 in
     the mean. The one row of the embedding's table that a token reads is left out.
     """
     config = run.config
     positions = config.context_depth + run.prompt_tokens + config.max_new_tokens / 2
-    return run.weight_bytes + run.kv_cache_bytes / run.cache_size * positions
+    return run.step_weight_bytes + run.kv_cache_bytes / run.cache_size * positions
 
 
 def seconds(sample: ArmSample, name: str) -> float:

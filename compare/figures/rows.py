@@ -119,7 +119,7 @@ def _add_run(row: Row, run: Facts) -> None:
 
 
 def _add_samples(row: Row, arm: ArmResult, run: Facts) -> None:
-    summary = Summary.of(arm.samples, run.config.batch_size, run.weight_bytes)
+    summary = Summary.of(arm.samples, run.config.batch_size, run.step_weight_bytes)
     for name, value in vars(summary).items():
         setattr(row, name, value)
     if steps := [seconds for sample in arm.samples for seconds in sample.token_seconds]:

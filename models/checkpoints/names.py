@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 SAVED = "quantbench.json"  # the file that marks a folder written by --save (see saved.py)
 _LAYER = re.compile(r"layers\.(\d+)\.(.+)\.(weight|bias)")
+_EXPERT = re.compile(r"(?<=\.experts\.)\d+")  # its number; # in the tables
 
 _HUGGING_FACE = {
     "attention_norm": ("input_layernorm",),
@@ -19,6 +20,20 @@ _HUGGING_FACE = {
     "ffn_norm": ("post_attention_layernorm",),
     "feed_forward.w13": ("mlp.gate_proj", "mlp.up_proj"),
     "feed_forward.w2": ("mlp.down_proj",),
+    "feed_forward.router": ("mlp.gate",),
+    "feed_forward.experts.#.w13": ("mlp.experts.#.gate_proj", "mlp.experts.#.up_proj"),
+    "feed_forward.experts.#.w2": ("mlp.experts.#.down_proj",),
+    "feed_forward.shared.w13": ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
+    "feed_forward.shared.w2": ("mlp.shared_expert.down_proj",),
+    "feed_forward.shared_gate": ("mlp.shared_expert_gate",),
+}
+_MIXTRAL = _HUGGING_FACE | {
+    "feed_forward.router": ("block_sparse_moe.gate",),
+    "feed_forward.experts.#.w13": (
+        "block_sparse_moe.experts.#.w1",
+        "block_sparse_moe.experts.#.w3",
+    ),
+    "feed_forward.experts.#.w2": ("block_sparse_moe.experts.#.w2",),
 }
 _HUGGING_FACE_TOP = {
     "tok_embeddings.weight": "model.embed_tokens.weight",
@@ -42,6 +57,11 @@ def hugging_face(name: str) -> tuple[str, ...]:
     return _translate(name, _HUGGING_FACE, _HUGGING_FACE_TOP, "model.layers")
 
 
+def mixtral(name: str) -> tuple[str, ...]:
+    """As `hugging_face`, for the names of Mixtral's experts."""
+    return _translate(name, _MIXTRAL, _HUGGING_FACE_TOP, "model.layers")
+
+
 def meta(name: str) -> tuple[str, ...]:
     """The names of the tensors in a Meta, gpt-fast or torchao checkpoint that the parameter `name`
     is stacked from."""
@@ -55,5 +75,8 @@ def _translate(
     if match is None:
         return (top.get(name, name),)
     number, module, kind = match.groups()
-    parts = layer_names.get(module, (module,))
+    expert = _EXPERT.search(module)
+    parts = layer_names.get(_EXPERT.sub("#", module), (module,))
+    if expert:
+        parts = tuple(part.replace("#", expert[0]) for part in parts)
     return tuple(f"{prefix}.{number}.{part}.{kind}" for part in parts)

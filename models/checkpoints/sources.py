@@ -304,7 +304,9 @@ def open_source(checkpoint: Checkpoint) -> Source:
         index = where / "model.safetensors.index.json"
         if is_safetensors and os.path.lexists(index):
             _check_index(index, tensors)
-        return Source(where, tensors, names.hugging_face, interleaved=False)
+        of_mixtral = any(".block_sparse_moe." in name for name in tensors)
+        name_map = names.mixtral if of_mixtral else names.hugging_face
+        return Source(where, tensors, name_map, interleaved=False)
     ranks = [pickle_file(file) for file in checkpoint.files]
     if len(ranks) == 1:
         return Source(where, ranks[0], names.meta, interleaved=True)

@@ -19,6 +19,7 @@ import math
 import platform
 import sysconfig
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -104,11 +105,14 @@ def train_tokenizer(texts: list[str]) -> bytes:
     return model.getvalue()
 
 
-def batches(documents: list[list[int]], steps: int, generator: torch.Generator):
-    """Seeded epochs: modules shuffled, joined, cut from a random offset into CONTEXT + 1 tokens."""
+def batches(
+    documents: list[list[int]], steps: int, generator: torch.Generator, size: int = ROWS
+) -> Iterator[Tensor]:
+    """Seeded epochs: modules shuffled, joined, cut from a random offset into CONTEXT + 1 tokens.
+    Each batch is (size, CONTEXT + 1)."""
     rows: list[Tensor] = []
     for _ in range(steps):
-        while len(rows) < ROWS:
+        while len(rows) < size:
             order = torch.randperm(len(documents), generator=generator).tolist()
             stream = torch.tensor([token for index in order for token in documents[index]])
             offset = int(torch.randint(CONTEXT, (1,), generator=generator))
@@ -116,7 +120,7 @@ def batches(documents: list[list[int]], steps: int, generator: torch.Generator):
             cut = [stream[offset + i * CONTEXT :][: CONTEXT + 1] for i in range(count)]
             shuffle = torch.randperm(count, generator=generator).tolist()
             rows += [cut[index] for index in shuffle]
-        yield torch.stack([rows.pop() for _ in range(ROWS)])
+        yield torch.stack([rows.pop() for _ in range(size)])
 
 
 def initialize(model: Transformer) -> None:

@@ -3,7 +3,17 @@
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    OlmoeConfig,
+    Qwen2Config,
+    Qwen2MoeConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 SIZES = {
     "hidden_size": 64,
@@ -23,7 +33,7 @@ LLAMA_3_1 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,  # short, so that the scaling shows in a short text
 }
-FAMILIES = {
+LLAMAS = {
     "llama-2": LlamaConfig(**SIZES, num_key_value_heads=4, rms_norm_eps=1e-5),
     "llama-3": LlamaConfig(**SIZES, num_key_value_heads=2, rope_theta=500000.0),
     "llama-3.1": LlamaConfig(
@@ -46,6 +56,31 @@ FAMILIES = {
     "qwen-2": Qwen2Config(**SIZES, num_key_value_heads=2),
     "qwen-3": Qwen3Config(**SIZES, num_key_value_heads=2, head_dim=32, tie_word_embeddings=True),
 }
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2}
+NARROW = EXPERTS | {"moe_intermediate_size": 32}
+MIXTURES = {
+    "mixtral": MixtralConfig(**SIZES, num_key_value_heads=2, num_local_experts=6),
+    "qwen-3-moe": Qwen3MoeConfig(
+        **SIZES, **NARROW, num_key_value_heads=2, head_dim=32, norm_topk_prob=True
+    ),
+    "qwen-3-moe-dense": Qwen3MoeConfig(
+        **SIZES,
+        **NARROW,
+        num_key_value_heads=2,
+        head_dim=16,
+        mlp_only_layers=[2],
+        attention_bias=True,
+    ),
+    "qwen-2-moe": Qwen2MoeConfig(
+        **SIZES,
+        **NARROW,
+        num_key_value_heads=2,
+        decoder_sparse_step=2,
+        shared_expert_intermediate_size=48,
+    ),
+    "olmoe": OlmoeConfig(**SIZES, **EXPERTS, num_key_value_heads=2),
+}
+FAMILIES = LLAMAS | MIXTURES
 
 
 def model(family: str, seed: int = 0):

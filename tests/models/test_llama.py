@@ -12,7 +12,7 @@ from models import build
 from models.checkpoints.load import load_model
 from models.presets import PRESETS
 from ops.cpu import build as build_cpp
-from tests.models.hugging_face import FAMILIES, saved
+from tests.models.hugging_face import FAMILIES, LLAMAS, saved
 
 LENGTH = 40  # past the sliding window of 8, and past the original context of the scaled rotations
 
@@ -61,7 +61,7 @@ def test_through_the_cache(pairs, family, chunk):
 
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("decoder", ["cpu-step", "cpu-stack", "cpu-layer"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", LLAMAS)
 def test_decoding_in_cpp(pairs, on_cpu_kernels, family, decoder, rows):
     """Every token by a step in C++; and those behind a prompt."""
     model, (_, tokens, expected) = on_cpu_kernels[family], pairs[family]

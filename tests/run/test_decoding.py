@@ -33,7 +33,8 @@ def fused():
 
 def test_every_field_of_a_config_is_understood_or_refused():
     """A new field that changes the result refuses the op until somebody has taught it."""
-    assert {field.name for field in dataclasses.fields(ModelConfig)} == UNDERSTOOD
+    refused = {"mixture", "joint_qk_norm"}
+    assert {field.name for field in dataclasses.fields(ModelConfig)} == UNDERSTOOD | refused
 
 
 def test_a_field_that_nobody_has_taught_the_op_refuses_it():

@@ -1,0 +1,149 @@
+"""Llama-family decoders with a mixture of experts in their layers, in one file.
+
+It computes Mixtral (Jiang et al. 2024, https://arxiv.org/abs/2401.04088), Qwen2-MoE, Qwen3-MoE and
+OLMoE: models.llama.Transformer, whose feed-forward networks are replaced. In each layer a router
+gives every token to some of many narrower networks, the experts, and adds up what they return,
+weighed. `ModelConfig.mixture` says how many there are, how they are weighed, whether there is an
+expert for all tokens, and which layers have none.
+
+Each expert has its own two matrices, so a scheme quantizes it as it would alone. The routers stay
+in full precision: they have a thousandth of the weights, and decide over all others.
+
+Shapes: T tokens (rows times positions), D model width, X experts, k experts of a token.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from devices import stored_bytes
+from models.config import ModelConfig
+from models.llama import Block, FeedForward, Transformer
+from models.mixture import Mixture
+from ops.ranks import ALONE, Ranks
+
+
+class Mixtral(Transformer):
+    """The whole model; see models.llama.Transformer."""
+
+    compilable = False  # which experts are computed depends on the numbers
+
+    def block(self, number: int, ranks: Ranks) -> Block:
+        experts = self.config.mixture
+        assert experts is not None
+        dense = experts.is_dense(number)
+        block = Block(self.config, ranks, None if dense else MixtureOfExperts(self.config, ranks))
+        if self.config.joint_qk_norm:
+            self._norm_jointly(block, ranks)
+        return block
+
+    def _norm_jointly(self, block: Block, ranks: Ranks) -> None:
+        config, attention = self.config, block.attention
+        how = config.head_dim, config.norm_eps, ranks
+        attention.q_norm = JointNorm(config.num_heads, *how)
+        attention.k_norm = JointNorm(config.num_kv_heads, *how)
+
+    def step_bytes(self, rows: int = 1) -> int:
+        """Bytes of weights that one decode step of so many rows reads: of the experts those that
+        are chosen.
+
+        One row reads k of X experts. Several rows are taken to choose independently and evenly:
+        then a step reads X · (1 - (1 - k/X)^rows) of them on average.
+        """
+        unread = 0.0
+        for module in self.modules():
+            if isinstance(module, MixtureOfExperts):
+                share = 1 - module.experts_per_token / len(module.experts)
+                unread += share**rows * sum(map(stored_bytes, module.experts.parameters()))
+        return self.weight_bytes() - round(unread)
+
+
+class MixtureOfExperts(nn.Module):
+    """Σ weight · expert(x) over the experts that the router chooses for each token."""
+
+    def __init__(self, config: ModelConfig, ranks: Ranks = ALONE) -> None:
+        super().__init__()
+        mixture = config.mixture
+        assert mixture is not None
+        self.ranks, self.experts_per_token = ranks, mixture.experts_per_token
+        self.router = Router(config.dim, mixture)
+        self.experts = nn.ModuleList(
+            FeedForward(config, width=mixture.expert_dim) for _ in range(mixture.num_experts)
+        )
+        if mixture.shared_dim:
+            self.shared = FeedForward(config, width=mixture.shared_dim)
+            self.shared_gate = Gate(config.dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (…, D) → (…, D). Sums are in float32, and rounded once."""
+        tokens = x.flatten(0, -2)  # (T, D)
+        y = self.routed(tokens, *self.router(tokens))
+        if hasattr(self, "shared"):
+            y = y + self.shared(tokens).float() * self.shared_gate(tokens)
+        return self.ranks.sum(y.type_as(x).view_as(x))
+
+    def routed(self, tokens: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """The weighed sum (T, D) float32 of what each token's experts return.
+
+        tokens (T, D); chosen (T, k) int64, the experts' numbers; weights (T, k) float32. Each
+        expert computes all of its tokens at once, and none that has no token.
+        """
+        order = chosen.flatten().argsort(stable=True)  # assignments, expert by expert
+        counts = chosen.flatten().bincount(minlength=len(self.experts)).tolist()
+        rows = (order // chosen.shape[1]).split(counts)
+        shares = weights.flatten()[order].split(counts)
+        y = torch.zeros(tokens.shape, dtype=torch.float32, device=tokens.device)
+        for expert, taken, share in zip(self.experts, rows, shares, strict=True):
+            if len(taken):
+                y.index_add_(0, taken, expert(tokens[taken]).float() * share[:, None])
+        return y
+
+
+class Router(nn.Module):
+    """Chooses each token's experts: those with the largest products with the token."""
+
+    def __init__(self, dim: int, mixture: Mixture) -> None:
+        super().__init__()
+        self.mixture = mixture
+        self.weight = nn.Parameter(torch.empty(mixture.num_experts, dim))
+        nn.init.normal_(self.weight, std=0.02)
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """tokens (T, D) → their experts' numbers (T, k) int64, and weights (T, k) float32."""
+        scores = F.linear(tokens.float(), self.weight.float())
+        weights, chosen = scores.softmax(-1).topk(self.mixture.experts_per_token)
+        if self.mixture.normalized:
+            weights = weights / weights.sum(-1, keepdim=True)
+        return chosen, weights
+
+
+class Gate(nn.Module):
+    """How much each token takes from the expert that all tokens share."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(1, dim))
+        nn.init.normal_(self.weight, std=0.02)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """tokens (T, D) → (T, 1) float32, from 0 to 1."""
+        return F.linear(tokens.float(), self.weight.float()).sigmoid()
+
+
+class JointNorm(nn.Module):
+    """RMS norm of all heads of a position together, those of other ranks included (OLMoE)."""
+
+    def __init__(self, heads: int, head_dim: int, epsilon: float, ranks: Ranks) -> None:
+        """heads: this rank's."""
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(heads * head_dim))
+        self.ranks, self.epsilon = ranks, epsilon
+        # Where several ranks have the same key head, all heads are counted equally often.
+        self.width = heads * head_dim * ranks.size
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, S, heads, E) → the same shape and dtype; computed in float32."""
+        wide = x.float()
+        squares = self.ranks.sum(wide.square().sum((-2, -1), keepdim=True))
+        y = wide * (squares / self.width + self.epsilon).rsqrt()
+        return (y * self.weight.view(x.shape[-2:])).type_as(x)

@@ -1,0 +1,121 @@
+"""The experts of a mixture-of-experts model, as data: how many, how wide, how they are chosen.
+
+Mixture(num_experts=8, experts_per_token=2, expert_dim=14336)       # Mixtral-8x7B's
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from errors import CheckpointError
+from models.accepted import COUNT, OBJECT, TRUTH, Accepts, whole
+
+_NUMBERS = Accepts(
+    "a list of layers' numbers, from 0",
+    lambda value: isinstance(value, list | tuple) and all(whole(0).test(layer) for layer in value),
+)
+_ACCEPTED = {
+    **dict.fromkeys(("num_experts", "experts_per_token", "expert_dim"), COUNT),
+    "normalized": TRUTH,
+    "shared_dim": whole(0),
+    "dense_layers": _NUMBERS,
+}
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Each token goes through `experts_per_token` of `num_experts` feed-forward networks.
+
+    Raises CheckpointError for values that no model can have.
+    """
+
+    num_experts: int  # of each layer
+    experts_per_token: int
+    expert_dim: int  # width of each expert's feed-forward network
+    # Whether the weights of a token's experts add up to 1. If not, they are the router's
+    # probabilities, which add up to 1 over all experts.
+    normalized: bool = True
+    shared_dim: int = 0  # width of an expert that every token goes through; 0: there is none
+    dense_layers: tuple[int, ...] = ()  # layers that have one feed-forward network and no experts
+
+    def __post_init__(self) -> None:
+        for key, accepts in _ACCEPTED.items():
+            accepts.check("mixture of experts", key, getattr(self, key))
+        object.__setattr__(self, "dense_layers", tuple(self.dense_layers))  # JSON has lists
+        if self.experts_per_token > self.num_experts:
+            raise CheckpointError(
+                f"mixture of experts: a token goes through {self.experts_per_token} experts, and "
+                f"there are {self.num_experts}"
+            )
+
+    def is_dense(self, layer: int) -> bool:
+        """Whether a layer has one feed-forward network and no experts."""
+        return layer in self.dense_layers
+
+
+def from_fields(fields: Any, name: str) -> Mixture | None:
+    """The mixture that `dataclasses.asdict` turned into these fields; None for None.
+
+    Raises CheckpointError for impossible values, TypeError for fields that are missing or unknown.
+    """
+    if fields is None:
+        return None
+    OBJECT.check(name, "mixture", fields)
+    return Mixture(**fields)
+
+
+# ---------------------------------------------------------------------------------- config.json
+
+# Keys of Hugging Face's config.json that describe experts, by the kind of model. transformers 5
+# writes num_local_experts for Qwen's num_experts.
+_COUNTS = ("num_experts", "num_local_experts")
+_QWEN = {
+    "moe_intermediate_size": COUNT,
+    "norm_topk_prob": TRUTH,
+    "decoder_sparse_step": COUNT,
+    "mlp_only_layers": _NUMBERS,
+}
+ACCEPTED: dict[str, dict[str, Accepts]] = {
+    kind: {**dict.fromkeys((*_COUNTS, "num_experts_per_tok"), COUNT), **keys}
+    for kind, keys in {
+        "mixtral": {},
+        "olmoe": {"norm_topk_prob": TRUTH},
+        "qwen2_moe": {**_QWEN, "shared_expert_intermediate_size": COUNT, "qkv_bias": TRUTH},
+        "qwen3_moe": _QWEN,
+    }.items()
+}
+# Defaults of Hugging Face's config classes for absent keys. Mixtral always normalizes.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "mixtral": {"num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True},
+    "olmoe": {"num_experts": 64, "num_experts_per_tok": 8},
+    "qwen2_moe": {
+        "num_experts": 60,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 1408,
+        "shared_expert_intermediate_size": 5632,
+    },
+    "qwen3_moe": {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
+}
+# Keys that matter in training alone.
+HARMLESS = {"output_router_logits", "router_aux_loss_coef", "router_jitter_noise"}
+
+
+def from_hugging_face(config: Mapping[str, Any], kind: str, layers: int) -> Mixture:
+    """The mixture in a Hugging Face config.json of model_type `kind`, a key of ACCEPTED.
+
+    config: its values are of the types in ACCEPTED. Raises CheckpointError for numbers that no
+    model can have.
+    """
+    given = {key: config[key] for key in ACCEPTED[kind] if config.get(key) is not None}
+    if "num_local_experts" in given:
+        given["num_experts"] = given["num_local_experts"]
+    values = {**_DEFAULTS[kind], **given}
+    step, dense = values.get("decoder_sparse_step", 1), values.get("mlp_only_layers", ())
+    return Mixture(
+        num_experts=values["num_experts"],
+        experts_per_token=values["num_experts_per_tok"],
+        expert_dim=values.get("moe_intermediate_size", config["intermediate_size"]),
+        normalized=values.get("norm_topk_prob", False),
+        shared_dim=values.get("shared_expert_intermediate_size", 0),
+        dense_layers=tuple(i for i in range(layers) if i in dense or (i + 1) % step),
+    )

@@ -1,0 +1,252 @@
+"""Mixtures of experts: who computes what, how experts are quantized, saved, sized and reported.
+
+Their logits are compared with Hugging Face's in test_llama.py, with all other families'.
+"""
+
+import dataclasses
+import json
+import shutil
+
+import pytest
+import torch
+from click.testing import CliRunner
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import AutoModelForCausalLM, MixtralConfig
+
+import models
+from errors import CheckpointError
+from generate import Generator
+from generate import main as generate
+from models.checkpoints.load import load_config, load_model
+from models.checkpoints.sources import EMBEDDED
+from models.config import from_fields, from_hugging_face
+from models.mixtral import Router
+from models.presets import PRESETS
+from quantize.packed import PackedWeight
+from quantize.pruning import input_norms
+from quantize.registry import SCHEMES, Quantizer
+from quantize.spec import SHOWN, parse
+from run.sizes import size_of
+from tests.models.hugging_face import EXPERTS, MIXTURES, SIZES, model, saved
+
+CPU = torch.device("cpu")
+TOKENS = torch.randint(160, (3, 12), generator=torch.Generator().manual_seed(2))
+WIDE = SIZES | {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
+WIDE |= {"vocab_size": 4096, "max_position_embeddings": 512}
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """A Mixtral wide enough for every scheme's groups, saved by Hugging Face; its folder."""
+    torch.manual_seed(3)
+    folder = tmp_path_factory.mktemp("wide")
+    config = MixtralConfig(**WIDE, num_key_value_heads=2, num_local_experts=4)
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    shutil.copyfile(EMBEDDED / "tokenizer.model", folder / "tokenizer.model")
+    return folder
+
+
+def routed(model, tokens):
+    """The experts of each token in each layer, (layers, rows, positions, k)."""
+    chosen = []
+    routers = [module for module in model.modules() if isinstance(module, Router)]
+    hooks = [router.register_forward_hook(lambda *a: chosen.append(a[2][0])) for router in routers]
+    model(tokens)
+    for hook in hooks:
+        hook.remove()
+    return torch.stack(chosen).unflatten(1, tokens.shape)
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_rows_of_the_parity_tests_route_differently(family, tmp_path):
+    chosen = routed(load_model(str(saved(family, tmp_path)[0])), TOKENS)
+    assert len(chosen[0].unique()) > 2
+    assert not torch.equal(chosen[:, 0], chosen[:, 1])
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen-2-moe"])
+def test_an_expert_that_no_token_takes_is_not_computed(family, tmp_path):
+    theirs = model(family)
+    with torch.no_grad():
+        for layer in theirs.model.layers:
+            if hasattr(layer.mlp, "experts"):  # the last router's bias would be needed for less
+                layer.mlp.gate.weight[1:] = layer.mlp.gate.weight[:1]
+                layer.mlp.gate.weight[3] = 0
+                layer.mlp.gate.weight[2:] *= torch.linspace(1, 2, 4)[:, None]
+    theirs.save_pretrained(tmp_path)
+    ours = load_model(str(tmp_path))
+    called = set()
+    for name, module in ours.named_modules():
+        if name.rpartition(".")[0].endswith("experts"):
+            module.register_forward_pre_hook(lambda *_, name=name: called.add(name))
+    chosen = routed(ours, TOKENS)
+    logits = ours(TOKENS)
+    numbers = [i for i, layer in enumerate(ours.layers) if hasattr(layer.feed_forward, "experts")]
+    expected = {
+        f"layers.{layer}.feed_forward.experts.{expert}"
+        for layer, of_layer in zip(numbers, chosen, strict=True)
+        for expert in of_layer.unique().tolist()
+    }
+    assert called == expected and len(expected) < 6 * len(numbers)
+    theirs = theirs(TOKENS).logits
+    assert (logits - theirs).abs().max() <= 1e-4 * theirs.abs().max()
+
+
+def test_weights_add_up_to_one_only_where_they_are_normalized():
+    config = MIXTURES["olmoe"]
+    mixture = from_hugging_face(config.to_dict(), "olmoe").mixture
+    x = torch.randn(5, 64)
+    router = Router(64, mixture)
+    chosen, weights = router(x)
+    probabilities = (x @ router.weight.T).double().softmax(-1)
+    assert torch.allclose(weights.double(), probabilities.gather(1, chosen), atol=1e-6)
+    router.mixture = dataclasses.replace(mixture, normalized=True)
+    assert torch.allclose(router(x)[1].sum(-1), torch.ones(5))
+
+
+# ---------------------------------------------------------------------------------- schemes
+
+
+@pytest.mark.parametrize("name", [n for n in SHOWN if n not in ("none", "sparse-marlin-wanda")])
+def test_an_experts_numbers_are_those_of_its_own_matrix(name, wide):
+    spec = parse(name).scheme
+    loaded = load_model(str(wide), transform=Quantizer(spec, CPU, torch.float32, "reference"))
+    stored = load_file(wide / "model.safetensors")
+    for expert in range(4):
+        prefix = f"model.layers.0.block_sparse_moe.experts.{expert}"
+        w13 = torch.cat((stored[f"{prefix}.w1.weight"], stored[f"{prefix}.w3.weight"]))
+        for matrix, weight in (("w13", w13), ("w2", stored[f"{prefix}.w2.weight"])):
+            layer = loaded.layers[0].feed_forward.experts[expert].get_submodule(matrix)
+            assert isinstance(layer.weight.data, PackedWeight)
+            alone = SCHEMES[type(spec)].quantize(weight, spec)
+            assert torch.equal(layer.weight.dequantize(), alone.dequantize())
+    router = loaded.layers[0].feed_forward.router.weight
+    assert torch.equal(router, stored["model.layers.0.block_sparse_moe.gate.weight"])
+
+
+@pytest.mark.parametrize("name", ["none", "int8wo", "int4wo-128"])
+def test_saved_and_read_back_it_gives_the_same_logits(name, wide, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--quantization", name, "--save", "mine", "--write_result", "none"]
+    arguments += ["--checkpoint_path", str(wide), "--max_new_tokens", "2", "--num_samples", "1"]
+    result = CliRunner().invoke(generate, [*arguments, "--prefill_size", "4"])
+    assert result.exit_code == 0, result.output
+    tokens = TOKENS[:, :5]
+    direct = models.load(str(wide), precision=torch.bfloat16, quantization=name)
+    again = models.load("mine")
+    assert load_config("mine").mixture == load_config(str(wide)).mixture
+    assert torch.equal(direct(tokens), again(tokens))
+
+
+def test_an_expert_without_tokens_is_pruned_by_its_weights_alone():
+    layers = {"idle": nn.Linear(8, 4), "busy": nn.Linear(8, 4)}
+    norms = input_norms(layers, lambda: layers["busy"](torch.full((9, 8), 2.0)))
+    assert torch.equal(norms["idle"], torch.ones(8))
+    assert torch.allclose(norms["busy"], torch.full((8,), 6.0))
+
+
+@pytest.mark.parametrize("name", ["sparse-marlin-wanda", "autoquant"])
+def test_schemes_that_are_calibrated_take_experts(name, wide, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    arguments = ["--checkpoint_path", str(wide), "--quantization", name, "--write_result", "none"]
+    result = CliRunner().invoke(generate, [*arguments, "--prefill_size=4", "--max_new_tokens=2"])
+    assert result.exit_code == 0, result.output
+
+
+# ---------------------------------------------------------------------------------- sizes
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_sizes_from_shapes_are_those_of_the_loaded_model(family, tmp_path):
+    folder = str(saved(family, tmp_path)[0])
+    for name in ("none", "int8wo", "fp6"):
+        spec = parse(name).scheme
+        loaded = models.load(folder, precision=torch.bfloat16, quantization=name)
+        assert size_of(loaded.config, spec, CPU, torch.bfloat16).model_bytes == (
+            loaded.weight_bytes()
+        )
+
+
+def test_a_step_reads_the_chosen_experts():
+    """Mixtral-8x7B by hand: 7 of 8 GB are experts' weights, and a row reads two of eight."""
+    with torch.device("meta"):
+        made = models.build(PRESETS["Mixtral-8x7B-v0.1"]).bfloat16()
+    expert = 3 * 4096 * 14336 * 2  # bytes
+    assert made.weight_bytes() - made.step_bytes(1) == 32 * 6 * expert
+    # Two rows choose 8 · (1 - (3/4)²) = 3.5 different experts on average.
+    assert made.weight_bytes() - made.step_bytes(2) == 32 * 4.5 * expert
+    assert made.step_bytes(1) == pytest.approx(12.88e9 * 2 - 32000 * 4096 * 2, rel=1e-3)
+
+
+def test_json_tells_what_is_kept_from_what_a_step_reads(wide, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--checkpoint_path", f"dummy:{wide / 'config.json'}", "--prefill_size", "4"]
+    arguments += ["--output_json_path", "runs.json", "--max_new_tokens", "3"]
+    result = CliRunner().invoke(generate, [*arguments, "--write_result", "log"])
+    assert result.exit_code == 0, result.output
+    run = json.loads((tmp_path / "runs.json").read_text())
+    experts = 2 * 3 * 256 * 256 * 2  # bytes of the two of four that a token leaves out
+    assert run["weight_bytes"] - run["step_weight_bytes"] == experts
+    assert run["weight_bytes_per_s"] == pytest.approx(run["tok_s"] * run["step_weight_bytes"])
+    assert f"model_size={run['weight_bytes'] / 1e9:5.2f} GB" in (tmp_path / "log").read_text()
+
+
+# ---------------------------------------------------------------------------------- bad input
+
+GOOD = MIXTURES["qwen-3-moe"].to_dict()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_experts_per_tok": 7}, "goes through 7 experts, and there are 6"),
+        ({"num_experts_per_tok": 0}, "num_experts_per_tok is 0; accepted is a whole number from 1"),
+        ({"num_local_experts": "six"}, "num_local_experts is 'six'"),
+        ({"norm_topk_prob": 1}, "norm_topk_prob is 1; accepted is true or false"),
+        ({"mlp_only_layers": [-1]}, "accepted is a list of layers' numbers, from 0"),
+        ({"shared_expert_intermediate_size": 8}, "'shared_expert_intermediate_size' is not under"),
+        ({"moe_intermediate_size": None, "intermediate_size": None}, "has no intermediate_size"),
+        ({"model_type": "olmoe", "clip_qkv": 8.0}, "clip_qkv 8.0 is not supported"),
+        ({"model_type": "deepseek_v3"}, "model_type 'deepseek_v3' is not supported"),
+    ],
+)
+def test_a_config_that_no_model_can_have(change, message):
+    given = GOOD | change
+    if given["model_type"] == "olmoe":
+        given = MIXTURES["olmoe"].to_dict() | change
+    with pytest.raises(CheckpointError, match="^mine.*") as raised:
+        from_hugging_face(given, "mine")
+    assert message in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_a_mixture_survives_json():
+    config = from_hugging_face(MIXTURES["qwen-3-moe-dense"].to_dict(), "mine")
+    assert config.mixture.dense_layers == (2,)
+    fields = json.loads(json.dumps(dataclasses.asdict(config)))
+    assert from_fields(fields, "mine") == config
+    fields["mixture"]["experts_per_token"] = 9
+    with pytest.raises(CheckpointError, match="9 experts, and there are 6"):
+        from_fields(fields, "mine")
+
+
+def test_a_checkpoint_that_lacks_an_expert(tmp_path):
+    folder = saved("mixtral", tmp_path)[0]
+    stored = load_file(folder / "model.safetensors")
+    name = f"model.layers.1.block_sparse_moe.experts.{EXPERTS['num_experts'] - 1}.w3.weight"
+    del stored[name]
+    save_file(stored, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=f"lacks tensor {name}$"):
+        load_model(str(folder))
+
+
+def test_it_generates_with_every_cache_and_is_never_compiled(wide):
+    made = models.load(str(wide))
+    prompt = TOKENS[:1, :4]
+    expected = Generator(made, 1, 16, decoder="modules").generate(prompt, 4).tokens
+    for kind in ("dense", "int8", "int4"):
+        generator = Generator(made, 1, 16, kind, compile_decode=True, compile_prefill=True)
+        tokens = generator.generate(prompt, 4).tokens
+        assert kind != "dense" or torch.equal(tokens, expected)
+    assert not made.compilable and isinstance(made.layers[0].feed_forward.router, nn.Module)
