@@ -89,7 +89,7 @@ class MixtureOfExperts(nn.Module):
         expert computes all of its tokens at once, and none that has no token.
         """
         order = chosen.flatten().argsort(stable=True)  # assignments, expert by expert
-        counts = chosen.flatten().bincount(minlength=len(self.experts)).tolist()
+        counts = tokens_per_expert(chosen, len(self.experts))
         rows = (order // chosen.shape[1]).split(counts)
         shares = weights.flatten()[order].split(counts)
         y = torch.zeros(tokens.shape, dtype=torch.float32, device=tokens.device)
@@ -97,6 +97,18 @@ class MixtureOfExperts(nn.Module):
             if len(taken):
                 y.index_add_(0, taken, expert(tokens[taken]).float() * share[:, None])
         return y
+
+
+def tokens_per_expert(chosen: Tensor, experts: int) -> list[int]:
+    """How many assignments each expert has. chosen (T, k): experts' numbers.
+
+    On the meta device, where there are no numbers, as many experts as possible have equally many.
+    """
+    if not chosen.is_meta:
+        counts: list[int] = chosen.flatten().bincount(minlength=experts).tolist()
+        return counts
+    each, more = divmod(chosen.numel(), experts)
+    return [each + (expert < more) for expert in range(experts)]
 
 
 class Router(nn.Module):

@@ -33,7 +33,7 @@ PEAKS = {"load": {"resident": 1}, "warm_up": {"resident": 2}}
 
 def arm_facts(kernels=None, **changes):
     """Facts as above but for `changes`; kernels: why each cannot run."""
-    facts = dataclasses.replace(FACTS, **changes)
+    facts = dataclasses.replace(FACTS, **{"step_weight_bytes": 0, **changes})
     return ArmFacts.of_run(facts, Ready(None, [1.0, 1.0], True), kernels or {"cpu": None}, PEAKS)
 
 

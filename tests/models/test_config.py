@@ -26,6 +26,11 @@ PUBLISHED = {
     "Qwen2.5-7B": 7_615_616_512,
     "Qwen3-0.6B": 596_049_920,
     "Qwen3-8B": 8_190_735_360,
+    "Mixtral-8x7B-v0.1": 46_702_792_704,
+    "Mixtral-8x22B-v0.1": 140_620_634_112,
+    "Qwen3-30B-A3B": 30_532_122_624,
+    "Qwen1.5-MoE-A2.7B": 14_315_784_192,
+    "OLMoE-1B-7B-0924": 6_919_161_856,
 }
 GOOD = {
     "model_type": "llama",
@@ -70,7 +75,10 @@ def test_reading_agrees_with_hugging_face(family):
         assert ours.sliding_window == (getattr(theirs, "sliding_window", None) or None)
 
 
-@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3"])
+KINDS = ["llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_absent_keys_mean_what_hugging_face_takes_them_for(kind):
     from transformers import AutoConfig
 
@@ -86,7 +94,12 @@ def test_absent_keys_mean_what_hugging_face_takes_them_for(kind):
     assert ours.norm_eps == theirs.rms_norm_eps
     assert ours.max_position == theirs.max_position_embeddings
     assert ours.tie_embeddings == theirs.tie_word_embeddings
-    assert ours.sliding_window == getattr(theirs, "sliding_window", None)
+    assert ours.sliding_window == (getattr(theirs, "sliding_window", None) or None)
+    assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
+    if ours.mixture:
+        assert ours.mixture.num_experts == theirs.num_experts
+        assert ours.mixture.experts_per_token == theirs.num_experts_per_tok
+        assert ours.mixture.normalized == getattr(theirs, "norm_topk_prob", kind == "mixtral")
 
 
 def test_the_old_and_the_new_spelling_of_rotary_scaling_are_one():

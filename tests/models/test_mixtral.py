@@ -21,7 +21,7 @@ from generate import main as generate
 from models.checkpoints.load import load_config, load_model
 from models.checkpoints.sources import EMBEDDED
 from models.config import from_fields, from_hugging_face
-from models.mixtral import Router
+from models.mixtral import Router, tokens_per_expert
 from models.presets import PRESETS
 from quantize.packed import PackedWeight
 from quantize.pruning import input_norms
@@ -103,6 +103,15 @@ def test_weights_add_up_to_one_only_where_they_are_normalized():
     assert torch.allclose(weights.double(), probabilities.gather(1, chosen), atol=1e-6)
     router.mixture = dataclasses.replace(mixture, normalized=True)
     assert torch.allclose(router(x)[1].sum(-1), torch.ones(5))
+
+
+def test_without_numbers_tokens_are_spread_evenly():
+    chosen = torch.tensor([[0, 2], [2, 1]])
+    assert tokens_per_expert(chosen, 4) == [1, 1, 2, 0]
+    assert tokens_per_expert(chosen.to("meta"), 3) == [2, 1, 1]
+    with torch.device("meta"):
+        made = models.build(PRESETS["Qwen3-30B-A3B"].with_layers(1))
+    assert made(torch.empty(1, 40, dtype=torch.long, device="meta")).shape == (1, 40, 151936)
 
 
 # ---------------------------------------------------------------------------------- schemes

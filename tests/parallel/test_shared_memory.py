@@ -59,7 +59,7 @@ def decoded(pool, size, *arguments):
     return first, name
 
 
-@pytest.mark.parametrize("family", hugging_face.FAMILIES)
+@pytest.mark.parametrize("family", hugging_face.LLAMAS)
 def test_a_step_of_every_family(pool, memory, tmp_path, family):
     """One row, whose products a team shares, and two."""
     folder, oracle = hugging_face.saved(family, tmp_path)
