@@ -337,6 +337,29 @@ def config_fields(path: str | Path) -> dict[str, Any]:
     return fields
 
 
+def hugging_face_config(path: str | Path) -> Any:
+    """The transformers config in a config.json, or in the folder that holds one.
+
+    Raises UsageError without transformers, CheckpointError for a file that is not understood.
+    """
+    return _config_of(config_fields(path), str(path))
+
+
+def _config_of(fields: Mapping[str, Any], name: str) -> Any:
+    try:
+        from transformers import AutoConfig
+    except ImportError:
+        raise UsageError(
+            f"{name}: counting a model of another architecture needs transformers: pip install "
+            "transformers"
+        ) from None
+    try:
+        others = {key: value for key, value in fields.items() if key != "model_type"}
+        return AutoConfig.for_model(fields["model_type"], **others)
+    except Exception as error:  # its classes check their fields each in its own way
+        raise CheckpointError(f"{name}: no config of transformers: {_said(error)}") from None
+
+
 def count_config(
     path: str | Path,
     batch: int = 1,
@@ -366,20 +389,11 @@ def count_fields(
     cached: bool = True,
 ) -> Count:
     """`count_config` for what stands in a config.json. name: what messages call it."""
-    try:
-        from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
-    except ImportError:
-        raise UsageError(
-            f"{name}: counting a model of another architecture needs transformers: pip install "
-            "transformers"
-        ) from None
     if depth and not cached:
         raise UsageError("positions before the pass are kept in a cache: leave out cached=False")
-    try:
-        others = {key: value for key, value in fields.items() if key != "model_type"}
-        config = AutoConfig.for_model(fields["model_type"], **others)
-    except Exception as error:  # its classes check their fields each in its own way
-        raise CheckpointError(f"{name}: no config of transformers: {_said(error)}") from None
+    config = _config_of(fields, name)
+    from transformers import AutoModelForCausalLM, DynamicCache
+
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, dtype=precision)  # type: ignore[no-untyped-call]
