@@ -452,13 +452,14 @@ def progress(what: str, lasting: bool = True) -> Iterator[Report]:
     seconds. lasting: whether to leave a line with the seconds that it took.
     """
     started = time.perf_counter()
-    with _moving(what) if _can_erase() else _lines(what) as report:
+    with _moving(what) if can_erase() else _lines(what) as report:
         yield report
     if lasting:
         say(f"{what}: {time.perf_counter() - started:.1f} s")
 
 
-def _can_erase() -> bool:
+def can_erase() -> bool:
+    """Whether stderr is a terminal on which a line can move."""
     if sys.stderr is None or not sys.stderr.isatty():
         return False
     return os.environ.get("TERM", "").lower() not in ("dumb", "unknown")

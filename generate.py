@@ -127,7 +127,7 @@ def register_draw() -> None:
             position + 1,
         ),
         lambda logits, position, temperature, top_k: (
-            position.new_empty((len(logits), 1)),
+            position.new_empty((logits.shape[0], 1)),
             position.new_empty(position.shape),
         ),
     )

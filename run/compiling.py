@@ -70,6 +70,18 @@ def for_any_length(compiled: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def for_any_rows(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """A compiled function whose first argument is tokens (B, S), so that what is compiled for one
+    B above 1 serves every other; B = 1 has code of its own."""
+
+    def call(tokens: torch.Tensor, *rest: Any) -> Any:
+        if tokens.shape[0] > 1:
+            torch._dynamo.maybe_mark_dynamic(tokens, 0)
+        return compiled(tokens, *rest)
+
+    return call
+
+
 class Preparation:
     """Preparing the compiler in a thread: importing its modules and hashing its sources.
 

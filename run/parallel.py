@@ -29,6 +29,15 @@ def check(where: Place | None, device: torch.device) -> None:
     have to share cores."""
     if where is None:
         return
+    line = warning(where, device)
+    if line and where.rank == 0:
+        say(line)
+
+
+def warning(where: Place, device: torch.device) -> str | None:
+    """A line that says what it costs if the ranks have to share cores; None if each has its own.
+
+    Raises UsageError if they cannot run on this machine's devices."""
     if device.type not in BACKENDS:
         raise UsageError(f"--tp {where.size}: ranks run on cpu or cuda, not on {device.type}")
     if device.index is not None:
@@ -42,9 +51,7 @@ def check(where: Place | None, device: torch.device) -> None:
             f"--tp {where.local_size}: every rank needs a GPU of its own, and here "
             f"{'is' if count == 1 else 'are'} {count}; --tp {count} is the most"
         )
-    warning = threads.crowded(where.local_size, threads.cores()) if device.type == "cpu" else None
-    if warning and where.rank == 0:
-        say(warning)
+    return threads.crowded(where.local_size, threads.cores()) if device.type == "cpu" else None
 
 
 def join(where: Place | None, device: torch.device) -> Ranks:

@@ -33,10 +33,8 @@ def test_every_command_is_there_and_explained():
     assert re.fullmatch(r"quantbench \S+\n", ended("--version").stdout)
 
 
-GROUPS = {"latency"}  # commands of commands: these have the options
 SINGLE = sorted(
     {*compare.list_commands(None), "generate", "log check", "latency check", "latency tables"}
-    - GROUPS
 )
 
 

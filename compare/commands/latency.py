@@ -1,31 +1,94 @@
-"""python -m compare latency: latency tables over batch size and sequence length, and their check.
+"""python -m compare latency: prefill and decoding over batch sizes, prompts and ranks, as tables.
 
-python -m compare latency check report.md   # does each table render as it stands, do figures agree
-python -m compare latency tables DIR --style legacy  # write the tables of measured results anew
+    python -m compare latency --arm "--quantization none" --arm "--quantization fp6" --output DIR
+    python -m compare latency --checkpoint_path DIR --sequence_lengths 100,1024 --tp 1,2
+    python -m compare latency --resume DIR              # what was interrupted goes on
+    python -m compare latency check report.md           # does each table render as it stands
+    python -m compare latency tables DIR --style legacy  # write the tables of results anew
+
+Each model, arm and number of ranks is loaded once, in a process of its own: docs/latency.md.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
 import files
-from cli import Command, Group
-from compare.figures.latency import STYLES
+from benchlog.config import RunConfig, options
+from cli import Command, OptionOfOptions, say
+from compare import latency_sweeps
+from compare.figures.latency import STYLES, Style
 from compare.figures.latency_checks import findings
 from compare.output import latency_pictures, latency_report
 from compare.output.latency_tables import LONGEST, Document, MarkdownTable, read
+from compare.sampling.latency_plan import DECIDED
 from compare.sampling.latency_results import LatencyResults
+from compare.subcommands import WithSubcommands
 from errors import LogError, QuantbenchError, UsageError
 from text import counted, shown, size
 
 
-@click.group(cls=Group)
-def latency() -> None:
-    """Latency tables of prefill and decoding."""
+@click.command(cls=WithSubcommands)
+@click.option("--checkpoint_path", "checkpoints", multiple=True, metavar="PATH",
+              help="Folder, model.pth, hub id, dummy:NAME, or tiny; several are measured in turn "
+              "[tiny]")  # fmt: skip
+@click.option("--arm", "texts", cls=OptionOfOptions, multiple=True, metavar="OPTIONS",
+              help="Options of generate.py for an arm [one arm, of the options below]")  # fmt: skip
+@click.option("--batch_sizes", metavar="LIST", help="[1,2,4,8,16,32]")
+@click.option("--sequence_lengths", metavar="LIST", help="Tokens of each prompt [100]")
+@click.option("--tp", "ranks", metavar="LIST", help="Ranks that share the model [1]")
+@click.option("--decode_length", type=int, help="Tokens generated, prefill's among them [8]")
+@click.option("--runs", type=int, help="Of each cell [10]")
+@click.option("--warmups", type=int, help="Runs before them, which do not count [1]")
+@click.option("--timeout", type=click.FloatRange(0, min_open=True), metavar="SECONDS",
+              help="Give a cell up that takes longer [no limit]")  # fmt: skip
+@click.option("--style", default="correct", metavar="correct|legacy",
+              help="Of the tables; legacy is text-generation-inference's [correct]")  # fmt: skip
+@click.option("--output", metavar="DIR",
+              help="Put report, samples, picture and results.json here, a new folder")  # fmt: skip
+@click.option("--resume", metavar="DIR", help="Go on with what --output DIR left")
+@options(without=(*DECIDED, "temperature", "top_k"))
+def latency(
+    checkpoints: tuple[str, ...],
+    texts: tuple[str, ...],
+    timeout: float | None,
+    style: str,
+    output: str | None,
+    resume: str | None,
+    **given: Any,
+) -> None:
+    """Measure latencies of prefill and decoding: batch sizes × prompts × ranks × ARMs."""
+    chosen = _style(style)
+    lists = ("batch_sizes", "sequence_lengths", "ranks", "decode_length", "runs", "warmups")
+    asked = {name: value for name in lists if (value := given.pop(name)) is not None}
+    common = RunConfig(**given)
+    folder: Path | None
+    if resume:
+        results, folder = latency_sweeps.resumed(
+            resume, output, common, texts, checkpoints, **asked
+        )
+    else:
+        results, folder = latency_sweeps.begun(output, common, texts, checkpoints, **asked)
+    latency_sweeps.measure(results, folder, timeout)
+    text = latency_report.report(results, chosen)
+    if folder:  # before stdout, which may be closed
+        written = latency_sweeps.write(folder, results, text)
+        say(f"Wrote {', '.join(written)} into {folder}")
+    click.echo(text, nl=False)
+    latency_sweeps.check_any_measured(results)
 
 
-@latency.command(cls=Command)
+def _style(text: str) -> Style:
+    chosen = next((name for name in STYLES if name == text), None)
+    if chosen is None:
+        raise UsageError(f"--style takes {' or '.join(STYLES)}; given: {shown(text)}")
+    return chosen
+
+
+@latency.subcommand
+@click.command(cls=Command)
 @click.argument("paths", metavar="FILE...", nargs=-1)
 def check(paths: tuple[str, ...]) -> None:
     """Read the latency tables in each Markdown FILE, ours or text-generation-inference's.
@@ -63,7 +126,8 @@ def check(paths: tuple[str, ...]) -> None:
         raise click.exceptions.Exit(1)
 
 
-@latency.command(cls=Command)
+@latency.subcommand
+@click.command(cls=Command)
 @click.argument("folders", metavar="DIR", nargs=-1)
 @click.option("--style", default="correct", metavar="correct|legacy", help="[correct]")
 @click.option("--csv", "csv_path", metavar="PATH", help="Write every sample here")
@@ -75,9 +139,7 @@ def tables(folders: tuple[str, ...], style: str, csv_path: str | None, picture: 
     """
     if len(folders) != 1:
         raise UsageError(f"tables takes one results folder; given: {len(folders)}")
-    chosen = next((name for name in STYLES if name == style), None)
-    if chosen is None:
-        raise UsageError(f"--style takes {' or '.join(STYLES)}; given: {shown(style)}")
+    chosen = _style(style)
     files.check_output("--csv", csv_path, _is_samples, "table of samples")
     files.check_output("--picture", picture, files.is_svg, "SVG")
     results = LatencyResults.load(Path(folders[0]), "tables")

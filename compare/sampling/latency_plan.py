@@ -28,6 +28,7 @@ DECIDED = {
     "max_new_tokens": "--decode_length",
     "context_depth": "--sequence_lengths",
     "tp": "--tp outside of the arms",
+    **dict.fromkeys(("temperature", "top_k"), "always the likeliest token"),
     **{name: "no matter of an arm" for name in NOT_IN_ARMS},
     "num_samples": "--runs",
 }
@@ -49,6 +50,10 @@ class Load:
     model: str
     arm: PlannedArm
     ranks: int
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        return self.model, self.arm.name, self.ranks
 
 
 @dataclass(frozen=True)
@@ -92,6 +97,10 @@ class LatencyPlan:
 
     def difference(self, given: "LatencyPlan") -> str | None:
         """The first thing in which a plan that was kept differs from the given one."""
+        pairs = zip(self.arms, given.arms, strict=False)
+        changed = next((a.name for a, b in pairs if a.text == b.text and a.argv != b.argv), None)
+        if changed is not None:
+            return f"the arm {shown(changed)} has other options of generate.py there"
         for name in self.__dataclass_fields__:
             kept, new = (_written(getattr(plan, name)) for plan in (self, given))
             if kept != new:

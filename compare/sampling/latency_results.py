@@ -50,6 +50,23 @@ class Carried:
 
 
 @dataclass
+class Spent:
+    """Seconds of wall time that a table took, without loading the model."""
+
+    runs: float = 0.0  # prompts and decoding steps, those of warm-ups among them
+    compiling: float = 0.0  # first steps of cells for which steps may be compiled
+    overhead: float = 0.0  # everything else from the first cell's beginning to the last one's end
+    overhead_share: float | None = None  # overhead ÷ runs
+
+    def add(self, wall: float, runs: float, compiling: float) -> None:
+        """A cell. wall: from the end of the cell before it, in the same process."""
+        self.runs += runs
+        self.compiling += compiling
+        self.overhead += max(0.0, wall - runs - compiling)
+        self.overhead_share = self.overhead / self.runs if self.runs else None
+
+
+@dataclass
 class TableResult:
     """One model, arm, number of ranks and sequence length. A table is of one machine."""
 
@@ -60,6 +77,7 @@ class TableResult:
     model: ModelFacts | None = None  # None: it could not be loaded
     carried: Carried | None = None
     cells: list[Cell] = field(default_factory=list)  # in the plan's order, as far as it got
+    spent: Spent = field(default_factory=Spent)
 
     @property
     def key(self) -> tuple[str, str, int, int]:
@@ -79,6 +97,23 @@ class LatencyResults:
         """The table of that key; None if nothing of it was measured."""
         key = (checkpoint, arm, ranks, length)
         return next((table for table in self.tables if table.key == key), None)
+
+    def begin(self, load: Load, length: int) -> TableResult:
+        """The table of a load and a sequence length, which is made if it is not there; tables are
+        in the plan's order."""
+        table = self.table(*load.key, length)
+        if table is None:
+            table = TableResult(*load.key, length)
+            self.tables.append(table)
+            order = [(*each.key, n) for each in self.plan.loads for n in self.plan.sequence_lengths]
+            self.tables.sort(key=lambda table: order.index(table.key))
+        return table
+
+    def put(self, load: Load, length: int, cell: Cell) -> None:
+        """Put a cell into its table, in place of one of the same batch size."""
+        table = self.begin(load, length)
+        cells = {kept.batch_size: kept for kept in table.cells} | {cell.batch_size: cell}
+        table.cells = [cells[size] for size in self.plan.batch_sizes if size in cells]
 
     def left(self, load: Load) -> list[tuple[int, int]]:
         """Sequence lengths and batch sizes of the plan that have neither all runs nor a reason."""

@@ -30,8 +30,8 @@ class WorkerFailed(QuantbenchError):
     """A request failed, or the worker ended."""
 
     def __init__(self, reason: str, kind: str = "dead") -> None:
-        """`kind`: memory, where there was too little; usage; other; dead, where the worker has
-        ended."""
+        """`kind`: memory, where there was too little; usage; refused, for another reason that is
+        known; other; dead, where the worker has ended."""
         super().__init__(reason)
         self.kind = kind
 
@@ -114,14 +114,18 @@ class Process:
             raise failure(reply["failed"], reply["kind"])
         return reply["did"]
 
+    def kill(self) -> None:
+        """End it, and whatever it started; from another thread, too. Then `close` it."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
     def close(self) -> None:
         """End it, and whatever it started."""
         if self.spawned and self.is_ranks:
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                 self.stdin.close()  # ranks end with their input, and their memory is free then
                 self.spawned.wait(PATIENCE)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+        self.kill()
         if self.exit_code is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)  # it may have no session of its own yet

@@ -11,8 +11,9 @@
     {"do": "layers", "checkpoint_path": "tiny", "schemes": ["int8wo"], "device": "cpu", …}
     {"do": "products", "rows": 2048, "columns": 5632, "kernels": {"int8wo": ["cpu"]}, …}
 
-Each is answered by {"did": …} or {"failed": why, "kind": memory, usage or other}. Arguments and
-answers are JSON of the types in the signature of the worker's method (compare/sampling/answers.py).
+Each is answered by {"did": …} or {"failed": why, "kind": memory, usage, refused or other}.
+Arguments and answers are JSON of the types in the signature of the worker's method
+(compare/sampling/answers.py).
 Between requests the worker waits for its input and takes no processor time; at the end of its
 input, as when the coordinator has ended, it exits at once.
 """
@@ -262,7 +263,8 @@ def serve(worker: object) -> None:
             answer = {"did": _carried_out(worker, **request)}
         except (Exception, KeyboardInterrupt) as error:
             reason, _ = explained(error)
-            kind = "usage" if isinstance(error, UsageError) else "other"
+            kind = "refused" if isinstance(error, QuantbenchError) else "other"
+            kind = "usage" if isinstance(error, UsageError) else kind
             short = isinstance(error, MemoryShortage) or reason.startswith("out of memory")
             if short and not isinstance(error, NeverFits):
                 kind = "memory"
