@@ -1,21 +1,19 @@
 """Which weights matter, judged by what they multiply: Wanda (Sun et al. 2023, arXiv:2306.11695).
 
 Two of every four weights in a row stay: those with the largest |weight| · ‖input feature‖, the norm
-taken over a calibration text. torchao's WandaSparsifier does it, with two things of ours around it:
-it works on some rows at a time, since its masks and sorting take twelve times a layer's memory; and
-it gets norms where its own observer would hand it their squares (torchao 0.18), which prunes by
-another measure than the paper's.
+taken over a calibration text. torchao's WandaSparsifier does the same, but for two things: its
+observer hands it squares of norms (torchao 0.18), which prune by another measure than the paper's;
+and its masks and sorting take twelve times a layer's memory, and most of the time.
 """
 
-import warnings
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torchao.sparsity.utils import PerChannelNormObserver
-from torchao.sparsity.wanda import WandaSparsifier
 
 from quantize.scheme import rows_at_once
+from quantize.sparsity import kept_of_four
 
 
 def prune_linears(module: nn.Module, run: Callable[[], object]) -> None:
@@ -60,17 +58,5 @@ def input_norms(linears: dict[str, nn.Linear], run: Callable[[], object]) -> dic
 def prune(layer: nn.Linear, norms: Tensor) -> None:
     """Zero two of every four weights of a layer, in place."""
     for block in layer.weight.data.split(rows_at_once(layer.weight)):
-        block.copy_(_pruned(block, norms))
-
-
-def _pruned(weight: Tensor, norms: Tensor) -> Tensor:
-    holder = nn.Sequential(nn.Linear(weight.shape[1], weight.shape[0], False, "meta"))
-    holder[0].weight = nn.Parameter(weight.clone(), requires_grad=False)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it announces its own block size, and a deprecation
-        sparsifier = WandaSparsifier(semi_structured_block_size=4)
-        sparsifier.prepare(holder, [{"tensor_fqn": "0.weight"}])
-        holder[0].activation_post_process.norm = norms
-        sparsifier.step()
-        sparsifier.squash_mask()
-    return holder[0].weight.data
+        kept = torch.stack(kept_of_four(block.abs() * norms), -1).flatten(-2)
+        block.masked_fill_(~kept, 0)

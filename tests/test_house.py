@@ -39,7 +39,7 @@ ROOMS = {
     ),
     "kv_cache": ({"base"}, {"dense", "eight_bit", "int4"}),
     "quantize": (
-        {"spec", "activation"},
+        {"spec", "activation", "sparsity"},
         {"kernel", "packed"},
         {"across", "cpu"},
         {"kernels", "scheme"},
