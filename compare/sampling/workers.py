@@ -155,7 +155,9 @@ class Workers:
         return bool(self.results.settings.tokens) and missing
 
     def _start(self, number: int) -> Process:
-        size = parse(self.results.arms[number].argv).tp
+        argv = self.results.arms[number].argv
+        of_ours = not argv or argv[0].startswith("--")  # another runtime's is one JSON object
+        size = parse(argv).tp if of_ours else 1
         if size == 1:
             return Process(self._command(number), self._nursery(number))
         return Process(ranks.of(self._command(number), size))
