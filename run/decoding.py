@@ -25,6 +25,7 @@ from errors import KernelError
 from kv_cache.base import KVCache
 from models.config import ModelConfig
 from models.llama import Attention, Block, FeedForward, Transformer, frequencies, rotation
+from models.mixtral import Mixtral, MixtureOfExperts
 from ops.cpu import step
 from quantize.across import RoundedAcross
 from quantize.cpu import PackedLinear
@@ -36,6 +37,7 @@ UNDERSTOOD = {
     *("name", "architecture", "dim", "num_layers", "num_heads", "num_kv_heads", "head_dim"),
     *("ffn_dim", "vocab_size", "max_position", "norm_eps", "rope_theta", "rope_scaling"),
     *("sliding_window", "tie_embeddings", "qkv_bias", "attention_out_bias", "mlp_bias", "qk_norm"),
+    "mixture",
 }
 
 
@@ -105,13 +107,21 @@ def why_not_fused(model: Transformer, caches: Sequence[KVCache], rows: int) -> s
 
 
 def _why_not_layer(model: Transformer, caches: Sequence[KVCache], rows: int) -> str | None:
+    if model.config.mixture is not None:
+        return "the layers have a mixture of experts, and the ops for one layer know none"
+    return _why_not_any(model, caches, rows)
+
+
+def _why_not_any(model: Transformer, caches: Sequence[KVCache], rows: int) -> str | None:
     if model.split is not None and not model.split.ranks.memory:
         return "the ranks share no memory, and the op sums through it"
     device = model.tok_embeddings.weight.device.type
     if device != "cpu":
         return f"the model is on {device}, and the op is C++ for the CPU"
-    if type(model) is not Transformer:
+    if type(model) not in (Transformer, Mixtral):
         return f"the model is a {type(model).__name__}, and the op computes a Transformer"
+    if rows > 1 and model.config.mixture is not None:
+        return f"there are {rows} rows, which choose different experts, and the op computes one"
     if rows > step.MAX_FUSED_ROWS:
         return f"there are {rows} rows, and the op is for {step.MAX_FUSED_ROWS} at most"
     if reason := _unknown_field(model.config):
@@ -125,7 +135,7 @@ def _why_not_layer(model: Transformer, caches: Sequence[KVCache], rows: int) -> 
 
 
 def _why_not_stack(model: Transformer, caches: Sequence[KVCache], rows: int) -> str | None:
-    if reason := _why_not_layer(model, caches, rows):
+    if reason := _why_not_any(model, caches, rows):
         return reason
     for cache in caches:
         if cache.format != "dense":
@@ -157,17 +167,37 @@ def _unknown_part(layer: nn.Module, epsilon: float) -> str | None:
         return f" is a {type(layer).__name__}, no Block"
     if type(layer.attention) is not Attention:
         return f".attention is a {type(layer.attention).__name__}, no Attention"
-    if type(layer.feed_forward) is not FeedForward:
-        return f".feed_forward is a {type(layer.feed_forward).__name__}, no FeedForward"
+    ffn: nn.Module = layer.feed_forward
+    if isinstance(ffn, MixtureOfExperts):
+        if reason := _unknown_experts(ffn):
+            return f".feed_forward{reason}"
+    elif type(ffn) is not FeedForward:
+        return f".feed_forward is a {type(ffn).__name__}, no FeedForward"
     for name in ("attention_norm", "ffn_norm", "attention.q_norm", "attention.k_norm"):
         norm = layer.get_submodule(name)
         absent = name.startswith("attention.") and type(norm) is nn.Identity
         if not absent and (reason := _not_this_norm(norm, epsilon)):
             return f".{name}{reason}"
-    for name in ("attention.wqkv", "attention.wo", "feed_forward.w13", "feed_forward.w2"):
+    networks = [f"feed_forward.experts.{i}" for i in range(len(getattr(ffn, "experts", ())))]
+    networks = networks or ["feed_forward"]
+    matrices = [f"{network}.{name}" for network in networks for name in ("w13", "w2")]
+    for name in ("attention.wqkv", "attention.wo", *matrices):
         linear = layer.get_submodule(name)
         if fused_weight(linear) is None:
             return f".{name}{_not_in_cpp(linear)}"
+    return None
+
+
+def _unknown_experts(mixture: MixtureOfExperts) -> str | None:
+    if hasattr(mixture, "shared"):
+        return " has an expert that all tokens share, and the op knows none"
+    for matrix in ("w13", "w2"):
+        layers = [expert.get_submodule(matrix) for expert in mixture.experts]
+        if any(getattr(layer, "bias", None) is not None for layer in layers):
+            return ".experts have biases, and the op adds none"
+        weights = [fused_weight(layer) for layer in layers]
+        if len({(w.dtype, w.numel()) for w in weights if w is not None}) > 1:
+            return ".experts are stored in different ways, and the op reads one"
     return None
 
 
@@ -242,6 +272,8 @@ class CpuStack(_OverCaches):
         self.shape = shape_of(self.model)
         layers = cast("list[Block]", list(self.model.layers))
         self.parts = [part for layer in layers for part in fused_layer(layer).parts()]
+        self.weights = [weight for layer in layers for weight in layer.parameters()]
+        # Tables of experts in `parts` hold addresses of weights, which `weights` keeps valid.
         sides = [side for cache in self.caches for side in (cache.key_codes, cache.value_codes)]
         self.cached = cast("list[Tensor]", sides)
 
@@ -348,6 +380,9 @@ def fused_region(
 def fused_layer(layer: Block) -> step.Layer:
     """A layer's weights as the C++ ops take them. The layer must be one that they do not refuse."""
     attention, ffn = layer.attention, layer.feed_forward
+    w13, w2 = (
+        _mixture(ffn) if isinstance(ffn, MixtureOfExperts) else (_linear(ffn.w13), _linear(ffn.w2))
+    )
     return step.Layer(
         attention_norm=layer.attention_norm.weight,
         wqkv=_linear(attention.wqkv),
@@ -355,9 +390,23 @@ def fused_layer(layer: Block) -> step.Layer:
         key_norm=getattr(attention.k_norm, "weight", None),
         wo=_linear(attention.wo),
         ffn_norm=layer.ffn_norm.weight,
-        w13=_linear(ffn.w13),
-        w2=_linear(ffn.w2),
+        w13=w13,
+        w2=w2,
     )
+
+
+def _mixture(mixture: MixtureOfExperts) -> tuple[step.Linear, step.Linear]:
+    """The router and the table of the experts, in the places of w13 and w2."""
+    how, networks = mixture.router.mixture, cast("list[FeedForward]", list(mixture.experts))
+    experts = step.Experts(
+        mixture.router.weight,
+        [_linear(network.w13).weight for network in networks],
+        [_linear(network.w2).weight for network in networks],
+        how.experts_per_token,
+        how.normalized,
+        networks[0].w2.in_features,
+    )
+    return step.Linear(experts.router, None), step.Linear(experts.table(), None)
 
 
 def _linear(layer: nn.Linear) -> step.Linear:

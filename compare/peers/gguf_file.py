@@ -3,10 +3,12 @@
     write(Path("model.gguf"), "dummy:TinyLlama-1.1B-Chat-v1.0", "Q8_0")
 
 The weights are those that generate.py loads from the same checkpoint. Every matrix has the one
-format, the output and the embedding too, as every linear layer has in a scheme of ours; norms stay
-in float32. There is no vocabulary: tokens are given as ids.
+format, the output and the embedding too, as every linear layer has in a scheme of ours; norms and
+routers stay in float32. A layer's experts are three tensors, each of all experts' matrices one
+behind the other. There is no vocabulary: tokens are given as ids.
 """
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from models.llama import Transformer, scaled
 
 FORMATS = ("BF16", "Q8_0", "Q6_K", "Q4_0")
 ELEMENTS_AT_ONCE = 1 << 17  # of a matrix: its float32 copies stay in the second-level cache
+ROUTER, STACKED = "ffn_gate_inp", "_exps"  # in names of tensors
 Array = np.ndarray
 
 
@@ -37,9 +40,13 @@ def check(architecture: ModelConfig, format: str) -> None:
         for name in ("sliding_window", "qkv_bias", "attention_out_bias", "mlp_bias", "qk_norm")
         if getattr(architecture, name)
     ]
+    experts = architecture.mixture
+    if experts and (experts.shared_dim or experts.dense_layers or not experts.normalized):
+        strange.append("other experts than Mixtral")
     if strange:
         raise UsageError(
-            f"{architecture.name} has {strange[0]}; only plain Llama models are compared"
+            f"{architecture.name} has {strange[0]}; only plain Llama models and Mixtrals are "
+            "compared"
         )
     block, _ = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[format]]
     widths = {columns for _, columns in architecture.linear_shapes().values()}
@@ -73,15 +80,19 @@ def write(
     with torch.device("meta"):
         model = build(architecture)
     for name, shape in _shapes(model, architecture):
-        count = shape.numel()
-        matrix = len(shape) == 2
+        count = math.prod(shape)
+        matrix = len(shape) > 1 and ROUTER not in name
         nbytes = count // block * size if matrix else count * 4
         full = gguf.GGMLQuantizationType.F32
         writer.add_tensor_info(name, shape, np.dtype(np.float32), nbytes, kind if matrix else full)
 
+    stacks = _Stacks(architecture)
+
     def put(name: str, module: Any) -> nn.Module:
-        for _, tensor in _pieces(name, module.weight, architecture):
-            writer.write_tensor_data(_stored(tensor, format))
+        for piece, tensor in _pieces(name, module.weight, architecture):
+            stored = np.asarray(tensor.float()) if ROUTER in piece else _stored(tensor, format)
+            for _, parts in stacks.add(piece, stored):
+                writer.write_tensor_data(np.concatenate(parts))
         return nn.Identity()  # its memory is free for the next one
 
     try:
@@ -97,14 +108,22 @@ def write(
 
 
 def weight_bytes(path: Path) -> int:
-    """Bytes that a decoding step reads of a file: all but the embedding's table, unless that is
-    the output, too."""
+    """Bytes that a decoding step of one row reads of a file: all but the embedding's table, unless
+    that is the output, too; of experts those that are chosen."""
     import gguf
 
-    sizes = {tensor.name: int(tensor.n_bytes) for tensor in gguf.GGUFReader(path).tensors}
+    reader = gguf.GGUFReader(path)
+    sizes = {tensor.name: int(tensor.n_bytes) for tensor in reader.tensors}
     if "output.weight" in sizes:
         del sizes["token_embd.weight"]
-    return sum(sizes.values())
+    experts = sum(size for name, size in sizes.items() if STACKED in name)
+    if not experts:
+        return sum(sizes.values())
+    count, used = (
+        int(reader.fields[f"llama.{key}"].parts[-1][0])
+        for key in ("expert_count", "expert_used_count")
+    )
+    return sum(sizes.values()) - experts + experts * used // count
 
 
 def _describe(writer: Any, architecture: ModelConfig) -> None:
@@ -112,7 +131,11 @@ def _describe(writer: Any, architecture: ModelConfig) -> None:
     writer.add_context_length(architecture.max_position)
     writer.add_embedding_length(architecture.dim)
     writer.add_block_count(architecture.num_layers)
-    writer.add_feed_forward_length(architecture.ffn_dim)
+    experts = architecture.mixture
+    writer.add_feed_forward_length(experts.expert_dim if experts else architecture.ffn_dim)
+    if experts:
+        writer.add_expert_count(experts.num_experts)
+        writer.add_expert_used_count(experts.experts_per_token)
     writer.add_head_count(architecture.num_heads)
     writer.add_head_count_kv(architecture.num_kv_heads)
     writer.add_key_length(architecture.head_dim)
@@ -127,15 +150,35 @@ def _describe(writer: Any, architecture: ModelConfig) -> None:
 # ---------------------------------------------------------------------------------------- tensors
 
 
-def _shapes(model: Transformer, architecture: ModelConfig) -> Iterator[tuple[str, torch.Size]]:
+def _shapes(model: Transformer, architecture: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Every tensor of the file, in the order in which a model is loaded."""
     if factors := _rope_factors(architecture):
-        yield "rope_freqs.weight", factors[0].shape
+        yield "rope_freqs.weight", tuple(factors[0].shape)
+    stacks = _Stacks(architecture)
     for name, module in model.named_modules():
         if module._parameters:
             weight: Any = module.weight
             for piece, tensor in _pieces(name, weight, architecture):
-                yield piece, tensor.shape
+                for whole, shapes in stacks.add(piece, tuple(tensor.shape)):
+                    yield whole, (len(shapes), *shapes[0]) if STACKED in whole else shapes[0]
+
+
+class _Stacks:
+    """Collects what belongs to a layer's experts until there is one piece of each expert."""
+
+    def __init__(self, architecture: ModelConfig) -> None:
+        self.experts = architecture.mixture.num_experts if architecture.mixture else 0
+        self.held: dict[str, list[Any]] = {}
+
+    def add(self, name: str, value: Any) -> list[tuple[str, list[Any]]]:
+        """The tensors that are complete now: names, and a value for each expert, or one."""
+        if STACKED not in name:
+            return [(name, [value])]
+        self.held.setdefault(name, []).append(value)
+        if len(self.held) < 3 or any(len(v) < self.experts for v in self.held.values()):
+            return []
+        complete, self.held = list(self.held.items()), {}
+        return complete
 
 
 def _pieces(name: str, weight: Any, architecture: ModelConfig) -> list[tuple[str, Tensor]]:
@@ -153,6 +196,10 @@ def _pieces(name: str, weight: Any, architecture: ModelConfig) -> list[tuple[str
             "attn_k": _neighbours(key, E),
             "attn_v": value,
         }
+    elif part.startswith("feed_forward.experts."):
+        gate, *up = weight.chunk(2) if part.endswith("w13") else (weight,)
+        names = ("ffn_gate", "ffn_up") if up else ("ffn_down",)
+        named = {f"{n}{STACKED}": x for n, x in zip(names, (gate, *up), strict=True)}
     elif part == "feed_forward.w13":
         gate, up = weight.chunk(2)
         named = {"ffn_gate": gate, "ffn_up": up}
@@ -162,6 +209,7 @@ def _pieces(name: str, weight: Any, architecture: ModelConfig) -> list[tuple[str
             "attention.wo": "attn_output",
             "ffn_norm": "ffn_norm",
             "feed_forward.w2": "ffn_down",
+            "feed_forward.router": ROUTER,
         }
         named = {others[part]: weight}
     return [(f"blk.{number}.{piece}.weight", tensor) for piece, tensor in named.items()]

@@ -122,6 +122,10 @@ class HuggingFace:
         architecture = load_config(work.checkpoint)
         if work.num_layers:
             architecture = architecture.with_layers(work.num_layers)
+        if architecture.mixture:
+            raise QuantbenchError(
+                f"{architecture.name} has experts; compare it with --runtimes llama.cpp"
+            )
         _check_memory(2 * architecture.parameters(), headroom)
         torch.set_num_threads(work.threads)
         self.torch = torch

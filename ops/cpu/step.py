@@ -7,6 +7,7 @@ between them.
     before_attention(…), after_attention(…)     # one layer, around attention over any cache
 
 The ops compute what models.llama.Block computes, and round to x's dtype where its modules round.
+`decode` and `layers` also take layers with a mixture of experts (models/mixtral.py), for one row.
 B rows, D model width, E head width, V vocabulary. Ranks that share memory exchange in the ops.
 """
 
@@ -99,6 +100,26 @@ class Linear:
 
 
 @dataclass(frozen=True)
+class Experts:
+    """A layer's mixture of experts, each with two matrices like a feed-forward network's."""
+
+    router: Tensor  # (X, D), in the activations' dtype
+    w13: Sequence[Tensor]  # of each expert, all plain (2 · width, D) or all packed alike
+    w2: Sequence[Tensor]  # of each expert, all plain (D, width) or all packed alike
+    chosen: int  # experts of a token
+    normalized: bool  # whether their weights add up to 1
+    width: int  # of each expert's network
+
+    def table(self) -> Tensor:
+        """Where the experts' matrices lie, as step/experts.h reads it: int64. It is valid as long
+        as these matrices are."""
+        sizes = [w.numel() if w.dtype == torch.uint8 else 0 for w in (self.w13[0], self.w2[0])]
+        head = [self.chosen, int(self.normalized), self.width, *sizes]
+        places = [w.data_ptr() for pair in zip(self.w13, self.w2, strict=True) for w in pair]
+        return torch.tensor([*head, *places])
+
+
+@dataclass(frozen=True)
 class Layer:
     """One layer's weights; norms are the weights of RMS norms."""
 
@@ -108,8 +129,8 @@ class Layer:
     key_norm: Tensor | None
     wo: Linear
     ffn_norm: Tensor
-    w13: Linear  # the rows of the gate, then the rows of the up projection
-    w2: Linear
+    w13: Linear  # the rows of the gate, then the rows of the up projection; with experts the router
+    w2: Linear  # with experts their table
 
     def parts(self) -> list[Tensor]:
         """The tensors in the order of `Part` in step/op.cpp; an empty one for each that is None."""

@@ -33,6 +33,9 @@ ROTATIONS = {
 }
 
 
+EXPERTS = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+
+
 def checkpoint(folder, **changes):
     own = {"max_position_embeddings": 512, "rms_norm_eps": 1e-5, "rope_theta": 500000.0}
     return small_checkpoint(folder, **own | {"rope_scaling": ROTATIONS} | changes)
@@ -140,6 +143,29 @@ def interleaved(rows):
     return rows[order]
 
 
+@pytest.mark.parametrize("form", FORMATS)
+def test_experts_are_stacked_and_a_step_reads_some(form, tmp_path):
+    path, name = tmp_path / "model.gguf", checkpoint(tmp_path, **EXPERTS)
+    write(path, name, form)
+    stored = {tensor.name: tensor for tensor in gguf().GGUFReader(path).tensors}
+    model = load_model(name, precision=torch.bfloat16)
+    mixture = model.layers[1].feed_forward
+    router = stored["blk.1.ffn_gate_inp.weight"].data
+    assert np.array_equal(router, mixture.router.weight.float().numpy())
+    allowed = ERRORS[form]
+    for i, expert in enumerate(mixture.experts):
+        gate, up = expert.w13.weight.chunk(2)
+        for part, weight in (("gate", gate), ("up", up), ("down", expert.w2.weight)):
+            tensor = stored[f"blk.1.ffn_{part}_exps.weight"]
+            read = gguf().quants.dequantize(tensor.data[i], tensor.tensor_type)
+            exact = weight.float().numpy()
+            assert (np.abs(read - exact) <= allowed * np.abs(exact).max() + 1e-7).all()
+    experts = sum(int(t.n_bytes) for n, t in stored.items() if "_exps" in n)
+    others = sum(int(t.n_bytes) for n, t in stored.items() if "_exps" not in n)
+    table = int(stored["token_embd.weight"].n_bytes) if "output.weight" in stored else 0
+    assert weight_bytes(path) == others - table + experts // 2
+
+
 def test_a_tied_output_is_written_once(tmp_path):
     package, path = gguf(), tmp_path / "model.gguf"
     write(path, checkpoint(tmp_path, tie_word_embeddings=True), "BF16", num_layers=1)
@@ -205,11 +231,12 @@ def test_hugging_face_decodes_as_it_reads(tmp_path):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is None, reason="no llama-cpp-python")
-def test_llama_cpp_says_what_we_say(tmp_path):
+@pytest.mark.parametrize("changes", [{}, EXPERTS], ids=["llama", "mixtral"])
+def test_llama_cpp_says_what_we_say(tmp_path, changes):
     """It rounds activations to bfloat16 elsewhere than we do: 3 % of the largest logit."""
     from compare.peers.worker import LlamaCpp
 
-    name, path = checkpoint(tmp_path), tmp_path / "model.gguf"
+    name, path = checkpoint(tmp_path, **changes), tmp_path / "model.gguf"
     write(path, name, "BF16")
     runtime = LlamaCpp(Work("llama.cpp", 90, 4, 1, name, file=str(path)), headroom=0)
     tokens = torch.randint(320, (90,))

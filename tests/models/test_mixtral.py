@@ -23,6 +23,7 @@ from models.checkpoints.sources import EMBEDDED
 from models.config import from_fields, from_hugging_face
 from models.mixtral import Router, tokens_per_expert
 from models.presets import PRESETS
+from ops.cpu import build as build_cpp
 from quantize.packed import PackedWeight
 from quantize.pruning import input_norms
 from quantize.registry import SCHEMES, Quantizer
@@ -162,6 +163,55 @@ def test_schemes_that_are_calibrated_take_experts(name, wide, tmp_path, monkeypa
     arguments = ["--checkpoint_path", str(wide), "--quantization", name, "--write_result", "none"]
     result = CliRunner().invoke(generate, [*arguments, "--prefill_size=4", "--max_new_tokens=2"])
     assert result.exit_code == 0, result.output
+
+
+# ---------------------------------------------------------------------------------- in C++
+
+FUSED = ["mixtral", "qwen-3-moe", "qwen-3-moe-dense"]
+needs_cpp = pytest.mark.skipif(bool(build_cpp.unavailable()), reason=str(build_cpp.unavailable()))
+
+
+@needs_cpp
+@pytest.mark.parametrize("decoder", ["cpu-step", "cpu-stack"])
+@pytest.mark.parametrize("family", FUSED)
+def test_decoding_in_cpp(family, decoder, tmp_path):
+    folder, theirs = saved(family, tmp_path)
+    generator = Generator(models.load(str(folder)), 1, 12, decoder=decoder)
+    assert generator.decoder.name == decoder
+    for row in TOKENS[:, None]:
+        logits = torch.cat([generator.forward(row[:, [i]], i) for i in range(12)], 1)
+        expected = theirs(row).logits
+        assert (logits - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
+@needs_cpp
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["none", "int8wo", "int4wo-128", "fp6", "sparse-marlin"])
+def test_a_step_in_cpp_computes_what_the_modules_compute(name, precision, wide):
+    made = models.load(str(wide), precision=precision, quantization=name)
+    fused, readable = (Generator(made, 1, 8, decoder=d) for d in ("cpu-step", "modules"))
+    # Sums in another order; in bfloat16 some results are then rounded to a neighbour, and the
+    # embedding's few roundings on the way to the logits add up.
+    error = 1e-5 if precision == torch.float32 else 2**-6
+    for i, token in enumerate(TOKENS[0, :8]):
+        logits, expected = (g.forward(token.view(1, 1), i).float() for g in (fused, readable))
+        assert (logits - expected).abs().max() <= error * expected.abs().max()
+
+
+@needs_cpp
+@pytest.mark.parametrize(
+    ("family", "rows", "kv_cache", "reason"),
+    [
+        ("mixtral", 2, "dense", "there are 2 rows, which choose different experts"),
+        ("mixtral", 1, "int8", "the KV cache is int8"),
+        ("qwen-2-moe", 1, "dense", "has an expert that all tokens share"),
+        ("olmoe", 1, "dense", "does not know what joint_qk_norm means"),
+    ],
+)
+def test_what_a_step_in_cpp_refuses(family, rows, kv_cache, reason, tmp_path):
+    generator = Generator(models.load(str(saved(family, tmp_path)[0])), rows, 8, kv_cache)
+    assert generator.decoder.name == "modules"
+    assert reason in generator.decoder.reason
 
 
 # ---------------------------------------------------------------------------------- sizes

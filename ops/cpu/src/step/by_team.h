@@ -1,8 +1,10 @@
 // All layers for one row, by a team of threads. For op.cpp alone.
 #pragma once
 
+#include "step/experts.h"
 #include "step/step.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <memory>
@@ -35,10 +37,16 @@ class ByTeam {
         of_wo(D * size), of_w2(D * size),
         of_w13(2 * step.width * size) {
     for (int64_t i = 0; i < step.count; ++i) {
+      first_product.push_back(products.size());
+      experts.push_back(nullptr);
+      if (step.part(i, W2).scalar_type() == ScalarType::Long) {
+        experts.back().reset(new Experts(step.part(i, W13), step.part(i, W2), step.x));
+        mixture.make_room(*experts.back(), D, size);
+      }
       const std::pair<Part, int64_t> weights[] = {
           {WQKV, D}, {WO, step.heads * step.E}, {W13, D}, {W2, step.width}};
       const int64_t outputs[] = {qkv.size(1), D, 2 * step.width, D};
-      for (int k = 0; k < 4; ++k) {
+      for (int k = 0; k < (experts.back() ? 2 : 4); ++k) {
         const auto [part, columns] = weights[k];
         add(step.part(i, part), columns, outputs[k]);
         optional(i, Part(part + 1), outputs[k]);  // its bias
@@ -46,6 +54,7 @@ class ByTeam {
       for (Part norm : {NORM, FFN_NORM}) vector(step.part(i, norm), step.x, D);
       for (Part norm : {QUERY_NORM, KEY_NORM}) optional(i, norm, step.E);
     }
+    first_product.push_back(products.size());
     if (const Ending* ending = step.ending) {
       vector(ending->norm, step.x, D);
       add(ending->weight, D, ending->outputs);
@@ -69,7 +78,27 @@ class ByTeam {
   Tensor qkv, result;
   std::vector<char> of_wo, of_w2, of_w13;  // products, written by all, read by all
   std::vector<std::unique_ptr<Product>> products;
+  std::vector<int64_t> first_product;               // of each layer; the last one is the ending's
+  std::vector<std::unique_ptr<Experts>> experts;  // of each layer; null where it has none
   std::unique_ptr<Attending> attending;
+
+  // What the members share of a layer's experts: written by all, read by all.
+  struct Mixture {
+    std::vector<float> scores, weights;
+    std::vector<int64_t> chosen;
+    std::vector<std::unique_ptr<Product>> first, second;
+    std::vector<char> of_first, of_second;
+
+    void make_room(const Experts& experts, int64_t D, int64_t size) {
+      const int64_t k = experts.chosen();
+      auto at_least = [](auto& numbers, int64_t n) {
+        if (int64_t(numbers.size()) < n) numbers.resize(n);
+      };
+      at_least(scores, experts.count), at_least(weights, k), at_least(chosen, k);
+      at_least(first, k), at_least(second, k);
+      at_least(of_first, k * 2 * experts.width() * size), at_least(of_second, k * D * size);
+    }
+  } mixture;
 
   void add(const Tensor& weight, int64_t columns, int64_t outputs) {
     const bool packed = weight.scalar_type() == ScalarType::Byte;
@@ -86,36 +115,86 @@ class ByTeam {
   }
 
   void all_layers(const Team::Member& member) {
-    std::vector<char> memory((3 * D + step.width) * size);  // this member's own
+    int64_t width = step.width;  // of what is gated at once
+    for (const auto& layer : experts)
+      if (layer) width = std::max(width, layer->chosen() * layer->width());
+    std::vector<char> memory((3 * D + width) * size);  // this member's own
     char *x = memory.data(), *middle = x + D * size, *normed = middle + D * size;
     char* gated = normed + D * size;
     std::memcpy(x, data(step.x), D * size);
     for (int64_t i = 0; i < step.count; ++i) {
+      const int64_t first = first_product[i], next = first_product[i + 1];
       test_failure.check(member.index, i);
       norm(i, NORM, x, normed);
-      multiply(member, 4 * i, normed, data(qkv));
+      multiply(member, first, normed, data(qkv));
       if (member.index == 0) begin_attention(i);
-      wait(member, 4 * i + 1);
+      wait(member, first + 1);
       if (!attending->alone()) {
         attending->work();
-        wait(member, 4 * i + 1);
+        wait(member, first + 1);
       }
-      multiply(member, 4 * i + 1, data(attending->out()), of_wo.data());
-      sum_ranks(member, 4 * i + 2, i, WO_BIAS, of_wo);
+      multiply(member, first + 1, data(attending->out()), of_wo.data());
+      sum_ranks(member, first + 2, i, WO_BIAS, of_wo);
       sum(i, WO_BIAS, of_wo.data(), x, middle);
       norm(i, FFN_NORM, middle, normed);
-      multiply(member, 4 * i + 2, normed, of_w13.data());
+      if (experts[i]) {
+        mix(member, *experts[i], next, normed, gated);
+        rows.add(step.ranks ? of_w2.data() : normed, middle, D, x);
+        continue;
+      }
+      multiply(member, first + 2, normed, of_w13.data());
       gate(i, gated);
-      multiply(member, 4 * i + 3, gated, of_w2.data());
-      sum_ranks(member, 4 * i + 4, i, W2_BIAS, of_w2);
+      multiply(member, first + 3, gated, of_w2.data());
+      sum_ranks(member, next, i, W2_BIAS, of_w2);
       sum(i, W2_BIAS, of_w2.data(), middle, x);
     }
     if (step.ending) {
       rows.norm(x, data(step.ending->norm), float(step.epsilon), D, normed);
-      multiply(member, 4 * step.count, normed, data(result));
+      multiply(member, first_product[step.count], normed, data(result));
     } else if (member.index == 0) {
       std::memcpy(data(result), x, D * size);
     }
+  }
+
+  // normed becomes what the experts chosen for it return, weighed and summed; with several ranks,
+  // of_w2 becomes it. What is read next is product `next`.
+  void mix(const Team::Member& member, const Experts& layer, int64_t next, char* normed,
+           char* gated) {
+    const int64_t k = layer.chosen(), width = layer.width() * size;
+    auto nothing = [] { return false; };
+    for (int64_t e = layer.count * member.index / member.count,
+                 end = layer.count * (member.index + 1) / member.count; e < end; ++e)
+      mixture.scores[e] = rows.dot(normed, layer.row(e), D);
+    member.meet(nothing);
+    if (member.index == 0) {
+      layer.choose(mixture.scores.data(), mixture.chosen.data(), mixture.weights.data());
+      for (int64_t j = 0; j < k; ++j) {
+        mixture.first[j] = layer.first(mixture.chosen[j]);
+        mixture.second[j] = layer.second(mixture.chosen[j]);
+      }
+    }
+    member.meet(nothing);
+    for (int64_t j = 0; j < k; ++j)
+      mixture.first[j]->share(normed, mixture.of_first.data() + 2 * j * width, member.index,
+                              member.count);
+    member.meet(prefetching(member, *mixture.second[0]));
+    for (int64_t j = 0; j < k; ++j) {
+      const char* both = mixture.of_first.data() + 2 * j * width;
+      rows.gate(both, both + width, layer.width(), gated + j * width);
+    }
+    for (int64_t j = 0; j < k; ++j)
+      mixture.second[j]->share(gated + j * width, mixture.of_second.data() + j * D * size,
+                               member.index, member.count);
+    wait(member, next);
+    if (step.ranks && member.index != 0) return wait(member, next);
+    std::vector<float> total(D);
+    for (int64_t j = 0; j < k; ++j)
+      rows.add_weighed(mixture.of_second.data() + j * D * size, mixture.weights[j], D, total.data());
+    char* to = step.ranks ? of_w2.data() : normed;
+    rows.narrow(total.data(), D, to);
+    if (!step.ranks) return;
+    sum_over(step.ranks, rows, to, D, prefetching(member, next));
+    wait(member, next);
   }
 
   void norm(int64_t layer, Part part, const char* from, char* to) const {
@@ -189,11 +268,15 @@ class ByTeam {
   };
 
   Prefetching prefetching(const Team::Member& member, int64_t index) const {
+    if (index >= int64_t(products.size())) return {};
+    return prefetching(member, *products[index]);
+  }
+
+  static Prefetching prefetching(const Team::Member& member, const Product& product) {
     Prefetching made;
-    if (index >= int64_t(products.size())) return made;
     made.at = 0;
     for (int i = 0; i < Streams::COUNT; ++i)
-      made.streams[i] = products[index]->stream(i, member.index, member.count, made.bytes[i]);
+      made.streams[i] = product.stream(i, member.index, member.count, made.bytes[i]);
     return made;
   }
 };

@@ -21,6 +21,10 @@ struct Rows {
   // to = x, as float32; as this type
   void (*widen)(const char* x, int64_t n, float* to);
   void (*narrow)(const float* x, int64_t n, char* to);
+  // a · b, summed in float32
+  float (*dot)(const char* a, const char* b, int64_t n);
+  // to += weight · x, in float32
+  void (*add_weighed)(const char* x, float weight, int64_t n, float* to);
 };
 
 Rows rows_portable(Number);

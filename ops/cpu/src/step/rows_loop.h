@@ -103,8 +103,25 @@ void narrow(const float* x, int64_t n, char* to) {
 }
 
 template <Number N>
+float dot(const char* a, const char* b, int64_t n) {
+  Floats sums[4] = {};  // several, because each addition waits for the one before
+  int64_t i = 0;
+  for (; i + 4 * LANES <= n; i += 4 * LANES)
+    for (int64_t s = 0; s < 4; ++s)
+      sums[s] += read<N>(a, i + s * LANES, n) * read<N>(b, i + s * LANES, n);
+  for (; i < n; i += LANES) sums[0] += read<N>(a, i, n) * read<N>(b, i, n);
+  return total((sums[0] + sums[1]) + (sums[2] + sums[3]));
+}
+
+template <Number N>
+void add_weighed(const char* x, float weight, int64_t n, float* to) {
+  for (int64_t i = 0; i < n; i += LANES)
+    write<Number::f32>((char*)to, i, n, read<Number::f32>((const char*)to, i, n) + read<N>(x, i, n) * weight);
+}
+
+template <Number N>
 Rows rows_of() {
-  return {N, norm<N>, add<N>, rotate<N>, gate<N>, widen<N>, narrow<N>};
+  return {N, norm<N>, add<N>, rotate<N>, gate<N>, widen<N>, narrow<N>, dot<N>, add_weighed<N>};
 }
 
 inline Rows rows(Number type) {
