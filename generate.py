@@ -46,9 +46,6 @@ if TYPE_CHECKING:  # torch takes seconds to import, and neither --help nor a usa
     from run.plan import Plan
 
 STARTED = time.perf_counter()  # start of the process, but for 0.1 s of Python and the imports above
-# Prompt tokens per forward pass: enough to keep all cores busy, and few enough that the activations
-# take little memory: 40 MB for a 1 B Llama on the CPU.
-PREFILL_CHUNK = {"cpu": 512, "cuda": 2048, "xpu": 2048, "mps": 1024}
 LARGEST_DEFAULT_CACHE = 4096  # positions of a Generator's caches, if cache_size is not given
 
 
@@ -165,7 +162,7 @@ class Generator:
         decoder: "auto" or a name of run.decoding.DECODERS.
         compile_decode, compile_prefill: whether to compile the decoding step and the prefill. A
         mixture of experts is never compiled: which experts it computes depends on the numbers.
-        prefill_chunk: prompt tokens per forward pass; if not given, PREFILL_CHUNK of the device.
+        prefill_chunk: prompt tokens of a row per forward pass; devices.prefill_chunk if not given.
         sampling: greedy if not given.
 
         On the CPU, the first Generator builds the C++ kernels, which takes a minute once. Raises
@@ -182,7 +179,7 @@ class Generator:
         self.model, self.device, self.batch_size = model, weight.device, batch_size
         self.sampling = sampling or Sampling()
         self.cache_size = cache_size or min(config.max_position, LARGEST_DEFAULT_CACHE)
-        self.prefill_chunk = prefill_chunk or PREFILL_CHUNK.get(self.device.type, 512)
+        self.prefill_chunk = prefill_chunk
         group = config.num_heads // config.num_kv_heads
         self.attention = attention.choose(self.device, config.head_dim, group, weight.dtype)
         self.caches = self._new_caches(kv_cache)
@@ -326,7 +323,10 @@ class Generator:
     def _chunks(self, tokens: Tensor) -> Sequence[Tensor]:
         import torch
 
-        return torch.split(tokens, self.prefill_chunk, dim=1)
+        from devices import prefill_chunk
+
+        size = self.prefill_chunk or prefill_chunk(self.device, tokens.shape[0])
+        return torch.split(tokens, size, dim=1)
 
     def _positions(self, tokens: Tensor, start: int) -> Tensor:
         import torch

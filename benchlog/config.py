@@ -94,7 +94,7 @@ class RunConfig:
     linear_causal_mask: bool = _field(False, CACHE, Switch(),
         "Has no effect; accepted because old logs contain it")
     prefill_chunk: int | None = _field(None, CACHE, Whole(1),
-        "Prompt tokens per forward pass; default: 512 on the CPU, more on a GPU")
+        "Prompt tokens of a row per pass; default on the CPU: 512 of all rows")
     context_depth: int = _field(0, CACHE, Whole(0),
         "Pretend that N tokens are already in the KV cache (random ones)")
     prompt: str = _field("Hello, my name is", SAMPLE, Text(may_be_empty=True), "Text to continue")

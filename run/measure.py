@@ -106,7 +106,7 @@ class Parallel:
     """The ranks of a run, each of which has a part of the model."""
 
     ranks: int
-    backend: str  # of torch.distributed: gloo or nccl
+    backend: str  # what they exchange numbers through: shared memory, gloo or nccl
 
 
 @dataclass(frozen=True)
@@ -330,7 +330,7 @@ def facts_of(plan: Plan, generator: Generates, kernels: str) -> Facts:
     if plan.split:
         from run.parallel import backend
 
-        parallel = Parallel(plan.ranks.size, backend())
+        parallel = Parallel(plan.ranks.size, backend(plan.ranks))
     caches, decoder, attention = generator.caches, generator.decoder, generator.attention
     return Facts(
         config=plan.config,

@@ -21,6 +21,9 @@ def of_single_run(measured: Measured) -> list[str]:
         sentences.append(f"{trust.machine.sentence()}{average}")
     step = STEP.get(facts.decoder, "a decoding step")
     sentences.append(f"{step} (decoder {facts.decoder}), products run on kernel {facts.kernel}")
+    if facts.parallel:
+        ranks, through = facts.parallel.ranks, facts.parallel.backend
+        sentences.append(f"{ranks} ranks share the model and exchange numbers through {through}")
     return [*sentences, *held_back(facts, measured.kernels)]
 
 

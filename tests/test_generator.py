@@ -9,6 +9,7 @@ from torch._inductor.utils import fresh_cache
 
 import models
 from benchlog.config import RunConfig
+from devices import prefill_chunk
 from errors import KernelError, UsageError
 from generate import Generator, Sampling, sample
 from kv_cache import CACHES
@@ -192,6 +193,20 @@ def test_a_prompt_in_chunks_is_the_prompt_at_once(cache, window):
         for one, other in zip(kept[0], buffers, strict=True):
             # a number between two codes may go to either, and an int4 byte holds two of them
             assert ((one - other).abs() <= 1e-4).float().mean() > 0.99
+
+
+@pytest.mark.parametrize(
+    ("device", "rows", "size"),
+    [
+        ("cpu", 1, 512),
+        ("cpu", 8, 64),
+        ("cpu", 100, 32),
+        ("cuda", 8, 2048),
+        ("privateuseone", 2, 512),
+    ],
+)
+def test_many_rows_go_through_in_smaller_chunks_on_the_cpu(device, rows, size):
+    assert prefill_chunk(torch.device(device), rows) == size
 
 
 @CACHE

@@ -50,7 +50,8 @@ def test_a_run_of_two_ranks_is_logged_as_torchruns(tmp_path):
     assert "--tp" not in record.repro
     written = json.loads(details.read_text())
     assert written["config"]["tp"] == 2
-    assert written["parallel"] == {"ranks": 2, "backend": "gloo"}
+    assert written["parallel"] == {"ranks": 2, "backend": "shared memory"}
+    assert "2 ranks share the model and exchange numbers through shared memory" in stderr
     assert stdout.startswith("Hello, my name is") and stdout.count("Hello") == 1
     assert not errors_in(stderr)
     warning = "2 ranks on 1 core take turns and wait for one another at every layer"

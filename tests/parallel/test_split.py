@@ -120,8 +120,10 @@ def test_decoding_through_caches(pool, kv_cache):
         assert torch.equal(drawn, tokens)
 
 
-def test_a_step_of_a_rank_compiles_into_one_graph(pool):
-    for compiled, plain in pool.run(2, work.compiled_step, "tiny"):
+@pytest.mark.parametrize("file", ["", "memory"])
+def test_a_step_of_a_rank_compiles_into_one_graph(pool, tmp_path, file):
+    memory = str(tmp_path / file) if file else ""
+    for compiled, plain in pool.run(2, work.compiled_step, memory, "tiny"):
         agree(compiled, plain)
 
 

@@ -153,12 +153,13 @@ def failing_step(ranks: Ranks, memory: str, member: int) -> list[str]:
     return messages
 
 
-def compiled_step(ranks: Ranks, path: str) -> tuple[Tensor, Tensor]:
+def compiled_step(ranks: Ranks, memory: str, path: str) -> tuple[Tensor, Tensor]:
     """Logits of a step: by a graph that torch.compile traced without a break, and by modules.
+    memory: a file for the ranks to share, or "" for torch's collectives.
 
     Inductor is left out: its C++ compiler takes most of a minute, and the collectives are traced
     before it."""
-    _, model = load(ranks, path)
+    _, model = load(sharing(ranks, memory) if memory else ranks, path)
     caches = Generator(model, 1, 64).caches
     plain, traced = (choose("modules", model, caches, 1, compiled) for compiled in (False, True))
     step = torch.compile(traced.step, fullgraph=True, backend="aot_eager")
