@@ -85,10 +85,19 @@ def choose(
         report(count, total)
 
     choices = []
+    hopeless: dict[Candidate, str] = {}  # and why: it is not compiled for another shape
     for shape, alike in shapes.items():
         key = kept.key(alike[0].layer, batch_size, compile)
         measure = _Measuring(alike, batch_size, compile, done)
-        measurements, clock, known = measure.field(fields[shape], cache, key)
+        field = [
+            dataclasses.replace(one, reason=one.reason or hopeless.get(one.candidate))
+            for one in fields[shape]
+        ]
+        measurements, clock, known = measure.field(field, cache, key)
+        for one in measurements:
+            few = one.timing is not None and one.timing.rounds <= race.HEATS
+            if few and not isinstance(one.candidate.spec, FullPrecision):
+                hopeless[one.candidate] = f"far too slow on {shape[0]} × {shape[1]}"
         chosen, judged = decide(measurements, min_sqnr)
         names = tuple(sample.name for sample in alike)
         setting = f"batch {batch_size}, {key['dtype']}, {'' if compile else 'not '}compiled"
