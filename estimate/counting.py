@@ -18,8 +18,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from devices import stored_bytes
 from errors import CheckpointError, KernelError, QuantbenchError, UsageError
-from estimate.recording import Alive, Collective, Kind, Recorder, Work, merged, pairs, storages
+from estimate.recording import Alive, Collective, Kind, Recorder, Work, merged, pairs
 from kv_cache import CACHES
 from kv_cache.base import KVCache
 from models import build
@@ -90,8 +91,7 @@ def _counted(
         result = call(recorder)
     events = tuple(recorder.events)
     del result  # what it returns is alive until here
-    weights = {id(s): s for p in module.parameters() for s in storages(p)}
-    sizes = tuple(storage.nbytes() for storage in weights.values())
+    sizes = tuple(map(stored_bytes, module.parameters()))  # a tied weight is one parameter
     return Count(
         merged(recorder.works),
         exchanged(recorder.collectives),

@@ -136,6 +136,9 @@ def test_a_scheme_is_counted_for_a_device_that_is_not_here():
     count = count_model(config, "int4wo-32", tokens=1, device="cuda")
     works = by_shape(count)
     assert works[256, 512].bytes_read == 4 * (256 * 512 // 2 + 256 * 512 // 32 * 4 + 2 * 256)
+    matrices = sum(rows * columns for rows, columns in config.linear_shapes().values())
+    table, norms = 512 * 256, 7 * 256
+    assert count.weight_bytes == matrices // 2 + matrices // 32 * 4 + 2 * (table + norms)
     whole = count_model(config, tokens=1, device="cuda")
     assert whole.weight_bytes == 2 * config.parameters()
 
