@@ -16,7 +16,7 @@ from benchlog.about import about, machine
 from benchlog.config import RunConfig
 from cli import say
 from compare.output import latency_pictures, latency_report
-from compare.sampling import latency_sweep
+from compare.sampling import latency_ray, latency_sweep
 from compare.sampling.latency_answers import Possible
 from compare.sampling.latency_plan import LatencyPlan, make_plan, whole_numbers
 from compare.sampling.latency_progress import LatencyProgress
@@ -47,6 +47,7 @@ def begun(
     common: RunConfig,
     texts: Sequence[str],
     checkpoints: Sequence[str],
+    ray: str | None = None,
     **asked: Any,
 ) -> tuple[LatencyResults, Path | None]:
     """New results, and the folder of --output. texts: of arms. asked: of DEFAULTS, those given.
@@ -56,7 +57,7 @@ def begun(
     arms = texts or ("",)
     plan = make_plan(common, arms, checkpoints or ("tiny",), **{**DEFAULTS, **asked})
     folder = _new_folder(output) if output else None
-    _check(plan)
+    _check(plan, ray)
     results = LatencyResults(plan, about=about())
     if folder:
         try:
@@ -73,6 +74,7 @@ def resumed(
     common: RunConfig,
     texts: Sequence[str],
     checkpoints: Sequence[str],
+    ray: str | None = None,
     **asked: Any,
 ) -> tuple[LatencyResults, Path]:
     """The results in a folder, to go on with. Options that are given have to be those of its plan.
@@ -93,9 +95,10 @@ def resumed(
         plan = dataclasses.replace(plan, models=list(checkpoints) or kept.models)
     if difference := kept.difference(plan):
         raise UsageError(f"--resume {folder} is of another plan: {difference}")
-    _refuse_other_machine(results, folder)
+    if ray is None:
+        _refuse_other_machine(results, folder)
     if any(map(results.left, plan.loads)):
-        _check(plan)
+        _check(plan, ray)
     return results, folder
 
 
@@ -133,7 +136,7 @@ def _new_folder(path: str) -> Path:
     return folder
 
 
-def _check(plan: LatencyPlan) -> None:
+def _check(plan: LatencyPlan, ray: str | None) -> None:
     """Ask a worker whether the ranks can share the models, and print what it warns of.
 
     Raises UsageError where they cannot, and what is wrong with a model where it is with every arm.
@@ -142,12 +145,16 @@ def _check(plan: LatencyPlan) -> None:
         raise UsageError(
             "latency starts its ranks itself, as many as --tp says: run it without torchrun"
         )
+    if ray is not None:
+        latency_ray.connect(ray).shutdown()
+    # The devices of other machines are not known here.
+    elsewhere = ["--device", "cpu"] if ray is not None else []
     worker, warnings = latency_sweep.start(1), dict[str, None]()
     try:
         for model in plan.models:
             failures = []
             for arm in plan.arms:
-                argv = [*arm.argv, "--checkpoint_path", model]
+                argv = [*arm.argv, "--checkpoint_path", model, *elsewhere]
                 try:
                     possible = worker.answer(Possible, "check", argv=argv, ranks=plan.ranks)
                     warnings |= dict.fromkeys(possible.warnings)
@@ -159,16 +166,34 @@ def _check(plan: LatencyPlan) -> None:
                 raise QuantbenchError(str(failures[0]))
     finally:
         worker.close()
-    for line in warnings:
+    for line in warnings if ray is None else ():
         say(line)
 
 
 # ---------------------------------------------------------------------------------- measuring
 
 
-def measure(results: LatencyResults, folder: Path | None, timeout: float | None) -> None:
+def measure(
+    results: LatencyResults, folder: Path | None, timeout: float | None, ray: str | None = None
+) -> None:
     """Every cell that is left. Raises KeyboardInterrupt after Ctrl-C if nothing was measured."""
     keep = _keeper(results, folder)
+    try:
+        if ray is not None:
+            latency_ray.run(results, ray, keep, say, timeout)
+        else:
+            _measure_here(results, keep, timeout)
+    finally:
+        if folder:
+            results.save(folder)
+    if results.ended == "interrupted":
+        if not any(cell.samples for table in results.tables for cell in table.cells):
+            raise KeyboardInterrupt
+        say(f"Interrupted: --resume {folder} goes on" if folder else "Interrupted")
+
+
+def _measure_here(results: LatencyResults, keep: Callable[[], None], timeout: float | None) -> None:
+    """One load after the other."""
     alone = [load for load in results.plan.loads if load.ranks == 1 and results.left(load)]
     nursery = Nursery(environment())  # which starts with the first worker that it forks
 
@@ -180,12 +205,6 @@ def measure(results: LatencyResults, folder: Path | None, timeout: float | None)
             Sweep(results, keep, progress, start, timeout).run()
     finally:
         nursery.close()
-        if folder:
-            results.save(folder)
-    if results.ended == "interrupted":
-        if not any(cell.samples for table in results.tables for cell in table.cells):
-            raise KeyboardInterrupt
-        say(f"Interrupted: --resume {folder} goes on" if folder else "Interrupted")
 
 
 def _keeper(results: LatencyResults, folder: Path | None) -> Callable[[], None]:

@@ -49,6 +49,8 @@ from text import counted, shown, size
 @click.option("--output", metavar="DIR",
               help="Put report, samples, picture and results.json here, a new folder")  # fmt: skip
 @click.option("--resume", metavar="DIR", help="Go on with what --output DIR left")
+@click.option("--ray", metavar="ADDRESS",
+              help="Measure on a Ray cluster: a task for each model, arm and --tp")  # fmt: skip
 @options(without=(*DECIDED, "temperature", "top_k"))
 def latency(
     checkpoints: tuple[str, ...],
@@ -57,6 +59,7 @@ def latency(
     style: str,
     output: str | None,
     resume: str | None,
+    ray: str | None,
     **given: Any,
 ) -> None:
     """Measure latencies of prefill and decoding: batch sizes × prompts × ranks × ARMs."""
@@ -67,11 +70,11 @@ def latency(
     folder: Path | None
     if resume:
         results, folder = latency_sweeps.resumed(
-            resume, output, common, texts, checkpoints, **asked
+            resume, output, common, texts, checkpoints, ray, **asked
         )
     else:
-        results, folder = latency_sweeps.begun(output, common, texts, checkpoints, **asked)
-    latency_sweeps.measure(results, folder, timeout)
+        results, folder = latency_sweeps.begun(output, common, texts, checkpoints, ray, **asked)
+    latency_sweeps.measure(results, folder, timeout, ray)
     text = latency_report.report(results, chosen)
     if folder:  # before stdout, which may be closed
         written = latency_sweeps.write(folder, results, text)

@@ -15,6 +15,7 @@ import files
 from benchlog import log
 from benchlog.about import About
 from compare.figures.json_rows import DecodeRow, PeerRow, SchemeRow
+from compare.figures.latency import Cell, latency_rows, rate_rows
 from compare.figures.row import Row
 from compare.output import doc_reference, log_tables
 from compare.output.columns import (
@@ -28,6 +29,7 @@ from compare.output.columns import (
 )
 from compare.output.doc_data import Compared, read
 from compare.output.documents import Block
+from compare.sampling.latency_results import LatencyResults, TableResult
 from errors import LogError, UsageError
 
 R = TypeVar("R")
@@ -272,6 +274,37 @@ def trust_real(words: Sequence[str]) -> str:
     return captioned(REAL, data.cells, data.about)
 
 
+# ------------------------------------------------------------------------------------------ latency
+
+LatencyRow = tuple[TableResult, Cell]
+LATENCY: Columns[LatencyRow] = (
+    ("arm", lambda row: f"`{row[0].arm}`"),
+    ("ranks", lambda row: str(row[0].ranks)),
+    ("prompt, tokens", lambda row: str(row[0].sequence_length)),
+    ("batch size", lambda row: str(row[1].batch_size)),
+    ("TTFT, ms", number(lambda row: latency_rows([row[1]], "correct")[0].figures.average, ".1f")),
+    ("prefill, tokens/s", number(lambda row: _rates(row)[0], ".0f")),
+    ("TPOT, ms", number(lambda row: latency_rows([row[1]], "correct")[1].figures.average, ".1f")),
+    ("decode, tokens/s", number(lambda row: _rates(row)[2], ".1f")),
+)
+
+
+def _rates(row: LatencyRow) -> list[float]:
+    """Averages: tokens/s and requests/s of prefill, tokens/s of decoding."""
+    table, cell = row
+    return [each.figures.average for each in rate_rows([cell], "correct", table.sequence_length)]
+
+
+def latency(words: Sequence[str]) -> str:
+    """latency FILE: the results.json of `latency --output`, a row for each table and batch size."""
+    path = one_file(words)
+    results = read(LatencyResults, path)
+    if results.about is None:
+        raise LogError(f"{path} does not say where it was measured")
+    rows = [(table, cell) for table in results.tables for cell in table.cells]
+    return captioned(LATENCY, rows, results.about)
+
+
 TABLES: Mapping[str, Block] = {
     "printed": printed,
     "runs": runs,
@@ -281,5 +314,6 @@ TABLES: Mapping[str, Block] = {
     "peers": peers,
     "trust": trust,
     "trust_real": trust_real,
+    "latency": latency,
     **doc_reference.TABLES,
 }

@@ -9,6 +9,7 @@ Seconds are of wall time. A cell that was not measured has its reason, and no nu
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -114,6 +115,12 @@ class LatencyResults:
         table = self.begin(load, length)
         cells = {kept.batch_size: kept for kept in table.cells} | {cell.batch_size: cell}
         table.cells = [cells[size] for size in self.plan.batch_sizes if size in cells]
+
+    def replace(self, tables: Sequence[TableResult]) -> None:
+        """Put whole tables in the place of those of the same keys."""
+        for table in tables:
+            load = next(each for each in self.plan.loads if each.key == table.key[:3])
+            self.tables[self.tables.index(self.begin(load, table.sequence_length))] = table
 
     def left(self, load: Load) -> list[tuple[int, int]]:
         """Sequence lengths and batch sizes of the plan that have neither all runs nor a reason."""
