@@ -219,7 +219,7 @@ def mapped(
 def checkpoint(path: str, model: str, root: str | None, dummy: bool) -> str:
     """Where the checkpoint is now: itself, under `root` by as much of its path as can be found
     there, or random weights of the model of that name."""
-    if path == "tiny" or path.startswith("dummy:") or Path(path).exists():
+    if path in ("tiny", "tiny_moe") or path.startswith("dummy:") or Path(path).exists():
         return path
     parts = [part for part in Path(path).parts if part not in ("..", ".", "/")]
     if root is not None:

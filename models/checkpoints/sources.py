@@ -26,6 +26,8 @@ from models.presets import preset
 from text import shown
 
 EMBEDDED = Path(__file__).parent.parent / "tiny"
+# Models in the tree, by the names that --checkpoint_path takes.
+EMBEDDED_MODELS = {"tiny": EMBEDDED, "tiny_moe": EMBEDDED.parent / "tiny_moe"}
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _LONGEST_HUB_ID = 200  # characters; the hub allows 96 for each half
 _HUB_SMALL = ["*.json", "tokenizer.model", "original/tokenizer.model"]
@@ -60,14 +62,14 @@ def locate(checkpoint_path: str, weights: bool = False) -> Checkpoint:
     """
     if checkpoint_path.startswith("dummy:"):
         return _dummy(checkpoint_path.removeprefix("dummy:"))
-    path = EMBEDDED if checkpoint_path == "tiny" else Path(checkpoint_path)
+    path = EMBEDDED_MODELS.get(checkpoint_path) or Path(checkpoint_path)
     if why := files.missing(path):
         if os.path.islink(path) or len(checkpoint_path) > _LONGEST_HUB_ID:
             raise CheckpointError(f"--checkpoint_path {shown(checkpoint_path, 300)}: {why}")
         if not _HUB_ID.fullmatch(checkpoint_path):
             raise CheckpointError(
                 f"{checkpoint_path} does not exist; --checkpoint_path takes a folder, a model.pth, "
-                "a hub id such as org/name, dummy:NAME, or tiny"
+                "a hub id such as org/name, dummy:NAME, tiny, or tiny_moe"
             )
         folder, name = _download(checkpoint_path, weights), checkpoint_path.split("/")[1]
         return _folder(folder, name) if weights else Checkpoint("hugging face", name, folder)
