@@ -438,7 +438,7 @@ def measure(plan: Plan, generator: Generator, kernels: str, load_peak: dict[str,
     ready = run_measure.get_ready(config, device, one_sample, since=STARTED)
     warm_up_peak = devices.peak_memory(device)
     devices.reset_peak_memory(device)
-    samples, tokens = run_measure.take(plan, one_sample)
+    samples, tokens, energy = run_measure.metered(plan, one_sample)
     load = machine.load_average()
     phases = load_peak, warm_up_peak, devices.peak_memory(device)
     peaks = run_measure.Peaks(*(run_measure.of_all_ranks(plan, peak) for peak in phases))
@@ -447,7 +447,7 @@ def measure(plan: Plan, generator: Generator, kernels: str, load_peak: dict[str,
     facts = run_measure.facts_of(plan, generator, kernels)
     text = readable(plan, tokens)
     refusals = available(plan.spec.scheme, device, plan.precision) if plan.spec.scheme else {}
-    return run_measure.Measured(facts, ready, text, peaks, samples, load, refusals)
+    return run_measure.Measured(facts, ready, text, peaks, samples, load, refusals, energy)
 
 
 def readable(plan: Plan, tokens: list[int]) -> str | None:
@@ -462,11 +462,10 @@ def readable(plan: Plan, tokens: list[int]) -> str | None:
 
 def finish(config: RunConfig, measured: Measured) -> None:
     """Append to the log and to --output_json_path, then print the text, the table and the why."""
-    from run import why
+    from estimate.beside import details_of
     from run.measure import make_record
 
-    reasons = why.of_single_run(measured)
-    details = {**measured.details(), "why": reasons}
+    details, reasons = details_of(measured)
     record = make_record(measured.facts, measured.summary.tok_s, measured.peaks.generate)
     if config.write_result != "none":
         log.append(Path(config.write_result), record.render())

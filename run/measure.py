@@ -18,7 +18,8 @@ from benchlog.origin import git_commit, versions
 from benchlog.record import Record
 from cli import progress, say
 from models.config import ModelConfig, from_fields
-from run import environment, machine
+from run import energy, environment, machine
+from run.energy import NO_COUNTER, Energy
 from run.environment import Environment
 from run.machine import MachineUse
 from run.trust import Trust, judge
@@ -253,6 +254,7 @@ class Measured:
     load_average: float | None = None  # over the minute before the last sample's end
     # Why each of the scheme's kernels cannot run, where one cannot.
     kernels: dict[str, str | None] = dataclasses.field(default_factory=dict)
+    energy: Energy | str = NO_COUNTER  # of one sample, all rows; or why it is not known
 
     @property
     def trust(self) -> Trust:
@@ -280,8 +282,17 @@ class Measured:
             "peak_memory_bytes": dataclasses.asdict(self.peaks),
             **dataclasses.asdict(self.summary),
             **dataclasses.asdict(self.trust),
+            **self.joules(),
             "samples": to_json(self.samples),
         }
+
+    def joules(self) -> dict[str, object]:
+        """Joules for each new token, without the idle machine's; None where nothing counts them."""
+        if isinstance(self.energy, str):
+            return {"joules_per_token": None, "energy": {"why_not": self.energy}}
+        config = self.facts.config
+        tokens = config.batch_size * config.max_new_tokens
+        return {"joules_per_token": self.energy.joules / tokens, "energy": vars(self.energy)}
 
 
 def as_json(value: Facts | Ready) -> dict[str, object]:
@@ -444,6 +455,27 @@ def warm_up(one_sample: Callable[[int], Timed]) -> tuple[list[float], bool]:
     else:
         say(f"Not warm: of {count} warm-up samples no two in a row agree within {AGREEMENT:.0%}")
     return seconds, steady
+
+
+def metered(plan: Plan, one_sample: OneSample) -> tuple[list[Sample], list[int], Energy | str]:
+    """`take`, and the energy of a sample; or why it is not known. Samples that a coarse counter
+    needs further are not among those returned."""
+    taken: list[tuple[list[Sample], list[int]]] = []
+
+    def runs() -> int:
+        if taken:
+            one_sample(0)
+            return 1
+        taken.append(take(plan, one_sample))
+        return plan.config.num_samples
+
+    try:
+        counter = energy.find(plan.device.type, range(plan.ranks.size))
+    except energy.NoCounter as error:
+        return (*take(plan, one_sample), f"{NO_COUNTER} ({error})")
+    alone = plan.ranks.size == 1  # or ranks would not agree how often to repeat
+    found = energy.measure(counter, runs, most=energy.MOST_SECONDS if alone else 0)
+    return (*taken[0], found)
 
 
 def take(plan: Plan, one_sample: OneSample) -> tuple[list[Sample], list[int]]:

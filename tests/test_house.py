@@ -67,7 +67,7 @@ ROOMS = {
         {"log"},
     ),
     "run": (
-        {"launch", "machine", "threads"},
+        {"energy", "launch", "machine", "threads"},
         {"checks", "cutting", "environment", "parallel", "trust"},
         {"bandwidth", "chat", "compiling", "decoding", "plan", "scoring", "tracing"},
         {"calibration", "measure", "sizes"},
@@ -75,11 +75,13 @@ ROOMS = {
         {"saved_model"},
     ),
     "estimate": (
-        {"recording", "datasheets", "tables"},
-        {"counting", "audit"},
-        {"memory"},
-        {"published"},
-        {"validate"},
+        {"calibration_models", "datasheets", "recording", "resident", "tables"},
+        {"audit", "calibration", "counting"},
+        {"curves", "memory"},
+        {"passes", "published"},
+        {"machine", "validate"},
+        {"predict"},
+        {"beside"},
     ),
     "compare": (
         {

@@ -1,5 +1,8 @@
-"""python -m compare estimate: what a run would cost; and estimates held against what was measured.
+"""python -m compare estimate: what a run will cost, here or on a card that one does not have.
 
+    python -m compare estimate --checkpoint_path tiny --quantization int8wo
+    python -m compare estimate --checkpoint_path tiny --device "NVIDIA L4" --all_schemes
+    python -m compare estimate --checkpoint_path dummy:Llama-3.1-8B --device L4 --what_fits 24GB
     python -m compare estimate audit published.rst      # what is wrong with a published table
     python -m compare estimate --validate published.rst --device "NVIDIA RTX A6000"
     python -m compare estimate --validate results.json --rst table.rst
@@ -13,32 +16,63 @@ import json
 import click
 
 import files
-from cli import Command
+from benchlog.config import PRECISIONS
+from cli import Command, quiet, say
 from errors import UsageError
+from ops.names import KV_CACHES
+from run import environment
 from text import shown
 
 
 @click.command(cls=Command)
 @click.argument("words", metavar="[audit] [FILE...]", nargs=-1)
+@click.option("--checkpoint_path", metavar="PATH", help="As in generate.py, or a config.json")
+@click.option("--device", metavar="NAME", help="here, or the name of a card [here]")
+@click.option("--calibration", metavar="FILE",
+              help="What `calibrate --json` wrote, or published rows (.rst)")  # fmt: skip
+@click.option("--quantization", default="none", metavar="SCHEME", help="[none]")
+@click.option("--kv_cache", default="dense", help=f"{', '.join(KV_CACHES)} [dense]")
+@click.option("--precision", default="bfloat16", help=f"{', '.join(PRECISIONS)} [bfloat16]")
+@click.option("--batch_size", type=click.IntRange(1), default=1, help="Sequences at once [1]")
+@click.option("--sequence_length", type=click.IntRange(1), default=128, help="Of the prompt [128]")
+@click.option("--new_tokens", type=click.IntRange(1), default=128, help="Of each sequence [128]")
+@click.option("--context_depth", type=click.IntRange(0), default=0, help="As in generate.py [0]")
+@click.option("--num_layers", type=click.IntRange(1), help="Only the first N layers")
+@click.option("--tp", type=click.IntRange(1), default=1, help="Devices that share the model [1]")
+@click.option("--all_schemes", is_flag=True, help="A table of the schemes")
+@click.option("--what_fits", metavar="SIZE", help="24GB: schemes, caches and depths that fit")
 @click.option("--validate", metavar="FILE",
               help="Results, or a published table (.rst); more may follow")  # fmt: skip
-@click.option("--device", metavar="NAME", help="A card for which a table's models are predicted")
-@click.option("--rst", "rst_path", metavar="PATH", help="Write the table here, too")
-@click.option("--json", "json_path", metavar="PATH", help="Write the cases here, too")
+@click.option("--rst", "rst_path", metavar="PATH", help="With --validate: the table, here too")
+@click.option("--json", "json_path", metavar="PATH", help="Write all of it here, too")
 @click.option("--debug", is_flag=True, help="Show tracebacks")
 def estimate(
     words: tuple[str, ...],
-    validate: str | None,
+    checkpoint_path: str | None,
     device: str | None,
+    calibration: str | None,
+    quantization: str,
+    kv_cache: str,
+    precision: str,
+    batch_size: int,
+    sequence_length: int,
+    new_tokens: int,
+    context_depth: int,
+    num_layers: int | None,
+    tp: int,
+    all_schemes: bool,
+    what_fits: str | None,
+    validate: str | None,
     rst_path: str | None,
     json_path: str | None,
     debug: bool,
 ) -> None:
-    """Audit a published table of measured and estimated runs, or hold estimates against results."""
+    """Estimate seconds, memory, energy and tokens per second, each with its source; or audit a
+    published table of estimates, or hold estimates against results."""
     files.check_output("--rst", rst_path, _is_text, "reStructuredText")
     files.check_output("--json", json_path, files.is_json, "JSON")
     if words[:1] == ("audit",):
-        if validate is not None or device is not None or rst_path or json_path:
+        if validate is not None or device is not None or checkpoint_path or rst_path or json_path:
             raise UsageError("estimate audit takes files alone, and no option")
         if not words[1:]:
             raise UsageError("estimate audit takes published tables (.rst); none is given")
@@ -56,8 +90,25 @@ def estimate(
         click.echo(text, nl=False)
     elif words:
         raise UsageError(f"estimate takes audit FILE, or --validate FILE; given: {shown(words[0])}")
+    elif checkpoint_path is None:
+        raise UsageError(
+            "estimate takes --checkpoint_path PATH, audit FILE, or --validate FILE; nothing is "
+            "given"
+        )
     else:
-        raise UsageError("estimate takes audit FILE, or --validate FILE; nothing is given")
+        from compare.figures.estimate_options import Asked, predicted
+
+        asked = Asked(
+            checkpoint_path, device or "here", calibration, quantization, kv_cache, precision,
+            batch_size, sequence_length, new_tokens, context_depth, num_layers, tp,
+        )  # fmt: skip
+        environment.prepare()
+        quiet(debug)
+        text, value = predicted(asked, all_schemes, what_fits)
+        click.echo(text)
+        if json_path:
+            files.write_text("--json", json_path, json.dumps(value, indent=1) + "\n")
+            say(f"Wrote {json_path}")
 
 
 def _is_text(head: bytes) -> bool:

@@ -43,6 +43,11 @@ class Row:
     bandwidth_probe: str | None = omitted()  # the op that read them
     bandwidth_share: float | None = omitted()  # weight_bytes_per_s ÷ bandwidth
     peak_memory_bytes: Peaks | None = omitted()  # of the arm's first process
+    joules_per_token: float | None = omitted()  # of a new token, without the idle machine's
+    # Where the machine is calibrated: seconds, tokens per second and bytes as estimated before, and
+    # (estimated − measured) ÷ measured. Keys: prompt_seconds, token_seconds, …
+    estimated: dict[str, float] | None = omitted()
+    estimate_errors: dict[str, float] | None = omitted()
     perplexity: float | None = None
     perplexity_ratio: Interval | None = omitted()  # arm ÷ baseline, of the same tokens; 95 %
     kl: float | None = None  # of the next token, baseline to arm

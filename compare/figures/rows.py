@@ -88,6 +88,7 @@ def _row(results: Results, number: int, arm: ArmResult, compared: Compared) -> R
             _add_run(row, arm.facts.run)
             if arm.samples:
                 _add_samples(row, arm, arm.facts.run)
+                _add_estimate(row, arm.facts.estimate)
                 _add_bandwidth(row, results.bandwidth.get(arm.facts.device, []))
     _add_quality(row, arm)
     _add_verdict(row, results, number, compared)
@@ -126,9 +127,30 @@ def _add_samples(row: Row, arm: ArmResult, run: Facts) -> None:
         row.token_p50_s, row.token_p90_s, row.token_p99_s = (
             percentile(steps, percent) for percent in (50, 90, 99)
         )
+    counted = [sample.joules for sample in arm.samples if sample.joules is not None]
+    if counted:
+        tokens = run.config.batch_size * run.config.max_new_tokens
+        row.joules_per_token = sum(counted) / len(counted) / tokens
     first = [s for s in arm.samples if s.process == arm.samples[0].process]
     row.peak_memory_bytes = (row.peak_memory_bytes or {}) | {
         "generate": _highest([sample.peak_memory_bytes for sample in first])
+    }
+
+
+def _add_estimate(row: Row, estimate: Mapping[str, float] | None) -> None:
+    """What was estimated before, and how far it is from what was measured."""
+    if estimate is None:
+        return
+    peaks = (row.peak_memory_bytes or {}).get("generate") or {}
+    measured = {
+        "prompt_seconds": row.time_to_first_token_s,
+        "token_seconds": 1 / row.decode_tok_s if row.decode_tok_s else None,
+        "tokens_per_second": row.tok_s_all_rows,
+        "peak_memory_bytes": next(iter(peaks.values()), None),
+    }
+    row.estimated = dict(estimate)
+    row.estimate_errors = {
+        name: estimate[name] / value - 1 for name, value in measured.items() if value
     }
 
 

@@ -210,7 +210,30 @@ def _remarks(row: Row, reasons: bool) -> list[str]:
     remarks += [row.decoding_differs] if row.decoding_differs else []
     if row.warm_up_steady is False:
         remarks.append("its warm-up did not become steady")
+    remarks += [estimated] if (estimated := estimate_sentence(row)) else []
+    if row.joules_per_token is not None:
+        remarks.append(f"{row.joules_per_token:.3g} J a new token, without the idle machine's")
     return remarks + (row.why if reasons and row.verdict != "baseline" else [])
+
+
+def estimate_sentence(row: Row) -> str:
+    """What was estimated before, against what was measured; "" where nothing was."""
+    if not row.estimated or not row.estimate_errors:
+        return ""
+    errors = row.estimate_errors
+    token = row.estimated.get("token_seconds")
+    shown = f" {1e3 * token:.3g} ms" if token else ""
+    said = [
+        f"{words} {errors[name]:+.0%}"
+        for name, words in (
+            ("prompt_seconds", "the prompt"),
+            ("token_seconds", f"a token{shown}"),
+            ("tokens_per_second", "tok/s"),
+            ("peak_memory_bytes", "peak memory"),
+        )
+        if name in errors
+    ]
+    return f"estimated before, against measured: {', '.join(said)}"
 
 
 def as_csv(rows: Sequence[Row]) -> str:

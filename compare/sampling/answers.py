@@ -29,6 +29,8 @@ class ArmFacts:
     # For each of the arm's processes the seconds from its start to its first sample, by phase:
     # import, load (reading weights), quantize (and pack), quality, compile, warm_up.
     start_seconds: list[dict[str, float]] = dataclasses.field(default_factory=list)
+    # What the machine's calibration predicts, by the keys of `estimate`; None: nothing does.
+    estimate: dict[str, float] | None = None
 
     @staticmethod
     def of_run(
@@ -37,6 +39,7 @@ class ArmFacts:
         kernels: dict[str, str | None],
         peaks: Peaks,
         seconds: dict[str, float] | None = None,
+        estimate: dict[str, float] | None = None,
     ) -> "ArmFacts":
         return ArmFacts(
             run.config.device,
@@ -47,6 +50,7 @@ class ArmFacts:
             kernels,
             None,
             [seconds] if seconds else [],
+            estimate,
         )
 
     def to_json(self) -> dict[str, object]:
@@ -61,6 +65,7 @@ class ArmFacts:
         value |= {} if self.about is None else {"about": self.about}
         if self.start_seconds:
             value["start_seconds"] = self.start_seconds
+        value |= {} if self.estimate is None else {"estimate": self.estimate}
         return value | {"peak_memory_bytes": self.peak_memory_bytes}
 
     @staticmethod
@@ -76,6 +81,7 @@ class ArmFacts:
             arm.kernels,
             arm.about,
             arm.start_seconds or [],
+            arm.estimate,
         )
 
 
@@ -94,6 +100,7 @@ class _ArmKeys:
     kernels: dict[str, str | None] | None
     about: str | None
     start_seconds: list[dict[str, float]] | None
+    estimate: dict[str, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -102,6 +109,7 @@ class TimedSample(Sample):
 
     token_seconds: list[float]
     peak_memory_bytes: Peak = dataclasses.field(default_factory=dict)  # so far; by kind
+    joules: float | None = omitted()  # without the idle machine's; None: nothing counts them
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ from compare.sampling.answers import (
     TimedSample,
 )
 from errors import KernelError, MemoryShortage, QuantbenchError, UsageError
-from run import environment, launch, measure
+from run import energy, environment, launch, measure
 from typed_json import from_json, to_json
 
 if TYPE_CHECKING:
@@ -66,6 +66,8 @@ class Worker:
     seconds: dict[str, float]  # of the process, by phase of its start
     probe: Bandwidth | None = None
     timer: Products | None = None
+    counter: energy.Counter | None = None
+    idle_watts = 0.0
 
     def load(
         self, argv: list[str], saved: str | None = None, headroom: int = 0, others: int = 0
@@ -126,7 +128,9 @@ class Worker:
     def get_ready(self) -> ArmFacts:
         """Compile and warm up."""
         import devices
+        from estimate.beside import expected
 
+        self._find_counter()
         started = time.perf_counter()
         plan, device = self.plan, self.plan.device
         generator = generate.make_generator(plan, self.loaded.model)
@@ -143,7 +147,15 @@ class Worker:
         devices.reset_peak_memory(device)
         facts = measure.facts_of(plan, generator, self.loaded.kernels)
         seconds = {phase: round(value, 3) for phase, value in self.seconds.items()}
-        return ArmFacts.of_run(facts, ready, self._kernels(), peaks, seconds)
+        return ArmFacts.of_run(facts, ready, self._kernels(), peaks, seconds, expected(facts))
+
+    def _find_counter(self) -> None:
+        """The counter of energy, if there is one, and what it says of the idle machine."""
+        try:
+            self.counter = energy.find(self.plan.device.type, range(self.plan.ranks.size))
+        except energy.NoCounter:
+            return
+        self.idle_watts = energy.idle_watts(self.counter)
 
     def _kernels(self) -> dict[str, str | None]:
         from quantize.registry import available
@@ -158,13 +170,19 @@ class Worker:
         from compare.sampling.clock import Clock
 
         clock = Clock(self.plan.device)
+        before = self.counter.joules() if self.counter else []
         generation = self.one_sample(index, after_token=clock.tick)
         new_tokens = generation.tokens.shape[1]
         sample = measure.Sample.of(
             generation, len(self.plan.prompt), new_tokens, generation.machine
         )
+        joules = None
+        if self.counter:
+            used = self.counter.difference(before, self.counter.joules())
+            joules = used - self.idle_watts * (sample.prefill_seconds + sample.decode_seconds)
         return TimedSample(
             **vars(sample),
+            joules=joules,
             token_seconds=[round(seconds, 7) for seconds in clock.intervals()],
             peak_memory_bytes=measure.of_all_ranks(
                 self.plan, devices.peak_memory(self.plan.device)

@@ -1,0 +1,101 @@
+"""python -m compare calibrate: measure this machine, so that `estimate` can predict runs on it.
+
+python -m compare calibrate                         # minutes, with nothing else running
+python -m compare calibrate --json machine.json     # to predict its runs on another machine
+"""
+
+from typing import TYPE_CHECKING
+
+import click
+
+import files
+from benchlog.config import PRECISIONS
+from cli import Command, quiet, say
+from compare.arguments import names_of
+from errors import UsageError
+from quantize.spec import COMPARED, parse_scheme
+from run import environment
+
+if TYPE_CHECKING:
+    from estimate.calibration import Calibration
+    from generate import Generator
+    from models.llama import Transformer
+
+
+@click.command(cls=Command)
+@click.option("--device", default="auto", help="As in generate.py [auto]")
+@click.option("--precision", default="bfloat16", help=f"{', '.join(PRECISIONS)} [bfloat16]")
+@click.option("--schemes", metavar="A,B", help=f"[{','.join(COMPARED)}]")
+@click.option("--json", "json_path", metavar="PATH", help="Write it here [the cache folder]")
+@click.option("--debug", is_flag=True, help="Show tracebacks")
+def calibrate(
+    device: str, precision: str, schemes: str | None, json_path: str | None, debug: bool
+) -> None:
+    """Measure this machine, for `estimate`: products, attention, memory, steps and prompts.
+
+    It takes some minutes, and what else runs meanwhile is in its figures. Nothing is written where
+    they contradict the device's datasheet.
+    """
+    if precision not in PRECISIONS:
+        raise UsageError(f"--precision takes {', '.join(PRECISIONS)}; given: {precision!r}")
+    names = [str(parse_scheme(name)) for name in names_of("--schemes", schemes, COMPARED)]
+    files.check_output("--json", json_path, files.is_json, "JSON")
+    environment.prepare()
+    quiet(debug)
+    import torch
+
+    import devices
+    from benchlog.config import RunConfig
+    from estimate import datasheets, machine
+    from estimate.calibration import default_path, refuse
+    from run.machine import Counters
+
+    where = devices.resolve(device)
+    environment.use_threads(RunConfig(device=device))
+    before = Counters.read()
+    settings = machine.Settings(where, getattr(torch, precision), names)
+    measured = machine.measure(settings, make_generator, say)
+    refuse(measured, datasheets.known(measured.name))
+    use = Counters.read().since(before)
+    path = json_path or str(default_path())
+    if json_path is None:
+        default_path().parent.mkdir(parents=True, exist_ok=True)
+    measured.save("--json", path)
+    say(f"{use.sentence()} during {measured.seconds:.0f} s")
+    click.echo("\n".join(summary(measured)))
+    say(f"Wrote {path}")
+
+
+def make_generator(
+    model: "Transformer", batch_size: int, cache_size: int, kv_cache: str
+) -> "Generator":
+    """A Generator as generate.py makes it; on an accelerator its step is compiled."""
+    from generate import Generator
+
+    compiled = model.tok_embeddings.weight.device.type != "cpu"
+    return Generator(model, batch_size, cache_size, kv_cache, compile_decode=compiled)
+
+
+def summary(measured: "Calibration") -> list[str]:
+    """A few lines about a calibration, for a person."""
+    from estimate.passes import CalibratedMachine, scatter
+
+    machine, sure = CalibratedMachine(measured), scatter(measured)
+    memory, speed = measured.bandwidth, measured.speed
+    lines = [
+        f"{measured.name}: reads memory at {speed.read / 1e9:.1f} GB/s, multiplies "
+        f"{measured.precision} at {speed.multiply / 1e9:.0f} Gflop/s",
+        f"a block of {memory[0].bytes >> 10} KiB is read at {memory[0].read / 1e9:.0f} GB/s; "
+        f"copying moves {memory[-1].copy / 1e9:.1f} GB/s",
+    ]
+    for scheme in machine.curves.schemes:
+        rate = machine.curves.weight_rate(scheme, 1)
+        lines.append(
+            f"{scheme}: a step reads weights at {rate / 1e9:.1f} GB/s, "
+            f"{rate / speed.read:.0%} of memory's speed"
+        )
+    lines.append(
+        f"models that were left out are predicted within {sure['token']:.1%} (steps) and "
+        f"{sure['prompt']:.1%} (prompts), root mean square"
+    )
+    return lines

@@ -1,0 +1,99 @@
+"""What `estimate` is asked on its command line, and the text and JSON that it answers."""
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from benchlog.config import PRECISIONS, RunConfig
+from errors import KernelError, UsageError
+from ops.names import KV_CACHES
+from quantize.spec import COMPARED, SHOWN, parse_scheme
+from run import environment
+from typed_json import to_json
+
+if TYPE_CHECKING:
+    from estimate.predict import Estimate, Machine, Request
+
+UNITS = {"": 1.0, "b": 1.0, "mb": 1e6, "gb": 1e9, "tb": 1e12, "mib": 2**20, "gib": 2**30}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The options of a prediction, as they were typed. Raises UsageError, one line."""
+
+    checkpoint_path: str
+    device: str
+    calibration: str | None
+    quantization: str
+    kv_cache: str
+    precision: str
+    batch_size: int
+    sequence_length: int
+    new_tokens: int
+    context_depth: int
+    num_layers: int | None
+    tp: int
+
+    def __post_init__(self) -> None:
+        for option, value, names in (
+            ("--precision", self.precision, PRECISIONS),
+            ("--kv_cache", self.kv_cache, KV_CACHES),
+        ):
+            if value not in names:
+                raise UsageError(f"{option} takes {', '.join(names)}; given: {value!r}")
+        object.__setattr__(self, "quantization", str(parse_scheme(self.quantization)))
+
+
+def predicted(asked: Asked, all_schemes: bool, what_fits: str | None) -> tuple[str, object]:
+    """The text for the terminal, and the JSON. Raises QuantbenchError for what cannot be estimated,
+    and for a run that needs more memory than the device has."""
+    memory = bytes_of(what_fits) if what_fits else None
+    environment.use_threads(RunConfig())
+    from compare.figures import estimating
+    from compare.output import estimate_tables as tables
+    from estimate.predict import Request, predict, what_fits_into
+
+    machine = estimating.machine_of(asked.device, asked.calibration)
+    config = estimating.model_of(asked.checkpoint_path, asked.num_layers)
+    request = Request(
+        config,
+        asked.quantization,
+        asked.kv_cache,
+        asked.batch_size,
+        asked.sequence_length,
+        asked.new_tokens,
+        asked.tp,
+        asked.context_depth,
+        asked.precision,
+    )
+    if memory is not None:
+        found = what_fits_into(request, machine, memory, SHOWN, KV_CACHES)
+        context = None if isinstance(config, str) else config.max_position
+        text = tables.fitting(found, memory, asked.batch_size, context)
+        return text, to_json({"memory_bytes": memory, "fits": found})
+    if all_schemes:
+        names = machine.schemes or COMPARED
+        each = {name: _estimated(replace(request, scheme=name), machine) for name in names}
+        text = tables.table(each, machine, estimating.memory_of(machine))
+        return text, to_json({"device": machine.name, "schemes": each})
+    one = predict(request, machine)
+    estimating.check_memory(one, machine)
+    return "\n".join(tables.lines(one)), to_json(one)
+
+
+def _estimated(request: "Request", machine: "Machine") -> "Estimate | str":
+    """The estimate, or why the scheme cannot run."""
+    from estimate.predict import predict
+
+    try:
+        return predict(request, machine)
+    except (KernelError, UsageError) as error:
+        return str(error)
+
+
+def bytes_of(text: str) -> float:
+    """24GB, 24 GiB or 25769803776 as bytes. Raises UsageError."""
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*", text)
+    if match is None or match[2].lower() not in UNITS or float(match[1]) == 0:
+        raise UsageError(f"--what_fits takes a size such as 24GB or 80GiB; given: {text!r}")
+    return float(match[1]) * UNITS[match[2].lower()]

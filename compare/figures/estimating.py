@@ -1,0 +1,128 @@
+"""From what `estimate` was asked to what predicts it: a device, a model, a request."""
+
+from pathlib import Path
+
+import devices
+from benchlog.origin import versions
+from errors import CheckpointError, MemoryShortage, UsageError
+from estimate.audit import cards
+from estimate.calibration import Calibration, of_this_machine
+from estimate.datasheets import DATASHEETS, Datasheet, find, known
+from estimate.predict import (
+    Calibrated,
+    Efficiency,
+    Estimate,
+    FromDatasheet,
+    Machine,
+    efficiency_of,
+    efficiency_of_published,
+)
+from estimate.published import Constants, counted_rows, fitted
+from estimate.tables import read
+from models.checkpoints.load import load_config
+from models.config import ModelConfig
+from text import size
+
+HERE = "here"
+# Of a fit to six published rows of the RTX A5000 (tests/estimate/published; a test fits it anew).
+RELATIVE = Constants(
+    "NVIDIA RTX A5000",
+    1.347e-14,
+    1.825e-12,
+    "six published rows of the NVIDIA RTX A5000, two constants",
+    0.0144,
+)
+HOW_TO = "quantbench calibrate measures it, in some minutes"
+
+
+def machine_of(device: str, calibration: str | None) -> Machine:
+    """What predicts runs on `device`: "here", or the name of a card.
+
+    calibration: the file that --calibration names. Raises UsageError for a device of which nothing
+    is known, and for a file that is no calibration.
+    """
+    if calibration and calibration.endswith(".rst"):
+        return _of_published(device, calibration)
+    given = Calibration.load(calibration) if calibration else None
+    if device == HERE:
+        return _here(given)
+    sheet = known(device)
+    if given is not None and given.name == (sheet.name if sheet else device):
+        return Calibrated(given)
+    sheet = sheet or find(device)
+    if given is None:
+        return FromDatasheet(sheet, published_efficiency(sheet))
+    relative = known(given.name)
+    if relative is None:
+        raise UsageError(
+            f"--calibration {calibration}: it is of {given.name}, which has no datasheet here, so "
+            f"that it says nothing of {sheet.name}; give one of a card: {', '.join(DATASHEETS)}"
+        )
+    return FromDatasheet(sheet, efficiency_of(given, relative))
+
+
+def _here(given: Calibration | None) -> Machine:
+    where = devices.resolve("auto")
+    found = given or of_this_machine(where.type)
+    if found is None:
+        raise UsageError(f"--device here: this machine is not calibrated; {HOW_TO}")
+    warnings = found.warnings({"type": where.type, **devices.describe(where)}, versions())
+    return Calibrated(found, warnings)
+
+
+def _of_published(device: str, path: str) -> Machine:
+    """A card, by the measured rows of a published table: its own, or those of another card."""
+    if device == HERE:
+        raise UsageError(f"--calibration {path}: published rows are of a card; give --device one")
+    sheet = find(device)
+    rows = [row for table in read(path) for row in counted_rows(table, Path(path).parent)]
+    constants = fitted(rows, Path(path).name)
+    own = known(cards(constants.device)[1])
+    if own is None or own.name != sheet.name:
+        constants = constants.on(sheet)
+    return FromDatasheet(sheet, efficiency_of_published(constants, sheet))
+
+
+def published_efficiency(sheet: Datasheet) -> Efficiency:
+    """By the relative whose measured rows were published, and were fitted once (RELATIVE)."""
+    return efficiency_of_published(RELATIVE.on(sheet), sheet)
+
+
+def model_of(checkpoint_path: str, num_layers: int | None) -> ModelConfig | str:
+    """The architecture of a checkpoint, or of a config.json; the path itself where only
+    transformers understands it."""
+    path = Path(checkpoint_path)
+    file = path / "config.json" if path.is_dir() else path
+    described = f"dummy:{path}" if path.suffix == ".json" else checkpoint_path
+    try:
+        config = load_config(described)
+    except CheckpointError:
+        if not file.is_file() or file.suffix != ".json" or num_layers:
+            raise
+        from estimate.counting import config_fields
+
+        config_fields(file)
+        return str(file)
+    return config.with_layers(num_layers) if num_layers else config
+
+
+def memory_of(machine: Machine) -> float | None:
+    """Bytes of a device's memory; None where they are not known."""
+    if isinstance(machine, FromDatasheet):
+        return machine.sheet.memory
+    if isinstance(machine, Calibrated):
+        return machine.calibration.memory_bytes
+    return None
+
+
+def check_memory(estimate: Estimate, machine: Machine) -> None:
+    """Raise MemoryShortage where a run needs more memory than the device has."""
+    there, needed = memory_of(machine), estimate.peak_memory_bytes.value
+    if there is not None and needed > there:
+        memory = max(estimate.memory.values(), key=lambda phase: phase.total)
+        raise MemoryShortage(
+            f"{estimate.device}: the run needs {size(needed)} (weights {size(memory.weights)}, KV "
+            f"cache {size(memory.kv_cache)}, activations {size(memory.activations)}), "
+            f"{size(needed - there)} more than the {size(there)} that it has; --all_schemes and "
+            "--what_fits show what fits"
+        )

@@ -1,0 +1,241 @@
+"""What `quantbench calibrate` measured on one machine, and its JSON file.
+
+    machine = Calibration.load(path)
+    machine.products[0].seconds
+    machine.warnings(device, versions)          # where it is of another machine, or of old software
+
+Every time is the median of several, in seconds. Next to each stands the speed of memory and of
+arithmetic read just before it, because machines drift: `Speed`. The file keeps what was measured;
+estimate/curves.py fits it anew whenever it is read.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import files
+from errors import QuantbenchError, UsageError
+from estimate.datasheets import Datasheet
+from quantize.autoquant.cache import default_cache
+from text import shown
+from typed_json import from_json, omitted, to_json
+
+FORMAT = 1  # of the file
+ABOVE_DATASHEET = 1.02  # a reading above this multiple of the datasheet's figure is an error
+WATCHED = ("torch", "torchao")  # packages whose version changes the speed of what was measured
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What the machine gave at one moment, read by a fixed piece of work."""
+
+    read: float  # bytes per second from memory, a block larger than any cache
+    multiply: float  # operations per second of one fixed product, in the calibration's precision
+
+
+@dataclass(frozen=True)
+class BandwidthPoint:
+    """Reading and copying a block of some size again and again."""
+
+    bytes: int  # of the block; copying reads as many and writes as many
+    read: float  # bytes per second
+    copy: float  # bytes per second, read and written together, each counted once
+
+
+@dataclass(frozen=True)
+class ProductPoint:
+    """x (rows, inner) times a weight (outer, inner), by the kernel that a run would take."""
+
+    scheme: str
+    kernel: str
+    rows: int
+    inner: int
+    outer: int
+    bytes: int  # of the weight as the kernel holds it
+    seconds: float
+    speed: Speed
+
+
+@dataclass(frozen=True)
+class AttentionPoint:
+    """Attention of `queries` positions per row to themselves and to `depth` earlier ones."""
+
+    cache: str  # dense, int8, int4
+    rows: int
+    queries: int
+    depth: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    bytes: int  # of the earlier keys and values
+    seconds: float
+    speed: Speed
+
+
+@dataclass(frozen=True)
+class RestPoint:
+    """A layer of a prompt without its products and without attention: norms, rotation, gates."""
+
+    rows: int  # batch · positions
+    dim: int
+    heads: int  # all: queries, keys and values, times head_dim
+    ffn_dim: int
+    normed: int  # query and key heads that are normed, times head_dim; 0 in most models
+    seconds: float
+    speed: Speed
+
+
+@dataclass(frozen=True)
+class DrawPoint:
+    """Choosing the next token of every row from logits (rows, vocabulary)."""
+
+    greedy: bool
+    rows: int
+    vocabulary: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class WholePoint:
+    """A decoding step, or a prompt, of a whole calibration model."""
+
+    scheme: str
+    model: str  # a key of machine.MODELS
+    kv_cache: str
+    decoder: str
+    rows: int  # batch
+    tokens: int  # of the prompt; 1 for a decoding step
+    depth: int  # positions before it
+    seconds: float
+    speed: Speed
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """One machine, as measured on one day."""
+
+    date: str  # UTC, ISO 8601
+    device: dict[str, str | int]  # type, name, threads or driver
+    precision: str
+    versions: dict[str, str | None]
+    bandwidth: list[BandwidthPoint]
+    products: list[ProductPoint]
+    attention: list[AttentionPoint]
+    rest: list[RestPoint]
+    draws: list[DrawPoint]
+    wholes: list[WholePoint]
+    call_seconds: float = 0.0  # of the cheapest call of an op from Python
+    base_bytes: int = 0  # resident memory of a process that has loaded everything but a model
+    memory_bytes: int | None = omitted()  # of the device
+    seconds: float = 0.0  # that calibrating took
+    format: int = FORMAT
+
+    @property
+    def name(self) -> str:
+        return str(self.device["name"])
+
+    @property
+    def speed(self) -> Speed:
+        """The median of all readings."""
+        speeds = [p.speed for p in self.products] + [w.speed for w in self.wholes]
+        return Speed(_median([s.read for s in speeds]), _median([s.multiply for s in speeds]))
+
+    def save(self, option: str, path: str) -> None:
+        files.write_text(option, path, json.dumps(to_json(self), indent=1) + "\n")
+
+    @staticmethod
+    def load(path: str) -> "Calibration":
+        """Raises UsageError, one line, for a file that `calibrate` did not write."""
+        data = files.read_bytes("--calibration", path, UsageError)
+        try:
+            value = json.loads(data)
+        except ValueError:
+            raise UsageError(
+                f"--calibration {path}: it is no JSON; `calibrate` writes one"
+            ) from None
+        if not isinstance(value, Mapping) or "products" not in value or "wholes" not in value:
+            raise UsageError(
+                f"--calibration {path}: no calibration; `quantbench calibrate --json PATH` writes "
+                "one"
+            )
+        if value.get("format") != FORMAT:
+            raise UsageError(
+                f"--calibration {path}: format {shown(value.get('format'))}, and this version "
+                f"reads {FORMAT}; calibrate again"
+            )
+        try:
+            return from_json(Calibration, value)
+        except ValueError as error:
+            raise UsageError(f"--calibration {path}: damaged: {error}") from None
+
+    def warnings(
+        self, device: Mapping[str, object], versions: Mapping[str, str | None]
+    ) -> list[str]:
+        """Why its figures may not hold here; each a few words, for every line of the output."""
+        said = []
+        for key in ("name", "threads"):
+            if key in self.device and key in device and self.device[key] != device[key]:
+                said.append(f"calibrated with {key} {self.device[key]}, here {device[key]}")
+        for package in WATCHED:
+            if self.versions.get(package) != versions.get(package):
+                said.append(
+                    f"calibrated with {package} {self.versions.get(package)}, "
+                    f"here {versions.get(package)}"
+                )
+        return said
+
+
+def contradictions(calibration: Calibration, sheet: Datasheet | None) -> list[str]:
+    """What cannot be: faster than the card's datasheet, or slower than zero."""
+    wrong = [
+        f"a product of {p.scheme} took {p.seconds} s"
+        for p in calibration.products
+        if p.seconds <= 0
+    ]
+    if sheet is None or not calibration.bandwidth:
+        return wrong
+    read = max(point.read for point in calibration.bandwidth[-2:])  # the largest blocks
+    if read > ABOVE_DATASHEET * sheet.bandwidth:
+        wrong.append(
+            f"memory was read at {read / 1e9:.0f} GB/s, above the datasheet's "
+            f"{sheet.bandwidth / 1e9:.0f} GB/s"
+        )
+    peak = sheet.peaks.get(calibration.precision)
+    fastest = max((s.speed.multiply for s in calibration.products), default=0.0)
+    if peak and fastest > ABOVE_DATASHEET * peak:
+        wrong.append(
+            f"{calibration.precision} was multiplied at {fastest / 1e12:.0f} Tflop/s, above the "
+            f"datasheet's {peak / 1e12:.0f}"
+        )
+    return wrong
+
+
+def refuse(calibration: Calibration, sheet: Datasheet | None) -> None:
+    """Raise QuantbenchError where a calibration contradicts the device's datasheet."""
+    if wrong := contradictions(calibration, sheet):
+        raise QuantbenchError(
+            f"calibrate: {wrong[0]}; nothing is written: measure again with nothing else running"
+        )
+
+
+def default_path() -> Path:
+    """Where `calibrate` writes, and where commands look for this machine's calibration."""
+    return default_cache().with_name("calibration.json")
+
+
+def of_this_machine(device_type: str) -> Calibration | None:
+    """The calibration in the default place, if there is a readable one of this kind of device."""
+    path = default_path()
+    if not path.exists():
+        return None
+    try:
+        found = Calibration.load(str(path))
+    except QuantbenchError:
+        return None
+    return found if found.device.get("type") == device_type else None
+
+
+def _median(values: list[float]) -> float:
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2] if ordered else 0.0

@@ -1,0 +1,264 @@
+"""Curves through what `calibrate` measured: seconds of any product, attention, step or prompt.
+
+    curves = Curves(calibration)
+    curves.product("int4wo-128", rows=1, inner=2048, outer=11264)
+    curves.layer_rest(rows=512, config)
+
+Every curve is a sum of terms with a meaning (bytes, operations, outputs, calls), whose
+coefficients, none below zero, are fitted to the measurements by least squares of the relative
+error. Between measured rows, seconds are interpolated, logarithm to logarithm. Nothing is fitted to
+what is predicted.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from scipy.optimize import nnls
+
+from errors import UsageError
+from estimate.calibration import (
+    AttentionPoint,
+    Calibration,
+    ProductPoint,
+    RestPoint,
+    Speed,
+)
+from models.config import ModelConfig
+
+FEW_ROWS = 16  # up to here products read weights; above they are bound by arithmetic
+# Shares of memory's read speed: below the first, arithmetic alone sets the speed of a product;
+# above the second, memory alone.
+HALF_MEMORY, ALL_MEMORY = 0.4, 0.6
+
+
+@dataclass(frozen=True)
+class Fit:
+    """seconds = Σ coefficient · term."""
+
+    coefficients: tuple[float, ...]
+    scatter: float  # standard deviation of log(fitted ÷ measured)
+
+    def __call__(self, terms: Sequence[float]) -> float:
+        return sum(c * t for c, t in zip(self.coefficients, terms, strict=True))
+
+
+def fit(terms: Sequence[Sequence[float]], seconds: Sequence[float]) -> Fit:
+    """The coefficients, none below zero, with the least squared relative error."""
+    measured = np.asarray(seconds, dtype=float)
+    matrix = np.asarray(terms, dtype=float) / measured[:, None]
+    scale = np.abs(matrix).max(0)
+    scale[scale == 0] = 1.0
+    solved, _ = nnls(matrix / scale, np.ones(len(measured)))
+    coefficients = solved / scale
+    ratios = np.maximum(matrix @ coefficients, 1e-12)
+    return Fit(tuple(map(float, coefficients)), float(np.std(np.log(ratios))))
+
+
+def between(points: Mapping[int, float], at: int) -> float:
+    """The value at `at`, interpolated logarithm to logarithm; outside in proportion to `at`, for a
+    time per row does not change there."""
+    known = sorted(points)
+    if at in points:
+        return points[at]
+    if at < known[0]:
+        return points[known[0]]
+    if at > known[-1]:
+        return points[known[-1]] * at / known[-1]
+    above = next(k for k in known if k > at)
+    below = known[known.index(above) - 1]
+    share = math.log(at / below) / math.log(above / below)
+    return math.exp((1 - share) * math.log(points[below]) + share * math.log(points[above]))
+
+
+class Curves:
+    """One calibration's curves. Times are those at the calibration's median speed."""
+
+    def __init__(self, calibration: Calibration) -> None:
+        self.calibration = calibration
+        self.speed = calibration.speed
+        if not calibration.products or not calibration.wholes:
+            raise UsageError("--calibration: it has no products or no steps; calibrate again")
+
+    # ------------------------------------------------------------------------ speeds that drift
+
+    def at_reference(self, seconds: float, speed: Speed, read: int = 0) -> float:
+        """Seconds as they would have been at the calibration's median speed. read: bytes of
+        weights that were read meanwhile."""
+        return seconds / self.slower(seconds, speed, read)
+
+    def slower(self, seconds: float, speed: Speed, read: int = 0) -> float:
+        """How many times as long products take at `speed` as at the calibration's median speed.
+        seconds: what they took at the one or at the other; read: bytes of their weights."""
+        share = memory_bound(read / seconds / self.speed.read)
+        memory, arithmetic = self.speed.read / speed.read, self.speed.multiply / speed.multiply
+        return float(memory**share * arithmetic ** (1 - share))
+
+    # ------------------------------------------------------------------------ products
+
+    @cached_property
+    def schemes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(point.scheme for point in self.calibration.products))
+
+    @cached_property
+    def _products(self) -> dict[tuple[str, int], Fit]:
+        groups: dict[tuple[str, int], list[ProductPoint]] = {}
+        for point in self.calibration.products:
+            groups.setdefault((point.scheme, point.rows), []).append(point)
+        return {
+            key: fit(
+                [_product_terms(p.inner, p.outer, p.rows, len(points)) for p in points],
+                [self.at_reference(p.seconds, p.speed, p.bytes) for p in points],
+            )
+            for key, points in groups.items()
+        }  # fmt: skip
+
+    def product(self, scheme: str, rows: int, inner: int, outer: int, called: bool = True) -> float:
+        """Seconds of x (rows, inner) times a weight (outer, inner). called: with the call's cost,
+        which products inside of a larger op do not have."""
+        terms = _product_terms(inner, outer)
+        terms[-1] *= called
+        seconds = {r: f(terms) for (name, r), f in self._products.items() if name == scheme}
+        if not seconds:
+            raise UsageError(f"{scheme} was not calibrated; {', '.join(self.schemes)} were")
+        return between(seconds, rows)
+
+    def weight_rate(self, scheme: str, rows: int) -> float:
+        """Bytes of weights per second, of the largest product measured at these rows."""
+        points = [p for p in self.calibration.products if p.scheme == scheme and p.rows == rows]
+        largest = max(points, key=lambda p: p.bytes)
+        return largest.bytes / self.at_reference(largest.seconds, largest.speed, largest.bytes)
+
+    def cached_rate(self, size: int) -> float:
+        """Bytes per second at which a block of this size is read again and again."""
+        points = {point.bytes: point.read for point in self.calibration.bandwidth}
+        return between(points, min(max(size, min(points)), max(points)))
+
+    # ------------------------------------------------------------------------ attention
+
+    @cached_property
+    def _step_attention(self) -> dict[str, Fit]:
+        return self._by_cache(
+            [p for p in self.calibration.attention if p.queries == 1], _step_terms
+        )
+
+    @cached_property
+    def _chunk_attention(self) -> dict[str, Fit]:
+        points = [p for p in self.calibration.attention if p.queries > 1]
+        alone = [p for p in points if p.depth == 0]
+        kinds = dict.fromkeys(p.cache for p in points)
+        return {
+            kind: self._by_cache(
+                [p for p in points if p.cache == kind or p in alone], _chunk_terms, kind
+            )[kind]
+            for kind in kinds
+        }
+
+    def _by_cache(
+        self,
+        points: Sequence[AttentionPoint],
+        terms: Callable[[AttentionPoint], Sequence[float]],
+        kind: str | None = None,
+    ) -> dict[str, Fit]:
+        groups: dict[str, list[AttentionPoint]] = {}
+        for point in points:
+            groups.setdefault(kind or point.cache, []).append(point)
+        return {
+            name: fit(
+                [terms(p) for p in group],
+                [p.seconds for p in group],
+            )
+            for name, group in groups.items()
+        }
+
+    def attention(
+        self, config: ModelConfig, cache: str, rows: int, queries: int, depth: int, cached: int
+    ) -> float:
+        """Seconds of one layer's attention of `queries` positions after `depth`. cached: bytes of
+        the keys and values before them."""
+        fits = self._step_attention if queries == 1 else self._chunk_attention
+        if cache not in fits:
+            raise UsageError(f"--kv_cache {cache} was not calibrated; {', '.join(fits)} were")
+        heads = config.num_heads, config.num_kv_heads, config.head_dim
+        none = Speed(self.speed.read, self.speed.multiply)
+        point = AttentionPoint(cache, rows, queries, depth, *heads, cached, 0.0, none)
+        return fits[cache](_step_terms(point) if queries == 1 else _chunk_terms(point))
+
+    # ------------------------------------------------------------------------ rest and draws
+
+    @cached_property
+    def _rest(self) -> dict[int, Fit]:
+        """By rows: large tensors leave the caches, and cost more for every number."""
+        groups: dict[int, list[RestPoint]] = {}
+        for point in self.calibration.rest:
+            groups.setdefault(point.rows, []).append(point)
+        return {
+            rows: fit([_rest_terms(p) for p in points], [p.seconds for p in points])
+            for rows, points in groups.items()
+        }
+
+    def layer_rest(self, config: ModelConfig, rows: int) -> float:
+        """Seconds of what a layer of a prompt of `rows` positions does beside products and
+        attention."""
+        H, K, E = config.num_heads, config.num_kv_heads, config.head_dim
+        normed = (H + K) * E if config.qk_norm else 0
+        none = Speed(self.speed.read, self.speed.multiply)
+        point = RestPoint(rows, config.dim, (H + 2 * K) * E, config.ffn_dim, normed, 0.0, none)
+        terms = [term / rows for term in _rest_terms(point)]
+        each = {r: f([r * term for term in terms]) for r, f in self._rest.items()}
+        return between(each, rows)
+
+    @cached_property
+    def _draws(self) -> dict[bool, Fit]:
+        return {
+            greedy: fit(
+                [[p.rows * p.vocabulary, p.rows, 1.0] for p in points], [p.seconds for p in points]
+            )
+            for greedy in (True, False)
+            if (points := [p for p in self.calibration.draws if p.greedy == greedy])
+        }
+
+    def draw(self, rows: int, vocabulary: int, greedy: bool) -> float:
+        return self._draws[greedy]([rows * vocabulary, rows, 1.0])
+
+
+def _product_terms(
+    inner: int, outer: int, rows: int = FEW_ROWS + 1, points: int = 4
+) -> list[float]:
+    """Weights, outputs, inputs, the call. Few rows are bound by their weights, and few points tell
+    no more terms apart."""
+    ends = rows > FEW_ROWS and points > 3
+    return [inner * outer, outer * ends, inner * ends, 1.0 * (points > 3)]
+
+
+def _step_terms(p: AttentionPoint) -> list[float]:
+    """Bytes, multiplications, scores, results, the call."""
+    results = p.rows * p.heads * p.head_dim
+    return [p.bytes, results * p.depth, p.rows * p.heads * p.depth, results, 1.0]
+
+
+def _chunk_terms(p: AttentionPoint) -> list[float]:
+    """Multiplications and scores: of the chunk with itself, and with what is before it; results,
+    their joining, the call."""
+    queries = p.rows * p.heads * p.queries
+    results = queries * p.head_dim
+    return [
+        results * p.queries,
+        queries * p.queries,
+        results * p.depth,
+        queries * p.depth,
+        results,
+        results if p.depth else 0,
+        1.0,
+    ]
+
+
+def _rest_terms(p: RestPoint) -> list[float]:
+    return [p.rows * p.dim, p.rows * p.heads, p.rows * p.ffn_dim, p.rows * p.normed]
+
+
+def memory_bound(share: float) -> float:
+    """How far work goes with memory's speed, 0 to 1, that reads at this share of it."""
+    return min(max((share - HALF_MEMORY) / (ALL_MEMORY - HALF_MEMORY), 0.0), 1.0)

@@ -1,0 +1,427 @@
+"""What a run will take, before it: seconds, memory, energy and tokens per second, with sources.
+
+    request = Request(config, "int4wo-128", batch=4, prompt=1024, new_tokens=128)
+    estimate = predict(request, Calibrated(calibration))        # this machine
+    estimate = predict(request, FromDatasheet(sheet, efficiency))   # one that nobody has at hand
+    estimate.token_seconds.value, estimate.token_seconds.bound
+
+Every figure says where it comes from, what bounds it, and how sure it is: the interval is that of
+the calibration's own residuals, on models that its fit had left out.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import torch
+
+from errors import UsageError
+from estimate.calibration import Calibration, Speed
+from estimate.counting import Count, Logits, count_config, count_model
+from estimate.datasheets import Datasheet
+from estimate.passes import CHUNK, CalibratedMachine, scatter
+from estimate.published import TILE, Constants
+from models.config import ModelConfig
+from text import size
+from typed_json import omitted
+
+COVERED = 1.645  # standard deviations on either side that 90 % of a normal distribution lie within
+GPU_CHUNK = 2048  # positions of a prompt per pass on an accelerator: generate.PREFILL_CHUNK
+CUBLAS_WORKSPACE = 8519680  # bytes that torch keeps for cuBLAS: 4096 KiB · 2 + 16 KiB · 8
+
+
+@dataclass(frozen=True)
+class Request:
+    """A run: a prompt of `prompt` positions in each of `batch` sequences, then new tokens."""
+
+    config: ModelConfig | str  # or the path of a config.json that transformers understands
+    scheme: str = "none"
+    kv_cache: str = "dense"
+    batch: int = 1
+    prompt: int = 128
+    new_tokens: int = 128
+    tp: int = 1
+    depth: int = 0  # positions in the cache before the prompt
+    precision: str = "bfloat16"
+    chunk: int | None = None  # positions of a prompt per pass; None: the device's own
+    cache_size: int | None = None  # positions; None: as many as the run needs
+    logits: Logits = "last"  # of the prompt: of its last position, or of all
+
+    @property
+    def positions(self) -> int:
+        return self.cache_size or self.depth + self.prompt + self.new_tokens
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One estimate. low and high: where nine in ten such estimates of the calibration lay."""
+
+    value: float
+    source: str
+    bound: str  # what sets it
+    low: float | None = omitted()
+    high: float | None = omitted()
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one device at the peak of one phase."""
+
+    weights: int
+    kv_cache: int
+    activations: int  # alive at the moment when they are most
+    workspace: int  # of the runtime: the process itself on a CPU, the product library on a GPU
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.kv_cache + self.activations + self.workspace
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The estimate of a run. Seconds of a token are those of a step of all sequences together."""
+
+    device: str
+    scheme: str
+    kv_cache: str
+    prompt_seconds: Figure  # up to the first new token
+    token_seconds: Figure  # of each new token but the first, at half of the depth reached
+    tokens_per_second: Figure  # new tokens of all sequences ÷ seconds, prompt included
+    peak_memory_bytes: Figure  # of one device
+    joules_per_token: Figure | None  # of a new token, prompt included
+    memory: dict[str, Memory]  # by phase: prompt, token
+    parts: dict[str, dict[str, float]]  # seconds by phase and by what they are spent on
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Seconds of one phase, by what they are spent on, and what bounds it."""
+
+    parts: dict[str, float]
+    bound: str
+    deviation: float | None = None  # standard deviation of log(estimated ÷ measured)
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.parts.values())
+
+
+class Machine(Protocol):
+    """What predicts the phases of a request."""
+
+    name: str
+    source: str
+    warnings: list[str]
+    device: torch.device  # decides how kernels store weights
+    chunk: int
+    workspace: int  # bytes of the runtime
+    schemes: Sequence[str]  # that were calibrated; empty where any can be predicted
+
+    def prompt(self, request: Request) -> Phase: ...
+    def token(self, request: Request, depth: int) -> Phase: ...
+    def watts(self) -> tuple[float, str] | None: ...
+
+
+def predict(request: Request, machine: Machine) -> Estimate:
+    """Raises UsageError or KernelError for what the model or the machine does not take."""
+    middle = request.depth + request.prompt + request.new_tokens // 2
+    prompt, token = machine.prompt(request), machine.token(request, middle)
+    steps = max(0, request.new_tokens - 1)
+    seconds = prompt.seconds + steps * token.seconds
+    rate = request.batch * request.new_tokens / seconds
+    memory = {phase: _memory(request, machine, phase) for phase in ("prompt", "token")}
+    peak = max(memory, key=lambda phase: memory[phase].total)
+    longer = token if steps * token.seconds > prompt.seconds else prompt
+    return Estimate(
+        device=machine.name,
+        scheme=request.scheme,
+        kv_cache=request.kv_cache,
+        prompt_seconds=_figure(prompt.seconds, prompt, machine.source),
+        token_seconds=_figure(token.seconds, token, machine.source),
+        tokens_per_second=_figure(rate, longer, machine.source),
+        peak_memory_bytes=Figure(
+            memory[peak].total,
+            "shapes: weights as the kernel stores them, cache, tensors alive at the peak",
+            f"the {peak}: {_largest(memory[peak])}",
+        ),
+        joules_per_token=_joules(request, machine, seconds, longer),
+        memory=memory,
+        parts={"prompt": prompt.parts, "token": token.parts},
+        warnings=machine.warnings,
+    )
+
+
+def _figure(value: float, phase: Phase, source: str) -> Figure:
+    if phase.deviation is None:
+        return Figure(value, source, phase.bound)
+    times = math.exp(COVERED * phase.deviation)
+    return Figure(value, source, phase.bound, value / times, value * times)
+
+
+def _joules(request: Request, machine: Machine, seconds: float, phase: Phase) -> Figure | None:
+    known = machine.watts()
+    if known is None:
+        return None
+    watts, source = known
+    tokens = request.batch * request.new_tokens
+    return Figure(watts * seconds * request.tp / tokens, source, phase.bound)
+
+
+def _largest(memory: Memory) -> str:
+    each = {
+        "weights": memory.weights,
+        "the KV cache": memory.kv_cache,
+        "activations": memory.activations,
+        "the runtime": memory.workspace,
+    }
+    name = max(each, key=lambda key: each[key])
+    return f"mostly {name}, {size(each[name])}"
+
+
+def counted(request: Request, machine: Machine, phase: str) -> Count:
+    """The count of a phase: of the prompt, or of the last step."""
+    prompt = phase == "prompt"
+    tokens, depth = (request.prompt, request.depth) if prompt else (1, request.positions - 1)
+    return pass_of(request, machine, tokens, depth, request.positions)
+
+
+def pass_of(
+    request: Request, machine: Machine, tokens: int, depth: int, cache_size: int | None = None
+) -> Count:
+    """The count of `tokens` positions after `depth`, on one rank."""
+    precision: torch.dtype = getattr(torch, request.precision)
+    logits = request.logits if tokens > 1 else "last"
+    if isinstance(request.config, str):
+        if request.scheme != "none" or request.kv_cache != "dense" or request.tp > 1:
+            raise UsageError(
+                f"{request.config}: models of transformers are estimated unquantized, with a dense "
+                "cache, on one device"
+            )
+        return count_config(request.config, request.batch, tokens, depth, logits, precision)
+    return count_model(
+        request.config,
+        request.scheme,
+        request.kv_cache,
+        request.batch,
+        tokens,
+        depth,
+        request.tp,
+        logits,
+        precision,
+        device=machine.device,
+        chunk=request.chunk or machine.chunk,
+        cache_size=cache_size,
+    )
+
+
+def _memory(request: Request, machine: Machine, phase: str) -> Memory:
+    count = counted(request, machine, phase)
+    return Memory(
+        count.weight_bytes, count.kv_cache_bytes, count.peak_activation_bytes, machine.workspace
+    )
+
+
+# ----------------------------------------------------------------------------- calibrated machines
+
+
+class Calibrated:
+    """A machine that `calibrate` has measured. now: how fast it is at this moment, if it was read;
+    otherwise it is taken to be as fast as then."""
+
+    chunk = CHUNK
+
+    def __init__(
+        self, calibration: Calibration, warnings: Sequence[str] = (), now: Speed | None = None
+    ) -> None:
+        self.calibration, self.now, self.warnings = calibration, now, list(warnings)
+        self.machine = CalibratedMachine(calibration)
+        self.schemes: Sequence[str] = self.machine.curves.schemes
+        self.deviation = scatter(calibration)
+        self.name = calibration.name
+        self.source = f"calibration of {calibration.name}, {calibration.date[:10]}"
+        self.device = torch.device(str(calibration.device["type"]))
+        self.workspace = calibration.base_bytes
+        if self.device.type != "cpu":
+            self.chunk = GPU_CHUNK
+
+    def prompt(self, request: Request) -> Phase:
+        how = self._how(request)
+        chunk = request.chunk or self.chunk
+        parts = self.machine.prompt(*how, request.prompt, chunk, depth=request.depth)
+        arithmetic = max(parts.products, parts.attention, parts.rest)
+        bound = {
+            parts.products: "arithmetic of the products",
+            parts.attention: "attention of the prompt to itself",
+            parts.rest: "norms, rotation and gates",
+        }[arithmetic]
+        return Phase(self._at_now(parts.named, step=False), bound, self.deviation["prompt"])
+
+    def token(self, request: Request, depth: int) -> Phase:
+        parts = self.machine.step(*self._how(request), depth)
+        largest = max(parts.named, key=lambda name: parts.named[name])
+        bound = {
+            "products": "reading weights from memory",
+            "attention": "reading the KV cache",
+            "rest": "the draw of a token",
+            "fixed": "the cost of each layer's calls",
+        }[largest]
+        return Phase(self._at_now(parts.named, step=True), bound, self.deviation["token"])
+
+    def watts(self) -> tuple[float, str] | None:
+        return None
+
+    def _how(self, request: Request) -> tuple[ModelConfig, str, str, int]:
+        if request.precision != self.calibration.precision:
+            raise UsageError(
+                f"--precision {request.precision}: the calibration is of "
+                f"{self.calibration.precision}; `calibrate --precision` measures another"
+            )
+        if request.tp > 1:
+            raise UsageError(
+                f"--tp {request.tp}: a calibration is of one process; give --device the name of a "
+                "card"
+            )
+        if isinstance(request.config, str):
+            raise UsageError(
+                f"{request.config}: a calibration is of our own models, and this architecture is "
+                "none of them; give --device the name of a card"
+            )
+        if request.config.mixture is not None:
+            raise UsageError(
+                f"{request.config.name}: a mixture of experts, and the calibration models have "
+                "none; give --device the name of a card"
+            )
+        return request.config, request.scheme, request.kv_cache, request.batch
+
+    def _at_now(self, parts: dict[str, float], step: bool) -> dict[str, float]:
+        if self.now is None:
+            return parts
+        then = self.machine.curves.speed
+        ratio = then.read / self.now.read if step else then.multiply / self.now.multiply
+        return {name: seconds * ratio for name, seconds in parts.items()}
+
+
+# ----------------------------------------------------------------------------- other machines
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """What share of a datasheet's peaks a device reaches, from a relative that was measured."""
+
+    arithmetic: float  # of the dense peak, in products of many rows
+    memory: float  # of the bandwidth, in reading weights
+    call_seconds: float  # of each operation, where nothing hides it
+    source: str
+    deviation: float | None = None  # of log(estimated ÷ measured) on what it was fitted to
+
+
+class FromDatasheet:
+    """A device that nobody has at hand: every operation takes the longer of its arithmetic and its
+    bytes, at the share of the peaks that a measured relative reaches."""
+
+    chunk, workspace = GPU_CHUNK, CUBLAS_WORKSPACE
+    device = torch.device("cuda")
+
+    def __init__(self, sheet: Datasheet, efficiency: Efficiency) -> None:
+        self.sheet, self.efficiency, self.name = sheet, efficiency, sheet.name
+        self.source = f"not measured: datasheet ({sheet.source}), efficiency of {efficiency.source}"
+        self.warnings: list[str] = []
+        self.schemes: Sequence[str] = ()
+
+    def prompt(self, request: Request) -> Phase:
+        return self._phase(request, counted(request, self, "prompt"))
+
+    def token(self, request: Request, depth: int) -> Phase:
+        return self._phase(request, pass_of(request, self, 1, depth))
+
+    def _phase(self, request: Request, count: Count) -> Phase:
+        """Products take the longer of their arithmetic and their bytes; attention, which is not
+        fused with anything, both one after the other; everything else its bytes."""
+        peak = self.sheet.peak(request.precision) * self.efficiency.arithmetic
+        bandwidth = self.sheet.bandwidth * self.efficiency.memory
+        parts = {"linear": 0.0, "attention": 0.0, "rest": 0.0, "links": 0.0}
+        bounds = {"arithmetic": 0.0, "memory's bandwidth": 0.0, "the links between devices": 0.0}
+        for work in count.works:
+            tiled = -(-work.outer // TILE) * TILE / work.outer if work.kind == "linear" else 1.0
+            arithmetic = work.flops * tiled / peak
+            memory = (work.bytes_read + work.bytes_written) / bandwidth
+            longer = arithmetic + memory if work.kind == "attention" else max(arithmetic, memory)
+            seconds = max(longer, work.calls * self.efficiency.call_seconds)
+            parts[work.kind] += seconds
+            bounds["arithmetic" if arithmetic > memory else "memory's bandwidth"] += seconds
+        for one in count.collectives:
+            shares = (request.tp - 1) / request.tp * (2 if one.kind == "all_reduce" else 1)
+            seconds = one.calls * one.bytes * shares / self.sheet.link
+            parts["links"] += seconds
+            bounds["the links between devices"] += seconds
+        bound = max(bounds, key=lambda name: bounds[name])
+        if not parts["links"]:
+            parts.pop("links")
+        return Phase(parts, bound, self.efficiency.deviation)
+
+    def watts(self) -> tuple[float, str] | None:
+        return self.sheet.power, "no counter; power limit × time is an upper bound"
+
+
+def efficiency_of_published(constants: Constants, sheet: Datasheet) -> Efficiency:
+    """What share of a card's datasheet two constants are that were fitted to published rows."""
+    return Efficiency(
+        1 / (constants.per_operation * sheet.peak("float16")),
+        1 / (constants.per_byte * sheet.bandwidth),
+        0.0,
+        constants.source,
+        constants.residual,
+    )
+
+
+def efficiency_of(calibration: Calibration, sheet: Datasheet) -> Efficiency:
+    """What a calibrated card reaches of its own datasheet."""
+    machine = CalibratedMachine(calibration)
+    return Efficiency(
+        calibration.speed.multiply / sheet.peak(calibration.precision),
+        machine.curves.weight_rate("none", 1) / sheet.bandwidth,
+        calibration.call_seconds,
+        f"{calibration.name}, calibrated {calibration.date[:10]}",
+        scatter(calibration)["token"],
+    )
+
+
+# ----------------------------------------------------------------------------- what fits
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How many positions fit into a memory, for one scheme and kind of cache."""
+
+    scheme: str
+    kv_cache: str
+    weights: int  # bytes
+    position: float  # bytes of the cache per position, all sequences
+    activations: int
+    positions: int  # 0: not even the weights and one pass
+
+
+def what_fits_into(
+    request: Request, machine: Machine, memory: float, schemes: Sequence[str], caches: Sequence[str]
+) -> list[Fit]:
+    """For each scheme and cache, the positions of all sequences that fit into `memory` bytes."""
+    fits = []
+    for scheme in schemes:
+        for cache in caches:
+            some = replace(request, scheme=scheme, kv_cache=cache)
+            count = counted(some, machine, "prompt")
+            position = count.kv_cache_bytes / some.positions
+            left = memory - count.weight_bytes - count.peak_activation_bytes - machine.workspace
+            fits.append(
+                Fit(
+                    scheme,
+                    cache,
+                    count.weight_bytes,
+                    position,
+                    count.peak_activation_bytes,
+                    max(0, int(left // position)) if position else 0,
+                )
+            )
+    return fits

@@ -1,0 +1,205 @@
+"""The energy that a run takes, read from the hardware's own counters: RAPL's and NVIDIA's.
+
+    counter = find(device)                      # NoCounter where there is none: it says why
+    energy = measure(counter, runs)             # repeated until the counter resolves it
+    energy.joules                               # of one run, without what the idle machine takes
+
+RAPL counts the energy of whole processor packages, and of memory where that has a counter of its
+own, in microjoules that start again from zero (Linux: powercap, Documentation/power/powercap). The
+driver of NVIDIA's cards since Volta counts millijoules of the whole board.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+POWERCAP = Path("/sys/class/powercap")
+RESOLUTION = 0.02  # the counter's step may be this share of what is measured
+IDLE_SECONDS = 1.0  # for which the idle machine is read
+WATCHED_SECONDS = 0.3  # for which a counter is read again and again, to see its steps
+MOST_SECONDS = 30.0  # of repeating a short run
+
+
+NO_COUNTER = "no counter; power limit × time is an upper bound"
+
+
+class NoCounter(Exception):
+    """There is no counter of energy; the message says why, in a few words."""
+
+
+class Counter(Protocol):
+    """A counter of the energy of all devices of a run together."""
+
+    name: str  # "RAPL (package-0, dram)", "NVML (2 GPUs)"
+
+    def joules(self) -> list[float]:
+        """One running total a device; only differences of two readings mean anything."""
+
+    def difference(self, before: Sequence[float], after: Sequence[float]) -> float:
+        """Joules between two readings, all devices together."""
+
+
+@dataclass(frozen=True)
+class Energy:
+    """The energy of one run. Of several repeats it is the mean."""
+
+    counter: str
+    joules: float  # without the idle machine's
+    joules_with_idle: float
+    seconds: float
+    idle_watts: float
+    repeats: int
+    resolution: float  # the counter's step ÷ the joules of all repeats
+
+
+@dataclass(frozen=True)
+class _Zone:
+    """A folder of powercap: its counter and where it starts again."""
+
+    name: str
+    energy: Path
+    range_uj: int
+
+
+class Rapl:
+    """The processor packages, and memory where it is counted apart from them."""
+
+    def __init__(self, root: Path = POWERCAP) -> None:
+        """Raises NoCounter."""
+        self.zones = list(_zones(root))
+        if not self.zones:
+            raise NoCounter(f"there is no RAPL counter in {root}")
+        self.name = f"RAPL ({', '.join(zone.name for zone in self.zones)})"
+        try:
+            self.joules()
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise NoCounter(f"the RAPL counter cannot be read: {reason}") from None
+
+    def joules(self) -> list[float]:
+        return [int(zone.energy.read_text()) / 1e6 for zone in self.zones]
+
+    def difference(self, before: Sequence[float], after: Sequence[float]) -> float:
+        """A counter that is lower than before has started again once."""
+        total = 0.0
+        for zone, first, last in zip(self.zones, before, after, strict=True):
+            total += last - first + (zone.range_uj / 1e6 if last < first else 0.0)
+        return total
+
+
+def _zones(root: Path) -> list[_Zone]:
+    """Packages, and zones of memory inside them. What is inside a package otherwise (core, uncore)
+    is in the package's own figure. Two drivers (MSR and MMIO) may show the same package."""
+    zones: dict[str, _Zone] = {}
+    folders = root.glob("intel-rapl*:*") if root.is_dir() else ()
+    for folder in sorted(folders, key=lambda path: ("mmio" in path.name, path.name)):
+        try:
+            name = (folder / "name").read_text().strip()
+            largest = int((folder / "max_energy_range_uj").read_text())
+        except (OSError, ValueError):
+            continue
+        package = folder.name.rpartition(":")[0].rpartition(":")[2]
+        kind = f"{name} {package}" if name == "dram" else name
+        if name.startswith("package") or name == "dram":
+            zones.setdefault(kind, _Zone(kind, folder / "energy_uj", largest))
+    return list(zones.values())
+
+
+class Nvml:
+    """NVIDIA's total-energy counters of some GPUs."""
+
+    def __init__(self, indices: Sequence[int], library: Any = None) -> None:
+        """indices: the GPUs' numbers in CUDA's order. Raises NoCounter."""
+        self.library = library or _library()
+        try:
+            self.library.nvmlInit()
+            self.handles = [self.library.nvmlDeviceGetHandleByIndex(i) for i in indices]
+            self.joules()
+        except self.library.NVMLError as error:
+            raise NoCounter(f"NVIDIA's driver counts no energy here: {error}") from None
+        count = len(self.handles)
+        self.name = f"NVML ({count} GPU{'s' * (count != 1)})"
+
+    def joules(self) -> list[float]:
+        read = self.library.nvmlDeviceGetTotalEnergyConsumption  # millijoules
+        return [read(handle) / 1e3 for handle in self.handles]
+
+    def difference(self, before: Sequence[float], after: Sequence[float]) -> float:
+        return sum(after) - sum(before)
+
+
+def _library() -> Any:
+    try:
+        import pynvml
+    except ImportError:
+        raise NoCounter("NVIDIA's counter needs a package: pip install nvidia-ml-py") from None
+    return pynvml
+
+
+def find(device_type: str, indices: Sequence[int] = (0,)) -> Counter:
+    """The counter of a device. Raises NoCounter where there is none."""
+    if device_type == "cuda":
+        return Nvml(indices)
+    if device_type == "cpu":
+        return Rapl()
+    raise NoCounter(f"there is no counter of energy for {device_type}")
+
+
+def step_of(counter: Counter, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Joules by which a counter grows at once, as seen while it is read again and again."""
+    ends = clock() + WATCHED_SECONDS
+    last, largest = counter.joules(), 0.0
+    while clock() < ends:
+        now = counter.joules()
+        grown = counter.difference(last, now)
+        if grown > 0:
+            largest, last = max(largest, grown), now
+    return largest
+
+
+def idle_watts(
+    counter: Counter,
+    sleep: Callable[[float], object] = time.sleep,
+    clock: Callable[[], float] = time.perf_counter,
+) -> float:
+    """Watts of a machine on which this process does nothing."""
+    before, started = counter.joules(), clock()
+    sleep(IDLE_SECONDS)
+    return counter.difference(before, counter.joules()) / max(clock() - started, 1e-9)
+
+
+def measure(
+    counter: Counter,
+    runs: Callable[[], int],
+    idle: float | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+    most: float = MOST_SECONDS,
+) -> Energy:
+    """The energy of a run. runs() carries out one or more, returns their number, and ends when the
+    device has finished.
+
+    It is repeated until the counter's step is RESOLUTION of the whole, or `most` seconds are over.
+    idle: watts of the idle machine; measured first if not given.
+    """
+    resting = idle_watts(counter, clock=clock) if idle is None else idle
+    step = step_of(counter, clock)
+    before, started, repeats, spent = counter.joules(), clock(), 0, 0.0
+    last = before
+    while True:
+        repeats += runs()
+        now = counter.joules()
+        spent += counter.difference(last, now)  # run by run, so that it starts again at most once
+        last, seconds = now, clock() - started
+        if (spent > 0 and step / spent <= RESOLUTION) or seconds > most:
+            break
+    return Energy(
+        counter=counter.name,
+        joules=max(0.0, spent - resting * seconds) / repeats,
+        joules_with_idle=spent / repeats,
+        seconds=seconds / repeats,
+        idle_watts=resting,
+        repeats=repeats,
+        resolution=step / spent if spent else 1.0,
+    )

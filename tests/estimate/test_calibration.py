@@ -1,0 +1,101 @@
+"""The file of a calibration, what it refuses, and when it warns."""
+
+import dataclasses
+import json
+
+import pytest
+
+from errors import QuantbenchError, UsageError
+from estimate.calibration import BandwidthPoint, Calibration, Speed, contradictions, refuse
+from estimate.datasheets import find
+from tests.estimate import invented
+from typed_json import to_json
+
+
+def test_a_file_is_read_back(tmp_path):
+    calibration = invented.calibration()
+    calibration.save("--json", str(tmp_path / "c.json"))
+    assert Calibration.load(str(tmp_path / "c.json")) == calibration
+
+
+def write(path, text):
+    path.write_text(text)
+    return str(path)
+
+
+def without_products():
+    value = to_json(invented.calibration())
+    del value["products"]
+    return json.dumps(value)
+
+
+def damaged():
+    value = to_json(invented.calibration())
+    value["products"][0]["seconds"] = "fast"
+    return json.dumps(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("not json", "it is no JSON; `calibrate` writes one"),
+        ("[1, 2]", "no calibration; `quantbench calibrate --json PATH` writes one"),
+        (without_products(), "no calibration"),
+        (damaged(), "damaged: Calibration.products[].seconds takes float; given: 'fast'"),
+        (json.dumps(to_json(invented.calibration(format=99))), "format 99, and this version reads"),
+    ],
+    ids=["text", "list", "other", "damaged", "format"],
+)
+def test_what_is_no_calibration_is_one_line(tmp_path, text, expected):
+    with pytest.raises(UsageError) as caught:
+        Calibration.load(write(tmp_path / "c.json", text))
+    assert expected in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_one_line(tmp_path):
+    with pytest.raises(UsageError, match="No such file"):
+        Calibration.load(str(tmp_path / "none.json"))
+
+
+def test_another_machine_or_version_is_said():
+    calibration = invented.calibration()
+    here = {"name": "Other CPU", "threads": 2}
+    assert calibration.warnings(here, {"torch": "2.13.0", "torchao": "0.18.0"}) == [
+        "calibrated with name Invented CPU, here Other CPU",
+        "calibrated with torch 2.12.0, here 2.13.0",
+    ]
+    same = {"name": "Invented CPU", "threads": 2}
+    assert calibration.warnings(same, calibration.versions) == []
+
+
+def card(read, multiply):
+    calibration = invented.calibration(
+        name="NVIDIA RTX A6000", bandwidth=[BandwidthPoint(2**30, read, read)]
+    )
+    speed = Speed(read, multiply)
+    products = [dataclasses.replace(p, speed=speed) for p in calibration.products]
+    return dataclasses.replace(calibration, products=products)
+
+
+@pytest.mark.parametrize(
+    ("read", "multiply", "expected"),
+    [
+        (700e9, 120e12, None),
+        (900e9, 120e12, "memory was read at 900 GB/s, above the datasheet's 768 GB/s"),
+        (700e9, 200e12, "bfloat16 was multiplied at 200 Tflop/s, above the datasheet's 155"),
+    ],
+)
+def test_what_contradicts_the_datasheet_is_refused(read, multiply, expected):
+    calibration, sheet = card(read, multiply), find("A6000")
+    if expected is None:
+        refuse(calibration, sheet)
+        return
+    with pytest.raises(QuantbenchError) as caught:
+        refuse(calibration, sheet)
+    assert expected in str(caught.value) and "nothing is written" in str(caught.value)
+
+
+def test_a_time_of_zero_is_refused():
+    calibration = invented.calibration()
+    broken = [dataclasses.replace(calibration.products[0], seconds=0.0)]
+    assert contradictions(dataclasses.replace(calibration, products=broken), None)

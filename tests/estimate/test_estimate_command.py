@@ -1,0 +1,101 @@
+"""quantbench estimate: its JSON, its tables, and a line for each bad input."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from compare.__main__ import commands
+from tests.estimate import invented
+
+TINY = ("estimate", "--checkpoint_path", "dummy:TinyLlama-1.1B-Chat-v1.0")
+KEYS = ("prompt_seconds", "token_seconds", "tokens_per_second", "peak_memory_bytes")
+
+
+def run(*words):
+    return CliRunner().invoke(commands, list(words))
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """A calibration of an invented machine."""
+    path = tmp_path / "machine.json"
+    invented.calibration().save("--json", str(path))
+    return str(path)
+
+
+def test_the_json_of_a_calibrated_machine(tmp_path, machine):
+    out = tmp_path / "out.json"
+    result = run(*TINY, "--quantization", "int8wo", "--calibration", machine, "--json", str(out))
+    assert result.exit_code == 0, result.output
+    found = json.loads(out.read_text())
+    for key in KEYS:
+        assert found[key]["value"] > 0 and found[key]["source"] and found[key]["bound"]
+    assert found["token_seconds"]["low"] < found["token_seconds"]["high"]
+    expected = invented.whole(invented_config(), "int8wo", 1, 1, 192)
+    assert found["token_seconds"]["value"] == pytest.approx(expected, rel=0.02)
+    assert "nine in ten" in result.stdout and "no counter" in result.stdout
+
+
+def invented_config():
+    from models.presets import preset
+
+    return preset("TinyLlama-1.1B-Chat-v1.0")
+
+
+def test_a_card_and_all_schemes(tmp_path):
+    out = tmp_path / "out.json"
+    result = run(*TINY, "--device", "L4", "--all_schemes", "--json", str(out))
+    assert result.exit_code == 0, result.output
+    found = json.loads(out.read_text())
+    assert found["device"] == "NVIDIA L4" and len(found["schemes"]) == 6
+    assert "not measured" in result.stdout
+    joules = found["schemes"]["none"]["joules_per_token"]
+    assert joules["source"] == "no counter; power limit × time is an upper bound"
+
+
+def test_what_fits(monkeypatch):
+    monkeypatch.setattr("compare.figures.estimate_options.SHOWN", ("none", "int8wo"))
+    result = run(*TINY, "--what_fits", "24GB", "--device", "L4")
+    assert result.exit_code == 0, result.output
+    assert "Into 24.00 GB" in result.stdout and "2048 (all of its context)" in result.stdout
+
+
+BAD = [
+    ((), "--checkpoint_path PATH", "nothing is given"),
+    (("--device", "RTX A600"), "no datasheet; nearest: ", "quantbench calibrate"),
+    (("--device", "L4", "--precision", "half"), "--precision takes bfloat16", "'half'"),
+    (("--device", "L4", "--kv_cache", "int2"), "--kv_cache takes dense, int8", "'int2'"),
+    (("--device", "L4", "--what_fits", "lots"), "takes a size such as 24GB", "'lots'"),
+    (("--device", "L4", "--quantization", "int3"), "int3", "int4wo"),
+    (("--calibration", "missing.json"), "--calibration missing.json", "No such file"),
+    (("--device", "L4", "--batch_size", "4096"), "the run needs", "more than the 25.77 GB"),
+]
+
+
+@pytest.mark.parametrize(("words", "first", "second"), BAD, ids=str)
+def test_bad_input_is_one_line(words, first, second):
+    result = run(*(TINY if words else ("estimate",)), *words)
+    assert result.exit_code in (1, 2)
+    message = str(result.exception) if not result.stderr else result.stderr
+    assert first in message and second in message
+    assert "Traceback" not in message
+
+
+def test_a_config_that_is_not_understood(tmp_path):
+    pytest.importorskip("transformers")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "unheard-of"}))
+    result = run("estimate", "--checkpoint_path", str(tmp_path / "config.json"), "--device", "L4")
+    assert result.exit_code == 1
+    (line,) = result.stderr.splitlines()
+    assert "unheard-of" in line
+
+
+def test_an_architecture_that_transformers_knows():
+    """OPT is none of ours: a card predicts it, this machine's calibration does not."""
+    pytest.importorskip("transformers")
+    path = str(Path(__file__).parent / "published" / "opt-1.3b.json")
+    result = run("estimate", "--checkpoint_path", path, "--device", "A6000")
+    assert result.exit_code == 0, result.exception
+    assert "memory's bandwidth" in result.stdout

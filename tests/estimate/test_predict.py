@@ -1,0 +1,172 @@
+"""Estimates: of an invented machine (tests/estimate/invented.py), and of cards by their sheets."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from compare.figures import estimating
+from errors import MemoryShortage, UsageError
+from estimate.datasheets import find
+from estimate.predict import (
+    Calibrated,
+    Efficiency,
+    FromDatasheet,
+    Request,
+    efficiency_of,
+    predict,
+    what_fits_into,
+)
+from models.presets import preset
+from tests.estimate import invented
+from text import size
+
+CONFIG = preset("TinyLlama-1.1B-Chat-v1.0")
+WHOLE = Efficiency(1.0, 1.0, 0.0, "a card that reaches its datasheet")
+
+
+@pytest.fixture(scope="module")
+def machine():
+    return Calibrated(invented.calibration())
+
+
+def test_the_phases_of_a_calibrated_machine(machine):
+    """4 sequences, a prompt of 512 in one pass, 11 new tokens: the law gives 10 steps, the middle
+    one at position 517."""
+    found = predict(Request(CONFIG, "int8wo", batch=4, prompt=512, new_tokens=11), machine)
+    prompt = invented.whole(CONFIG, "int8wo", 4, 512, 0)
+    token = invented.whole(CONFIG, "int8wo", 4, 1, 517)
+    assert found.prompt_seconds.value == pytest.approx(prompt, rel=0.02)
+    assert found.token_seconds.value == pytest.approx(token, rel=0.02)
+    assert found.tokens_per_second.value == pytest.approx(44 / (prompt + 10 * token), rel=0.02)
+    assert found.token_seconds.bound == "reading weights from memory"
+    assert "calibration of Invented CPU, 2026-01-02" in found.token_seconds.source
+    low, high = found.token_seconds.low, found.token_seconds.high
+    assert low <= found.token_seconds.value <= high
+    assert found.joules_per_token is None
+
+
+def test_memory_is_weights_cache_activations_and_the_process(machine):
+    found = predict(Request(CONFIG, batch=2, prompt=100, new_tokens=28), machine)
+    memory = found.memory["prompt"]
+    # 1.1 billion parameters of 2 bytes; 22 layers · 2 · 2 rows · 4 heads · 128 positions · 64 · 2 B
+    assert memory.weights == 2 * CONFIG.parameters()
+    assert memory.kv_cache == 22 * 2 * 2 * 4 * 128 * 64 * 2
+    assert memory.workspace == 400_000_000
+    assert found.peak_memory_bytes.value == max(m.total for m in found.memory.values())
+
+
+def test_a_card_at_its_bandwidth():
+    """A step of one row reads every weight once: at least bytes ÷ 768 GB/s, and little more."""
+    card = FromDatasheet(find("A6000"), WHOLE)
+    found = predict(Request(CONFIG, prompt=16, new_tokens=8, precision="float16"), card)
+    weights = 2 * (CONFIG.parameters() - CONFIG.vocab_size * CONFIG.dim)
+    assert 1.0 <= found.token_seconds.value / (weights / 768e9) < 1.05
+    assert found.token_seconds.bound == "memory's bandwidth"
+    assert "not measured" in found.token_seconds.source
+
+
+def test_a_card_at_its_peak():
+    """A prompt of 16 × 512: 2 operations a weight and position, at 154.8 Tflop/s."""
+    card = FromDatasheet(find("A6000"), WHOLE)
+    found = predict(Request(CONFIG, batch=16, prompt=512, precision="float16"), card)
+    weights = CONFIG.parameters() - 2 * CONFIG.vocab_size * CONFIG.dim  # without both ends
+    assert found.parts["prompt"]["linear"] == pytest.approx(
+        2 * weights * 16 * 512 / 154.8e12, rel=0.01
+    )
+
+
+def test_energy_without_a_counter_is_an_upper_bound():
+    card = FromDatasheet(find("A6000"), WHOLE)
+    request = Request(CONFIG, prompt=16, new_tokens=8, precision="float16")
+    found = predict(request, card)
+    seconds = found.prompt_seconds.value + 7 * found.token_seconds.value
+    assert found.joules_per_token.value == pytest.approx(300 * seconds / 8)
+    assert found.joules_per_token.source == "no counter; power limit × time is an upper bound"
+
+
+def test_two_devices_read_half_of_the_weights_each():
+    card = FromDatasheet(find("A6000"), WHOLE)
+    request = Request(CONFIG, prompt=16, new_tokens=8, precision="float16")
+    one, two = predict(request, card), predict(dataclasses.replace(request, tp=2), card)
+    assert two.memory["token"].weights == pytest.approx(one.memory["token"].weights / 2, rel=0.01)
+    assert two.parts["token"]["links"] > 0
+    assert 0.45 < two.token_seconds.value / one.token_seconds.value < 0.75
+    # Both cards draw power.
+    ratio = two.tokens_per_second.value / one.tokens_per_second.value
+    assert two.joules_per_token.value == pytest.approx(2 * one.joules_per_token.value / ratio)
+
+
+def test_another_card_takes_the_efficiency_of_a_calibrated_relative():
+    """The relative reads weights at 50 of 768 GB/s and multiplies at 0.4 of 154.8 Tflop/s."""
+    relative = efficiency_of(invented.calibration(name="NVIDIA RTX A6000"), find("A6000"))
+    assert relative.memory == pytest.approx(50 / 768, rel=0.01)
+    assert relative.arithmetic == pytest.approx(0.4 / 154.8, rel=0.01)
+    assert "NVIDIA RTX A6000, calibrated 2026-01-02" in relative.source
+
+
+def test_what_fits_is_filled_to_the_brim(machine):
+    """Everything and the positions are at most the memory; one more position is too many."""
+    (one,) = what_fits_into(Request(CONFIG), machine, 4e9, ["int8wo"], ["int8"])
+    fixed = one.weights + one.activations + machine.workspace
+    assert fixed + one.positions * one.position <= 4e9 < fixed + (one.positions + 1) * one.position
+    (none,) = what_fits_into(Request(CONFIG), machine, 1e9, ["none"], ["dense"])
+    assert none.positions == 0
+
+
+def test_more_than_the_device_has_says_by_how_much():
+    card = FromDatasheet(find("L4"), WHOLE)
+    found = predict(Request(preset("Llama-2-13b-hf"), prompt=16, new_tokens=8), card)
+    with pytest.raises(MemoryShortage) as caught:
+        estimating.check_memory(found, card)
+    line = str(caught.value)
+    over = size(found.peak_memory_bytes.value - 24 * 2**30)
+    assert f"{over} more than the 25.77 GB" in line and "\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        (Request(CONFIG, "fp6"), "fp6 was not calibrated; none, int8wo, int4wo-128 were"),
+        (Request(CONFIG, kv_cache="int8"), "--kv_cache int8 was not calibrated; dense were"),
+        (Request(CONFIG, precision="float32"), "the calibration is of bfloat16"),
+        (Request(CONFIG, tp=2), "--tp 2: a calibration is of one process"),
+    ],
+    ids=["scheme", "cache", "precision", "tp"],
+)
+def test_what_was_not_calibrated_is_one_line(machine, request_, expected):
+    with pytest.raises(UsageError) as caught:
+        predict(request_, machine)
+    assert expected in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_calibration_of_a_processor_says_nothing_of_cards(tmp_path):
+    path = str(tmp_path / "c.json")
+    invented.calibration().save("--json", path)
+    with pytest.raises(UsageError, match="it is of Invented CPU, which has no datasheet here"):
+        estimating.machine_of("NVIDIA L4", path)
+
+
+def test_another_machine_is_said_on_every_line(tmp_path):
+    from compare.output import estimate_tables
+
+    path = str(tmp_path / "c.json")
+    invented.calibration().save("--json", path)
+    machine = estimating.machine_of("here", path)
+    lines = estimate_tables.lines(predict(Request(CONFIG), machine))
+    shown = [line for line in "\n".join(lines).splitlines() if line]
+    assert all("! calibrated with name Invented CPU, here" in line for line in shown)
+    assert torch.get_num_threads()
+
+
+def test_the_relative_of_cards_is_fitted_to_published_rows():
+    """The constants in the code are those of a fit to the six rows, as `--calibration` makes it."""
+    pytest.importorskip("transformers")
+    table = str(Path(__file__).parent / "published" / "published_a5000.rst")
+    anew = estimating.machine_of("NVIDIA RTX A6000", table).efficiency
+    kept = estimating.machine_of("NVIDIA RTX A6000", None).efficiency
+    assert kept.arithmetic == pytest.approx(anew.arithmetic, rel=1e-3)
+    assert kept.memory == pytest.approx(anew.memory, rel=1e-3)
+    assert "published_a5000.rst: 6 rows of NVIDIA RTX A5000" in anew.source
+    assert 0.5 < anew.arithmetic < 1 and 0.5 < anew.memory < 1

@@ -1,0 +1,158 @@
+"""Energy from counters: a powercap tree in a folder, and a library like NVIDIA's."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from run import energy
+from run.energy import NoCounter, Nvml, Rapl
+
+RANGE = 262_143_328_850  # microjoules, as Intel's driver says
+
+
+class Clock:
+    """Seconds that pass only when the test says so."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        self.now += 0.001
+        return self.now
+
+
+class Tree:
+    """A powercap tree whose counters the test moves on."""
+
+    def __init__(self, root, start=0):
+        self.root, self.microjoules = root, {}
+        for folder, name in (
+            ("intel-rapl:0", "package-0"),
+            ("intel-rapl:0:0", "core"),  # inside the package: must not count twice
+            ("intel-rapl:0:1", "dram"),
+            ("intel-rapl:1", "package-1"),
+            ("intel-rapl-mmio:0", "package-0"),  # the same package by another driver
+        ):
+            (root / folder).mkdir(parents=True)
+            (root / folder / "name").write_text(f"{name}\n")
+            (root / folder / "max_energy_range_uj").write_text(f"{RANGE}\n")
+            self.microjoules[folder] = start
+        (root / "intel-rapl").mkdir()  # the control type itself has no counter
+        self.spend(0)
+
+    def spend(self, joules):
+        """As many joules in every zone; counters start again from zero at their end."""
+        for folder, count in self.microjoules.items():
+            self.microjoules[folder] = (count + round(joules * 1e6)) % RANGE
+            (self.root / folder / "energy_uj").write_text(f"{self.microjoules[folder]}\n")
+
+
+def test_packages_and_memory_are_summed_each_once(tmp_path):
+    tree = Tree(tmp_path)
+    counter = Rapl(tmp_path)
+    before = counter.joules()
+    tree.spend(5)
+    assert counter.difference(before, counter.joules()) == pytest.approx(15)  # two packages, dram
+    assert counter.name == "RAPL (package-0, dram 0, package-1)"
+
+
+def test_a_counter_that_starts_again_goes_on(tmp_path):
+    tree = Tree(tmp_path, start=RANGE - 2_000_000)  # two joules before its end
+    counter = Rapl(tmp_path)
+    before = counter.joules()
+    tree.spend(7)
+    after = counter.joules()
+    assert after[0] < before[0]
+    assert counter.difference(before, after) == pytest.approx(3 * 7)
+
+
+def test_idle_is_subtracted_and_short_runs_are_repeated(tmp_path, monkeypatch):
+    """Every run takes 3 J in 0.1 s on top of 20 W idle, and the counters move by 2.99 J at
+    once: that is 2 % of the whole after 150 J, which are 10 runs of 3 zones · (3 + 2) J."""
+    tree, clock = Tree(tmp_path), Clock()
+    counter = Rapl(tmp_path)
+
+    def one_run():
+        clock.now += 0.1
+        tree.spend(3 + 20 * 0.1)
+        return 1
+
+    monkeypatch.setattr(energy, "step_of", lambda counter, clock: 2.99)
+    found = energy.measure(counter, one_run, idle=60.0, clock=clock)
+    assert found.repeats == 10 and found.resolution == pytest.approx(2.99 / 150)
+    assert found.joules_with_idle == pytest.approx(15)
+    assert found.joules == pytest.approx(9, rel=0.05)  # of three zones; the clock itself takes 1 %
+    assert found.idle_watts == 60.0
+
+
+def test_a_step_is_what_the_counter_grows_by_at_once(monkeypatch):
+    readings = iter([0.0, 0.0, 0.5, 0.5, 0.5, 1.25, 1.25] + [1.25] * 1000)
+    counter = SimpleNamespace(
+        joules=lambda: [next(readings)], difference=lambda a, b: sum(b) - sum(a)
+    )
+    assert energy.step_of(counter, Clock()) == 0.75
+
+
+def test_idle_is_watts():
+    passed = Clock()
+    counter = SimpleNamespace(
+        joules=lambda: [12.0 * passed.now], difference=lambda a, b: sum(b) - sum(a)
+    )
+
+    def sleep(seconds):
+        passed.now += seconds
+
+    assert energy.idle_watts(counter, sleep, passed) == pytest.approx(12, rel=0.01)
+
+
+class Library:
+    """As pynvml: millijoules of two GPUs."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, counts=True):
+        self.millijoules, self.counts = {0: 1000, 1: 5000}, counts
+
+    def nvmlInit(self):
+        pass
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        return index
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle):
+        if not self.counts:
+            raise self.NVMLError("Not Supported")
+        return self.millijoules[handle]
+
+
+def test_gpus_are_summed():
+    library = Library()
+    counter = Nvml((0, 1), library)
+    before = counter.joules()
+    library.millijoules = {0: 3500, 1: 5500}
+    assert counter.difference(before, counter.joules()) == pytest.approx(3.0)
+    assert counter.name == "NVML (2 GPUs)"
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda path: Rapl(path), "there is no RAPL counter"),
+        (lambda path: Rapl(path / "missing"), "there is no RAPL counter"),
+        (lambda path: Nvml((0,), Library(counts=False)), "counts no energy here: Not Supported"),
+        (lambda path: energy.find("mps"), "no counter of energy for mps"),
+    ],
+)
+def test_no_counter_says_why(tmp_path, make, reason):
+    with pytest.raises(NoCounter, match=reason):
+        make(tmp_path)
+
+
+def test_a_counter_that_must_not_be_read(tmp_path):
+    tree = Tree(tmp_path)
+    for folder in tree.microjoules:
+        (tmp_path / folder / "energy_uj").unlink()
+        (tmp_path / folder / "energy_uj").mkdir()  # cannot be read, even by root
+    with pytest.raises(NoCounter, match="cannot be read: Is a directory"):
+        Rapl(tmp_path)
