@@ -48,10 +48,11 @@ class About:
 
 
 def about() -> About:
-    """Of this process."""
+    """What this process can say: its own command, commit, machine and versions, and today's date."""
     commit = git_commit()
+    spec = sys.modules["__main__"].__spec__  # None where Python runs a file instead of a module
     return About(
-        command=command(sys.argv),
+        command=command(sys.argv, spec.name if spec else None),
         date=datetime.date.today().isoformat(),
         commit=commit,
         machine=machine(),
@@ -59,10 +60,15 @@ def about() -> About:
     )
 
 
-def command(argv: list[str]) -> str:
-    """argv as a person types it: without the folder that this checkout or environment lies in."""
+def command(argv: list[str], module: str | None = None) -> str:
+    """argv as a person types it: without the folder that this checkout or environment lies in.
+
+    module: what Python was told to run with -m, if it was: tests.compare.trust, compare.__main__.
+    """
     program = Path(argv[0])
-    if program.name == "__main__.py":
+    if module and module != "__main__":
+        words = ["python", "-m", module.removesuffix(".__main__")]
+    elif program.name == "__main__.py":
         words = ["python", "-m", program.parent.name]
     elif program.suffix == ".py":
         words = ["python", program.name]

@@ -38,7 +38,7 @@ from compare.figures.row import Row
 PERPLEXITY_WEIGHT = 10  # in the compromise: 1 % of perplexity counts as 10 % of speed or memory
 SAME_MEMORY = 1.01  # peaks of equal runs differ by less
 PROGRAM = ("quantbench", "generate")
-MEASURING = "max_new_tokens"  # an option that a comparison sets for its own sake
+MEASURING = ("max_new_tokens", "write_result")  # options that a comparison sets for its own sake
 ALWAYS = ("quantization", "checkpoint_path")  # options that a command names even at defaults
 
 
@@ -110,7 +110,7 @@ def command(arguments: Sequence[str]) -> str:
     takes_value = {name: not isinstance(value, bool) for name, value in vars(defaults).items()}
     words = list(PROGRAM)
     for name, value in pairs(argv(config, said=True), takes_value):
-        if name == MEASURING:
+        if name in MEASURING:
             continue
         if value is True:
             words.append(f"--{name}")

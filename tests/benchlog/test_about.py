@@ -1,8 +1,15 @@
 """What a file of measurements says of the machine and the command that made it."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from benchlog import about
+
+ROOT = Path(__file__).parents[2]
 
 XEON = """processor\t: 0
 model name\t: Intel(R) Xeon(R) Processor @ 2.60GHz
@@ -48,6 +55,34 @@ def test_a_card_comes_first(tmp_path, monkeypatch):
 )
 def test_the_command_as_it_was_typed(argv, said):
     assert about.command(argv) == said
+
+
+@pytest.mark.parametrize(
+    "argv, module, said",
+    [
+        (
+            ["/me/tests/compare/trust.py", "--only", "tiny, side by side"],
+            "tests.compare.trust",
+            "python -m tests.compare.trust --only 'tiny, side by side'",
+        ),
+        (["/me/compare/__main__.py", "ab"], "compare.__main__", "python -m compare ab"),
+        (["/me/generate.py"], None, "python generate.py"),
+    ],
+)
+def test_a_module_is_named_as_python_is_told(argv, module, said):
+    assert about.command(argv, module) == said
+
+
+def test_a_process_knows_the_module_that_it_runs(tmp_path):
+    """As a module inside of a package, started with -m."""
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "tool.py").write_text(
+        "from benchlog.about import about\nprint(about().command)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    words = [sys.executable, "-m", "package.tool", "--only", "a b"]
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.stdout == "python -m package.tool --only 'a b'\n", done.stderr
 
 
 def test_the_caption_is_one_line():

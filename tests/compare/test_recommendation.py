@@ -234,7 +234,8 @@ def test_memory_without_a_peak_is_weights_and_cache():
 def test_the_command_gives_the_same_run():
     written = "--quantization int8wo --checkpoint_path dummy:Llama-3.2-1B --compile --top_k 200"
     written = [*written.split(), "--prompt=-a b", "--num_layers", "4", "--num_samples", "5"]
-    assert command([*written, "--max_new_tokens", "32"]) == command(written)  # a comparison's own
+    for own in (["--max_new_tokens", "32"], ["--write_result", "ab.txt"]):  # a comparison's own
+        assert command([*written, *own]) == command(written)
     words = [word.text for word in shell.words(command(written))]
     assert words[:2] == ["quantbench", "generate"] and parse(words[2:]) == parse(written)
     assert command([]) == "quantbench generate --checkpoint_path tiny"

@@ -253,8 +253,7 @@ def main(
         for cell in cells:
             click.echo(f"{cell.name}: {sum(run.cell == cell.name for run in document.runs)} runs")
         return
-    words = " ".join(sys.argv[1:])
-    document.commands.append(f"python -m tests.compare.trust {words}".strip())
+    document.commands.append(about().command)
     nursery = Nursery(environment())
     try:
         while (cell := next_cell(cells, document.runs, runs)) is not None:
