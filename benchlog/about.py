@@ -48,7 +48,7 @@ class About:
 
 
 def about() -> About:
-    """What this process can say: its own command, commit, machine and versions, and today's date."""
+    """What this process was started with, its machine, commit and versions, and today's date."""
     commit = git_commit()
     spec = sys.modules["__main__"].__spec__  # None where Python runs a file instead of a module
     return About(

@@ -4,9 +4,10 @@
     python -m compare gpu_report --dry_run                  # the steps, their commands and minutes
     python -m compare gpu_report --device cpu --checkpoint_path tiny --short --steps caches
 
-Tests marked gpu, then KV caches, layers against the limit of memory, prompts, and every scheme on
-each model, into docs/data/CARD/. A step whose file exists is skipped: after an interruption, or
-when --minutes are over, the same command goes on. Delete a file to measure it anew.
+Tests marked gpu, then KV caches, a few schemes with as many processes as verdicts need, every
+scheme on each model with one process (a speed, no verdict), layers against the limit of memory, and
+prompts, into docs/data/CARD/. A step whose file exists is skipped: after an interruption, or when
+--minutes are over, the same command goes on. Delete a file to measure it anew.
 """
 
 import dataclasses
@@ -26,6 +27,7 @@ from benchlog import shell
 from cli import Command, say
 from compare import steps as series
 from compare.arguments import names_of
+from compare.figures.block_errors import LEAST_BLOCKS
 from compare.steps import Outcome, Step
 from errors import QuantbenchError, UsageError
 from quantize import spec
@@ -36,6 +38,7 @@ MODELS = ("dummy:Meta-Llama-3-8B", "dummy:Llama-2-7b-chat-hf")
 PROMPT_SCHEMES = ("none", "int8wo", "int4wo-64", "fp6")
 PROMPT_TOKENS = (2048, 8192)
 TOGETHER = 8  # schemes of one comparison, so that an interruption loses minutes
+VERDICT_PROCESSES = LEAST_BLOCKS  # of each arm: with fewer there are ranges and no verdicts
 NEEDS_TORCH = (2, 11)
 # Prints one JSON object about the device: its name, and what of our needs is installed.
 PROBE = """
@@ -54,13 +57,13 @@ class Effort:
     prompt_tokens: tuple[int, ...]
     depth: int  # positions in the caches
     attention_rounds: int
+    overview_minutes: float  # --max_minutes of ab where every arm has one process
+    verdict_minutes: float  # the same where arms have VERDICT_PROCESSES
     sampling: tuple[str, ...]  # options of ab
 
 
-FULL = Effort(
-    1.0, PROMPT_TOKENS, 32768, 15, ("--max_new_tokens", "100", "--max_minutes", "0.6", "--compile")
-)
-SHORT = Effort(0.5, (64,), 256, 1, ("--max_new_tokens", "3", "--max_minutes", "0.02"))
+FULL = Effort(1.0, PROMPT_TOKENS, 32768, 15, 0.5, 2.0, ("--max_new_tokens", "100", "--compile"))
+SHORT = Effort(0.5, (64,), 256, 1, 0.02, 0.1, ("--max_new_tokens", "3"))
 
 
 @click.command(cls=Command)
@@ -132,22 +135,29 @@ def planned(
     ))  # fmt: skip
     plain = spec.COMPARED_BRIEFLY[0]
     candidates = [scheme for scheme in schemes if scheme != plain]
+    brief = [scheme for scheme in spec.COMPARED_BRIEFLY if scheme in {plain, *schemes}]
+    yield _ab_step(
+        "verdicts", 4 * effort.minutes, models[0], device, brief, effort,
+        "--max_minutes", f"{effort.verdict_minutes:g}", processes=VERDICT_PROCESSES,
+    )  # fmt: skip
+    overview = ("--max_minutes", f"{effort.overview_minutes:g}")
     groups = [candidates[i : i + TOGETHER] for i in range(0, len(candidates), TOGETHER)]
     for path in models:
         for number, group in enumerate(groups, 1):
             name = f"ab-{slug(_model(path))}-{number}"
-            yield _ab_step(name, 1.4 * effort.minutes, path, device, [plain, *group], effort)
+            arms = [plain, *group]
+            yield _ab_step(name, 1.1 * effort.minutes, path, device, arms, effort, *overview)
     # Layers are timed alone; the whole model stands in the comparisons above.
     layers = [s for s in candidates if not isinstance(spec.parse(s), spec.Int8Embedding)]
-    yield _json_step("roofline", 2 * effort.minutes, (
+    yield _json_step("roofline", 1.5 * effort.minutes, (
         *compare, "roofline", *on, "--checkpoint_path", models[0], "--parts", "layers",
         "--schemes", ",".join(layers),
     ))  # fmt: skip
     prompted = [scheme for scheme in PROMPT_SCHEMES if scheme in {plain, *schemes}]
     for tokens in effort.prompt_tokens:
         yield _ab_step(
-            f"prompts-{tokens}", effort.minutes, models[0], device, prompted, effort,
-            "--prefill_size", str(tokens), "--max_new_tokens", "2",
+            f"prompts-{tokens}", 0.8 * effort.minutes, models[0], device, prompted, effort,
+            *overview, "--prefill_size", str(tokens), "--max_new_tokens", "2",
         )  # fmt: skip
 
 
@@ -163,11 +173,12 @@ def _ab_step(
     schemes: Sequence[str],
     effort: Effort,
     *more: str,
+    processes: int = 1,  # of each arm
 ) -> Step:
     arms = [word for scheme in schemes for word in ("--arm", f"--quantization {scheme}")]
     command = (
         *("-m", "quantbench", "ab", *arms, "--checkpoint_path", path, "--device", device),
-        *("--tokens", "0", "--processes", "1", *effort.sampling, *more),
+        *("--tokens", "0", "--processes", str(processes), *effort.sampling, *more),
         *("--write_result", "none", "--output", f"{{work}}/{name}"),
     )
     return Step(name, command, minutes, f"{name}/results.json")

@@ -9,18 +9,24 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
 
-from benchlog.config import parse, split
+from benchlog.config import RunConfig, parse, split
 from compare.commands import gpu_report as command
 from compare.commands.gpu_report import FULL, MODELS, planned, slug
+from compare.figures.rows import rows
+from compare.sampling.arm import make_arms
+from compare.sampling.comparison import Comparison
+from compare.sampling.results import Results, Settings
 from compare.steps import Step, run
 from quantbench.__main__ import commands
-from quantize.spec import SHOWN
+from quantize.spec import COMPARED_BRIEFLY, SHOWN
+from tests.compare.fake_process import Behaviour, World
 
 ROOT = Path(__file__).parents[2]
 WRITE = "import pathlib, sys; pathlib.Path(sys.argv[1]).write_text(sys.argv[2])"
@@ -133,6 +139,25 @@ def test_every_step_is_a_command_that_exists():
     assert sum(step.minutes for step in steps) < 20
 
 
+def test_the_schemes_that_matter_get_verdicts(monkeypatch):
+    """The step's own options decide a difference of 10 % where processes differ by 2 %."""
+    (step,) = (s for s in planned("cuda", MODELS, SHOWN, FULL) if s.name == "verdicts")
+    options = parsed(step.command[2:])
+    assert [parse(split(arm)).quantization for arm in options["texts"]] == [*COMPARED_BRIEFLY]
+    texts = [f"--quantization {name} --device cpu" for name in COMPARED_BRIEFLY]
+    settings = Settings(processes=options["processes"], max_minutes=options["max_minutes"])
+    common = RunConfig(max_new_tokens=100, checkpoint_path="tiny")
+    results = Results.begin(settings, make_arms(common, texts), "none")
+    # A token of an 8 B model in bfloat16 takes about 5 ms at 3 TB/s.
+    steady = Behaviour(0.005, noise=0.01, between=0.02)
+    arms = [replace(steady, seconds=0.005 * share) for share in (1, 0.9, 1.1)]
+    world = World.of(*arms)
+    world.install(monkeypatch)
+    Comparison(results, None, lambda line: None, world.command).run()
+    verdicts = [row.verdict for row in rows(results)]
+    assert verdicts == ["baseline", "faster", "slower"]
+
+
 def test_every_scheme_is_compared_on_both_models():
     steps = list(planned("cuda", MODELS, SHOWN, FULL))
     for path in MODELS:
@@ -192,6 +217,7 @@ def test_without_a_card_it_says_what_does_work_here(monkeypatch):
 
 
 def test_a_step_that_does_not_exist_is_refused():
-    with pytest.raises(command.UsageError, match="--steps nothing: there are tests, caches, ab-"):
+    known = "--steps nothing: there are tests, caches, verdicts, ab-"
+    with pytest.raises(command.UsageError, match=known):
         CliRunner().invoke(command.gpu_report, ["--steps", "nothing", "--dry_run"],
                            catch_exceptions=False)  # fmt: skip
