@@ -8,6 +8,7 @@ named themselves. A folder's `__init__` is above its files, and its `__main__` a
 import ast
 import os
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -313,3 +314,12 @@ def test_imports_are_seen_wherever_they_stand(tmp_path, monkeypatch):
     (tmp_path / "quantize" / "cpu.py").write_text(text + "    import models.llama as m\n")
     expected = {"quantize.scheme", "quantize.schemes.fp6", "errors", "models.llama"}
     assert imported(Path("quantize/cpu.py")) == expected
+
+
+def test_the_fast_tests_are_files_that_exist():
+    """`make test-fast` names them; pytest refuses all where one is missing."""
+    print_them = "show: ; @echo $(FAST_TESTS)"
+    command = ["make", "-s", "--eval", print_them, "show"]
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert len(shown.split()) > 5
+    assert [name for name in shown.split() if not (ROOT / name).exists()] == []
