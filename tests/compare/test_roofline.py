@@ -200,18 +200,8 @@ def test_what_roofline_refuses(arguments, said):
 def test_roofline_on_the_tiny_model(tmp_path):
     path = tmp_path / "roofline.json"
     given = ["--checkpoint_path", "tiny", "--device", "cpu", "--schemes", "int8wo"]
-    result = run(
-        roofline,
-        *given,
-        "--max_rounds",
-        "2",
-        "--processes",
-        "1",
-        "--max_new_tokens",
-        "4",
-        "--json",
-        str(path),
-    )
+    short = ["--num_layers", "1", "--max_rounds", "2", "--processes", "1", "--max_new_tokens", "4"]
+    result = run(roofline, *given, *short, "--json", str(path))
     assert result.exit_code == 0, message(result)
     found = json.loads(path.read_text())
     assert {row["scheme"] for row in found["layers"]} == {"none", "int8wo"}

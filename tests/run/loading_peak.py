@@ -1,16 +1,19 @@
 """By how much loading a quantized model raises the resident set, at its highest; bytes, as JSON.
 
-    python -m tests.run.loading_peak layer_by_layer dummy:small.json dummy:model.json fp6
+    python -m tests.run.loading_peak dummy:small.json dummy:model.json layer_by_layer:fp6 …
 
-In a process of its own: what earlier tests left in malloc's arenas would count, or hide a rise. The
-small model is loaded first, for whatever is imported or allocated once.
+A line for each way and scheme, in order. Each is loaded by a process of its own, forked when torch
+is imported and nothing was computed yet: what earlier loads left in malloc's arenas would count,
+or hide a rise. There the small model is loaded first, for whatever is imported or allocated once.
 """
 
 import ctypes
 import gc
 import json
+import os
 import re
 import sys
+import traceback
 from pathlib import Path
 
 import torch
@@ -50,7 +53,7 @@ def status(name):
     return 1024 * int(re.search(rf"^{name}:\s*(\d+) kB$", text, re.M)[1])
 
 
-def main(how, small, path, scheme):
+def measure(how, small, path, scheme):
     load = {"layer_by_layer": layer_by_layer, "everything_first": everything_first}[how]
 
     def quantizer():
@@ -58,7 +61,22 @@ def main(how, small, path, scheme):
 
     load(small, quantizer())
     model, peak = peak_of(lambda: load(path, quantizer()))
-    print(json.dumps({"peak": peak, "quantized": sum(map(stored_bytes, model.parameters()))}))
+    return {"peak": peak, "quantized": sum(map(stored_bytes, model.parameters()))}
+
+
+def main(small, path, *jobs):
+    for job in jobs:
+        how, _, scheme = job.partition(":")
+        child = os.fork()
+        if child:
+            os.waitpid(child, 0)
+            continue
+        try:
+            answer = measure(how, small, path, scheme)
+        except Exception:
+            answer = {"failed": traceback.format_exc()}
+        print(json.dumps({"job": job, **answer}), flush=True)
+        os._exit(0)
 
 
 if __name__ == "__main__":

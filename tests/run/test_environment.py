@@ -16,6 +16,7 @@ from benchlog.config import RunConfig, split
 from compare.sampling.nursery import Nursery
 from compare.sampling.process import Process, environment
 from run.environment import huge_page_bytes, system_huge_pages, use_threads
+from tests.models.small import small_checkpoint
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = ["--num_samples", "1", "--max_new_tokens", "2", "--device", "cpu"]
@@ -113,9 +114,10 @@ def test_openmp_s_limit(generated):
 
 
 @pytest.mark.skipif(system_huge_pages() in (None, "never"), reason="no transparent huge pages here")
-def test_a_loaded_model_lies_in_huge_pages(generated):
-    """One layer of TinyLlama, 88 MB, beside an embedding and an output of 131 MB each."""
-    model = ["--checkpoint_path", "dummy:TinyLlama-1.1B-Chat-v1.0", "--num_layers", "1"]
+def test_a_loaded_model_lies_in_huge_pages(generated, tmp_path):
+    """One layer of TinyLlama, 88 MB, beside an embedding and an output of 2 MB each."""
+    wide = {"hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 1}
+    model = ["--checkpoint_path", small_checkpoint(tmp_path, vocab_size=512, **wide)]
     facts, _, _ = generated(*model)
     assert facts["environment"]["huge_page_bytes"] > facts["weight_bytes"] / 2
     if system_huge_pages() == "madvise":
