@@ -297,6 +297,7 @@ def test_every_sentence_recomputes(tmp_path, monkeypatch, name, form):
     }
     for verdict, count in expected.get(name, {}).items():
         assert checker.verdicts[verdict] == count
+    assert sum(checker.verdicts[verdict] for verdict in ("better", "worse", "none")) == 14
 
 
 def test_two_folders_of_different_machines_and_models(tmp_path, monkeypatch):

@@ -107,7 +107,7 @@ def test_size_makes_the_interval_as_narrow_as_asked():
 def test_looks_at_even_blocks_so_that_orders_of_loading_balance():
     for seed in range(5):
         looks = all_looks(Plan(1, 40), (0.0,), 0.02, seed)
-        assert all(look.blocks % 2 == 0 for look in looks)
+        assert looks and all(look.blocks % 2 == 0 for look in looks)
 
 
 def test_a_run_that_was_interrupted_goes_on_as_planned():
