@@ -30,7 +30,7 @@ FEATURES = {
 
 @dataclass(frozen=True)
 class About:
-    """Where figures come from."""
+    """What a file of measurements says of their origin."""
 
     command: str  # that measured them
     date: str  # 2026-11-22, local time

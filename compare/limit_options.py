@@ -48,7 +48,8 @@ def limits(
     min_tok_s: str | None,
     unless: Limits = DEFAULT,
 ) -> Limits:
-    """From the texts; what is not given is as in `unless`. Raises UsageError for a wrong one."""
+    """Limits from the options' texts; one that is not given is taken from `unless`. Raises
+    UsageError for a text that is no limit."""
     return Limits(
         unless.max_memory if max_memory is None else size_of(max_memory),
         unless.max_perplexity_increase

@@ -44,7 +44,7 @@ def fit(w: Tensor, scale: Tensor, zero: Tensor, bits: int) -> tuple[Tensor, Tens
 
 
 class _Best:
-    """For each group that pair (scale, zero) of those tried which has the least squared error."""
+    """Keeps, for each group, the pair (scale, zero) with the least squared error so far."""
 
     def __init__(self, groups: Tensor, bits: int, scale: Tensor, zero: Tensor) -> None:
         self.groups, self.bits, self.scale, self.zero = groups, bits, scale, zero

@@ -188,7 +188,7 @@ def _attention(
 
 
 def _flash(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """On the CPU."""
+    """Attention of a prompt on the CPU."""
     bias = None
     if mask is not None:
         bias = torch.zeros(mask.shape, dtype=query.dtype).masked_fill_(~mask, -math.inf)

@@ -93,7 +93,7 @@ class PackedWeight(TorchAOBaseTensor):
         tensor_scale: Tensor | None = None,
         activation: str | None = None,
     ) -> "PackedWeight":
-        """From its parts; without a group_size, one scale per row."""
+        """A weight made of its parts; without a group_size it has one scale per row."""
         named = dict(zip(PLANE_NAMES[1:], planes[1:], strict=False))
         group_size = columns if group_size is None else group_size
         return cls(

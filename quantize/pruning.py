@@ -25,7 +25,7 @@ def prune_linears(module: nn.Module, run: Callable[[], object]) -> None:
 
 
 def input_norms(linears: dict[str, nn.Linear], run: Callable[[], object]) -> dict[str, Tensor]:
-    """For each layer, the norm of every input feature, (K,) float32, over all that `run` feeds.
+    """The norm of every input feature, (K,) float32, by layer, over all that `run` feeds.
 
     For a layer that gets nothing, such as an expert that no token takes, the norms are ones: then
     the weights alone decide.

@@ -344,7 +344,7 @@ def forms() -> list[str]:
 
 
 def numerics() -> dict[str, str]:
-    """By form, what it does to the linear layers, in words."""
+    """What each form of a scheme's name does to the linear layers, in words."""
     return {form(spec): spec.numerics for spec in _ALL}
 
 

@@ -264,7 +264,7 @@ class CpuLayer(Modules):
 
 
 class CpuStack(_OverCaches):
-    """All layers in one op."""
+    """A decoding step with all layers in one op."""
 
     name = "cpu-stack"
 
@@ -285,7 +285,7 @@ class CpuStack(_OverCaches):
 
 
 class CpuStep(CpuStack):
-    """The whole step in one op."""
+    """A decoding step, tokens to logits, in one op."""
 
     name = "cpu-step"
     one_op = True

@@ -179,7 +179,7 @@ class Running:
             time.sleep(0.05)
 
     def _wait_briefly(self) -> None:
-        """For other ranks that find the same: what all say is not about one of them."""
+        """Wait for other ranks that end as well: what all of them say is not about one rank."""
         deadline = time.monotonic() + SECONDS_TO_AGREE
         while time.monotonic() < deadline and any(p.poll() is None for p in self.processes):
             time.sleep(0.02)

@@ -113,7 +113,8 @@ def _stamp(file: Path) -> list[object]:
 
 @functools.cache
 def _digest_of_code() -> str:
-    """Of the files that make numbers out of a checkpoint."""
+    """A SHA-256 of the source files that turn a checkpoint into quantized numbers: a model kept by
+    other code is not read."""
     folders = [Path(next(iter(package.__path__))) for package in (models, ops, quantize)]
     files = [Path(calibration.__file__)]
     for folder in folders:

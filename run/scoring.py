@@ -35,7 +35,7 @@ def token_nats(
 
 @torch.no_grad()
 def predictions(forward: Forward, tokens: Tensor, context: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """For each window, logits (n, V) in the model's dtype and the tokens (n,) that they predict.
+    """Yields logits (n, V), in the model's dtype, and the tokens (n,) that they predict, by window.
 
     All windows together predict each of tokens[1:] once.
     """

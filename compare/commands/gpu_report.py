@@ -214,7 +214,7 @@ def _model(path: str) -> str:
 
 
 def _wanted(steps: Sequence[Step], text: str | None) -> list[Step]:
-    """Those whose names are in "A,B" or begin with one of them."""
+    """The steps that --steps "A,B" names, by their whole names or by how these begin."""
     if text is None:
         return list(steps)
     chosen = []

@@ -43,7 +43,7 @@ DATA = "docs/data/growth.json"
 
 @dataclass(frozen=True)
 class Axis:
-    """What grows along an axis."""
+    """The option of generate.py that grows along an axis, and the values measured."""
 
     option: str  # of generate.py
     values: tuple[int, ...]  # that are measured by default
@@ -59,7 +59,7 @@ AXES = {
 
 @dataclass(frozen=True)
 class Point:
-    """Where on an axis, and figures of a DecodeRow."""
+    """One measurement: its place on an axis, and the figures of its DecodeRow."""
 
     axis: str
     value: int

@@ -176,7 +176,7 @@ def _verdict(tables: Sequence[MarkdownTable]) -> str:
 
 
 def _states(document: Document) -> list[tuple[int, str]]:
-    """Of every table: what it is, or why it does not render."""
+    """The line at which each table begins, and what the table is or why it does not render."""
     lines = [(line, "a table of another kind, not read") for line in document.others]
     for at in document.tables:
         if at.table is None:

@@ -59,7 +59,7 @@ DEFAULT = {"max_rounds": 12, "max_minutes": 10.0, "prefill_size": 128, "max_new_
 
 @dataclass(frozen=True)
 class Report:
-    """What --json gets."""
+    """The contents of the file that --json names."""
 
     threads: int
     rows: list[PeerRow]

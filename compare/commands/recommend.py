@@ -129,9 +129,11 @@ def candidates(common: RunConfig, asked: Limits) -> list[str]:
 
 
 def select(needs: Mapping[str, int], free: int | None, most: int | None) -> list[str]:
-    """Of the schemes with these bytes of weights and cache, the baseline and those within `most`.
+    """The schemes to measure: the baseline, and all that fit into memory.
 
-    free: bytes on this machine, None if not known. Says what is left out.
+    needs: bytes of weights and KV cache by scheme. most: the bytes that --max_memory allows, None
+    for any. free: bytes free on this machine, None if not known. Says which schemes are left out,
+    and raises UsageError where none fits.
     """
     smallest = min(needs, key=lambda name: needs[name])
     if most is not None and needs[smallest] > most:

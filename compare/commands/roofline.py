@@ -56,7 +56,7 @@ class LayerRow(Product):
 
 @dataclass
 class Report:
-    """What --json gets."""
+    """The contents of the file that --json names."""
 
     config: RunConfig
     layers: list[LayerRow] | None = omitted()
@@ -259,7 +259,7 @@ def with_stock(rows: Sequence[DecodeRow]) -> list[DecodeRow]:
 def model_remarks(
     rows: Sequence[DecodeRow], bandwidth: Mapping[str, Sequence[Reading]]
 ) -> list[str]:
-    """bandwidth: readings by device."""
+    """Lines below the table: bandwidth, and arms that failed. bandwidth: readings by device."""
     remarks = []
     for device, readings in bandwidth.items():
         remarks += [f"{device} read memory at {span(readings)}, before each round"]

@@ -29,9 +29,10 @@ UNNOTICED = 1e-8  # nats that nobody can notice, though float32 has less
 
 @torch.no_grad()
 def check(plan: Plan, model: Transformer, ids: Tensor, steps: int) -> DecodeCheck:
-    """Of ids (N + 1,), the last `steps` predictions by decoding steps behind a prompt of the rest.
+    """Predict the last `steps` of the tokens ids (N + 1,) twice, and compare: by one prompt, and
+    by decoding step after step behind a prompt of the other tokens.
 
-    A single row, not compiled. `steps` is reduced to what the tokens allow.
+    The batch is one row, and nothing is compiled. `steps` is reduced where there are fewer tokens.
     """
     context = len(ids) - 1
     steps = min(steps, context - 1)

@@ -43,7 +43,7 @@ def sqnr_of_layers(plan: Plan, model: Transformer, full: str, ids: Tensor) -> li
 
 
 def _sqnr(module: nn.Module, quantized: nn.Module, x: Tensor) -> float | None:
-    """Without the bias, which is not quantized: it would count as signal."""
+    """A layer's output without its bias, which is not quantized and would count as signal."""
     weight: Any = module.weight
     right = nn.functional.linear(x, weight).double()
     bias = 0 if module.bias is None else module.bias
@@ -52,7 +52,7 @@ def _sqnr(module: nn.Module, quantized: nn.Module, x: Tensor) -> float | None:
 
 
 def sqnr(right: Tensor, approximate: Tensor) -> float:
-    """In dB; infinite where both are the same."""
+    """Signal-to-quantization-noise ratio in dB; infinite where both tensors are the same."""
     error = (right - approximate).square().sum().item()
     signal = right.square().sum().item()
     return math.inf if error == 0 else 10 * math.log10(max(signal, 1e-300) / error)

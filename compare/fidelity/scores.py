@@ -139,7 +139,11 @@ def summary(scores: Scores) -> Quality:
 
 
 def standard_error(scores: Scores, values: Tensor) -> float | None:
-    """Of the mean of values (N,), one a token, from their windows; None for too few windows."""
+    """The standard error of the mean of `values` (N,), which holds one value for each token.
+
+    Tokens of one window depend on each other, so the error is taken from the windows' means. None
+    where there are too few windows.
+    """
     error = block_mean(scores.sums(values), scores.windows).standard_error
     return error if math.isfinite(error) else None
 

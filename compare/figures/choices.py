@@ -109,7 +109,7 @@ class RuledOut:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """At most three choices; where there is none, `nothing` says why and what to do."""
+    """The answer: at most three choices. Where there is none, `nothing` says why and what to do."""
 
     limits: Limits
     choices: list[Choice]
@@ -125,7 +125,7 @@ class Recommendation:
         return [self.nothing] if self.nothing else [choice.line() for choice in self.choices]
 
     def text(self) -> str:
-        """For the terminal: limits, answers with their commands, and what was ruled out."""
+        """The recommendation for a terminal: limits, answers, their commands, what is ruled out."""
         lines = [self.conditions()]
         if self.nothing:
             lines.append(f"  {self.nothing}")
@@ -135,7 +135,7 @@ class Recommendation:
         return "\n".join(lines)
 
     def markdown(self) -> str:
-        """For report.md: the same as a list."""
+        """The recommendation for report.md, as a list."""
         lines = ["## Recommendation", "", self.conditions(), ""]
         lines += [f"- {self.nothing}"] if self.nothing else []
         lines += [f"- {choice.line()}: `{choice.command}`" for choice in self.choices]
@@ -164,12 +164,12 @@ class Recommendation:
 
 
 def _change(ratio: float) -> str:
-    """1.004 as +0.4 %."""
+    """A ratio as a change in percent: 1.004 gives +0.4 %."""
     return f"{round(100 * (ratio - 1), 1) + 0.0:+.1f} %"  # + 0.0: no -0.0
 
 
 def _percent(ratio: float) -> str:
-    """1.02 as 2 %."""
+    """A ratio as an increase in percent: 1.02 gives 2 %."""
     return f"{100 * (ratio - 1):.3g} %"
 
 

@@ -22,7 +22,7 @@ class Interval:
 
     @staticmethod
     def of(estimate: Estimate) -> "Interval":
-        """From a mean logarithm."""
+        """The 95 % interval of a ratio, from the mean of its logarithms."""
         low, high = estimate.ends(0.95)
         if not math.isfinite(low) or not math.isfinite(high):
             return Interval(math.exp(estimate.mean))

@@ -38,7 +38,7 @@ class LateSteps:
         return ratio.verdict != "no difference shown" and abs(math.log(ratio.ratio)) > MATTERS
 
     def sentence(self) -> str:
-        """For the row, empty where the two agree."""
+        """What the arm's row says of late steps; empty where speed and typical step agree."""
         if not self.disagree:
             return ""
         shares = (

@@ -72,14 +72,14 @@ class Figures:
 
     @property
     def values(self) -> dict[str, float]:
-        """By name, in the order of a table's columns, without the interval."""
+        """The figures by name, in the order of a table's columns; without the interval."""
         named = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: value for name, value in named.items() if name != "interval"}
 
 
 @dataclass(frozen=True)
 class Summary(Figures):
-    """Milliseconds."""
+    """How long a step takes, in milliseconds."""
 
     p50: float
     p90: float

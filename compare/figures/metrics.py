@@ -78,7 +78,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Value:
-    """A metric on one side."""
+    """A metric of the baseline or of the target alone."""
 
     value: float  # in the metric's unit
     batch_size: int

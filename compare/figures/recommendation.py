@@ -57,7 +57,8 @@ class _Arm:
     beyond: dict[Limit, float] = field(default_factory=dict)
 
     def merit(self, end: Literal["value", "low", "high"] = "value") -> float:
-        """Of the compromise; `low` and `high`: its ends by the intervals of speed and quality."""
+        """How good a compromise the arm is: the logarithm of speed ÷ memory, less what it loses in
+        perplexity. end: "low" and "high" take the worse and the better ends of its intervals."""
         speed, ratio = self.speed.value, self.perplexity.value
         if end == "low":
             speed, ratio = self.speed.low, self.perplexity.high or ratio
@@ -134,7 +135,7 @@ def _ruled_out(limit: Limit, arms: Sequence[_Arm], limits: Limits) -> RuledOut:
 
 
 def _measured(number: int, row: Row, limits: Limits, quality: bool) -> _Arm | None:
-    """None for a row that failed or that has no speed beside the baseline's."""
+    """The row as an arm to choose from; None where it failed or has no speed-up."""
     is_baseline, memory = row.verdict == "baseline", memory_bytes(row)
     if row.verdict == "failed" or row.tok_s is None or memory is None:
         return None
@@ -233,7 +234,8 @@ def _preferred(arms: Sequence[_Arm], then: Callable[[_Arm], float]) -> _Arm:
 
 
 def _front(arms: Sequence[_Arm]) -> list[_Arm]:
-    """Those to which no other arm is equal in speed, memory and quality, and better in one."""
+    """The Pareto front: arms that no other arm matches in speed, memory and quality while being
+    better in one of them."""
     points = [(-arm.speed.value, arm.memory, arm.perplexity.value) for arm in arms]
 
     def beaten(point: tuple[float, ...]) -> bool:

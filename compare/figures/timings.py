@@ -41,7 +41,7 @@ def decode_timings(results: Results) -> list[ProcessTiming]:
 def _timings(
     results: Results, times: Callable[[ArmSample], SampleTimes | None]
 ) -> list[ProcessTiming]:
-    """Of whole blocks; where there is none yet, of what there is."""
+    """A timing for each process of the whole blocks; of the first block as far as it has come."""
     timings = []
     for number, arm in enumerate(results.arms):
         for (block, _), samples in _groups(results, arm).items():
@@ -55,7 +55,7 @@ def _timings(
 
 
 def _groups(results: Results, arm: ArmResult) -> dict[tuple[int, int | None], list[ArmSample]]:
-    """By block and, in turn, round: what becomes one timing."""
+    """The samples that become one timing, by block and, where arms are loaded in turn, by round."""
     groups: dict[tuple[int, int | None], list[ArmSample]] = {}
     for sample in arm.samples:
         if not results.blocks or sample.block < results.blocks:
@@ -77,7 +77,8 @@ def _steps(sample: ArmSample) -> SampleTimes | None:
 
 
 def _bandwidth(results: Results, arm: ArmResult, samples: Sequence[ArmSample]) -> float:
-    """Of the readings taken just before these samples' rounds; nan without any."""
+    """The median bandwidth, bytes per second, that was read just before these samples were taken;
+    nan where nothing was read."""
     rounds = {sample.round for sample in samples}
     readings = results.bandwidth.get(arm.facts.device, []) if arm.facts else []
     rates = [reading.bytes_per_s for reading in readings if reading.round in rounds]

@@ -14,7 +14,7 @@ STYLE: Any = {"svg.hashsalt": "quantbench", "svg.fonttype": "none", "font.size":
 
 
 def draw(rows: Sequence[Row], path: Path, title: str = "") -> None:
-    """As SVG or PNG, by its ending. title: model, machine and date. Raises OSError."""
+    """Draw SVG or PNG, by the file's ending. title: model, machine and date. Raises OSError."""
     import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
@@ -54,7 +54,7 @@ def draw(rows: Sequence[Row], path: Path, title: str = "") -> None:
 
 
 def _words(point: Point) -> str:
-    """31.20 tok/s, perplexity 1.004 ×"""
+    """The text beside a bar: 31.20 tok/s, perplexity 1.004 ×."""
     words = f"{point.tok_s:.2f} tok/s"
     if point.perplexity_ratio is not None and not point.baseline:
         words += f", perplexity {point.perplexity_ratio:.3f} ×"

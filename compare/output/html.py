@@ -35,7 +35,7 @@ from typed_json import to_json
 
 FILE = "report.html"
 SCRIPTS = ("page.js", "charts.js", "table.js", "report.js")
-# Of decoding steps, slowest last; the tail is what a reader looks for.
+# Percentiles of the decoding steps that are drawn; more of them in the slow tail, which matters.
 PERCENTS = (1, 5, 10, 25, 50, 75, 90, 95, 98, 99, 99.5, 99.9, 100)
 SERIES_DIGITS = 6  # of a sample's figures, which are drawn, not read
 
@@ -90,7 +90,7 @@ def render(
 
 
 def title(results: Results) -> str:
-    """Of a picture: TinyLlama-1.1B on a processor, compiled, bfloat16, 2 threads, 2026-11-22."""
+    """The title of a picture: TinyLlama-1.1B on a processor, compiled, bfloat16, 2026-11-22."""
     run = next((arm.facts.run for arm in results.arms if arm.facts and arm.facts.run), None)
     if run is None:
         return "Nothing was loaded"
@@ -180,7 +180,7 @@ def _ran(run: Facts | None) -> dict[str, str]:
 
 
 def _machine(results: Results, run: Facts | None) -> dict[str, str]:
-    """By heading; the first arm's, as all arms ran on one machine."""
+    """Machine, versions and settings, by heading. `run` is any arm's: all ran on one machine."""
     about = {"date": results.about.date} if results.about else {}
     if run:
         environment = run.environment
@@ -212,7 +212,7 @@ def _rounded(value: float) -> float:
 
 
 def _finite(value: object) -> object:
-    """With None in the place of what JSON has no word for: infinity and not-a-number."""
+    """The value with None in place of infinity and not-a-number, for which JSON has no word."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -223,7 +223,7 @@ def _finite(value: object) -> object:
 
 
 def _in_script(value: object) -> str:
-    """As JSON that can stand in a script element: no text in it ends the element."""
+    """The value as JSON for a script element: no text in it can end the element."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))  # ASCII, so no U+2028
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 

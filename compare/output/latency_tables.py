@@ -191,7 +191,7 @@ def _number(value: float) -> str:
 
 
 def _width(text: str) -> int:
-    """Columns on a terminal."""
+    """How many columns a text takes on a terminal."""
     if text.isascii():
         return len(text)
     return sum(
@@ -230,7 +230,7 @@ def read(text: str) -> Document:
 
 
 def _table(lines: Sequence[str], number: int) -> MarkdownTable | None:
-    """None for a table of another kind."""
+    """The table that begins in this line, and what is wrong with it; None for another kind."""
     text = "".join(lines).rstrip("\r\n")
     newline = "\r\n" if lines[0].endswith("\r\n") else "\n"
     stripped = [line.removesuffix("\n").removesuffix("\r") for line in lines]

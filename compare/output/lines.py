@@ -55,7 +55,7 @@ class Point(Protocol):
 
 
 def draw(points: Sequence[Point], path: Path, caption: str = "") -> None:
-    """As SVG. caption: machine and date. Raises OSError."""
+    """Draw SVG. caption: machine and date. Raises OSError."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -78,7 +78,7 @@ def draw(points: Sequence[Point], path: Path, caption: str = "") -> None:
 
 
 def _colours(schemes: Sequence[str]) -> dict[str, str]:
-    """By scheme, in the order of SCHEMES and then as given."""
+    """The points of each scheme, in the order of SCHEMES and then as given."""
     left = iter([colour for colour in COLOURS if colour not in SCHEMES.values()] * len(schemes))
     others = {scheme: next(left) for scheme in schemes if scheme not in SCHEMES}
     return {name: colour for name, colour in SCHEMES.items() if name in schemes} | others
@@ -123,5 +123,5 @@ def _dress(above: Any, beneath: Any, axis: Axis, points: Sequence[Point]) -> Non
 
 
 def _short(value: int) -> str:
-    """65536 as 64k."""
+    """A number of tokens, short: 65536 as 64k."""
     return f"{value // 1024}k" if value and value % 1024 == 0 else str(value)

@@ -212,7 +212,7 @@ ESCAPES = {
 
 
 def latex(blocks: Sequence[tuple[Kind, str]]) -> str:
-    """A whole document for pdflatex."""
+    """The report as a whole document for pdflatex."""
     marks = {"title": r"\section*{%s}", "section": r"\subsection*{%s}", "paragraph": "%s"}
     texts = [marks[kind] % "".join(ESCAPES.get(c, c) for c in text) for kind, text in blocks]
     head = "\\documentclass{article}\n\\usepackage[T1]{fontenc}\n\\begin{document}"

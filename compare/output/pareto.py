@@ -55,7 +55,7 @@ def front(rows: Sequence[Row]) -> list[bool]:
 
 
 def draw(rows: Sequence[Row], paths: Sequence[Path], title: str = "") -> None:
-    """To files of the endings given. title: model, machine and how it decoded. Raises OSError."""
+    """Draw into each file, by its ending. title: model, machine, how it decoded. Raises OSError."""
     import matplotlib
     from matplotlib.figure import Figure
 

@@ -22,7 +22,7 @@ WORDS = {
     UNKNOWN: "quality not measured",
 }
 
-# Of pictures on white: short words and colours of the bands.
+# Short names of the quality bands, and their colours on white, for pictures.
 LABELS = {
     "same": "perplexity ≤ 1 % above the baseline's",
     "near": "≤ 5 % above",
@@ -61,7 +61,7 @@ def points(rows: Sequence[Row]) -> list[Point]:
 
 
 def band(perplexity_ratio: float | None) -> str:
-    """A key of WORDS."""
+    """The quality band that an arm's perplexity is in: a key of WORDS."""
     if perplexity_ratio is None:
         return UNKNOWN
     return next((name for name, most in BANDS if perplexity_ratio <= most), BROKEN)

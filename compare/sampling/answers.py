@@ -145,7 +145,7 @@ class DecodeCheck:
     differs: bool  # by more than that
 
     def sentence(self) -> str:
-        """For people, without a full stop."""
+        """What the check found, as a sentence for people without its full stop."""
         kl = "not a number of" if self.kl is None else f"{self.kl:.2g}"
         figures = f"KL {kl} nats on {self.tokens} tokens"
         if self.differs:

@@ -87,7 +87,7 @@ class LatencyPlan:
 
     @property
     def loads(self) -> list[Load]:
-        """In the order in which they are measured."""
+        """Every model, arm and number of ranks, in the order in which they are measured."""
         return [Load(*each) for each in product(self.models, self.arms, self.ranks)]
 
     @property
@@ -172,7 +172,7 @@ def _check_list(option: str, numbers: Sequence[int], text: str) -> None:
 
 
 def _written(value: object) -> str:
-    """As the option has it."""
+    """A value as its option takes it."""
     if isinstance(value, list):
         return ",".join(v.text if isinstance(v, PlannedArm) else str(v) for v in value)
     return str(value)

@@ -145,9 +145,8 @@ def _is_alone() -> bool:
 
 
 def _pages_to_touch() -> list[tuple[int, int]]:
-    """Of mapped files; none where a fork that touches them has fewer in memory than this process.
-
-    A fork tries.
+    """The pages of mapped files that every fork should touch, so that it has as much in memory as a
+    process that was started. None where touching does not achieve that, which one fork tries out.
     """
     from compare.sampling.file_pages import resident, resident_bytes, touch
 

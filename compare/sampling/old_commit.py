@@ -40,7 +40,7 @@ class OldCommit:
 
     @property
     def command(self) -> Sequence[str]:
-        """Starts a worker of it."""
+        """The command that starts a worker of the old commit."""
         present = str(process.ROOT.resolve())
         return (sys.executable, "-c", LAUNCH, str(self.folder), present)
 
@@ -50,7 +50,7 @@ class OldCommit:
         return (self.folder / "compare" / "sampling" / "ranks.py").is_file()
 
     def command_of(self, number: int) -> Sequence[str]:
-        """For a comparison whose baseline, arm 0, is the old commit."""
+        """The commands of workers where the baseline, arm 0, is the old commit."""
         return process.COMMAND if number else self.command
 
 

@@ -19,7 +19,10 @@ EVERY = 10.0  # seconds
 
 
 class Progress:
-    """Of one session."""
+    """How far a comparison has come, and about how long it still takes; said every 10 seconds.
+
+    One object lives as long as the command does: what --resume goes on with begins anew.
+    """
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.speak = say
@@ -100,5 +103,5 @@ class Progress:
 
 
 def minutes(seconds: float) -> str:
-    """40 s; 4 min."""
+    """A time left, rounded for people: 40 s; 4 min."""
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"

@@ -41,7 +41,8 @@ class Settings:
 
     @staticmethod
     def of_rounds(rounds: int, processes: int, max_minutes: float = 10) -> "Settings":
-        """Of a measurement without a question: so many rounds in all, shared among processes."""
+        """Settings for this many rounds in all, shared among the processes, whatever the figures
+        show; no quality is measured."""
         count = min(rounds, processes)
         return Settings(
             max_minutes=max_minutes,
@@ -131,7 +132,7 @@ class Results:
 
     @property
     def numbers(self) -> list[int]:
-        """Of the arms that more samples are taken of."""
+        """Numbers, from 0, of the arms of which more samples are taken."""
         arms = enumerate(self.arms)
         return [n for n, arm in arms if arm.failed is None and not arm.dropped]
 
@@ -155,7 +156,7 @@ class Results:
         return value | ({"rows": to_json(rows)} if rows else {})
 
     def save(self, folder: Path | None, rows: Sequence[object] | None = None) -> None:
-        """Into the folder, if there is one. `rows`: the figures of the report, kept with the rest.
+        """Write results.json into the folder, if there is one. rows: the report's figures.
 
         Raises LogError where that cannot be written.
         """

@@ -23,7 +23,10 @@ VERDICTS: tuple[Verdict, ...] = ("faster", "slower", "no difference shown")
 
 
 class Schedule:
-    """Of one session. What is decided and seen is kept in `results`."""
+    """When to look at what was measured, and when to stop.
+
+    What was decided and seen is kept in `results`, so that --resume can go on.
+    """
 
     def __init__(self, results: Results, say: Callable[[str], None], extend: bool = False) -> None:
         """extend: go on after the end of the plan, as far as the settings allow by now"""
@@ -50,17 +53,17 @@ class Schedule:
         return min(target, self.most_processes())
 
     def first_look(self) -> int:
-        """Before it is known how long a block takes."""
+        """After how many blocks to look first, while it is not known how long a block takes."""
         return Plan(max(1, len(self.results.running) - 1), PROCESSES).first_blocks
 
     def make_plan(self) -> Plan:
-        """After the first block: what the budget allows."""
+        """The plan, made after the first block: as many blocks as the budget allows."""
         candidates = max(1, len(self.results.running) - 1)
         return Plan(candidates, self._most_blocks(), self.settings.precision)
 
     def _most_blocks(self) -> int:
-        """By time an even number from two on, as arms are loaded in one order and then in the
-        other."""
+        """How many blocks the time allows: an even number from two on, since arms are loaded in one
+        order and then in the other."""
         each = self.results.measuring_seconds / max(1, self.results.blocks)
         most = self.most_processes()
         allowed = max(1, int(60 * self.settings.max_minutes / each)) if each else most
@@ -89,7 +92,7 @@ class Schedule:
         return min(max(size, results.blocks + 2), allowed)
 
     def _fitted(self) -> Fit | None:
-        """None where no arm has been measured beside the baseline."""
+        """The statistics of all blocks; None where no arm was measured beside the baseline."""
         values = timings.of(self.results)
         return fit(values) if values.arms and len(values.values) else None
 

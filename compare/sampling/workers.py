@@ -38,7 +38,8 @@ class DoesNotFit(Exception):
 
 
 class Workers:
-    """Those that are loaded, by the arm's number, and one for each device that reads memory."""
+    """The worker processes: those of loaded arms, by the arm's number, and one for each device that
+    reads memory."""
 
     def __init__(
         self,

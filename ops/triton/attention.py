@@ -136,7 +136,7 @@ def _words(codes: Tensor, format: str, unit: int) -> Tensor:
 
 
 def _strides(codes: Tensor, scale: Tensor | None) -> tuple[int, int, int, int]:
-    """From row to row and head to head, of codes and of scales."""
+    """The strides of codes and of scales, from row to row and from head to head."""
     apart = (0, 0) if scale is None else scale.stride()[:2]
     return (*codes.stride()[:2], *apart)
 

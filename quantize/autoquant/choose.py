@@ -155,7 +155,7 @@ def _only_in_full(field: Sequence[Measurement]) -> bool:
 
 
 def _is_slow(kernel: str, device: torch.device) -> bool:
-    """On the CPU there is only Triton's interpreter."""
+    """Whether the kernel is too slow to be worth timing, as Triton's interpreter is on the CPU."""
     return kernel == "reference" or (kernel == "triton" and device.type == "cpu")
 
 

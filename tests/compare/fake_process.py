@@ -23,7 +23,7 @@ MODULES = ("workers", "comparison", "progress")  # of compare.sampling, that rea
 
 @dataclass
 class Behaviour:
-    """Of one arm. Seconds are a decoding step's, and a prompt's."""
+    """What a test says of one arm. `seconds` is how long each decoding step and the prompt take."""
 
     seconds: float = 1.0
     noise: float = 0.0  # of each sample, standard deviation of the logarithm

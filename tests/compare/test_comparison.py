@@ -190,8 +190,8 @@ def test_minutes_of_measuring_set_the_number_of_blocks(compare):
 
 
 def test_short_of_time_there_are_fewer_samples(compare):
-    """Of 400 s a sample, two arms and four blocks of a first look, 200 minutes hold three each,
-    one of which settles; then a block takes 40 minutes."""
+    """A sample takes 400 s. The first look needs four blocks of two arms, so 200 minutes hold three
+    samples a process, one of which is not counted: a block takes 40 minutes."""
     slow = Behaviour(seconds=100.0)
     results = begin(ARMS[:2], max_minutes=200)
     compare(results, World.of(slow, slow))

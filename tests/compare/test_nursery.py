@@ -171,7 +171,7 @@ def test_a_fork_takes_as_much_memory_as_a_process_that_imported_the_same(nursery
 
 
 def test_pages_of_a_file_that_were_touched_are_found(tmp_path):
-    """Of 64 pages, those that were read; after `touch`, those two as well."""
+    """The file has 64 pages. Those that were read are found, and after `touch` two more."""
     size = os.sysconf("SC_PAGE_SIZE")
     path = tmp_path / "file"
     path.write_bytes(bytes(64 * size))

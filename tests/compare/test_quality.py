@@ -70,8 +70,8 @@ def model(name, precision=torch.bfloat16):
 
 @torch.no_grad()
 def logits(model, ids):
-    """Of each of ids[1:], in four windows of half the text, the second half of each but the first:
-    quarter by quarter, each behind the quarter before it. Float64, no cache, no batches."""
+    """Logits (N, V), float64, that predict ids[1:]: quarter by quarter of the text, each with the
+    quarter before it as context. No cache, no batches."""
     quarter = TOKENS // 4
     parts = [model(ids[None, :quarter])[0]]
     for start in range(quarter, TOKENS, quarter):

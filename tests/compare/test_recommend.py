@@ -100,7 +100,7 @@ def test_a_recommendation_and_another_from_the_same_results(world, tmp_path):
 
 
 def test_the_report_says_what_quality_is_of_and_where_decoding_differs(world, monkeypatch):
-    """Of an arm whose decoder computes something else, in words of its own."""
+    """The decoder of one arm computes something else; the report has a sentence about that arm."""
 
     def differing(self, tokens, text, reference, keep):
         answer = quality(self, tokens, text, reference, keep)

@@ -119,7 +119,7 @@ class Run:
 
     @property
     def found(self) -> list[bool]:
-        """For each difference that there is."""
+        """Whether the right verdict was given, for each arm that does differ from the baseline."""
         truths = [(self.truths[interval.arm - 1], interval) for interval in self.intervals]
         return [interval.verdict == right(truth) for truth, interval in truths if truth != 1]
 
@@ -222,7 +222,8 @@ def read(path: Path) -> Document:
 
 
 def next_cell(cells: Sequence[Cell], runs: Sequence[Run], most: int) -> Cell | None:
-    """Of those with fewer than `most` runs, the one that has had the least time."""
+    """The cell to run next: among those with fewer than `most` runs, the one that has had the least
+    time; None when all have enough."""
     spent = {cell.name: [run.seconds for run in runs if run.cell == cell.name] for cell in cells}
     open_cells = [cell for cell in cells if len(spent[cell.name]) < most]
     return min(open_cells, key=lambda cell: sum(spent[cell.name]), default=None)

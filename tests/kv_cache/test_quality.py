@@ -109,7 +109,7 @@ def attended(format, kernel, key, value, query):
 
 
 def error(y, expected):
-    """Of a head's output, by the output's size: the mean over heads and positions."""
+    """The relative error of a head's output, averaged over heads and positions."""
     expected = expected[:, :, -y.shape[2] :]
     return ((y.double() - expected).norm(dim=-1) / expected.norm(dim=-1)).mean().item()
 

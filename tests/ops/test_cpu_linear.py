@@ -18,8 +18,8 @@ pytestmark = pytest.mark.skipif(bool(build.unavailable()), reason=str(build.unav
 ISAS = ("portable", "avx2", "avx512vnni")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 EPSILON = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
-# Of activations, against the largest of 256 columns: bfloat16 and float16 become integers of 15
-# bits and a sign, float32 of 30. Float formats multiply them as they are.
+# The rounding step of activations, relative to the largest of 256 columns: bfloat16 and float16
+# become integers of 15 bits and a sign, float32 of 30. Float formats multiply them as they are.
 STEP = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-15, torch.float16: 2.0**-15}
 FLOATS = ("dense", "fp8")
 CASES = [form for form in FORMATS if form[0] not in ("fp8", "2:4") or (form[2] or 32) % 32 == 0]

@@ -49,7 +49,8 @@ def check(query, key, value, first, count):
 
 
 def roundings(query: torch.Tensor, format: str) -> float:
-    """Of weights on their way into the product, in those of query's dtype."""
+    """How often attention weights are rounded before the product, counted in units of query's
+    dtype."""
     if query.dtype == FLOAT32:
         return 0
     if format == "dense":

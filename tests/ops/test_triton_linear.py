@@ -89,7 +89,7 @@ def test_every_dtype_in_both_kernels(form, dtype, device):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("form", [("int", 8, None), ("int", 3, 64), ("nf4", 4, 64)], ids=name)
 def test_numbers_are_written_some_rows_at_a_time(form, dtype, device, monkeypatch):
-    """Of 21 rows 5 at once: the last piece is shorter. Scales per row, per group; of the tensor."""
+    """5 of the 21 rows at a time, so that the last piece is shorter, with every kind of scale."""
     x = torch.randn(70, 192, dtype=dtype, device=device)
     monkeypatch.setattr("ops.triton.linear.MOST_UNPACKED", 5 * 192 * x.element_size())
     for more in ({}, {"tensor_scale": 0.37}):
