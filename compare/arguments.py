@@ -40,5 +40,6 @@ def names_of(
     for name in names:
         if not name or (known is not None and name not in known):
             what = ", ".join(known) if known is not None else "names with commas between them"
-            raise UsageError(f"{option} takes {what}; given: {name!r} in {text!r}")
+            given = repr(name) if name == text else f"{name!r} in {text!r}"
+            raise UsageError(f"{option} takes {what}; given: {given}")
     return list(dict.fromkeys(names))

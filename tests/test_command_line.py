@@ -95,6 +95,10 @@ BAD = [
     ("schemes int9wo", 2, "--quantization 'int9wo' is no scheme"),
     ("schemes --mesure", 2, "did you mean --measure?"),
     ("caches --rounds 0", 2, "0 is not in the range"),
+    ("ab --arms all --max_minutes ten", 2, "'--max_minutes': 'ten' is not a valid number"),
+    ("caches --rounds many", 2, "'--rounds': 'many' is not a valid whole number"),
+    ("peers --runtimes ollama", 2, "--runtimes takes llama.cpp, transformers; given: 'ollama'\n"),
+    ("peers --runtimes ollama,x", 2, "transformers; given: 'ollama' in 'ollama,x'\n"),
     ("log check /nope/log", 1, "cannot read '/nope/log': there is no folder"),
     ("replay", 2, "which log?"),
 ]

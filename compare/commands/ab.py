@@ -69,34 +69,38 @@ class ShortOutput(Command):
     metavar="OPTIONS",
     help="Options of generate.py that this arm has; the first arm is the baseline",
 )
-@click.option("--arms", metavar="all", help="all: every scheme that runs here")
+@click.option("--arms", metavar="all", help="Add an arm for every scheme that runs here")
 @click.option(
     "--precision",
     "precisions",
     multiple=True,
     metavar="X|NAME",
-    help="How narrow intervals shall be, as 2% or 0.02 [2%]; generate's dtype is --dtype here",
+    help="Stop when intervals are this narrow, as 2% or 0.02 [2%]; for the dtype there is --dtype",
 )
 @click.option(
     "--max_minutes",
     type=click.FloatRange(0),
-    help=f"Of measuring; loading does not count [{DEFAULT.max_minutes}]",
+    help=f"Measure for at most so long; loading does not count [{DEFAULT.max_minutes}]",
 )
-@click.option("--processes", type=click.IntRange(1), help=f"Of each arm, at most [{MANY}]")
+@click.option(
+    "--processes", type=click.IntRange(1), help=f"Start each arm at most N times [{MANY}]"
+)
 @click.option(
     "--samples",
     type=click.IntRange(1),
-    help=f"Of each process [{SAMPLES}, or {SAMPLES_IN_TURN} in turn; more of short ones]",
+    help=f"Samples of each process [{SAMPLES}, or {SAMPLES_IN_TURN} in turn; more of short ones]",
 )
-@click.option("--text", help="What quality is measured on; otherwise embedded text")
+@click.option("--text", help="A text file to measure quality on, instead of the embedded one")
 @click.option(
     "--tokens",
     type=click.IntRange(0),
     default=DEFAULT.tokens,
-    help=f"How many of its tokens; 0: no quality [{DEFAULT.tokens}]",
+    help=f"Measure quality on so many tokens; 0: not at all [{DEFAULT.tokens}]",
 )
 @click.option("--in_turn", is_flag=True, help="Load arms in turn, though they fit side by side")
-@click.option("--order_seed", type=int, default=0, help="Of the order within blocks [0]")
+@click.option(
+    "--order_seed", type=int, default=0, help="Seed of the order in which arms take turns [0]"
+)
 @click.option(
     "--allow_different", is_flag=True, help="Compare arms of other models or prompts, too"
 )

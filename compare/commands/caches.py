@@ -1,6 +1,6 @@
 """python -m compare caches: what each KV cache takes, and how fast attention reads it.
 
-python -m kv_cache                      # the same command; Llama-3.2-1B's heads, 65536 positions
+python -m kv_cache                      # Llama-3.2-1B's heads, 65536 positions
 python -m kv_cache --checkpoint_path dummy:Meta-Llama-3-8B --context_depth 8192
 """
 
@@ -12,14 +12,20 @@ from compare.sampling.results import write_json
 
 
 @click.command(cls=Command)
-@click.option("--checkpoint_path", default="dummy:Llama-3.2-1B", help="A model with such heads")
+@click.option(
+    "--checkpoint_path",
+    default="dummy:Llama-3.2-1B",
+    help="Whose heads and layers [dummy:Llama-3.2-1B]",
+)
 @click.option("--context_depth", type=click.IntRange(1), default=65536,
               help="Positions to attend over [65536]")  # fmt: skip
-@click.option("--batch_size", type=click.IntRange(1), default=1, help="Rows [1]")
+@click.option("--batch_size", type=click.IntRange(1), default=1, help="Sequences at once [1]")
 @click.option("--device", default="auto", help="cpu, cuda, xpu, mps [auto]")
 @click.option("--precision", "--dtype", "precision", default="bfloat16",
               help="bfloat16, float16, float32 (or --dtype) [bfloat16]")  # fmt: skip
-@click.option("--rounds", type=click.IntRange(1), default=15, help="Timings of each kind [15]")
+@click.option(
+    "--rounds", type=click.IntRange(1), default=15, help="How often each cache is timed [15]"
+)
 @click.option("--json", "json_path", metavar="PATH", help="Write every timing here, too")
 @click.option("--debug", is_flag=True, help="Show tracebacks")
 def caches(

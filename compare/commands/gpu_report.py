@@ -67,14 +67,29 @@ SHORT = Effort(0.5, (64,), 256, 1, 0.02, 0.1, ("--max_new_tokens", "3"))
 
 
 @click.command(cls=Command)
-@click.option("--device", default="cuda", help="cuda; cpu tries the steps out [cuda]")
+@click.option("--device", default="cuda", help="cuda, or cpu to try the steps out [cuda]")
 @click.option("--checkpoint_path", metavar="A,B", help=f"Models [{','.join(MODELS)}]")
-@click.option("--schemes", metavar="A,B", help="[every scheme that is not chosen by measuring]")
-@click.option("--steps", "wanted", metavar="A,B", help="Only these, or those that begin so [all]")
-@click.option("--minutes", type=click.FloatRange(0), default=20.0, help="For this call [20]")
-@click.option("--output", metavar="DIR", help="[docs/data/CARD]")
-@click.option("--work", default="build/gpu_report", metavar="DIR", help="[build/gpu_report]")
-@click.option("--short", is_flag=True, help="As little as shows that the steps work")
+@click.option("--schemes", metavar="A,B", help="Schemes to compare [all but autoquant]")
+@click.option(
+    "--steps",
+    "wanted",
+    metavar="A,B",
+    help="Only steps whose names are, or begin with, these [all]",
+)
+@click.option(
+    "--minutes",
+    type=click.FloatRange(0),
+    default=20.0,
+    help="Begin no step that may not end within so many [20]",
+)
+@click.option("--output", metavar="DIR", help="Where the JSON files go [docs/data/CARD]")
+@click.option(
+    "--work",
+    default="build/gpu_report",
+    metavar="DIR",
+    help="Where unfinished files lie [build/gpu_report]",
+)
+@click.option("--short", is_flag=True, help="Measure next to nothing: to see that the steps work")
 @click.option("--dry_run", is_flag=True, help="Show the steps; run nothing")
 @click.option("--debug", is_flag=True, help="Show tracebacks")
 def gpu_report(

@@ -88,15 +88,21 @@ class Points:
 
 
 @click.command(cls=Command)
-@click.option("--over", metavar="A,B", help=f"[{','.join(AXES)}]; or none: only draw")
-@click.option("--values", metavar="N,N", help="Of the one axis that --over names")
-@click.option("--schemes", metavar="A,B", help=f"[{','.join(SCHEMES)}]")
-@click.option("--checkpoint_path", metavar="PATH", help="Instead of each axis's own model")
+@click.option("--over", metavar="A,B", help=f"What grows [{','.join(AXES)}]; none: only draw")
+@click.option("--values", metavar="N,N", help="Values to measure of the one axis in --over")
+@click.option("--schemes", metavar="A,B", help=f"Schemes to measure [{','.join(SCHEMES)}]")
+@click.option(
+    "--checkpoint_path", metavar="PATH", help="A model to measure, instead of each axis's own"
+)
 @click.option("--device", default="cpu", help="As in generate.py [cpu]")
-@click.option("--max_new_tokens", type=click.IntRange(2), default=17, help="Per sample [17]")
-@click.option("--max_rounds", type=click.IntRange(1), default=8, help="Per point [8]")
-@click.option("--json", "json_path", default=DATA, help=f"[{DATA}]")
-@click.option("--chart", default="docs/growth.svg", help="[docs/growth.svg]")
+@click.option(
+    "--max_new_tokens", type=click.IntRange(2), default=17, help="New tokens of each sample [17]"
+)
+@click.option(
+    "--max_rounds", type=click.IntRange(1), default=8, help="Rounds of samples at each point [8]"
+)
+@click.option("--json", "json_path", default=DATA, help=f"Where the points are kept [{DATA}]")
+@click.option("--chart", default="docs/growth.svg", help="The picture [docs/growth.svg]")
 @click.option("--debug", is_flag=True, help="Show tracebacks")
 def growth(
     over: str | None,

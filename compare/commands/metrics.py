@@ -26,15 +26,25 @@ HEADINGS = ["", "tokens", "baseline", "target", "ratio", "interval", "target is"
 
 
 @click.command(cls=Command)
-@click.option("--baseline", metavar="DIR[:ARM]", required=True, help="What to compare with")
-@click.option("--target", metavar="DIR[:ARM]", required=True, help="What is compared")
-@click.option("--baseline_tp", type=click.IntRange(1), help="Its tables of so many ranks alone")
-@click.option("--target_tp", type=click.IntRange(1), help="Its tables of so many ranks alone")
+@click.option(
+    "--baseline",
+    metavar="DIR[:ARM]",
+    required=True,
+    help="Results to compare with: a folder, and one of its arms",
+)
+@click.option(
+    "--target",
+    metavar="DIR[:ARM]",
+    required=True,
+    help="Results to compare: a folder, and one of its arms",
+)
+@click.option("--baseline_tp", type=click.IntRange(1), help="Take the baseline's tables of N ranks")
+@click.option("--target_tp", type=click.IntRange(1), help="Take the target's tables of N ranks")
 @click.option(
     "--narrative",
     "prose",
     metavar="markdown|latex|PATH",
-    help="A report in prose, printed; or written to PATH, which ends with .md or .tex",
+    help="Print a report in prose, or write it to PATH, which ends with .md or .tex",
 )
 @click.option("--json", "json_path", metavar="PATH", help="Write all figures here, too")
 def metrics(

@@ -70,19 +70,19 @@ class Report:
 @click.option("--checkpoint_path", default="dummy:TinyLlama-1.1B-Chat-v1.0", metavar="PATH",
               help="As in generate.py [dummy:TinyLlama-1.1B-Chat-v1.0]")  # fmt: skip
 @click.option("--num_layers", type=click.IntRange(1), help="Keep only the first N layers")
-@click.option("--schemes", metavar="A,B", help=f"[{','.join(PEERS)}]")
-@click.option("--runtimes", metavar="A,B", help=f"[{','.join(RUNTIMES)}]")
+@click.option("--schemes", metavar="A,B", help=f"Schemes of ours [{','.join(PEERS)}]")
+@click.option("--runtimes", metavar="A,B", help=f"Programs to compare with [{','.join(RUNTIMES)}]")
 @click.option("--prefill_size", type=click.IntRange(1), default=DEFAULT["prefill_size"],
               help=f"Tokens of the prompt [{DEFAULT['prefill_size']}]")  # fmt: skip
 @click.option("--max_new_tokens", type=click.IntRange(2), default=DEFAULT["max_new_tokens"],
               help=f"Tokens per sample [{DEFAULT['max_new_tokens']}]")  # fmt: skip
-@click.option("--threads", type=click.IntRange(1), help="Of every runtime [all cores]")
+@click.option("--threads", type=click.IntRange(1), help="Threads of every program [all cores]")
 @click.option("--max_rounds", type=click.IntRange(1), default=DEFAULT["max_rounds"],
-              help=f"[{DEFAULT['max_rounds']}]")  # fmt: skip
+              help=f"Rounds of samples [{DEFAULT['max_rounds']}]")  # fmt: skip
 @click.option("--max_minutes", type=click.FloatRange(0), default=DEFAULT["max_minutes"],
-              help=f"Of rounds, per scheme [{DEFAULT['max_minutes']}]")  # fmt: skip
+              help=f"Minutes of rounds for each scheme [{DEFAULT['max_minutes']}]")  # fmt: skip
 @click.option("--processes", type=click.IntRange(1), default=4,
-              help="Start every runtime so often anew [4]; an interval needs 4")  # fmt: skip
+              help="Start every program N times [4]; intervals need 4")  # fmt: skip
 @click.option("--gguf", metavar="DIR", help="Keep llama.cpp's files here, and use those that exist")
 @click.option("--json", "json_path", metavar="PATH", help="Write every sample here, too")
 @click.option("--debug", is_flag=True, help="Show tracebacks")

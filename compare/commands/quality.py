@@ -58,9 +58,16 @@ LEGEND_SQNR = (
 
 @click.command(cls=Command)
 @click.option("--text", help="A text to predict, instead of the embedded held-out one")
-@click.option("--tokens", type=click.IntRange(0), default=TOKENS, help=f"0: all [{TOKENS}]")
+@click.option(
+    "--tokens",
+    type=click.IntRange(0),
+    default=TOKENS,
+    help=f"Predict so many of its tokens; 0: all [{TOKENS}]",
+)
 @click.option("--lm_eval", metavar="TASKS", help="Tasks of lm-evaluation-harness, or their .yaml")
-@click.option("--limit", type=click.IntRange(1), help="Documents of each of those tasks")
+@click.option(
+    "--limit", type=click.IntRange(1), help="Take only the first N documents of each task"
+)
 @click.option("--json", "json_path", metavar="PATH", help="Write all of it here, every layer too")
 @options(without=UNUSED)
 def quality(

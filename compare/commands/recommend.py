@@ -38,9 +38,15 @@ UNUSED = (*ab.UNUSED, "quantization", "compile")
 @click.command(cls=Command)
 @limit_options
 @click.option("--from", "earlier", metavar="DIR", help="Answer from a results folder of ab")
-@click.option("--max_minutes", type=click.FloatRange(0), help=f"[{DEFAULT.max_minutes}]")
-@click.option("--text", help="What quality is measured on; otherwise embedded text")
-@click.option("--tokens", type=click.IntRange(1), help=f"How many of its tokens [{DEFAULT.tokens}]")
+@click.option(
+    "--max_minutes",
+    type=click.FloatRange(0),
+    help=f"Measure for at most so long [{DEFAULT.max_minutes}]",
+)
+@click.option("--text", help="A text file to measure quality on, instead of the embedded one")
+@click.option(
+    "--tokens", type=click.IntRange(1), help=f"Measure quality on so many tokens [{DEFAULT.tokens}]"
+)
 @click.option("--output", metavar="DIR", help="Put results, report and picture here, a new folder")
 @options(without=UNUSED, defaults={"max_new_tokens": ab.MAX_NEW_TOKENS})
 @click.pass_context

@@ -74,18 +74,21 @@ class FileFirst(Command):
 
 
 @click.command(cls=FileFirst, options_metavar="FILE [OPTIONS]")
-@click.option("--log", "path", metavar="FILE", help="The log; the word --log may be left out")
+@click.option("--log", "path", metavar="FILE", help="The log, which may stand alone, too")
 @click.option("--line", "lines", type=click.IntRange(1), multiple=True, metavar="N",
-              help="The line of this number, from 1")  # fmt: skip
-@click.option("--all", "everything", is_flag=True, help="Every line")
+              help="Run line N again, counted from 1")  # fmt: skip
+@click.option("--all", "everything", is_flag=True, help="Run every line again")
 @click.option(
     "--where",
     "conditions",
     multiple=True,
     metavar="FIELD=VALUE",
-    help=f"Lines of which it is true; FIELD: {', '.join(name for name in LINE if name != 'repro')}",
+    help="Run lines again that have this VALUE; FIELD: "
+    f"{', '.join(name for name in LINE if name != 'repro')}",
 )
-@click.option("--tolerance", metavar="X", help="5%: exit with 1 if it is shown to be worse by more")
+@click.option(
+    "--tolerance", metavar="X", help="Exit with 1 if a line is shown to be worse by more, as 5%"
+)
 @click.option(
     "--against", metavar="COMMIT", help="Run this commit beside the present one, in turns"
 )
@@ -93,13 +96,15 @@ class FileFirst(Command):
     "--history",
     "history_path",
     metavar="FILE",
-    help="Compare with the days in this file, by the memory's speed then; add today",
+    help="Compare with the earlier days in this file, relative to the memory's speed; add today",
 )
 @click.option(
-    "--processes", type=click.IntRange(1), help=f"Of each line [1; with --history {PROCESSES}]"
+    "--processes",
+    type=click.IntRange(1),
+    help=f"Start each line N times [1; with --history {PROCESSES}]",
 )
 @click.option("--checkpoint_root", metavar="DIR", help="Look here for checkpoints that are missing")
-@click.option("--dummy", is_flag=True, help="Random weights where a checkpoint is missing")
+@click.option("--dummy", is_flag=True, help="Take random weights where a checkpoint is missing")
 @options(without=("interactive",))
 @click.pass_context
 def replay(

@@ -65,18 +65,33 @@ class Report:
 
 
 @click.command(cls=Command)
-@click.option("--checkpoint_path", default=MODEL, metavar="PATH", help=f"[{MODEL}]")
+@click.option(
+    "--checkpoint_path", default=MODEL, metavar="PATH", help=f"As in generate.py [{MODEL}]"
+)
 @click.option("--device", default="auto", help="As in generate.py [auto]")
 @click.option("--precision", default="bfloat16", help=f"{', '.join(PRECISIONS)} [bfloat16]")
-@click.option("--schemes", metavar="A,B", help=f"[{','.join(SCHEMES)}]")
-@click.option("--batch_size", type=click.IntRange(1), default=1, help="Rows at once [1]")
-@click.option("--num_layers", type=click.IntRange(1), help="Of the whole model, the first N")
-@click.option("--parts", metavar="A,B", help=f"[{','.join(PARTS)}]")
-@click.option("--max_new_tokens", type=click.IntRange(2), default=33, help="Per sample [33]")
-@click.option("--max_rounds", type=click.IntRange(1), default=12, help="Of the whole model [12]")
-@click.option("--max_minutes", type=click.FloatRange(0), default=10.0, help="Of these rounds [10]")
+@click.option("--schemes", metavar="A,B", help=f"Schemes to measure [{','.join(SCHEMES)}]")
+@click.option("--batch_size", type=click.IntRange(1), default=1, help="Sequences at once [1]")
+@click.option(
+    "--num_layers", type=click.IntRange(1), help="Keep only the first N layers of the whole model"
+)
+@click.option(
+    "--parts", metavar="A,B", help=f"Single layers, the whole model, or both [{','.join(PARTS)}]"
+)
+@click.option(
+    "--max_new_tokens", type=click.IntRange(2), default=33, help="New tokens of each sample [33]"
+)
+@click.option(
+    "--max_rounds",
+    type=click.IntRange(1),
+    default=12,
+    help="Rounds of samples of the whole model [12]",
+)
+@click.option(
+    "--max_minutes", type=click.FloatRange(0), default=10.0, help="Minutes for these rounds [10]"
+)
 @click.option("--processes", type=click.IntRange(1), default=4,
-              help="Start each so often anew [4]; an interval needs 4")  # fmt: skip
+              help="Start each scheme N times [4]; intervals need 4")  # fmt: skip
 @click.option("--json", "json_path", metavar="PATH", help="Write all of it here, too")
 @click.option("--debug", is_flag=True, help="Show tracebacks")
 def roofline(

@@ -24,9 +24,11 @@ NOTE = "\n* start with these. GGUF: the type of llama.cpp's files that it compar
 
 @click.command(cls=Command)
 @click.argument("names", metavar="[SCHEME]...", nargs=-1)
-@click.option("--list", "only_names", is_flag=True, help="Only what each is, in words")
+@click.option("--list", "only_names", is_flag=True, help="Say only what each is, in words")
 @click.option("--measure", is_flag=True, help="Measure perplexity on held-out text, too")
-@click.option("--checkpoint_path", default="tiny", help="Whose shapes and weights [tiny]")
+@click.option(
+    "--checkpoint_path", default="tiny", help="The model whose shapes and weights are taken [tiny]"
+)
 @click.option("--device", default="auto", help="cpu, cuda, xpu, mps [auto]")
 @click.option("--precision", "--dtype", "precision", default="bfloat16",
               help="bfloat16, float16, float32 (or --dtype) [bfloat16]")  # fmt: skip
