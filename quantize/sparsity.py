@@ -7,8 +7,8 @@ from torch import Tensor
 
 
 def kept_of_four(sizes: Tensor) -> list[Tensor]:
-    """For each of four neighbouring columns, whether it is one of the two largest; of equals the
-    first ones are. sizes (N, K) → four times (N, K / 4) bool.
+    """Which of every four neighbouring columns are the two largest; the first ones among equals.
+    sizes (N, K) → for the first to the fourth column, (N, K / 4) bool.
 
     Each is compared with each, which takes a fifth of the time of sorting them.
     """

@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -159,7 +160,10 @@ EACH_FILE = pytest.mark.parametrize("path", FILES, ids=str)
 
 
 def syntax(path: Path) -> ast.AST:
-    return ast.parse((ROOT / path).read_text())
+    return parsed((ROOT / path).read_text())
+
+
+parsed = cache(ast.parse)  # a file's text is read by several tests
 
 
 def named(path: Path) -> Iterator[str]:

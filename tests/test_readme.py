@@ -90,7 +90,7 @@ def option_values(words):
 
 
 def test_make_test_runs_pytest(clone):
-    done = make(clone, "test", "ARGS=-q tests/test_house.py")
+    done = make(clone, "test", "ARGS=-q tests/test_typed_json.py")
     assert done.returncode == 0 and " passed" in done.stdout
 
 

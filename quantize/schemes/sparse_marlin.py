@@ -40,7 +40,7 @@ def _quantize(w: Tensor) -> PackedWeight:
 
 
 def _two_largest(w: Tensor) -> tuple[Tensor, Tensor]:
-    """Of every four columns the two largest by magnitude, in their order: values (N, K / 2), and
+    """The two largest by magnitude of every four columns, in their order: values (N, K / 2), and
     places among the four, uint8."""
     four, kept = w.unflatten(-1, (-1, 4)).unbind(-1), kept_of_four(w.abs())
     low = torch.where(kept[0], four[0], torch.where(kept[1], four[1], four[2]))

@@ -77,17 +77,20 @@ def test_generate_and_the_workers_of_compare_run_under_the_same(generated):
 
 
 def test_what_the_user_has_set_stays(generated):
+    """And OpenMP's own limit of threads counts."""
     given = {"THP_MEM_ALLOC_ENABLE": "0", "KMP_BLOCKTIME": "0", "CXXFLAGS": ""}
-    facts, _, _ = generated(**given)
+    facts, _, _ = generated(**given, OMP_THREAD_LIMIT="1")
     assert given.items() <= facts["environment"]["variables"].items()
     assert "HOME" not in facts["environment"]["variables"]
+    assert facts["environment"]["threads"] == 1
 
 
-def test_threads_are_set_recorded_and_repeated(generated):
+def test_threads_are_set_recorded_and_repeated_and_workers_take_the_option(generated):
     facts, record, said = generated("--threads", "1")
     assert facts["environment"]["threads"] == facts["device"]["threads"] == 1
     assert "--threads 1" in record.repro and "slower" not in said
     assert facts["config"]["threads"] == 1
+    assert same(of_a_worker("--threads", "1")) == same(facts)
     many = 2 * (os.cpu_count() or 1)
     facts, record, said = generated("--threads", str(many))
     assert facts["environment"]["threads"] == many and f"{many} threads on" in said
@@ -101,16 +104,6 @@ def test_a_variable_that_changes_the_threads_is_repeated_by_the_line(generated):
     again, second, _ = generated(*split(record.repro)[2:])
     assert again["environment"]["threads"] == many
     assert f"--threads {many}" in second.repro
-
-
-def test_the_workers_take_the_option(generated):
-    facts, _, _ = generated("--threads", "1")
-    assert same(of_a_worker("--threads", "1")) == same(facts)
-
-
-def test_openmp_s_limit(generated):
-    facts, _, _ = generated(OMP_THREAD_LIMIT="1")
-    assert facts["environment"]["threads"] == 1
 
 
 @pytest.mark.skipif(system_huge_pages() in (None, "never"), reason="no transparent huge pages here")
