@@ -340,16 +340,6 @@ def _debugging(command: "OneLineErrors | Group", name: str, given: list[str]) ->
         return "--debug" in given
 
 
-# What click calls the types of options, and what people call them.
-TYPES = {"valid float range": "valid number", "valid integer range": "valid whole number"}
-
-
-def _in_plain_words(message: str) -> str:
-    for words, plain in TYPES.items():
-        message = message.replace(f"is not a {words}", f"is not a {plain}")
-    return message
-
-
 def explained(error: BaseException) -> tuple[str, int]:
     """The message for a failure, and the exit code. An unexpected one asks to be reported."""
     match error:
@@ -360,7 +350,9 @@ def explained(error: BaseException) -> tuple[str, int]:
         case KeyboardInterrupt() | click.Abort():
             return "interrupted; nothing was logged", 128 + signal.SIGINT
         case click.ClickException():
-            return _in_plain_words(error.format_message()), error.exit_code
+            message = error.format_message()
+            message = message.replace("a valid integer range", "a valid whole number")
+            return message.replace("a valid float range", "a valid number"), error.exit_code
         case RecursionError():
             return "the input is nested too deeply (--debug shows where)", 1
         case OSError() if error.strerror and error.filename is not None:
