@@ -40,7 +40,7 @@ class Request:
     kv_cache: str = "dense"
     batch: int = 1
     prompt: int = 128
-    new_tokens: int = 128
+    new_tokens: int = 128  # 0: the prompt's pass alone; figures per token are of its tokens then
     tp: int = 1
     depth: int = 0  # positions in the cache before the prompt
     precision: str = "bfloat16"
@@ -51,6 +51,11 @@ class Request:
     @property
     def positions(self) -> int:
         return self.cache_size or self.depth + self.prompt + self.new_tokens
+
+    @property
+    def tokens(self) -> int:
+        """That seconds and joules are divided by: new ones, or those of a pass alone."""
+        return self.batch * (self.new_tokens or self.prompt)
 
 
 @dataclass(frozen=True)
@@ -121,6 +126,7 @@ class Machine(Protocol):
 
     def prompt(self, request: Request) -> Phase: ...
     def token(self, request: Request, depth: int) -> Phase: ...
+    def memory(self, request: Request, phase: str) -> Memory: ...
     def watts(self) -> tuple[float, str] | None: ...
 
 
@@ -130,8 +136,9 @@ def predict(request: Request, machine: Machine) -> Estimate:
     prompt, token = machine.prompt(request), machine.token(request, middle)
     steps = max(0, request.new_tokens - 1)
     seconds = prompt.seconds + steps * token.seconds
-    rate = request.batch * request.new_tokens / seconds
-    memory = {phase: _memory(request, machine, phase) for phase in ("prompt", "token")}
+    rate = request.tokens / seconds
+    phases = ("prompt", "token") if request.new_tokens else ("prompt",)
+    memory = {phase: machine.memory(request, phase) for phase in phases}
     peak = max(memory, key=lambda phase: memory[phase].total)
     longer = token if steps * token.seconds > prompt.seconds else prompt
     return Estimate(
@@ -165,8 +172,7 @@ def _joules(request: Request, machine: Machine, seconds: float, phase: Phase) ->
     if known is None:
         return None
     watts, source = known
-    tokens = request.batch * request.new_tokens
-    return Figure(watts * seconds * request.tp / tokens, source, phase.bound)
+    return Figure(watts * seconds * request.tp / request.tokens, source, phase.bound)
 
 
 def _largest(memory: Memory) -> str:
@@ -216,7 +222,8 @@ def pass_of(
     )
 
 
-def _memory(request: Request, machine: Machine, phase: str) -> Memory:
+def memory_of(request: Request, machine: Machine, phase: str) -> Memory:
+    """What a phase takes, from shapes."""
     count = counted(request, machine, phase)
     return Memory(
         count.weight_bytes, count.kv_cache_bytes, count.peak_activation_bytes, machine.workspace
@@ -268,6 +275,9 @@ class Calibrated:
             "fixed": "the cost of each layer's calls",
         }[largest]
         return Phase(self._at_now(parts.named, step=True), bound, self.deviation["token"])
+
+    def memory(self, request: Request, phase: str) -> Memory:
+        return memory_of(request, self, phase)
 
     def watts(self) -> tuple[float, str] | None:
         return None
@@ -360,6 +370,9 @@ class FromDatasheet:
         if not parts["links"]:
             parts.pop("links")
         return Phase(parts, bound, self.efficiency.deviation)
+
+    def memory(self, request: Request, phase: str) -> Memory:
+        return memory_of(request, self, phase)
 
     def watts(self) -> tuple[float, str] | None:
         return self.sheet.power, "no counter; power limit × time is an upper bound"

@@ -83,7 +83,7 @@ ROOMS = {
         {"passes", "published"},
         {"machine", "validate"},
         {"predict"},
-        {"beside"},
+        {"as_published", "beside"},
     ),
     "compare": (
         {

@@ -35,7 +35,8 @@ from text import shown
 @click.option("--precision", default="bfloat16", help=f"{', '.join(PRECISIONS)} [bfloat16]")
 @click.option("--batch_size", type=click.IntRange(1), default=1, help="Sequences at once [1]")
 @click.option("--sequence_length", type=click.IntRange(1), default=128, help="Of the prompt [128]")
-@click.option("--new_tokens", type=click.IntRange(1), default=128, help="Of each sequence [128]")
+@click.option("--new_tokens", type=click.IntRange(0),
+              help="Of each sequence; 0: the prompt's pass alone [128; with .rst 0]")  # fmt: skip
 @click.option("--context_depth", type=click.IntRange(0), default=0, help="As in generate.py [0]")
 @click.option("--num_layers", type=click.IntRange(1), help="Only the first N layers")
 @click.option("--tp", type=click.IntRange(1), default=1, help="Devices that share the model [1]")
@@ -56,7 +57,7 @@ def estimate(
     precision: str,
     batch_size: int,
     sequence_length: int,
-    new_tokens: int,
+    new_tokens: int | None,
     context_depth: int,
     num_layers: int | None,
     tp: int,

@@ -29,7 +29,7 @@ class Asked:
     precision: str
     batch_size: int
     sequence_length: int
-    new_tokens: int
+    new_tokens: int | None  # None: not said
     context_depth: int
     num_layers: int | None
     tp: int
@@ -41,6 +41,9 @@ class Asked:
         ):
             if value not in names:
                 raise UsageError(f"{option} takes {', '.join(names)}; given: {value!r}")
+        if self.new_tokens is None:  # published rows are passes, and no new tokens follow them
+            published = self.calibration is not None and self.calibration.endswith(".rst")
+            object.__setattr__(self, "new_tokens", 0 if published else 128)
         object.__setattr__(self, "quantization", str(parse_scheme(self.quantization)))
 
 
@@ -61,7 +64,7 @@ def predicted(asked: Asked, all_schemes: bool, what_fits: str | None) -> tuple[s
         asked.kv_cache,
         asked.batch_size,
         asked.sequence_length,
-        asked.new_tokens,
+        asked.new_tokens or 0,
         asked.tp,
         asked.context_depth,
         asked.precision,

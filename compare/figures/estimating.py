@@ -5,6 +5,7 @@ from pathlib import Path
 import devices
 from benchlog.origin import versions
 from errors import CheckpointError, MemoryShortage, UsageError
+from estimate.as_published import AsPublished
 from estimate.audit import cards
 from estimate.calibration import Calibration, of_this_machine
 from estimate.datasheets import DATASHEETS, Datasheet, find, known
@@ -80,7 +81,7 @@ def _of_published(device: str, path: str) -> Machine:
     own = known(cards(constants.device)[1])
     if own is None or own.name != sheet.name:
         constants = constants.on(sheet)
-    return FromDatasheet(sheet, efficiency_of_published(constants, sheet))
+    return AsPublished(sheet, constants)
 
 
 def published_efficiency(sheet: Datasheet) -> Efficiency:

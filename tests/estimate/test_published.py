@@ -1,5 +1,6 @@
 """Published rows: memory from first principles, time by constants that other rows fix."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -145,6 +146,28 @@ def test_validate_writes_the_table(tmp_path):
     assert rst.read_text() == result.output
     assert "Held out\n" in result.output and "Calibrated on\n" in result.output
     assert len(of_results(json_path)) == 12
+
+
+@pytest.mark.parametrize("name", ["opt-1.3b", "clm-60m"])
+def test_a_pass_by_published_rows_is_estimated_as_they_are(rows, tmp_path, name):
+    """The command, in time and memory: on the card of the table, and on one made alike."""
+    measured = next(row for row in rows if row.row.model.endswith(name))
+    seconds = {}
+    for device in ("NVIDIA RTX A5000", "NVIDIA RTX A6000"):
+        path = tmp_path / f"{device}.json"
+        result = run(
+            *("--checkpoint_path", PUBLISHED.parent / f"{name}.json", "--device", device),
+            *("--calibration", PUBLISHED, "--batch_size", 16, "--sequence_length", 1024),
+            *("--json", path),
+        )
+        assert result.exit_code == 0, result.output
+        found = json.loads(path.read_text())
+        seconds[device] = found["prompt_seconds"]["value"]
+        assert found["peak_memory_bytes"]["value"] == measured.demand.peak.allocated
+        assert found["tokens_per_second"]["value"] == pytest.approx(16384 / seconds[device])
+    assert seconds["NVIDIA RTX A5000"] == pytest.approx(fitted(rows).seconds(measured.demand))
+    ratio = seconds["NVIDIA RTX A5000"] / seconds["NVIDIA RTX A6000"]
+    assert 1 < ratio < 300 / 230
 
 
 BAD = [

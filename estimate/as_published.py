@@ -1,0 +1,92 @@
+"""A card by published rows: passes as its rows are, by the two constants of estimate/published.py.
+
+    machine = AsPublished(sheet, fitted(rows).on(sheet))
+    predict(Request("opt-1.3b.json", batch=16, prompt=1024, new_tokens=0), machine)
+
+A row is a pass without a cache, with the logits of every position, by transformers' own modules. So
+is the estimate of a request without new tokens. What generates, is quantized or has several ranks
+is estimated as on any card of which there is only a datasheet, at the shares of it that the two
+constants are.
+"""
+
+from typing import Any
+
+import torch
+
+from estimate.counting import config_fields, count_fields
+from estimate.datasheets import Datasheet
+from estimate.memory import CUBLAS_WORKSPACE
+from estimate.predict import FromDatasheet, Memory, Phase, Request, efficiency_of_published
+from estimate.published import UPCAST, Constants, Demand, demand_of
+from models.config import ModelConfig
+
+PASS = "a pass as the published rows are: transformers' modules, logits of every position, no cache"
+
+
+class AsPublished(FromDatasheet):
+    """constants: of the card that `sheet` describes."""
+
+    def __init__(self, sheet: Datasheet, constants: Constants) -> None:
+        super().__init__(sheet, efficiency_of_published(constants, sheet))
+        self.constants = constants
+        self.source = f"{constants.source}; a pass alone is {PASS}"
+        self._demands: dict[Request, Demand] = {}
+
+    def prompt(self, request: Request) -> Phase:
+        demand = self._demand(request)
+        if demand is None:
+            return super().prompt(request)
+        parts = {
+            "products": self.constants.per_operation * demand.operations,
+            "everything else": self.constants.per_byte * demand.bytes,
+        }
+        arithmetic = parts["products"] > parts["everything else"]
+        bound = "arithmetic" if arithmetic else "memory's bandwidth"
+        return Phase(parts, bound, self.constants.residual)
+
+    def memory(self, request: Request, phase: str) -> Memory:
+        demand = self._demand(request)
+        if demand is None:
+            return super().memory(request, phase)
+        parts = dict(demand.peak.parts)
+        weights = sum(size for name, size in parts.items() if "weights" in name)
+        others = demand.peak.allocated - weights - CUBLAS_WORKSPACE
+        return Memory(weights, 0, others, CUBLAS_WORKSPACE)
+
+    def _demand(self, request: Request) -> Demand | None:
+        """What the pass takes; None for a request that is no pass as the rows are."""
+        fields = _fields(request.config)
+        alone = not request.new_tokens and not request.depth
+        if fields is None or not alone or request.scheme != "none" or request.tp > 1:
+            return None
+        if request not in self._demands:
+            count = count_fields(
+                fields, str(fields["model_type"]), request.batch, request.prompt, logits="all",
+                precision=torch.float16, cached=False,
+            )  # fmt: skip
+            upcast = fields["model_type"] in UPCAST
+            self._demands[request] = demand_of(
+                count, request.batch, request.prompt, fields["vocab_size"], upcast
+            )
+        return self._demands[request]
+
+
+def _fields(config: ModelConfig | str) -> dict[str, Any] | None:
+    """The config.json of a model in transformers; None for one that is none of its Llamas."""
+    if isinstance(config, str):
+        return config_fields(config)
+    plain = {name: getattr(config, name) for name in ("qkv_bias", "qk_norm", "mlp_bias")}
+    if config.architecture != "llama" or any(plain.values()) or config.attention_out_bias:
+        return None
+    return {
+        "model_type": "llama",
+        "hidden_size": config.dim,
+        "head_dim": config.head_dim,
+        "intermediate_size": config.ffn_dim,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": config.max_position,
+        "tie_word_embeddings": config.tie_embeddings,
+    }
