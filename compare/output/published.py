@@ -6,7 +6,6 @@ text, cases = validated(["published.rst", "results.json"], device="NVIDIA RTX A6
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from errors import UsageError
 from estimate.audit import audit
@@ -35,7 +34,7 @@ def audited(paths: Iterable[str]) -> str:
     return "\n".join(lines)
 
 
-def validated(paths: Sequence[str], device: str | None = None) -> tuple[str, list[dict[str, Any]]]:
+def validated(paths: Sequence[str], device: str | None = None) -> tuple[str, object]:
     """The report of the cases in these files (.rst: published tables; others: results), and the
     cases for JSON. device: a card for which the models of the first table are predicted.
 
