@@ -87,9 +87,9 @@ struct Fit {
   const Groups& groups;
   const float* x;  // (columns, AT_ONCE)
   const float half = float(1 << (groups.bits - 1)), most = 2 * half - 1;
-  Pair best;
-  HalfWords scale, zero;  // best, as stored
-  Floats error;
+  Pair best{};
+  HalfWords scale{}, zero{};  // best, as stored
+  Floats error{};
 
   Floats codes(Floats weights, const Pair& pair, Floats inverse) const {
     return nearest((weights - pair.zero) * inverse, -half, half - 1);
