@@ -308,7 +308,7 @@ def test_bad_input_is_one_line(tmp_path, monkeypatch, arguments, reason):
     monkeypatch.chdir(tmp_path)
     Path("bytes").write_bytes(b"\xff\xfe\x00")
     Path("short.txt").write_text("def f(x): return x")
-    assert reason in one_line(run(*arguments))
+    assert reason in one_line(CliRunner().invoke(quality, arguments, standalone_mode=False))
 
 
 # ------------------------------------------------------------------------- decoding, random weights
