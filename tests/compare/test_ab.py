@@ -475,7 +475,7 @@ def test_in_turn_with_real_workers(tmp_path):
 def test_another_format_takes_the_place_of_the_tables(monkeypatch, capsys, form):
     world = World.of(Behaviour(between=0.01), Behaviour(seconds=0.5, between=0.01))
     world.install(monkeypatch)
-    monkeypatch.setattr("compare.sampling.workers.Workers._start", lambda w, n: world.start([n]))
+    monkeypatch.setattr("compare.sampling.workers.Workers._command", lambda w, n: world.command(n))
     arms = make_arms(RunConfig(max_new_tokens=4), ["", "--quantization int8wo"])
     results = Results.begin(Settings(tokens=0, max_minutes=1000), arms, "none")
     assert command.compare(results, None, form) == 0

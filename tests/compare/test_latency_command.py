@@ -82,8 +82,9 @@ def test_ctrl_c_keeps_what_there_is(tmp_path):
     words = ("--arm", "--quantization none", "--arm", "--quantization int8wo", "--runs", "1000000")
     command = [sys.executable, "-m", "quantbench", "latency", *SMALL, *words, "--output", folder]
     running = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and running.poll() is None:
         text = (folder / "results.json").read_text() if (folder / "results.json").exists() else ""
