@@ -89,7 +89,7 @@ def connect(address: str) -> Any:
         import ray
     except ImportError:
         raise QuantbenchError(
-            "--ray needs the package ray, which is not installed: pip install 'quantbench[ray]'"
+            "--ray needs the package ray, which is not installed: pip install '.[ray]'"
         ) from None
     missing = (
         f"--ray {address}: there is no Ray; `ray start --head` starts one and says its address"
