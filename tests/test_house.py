@@ -24,6 +24,7 @@ FLOORS = (
     {"devices", "ops"},
     {"kv_cache"},
     {"quantize", "models", "benchlog"},
+    {"experts"},
     {"run"},
     {"estimate"},
     {"generate"},
@@ -68,6 +69,7 @@ ROOMS = {
         {"record"},
         {"log"},
     ),
+    "experts": ({"popularity"}, {"kept", "placement", "plan", "routing", "skew"}),
     "run": (
         {"energy", "launch", "machine", "threads"},
         {"checks", "cutting", "environment", "parallel", "trust"},

@@ -1,0 +1,220 @@
+"""What a layer's experts cost, and who computes each: the fast tier, with or without a copy, or
+the slow one.
+
+    costs = Costs(fast=Line(20e-6, 1e-6), slow=Line(50e-6, 90e-6), fetch=900e-6)
+    plan = plan_layer(tokens_per_expert, fast, costs, Overlap.TIERS)
+    plan.where[expert], plan.seconds
+
+An expert that lies in fast memory is computed there. For each of the others that has tokens there
+is a choice: fetch it into fast memory and compute it there, or compute it where it lies. The plan
+takes the least time:
+
+- tiers that take turns add up, and then each expert is decided alone;
+- tiers that work at once take as long as the slower one. To share out work between two machines is
+  a partition problem, in general a hard one. Here it is not: both costs of an expert are a + b · n
+  in its n tokens, so a plan's time depends only on how many experts are fetched, m, and on how many
+  tokens these have, N. Which pairs (m, N) exist is found exactly by going through the experts once,
+  as in the sum of subsets, with a bit for each N.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+
+
+@dataclass(frozen=True)
+class Line:
+    """Seconds for n tokens: fixed + each · n, and nothing for no token. Neither is negative."""
+
+    fixed: float
+    each: float
+
+    def seconds(self, tokens: int) -> float:
+        return self.fixed + self.each * tokens if tokens else 0.0
+
+    def total(self, experts: int, tokens: int) -> float:
+        """Seconds for so many experts that have so many tokens together."""
+        return self.fixed * experts + self.each * tokens
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds that an expert takes, of one scheme on one machine (experts/costs.py measures)."""
+
+    fast: Line  # computing it in the fast tier
+    slow: Line  # computing it where it lies, in the slow tier
+    fetch: float  # bringing it into fast memory
+
+
+class Where(Enum):
+    """Who computes an expert."""
+
+    FAST = "fast"  # the fast tier, which has it
+    FETCH = "fetch"  # the fast tier, after a copy
+    COMPUTE_THERE = "compute_there"  # the slow tier
+
+
+class Overlap(Enum):
+    """What works at the same time."""
+
+    NONE = "none"  # nothing: fetching, the fast tier and the slow tier take turns
+    TIERS = "tiers"  # both tiers; the fast one waits for its fetches
+    COPIES = "copies"  # both tiers, and fetches beside them
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """Who computes each expert that has tokens, and how long the layer's experts take."""
+
+    where: dict[int, Where]  # by expert; without those that have no token
+    fast_seconds: float  # computing in the fast tier
+    fetch_seconds: float
+    slow_seconds: float  # computing in the slow tier
+    seconds: float  # all of it, with what overlaps
+
+
+POLICIES = {
+    "auto": "whichever takes less time by the cost model",
+    "fetch": "copy it into fast memory",
+    "compute_there": "compute it where it lies",
+}
+
+
+def plan_layer(
+    tokens: Sequence[int],
+    fast: Collection[int],
+    costs: Costs,
+    overlap: Overlap,
+    policy: str = "auto",
+) -> LayerPlan:
+    """The quickest way to compute a layer's experts.
+
+    tokens: of each expert. fast: the experts in fast memory. policy: a key of POLICIES, what
+    happens to the others.
+    """
+    resident = [e for e, n in enumerate(tokens) if n and e in fast]
+    others = [e for e, n in enumerate(tokens) if n and e not in fast]
+    others.sort(key=lambda e: tokens[e])
+    counts = tuple(tokens[e] for e in others)
+    work = costs.fast.total(len(resident), sum(tokens[e] for e in resident))
+    if policy == "auto":
+        fetched = _quickest(counts, work, costs, overlap)
+    else:
+        fetched = (policy == "fetch",) * len(counts)
+    where = dict.fromkeys(resident, Where.FAST)
+    where |= {
+        e: Where.FETCH if is_fetched else Where.COMPUTE_THERE
+        for e, is_fetched in zip(others, fetched, strict=True)
+    }
+    moved = [n for n, is_fetched in zip(counts, fetched, strict=True) if is_fetched]
+    return _costed(where, work, counts, len(moved), sum(moved), costs, overlap)
+
+
+def _costed(
+    where: dict[int, Where],
+    work: float,
+    counts: Sequence[int],
+    fetched: int,
+    tokens: int,
+    costs: Costs,
+    overlap: Overlap,
+) -> LayerPlan:
+    parts = _parts(work, counts, fetched, tokens, costs)
+    return LayerPlan(where, *parts, combined(*parts, overlap))
+
+
+def _parts(
+    work: float, counts: Sequence[int], fetched: int, tokens: int, costs: Costs
+) -> tuple[float, float, float]:
+    """Seconds of the fast tier, of fetching and of the slow tier.
+
+    work: of the fast tier without fetched experts. fetched, tokens: how many of the experts with
+    these counts are fetched, and the tokens of those.
+    """
+    return (
+        work + costs.fast.total(fetched, tokens),
+        costs.fetch * fetched,
+        costs.slow.total(len(counts) - fetched, sum(counts) - tokens),
+    )
+
+
+def combined(fast: float, fetch: float, slow: float, overlap: Overlap) -> float:
+    """The time of a layer whose parts take so many seconds each."""
+    match overlap:
+        case Overlap.NONE:
+            return fast + fetch + slow
+        case Overlap.TIERS:
+            return max(fast + fetch, slow)
+        case Overlap.COPIES:
+            return max(fast, fetch, slow)
+
+
+@lru_cache(maxsize=4096)  # decoding asks the same few questions again and again
+def _quickest(
+    counts: tuple[int, ...], work: float, costs: Costs, overlap: Overlap
+) -> tuple[bool, ...]:
+    """Which of the experts with these counts of tokens to fetch; work: the fast tier's, besides."""
+    if overlap is Overlap.NONE:
+        return tuple(costs.fetch + costs.fast.seconds(n) <= costs.slow.seconds(n) for n in counts)
+
+    def seconds(fetched: int, tokens: int) -> float:
+        return combined(*_parts(work, counts, fetched, tokens, costs), overlap)
+
+    extremes = min(seconds(0, 0), seconds(len(counts), sum(counts)))
+    sums = _sums(counts, sum(costs.fetch * m <= extremes for m in range(1, len(counts) + 1)))
+    plans = [
+        (seconds(fetched, tokens), fetched, tokens)
+        for fetched, totals in enumerate(sums[-1])
+        for tokens in _around(totals, _balance(counts, work, fetched, costs, overlap))
+    ]
+    _, fetched, tokens = min(plans)
+    return _subset(counts, sums, fetched, tokens)
+
+
+def _balance(
+    counts: Sequence[int], work: float, fetched: int, costs: Costs, overlap: Overlap
+) -> int:
+    """The tokens of fetched experts with which both tiers take equally long, rounded down.
+
+    The fast tier's time rises with these tokens and the slow tier's falls. So of the numbers that
+    exist the best is the next one below or above.
+    """
+    fast, fetch, slow = _parts(work, counts, fetched, 0, costs)
+    gap = slow - fast - (fetch if overlap is Overlap.TIERS else 0.0)
+    slope = costs.fast.each + costs.slow.each
+    total = sum(counts)
+    if gap <= 0 or not slope:
+        return 0
+    return total if gap >= slope * total else int(gap / slope)
+
+
+# A set of whole numbers is an int whose bit N is set where N is in the set.
+
+
+def _sums(counts: Sequence[int], most: int) -> list[list[int]]:
+    """sums[i][m]: the set of totals of m of the first i counts, for m up to `most`."""
+    sums = [[1] + [0] * most]
+    for count in counts:
+        without = sums[-1]
+        sums.append([1, *(without[m] | without[m - 1] << count for m in range(1, most + 1))])
+    return sums
+
+
+def _around(totals: int, middle: int) -> list[int]:
+    """The largest number of a set up to `middle`, and the smallest above it, if there are any."""
+    below, above = totals & ((2 << middle) - 1), totals >> (middle + 1)
+    numbers = [below.bit_length() - 1] if below else []
+    return numbers + ([(above & -above).bit_length() + middle] if above else [])
+
+
+def _subset(
+    counts: Sequence[int], sums: Sequence[Sequence[int]], taken: int, total: int
+) -> tuple[bool, ...]:
+    """Which counts to take so that `taken` of them have this total; sums: as _sums gives them."""
+    is_taken = []
+    for count, without in zip(reversed(counts), reversed(sums[:-1]), strict=True):
+        take = not without[taken] >> total & 1
+        is_taken.append(take)
+        taken, total = taken - take, total - count * take
+    return tuple(reversed(is_taken))

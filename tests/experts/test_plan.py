@@ -1,0 +1,123 @@
+"""The plan of a layer takes the least time that any assignment takes: compared with all of them."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from experts.plan import Costs, Line, Overlap, Where, combined, plan_layer
+
+# Whole numbers of seconds: sums are exact in any order, so that times are equal or are not.
+SECONDS = st.integers(0, 30).map(float)
+LINES = st.builds(Line, SECONDS, SECONDS)
+COSTS = st.builds(Costs, LINES, LINES, SECONDS)
+TOKENS = st.lists(st.one_of(st.integers(0, 3), st.integers(0, 40)), min_size=1, max_size=7)
+OVERLAPS = st.sampled_from(Overlap)
+
+
+def every_time(tokens, fast, costs, overlap):
+    """The times of all assignments, by brute force, from each expert's own cost."""
+    active = [e for e, n in enumerate(tokens) if n]
+    choices = [[Where.FAST] if e in fast else [Where.FETCH, Where.COMPUTE_THERE] for e in active]
+    for wheres in itertools.product(*choices):
+        by = dict(zip(active, wheres, strict=True))
+        yield by, time_of(by, tokens, costs, overlap)
+
+
+def time_of(by, tokens, costs, overlap):
+    in_fast = sum(
+        costs.fast.fixed + costs.fast.each * tokens[e]
+        for e, where in by.items()
+        if where is not Where.COMPUTE_THERE
+    )
+    copied = costs.fetch * sum(where is Where.FETCH for where in by.values())
+    there = sum(
+        costs.slow.fixed + costs.slow.each * tokens[e]
+        for e, where in by.items()
+        if where is Where.COMPUTE_THERE
+    )
+    match overlap:
+        case Overlap.NONE:
+            return in_fast + copied + there
+        case Overlap.TIERS:
+            return max(in_fast + copied, there)
+        case Overlap.COPIES:
+            return max(in_fast, copied, there)
+
+
+@settings(max_examples=400, deadline=None)
+@given(tokens=TOKENS, fast=st.sets(st.integers(0, 6)), costs=COSTS, overlap=OVERLAPS)
+def test_no_assignment_takes_less(tokens, fast, costs, overlap):
+    plan = plan_layer(tokens, fast, costs, overlap)
+    assert plan.seconds == min(time for _, time in every_time(tokens, fast, costs, overlap))
+    assert plan.seconds == time_of(plan.where, tokens, costs, overlap)
+    assert set(plan.where) == {e for e, n in enumerate(tokens) if n}
+    assert all((where is Where.FAST) == (e in fast) for e, where in plan.where.items())
+
+
+MICROSECONDS = st.floats(1e-7, 1e-3)
+REAL = st.builds(Line, MICROSECONDS, MICROSECONDS)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    tokens=TOKENS,
+    fast=st.sets(st.integers(0, 6)),
+    costs=st.builds(Costs, REAL, REAL, MICROSECONDS),
+    overlap=OVERLAPS,
+)
+def test_nor_with_fractions_of_seconds(tokens, fast, costs, overlap):
+    plan = plan_layer(tokens, fast, costs, overlap)
+    least = min(time for _, time in every_time(tokens, fast, costs, overlap))
+    # Sums in another order: each of some ten additions rounds by 1e-16.
+    assert plan.seconds == pytest.approx(least, rel=1e-14)
+
+
+@settings(max_examples=100, deadline=None)
+@given(tokens=TOKENS, fast=st.sets(st.integers(0, 6)), costs=COSTS, overlap=OVERLAPS)
+def test_a_policy_decides_for_all_experts_alike(tokens, fast, costs, overlap):
+    for policy, expected in (("fetch", Where.FETCH), ("compute_there", Where.COMPUTE_THERE)):
+        plan = plan_layer(tokens, fast, costs, overlap, policy)
+        assert {plan.where[e] for e in plan.where if e not in fast} <= {expected}
+        assert plan.seconds == time_of(plan.where, tokens, costs, overlap)
+
+
+def test_by_hand():
+    costs = Costs(fast=Line(1, 1), slow=Line(2, 3), fetch=4)
+    tokens = [0, 5, 1, 2]  # in the slow tier 5, 1 and 2 tokens take 17, 5 and 8
+    alone = plan_layer(tokens, {3}, costs, Overlap.NONE)
+    # Fetching expert 1 takes 4 + 6 < 17; expert 2 takes 4 + 2 > 5.
+    assert alone.where == {3: Where.FAST, 1: Where.FETCH, 2: Where.COMPUTE_THERE}
+    assert (alone.fast_seconds, alone.fetch_seconds, alone.slow_seconds) == (3 + 6, 4, 5)
+    assert alone.seconds == 18
+    # Together: 3 + 10 in the fast tier while the slow one takes 5; the other way is worse.
+    assert plan_layer(tokens, {3}, costs, Overlap.TIERS).seconds == 13
+    # With copies beside them, the fast tier computes for 9 only.
+    assert plan_layer(tokens, {3}, costs, Overlap.COPIES).seconds == 9
+
+
+def test_a_share_of_the_work_is_left_to_the_slow_tier():
+    """Each expert alone is quicker when fetched, but not one after the other."""
+    costs = Costs(fast=Line(0, 1), slow=Line(0, 4), fetch=1)
+    plan = plan_layer([1] * 6, (), costs, Overlap.TIERS)
+    # m fetched: max(2 m, 4 (6 - m)); 4 give 8, 5 give 10.
+    assert plan.seconds == 8
+    assert list(plan.where.values()).count(Where.FETCH) == 4
+
+
+def test_nothing_to_do():
+    plan = plan_layer([0, 0], (), Costs(Line(1, 1), Line(1, 1), 1), Overlap.TIERS)
+    assert plan.where == {} and plan.seconds == 0
+    assert combined(1, 2, 3, Overlap.COPIES) == 3
+
+
+def test_a_prompt_of_many_tokens_over_many_experts():
+    """128 experts with thousands of tokens end in both tiers at once, nearly."""
+    tokens = [(37 * e * e + 11 * e) % 251 + 1 for e in range(128)]
+    costs = Costs(fast=Line(2e-5, 1e-6), slow=Line(3e-5, 8e-6), fetch=1e-4)
+    plan = plan_layer(tokens, range(0, 128, 4), costs, Overlap.TIERS)
+    assert plan.seconds == pytest.approx(time_of(plan.where, tokens, costs, Overlap.TIERS))
+    # Both tiers end within one token's time of each other where there are this many sums.
+    ends = plan.fast_seconds + plan.fetch_seconds, plan.slow_seconds
+    assert abs(ends[0] - ends[1]) <= costs.fast.each + costs.slow.each

@@ -1,0 +1,105 @@
+"""Counts of experts: what a file keeps, which models it fits, and what is said of damaged ones."""
+
+import dataclasses
+import json
+
+import pytest
+
+from errors import UsageError
+from experts.popularity import Popularity, added, effective_experts
+from tests.experts.counted import ROUTERS, counts_of, popularity_of
+
+FIRST, SECOND = (counts_of(ROUTERS, 20, seed) for seed in (1, 2))
+POPULARITY = Popularity(ROUTERS, "heldout.txt", 40, (FIRST, SECOND))
+
+
+def test_a_file_keeps_all_of_it(tmp_path):
+    POPULARITY.save("--output", tmp_path / "p.json")
+    assert Popularity.load("", tmp_path / "p.json") == POPULARITY
+    assert POPULARITY.counts == added(FIRST, SECOND)
+    assert added(((1, 2), ()), ((3, 4), ())) == ((4, 6), ())
+
+
+def test_a_model_with_fewer_of_the_same_layers_takes_their_counts():
+    two = POPULARITY.of_model(ROUTERS.first(2), "", "")
+    assert two.counts == POPULARITY.counts[:2] and two.routers.dense_layers == (1,)
+    assert POPULARITY.of_model(ROUTERS.first(1), "", "").routers.dense_layers == ()
+
+
+def test_a_model_whose_weights_were_not_read_is_known_by_its_shape():
+    unread = dataclasses.replace(ROUTERS, digests=("",) * 3)
+    assert POPULARITY.of_model(unread, "", "").counts == POPULARITY.counts
+
+
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        ({"digests": ("aaaa", "", "dddd")}, "another router in layer 2 as in"),
+        ({"digests": ("aaaa", "", "cccc", "eeee")}, "3 layers, not 4 as in"),
+        ({"num_experts": 8}, "4 experts a layer, not 8 as in"),
+        ({"experts_per_token": 1}, "2 experts a token, not 1 as in"),
+        ({"dense_layers": ()}, "other layers without experts as in"),
+    ],
+)
+def test_counts_of_another_model(change, difference):
+    other = dataclasses.replace(ROUTERS, model="theirs", **change)
+    with pytest.raises(UsageError) as raised:
+        POPULARITY.of_model(other, "--expert_placement", "p.json")
+    assert str(raised.value) == (
+        f"--expert_placement p.json is of another model: mine has {difference} theirs; write one "
+        "with quantbench experts profile"
+    )
+
+
+def changed(**changes):
+    return json.dumps(json.loads(json.dumps(dataclasses.asdict(POPULARITY))) | changes).encode()
+
+
+HALF = [list(layer) for layer in FIRST]
+DAMAGED = {
+    "empty": (b"", "is no JSON (line 1: Expecting value)"),
+    "cut off": (changed()[:-20], "is no JSON (line 1: "),
+    "binary": (bytes(range(256)), "is no JSON"),
+    "nested": (b"[" * 100_000, "nested too deeply"),
+    "another file": (b"[1, 2]", "it holds no counts"),
+    "another format": (changed(format=2), "its format is 2, not 1"),
+    "no routers": (changed(routers=None), "routers takes Routers; given: None"),
+    "a text for counts": (changed(halves=["a", "b"]), "takes"),
+    "a layer less": (changed(halves=[HALF[:2], HALF[:2]]), "counts of 2 layers, and routers of 3"),
+    "an expert less": (
+        changed(halves=[[HALF[0][:3], *HALF[1:]], HALF]),
+        "layer 0 has 3 counts for 4 experts",
+    ),
+    "below 0": (changed(halves=[[[-1, 1, 1, 1], *HALF[1:]], HALF]), "has a count below 0"),
+    "another sum": (changed(tokens=41), "layer 0 counts 80 assignments, where 41 tokens give 82"),
+    "no experts": (
+        changed(routers=dataclasses.asdict(ROUTERS) | {"experts_per_token": 0}),
+        "0 of 4 experts per token is impossible",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_file(name, tmp_path):
+    data, message = DAMAGED[name]
+    (tmp_path / "p.json").write_bytes(data)
+    with pytest.raises(UsageError) as raised:
+        Popularity.load("--expert_placement", tmp_path / "p.json")
+    assert message in str(raised.value) and "\n" not in str(raised.value)
+    assert str(raised.value).endswith("write it anew with quantbench experts profile")
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(UsageError, match="^--x .*p.json: No such file or directory$"):
+        Popularity.load("--x", tmp_path / "p.json")
+
+
+def test_effective_experts():
+    assert effective_experts([5, 5, 5, 5]) == pytest.approx(4)
+    assert effective_experts([7, 0, 0]) == 1
+    assert effective_experts([0, 0]) == 0
+    assert 1 < effective_experts([9, 1]) < 2
+
+
+def test_the_first_half_alone():
+    assert popularity_of(FIRST).counts == FIRST
