@@ -7,8 +7,9 @@
 Each run is a comparison of arms that are the same but for a wait of a known share (slow_worker.py),
 with fresh processes. Cells: {side by side, in turn} × {tiny, tiny compiled, tiny with 2 threads, a
 shape of 0.25 B parameters, which fits into no cache, and TinyLlama's of 1.1 B} × {equal, 5 %, a
-heavy tail, 8 arms}. Time is shared equally among the cells asked for. Runs are kept in the file and counted with their
-Clopper-Pearson bounds, by cell and over all of them. Thousands of runs are trust_simulation.py's.
+heavy tail, 8 arms}. Time is shared equally among the cells asked for. Runs are kept in the file and
+counted with their Clopper-Pearson bounds, by cell and over all of them. Thousands of runs are
+trust_simulation.py's.
 The command exits with 1 where a requirement is missed; on a machine that does other work, too, its
 figures say little.
 """
