@@ -120,8 +120,6 @@ def _why_not_any(model: Transformer, caches: Sequence[KVCache], rows: int) -> st
         return f"the model is on {device}, and the op is C++ for the CPU"
     if type(model) not in (Transformer, Mixtral):
         return f"the model is a {type(model).__name__}, and the op computes a Transformer"
-    if rows > 1 and model.config.mixture is not None:
-        return f"there are {rows} rows, which choose different experts, and the op computes one"
     if rows > step.MAX_FUSED_ROWS:
         return f"there are {rows} rows, and the op is for {step.MAX_FUSED_ROWS} at most"
     if reason := _unknown_field(model.config):
@@ -179,6 +177,7 @@ def _unknown_part(layer: nn.Module, epsilon: float) -> str | None:
         if not absent and (reason := _not_this_norm(norm, epsilon)):
             return f".{name}{reason}"
     networks = [f"feed_forward.experts.{i}" for i in range(len(getattr(ffn, "experts", ())))]
+    networks += ["feed_forward.shared"] if hasattr(ffn, "shared") else []
     networks = networks or ["feed_forward"]
     matrices = [f"{network}.{name}" for network in networks for name in ("w13", "w2")]
     for name in ("attention.wqkv", "attention.wo", *matrices):
@@ -189,11 +188,10 @@ def _unknown_part(layer: nn.Module, epsilon: float) -> str | None:
 
 
 def _unknown_experts(mixture: MixtureOfExperts) -> str | None:
-    if hasattr(mixture, "shared"):
-        return " has an expert that all tokens share, and the op knows none"
     for matrix in ("w13", "w2"):
         layers = [expert.get_submodule(matrix) for expert in mixture.experts]
-        if any(getattr(layer, "bias", None) is not None for layer in layers):
+        shared = [mixture.shared.get_submodule(matrix)] if hasattr(mixture, "shared") else []
+        if any(getattr(layer, "bias", None) is not None for layer in (*layers, *shared)):
             return ".experts have biases, and the op adds none"
         weights = [fused_weight(layer) for layer in layers]
         if len({(w.dtype, w.numel()) for w in weights if w is not None}) > 1:
@@ -397,16 +395,24 @@ def fused_layer(layer: Block) -> step.Layer:
 
 def _mixture(mixture: MixtureOfExperts) -> tuple[step.Linear, step.Linear]:
     """The router and the table of the experts, in the places of w13 and w2."""
-    how, networks = mixture.router.mixture, cast("list[FeedForward]", list(mixture.experts))
+    how, shared = mixture.router.mixture, hasattr(mixture, "shared")
     experts = step.Experts(
         mixture.router.weight,
-        [_linear(network.w13).weight for network in networks],
-        [_linear(network.w2).weight for network in networks],
+        _networks(cast("list[FeedForward]", list(mixture.experts))),
         how.experts_per_token,
         how.normalized,
-        networks[0].w2.in_features,
+        _networks([mixture.shared] if shared else []),
+        mixture.shared_gate.weight.flatten() if shared else None,
     )
-    return step.Linear(experts.router, None), step.Linear(experts.table(), None)
+    return step.Linear(experts.router, experts.shared_gate), step.Linear(experts.table(), None)
+
+
+def _networks(networks: Sequence[FeedForward]) -> step.Networks:
+    return step.Networks(
+        [_linear(network.w13).weight for network in networks],
+        [_linear(network.w2).weight for network in networks],
+        networks[0].w2.in_features if networks else 0,
+    )
 
 
 def _linear(layer: nn.Linear) -> step.Linear:

@@ -2,9 +2,10 @@
 
     write(Path("model.gguf"), "dummy:TinyLlama-1.1B-Chat-v1.0", "Q8_0")
 
-The weights are those that generate.py loads from the same checkpoint. Every matrix has the one
-format, the output and the embedding too, as every linear layer has in a scheme of ours; norms and
-routers stay in float32. A layer's experts are three tensors, each of all experts' matrices one
+Llama models and Mixtrals are written as architecture "llama", Qwen3-MoE as "qwen3moe". The weights
+are those that generate.py loads from the same checkpoint. Every matrix has the one format, the
+output and the embedding too, as every linear layer has in a scheme of ours; norms and routers stay
+in float32. A layer's experts are three tensors, each of all experts' matrices one
 behind the other. There is no vocabulary: tokens are given as ids.
 """
 
@@ -35,18 +36,10 @@ def check(architecture: ModelConfig, format: str) -> None:
 
     if format not in FORMATS:
         raise UsageError(f"{format!r} is no format; there are {', '.join(FORMATS)}")
-    strange = [
-        name
-        for name in ("sliding_window", "qkv_bias", "attention_out_bias", "mlp_bias", "qk_norm")
-        if getattr(architecture, name)
-    ]
-    experts = architecture.mixture
-    if experts and (experts.shared_dim or experts.dense_layers or not experts.normalized):
-        strange.append("other experts than Mixtral")
-    if strange:
+    if strange := _not_written(architecture):
         raise UsageError(
-            f"{architecture.name} has {strange[0]}; only plain Llama models and Mixtrals are "
-            "compared"
+            f"{architecture.name} has {strange}; only plain Llama models, Mixtrals and Qwen3-MoEs "
+            "are compared"
         )
     block, _ = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[format]]
     widths = {columns for _, columns in architecture.linear_shapes().values()}
@@ -54,6 +47,27 @@ def check(architecture: ModelConfig, format: str) -> None:
         raise UsageError(
             f"{format} takes rows of a multiple of {block}; {architecture.name} has {wrong[0]}"
         )
+
+
+def _not_written(architecture: ModelConfig) -> str | None:
+    """What a model has that the files' architectures have not, or None."""
+    experts = architecture.mixture
+    others = ["sliding_window", "qkv_bias", "attention_out_bias", "mlp_bias", "joint_qk_norm"]
+    if not experts:
+        others.append("qk_norm")
+    if architecture.qk_norm:
+        others.append("rope_scaling")  # its factors are of the architecture llama alone
+    for name in others:
+        if getattr(architecture, name):
+            return name
+    if experts and (experts.shared_dim or experts.dense_layers or not experts.normalized):
+        return "other experts than Mixtral"
+    return None
+
+
+def _kind(architecture: ModelConfig) -> str:
+    """llama.cpp's name of the architecture."""
+    return "qwen3moe" if architecture.qk_norm else "llama"
 
 
 def write(
@@ -75,7 +89,7 @@ def write(
 
     kind = gguf.GGMLQuantizationType[format]
     block, size = gguf.GGML_QUANT_SIZES[kind]
-    writer = gguf.GGUFWriter(None, "llama")
+    writer = gguf.GGUFWriter(None, _kind(architecture))
     _describe(writer, architecture)
     with torch.device("meta"):
         model = build(architecture)
@@ -119,8 +133,9 @@ def weight_bytes(path: Path) -> int:
     experts = sum(size for name, size in sizes.items() if STACKED in name)
     if not experts:
         return sum(sizes.values())
+    kind = reader.fields["general.architecture"].contents()
     count, used = (
-        int(reader.fields[f"llama.{key}"].parts[-1][0])
+        int(reader.fields[f"{kind}.{key}"].parts[-1][0])
         for key in ("expert_count", "expert_used_count")
     )
     return sum(sizes.values()) - experts + experts * used // count
@@ -136,6 +151,7 @@ def _describe(writer: Any, architecture: ModelConfig) -> None:
     if experts:
         writer.add_expert_count(experts.num_experts)
         writer.add_expert_used_count(experts.experts_per_token)
+        writer.add_expert_feed_forward_length(experts.expert_dim)
     writer.add_head_count(architecture.num_heads)
     writer.add_head_count_kv(architecture.num_kv_heads)
     writer.add_key_length(architecture.head_dim)
@@ -191,11 +207,9 @@ def _pieces(name: str, weight: Any, architecture: ModelConfig) -> list[tuple[str
     E, H, K = architecture.head_dim, architecture.num_heads, architecture.num_kv_heads
     if part == "attention.wqkv":
         query, key, value = weight.split((H * E, K * E, K * E))
-        named = {
-            "attn_q": _neighbours(query, E),
-            "attn_k": _neighbours(key, E),
-            "attn_v": value,
-        }
+        if _kind(architecture) == "llama":
+            query, key = _neighbours(query, E), _neighbours(key, E)
+        named = {"attn_q": query, "attn_k": key, "attn_v": value}
     elif part.startswith("feed_forward.experts."):
         gate, *up = weight.chunk(2) if part.endswith("w13") else (weight,)
         names = ("ffn_gate", "ffn_up") if up else ("ffn_down",)
@@ -206,6 +220,8 @@ def _pieces(name: str, weight: Any, architecture: ModelConfig) -> list[tuple[str
     else:
         others = {
             "attention_norm": "attn_norm",
+            "attention.q_norm": "attn_q_norm",
+            "attention.k_norm": "attn_k_norm",
             "attention.wo": "attn_output",
             "ffn_norm": "ffn_norm",
             "feed_forward.w2": "ffn_down",
@@ -216,8 +232,8 @@ def _pieces(name: str, weight: Any, architecture: ModelConfig) -> list[tuple[str
 
 
 def _neighbours(rows: Tensor, head_dim: int) -> Tensor:
-    """Rows whose rotary pairs are (i, i + E/2), reordered to (2i, 2i + 1): llama.cpp rotates
-    neighbours."""
+    """Rows whose rotary pairs are (i, i + E/2), reordered to (2i, 2i + 1): in the architecture
+    "llama" llama.cpp rotates neighbours."""
     pairs = rows.reshape(-1, 2, head_dim // 2, rows.shape[1])
     return pairs.transpose(1, 2).reshape(rows.shape)
 

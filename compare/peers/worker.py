@@ -122,10 +122,11 @@ class HuggingFace:
         architecture = load_config(work.checkpoint)
         if work.num_layers:
             architecture = architecture.with_layers(work.num_layers)
-        if architecture.mixture:
-            raise QuantbenchError(
-                f"{architecture.name} has experts; compare it with --runtimes llama.cpp"
-            )
+        for part, has in (("experts", architecture.mixture), ("qk_norm", architecture.qk_norm)):
+            if has:
+                raise QuantbenchError(
+                    f"{architecture.name} has {part}; compare it with --runtimes llama.cpp"
+                )
         _check_memory(2 * architecture.parameters(), headroom)
         torch.set_num_threads(work.threads)
         self.torch = torch

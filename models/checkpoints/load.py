@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 import devices
 from errors import CheckpointError
+from models.checkpoints.pool import Pool
 from models.checkpoints.saved import SavedWeights, Stages, how_saved
 from models.checkpoints.sources import Checkpoint, Source, architecture_of, locate, open_source
 from models.config import ModelConfig
@@ -106,7 +107,7 @@ def load_model(
         _check_names(whole, source, full_depth)
         read = _StoredWeights(source, config)
 
-    done, total = 0, sum(p.numel() * precision.itemsize for p in model.parameters())
+    done, total, pool = 0, sum(p.numel() * precision.itemsize for p in model.parameters()), Pool()
     for part, names in _parts(model, whole_layers=ready is not None):
         for name in names:
             module = model.get_submodule(name)
@@ -130,8 +131,11 @@ def load_model(
             del module
         if ready:
             ready(part, model.get_submodule(part))
-        for name in names if transform else ():
-            model.set_submodule(name, transform(name, model.get_submodule(name)))
+        for name in names:
+            if transform:
+                model.set_submodule(name, transform(name, model.get_submodule(name)))
+            if name.startswith("layers."):  # the output may share its weight with the embedding
+                pool.move(model.get_submodule(name))
     return model.eval().requires_grad_(False)
 
 
@@ -177,7 +181,7 @@ def _load_saved(
     if split is not None:
         split = replace(split, whole=config)
     model, whole = _on_meta(config, precision, split)
-    weights = SavedWeights(checkpoint, device)
+    weights, pool = SavedWeights(checkpoint, device), Pool()
     done, total = 0, sum(p.numel() * precision.itemsize for p in model.parameters())
     for name, _ in _parts(model, whole_layers=False):
         done += sum(p.numel() * precision.itemsize for p in model.get_submodule(name).parameters())
@@ -187,6 +191,8 @@ def _load_saved(
             layer.bias = nn.Parameter(torch.zeros_like(layer.bias), requires_grad=False)
         layer = transform.built(name, layer)
         weights.settle(layer)
+        if name.startswith("layers."):
+            pool.move(layer)
         model.set_submodule(name, layer)
         if progress:
             progress(done, total)

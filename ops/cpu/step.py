@@ -7,7 +7,7 @@ between them.
     before_attention(…), after_attention(…)     # one layer, around attention over any cache
 
 The ops compute what models.llama.Block computes, and round to x's dtype where its modules round.
-`decode` and `layers` also take layers with a mixture of experts (models/mixtral.py), for one row.
+`decode` and `layers` also take layers with a mixture of experts (models/mixtral.py).
 B rows, D model width, E head width, V vocabulary. Ranks that share memory exchange in the ops.
 """
 
@@ -100,23 +100,43 @@ class Linear:
 
 
 @dataclass(frozen=True)
+class Networks:
+    """Feed-forward networks of one width."""
+
+    w13: Sequence[Tensor]  # of each network, all plain (2 · width, D) or all packed alike
+    w2: Sequence[Tensor]  # of each network, all plain (D, width) or all packed alike
+    width: int  # 0 where there are none
+
+    def head(self) -> list[int]:
+        """The width, then the bytes of each network's packed w13 and w2; 0 for plain ones."""
+        stored = [w[0] if w else None for w in (self.w13, self.w2)]
+        packed = [w is not None and w.dtype == torch.uint8 for w in stored]
+        sizes = [
+            w.numel() if p and w is not None else 0 for w, p in zip(stored, packed, strict=True)
+        ]
+        return [self.width, *sizes]
+
+    def places(self) -> list[int]:
+        """The addresses of each network's w13 and w2."""
+        return [w.data_ptr() for pair in zip(self.w13, self.w2, strict=True) for w in pair]
+
+
+@dataclass(frozen=True)
 class Experts:
     """A layer's mixture of experts, each with two matrices like a feed-forward network's."""
 
     router: Tensor  # (X, D), in the activations' dtype
-    w13: Sequence[Tensor]  # of each expert, all plain (2 · width, D) or all packed alike
-    w2: Sequence[Tensor]  # of each expert, all plain (D, width) or all packed alike
+    networks: Networks  # X of them
     chosen: int  # experts of a token
     normalized: bool  # whether their weights add up to 1
-    width: int  # of each expert's network
+    shared: Networks  # the one that all tokens go through, or none
+    shared_gate: Tensor | None  # (D,): its sigmoid says how much a token takes from that one
 
     def table(self) -> Tensor:
         """Where the experts' matrices lie, as step/experts.h reads it: int64. It is valid as long
         as these matrices are."""
-        sizes = [w.numel() if w.dtype == torch.uint8 else 0 for w in (self.w13[0], self.w2[0])]
-        head = [self.chosen, int(self.normalized), self.width, *sizes]
-        places = [w.data_ptr() for pair in zip(self.w13, self.w2, strict=True) for w in pair]
-        return torch.tensor([*head, *places])
+        head = [self.chosen, int(self.normalized), *self.networks.head(), *self.shared.head()]
+        return torch.tensor([*head, *self.networks.places(), *self.shared.places()])
 
 
 @dataclass(frozen=True)
@@ -129,7 +149,9 @@ class Layer:
     key_norm: Tensor | None
     wo: Linear
     ffn_norm: Tensor
-    w13: Linear  # the rows of the gate, then the rows of the up projection; with experts the router
+    # The rows of the gate, then those of the up projection. With experts: the router, and in the
+    # place of a bias the shared expert's gate.
+    w13: Linear
     w2: Linear  # with experts their table
 
     def parts(self) -> list[Tensor]:

@@ -34,6 +34,8 @@ ROTATIONS = {
 
 
 EXPERTS = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+QWEN = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 32}
+QWEN |= {"moe_intermediate_size": 256, "norm_topk_prob": True, "rope_scaling": None}
 
 
 def checkpoint(folder, **changes):
@@ -143,9 +145,11 @@ def interleaved(rows):
     return rows[order]
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_experts_are_stacked_and_a_step_reads_some(form, tmp_path):
-    path, name = tmp_path / "model.gguf", checkpoint(tmp_path, **EXPERTS)
+@pytest.mark.parametrize(
+    ("form", "changes"), [*((form, EXPERTS) for form in FORMATS), ("BF16", QWEN), ("Q4_0", QWEN)]
+)
+def test_experts_are_stacked_and_a_step_reads_some(form, changes, tmp_path):
+    path, name = tmp_path / "model.gguf", checkpoint(tmp_path, **changes)
     write(path, name, form)
     stored = {tensor.name: tensor for tensor in gguf().GGUFReader(path).tensors}
     model = load_model(name, precision=torch.bfloat16)
@@ -166,6 +170,27 @@ def test_experts_are_stacked_and_a_step_reads_some(form, tmp_path):
     assert weight_bytes(path) == others - table + experts // 2
 
 
+def test_qwen_3_moe_has_norms_of_heads_and_rotates_halves(tmp_path):
+    """Hugging Face's modeling_qwen3_moe.py rotates as we do; llama.cpp does so in this one."""
+    path, name = tmp_path / "model.gguf", checkpoint(tmp_path, **QWEN)
+    write(path, name, "BF16")
+    reader = gguf().GGUFReader(path)
+    stored = {tensor.name: np.array(tensor.data) for tensor in reader.tensors}
+    attention = load_model(name, precision=torch.bfloat16).layers[1].attention
+    heads, kv_heads = attention.num_heads, attention.num_kv_heads
+    sizes = (32 * heads, 32 * kv_heads, 32 * kv_heads)
+    for part, weight in zip("qkv", attention.wqkv.weight.split(sizes), strict=True):
+        as_stored = stored[f"blk.1.attn_{part}.weight"].view(np.int16)
+        assert np.array_equal(as_stored, weight.contiguous().view(torch.int16).numpy())
+    for part, norm in (("q", attention.q_norm), ("k", attention.k_norm)):
+        as_stored = stored[f"blk.1.attn_{part}_norm.weight"]
+        assert np.array_equal(as_stored, norm.weight.float().numpy())
+    fields = {name: field.contents() for name, field in reader.fields.items()}
+    assert fields["general.architecture"] == "qwen3moe"
+    assert fields["qwen3moe.expert_feed_forward_length"] == 256
+    assert fields["qwen3moe.expert_used_count"] == 2 and fields["qwen3moe.expert_count"] == 4
+
+
 def test_a_tied_output_is_written_once(tmp_path):
     package, path = gguf(), tmp_path / "model.gguf"
     write(path, checkpoint(tmp_path, tie_word_embeddings=True), "BF16", num_layers=1)
@@ -181,6 +206,8 @@ def test_a_tied_output_is_written_once(tmp_path):
         ({"intermediate_size": 500}, "Q8_0", "Q8_0 takes rows of a multiple of 32; .* has 500"),
         ({"intermediate_size": 544}, "Q6_K", "Q6_K takes rows of a multiple of 256; .* has 544"),
         ({"attention_bias": True}, "BF16", "has qkv_bias"),
+        (QWEN | {"norm_topk_prob": False}, "BF16", "other experts than Mixtral"),
+        ({"model_type": "qwen3", "head_dim": 32, "rope_scaling": None}, "BF16", "has qk_norm"),
     ],
 )
 def test_what_cannot_be_written(changes, form, said, tmp_path):
@@ -231,7 +258,7 @@ def test_hugging_face_decodes_as_it_reads(tmp_path):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is None, reason="no llama-cpp-python")
-@pytest.mark.parametrize("changes", [{}, EXPERTS], ids=["llama", "mixtral"])
+@pytest.mark.parametrize("changes", [{}, EXPERTS, QWEN], ids=["llama", "mixtral", "qwen-3-moe"])
 def test_llama_cpp_says_what_we_say(tmp_path, changes):
     """It rounds activations to bfloat16 elsewhere than we do: 3 % of the largest logit."""
     from compare.peers.worker import LlamaCpp

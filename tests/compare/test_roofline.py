@@ -24,6 +24,7 @@ from compare.sampling.answers import Product, Reading, Shape, ShapeTimings
 from compare.sampling.layer_timing import Stack, kernels, shapes
 from compare.sampling.results import ArmResult, ArmSample, Settings
 from tests.compare.facts import arm_facts
+from tests.models.small import small_checkpoint
 from typed_json import to_json
 
 FAKE = (sys.executable, str(Path(__file__).parent / "fake_worker.py"))
@@ -219,6 +220,28 @@ def test_roofline_on_the_tiny_model(tmp_path):
     assert int8["stock"]["kernel"] == "torchao" and int8["over_stock"] > 0
     for unit in ("GB/s", "µs", "tok/s", "%"):
         assert unit in result.output
+
+
+def test_the_limit_of_a_mixture_is_of_the_experts_that_are_chosen(tmp_path):
+    """Two layers of 4 experts, of which a token takes 2: 3 matrices of 256 × 128 bfloat16 each. The
+    cache of 2 · 2 · 2 heads of 64 has a few hundred positions at most."""
+    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
+    model = small_checkpoint(tmp_path, model_type="qwen3_moe", **sizes)
+    path = tmp_path / "roofline.json"
+    given = ["--checkpoint_path", model, "--device", "cpu", "--schemes", "none", "--parts", "model"]
+    short = ["--max_rounds", "1", "--processes", "1", "--max_new_tokens", "4"]
+    result = run(roofline, *given, *short, "--json", str(path))
+    assert result.exit_code == 0, message(result)
+    (row,) = json.loads(path.read_text())["model"]
+    chosen = row["weight_bytes"] - 2 * 2 * 3 * 256 * 128 * 2
+    assert chosen <= row["step_bytes"] <= chosen + 500 * 2 * 2 * 2 * 64 * 2
+    assert row["limit_tok_s"] == pytest.approx(row["bandwidth"] / row["step_bytes"])
+
+
+def test_shapes_of_a_mixture():
+    """Qwen3-30B-A3B has 48 layers of 128 experts."""
+    found = [(row.names, row.rows, row.columns, row.count) for row in shapes("dummy:Qwen3-30B-A3B")]
+    assert (["w13"], 2 * 768, 2048, 48 * 128) in found and (["w2"], 2048, 768, 48 * 128) in found
 
 
 # --------------------------------------------------------------------------------- growth

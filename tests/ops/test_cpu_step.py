@@ -9,12 +9,14 @@ from generate import Generator
 from kv_cache import CACHES
 from models import build
 from models.config import ModelConfig
+from models.mixture import Mixture
 from ops.cpu import build as cpu_build
 from ops.cpu import step
 from quantize.activation import rounded
 from quantize.registry import SCHEMES, Quantizer
 from quantize.spec import parse
 from tests.ops.instructions import best as best
+from tests.ops.instructions import small_pieces as small_pieces
 from tests.ops.instructions import use
 
 pytestmark = pytest.mark.skipif(bool(cpu_build.unavailable()), reason=str(cpu_build.unavailable()))
@@ -34,6 +36,15 @@ MODELS = {
     "qwen-3": dataclasses.replace(PLAIN, qk_norm=True, head_dim=24),
     "every-bias": dataclasses.replace(PLAIN, attention_out_bias=True, mlp_bias=True),
     "mistral": dataclasses.replace(PLAIN, sliding_window=8),
+}
+
+# Widths that are no multiple of a vector's 16 and 32 numbers; the first layer is dense.
+MIXED = Mixture(5, 2, 72, normalized=False, shared_dim=40, dense_layers=(0,))
+MIXTURE = dataclasses.replace(PLAIN, architecture="mixtral")
+MIXTURES = {
+    "some": dataclasses.replace(MIXTURE, num_layers=3, mixture=MIXED),
+    "normalized": dataclasses.replace(MIXTURE, mixture=Mixture(7, 3, 24)),
+    "all": dataclasses.replace(MIXTURE, mixture=Mixture(3, 3, 56, shared_dim=104)),
 }
 
 
@@ -118,6 +129,40 @@ def test_what_the_modules_mean(isa, dtype, name):
         wanted = decoded(exact, tokens, decoder="modules")
         own = error(decoded(model, tokens, decoder="modules"), wanted)
         assert error(decoded(model, tokens), wanted) < max(ALLOWED[dtype], 1.5 * own)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    # In 16 bits another expert may be chosen where two score alike: there all of them are.
+    [*((name, torch.float32) for name in MIXTURES), *(("all", dtype) for dtype in DTYPES[1:])],
+    ids=str,
+)
+def test_mixtures_of_experts(isa, name, dtype):
+    use(isa)
+    model = built(MIXTURES[name], dtype)
+    for rows in (1, 3):
+        tokens = torch.randint(0, 50, (rows, 14))
+        wanted = decoded(doubled(model), tokens, decoder="modules")
+        own = error(decoded(model, tokens, decoder="modules"), wanted)
+        assert error(decoded(model, tokens), wanted) < max(ALLOWED[dtype], 1.5 * own)
+
+
+@pytest.mark.parametrize("scheme", ["none", "int8dq", "int4wo-32", "fp6", "sparse-marlin"])
+def test_experts_are_shared_out_in_small_pieces(scheme, small_pieces):
+    """Any number of threads gives the same bits, wherever a piece begins and ends."""
+    mixture = Mixture(6, 3, 192, normalized=False, shared_dim=128)
+    config = dataclasses.replace(MIXTURE, dim=128, num_heads=4, head_dim=32, mixture=mixture)
+    model = built(config, torch.bfloat16, scheme)
+    tokens = torch.randint(0, 50, (1, 10))
+    before, results = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3, 4):
+            torch.set_num_threads(threads)
+            results.append(decoded(model, tokens))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(results[0], result) for result in results)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -264,6 +309,34 @@ def test_compiled_it_stores_where_it_should():
     for cache, like in zip(compiled.caches, eager.caches, strict=True):
         assert error(cache.key_codes, like.key_codes) < ALLOWED[torch.bfloat16]
         assert (cache.key_codes[:, :, 9:] == 0).all()
+
+
+def test_experts_that_do_not_fit_together_are_an_error():
+    model = built(MIXTURES["some"], torch.float32)
+    decoder = Generator(model, 1, 8, decoder="cpu-step").decoder
+    parts = 12  # of a layer, as step.Layer.parts gives them
+    router, gate, table = parts + 8, parts + 9, parts + 10
+
+    def run(index, part):
+        given = list(decoder.parts)
+        given[index] = part
+        x, cos = torch.randn(1, 96), torch.ones(1, 1, 8)
+        return step.layers(x, given, decoder.cached, cos, cos, torch.tensor([0]), decoder.shape)
+
+    whole = decoder.parts[table]
+    assert run(table, whole).shape == (1, 96)
+    narrow = whole.clone()
+    narrow[2] = 0
+    for index, part, message in (
+        (router, decoder.parts[router][:4], "the table of 4 experts"),
+        (router, decoder.parts[router].double(), "a router has to be"),
+        (gate, decoder.parts[gate][:95], "96 numbers of x's dtype"),
+        (gate, torch.empty(0), "a shared expert and its gate go together"),
+        (table, whole[:5], "the table of 5 experts has 5 numbers"),
+        (table, narrow, "the table of 5 experts"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            run(index, part)
 
 
 def test_what_it_does_not_take_is_an_error():

@@ -72,14 +72,14 @@ def test_a_step_of_every_family(pool, memory, tmp_path, family):
         agree(logits, oracle(torch.tensor(tokens)).logits)
 
 
-@pytest.mark.parametrize("family", ["mixtral", "qwen-3-moe-dense"])
+@pytest.mark.parametrize("family", ["mixtral", "qwen-2-moe", "qwen-3-moe-dense"])
 def test_a_step_of_experts(pool, memory, tmp_path, family):
     folder, oracle = hugging_face.saved(family, tmp_path)
-    for size in (2, 4):
-        given = (TOKENS[:1], {"checkpoint_path": str(folder)})
+    for size, rows in ((2, 2), (4, 1)):
+        given = (TOKENS[:rows], {"checkpoint_path": str(folder)})
         logits, name = decoded(pool, size, f"{memory}{size}", *given)
         assert name == "cpu-step"
-        agree(logits, oracle(torch.tensor(TOKENS[:1])).logits)
+        agree(logits, oracle(torch.tensor(TOKENS[:rows])).logits)
 
 
 SCHEMES = ("none", "int8wo", "int4wo-32", "fp6", "bnb-nf4", "sparse-marlin")

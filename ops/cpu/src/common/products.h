@@ -14,6 +14,7 @@
 
 #include "common/limits.h"
 #include "common/number.h"
+#include "common/scratch.h"
 #include "common/streams.h"
 
 // What x is made of; an error for other types.
@@ -31,15 +32,71 @@ torch::stable::Tensor linear(const torch::stable::Tensor& x, const torch::stable
                              int64_t rows);
 torch::stable::Tensor plain(const torch::stable::Tensor& x, const torch::stable::Tensor& weight);
 
-// One row of x (K,) by a weight (N, K), once, shared by several threads. Half of the weight is cut
-// evenly: a member knows its part before and can prefetch it. The other half is handed out in pieces
-// as members ask for them, because a core that something else interrupts would otherwise keep all
-// the others waiting.
+// How several threads share units of work. Half of them is cut evenly: a member knows its part before
+// and can prefetch it. The other half is handed out in pieces as members ask for them, because a core
+// that something else interrupts would otherwise keep all the others waiting.
+class Sharing {
+ public:
+  struct Range {
+    int64_t first, last;
+  };
+
+  // A member's part of the half that is cut evenly.
+  static Range own(int64_t units, int64_t member, int64_t members) {
+    const int64_t half = evenly(units, members);
+    return {half * member / members, half * (member + 1) / members};
+  }
+
+  // Calls `some` with ranges of `units`, each of so many bytes.
+  template <typename F>
+  void share(int64_t units, int64_t unit_bytes, int64_t member, int64_t members, F some) {
+    const Range mine = own(units, member, members);
+    some(mine.first, mine.last);
+    const int64_t half = evenly(units, members);
+    const int64_t least = (limits.piece_bytes + unit_bytes - 1) / unit_bytes;
+    for (int64_t first = half + taken.load(std::memory_order_relaxed); first < units;
+         first = half + taken.load(std::memory_order_relaxed)) {
+      const int64_t left = units - first, fair = left / (2 * members);
+      const int64_t count = left < least ? left : fair < least ? least : fair;
+      int64_t expected = first - half;
+      if (taken.compare_exchange_strong(expected, expected + count)) some(first, first + count);
+    }
+  }
+
+ private:
+  // Of the second half. Written by all members, so on lines (which come in pairs) that hold nothing else.
+  alignas(128) std::atomic<int64_t> taken{0};
+
+  static int64_t evenly(int64_t units, int64_t members) { return members > 1 ? units / 2 : units; }
+};
+
+// A row of x as an inner loop reads it; the weight's format decides which of these there are.
+struct PreparedRow {
+  float *floats = nullptr, *scales = nullptr, *token_scales = nullptr;
+  int32_t *quads = nullptr, *sums = nullptr;
+};
+
+// One row of x (K,) by a weight (N, K), which is read once: by one thread, or shared by several.
 class Product {
  public:
   const int64_t rows, columns;
   virtual ~Product() = default;
-  virtual void share(const void* x, void* y, int64_t member, int64_t members) = 0;
+
+  // x in `scratch`, until that is used again.
+  virtual PreparedRow prepared(const void* x, Scratch& scratch) const = 0;
+  // Whether a row that was prepared for `other` is the same for this product.
+  virtual bool prepares_like(const Product& other) const = 0;
+  // What some of the weight's units give: some elements of y (N,).
+  virtual void multiply(const PreparedRow& x, void* y, int64_t first, int64_t last) const = 0;
+
+  // What one of so many members does of the whole product, which is done once.
+  void share(const void* x, void* y, int64_t member, int64_t members) {
+    thread_local Scratch scratch;
+    const PreparedRow row = prepared(x, scratch);
+    handed_out.share(units, unit_bytes, member, members, [&](int64_t first, int64_t last) {
+      multiply(row, y, first, last);
+    });
+  }
 
   void by_all_threads(const void* x, void* y) {
     const int64_t members = torch::stable::get_num_threads();
@@ -48,48 +105,30 @@ class Product {
     });
   }
 
-  // A member's part of the first half is read as Streams::COUNT streams: where the one of this index
-  // begins, and its bytes.
-  const char* stream(int index, int64_t member, int64_t members, int64_t& bytes) const;
+  // `multiply` reads a range of units as Streams::COUNT streams: where the one of this index begins,
+  // and its bytes.
+  const char* stream(int index, Sharing::Range range, int64_t& bytes) const {
+    const Streams streams(range.first, range.last);
+    bytes = (streams.begin[index + 1] - streams.begin[index]) * unit_bytes;
+    return memory + streams.begin[index] * unit_bytes;
+  }
 
- protected:
-  Product(int64_t rows, int64_t columns) : rows(rows), columns(columns) {}
   // The weight's memory, in units that are multiplied whole.
   const char* memory = nullptr;
   int64_t unit_bytes = 1, units = 0;
 
-  // Calls `some` with ranges of units.
-  template <typename F>
-  void ranges(int64_t member, int64_t members, F some) {
-    const int64_t half = members > 1 ? units / 2 : units;
-    some(half * member / members, half * (member + 1) / members);
-    const int64_t least = (limits.piece_bytes + unit_bytes - 1) / unit_bytes;
-    for (int64_t first = half + taken.count.load(std::memory_order_relaxed); first < units;
-         first = half + taken.count.load(std::memory_order_relaxed)) {
-      const int64_t left = units - first, fair = left / (2 * members);
-      const int64_t count = left < least ? left : fair < least ? least : fair;
-      int64_t expected = first - half;
-      if (taken.count.compare_exchange_strong(expected, expected + count)) some(first, first + count);
-    }
-  }
+ protected:
+  Product(int64_t rows, int64_t columns) : rows(rows), columns(columns) {}
 
  private:
-  // Written by all members, so on lines (which come in pairs) that hold nothing else.
-  struct alignas(128) OwnLines {
-    std::atomic<int64_t> count{0};
-  } taken;  // units of the second half
+  Sharing handed_out;
 };
-
-inline const char* Product::stream(int index, int64_t member, int64_t members,
-                                   int64_t& bytes) const {
-  const int64_t half = members > 1 ? units / 2 : units;
-  const Streams streams(half * member / members, half * (member + 1) / members);
-  bytes = (streams.begin[index + 1] - streams.begin[index]) * unit_bytes;
-  return memory + streams.begin[index] * unit_bytes;
-}
 
 std::unique_ptr<Product> packed_product(const torch::stable::Tensor& packed, Number x);
 std::unique_ptr<Product> plain_product(const torch::stable::Tensor& weight, Number x);
+// The same of a weight that lies there: `bytes` of a packed one; a plain one's rows one behind the other.
+std::unique_ptr<Product> packed_product(const void* packed, int64_t bytes, Number x);
+std::unique_ptr<Product> plain_product(const void* weight, int64_t rows, int64_t columns, Number type);
 
 // See cpu_decode_attention in attention.py.
 torch::stable::Tensor decode_attention(const torch::stable::Tensor& query,

@@ -8,6 +8,7 @@
 #include <torch/headeronly/core/ScalarType.h>
 
 #include <cstring>
+#include <tuple>
 
 #include "common/isa.h"
 #include "common/limits.h"
@@ -27,24 +28,28 @@ FewVariant variant() {
   return isa() >= Isa::avx2 ? few_avx2() : few_portable();
 }
 
-Header header_of(const Tensor& packed) {
-  STD_TORCH_CHECK(packed.is_contiguous() && packed.scalar_type() == ScalarType::Byte &&
-                      packed.numel() >= int64_t(sizeof(Header)),
-                  "this is no weight packed by cpu_pack_linear");
+Header header_at(const void* packed, int64_t bytes) {
+  STD_TORCH_CHECK(bytes >= int64_t(sizeof(Header)), "this is no weight packed by cpu_pack_linear");
   Header header;
-  std::memcpy(&header, packed.const_data_ptr(), sizeof header);
-  const char* reason = wrong(header, packed.numel() - int64_t(sizeof header));
+  std::memcpy(&header, packed, sizeof header);
+  const char* reason = wrong(header, bytes - int64_t(sizeof header));
   STD_TORCH_CHECK(!reason, reason);
   return header;
 }
 
+Header header_of(const Tensor& packed) {
+  STD_TORCH_CHECK(packed.is_contiguous() && packed.scalar_type() == ScalarType::Byte,
+                  "this is no weight packed by cpu_pack_linear");
+  return header_at(packed.const_data_ptr(), packed.numel());
+}
+
 // What a product of M rows is, but for x and y. It points to the header.
-Problem problem_of(const Header& header, const Tensor& packed, Number x, int64_t M) {
+Problem problem_of(const Header& header, const void* packed, Number x, int64_t M) {
   const bool whole = as_floats(header.coding) || header.rounding != Rounding::none;
   Problem problem{};
   problem.header = &header;
   problem.geometry = geometry(header);
-  problem.blocks = static_cast<const uint8_t*>(packed.const_data_ptr()) + sizeof header;
+  problem.blocks = static_cast<const uint8_t*>(packed) + sizeof header;
   problem.outputs = M;
   problem.tokens = x == Number::f32 && !whole ? 2 * M : M;
   problem.type = x;
@@ -69,7 +74,7 @@ struct PackedProduct : Product {
   Problem problem;
   FewVariant run = variant();
 
-  PackedProduct(const Header& given, const Tensor& packed, Number x)
+  PackedProduct(const Header& given, const void* packed, Number x)
       : Product(given.rows, given.columns), header(given),
         problem(problem_of(header, packed, x, 1)) {
     problem.x_step = 1;
@@ -77,22 +82,41 @@ struct PackedProduct : Product {
     units = problem.geometry.blocks, unit_bytes = problem.geometry.block_bytes;
   }
 
-  void share(const void* x, void* y, int64_t member, int64_t members) override {
-    thread_local Scratch scratch;
+  PreparedRow prepared(const void* x, Scratch& scratch) const override {
     Problem mine = problem;
-    mine.x = x, mine.y = y;
+    mine.x = x;
     take_scratch(mine, scratch);
     run.prepare(mine);
-    ranges(member, members, [&](int64_t first, int64_t last) {
-      run.multiply(mine, first, last);
-    });
+    return {mine.floats, mine.scales, mine.token_scales, mine.quads, mine.sums};
+  }
+
+  bool prepares_like(const Product& other) const override {
+    const auto* packed = dynamic_cast<const PackedProduct*>(&other);
+    auto layout = [](const PackedProduct& product) {
+      const Header& h = product.header;
+      return std::tuple(product.problem.type, h.columns, h.coding, h.bits, h.scales, h.scale_columns,
+                        h.zeros, h.rounding);
+    };
+    return packed && layout(*packed) == layout(*this);
+  }
+
+  void multiply(const PreparedRow& x, void* y, int64_t first, int64_t last) const override {
+    Problem mine = problem;
+    mine.floats = x.floats, mine.scales = x.scales, mine.token_scales = x.token_scales;
+    mine.quads = x.quads, mine.sums = x.sums, mine.y = y;
+    run.multiply(mine, first, last);
   }
 };
 
 }  // namespace
 
+std::unique_ptr<Product> packed_product(const void* packed, int64_t bytes, Number x) {
+  return std::unique_ptr<Product>(new PackedProduct(header_at(packed, bytes), packed, x));
+}
+
 std::unique_ptr<Product> packed_product(const Tensor& packed, Number x) {
-  return std::unique_ptr<Product>(new PackedProduct(header_of(packed), packed, x));
+  const Header header = header_of(packed);
+  return std::unique_ptr<Product>(new PackedProduct(header, packed.const_data_ptr(), x));
 }
 
 Tensor linear(const Tensor& x, const Tensor& packed, int64_t rows) {
@@ -107,7 +131,7 @@ Tensor linear(const Tensor& x, const Tensor& packed, int64_t rows) {
   Tensor y = torch::stable::new_empty(x, {M, rows});
   if (!M || !rows) return y;
 
-  Problem problem = problem_of(header, packed, x_type, M);
+  Problem problem = problem_of(header, packed.const_data_ptr(), x_type, M);
   problem.x = x.const_data_ptr();
   problem.x_row = x.stride(0);
   problem.x_step = x.stride(1);
@@ -115,7 +139,8 @@ Tensor linear(const Tensor& x, const Tensor& packed, int64_t rows) {
   if (linear_of_many(problem)) return y;
   const bool alone = g.blocks * g.block_bytes <= limits.alone_bytes;
   if (M == 1 && x.stride(1) == 1 && !alone) {
-    PackedProduct(header, packed, x_type).by_all_threads(x.const_data_ptr(), y.mutable_data_ptr());
+    PackedProduct(header, packed.const_data_ptr(), x_type)
+        .by_all_threads(x.const_data_ptr(), y.mutable_data_ptr());
     return y;
   }
   thread_local Scratch scratch;

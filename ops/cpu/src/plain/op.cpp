@@ -63,25 +63,38 @@ struct PlainProduct : Product {
   Plain problem{};
   PlainVariant run = variant();
 
-  PlainProduct(const Tensor& weight, Number type) : Product(weight.size(0), weight.size(1)) {
+  PlainProduct(const void* weight, int64_t outputs, int64_t inputs, Number type)
+      : Product(outputs, inputs) {
     problem.type = type;
     problem.tokens = 1, problem.rows = rows, problem.columns = columns;
     problem.padded = (columns + 31) / 32 * 32;
     problem.x_step = 1;
-    problem.weight = static_cast<const char*>(weight.const_data_ptr());
-    memory = problem.weight, units = rows, unit_bytes = columns * weight.element_size();
+    problem.weight = static_cast<const char*>(weight);
+    memory = problem.weight, units = rows, unit_bytes = columns * (type == Number::f32 ? 4 : 2);
   }
 
-  void share(const void* x, void* y, int64_t member, int64_t members) override {
-    thread_local Scratch scratch;
+  PlainProduct(const Tensor& weight, Number type)
+      : PlainProduct(weight.const_data_ptr(), weight.size(0), weight.size(1), type) {}
+
+  PreparedRow prepared(const void* x, Scratch& scratch) const override {
     Plain mine = problem;
-    mine.x = static_cast<const char*>(x), mine.y = y;
+    mine.x = static_cast<const char*>(x);
     scratch.reserve(mine.padded * int64_t(sizeof(float)));
-    mine.floats = scratch.take<float>(mine.padded);
+    PreparedRow row;
+    row.floats = mine.floats = scratch.take<float>(mine.padded);
     run.prepare(mine, 0, 1);
-    ranges(member, members, [&](int64_t first, int64_t last) {
-      run.multiply(mine, first, last);
-    });
+    return row;
+  }
+
+  bool prepares_like(const Product& other) const override {
+    const auto* plain = dynamic_cast<const PlainProduct*>(&other);
+    return plain && plain->columns == columns && plain->problem.type == problem.type;
+  }
+
+  void multiply(const PreparedRow& x, void* y, int64_t first, int64_t last) const override {
+    Plain mine = problem;
+    mine.floats = x.floats, mine.y = y;
+    run.multiply(mine, first, last);
   }
 };
 
@@ -120,6 +133,10 @@ Tensor plain(const Tensor& x, const Tensor& weight) {
     run.multiply(problem, first, last);
   });
   return y;
+}
+
+std::unique_ptr<Product> plain_product(const void* weight, int64_t rows, int64_t columns, Number type) {
+  return std::unique_ptr<Product>(new PlainProduct(weight, rows, columns, type));
 }
 
 std::unique_ptr<Product> plain_product(const Tensor& weight, Number x) {

@@ -40,7 +40,8 @@ class ByTeam {
       first_product.push_back(products.size());
       experts.push_back(nullptr);
       if (step.part(i, W2).scalar_type() == ScalarType::Long) {
-        experts.back().reset(new Experts(step.part(i, W13), step.part(i, W2), step.x));
+        experts.back().reset(new Experts(step.part(i, W13), optional(i, W13_BIAS, D),
+                                         step.part(i, W2), step.x));
         mixture.make_room(*experts.back(), D, size);
       }
       const std::pair<Part, int64_t> weights[] = {
@@ -84,21 +85,26 @@ class ByTeam {
 
   // What the members share of a layer's experts: written by all, read by all.
   struct Mixture {
-    std::vector<float> scores, weights;
-    std::vector<int64_t> chosen;
-    std::vector<std::unique_ptr<Product>> first, second;
-    std::vector<char> of_first, of_second;
+    std::vector<float> scores;
+    std::vector<char> of_first, of_second;  // products, of one expert behind the other
 
     void make_room(const Experts& experts, int64_t D, int64_t size) {
-      const int64_t k = experts.chosen();
       auto at_least = [](auto& numbers, int64_t n) {
         if (int64_t(numbers.size()) < n) numbers.resize(n);
       };
-      at_least(scores, experts.count), at_least(weights, k), at_least(chosen, k);
-      at_least(first, k), at_least(second, k);
-      at_least(of_first, k * 2 * experts.width() * size), at_least(of_second, k * D * size);
+      at_least(scores, experts.count);
+      at_least(of_first, 2 * experts.widths() * size);
+      at_least(of_second, experts.taken() * D * size);
     }
   } mixture;
+
+  // What each member has for itself while it mixes experts: those of the token, what each one's result
+  // weighs, the products with their matrices, and the sum of their results.
+  struct Mixing {
+    std::vector<int64_t> experts;
+    std::vector<float> weights, total;
+    Bundle first, second;
+  };
 
   void add(const Tensor& weight, int64_t columns, int64_t outputs) {
     const bool packed = weight.scalar_type() == ScalarType::Byte;
@@ -117,10 +123,11 @@ class ByTeam {
   void all_layers(const Team::Member& member) {
     int64_t width = step.width;  // of what is gated at once
     for (const auto& layer : experts)
-      if (layer) width = std::max(width, layer->chosen() * layer->width());
+      if (layer) width = std::max(width, layer->widths());
     std::vector<char> memory((3 * D + width) * size);  // this member's own
     char *x = memory.data(), *middle = x + D * size, *normed = middle + D * size;
     char* gated = normed + D * size;
+    Mixing mixing;
     std::memcpy(x, data(step.x), D * size);
     for (int64_t i = 0; i < step.count; ++i) {
       const int64_t first = first_product[i], next = first_product[i + 1];
@@ -133,12 +140,14 @@ class ByTeam {
         attending->work();
         wait(member, first + 1);
       }
-      multiply(member, first + 1, data(attending->out()), of_wo.data());
+      products[first + 1]->share(data(attending->out()), of_wo.data(), member.index, member.count);
+      if (experts[i]) member.meet(prefetching(member, *experts[i]));
+      else wait(member, first + 2);
       sum_ranks(member, first + 2, i, WO_BIAS, of_wo);
       sum(i, WO_BIAS, of_wo.data(), x, middle);
       norm(i, FFN_NORM, middle, normed);
       if (experts[i]) {
-        mix(member, *experts[i], next, normed, gated);
+        mix(member, *experts[i], mixing, next, normed, gated);
         rows.add(step.ranks ? of_w2.data() : normed, middle, D, x);
         continue;
       }
@@ -158,43 +167,44 @@ class ByTeam {
 
   // normed becomes what the experts chosen for it return, weighed and summed; with several ranks,
   // of_w2 becomes it. What is read next is product `next`.
-  void mix(const Team::Member& member, const Experts& layer, int64_t next, char* normed,
+  void mix(const Team::Member& member, Experts& layer, Mixing& mine, int64_t next, char* normed,
            char* gated) {
-    const int64_t k = layer.chosen(), width = layer.width() * size;
-    auto nothing = [] { return false; };
-    for (int64_t e = layer.count * member.index / member.count,
-                 end = layer.count * (member.index + 1) / member.count; e < end; ++e)
-      mixture.scores[e] = rows.dot(normed, layer.row(e), D);
-    member.meet(nothing);
-    if (member.index == 0) {
-      layer.choose(mixture.scores.data(), mixture.chosen.data(), mixture.weights.data());
-      for (int64_t j = 0; j < k; ++j) {
-        mixture.first[j] = layer.first(mixture.chosen[j]);
-        mixture.second[j] = layer.second(mixture.chosen[j]);
-      }
-    }
-    member.meet(nothing);
-    for (int64_t j = 0; j < k; ++j)
-      mixture.first[j]->share(normed, mixture.of_first.data() + 2 * j * width, member.index,
-                              member.count);
-    member.meet(prefetching(member, *mixture.second[0]));
-    for (int64_t j = 0; j < k; ++j) {
-      const char* both = mixture.of_first.data() + 2 * j * width;
-      rows.gate(both, both + width, layer.width(), gated + j * width);
-    }
-    for (int64_t j = 0; j < k; ++j)
-      mixture.second[j]->share(gated + j * width, mixture.of_second.data() + j * D * size,
-                               member.index, member.count);
+    const auto [begin, end] = router_rows(member, layer);
+    for (int64_t e = begin; e < end; ++e) mixture.scores[e] = rows.dot(normed, layer.row(e), D);
+    member.meet([] { return false; });
+    // Each member chooses for itself: that takes less time than to wait for another's choice.
+    layer.choose(rows, normed, mixture.scores.data(), mine.experts, mine.weights);
+    layer.first(mine.experts, mine.first);
+    const int64_t width = layer.width_of(0) * size;  // of all but the shared one, which is last
+    char *both = mixture.of_first.data(), *results = mixture.of_second.data();
+    mine.first.share(layer.first_units, member.index, member.count, [&](int64_t) { return normed; },
+                     [&](int64_t j) { return both + 2 * j * width; });
+    layer.second(mine.experts, mine.second);
+    member.meet(prefetching(member, mine.second));
+    auto gated_of = [&](int64_t j) {
+      const int64_t own = layer.width_of(mine.experts[j]);
+      const char* gate = both + 2 * j * width;
+      rows.gate(gate, gate + own * size, own, gated + j * width);
+      return gated + j * width;
+    };
+    mine.second.share(layer.second_units, member.index, member.count, gated_of,
+                      [&](int64_t j) { return results + j * D * size; });
     wait(member, next);
     if (step.ranks && member.index != 0) return wait(member, next);
-    std::vector<float> total(D);
-    for (int64_t j = 0; j < k; ++j)
-      rows.add_weighed(mixture.of_second.data() + j * D * size, mixture.weights[j], D, total.data());
+    mine.total.assign(D, 0);
+    for (int64_t j = 0; j < layer.taken(); ++j)
+      rows.add_weighed(results + j * D * size, mine.weights[j], D, mine.total.data());
     char* to = step.ranks ? of_w2.data() : normed;
-    rows.narrow(total.data(), D, to);
+    rows.narrow(mine.total.data(), D, to);
     if (!step.ranks) return;
     sum_over(step.ranks, rows, to, D, prefetching(member, next));
     wait(member, next);
+  }
+
+  // The router's rows that a member multiplies by.
+  static Sharing::Range router_rows(const Team::Member& member, const Experts& layer) {
+    return {layer.count * member.index / member.count,
+            layer.count * (member.index + 1) / member.count};
   }
 
   void norm(int64_t layer, Part part, const char* from, char* to) const {
@@ -269,14 +279,33 @@ class ByTeam {
 
   Prefetching prefetching(const Team::Member& member, int64_t index) const {
     if (index >= int64_t(products.size())) return {};
-    return prefetching(member, *products[index]);
+    const Product& product = *products[index];
+    const Sharing::Range own = Sharing::own(product.units, member.index, member.count);
+    return prefetching([&](int i, int64_t& bytes) { return product.stream(i, own, bytes); });
   }
 
-  static Prefetching prefetching(const Team::Member& member, const Product& product) {
+  Prefetching prefetching(const Team::Member& member, const Bundle& bundle) const {
+    return prefetching([&](int i, int64_t& bytes) {
+      return bundle.stream(i, member.index, member.count, bytes);
+    });
+  }
+
+  // The first of a member's rows of a router, which it reads one behind the other.
+  Prefetching prefetching(const Team::Member& member, const Experts& layer) const {
+    const auto [begin, end] = router_rows(member, layer);
+    const char* from = layer.row(begin);
+    const int64_t all = layer.row(end) - from;
+    return prefetching([&](int i, int64_t& bytes) {
+      bytes = std::max<int64_t>(0, std::min(Prefetching::NEAR, all - i * Prefetching::NEAR));
+      return from + i * Prefetching::NEAR;
+    });
+  }
+
+  template <typename F>
+  static Prefetching prefetching(F stream) {
     Prefetching made;
     made.at = 0;
-    for (int i = 0; i < Streams::COUNT; ++i)
-      made.streams[i] = product.stream(i, member.index, member.count, made.bytes[i]);
+    for (int i = 0; i < Streams::COUNT; ++i) made.streams[i] = stream(i, made.bytes[i]);
     return made;
   }
 };

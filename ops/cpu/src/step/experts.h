@@ -1,8 +1,9 @@
-// A layer's mixture of experts, as a decoding step of one row sees it. For op.cpp alone.
+// A layer's mixture of experts, as a decoding step sees it. For op.cpp alone.
 //
 // Its tensors come in the places of a feed-forward network's: the router's weight (X, D) in that of W13,
-// and in that of W2 int64 numbers: a head (below), then for each expert the addresses of its two weights.
-// So a step is called with a handful of tensors, however many experts there are.
+// that of the gate of the expert that all tokens share, (D,), if there is one, in that of W13_BIAS, and
+// in that of W2 int64 numbers: a head (below), then for each expert the addresses of its two weights, the
+// shared one's last. So a step is called with a handful of tensors, however many experts there are.
 #pragma once
 
 #include "step/step.h"
@@ -14,78 +15,180 @@
 
 namespace {
 
+// Several products that are shared among threads as if their weights were one weight, each product's
+// units behind those of the one before: no thread waits between two of them.
+class Bundle {
+ public:
+  void clear() {
+    products.clear();
+    starts.assign(1, 0);
+  }
+
+  void add(std::unique_ptr<Product> product) {
+    starts.push_back(starts.back() + product->units);
+    products.push_back(std::move(product));
+  }
+
+  // What one of so many members does of all products, which is done once. x_of(j) is product j's x:
+  // it is asked for when this member first needs it. y_of(j) is where its y begins.
+  template <typename X, typename Y>
+  void share(Sharing& handed_out, int64_t member, int64_t members, X x_of, Y y_of) const {
+    thread_local Scratch scratch;
+    PreparedRow row;
+    const void* x = nullptr;
+    int64_t before = -1;  // the product that `row` was last used for
+    handed_out.share(starts.back(), products[0]->unit_bytes, member, members,
+                     [&](int64_t first, int64_t last) {
+      for (int64_t j = 0; j < int64_t(products.size()); ++j) {
+        const Sharing::Range range = part(j, first, last);
+        if (range.first >= range.last) continue;
+        if (j != before) {
+          const void* own = x_of(j);
+          if (before < 0 || own != x || !products[j]->prepares_like(*products[before]))
+            row = products[j]->prepared(own, scratch);
+          x = own, before = j;
+        }
+        products[j]->multiply(row, y_of(j), range.first, range.last);
+      }
+    });
+  }
+
+  // A stream of what a member reads first, as Product::stream gives it.
+  const char* stream(int index, int64_t member, int64_t members, int64_t& bytes) const {
+    const Sharing::Range own = Sharing::own(starts.back(), member, members);
+    for (int64_t j = 0; j < int64_t(products.size()); ++j) {
+      const Sharing::Range range = part(j, own.first, own.last);
+      if (range.first < range.last) return products[j]->stream(index, range, bytes);
+    }
+    bytes = 0;
+    return nullptr;
+  }
+
+ private:
+  std::vector<std::unique_ptr<Product>> products;
+  std::vector<int64_t> starts{0};  // of each product's units, and their end
+
+  // Which of product j's units are among those of all from first to last.
+  Sharing::Range part(int64_t j, int64_t first, int64_t last) const {
+    return {std::max(first, starts[j]) - starts[j], std::min(last, starts[j + 1]) - starts[j]};
+  }
+};
+
 struct Experts {
   struct Head {
     int64_t chosen, normalized, width;  // experts of a token; whether their weights add up to 1
     int64_t w13_bytes, w2_bytes;        // of a packed weight; 0: plain, in x's dtype
+    // Of the expert that all tokens share, the same; its width is 0 where there is none.
+    int64_t shared_width, shared_w13_bytes, shared_w2_bytes;
   };
   struct Addresses {
-    int64_t w13, w2;
+    const char *w13, *w2;
   };
 
-  Experts(const Tensor& router, const Tensor& table, const Tensor& x)
-      : router(router), x(x), head(reinterpret_cast<const Head*>(data(table))),
-        addresses(reinterpret_cast<const Addresses*>(head + 1)), count(router.size(0)) {
-    STD_TORCH_CHECK(router.dim() == 2 && router.is_contiguous() && router.size(1) == x.size(1) &&
+  // gate: the weight by which a token says what it takes of the shared expert; null if there is none.
+  Experts(const Tensor& router, const char* gate, const Tensor& table, const Tensor& x)
+      : count(router.size(0)), D(x.size(1)), router(data(router)), gate(gate), x(x),
+        row_size(D * x.element_size()), number(number_of(x.scalar_type())),
+        head(reinterpret_cast<const Head*>(data(table))),
+        addresses(reinterpret_cast<const Addresses*>(head + 1)) {
+    STD_TORCH_CHECK(router.dim() == 2 && router.is_contiguous() && router.size(1) == D &&
                         router.scalar_type() == x.scalar_type(),
-                    "a router has to be (X, ", x.size(1), ") of x's dtype");
-    STD_TORCH_CHECK(table.is_contiguous() &&
-                        table.numel() * 8 == int64_t(sizeof(Head) + count * sizeof(Addresses)) &&
+                    "a router has to be (X, ", D, ") of x's dtype");
+    STD_TORCH_CHECK(table.is_contiguous() && table.numel() * 8 >= int64_t(sizeof(Head)) &&
+                        table.numel() * 8 == int64_t(sizeof(Head) + all() * sizeof(Addresses)) &&
                         head->chosen > 0 && head->chosen <= count && head->width > 0,
                     "the table of ", count, " experts has ", table.numel(), " numbers");
+    STD_TORCH_CHECK((head->shared_width > 0) == (gate != nullptr),
+                    "a shared expert and its gate go together");
   }
 
-  int64_t chosen() const { return head->chosen; }
-  int64_t width() const { return head->width; }
-  const char* row(int64_t expert) const { return data(router) + expert * row_bytes(router); }
+  const int64_t count;  // of experts that the router chooses from; the shared one has this number
+  const int64_t D;
+  Sharing first_units, second_units;  // of the products with all w13, and with all w2, of this step
 
-  // The numbers of the experts with the largest scores, ascending, and what each one's result weighs.
-  void choose(const float* scores, int64_t* experts, float* weights) const {
-    std::vector<int64_t> order(count);
-    std::iota(order.begin(), order.end(), 0);
-    std::partial_sort(order.begin(), order.begin() + chosen(), order.end(), [&](int64_t a, int64_t b) {
+  // Experts that a token goes through, the shared one included; it comes last.
+  int64_t taken() const { return head->chosen + (gate ? 1 : 0); }
+  int64_t width_of(int64_t expert) const {
+    return expert < count ? head->width : head->shared_width;
+  }
+  // What all experts of a token together have of that.
+  int64_t widths() const { return head->chosen * head->width + head->shared_width; }
+  const char* row(int64_t expert) const { return router + expert * row_size; }
+
+  // The numbers of a token's experts, ascending, and what each one's result weighs. scores: of all
+  // that there are to choose from. x: the token.
+  void choose(const Rows& rows, const char* x, const float* scores, std::vector<int64_t>& experts,
+              std::vector<float>& weights) const {
+    const int64_t k = head->chosen;
+    experts.resize(count), weights.resize(taken());
+    std::iota(experts.begin(), experts.end(), 0);
+    std::partial_sort(experts.begin(), experts.begin() + k, experts.end(), [&](int64_t a, int64_t b) {
       return scores[a] > scores[b] || (scores[a] == scores[b] && a < b);
     });
-    const float most = scores[order[0]];
-    std::sort(order.begin(), order.begin() + chosen());
-    double all = 0, taken = 0;
-    for (int64_t i = 0; i < count; ++i) all += std::exp(double(scores[i]) - most);
-    for (int64_t i = 0; i < chosen(); ++i) taken += std::exp(double(scores[order[i]]) - most);
-    for (int64_t i = 0; i < chosen(); ++i) {
-      experts[i] = order[i];
-      weights[i] = float(std::exp(double(scores[order[i]]) - most) / (head->normalized ? taken : all));
-    }
+    const double most = scores[experts[0]];
+    double sum = 0;
+    for (int64_t i = 0; i < (head->normalized ? k : count); ++i)
+      sum += std::exp(scores[experts[i]] - most);
+    std::sort(experts.begin(), experts.begin() + k);
+    for (int64_t i = 0; i < k; ++i) weights[i] = float(std::exp(scores[experts[i]] - most) / sum);
+    experts.resize(k);
+    if (!gate) return;
+    experts.push_back(count);
+    weights[k] = float(1 / (1 + std::exp(-double(rows.dot(x, gate, D)))));
   }
 
-  // Products with an expert's first matrix (2 · width, D) and with its second (D, width).
-  std::unique_ptr<Product> first(int64_t expert) const {
-    return product(addresses[expert].w13, head->w13_bytes, 2 * width(), x.size(1));
+  // The products with these experts' first matrices (2 · width, D) and with their second (D, width).
+  void first(const std::vector<int64_t>& experts, Bundle& products) const {
+    for (int64_t expert : experts) __builtin_prefetch(addresses[expert].w13);
+    products.clear();
+    for (int64_t expert : experts)
+      products.add(product(addresses[expert].w13, w13_bytes(expert), 2 * width_of(expert), D));
   }
-  std::unique_ptr<Product> second(int64_t expert) const {
-    return product(addresses[expert].w2, head->w2_bytes, x.size(1), width());
+  void second(const std::vector<int64_t>& experts, Bundle& products) const {
+    for (int64_t expert : experts) __builtin_prefetch(addresses[expert].w2);
+    products.clear();
+    for (int64_t expert : experts)
+      products.add(product(addresses[expert].w2, w2_bytes(expert), D, width_of(expert)));
+  }
+
+  // An expert's two matrices as tensors.
+  Tensor w13(int64_t expert) const {
+    return tensor(addresses[expert].w13, w13_bytes(expert), 2 * width_of(expert), D);
+  }
+  Tensor w2(int64_t expert) const {
+    return tensor(addresses[expert].w2, w2_bytes(expert), D, width_of(expert));
   }
 
  private:
-  const Tensor &router, &x;
-  const Head* head;
-  const Addresses* addresses;
+  const char *const router, *const gate;
+  const Tensor& x;  // for its dtype and device
+  const int64_t row_size;
+  const Number number;
+  const Head* const head;
+  const Addresses* const addresses;
 
-  std::unique_ptr<Product> product(int64_t address, int64_t bytes, int64_t outputs,
+  int64_t all() const { return count + (head->shared_width ? 1 : 0); }
+  int64_t w13_bytes(int64_t expert) const {
+    return expert < count ? head->w13_bytes : head->shared_w13_bytes;
+  }
+  int64_t w2_bytes(int64_t expert) const {
+    return expert < count ? head->w2_bytes : head->shared_w2_bytes;
+  }
+
+  Tensor tensor(const char* at, int64_t bytes, int64_t outputs, int64_t columns) const {
+    auto* memory = const_cast<char*>(at);
+    return bytes ? torch::stable::from_blob(memory, {bytes}, {1}, x.device(), ScalarType::Byte)
+                 : torch::stable::from_blob(memory, {outputs, columns}, {columns, 1}, x.device(),
+                                            x.scalar_type());
+  }
+
+  std::unique_ptr<Product> product(const char* at, int64_t bytes, int64_t outputs,
                                    int64_t columns) const {
-    auto* at = reinterpret_cast<void*>(address);
-    const Number number = number_of(x.scalar_type());
-    const auto device = x.device();
-    auto made = bytes ? packed_product(torch::stable::from_blob(at, {bytes}, {1}, device,
-                                                                ScalarType::Byte), number)
-                      : plain_product(torch::stable::from_blob(at, {outputs, columns}, {columns, 1},
-                                                               device, x.scalar_type()), number);
+    auto made = bytes ? packed_product(at, bytes, number) : plain_product(at, outputs, columns, number);
     STD_TORCH_CHECK(made->rows == outputs && made->columns == columns, "an expert's weight is (",
                     made->rows, ", ", made->columns, "), not (", outputs, ", ", columns, ")");
     return made;
   }
-
- public:
-  const int64_t count;
 };
 
 }  // namespace

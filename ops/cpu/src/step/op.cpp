@@ -54,6 +54,35 @@ Tensor before_attention(const Tensor& x, const Tensor& norm, double epsilon, con
   return y;
 }
 
+// to += other, element by element.
+void add(const Rows& rows, Tensor& to, const Tensor& other) {
+  STD_TORCH_CHECK(other.scalar_type() == to.scalar_type() && other.numel() == to.numel(),
+                  "a product and x differ in dtype or size");
+  rows.add(data(to), data(other), to.numel(), data(to));
+}
+
+// x + attention's output y by wo, over all ranks.
+Tensor attended(const Rows& rows, const Tensor& y, const Tensor& x, const Tensor& wo,
+                const Maybe& wo_bias, LocalRanks* ranks) {
+  Tensor middle = product(rows, y, wo, wo_bias, x.size(1));
+  sum_over(ranks, rows, middle);
+  add(rows, middle, x);
+  return middle;
+}
+
+// A feed-forward network's output, this rank's part of it.
+Tensor fed_forward(const Rows& rows, const Tensor& x, const Tensor& w13, const Maybe& w13_bias,
+                   const Tensor& w2, const Maybe& w2_bias, int64_t width) {
+  const int64_t B = x.size(0);
+  Tensor both = product(rows, x, w13, w13_bias, 2 * width);
+  Tensor gated = torch::stable::new_empty(x, {B, width});
+  for (int64_t b = 0; b < B; ++b) {
+    const char* gate = data(both) + b * row_bytes(both);
+    rows.gate(gate, gate + row_bytes(gated), width, data(gated) + b * row_bytes(gated));
+  }
+  return product(rows, gated, w2, w2_bias, x.size(1));
+}
+
 Tensor after_attention(const Tensor& y, const Tensor& x, const Tensor& wo, const Maybe& wo_bias,
                        const Tensor& norm, double epsilon, const Tensor& w13,
                        const Maybe& w13_bias, const Tensor& w2, const Maybe& w2_bias,
@@ -61,25 +90,49 @@ Tensor after_attention(const Tensor& y, const Tensor& x, const Tensor& wo, const
   check_rows(x);
   LocalRanks* ranks = LocalRanks::of(handle);
   const Rows rows = rows_of(x);
-  const int64_t D = x.size(1), B = x.size(0);
-  auto add = [&](Tensor& to, const Tensor& other) {
-    STD_TORCH_CHECK(other.scalar_type() == to.scalar_type() && other.numel() == B * D,
-                    "a product and x differ in dtype or size");
-    rows.add(data(to), data(other), B * D, data(to));
-  };
-  Tensor middle = product(rows, y, wo, wo_bias, D);
-  sum_over(ranks, rows, middle);
-  add(middle, x);
-  Tensor both = product(rows, normed(rows, middle, norm, epsilon), w13, w13_bias, 2 * width);
-  Tensor gated = torch::stable::new_empty(x, {B, width});
-  for (int64_t b = 0; b < B; ++b) {
-    const char* gate = data(both) + b * row_bytes(both);
-    rows.gate(gate, gate + row_bytes(gated), width, data(gated) + b * row_bytes(gated));
-  }
-  Tensor result = product(rows, gated, w2, w2_bias, D);
+  Tensor middle = attended(rows, y, x, wo, wo_bias, ranks);
+  Tensor result = fed_forward(rows, normed(rows, middle, norm, epsilon), w13, w13_bias, w2, w2_bias,
+                              width);
   sum_over(ranks, rows, result);
-  add(result, middle);
+  add(rows, result, middle);
   return result;
+}
+
+// What the experts chosen for each row of x (B, D) return, weighed and summed, this rank's part of it.
+// Each expert computes all of its rows at once.
+Tensor mixed(const Rows& rows, const Experts& layer, const Tensor& x) {
+  struct Share {
+    int64_t row;
+    float weight;
+  };
+  const int64_t B = x.size(0), D = x.size(1), bytes = row_bytes(x);
+  std::vector<float> scores(B * layer.count), total(B * D), weights;
+  torch::stable::parallel_for(0, layer.count, 1, [&](int64_t first, int64_t last) {
+    for (int64_t e = first; e < last; ++e)
+      for (int64_t b = 0; b < B; ++b)
+        scores[b * layer.count + e] = rows.dot(data(x) + b * bytes, layer.row(e), D);
+  });
+  std::vector<std::vector<Share>> shares(layer.count + 1);  // of each expert
+  std::vector<int64_t> experts;
+  for (int64_t b = 0; b < B; ++b) {
+    layer.choose(rows, data(x) + b * bytes, scores.data() + b * layer.count, experts, weights);
+    for (size_t j = 0; j < experts.size(); ++j) shares[experts[j]].push_back({b, weights[j]});
+  }
+  for (int64_t e = 0; e <= layer.count; ++e) {
+    const int64_t count = shares[e].size();
+    if (!count) continue;
+    Tensor some = torch::stable::new_empty(x, {count, D});
+    for (int64_t i = 0; i < count; ++i)
+      std::memcpy(data(some) + i * bytes, data(x) + shares[e][i].row * bytes, bytes);
+    Tensor result = fed_forward(rows, some, layer.w13(e), std::nullopt, layer.w2(e), std::nullopt,
+                                layer.width_of(e));
+    for (int64_t i = 0; i < count; ++i)
+      rows.add_weighed(data(result) + i * bytes, shares[e][i].weight, D,
+                       total.data() + shares[e][i].row * D);
+  }
+  Tensor y = torch::stable::new_empty(x, {B, D});
+  rows.narrow(total.data(), B * D, data(y));
+  return y;
 }
 
 Tensor one_op_after_another(Step& step) {
@@ -95,10 +148,22 @@ Tensor one_op_after_another(Step& step) {
       torch::stable::parallel_for(0, torch::stable::get_num_threads(), 1,
                                   [&](int64_t, int64_t) { attending->work(); });
     Tensor y = attending->out();
-    x = after_attention(torch::stable::view(y, {step.B, step.heads * step.E}), x, part(WO),
-                        maybe(part(WO_BIAS)), part(FFN_NORM), step.epsilon, part(W13),
-                        maybe(part(W13_BIAS)), part(W2), maybe(part(W2_BIAS)), step.width,
-                        reinterpret_cast<int64_t>(step.ranks));
+    y = torch::stable::view(y, {step.B, step.heads * step.E});
+    if (part(W2).scalar_type() != ScalarType::Long) {
+      x = after_attention(y, x, part(WO), maybe(part(WO_BIAS)), part(FFN_NORM), step.epsilon,
+                          part(W13), maybe(part(W13_BIAS)), part(W2), maybe(part(W2_BIAS)),
+                          step.width, reinterpret_cast<int64_t>(step.ranks));
+      continue;
+    }
+    const Rows rows = rows_of(x);
+    const Tensor& gate = part(W13_BIAS);
+    const Experts layer(part(W13), gate.numel() ? vector(gate, x, x.size(1)) : nullptr, part(W2),
+                        step.x);
+    Tensor middle = attended(rows, y, x, part(WO), maybe(part(WO_BIAS)), step.ranks);
+    Tensor result = mixed(rows, layer, normed(rows, middle, part(FFN_NORM), step.epsilon));
+    sum_over(step.ranks, rows, result);
+    add(rows, result, middle);
+    x = result;
   }
   if (!step.ending) return x;
   const Rows rows = rows_of(x);

@@ -104,11 +104,15 @@ void narrow(const float* x, int64_t n, char* to) {
 
 template <Number N>
 float dot(const char* a, const char* b, int64_t n) {
+  constexpr int64_t PREFETCHED = 2048;  // bytes ahead in b: what lies behind it is read next
   Floats sums[4] = {};  // several, because each addition waits for the one before
   int64_t i = 0;
-  for (; i + 4 * LANES <= n; i += 4 * LANES)
+  for (; i + 4 * LANES <= n; i += 4 * LANES) {
+    for (int64_t line = 0; line < 4 * LANES * SIZE<N>; line += 64)
+      __builtin_prefetch(b + i * SIZE<N> + PREFETCHED + line);
     for (int64_t s = 0; s < 4; ++s)
       sums[s] += read<N>(a, i + s * LANES, n) * read<N>(b, i + s * LANES, n);
+  }
   for (; i < n; i += LANES) sums[0] += read<N>(a, i, n) * read<N>(b, i, n);
   return total((sums[0] + sums[1]) + (sums[2] + sums[3]));
 }
