@@ -57,10 +57,10 @@ def pairs(
                 yield "", word
                 continue
             raise UsageError(
-                f"there is no option before {shown(word)}; text for the model is given as "
+                f"{shown(word)} belongs to no option; text for the model is given as "
                 "--prompt TEXT, in quotes where it has spaces"
                 if "prompt" in takes_value
-                else f"there is no option before {shown(word)}; --help lists the options"
+                else f"{shown(word)} belongs to no option; --help lists the options"
             )
         spelling, equals, value = word.partition("=")
         name = key(spelling)
@@ -90,7 +90,7 @@ def key(spelling: str) -> str:
 
 
 def _nearest(name: str, names: Mapping[str, bool]) -> str:
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     return f"did you mean --{close[0]}?" if close else "--help lists them all"
 
 
@@ -140,6 +140,7 @@ class Command(click.Command):
         dashed = [name for name in may_be_empty if may_be_empty[name] is OptionOfOptions]
         words_allowed = any(isinstance(param, click.Argument) for param in self.params)
         arguments, words = [], []
+        given: dict[str, str] = {}
         for name, value in pairs(args, takes_value, dashed, words_allowed):
             if not name:
                 words.append(str(value))
@@ -149,7 +150,13 @@ class Command(click.Command):
                 raise UsageError(f"--{name} takes a value; given: {shown(value)}")
             else:
                 arguments.append(f"{spelled[name]}={value}")
-        return super().parse_args(ctx, [*arguments, *(["--", *words] if words else [])])
+                given[spelled[name]] = str(value)
+        try:
+            rest = super().parse_args(ctx, [*arguments, *(["--", *words] if words else [])])
+            helptext.check_numbers(ctx, self.get_params(ctx))
+        except click.BadParameter as error:
+            raise UsageError(helptext.refusal(error, given)) from None
+        return rest
 
     def asks_for_debug(self, ctx: click.Context, args: Sequence[str]) -> bool:
         """Whether --debug is among these arguments as an option, and not as an option's value."""
@@ -286,10 +293,7 @@ def _carried_out(
     prog_name: str | None,
     extra: dict[str, Any],
 ) -> Any:
-    """Run the command and end the process with its exit code.
-
-    click's own main does not report a closed pipe.
-    """
+    """Run the command; end the process with its exit code. click's own hides a closed pipe."""
     given = list(sys.argv[1:] if args is None else args)
     name = prog_name or os.path.basename(sys.argv[0])
     variable = f"_{name.upper()}_COMPLETE"  # set by what the shell calls for completions
@@ -350,13 +354,13 @@ def explained(error: BaseException) -> tuple[str, int]:
         case KeyboardInterrupt() | click.Abort():
             return "interrupted; nothing was logged", 128 + signal.SIGINT
         case click.ClickException():
-            message = error.format_message()
-            message = message.replace("a valid integer range", "a valid whole number")
-            return message.replace("a valid float range", "a valid number"), error.exit_code
+            return error.format_message(), error.exit_code
         case RecursionError():
             return "the input is nested too deeply (--debug shows where)", 1
         case OSError() if error.strerror and error.filename is not None:
             return f"{os.fsdecode(error.filename)}: {error.strerror}", 1
+        case FileNotFoundError() if error.filename is None:  # from os.getcwd
+            return "the current folder was removed; change into one that is there", 1
         case OSError() if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE):
             return f"{error.strerror} (--debug shows where)", 1
     if "embedded null" in str(error):

@@ -1,19 +1,25 @@
-"""The layout of --help: a command's own options, then those of generate.py by group, then examples.
+"""Help in words: the layout of --help, and what to say of an option's value that click refuses.
+
+--help has a command's own options, then those of generate.py by group, then examples.
 
 The examples are those of the docstring at the top of the command's file: every line that begins
 with "python ", except the docstring's first.
 """
 
 import inspect
+import math
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import click
+
+from text import shown
 
 GROUPS = ("Model", "Speed", "Sample", "Cache", "Output")  # the sections of generate.py's options
 OWN = "Options"
 LAST = ("--debug", "--help")  # rows at the very end
+LARGEST = 2**63 - 1  # of a whole number: torch indexes with 64 bits
 # What stands for the value of an option that declares no metavar, by the kind of its value.
 PLACEHOLDERS = ((click.types.IntParamType, "N"), (click.types.FloatParamType, "X"))
 
@@ -73,3 +79,40 @@ def examples(callback: Callable[..., object] | None) -> list[str]:
         elif taken and taken[-1].endswith("\\"):
             taken.append(f"  {line}")
     return taken
+
+
+def refusal(error: click.BadParameter, given: Mapping[str, str]) -> str:
+    """One line for an option that is missing, or whose value click cannot read. given: the last
+    value of each option by its name."""
+    option = error.param
+    if not isinstance(option, click.Option):
+        return f"{option.human_readable_name if option else 'a word'} is missing; see --help"
+    if isinstance(error, click.MissingParameter):
+        return f"{option.opts[0]} is missing; it takes {_row(option)[0].split()[-1]}; see --help"
+    value = next((given[name] for name in option.opts if name in given), "")
+    return f"{option.opts[0]} takes {accepted(option.type)}; given: {shown(value)}"
+
+
+def accepted(kind: click.ParamType) -> str:
+    """What an option of this kind takes, in words."""
+    if isinstance(kind, click.Choice):
+        return f"one of {', '.join(kind.choices)}"
+    whole = isinstance(kind, click.types.IntParamType)
+    noun = "a whole number" if whole else "a finite number"
+    if not isinstance(kind, click.IntRange | click.FloatRange) or kind.min is None:
+        return f"{noun} up to 2**63-1" if whole else noun
+    if whole:
+        return f"{noun} from {kind.min} to {'2**63-1' if kind.max is None else kind.max}"
+    if kind.max is None:
+        return f"{noun} {'above' if kind.min_open else 'of at least'} {kind.min:g}"
+    return f"{noun} {'above' if kind.min_open else 'from'} {kind.min:g} to {kind.max:g}"
+
+
+def check_numbers(context: click.Context, parameters: Sequence[click.Parameter]) -> None:
+    """Raise BadParameter for nan, infinity and numbers beyond 64 bits, which click reads."""
+    for parameter in parameters:
+        value = context.params.get(parameter.name or "")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise click.BadParameter("not finite", context, parameter)
+        if isinstance(value, int) and abs(value) > LARGEST:
+            raise click.BadParameter("too large", context, parameter)

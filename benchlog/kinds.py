@@ -53,7 +53,9 @@ class Text:
 
     @property
     def accepts(self) -> str:
-        return "text that a command line can hold" + ("" if self.may_be_empty else ", not empty")
+        if self.may_be_empty:
+            return "text without NUL characters"
+        return "a value that is not empty and has no NUL character"
 
     def read(self, value: object) -> str:
         if not isinstance(value, str) or not (value or self.may_be_empty):

@@ -28,7 +28,7 @@ from errors import LogError, QuantbenchError, UsageError
 from run import launch
 
 REPORT, SAMPLES, PICTURE = "report.md", "samples.csv", "latency.svg"
-SAVING = 0.005  # at most this share of the time
+SAVING = 0.005  # largest share of the time that saving the results may take
 DEFAULTS = {
     "ranks": "1",
     "sequence_lengths": "100",
@@ -39,7 +39,7 @@ DEFAULTS = {
 }
 
 
-# ---------------------------------------------------------------------------------- which
+# ---------------------------------------------------------------------------------- what to measure
 
 
 def begun(
@@ -193,7 +193,7 @@ def measure(
 
 
 def _measure_here(results: LatencyResults, keep: Callable[[], None], timeout: float | None) -> None:
-    """One load after the other."""
+    """Measure one load after the other on this machine."""
     alone = [load for load in results.plan.loads if load.ranks == 1 and results.left(load)]
     nursery = Nursery(environment())  # which starts with the first worker that it forks
 

@@ -8,6 +8,7 @@ def latency(…): …                           # quantbench latency --runs 10
 def check(…): …                             # quantbench latency check FILE
 """
 
+import difflib
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ import click
 from click.shell_completion import CompletionItem
 
 from cli import Command, key
+from errors import UsageError
+from text import shown
 
 
 class WithSubcommands(Command):
@@ -40,6 +43,9 @@ class WithSubcommands(Command):
         **extra: Any,
     ) -> click.Context:
         if (command := self._asked_for(args)) is None:
+            close = difflib.get_close_matches(key(args[0]), self.subcommands, n=1) if args else []
+            if close and not args[0].startswith("-"):
+                raise UsageError(f"no such command {shown(args[0])}; did you mean {close[0]}?")
             return super().make_context(info_name, args, parent, **extra)
         name = f"{info_name} {command.name}"
         return command.make_context(name, args[1:], parent, **extra)

@@ -135,7 +135,7 @@ MISTRAL_1 = Template(
     models=r"mi[sx]tral.*instruct",
 )
 
-# From v0.3 on the markers are special tokens.
+# Mistral v0.3 and later: the markers are special tokens.
 MISTRAL_3 = Template(
     name="mistral-v3",
     first=(BOS, INST, "{user}", END_INST),

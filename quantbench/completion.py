@@ -14,7 +14,7 @@ from models.presets import PRESETS
 from ops.names import KV_CACHES
 from quantize.spec import MEASURED, SHOWN
 
-# By the name of an option or argument. Values that may be listed are those with commas.
+# What is offered for an option or argument of that name.
 VALUES: dict[str, tuple[str, ...]] = {
     "quantization": (*SHOWN, *MEASURED),
     "schemes": SHOWN,

@@ -21,13 +21,13 @@ def rounded(x: Tensor, how: str) -> tuple[Tensor, Tensor]:
 
 
 def _int8(x: Tensor) -> tuple[Tensor, Tensor]:
-    """As torchao's Int8DynamicActivationInt8WeightConfig: -128 to 127, symmetric."""
+    """Rounds as torchao's Int8DynamicActivationInt8WeightConfig: -128 to 127, symmetric."""
     scale = (x.abs().amax(-1, keepdim=True) / 127.5).clamp(min=SMALLEST)
     return (x / scale).round().clamp(-128, 127), scale
 
 
 def _int8_asymmetric(x: Tensor) -> tuple[Tensor, Tensor]:
-    """As torchao's Int8DynamicActivationIntxWeightConfig: 256 steps from the least to the most."""
+    """Rounds as torchao's Int8DynamicActivationIntxWeightConfig: 256 steps from least to most."""
     low, high = x.amin(-1, keepdim=True).clamp(max=0), x.amax(-1, keepdim=True).clamp(min=0)
     scale = ((high - low) / 255).clamp(min=SMALLEST)
     zero = (-128 - (low / scale).round()).clamp(-128, 127)
@@ -35,7 +35,7 @@ def _int8_asymmetric(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _int8_bitsandbytes(x: Tensor) -> tuple[Tensor, Tensor]:
-    """As bitsandbytes' int8_vectorwise_quant without outliers: float16, -127 to 127."""
+    """Rounds as bitsandbytes' int8_vectorwise_quant without outliers: float16, -127 to 127."""
     # torch.compile drops a cast to float16 and back, and with it the rounding (torch 2.13); it
     # keeps one whose bits are looked at.
     x = (x.half().view(torch.int16) & -1).view(torch.float16).float()

@@ -1,4 +1,4 @@
-"""From a spec to what carries it out: each scheme's quantizer and kernels, and how to apply them.
+"""What carries out a spec: each scheme's quantizer and kernels, and how to apply them.
 
 quantizer = Quantizer(parse("int4wo-64"), device, dtype)
 model = load_model(path, transform=quantizer)       # layer by layer, as weights arrive

@@ -22,7 +22,7 @@ class Scheme:
 
     # (weight (N, K), spec) -> the PackedWeight; it works on the meta device too.
     quantize: Callable[[Tensor, Any], PackedWeight]
-    # By name, fastest first, as far as can be said in general.
+    # The kernels by name, fastest first, as far as can be said in general.
     kernels: dict[str, Kernel]
     # (spec, in_features) -> why the scheme cannot take such a layer, on any kernel, or None.
     refuses: Callable[[Any, int], str | None] = lambda *_: None

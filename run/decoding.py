@@ -253,7 +253,7 @@ class Modules(_OverCaches):
 
 
 class CpuLayer(Modules):
-    """As Modules, with three ops for each layer. The one for attention supports any KV cache."""
+    """A decoding step of three ops for each layer; the one for attention supports any KV cache."""
 
     name = "cpu-layer"
 

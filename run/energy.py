@@ -67,7 +67,7 @@ class Rapl:
     """The processor packages, and memory where it is counted apart from them."""
 
     def __init__(self, root: Path = POWERCAP) -> None:
-        """Raises NoCounter."""
+        """Find the counters under `root`. Raises NoCounter where none can be read."""
         self.zones = list(_zones(root))
         if not self.zones:
             raise NoCounter(f"there is no RAPL counter in {root}")
@@ -82,7 +82,7 @@ class Rapl:
         return [int(zone.energy.read_text()) / 1e6 for zone in self.zones]
 
     def difference(self, before: Sequence[float], after: Sequence[float]) -> float:
-        """A counter that is lower than before has started again once."""
+        """Joules between two readings. A counter that is lower than before wrapped around once."""
         total = 0.0
         for zone, first, last in zip(self.zones, before, after, strict=True):
             total += last - first + (zone.range_uj / 1e6 if last < first else 0.0)

@@ -161,7 +161,7 @@ class Running:
         os.close(theirs)
 
     def wait(self) -> None:
-        """Until all have ended. Raises RankFailed as soon as one has failed."""
+        """Wait until all ranks have ended. Raises RankFailed as soon as one has failed."""
         deadline = None
         while True:
             codes = [process.poll() for process in self.processes]

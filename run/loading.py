@@ -1,4 +1,4 @@
-"""From a plan to a quantized model on its device.
+"""Loading: it makes a plan into a quantized model on its device.
 
 loaded = load(plan, report, say)
 loaded.model, loaded.kernels            # "torchao (88 layers), reference (1 layer)"

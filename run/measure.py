@@ -133,8 +133,8 @@ class Facts:
     versions: dict[str, str | None]  # None: not installed
     git_commit: str | None
     parallel: Parallel | None = None  # None: one process has the whole model
-    # Of weights, read by a decoding step, of all ranks: of experts those that are chosen. 0 in JSON
-    # of earlier versions, which had no experts: then it is weight_bytes.
+    # Bytes of weights that a decoding step reads, of all ranks; of the experts of a mixture those
+    # that are chosen. JSON of earlier versions lacks it, or has 0: then it is weight_bytes.
     step_weight_bytes: int = 0
 
     def __post_init__(self) -> None:

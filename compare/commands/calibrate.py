@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=Command)
-@click.option("--device", default="auto", help="As in generate.py [auto]")
-@click.option("--precision", default="bfloat16", help=f"{', '.join(PRECISIONS)} [bfloat16]")
-@click.option("--schemes", metavar="A,B", help=f"[{','.join(COMPARED)}]")
+@click.option("--device", default="auto", help="cpu, cuda, xpu, mps, or auto [auto]")
+@click.option(
+    "--precision", default="bfloat16", help=f"Unquantized dtype: {', '.join(PRECISIONS)} [bfloat16]"
+)
+@click.option("--schemes", metavar="A,B", help=f"Schemes to measure [{','.join(COMPARED)}]")
 @click.option("--json", "json_path", metavar="PATH", help="Write it here [the cache folder]")
 @click.option("--debug", is_flag=True, help="Show tracebacks")
 def calibrate(

@@ -26,22 +26,28 @@ from text import shown
 
 @click.command(cls=Command)
 @click.argument("words", metavar="[audit] [FILE...]", nargs=-1)
-@click.option("--checkpoint_path", metavar="PATH", help="As in generate.py, or a config.json")
+@click.option(
+    "--checkpoint_path", metavar="PATH", help="The model, as in generate.py, or its config.json"
+)
 @click.option("--device", metavar="NAME", help="here, or the name of a card [here]")
 @click.option("--calibration", metavar="FILE",
               help="What `calibrate --json` wrote, or published rows (.rst)")  # fmt: skip
-@click.option("--quantization", default="none", metavar="SCHEME", help="[none]")
-@click.option("--kv_cache", default="dense", help=f"{', '.join(KV_CACHES)} [dense]")
-@click.option("--precision", default="bfloat16", help=f"{', '.join(PRECISIONS)} [bfloat16]")
+@click.option("--quantization", default="none", metavar="SCHEME", help="Quantization [none]")
+@click.option("--kv_cache", default="dense", help=f"KV cache: {', '.join(KV_CACHES)} [dense]")
+@click.option(
+    "--precision", default="bfloat16", help=f"Unquantized dtype: {', '.join(PRECISIONS)} [bfloat16]"
+)
 @click.option("--batch_size", type=click.IntRange(1), default=1, help="Sequences at once [1]")
-@click.option("--sequence_length", type=click.IntRange(1), default=128, help="Of the prompt [128]")
+@click.option("--sequence_length", type=click.IntRange(1), default=128, help="Prompt tokens [128]")
 @click.option("--new_tokens", type=click.IntRange(0),
-              help="Of each sequence; 0: the prompt's pass alone [128; with .rst 0]")  # fmt: skip
-@click.option("--context_depth", type=click.IntRange(0), default=0, help="As in generate.py [0]")
+              help="Tokens to generate; 0: only the prompt's pass [128; with .rst 0]")  # fmt: skip
+@click.option(
+    "--context_depth", type=click.IntRange(0), default=0, help="Tokens already cached [0]"
+)
 @click.option("--num_layers", type=click.IntRange(1), help="Only the first N layers")
 @click.option("--tp", type=click.IntRange(1), default=1, help="Devices that share the model [1]")
-@click.option("--all_schemes", is_flag=True, help="A table of the schemes")
-@click.option("--what_fits", metavar="SIZE", help="24GB: schemes, caches and depths that fit")
+@click.option("--all_schemes", is_flag=True, help="Estimate every scheme, a row each")
+@click.option("--what_fits", metavar="SIZE", help="What fits into 24GB: schemes, caches, depths")
 @click.option("--validate", metavar="FILE",
               help="Results, or a published table (.rst); more may follow")  # fmt: skip
 @click.option("--rst", "rst_path", metavar="PATH", help="With --validate: the table, here too")

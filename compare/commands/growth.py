@@ -12,6 +12,7 @@ points.
 import dataclasses
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,8 +47,8 @@ class Axis:
     """The option of generate.py that grows along an axis, and the values measured."""
 
     option: str  # of generate.py
-    values: tuple[int, ...]  # that are measured by default
-    model: str  # by default
+    values: tuple[int, ...]  # measured unless --values says otherwise
+    model: str  # measured unless --checkpoint_path says otherwise
 
 
 AXES = {
@@ -84,7 +85,7 @@ class Points:
     """What the JSON file holds."""
 
     points: list[Point]
-    about: About | None = None  # of the newest
+    about: About | None = None  # where the newest points come from
 
 
 @click.command(cls=Command)
@@ -94,7 +95,7 @@ class Points:
 @click.option(
     "--checkpoint_path", metavar="PATH", help="A model to measure, instead of each axis's own"
 )
-@click.option("--device", default="cpu", help="As in generate.py [cpu]")
+@click.option("--device", default="cpu", help="cpu, cuda, xpu, mps, or auto [cpu]")
 @click.option(
     "--max_new_tokens", type=click.IntRange(2), default=17, help="New tokens of each sample [17]"
 )
@@ -117,7 +118,10 @@ def growth(
     debug: bool,
 ) -> None:
     """Measure decoding against layers, batch and depth, and draw it."""
-    axes = [] if over == "none" else names_of("--over", over, tuple(AXES), (*AXES, "none"))
+    axes = names_of("--over", over, tuple(AXES), (*AXES, "none"))
+    if "none" in axes and len(axes) > 1:
+        raise UsageError(f"--over none measures nothing: leave out the others; given: {over!r}")
+    axes = [name for name in axes if name != "none"]
     chosen = [str(spec.parse(name)) for name in names_of("--schemes", schemes, SCHEMES)]
     wanted = {name: whole_numbers(values, name, axes) for name in axes}
     points = read(json_path)
@@ -133,27 +137,34 @@ def growth(
         temperature=0,
         write_result="none",
     )
-    failed = False
+    configs = {}
     for name, numbers in wanted.items():
-        axis = AXES[name]
+        model = checkpoint_path or AXES[name].model
         for value in numbers:
-            changes: dict[str, Any] = {axis.option: value}
-            changes["checkpoint_path"] = checkpoint_path or axis.model
-            say(f"{name} {value}")
+            changes: dict[str, Any] = {AXES[name].option: value, "checkpoint_path": model}
             point = dataclasses.replace(common, **changes)
-            configs = [dataclasses.replace(point, quantization=scheme) for scheme in chosen]
-            results = decode_limit.measure(configs, settings)
-            rows = decode_limit.rows(results)
-            for row in rows:
-                if row.failed:
-                    say(f"{name} {value}, {row.arm}: failed: {row.failed}")
-            failed = failed or any(row.failed for row in rows)
-            points = merged(
-                points, [_point(name, value, row, checkpoint_path) for row in rows if row.kernel]
-            )
+            configs[name, value] = [
+                dataclasses.replace(point, quantization=scheme) for scheme in chosen
+            ]
+    if checkpoint_path and configs:
+        from models.checkpoints.load import load_config  # torch takes its seconds
+
+        load_config(checkpoint_path)  # or every point would fail for a path that names no model
+    failed = False
+    for (name, value), arms in configs.items():
+        say(f"{name} {value}")
+        results = decode_limit.measure(arms, settings)
+        rows = decode_limit.rows(results)
+        for row in rows:
+            if row.failed:
+                say(f"{name} {value}, {row.arm}: failed: {row.failed}")
+        failed = failed or any(row.failed for row in rows)
+        new = [_point(name, value, row, checkpoint_path) for row in rows if row.kernel]
+        if new:
+            points = merged(points, new)
             write_json(json_path, Points(points, about()))
-            if results.ended == "interrupted":
-                raise KeyboardInterrupt
+        if results.ended == "interrupted":
+            raise KeyboardInterrupt
     if not points:
         raise UsageError(f"{json_path} holds no points yet, and --over none measures none")
     click.echo(aligned(COLUMNS, points))
@@ -173,7 +184,7 @@ def whole_numbers(text: str | None, name: str, axes: Sequence[str]) -> tuple[int
     if len(axes) != 1:
         raise UsageError("--values are those of one axis: name it with --over")
     words = names_of("--values", text, ())
-    if not all(word.isdecimal() for word in words):
+    if not all(re.fullmatch("[0-9]{1,18}", word) for word in words):
         raise UsageError(f"--values takes whole numbers such as 1,4; given: {text!r}")
     return tuple(map(int, words))
 

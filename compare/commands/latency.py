@@ -36,16 +36,16 @@ from text import counted, shown, size
               "[tiny]")  # fmt: skip
 @click.option("--arm", "texts", cls=OptionOfOptions, multiple=True, metavar="OPTIONS",
               help="Options of generate.py for an arm [one arm, of the options below]")  # fmt: skip
-@click.option("--batch_sizes", metavar="LIST", help="[1,2,4,8,16,32]")
+@click.option("--batch_sizes", metavar="LIST", help="Prompts at once [1,2,4,8,16,32]")
 @click.option("--sequence_lengths", metavar="LIST", help="Tokens of each prompt [100]")
 @click.option("--tp", "ranks", metavar="LIST", help="Ranks that share the model [1]")
 @click.option("--decode_length", type=int, help="Tokens generated, prefill's among them [8]")
-@click.option("--runs", type=int, help="Of each cell [10]")
-@click.option("--warmups", type=int, help="Runs before them, which do not count [1]")
+@click.option("--runs", type=int, help="Runs of each cell that count [10]")
+@click.option("--warmups", type=int, help="Runs before these, which do not count [1]")
 @click.option("--timeout", type=click.FloatRange(0, min_open=True), metavar="SECONDS",
               help="Give a cell up that takes longer [no limit]")  # fmt: skip
 @click.option("--style", default="correct", metavar="correct|legacy",
-              help="Of the tables; legacy is text-generation-inference's [correct]")  # fmt: skip
+              help="Tables' style; legacy is text-generation-inference's [correct]")  # fmt: skip
 @click.option("--output", metavar="DIR",
               help="Put report, samples, picture and results.json here, a new folder")  # fmt: skip
 @click.option("--resume", metavar="DIR", help="Go on with what --output DIR left")
@@ -105,7 +105,7 @@ def check(paths: tuple[str, ...]) -> None:
     empty = [path for path, document in documents.items() if not document.tables]
     if empty:
         raise QuantbenchError(
-            f"{empty[0]}: there is no latency table in it; they begin with | Step or | Parameter"
+            f"{empty[0]}: there is no latency table in it; one begins with | Step or | Parameter"
         )
     lengths = {
         at.table.number("Decode Length")
@@ -119,7 +119,8 @@ def check(paths: tuple[str, ...]) -> None:
         disagree = findings(document, common)
         disagreements += len(disagree)
         click.echo(f"{path}: {_verdict(document.tables)}")
-        for line, text in sorted([*_states(document), *((f.line, f.text) for f in disagree)]):
+        said = [*_states(document), *((f.line, f.text) for f in disagree)]
+        for line, text in sorted(said, key=lambda pair: pair[0]):
             click.echo(f"  line {line}: {text}")
     tables = [at for document in documents.values() for at in document.tables]
     if len(documents) > 1:
@@ -132,7 +133,9 @@ def check(paths: tuple[str, ...]) -> None:
 @latency.subcommand
 @click.command(cls=Command)
 @click.argument("folders", metavar="DIR", nargs=-1)
-@click.option("--style", default="correct", metavar="correct|legacy", help="[correct]")
+@click.option(
+    "--style", default="correct", metavar="correct|legacy", help="Style of the tables [correct]"
+)
 @click.option("--csv", "csv_path", metavar="PATH", help="Write every sample here")
 @click.option("--picture", metavar="PATH", help="Draw latency against throughput, and scaling, SVG")
 def tables(folders: tuple[str, ...], style: str, csv_path: str | None, picture: str | None) -> None:

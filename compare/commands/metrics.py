@@ -77,7 +77,7 @@ def metrics(
     else:
         assert prose is not None
         files.write_text("--narrative", prose, text)
-        say(f"wrote {prose}")
+        say(f"Wrote {prose}")
 
 
 def _form(prose: str | None) -> Form | None:

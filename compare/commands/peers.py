@@ -42,7 +42,7 @@ from run.threads import choose, cores
 from typed_json import to_json
 
 PEER = (sys.executable, "-m", "compare.peers.worker")
-# By scheme: (runtime, format) of the peers that it is compared with.
+# For each scheme the peers that it is compared with, as (runtime, format).
 PEERS = {
     "none": (
         ("llama.cpp", "BF16"),
@@ -68,7 +68,7 @@ class Report:
 
 @click.command(cls=Command)
 @click.option("--checkpoint_path", default="dummy:TinyLlama-1.1B-Chat-v1.0", metavar="PATH",
-              help="As in generate.py [dummy:TinyLlama-1.1B-Chat-v1.0]")  # fmt: skip
+              help="The model, as in generate.py [dummy:TinyLlama-1.1B-Chat-v1.0]")  # fmt: skip
 @click.option("--num_layers", type=click.IntRange(1), help="Keep only the first N layers")
 @click.option("--schemes", metavar="A,B", help=f"Schemes of ours [{','.join(PEERS)}]")
 @click.option("--runtimes", metavar="A,B", help=f"Programs to compare with [{','.join(RUNTIMES)}]")

@@ -169,8 +169,8 @@ def _fits(bytes_needed: int, free: int | None) -> bool:
 
 
 def needed(common: RunConfig, schemes: Sequence[str]) -> tuple[dict[str, int], int | None]:
-    """By scheme, bytes of weights, embedding and KV cache, as --dry_run has them, and the bytes
-    that are free; without those that the model's shapes refuse."""
+    """Bytes of weights, embedding and KV cache for each scheme, as --dry_run counts them, and the
+    bytes that are free. A scheme that cannot take the model's shapes is left out."""
     import devices
     from models.checkpoints.saved import how_saved
     from models.checkpoints.sources import locate

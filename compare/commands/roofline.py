@@ -66,10 +66,15 @@ class Report:
 
 @click.command(cls=Command)
 @click.option(
-    "--checkpoint_path", default=MODEL, metavar="PATH", help=f"As in generate.py [{MODEL}]"
+    "--checkpoint_path",
+    default=MODEL,
+    metavar="PATH",
+    help=f"The model, as in generate.py [{MODEL}]",
 )
-@click.option("--device", default="auto", help="As in generate.py [auto]")
-@click.option("--precision", default="bfloat16", help=f"{', '.join(PRECISIONS)} [bfloat16]")
+@click.option("--device", default="auto", help="cpu, cuda, xpu, mps, or auto [auto]")
+@click.option(
+    "--precision", default="bfloat16", help=f"Unquantized dtype: {', '.join(PRECISIONS)} [bfloat16]"
+)
 @click.option("--schemes", metavar="A,B", help=f"Schemes to measure [{','.join(SCHEMES)}]")
 @click.option("--batch_size", type=click.IntRange(1), default=1, help="Sequences at once [1]")
 @click.option(

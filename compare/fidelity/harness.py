@@ -47,7 +47,7 @@ def evaluate(
     limit: int | None,
     say: Callable[[str], None],
 ) -> dict[str, dict[str, float]]:
-    """By task, its metrics as the harness names them: "acc,none", "acc_stderr,none".
+    """For each task its metrics, named as the harness names them: "acc,none", "acc_stderr,none".
 
     Raises QuantbenchError for tasks that it does not know or cannot load.
     """
@@ -74,7 +74,7 @@ def _adapter(plan: Plan, model: Transformer) -> Any:
     tokenizer, device, most = plan.tokenizer, plan.device, plan.architecture.max_position
 
     class Adapter(TemplateLM):  # type: ignore[misc]
-        """Its names and arguments are the harness's."""
+        """Our model as the harness calls it, which sets the methods' names and arguments."""
 
         @property
         def eot_token_id(self) -> int:

@@ -20,7 +20,7 @@ from models.checkpoints.sources import locate
 from run.loading import load
 from run.plan import make_plan
 
-DECODED, STEPS = 129, 64  # tokens of the window that is decoded as well, and steps
+DECODED, STEPS = 129, 64  # one window of 129 tokens is read both ways, its last 64 by steps
 Say = Callable[[str], None]
 
 

@@ -35,7 +35,7 @@ from run.plan import Plan, make_plan
 from run.scoring import perplexity, predictions
 
 READ_AGAIN = 1.5e9  # parameters at most: a checkpoint of 3 GB
-CHECKED = (65, 16)  # tokens of the window that is decoded as well, and steps: a second or two
+CHECKED = (65, 16)  # a window of 65 tokens is read both ways, its last 16 by steps: 1 or 2 s
 # Options of a run that concern its speed alone or the work it does, not what it predicts.
 OF_THE_RUN = (
     *("num_layers", "prompt", "prefill_size", "context_depth", "cache_size", "batch_size"),

@@ -1,4 +1,4 @@
-"""From what `estimate` was asked to what predicts it: a device, a model, a request."""
+"""What `estimate` needs before it predicts: the device's model of cost, and the architecture."""
 
 from pathlib import Path
 
@@ -25,7 +25,8 @@ from models.config import ModelConfig
 from text import size
 
 HERE = "here"
-# Of a fit to six published rows of the RTX A5000 (tests/estimate/published; a test fits it anew).
+# Two constants, fitted to six published rows of the RTX A5000. A test fits them anew
+# (tests/estimate/published).
 RELATIVE = Constants(
     "NVIDIA RTX A5000",
     1.347e-14,
@@ -85,7 +86,8 @@ def _of_published(device: str, path: str) -> Machine:
 
 
 def published_efficiency(sheet: Datasheet) -> Efficiency:
-    """By the relative whose measured rows were published, and were fitted once (RELATIVE)."""
+    """How much of a card's peak speeds a run reaches: as on the card of RELATIVE, the only one with
+    published measured rows."""
     return efficiency_of_published(RELATIVE.on(sheet), sheet)
 
 

@@ -42,7 +42,7 @@ class History:
 
     @staticmethod
     def read(path: str) -> "History":
-        """Raises UsageError for a file that is not of this kind; a missing one is empty."""
+        """Read the file; a missing one is an empty history. Raises UsageError for another kind."""
         place = Path(path)
         if not place.exists():
             files.check_output("--history", path, lambda _: True, "JSON lines")
@@ -66,7 +66,7 @@ class History:
         return change(level(values), days[-1], scatter)
 
     def append(self, line: str, values: Sequence[float]) -> None:
-        """Raises LogError where it cannot be written."""
+        """Write the history. Raises LogError where the file cannot be written."""
         if not values or not all(math.isfinite(value) and value > 0 for value in values):
             return
         log.append_json(self.path, to_json(Day(line, time.strftime("%Y-%m-%d %H:%M"), [*values])))

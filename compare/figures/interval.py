@@ -45,7 +45,7 @@ class Interval:
 
     @staticmethod
     def from_json(value: object) -> "Interval":
-        """What `to_json` gave. Raises ValueError for anything else."""
+        """Read what `to_json` wrote. Raises ValueError for anything else."""
         numbers = value if isinstance(value, list) else []
         if len(numbers) not in (1, 3) or not all(isinstance(n, int | float) for n in numbers):
             raise ValueError(f"an interval is [value, low, high] or [value]; given: {value!r:.80}")

@@ -175,16 +175,20 @@ def rate(work: float, seconds: Sequence[float], style: Style) -> Rate:
     if style == "legacy":
         return Rate(sum(rates) / len(rates), min(rates), max(rates))
     ends = interval(seconds)
-    inverted = (work / ends[1], work / ends[0]) if ends and ends[0] > 0 else None
+    inverted = (work / ends[1], work / ends[0]) if ends else None
     average = work * len(seconds) / math.fsum(seconds)
     return Rate(average, min(rates), max(rates), interval=inverted)
 
 
 def interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float] | None:
-    """Ends for the mean, by Student's t; None for fewer than LEAST_RUNS values."""
+    """Ends for the mean of values above 0; None for fewer than LEAST_RUNS values.
+
+    By Student's t on the logarithm of the mean, as the metrics' ratios: no end is below 0, however
+    much the values scatter.
+    """
     if len(values) < LEAST_RUNS:
         return None
     mean, deviation = float(np.mean(values)), float(np.std(values, ddof=1))
     reach = float(stats.t.isf((1 - confidence) / 2, len(values) - 1))
-    reach *= deviation / math.sqrt(len(values))
-    return mean - reach, mean + reach
+    reach *= deviation / math.sqrt(len(values)) / mean
+    return mean * math.exp(-reach), mean * math.exp(reach)

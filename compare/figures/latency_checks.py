@@ -25,16 +25,16 @@ from itertools import product
 from compare.figures.latency import Rate, Row, Summary
 from compare.output.latency_tables import Document, MarkdownTable, Table
 
-HALF = 0.005  # of the last decimal shown
+HALF = 0.005  # half a unit of the last decimal shown
 CUT = 0.001  # ms: the old tool kept whole microseconds
-SHARE = 1e-9  # of a number, for the binary fractions it is computed with
+SHARE = 1e-9  # relative tolerance for the rounding of binary fractions
 PREFILL, TOKEN, TOTAL = "Prefill", "Decode (token", "Decode (total)"  # how the steps' names begin
 COLUMNS = ("average", "lowest", "highest", "p50", "p90", "p99")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that does not agree."""
+    """Two figures, or rows, of a table that contradict each other."""
 
     line: int  # of the text, from 1
     text: str
@@ -49,8 +49,11 @@ class _Line:
 
 
 def findings(document: Document, decode_length: int | None = None) -> list[Finding]:
-    """By line. decode_length: where no table of parameters in the document names it; if that is
-    None, too, it is the number that most rows of the table agree on."""
+    """What does not agree, ordered by line.
+
+    decode_length: stands for a parameter table that does not say it. If that is None, too, it is
+    inferred from the rows (`inferred`).
+    """
     disagree: list[Finding] = []
     parameters: Table | None = None
     latency: MarkdownTable | None = None
@@ -193,7 +196,8 @@ def _rate(rate: Rate, times: Summary, work: float, unit: str, mean_of_rates: boo
             for mean, low, high in product(*ends)
             if low > 0 and high > 0
         ]
-        expected["average"] = (expected["average"][0], max(chords, default=math.inf))
+        finite = filter(math.isfinite, chords)
+        expected["average"] = (expected["average"][0], max(finite, default=math.inf))
     for name, (low, high) in expected.items():
         value = getattr(rate, name)
         slack = HALF + SHARE * abs(value)

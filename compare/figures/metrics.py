@@ -87,7 +87,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Metric:
-    """One line. Where a side could not be measured, `reason` says why, and there is no ratio."""
+    """One line of the table. Where a side could not be measured, there is a reason and no ratio."""
 
     name: str
     unit: Literal["ms", "tokens/s"]

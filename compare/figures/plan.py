@@ -59,7 +59,7 @@ EARLY = (0.15, 0.25)
 PLANNED = 0.8
 EXTENSIONS, INTERRUPTIONS = 0.05, 0.05
 PLAIN = math.log(1.25)  # settled once declared; below 1.3, as estimates of 1.3 scatter
-RELATIVE_PRECISION = 0.2  # of the log ratio
+RELATIVE_PRECISION = 0.2  # half-width of an interval ÷ the logarithm of the ratio
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ def arms_to_drop(looks: Sequence[Look], best: Sequence[AgainstBest], precision: 
 
 
 def shown(looks: Sequence[Look]) -> dict[int, Interval]:
-    """By arm, the narrowest of its intervals, whose verdict is the arm's; the last range where it
+    """The narrowest interval of each arm, whose verdict is the arm's; the last range where it
     has none. The confidence is that of all looks together, 1 - the plan's level."""
     result: dict[int, Interval] = {}
     for look in looks:

@@ -30,7 +30,7 @@ class Row:
     weight_bytes: int | None = omitted()
     kv_cache_bytes: int | None = omitted()
     warm_up_steady: bool | None = omitted()
-    tok_s: float | None = omitted()  # of a row; the mean over the samples, as in the log
+    tok_s: float | None = omitted()  # of one row of the batch; mean over the samples, as in the log
     tok_s_all_rows: float | None = omitted()
     prefill_tok_s: float | None = omitted()
     decode_tok_s: float | None = omitted()
@@ -57,7 +57,8 @@ class Row:
     tokens: int | None = None  # that quality was measured on
     quality_model: str | None = omitted()  # where quality was taken on another model than the arm's
     why_no_quality: str | None = None
-    decoding_differs: str | None = omitted()  # by more than rounding from reading a prompt: how
+    # How far decoding predicts otherwise than reading a prompt, where that is more than rounding.
+    decoding_differs: str | None = omitted()
     # Against the baseline. The three ratios and the verdict are of one family of intervals.
     speed_up: SpeedUp | None = omitted()  # tok/s with prefill: arm ÷ baseline; above 1 is faster
     ratio_throughput: Ratio | None = omitted()  # 1 ÷ speed_up: below 1 is faster

@@ -1,4 +1,4 @@
-"""From the samples to the figures of the report: one row an arm.
+"""The figures of the report, computed from the samples: one row an arm.
 
 for row in rows(results):
     print(row.arm, row.speed_up, row.verdict)

@@ -1,4 +1,4 @@
-"""From the samples of a comparison to process timings, the observations of the statistics.
+"""Process timings, the observations of the statistics, computed from a comparison's samples.
 
     fitted = fit(of(results))                   # seconds per token, arms ÷ baseline
     late_steps(process_timings(results))

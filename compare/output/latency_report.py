@@ -33,10 +33,10 @@ NOTES: dict[Style, str] = {
     ),
     "correct": (
         f"Percentiles are of sorted samples, by {INTERPOLATION}. Intervals of the averages are "
-        f"{100 * CONFIDENCE:.0f} % by Student's t over runs of one process, {NO_INTERVAL} with "
-        f"fewer than {LEAST_RUNS}. An average rate is all work ÷ all time. TTFT: time to first "
-        "token; TPOT: time per output token, the mean of a run's steps; ITL: latency between two "
-        "tokens."
+        f"{100 * CONFIDENCE:.0f} % by Student's t on their logarithms, over runs of one process; "
+        f"{NO_INTERVAL} with fewer than {LEAST_RUNS}. An average rate is all work ÷ all time. "
+        "TTFT: time to first token; TPOT: time per output token, the mean of a run's steps; ITL: "
+        "latency between two tokens."
     ),
 }
 FIELDS = ("model", "arm", "ranks", "sequence_length", "batch_size", "run", "step", "seconds")

@@ -43,6 +43,7 @@ UNITS: dict[tuple[Kind, Style], tuple[str, ...]] = {
 }
 NUMBER = r"(NaN|inf|-?[0-9]{1,30}\.[0-9]{2})"
 LONGEST = 32 << 20  # characters of a text that is read
+BYTE_ORDER_MARK = "\ufeff"  # with which some editors begin a UTF-8 file
 Pairs = tuple[tuple[str, str], ...]
 
 
@@ -90,7 +91,7 @@ class MarkdownTable:
         """The table as we would write it; None where it cannot be read."""
         if self.table is None:
             return None
-        dashes = self.text.split(self.newline)[1]
+        dashes = self.text.split(self.newline)[1].rstrip()
         widths = [len(column) - 2 for column in dashes[1:-1].split("|")]
         return table_text(self.table, self.newline, widths if self.table.missing else None)
 
@@ -103,7 +104,7 @@ class MarkdownTable:
         """The first line that differs: its number, what stands there, what we would write."""
         if self.rendered is None or self.renders:
             return None
-        ours, theirs = (text.split(self.newline) for text in (self.rendered, self.text))
+        ours, theirs = (text.split("\n") for text in (self.rendered, self.text))
         length = max(len(ours), len(theirs))
         ours, theirs = (lines + [""] * (length - len(lines)) for lines in (ours, theirs))
         first = next(n for n in range(length) if ours[n] != theirs[n])
@@ -211,8 +212,9 @@ def read(text: str) -> Document:
     """
     if len(text) > LONGEST:
         raise ValueError(f"{len(text)} characters are more than the {LONGEST} of any such report")
-    lines = re.findall(r"[^\n]*\n|[^\n]+", text)  # each with its end
-    parts: list[str | MarkdownTable] = []
+    mark = BYTE_ORDER_MARK if text.startswith(BYTE_ORDER_MARK) else ""
+    lines = re.findall(r"[^\n]*\n|[^\n]+", text.removeprefix(mark))  # each with its end
+    parts: list[str | MarkdownTable] = [mark]
     others: list[int] = []
     at = 0
     while at < len(lines):
@@ -233,7 +235,8 @@ def _table(lines: Sequence[str], number: int) -> MarkdownTable | None:
     """The table that begins in this line, and what is wrong with it; None for another kind."""
     text = "".join(lines).rstrip("\r\n")
     newline = "\r\n" if lines[0].endswith("\r\n") else "\n"
-    stripped = [line.removesuffix("\n").removesuffix("\r") for line in lines]
+    # Spaces behind the last | keep a table from rendering, and not from being read.
+    stripped = [line.rstrip(" \t\r\n") for line in lines]
     header = tuple(_split(stripped[0]) or ())
     if header not in HEADERS:
         if not stripped[0].startswith(("| Step ", "| Parameter ")):

@@ -20,7 +20,7 @@ class ArmFacts:
     """What is known of an arm before its first sample."""
 
     device: str
-    weight_bytes: int  # that a decoding step reads
+    weight_bytes: int  # bytes of weights that a decoding step reads
     ready: Ready
     peak_memory_bytes: Peaks
     run: Facts | None = None  # of a model of ours; None for another runtime
@@ -54,7 +54,7 @@ class ArmFacts:
         )
 
     def to_json(self) -> dict[str, object]:
-        """One level deep, the keys of `run` and `ready` side by side."""
+        """A flat JSON object: the keys of `run` and of `ready` are side by side with our own."""
         value: dict[str, object] = {
             "config": {"device": self.device},
             "weight_bytes": self.weight_bytes,
@@ -193,8 +193,9 @@ class Quality:
     top5: float | None = omitted()
     bits_per_byte: float | None = omitted()  # of the text in UTF-8
     window: int | None = omitted()  # positions; windows advance by half of them
-    model: str | None = omitted()  # that was measured, where it is not the arm's: a scheme's
-    # quality is taken on the embedded model where the arm's weights are random
+    # The model that was measured, where it is not the arm's: a scheme's quality is taken on the
+    # embedded model where the arm's weights are random.
+    model: str | None = omitted()
     decoding: DecodeCheck | None = omitted()
     layers: list[LayerSqnr] | None = omitted()  # each against full precision, in the model's order
 

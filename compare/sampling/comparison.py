@@ -26,7 +26,7 @@ from compare.sampling.results import MOST_BESIDE, Results
 from compare.sampling.schedule import Schedule
 from compare.sampling.workers import Command, DoesNotFit, Workers
 
-BETWEEN_BASELINES = 3  # arms
+BETWEEN_BASELINES = 3  # arms that are measured between two turns of the baseline
 SAMPLES, SAMPLES_IN_TURN, LEAST_SAMPLES, MOST_SAMPLES = 4, 3, 2, 50  # of each process
 WORTH_A_START = 0.3  # seconds: shorter is a process not measured, as starting it takes as long
 SETTLING = 1  # samples that do not count: arms that were steady alone are not yet steady in turns
@@ -64,7 +64,8 @@ class Comparison:
         self.workers: Workers
 
     def run(self) -> None:
-        """Until the end, which `results.ended` names. Ctrl-C and SIGTERM are one, too."""
+        """Measure until the comparison is over; `results.ended` says why. Ctrl-C and SIGTERM end it
+        as well, and what was measured is kept."""
         results = self.results
         if results.ended is not None:
             return
@@ -101,7 +102,8 @@ class Comparison:
                     plan = results.plan = self.schedule.make_plan()
                     target = plan.most_blocks if self.settings.fixed else plan.first_blocks
                     self.progress.plan(target, plan.most_blocks)
-                    self.say(f"The first block is done; {self.progress.left()}")
+                    if self._nothing_to_compare() is None:
+                        self.say(f"The first block is done; {self.progress.left()}")
                 self._keep(at_once=True)
                 if self.settings.fixed and self.schedule.is_over_budget():
                     break
@@ -139,7 +141,7 @@ class Comparison:
             results.measuring_seconds += self.workers.measuring - measured
 
     def _block_beside(self) -> None:
-        """Raises DoesNotFit in the first block."""
+        """A block with all arms loaded side by side. Raises DoesNotFit, in the first block only."""
         results, order = self.results, self._order()
         self.progress.begin_block(results.blocks + 1, len(order) * (2 + self._samples()))
         loading = order
@@ -168,7 +170,7 @@ class Comparison:
             time.sleep(SETTLED)
 
     def _block_in_turn(self) -> None:
-        """The turns that are still to be taken: a block may have been interrupted."""
+        """A block with one arm loaded at a time, without the turns that an earlier session took."""
         results = self.results
         done = {
             number
@@ -209,8 +211,8 @@ class Comparison:
             workers.unload(number)
 
     def _load(self, number: int, where: str) -> None:
-        """Say so once a session. Raises DoesNotFit where other arms take the memory and that
-        may change."""
+        """Load an arm, and say so the first time in a session. Raises DoesNotFit if other arms take
+        the memory and could be unloaded."""
         arm = self.results.arms[number]
         self.progress.at(f"{arm.name}: loading and warming up ({where})")
         if number not in self.announced and arm.failed is None:
@@ -226,7 +228,8 @@ class Comparison:
             self.progress.unit_done()
 
     def _sample(self, number: int, counted: bool = True) -> None:
-        """The first sample of a run shows how many the budget allows in each process."""
+        """Take a sample of an arm. How long the first one of a run takes decides how many samples
+        each process takes."""
         results = self.results
         self.progress.at(f"{results.arms[number].name}: measuring")
         before = self.workers.measuring

@@ -58,7 +58,7 @@ class Load:
 
 @dataclass(frozen=True)
 class LatencyPlan:
-    """Raises UsageError, one line, for values that nothing can be measured with."""
+    """Everything that a sweep measures. Raises UsageError, one line, for values out of range."""
 
     models: list[str]  # checkpoint paths
     arms: list[PlannedArm]
@@ -66,7 +66,7 @@ class LatencyPlan:
     sequence_lengths: list[int]  # tokens of a prompt
     batch_sizes: list[int]
     decode_length: int = 8  # tokens generated, the one that prefill gives among them
-    runs: int = 10  # that count, in each cell
+    runs: int = 10  # of each cell; all of them count
     warmups: int = 1  # runs before them
 
     def __post_init__(self) -> None:
@@ -148,9 +148,9 @@ def whole_numbers(option: str, text: str) -> list[int]:
     words = [word.strip() for word in text.split(",")]
     for word in words:
         # str.isdecimal knows digits of other scripts, and int() reads them; nobody means them.
-        if not (word.isascii() and word.isdecimal() and len(word) < 10):
+        if not (word.isascii() and word.isdecimal() and len(word) < 40):
             raise UsageError(
-                f"{option} takes numbers with commas between them, as 1,2,4; "
+                f"{option} takes numbers from 1 to {LARGEST} with commas between them, as 1,2,4; "
                 f"given: {shown(word)} in {shown(text)}"
             )
     numbers = [int(word) for word in words]

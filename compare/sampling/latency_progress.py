@@ -22,8 +22,8 @@ from compare.countdown import duration
 from compare.sampling.latency_plan import LatencyPlan, Load
 from text import counted
 
-BETWEEN_LINES = 10.0  # seconds
-BETWEEN_FRAMES = 0.2  # of a bar
+SECONDS_BETWEEN_LINES = 10.0  # where no bar can be drawn
+SECONDS_BETWEEN_FRAMES = 0.2  # of the bar: to draw it more often would take time from the runs
 STEP_TOKENS = 32  # a decoding step takes about as long as so many tokens of a prompt
 
 Place = tuple[Load, int, int]  # a cell: sequence length, batch size
@@ -31,7 +31,7 @@ Key = tuple[tuple[str, str, int], int, int]
 
 
 class LatencyProgress:
-    """Of one session."""
+    """Counts and times the cells of one session, and shows how far the sweep has come."""
 
     def __init__(
         self,
@@ -40,10 +40,11 @@ class LatencyProgress:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.plan, self.say, self.clock = plan, say, clock
-        self.left: dict[Key, float] = {}  # share that is left of a cell
+        self.left: dict[Key, float] = {}  # the share of each unfinished cell that is still to do
         self.total = 0
-        self.spoken = clock() - BETWEEN_LINES
-        self.cell_seconds = self.work = 0.0  # of what is done, both without loading
+        self.spoken = clock() - SECONDS_BETWEEN_LINES
+        self.cell_seconds = 0.0  # spent on cells so far, without loading
+        self.work = 0.0  # done in these seconds, in units of `_work`
         self.load_seconds: list[float] = []
         self.loads_begun = 0
         self.what = ""
@@ -80,7 +81,7 @@ class LatencyProgress:
         self._show(important=True)
 
     def measuring(self, load: Load, length: int, size: int, share: float = 0.0) -> None:
-        """share: of the cell's runs that are done."""
+        """Say which cell is being measured. share: the part of its runs that is done, 0 to 1."""
         cell = (load.key, length, size)
         before = self.left.get(cell, 1 - share)
         self._passed((before - (1 - share)) * self._work(length, size))
@@ -91,7 +92,8 @@ class LatencyProgress:
         self._show()
 
     def done(self, load: Load, length: int, size: int, measured: bool = True) -> None:
-        """Measured, or given up: then its time says nothing about the others'."""
+        """Count a cell as finished. One that was given up (not `measured`) does not count for the
+        estimate of the time that the others take."""
         share = self.left.pop((load.key, length, size), 0.0)
         self._passed(share * self._work(length, size) * measured)
         self._show()
@@ -99,7 +101,8 @@ class LatencyProgress:
     # ------------------------------------------------------------------------- time
 
     def seconds_left(self) -> float | None:
-        """None before the first run has ended."""
+        """How long the rest will take, by the time that the runs so far took; None before there is
+        any."""
         if not self.work or not self.cell_seconds:
             return None
         work = sum(share * self._work(n, size) for (_, n, size), share in self.left.items())
@@ -108,7 +111,7 @@ class LatencyProgress:
         return work * self.cell_seconds / self.work + max(0, loads) * each
 
     def _work(self, length: int, size: int) -> float:
-        """The cell's tokens: those of a prompt, and as many as its steps are worth."""
+        """A cell's work in tokens of a prompt; a decoding step counts as STEP_TOKENS of them."""
         plan = self.plan
         steps = STEP_TOKENS * (plan.decode_length - 1)
         return (plan.warmups + plan.runs) * (size * length + steps)
@@ -125,7 +128,7 @@ class LatencyProgress:
         self.at = now
 
     def line(self) -> str:
-        """3 of 12 cells: int8wo: prompts of 100, batch size 4; about 2 min left"""
+        """Such as: 3 of 12 cells: int8wo: prompts of 100, batch size 4; about 2 min left"""
         done = self.total - len(self.left)
         left = self.seconds_left()
         time_left = "" if left is None else f"; about {duration(left)} left"
@@ -134,19 +137,19 @@ class LatencyProgress:
     def _show(self, important: bool = False) -> None:
         now = self.clock()
         if self.bar:
-            if important or now - self.spoken >= BETWEEN_FRAMES:
+            if important or now - self.spoken >= SECONDS_BETWEEN_FRAMES:
                 self.spoken = now
                 _, _, text = self.line().partition(": ")
                 done = self.total - sum(self.left.values())
                 self.bar.update(self.task, total=self.total, completed=done, description=text)
                 self.bar.refresh()
-        elif important or now - self.spoken >= BETWEEN_LINES:
+        elif important or now - self.spoken >= SECONDS_BETWEEN_LINES:
             self.spoken = now
             self.say(self.line())
 
 
 def name(load: Load, plan: LatencyPlan) -> str:
-    """What tells a load from the plan's others."""
+    """A name for a load: its arm, and its model and ranks where the plan has several of these."""
     parts = [load.model] if len(plan.models) > 1 else []
     parts.append(load.arm.name)
     if len(plan.ranks) > 1:

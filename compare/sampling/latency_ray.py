@@ -35,7 +35,8 @@ Work = Callable[[str, float | None], str]
 
 
 def measure(plan: str, timeout: float | None) -> str:
-    """The task: measure a plan of one load on this node. plan, and what is returned: JSON."""
+    """The task that Ray runs on a node: measure a plan of one load. Takes the plan as JSON, and
+    returns the tables as JSON."""
     results = LatencyResults(from_json(LatencyPlan, json.loads(plan)))
     (load,) = results.plan.loads
     Sweep(
@@ -47,14 +48,14 @@ def measure(plan: str, timeout: float | None) -> str:
     here = f"{machine()}, {node()}"
     config = parse(load.arm.argv)
     for table in results.tables:
-        # A table that was never loaded has a node, too.
+        # A table whose model could not be loaded names the node on which that failed.
         carried = table.carried or Carried(here, config.device, f"torch.{config.precision}")
         table.carried = dataclasses.replace(carried, machine=here)
     return json.dumps(to_json(results.tables))
 
 
 def node() -> str:
-    """This node of the cluster."""
+    """A name for the node of the cluster on which this process runs."""
     import ray
 
     return f"Ray node {ray.get_runtime_context().get_node_id()[:8]} on {socket.gethostname()}"
@@ -116,13 +117,13 @@ def connect(address: str) -> Any:
 
 
 def _variables() -> dict[str, str]:
-    """Where a task finds our code, if that is a checkout."""
+    """The environment variables by which a task finds our code, where that is a checkout."""
     own = environment()
     return {name: own[name] for name in ("PYTHONPATH", "PYTHONSAFEPATH") if name in own}
 
 
 class _Tasks:
-    """Those of one session."""
+    """The Ray tasks of one session: submitted, waited for, and submitted once more if lost."""
 
     def __init__(
         self,
@@ -176,7 +177,8 @@ class _Tasks:
                 self.ray.cancel(task, force=True)
 
     def _submit(self, load: Load, need: Mapping[str, float], attempt: int) -> None:
-        """Only the sequence lengths of which something is left; each of these as a whole."""
+        """Submit a task for a load. It measures every sequence length that has a cell left, and all
+        cells of these lengths, so that one table is of one machine."""
         lengths = list(dict.fromkeys(length for length, _ in self.results.left(load)))
         plan = dataclasses.replace(
             self.results.plan,
@@ -194,7 +196,8 @@ class _Tasks:
         self.pending[reference] = (load, attempt)
 
     def _result(self, task: Any) -> list[TableResult]:
-        """Raises Lost or TaskFailed."""
+        """The tables that a task returned. Raises Lost if its node or process ended, TaskFailed if
+        it raised an error."""
         exceptions = self.ray.exceptions
         try:
             return from_json(list[TableResult], json.loads(self.ray.get(task)))
@@ -215,15 +218,15 @@ class _Tasks:
 
 
 class Lost(Exception):
-    """The node or the process of a task has ended."""
+    """The node or the process of a task ended before the task did; another attempt may succeed."""
 
 
 class TaskFailed(Exception):
-    """A task raised an error, and would again."""
+    """A task raised an error, which another attempt would raise again."""
 
 
 def needed(load: Load, nodes: Sequence[Mapping[str, float]], address: str) -> dict[str, float]:
-    """What a task asks for. nodes: the resources of each.
+    """The CPUs and GPUs that a load's task asks Ray for. nodes: the resources of each node.
 
     On GPUs: one, and a core, for each rank. Else --threads for each rank, or if that is not given
     all cores of the smallest node that has one for each. Raises UsageError if no node has that.

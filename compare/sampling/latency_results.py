@@ -39,7 +39,7 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class Carried:
-    """How a table's model ran: a person reads it, nothing is computed from it."""
+    """How a table's model ran, for people to read: no figure is computed from it."""
 
     machine: str  # the node: its cards and processor
     device: str
@@ -60,7 +60,7 @@ class Spent:
     overhead_share: float | None = None  # overhead ÷ runs
 
     def add(self, wall: float, runs: float, compiling: float) -> None:
-        """A cell. wall: from the end of the cell before it, in the same process."""
+        """Add a cell. wall: all seconds since the cell before it ended, in the same process."""
         self.runs += runs
         self.compiling += compiling
         self.overhead += max(0.0, wall - runs - compiling)
@@ -117,7 +117,7 @@ class LatencyResults:
         table.cells = [cells[size] for size in self.plan.batch_sizes if size in cells]
 
     def replace(self, tables: Sequence[TableResult]) -> None:
-        """Put whole tables in the place of those of the same keys."""
+        """Replace the tables that have the same keys as these, whole."""
         for table in tables:
             load = next(each for each in self.plan.loads if each.key == table.key[:3])
             self.tables[self.tables.index(self.begin(load, table.sequence_length))] = table
@@ -136,13 +136,13 @@ class LatencyResults:
         return cells
 
     def save(self, folder: Path) -> None:
-        """Raises LogError where that cannot be written."""
+        """Write results.json into the folder. Raises LogError where that cannot be written."""
         value = {"kind": KIND, "format": FORMAT, **to_json(self)}
         files.write_text("--output", folder / FILE, json.dumps(value, indent=1) + "\n")
 
     @staticmethod
     def resume(folder: Path, plan: LatencyPlan) -> "LatencyResults":
-        """Those of the folder, to go on with. Raises UsageError where they are of another plan."""
+        """The results in a folder, to go on with. Raises UsageError if they are of another plan."""
         results = LatencyResults.load(folder)
         if difference := results.plan.difference(plan):
             raise UsageError(f"--resume {folder} is of another plan: {difference}")
@@ -150,10 +150,11 @@ class LatencyResults:
 
     @staticmethod
     def load(folder: Path, option: str = "--resume") -> "LatencyResults":
-        """What `save` wrote. option: which names the folder. Raises UsageError, one line."""
+        """Read what `save` wrote. option: the one that names the folder, for the message. Raises
+        UsageError, one line."""
         path = folder / FILE
         if why := files.problem(path):
-            raise UsageError(f"{option} {folder}: {FILE}: {why}")
+            raise UsageError(f"{option} {folder}: {FILE}: {why}; latency --output writes it")
         try:
             value = json.loads(files.read_text(option, path))
             if isinstance(value, dict) and "arms" in value and "kind" not in value:
@@ -174,7 +175,7 @@ class LatencyResults:
 
 
 def _check(table: TableResult, plan: LatencyPlan) -> None:
-    """Raises ValueError for what no run gives."""
+    """Raise ValueError for a table that no run of this plan can have written."""
     sizes = [cell.batch_size for cell in table.cells]
     if len(set(sizes)) < len(sizes) or not set(sizes) <= set(plan.batch_sizes):
         raise ValueError(f"cells of batch sizes {sizes}")

@@ -30,13 +30,13 @@ Left = list[tuple[int, int]]  # cells: sequence length, batch size
 
 
 def start(number_of_ranks: int, nursery: Nursery | None = None) -> Process:
-    """A worker of so many ranks. nursery: forks one that is alone."""
+    """Start a worker of so many ranks. nursery: forks the worker if that has one rank."""
     alone = nursery if number_of_ranks == 1 else None
     return Process(ranks.command(number_of_ranks, WORKER), alone)
 
 
 class Sweep:
-    """One session."""
+    """One session of a sweep: from what `results` lacks to the end of the plan, or to Ctrl-C."""
 
     def __init__(
         self,
@@ -46,14 +46,17 @@ class Sweep:
         start: Callable[[int], Process] = start,
         timeout: float | None = None,
     ) -> None:
-        """keep: called after every change. start: a worker of so many ranks. timeout: seconds of a
-        cell."""
+        """
+        keep: called after every change of the results, to save them
+        start: a function that starts a worker of so many ranks
+        timeout: seconds after which a cell is given up; None: never
+        """
         self.results, self.keep, self.progress = results, keep, progress
         self.start, self.timeout = start, timeout
-        self.ended_at = 0.0  # of the last cell, time.perf_counter()
+        self.ended_at = 0.0  # time.perf_counter() when the last cell ended
 
     def run(self) -> None:
-        """Until the plan is complete, or Ctrl-C."""
+        """Measure until the plan is complete or Ctrl-C comes; `results.ended` says which."""
         results = self.results
         left = {load.key: results.left(load) for load in results.plan.loads}
         self.progress.begin(
@@ -116,7 +119,7 @@ class Sweep:
         return left, worker.answer(Carried, "load") if left else None
 
     def _give_up(self, load: Load, length: int, size: int, reason: str) -> None:
-        """A cell without figures. The runs before it failed are kept."""
+        """Give a cell the reason why it has no figures; samples from before it failed are kept."""
         table = self.results.begin(load, length)
         samples = next((cell.samples for cell in table.cells if cell.batch_size == size), [])
         self.results.put(load, length, Cell(size, samples, reason))
@@ -126,7 +129,7 @@ class Sweep:
     # ------------------------------------------------------------------------- a cell
 
     def _cell(self, worker: Process, load: Load, table: TableResult, size: int) -> None:
-        """Raises WorkerFailed."""
+        """Measure one cell: warm-ups, then runs. Raises WorkerFailed."""
         plan, length = self.results.plan, table.sequence_length
         samples: list[LatencySample] = []
         seconds = compiling = 0.0
@@ -200,7 +203,8 @@ def _described(table: TableResult, size: int, ready: CellReady) -> Carried:
 
 
 def _with(known: str | None, decoder: str, size: int) -> str:
-    """cpu-step; modules from batch size 32"""
+    """The decoders so far and this cell's, where it is another: "cpu-step; modules at batch size
+    32"."""
     last = (known or "").rpartition("; ")[2].partition(" ")[0]
     if known is None or last == decoder:
         return known or decoder

@@ -48,13 +48,13 @@ class LatencyWorker:
     """What is loaded, and a method for each request."""
 
     plan: Plan
-    cells: list[Place]  # that can be measured, as far as sizes tell
+    cells: list[Place]  # the cells that can be measured, as far as sizes tell
     decode_length: int
     model: Transformer
     generator: generate.Generator | None = None
     length: int  # tokens of the generator's prompts
     shared: list[int]  # the batch sizes for which the generator is
-    prompt: Tensor  # of the cell
+    prompt: Tensor  # of the present cell, (B, S)
 
     def check(self, argv: list[str], ranks: list[int]) -> Possible:
         """Whether so many ranks can share the model. Raises UsageError where they cannot."""
@@ -81,7 +81,7 @@ class LatencyWorker:
         return Possible([line for line in warnings if line])
 
     def describe(self, argv: list[str], cells: list[Place], decode_length: int) -> Described:
-        """The model, and which cells cannot be measured."""
+        """Describe the model, and say which cells cannot be measured and why."""
         from run import plan as planning
 
         config = parse(argv)
@@ -98,7 +98,7 @@ class LatencyWorker:
         return Described(_facts(self.plan), refusals)
 
     def load(self) -> Carried:
-        """The weights, quantized."""
+        """Load and quantize the weights; says how the model is run."""
         from run import loading, parallel
 
         plan = self.plan

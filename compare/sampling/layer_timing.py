@@ -37,7 +37,7 @@ class Stack(nn.Module):
 
 
 def kernels(schemes: list[str], device: str, precision: str) -> dict[str, list[str]]:
-    """By scheme, the kernels to time: the one that auto takes, then any stock one.
+    """For each scheme the kernels to time: the one that auto takes, then any stock one.
 
     Raises KernelError for a scheme that has none here.
     """

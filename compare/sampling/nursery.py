@@ -30,7 +30,9 @@ IMPORTED = (
     *("run.saved_model", "compare.sampling.clock"),  # no more: all that is here counts as memory
 )
 MESSAGE = 1 << 20  # bytes, at most: a command line
-CANNOT, FORKS, HONEST = 0, 1, 2  # what a nursery says of itself when it begins
+# What a nursery says of itself when it begins: it cannot fork safely; it forks; and the memory of
+# its forks counts as that of processes that were started.
+CANNOT, FORKS, HONEST = 0, 1, 2
 ALIKE = 0.98  # least share of the nursery's resident pages of files that a fork must have
 
 

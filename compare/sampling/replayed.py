@@ -28,7 +28,7 @@ class Replayed:
     """A run, measured again."""
 
     record: Record
-    relative: list[float]  # of each process, seconds a token × bytes a second of its memory
+    relative: list[float]  # for each process: seconds a token × bytes a second of its memory
     caveat: str | None  # why that reading is not the memory's speed
 
 

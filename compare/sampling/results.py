@@ -37,7 +37,7 @@ class Settings:
     text: str | None = None
     in_turn: bool = False
     order_seed: int = 0
-    fixed: bool = False  # so many processes, whatever they show
+    fixed: bool = False  # run all processes, whatever the figures show meanwhile
 
     @staticmethod
     def of_rounds(rounds: int, processes: int, max_minutes: float = 10) -> "Settings":
@@ -179,7 +179,7 @@ class Results:
         path, named = folder / FILE, f"{option} {folder}"
         try:
             if why := files.problem(path):
-                raise UsageError(f"{named}: {FILE}: {why}")
+                raise UsageError(f"{named}: {FILE}: {why}; ab --output writes it")
             value = json.loads(files.read_text(option, path))
             if value["format"] != FORMAT:
                 raise UsageError(f"{named}: another version wrote its {FILE}")

@@ -109,7 +109,7 @@ class Schedule:
         self.say(self._seen())
 
     def interrupted(self) -> None:
-        """A look that the person chose; at what was seen before, there is nothing new to see."""
+        """Take the look that a person chose by interrupting, unless no block came since."""
         results, fitted = self.results, self._fitted()
         if fitted is None:
             return

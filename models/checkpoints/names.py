@@ -58,7 +58,7 @@ def hugging_face(name: str) -> tuple[str, ...]:
 
 
 def mixtral(name: str) -> tuple[str, ...]:
-    """As `hugging_face`, for the names of Mixtral's experts."""
+    """Like `hugging_face`, for a model whose experts have Mixtral's names."""
     return _translate(name, _MIXTRAL, _HUGGING_FACE_TOP, "model.layers")
 
 

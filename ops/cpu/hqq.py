@@ -20,8 +20,10 @@ def _(w, scale, zero, bits):
 
 
 def fit(w: Tensor, scale: Tensor, zero: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """As ops.hqq.fit. w is float32, bfloat16 or float16; scale and zero are float16 with float16
-    weights and bfloat16 with the others; group sizes are multiples of 4, at most 256.
+    """The scale and zero point that ops.hqq.fit finds, in C++.
+
+    w is float32, bfloat16 or float16; scale and zero are float16 with float16 weights and bfloat16
+    with the others; group sizes are multiples of 4, at most 256.
 
     Raises KernelError if the C++ kernels cannot be built.
     """

@@ -1,4 +1,4 @@
-"""From words of a KV cache's codes to numbers, in registers: ops/kv.py for Triton."""
+"""Turning words of a KV cache's codes into numbers, in registers: ops/kv.py for Triton."""
 
 import triton
 import triton.language as tl

@@ -85,7 +85,7 @@ def choose(
         report(count, total)
 
     choices = []
-    hopeless: dict[Candidate, str] = {}  # and why: it is not compiled for another shape
+    hopeless: dict[Candidate, str] = {}  # candidates not tried on another shape, and why
     for shape, alike in shapes.items():
         key = kept.key(alike[0].layer, batch_size, compile)
         measure = _Measuring(alike, batch_size, compile, done)
@@ -139,7 +139,8 @@ def candidates(
 
 
 def _loaded(spec: Spec, weight: Tensor) -> dict[str, str | None]:
-    """As registry.available, after loading each kernel: why it cannot run here, or None."""
+    """Why each of the scheme's kernels cannot run here, or None, after loading those that
+    registry.available allows."""
     reasons = available(spec, weight.device, weight.dtype)
     for name, reason in reasons.items():
         if reason is None:

@@ -33,7 +33,7 @@ SECONDS = 1.0
 TURNS = WARM_UPS + MAX_ROUNDS
 MOST_BYTES = 1 << 30  # of copies: some virtual machines claim caches of hundreds of megabytes
 CACHE_IF_UNKNOWN = 32 << 20
-# As generate.Generator compiles decode, but for the CUDA graphs: those are captured here.
+# What generate.Generator compiles decode with, but for CUDA graphs: those are captured here.
 COMPILE_OPTIONS = {"cuda": {"coordinate_descent_tuning": True}}
 
 Call = Callable[[nn.Module, Tensor], Tensor]

@@ -23,7 +23,7 @@ def quantize(w: Tensor, spec: Spec) -> PackedWeight:
 
 
 def quantize_dynamic(w: Tensor, spec: Float8DynamicActivation) -> PackedWeight:
-    """As `quantize`, or with the scale of the whole weight in every row."""
+    """Like `quantize` for "row"; for "tensor" every row has the scale of the whole weight."""
     if spec.granularity == "row":
         return quantize(w, spec).replaced(activation="float8-row")
     least, most = w.aminmax()

@@ -83,7 +83,7 @@ def _together(scale: Tensor, zero: Tensor, dtype: torch.dtype) -> Tensor:
 def _for_cuda(weight: PackedWeight) -> Tensor:
     rows, columns = weight.shape
     to_rows, to_columns = -rows % 8, -columns % 1024  # what the layout wants multiples of
-    # Its bytes hold the first of two codes in their high bits, ours in the low ones; 0x88 is zero.
+    # The layout has the first of two codes in a byte's high bits, we in the low ones; 0x88 is zero.
     swapped = (weight.plane0 << 4) | (weight.plane0 >> 4)
     padded = F.pad(swapped, (0, to_columns // 2, 0, to_rows), value=0x88)
     groups = (0, to_columns // weight.group_size, 0, to_rows)

@@ -386,7 +386,7 @@ def test_check_of_an_empty_and_of_a_single_record(tmp_path):
     [
         (["check", "missing.txt"], 1, "error: cannot read 'missing.txt': no such file"),
         (["check", "."], 1, "error: cannot read '.': Is a directory"),
-        (["check"], 2, "error: Missing argument 'FILE'."),
+        (["check"], 2, "error: FILE is missing; see --help"),
         ([], 2, "error: Missing command. There are check, table; --help says what each does"),
         (["chekc"], 2, "error: No such command 'chekc'."),
     ],

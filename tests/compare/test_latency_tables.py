@@ -17,6 +17,7 @@ from compare.figures.latency import (
     Summary,
     interval,
     latency_rows,
+    rate,
     rate_rows,
 )
 from compare.figures.latency_checks import findings, inferred
@@ -104,10 +105,20 @@ def test_the_correct_style_by_hand():
 
 
 def test_an_interval_by_hand():
-    """1, 2, 3, 4: mean 2.5, deviation √(5/3), and t of 3 degrees of freedom is 3.1824 at 95 %."""
-    reach = 3.1824463 * math.sqrt(5 / 3) / 2
-    assert interval([1, 2, 3, 4]) == pytest.approx((2.5 - reach, 2.5 + reach))
+    """1, 2, 3, 4: mean 2.5, deviation √(5/3), and t of 3 degrees of freedom is 3.1824 at 95 %: the
+    mean's logarithm has a standard error of √(5/3) / 2 / 2.5 = 0.2582, and 3.1824 of it are 0.8217.
+    """
+    assert interval([1, 2, 3, 4]) == pytest.approx((1.0992, 5.6859), rel=1e-4)
     assert interval([1, 2, 3]) is None
+
+
+def test_times_that_scatter_much_have_ends_above_zero():
+    """One late run of four: the mean minus 3.18 standard errors is -3.4, and a rate's interval from
+    that would have no upper end."""
+    low, high = interval([1.0, 1.0, 1.0, 9.0])
+    assert 0 < low < 3 < high
+    rate_of_late = rate(12, [1.0, 1.0, 1.0, 9.0], "correct")
+    assert rate_of_late.interval == pytest.approx((12 / high, 12 / low))
 
 
 def test_a_single_batch_size_is_merged_over_all_steps():
@@ -187,6 +198,36 @@ def test_a_table_that_is_cut_off_renders_or_says_where_it_is_torn(length):
 def test_what_does_not_render(old, new):
     assert old in LEGACY
     assert not table(LEGACY.replace(old, new, 1)).renders
+
+
+@pytest.mark.parametrize("spaces", [" ", "  \t"])
+def test_spaces_behind_a_row_are_all_that_is_wrong(spaces):
+    """The table is read all the same, so what disagrees in it is found."""
+    at = read(LEGACY.replace("|\n", f"|{spaces}\n")).tables[0]
+    assert repr(at.table) == repr(table(LEGACY).table) and not at.renders
+    line, stands, ours = at.difference
+    assert line == 1 and stands == ours + spaces
+
+
+def test_one_other_line_end_is_what_differs():
+    at = read(LEGACY.replace("\n", "\r\n", 3)).tables[0]
+    line, stands, ours = at.difference
+    assert line == 4 and ours == f"{stands}\r" and len(stands) < 200
+
+
+def test_findings_of_a_line_are_in_the_order_of_the_table(tmp_path):
+    rows = [Row("Prefill", size, "ms", Summary(*[1.0] * 6)) for size in (1, 2, 16)]
+    (tmp_path / "a.md").write_text(table_text(Table("latency", "legacy", tuple(rows))))
+    sizes = re.findall(
+        r"Decode \(total\): batch size (\d+) has no row", check(tmp_path / "a.md").stdout
+    )
+    assert sizes == ["1", "2", "16"]
+
+
+def test_a_byte_order_mark_belongs_to_no_table():
+    document = read(f"\ufeff{LEGACY}")
+    assert [(at.line, at.renders) for at in document.tables] == [(1, True)]
+    assert document.rendered == f"\ufeff{LEGACY}"
 
 
 def test_a_bar_in_a_name_is_no_column():

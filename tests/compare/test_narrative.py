@@ -353,7 +353,7 @@ def test_a_report_is_written_to_a_file_and_replaced(tmp_path, monkeypatch):
     words = ["metrics", "--baseline", f"{tmp_path}:none", "--target", f"{tmp_path}:int8wo"]
     for name in ("report.md", "report.tex", "report.md"):
         done = CliRunner().invoke(commands, [*words, "--narrative", name])
-        assert done.exit_code == 0 and done.stdout == "" and f"wrote {name}" in done.stderr
+        assert done.exit_code == 0 and done.stdout == "" and f"Wrote {name}" in done.stderr
     assert (tmp_path / "report.md").read_text().startswith("# `int8wo` compared with `none`\n")
     assert MODEL.name in (tmp_path / "report.tex").read_text() and CARRIED.kernel == "cpu"
 

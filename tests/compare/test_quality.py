@@ -300,7 +300,7 @@ def test_logits_that_are_used_are_not_old(tmp_path, monkeypatch):
         (("--quantization", "int3"), "is no scheme"),
         (("--checkpoint_path", "dummy:Llama-3.2-1B"), "random weights have none"),
         (("--lm_eval", "nowhere.yaml"), "--lm_eval"),
-        (("--tokens", "x"), "'x' is not a valid integer"),
+        (("--tokens", "x"), "--tokens takes a whole number from 0 to"),
         (("--prompt", "x"), "no such option: '--prompt'"),
     ],
 )

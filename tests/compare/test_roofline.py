@@ -198,14 +198,20 @@ def test_what_roofline_refuses(arguments, said):
     assert "\n" not in str(result.exception)
 
 
-def test_roofline_on_the_tiny_model(tmp_path):
+def test_roofline_on_a_small_model(tmp_path):
+    """Its five linear layers have two shapes: every shape is compiled for every kernel."""
     path = tmp_path / "roofline.json"
-    given = ["--checkpoint_path", "tiny", "--device", "cpu", "--schemes", "int8wo"]
+    small = small_checkpoint(tmp_path, intermediate_size=256, vocab_size=512)
+    given = ["--checkpoint_path", small, "--device", "cpu", "--schemes", "int8wo"]
     short = ["--num_layers", "1", "--max_rounds", "2", "--processes", "1", "--max_new_tokens", "4"]
     result = run(roofline, *given, *short, "--json", str(path))
     assert result.exit_code == 0, message(result)
     found = json.loads(path.read_text())
-    assert {row["scheme"] for row in found["layers"]} == {"none", "int8wo"}
+    assert [(row["layer"], row["scheme"]) for row in found["layers"]] == [
+        (layer, scheme)
+        for layer in ("wqkv, w13, output 512 × 256", "wo, w2 256 × 256")
+        for scheme in ("none", "int8wo")
+    ]
     for row in found["layers"]:
         rate = row["bytes"] / row["seconds"]
         assert row["limit_share"] == pytest.approx(rate / row["bandwidth"])
@@ -308,6 +314,17 @@ def test_growth_measures_one_point(tmp_path, monkeypatch):
         (["--over", "none", "--json", "wrong.json"], "is not what this command writes"),
         (["--schemes", "int9wo"], "int8wo"),
         (["--over", "none", "--chart", "growth.png"], "end its name in .svg"),
+        (["--over", "none,none", "--json", "none.json", "--chart", "a.svg"], "holds no points yet"),
+        (["--over", "batch,none"], "--over none measures nothing: leave out the others"),
+        (
+            ["--over", "batch", "--values", "1,0", "--json", "a.json", "--chart", "a.svg"],
+            "--batch_size takes a whole number from 1",
+        ),
+        (["--over", "batch", "--values", "²"], "whole numbers"),
+        (
+            ["--checkpoint_path", "./no/such", "--json", "a.json", "--chart", "a.svg"],
+            "./no/such does not exist",
+        ),
     ],
 )
 def test_what_growth_refuses(arguments, said, tmp_path, monkeypatch):
@@ -315,3 +332,4 @@ def test_what_growth_refuses(arguments, said, tmp_path, monkeypatch):
     Path("wrong.json").write_text("[]")
     result = run(growth, *arguments)
     assert result.exit_code != 0 and said in message(result)
+    assert [path.name for path in tmp_path.iterdir()] == ["wrong.json"]

@@ -2,9 +2,10 @@
 
     python -m tests.run.loading_peak dummy:small.json dummy:model.json layer_by_layer:fp6 …
 
-A line for each way and scheme, in order. Each is loaded by a process of its own, forked when torch
-is imported and nothing was computed yet: what earlier loads left in malloc's arenas would count,
-or hide a rise. There the small model is loaded first, for whatever is imported or allocated once.
+A line for each way and scheme. Each is loaded by a process of its own, forked when torch is
+imported and nothing was computed yet: what earlier loads left in malloc's arenas would count, or
+hide a rise. There the small model is loaded first, for whatever is imported or allocated once.
+A process for each core runs at a time; what one of them allocates does not count in another.
 """
 
 import ctypes
@@ -65,11 +66,14 @@ def measure(how, small, path, scheme):
 
 
 def main(small, path, *jobs):
+    running = 0
     for job in jobs:
         how, _, scheme = job.partition(":")
-        child = os.fork()
-        if child:
-            os.waitpid(child, 0)
+        if running == len(os.sched_getaffinity(0)):
+            os.wait()
+            running -= 1
+        if os.fork():
+            running += 1
             continue
         try:
             answer = measure(how, small, path, scheme)
@@ -77,6 +81,9 @@ def main(small, path, *jobs):
             answer = {"failed": traceback.format_exc()}
         print(json.dumps({"job": job, **answer}), flush=True)
         os._exit(0)
+    while running:
+        os.wait()
+        running -= 1
 
 
 if __name__ == "__main__":
