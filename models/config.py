@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from errors import CheckpointError, UsageError
+from models import compression
 from models import mixture as mixtures
 from models.accepted import COUNT, LAYERS, NAME, NAMES, OBJECT, POSITIVE, TRUTH, Accepts, whole
 from models.mixture import Mixture
@@ -218,7 +219,6 @@ _HARMLESS = {
 _FIXED = {
     "hidden_act": "silu",
     "partial_rotary_factor": 1.0,
-    "quantization_config": None,
     "cross_attention_hidden_size": None,
     "clip_qkv": None,
 }
@@ -277,13 +277,13 @@ def from_hugging_face(
         config = {key: value for key, value in config.items() if key != "sliding_window"}
     for key, value in config.items():
         if key in _FIXED and value not in (_FIXED[key], None):
-            hint = (
-                "; checkpoints that other tools quantized are not read"
-                if key == "quantization_config"
-                else f"; only {_FIXED[key]!r} is"
-            )
             given = "given" if isinstance(value, Mapping) else shown(value)
-            raise CheckpointError(f"{where}: {key} {given} is not supported{hint}")
+            raise CheckpointError(
+                f"{where}: {key} {given} is not supported; only {_FIXED[key]!r} is"
+            )
+        if key == "quantization_config" and value is not None:
+            compression.check(value, where)
+            continue
         known = key in _REQUIRED or key in _OPTIONAL or key in harmless
         if not known and key not in _FIXED and key not in accepted and value is not None:
             raise CheckpointError(

@@ -52,7 +52,7 @@ ROOMS = {
     ),
     "models": (
         {"accepted"},
-        {"mixture"},
+        {"mixture", "compression"},
         {"config", "tokenizer", "checkpoints.names"},
         {"presets", "split"},
         {"*", "chat"},  # *: whatever is not named, an architecture each

@@ -18,7 +18,7 @@ from torch import Tensor
 
 import files
 from errors import CheckpointError, UsageError
-from models.checkpoints import names
+from models.checkpoints import compressed, names
 from models.checkpoints.names import SAVED
 from models.checkpoints.tensor_files import Stored, pickle_file, safetensors_file
 from models.config import ModelConfig, from_fields, from_hugging_face, from_params
@@ -279,8 +279,9 @@ class Source:
             )
         if tensor.dtype not in _FLOATS:
             raise CheckpointError(
-                f"{self.tensors[name].file}: tensor {name} is {tensor.dtype}: checkpoints that "
-                "other tools quantized are not read; give the full-precision one and --quantization"
+                f"{self.tensors[name].file}: tensor {name} is {tensor.dtype}: weights that other "
+                "tools quantized are read in compressed-tensors' format alone; give the "
+                "full-precision checkpoint and --quantization"
             )
         return tensor
 
@@ -306,6 +307,8 @@ def open_source(checkpoint: Checkpoint) -> Source:
         index = where / "model.safetensors.index.json"
         if is_safetensors and os.path.lexists(index):
             _check_index(index, tensors)
+        if read_json(where / "config.json").get("quantization_config"):
+            tensors = compressed.dequantized(tensors)
         of_mixtral = any(".block_sparse_moe." in name for name in tensors)
         name_map = names.mixtral if of_mixtral else names.hugging_face
         return Source(where, tensors, name_map, interleaved=False)

@@ -21,6 +21,7 @@ import sysconfig
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import sentencepiece
@@ -30,6 +31,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from cli import OneLineErrors
+from models.checkpoints.compressed import EIGHT_BIT, packed
 from models.checkpoints.names import hugging_face
 from models.config import ModelConfig
 from models.llama import Transformer
@@ -132,16 +134,25 @@ def initialize(model: Transformer) -> None:
             nn.init.normal_(parameter, std=std)
 
 
-def optimizers(model: Transformer) -> list[torch.optim.Optimizer]:
-    """Muon for the layers' matrices, AdamW for the embeddings, the head and the norms."""
-    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "layers" in name]
+def optimizers(
+    model: Transformer, matrices: float = 0.01, others: float = 3e-3
+) -> list[torch.optim.Optimizer]:
+    """Muon for the layers' matrices, AdamW for the embeddings, the head, the norms and, in a
+    mixture of experts, the routers and gates. The numbers are the peak learning rates."""
+    named = dict(model.named_parameters())
     tables = [model.tok_embeddings.weight, model.output.weight]
-    norms = [p for p in model.parameters() if p.ndim == 1]
+    routers = [named[name] for name in named if name.endswith(("router.weight", "gate.weight"))]
+    norms = [parameter for parameter in named.values() if parameter.ndim == 1]
+    by_adam = {id(parameter) for parameter in (*tables, *routers, *norms)}
+    by_muon = [parameter for parameter in named.values() if id(parameter) not in by_adam]
     return [
-        torch.optim.Muon(matrices, lr=0.01, weight_decay=0.1, adjust_lr_fn="original"),
+        torch.optim.Muon(by_muon, lr=matrices, weight_decay=0.1, adjust_lr_fn="original"),
         torch.optim.AdamW(
-            [{"params": tables, "weight_decay": 0.1}, {"params": norms, "weight_decay": 0.0}],
-            lr=3e-3,
+            [
+                {"params": tables, "weight_decay": 0.1},
+                {"params": [*norms, *routers], "weight_decay": 0.0},
+            ],
+            lr=others,
             betas=(0.9, 0.95),
         ),
     ]
@@ -166,34 +177,58 @@ def held_out_nats(model: Transformer, tokens: list[int]) -> float:
     return total
 
 
-def export(model: Transformer, folder: Path) -> None:
-    """Write the model as a Hugging Face folder that any Llama loader reads."""
+def export(model: Transformer, folder: Path, eight_bit: bool = False) -> None:
+    """Write the model as a Hugging Face folder: model.safetensors and config.json.
+
+    eight_bit: linear layers are stored in 8 bits with a scale for each row, in compressed-tensors'
+    format (models/checkpoints/compressed.py). Everything else is stored in bfloat16.
+    """
+    linear = model.config.linear_shapes()
     tensors = {}
     for name, parameter in model.state_dict().items():
         parts = hugging_face(name)
+        small = eight_bit and name.removesuffix(".weight") in linear
         for part, piece in zip(parts, parameter.chunk(len(parts)), strict=True):
-            tensors[part] = piece.to(torch.bfloat16).contiguous()
+            stored = packed(piece) if small else {"": piece.to(torch.bfloat16).contiguous()}
+            tensors |= {part + suffix: tensor for suffix, tensor in stored.items()}
+    folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": CONFIG.dim,
-        "intermediate_size": CONFIG.ffn_dim,
-        "num_hidden_layers": CONFIG.num_layers,
-        "num_attention_heads": CONFIG.num_heads,
-        "num_key_value_heads": CONFIG.num_kv_heads,
-        "head_dim": CONFIG.head_dim,
-        "vocab_size": CONFIG.vocab_size,
-        "max_position_embeddings": CONFIG.max_position,
-        "rms_norm_eps": CONFIG.norm_eps,
-        "rope_theta": CONFIG.rope_theta,
+    how = {"quantization_config": EIGHT_BIT} if eight_bit else {}
+    config = json.dumps(hugging_face_config(model.config) | how, indent=2)
+    (folder / "config.json").write_text(config + "\n")
+
+
+def hugging_face_config(config: ModelConfig) -> dict[str, Any]:
+    """The config.json of this Llama or, if it has experts, of this Qwen2-MoE."""
+    experts = config.mixture
+    keys = {
+        "architectures": ["Qwen2MoeForCausalLM" if experts else "LlamaForCausalLM"],
+        "model_type": "qwen2_moe" if experts else "llama",
+        "hidden_size": config.dim,
+        "intermediate_size": config.ffn_dim,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": config.max_position,
+        "rms_norm_eps": config.norm_eps,
+        "rope_theta": config.rope_theta,
         "hidden_act": "silu",
-        "tie_word_embeddings": False,
+        "tie_word_embeddings": config.tie_embeddings,
         "bos_token_id": BOS,
         "eos_token_id": EOS,
         "torch_dtype": "bfloat16",
     }
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    if experts is None:
+        return keys | {"head_dim": config.head_dim}
+    return keys | {
+        "num_experts": experts.num_experts,
+        "num_experts_per_tok": experts.experts_per_token,
+        "moe_intermediate_size": experts.expert_dim,
+        "shared_expert_intermediate_size": experts.shared_dim,
+        "norm_topk_prob": experts.normalized,
+        "qkv_bias": config.qkv_bias,
+    }
 
 
 @click.command(cls=OneLineErrors)

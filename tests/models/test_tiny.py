@@ -11,7 +11,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from models.checkpoints.load import load_config, load_model
-from models.tiny.train import HELD_OUT, HERE, corpus, held_out_nats
+from models.tiny.train import HELD_OUT, HERE, corpus, export, held_out_nats
 from models.tokenizer import load_tokenizer
 
 TEXT = (HERE / "heldout.txt").read_text()
@@ -67,6 +67,19 @@ def test_hugging_face_reads_the_folder_and_gets_the_same_logits(tokens):
     row = torch.tensor([tokens[:100]])
     expected = theirs(row).logits
     assert (load_model("tiny")(row) - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
+@pytest.mark.parametrize("name", ["tiny", "tiny_moe"])
+@pytest.mark.parametrize("eight_bit", [False, True])
+def test_an_export_is_read_back(tmp_path, name, eight_bit):
+    model, folder = load_model(name, num_layers=1), tmp_path / name
+    export(model, folder, eight_bit)
+    again = load_model(str(folder))
+    assert again.config == model.config
+    for (key, weight), stored in zip(model.named_parameters(), again.parameters(), strict=True):
+        step = weight.abs().amax(-1, keepdim=True) / 127  # 2^-8: to the nearest bfloat16
+        error = 0.501 * step if eight_bit and weight.ndim == 2 else 2**-8 * weight.abs()
+        assert ((stored - weight).abs() <= error).all(), key
 
 
 def test_every_group_size_divides_every_layer():
