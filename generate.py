@@ -42,7 +42,8 @@ if TYPE_CHECKING:  # torch takes seconds to import, and neither --help nor a usa
     from models.llama import Transformer
     from quantize.spec import Selection, Spec
     from run.decoding import Decoder
-    from run.measure import Generation, Measured
+    from run.generation import Generation
+    from run.measure import Measured
     from run.plan import Plan
 
 STARTED = time.perf_counter()  # start of the process, but for 0.1 s of Python and the imports above
@@ -262,7 +263,7 @@ class Generator:
         import torch
 
         from devices import synchronize
-        from run.measure import Generation
+        from run.generation import Generation
 
         self._check(prompt, start, more=max_new_tokens - 1)
         synchronize(self.device)
@@ -381,8 +382,8 @@ def run_command(config: RunConfig, scheme: Spec | Selection) -> None:
     """Plan, load, warm up, measure, print and log."""
     with progress("Starting torch", lasting=False):
         import devices
-        from run import loading, parallel, plan, sizes
-    made = plan.make_plan(config, scheme)
+        from run import loading, parallel, plan, sizes, tiers
+    made = tiers.checked(plan.make_plan(config, scheme))
     if config.dry_run:
         click.echo(sizes.report(made, devices.free_memory(made.device)))
         return

@@ -16,7 +16,8 @@ import click
 
 from text import shown
 
-GROUPS = ("Model", "Speed", "Sample", "Cache", "Output")  # the sections of generate.py's options
+# The sections of generate.py's options.
+GROUPS = ("Model", "Speed", "Sample", "Cache", "Experts", "Output")
 OWN = "Options"
 LAST = ("--debug", "--help")  # rows at the very end
 LARGEST = 2**63 - 1  # of a whole number: torch indexes with 64 bits

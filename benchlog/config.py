@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import click
 
 from benchlog import shell
-from benchlog.kinds import Choice, Kind, Number, Switch, Text, Whole
+from benchlog.kinds import Choice, Kind, Number, Room, Switch, Text, Whole
 from cli import TableOption, key, pairs
 from errors import UsageError
 from helptext import GROUPS
@@ -40,7 +40,7 @@ class Option:
     always: bool = False  # whether the repro command has it even at its default (see `argv`)
 
 
-MODEL, SPEED, SAMPLE, CACHE, OUTPUT = GROUPS
+MODEL, SPEED, SAMPLE, CACHE, EXPERTS, OUTPUT = GROUPS
 PRECISIONS = ("bfloat16", "float16", "float32")
 ALIASES = {
     "precision": "dtype"
@@ -114,6 +114,16 @@ class RunConfig:
         "CPU threads; default: one for each core that the process may use")
     tp: int = _field(1, SPEED, Whole(1, maximum=1024),
         "Processes that share the model: tensor parallelism")
+    expert_memory: str | None = _field(None, EXPERTS, Room(),
+        "Experts in two tiers: room in the fast one (8GB, a number, auto)")
+    expert_placement: str = _field("uniform", EXPERTS, Text("NAME"),
+        "In fast memory at first: popularity, uniform, first, or a file")
+    expert_policy: str = _field("auto", EXPERTS, Choice(names.EXPERT_POLICIES),
+        "What happens to others: " + ", ".join(names.EXPERT_POLICIES))
+    expert_prefetch: str = _field("router", EXPERTS, Choice(names.EXPERT_PREFETCH),
+        "Fetch the next layer's ahead, guessed by: " + ", ".join(names.EXPERT_PREFETCH))
+    expert_folder: str | None = _field(None, EXPERTS, Text("DIR"),
+        "Disk for slow memory; default: quantbench's cache folder")
     save: str | None = _field(None, OUTPUT, Text("DIR"), "Write the quantized model to this folder")
     dry_run: bool = _field(False, OUTPUT, Switch(),
         "Show sizes, memory and kernels; load and run nothing")

@@ -135,3 +135,31 @@ class Choice:
 
     def write(self, value: str) -> str:
         return self.prefix + value
+
+
+@dataclass(frozen=True)
+class Room:
+    """Room in memory for some of many things: how many, or a size, or auto."""
+
+    metavar: str = "ROOM"
+    accepts: str = "a number from 1, a size such as 8GB or 500MB, or auto"
+
+    def read(self, value: object) -> str:
+        text = str(value).strip() if isinstance(value, str | int) else ""
+        if re.fullmatch(r"[0-9]{1,12}", text) and int(text) > 0 and value is not True:
+            return str(int(text))
+        if text.lower() == "auto":
+            return "auto"
+        match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([MG]B)", text, re.IGNORECASE)
+        if match is None or float(match[1]) == 0:
+            raise ValueError
+        return f"{match[1]}{match[2].upper()}"
+
+    def write(self, value: str) -> str:
+        return value
+
+
+def room_bytes(value: str) -> float | None:
+    """The bytes (1 GB: 1e9) in a value of the kind Room; None for a number of things, and auto."""
+    units = {"MB": 1e6, "GB": 1e9}
+    return float(value[:-2]) * units[value[-2:]] if value[-2:] in units else None

@@ -51,7 +51,7 @@ from quantize.autoquant.race import module_bytes
 from quantize.registry import Quantizer
 from quantize.spec import COMPARED, parse_scheme
 from run.bandwidth import Bandwidth
-from run.measure import Generates
+from run.generation import Generates
 
 # (heads, kv_heads, head_dim): groups of 2, 4 and 8 query heads.
 HEADS = [(16, 8, 128), (24, 6, 64), (24, 3, 64)]

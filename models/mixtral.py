@@ -12,6 +12,8 @@ in full precision: they have a thousandth of the weights, and decide over all ot
 Shapes: T tokens (rows times positions), D model width, X experts, k experts of a token.
 """
 
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -58,8 +60,16 @@ class Mixtral(Transformer):
         return self.weight_bytes() - round(unread)
 
 
+# (tokens (T, D), rows of them by expert's number) -> what each expert returns for its rows, in the
+# order of numbers.
+Outputs = Callable[[Tensor, Mapping[int, Tensor]], Iterable[tuple[int, Tensor]]]
+
+
 class MixtureOfExperts(nn.Module):
     """Σ weight · expert(x) over the experts that the router chooses for each token."""
+
+    # Computes the experts where their weights are not all in the modules (experts/tiers.py).
+    elsewhere: Outputs | None = None
 
     def __init__(self, config: ModelConfig, ranks: Ranks = ALONE) -> None:
         super().__init__()
@@ -93,10 +103,15 @@ class MixtureOfExperts(nn.Module):
         rows = (order // chosen.shape[1]).split(counts)
         shares = weights.flatten()[order].split(counts)
         y = torch.zeros(tokens.shape, dtype=torch.float32, device=tokens.device)
-        for expert, taken, share in zip(self.experts, rows, shares, strict=True):
-            if len(taken):
-                y.index_add_(0, taken, expert(tokens[taken]).float() * share[:, None])
+        work = {expert: taken for expert, taken in enumerate(rows) if len(taken)}
+        for expert, output in (self.elsewhere or self.outputs)(tokens, work):
+            y.index_add_(0, rows[expert], output.float() * shares[expert][:, None])
         return y
+
+    def outputs(self, tokens: Tensor, rows: Mapping[int, Tensor]) -> Iterator[tuple[int, Tensor]]:
+        """What each expert returns for its rows of tokens (T, D), one expert at a time."""
+        for expert, taken in rows.items():
+            yield expert, self.experts[expert](tokens[taken])
 
 
 def tokens_per_expert(chosen: Tensor, experts: int) -> list[int]:

@@ -1,6 +1,7 @@
-"""The names that options accept for kernels and KV caches. No torch here: benchlog reads it.
+"""The names that options accept for kernels, KV caches and experts. No torch: benchlog reads it.
 
-A test compares these lists with the registries (quantize/registry.py, kv_cache/__init__.py).
+Tests compare these lists with the registries (quantize/registry.py, kv_cache/__init__.py,
+experts/tiers.py).
 """
 
 # Mechanisms by which a weight multiplies.
@@ -9,3 +10,7 @@ KERNELS = ("torchao", "cpu", "triton", "bitsandbytes", "reference", "torch")
 KV_CACHES = ("dense", "int8", "fp8", "int4")
 # How a decoding step is carried out, fastest first (run/decoding.py).
 DECODERS = ("cpu-step", "cpu-stack", "cpu-layer", "modules")
+# What happens to an expert that is chosen and does not lie in fast memory.
+EXPERT_POLICIES = ("auto", "fetch", "compute_there", "cache")
+# How the next layer's experts are guessed, to be fetched ahead.
+EXPERT_PREFETCH = ("router", "off")

@@ -18,6 +18,7 @@ from quantize.spec import Selection, Spec, parse
 from run.launch import place
 
 DEFAULT = RunConfig()
+EXPERTS = ("expert_placement", "expert_policy", "expert_prefetch", "expert_folder")
 FILES = ("write_result", "output_json_path", "profile", "memory_profile")
 # Options that would have no effect if the first one is given, and are refused therefore.
 IGNORED = {
@@ -45,6 +46,7 @@ def check(config: RunConfig) -> Spec | Selection:
     scheme = str(spec)
     _refuse_ignored(config)
     _check_ranks(config)
+    _check_experts(config)
     if config.interactive and config.batch_size != 1:
         raise UsageError("--interactive holds one conversation: leave --batch_size at 1")
     if config.calibration_text and not scheme.startswith("autoquant") and "wanda" not in scheme:
@@ -76,6 +78,17 @@ def _check_ranks(config: RunConfig) -> None:
     for option in ("interactive", "dry_run"):
         if getattr(config, option):
             raise UsageError(f"--{option} runs in one process: leave out --tp {config.tp}")
+
+
+def _check_experts(config: RunConfig) -> None:
+    given = [name for name in EXPERTS if getattr(config, name) != getattr(DEFAULT, name)]
+    if config.expert_memory is None and given:
+        raise UsageError(
+            f"--{given[0]}: there is no second tier of memory: --expert_memory says how many "
+            "experts the fast one holds"
+        )
+    if config.expert_memory is not None and config.tp > 1:
+        raise UsageError("--expert_memory is for one process: leave out --tp")
 
 
 def check_name(config: RunConfig, name: str) -> None:

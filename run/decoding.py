@@ -188,6 +188,8 @@ def _unknown_part(layer: nn.Module, epsilon: float) -> str | None:
 
 
 def _unknown_experts(mixture: MixtureOfExperts) -> str | None:
+    if mixture.elsewhere is not None:
+        return " has experts in two tiers of memory, and the op reads one"
     for matrix in ("w13", "w2"):
         layers = [expert.get_submodule(matrix) for expert in mixture.experts]
         shared = [mixture.shared.get_submodule(matrix)] if hasattr(mixture, "shared") else []

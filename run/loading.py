@@ -15,6 +15,7 @@ from torch import nn
 
 import devices
 from benchlog.config import RunConfig, Unsaid
+from experts.tiers import Tiers
 from models.checkpoints.load import load_config, load_model, tokenizer_folder
 from models.checkpoints.saved import How, Saver, Stages, how_saved
 from models.checkpoints.sources import locate
@@ -28,6 +29,7 @@ from run import calibration, compiling
 from run.cutting import RankStages
 from run.decoding import compiles_anyway, may_be_fused
 from run.plan import Plan, scheme_of, tokenizer_of
+from run.tiers import open_tiers, settle
 
 Report = Callable[[int, int], None]
 Say = Callable[[str], None]
@@ -59,7 +61,7 @@ def load(
     if saved:
         config = dataclasses.replace(config, checkpoint_path=str(saved), num_layers=None)
     loading = Loading(config, plan.spec, plan.device, plan.tokenizer, plan.split)
-    loading.saver = saver or loading.saver
+    loading.saver, loading.tiers = saver or loading.saver, open_tiers(plan)
     preparation = compiling.Preparation(plan.device)
     if plan.spec.scheme is not None:  # autoquant times kernels: nothing else may run meanwhile
         if compiles_anyway(plan.config, plan.architecture, plan.device):
@@ -67,6 +69,8 @@ def load(
         elif plan.config.compile and plan.architecture.mixture is None:
             loading.on_layer = lambda layer: None if may_be_fused(layer) else preparation.begin()
     model = loading.load(report, say)
+    if loading.tiers:
+        settle(plan, loading.tiers, model, say)
     preparation.wait()
     peaks = devices.peak_memory(plan.device)
     return Loaded(model, loading.kernels, peaks, loading.quantize_seconds)
@@ -142,6 +146,7 @@ class Loading:
         self.on_layer: Callable[[nn.Module], None] = lambda layer: None
         self.quantize_seconds = 0.0
         self.saver: Saver | None = None  # of --save, if not given
+        self.tiers: Tiers | None = None  # where experts go as they arrive
         if spec.scheme:  # autoquant's quantizer is made in `load`
             self.quantizer: Quantizer | autoquant.AutoQuantizer = Quantizer(
                 spec.scheme, device, self.precision, config.kernel
@@ -161,7 +166,8 @@ class Loading:
             saver = Saver(Path(self.config.save), how, folder)
         part = RankStages(self.quantizer, split, whole=saver is not None) if split else None
         stages = _Watched(part or self.quantizer, self.on_layer)
-        transform = saver.after(stages) if saver else stages
+        kept: Stages = self.tiers.after(stages) if self.tiers else stages
+        transform = saver.after(kept) if saver else kept
         model = self._model(report, self.config.num_layers, transform, self._pruning(), part)
         self.quantize_seconds = stages.seconds
         if saver:

@@ -11,28 +11,25 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from benchlog.config import RunConfig, repro
 from benchlog.origin import git_commit, versions
 from benchlog.record import Record
 from cli import progress, say
+from experts.traffic import PhaseFigures, Phases, TwoTiers, total
 from models.config import ModelConfig, from_fields
 from run import energy, environment, machine
 from run.energy import NO_COUNTER, Energy
 from run.environment import Environment
+from run.generation import Generates, Generation, OneSample, Timed
 from run.machine import MachineUse
 from run.trust import Trust, judge
 from typed_json import OMITTED, to_json
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
 
-    from kv_cache.base import KVCache
-    from models.llama import Transformer
-    from ops.attention import Choice
-    from run.decoding import Decoder
     from run.plan import Plan
 
 AGREEMENT = 0.05  # largest relative difference in seconds of two warm-up samples that agree
@@ -43,53 +40,6 @@ FIRST_TOKENS = 3  # new tokens of the sample that compiles: a prompt and two dec
 QUIET_SECONDS = 2  # least time between two lines of progress, for more than ten samples
 
 Peak = dict[str, int]  # bytes by kind, as devices.peak_memory gives them; the first is logged
-
-
-@dataclass(frozen=True)
-class Generation:
-    """What one call of Generator.generate gave, and how long it took."""
-
-    tokens: Tensor  # the new ones, (B, N) int64
-    prefill_seconds: float  # for the prompt and the first new token
-    decode_seconds: float  # for the other N - 1 tokens
-    machine: MachineUse | None = None  # meanwhile; None: not measured
-
-
-class Timed(Protocol):
-    """The seconds of a sample."""
-
-    @property
-    def prefill_seconds(self) -> float: ...
-    @property
-    def decode_seconds(self) -> float: ...
-
-
-class OneSample(Protocol):
-    """A function that takes sample number `index`, drawn with the seed --seed + index."""
-
-    def __call__(
-        self,
-        index: int,
-        tokens: int | None = None,
-        after_token: Callable[[], object] = lambda: None,
-    ) -> Generation: ...
-
-
-class Generates(Protocol):
-    """The interface of generate.Generator that measuring needs."""
-
-    model: Transformer
-    caches: list[KVCache]
-    attention: Choice
-    decoder: Decoder
-
-    def generate(
-        self,
-        prompt: Tensor,
-        max_new_tokens: int,
-        start: int = 0,
-        after_token: Callable[[], object] = lambda: None,
-    ) -> Generation: ...
 
 
 @dataclass(frozen=True)
@@ -136,6 +86,7 @@ class Facts:
     # Bytes of weights that a decoding step reads, of all ranks; of the experts of a mixture those
     # that are chosen. JSON of earlier versions lacks it, or has 0: then it is weight_bytes.
     step_weight_bytes: int = 0
+    experts: TwoTiers | None = None  # None: they lie in one memory, or there are none
 
     def __post_init__(self) -> None:
         if not self.step_weight_bytes:
@@ -145,9 +96,9 @@ class Facts:
     def from_json(value: Mapping[str, Any]) -> Facts:
         """The facts that `as_json` wrote. Further keys are ignored; a missing one is a KeyError."""
         names = {field.name for field in dataclasses.fields(Facts)}
-        optional = {"parallel", "step_weight_bytes"}
+        optional = {"parallel", "step_weight_bytes", "experts"}
         fields = {name: value[name] for name in names - optional}
-        parallel = value.get("parallel")
+        parallel, experts = value.get("parallel"), value.get("experts")
         architecture = fields["architecture"]
         return Facts(
             **fields
@@ -158,6 +109,7 @@ class Facts:
                 "environment": Environment(**fields["environment"]),
                 "parallel": Parallel(**parallel) if parallel else None,
                 "step_weight_bytes": value.get("step_weight_bytes", 0),
+                "experts": TwoTiers(**experts) if experts else None,
             }
         )
 
@@ -188,10 +140,15 @@ class Sample:
     machine: MachineUse | None = dataclasses.field(
         default=None, kw_only=True, metadata={OMITTED: True}
     )
+    experts: Phases | None = dataclasses.field(default=None, kw_only=True, metadata={OMITTED: True})
 
     @staticmethod
     def of(
-        timed: Timed, prompt_tokens: int, new_tokens: int, machine: MachineUse | None = None
+        timed: Timed,
+        prompt_tokens: int,
+        new_tokens: int,
+        machine: MachineUse | None = None,
+        experts: Phases | None = None,
     ) -> Sample:
         prefill, decode = timed.prefill_seconds, timed.decode_seconds
         return Sample(
@@ -201,6 +158,7 @@ class Sample:
             prefill_tok_s=prompt_tokens / prefill,
             decode_tok_s=(new_tokens - 1) / decode if new_tokens > 1 else None,
             machine=machine,
+            experts=experts,
         )
 
 
@@ -273,8 +231,27 @@ class Measured:
         facts = self.facts
         return Summary.of(self.samples, facts.config.batch_size, facts.step_weight_bytes)
 
+    @property
+    def expert_phases(self) -> dict[str, PhaseFigures]:
+        """What two tiers of experts did for all samples: "prompts" and "steps"; or nothing."""
+        facts, known = self.facts, [(s, s.experts) for s in self.samples if s.experts]
+        if facts.experts is None or not known:
+            return {}
+        layers, steps = len(facts.experts.by_layer), facts.config.max_new_tokens - 1
+        prompts = total([phases.prompt for _, phases in known])
+        decode = total([phases.decode for _, phases in known])
+        return {
+            "prompts": PhaseFigures.of(
+                prompts, sum(s.prefill_seconds for s, _ in known), len(known), layers
+            ),
+            "steps": PhaseFigures.of(
+                decode, sum(s.decode_seconds for s, _ in known), len(known) * steps, layers
+            ),
+        }
+
     def details(self) -> dict[str, object]:
         """The JSON object that --output_json_path writes."""
+        phases = {f"expert_{name}": to_json(p) for name, p in self.expert_phases.items()}
         return {
             **as_json(self.facts),
             **as_json(self.ready),
@@ -283,6 +260,7 @@ class Measured:
             **dataclasses.asdict(self.summary),
             **dataclasses.asdict(self.trust),
             **self.joules(),
+            **phases,
             "samples": to_json(self.samples),
         }
 
@@ -300,7 +278,7 @@ def as_json(value: Facts | Ready) -> dict[str, object]:
     fields = dataclasses.asdict(value)
     if "device" in fields:
         fields["device"] = {k: v for k, v in fields["device"].items() if v is not None}
-    optional = ("first_token_s", "first_steps_s", "parallel")
+    optional = ("first_token_s", "first_steps_s", "parallel", "experts")
     return {k: v for k, v in fields.items() if k not in optional or v is not None}
 
 
@@ -330,6 +308,7 @@ def make_record(facts: Facts, tok_s: float, peak: Peak) -> Record:
 def facts_of(plan: Plan, generator: Generates, kernels: str) -> Facts:
     """The facts of a planned run with its Generator. kernels: as in run.loading.Loaded."""
     import devices
+    from experts.watch import two_tiers
 
     held = (
         generator.model.weight_bytes(),
@@ -364,6 +343,7 @@ def facts_of(plan: Plan, generator: Generates, kernels: str) -> Facts:
         git_commit=git_commit(),
         parallel=parallel,
         step_weight_bytes=step_weight_bytes,
+        experts=two_tiers(generator.model, plan.config.expert_policy, plan.config.expert_placement),
     )
 
 
@@ -377,8 +357,12 @@ def sampler(plan: Plan, generator: Generates) -> OneSample:
     """A function that takes one sample, of --max_new_tokens tokens if not given another number."""
     import torch
 
+    from experts.tiers import tiers_of
+    from experts.watch import Watch
+
     config = plan.config
     prompt = torch.tensor([plan.prompt] * config.batch_size, device=plan.device)
+    tiers = tiers_of(generator.model)
 
     def one_sample(
         index: int,
@@ -387,14 +371,18 @@ def sampler(plan: Plan, generator: Generates) -> OneSample:
     ) -> Generation:
         torch.manual_seed(config.seed + index)  # a sample does not depend on the warm-up's length
         count = config.max_new_tokens if tokens is None else tokens
-        before = machine.Counters.read()
-        generation = generator.generate(prompt, count, config.context_depth, after_token)
+        watch, before = Watch(tiers), machine.Counters.read()
+        generation = generator.generate(
+            prompt, count, config.context_depth, watch.first(after_token)
+        )
         use = machine.Counters.read().since(before)
         # All ranks take rank 0's seconds, so that they agree when they are warm.
-        seconds = generation.prefill_seconds, generation.decode_seconds
-        prefill_seconds, decode_seconds = plan.ranks.first(seconds, plan.device)
+        own_seconds = generation.prefill_seconds, generation.decode_seconds
+        prefill_seconds, decode_seconds = plan.ranks.first(own_seconds, plan.device)
         (own,) = plan.ranks.total([use.own_cores], plan.device)
-        return Generation(generation.tokens, prefill_seconds, decode_seconds, use.of_processes(own))
+        use = use.of_processes(own)
+        seconds = prefill_seconds, decode_seconds
+        return Generation(generation.tokens, *seconds, use, watch.phases())
 
     return one_sample
 
@@ -488,7 +476,8 @@ def take(plan: Plan, one_sample: OneSample) -> tuple[list[Sample], list[int]]:
     for number in range(1, config.num_samples + 1):
         generation = one_sample(number - 1)
         tokens = generation.tokens[0].tolist()
-        samples.append(Sample.of(generation, len(plan.prompt), len(tokens), generation.machine))
+        took = generation.machine, generation.experts
+        samples.append(Sample.of(generation, len(plan.prompt), len(tokens), *took))
         if config.num_samples <= 10 or time.monotonic() > last_line + QUIET_SECONDS:
             last_line = time.monotonic()
             say(f"Sample {number} of {config.num_samples}: {samples[-1].tok_s:.2f} tok/s")

@@ -12,6 +12,7 @@ import torch
 import devices
 from benchlog.config import RunConfig, Unsaid
 from errors import CheckpointError, UsageError
+from experts.routing import routers_of
 from kv_cache import CACHES
 from kv_cache.base import KVCache
 from models.checkpoints.load import load_config, model_name, tokenizer_folder
@@ -74,6 +75,8 @@ def make_plan(config: RunConfig, asked: Spec | Selection | None = None) -> Plan:
     architecture = load_config(config.checkpoint_path)
     if config.num_layers:
         architecture = architecture.with_layers(config.num_layers)
+    if config.expert_memory is not None:
+        routers_of(architecture)  # refuses a model without experts
     name = model_name(config.checkpoint_path)
     check_name(config, name)
     tokenizer = tokenizer_of(config.checkpoint_path, architecture.vocab_size)

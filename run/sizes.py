@@ -10,12 +10,15 @@ import torch
 from torch import nn
 
 from benchlog.config import RunConfig
+from benchlog.kinds import room_bytes
 from devices import stored_bytes
 from errors import KernelError, MemoryShortage, UsageError
+from experts.layout import whole_pages
 from kv_cache import CACHES
 from kv_cache.base import CacheFactory, KVCache
 from models import build
 from models.config import ModelConfig
+from models.mixtral import MixtureOfExperts
 from quantize.registry import Quantizer
 from quantize.spec import MEASURED, SHOWN, Selection, Spec, parse_scheme
 from run.launch import place
@@ -93,6 +96,64 @@ def size_of(
     )
 
 
+def expert_bytes(
+    architecture: ModelConfig,
+    spec: Spec,
+    device: torch.device,
+    precision: torch.dtype,
+    kernel: str = "auto",
+) -> int:
+    """Bytes of one expert of a mixture, as its kernels hold it.
+
+    Raises KernelError if the scheme does not support the expert's shapes.
+    """
+    with torch.device("meta"):
+        model = build(architecture.one_of_each_kind()).to(precision)
+    try:
+        quantizer = Quantizer(spec, device, precision, kernel)
+    except KernelError:
+        quantizer = Quantizer.of_shapes(spec, device, precision)
+    mixtures = (name for name, m in model.named_modules() if isinstance(m, MixtureOfExperts))
+    name = f"{next(mixtures)}.experts.0"
+    count = 0
+    for part, module in model.get_submodule(name).named_children():
+        layer = quantizer.quantized(f"{name}.{part}", module)
+        if isinstance(layer, nn.Linear) and quantizer.kernels:
+            layer = quantizer.stored(f"{name}.{part}", layer)
+        count += sum(map(stored_bytes, layer.parameters()))
+    return count
+
+
+def expert_slots(config: RunConfig, nbytes: int, free: float) -> int:
+    """For how many experts of so many bytes --expert_memory has room.
+
+    free: bytes for them, where it is "auto".
+    """
+    asked = config.expert_memory
+    assert asked is not None
+    if asked.isdigit():
+        return int(asked)
+    room = room_bytes(asked)
+    return int((free if room is None else room) // whole_pages(nbytes))
+
+
+def slow_bytes(
+    config: RunConfig,
+    architecture: ModelConfig,
+    spec: Spec,
+    device: torch.device,
+    precision: torch.dtype,
+) -> int:
+    """Bytes of the experts that --expert_memory leaves in slow memory alone, at most."""
+    mixture = architecture.mixture
+    if config.expert_memory is None or mixture is None:
+        return 0
+    nbytes = expert_bytes(architecture, spec, device, precision, config.kernel)
+    layers = sum(not mixture.is_dense(layer) for layer in range(architecture.num_layers))
+    least = mixture.experts_per_token * nbytes  # what "auto" takes where there is nothing more
+    return max(0, layers * mixture.num_experts - expert_slots(config, nbytes, least)) * nbytes
+
+
 def report(plan: Plan, free: int | None) -> str:
     """What --dry_run prints. free: bytes of memory that are free; None if not known."""
     config, architecture, spec, device = plan.config, plan.architecture, plan.spec, plan.device
@@ -108,7 +169,8 @@ def report(plan: Plan, free: int | None) -> str:
         ]
     else:
         size = size_of(architecture, scheme, device, precision, config.kernel)
-        need = size.memory_bytes + cached
+        slow = slow_bytes(config, architecture, scheme, device, precision)
+        need = size.memory_bytes - slow + cached
         widened = f"; kernel {size.kernel} reads {size.bits_read:.2f}" if size.widened else ""
         shared = size.model_bytes + size.embedding_bytes - size.memory_bytes
         rows += [
@@ -119,6 +181,11 @@ def report(plan: Plan, free: int | None) -> str:
                 + (", shared with the output layer" if shared else ""),
             ),
             ("KV cache", cache),
+            *(
+                [("slow memory", f"{slow / 1e9:.2f} GB of experts, not part of total")]
+                if slow
+                else []
+            ),
             ("total", f"{need / 1e9:.2f} GB{_fitting(need, free, device)}"),
             (
                 "bits per weight",
@@ -168,13 +235,15 @@ def check_memory(
     weights = 0
     if spec.scheme:
         size = size_of(architecture, spec.scheme, device, precision, config.kernel)
-        weights = size.memory_bytes
+        slow = slow_bytes(config, architecture, spec.scheme, device, precision)
+        weights = size.memory_bytes - slow
 
     def cached(positions: int, kind: CacheFactory = kind) -> int:
         return kv_cache_bytes(architecture, config.batch_size, positions, precision, kind)
 
     need = cached(positions)
     shown = f"Weights: {_gb(weights)}; " if spec.scheme else ""
+    shown += f"experts in slow memory alone: {_gb(slow)}; " if spec.scheme and slow else ""
     shown += f"KV cache: {_gb(need)}, {kind.format}, {positions} positions"
     if config.batch_size > 1:
         shown += f", batch {config.batch_size}"

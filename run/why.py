@@ -24,7 +24,20 @@ def of_single_run(measured: Measured) -> list[str]:
     if facts.parallel:
         ranks, through = facts.parallel.ranks, facts.parallel.backend
         sentences.append(f"{ranks} ranks share the model and exchange numbers through {through}")
+    sentences += _experts(measured)
     return [*sentences, *held_back(facts, measured.kernels)]
+
+
+def _experts(measured: Measured) -> list[str]:
+    """Where experts lie in two tiers: how many, how often they were there, and what it took."""
+    where, phases = measured.facts.experts, measured.expert_phases
+    if where is None or not phases:
+        return []
+    return [
+        f"{where.fast} of {where.every} experts lie in fast memory (placed {where.placement}, "
+        f"policy {where.policy}), all on {where.slow}",
+        *(f"{name}: {figures.sentence()}" for name, figures in phases.items() if figures.passes),
+    ]
 
 
 def held_back(facts: Facts, kernels: Mapping[str, str | None]) -> list[str]:

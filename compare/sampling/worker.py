@@ -44,6 +44,7 @@ from compare.sampling.answers import (
 )
 from errors import KernelError, MemoryShortage, QuantbenchError, UsageError
 from run import energy, environment, launch, measure
+from run.generation import OneSample
 from typed_json import from_json, to_json
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class Worker:
 
     plan: Plan
     loaded: Loaded
-    one_sample: measure.OneSample
+    one_sample: OneSample
     seconds: dict[str, float]  # of the process, by phase of its start
     probe: Bandwidth | None = None
     timer: Products | None = None

@@ -27,6 +27,7 @@ from benchlog.config import (
 )
 from cli import Command
 from errors import UsageError
+from ops.names import EXPERT_POLICIES, EXPERT_PREFETCH
 
 REFERENCE = Path(__file__).parents[1] / "data" / "torchao_llama_log.txt"
 COMMANDS = [
@@ -76,6 +77,11 @@ CONFIGS = st.builds(
     seed=st.integers(0, 2**63 - 1),
     num_layers=st.none() | COUNTS,
     kernel=st.sampled_from(KERNELS),
+    expert_memory=st.none() | st.sampled_from(["auto", "12", "8GB", "0.5GB", "500MB"]),
+    expert_placement=st.sampled_from(["uniform", "first", "popularity"]) | PATHS,
+    expert_policy=st.sampled_from(EXPERT_POLICIES),
+    expert_prefetch=st.sampled_from(EXPERT_PREFETCH),
+    expert_folder=st.none() | PATHS,
     write_result=PATHS,
     output_json_path=st.none() | PATHS,
     profile=st.none() | PATHS,

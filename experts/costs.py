@@ -1,0 +1,130 @@
+"""What an expert costs here, measured with the very products and copies that a run makes.
+
+    costs = measure(tiers, model)
+    tiers.decide = decider(costs, tiers.policy, "auto")
+
+A made-up layer is called as the model's layers are: with experts that lie in fast memory, with
+others that have to be fetched, and with others that are computed where they lie, for a few and for
+more tokens. A straight line through the seconds gives a + b · n.
+"""
+
+import statistics
+import time
+from collections.abc import Collection, Sequence
+
+import torch
+
+from experts.copies import Slot, buffers
+from experts.layer import TieredLayer
+from experts.plan import Costs, Line, Overlap, Where, plan_layer
+from experts.store import POLICIES, Decide, Policy
+from experts.tiers import Tiers
+from models.llama import Transformer
+
+TOKENS = (1, 4, 16)  # of each expert
+REPEATS = 9  # of which the median counts
+
+
+def measure(tiers: Tiers, model: Transformer) -> Costs:
+    """The costs of an expert of this model. Takes tenths of a second; raises TierError."""
+    before, policy, decide = tiers.counted(), tiers.policy, tiers.decide
+    made_up = _MadeUp(tiers, model)
+    tiers.decide = None
+    try:
+        fast = {n: made_up.resident(n) for n in TOKENS}
+        slow = {n: made_up.in_place(n) for n in TOKENS} if policy.computes_there else fast
+        fetch = made_up.fetched(policy.ahead) - fast[1] if policy.fetches else 0.0
+    finally:
+        tiers.policy, tiers.decide = policy, decide
+        tiers.counted()
+        tiers.traffic = before
+    return Costs(fast=_line(fast), slow=_line(slow), fetch=max(0.0, fetch))
+
+
+class _MadeUp:
+    """A layer of experts that no other layer knows of."""
+
+    def __init__(self, tiers: Tiers, model: Transformer) -> None:
+        self.tiers, self.width = tiers, tiers.width
+        weight = model.tok_embeddings.weight
+        self.x = torch.randn(max(TOKENS), model.config.dim, device=tiers.device).to(weight.dtype)
+        self.turns = 0
+        norm = torch.ones(model.config.dim, device=tiers.device)
+        self.layer = TieredLayer(tiers, 0, norm, None)
+        room = buffers(2 * self.width, tiers.layout.nbytes, tiers.device)
+        self.slots = [Slot(each, tiers.layout.expert(tiers.skeleton, each)) for each in room]
+
+    def resident(self, tokens: int) -> float:
+        """Seconds of an expert in fast memory with so many tokens."""
+        self.tiers.policy = POLICIES["fetch"]
+        keys = self._keys()
+        for (_, expert), slot in zip(keys, self.slots, strict=False):
+            self.tiers.copies.now(slot, (keys[0][0], expert))
+            self.layer.own[expert] = slot
+        seconds = [self._turn([expert for _, expert in keys], tokens) for _ in range(REPEATS)]
+        self.layer.own.clear()
+        return statistics.median(seconds)
+
+    def fetched(self, ahead: bool) -> float:
+        """Seconds of an expert with one token that has to be fetched."""
+        self.tiers.policy = Policy(False, False, True, ahead)
+        held, self.tiers.landing = self.tiers.landing, self.slots[: self.width]
+        seconds = [self._turn([e for _, e in self._keys()], 1) for _ in range(REPEATS)]
+        self.tiers.landing = held
+        return statistics.median(seconds)
+
+    def in_place(self, tokens: int) -> float:
+        """Seconds of an expert that is computed where it lies, no page of it in a cache: as it is
+        where memory is short."""
+        self.tiers.policy, seconds = POLICIES["compute_there"], []
+        for _ in range(REPEATS):
+            keys = self._keys()
+            for key in keys:
+                (self.tiers.beneath or self.tiers.slow).drop(key)
+            seconds.append(self._turn([expert for _, expert in keys], tokens))
+        return statistics.median(seconds)
+
+    def _keys(self) -> Sequence[tuple[int, int]]:
+        """Other experts of a layer each time, as many as a token has; the layer takes its number
+        from them."""
+        keys, width = self.tiers.keys, self.width
+        start = self.turns * width % len(keys)
+        self.turns += 1
+        number = keys[start][0]
+        of_layer = [key for key in keys if key[0] == number]
+        first = keys[start][1]
+        self.layer.number = number
+        return [of_layer[(first + i) % len(of_layer)] for i in range(width)]
+
+    def _turn(self, experts: Sequence[int], tokens: int) -> float:
+        """Seconds of one expert, of a pass in which each of these has so many tokens."""
+        rows = torch.arange(tokens, device=self.x.device)
+        started = self._now()
+        list(self.layer(self.x[:tokens], {expert: rows for expert in sorted(experts)}))
+        return (self._now() - started) / len(experts)
+
+    def _now(self) -> float:
+        if self.x.device.type == "cuda":
+            torch.cuda.synchronize(self.x.device)
+        return time.perf_counter()
+
+
+def _line(seconds: dict[int, float]) -> Line:
+    """The least squares' line through seconds by tokens, neither part below zero."""
+    count, x, y = len(seconds), sum(seconds), sum(seconds.values())
+    xx, xy = sum(n * n for n in seconds), sum(n * s for n, s in seconds.items())
+    each = max(0.0, (count * xy - x * y) / (count * xx - x * x))
+    return Line(max(0.0, (y - each * x) / count), each)
+
+
+def decider(costs: Costs, policy: Policy, name: str) -> Decide:
+    """Who computes what, by the cost model: `name` is the policy's, of --expert_policy."""
+    overlap = Overlap.COPIES if policy.ahead else Overlap.NONE
+    how = "fetch" if name == "cache" else name
+
+    def decide(tokens: Sequence[int], fast: Collection[int]) -> tuple[Collection[int], float]:
+        plan = plan_layer(tokens, fast, costs, overlap, how)
+        there = {e for e, where in plan.where.items() if where is Where.COMPUTE_THERE}
+        return there, plan.seconds
+
+    return decide

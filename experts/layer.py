@@ -1,0 +1,210 @@
+"""One layer whose experts lie in two tiers: what is computed and fetched, and in which order.
+
+layer = TieredLayer(store, number, norm, following)
+layer(tokens, rows)         # as models.mixtral.MixtureOfExperts.outputs
+"""
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from experts.copies import Slot
+from experts.store import Store
+
+
+@dataclass(frozen=True)
+class Following:
+    """The next layer with experts."""
+
+    layer: "TieredLayer"
+    norm: Tensor  # (D,), the weight of the norm before its router
+    router: Tensor  # (X, D), its router's weight
+
+
+class TieredLayer:
+    """One layer's experts; called as MixtureOfExperts.outputs."""
+
+    def __init__(
+        self, store: Store, number: int, norm: Tensor, following: Following | None
+    ) -> None:
+        """norm (D,): the weight of the norm before this layer's router."""
+        self.store, self.number, self.following = store, number, following
+        self.own: OrderedDict[int, Slot] = OrderedDict()  # the least recently used one first
+        self.quota = 0  # how many slots this layer has
+        if following:
+            self.guess = _guess(norm, following)  # (X, D)
+
+    def __call__(self, tokens: Tensor, rows: Mapping[int, Tensor]) -> Iterable[tuple[int, Tensor]]:
+        started = time.perf_counter()
+        outputs = _Turn(self, tokens, rows).outputs()
+        self.store.traffic.expert_seconds += time.perf_counter() - started
+        return sorted(outputs.items())
+
+    def likely(self, tokens: Tensor) -> list[int]:
+        """The next layer's experts that tokens (T, D) will probably take, most wanted first."""
+        if self.following is None:
+            return []
+        scores = nn.functional.linear(tokens.float(), self.guess)
+        chosen = scores.topk(self.store.width).indices.flatten()
+        counts = chosen.bincount(minlength=len(self.guess))
+        order: list[int] = counts.argsort(descending=True, stable=True).tolist()
+        taken = int(counts.count_nonzero())
+        return order[:taken]
+
+
+def _guess(norm: Tensor, following: Following) -> Tensor:
+    """The next layer's router, to be applied to this layer's input.
+
+    The inputs of both routers are the sum of all that layers have added so far, divided by its root
+    mean square and multiplied by the norm's weights. One layer adds little to that sum: so this
+    layer's input, with the weights of the norms exchanged, stands for the next one's. Eliseev and
+    Mazur (2023, https://arxiv.org/abs/2312.17238, 3.2) apply the next gate to hidden states so.
+    """
+    wide = norm.float()
+    return following.router.float() * following.norm.float() / torch.where(wide == 0, 1.0, wide)
+
+
+class _Turn:
+    """One pass of some tokens through a layer's experts."""
+
+    def __init__(self, layer: TieredLayer, tokens: Tensor, rows: Mapping[int, Tensor]) -> None:
+        self.layer, self.store = layer, layer.store
+        self.tokens, self.rows = tokens, rows
+        self.results: dict[int, Tensor] = {}
+        self.likely: deque[int] | None = None  # of the next layer, to be fetched ahead
+
+    def outputs(self) -> dict[int, Tensor]:
+        """What each expert returns, by its number."""
+        layer, store, number = self.layer, self.store, self.layer.number
+        store.forget([(number, expert) for expert in self.rows])
+        resident = [expert for expert in self.rows if expert in layer.own]
+        arriving = {
+            e: store.coming.pop((number, e)) for e in self.rows if (number, e) in store.coming
+        }
+        missing = [e for e in self.rows if e not in layer.own and e not in arriving]
+        there = self._there(missing, {*resident, *arriving})
+        self.waiting = deque(e for e in missing if e not in there)
+        self._count(resident, arriving, there)
+        self.pending: OrderedDict[int, Slot] = OrderedDict(arriving)
+        self._begin()
+        for expert in resident:
+            slot = layer.own[expert]
+            layer.own.move_to_end(expert)
+            self._compute(expert, slot)
+            self._begin()
+        for expert in there:
+            self._compute_there(expert)
+        while self.pending or self.waiting:
+            if not self.pending:
+                self._fetch()
+            expert, slot = self.pending.popitem(last=False)
+            store.copies.wait(slot)
+            self._compute(expert, slot)
+            self._settle(expert, slot)
+            self._begin()
+        return self.results
+
+    def _there(self, missing: Sequence[int], fast: Collection[int]) -> Collection[int]:
+        """Those of the missing experts that are computed in the slow tier."""
+        policy, decide = self.store.policy, self.store.decide
+        chosen: Collection[int] = () if policy.fetches else missing
+        if decide is not None:
+            count = max(self.rows) + 1
+            tokens = [len(self.rows[e]) if e in self.rows else 0 for e in range(count)]
+            chosen, seconds = decide(tokens, fast)
+            self.store.traffic.expected_seconds += seconds
+        return chosen
+
+    def _count(
+        self, resident: Collection[int], arriving: Collection[int], there: Collection[int]
+    ) -> None:
+        traffic = self.store.traffic
+
+        def tokens(experts: Iterable[int]) -> int:
+            return sum(len(self.rows[expert]) for expert in experts)
+
+        traffic.assignments += tokens(self.rows)
+        traffic.hits += tokens(resident)
+        traffic.ahead += tokens(arriving)
+        traffic.fetched += tokens(self.waiting)
+        traffic.there += tokens(there)
+
+    def _begin(self) -> None:
+        """Begin to fetch what is missing, as far as there is room; then the next layer's."""
+        if not self.store.policy.ahead:
+            return
+        while self.waiting:
+            if (slot := self._room(wait=False)) is None:
+                return
+            expert = self.waiting.popleft()
+            self.store.fetch(slot, (self.layer.number, expert), ahead=True)
+            self.pending[expert] = slot
+        self._ask_ahead()
+
+    def _fetch(self) -> None:
+        """Fetch a missing expert while nothing else happens."""
+        slot = self._room(wait=True)
+        assert slot is not None  # nothing is pending, so the landing is free
+        expert = self.waiting.popleft()
+        self.store.fetch(slot, (self.layer.number, expert), ahead=False)
+        self.pending[expert] = slot
+
+    def _room(self, wait: bool) -> Slot | None:
+        """A slot for an expert of this layer: of one that is not needed any more, or free.
+
+        None if there is none; wait: for a copy that nobody wants any more."""
+        own, store = self.layer.own, self.store
+        if store.policy.caches and (len(own) >= self.layer.quota or not store.landing):
+            if (expert := self._least_recent()) is not None:
+                return own.pop(expert)
+        return store.room(wait)
+
+    def _least_recent(self) -> int | None:
+        """Of this layer's experts in fast memory, the one to give up first."""
+        unneeded = (e for e in self.layer.own if e not in self.rows or e in self.results)
+        return next(unneeded, None)
+
+    def _settle(self, expert: int, slot: Slot) -> None:
+        """Leave a fetched expert in fast memory, if it may stay there."""
+        own = self.layer.own
+        if self.store.policy.caches and self.layer.quota:
+            own[expert] = slot
+            if len(own) <= self.layer.quota:
+                return
+            least = self._least_recent()
+            assert least is not None  # this one has been computed
+            slot = own.pop(least)
+        self.store.landing.append(slot)
+
+    def _ask_ahead(self) -> None:
+        """Begin to fetch what the next layer may need, as far as the landing is free."""
+        store, following = self.store, self.layer.following
+        if following is None:
+            return
+        if self.likely is None:
+            self.likely = deque(self.layer.likely(self.tokens))
+        while self.likely:
+            key = following.layer.number, self.likely[0]
+            if self.likely[0] not in following.layer.own:
+                slot = store.room(wait=False)
+                if slot is None:
+                    return  # until one is free
+                store.fetch(slot, key, ahead=True)
+                store.coming[key] = slot
+            self.likely.popleft()
+
+    def _compute(self, expert: int, slot: Slot) -> None:
+        self.results[expert] = slot.expert(self.tokens[self.rows[expert]])
+        self.store.copies.done(slot)
+
+    def _compute_there(self, expert: int) -> None:
+        computing = self.store.in_place((self.layer.number, expert))
+        x = self.tokens[self.rows[expert]]
+        if self.store.beneath is None:
+            self.results[expert] = computing(x)
+        else:
+            self.results[expert] = computing(x.cpu()).to(x.device)

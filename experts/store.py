@@ -1,0 +1,124 @@
+"""Both memories of a model's experts as its layers see them: bytes in one, slots in the other."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from errors import KernelError
+from experts import copies
+from experts.copies import Slot
+from experts.layout import Layout
+from experts.slow import Key, SlowTier, pages
+from experts.traffic import Traffic
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What happens to an expert that a token takes and that does not lie in fast memory."""
+
+    caches: bool  # a fetched expert stays, in place of its layer's least recently used one
+    computes_there: bool  # it may be computed in the slow tier …
+    fetches: bool  # … or fetched; where both are possible, the cost model decides
+    ahead: bool = False  # whether the next layer's likely experts are fetched ahead
+
+
+POLICIES = {
+    "fetch": Policy(caches=False, computes_there=False, fetches=True),
+    "compute_there": Policy(caches=False, computes_there=True, fetches=False),
+    "cache": Policy(caches=True, computes_there=False, fetches=True),
+    "auto": Policy(caches=True, computes_there=True, fetches=True),
+}
+
+# (tokens of each expert, experts in fast memory) -> the others that are to be computed in the slow
+# tier, and the seconds that all will take.
+Decide = Callable[[Sequence[int], Collection[int]], tuple[Collection[int], float]]
+
+
+class Store:
+    """All experts in the slow tier, room in the fast one, and what is on its way."""
+
+    def __init__(
+        self,
+        slow: SlowTier,
+        beneath: SlowTier | None,
+        keys: Sequence[Key],
+        width: int,
+        device: torch.device,
+        policy: Policy,
+    ) -> None:
+        """beneath: where the slow tier's own processor finds the experts; None: in `slow`.
+
+        keys: of all experts. width: how many experts a token has in a layer.
+        """
+        self.slow, self.beneath, self.keys, self.width = slow, beneath, keys, width
+        self.device, self.policy = device, policy
+        self.decide: Decide | None = None  # for a policy that leaves a choice
+        self.copies = copies.make(slow, device)
+        self.traffic = Traffic()
+        self.arrivals = 0  # experts that can be on their way: the slots of the landing
+        self.landing: list[Slot] = []  # those of them that are free
+        self.coming: dict[Key, Slot] = {}  # asked for ahead
+        self.abandoned: list[Slot] = []  # of the landing; a copy that nobody wants is under way
+        self.skeleton: nn.Module = nn.Identity()  # an expert without weights
+        self._layouts: dict[bool, Layout] = {}  # of `slow`, and whether of `beneath`
+        self._in_place: dict[Key, nn.Module] = {}
+
+    @property
+    def layout(self) -> Layout:
+        """Of an expert in fast memory."""
+        return self._layouts[False]
+
+    def take(self, key: Key, linears: Mapping[str, nn.Module], beneath: bool = False) -> None:
+        """Put an expert into the slow tier. Raises TierError, KernelError."""
+        slow = self.beneath if beneath and self.beneath else self.slow
+        layout = Layout.of(linears)
+        if beneath not in self._layouts:
+            slow.reserve(self.keys, layout.nbytes)
+        known = self._layouts.setdefault(beneath, layout)
+        if known != layout:
+            raise KernelError(
+                f"--expert_memory: expert {key[1]} of layer {key[0]} is stored in another way than "
+                "the first one; give one --quantization and --kernel for all"
+            )
+        block = pages(layout.nbytes)
+        known.write(linears, block)
+        slow.put(key, block)
+
+    def in_place(self, key: Key) -> nn.Module:
+        """An expert that computes in the slow tier, with its weights where they lie."""
+        slow = self.beneath or self.slow
+        slow.check()
+        if key not in self._in_place:
+            layout = self._layouts[self.beneath is not None]
+            self._in_place[key] = layout.expert(self.skeleton, slow.in_place(key))
+        return self._in_place[key]
+
+    # ------------------------------------------------------------------------------ the landing
+
+    def room(self, wait: bool) -> Slot | None:
+        """A free slot of the landing; None if there is none, or not without waiting."""
+        for slot in list(self.abandoned):
+            if self.copies.abandon(slot):
+                self.abandoned.remove(slot)
+                self.landing.append(slot)
+        if self.landing:
+            return self.landing.pop()
+        if not self.abandoned or not wait:
+            return None
+        slot = self.abandoned.pop()
+        self.copies.wait(slot)
+        return slot
+
+    def forget(self, wanted: Collection[Key]) -> None:
+        """Give up what was asked for ahead and is not wanted."""
+        for key in [key for key in self.coming if key not in wanted]:
+            slot = self.coming.pop(key)
+            self.traffic.unused += 1
+            (self.landing if self.copies.abandon(slot) else self.abandoned).append(slot)
+
+    def fetch(self, slot: Slot, key: Key, ahead: bool) -> None:
+        self.traffic.fetches += 1
+        self.traffic.bytes_moved += self.layout.nbytes
+        (self.copies.begin if ahead else self.copies.now)(slot, key)

@@ -1,0 +1,170 @@
+"""Tokens per second with experts in two tiers, way by way: python -m tests.experts.speed OPTIONS
+
+    python -m tests.experts.speed --checkpoint_path tiny_moe --quantization int4wo-32 \\
+        --expert_memory 22 --device cpu
+
+Takes options of generate.py. One process loads the model once and decodes a real text, the embedded
+model's held-out one, token by token, in several ways in turns, so that the machine's drift meets
+all: plain fetching (no cache, nothing ahead), the cache, the cache with fetching ahead, and all
+experts in fast memory. In the same minutes it reads experts from the slow tier at random, and says
+what the disk allows. Prints medians over rounds, ratios round by round, and beside each the cost
+model's expectation.
+"""
+
+import random
+import statistics
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+import torch
+
+from benchlog.config import parse
+from cli import quiet
+from experts.copies import THREADS
+from experts.costs import decider, measure
+from experts.placement import place
+from experts.routing import identity
+from experts.slow import pages
+from experts.store import POLICIES, Policy
+from experts.tiers import Tiers, tiers_of
+from experts.traffic import Traffic
+from generate import Generator
+from models import tiny
+from models.llama import Transformer
+from run import environment, loading
+from run.plan import Plan, make_plan
+
+ROUNDS = 5  # after one that does not count
+PROMPT, STEPS = 64, 128  # tokens of the text that are read at once, and one by one
+READS = 400  # of experts, for the disk's speed
+
+CACHE = POLICIES["cache"]
+WAYS: dict[str, Policy] = {
+    "fetch": POLICIES["fetch"],
+    "fetch, ahead": replace(POLICIES["fetch"], ahead=True),
+    "cache": CACHE,
+    "cache, ahead": replace(CACHE, ahead=True),
+}
+ALL = "all in fast memory"
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One way in one round."""
+
+    seconds: float  # of a decoding step
+    traffic: Traffic  # of all steps
+
+
+def main(words: list[str]) -> None:
+    environment.prepare()
+    quiet(False)
+    config = parse(words)
+    plan = make_plan(replace(config, max_new_tokens=1, expert_policy="cache"))
+    model = loading.load(plan, lambda done, total: None, print).model
+    tiers = tiers_of(model)
+    assert tiers is not None
+    slots = sum(tiers.quotas) + tiers.arrivals
+    generator = Generator(model, 1, PROMPT + STEPS + 1, decoder="modules")
+    tokens = torch.tensor([plan.tokenizer.encode(text())[: PROMPT + STEPS]])
+    rounds = []
+    with torch.no_grad():
+        for number in range(ROUNDS + 1):
+            disk = [megabytes_per_second(tiers, threads) for threads in (1, THREADS)]
+            taken = {way: decode(generator, tokens, tiers, way, slots) for way in (*WAYS, ALL)}
+            if number:
+                rounds.append((disk, taken))
+    show(plan, tiers, slots, rounds)
+
+
+def text() -> str:
+    return (tiny.HERE / "heldout.txt").read_text()
+
+
+def decode(generator: Generator, tokens: torch.Tensor, tiers: Tiers, way: str, slots: int) -> Pass:
+    """Read the text's prompt, and then its other tokens one by one: these count."""
+    hold(tiers, generator.model, way, slots)
+    tiers.decide = None
+    costs = measure(tiers, generator.model)
+    tiers.decide = decider(costs, tiers.policy, "fetch")  # of a cache, too: it fetches
+    generator.forward(tokens[:, :PROMPT], 0)
+    before, started = tiers.counted(), time.perf_counter()
+    for position in range(PROMPT, tokens.shape[1]):
+        generator.forward(tokens[:, position : position + 1], position)
+    seconds = time.perf_counter() - started
+    steps = tokens.shape[1] - PROMPT
+    return Pass(seconds / steps, tiers.counted().since(before))
+
+
+def hold(tiers: Tiers, model: Transformer, way: str, slots: int) -> None:
+    every = len(tiers.keys)
+    tiers.policy = WAYS.get(way, CACHE)
+    slots = every if way == ALL else slots
+    capacity = every if slots >= every else slots - tiers.least
+    tiers.hold(place("uniform", identity(model), capacity).fast, slots)
+
+
+def megabytes_per_second(tiers: Tiers, threads: int) -> float:
+    """At which so many threads read experts, in random order."""
+    keys = random.choices(tiers.keys, k=READS)
+    buffers = [pages(tiers.layout.nbytes) for _ in range(threads)]
+
+    def read(first: int) -> None:
+        for key in keys[first::threads]:
+            tiers.slow.read(key, buffers[first])
+
+    started = time.perf_counter()
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(read, range(threads)))
+    return READS * tiers.layout.nbytes / 1e6 / (time.perf_counter() - started)
+
+
+Round = tuple[list[float], dict[str, Pass]]
+
+
+def show(plan: Plan, tiers: Tiers, slots: int, rounds: list[Round]) -> None:
+    nbytes = tiers.layout.nbytes
+    print(
+        f"{plan.name} as {plan.spec}: {len(tiers.keys)} experts of {nbytes / 1e3:.0f} kB on "
+        f"{tiers.slow.name} ({tiers.slow.place}), {slots} in fast memory, {ROUNDS} rounds of "
+        f"{STEPS} tokens"
+    )
+    for index, threads in enumerate((1, THREADS)):
+        speeds = [disk[index] for disk, _ in rounds]
+        each = nbytes / 1e6 / statistics.median(speeds) * threads
+        print(
+            f"disk, {threads} thread(s): {spread(speeds, 0)} MB/s, an expert in {1e3 * each:.3f} ms"
+        )
+    for way in (*WAYS, ALL):
+        passes = [taken[way] for _, taken in rounds]
+        errors = [expected(taken, way) / taken[way].seconds - 1 for _, taken in rounds]
+        speeds = [1 / one.seconds for one in passes]
+        last = passes[-1].traffic
+        waiting = statistics.median(one.traffic.waiting_seconds / STEPS for one in passes)
+        print(
+            f"{way}: {spread(speeds, 1)} tokens/s, {1e3 * waiting:.3f} ms of a step waiting; "
+            f"expected seconds are off by {spread([100 * e for e in errors], 0)} %; "
+            f"{last.sentence()}"
+        )
+    for way in list(WAYS)[1:]:
+        ratios = [taken["fetch"].seconds / taken[way].seconds for _, taken in rounds]
+        print(f"{way} ÷ fetch: {spread(ratios, 2)}")
+
+
+def expected(taken: dict[str, Pass], way: str) -> float:
+    """Seconds of a step by the cost model: its experts', and the rest as it is without tiers."""
+    whole = taken[ALL]
+    rest = whole.seconds - whole.traffic.expert_seconds / STEPS
+    return rest + taken[way].traffic.expected_seconds / STEPS
+
+
+def spread(values: list[float], digits: int) -> str:
+    """The median, and the least and greatest."""
+    shown = [f"{x:.{digits}f}" for x in (statistics.median(values), min(values), max(values))]
+    return f"{shown[0]} ({shown[1]} to {shown[2]})"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

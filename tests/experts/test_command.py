@@ -1,0 +1,190 @@
+"""generate with experts in two tiers: its lines and JSON, and what a careless person gives it."""
+
+import gc
+import json
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from benchlog.config import parse
+from experts import slow, tiers
+from experts.layout import whole_pages
+from experts.popularity import Popularity, Routers
+from experts.store import POLICIES
+from generate import main as generate
+from ops import names
+from run.plan import make_plan
+from run.sizes import expert_bytes
+from tests.experts.small import CPU
+
+SHORT = ("--num_samples", "2", "--max_new_tokens", "4", "--device", "cpu", "--threads", "1")
+TIERED = (*SHORT, "--checkpoint_path", "tiny_moe", "--quantization", "int8wo")
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("benchmarks.txt").write_text("")
+    return tmp_path
+
+
+def run(*words):
+    return CliRunner().invoke(generate, [*TIERED, "--expert_folder", "slow", *words])
+
+
+def only_error(result):
+    lines = result.stderr.splitlines()
+    errors = [line for line in lines if line.startswith("error: ")]
+    assert len(errors) == 1 and lines[-1] == errors[0], result.stderr
+    assert "Traceback" not in result.output
+    return errors[0]
+
+
+def expert_megabytes():
+    plan = make_plan(parse(TIERED))
+    return expert_bytes(plan.architecture, plan.spec.scheme, CPU, plan.precision) / 1e6
+
+
+def test_the_names_of_options_are_those_of_the_registries():
+    assert set(names.EXPERT_POLICIES) == set(POLICIES)
+
+
+def test_what_is_printed_and_in_json(place):
+    words = ("--expert_memory", "12", "--expert_policy", "fetch", "--expert_prefetch", "off")
+    result = run(*words, "--output_json_path", "runs.jsonl")
+    assert result.exit_code == 0, result.stderr
+    record = json.loads(Path("runs.jsonl").read_text())
+    where = record["experts"]
+    assert (where["fast"], where["landing"], where["every"]) == (10, 2, 40)
+    assert where["by_layer"] == [2] * 5 and where["slow"] == "disk" and not where["ahead"]
+    assert record["kernel"] and record["decoder"] == "modules"
+    prompts, steps = record["expert_prompts"], record["expert_steps"]
+    tokens = record["prompt_tokens"]
+    assert (prompts["passes"], steps["passes"]) == (2, 6)
+    assert prompts["traffic"]["assignments"] == 2 * tokens * 5 * 2
+    assert steps["traffic"]["assignments"] == 2 * 3 * 5 * 2
+    for phase in (prompts, steps):
+        counts = phase["traffic"]
+        assert counts["hits"] + counts["fetched"] == counts["assignments"]
+        assert counts["bytes_moved"] == counts["fetches"] * where["expert_bytes"]
+        assert phase["hit_rate"] == counts["hits"] / counts["assignments"]
+        assert 0 < phase["waiting_ms"] < phase["expert_ms"] < phase["ms"]
+        assert phase["layer_ms"] == pytest.approx(phase["expert_ms"] / 5)
+    sample = record["samples"][0]["experts"]
+    assert sample["decode"]["assignments"] == 3 * 5 * 2
+    assert "10 of 40 experts lie in fast memory (placed uniform, policy fetch)" in result.stderr
+    hits = f"hits {steps['traffic']['hits']} of 60 assignments"
+    assert hits in result.stderr and "ms a layer" in result.stderr
+    assert " ".join(words) in record["line"]
+    gc.collect()  # in a process of its own the file goes with the process
+    assert not list(Path("slow").iterdir())
+
+
+def test_the_text_does_not_depend_on_the_tiers(place):
+    texts = set()
+    for words in (
+        ("--expert_memory", "2", "--expert_policy", "fetch"),
+        ("--expert_memory", "20", "--expert_policy", "cache", "--expert_placement", "first"),
+        ("--expert_memory", "15", "--expert_policy", "compute_there"),
+        ("--expert_memory", "auto"),
+        ("--expert_memory", "9999"),
+    ):
+        result = run(*words, "--write_result", "none")
+        assert result.exit_code == 0, result.stderr
+        texts.add(result.stdout.split("\n\n")[0])
+    whole = CliRunner().invoke(generate, [*TIERED, "--decoder", "modules"])
+    assert texts == {whole.stdout.split("\n\n")[0]}
+
+
+def test_what_a_run_will_take_is_said_before_it(place):
+    each = expert_megabytes()
+    result = CliRunner().invoke(generate, [*TIERED, "--expert_memory", "12", "--dry_run"])
+    assert f"slow memory      {28 * each / 1e3:.2f} GB of experts" in result.stdout
+    room = 12.9 * whole_pages(round(each * 1e6)) / 1e6
+    result = run("--expert_memory", f"{room:.6f}MB", "--write_result", "none")
+    assert f"experts in slow memory alone: {28 * each:.2f} MB" in result.stderr
+    assert "Experts: 10 of 40 in fast memory" in result.stderr
+
+
+def popularity(**changes):
+    routers = {"model": "Other", "num_experts": 4, "experts_per_token": 2, "dense_layers": ()}
+    routers |= {"digests": ("a", "b")} | changes
+    layers = len(routers["digests"])
+    counts = ((5,) * routers["num_experts"],) * layers
+    made = Routers(**routers)
+    tokens = 2 * 5 * routers["num_experts"] // routers["experts_per_token"]
+    return Popularity(made, "text", tokens, (counts, counts))
+
+
+BAD = [
+    ("--expert_policy cache", 2, "--expert_policy: there is no second tier of memory"),
+    ("--expert_placement first", 2, "--expert_placement: there is no second tier of memory"),
+    ("--expert_prefetch off", 2, "--expert_prefetch: there is no second tier"),
+    ("--expert_folder x", 2, "--expert_folder: there is no second tier"),
+    ("--expert_memory 0", 2, "--expert_memory takes a number from 1, a size such as 8GB"),
+    ("--expert_memory 8TB", 2, "or auto; given: '8TB'"),
+    ("--expert_memory 1", 2, "--expert_memory 1 has room for 1 expert of "),
+    ("--expert_memory 1", 2, "the 2 of a token: --expert_memory 2 ("),
+    ("--expert_memory 1", 2, "is the least that works"),
+    ("--expert_memory 1 --dry_run", 2, "is the least that works"),
+    ("--expert_memory 0.001MB", 2, "--expert_memory 0.001MB has room for 0 experts of "),
+    ("--expert_memory 4 --expert_policy lru", 2, "--expert_policy takes one of auto, fetch"),
+    ("--expert_memory 4 --tp 2", 2, "--expert_memory is for one process: leave out --tp"),
+    ("--expert_memory 4 --checkpoint_path tiny", 2, "is no mixture of experts"),
+    ("--expert_memory 4 --checkpoint_path tiny --dry_run", 2, "is no mixture of experts"),
+    ("--expert_memory 4 --expert_placement nowhere.json", 2, "nowhere.json"),
+    ("--expert_memory 4 --expert_placement other.json", 2, "other.json is of another model"),
+    ("--expert_memory 4 --expert_placement alike.json", 2, "alike.json is of another model"),
+    ("--expert_memory 4 --expert_placement prose.txt", 2, "prose.txt is no JSON"),
+    ("--expert_memory 4 --expert_folder prose.txt", 1, "--expert_folder prose.txt: the experts'"),
+    ("--expert_memory 4 --decoder cpu-step", 1, "experts in two tiers of memory"),
+]
+
+
+@pytest.mark.parametrize(("words", "code", "message"), BAD)
+def test_bad_input_is_one_line_and_the_log_untouched(place, words, code, message):
+    popularity().save("", "other.json")
+    popularity(num_experts=8, digests=tuple("abcde")).save("", "alike.json")
+    Path("prose.txt").write_text("Once upon a time\n")
+    before = {path.name: path.read_bytes() for path in place.iterdir() if path.is_file()}
+    result = CliRunner().invoke(generate, [*TIERED, *words.split()])
+    assert message in only_error(result) and result.exit_code == code
+    assert {path.name: path.read_bytes() for path in place.iterdir() if path.is_file()} == before
+
+
+def truncated(path):
+    os.truncate(path, 4096)
+
+
+def no_room(*arguments):
+    raise OSError(28, "No space left on device")
+
+
+def test_a_file_that_is_truncated_in_the_middle_of_a_run(place, monkeypatch):
+    hold = tiers.Tiers.hold
+
+    def and_then_truncate(self, *arguments):
+        hold(self, *arguments)
+        truncated(self.slow.path)
+
+    monkeypatch.setattr(tiers.Tiers, "hold", and_then_truncate)
+    result = run("--expert_memory", "4")
+    assert "--expert_folder slow: experts-" in only_error(result)
+    assert "was truncated while the run used it; run again" in only_error(result)
+    assert result.exit_code == 1 and Path("benchmarks.txt").read_text() == ""
+
+
+def test_a_disk_that_fills_up_in_the_middle_of_a_run(place, monkeypatch):
+    write, writes = os.pwrite, []
+
+    def third_fails(*arguments):
+        writes.append(arguments)
+        return write(*arguments) if len(writes) < 3 else no_room()
+
+    monkeypatch.setattr(slow.os, "pwrite", third_fails)
+    result = run("--expert_memory", "4")
+    line = only_error(result)
+    assert "cannot be written: No space left on device; the experts take" in line
+    assert result.exit_code == 1 and Path("benchmarks.txt").read_text() == ""

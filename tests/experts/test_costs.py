@@ -1,0 +1,62 @@
+"""What is measured of an expert, and what is decided from it; never how long anything took."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from experts.costs import _line, decider, measure
+from experts.plan import Costs, Line
+from experts.store import POLICIES
+from tests.experts.small import logits, tiered, whole
+
+
+@pytest.mark.parametrize(
+    ("seconds", "line"),
+    [
+        ({1: 3.0, 4: 9.0, 16: 33.0}, Line(1.0, 2.0)),  # on a line
+        ({1: 2.0, 4: 2.0, 16: 2.0}, Line(2.0, 0.0)),
+        ({1: 1.0, 4: 4.0, 16: 16.0}, Line(0.0, 1.0)),
+    ],
+)
+def test_a_line_through_seconds(seconds, line):
+    found = _line(seconds)
+    assert (found.fixed, found.each) == pytest.approx((line.fixed, line.each))
+
+
+def test_no_part_of_a_line_is_below_zero():
+    falling, steep = _line({1: 5.0, 4: 4.0, 16: 1.0}), _line({1: 0.1, 4: 4.0, 16: 40.0})
+    assert falling.each == 0 and falling.fixed == pytest.approx(10 / 3)
+    assert steep.fixed == 0 and steep.each > 0
+
+
+def test_who_computes_follows_from_the_costs():
+    near = Costs(fast=Line(1, 0), slow=Line(2, 0), fetch=3)
+    far = Costs(fast=Line(1, 0), slow=Line(9, 0), fetch=3)
+    tokens, fast = [1, 0, 2, 1], {3}
+    auto = POLICIES["auto"]
+    assert decider(near, auto, "auto")(tokens, fast) == ({0, 2}, 2 + 2 + 1)
+    assert decider(far, auto, "auto")(tokens, fast) == (set(), 4 + 4 + 1)
+    assert decider(near, POLICIES["cache"], "cache")(tokens, fast) == (set(), 4 + 4 + 1)
+    there = decider(far, POLICIES["compute_there"], "compute_there")
+    assert there(tokens, fast) == ({0, 2}, 9 + 9 + 1)
+    ahead = dataclasses.replace(auto, ahead=True)
+    assert decider(far, ahead, "auto")(tokens, fast) == (set(), 6)  # two copies beside three sums
+
+
+@pytest.mark.parametrize("over_disk", [True, False])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_measuring_leaves_everything_as_it_was(policy, over_disk, tmp_path):
+    expected = logits(whole("tiny_moe", "int8wo"))
+    made = dataclasses.replace(POLICIES[policy], ahead=POLICIES[policy].fetches)
+    model, tiers = tiered("tiny_moe", "int8wo", made, tmp_path if over_disk else None)
+    tiers.hold([{0}, {1, 2}, set(), set(), {7}], 8)
+    landing, traffic = list(tiers.landing), tiers.counted()
+    with torch.no_grad():
+        costs = measure(tiers, model)
+    assert tiers.policy is made and tiers.decide is None
+    assert tiers.landing == landing and tiers.counted() == traffic
+    assert costs.fast.seconds(1) > 0 and costs.fetch >= 0
+    tiers.decide = decider(costs, made, policy)
+    assert torch.equal(logits(model), expected)
+    assert tiers.counted().expected_seconds > 0

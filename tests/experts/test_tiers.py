@@ -1,0 +1,371 @@
+"""Experts in two tiers: the same logits as in one memory, wherever experts lie and however they
+come; what is counted; what goes wrong with the slow tier."""
+
+import dataclasses
+import os
+import random
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from errors import KernelError
+from experts import slow
+from experts.layout import Layout, without_weights
+from experts.slow import Disk, Memory, TierError
+from experts.store import POLICIES
+from experts.tiers import Tiers
+from generate import Generator
+from models.checkpoints.load import load_config
+from models.checkpoints.saved import inner_tensors
+from ops.cpu import build
+from quantize.registry import SCHEMES
+from quantize.spec import SHOWN, parse
+from run.decoding import why_not_fused
+from tests.experts.small import CPU, logits, quantizer, some, tiered, whole
+from tests.models.hugging_face import saved
+
+AHEAD = [dataclasses.replace(p, ahead=p.fetches) for p in POLICIES.values()]
+SCHEME_NAMES = ("none", "int8wo", "int4wo-32")
+
+
+@pytest.fixture
+def place(tmp_path):
+    return tmp_path / "slow"
+
+
+# ---------------------------------------------------------------------------------- same numbers
+
+
+@pytest.mark.parametrize(
+    ("scheme", "over_disk"), [*((scheme, True) for scheme in SCHEME_NAMES), ("int8wo", False)]
+)
+def test_logits_are_those_of_one_memory(scheme, over_disk, place):
+    """Random placements, every policy, with and without fetching ahead."""
+    draw = random.Random(torch.initial_seed())
+    expected = [logits(whole("tiny_moe", scheme), rows) for rows in (1, 3)]
+    model, tiers = tiered("tiny_moe", scheme, POLICIES["cache"], place if over_disk else None)
+    tiers.decide = lambda tokens, fast: (
+        [e for e, n in enumerate(tokens) if n and e not in fast and draw.random() < 0.5],
+        0.0,
+    )
+    decide = tiers.decide
+    for policy in [*POLICIES.values(), *AHEAD]:
+        tiers.policy = policy
+        tiers.decide = decide if policy.fetches and policy.computes_there else None
+        count = draw.randint(0, len(tiers.keys) - 1)
+        tiers.hold(some(tiers, count, draw), count + tiers.least + draw.randint(0, 7))
+        for rows, same in zip((1, 3), expected, strict=True):
+            assert torch.equal(logits(model, rows), same), (policy, count)
+
+
+@pytest.mark.parametrize(
+    ("family", "scheme"),
+    [
+        *(("mixtral", scheme) for scheme in SCHEME_NAMES),
+        ("qwen-3-moe-dense", "int4wo-32"),
+        ("qwen-2-moe", "int8wo"),  # whose shared expert no group of 32 divides
+    ],
+)
+def test_logits_of_other_families(family, scheme, tmp_path):
+    draw = random.Random(torch.initial_seed())
+    path = str(saved(family, tmp_path)[0])
+    expected = logits(whole(path, scheme), 2)
+    for policy in AHEAD[:3]:
+        model, tiers = tiered(path, scheme, policy, tmp_path / "slow")
+        count = draw.randint(0, 6)
+        tiers.hold(some(tiers, count, draw), count + tiers.least)
+        assert torch.equal(logits(model, 2), expected)
+
+
+@pytest.mark.parametrize("kernel", ["torchao", "reference"])
+def test_weights_of_other_kernels_are_kept_as_they_are(kernel, place):
+    draw = random.Random(torch.initial_seed())
+    expected = logits(whole("tiny_moe", "int8wo", kernel=kernel))
+    model, tiers = tiered("tiny_moe", "int8wo", POLICIES["cache"], place, kernel=kernel)
+    tiers.hold(some(tiers, 9, draw), 11)
+    assert torch.equal(logits(model), expected)
+
+
+@pytest.mark.parametrize("scheme", [s for s in SHOWN if parse(s).scheme])
+def test_every_scheme_has_a_layout(scheme):
+    """Bytes give back the very numbers that were written."""
+    spec, ran = parse(scheme), []
+    for kernel in SCHEMES[type(spec)].kernels:
+        linears = {name: torch.nn.Linear(256, 128, False) for name in ("w13", "w2")}
+        for linear in linears.values():
+            linear.weight.data = linear.weight.data.bfloat16()
+        try:
+            stages = quantizer(scheme, kernel=kernel)
+            linears = {name: stages(name, linear) for name, linear in linears.items()}
+            layout = Layout.of(linears)
+        except KernelError:  # not here, or it keeps more than weights
+            continue
+        ran.append(kernel)
+        buffer = slow.pages(layout.nbytes)
+        layout.write(linears, buffer)
+        skeleton = torch.nn.ModuleDict({n: without_weights(li) for n, li in linears.items()})
+        back = layout.expert(skeleton, buffer)
+        for name, linear in linears.items():
+            mine = inner_tensors("", linear.weight.data)
+            others = inner_tensors("", back.get_submodule(name).weight.data)
+            assert mine.keys() == others.keys()
+            for key in mine:
+                assert mine[key].stride() == others[key].stride()
+                same = mine[key].contiguous().view(-1).view(torch.uint8)
+                assert torch.equal(same, others[key].contiguous().view(-1).view(torch.uint8))
+            if kernel != "triton":  # whose interpreter is slow, and whose weights are reference's
+                x = torch.randn(3, 256).bfloat16()
+                assert torch.equal(linear(x), back.get_submodule(name)(x))
+    assert ran
+
+
+# ---------------------------------------------------------------------------------- what is counted
+
+
+def test_the_counts_are_those_of_the_routing(place):
+    """Hits and all others add up to what routers chose, counted by hooks."""
+    model, tiers = tiered("tiny_moe", "int8wo", POLICIES["fetch"], place)
+    fast = [{0, 3}, {1}, set(), {2, 4, 5}, {7}]
+    tiers.hold(fast, 9 + 2)
+    chosen = []
+    for layer in model.layers:
+        router = layer.feed_forward.router
+        router.register_forward_hook(lambda *a: chosen.append(a[2][0]))
+    before = tiers.counted()
+    logits(model, 2)
+    traffic = tiers.counted().since(before)
+    assignments = sum(c.numel() for c in chosen)
+    hits = sum(
+        int(torch.isin(c, torch.tensor(sorted(fast[i % 5]))).sum()) for i, c in enumerate(chosen)
+    )
+    fetches = sum(len(set(c.flatten().tolist()) - fast[i % 5]) for i, c in enumerate(chosen))
+    assert (traffic.assignments, traffic.hits) == (assignments, hits)
+    assert traffic.fetched == assignments - hits and traffic.ahead == traffic.there == 0
+    assert traffic.fetches == fetches
+    assert traffic.bytes_moved == fetches * tiers.layout.nbytes
+    assert 0 < traffic.waiting_seconds < traffic.expert_seconds
+
+
+def test_the_least_recently_used_expert_gives_way(place):
+    """A layer with room for two, worked by hand: 0 1 0 2 1 0 hits 0 alone, once."""
+    model, tiers = tiered("tiny_moe", "int8wo", POLICIES["cache"], place)
+    tiers.hold([{6, 7}, set(), set(), set(), set()], 2 + 2)
+    layer, x = tiers.layers[0], torch.randn(1, 256).bfloat16()
+    row = torch.tensor([0])
+    seen = []
+    for expert in (0, 1, 0, 2, 1, 0):
+        before = tiers.traffic.hits
+        list(layer(x, {expert: row}))
+        seen.append((tiers.traffic.hits - before, list(layer.own)))
+    assert seen == [*((0, [7, 0]), (0, [0, 1]), (1, [1, 0]), (0, [0, 2]), (0, [2, 1]), (0, [1, 0]))]
+
+
+def test_an_expert_that_was_asked_for_ahead_need_not_be_fetched_again(place):
+    ahead = dataclasses.replace(POLICIES["fetch"], ahead=True)
+    model, tiers = tiered("tiny_moe", "int8wo", ahead, place)
+    nothing = [set()] * 5
+    tiers.hold(nothing, 2)
+    row, x = torch.tensor([0]), torch.randn(1, 256).bfloat16()
+    likely = tiers.layers[0].likely(x)
+    assert len(likely) == 2
+    list(tiers.layers[0](x, {3: row}))
+    asked = sorted(expert for _, expert in tiers.coming)
+    assert asked and set(asked) <= set(likely)
+    other = next(e for e in range(8) if e not in likely)
+    list(tiers.layers[1](x, {asked[0]: row, other: row}))
+    assert (tiers.traffic.ahead, tiers.traffic.fetched) == (1, 2)
+    assert tiers.traffic.unused == len(asked) - 1
+
+
+def test_the_guess_is_the_next_layers_router_on_the_next_layers_norm():
+    """Exact where a layer adds nothing: then both routers see the same sum."""
+    _, tiers = tiered("tiny_moe", "none", POLICIES["fetch"], None, torch.float32)
+    model = whole("tiny_moe", "none", torch.float32)
+    x = torch.randn(20, 256)
+    this, following = model.layers[2], model.layers[3]
+    expected = following.feed_forward.router(following.ffn_norm(x))[0]
+    likely = tiers.layers[2].likely(this.ffn_norm(x))
+    assert set(likely) == set(expected.flatten().tolist())
+    counts = expected.flatten().bincount(minlength=8)
+    assert [int(counts[e]) for e in likely] == sorted(counts[counts > 0].tolist(), reverse=True)
+
+
+def test_experts_without_tokens_are_neither_fetched_nor_computed(place):
+    model, tiers = tiered("tiny_moe", "int8wo", POLICIES["fetch"], place)
+    tiers.hold([set()] * 5, 2)
+    x, row = torch.randn(4, 256).bfloat16(), torch.tensor([0, 2])
+    result = dict(tiers.layers[1](x, {5: row}))
+    assert result.keys() == {5} and result[5].shape == (2, 256)
+    assert tiers.traffic.fetches == 1 and tiers.traffic.assignments == 2
+
+
+def test_sizes_count_all_experts_wherever_they_lie(place):
+    one = whole("tiny_moe", "int4wo-32")
+    model, tiers = tiered("tiny_moe", "int4wo-32", POLICIES["cache"], place)
+    assert model.weight_bytes() == one.weight_bytes()
+    assert [model.step_bytes(rows) for rows in (1, 4)] == [one.step_bytes(rows) for rows in (1, 4)]
+    experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
+    assert experts == len(tiers.keys) * tiers.layout.weight_bytes
+    assert all(p.is_meta for name, p in model.named_parameters() if ".experts." in name)
+
+
+def test_the_fused_step_refuses(tmp_path):
+    path = str(saved("mixtral", tmp_path)[0])
+    model, tiers = tiered(path, "int8wo", POLICIES["cache"], tmp_path / "slow")
+    tiers.hold([set()] * 3, 2)
+    caches = Generator(model, 1, 64, decoder="modules").caches
+    if build.refusal() is None:
+        assert "two tiers" in why_not_fused(model, caches, 1)
+
+
+# ---------------------------------------------------------------------------------- the file
+
+
+def test_the_file_is_safetensors(place):
+    """Read back by its own library: whole pages, an expert each."""
+    disk = Disk(place)
+    keys = [(layer, expert) for layer in (0, 2) for expert in range(3)]
+    disk.reserve(keys, 8192)
+    blocks = {key: torch.randint(256, (8192,), dtype=torch.uint8) for key in keys}
+    for key, block in blocks.items():
+        aligned = slow.pages(8192)
+        aligned.copy_(block)
+        disk.put(key, aligned)
+    with safe_open(disk.path, "pt") as opened:
+        assert sorted(opened.keys()) == sorted(f"layers.{i}.experts.{e}" for i, e in keys)
+        for (layer, expert), block in blocks.items():
+            assert torch.equal(opened.get_tensor(f"layers.{layer}.experts.{expert}"), block)
+    buffer = slow.pages(8192)
+    for key, block in blocks.items():
+        disk.read(key, buffer)
+        assert torch.equal(buffer, block) and torch.equal(disk.in_place(key), block)
+    disk.close()
+    assert not list(place.iterdir())
+
+
+def test_without_o_direct_pages_are_dropped(place, monkeypatch):
+    monkeypatch.setattr(slow, "_direct", lambda path: None)
+    disk = Disk(place)
+    disk.reserve([(0, 0)], 4096)
+    disk.put((0, 0), torch.full((4096,), 7, dtype=torch.uint8))
+    buffer = slow.pages(4096)
+    disk.read((0, 0), buffer)
+    assert buffer.eq(7).all() and "dropped" in disk.place
+
+
+def test_what_killed_processes_left_is_removed(place):
+    place.mkdir()
+    (place / "experts-killed.safetensors").write_bytes(b"x")
+    (place / "other.safetensors").write_bytes(b"x")
+    alive = Disk(place)
+    second = Disk(place)
+    names = {alive.path.name, second.path.name, "other.safetensors"}
+    assert {path.name for path in place.iterdir()} == names
+
+
+def truncate(tiers):
+    os.truncate(tiers.slow.path, os.path.getsize(tiers.slow.path) // 2)
+
+
+def cut_one_byte(tiers):
+    os.truncate(tiers.slow.path, os.path.getsize(tiers.slow.path) - 1)
+
+
+@pytest.mark.parametrize(
+    ("policy", "ahead", "damage"),
+    [
+        ("fetch", False, truncate),
+        ("cache", True, truncate),
+        ("fetch", False, cut_one_byte),
+        ("compute_there", False, cut_one_byte),
+    ],
+)
+def test_a_damaged_file_is_an_error_of_one_line(policy, damage, ahead, place):
+    policy = dataclasses.replace(POLICIES[policy], ahead=ahead)
+    model, tiers = tiered("tiny_moe", "int8wo", policy, place)
+    tiers.hold([set()] * 5, 2)
+    logits(model)
+    damage(tiers)
+    with pytest.raises(TierError, match="was truncated while the run used it") as raised:
+        for _ in range(9):  # until the last expert was asked for
+            logits(model, 3)
+    assert "\n" not in str(raised.value) and str(place) in str(raised.value)
+
+
+def test_a_removed_file_is_there_until_the_end(place):
+    expected = logits(whole("tiny_moe", "int8wo"))
+    model, tiers = tiered("tiny_moe", "int8wo", POLICIES["cache"], place)
+    tiers.hold([set()] * 5, 2)
+    tiers.slow.path.unlink()
+    assert torch.equal(logits(model), expected)
+    tiers.slow.close()
+
+
+def full(*arguments):
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("where", ["posix_fallocate", "pwrite"])
+def test_a_full_disk_says_how_much_is_needed(where, place, monkeypatch):
+    monkeypatch.setattr(slow.os, where, full)
+    with pytest.raises(TierError) as raised:
+        tiered("tiny_moe", "int8wo", POLICIES["cache"], place)
+    assert "No space left on device; the experts take" in str(raised.value)
+    assert not list(place.glob("*"))
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(TierError, match="file/slow: the experts' file cannot be written: Not a d"):
+        Disk(tmp_path / "file" / "slow")
+
+
+def test_an_expert_stored_in_another_way_is_refused():
+    tiers = Tiers(Memory(False), load_config("tiny_moe"), CPU, POLICIES["cache"])
+    stages = tiers.after(quantizer("int8wo"))
+    other = tiers.after(quantizer("int4wo-32"))
+    name = "layers.0.feed_forward.experts.{}.{}"
+
+    def arrive(stages, expert):
+        for linear, shape in (("w13", (256, 64)), ("w2", (32, 256))):
+            module = torch.nn.Linear(*shape, bias=False).bfloat16()
+            stages(name.format(expert, linear), module)
+
+    arrive(stages, 0)
+    with pytest.raises(Exception, match="stored in another way"):
+        arrive(other, 1)
+
+
+# ---------------------------------------------------------------------------------- a card
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("scheme", ["none", "int8wo"])
+def test_a_card_over_ram(scheme):
+    """The same logits to the bit with fetching; computing on the CPU, as near as its sums are."""
+    from models.checkpoints.load import load_model
+    from quantize.registry import Quantizer
+
+    card, spec, dtype = torch.device("cuda"), parse(scheme), torch.bfloat16
+    draw = random.Random(torch.initial_seed())
+    plain = load_model("tiny_moe", card, dtype, transform=Quantizer(spec, card, dtype))
+    tokens = torch.randint(4096, (2, 40), device=card)
+    expected = plain(tokens)
+    for policy in [*POLICIES.values(), *AHEAD]:
+        beneath = None
+        if policy.computes_there:
+            beneath = Memory(pinned=False), Quantizer(spec, CPU, dtype)
+        config = load_config("tiny_moe")
+        tiers = Tiers(Memory(pinned=True), config, card, policy, beneath)
+        stages = tiers.after(Quantizer(spec, card, dtype))
+        model = load_model("tiny_moe", card, dtype, transform=stages)
+        tiers.attach(model)
+        tiers.hold(some(tiers, 12, draw), 16)
+        for _ in range(3):
+            got = model(tokens)
+            if policy.computes_there and not policy.fetches:
+                assert (got - expected).abs().max() <= 0.05 * expected.abs().max()
+            else:
+                assert torch.equal(got, expected)
+        assert tiers.copies.waited() >= 0
