@@ -451,14 +451,14 @@ def say(line: str) -> None:
 
 
 @contextlib.contextmanager
-def progress(what: str, lasting: bool = True) -> Iterator[Report]:
-    """Show `what` and the time that passes; yields report(bytes_done, bytes_total).
+def progress(what: str, lasting: bool = True, unit: str = "GB") -> Iterator[Report]:
+    """Show `what` and the time that passes; yields report(done, total), in bytes for "GB".
 
     On a terminal that can erase a line, this line moves; elsewhere a new one comes every few
-    seconds. lasting: whether to leave a line with the seconds that it took.
+    seconds. lasting: whether to leave a line with the seconds that it took. unit: of the report.
     """
     started = time.perf_counter()
-    with _moving(what) if can_erase() else _lines(what) as report:
+    with _moving(what, unit) if can_erase() else _lines(what, unit) as report:
         yield report
     if lasting:
         say(f"{what}: {time.perf_counter() - started:.1f} s")
@@ -472,28 +472,29 @@ def can_erase() -> bool:
 
 
 @contextlib.contextmanager
-def _moving(what: str) -> Iterator[Report]:
+def _moving(what: str, unit: str) -> Iterator[Report]:
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what)
-        yield lambda done, total: bar.update(task, description=f"{what}: {_part(done, total)}")
+        yield lambda done, total: bar.update(task, description=_line(what, done, total, unit))
 
 
 @contextlib.contextmanager
-def _lines(what: str) -> Iterator[Report]:
+def _lines(what: str, unit: str) -> Iterator[Report]:
     spoken = time.perf_counter()
 
     def report(done: int, total: int) -> None:
         nonlocal spoken
         if done < total and time.perf_counter() >= spoken + SECONDS_BETWEEN_LINES:
             spoken = time.perf_counter()
-            say(f"{what}: {_part(done, total)}")
+            say(_line(what, done, total, unit))
 
     yield report
 
 
-def _part(done: int, total: int) -> str:
-    return f"{done / 1e9:.2f} of {total / 1e9:.2f} GB"
+def _line(what: str, done: int, total: int, unit: str) -> str:
+    part = f"{done / 1e9:.2f} of {total / 1e9:.2f}" if unit == "GB" else f"{done} of {total}"
+    return f"{what}: {part} {unit}"

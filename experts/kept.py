@@ -15,7 +15,7 @@ from quantize.autoquant.cache import default_cache
 def path_of(routers: Routers) -> Path:
     """The file for a model's counts. A quantized or shortened copy of the model has the same."""
     digest = next((digest for digest in routers.digests if digest), "unread")
-    return default_cache().parent / "experts" / f"{digest}.json"
+    return default_cache().parent / "popularity" / f"{digest}.json"
 
 
 def keep(popularity: Popularity) -> Path:

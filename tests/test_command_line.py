@@ -33,8 +33,11 @@ def test_every_command_is_there_and_explained():
     assert re.fullmatch(r"quantbench \S+\n", ended("--version").stdout)
 
 
+GROUPS = {"experts": ("experts profile", "experts show")}  # commands that do nothing themselves
 SINGLE = sorted(
     {*compare.list_commands(None), "generate", "log check", "latency check", "latency tables"}
+    - GROUPS.keys()
+    | {name for names in GROUPS.values() for name in names}
 )
 
 
