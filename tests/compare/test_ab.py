@@ -356,7 +356,7 @@ BAD = {
     "cannot append to 'no/folder'": (*NONE, *INT8, "--write_result", "no/folder"),
     "processes": (*NONE, *INT8, "--processes", "0"),
     "no such option: '--max_rounds'": (*NONE, *INT8, "--max_rounds", "3"),
-    "is not one of 'md', 'csv', 'json'": (*NONE, *INT8, "-o", "html"),
+    "--format takes one of md, csv, json": (*NONE, *INT8, "-o", "html"),
     "--format takes a value": (*NONE, *INT8, "-o"),
 }
 
