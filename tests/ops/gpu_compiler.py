@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 # Bytes; "Shared Memory Capacity" per block in the CUDA C++ Programming Guide's table 21.
@@ -45,9 +46,16 @@ def compile_instead(capability: int) -> list:
     return compiled
 
 
-def run_script(name: str, capability: int) -> None:
-    """tests/ops/NAME.py, in a process of its own, where Triton is not interpreting."""
+def compile_for_gpus(name: str) -> None:
+    """tests/ops/NAME.py for every capability, each in a process of its own, where Triton is not
+    interpreting. They run at once: a compiler takes one core."""
     root = Path(__file__).parent.parent.parent
-    command = [sys.executable, "-m", f"tests.ops.{name}", str(capability)]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+
+    def compiled(capability: int) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", f"tests.ops.{name}", str(capability)]
+        return subprocess.run(command, cwd=root, capture_output=True, text=True)
+
+    with ThreadPoolExecutor() as threads:
+        ended = threads.map(compiled, SHARED_MEMORY)
+        for capability, done in zip(SHARED_MEMORY, ended, strict=True):
+            assert done.returncode == 0, f"compute capability {capability}: {done.stderr}"
