@@ -28,7 +28,7 @@ import click
 
 from benchlog import log
 from benchlog.config import RunConfig, options
-from benchlog.table import remarks, table
+from benchlog.table import one_run, remarks
 from cli import OneLineErrors, progress, quiet, say
 from errors import UsageError
 from run import environment, launch
@@ -476,7 +476,7 @@ def finish(config: RunConfig, measured: Measured) -> None:
         say(f"Appended every sample to {config.output_json_path}")
     if measured.text is not None:  # printed last: with a closed or full stdout the log is complete
         click.echo(measured.text + "\n")
-    click.echo(table([details]))
+    click.echo(one_run(details))
     for line in [*(f"- {reason}" for reason in reasons), *remarks([details])]:
         say(line)
 

@@ -1,7 +1,7 @@
 """Runs as a table for the terminal: a row for each run, a unit on every number."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import files
@@ -36,6 +36,52 @@ def read(path: files.FilePath) -> list[Mapping[str, Any]]:
 def table(runs: Sequence[Mapping[str, Any]]) -> str:
     """Lines of aligned columns, one for each run, of runs as --output_json_path writes them."""
     return aligned([HEADINGS, *map(_row, runs)], left={0, len(HEADINGS) - 2, len(HEADINGS) - 1})
+
+
+def one_run(run: Mapping[str, Any]) -> str:
+    """A run's table; and below it what was estimated before, where something was."""
+    beside = estimates(run)
+    return f"{table([run])}\n\n{beside}" if beside else table([run])
+
+
+def estimates(run: Mapping[str, Any]) -> str:
+    """A line for each figure that was estimated before the run, with what was measured and the
+    error, (estimated − measured) ÷ measured; "" where nothing was estimated."""
+    found = run.get("estimate") or {}
+    rows = [
+        (words, *_against(found[name], show))
+        for name, (words, show) in ESTIMATED.items()
+        if isinstance(found.get(name), Mapping)
+    ]
+    if not rows:
+        return ""
+    heads = ("", "estimated", "measured", "error")
+    noted = [(*row, NO_COUNTER if row[:1] == ("energy",) and row[2] == "-" else "") for row in rows]
+    return aligned([heads, *noted], left={0, 4})
+
+
+def _against(figure: Mapping[str, Any], show: Callable[[float], str]) -> tuple[str, str, str]:
+    measured, error = figure["measured"], figure["error"]
+    return (
+        ("≤ " if figure.get("at_most") else "") + show(figure["estimated"]),
+        "-" if measured is None else show(measured),
+        "-" if error is None else f"{error:+.1%}",
+    )
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3g} s" if value >= 1 else f"{1e3 * value:.3g} ms"
+
+
+# Of an estimate's figures: what the table calls them, and how it shows them.
+ESTIMATED: dict[str, tuple[str, Callable[[float], str]]] = {
+    "prompt_seconds": ("prompt", _seconds),
+    "token_seconds": ("a step", _seconds),
+    "tokens_per_second": ("all rows", lambda rate: f"{rate:.2f} tok/s"),
+    "peak_memory_bytes": ("peak memory", size),
+    "joules_per_token": ("energy", lambda joules: f"{joules:.3g} J/token"),
+}
+NO_COUNTER = "no counter; power limit × time is an upper bound"  # as run/energy.py says it
 
 
 def remarks(runs: Sequence[Mapping[str, Any]]) -> list[str]:

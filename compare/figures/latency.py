@@ -22,6 +22,8 @@ from typing import Literal
 import numpy as np
 from scipy import stats
 
+from typed_json import omitted
+
 Style = Literal["legacy", "correct"]
 STYLES: tuple[Style, ...] = ("correct", "legacy")
 CONFIDENCE = 0.95
@@ -55,6 +57,12 @@ class Cell:
     batch_size: int
     samples: list[LatencySample]  # in the order of arrival
     reason: str | None = None  # why it cannot be measured
+    # What was estimated before the first run, where the machine is calibrated: prompt_seconds,
+    # token_seconds (a step in the middle of the new tokens), joules_per_token, …
+    estimate: dict[str, float] | None = omitted()
+    # Joules of each new token, the prompt's included and the idle machine's left out; None where no
+    # counter is.
+    joules_per_token: float | None = omitted()
 
     @property
     def counted(self) -> list[LatencySample]:
@@ -92,13 +100,32 @@ class Rate(Figures):
 
 
 @dataclass(frozen=True)
+class Against:
+    """An estimate and what was measured, in the row's unit; NaN for what is not known."""
+
+    estimated: float
+    measured: float
+    error: float  # (estimated − measured) ÷ measured
+
+    interval = None  # of the average: the table of latencies has it
+
+    @property
+    def average(self) -> float:
+        return self.measured
+
+    @property
+    def values(self) -> dict[str, float]:
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
+
+@dataclass(frozen=True)
 class Row:
     """A line of a table."""
 
     step: str
     batch_size: int
     unit: str
-    figures: Summary | Rate
+    figures: Summary | Rate | Against
 
 
 # Steps of both styles, and the milliseconds that a sample has of each.
@@ -120,6 +147,9 @@ RATES: dict[Style, tuple[tuple[str, str], ...]] = {
     "legacy": (("Prefill", "tokens/secs"), ("Decode", "tokens/secs")),
     "correct": (("Prefill", "tokens/s"), ("Prefill", "requests/s"), ("Decode", "tokens/s")),
 }
+
+# Steps that are estimated, and their names in an estimate.
+ESTIMATED = {"Prefill (TTFT)": "prompt_seconds", "Decode (token, TPOT)": "token_seconds"}
 
 
 def latency_rows(cells: Sequence[Cell], style: Style) -> list[Row]:
@@ -146,6 +176,21 @@ def rate_rows(cells: Sequence[Cell], style: Style, sequence_length: int) -> list
                 seconds = [sample.prefill_seconds for sample in cell.counted]
             figures = rate(cell.batch_size * tokens, seconds, style)
             rows.append(Row(step, cell.batch_size, unit, figures))
+    return rows
+
+
+def estimate_rows(cells: Sequence[Cell]) -> list[Row]:
+    """A row for each step that is estimated and each cell; none if no cell has an estimate."""
+    if not any(cell.estimate for cell in cells):
+        return []
+    rows = []
+    for step, name in ESTIMATED.items():
+        milliseconds = STEPS["correct"][step]
+        for cell in cells:
+            measured = summary([milliseconds(sample) for sample in cell.counted], "correct").average
+            estimated = 1e3 * (cell.estimate or {}).get(name, math.nan)
+            figures = Against(estimated, measured, estimated / measured - 1)
+            rows.append(Row(step, cell.batch_size, "ms", figures))
     return rows
 
 

@@ -14,6 +14,8 @@ be shown like this agree.
   rates is at least the rate at the mean latency, and at most what a chord of 1/x through the lowest
   and highest latency gives there; in the correct style the average is the rate at the mean latency.
 - Every step has the same batch sizes, in both tables.
+- The error of an estimate is (estimated − measured) ÷ measured, and what was measured is the
+  average of the table of latencies.
 """
 
 import math
@@ -22,7 +24,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from compare.figures.latency import Rate, Row, Summary
+from compare.figures.latency import Against, Rate, Row, Summary
 from compare.output.latency_tables import Document, MarkdownTable, Table
 
 HALF = 0.005  # half a unit of the last decimal shown
@@ -56,7 +58,8 @@ def findings(document: Document, decode_length: int | None = None) -> list[Findi
     """
     disagree: list[Finding] = []
     parameters: Table | None = None
-    latency: MarkdownTable | None = None
+    averages: Table | None = None  # the last table of latencies
+    latency: MarkdownTable | None = None  # the same, until its table of rates came
     for at in document.tables:
         table = at.table
         if table is None:
@@ -65,10 +68,13 @@ def findings(document: Document, decode_length: int | None = None) -> list[Findi
             parameters = table
             continue
         rows = [_Line(at.line_of(n), row) for n, row in enumerate(table.rows)]
+        if table.kind == "estimates":
+            disagree += [*_steps(table, rows), *_against(averages, rows)]
+            continue
         disagree += [Finding(r.line, text) for r in rows if (text := _within(r.row))]
         disagree += _steps(table, rows)
         if table.kind == "latency":
-            latency = at
+            latency, averages = at, table
             length = (parameters and parameters.number("Decode Length")) or decode_length
             disagree += _totals(rows, (length or inferred(table)) - 1)
         elif latency is not None and latency.table is not None:
@@ -225,6 +231,33 @@ def _same_batch_sizes(latency: Table, rows: list[_Line]) -> Iterator[Finding]:
     for size in sorted(here ^ there):
         which = "latencies" if size in here else "rates"
         yield Finding(rows[-1].line, f"batch size {size}: there are no {which} of it")
+
+
+def _against(latency: Table | None, rows: list[_Line]) -> Iterator[Finding]:
+    """Errors that do not follow from their row, and measured averages of another table."""
+    averages = {
+        (row.step, row.batch_size): row.figures.average
+        for row in (latency.rows if latency else ())
+        if isinstance(row.figures, Summary)
+    }
+    for at in rows:
+        row, figures = at.row, at.row.figures
+        if not isinstance(figures, Against):
+            continue
+        average = averages.get((row.step, row.batch_size), figures.measured)
+        if abs(average - figures.measured) > HALF or math.isnan(average) != math.isnan(
+            figures.measured
+        ):
+            yield Finding(
+                at.line, f"{_name(row)}: measured {figures.measured:.2f}, average {average:.2f} ms"
+            )
+        ends = [figures.estimated + way * HALF for way in (-1, 1)]
+        measured = [max(figures.measured + way * HALF, HALF / 10) for way in (-1, 1)]
+        shares = [end / other - 1 for end in ends for other in measured]
+        if not math.isnan(figures.error) and not (
+            min(shares) - HALF / 100 <= figures.error <= max(shares) + HALF / 100
+        ):
+            yield Finding(at.line, f"{_name(row)}: the error is {100 * shares[0]:+.2f} %")
 
 
 def _name(row: Row) -> str:

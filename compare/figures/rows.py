@@ -147,10 +147,13 @@ def _add_estimate(row: Row, estimate: Mapping[str, float] | None) -> None:
         "token_seconds": 1 / row.decode_tok_s if row.decode_tok_s else None,
         "tokens_per_second": row.tok_s_all_rows,
         "peak_memory_bytes": next(iter(peaks.values()), None),
+        "joules_per_token": row.joules_per_token,
     }
     row.estimated = dict(estimate)
     row.estimate_errors = {
-        name: estimate[name] / value - 1 for name, value in measured.items() if value
+        name: estimate[name] / value - 1
+        for name, value in measured.items()
+        if value and name in estimate
     }
 
 

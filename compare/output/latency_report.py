@@ -9,6 +9,7 @@ cell is NaN. `quantbench latency check` reads them back.
 
 import csv
 import io
+from collections.abc import Sequence
 
 from compare.figures.latency import (
     CONFIDENCE,
@@ -16,12 +17,14 @@ from compare.figures.latency import (
     LEAST_RUNS,
     Cell,
     Style,
+    estimate_rows,
     latency_rows,
     rate_rows,
 )
 from compare.output.latency_tables import NO_INTERVAL, Pairs, Table, table_text
 from compare.sampling.latency_plan import LatencyPlan
 from compare.sampling.latency_results import LatencyResults, TableResult
+from run.energy import NO_COUNTER
 from text import counted, one_line
 
 NOT_REACHED = "not measured yet; --resume goes on"
@@ -68,11 +71,37 @@ def section(table: TableResult, plan: LatencyPlan, style: Style) -> str:
         if not cell.reason and len(cell.samples) < plan.runs
     ]
     parts = [heading, *map(table_text, tables), NOTES[style]]
+    if style == "correct":
+        parts += _estimates(every)
     if missing:
         parts += ["NaN is what could not be measured:", "\n".join(missing)]
     if short:
         parts += ["Of fewer runs than planned:", "\n".join(short)]
     return "\n\n".join(parts) + "\n"
+
+
+def _estimates(every: Sequence[Cell]) -> list[str]:
+    """What was estimated before the first run beside what was measured, and energy."""
+    parts = []
+    if rows := estimate_rows(every):
+        parts.append(
+            "Estimated before the first run, by this machine's calibration. Measured is the "
+            "average above; the error is (estimated − measured) ÷ measured."
+        )
+        parts.append(table_text(Table("estimates", "correct", tuple(rows))))
+    if joules := [line for cell in every if (line := _joules(cell))]:
+        parts += ["Joules for each new token, the prompt included:", "\n".join(joules)]
+    return parts
+
+
+def _joules(cell: Cell) -> str:
+    """A cell's energy, measured and estimated; "" where neither is known."""
+    estimated = (cell.estimate or {}).get("joules_per_token")
+    bound = "" if estimated is None else f"{estimated:.3g} J estimated"
+    if cell.joules_per_token is not None:
+        measured = f"{cell.joules_per_token:.3g} J measured, without the idle machine's"
+        return f"- batch size {cell.batch_size}: {measured}" + (f"; {bound}" if bound else "")
+    return f"- batch size {cell.batch_size}: {bound} ({NO_COUNTER})" if bound else ""
 
 
 def cells(table: TableResult, plan: LatencyPlan) -> list[Cell]:
@@ -123,21 +152,29 @@ def parameters(table: TableResult, plan: LatencyPlan, style: Style) -> Pairs:
 
 def samples(results: LatencyResults) -> str:
     """CSV with a line for each prefill and each decoding step; a cell without samples has one line
-    with its reason. Runs count from 1, in the order of arrival; step 0 is prefill."""
+    with its reason. Runs count from 1, in the order of arrival; step 0 is prefill. The last two
+    columns, an estimate and (estimated − measured) ÷ measured, are empty where there is none."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*FIELDS, "reason"])
+    writer.writerow([*FIELDS, "reason", "estimated_seconds", "error"])
     for table in results.tables:
         for cell in cells(table, results.plan):
             key = [*table.key, cell.batch_size]
             reason = one_line(cell.reason or "")
             lines = [
-                [run, step, repr(seconds)]
+                [run, step, repr(seconds), reason, *_against(cell, step, seconds)]
                 for run, sample in enumerate(cell.samples, 1)
                 for step, seconds in enumerate([sample.prefill_seconds, *sample.step_seconds])
             ]
-            writer.writerows([*key, *line, reason] for line in lines or [["", "", "NaN"]])
+            writer.writerows([*key, *line] for line in lines or [["", "", "NaN", reason, "", ""]])
     return text.getvalue()
+
+
+def _against(cell: Cell, step: int, seconds: float) -> list[str]:
+    """The estimate of a step of a run, 0 for the prompt, and its error."""
+    name = "token_seconds" if step else "prompt_seconds"
+    estimated = (cell.estimate or {}).get(name)
+    return ["", ""] if estimated is None else [repr(estimated), repr(estimated / seconds - 1)]
 
 
 def _plain(text: str) -> str:

@@ -4,7 +4,8 @@
     document = read(text)                   # its tables, each with the line where it begins
     document.tables[0].renders              # whether it is, byte for byte, what we would write
 
-Three kinds of tables: "parameters" (two columns of text), "latency" and "throughput". Every column
+Kinds of tables: "parameters" (two columns of text), "latency", "throughput", and "estimates", which
+stand beside what was measured and have only the correct style. Every column
 is as wide as its widest cell, cells are aligned left with a space on either side. In the legacy
 style a cell is left blank where it equals the one above, as text-generation-inference's benchmark
 merges cells, so a blank cell reads as the one above. In the correct style, every cell is filled.
@@ -19,10 +20,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from compare.figures.latency import RATES, STEPS, Rate, Row, Style, Summary
+from compare.figures.latency import ESTIMATED, RATES, STEPS, Against, Rate, Row, Style, Summary
 from text import counted, shown
 
-Kind = Literal["parameters", "latency", "throughput"]
+Kind = Literal["parameters", "latency", "throughput", "estimates"]
 INTERVAL = "95 % Interval"
 NO_INTERVAL = "none"
 _STEP = ("Step", "Batch Size")
@@ -33,6 +34,7 @@ HEADERS: dict[tuple[str, ...], tuple[Kind, Style]] = {
     (*_STEP, "Average", INTERVAL, *_ENDS, *_PERCENTILES): ("latency", "correct"),
     (*_STEP, "Average", *_ENDS): ("throughput", "legacy"),
     (*_STEP, "Average", INTERVAL, *_ENDS): ("throughput", "correct"),
+    (*_STEP, "Estimated", "Measured", "Error"): ("estimates", "correct"),
 }
 COLUMNS = {of: header for header, of in HEADERS.items()}
 UNITS: dict[tuple[Kind, Style], tuple[str, ...]] = {
@@ -40,6 +42,7 @@ UNITS: dict[tuple[Kind, Style], tuple[str, ...]] = {
     ("latency", "correct"): ("ms",),
     ("throughput", "legacy"): ("tokens/secs",),
     ("throughput", "correct"): ("tokens/s", "requests/s"),
+    ("estimates", "correct"): ("ms",),
 }
 NUMBER = r"(NaN|inf|-?[0-9]{1,30}\.[0-9]{2})"
 LONGEST = 32 << 20  # characters of a text that is read
@@ -66,6 +69,8 @@ class Table:
         """The steps that such a table has, each with its unit."""
         if self.kind == "latency":
             return [(step, "ms") for step in STEPS[self.style]]
+        if self.kind == "estimates":
+            return [(step, "ms") for step in ESTIMATED]
         return list(RATES[self.style]) if self.kind == "throughput" else []
 
     @property
@@ -175,6 +180,9 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 def _cells(row: Row, style: Style) -> list[str]:
     figures = row.figures
+    if isinstance(figures, Against):
+        times = [f"{_number(value)} {row.unit}" for value in (figures.estimated, figures.measured)]
+        return [row.step, str(row.batch_size), *times, _signed(figures.error)]
     texts = [f"{_number(value)} {row.unit}" for value in figures.values.values()]
     if style == "correct":
         texts.insert(1, _interval(figures.interval, row.unit))
@@ -189,6 +197,10 @@ def _interval(ends: tuple[float, float] | None, unit: str) -> str:
 
 def _number(value: float) -> str:
     return "NaN" if math.isnan(value) else f"{value:.2f}"
+
+
+def _signed(share: float) -> str:
+    return "NaN %" if math.isnan(share) else f"{100 * share:+.2f} %"
 
 
 def _width(text: str) -> int:
@@ -288,14 +300,26 @@ def _row(kind: Kind, style: Style, cells: list[str]) -> Row:
         if header == INTERVAL:
             interval = _read_interval(cell, units)
             continue
+        if header == "Error":
+            values.append(_read_share(cell))
+            continue
         match = re.fullmatch(f"{NUMBER} ({units})", cell)
         if not match or (unit and match[2] != unit):
             what = f"number with two decimals and {' or '.join(UNITS[kind, style])}"
             raise ValueError(f"{header} is {shown(cell)}, which is no {what}")
         unit = match[2]
         values.append(float(match[1]))
+    if kind == "estimates":
+        return Row(cells[0], int(cells[1]), unit, Against(*values))
     made = Summary if kind == "latency" else Rate
     return Row(cells[0], int(cells[1]), unit, made(*values, interval=interval))
+
+
+def _read_share(cell: str) -> float:
+    match = re.fullmatch(r"(NaN|[+-][0-9]{1,30}\.[0-9]{2}) %", cell)
+    if not match:
+        raise ValueError(f"Error is {shown(cell)}; it is as +1.00 % or -1.00 %")
+    return float(match[1]) / 100
 
 
 def _read_interval(cell: str, units: str) -> tuple[float, float] | None:

@@ -19,6 +19,7 @@ from compare.output.columns import Columns, aligned, interval, number, size, wit
 from compare.sampling.answers import Quality
 from compare.sampling.results import FILE, MOST_BESIDE, Results
 from errors import LogError
+from run.energy import NO_COUNTER
 from typed_json import to_json
 
 FILES = (FILE, "results.csv", "report.md", page.FILE, "pareto.svg", "pareto.png")
@@ -211,8 +212,7 @@ def _remarks(row: Row, reasons: bool) -> list[str]:
     if row.warm_up_steady is False:
         remarks.append("its warm-up did not become steady")
     remarks += [estimated] if (estimated := estimate_sentence(row)) else []
-    if row.joules_per_token is not None:
-        remarks.append(f"{row.joules_per_token:.3g} J a new token, without the idle machine's")
+    remarks += [joules] if (joules := joules_sentence(row)) else []
     return remarks + (row.why if reasons and row.verdict != "baseline" else [])
 
 
@@ -234,6 +234,15 @@ def estimate_sentence(row: Row) -> str:
         if name in errors
     ]
     return f"estimated before, against measured: {', '.join(said)}"
+
+
+def joules_sentence(row: Row) -> str:
+    """Joules for each new token, measured and estimated; "" where neither is known."""
+    estimated = (row.estimated or {}).get("joules_per_token")
+    if row.joules_per_token is not None:
+        beside = "" if estimated is None else f"; {estimated:.3g} J estimated"
+        return f"{row.joules_per_token:.3g} J a new token, without the idle machine's{beside}"
+    return "" if estimated is None else f"at most {estimated:.3g} J a new token ({NO_COUNTER})"
 
 
 def as_csv(rows: Sequence[Row]) -> str:

@@ -37,6 +37,7 @@ class CellReady:
     decoder: str  # of run/decoding.py
     compiled: bool  # whether something was compiled for it; else it takes what another cell left
     compile_seconds: float  # for the first steps, which compile; 0 where nothing may be compiled
+    estimate: dict[str, float] | None = None  # of the cell, where the machine is calibrated
 
 
 @dataclass(frozen=True)
@@ -44,3 +45,4 @@ class Runs:
     """Some runs of a cell."""
 
     samples: list[LatencySample]
+    joules: float | None = None  # of each run, without the idle machine's; None: nothing counts

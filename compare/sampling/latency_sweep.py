@@ -132,7 +132,7 @@ class Sweep:
         """Measure one cell: warm-ups, then runs. Raises WorkerFailed."""
         plan, length = self.results.plan, table.sequence_length
         samples: list[LatencySample] = []
-        seconds = compiling = 0.0
+        seconds = compiling = joules = 0.0
         try:
             with self._deadline(worker):
                 self.progress.measuring(load, length, size)
@@ -140,12 +140,16 @@ class Sweep:
                 ready = worker.answer(CellReady, "cell", **given)
                 compiling = ready.compile_seconds
                 table.carried = _described(table, size, ready)
-                cell = Cell(size, samples)
-                for some in self._runs(worker, plan.warmups):
-                    seconds += _seconds(some)
-                for some in self._runs(worker, plan.runs):
-                    seconds += _seconds(some)
-                    samples += some
+                cell = Cell(size, samples, estimate=ready.estimate)
+                for some in self._runs(worker, plan.warmups, metered=False):
+                    seconds += _seconds(some.samples)
+                for some in self._runs(worker, plan.runs, metered=True):
+                    seconds += _seconds(some.samples)
+                    samples += some.samples
+                    if some.joules is not None:
+                        joules += some.joules * len(some.samples)
+                        each = joules / (len(samples) * size * plan.decode_length)
+                        cell = dataclasses.replace(cell, joules_per_token=each)
                     self.results.put(load, length, cell)
                     self.progress.measuring(load, length, size, len(samples) / plan.runs)
                     self.keep()
@@ -155,11 +159,12 @@ class Sweep:
             self.ended_at = now
         self.progress.done(load, length, size)
 
-    def _runs(self, worker: Process, count: int) -> Iterator[list[LatencySample]]:
+    def _runs(self, worker: Process, count: int, metered: bool) -> Iterator[Runs]:
         while count > 0:
-            samples = worker.answer(Runs, "runs", count=count, seconds=CHUNK).samples
-            yield samples
-            count -= len(samples)
+            given = {"count": count, "seconds": CHUNK, "metered": metered}
+            some = worker.answer(Runs, "runs", **given)
+            yield some
+            count -= len(some.samples)
 
     @contextlib.contextmanager
     def _deadline(self, worker: Process) -> Iterator[None]:

@@ -6,7 +6,7 @@
     {"do": "describe", "argv": […], "cells": [[100, 1], [100, 2]], "decode_length": 8}
     {"do": "load"}
     {"do": "cell", "sequence_length": 100, "batch_size": 2}
-    {"do": "runs", "count": 10, "seconds": 1.0}
+    {"do": "runs", "count": 10, "seconds": 1.0, "metered": true}
 
 A cell has a Generator of its own, with caches for its rows and positions. Cells of one sequence
 length share one where steps are compiled: its caches have rows for the largest batch, so that what
@@ -29,12 +29,13 @@ from compare.sampling.latency_answers import CellReady, Described, Possible, Ref
 from compare.sampling.latency_results import Carried, ModelFacts
 from compare.sampling.worker import serve
 from errors import KernelError, MemoryShortage
-from run import launch
+from run import energy, launch
 from text import size
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from estimate.beside import Estimator
     from models.config import ModelConfig
     from models.llama import Transformer
     from run.plan import Plan
@@ -55,6 +56,10 @@ class LatencyWorker:
     length: int  # tokens of the generator's prompts
     shared: list[int]  # the batch sizes for which the generator is
     prompt: Tensor  # of the present cell, (B, S)
+    kernels: str  # of the model's linear layers
+    estimator: Estimator | None = None  # where this machine is calibrated
+    counter: energy.Counter | None = None
+    idle_watts = counter_step = 0.0
 
     def check(self, argv: list[str], ranks: list[int]) -> Possible:
         """Whether so many ranks can share the model. Raises UsageError where they cannot."""
@@ -99,12 +104,16 @@ class LatencyWorker:
 
     def load(self) -> Carried:
         """Load and quantize the weights; says how the model is run."""
+        from estimate.beside import Estimator
         from run import loading, parallel
 
         plan = self.plan
         parallel.meet(plan.ranks)
         loaded = loading.load(plan, lambda done, total: None, lambda line: None)
-        self.model = loaded.model
+        self.model, self.kernels = loaded.model, loaded.kernels
+        if plan.ranks.rank == 0:
+            self.estimator = Estimator.of(None, plan.device.type)
+            self._find_counter()
         (weight_bytes,) = plan.ranks.total([self.model.weight_bytes()], plan.device)
         return Carried(
             machine=machine(),
@@ -139,10 +148,53 @@ class LatencyWorker:
                 self.generator.generate(self.prompt, self.decode_length)
             seconds = time.perf_counter() - started
         compiled = counters["stats"]["unique_graphs"] > before
-        return CellReady(decoder.name, compiled, seconds)
+        return CellReady(decoder.name, compiled, seconds, self._estimate(batch_size, ids))
 
-    def runs(self, count: int, seconds: float) -> Runs:
-        """So many runs of the cell; fewer, at least one, if they take longer than `seconds`."""
+    def _estimate(self, batch_size: int, ids: list[int]) -> dict[str, float] | None:
+        """What the calibration of this machine says of a run of the cell."""
+        from run.measure import facts_of
+
+        assert self.generator is not None
+        config = dataclasses.replace(
+            self.plan.config, batch_size=batch_size, max_new_tokens=self.decode_length
+        )
+        plan = dataclasses.replace(
+            self.plan, config=config, prompt=ids, cache_size=self.generator.cache_size
+        )
+        facts = facts_of(plan, self.generator, self.kernels)  # for which all ranks meet
+        return self.estimator.expected(facts) if self.estimator else None
+
+    def _find_counter(self) -> None:
+        """The counter of energy, if there is one; what the idle machine takes, and its steps."""
+        try:
+            self.counter = energy.find(self.plan.device.type, range(self.plan.ranks.size))
+        except energy.NoCounter:
+            return
+        self.idle_watts = energy.idle_watts(self.counter)
+        self.counter_step = energy.step_of(self.counter)
+
+    def runs(self, count: int, seconds: float, metered: bool = False) -> Runs:
+        """So many runs of the cell; fewer, at least one, if they take longer than `seconds`.
+
+        metered: whether to count their energy. Runs that a coarse counter needs further are not
+        among those returned.
+        """
+        if not metered or self.counter is None:
+            return Runs(self._take(count, seconds))
+        taken: list[LatencySample] = []
+
+        def some() -> int:
+            new = self._take(1 if taken else count, seconds)
+            if not taken:
+                taken.extend(new)
+            return len(new)
+
+        # Ranks would have to agree on how often a run is repeated.
+        most = energy.MOST_SECONDS if self.plan.ranks.size == 1 else 0.0
+        found = energy.measure(self.counter, some, self.idle_watts, self.counter_step, most=most)
+        return Runs(taken, found.joules)
+
+    def _take(self, count: int, seconds: float) -> list[LatencySample]:
         from compare.sampling.clock import Clock
 
         assert self.generator is not None
@@ -157,7 +209,7 @@ class LatencyWorker:
             clock = Clock(device)
             done = self.generator.generate(self.prompt, self.decode_length, 0, clock.tick)
             samples.append(LatencySample(done.prefill_seconds, clock.intervals()))
-        return Runs(samples)
+        return samples
 
     # ------------------------------------------------------------------------- what fits
 

@@ -27,6 +27,8 @@ class World:
     fails_to_load: set = field(default_factory=set)  # names of arms
     chunk: int = 3  # runs in an answer
     compiles: bool = False
+    estimate: dict | None = None  # of every cell
+    joules: float | None = None  # of every run
     journal: list = field(default_factory=list)
     alive: int = 0
     compiled: set = field(default_factory=set)
@@ -75,10 +77,10 @@ class FakeWorker:
         self.world.compiled.add(min(batch_size, 2))
         decoder = "cpu-step" if batch_size < 4 else "modules"
         if not self.world.compiles:
-            return CellReady(decoder, False, 0.0)
-        return CellReady(decoder, new, 1.0)
+            return CellReady(decoder, False, 0.0, self.world.estimate)
+        return CellReady(decoder, new, 1.0, self.world.estimate)
 
-    def runs(self, count, seconds):
+    def runs(self, count, seconds, metered):
         self.taken += 1
         if self.at in self.world.hangs_at:
             assert self.killed.wait(30)
@@ -89,4 +91,5 @@ class FakeWorker:
             raise KeyboardInterrupt
         steps = [0.02] * (self.decode_length - 1)
         sample = LatencySample(0.1 * self.at[1], steps)
-        return Runs([sample] * min(count, self.world.chunk))
+        joules = self.world.joules if metered else None
+        return Runs([sample] * min(count, self.world.chunk), joules)

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from compare.figures.rows import rows
-from compare.output.tables import estimate_sentence, terminal
+from compare.output.tables import estimate_sentence, joules_sentence, terminal
 from compare.sampling.answers import ArmFacts
 from tests.compare.example_results import example_results
 
@@ -19,6 +19,7 @@ def with_figures(results):
         "token_seconds": 1.1 / row.decode_tok_s,
         "tokens_per_second": row.tok_s_all_rows / 1.1,
         "peak_memory_bytes": 1.5e9,  # of 3 GB measured
+        "joules_per_token": 1.0,
     }
     arm.facts = dataclasses.replace(arm.facts, estimate=estimate)
     arm.samples = [dataclasses.replace(sample, joules=6.0) for sample in arm.samples]
@@ -28,14 +29,27 @@ def with_figures(results):
 def test_a_row_has_its_estimate_and_the_errors():
     results = with_figures(example_results())
     row = rows(results)[1]
+    config = results.arms[1].facts.run.config
+    joules = 6 / config.max_new_tokens / config.batch_size
+    assert row.joules_per_token == pytest.approx(joules)
     assert row.estimate_errors == pytest.approx(
         {"prompt_seconds": 0, "token_seconds": 0.1, "tokens_per_second": -1 / 11,
-         "peak_memory_bytes": -0.5}
+         "peak_memory_bytes": -0.5, "joules_per_token": 1 / joules - 1}
     )  # fmt: skip
-    config = results.arms[1].facts.run.config
-    assert row.joules_per_token == pytest.approx(6 / config.max_new_tokens / config.batch_size)
+    assert joules_sentence(row).endswith("without the idle machine's; 1 J estimated")
     assert estimate_sentence(row).endswith("tok/s -9%, peak memory -50%")
     assert estimate_sentence(row) in terminal(results, rows(results))
+
+
+def test_without_a_counter_the_estimate_stands_alone():
+    results = with_figures(example_results())
+    arm = results.arms[1]
+    arm.samples = [dataclasses.replace(sample, joules=None) for sample in arm.samples]
+    row = rows(results)[1]
+    assert "joules_per_token" not in row.estimate_errors
+    assert joules_sentence(row) == (
+        "at most 1 J a new token (no counter; power limit × time is an upper bound)"
+    )
 
 
 def test_an_arm_without_either_says_nothing():

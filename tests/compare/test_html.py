@@ -17,6 +17,7 @@ from compare.output.points import band, points, staircase
 from compare.output.tables import remarks
 from tests.compare.browser import chromium, prefer, programs, resize
 from tests.compare.example_results import ARMS, HOSTILE, example_results
+from tests.compare.test_estimated_rows import with_figures
 from typed_json import to_json
 
 NARROW, WIDE = 360, 1200
@@ -24,7 +25,7 @@ NARROW, WIDE = 360, 1200
 
 @pytest.fixture(scope="module")
 def results():
-    results = example_results(hostile=True)
+    results = with_figures(example_results(hostile=True))
     results.recommendation = recommend(rows(results), Limits(), best_of(results))
     return results
 
@@ -117,7 +118,7 @@ def test_all_charts_are_drawn(page):
 
 NUMBERS = ("tok_s", "decode_tok_s", "perplexity", "kl", "top1", "time_to_first_token_s",
            "token_p50_s", "token_p90_s", "token_p99_s", "weight_bytes", "kv_cache_bytes",
-           "bandwidth_share", "samples")  # fmt: skip
+           "bandwidth_share", "joules_per_token", "samples")  # fmt: skip
 
 
 def test_every_number_equals_results_json(page, saved):
@@ -157,7 +158,7 @@ def test_every_number_is_written_as_it_is(page):
 
 
 def test_intervals_are_those_of_results_json(page, saved):
-    script = """return [...document.querySelectorAll("tbody tr")].map((row) => [
+    script = """return [...document.querySelectorAll("#results tbody tr")].map((row) => [
         row.querySelector("th").textContent,
         row.querySelector('[data-column="speed_up"] .interval')?.textContent])"""
     shown = page.execute_script(script)
@@ -166,6 +167,24 @@ def test_intervals_are_those_of_results_json(page, saved):
         if "speed_up" in saved[arm]:
             ratio = saved[arm]["speed_up"]
             assert text == f"({ratio['low']:.2f} to {ratio['high']:.2f})"
+
+
+def test_estimates_stand_beside_what_was_measured(page, saved):
+    """Only one arm has an estimate: its step a tenth too long, its peak half of the 3 GB."""
+    rows = page.execute_script(
+        """return [...document.querySelectorAll("#estimated tbody tr")].map((row) => [
+            row.dataset.arm, row.dataset.figure, ...[...row.cells].slice(2).map((c) => c.innerText)
+        ])"""
+    )
+    assert {arm for arm, *_ in rows} == {"int8wo"}
+    shown = {figure: texts for _, figure, *texts in rows}
+    estimated, measured = (float(text.split()[0]) for text in shown["token_seconds"][:2])
+    assert estimated == pytest.approx(1.1 * measured, rel=0.01)
+    assert measured == pytest.approx(1e3 / saved["int8wo"]["decode_tok_s"], abs=0.05)
+    assert shown["token_seconds"][2] == "+10.0 %"
+    assert shown["peak_memory_bytes"] == ["1.50 GB", "3.00 GB", "−50.0 %"]
+    assert shown["prompt_seconds"][0] == shown["prompt_seconds"][1]
+    assert shown["joules_per_token"][1] == f"{saved['int8wo']['joules_per_token']:.4f}"
 
 
 def test_a_click_sorts_and_another_the_other_way(page):

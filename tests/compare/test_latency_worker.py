@@ -123,3 +123,45 @@ def test_more_ranks_than_cores_are_warned_of(monkeypatch):
     assert warning.startswith("2 ranks on 1 core take turns") and "slower than --tp 1" in warning
     monkeypatch.setattr(threads, "cores", lambda: 2)
     assert LatencyWorker().check(FLOAT32, [1, 2]).warnings == []
+
+
+def test_a_cell_is_estimated_as_the_run_that_it_is(monkeypatch):
+    from estimate.beside import Estimator
+
+    worker, _ = ready([(30, 2)])
+    seen = []
+    monkeypatch.setattr(Estimator, "expected", lambda self, facts: seen.append(facts) or {"x": 1.0})
+    worker.estimator = Estimator(None)
+    assert worker.cell(30, 2).estimate == {"x": 1.0}
+    (facts,) = seen
+    assert (facts.config.batch_size, facts.prompt_tokens, facts.cache_size) == (2, 30, 34)
+    assert facts.config.max_new_tokens == 4 and facts.config.context_depth == 0
+
+
+class Counter:
+    """3 J for each look at it; an idle machine takes nothing."""
+
+    name = "a fake"
+
+    def __init__(self):
+        self.total = 0.0
+
+    def joules(self):
+        self.total += 3.0
+        return [self.total]
+
+    def difference(self, before, after):
+        return after[0] - before[0]
+
+
+def test_the_energy_of_runs_is_counted_where_it_is_asked_for():
+    worker, _ = ready([(10, 1)])
+    worker.cell(10, 1)
+    worker.counter, worker.counter_step = Counter(), 0.05
+    assert worker.runs(2, 60.0).joules is None
+    found = worker.runs(2, 60.0, metered=True)
+    assert len(found.samples) == 2 and found.joules == pytest.approx(1.5)
+    # A step of 0.2 J is 2 % of 10 J: four runs of 3 J are the first to have so many.
+    worker.counter_step = 0.2
+    found = worker.runs(1, 60.0, metered=True)
+    assert len(found.samples) == 1 and found.joules == pytest.approx(3.0)

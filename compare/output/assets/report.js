@@ -9,6 +9,35 @@ function drawAnswer() {
   $("answer-remarks").replaceChildren(...DATA.answer.remarks.map((remark) => make("p", { class: "muted" }, remark)));
 }
 
+// Figures that are estimated: their key, heading, measured value and how both are shown.
+const ESTIMATED = [
+  { key: "prompt_seconds", title: "first token", measured: (row) => row.time_to_first_token_s, show: milliseconds },
+  { key: "token_seconds", title: "a step", measured: (row) => known(row.decode_tok_s) ? 1 / row.decode_tok_s : null, show: milliseconds },
+  { key: "tokens_per_second", title: "tok/s, all rows", measured: (row) => row.tok_s_all_rows, show: (value) => fixed(value, 2) },
+  { key: "peak_memory_bytes", title: "peak memory", measured: (row) => peak(row, "generate"), show: bytes },
+  { key: "joules_per_token", title: "J/token", measured: (row) => row.joules_per_token, show: (value) => fixed(value, 4) },
+];
+
+function drawEstimates() {
+  const rows = ROWS.filter((row) => row.estimated);
+  $("estimates").hidden = !rows.length;
+  if (!rows.length) return;
+  const headings = ["Arm", "Figure", "Estimated", "Measured", "Error"];
+  $("estimated").tHead.replaceChildren(make("tr", {}, ...headings.map((title, number) =>
+    make("th", { scope: "col", class: number < 2 ? "words" : "" }, title))));
+  const figures = rows.flatMap((row) => ESTIMATED.filter(({ key }) => known(row.estimated[key])).map((figure) => ({ row, ...figure })));
+  $("estimated").tBodies[0].replaceChildren(...figures.map(({ row, key, title, measured, show }) => {
+    const [value, error] = [measured(row), (row.estimate_errors || {})[key]];
+    const bound = key === "joules_per_token" && !known(value) ? "≤ " : "";
+    return make("tr", { "data-arm": row.arm, "data-figure": key },
+      make("th", { scope: "row", class: "words" }, row.arm), make("td", { class: "words" }, title),
+      make("td", {}, bound + show(row.estimated[key])), make("td", {}, show(value)),
+      make("td", {}, known(error) ? `${error < 0 ? "−" : "+"}${fixed(100 * Math.abs(error), 1, " %")}` : "–"));
+  }));
+  const unmeasured = rows.some((row) => known(row.estimated.joules_per_token) && !known(row.joules_per_token));
+  $("energy-note").textContent = unmeasured ? "Energy: no counter; power limit × time is an upper bound." : "";
+}
+
 function drawNotes() {
   const notes = ROWS.flatMap((row) => [
     ...(row.failed ? [`${row.arm} failed: ${row.failed}`] : []),
@@ -62,7 +91,7 @@ function start() {
   const verdicts = [...new Set(ROWS.map((row) => row.verdict))];
   $("verdict").append(...verdicts.map((verdict) => make("option", { value: verdict }, verdict)));
   $("bars-are").textContent = wordForBars();
-  drawAnswer(); drawHead(); drawBody(); drawNotes(); drawChoice(); drawRan();
+  drawAnswer(); drawHead(); drawBody(); drawEstimates(); drawNotes(); drawChoice(); drawRan();
   for (const id of ["filter", "verdict", "worst", "all-columns"]) $(id).addEventListener("input", drawBody);
   $("pareto-y").addEventListener("input", drawPareto);
   $("pareto").addEventListener("keydown", walkPareto);

@@ -22,6 +22,7 @@ const COLUMNS = [
   { key: "peak_load", title: "peak, loading", value: (row) => peak(row, "load"), show: bytes, wide: true },
   { key: "peak_generate", title: "peak, generating", value: (row) => peak(row, "generate"), show: bytes, wide: true },
   { key: "bandwidth_share", title: "of bandwidth", value: (row) => row.bandwidth_share, show: percent, wide: true, bestFirst: true },
+  { key: "joules_per_token", title: "J/token", value: (row) => row.joules_per_token, show: (value) => fixed(value, 4), wide: true },
   { key: "samples", title: "samples", value: (row) => row.samples, show: (value) => String(value), wide: true },
   { key: "kernel", title: "Kernel", words: true, value: (row) => row.kernel },
   { key: "decoder", title: "Decoder", words: true, value: (row) => row.decoder },
