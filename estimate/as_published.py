@@ -13,18 +13,18 @@ from typing import Any
 
 import torch
 
-from estimate.counting import config_fields, count_fields
+from estimate.counting import config_fields, count_config
 from estimate.datasheets import Datasheet
 from estimate.memory import CUBLAS_WORKSPACE
 from estimate.predict import FromDatasheet, Memory, Phase, Request, efficiency_of_published
-from estimate.published import UPCAST, Constants, Demand, demand_of
+from estimate.published import UPCAST, Constants, Demand, demand_of, llama_fields
 from models.config import ModelConfig
 
 PASS = "a pass as the published rows are: transformers' modules, logits of every position, no cache"
 
 
 class AsPublished(FromDatasheet):
-    """constants: of the card that `sheet` describes."""
+    """constants: those of the card that `sheet` describes."""
 
     def __init__(self, sheet: Datasheet, constants: Constants) -> None:
         super().__init__(sheet, efficiency_of_published(constants, sheet))
@@ -54,15 +54,15 @@ class AsPublished(FromDatasheet):
         return Memory(weights, 0, others, CUBLAS_WORKSPACE)
 
     def _demand(self, request: Request) -> Demand | None:
-        """What the pass takes; None for a request that is no pass as the rows are."""
+        """Operations, bytes and memory of the pass; None for a request that is no such pass."""
         fields = _fields(request.config)
         alone = not request.new_tokens and not request.depth
         if fields is None or not alone or request.scheme != "none" or request.tp > 1:
             return None
         if request not in self._demands:
-            count = count_fields(
-                fields, str(fields["model_type"]), request.batch, request.prompt, logits="all",
-                precision=torch.float16, cached=False,
+            count = count_config(
+                fields, request.batch, request.prompt, logits="all", precision=torch.float16,
+                cached=False, name=str(fields["model_type"]),
             )  # fmt: skip
             upcast = fields["model_type"] in UPCAST
             self._demands[request] = demand_of(
@@ -75,18 +75,4 @@ def _fields(config: ModelConfig | str) -> dict[str, Any] | None:
     """The config.json of a model in transformers; None for one that is none of its Llamas."""
     if isinstance(config, str):
         return config_fields(config)
-    plain = {name: getattr(config, name) for name in ("qkv_bias", "qk_norm", "mlp_bias")}
-    if config.architecture != "llama" or any(plain.values()) or config.attention_out_bias:
-        return None
-    return {
-        "model_type": "llama",
-        "hidden_size": config.dim,
-        "head_dim": config.head_dim,
-        "intermediate_size": config.ffn_dim,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "vocab_size": config.vocab_size,
-        "max_position_embeddings": config.max_position,
-        "tie_word_embeddings": config.tie_embeddings,
-    }
+    return llama_fields(config)

@@ -155,7 +155,7 @@ def _proportional(name: str, pairs: Sequence[tuple[Row, Number, Number]]) -> Ite
 
 
 def _common(spans: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
-    """What all of the intervals have in common, or None."""
+    """The interval that all of the given ones share; None if they share none."""
     low, high = max(low for low, _ in spans), min(high for _, high in spans)
     return (low, high) if low <= high else None
 
@@ -164,7 +164,7 @@ def _common(spans: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
 
 
 def cards(device: str) -> tuple[int, str]:
-    """How many of which: "2 × NVIDIA RTX A5000", "NVIDIA RTX A5000 x2"."""
+    """The number of cards and the name of one: of "2 × NVIDIA RTX A5000" or "RTX A5000 x2"."""
     for pattern, number, name in (
         (r"(\d+)\s*[x×*]\s*(.+)", 1, 2),
         (r"(.+?)\s*[x×*]\s*(\d+)", 2, 1),
@@ -183,8 +183,8 @@ def _energy(table: Table) -> Iterator[Finding]:
     shares = {"tokens": B * L, "sequences": B, "positions": L, "": 1}
     for column in COLUMNS[:2]:
         by_device: dict[str, list[tuple[Row, Number, Number]]] = {}
-        for pair in _pairs(table, "energy", column):
-            by_device.setdefault(pair[0].device, []).append(pair)
+        for row, energy, time in _pairs(table, "energy", column):
+            by_device.setdefault(row.device, []).append((row, table.joules(energy), time))
         for device, pairs in by_device.items():
             name = _name(table, "energy", column)
             count, card = cards(device)

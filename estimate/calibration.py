@@ -11,7 +11,7 @@ estimate/curves.py fits it anew whenever it is read.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import files
@@ -112,6 +112,27 @@ class WholePoint:
 
 
 @dataclass(frozen=True)
+class ExchangePoint:
+    """What the ranks of one model exchange, between ranks on this machine."""
+
+    kind: str  # all_reduce, all_gather
+    through: str  # shared memory, gloo, nccl
+    ranks: int
+    bytes: int  # of one rank's tensor
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Power:
+    """What the device draws, in watts. None: nothing here says it."""
+
+    limit: float | None  # that its firmware or driver holds it to
+    counter: str | None  # what counted the next two: RAPL (package-0), NVML (1 GPU)
+    prompt: float | None  # while it reads prompts, more than the idle machine
+    step: float | None  # while it decodes, more than the idle machine
+
+
+@dataclass(frozen=True)
 class Calibration:
     """One machine, as measured on one day."""
 
@@ -128,6 +149,8 @@ class Calibration:
     call_seconds: float = 0.0  # of the cheapest call of an op from Python
     base_bytes: int = 0  # resident memory of a process that has loaded everything but a model
     memory_bytes: int | None = omitted()  # of the device
+    exchanges: list[ExchangePoint] = field(default_factory=list)
+    power: Power | None = omitted()
     seconds: float = 0.0  # that calibrating took
     format: int = FORMAT
 

@@ -6,6 +6,6 @@ LARGE = ("narrow", "wide")  # their products are measured, and each is left out 
 MODELS = {
     "narrow": ModelConfig("narrow", 1280, 4, 24, 6, 64, 3584, 50432, 16384),
     "wide": ModelConfig("wide", 1792, 2, 16, 8, 128, 5120, 40192, 16384, qk_norm=True),
-    # Of next to no weights: what a layer and a step cost whatever their size.
+    # It has next to no weights: its time is what a layer and a step cost whatever their size.
     "small": ModelConfig("small", 384, 1, 3, 3, 128, 768, 1024, 16384),
 }

@@ -38,7 +38,7 @@ Logits = Literal["last", "all", "none"]
 
 @dataclass(frozen=True)
 class Count:
-    """What one forward pass does. Of ranks that share a model: what one of them does."""
+    """What one forward pass does. Where ranks share a model, it is what one rank does."""
 
     works: tuple[Work, ...]
     collectives: tuple[Collective, ...]
@@ -77,7 +77,7 @@ def _counted(
     named: Any,
     call: Any,
     formats: dict[str, str] | None = None,
-    cached: int = 0,
+    read_shares: dict[str, float] | None = None,
 ) -> Count:
     given = [*module.parameters(), *module.buffers()]
     elsewhere = next((t for t in given if not t.is_meta), None)
@@ -86,7 +86,7 @@ def _counted(
             f"a module is counted on the meta device; this one is on {elsewhere.device}: build it "
             'inside `with torch.device("meta"):`'
         )
-    recorder = Recorder(module, (inputs, named), formats)
+    recorder = Recorder(module, (inputs, named), formats, read_shares)
     with torch.no_grad(), recorder:
         result = call(recorder)
     events = tuple(recorder.events)
@@ -96,7 +96,7 @@ def _counted(
         merged(recorder.works),
         exchanged(recorder.collectives),
         sum(sizes),
-        cached,
+        0,
         recorder.peak_bytes,
         recorder.peak_tensors,
         events,
@@ -184,15 +184,13 @@ def _pass(
     precision: torch.dtype,
     device: torch.device,
 ) -> Count:
-    """One pass. All layers are alike, so the second layer's work stands for that of the rest."""
+    """One pass. Layers of a kind are alike, so a second one's work stands for that of the rest."""
 
-    def of_layers(layers: int) -> Count:
-        cut = None
-        if split is not None:
-            whole = config.with_layers(layers)
-            cut = Split(whole, split.ranks, split.unit)
+    def of_layers(few: ModelConfig) -> Count:
+        layers = few.num_layers
+        cut = None if split is None else Split(few, split.ranks, split.unit)
         with torch.device("meta"):
-            model = build(config.with_layers(layers), cut).to(precision)
+            model = build(few, cut).to(precision)
         formats = _quantize(model, spec, device, precision)
         table, output = model.tok_embeddings, model.output
         if config.tie_embeddings and type(table.weight.data) is type(output.weight.data):
@@ -215,24 +213,48 @@ def _pass(
                 return x
             return model.logits(x[:, -1:] if logits == "last" else x)
 
-        return _counted(model, (ids, positions), {}, call, formats)
+        shares = _read_shares(model, few, batch * tokens)
+        return _counted(model, (ids, positions), {}, call, formats, shares)
 
-    first = of_layers(1)
-    if config.num_layers == 1:
-        return first
-    second, more = of_layers(2), config.num_layers - 1
-    works = [*first.works, *(work.times(more) for work in second.works)]
+    kinds, alike = config.kinds_of_layers(), config
+    if len(kinds) > 1 and config.mixture:  # layers with experts come first among the kinds
+        alike = replace(config, mixture=replace(config.mixture, dense_layers=()))
+    first = total = of_layers(alike.with_layers(1))
+    further = [(alike.with_layers(2), kinds[0] - 1)] if kinds[0] > 1 else []
+    further += [(config.one_of_each_kind(), more) for more in kinds[1:]]
+    for two, more in further:
+        total = _with_more(total, first, of_layers(two), more)
+    return total
+
+
+def _with_more(total: Count, first: Count, second: Count, more: int) -> Count:
+    """The total with `more` layers of which each adds what `second` has beyond `first`."""
+    works = [*total.works, *(work.times(more) for work in second.works)]
     works += [work.times(-more) for work in first.works]
-    exchanges = [*first.collectives, *(one.times(more) for one in second.collectives)]
+    exchanges = [*total.collectives, *(one.times(more) for one in second.collectives)]
     exchanges += [one.times(-more) for one in first.collectives]
+    peak = second.peak_activation_bytes - first.peak_activation_bytes
     return replace(
         second,
-        works=merged(works),
-        collectives=exchanged(exchanges),
-        weight_bytes=first.weight_bytes + more * (second.weight_bytes - first.weight_bytes),
-        peak_activation_bytes=first.peak_activation_bytes
-        + more * (second.peak_activation_bytes - first.peak_activation_bytes),
+        works=tuple(work for work in merged(works) if work.calls),
+        collectives=tuple(one for one in exchanged(exchanges) if one.calls),
+        weight_bytes=total.weight_bytes + more * (second.weight_bytes - first.weight_bytes),
+        peak_activation_bytes=total.peak_activation_bytes + more * peak,
     )
+
+
+def _read_shares(model: nn.Module, config: ModelConfig, tokens: int) -> dict[str, float]:
+    """How often an expert's weight is read for each expert that is counted, by the layers' names.
+
+    On the meta device tokens are spread over as many experts as possible. Really some choose the
+    same ones: so many that X · (1 − (1 − k/X)^tokens) are read on average.
+    """
+    mixture = config.mixture
+    if mixture is None:
+        return {}
+    counted = min(mixture.num_experts, tokens * mixture.experts_per_token)
+    share = mixture.distinct(tokens) / counted
+    return {name: share for name, _ in model.named_modules() if ".experts." in name}
 
 
 def _quantize(
@@ -337,14 +359,6 @@ def config_fields(path: str | Path) -> dict[str, Any]:
     return fields
 
 
-def hugging_face_config(path: str | Path) -> Any:
-    """The transformers config in a config.json, or in the folder that holds one.
-
-    Raises UsageError without transformers, CheckpointError for a file that is not understood.
-    """
-    return _config_of(config_fields(path), str(path))
-
-
 def _config_of(fields: Mapping[str, Any], name: str) -> Any:
     try:
         from transformers import AutoConfig
@@ -361,42 +375,33 @@ def _config_of(fields: Mapping[str, Any], name: str) -> Any:
 
 
 def count_config(
-    path: str | Path,
+    config: str | Path | Mapping[str, Any],
     batch: int = 1,
     tokens: int = 1,
     depth: int = 0,
     logits: Logits = "last",
     precision: torch.dtype = torch.bfloat16,
     cached: bool = True,
+    name: str = "config.json",
 ) -> Count:
     """Count a pass of the causal language model that transformers builds from a config.json.
 
-    The arguments are those of `count_model`. cached: whether keys and values are kept.
+    config: the file, a folder that holds one, or what stands in one; then messages call it `name`.
+    The other arguments are those of `count_model`. cached: whether keys and values are kept.
     Raises UsageError without transformers, CheckpointError for a config that is not understood.
     """
-    fields = config_fields(path)
-    return count_fields(fields, str(path), batch, tokens, depth, logits, precision, cached)
-
-
-def count_fields(
-    fields: Mapping[str, Any],
-    name: str,
-    batch: int = 1,
-    tokens: int = 1,
-    depth: int = 0,
-    logits: Logits = "last",
-    precision: torch.dtype = torch.bfloat16,
-    cached: bool = True,
-) -> Count:
-    """`count_config` for what stands in a config.json. name: what messages call it."""
     if depth and not cached:
         raise UsageError("positions before the pass are kept in a cache: leave out cached=False")
-    config = _config_of(fields, name)
+    if isinstance(config, Mapping):
+        fields: Mapping[str, Any] = config
+    else:
+        fields, name = config_fields(config), str(config)
+    made = _config_of(fields, name)
     from transformers import AutoModelForCausalLM, DynamicCache
 
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, dtype=precision)  # type: ignore[no-untyped-call]
+            model = AutoModelForCausalLM.from_config(made, dtype=precision)  # type: ignore[no-untyped-call]
     except Exception as error:
         raise CheckpointError(f"{name}: transformers builds no model: {_said(error)}") from None
     model.eval().requires_grad_(False)
@@ -405,7 +410,7 @@ def count_fields(
         given["logits_to_keep"] = 1
     try:
         if cached:
-            given["past_key_values"] = DynamicCache(config=config)
+            given["past_key_values"] = DynamicCache(config=made)
         if depth:
             before = torch.empty(batch, depth, dtype=torch.long, device="meta")
             with torch.device("meta"), torch.no_grad(), Recorder(model, before):

@@ -8,15 +8,33 @@ Makers like to print the speed of products with 2:4 sparsity, twice that of dens
 here is dense; where the source prints only the sparse one, the row says that it was halved. Peaks
 are those with sums in float32: consumer cards of the RTX series have half of their 16-bit peak
 then, and that is how torch sums.
+
+A source names the maker's document. Few of these documents could be opened while the table was
+checked, so each source also says where its figures were read, and which of them were read nowhere:
+those are marked "not confirmed". docs/estimates.md has the addresses.
 """
 
 import difflib
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
 
 from errors import UsageError
 
 T, G = 1e12, 1e9
-PCIE_4, PCIE_5 = 32 * G, 64 * G  # bytes per second of 16 lanes in one direction
+
+
+@dataclass(frozen=True)
+class Link:
+    """How devices of one machine exchange numbers."""
+
+    name: str
+    rate: float  # bytes per second that a device sends; it receives as many at the same time
+    nvlink: bool = True  # or PCIe, over which a message takes longer to arrive
+
+
+PCIE_4 = Link("PCIe 4.0 x16", 32 * G, nvlink=False)
+PCIE_5 = Link("PCIe 5.0 x16", 64 * G, nvlink=False)
+BRIDGE = Link("NVLink bridge", 56.25 * G)
 
 
 @dataclass(frozen=True)
@@ -28,9 +46,13 @@ class Datasheet:
     bandwidth: float  # of memory, bytes per second
     memory: float  # bytes; makers count 1e9 or 2**30, which the source says
     power: float  # watts, the limit of the whole board
-    link: float  # bytes per second between two devices, in one direction
+    link: Link  # between two devices
     source: str
     halved: bool = False  # whether the source prints peaks with sparsity
+    # Among more than two devices, where that is another link: a bridge joins two cards alone.
+    link_of_more: Link | None = None
+    # Whether each pair of devices has a link of its own, so that more devices have more of them.
+    link_each: bool = False
     aliases: tuple[str, ...] = field(default=())
 
     def peak(self, dtype: str) -> float:
@@ -39,6 +61,14 @@ class Datasheet:
             if name in self.peaks:
                 return self.peaks[name]
         return self.peaks["float32"]
+
+    def link_among(self, ranks: int) -> Link:
+        """The link over which each device reaches the others, if `ranks` devices share a model."""
+        if ranks > 2 and self.link_of_more is not None:
+            return self.link_of_more
+        if self.link_each:
+            return replace(self.link, rate=self.link.rate * (ranks - 1))
+        return self.link
 
 
 _WIDER = {
@@ -58,48 +88,63 @@ def _peaks(
     return {name: value * T for name, value in peaks.items()}
 
 
-_GA102 = (
-    "NVIDIA Ampere GA102 GPU Architecture whitepaper, V2.1, tables of GeForce RTX 3090 and A6000"
-)
-_ADA = "NVIDIA Ada GPU Architecture whitepaper, V2.1, appendix A"
-_A100 = "NVIDIA A100 Tensor Core GPU datasheet (2021)"
-_H100 = "NVIDIA H100 Tensor Core GPU datasheet; with sparsity there, halved here"
-_B200 = "NVIDIA HGX B200 specifications (8 GPUs, divided by 8); with sparsity there, halved here"
-_MI300X = "AMD Instinct MI300X accelerator data sheet (2023)"
+# Where figures were read: a table of dense peaks, memory, bandwidth and power of accelerators,
+# stas00/ml-engineering, compute/accelerator/README.md; and others' copies of makers' sheets.
+_TABLE = "read in stas00/ml-engineering"
+_A100 = f"NVIDIA A100 datasheet (2021), figures {_TABLE} and glennklockwood.com"
+_HOPPER = f"with sparsity there, halved here; figures {_TABLE} and glennklockwood.com"
 
 DATASHEETS = {
     sheet.name: sheet
     for sheet in (
         Datasheet("NVIDIA RTX A5000", _peaks(111.1, None, 222.2, 55.6, 27.8), 768 * G, 24 * 2**30,
-                  230, 56.25 * G, "NVIDIA RTX A5000 datasheet: 222.2 Tflop/s with sparsity, halved",
-                  halved=True, aliases=("A5000",)),
+                  230, BRIDGE, "NVIDIA RTX A5000 datasheet: float32, memory, power read in lists "
+                  "of cards; not confirmed: bandwidth, NVLink (the A40's), and peaks of products, "
+                  "which have the A6000's ratios to float32", halved=True, link_of_more=PCIE_4,
+                  aliases=("A5000",)),
         Datasheet("NVIDIA RTX A6000", _peaks(154.8, None, 309.7, 77.4, 38.7), 768 * G, 48 * 2**30,
-                  300, 56.25 * G, _GA102, aliases=("A6000",)),
+                  300, BRIDGE, "NVIDIA Ampere GA102 whitepaper, V2.0, appendix C, figures read in "
+                  "Microway's comparison of Ampere cards; not confirmed: NVLink (the A40's)",
+                  link_of_more=PCIE_4, aliases=("A6000",)),
         Datasheet("NVIDIA GeForce RTX 3090", _peaks(71.0, None, 284.0, 35.6, 35.6), 936 * G,
-                  24 * 2**30, 350, 56.25 * G, _GA102, aliases=("RTX 3090", "3090")),
+                  24 * 2**30, 350, BRIDGE, "NVIDIA Ampere GA102 whitepaper, V2.0, appendix A: "
+                  "float32, bandwidth, memory, power read in lists of cards; not confirmed: peaks "
+                  "of products (half of the A6000's ratios to float32), NVLink",
+                  link_of_more=PCIE_4, aliases=("RTX 3090", "3090")),
         Datasheet("NVIDIA GeForce RTX 4090", _peaks(165.2, 330.3, 660.6, 82.6, 82.6), 1008 * G,
-                  24 * 2**30, 450, PCIE_4, _ADA, aliases=("RTX 4090", "4090")),
+                  24 * 2**30, 450, PCIE_4, "NVIDIA Ada whitepaper, V2.01, appendix A, figures read "
+                  "in waredb.com's copy", aliases=("RTX 4090", "4090")),
         Datasheet("NVIDIA L4", _peaks(121.0, 242.5, 242.5, 60.0, 30.3), 300 * G, 24 * 2**30, 72,
-                  PCIE_4, "NVIDIA L4 datasheet; with sparsity there, halved here", halved=True,
-                  aliases=("L4",)),
+                  PCIE_4, "NVIDIA L4 datasheet; with sparsity there, halved here; figures read in "
+                  "sellers' copies", halved=True, aliases=("L4",)),
         Datasheet("NVIDIA L40S", _peaks(362.05, 733.0, 733.0, 183.0, 91.6), 864 * G, 48 * 2**30,
-                  350, PCIE_4, "NVIDIA L40S datasheet, dense | sparse", aliases=("L40S",)),
+                  350, PCIE_4, f"NVIDIA L40S datasheet, dense | sparse, read in a seller's copy; "
+                  f"int8 {_TABLE}", aliases=("L40S",)),
         Datasheet("NVIDIA A100-SXM4-40GB", _peaks(312.0, None, 624.0, 156.0, 19.5), 1555 * G,
-                  40 * 2**30, 400, 300 * G, _A100, aliases=("A100 40GB", "A100-40GB")),
+                  40 * 2**30, 400, Link("NVLink 3", 300 * G), _A100,
+                  aliases=("A100 40GB", "A100-40GB")),
         Datasheet("NVIDIA A100-SXM4-80GB", _peaks(312.0, None, 624.0, 156.0, 19.5), 2039 * G,
-                  80 * 2**30, 400, 300 * G, _A100, aliases=("A100 80GB", "A100-80GB", "A100")),
+                  80 * 2**30, 400, Link("NVLink 3", 300 * G), _A100,
+                  aliases=("A100 80GB", "A100-80GB", "A100")),
         Datasheet("NVIDIA H100 PCIe", _peaks(756.0, 1513.0, 1513.0, 378.0, 51.0), 2000 * G,
-                  80 * 2**30, 350, 300 * G, _H100, halved=True, aliases=("H100-PCIe",)),
+                  80 * 2**30, 350, Link("NVLink bridge", 300 * G), "NVIDIA H100 PCIe product brief "
+                  f"PB-11133-001 (bandwidth, power); peaks {_TABLE}; not confirmed: NVLink bridge",
+                  halved=True, link_of_more=PCIE_5, aliases=("H100-PCIe",)),
         Datasheet("NVIDIA H100 80GB HBM3", _peaks(989.4, 1978.9, 1978.9, 494.7, 66.9), 3350 * G,
-                  80 * 2**30, 700, 450 * G, _H100, halved=True,
-                  aliases=("H100 SXM", "H100-SXM", "H100")),
+                  80 * 2**30, 700, Link("NVLink 4", 450 * G), f"NVIDIA H100 datasheet, {_HOPPER}",
+                  halved=True, aliases=("H100 SXM", "H100-SXM", "H100")),
         Datasheet("NVIDIA H200", _peaks(989.4, 1978.9, 1978.9, 494.7, 66.9), 4800 * G, 141 * G, 700,
-                  450 * G, "NVIDIA H200 datasheet; with sparsity there, halved here",
+                  Link("NVLink 4", 450 * G), f"NVIDIA H200 datasheet, {_HOPPER}",
                   halved=True, aliases=("H200",)),
         Datasheet("NVIDIA B200", _peaks(2250.0, 4500.0, 4500.0, 1100.0, 80.0), 8000 * G, 180 * G,
-                  1000, 900 * G, _B200, halved=True, aliases=("B200",)),
+                  1000, Link("NVLink 5", 900 * G), "NVIDIA HGX B200 specifications (of 8 GPUs, "
+                  "divided by 8), with sparsity there, halved here; figures read in "
+                  "glennklockwood.com and Vultr's description of its servers (179 GB, 8 TB/s)",
+                  halved=True, aliases=("B200",)),
         Datasheet("AMD Instinct MI300X", _peaks(1307.4, 2614.9, 2614.9, 653.7, 163.4), 5300 * G,
-                  192 * G, 750, 64 * G, _MI300X, aliases=("MI300X",)),
+                  192 * G, 750, Link("Infinity Fabric, 7 links", 64 * G), "AMD Instinct MI300X "
+                  f"data sheet (2023), figures {_TABLE}; links (896 GB/s of seven, both "
+                  "directions) in gpu.blog's copy", link_each=True, aliases=("MI300X",)),
     )
 }  # fmt: skip
 
@@ -125,10 +170,12 @@ def find(name: str) -> Datasheet:
 
 def known(name: str) -> Datasheet | None:
     """The datasheet of a device by its name or a short form; None if there is none."""
-    plain = _plain(name)
-    for sheet in DATASHEETS.values():
-        if plain in {_plain(spelling) for spelling in _spellings(sheet)}:
-            return sheet
+    without_memory = re.sub(r"[\s(-]*\d+\s*Gi?B\b\)?", " ", name, flags=re.IGNORECASE)
+    for spelled in (name, without_memory):
+        plain = _plain(spelled)
+        for sheet in DATASHEETS.values():
+            if plain in {_plain(spelling) for spelling in _spellings(sheet)}:
+                return sheet
     return None
 
 
@@ -139,6 +186,4 @@ def _spellings(sheet: Datasheet) -> tuple[str, ...]:
 def _plain(name: str) -> str:
     """Letters and digits alone, without the maker."""
     words = "".join(c if c.isalnum() else " " for c in name.lower()).split()
-    return "".join(
-        word for word in words if word not in ("nvidia", "amd", "geforce", "instinct", "rtx")
-    )
+    return "".join(word for word in words if word not in _MAKERS)

@@ -158,7 +158,7 @@ def replay(
 
 
 class _Parts:
-    """What is there all the time, by name; the rest of the peak gets the name of its moment."""
+    """The parts of the peak by name: what is held all the time, and what the pass made by then."""
 
     def __init__(self) -> None:
         self.lasting: list[tuple[str, int]] = []

@@ -20,6 +20,7 @@ from functools import cached_property
 import numpy as np
 from scipy.optimize import lsq_linear
 
+from estimate import layers
 from estimate.calibration import Calibration, Speed, WholePoint
 from estimate.calibration_models import LARGE, MODELS
 from estimate.curves import Curves
@@ -47,6 +48,12 @@ class Parts:
     @property
     def named(self) -> dict[str, float]:
         return dict(zip(("products", "attention", "rest", "fixed"), self.each, strict=True))
+
+    def of_ranks(self, taking_turns: int) -> "Parts":
+        """The parts of one rank, of whose cores and memory it has one share of `taking_turns`; what
+        a layer's calls cost does not depend on the threads."""
+        products, attention, rest = (taking_turns * part for part in self.each[:3])
+        return Parts(products, attention, rest, self.fixed)
 
     def __add__(self, other: "Parts") -> "Parts":
         return Parts(*(a + b for a, b in zip(self.each, other.each, strict=True)))
@@ -128,16 +135,15 @@ class CalibratedMachine:
     ) -> Parts:
         """A pass, its parts as they take alone. logits: rows that get any."""
         curves, L = self.curves, config.num_layers
-        shapes = config.linear_shapes()
-        layer = [shape for name, shape in shapes.items() if name.startswith("layers.0.")]
-        products = L * sum(
-            curves.product(scheme, rows * tokens, k, n, called=False) for n, k in layer
-        )
+        fused = tokens == 1 and (rows == 1 or config.mixture is None)
+        products = layers.products(curves, config, scheme, rows * tokens, fused)
         filled = depth + 1 if tokens == 1 else depth
         window = min(filled, config.sliding_window or filled)
         cached = _cache_bytes(config, cache, rows, window, self.calibration.precision)
         attention = L * curves.attention(config, cache, rows, tokens, window, cached)
-        rest = L * curves.layer_rest(config, rows * tokens) if tokens > 1 else 0.0
+        rest = layers.gates(curves, config, rows * tokens, fused)
+        if tokens > 1:
+            rest += L * curves.layer_rest(layers.gated(config), rows * tokens)
         if logits:
             products += curves.product(scheme, logits, config.dim, config.vocab_size, called=False)
             rest += curves.draw(logits, config.vocab_size, greedy)

@@ -11,7 +11,7 @@ the calibration's own residuals, on models that its fit had left out.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -20,14 +20,20 @@ from errors import UsageError
 from estimate.calibration import Calibration, Speed
 from estimate.counting import Count, Logits, count_config, count_model
 from estimate.datasheets import Datasheet
+from estimate.exchanges import Exchanges, ring_seconds
 from estimate.passes import CHUNK, CalibratedMachine, scatter
 from estimate.published import TILE, Constants
 from models.config import ModelConfig
+from ops.ranks import Ranks
+from quantize.spec import parse_scheme
+from run.cutting import split_for
+from run.energy import NO_COUNTER
 from text import size
 from typed_json import omitted
 
 COVERED = 1.645  # standard deviations on either side that 90 % of a normal distribution lie within
 GPU_CHUNK = 2048  # positions of a prompt per pass on an accelerator: generate.PREFILL_CHUNK
+EXCHANGE = "what the ranks exchange"
 CUBLAS_WORKSPACE = 8519680  # bytes that torch keeps for cuBLAS: 4096 KiB · 2 + 16 KiB · 8
 
 
@@ -82,6 +88,9 @@ class Memory:
     def total(self) -> int:
         return self.weights + self.kv_cache + self.activations + self.workspace
 
+    def times(self, count: int) -> "Memory":
+        return Memory(*(count * part for part in vars(self).values()))
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -127,7 +136,11 @@ class Machine(Protocol):
     def prompt(self, request: Request) -> Phase: ...
     def token(self, request: Request, depth: int) -> Phase: ...
     def memory(self, request: Request, phase: str) -> Memory: ...
-    def watts(self) -> tuple[float, str] | None: ...
+    def joules(self, request: Request, prompt: float, steps: float) -> tuple[float, str] | None:
+        """Joules of a run, all devices together, and where they come from; None where nothing says.
+
+        prompt, steps: seconds of the prompt, and of all decoding steps together.
+        """
 
 
 def predict(request: Request, machine: Machine) -> Estimate:
@@ -153,7 +166,7 @@ def predict(request: Request, machine: Machine) -> Estimate:
             "shapes: weights as the kernel stores them, cache, tensors alive at the peak",
             f"the {peak}: {_largest(memory[peak])}",
         ),
-        joules_per_token=_joules(request, machine, seconds, longer),
+        joules_per_token=_joules(request, machine, prompt.seconds, seconds, longer),
         memory=memory,
         parts={"prompt": prompt.parts, "token": token.parts},
         warnings=machine.warnings,
@@ -167,12 +180,14 @@ def _figure(value: float, phase: Phase, source: str) -> Figure:
     return Figure(value, source, phase.bound, value / times, value * times)
 
 
-def _joules(request: Request, machine: Machine, seconds: float, phase: Phase) -> Figure | None:
-    known = machine.watts()
+def _joules(
+    request: Request, machine: Machine, prompt: float, seconds: float, phase: Phase
+) -> Figure | None:
+    known = machine.joules(request, prompt, seconds - prompt)
     if known is None:
         return None
-    watts, source = known
-    return Figure(watts * seconds * request.tp / request.tokens, source, phase.bound)
+    joules, source = known
+    return Figure(joules / request.tokens, source, phase.bound)
 
 
 def _largest(memory: Memory) -> str:
@@ -246,6 +261,7 @@ class Calibrated:
         self.machine = CalibratedMachine(calibration)
         self.schemes: Sequence[str] = self.machine.curves.schemes
         self.deviation = scatter(calibration)
+        self.exchanges = Exchanges(calibration.exchanges)
         self.name = calibration.name
         self.source = f"calibration of {calibration.name}, {calibration.date[:10]}"
         self.device = torch.device(str(calibration.device["type"]))
@@ -257,16 +273,29 @@ class Calibrated:
         how = self._how(request)
         chunk = request.chunk or self.chunk
         parts = self.machine.prompt(*how, request.prompt, chunk, depth=request.depth)
+        exchange = 0.0
+        if request.tp > 1:
+            parts = parts.of_ranks(self._taking_turns(request.tp))
+            exchange = self._exchange(request, counted(request, self, "prompt"))
         arithmetic = max(parts.products, parts.attention, parts.rest)
         bound = {
             parts.products: "arithmetic of the products",
             parts.attention: "attention of the prompt to itself",
             parts.rest: "norms, rotation and gates",
         }[arithmetic]
-        return Phase(self._at_now(parts.named, step=False), bound, self.deviation["prompt"])
+        named = self._at_now(parts.named, step=False)
+        if exchange:
+            named["exchange"] = exchange
+        if exchange > arithmetic:
+            bound = EXCHANGE
+        return Phase(named, bound, self.deviation["prompt"])
 
     def token(self, request: Request, depth: int) -> Phase:
         parts = self.machine.step(*self._how(request), depth)
+        exchange = 0.0
+        if request.tp > 1:
+            parts = parts.of_ranks(self._taking_turns(request.tp))
+            exchange = self._exchange(request, pass_of(request, self, 1, depth))
         largest = max(parts.named, key=lambda name: parts.named[name])
         bound = {
             "products": "reading weights from memory",
@@ -274,13 +303,41 @@ class Calibrated:
             "rest": "the draw of a token",
             "fixed": "the cost of each layer's calls",
         }[largest]
-        return Phase(self._at_now(parts.named, step=True), bound, self.deviation["token"])
+        named = self._at_now(parts.named, step=True)
+        if exchange:
+            named["exchange"] = exchange
+        if exchange > parts.named[largest]:
+            bound = EXCHANGE
+        return Phase(named, bound, self.deviation["token"])
 
     def memory(self, request: Request, phase: str) -> Memory:
-        return memory_of(request, self, phase)
+        """The memory of one device. A processor holds all ranks, so there it is their sum."""
+        one = memory_of(request, self, phase)
+        return one.times(self._taking_turns(request.tp))
 
-    def watts(self) -> tuple[float, str] | None:
+    def joules(self, request: Request, prompt: float, steps: float) -> tuple[float, str] | None:
+        """By the power that was counted while calibrating; or, at most, by the power limit. The
+        counters of a processor are of all of its cores, those of a card of one device."""
+        power, devices = self.calibration.power, request.tp // self._taking_turns(request.tp)
+        if power is None:
+            return None
+        if power.prompt is not None and power.step is not None:
+            joules = power.prompt * prompt + power.step * steps
+            return devices * joules, f"{power.counter} while calibrating, the idle machine left out"
+        if power.limit is not None:
+            return devices * power.limit * (prompt + steps), NO_COUNTER
         return None
+
+    def _taking_turns(self, ranks: int) -> int:
+        """Ranks that share one device: on a processor all of them, which share its cores."""
+        return ranks if self.device.type == "cpu" else 1
+
+    def _exchange(self, request: Request, count: Count) -> float:
+        """Seconds of the sums and gathers of one rank's pass."""
+        return sum(
+            one.calls * self.exchanges.seconds(one.kind, one.bytes, request.tp)
+            for one in count.collectives
+        )
 
     def _how(self, request: Request) -> tuple[ModelConfig, str, str, int]:
         if request.precision != self.calibration.precision:
@@ -288,22 +345,15 @@ class Calibrated:
                 f"--precision {request.precision}: the calibration is of "
                 f"{self.calibration.precision}; `calibrate --precision` measures another"
             )
-        if request.tp > 1:
-            raise UsageError(
-                f"--tp {request.tp}: a calibration is of one process; give --device the name of a "
-                "card"
-            )
         if isinstance(request.config, str):
             raise UsageError(
                 f"{request.config}: a calibration is of our own models, and this architecture is "
                 "none of them; give --device the name of a card"
             )
-        if request.config.mixture is not None:
-            raise UsageError(
-                f"{request.config.name}: a mixture of experts, and the calibration models have "
-                "none; give --device the name of a card"
-            )
-        return request.config, request.scheme, request.kv_cache, request.batch
+        config = request.config
+        if request.tp > 1:
+            config = split_for(config, Ranks(0, request.tp), parse_scheme(request.scheme)).config
+        return config, request.scheme, request.kv_cache, request.batch
 
     def _at_now(self, parts: dict[str, float], step: bool) -> dict[str, float]:
         if self.now is None:
@@ -361,9 +411,9 @@ class FromDatasheet:
             seconds = max(longer, work.calls * self.efficiency.call_seconds)
             parts[work.kind] += seconds
             bounds["arithmetic" if arithmetic > memory else "memory's bandwidth"] += seconds
+        link = self.sheet.link_among(request.tp)
         for one in count.collectives:
-            shares = (request.tp - 1) / request.tp * (2 if one.kind == "all_reduce" else 1)
-            seconds = one.calls * one.bytes * shares / self.sheet.link
+            seconds = one.calls * ring_seconds(one.kind, one.bytes, request.tp, link)
             parts["links"] += seconds
             bounds["the links between devices"] += seconds
         bound = max(bounds, key=lambda name: bounds[name])
@@ -374,8 +424,8 @@ class FromDatasheet:
     def memory(self, request: Request, phase: str) -> Memory:
         return memory_of(request, self, phase)
 
-    def watts(self) -> tuple[float, str] | None:
-        return self.sheet.power, "no counter; power limit × time is an upper bound"
+    def joules(self, request: Request, prompt: float, steps: float) -> tuple[float, str] | None:
+        return request.tp * self.sheet.power * (prompt + steps), NO_COUNTER
 
 
 def efficiency_of_published(constants: Constants, sheet: Datasheet) -> Efficiency:
@@ -399,42 +449,3 @@ def efficiency_of(calibration: Calibration, sheet: Datasheet) -> Efficiency:
         f"{calibration.name}, calibrated {calibration.date[:10]}",
         scatter(calibration)["token"],
     )
-
-
-# ----------------------------------------------------------------------------- what fits
-
-
-@dataclass(frozen=True)
-class Fit:
-    """How many positions fit into a memory, for one scheme and kind of cache."""
-
-    scheme: str
-    kv_cache: str
-    weights: int  # bytes
-    position: float  # bytes of the cache per position, all sequences
-    activations: int
-    positions: int  # 0: not even the weights and one pass
-
-
-def what_fits_into(
-    request: Request, machine: Machine, memory: float, schemes: Sequence[str], caches: Sequence[str]
-) -> list[Fit]:
-    """For each scheme and cache, the positions of all sequences that fit into `memory` bytes."""
-    fits = []
-    for scheme in schemes:
-        for cache in caches:
-            some = replace(request, scheme=scheme, kv_cache=cache)
-            count = counted(some, machine, "prompt")
-            position = count.kv_cache_bytes / some.positions
-            left = memory - count.weight_bytes - count.peak_activation_bytes - machine.workspace
-            fits.append(
-                Fit(
-                    scheme,
-                    cache,
-                    count.weight_bytes,
-                    position,
-                    count.peak_activation_bytes,
-                    max(0, int(left // position)) if position else 0,
-                )
-            )
-    return fits

@@ -14,13 +14,14 @@ included, and seconds per byte of everything else. What a pass demands is counte
 - Everything else: bytes that norms, rotations, gates, sums and attention read and write, each
   operation by itself, for nothing was compiled; and PASSES passes over the logits.
 
-Of the logits: until 4.45 transformers returned those of Llama in float32, made from float16 at the
-end of the pass (https://github.com/huggingface/transformers/issues/30860). The measured memory says
-that it was so here, and that afterwards one more tensor of their size was made from them, when the
-hidden states were gone. It does not say which; the six rows of the A5000 fit best if the logits are
-read or written six times, as a softmax (three reads and a write) and one copy do.
+About the logits: until 4.45 transformers returned those of Llama in float32, made from float16 at
+the end of the pass (https://github.com/huggingface/transformers/issues/30860). The measured memory
+says that it was so here, and that afterwards one more tensor of their size was made from them, when
+the hidden states were gone. It does not say which; the six rows of the A5000 fit best if the logits
+are read or written six times, as a softmax (three reads and a write) and one copy do.
 """
 
+import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -32,10 +33,12 @@ import torch
 
 from errors import CheckpointError, QuantbenchError, UsageError
 from estimate.audit import cards
-from estimate.counting import Count, count_fields
+from estimate.counting import Count, count_config
 from estimate.datasheets import Datasheet, known
 from estimate.memory import Peak, replay
 from estimate.tables import Row, Table
+from models.config import ModelConfig
+from models.presets import preset
 
 TILE = 256  # columns that are multiplied together
 PASSES = 6  # over the logits after the pass
@@ -64,20 +67,22 @@ def _clm(dim: int, ffn: int, layers: int, heads: int) -> dict[str, Any]:
     }
 
 
-def _opt(dim: int, layers: int) -> dict[str, Any]:
+def _opt(dim: int, layers: int, heads: int = 32) -> dict[str, Any]:
     return {
         **_OPT,
         "hidden_size": dim,
         "word_embed_proj_dim": dim,
         "ffn_dim": 4 * dim,
         "num_hidden_layers": layers,
-        "num_attention_heads": 32,
+        "num_attention_heads": heads,
     }
 
 
 # From the config.json with which each was published, for tables that have none beside them.
 CONFIGS: dict[str, dict[str, Any]] = {
+    "opt-125m": _opt(768, 12, 12),
     "opt-1.3b": _opt(2048, 24),
+    "opt-2.7b": _opt(2560, 32),
     "opt-6.7b": _opt(4096, 32),
     "clm-60m": _clm(384, 1408, 22, 6),
     "clm-200m": _clm(768, 2688, 24, 12),
@@ -88,7 +93,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Demand:
-    """What a pass takes of a card."""
+    """The work and the memory that a pass asks of a card."""
 
     operations: float  # of products, in whole tiles, and of attention
     bytes: float  # of everything else
@@ -105,6 +110,7 @@ class Counted:
     seconds: float | None  # measured
     memory: float | None  # measured, in units of 2**30 bytes
     demand: Demand
+    energy: float | None = None  # measured, joules a token
 
 
 @dataclass(frozen=True)
@@ -151,7 +157,7 @@ class Constants:
 
 
 def demand_of(count: Count, batch: int, length: int, vocabulary: int, upcast: bool) -> Demand:
-    """What a pass with the logits of every position takes.
+    """The demand of a pass with the logits of every position.
 
     upcast: whether the logits are returned in float32.
     """
@@ -191,15 +197,16 @@ def counted_rows(table: Table, folder: Path | None = None) -> list[Counted]:
     for row in table.rows:
         if row.model not in demands:
             fields = _fields(row.model, folder)
-            count = count_fields(
-                fields, row.model, table.batch, table.length, logits="all",
-                precision=torch.float16, cached=False,
+            count = count_config(
+                fields, table.batch, table.length, logits="all", precision=torch.float16,
+                cached=False, name=row.model,
             )  # fmt: skip
             upcast = fields["model_type"] in UPCAST
             demands[row.model] = demand_of(
                 count, table.batch, table.length, fields["vocab_size"], upcast
             )
         time, memory = row.cell("runtime").measured, row.cell("memory").measured
+        energy = row.cell("energy").measured
         rows.append(
             Counted(
                 row,
@@ -207,17 +214,26 @@ def counted_rows(table: Table, folder: Path | None = None) -> list[Counted]:
                 None if time is None else table.seconds(time).value,
                 None if memory is None else table.gibibytes(memory).value,
                 demands[row.model],
+                None if energy is None else table.joules(energy).value,
             )
         )
     return rows
 
 
 def _fields(model: str, folder: Path | None) -> dict[str, Any]:
-    name = model.rsplit("/", 1)[-1].strip()
-    path = None if folder is None else folder / f"{name}.json"
-    if path is None or not path.exists():
-        if name in CONFIGS:
-            return CONFIGS[name]
+    """What stands in a model's config.json: beside the table, or as it was published."""
+    whole = model.strip("`* ")
+    name = whole.rsplit("/", 1)[-1]
+    places = (f"{name}.json", f"{name}/config.json", f"{whole}/config.json",
+              f"{whole.replace('/', '--')}.json", f"{whole.replace('/', '_')}.json")  # fmt: skip
+    paths = [] if folder is None else [folder / place for place in places]
+    path = next((path for path in paths if path.is_file()), None)
+    if path is None:
+        if name.lower() in CONFIGS:
+            return CONFIGS[name.lower()]
+        with contextlib.suppress(UsageError):
+            if fields := llama_fields(preset(name)):
+                return fields
         raise QuantbenchError(
             f"{model}: there is no config of it; put its config.json beside the table, as "
             f"{name}.json"
@@ -228,6 +244,25 @@ def _fields(model: str, folder: Path | None) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError):
         raise CheckpointError(f"{path}: expected is a config.json of transformers") from None
     return dict(fields)
+
+
+def llama_fields(config: ModelConfig) -> dict[str, Any] | None:
+    """The config.json of a model in transformers; None for one that is none of its Llamas."""
+    plain = {name: getattr(config, name) for name in ("qkv_bias", "qk_norm", "mlp_bias")}
+    if config.architecture != "llama" or any(plain.values()) or config.attention_out_bias:
+        return None
+    return {
+        "model_type": "llama",
+        "hidden_size": config.dim,
+        "head_dim": config.head_dim,
+        "intermediate_size": config.ffn_dim,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": config.max_position,
+        "tie_word_embeddings": config.tie_embeddings,
+    }
 
 
 def fitted(rows: Sequence[Counted], source: str = "published rows") -> Constants:

@@ -30,9 +30,9 @@ from devices import stored_bytes
 Kind = Literal["linear", "attention", "rest"]
 aten = torch.ops.aten
 
-# Of a table they read the rows that are chosen, not all of it.
+# Operations that read only the chosen rows of a table, not all of it.
 _CHOOSE_ROWS = {aten.embedding, aten.index, aten.index_select, aten.gather, aten.take}
-# Into a tensor they write what they are given, and leave the rest of it.
+# Operations that write only what they are given into a tensor, and leave the rest of it.
 _WRITE_ROWS = {aten.index_put_, aten.index_copy_, aten.scatter_, aten.copy_, aten._index_put_impl_}
 _ONLY_ALLOCATE = {aten.empty, aten.new_empty, aten.empty_like, aten.empty_strided}
 _ONLY_ALLOCATE |= {aten.new_empty_strided}
@@ -143,9 +143,14 @@ class Recorder(TorchDispatchMode):
     """
 
     def __init__(
-        self, module: nn.Module, inputs: object = (), formats: Mapping[str, str] | None = None
+        self,
+        module: nn.Module,
+        inputs: object = (),
+        formats: Mapping[str, str] | None = None,
+        read_shares: Mapping[str, float] | None = None,
     ) -> None:
-        """formats: the name of the packed format of linear layers, by the layer's name."""
+        """By the name of a linear layer: formats, the name of its packed format; read_shares, how
+        often its weight is read for each time that it is called here (1 where it is not given)."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.works: list[Work] = []
         self.collectives: list[Collective] = []
@@ -159,6 +164,7 @@ class Recorder(TorchDispatchMode):
         self._making = ""  # what the next tensor is called; "" for the operation's own name
         self._undo: list[Callable[[], object]] = []
         self._module, self._formats = module, dict(formats or {})
+        self._read_shares = dict(read_shares or {})
         self._functions = _Functions(self)
         given = [*module.parameters(), *module.buffers(), *tree_leaves(inputs)]
         self._known = [s for tensor in given for s in storages(tensor)]  # held: ids stay theirs
@@ -172,7 +178,10 @@ class Recorder(TorchDispatchMode):
             after = module.register_forward_hook(self._leaves)
             self._undo += [before.remove, after.remove]
             if isinstance(module, nn.Linear):
-                counted = functools.partial(self.linear_layer, module, self._formats.get(name))
+                share = self._read_shares.get(name, 1.0)
+                counted = functools.partial(
+                    self.linear_layer, module, self._formats.get(name), read_share=share
+                )
                 module.forward = counted  # type: ignore[method-assign]
                 self._undo.append(functools.partial(module.__dict__.pop, "forward"))
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -193,10 +202,12 @@ class Recorder(TorchDispatchMode):
 
     # ------------------------------------------------------------------------ what is recorded
 
-    def linear_layer(self, layer: nn.Linear, format: str | None, x: Tensor) -> Tensor:
+    def linear_layer(
+        self, layer: nn.Linear, format: str | None, x: Tensor, read_share: float = 1.0
+    ) -> Tensor:
         """A linear layer's product, whatever its weight is stored as."""
         shape = layer.out_features, layer.in_features
-        return self.linear(x, layer.weight, layer.bias, shape, format)
+        return self.linear(x, layer.weight, layer.bias, shape, format, read_share)
 
     def linear(
         self,
@@ -205,12 +216,14 @@ class Recorder(TorchDispatchMode):
         bias: Tensor | None,
         shape: Sequence[int],
         format: str | None = None,
+        read_share: float = 1.0,
     ) -> Tensor:
         """x (…, K) times a weight of the shape (N, K), packed or not; returns (…, N)."""
         outer, inner = shape
         rows = x.numel() // max(inner, 1)
         y = self.make(x, (*x.shape[:-1], outer), "linear")
-        read = tensor_bytes(x) + stored_bytes(weight) + (0 if bias is None else tensor_bytes(bias))
+        read = tensor_bytes(x) + round(read_share * stored_bytes(weight))
+        read += 0 if bias is None else tensor_bytes(bias)
         packed = format is not None
         self.works.append(
             Work(

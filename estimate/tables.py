@@ -14,18 +14,27 @@ from pathlib import Path
 
 import files
 from errors import QuantbenchError
+from estimate.datasheets import DATASHEETS
 from text import shown
 
 LONGEST = 10_000_000  # bytes of a file
 # The first words that a quantity's title may begin with.
 QUANTITIES = {
-    "runtime": ("runtime", "latency", "time"),
+    "runtime": ("runtime", "run time", "latency", "time"),
     "memory": ("memory", "peak memory"),
     "energy": ("energy",),
     "throughput": ("throughput", "speed"),
 }
 COLUMNS = ("measured", "estimated", "error")
+# Other words for these.
+ALIKE = {
+    "actual": "measured",
+    "real": "measured",
+    "predicted": "estimated",
+    "estimate": "estimated",
+}
 SECONDS = {"s": 1.0, "sec": 1.0, "second": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
+JOULES = {"j": 1.0, "joule": 1.0, "joules": 1.0, "mj": 1e-3, "kj": 1e3, "wh": 3600.0}
 BYTES = {"GB": 1e9, "GiB": float(1 << 30), "MB": 1e6, "MiB": float(1 << 20)}
 
 
@@ -91,6 +100,16 @@ class Table:
         factor = 1.0 if unit in ("GB", "GiB") else self._unit("memory", BYTES) / (1 << 30)
         return scaled(number, factor)
 
+    def joules(self, number: Number) -> Number:
+        """An energy in joules, of whatever its title says it is of: J/token, mJ/token, J."""
+        unit = re.split(r"/| per ", self.units.get("energy", "J"))[0].strip().lower()
+        if unit not in JOULES:
+            raise QuantbenchError(
+                f"line {self.line}: {self.titles['energy']!r} has no unit that is known; known: "
+                f"{', '.join(JOULES)}, each by itself or per token"
+            )
+        return scaled(number, JOULES[unit])
+
     def _unit(self, quantity: str, known: dict[str, float]) -> float:
         unit = self.units.get(quantity, "")
         if unit not in known:
@@ -127,7 +146,7 @@ def parse(text: str, path: str = "table") -> tuple[Table, ...]:
     while at < len(lines):
         line = lines[at].strip()
         if not _is_row(line):
-            if re.fullmatch(r"([=\-~^\"'#*])\1{2,}", line) and at and lines[at - 1].strip():
+            if re.fullmatch(r"([=\-~^\"'#*+])\1{2,}", line) and at and lines[at - 1].strip():
                 title = lines[at - 1].strip()
             elif line.startswith("#"):
                 title = line.lstrip("# ")
@@ -153,8 +172,16 @@ def _is_row(line: str) -> bool:
 
 
 def _input_size(text: str) -> tuple[int, int] | None:
-    """The sequences and the tokens of each, from a line such as "16 \\times 1024"."""
-    found = re.search(r"(\d[\d,]*)\s*(?:\\times|×|x|\*)\s*(\d[\d,]*)", text)
+    """The sequences and the tokens of each, from a line such as "Input size = 16 \\times 1024", or
+    "batch size 16, sequence length 1024"."""
+    if not re.search("input|sequence|batch|token|shape", text, re.IGNORECASE):
+        return None
+    number = r"(\d[\d,]*)"
+    found = re.search(rf"{number}\s*(?:\\times|×|x|\*|by)\s*{number}", text) or re.search(
+        rf"batch[^\d]*{number}.*?(?:length|tokens|sequence|context)[^\d]*{number}",
+        text,
+        re.IGNORECASE,
+    )
     if not found:
         return None
     batch, length = (int(number.replace(",", "")) for number in found.groups())
@@ -172,7 +199,7 @@ def _table(
         if line.startswith("+") or re.fullmatch(r"[|\s:\-=]+", line):
             open_row = False
             continue
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        cells = [cell.strip() for cell in line.removeprefix("|").removesuffix("|").split("|")]
         if ruled and open_row and len(cells) == len(rows[-1][1]):  # a cell of two lines
             joined = [" ".join(filter(None, pair)) for pair in zip(rows[-1][1], cells, strict=True)]
             rows[-1] = rows[-1][0], joined
@@ -184,10 +211,10 @@ def _table(
         return None
     groups = [cell for cell in rows[0][1] if cell]
     leaves = rows[leaves_at][1]
-    named = [i for i, leaf in enumerate(leaves) if leaf.lower() in COLUMNS]
+    named = [i for i, leaf in enumerate(leaves) if _column(leaf)]
     identity = groups[: named[0]]
     quantities = [_quantity(group) for group in groups[named[0] :]]
-    columns = _by_group([leaves[i].lower() for i in named])
+    columns = _by_group([_column(leaves[i]) for i in named])
     if len(columns) != len(quantities) or len(identity) != named[0]:
         raise QuantbenchError(
             f"{path}, line {first}: the table's first line has {len(groups)} titles, and the "
@@ -200,20 +227,25 @@ def _table(
             f"{', '.join(QUANTITIES)}"
         )
     model, device = _places(identity)
-    made = []
+    percent = {i for i in named if "%" in leaves[i]}
+    made: list[Row] = []
     for number, cells in rows[leaves_at + 1 :]:
         if len(cells) != len(leaves):
             raise QuantbenchError(
                 f"{path}, line {number}: {len(cells)} cells, and the table has {len(leaves)} "
                 "columns"
             )
-        values = iter(cells[named[0] :])
+        values = iter(f"{cells[i]}{'%' * (i in percent)}" for i in named)
         by_quantity = {
             str(quantity): Cell(**{name: _number(next(values)) for name in names})
             for quantity, names in zip(quantities, columns, strict=True)
         }
-        where = cells[device] if device is not None else ""
-        made.append(Row(cells[model], where, by_quantity, number))
+        if not any(cells):
+            continue
+        above = made[-1] if made else None  # a merged cell stands in the first of its rows alone
+        name = cells[model] or (above.model if above else "")
+        where = (cells[device] or (above.device if above else "")) if device is not None else ""
+        made.append(Row(name, where or known_in(title), by_quantity, number))
     if not made:
         raise QuantbenchError(f"{path}, line {first}: the table has no rows")
     titles = dict(zip(map(str, quantities), groups[named[0] :], strict=True))
@@ -225,8 +257,21 @@ def _table(
     return Table(title, first, titles, units, tuple(made), *(size or (None, None)))
 
 
+def _column(leaf: str) -> str:
+    """measured, estimated or error, for the heading of a column such as "Error (%)"; or ""."""
+    words = re.findall(r"[a-z]+", leaf.lower())
+    word = ALIKE.get(words[0], words[0]) if words else ""
+    return word if word in COLUMNS else ""
+
+
 def _leaves(cells: Sequence[str]) -> bool:
-    return "measured" in map(str.lower, cells) and "estimated" in map(str.lower, cells)
+    return {"measured", "estimated"} <= {_column(cell) for cell in cells}
+
+
+def known_in(title: str) -> str:
+    """The card that a heading names; "" if it names none."""
+    found = [sheet.name for sheet in DATASHEETS.values() if sheet.name.lower() in title.lower()]
+    return max(found, key=len, default="")
 
 
 def _quantity(title: str) -> str | None:
@@ -254,14 +299,18 @@ def _places(identity: Sequence[str]) -> tuple[int, int | None]:
 
 
 def _number(text: str) -> Number | None:
-    found = re.fullmatch(r"([+\-−]?)\s*(\d[\d,]*\.?\d*|\.\d+)\s*(%?)", text)
+    """A figure, with whatever stands around it: **12.5**, 12.5 ms, 12.5 ± 0.2, −8.40 %."""
+    plain = text.replace("\\", "").strip("*`() ")
+    found = re.fullmatch(
+        r"([+\-−–]?)\s*(\d[\d,]*\.?\d*|\.\d+)\s*(?:±\s*[\d.]+)?\s*(%{0,2}|[A-Za-zµ/]+%?)", plain
+    )
     if not found:
         return None
     sign, digits, percent = found.groups()
     digits = digits.replace(",", "")
     places = len(digits.partition(".")[2])
-    unit = 0.01 if percent else 1.0
-    value = float(digits) * unit * (-1 if sign in "-−" and sign else 1)
+    unit = 0.01 if percent.endswith("%") else 1.0
+    value = float(digits) * unit * (-1 if sign in "-−–" and sign else 1)
     return Number(value, 0.5 * 10.0**-places * unit)
 
 

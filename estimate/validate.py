@@ -113,9 +113,8 @@ def _case(row: Counted, group: str, held_out: bool, seconds: float | None, hollo
         measured |= {"runtime": row.seconds, "throughput": row.tokens / row.seconds}
     if row.memory:
         measured["memory"] = row.memory * (1 << 30)
-    energy = row.row.cell("energy").measured
-    if energy is not None and not hollow:
-        measured["energy"] = energy.value
+    if row.energy is not None and not hollow:
+        measured["energy"] = row.energy
     if seconds:
         estimated |= _of_seconds(seconds, row.tokens, row.row.device)
     return Case(row.row.model, row.row.device, group, held_out, measured, estimated)

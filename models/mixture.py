@@ -52,6 +52,12 @@ class Mixture:
         """Whether a layer has one feed-forward network and no experts."""
         return layer in self.dense_layers
 
+    def distinct(self, tokens: int) -> float:
+        """Experts that are chosen by at least one of so many tokens, on average, if each chooses
+        independently and evenly: X · (1 − (1 − k/X)^tokens)."""
+        left = (1 - self.experts_per_token / self.num_experts) ** tokens
+        return self.num_experts * (1 - left)
+
 
 def from_fields(fields: Any, name: str) -> Mixture | None:
     """The mixture that `dataclasses.asdict` turned into these fields; None for None.

@@ -147,6 +147,41 @@ def find(device_type: str, indices: Sequence[int] = (0,)) -> Counter:
     raise NoCounter(f"there is no counter of energy for {device_type}")
 
 
+def power_limit(
+    device_type: str, indices: Sequence[int] = (0,), root: Path = POWERCAP, library: Any = None
+) -> float | None:
+    """Watts to which a device is held by its firmware or driver, all of `indices` together; None
+    where nothing says it. Reading it needs no rights, unlike RAPL's counters on most systems."""
+    if device_type == "cpu":
+        packages = [zone for zone in _zones(root) if zone.name.startswith("package")]
+        limits = [watts for one in packages if (watts := _long_term(one.energy.parent))]
+        return sum(limits) or None
+    if device_type != "cuda":
+        return None
+    try:
+        own = library or _library()
+    except NoCounter:
+        return None
+    try:
+        own.nvmlInit()
+        handles = [own.nvmlDeviceGetHandleByIndex(i) for i in indices]
+        return float(sum(map(own.nvmlDeviceGetEnforcedPowerLimit, handles)) / 1e3)
+    except own.NVMLError:
+        return None
+
+
+def _long_term(folder: Path) -> float | None:
+    """A package's limit over seconds: what its cooling is made for. Zones of memory have none."""
+    for name in sorted(folder.glob("constraint_*_name")):
+        try:
+            if name.read_text().strip() == "long_term":
+                limit = name.with_name(name.name.replace("_name", "_power_limit_uw"))
+                return int(limit.read_text()) / 1e6
+        except (OSError, ValueError):
+            continue
+    return None
+
+
 def step_of(counter: Counter, clock: Callable[[], float] = time.perf_counter) -> float:
     """Joules by which a counter grows at once, as seen while it is read again and again."""
     ends = clock() + WATCHED_SECONDS
@@ -174,6 +209,7 @@ def measure(
     counter: Counter,
     runs: Callable[[], int],
     idle: float | None = None,
+    step: float | None = None,
     clock: Callable[[], float] = time.perf_counter,
     most: float = MOST_SECONDS,
 ) -> Energy:
@@ -181,10 +217,11 @@ def measure(
     device has finished.
 
     It is repeated until the counter's step is RESOLUTION of the whole, or `most` seconds are over.
-    idle: watts of the idle machine; measured first if not given.
+    idle: watts of the idle machine. step: joules by which the counter grows at once. Both are
+    measured first if not given.
     """
     resting = idle_watts(counter, clock=clock) if idle is None else idle
-    step = step_of(counter, clock)
+    step = step_of(counter, clock) if step is None else step
     before, started, repeats, spent = counter.joules(), clock(), 0, 0.0
     last = before
     while True:

@@ -89,13 +89,15 @@ ROOMS = {
         {"saved_model"},
     ),
     "estimate": (
-        {"calibration_models", "datasheets", "recording", "resident", "tables"},
-        {"audit", "calibration", "counting"},
-        {"curves", "memory"},
+        {"calibration_models", "datasheets", "recording", "resident"},
+        {"calibration", "counting", "tables"},
+        {"audit"},
+        {"curves", "exchanges", "exchanging", "memory"},
+        {"layers"},
         {"passes", "published"},
         {"machine", "validate"},
-        {"predict"},
-        {"as_published", "beside"},
+        {"power", "predict"},
+        {"as_published", "beside", "fits"},
     ),
     "compare": (
         {

@@ -4,6 +4,7 @@ python -m compare calibrate                         # minutes, with nothing else
 python -m compare calibrate --json machine.json     # to predict its runs on another machine
 """
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -48,7 +49,7 @@ def calibrate(
 
     import devices
     from benchlog.config import RunConfig
-    from estimate import datasheets, machine
+    from estimate import datasheets, exchanging, machine, power
     from estimate.calibration import default_path, refuse
     from run.machine import Counters
 
@@ -57,6 +58,12 @@ def calibrate(
     before = Counters.read()
     settings = machine.Settings(where, getattr(torch, precision), names)
     measured = machine.measure(settings, make_generator, say)
+    say("What two ranks exchange, and power …")
+    measured = replace(
+        measured,
+        exchanges=exchanging.measured(where, precision),
+        power=power.measured(settings, make_generator),
+    )
     refuse(measured, datasheets.known(measured.name))
     use = Counters.read().since(before)
     path = json_path or str(default_path())

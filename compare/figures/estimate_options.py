@@ -54,7 +54,8 @@ def predicted(asked: Asked, all_schemes: bool, what_fits: str | None) -> tuple[s
     environment.use_threads(RunConfig())
     from compare.figures import estimating
     from compare.output import estimate_tables as tables
-    from estimate.predict import Request, predict, what_fits_into
+    from estimate.fits import what_fits_into
+    from estimate.predict import Request, predict
 
     machine = estimating.machine_of(asked.device, asked.calibration)
     config = estimating.model_of(asked.checkpoint_path, asked.num_layers)

@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from estimate.predict import Estimate, Figure, Fit, Machine, Memory
+from estimate.fits import Fit
+from estimate.predict import Estimate, Figure, Machine, Memory
+from run.energy import NO_COUNTER
 from text import aligned, size
 
 
@@ -55,7 +57,12 @@ def _short(value: float) -> str:
 def _joules(figure: Figure | None) -> tuple[str, str, str]:
     if figure is None:
         return "-", "", "no counter, and this device's power limit is not known"
-    return f"≤ {_short(figure.value)} J/token", "", figure.source
+    return f"{_joule(figure)} J/token", "", figure.source
+
+
+def _joule(figure: Figure) -> str:
+    at_most = "≤ " if figure.source == NO_COUNTER else ""
+    return f"{at_most}{_short(figure.value)}"
 
 
 def _memory(memory: Memory) -> str:
@@ -87,7 +94,7 @@ def table(estimates: Mapping[str, Estimate | str], machine: Machine, memory: flo
                 _short(one.tokens_per_second.value),
                 size(peak),
                 "-" if memory is None else "yes" if peak <= memory else "no",
-                "-" if one.joules_per_token is None else f"≤ {_short(one.joules_per_token.value)}",
+                "-" if one.joules_per_token is None else _joule(one.joules_per_token),
                 one.token_seconds.bound,
             )
         )
@@ -108,7 +115,7 @@ def fitting(fits: Sequence[Fit], memory: float, batch: int, context: int | None)
                 one.kv_cache,
                 size(one.weights),
                 f"{one.position / 1e3:.1f} kB",
-                positions if one.positions else "does not fit",
+                positions if one.positions else one.why_not or "does not fit",
             )
         )
     head = f"Into {size(memory)}, {batch} sequence{'s' * (batch > 1)} at once:"

@@ -3,7 +3,8 @@
 Memory gives 50 GB/s and arithmetic 400 Gflop/s: a product of up to 16 rows takes its weight's bytes
 ÷ memory, one of more rows its operations ÷ arithmetic. Attention of a step takes the cache's bytes
 ÷ memory, that of a prompt its operations ÷ arithmetic. Norms and gates take 1 ns a number. In a
-model, products take 1.1 times as long, each layer 20 µs more, and each step 100 µs.
+model, products take 1.1 times as long, each layer 20 µs more, and each step 100 µs. What two ranks
+exchange takes 5 µs, and what one of them sends ÷ 10 GB/s.
 """
 
 import itertools
@@ -13,6 +14,7 @@ from estimate.calibration import (
     BandwidthPoint,
     Calibration,
     DrawPoint,
+    ExchangePoint,
     ProductPoint,
     RestPoint,
     Speed,
@@ -25,6 +27,7 @@ SPEED = Speed(MEMORY, ARITHMETIC)
 BITS = {"none": 16, "int8wo": 8, "int4wo-128": 4.25}
 IN_PLACE, LAYER, STEP = 1.1, 20e-6, 100e-6
 ROWS = (1, 4, 16, 128, 512, 2048)
+CALL, LINK = 5e-6, 10e9  # of what two ranks exchange: seconds of a call, bytes per second
 
 
 def product(scheme, rows, inner, outer):
@@ -60,6 +63,15 @@ def whole(config, scheme, rows, tokens, depth):
     seen = depth + 1 if tokens == 1 else depth
     seconds = IN_PLACE * products + L * attention(rows, tokens, seen, *heads) + between
     return seconds + draw(rows, config.vocab_size) + L * LAYER + STEP
+
+
+def exchanges():
+    """A sum of two ranks sends its size once, in two halves; a gather as well."""
+    return [
+        ExchangePoint(kind, "shared memory", 2, size, CALL + size / LINK)
+        for kind in ("all_reduce", "all_gather")
+        for size in (2048, 16384, 131072)
+    ]
 
 
 def calibration(name="Invented CPU", slow=1.0, **changes):
@@ -113,4 +125,5 @@ def calibration(name="Invented CPU", slow=1.0, **changes):
         ],
         "wholes": wholes,
         "base_bytes": 400_000_000,
+        "exchanges": exchanges(),
     } | changes)  # fmt: skip

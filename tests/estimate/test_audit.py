@@ -189,3 +189,105 @@ def test_a_table_that_is_no_table_is_one_line(text, expected):
         parse(text, "file.rst")
     assert expected in str(caught.value) and "file.rst" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+# ------------------------------------------------------------- the same table, written otherwise
+
+LINES = PUBLISHED.read_text().splitlines()
+CELLS = [[c.strip() for c in line.strip("|").split("|")] for line in LINES if "facebook" in line]
+CELLS += [[c.strip() for c in line.strip("|").split("|")] for line in LINES if "AICross" in line]
+TITLES = ["Runtime (ms)", "Memory (GB)", "Energy (J/token)", "Throughput (token/sec)"]
+SIZE = "Input Sequence Size = :math:`16 \\times 1024`\n\nSingle GPU\n----------\n"
+ORDER = ("Measured", "Estimated", "Error")
+
+
+def written(quantities=(0, 1, 2, 3), columns=(0, 1, 2), titles=TITLES, names=ORDER, change=None):
+    """The published rows as a grid of other quantities and columns; change: of (title, cell)."""
+    change = change or (lambda title, cell: cell)
+    rows = [
+        cells[:2] + [change(titles[q], cells[2 + 3 * q + c]) for q in quantities for c in columns]
+        for cells in CELLS
+    ]
+    head = [("Model", ()), ("Device", ())]
+    head += [(titles[q], [names[c] for c in columns]) for q in quantities]
+    return SIZE + grid(head, rows)
+
+
+def in_seconds(title, cell):
+    return f"{float(cell) / 1000:.5f}" if title == "Runtime (s)" and "%" not in cell else cell
+
+
+def in_millijoules(title, cell):
+    return f"{1000 * float(cell):.0f}" if "mJ" in title and "%" not in cell else cell
+
+
+def merged_devices(text):
+    """The device stands in the first row alone."""
+    head, first, rest = text.partition("NVIDIA RTX A5000")
+    return head + first + rest.replace("NVIDIA RTX A5000", " " * 16)
+
+
+VARIANTS = {
+    "as published": PUBLISHED.read_text(),
+    "quantities in another order": written(quantities=(3, 2, 1, 0)),
+    "estimated before measured": written(columns=(1, 0, 2)),
+    "other words": written(names=("Actual", "Predicted", "Error (%)"),
+                           change=lambda title, cell: cell.removesuffix("%")),
+    "seconds": written(titles=["Runtime (s)", *TITLES[1:]], change=in_seconds),
+    "millijoules": written(titles=[*TITLES[:2], "Energy (mJ/token)", TITLES[3]],
+                           change=in_millijoules),
+    "three rows": "\n".join(line for line in LINES if "clm" not in line or "1.1b" in line),
+    "devices merged": merged_devices(PUBLISHED.read_text()),
+    "Windows' line ends, indented": "\r\n".join(f"   {line}" for line in LINES),
+    "cells squeezed": "\n".join(
+        "|".join(cell.strip() for cell in line.split("|")) if line[:1] == "|" else line
+        for line in LINES
+    ),
+    "Markdown": SIZE + "\n".join(line for line in LINES if line[:1] == "|"),
+    "words for the size": PUBLISHED.read_text().replace(
+        "Input Sequence Size = :math:`16 \\times 1024`", "Batch size: 16, sequence length: 1024"
+    ),
+    "the card in the heading": "\n".join(
+        "| " + " | ".join([cells[0], *cells[2:]]) + " |" if line[:1] == "|" else line
+        for line in LINES if line[:2] != "+-" and line[:2] != "+="
+        for cells in [[c.strip() for c in line.strip("|").split("|")]]
+    ).replace("Single GPU", "On one NVIDIA RTX A5000"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_published_table_is_audited_however_it_is_written(name):
+    (table,) = parse(VARIANTS[name])
+    found = texts(table)
+    throughput, energy, error = (
+        found[next(column for column in found if column.startswith(words) and part in column)]
+        for words, part in (
+            ("Throughput", "Measured"), ("Energy", "Measured"), ("Runtime", "Error"),
+        )
+    )  # fmt: skip
+    assert "it is microseconds per token, not tokens per second" in throughput
+    assert "tokens per second are 16384 tokens ÷ 0.694 s" in throughput
+    assert "230 W" in energy and "nothing was measured" in energy
+    assert "it divides by the estimate" in error
+    assert {row.device for row in table.rows} == {"NVIDIA RTX A5000"}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("nothing here\n", "there is no table in it with the columns Measured, Estimated"),
+        ("| a | b |\n| 1 | 2 |\n", "there is no table in it with the columns Measured, Estimated"),
+        (
+            written(titles=["Runtime (furlongs)", *TITLES[1:]]),
+            "has no unit that is known; known: s",
+        ),
+        (written(titles=[*TITLES[:2], "Energy (cal)", TITLES[3]]), "known: j, joule"),
+        (written(titles=["Joy (ms)", *TITLES[1:]]), "'Joy (ms)' is no quantity that is known"),
+    ],
+    ids=["text", "another table", "unit of time", "unit of energy", "quantity"],
+)
+def test_what_is_no_such_table_is_one_line(text, expected):
+    with pytest.raises(QuantbenchError) as caught:
+        for table in parse(text, "t.rst"):
+            audit(table)
+    assert expected in str(caught.value) and "\n" not in str(caught.value)

@@ -23,6 +23,7 @@ def measured(step=0.05, **changes):
         cache_size=139,
         device=Device("cpu", "Invented CPU", 2),
         weight_bytes=1_034_420_224,
+        step_weight_bytes=0,  # the same: the model has no experts
         **changes,
     )
     sample = Sample(0.5, step * (NEW - 1), NEW / (0.5 + step * (NEW - 1)), 256.0, 1 / step)
@@ -80,3 +81,17 @@ def test_a_run_that_was_not_calibrated(changes, reason):
 def test_another_machine():
     found = beside(measured(), invented.calibration(name="Other CPU"))
     assert found.why_not == "calibrated with name Other CPU, here Invented CPU"
+
+
+def test_the_table_of_a_run():
+    """Estimated, measured and error below the run's own line."""
+    from benchlog.table import estimates
+
+    found = beside(measured(), invented.calibration()).as_json()
+    head, prompt, step, rows, peak = estimates({"estimate": found}).splitlines()
+    assert head.split() == ["estimated", "measured", "error"]
+    error = found["token_seconds"]["error"]
+    assert step.split() == ["a", "step", *f"{1e3 * found['token_seconds']['estimated']:.3g} ms "
+                            f"50 ms {error:+.1%}".split()]  # fmt: skip
+    assert "500 ms" in prompt and "2.00 GB" in peak and "tok/s" in rows
+    assert estimates({"estimate": {"why_not": "not calibrated"}}) == estimates({}) == ""

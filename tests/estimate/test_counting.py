@@ -1,5 +1,6 @@
 """Counting a pass: against cases worked by hand, torch's own counter, and a model's parameters."""
 
+import dataclasses
 import json
 
 import pytest
@@ -12,6 +13,7 @@ from estimate.counting import count_config, count_model, count_module
 from estimate.recording import pairs
 from models import build
 from models.config import ModelConfig
+from models.mixture import Mixture
 from models.presets import preset
 from quantize.spec import parse_scheme
 from run.sizes import size_of
@@ -277,3 +279,39 @@ def test_a_config_that_is_not_understood_is_one_line(tmp_path, text, expected):
     with pytest.raises(QuantbenchError) as caught:
         count_config(path)
     assert expected in str(caught.value)
+
+
+# Eight experts of 2 · 96 and 96 columns; a token goes through two.
+MIXED = dataclasses.replace(
+    GROUPED, name="mixed", num_layers=3, mixture=Mixture(8, 2, 96), architecture="mixtral"
+)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 4, 64])
+def test_experts_are_read_as_often_as_they_are_chosen(tokens):
+    """Weights that a step reads: those of Mixtral.step_bytes, which knows the modules."""
+    count = count_model(MIXED, batch=tokens, tokens=1)
+    with torch.device("meta"):
+        model = build(MIXED).to(torch.bfloat16)
+    experts = [work for work in count.works if (work.inner, work.outer) in ((64, 192), (96, 64))]
+    inputs = sum(work.calls * work.rows * work.inner * 2 for work in experts)
+    read = sum(work.bytes_read for work in experts) - inputs
+    unread = model.weight_bytes() - model.step_bytes(tokens)
+    assert read == pytest.approx(3 * 8 * (2 * 64 * 192 + 2 * 96 * 64) - unread, abs=100)
+    # Each token goes through two experts, of 3 · 64 · 96 multiplications.
+    assert sum(work.flops for work in experts) == 2 * 3 * tokens * 2 * 3 * 64 * 96
+
+
+def test_layers_without_experts_among_those_with():
+    some = dataclasses.replace(MIXED, mixture=Mixture(8, 2, 96, dense_layers=(0, 2)))
+    count = count_model(some, batch=1, tokens=2)
+    assert count.weight_bytes == 2 * some.parameters()
+    # The dense layers' feed-forward networks have the shapes of an expert: 2 tokens each.
+    dense = [w for w in count.works if (w.inner, w.outer, w.rows) == (96, 64, 2)]
+    assert sum(work.calls for work in dense) == 2
+
+
+def test_ranks_share_each_expert():
+    whole, half = (count_model(MIXED, tp=tp).weight_bytes for tp in (1, 2))
+    embedding_and_experts = 2 * (2 * 256 * 64 + 3 * 8 * 3 * 96 * 64)
+    assert whole - half == pytest.approx(embedding_and_experts / 2, rel=0.1)

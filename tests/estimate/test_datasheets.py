@@ -12,7 +12,7 @@ ASKED = ["A5000", "A6000", "RTX 3090", "RTX 4090", "L4", "L40S", "A100 40GB", "A
 @pytest.mark.parametrize("name", ASKED)
 def test_every_device_has_a_sheet_with_its_source(name):
     sheet = find(name)
-    assert sheet.source and sheet.power > 0 and sheet.link > 0
+    assert sheet.source and sheet.power > 0 and sheet.link.rate > 0
     assert {"float16", "bfloat16", "float32", "int8"} <= set(sheet.peaks)
 
 

@@ -8,7 +8,10 @@ import torch
 
 from compare.figures import estimating
 from errors import MemoryShortage, UsageError
+from estimate.calibration import Power
 from estimate.datasheets import find
+from estimate.exchanges import ring_seconds
+from estimate.fits import what_fits_into
 from estimate.predict import (
     Calibrated,
     Efficiency,
@@ -16,8 +19,8 @@ from estimate.predict import (
     Request,
     efficiency_of,
     predict,
-    what_fits_into,
 )
+from models.mixture import Mixture
 from models.presets import preset
 from tests.estimate import invented
 from text import size
@@ -131,7 +134,7 @@ def test_more_than_the_device_has_says_by_how_much():
         (Request(CONFIG, "fp6"), "fp6 was not calibrated; none, int8wo, int4wo-128 were"),
         (Request(CONFIG, kv_cache="int8"), "--kv_cache int8 was not calibrated; dense were"),
         (Request(CONFIG, precision="float32"), "the calibration is of bfloat16"),
-        (Request(CONFIG, tp=2), "--tp 2: a calibration is of one process"),
+        (Request(CONFIG, tp=3), "--tp 3: TinyLlama-1.1B-Chat-v1.0 has 32 query"),
     ],
     ids=["scheme", "cache", "precision", "tp"],
 )
@@ -170,3 +173,100 @@ def test_the_relative_of_cards_is_fitted_to_published_rows():
     assert kept.memory == pytest.approx(anew.memory, rel=1e-3)
     assert "published_a5000.rst: 6 rows of NVIDIA RTX A5000" in anew.source
     assert 0.5 < anew.arithmetic < 1 and 0.5 < anew.memory < 1
+
+
+# ----------------------------------------------------------------------- ranks, experts, energy
+
+
+def test_two_ranks_on_a_processor_take_turns(machine):
+    """Each has half of the matrices at half of the threads, so that products and attention take
+    as long as one rank's; and in a step they exchange 2 sums a layer, one of the embedding, and
+    the logits: 45 sums of 2048 numbers, a gather of 16000, 2 bytes each."""
+    one = predict(Request(CONFIG, prompt=512, new_tokens=11), machine)
+    two = predict(Request(CONFIG, prompt=512, new_tokens=11, tp=2), machine)
+    sums = 45 * (invented.CALL + 4096 / invented.LINK)
+    gather = invented.CALL + 32000 / invented.LINK
+    assert two.parts["token"]["exchange"] == pytest.approx(sums + gather)
+    expected = one.token_seconds.value + sums + gather
+    assert two.token_seconds.value == pytest.approx(expected, rel=0.01)
+    # A prompt's sums are of 512 positions: 2 MB each.
+    sums = 45 * (invented.CALL + 512 * 4096 / invented.LINK)
+    assert two.parts["prompt"]["exchange"] == pytest.approx(sums + gather)
+    assert two.memory["token"].weights == pytest.approx(one.memory["token"].weights, rel=0.01)
+
+
+MIXTURE = dataclasses.replace(
+    CONFIG, name="eight", num_layers=4, mixture=Mixture(8, 2, 1024), architecture="mixtral"
+)
+
+
+def expert_bytes(config):
+    return 2 * 3 * config.mixture.expert_dim * config.dim  # w1, w3 and w2, of 2 bytes
+
+
+def test_a_step_of_one_sequence_reads_two_of_eight_experts(machine):
+    """By the law: bytes ÷ 50 GB/s, 1.1 times that in a model; nothing is paid for calls."""
+    parts = machine.machine.step(MIXTURE, "none", "dense", 1, 100)
+    D, kv = MIXTURE.dim, 2 * MIXTURE.num_kv_heads * MIXTURE.head_dim
+    attention = 2 * (D * (D + kv) + D * D)
+    bytes_read = 4 * (attention + 2 * expert_bytes(MIXTURE)) + 2 * D * MIXTURE.vocab_size
+    expected = invented.IN_PLACE * bytes_read / invented.MEMORY
+    assert parts.products == pytest.approx(expected, rel=0.01)
+
+
+def test_four_sequences_read_those_that_any_of_them_chooses(machine):
+    """8 · (1 − 0.75⁴) = 5.47 experts of each layer on average."""
+    assert MIXTURE.mixture.distinct(4) == pytest.approx(5.46875)
+    one, four = (machine.machine.step(MIXTURE, "none", "dense", n, 100) for n in (1, 4))
+    more = 4 * (5.46875 - 2) * expert_bytes(MIXTURE) * invented.IN_PLACE / invented.MEMORY
+    assert four.products - one.products == pytest.approx(more, rel=0.02)
+
+
+def test_a_prompt_reads_all_experts_each_with_its_tokens(machine):
+    """512 tokens, two experts each: 128 rows for each of eight. Arithmetic is that of a dense
+    model with two experts' width."""
+    dense = dataclasses.replace(CONFIG, num_layers=4, ffn_dim=2048)
+    mixed, plain = (
+        machine.machine.prompt(config, "none", "dense", 1, 512) for config in (MIXTURE, dense)
+    )
+    assert mixed.products == pytest.approx(plain.products, rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["Meta-Llama-3-70B", "Mixtral-8x7B-v0.1"])
+def test_eight_cards(name):
+    """Two sums a layer, one of the embedding, the logits of an eighth of the vocabulary."""
+    config, card = preset(name), FromDatasheet(find("H100 SXM"), WHOLE)
+    found = predict(Request(config, prompt=64, new_tokens=8, tp=8), card)
+    link, count = card.sheet.link_among(8), 2 * config.num_layers + 1
+    links = count * ring_seconds("all_reduce", 2 * config.dim, 8, link)
+    links += ring_seconds("all_gather", 2 * config.vocab_size // 8, 8, link)
+    assert found.parts["token"]["links"] == pytest.approx(links)
+    weights = found.memory["token"].weights
+    assert weights == pytest.approx(2 * config.parameters() / 8, rel=0.02)
+    read = 2 * config.parameters() - 2 * config.vocab_size * config.dim
+    if config.mixture:
+        read -= 6 * config.num_layers * expert_bytes(config)  # two of eight experts are read
+    assert found.token_seconds.value > read / 8 / 3350e9
+    assert found.token_seconds.value - links < 1.1 * read / 8 / 3350e9
+
+
+def test_a_mixture_over_ranks_and_what_fits(machine):
+    (fit,) = what_fits_into(Request(MIXTURE), machine, 4e9, ["int8wo"], ["dense"])
+    # A byte for each weight, two for those of the embedding.
+    weights = MIXTURE.parameters() + MIXTURE.vocab_size * MIXTURE.dim
+    assert fit.weights == pytest.approx(weights, rel=0.01) and fit.positions > 0
+    two = predict(Request(MIXTURE, tp=2), machine)
+    assert two.parts["token"]["exchange"] > 0
+
+
+def test_energy_by_what_was_counted_while_calibrating():
+    """30 W in prompts and 20 W in steps; or at most the 65 W of the limit."""
+    request = Request(CONFIG, prompt=128, new_tokens=11)
+    counted = Power(65.0, "RAPL (package-0)", 30.0, 20.0)
+    found = predict(request, Calibrated(invented.calibration(power=counted)))
+    prompt, steps = found.prompt_seconds.value, 10 * found.token_seconds.value
+    assert found.joules_per_token.value == pytest.approx((30 * prompt + 20 * steps) / 11)
+    assert "RAPL (package-0) while calibrating" in found.joules_per_token.source
+    found = predict(request, Calibrated(invented.calibration(power=Power(65.0, *[None] * 3))))
+    assert found.joules_per_token.value == pytest.approx(65 * (prompt + steps) / 11)
+    assert found.joules_per_token.source == "no counter; power limit × time is an upper bound"

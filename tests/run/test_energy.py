@@ -125,6 +125,9 @@ class Library:
             raise self.NVMLError("Not Supported")
         return self.millijoules[handle]
 
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle):
+        return 300_000  # milliwatts
+
 
 def test_gpus_are_summed():
     library = Library()
@@ -156,3 +159,17 @@ def test_a_counter_that_must_not_be_read(tmp_path):
         (tmp_path / folder / "energy_uj").mkdir()  # cannot be read, even by root
     with pytest.raises(NoCounter, match="cannot be read: Is a directory"):
         Rapl(tmp_path)
+
+
+def test_power_limits_of_packages_and_cards(tmp_path):
+    """The long-term limits of two packages. Memory has none; another driver shows one twice."""
+    Tree(tmp_path)
+    for folder, watts in (("intel-rapl:0", 65), ("intel-rapl:1", 65), ("intel-rapl-mmio:0", 65)):
+        for number, name, factor in ((0, "long_term", 1), (1, "short_term", 2)):
+            (tmp_path / folder / f"constraint_{number}_name").write_text(f"{name}\n")
+            limit = tmp_path / folder / f"constraint_{number}_power_limit_uw"
+            limit.write_text(f"{watts * factor * 1_000_000}\n")
+    assert energy.power_limit("cpu", root=tmp_path) == 130.0
+    assert energy.power_limit("cuda", (0, 1), library=Library()) == 600.0
+    assert energy.power_limit("cpu", root=tmp_path / "none") is None
+    assert energy.power_limit("mps") is None

@@ -1,0 +1,60 @@
+"""What a device draws while it reads prompts and while it decodes: part of `calibrate`.
+
+    measured(settings, make_generator)          # Power: its limit, and watts where a counter is
+
+Joules of a run are then these watts × its seconds. Without a counter, power limit × time is an
+upper bound of them.
+"""
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from estimate.calibration import Power
+from estimate.calibration_models import MODELS
+from estimate.machine import MakeGenerator, Settings, random_model
+from run import energy
+
+AT_LEAST = 1.0  # seconds of each phase
+PROMPT, STEPS = 512, 32  # positions of a prompt, and steps that are run at once
+
+
+@torch.no_grad()
+def measured(settings: Settings, make_generator: MakeGenerator) -> Power | None:
+    """The limit, and the power of prompts and steps; None where neither is known."""
+    device = settings.device
+    limit = energy.power_limit(device.type)
+    try:
+        counter = energy.find(device.type)
+    except energy.NoCounter:
+        return None if limit is None else Power(limit, None, None, None)
+    model, _ = random_model(MODELS["wide"], settings.schemes[0], settings)
+    generator = make_generator(model, 1, PROMPT + STEPS, "dense")
+    prompt = torch.zeros(1, PROMPT, dtype=torch.long, device=device)
+    idle, step = energy.idle_watts(counter), energy.step_of(counter)
+
+    def watts(run: Callable[[], object]) -> float:
+        run()
+        found = energy.measure(counter, _for_a_second(run), idle, step)
+        return found.joules / found.seconds
+
+    return Power(
+        limit,
+        counter.name,
+        watts(lambda: generator.generate(prompt, 1)),
+        watts(lambda: generator.generate(prompt[:, :1], STEPS)),
+    )
+
+
+def _for_a_second(run: Callable[[], object]) -> Callable[[], int]:
+    """A function that runs it for AT_LEAST seconds, and returns how often."""
+
+    def runs() -> int:
+        ends, count = time.perf_counter() + AT_LEAST, 0
+        while not count or time.perf_counter() < ends:
+            run()
+            count += 1
+        return count
+
+    return runs
