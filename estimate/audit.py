@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from estimate.datasheets import known
-from estimate.tables import COLUMNS, Number, Row, Table
+from estimate.headings import COLUMNS
+from estimate.tables import Number, Row, Table
 from text import counted
 
 COARSE = 0.05  # a figure that may be off by more than this share of itself says little

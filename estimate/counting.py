@@ -34,6 +34,12 @@ from run.sizes import kv_cache_bytes
 from text import shown
 
 Logits = Literal["last", "all", "none"]
+# What a config.json has to say of a model, and the keys under which the classes of transformers
+# have it. They take defaults for what is missing.
+SAID = {
+    "its width": ("hidden_size", "n_embd", "d_model"),
+    "its number of layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+}
 
 
 @dataclass(frozen=True)
@@ -369,9 +375,16 @@ def _config_of(fields: Mapping[str, Any], name: str) -> Any:
         ) from None
     try:
         others = {key: value for key, value in fields.items() if key != "model_type"}
-        return AutoConfig.for_model(fields["model_type"], **others)
+        config = AutoConfig.for_model(fields["model_type"], **others)
     except Exception as error:  # its classes check their fields each in its own way
         raise CheckpointError(f"{name}: no config of transformers: {_said(error)}") from None
+    for what, keys in SAID.items():
+        if not any(isinstance(fields.get(key), int) for key in keys):
+            raise CheckpointError(
+                f"{name}: it does not say {what} ({keys[0]}), and transformers would take another "
+                "model's"
+            )
+    return config
 
 
 def count_config(

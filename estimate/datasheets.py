@@ -159,9 +159,9 @@ def find(name: str) -> Datasheet:
     """
     if (sheet := known(name)) is not None:
         return sheet
-    spellings = {s.lower(): sheet.name for sheet in DATASHEETS.values() for s in _spellings(sheet)}
-    close = difflib.get_close_matches(name.lower(), spellings, n=3, cutoff=0.4)
-    near = list(dict.fromkeys(spellings[spelling] for spelling in close)) or list(DATASHEETS)
+    spellings = {_plain(s): sheet.name for sheet in DATASHEETS.values() for s in _spellings(sheet)}
+    close = difflib.get_close_matches(_plain(name), spellings, n=5, cutoff=0.5)
+    near = list(dict.fromkeys(spellings[spelling] for spelling in close))[:3] or list(DATASHEETS)
     raise UsageError(
         f"--device {name!r}: no datasheet; nearest: {', '.join(near)}. Or on that machine: "
         "quantbench calibrate --json FILE, then here --calibration FILE"

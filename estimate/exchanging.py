@@ -13,7 +13,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -58,22 +58,31 @@ def main(path: str, device_type: str, precision: str) -> None:
     environment.prepare()
     environment.use_threads(RunConfig(device=device_type))
     ranks = parallel.join(where, torch.device(device_type))
-    points = list(_points(ranks, devices.resolve(device_type), getattr(torch, precision)))
+    points = timed(ranks, devices.resolve(device_type), getattr(torch, precision))
     if where.rank == 0:
         Path(path).write_text(json.dumps(to_json(points)))
     parallel.meet(ranks)
 
 
-def _points(ranks: Ranks, device: torch.device, dtype: torch.dtype) -> Iterator[ExchangePoint]:
+def timed(
+    ranks: Ranks,
+    device: torch.device,
+    dtype: torch.dtype,
+    sums: Sequence[int] = SUMS,
+    gathers: Sequence[int] = GATHERS,
+) -> list[ExchangePoint]:
+    """Sums and gathers of tensors of so many bytes. Every rank calls it."""
+    points = []
     through = parallel.backend(ranks)
     for kind, sizes, call in (
-        ("all_reduce", SUMS, ranks.sum),
-        ("all_gather", GATHERS, ranks.gather),
+        ("all_reduce", sums, ranks.sum),
+        ("all_gather", gathers, ranks.gather),
     ):
         for size in sizes:
             x = torch.ones(1, size // dtype.itemsize, dtype=dtype, device=device)
             seconds = _seconds(ranks, device, call, x)
-            yield ExchangePoint(kind, through, ranks.size, size, seconds)
+            points.append(ExchangePoint(kind, through, ranks.size, size, seconds))
+    return points
 
 
 def _seconds(
@@ -84,7 +93,7 @@ def _seconds(
     (calls,) = ranks.first([max(1.0, AT_LEAST / once)], device)
     each = []
     for _ in range(REPEATS):
-        parallel.meet(ranks)
+        ranks.total([0.0], device)  # they begin together
         each.append(_timed(device, call, x, int(calls)) / int(calls))
     return statistics.median(each)
 

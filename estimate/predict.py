@@ -218,7 +218,8 @@ def pass_of(
         if request.scheme != "none" or request.kv_cache != "dense" or request.tp > 1:
             raise UsageError(
                 f"{request.config}: models of transformers are estimated unquantized, with a dense "
-                "cache, on one device"
+                "cache, on one device: leave out --quantization, --kv_cache, --tp, --all_schemes "
+                "and --what_fits"
             )
         return count_config(request.config, request.batch, tokens, depth, logits, precision)
     return count_model(

@@ -189,7 +189,7 @@ def counted_rows(table: Table, folder: Path | None = None) -> list[Counted]:
     """
     if table.batch is None or table.length is None:
         raise QuantbenchError(
-            f"line {table.line}: the table does not say how many tokens a pass has; expected above "
+            f"{table.where}: the table does not say how many tokens a pass has; expected above "
             "it is a line such as: Input Sequence Size = 16 × 1024"
         )
     demands: dict[str, Demand] = {}

@@ -15,24 +15,9 @@ from pathlib import Path
 import files
 from errors import QuantbenchError
 from estimate.datasheets import DATASHEETS
-from text import shown
+from estimate.headings import header_of
 
 LONGEST = 10_000_000  # bytes of a file
-# The first words that a quantity's title may begin with.
-QUANTITIES = {
-    "runtime": ("runtime", "run time", "latency", "time"),
-    "memory": ("memory", "peak memory"),
-    "energy": ("energy",),
-    "throughput": ("throughput", "speed"),
-}
-COLUMNS = ("measured", "estimated", "error")
-# Other words for these.
-ALIKE = {
-    "actual": "measured",
-    "real": "measured",
-    "predicted": "estimated",
-    "estimate": "estimated",
-}
 SECONDS = {"s": 1.0, "sec": 1.0, "second": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
 JOULES = {"j": 1.0, "joule": 1.0, "joules": 1.0, "mj": 1e-3, "kj": 1e3, "wh": 3600.0}
 BYTES = {"GB": 1e9, "GiB": float(1 << 30), "MB": 1e6, "MiB": float(1 << 20)}
@@ -85,6 +70,11 @@ class Table:
     rows: tuple[Row, ...]
     batch: int | None  # sequences, where the text above says so
     length: int | None  # tokens of each
+    path: str = "table"  # the file, for messages
+
+    @property
+    def where(self) -> str:
+        return f"{self.path}, line {self.line}"
 
     @property
     def tokens(self) -> int | None:
@@ -105,7 +95,7 @@ class Table:
         unit = re.split(r"/| per ", self.units.get("energy", "J"))[0].strip().lower()
         if unit not in JOULES:
             raise QuantbenchError(
-                f"line {self.line}: {self.titles['energy']!r} has no unit that is known; known: "
+                f"{self.where}: {self.titles['energy']!r} has no unit that is known; known: "
                 f"{', '.join(JOULES)}, each by itself or per token"
             )
         return scaled(number, JOULES[unit])
@@ -114,7 +104,7 @@ class Table:
         unit = self.units.get(quantity, "")
         if unit not in known:
             raise QuantbenchError(
-                f"line {self.line}: {self.titles[quantity]!r} has no unit that is known; known: "
+                f"{self.where}: {self.titles[quantity]!r} has no unit that is known; known: "
                 f"{', '.join(known)}"
             )
         return known[unit]
@@ -206,96 +196,44 @@ def _table(
         else:
             rows.append((number, cells))
         open_row = ruled
-    leaves_at = next((i for i, (_, cells) in enumerate(rows) if _leaves(cells)), None)
-    if not leaves_at:
+    header = header_of([cells for _, cells in rows], f"{path}, line {first}")
+    if header is None:
         return None
-    groups = [cell for cell in rows[0][1] if cell]
-    leaves = rows[leaves_at][1]
-    named = [i for i, leaf in enumerate(leaves) if _column(leaf)]
-    identity = groups[: named[0]]
-    quantities = [_quantity(group) for group in groups[named[0] :]]
-    columns = _by_group([_column(leaves[i]) for i in named])
-    if len(columns) != len(quantities) or len(identity) != named[0]:
-        raise QuantbenchError(
-            f"{path}, line {first}: the table's first line has {len(groups)} titles, and the "
-            f"columns below it are {len(columns)} groups behind {named[0]}; they do not agree"
-        )
-    if None in quantities:
-        unknown = groups[named[0] + quantities.index(None)]
-        raise QuantbenchError(
-            f"{path}, line {first}: {shown(unknown)} is no quantity that is known; known: "
-            f"{', '.join(QUANTITIES)}"
-        )
-    model, device = _places(identity)
-    percent = {i for i in named if "%" in leaves[i]}
+    percent = {i for i, text in header.columns.items() if "%" in text}
     made: list[Row] = []
-    for number, cells in rows[leaves_at + 1 :]:
-        if len(cells) != len(leaves):
+    for number, cells in rows[header.rows :]:
+        if len(cells) != header.width:
             raise QuantbenchError(
-                f"{path}, line {number}: {len(cells)} cells, and the table has {len(leaves)} "
+                f"{path}, line {number}: {len(cells)} cells, and the table has {header.width} "
                 "columns"
             )
-        values = iter(f"{cells[i]}{'%' * (i in percent)}" for i in named)
-        by_quantity = {
-            str(quantity): Cell(**{name: _number(next(values)) for name in names})
-            for quantity, names in zip(quantities, columns, strict=True)
-        }
-        if not any(cells):
-            continue
+        figures: dict[str, dict[str, Number | None]] = {}
+        for i, (quantity, column) in header.places.items():
+            value = _number(f"{cells[i]}{'%' * (i in percent)}")
+            figures.setdefault(quantity, {})[column] = value
         above = made[-1] if made else None  # a merged cell stands in the first of its rows alone
-        name = cells[model] or (above.model if above else "")
-        where = (cells[device] or (above.device if above else "")) if device is not None else ""
-        made.append(Row(name, where or known_in(title), by_quantity, number))
+        name, where = (
+            "" if at is None else cells[at] or (getattr(above, kind) if above else "")
+            for kind, at in (("model", header.model), ("device", header.device))
+        )
+        if any(cells):
+            by_quantity = {quantity: Cell(**each) for quantity, each in figures.items()}
+            made.append(Row(name, where or card_in(title), by_quantity, number))
     if not made:
         raise QuantbenchError(f"{path}, line {first}: the table has no rows")
-    titles = dict(zip(map(str, quantities), groups[named[0] :], strict=True))
     units = {
         quantity: found.group(1).strip()
-        for quantity, text in titles.items()
-        if (found := re.search(r"[(\[](.*)[)\]]", text))
+        for quantity, text in header.titles.items()
+        if (found := re.search(r"[(\[](.*?)[)\]]", text))
     }
-    return Table(title, first, titles, units, tuple(made), *(size or (None, None)))
+    batch, length = size or (None, None)
+    return Table(title, first, header.titles, units, tuple(made), batch, length, path)
 
 
-def _column(leaf: str) -> str:
-    """measured, estimated or error, for the heading of a column such as "Error (%)"; or ""."""
-    words = re.findall(r"[a-z]+", leaf.lower())
-    word = ALIKE.get(words[0], words[0]) if words else ""
-    return word if word in COLUMNS else ""
-
-
-def _leaves(cells: Sequence[str]) -> bool:
-    return {"measured", "estimated"} <= {_column(cell) for cell in cells}
-
-
-def known_in(title: str) -> str:
+def card_in(title: str) -> str:
     """The card that a heading names; "" if it names none."""
     found = [sheet.name for sheet in DATASHEETS.values() if sheet.name.lower() in title.lower()]
     return max(found, key=len, default="")
-
-
-def _quantity(title: str) -> str | None:
-    return next(
-        (name for name, begins in QUANTITIES.items() if title.lower().startswith(begins)), None
-    )
-
-
-def _by_group(names: Sequence[str]) -> list[list[str]]:
-    """measured, estimated, error, measured, … cut before each name that a group already has."""
-    groups: list[list[str]] = []
-    for name in names:
-        if not groups or name in groups[-1]:
-            groups.append([])
-        groups[-1].append(name)
-    return groups
-
-
-def _places(identity: Sequence[str]) -> tuple[int, int | None]:
-    """The columns of the model and of the device among those before the first quantity."""
-    words = [title.lower() for title in identity]
-    model = next((i for i, word in enumerate(words) if "model" in word), 0)
-    device = next((i for i, word in enumerate(words) if "device" in word or "gpu" in word), None)
-    return model, device
 
 
 def _number(text: str) -> Number | None:

@@ -89,7 +89,7 @@ ROOMS = {
         {"saved_model"},
     ),
     "estimate": (
-        {"calibration_models", "datasheets", "recording", "resident"},
+        {"calibration_models", "datasheets", "headings", "recording", "resident"},
         {"calibration", "counting", "tables"},
         {"audit"},
         {"curves", "exchanges", "exchanging", "memory"},

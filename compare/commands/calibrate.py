@@ -15,7 +15,7 @@ from cli import Command, quiet, say
 from compare.arguments import names_of
 from errors import UsageError
 from quantize.spec import COMPARED, parse_scheme
-from run import environment
+from run import environment, launch
 
 if TYPE_CHECKING:
     from estimate.calibration import Calibration
@@ -59,11 +59,11 @@ def calibrate(
     settings = machine.Settings(where, getattr(torch, precision), names)
     measured = machine.measure(settings, make_generator, say)
     say("What two ranks exchange, and power …")
-    measured = replace(
-        measured,
-        exchanges=exchanging.measured(where, precision),
-        power=power.measured(settings, make_generator),
-    )
+    try:
+        measured = replace(measured, exchanges=exchanging.measured(where, precision))
+    except launch.RankFailed as error:  # all but --tp can be estimated without them
+        say(f"What ranks exchange is not in it: {error}")
+    measured = replace(measured, power=power.measured(settings, make_generator))
     refuse(measured, datasheets.known(measured.name))
     use = Counters.read().since(before)
     path = json_path or str(default_path())

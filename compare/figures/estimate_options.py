@@ -73,7 +73,7 @@ def predicted(asked: Asked, all_schemes: bool, what_fits: str | None) -> tuple[s
     if memory is not None:
         found = what_fits_into(request, machine, memory, SHOWN, KV_CACHES)
         context = None if isinstance(config, str) else config.max_position
-        text = tables.fitting(found, memory, asked.batch_size, context)
+        text = tables.fitting(found, memory, asked.batch_size, context, machine.warnings)
         return text, to_json({"memory_bytes": memory, "fits": found})
     if all_schemes:
         names = machine.schemes or COMPARED

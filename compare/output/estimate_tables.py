@@ -103,7 +103,9 @@ def table(estimates: Mapping[str, Estimate | str], machine: Machine, memory: flo
     return "\n".join(_warned(lines, machine.warnings))
 
 
-def fitting(fits: Sequence[Fit], memory: float, batch: int, context: int | None) -> str:
+def fitting(
+    fits: Sequence[Fit], memory: float, batch: int, context: int | None, warnings: Sequence[str]
+) -> str:
     """A row a scheme and cache: how many positions fit into so much memory."""
     rows: list[tuple[str, ...]] = [("scheme", "cache", "weights", "cache/position", "positions")]
     for one in fits:
@@ -119,4 +121,4 @@ def fitting(fits: Sequence[Fit], memory: float, batch: int, context: int | None)
             )
         )
     head = f"Into {size(memory)}, {batch} sequence{'s' * (batch > 1)} at once:"
-    return f"{head}\n{aligned(rows, left={0, 1})}"
+    return "\n".join(_warned([head, *aligned(rows, left={0, 1}).splitlines()], warnings))

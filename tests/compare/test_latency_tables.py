@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from compare.figures.latency import (
+    Against,
     Cell,
     LatencySample,
     Rate,
@@ -141,7 +142,11 @@ def tables(draw):
         step, size = draw(st.sampled_from(["Prefill", "Decode (total)"])), draw(st.integers(1, 3))
         values = [draw(number) for _ in range(6 if kind == "latency" else 3)]
         made = Summary if kind == "latency" else Rate
-        figures = made(*values, interval=draw(ends) if style == "correct" else None)
+        if kind == "estimates":
+            error = draw(st.just(math.nan) | st.integers(-(10**6), 10**6).map(lambda n: n / 1e4))
+            figures = Against(*values[:2], error)
+        else:
+            figures = made(*values, interval=draw(ends) if style == "correct" else None)
         rows.append(Row(step, size, draw(st.sampled_from(UNITS[kind, style])), figures))
     return Table(kind, style, tuple(rows))
 

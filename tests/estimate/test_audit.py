@@ -236,6 +236,19 @@ VARIANTS = {
     "seconds": written(titles=["Runtime (s)", *TITLES[1:]], change=in_seconds),
     "millijoules": written(titles=[*TITLES[:2], "Energy (mJ/token)", TITLES[3]],
                            change=in_millijoules),
+    "a single row of headings": SIZE + "\n".join(
+        "| " + " | ".join(cells) + " |"
+        for cells in (
+            ["Model", "Device", *(f"{title.split(' (')[0]} {name.lower()} ({title.split(' (')[1]}"
+                                  for title in TITLES for name in ORDER)],
+            ["---"] * 14, *CELLS,
+        )
+    ),
+    "the device last": "\n".join(
+        line if line[:1] != "|" else "| " + " | ".join([cells[0], *cells[2:], cells[1]]) + " |"
+        for line in LINES if line[:2] not in ("+-", "+=")
+        for cells in [[c.strip() for c in line.strip("|").split("|")]]
+    ),
     "three rows": "\n".join(line for line in LINES if "clm" not in line or "1.1b" in line),
     "devices merged": merged_devices(PUBLISHED.read_text()),
     "Windows' line ends, indented": "\r\n".join(f"   {line}" for line in LINES),

@@ -267,7 +267,7 @@ BAD_CONFIGS = [
     ("{}", "no config of transformers: it has no model_type"),
     ('{"model_type": "nothing"}', "no config of transformers"),
     ('{"model_type": "llama", "hidden_size": "wide"}', "config"),
-    ('{"model_type": "t5"}', "transformers builds no model"),
+    ('{"model_type": "t5", "d_model": 64, "num_layers": 1}', "transformers builds no model"),
 ]
 
 

@@ -45,4 +45,6 @@ def test_an_unknown_device_names_the_nearest_and_how_to_calibrate():
     with pytest.raises(UsageError) as caught:
         find("NVIDIA RTX A600")
     line = str(caught.value)
-    assert "NVIDIA RTX A6000" in line and "quantbench calibrate" in line and "\n" not in line
+    assert (
+        "nearest: NVIDIA RTX A6000," in line and "quantbench calibrate" in line and "\n" not in line
+    )

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from compare.__main__ import commands
 from tests.estimate import invented
 
+PUBLISHED = Path(__file__).parent / "published" / "published_a5000.rst"
 TINY = ("estimate", "--checkpoint_path", "dummy:TinyLlama-1.1B-Chat-v1.0")
 KEYS = ("prompt_seconds", "token_seconds", "tokens_per_second", "peak_memory_bytes")
 
@@ -71,6 +72,8 @@ BAD = [
     (("--device", "L4", "--quantization", "int3"), "int3", "int4wo"),
     (("--calibration", "missing.json"), "--calibration missing.json", "No such file"),
     (("--device", "L4", "--batch_size", "4096"), "the run needs", "more than the 25.77 GB"),
+    (("--device", "L4", "--tp", "3"), "--tp 3: TinyLlama-1.1B-Chat-v1.0 has 32", "--tp takes 1, 2"),
+    (("--calibration", str(PUBLISHED)), "published rows are of a card", "give --device one"),
 ]
 
 
@@ -83,13 +86,24 @@ def test_bad_input_is_one_line(words, first, second):
     assert "Traceback" not in message
 
 
-def test_a_config_that_is_not_understood(tmp_path):
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"model_type": "unheard-of"}, "unheard-of"),
+        ({"hidden_size": 64}, "it has no model_type"),
+        ([1, 2], "it has no model_type"),
+        ({"model_type": "llama"}, "it does not say its width (hidden_size), and transformers"),
+        ({"model_type": "gpt2", "n_embd": 64}, "it does not say its number of layers"),
+    ],
+    ids=str,
+)
+def test_a_config_that_is_not_understood(tmp_path, fields, expected):
     pytest.importorskip("transformers")
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "unheard-of"}))
+    (tmp_path / "config.json").write_text(json.dumps(fields))
     result = run("estimate", "--checkpoint_path", str(tmp_path / "config.json"), "--device", "L4")
     assert result.exit_code == 1
     (line,) = result.stderr.splitlines()
-    assert "unheard-of" in line
+    assert expected in line
 
 
 def test_an_architecture_that_transformers_knows():

@@ -159,6 +159,10 @@ def test_another_machine_is_said_on_every_line(tmp_path):
     machine = estimating.machine_of("here", path)
     lines = estimate_tables.lines(predict(Request(CONFIG), machine))
     shown = [line for line in "\n".join(lines).splitlines() if line]
+    fits = what_fits_into(Request(CONFIG), machine, 8e9, ["none"], ["dense", "int8"])
+    fitting = estimate_tables.fitting(fits, 8e9, 1, CONFIG.max_position, machine.warnings)
+    shown += fitting.splitlines()
+    assert len(shown) > 12
     assert all("! calibrated with name Invented CPU, here" in line for line in shown)
     assert torch.get_num_threads()
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from benchlog.config import RunConfig
+from estimate import exchanging
 from generate import Generator, Sampling
 from models.checkpoints.load import load_config
 from models.checkpoints.saved import how_saved
@@ -220,3 +221,8 @@ def wait_for_memory(path: str, ready: Any) -> None:
 def numbers_of(rank: int, index: int, length: int) -> Tensor:
     generator = torch.Generator().manual_seed(1000 * rank + index)
     return torch.randint(-9, 9, (1, length), generator=generator).float()
+
+
+def exchange_times(ranks: Ranks, sums: tuple[int, ...], gathers: tuple[int, ...]):
+    device = torch.device("cpu")
+    return exchanging.timed(ranks, device, torch.bfloat16, sums, gathers)
