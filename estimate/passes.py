@@ -135,7 +135,7 @@ class CalibratedMachine:
     ) -> Parts:
         """A pass, its parts as they take alone. logits: rows that get any."""
         curves, L = self.curves, config.num_layers
-        fused = tokens == 1 and (rows == 1 or config.mixture is None)
+        fused = tokens == 1  # a step is one op
         products = layers.products(curves, config, scheme, rows * tokens, fused)
         filled = depth + 1 if tokens == 1 else depth
         window = min(filled, config.sliding_window or filled)
