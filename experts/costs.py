@@ -10,7 +10,7 @@ more tokens. A straight line through the seconds gives a + b · n.
 
 import statistics
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 
@@ -33,12 +33,25 @@ def measure(tiers: Tiers, model: Transformer) -> Costs:
     try:
         fast = {n: made_up.resident(n) for n in TOKENS}
         slow = {n: made_up.in_place(n) for n in TOKENS} if policy.computes_there else fast
-        fetch = made_up.fetched(policy.ahead) - fast[1] if policy.fetches else 0.0
+        turn = made_up.fetched(policy.ahead) if policy.fetches else 0.0
     finally:
         tiers.policy, tiers.decide = policy, decide
         tiers.counted()
         tiers.traffic = before
-    return Costs(fast=_line(fast), slow=_line(slow), fetch=max(0.0, fetch))
+    fetch = _fetch(turn, fast[1], tiers.width, policy.ahead)
+    return Costs(fast=_line(fast), slow=_line(slow), fetch=fetch)
+
+
+def _fetch(turn: float, fast: float, width: int, ahead: bool) -> float:
+    """Seconds of a copy, from those of a turn in which `width` experts with a token are fetched.
+
+    fast: seconds to compute one of them. ahead: whether copies run beside the computing. Then the
+    slower of the two goes on without a pause, and the other happens once besides.
+    """
+    if not ahead:
+        return max(0.0, turn / width - fast)
+    copying = (turn - fast) / width
+    return copying if copying >= fast else max(0.0, turn - width * fast)
 
 
 class _MadeUp:
@@ -66,12 +79,12 @@ class _MadeUp:
         return statistics.median(seconds)
 
     def fetched(self, ahead: bool) -> float:
-        """Seconds of an expert with one token that has to be fetched."""
+        """Seconds of a turn whose experts have one token each and have to be fetched."""
         self.tiers.policy = Policy(False, False, True, ahead)
         held, self.tiers.landing = self.tiers.landing, self.slots[: self.width]
         seconds = [self._turn([e for _, e in self._keys()], 1) for _ in range(REPEATS)]
         self.tiers.landing = held
-        return statistics.median(seconds)
+        return statistics.median(seconds) * self.width
 
     def in_place(self, tokens: int) -> float:
         """Seconds of an expert that is computed where it lies, no page of it in a cache: as it is
@@ -122,9 +135,20 @@ def decider(costs: Costs, policy: Policy, name: str) -> Decide:
     overlap = Overlap.COPIES if policy.ahead else Overlap.NONE
     how = "fetch" if name == "cache" else name
 
-    def decide(tokens: Sequence[int], fast: Collection[int]) -> tuple[Collection[int], float]:
-        plan = plan_layer(tokens, fast, costs, overlap, how)
+    def decide(
+        tokens: Sequence[int], fast: Collection[int], asked: Iterable[float] = ()
+    ) -> tuple[Collection[int], float]:
+        pending = _pending(asked, costs.fetch, time.perf_counter())
+        plan = plan_layer(tokens, fast, costs, overlap, how, pending)
         there = {e for e, where in plan.where.items() if where is Where.COMPUTE_THERE}
         return there, plan.seconds
 
     return decide
+
+
+def _pending(asked: Iterable[float], fetch: float, now: float) -> float:
+    """Seconds until copies are done that were asked for at these times, one after the other."""
+    due = 0.0
+    for moment in asked:
+        due = max(due, moment) + fetch
+    return max(0.0, due - now)

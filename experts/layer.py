@@ -115,7 +115,7 @@ class _Turn:
         if decide is not None:
             count = max(self.rows) + 1
             tokens = [len(self.rows[e]) if e in self.rows else 0 for e in range(count)]
-            chosen, seconds = decide(tokens, fast)
+            chosen, seconds = decide(tokens, fast, self.store.asked.values())
             self.store.traffic.expected_seconds += seconds
         return chosen
 

@@ -2,22 +2,23 @@
 the slow one.
 
     costs = Costs(fast=Line(20e-6, 1e-6), slow=Line(50e-6, 90e-6), fetch=900e-6)
-    plan = plan_layer(tokens_per_expert, fast, costs, Overlap.TIERS)
+    plan = plan_layer(tokens_per_expert, fast, costs, Overlap.COPIES)
     plan.where[expert], plan.seconds
 
 An expert that lies in fast memory is computed there. For each of the others that has tokens there
 is a choice: fetch it into fast memory and compute it there, or compute it where it lies. The plan
 takes the least time:
 
-- tiers that take turns add up, and then each expert is decided alone;
-- tiers that work at once take as long as the slower one. To share out work between two machines is
-  a partition problem, in general a hard one. Here it is not: both costs of an expert are a + b · n
-  in its n tokens, so a plan's time depends only on how many experts are fetched, m, and on how many
+- where all takes turns, times add up, and each expert is decided alone;
+- what works at once takes as long as the slowest part. To share out work between two machines is a
+  partition problem, in general a hard one. Here it is not: both costs of an expert are a + b · n in
+  its n tokens, so a plan's time depends only on how many experts are fetched, m, and on how many
   tokens these have, N. Which pairs (m, N) exist is found exactly by going through the experts once,
-  as in the sum of subsets, with a bit for each N.
+  as in the sum of subsets, with a bit for each N. For each m the time is a convex function of N, so
+  that only the two numbers next to its minimum matter.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -59,8 +60,9 @@ class Overlap(Enum):
     """What works at the same time."""
 
     NONE = "none"  # nothing: fetching, the fast tier and the slow tier take turns
-    TIERS = "tiers"  # both tiers; the fast one waits for its fetches
-    COPIES = "copies"  # both tiers, and fetches beside them
+    COPIES = "copies"  # copies, beside one tier after the other; one processor computes in both
+    TIERS = "tiers"  # both tiers; the fast one waits for its copies
+    ALL = "all"  # both tiers, and copies beside them
 
 
 @dataclass(frozen=True)
@@ -87,11 +89,13 @@ def plan_layer(
     costs: Costs,
     overlap: Overlap,
     policy: str = "auto",
+    pending: float = 0.0,
 ) -> LayerPlan:
     """The quickest way to compute a layer's experts.
 
-    tokens: of each expert. fast: the experts in fast memory. policy: a key of POLICIES, what
-    happens to the others.
+    tokens: of each expert. fast: the experts in fast memory, or on their way there. policy: a key
+    of POLICIES, what happens to the others. pending: seconds until what is on its way is there;
+    copies that are asked for now come after it.
     """
     resident = [e for e, n in enumerate(tokens) if n and e in fast]
     others = [e for e, n in enumerate(tokens) if n and e not in fast]
@@ -99,7 +103,8 @@ def plan_layer(
     counts = tuple(tokens[e] for e in others)
     work = costs.fast.total(len(resident), sum(tokens[e] for e in resident))
     if policy == "auto":
-        fetched = _quickest(counts, work, costs, overlap)
+        step = costs.fetch / 8 or 1.0  # few different values, so that answers are found again
+        fetched = _quickest(counts, work, round(pending / step) * step, costs, overlap)
     else:
         fetched = (policy == "fetch",) * len(counts)
     where = dict.fromkeys(resident, Where.FAST)
@@ -108,85 +113,84 @@ def plan_layer(
         for e, is_fetched in zip(others, fetched, strict=True)
     }
     moved = [n for n, is_fetched in zip(counts, fetched, strict=True) if is_fetched]
-    return _costed(where, work, counts, len(moved), sum(moved), costs, overlap)
+    parts = _parts(work, counts, len(moved), sum(moved), costs, pending)
+    computing = parts.fast + parts.fetched
+    return LayerPlan(where, computing, parts.fetch, parts.slow, parts.seconds(overlap))
 
 
-def _costed(
-    where: dict[int, Where],
-    work: float,
-    counts: Sequence[int],
-    fetched: int,
-    tokens: int,
-    costs: Costs,
-    overlap: Overlap,
-) -> LayerPlan:
-    parts = _parts(work, counts, fetched, tokens, costs)
-    return LayerPlan(where, *parts, combined(*parts, overlap))
+@dataclass(frozen=True)
+class _Parts:
+    """Seconds of what a layer does."""
+
+    fast: float  # computing what lies in fast memory
+    fetched: float  # computing what is fetched, in the fast tier
+    last: float  # of these, the mean of one expert: no copy hides the last one
+    fetch: float  # copying, with what was on its way before
+    slow: float  # computing in the slow tier
+
+    def seconds(self, overlap: Overlap) -> float:
+        computing = self.fast + self.fetched
+        match overlap:
+            case Overlap.NONE:
+                return computing + self.fetch + self.slow
+            case Overlap.COPIES:
+                return max(computing + self.slow, self.fetch + self.last)
+            case Overlap.TIERS:
+                return max(computing + self.fetch, self.slow)
+            case Overlap.ALL:
+                return max(computing, self.fetch + self.last, self.slow)
 
 
 def _parts(
-    work: float, counts: Sequence[int], fetched: int, tokens: int, costs: Costs
-) -> tuple[float, float, float]:
-    """Seconds of the fast tier, of fetching and of the slow tier.
-
-    work: of the fast tier without fetched experts. fetched, tokens: how many of the experts with
-    these counts are fetched, and the tokens of those.
-    """
-    return (
-        work + costs.fast.total(fetched, tokens),
-        costs.fetch * fetched,
-        costs.slow.total(len(counts) - fetched, sum(counts) - tokens),
+    work: float, counts: Sequence[int], fetched: int, tokens: int, costs: Costs, pending: float
+) -> _Parts:
+    """work: of experts in fast memory. fetched, tokens: how many of the experts with these counts
+    are fetched, and the tokens of those."""
+    computing = costs.fast.total(fetched, tokens)
+    arriving = costs.fast.seconds(1) if pending else 0.0
+    return _Parts(
+        fast=work,
+        fetched=computing,
+        last=computing / fetched if fetched else arriving,
+        fetch=pending + costs.fetch * fetched,
+        slow=costs.slow.total(len(counts) - fetched, sum(counts) - tokens),
     )
-
-
-def combined(fast: float, fetch: float, slow: float, overlap: Overlap) -> float:
-    """The time of a layer whose parts take so many seconds each."""
-    match overlap:
-        case Overlap.NONE:
-            return fast + fetch + slow
-        case Overlap.TIERS:
-            return max(fast + fetch, slow)
-        case Overlap.COPIES:
-            return max(fast, fetch, slow)
 
 
 @lru_cache(maxsize=4096)  # decoding asks the same few questions again and again
 def _quickest(
-    counts: tuple[int, ...], work: float, costs: Costs, overlap: Overlap
+    counts: tuple[int, ...], work: float, pending: float, costs: Costs, overlap: Overlap
 ) -> tuple[bool, ...]:
-    """Which of the experts with these counts of tokens to fetch; work: the fast tier's, besides."""
-    if overlap is Overlap.NONE:
-        return tuple(costs.fetch + costs.fast.seconds(n) <= costs.slow.seconds(n) for n in counts)
+    """Which of the experts with these counts of tokens to fetch; work: of those in fast memory."""
 
     def seconds(fetched: int, tokens: int) -> float:
-        return combined(*_parts(work, counts, fetched, tokens, costs), overlap)
+        return _parts(work, counts, fetched, tokens, costs, pending).seconds(overlap)
 
-    extremes = min(seconds(0, 0), seconds(len(counts), sum(counts)))
-    sums = _sums(counts, sum(costs.fetch * m <= extremes for m in range(1, len(counts) + 1)))
+    if overlap is Overlap.NONE:
+        return tuple(costs.fetch + costs.fast.seconds(n) <= costs.slow.seconds(n) for n in counts)
+    # Copies that alone take longer than either extreme are in no best plan.
+    bound = min(seconds(0, 0), seconds(len(counts), sum(counts)))
+    most = sum(pending + costs.fetch * m <= bound for m in range(1, len(counts) + 1))
+    sums = _sums(counts, most)
     plans = [
         (seconds(fetched, tokens), fetched, tokens)
         for fetched, totals in enumerate(sums[-1])
-        for tokens in _around(totals, _balance(counts, work, fetched, costs, overlap))
+        for tokens in _around(totals, _lowest(seconds, fetched, sum(counts)))
     ]
     _, fetched, tokens = min(plans)
     return _subset(counts, sums, fetched, tokens)
 
 
-def _balance(
-    counts: Sequence[int], work: float, fetched: int, costs: Costs, overlap: Overlap
-) -> int:
-    """The tokens of fetched experts with which both tiers take equally long, rounded down.
-
-    The fast tier's time rises with these tokens and the slow tier's falls. So of the numbers that
-    exist the best is the next one below or above.
-    """
-    fast, fetch, slow = _parts(work, counts, fetched, 0, costs)
-    gap = slow - fast - (fetch if overlap is Overlap.TIERS else 0.0)
-    slope = costs.fast.each + costs.slow.each
-    total = sum(counts)
-    if gap <= 0 or not slope:
-        return 0
-    return total if gap >= slope * total else int(gap / slope)
+def _lowest(seconds: Callable[[int, int], float], fetched: int, most: int) -> int:
+    """The number of tokens, up to `most`, at which a convex function of them is least."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high) // 2
+        if seconds(fetched, middle) <= seconds(fetched, middle + 1):
+            high = middle
+        else:
+            low = middle + 1
+    return low
 
 
 # A set of whole numbers is an int whose bit N is set where N is in the set.

@@ -1,6 +1,7 @@
 """Both memories of a model's experts as its layers see them: bytes in one, slots in the other."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,9 +32,10 @@ POLICIES = {
     "auto": Policy(caches=True, computes_there=True, fetches=True),
 }
 
-# (tokens of each expert, experts in fast memory) -> the others that are to be computed in the slow
-# tier, and the seconds that all will take.
-Decide = Callable[[Sequence[int], Collection[int]], tuple[Collection[int], float]]
+# (tokens of each expert, experts in fast memory or on their way there, when the copies on their way
+# were asked for) -> the others that are to be computed in the slow tier, and the seconds that all
+# will take.
+Decide = Callable[[Sequence[int], Collection[int], Iterable[float]], tuple[Collection[int], float]]
 
 
 class Store:
@@ -60,6 +62,7 @@ class Store:
         self.arrivals = 0  # experts that can be on their way: the slots of the landing
         self.landing: list[Slot] = []  # those of them that are free
         self.coming: dict[Key, Slot] = {}  # asked for ahead
+        self.asked: dict[Key, float] = {}  # when each copy that is under way was asked for
         self.abandoned: list[Slot] = []  # of the landing; a copy that nobody wants is under way
         self.skeleton: nn.Module = nn.Identity()  # an expert without weights
         self._layouts: dict[bool, Layout] = {}  # of `slow`, and whether of `beneath`
@@ -117,8 +120,13 @@ class Store:
             slot = self.coming.pop(key)
             self.traffic.unused += 1
             (self.landing if self.copies.abandon(slot) else self.abandoned).append(slot)
+        under_way = {*self.coming, *(slot.key for slot in self.abandoned)}
+        self.asked = {key: at for key, at in self.asked.items() if key in under_way}
 
     def fetch(self, slot: Slot, key: Key, ahead: bool) -> None:
+        if ahead:
+            self.asked.pop(key, None)  # so that the order is that of asking
+            self.asked[key] = time.perf_counter()
         self.traffic.fetches += 1
         self.traffic.bytes_moved += self.layout.nbytes
         (self.copies.begin if ahead else self.copies.now)(slot, key)

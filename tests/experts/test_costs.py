@@ -1,11 +1,12 @@
 """What is measured of an expert, and what is decided from it; never how long anything took."""
 
 import dataclasses
+import time
 
 import pytest
 import torch
 
-from experts.costs import _line, decider, measure
+from experts.costs import _fetch, _line, _pending, decider, measure
 from experts.plan import Costs, Line
 from experts.store import POLICIES
 from tests.experts.small import logits, tiered, whole
@@ -41,7 +42,32 @@ def test_who_computes_follows_from_the_costs():
     there = decider(far, POLICIES["compute_there"], "compute_there")
     assert there(tokens, fast) == ({0, 2}, 9 + 9 + 1)
     ahead = dataclasses.replace(auto, ahead=True)
-    assert decider(far, ahead, "auto")(tokens, fast) == (set(), 6)  # two copies beside three sums
+    # Two copies beside what is computed, and the last expert after them.
+    assert decider(far, ahead, "auto")(tokens, fast) == (set(), 3 + 3 + 1)
+
+
+@pytest.mark.parametrize(
+    ("turn", "fast", "ahead", "fetch"),
+    [
+        (8.0, 1.0, False, 3.0),  # two copies of 3 and two products of 1, in turn
+        (7.0, 1.0, True, 3.0),  # two copies of 3, and the last product
+        (7.0, 3.0, True, 1.0),  # a copy of 1, and then products of 3 without a pause
+        (1.0, 1.0, False, 0.0),  # a turn that scattered
+        (1.0, 1.0, True, 0.0),
+    ],
+)
+def test_what_a_copy_takes_of_a_turn(turn, fast, ahead, fetch):
+    assert _fetch(turn, fast, 2, ahead) == fetch
+
+
+def test_how_long_copies_are_still_under_way():
+    assert _pending([], 2.0, 10.0) == 0
+    assert _pending([1.0, 9.0], 2.0, 10.0) == 1  # the first is done long since
+    assert _pending([9.0, 9.5, 9.5], 2.0, 10.0) == 5  # one after the other
+    near = Costs(fast=Line(1, 0), slow=Line(9, 0), fetch=5)
+    ahead = dataclasses.replace(POLICIES["auto"], ahead=True)
+    there, seconds = decider(near, ahead, "auto")([1, 1], {0, 1}, [time.perf_counter() + 100])
+    assert there == set() and seconds == pytest.approx(106, abs=1)  # the copy, and a product
 
 
 @pytest.mark.parametrize("over_disk", [True, False])

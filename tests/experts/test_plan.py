@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experts.plan import Costs, Line, Overlap, Where, combined, plan_layer
+from experts.plan import Costs, Line, Overlap, Where, plan_layer
 
 # Whole numbers of seconds: sums are exact in any order, so that times are equal or are not.
 SECONDS = st.integers(0, 30).map(float)
@@ -16,34 +16,36 @@ TOKENS = st.lists(st.one_of(st.integers(0, 3), st.integers(0, 40)), min_size=1, 
 OVERLAPS = st.sampled_from(Overlap)
 
 
-def every_time(tokens, fast, costs, overlap):
+def every_time(tokens, fast, costs, overlap, pending=0):
     """The times of all assignments, by brute force, from each expert's own cost."""
     active = [e for e, n in enumerate(tokens) if n]
     choices = [[Where.FAST] if e in fast else [Where.FETCH, Where.COMPUTE_THERE] for e in active]
     for wheres in itertools.product(*choices):
         by = dict(zip(active, wheres, strict=True))
-        yield by, time_of(by, tokens, costs, overlap)
+        yield by, time_of(by, tokens, costs, overlap, pending)
 
 
-def time_of(by, tokens, costs, overlap):
-    in_fast = sum(
-        costs.fast.fixed + costs.fast.each * tokens[e]
-        for e, where in by.items()
-        if where is not Where.COMPUTE_THERE
-    )
-    copied = costs.fetch * sum(where is Where.FETCH for where in by.values())
-    there = sum(
-        costs.slow.fixed + costs.slow.each * tokens[e]
-        for e, where in by.items()
-        if where is Where.COMPUTE_THERE
-    )
+def time_of(by, tokens, costs, overlap, pending=0):
+    def computing(line, *wheres):
+        chosen = [tokens[e] for e, where in by.items() if where in wheres]
+        return sum(line.fixed + line.each * n for n in chosen)
+
+    fetched = sum(where is Where.FETCH for where in by.values())
+    copied = pending + costs.fetch * fetched
+    in_fast = computing(costs.fast, Where.FAST, Where.FETCH)
+    last = (costs.fast.fixed + costs.fast.each) if pending else 0
+    if fetched:
+        last = computing(costs.fast, Where.FETCH) / fetched
+    there = computing(costs.slow, Where.COMPUTE_THERE)
     match overlap:
         case Overlap.NONE:
             return in_fast + copied + there
+        case Overlap.COPIES:
+            return max(in_fast + there, copied + last)
         case Overlap.TIERS:
             return max(in_fast + copied, there)
-        case Overlap.COPIES:
-            return max(in_fast, copied, there)
+        case Overlap.ALL:
+            return max(in_fast, copied + last, there)
 
 
 @settings(max_examples=400, deadline=None)
@@ -54,6 +56,21 @@ def test_no_assignment_takes_less(tokens, fast, costs, overlap):
     assert plan.seconds == time_of(plan.where, tokens, costs, overlap)
     assert set(plan.where) == {e for e, n in enumerate(tokens) if n}
     assert all((where is Where.FAST) == (e in fast) for e, where in plan.where.items())
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    tokens=TOKENS,
+    fast=st.sets(st.integers(0, 6)),
+    costs=COSTS,
+    overlap=OVERLAPS,
+    eighths=st.integers(0, 40),
+)
+def test_nor_when_copies_are_under_way(tokens, fast, costs, overlap, eighths):
+    pending = eighths * costs.fetch / 8
+    plan = plan_layer(tokens, fast, costs, overlap, "auto", pending)
+    times = [time for _, time in every_time(tokens, fast, costs, overlap, pending)]
+    assert plan.seconds == min(times)
 
 
 MICROSECONDS = st.floats(1e-7, 1e-3)
@@ -91,10 +108,13 @@ def test_by_hand():
     assert alone.where == {3: Where.FAST, 1: Where.FETCH, 2: Where.COMPUTE_THERE}
     assert (alone.fast_seconds, alone.fetch_seconds, alone.slow_seconds) == (3 + 6, 4, 5)
     assert alone.seconds == 18
-    # Together: 3 + 10 in the fast tier while the slow one takes 5; the other way is worse.
+    # A processor for both tiers: 3 + 6 + 5 while expert 1 arrives; with both fetched 3 + 6 + 2,
+    # while the copies take 8 and the last expert 4 more on average: 12.
+    assert plan_layer(tokens, {3}, costs, Overlap.COPIES).seconds == 12
+    # Two processors: 3 + 10 in the fast tier while the slow one takes 5; the other way is worse.
     assert plan_layer(tokens, {3}, costs, Overlap.TIERS).seconds == 13
-    # With copies beside them, the fast tier computes for 9 only.
-    assert plan_layer(tokens, {3}, costs, Overlap.COPIES).seconds == 9
+    # With copies beside them: expert 1 is there at 4 and takes 6 more.
+    assert plan_layer(tokens, {3}, costs, Overlap.ALL).seconds == 10
 
 
 def test_a_share_of_the_work_is_left_to_the_slow_tier():
@@ -107,9 +127,9 @@ def test_a_share_of_the_work_is_left_to_the_slow_tier():
 
 
 def test_nothing_to_do():
-    plan = plan_layer([0, 0], (), Costs(Line(1, 1), Line(1, 1), 1), Overlap.TIERS)
+    costs = Costs(Line(1, 1), Line(1, 1), 1)
+    plan = plan_layer([0, 0], (), costs, Overlap.TIERS)
     assert plan.where == {} and plan.seconds == 0
-    assert combined(1, 2, 3, Overlap.COPIES) == 3
 
 
 def test_a_prompt_of_many_tokens_over_many_experts():

@@ -45,7 +45,7 @@ def test_logits_are_those_of_one_memory(scheme, over_disk, place):
     draw = random.Random(torch.initial_seed())
     expected = [logits(whole("tiny_moe", scheme), rows) for rows in (1, 3)]
     model, tiers = tiered("tiny_moe", scheme, POLICIES["cache"], place if over_disk else None)
-    tiers.decide = lambda tokens, fast: (
+    tiers.decide = lambda tokens, fast, asked: (
         [e for e, n in enumerate(tokens) if n and e not in fast and draw.random() < 0.5],
         0.0,
     )
