@@ -56,12 +56,7 @@ def pairs(
             if words_allowed:
                 yield "", word
                 continue
-            raise UsageError(
-                f"{shown(word)} belongs to no option; text for the model is given as "
-                "--prompt TEXT, in quotes where it has spaces"
-                if "prompt" in takes_value
-                else f"{shown(word)} belongs to no option; --help lists the options"
-            )
+            raise UsageError(helptext.stray(word, takes_value))
         spelling, equals, value = word.partition("=")
         name = key(spelling)
         if not spelling.startswith("--") or name not in takes_value:

@@ -10,7 +10,7 @@ import inspect
 import math
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import click
 
@@ -23,6 +23,10 @@ LAST = ("--debug", "--help")  # rows at the very end
 LARGEST = 2**63 - 1  # of a whole number: torch indexes with 64 bits
 # What stands for the value of an option that declares no metavar, by the kind of its value.
 PLACEHOLDERS = ((click.types.IntParamType, "N"), (click.types.FloatParamType, "X"))
+
+# What people give as a word of its own, by the option that takes it.
+GIVEN = {"checkpoint_path": "a model", "quantization": "a scheme", "prompt": "text"}
+SPACES = "in quotes where it has spaces"
 
 Row = tuple[str, str]  # an option with its placeholder, and what it does
 
@@ -80,6 +84,13 @@ def examples(callback: Callable[..., object] | None) -> list[str]:
         elif taken and taken[-1].endswith("\\"):
             taken.append(f"  {line}")
     return taken
+
+
+def stray(word: str, options: Collection[str]) -> str:
+    """One line for a word that belongs to no option: which of these options it may be meant for."""
+    meant = ", ".join(f"{what} as --{name}" for name, what in GIVEN.items() if name in options)
+    hint = f"{meant} ({SPACES})" if "prompt" in options else meant
+    return f"{shown(word)} belongs to no option; {f'give {hint}; ' if hint else ''}see --help"
 
 
 def refusal(error: click.BadParameter, given: Mapping[str, str]) -> str:
