@@ -1,5 +1,6 @@
 """What the commands of compare read from their command lines besides generate.py's options."""
 
+import difflib
 import math
 import re
 from collections.abc import Sequence
@@ -43,3 +44,9 @@ def names_of(
             given = repr(name) if name == text else f"{name!r} in {text!r}"
             raise UsageError(f"{option} takes {what}; given: {given}")
     return list(dict.fromkeys(names))
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """What to write in the place of a name that nothing has: "did you mean threads?"."""
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(known)}"

@@ -60,13 +60,19 @@ def choose(
     rows: the batch size. compiled: whether torch.compile will compile the step. Raises KernelError,
     with the reason, for a decoder that does not support them.
     """
-    reason = why_not_fused(model, caches, rows)
-    for candidate, (refuses, make) in DECODERS.items():
+    _, make = DECODERS[name_of(name, model, caches, rows)]
+    return make(model, list(caches), why_not_fused(model, caches, rows), compiled)
+
+
+def name_of(name: str, model: Transformer, caches: Sequence[KVCache], rows: int) -> str:
+    """The name of the decoder that `choose` makes. The model and the caches may be on the meta
+    device, where they stand for a model on the CPU."""
+    for candidate, (refuses, _) in DECODERS.items():
         if name not in ("auto", candidate):
             continue
         refusal = refuses(model, caches, rows)
         if refusal is None:
-            return make(model, list(caches), reason, compiled)
+            return candidate
         if name != "auto":
             raise KernelError(f"--decoder {name}: {refusal}; auto takes what can run")
     raise KernelError(f"--decoder {name}: there are auto, {', '.join(DECODERS)}")
@@ -116,7 +122,7 @@ def _why_not_any(model: Transformer, caches: Sequence[KVCache], rows: int) -> st
     if model.split is not None and not model.split.ranks.memory:
         return "the ranks share no memory, and the op sums through it"
     device = model.tok_embeddings.weight.device.type
-    if device != "cpu":
+    if device not in ("cpu", "meta"):  # meta: shapes that stand for weights on the CPU
         return f"the model is on {device}, and the op is C++ for the CPU"
     if type(model) not in (Transformer, Mixtral):
         return f"the model is a {type(model).__name__}, and the op computes a Transformer"

@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import webbrowser
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,9 @@ UNUSED = tuple(name for name in NOT_IN_ARMS if name not in ("write_result", "deb
 DEFAULT = Settings()
 # Fewer than generate.py's: a difference shows in the number of processes, not in their length.
 MAX_NEW_TOKENS = 32
-FORMATS: dict[str, Callable[[Results, Sequence[Row]], str]] = {
+Formats = Mapping[str, Callable[[Results, Sequence[Row]], str]]
+Conclude = Callable[[Results, Sequence[Row]], None]
+FORMATS: Formats = {
     "md": report.markdown,
     "csv": lambda results, rows: report.as_csv(rows),
     "json": lambda results, rows: json.dumps(results.as_json(rows), indent=1),
@@ -172,16 +174,14 @@ def ab(
             **stops,
         )
         chosen = _arms(common, texts, arms, allow_different)
-        _warn_of_threads(chosen)
+        warn_of_threads(chosen)
         check_text(text)
         folder = new_folder(output) if output else None
         results = Results.begin(settings, chosen, common.write_result)
-    if results.write_result != "none":
-        log.check_writable(Path(results.write_result))
-        log.check_kind(results.write_result)
+    check_log(results.write_result)
     code = compare(results, folder, form, asked, extend=bool(resume and stops))
     if show and folder:
-        _open(folder / page.FILE)
+        open_report(folder)
     sys.exit(code)
 
 
@@ -190,10 +190,15 @@ def compare(
     folder: Path | None,
     form: str | None = None,
     asked: Limits | None = None,
+    conclude: Conclude | None = None,
+    formats: Formats | None = None,
     **more: Any,
 ) -> int:
-    """Run, report and log; the exit code. form: of FORMATS. asked: limits of what is recommended.
-    more: as Comparison takes it."""
+    """Run, report and log; the exit code.
+
+    form: of `formats`. asked: limits of what is recommended. conclude: puts the answer into the
+    results, in the place of a recommendation. more: as Comparison takes it.
+    """
     if folder:
         _make(folder)
     results.save(folder)
@@ -211,12 +216,15 @@ def compare(
     arm_rows = rows(results)
     if results.rounds > results.logged_rounds:  # also of an interrupted block: what was measured
         _log(results, arm_rows)
-    results.recommendation = recommend(arm_rows, asked or Limits(), best_of(results))
+    if conclude:
+        conclude(results, arm_rows)
+    else:
+        results.recommendation = recommend(arm_rows, asked or Limits(), best_of(results))
     results.save(folder, arm_rows)
     if folder:  # before stdout, which may be closed
         report.write(folder, results, arm_rows)
         say(f"Wrote {', '.join(report.FILES)} into {folder}")
-    show = FORMATS[form] if form else report.terminal
+    show = (formats or FORMATS)[form] if form else report.terminal
     click.echo(show(results, arm_rows).rstrip("\n"))
     if results.baseline.failed:
         say(f"error: the baseline, {results.baseline.name}, failed: {results.baseline.failed}")
@@ -241,7 +249,7 @@ def _arms(
     return made
 
 
-def _warn_of_threads(arms: Sequence[Arm]) -> None:
+def warn_of_threads(arms: Sequence[Arm]) -> None:
     """Say once for each arm what its worker would say where nobody reads it."""
     for arm in arms:
         if arm.config is None:
@@ -252,6 +260,13 @@ def _warn_of_threads(arms: Sequence[Arm]) -> None:
         for warning in (chosen.warning(), threads.crowded(ranks, cores) if on_cpu else None):
             if warning:
                 say(f"{arm.name}: {warning}")
+
+
+def check_log(write_result: str) -> None:
+    """UsageError or LogError unless lines can be appended to it, or it is "none"."""
+    if write_result != "none":
+        log.check_writable(Path(write_result))
+        log.check_kind(write_result)
 
 
 def check_text(text: str | None) -> None:
@@ -276,7 +291,8 @@ def _make(folder: Path) -> None:
         raise LogError(f"--output {folder}: {error.strerror}") from None
 
 
-def _open(path: Path) -> None:
+def open_report(folder: Path) -> None:
+    path = folder / page.FILE
     if not webbrowser.open(path.resolve().as_uri()):
         say(f"--open: there is no browser here; the report is {path}")
 

@@ -163,6 +163,28 @@ class Recommendation:
         return f"Ruled out: {', '.join(parts)}" if parts else ""
 
 
+@dataclass(frozen=True)
+class TuneAnswer:
+    """The answer of a tune: which setting to take, or why to keep the default."""
+
+    limits: Limits
+    lines: list[str]  # at most two
+    command: str | None  # that runs the setting to take; None where nothing was measured
+
+    def all_lines(self) -> list[str]:
+        """At most three lines, the command last."""
+        return [*self.lines, *([self.command] if self.command else [])]
+
+    def text(self) -> str:
+        """For a terminal."""
+        return "\n".join(["Answer:", *(f"  {line}" for line in self.all_lines())])
+
+    def markdown(self) -> str:
+        """For report.md."""
+        command = [f"- `{self.command}`"] if self.command else []
+        return "\n".join(["## Answer", "", *(f"- {line}" for line in self.lines), *command, ""])
+
+
 def _change(ratio: float) -> str:
     """A ratio as a change in percent: 1.004 gives +0.4 %."""
     return f"{round(100 * (ratio - 1), 1) + 0.0:+.1f} %"  # + 0.0: no -0.0

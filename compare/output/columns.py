@@ -21,7 +21,7 @@ from compare.output.documents import table
 
 R = TypeVar("R")
 Columns = Sequence[tuple[str, Callable[[R], str]]]  # a heading, and the text of a row's cell
-LEFT = {"arm", "kernel", "verdict", "scheme", "beside", "layer", "over"}  # headings; others: right
+LEFT = {"arm", "kernel", "verdict", "scheme", "beside", "layer", "over", "setting"}  # headings
 
 
 def number(

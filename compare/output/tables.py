@@ -91,12 +91,13 @@ def terminal(results: Results, rows: Sequence[Row]) -> str:
     speed = aligned([*ARM, *RATE, *SPEED_UP, *VERDICT, *LATENCY], rows)
     cost = aligned([*ARM, *MEMORY, *QUALITY, *KERNEL], rows)
     lines = [speed, "", cost, "", *remarks(results, rows, reasons=len(rows) <= MOST_BESIDE)]
-    return "\n".join([*lines, *(["", answer(results)] if results.recommendation else [])])
+    return "\n".join([*lines, *(["", text] if (text := answer(results)) else [])])
 
 
 def answer(results: Results) -> str:
-    """The recommendation, if there is one."""
-    return results.recommendation.text() if results.recommendation else ""
+    """The recommendation, or the answer of a tune, if there is one."""
+    found = results.tune or results.recommendation
+    return found.text() if found else ""
 
 
 def markdown(results: Results, rows: Sequence[Row]) -> str:
@@ -107,7 +108,7 @@ def markdown(results: Results, rows: Sequence[Row]) -> str:
     lines = [
         f"# {model}",
         "",
-        *([results.recommendation.markdown()] if results.recommendation else []),
+        *([found.markdown()] if (found := results.tune or results.recommendation) else []),
         "| " + " | ".join(heading for heading, _ in columns) + " |",
         "|" + "---|" * len(columns),
         *("| " + " | ".join(show(row) for _, show in columns) + " |" for row in rows),
@@ -141,6 +142,7 @@ def remarks(results: Results, rows: Sequence[Row], reasons: bool = True) -> list
     lines += _brackets(rows)
     lines += [sentence] if (sentence := scatter(results)) else []
     lines += _best(rows)
+    lines += identical(results)
     dropped = [row.arm for row in rows if row.dropped]
     if dropped:
         lines.append(f"not measured to the end, as others are faster: {', '.join(dropped)}")
@@ -154,6 +156,15 @@ def remarks(results: Results, rows: Sequence[Row], reasons: bool = True) -> list
     if not reasons and any(row.why for row in rows):
         lines.append("why each arm is as slow as it is: in the report (--output DIR, or -o md)")
     return lines
+
+
+def identical(results: Results) -> list[str]:
+    """Of a tune: which settings were not measured, as another one has their plan."""
+    return [
+        f"identical plans: {arm.name} was measured for {'; '.join(arm.also)}, too"
+        for arm in results.arms
+        if arm.also
+    ]
 
 
 def _brackets(rows: Sequence[Row]) -> list[str]:

@@ -129,6 +129,22 @@ class SchemeNames:
     schemes: list[str]
 
 
+@dataclass(frozen=True)
+class Planned:
+    """What a run's options come to before its weights are read (run/identity.py)."""
+
+    identity: dict[str, str] | None  # equal ones do the same work; None where it cannot run
+    problem: str | None = None  # why it cannot
+    kind: str | None = None  # usage, where the options are wrong; refused
+
+
+@dataclass(frozen=True)
+class PlannedRuns:
+    """One for each run that was asked about."""
+
+    runs: list[Planned]
+
+
 # ---------------------------------------------------------------------------------------- quality
 
 

@@ -13,12 +13,12 @@ import files
 from benchlog.about import About, about
 from benchlog.config import argv
 from compare.fidelity.defaults import TOKENS
-from compare.figures.choices import Recommendation
+from compare.figures.choices import Recommendation, TuneAnswer
 from compare.figures.plan import Look, Plan
 from compare.sampling.answers import ArmFacts, NoQuality, Quality, Reading, TimedSample
 from compare.sampling.arm import Arm
 from errors import LogError, UsageError
-from typed_json import from_json, to_json
+from typed_json import from_json, omitted, to_json
 
 FORMAT = 4
 FILE = "results.json"
@@ -75,6 +75,7 @@ class ArmResult:
     samples: list[ArmSample] = field(default_factory=list)
     failed: str | None = None  # why there are no more samples
     dropped: bool = False  # settled, and another arm is shown to be faster: not measured further
+    also: list[str] | None = omitted()  # of a tune: other settings of the same plan, not measured
 
     @property
     def processes(self) -> int:
@@ -102,6 +103,7 @@ class Results:
     bandwidth: dict[str, list[Reading]] = field(default_factory=dict)  # by device
     logged_rounds: int = 0
     recommendation: Recommendation | None = None  # of the last report
+    tune: TuneAnswer | None = omitted()  # of the last report of a tune
     about: About | None = None
 
     @staticmethod

@@ -8,6 +8,7 @@
     {"do": "sample", "index": 3}
     {"do": "bandwidth", "device": "cpu"}
     {"do": "schemes", "argv": []}
+    {"do": "plans", "argvs": [["--threads", "2"], []]}
     {"do": "layers", "checkpoint_path": "tiny", "schemes": ["int8wo"], "device": "cpu", …}
     {"do": "products", "rows": 2048, "columns": 5632, "kernels": {"int8wo": ["cpu"]}, …}
 
@@ -20,6 +21,7 @@ input, as when the coordinator has ended, it exits at once.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import queue
@@ -36,6 +38,8 @@ from compare.sampling.answers import (
     ArmFacts,
     Layers,
     LogitsFile,
+    Planned,
+    PlannedRuns,
     QualityAnswer,
     Reading,
     SchemeNames,
@@ -220,6 +224,29 @@ class Worker:
                 pass
         # The last considers all that the others do: they find its timings kept.
         return SchemeNames([*names, *reversed(MEASURED)])
+
+    def plans(self, argvs: list[list[str]]) -> PlannedRuns:
+        """What each run's options come to, and whether it fits into the memory that is free."""
+        import devices
+        from run import checks, identity, sizes
+        from run import plan as planning
+
+        planned = []
+        for argv in argvs:
+            config = parse(argv)
+            quiet(config.debug)
+            try:
+                if config.tp > 1:  # planned by its ranks alone: equal options are equal plans
+                    planned.append(Planned({"argv": " ".join(argv)}))
+                    continue
+                checks.check(dataclasses.replace(config, write_result="none"))
+                plan = planning.make_plan(config)
+                sizes.fits(plan, devices.free_memory(plan.device))
+                planned.append(Planned(identity.identity(plan)))
+            except QuantbenchError as error:
+                kind = "usage" if isinstance(error, UsageError) else "refused"
+                planned.append(Planned(None, str(error), kind))
+        return PlannedRuns(planned)
 
     def layers(
         self, checkpoint_path: str, schemes: list[str], device: str, precision: str

@@ -1,0 +1,102 @@
+"""What a plan makes of its options: two runs of equal identity do the same work in the same way.
+
+    identity(make_plan(parse(["--kernel", "cpu"]))) == identity(make_plan(parse([])))
+
+Options whose value is what would be taken anyway, and options without an effect beside the others,
+leave no trace: --threads as many as there are cores, --kernel or --decoder naming what auto takes,
+--compile where a step is one op, --top_k at temperature 0. Everything else of the configuration is
+in it by its name, so that an option which is new to RunConfig tells runs apart until a line here
+says when it does not.
+"""
+
+import os
+from typing import Any
+
+import torch
+
+import devices
+from benchlog.config import option_table
+from errors import KernelError
+from kv_cache.base import KVCache
+from models import build
+from models.llama import Transformer
+from ops import attention
+from quantize.registry import Quantizer
+from quantize.spec import Spec
+from run import decoding, threads
+from run.plan import Plan
+
+# Options that change no generated token's time: what is written where, and how much is measured.
+BESIDE = (
+    *("num_samples", "write_result", "output_json_path", "profile", "memory_profile", "save"),
+    *("dry_run", "interactive", "debug", "linear_causal_mask", "kv_cache_quantization"),
+)
+
+
+def identity(plan: Plan) -> dict[str, str]:
+    """What the run does, by the option's name. Nothing is loaded or built but shapes."""
+    config = plan.config
+    values: dict[str, Any] = {
+        name: getattr(config, name) for name in option_table() if name not in BESIDE
+    }
+    values["quantization"] = plan.spec
+    values["kv_cache"] = plan.cache.format
+    values["cache_size"] = plan.cache_size
+    values["threads"] = threads.choose(config.threads, threads.cores(), os.environ).count
+    chunk = config.prefill_chunk or devices.prefill_chunk(plan.device, config.batch_size)
+    values["prefill_chunk"] = min(chunk, len(plan.prompt))
+    if config.temperature == 0:
+        values["top_k"] = None
+    else:
+        values["top_k"] = min(config.top_k, plan.architecture.vocab_size)
+    scheme = plan.spec.scheme
+    if scheme is not None:
+        values |= _carried_out(plan, scheme)
+    return {name: str(value) for name, value in values.items()}
+
+
+def _carried_out(plan: Plan, scheme: Spec) -> dict[str, object]:
+    """The kernels, the decoder, and what is compiled, as far as shapes tell."""
+    config = plan.config
+    model, kernels = shapes(plan, scheme)
+    decoder = _decoder(plan, model)
+    one_op = decoder == decoding.CpuStep.name
+    return {
+        "kernel": ", ".join(sorted(kernels)),
+        "decoder": decoder,
+        "compile": config.compile and model.compilable and not one_op,
+        "compile_prefill": config.compile_prefill and model.compilable,
+    }
+
+
+def shapes(plan: Plan, scheme: Spec) -> tuple[Transformer, set[str]]:
+    """A layer of each kind on the meta device, with the modules that kernels make of layers; and
+    the kernels' names. Raises KernelError where none takes a layer."""
+    with torch.device("meta"):
+        model = build(plan.architecture.one_of_each_kind()).to(plan.precision)
+    quantizer = Quantizer(scheme, plan.device, plan.precision, plan.config.kernel)
+    for name in [name for name, module in model.named_modules() if module._parameters]:
+        layer = quantizer.quantized(name, model.get_submodule(name))
+        if isinstance(layer, torch.nn.Linear):
+            kernel = quantizer.kernel_for(name, layer)
+            quantizer.ran[kernel] += 1
+            if kernel == "cpu":  # the one whose modules the fused decoders know
+                layer = quantizer.scheme.kernels[kernel].build(layer, scheme)
+        model.set_submodule(name, layer)
+    return model, set(quantizer.ran) or {"torch"}
+
+
+def _decoder(plan: Plan, model: Transformer) -> str:
+    """The decoder's name. Raises KernelError for one that was named and cannot run."""
+    config, shape = plan.config, plan.architecture
+    if plan.device.type != "cpu":
+        if config.decoder not in ("auto", decoding.Modules.name):
+            raise KernelError(f"--decoder {config.decoder} is C++ for the CPU, not {plan.device}")
+        return decoding.Modules.name
+    group = shape.num_heads // shape.num_kv_heads
+    kernel = attention.choose(plan.device, shape.head_dim, group, plan.precision).name
+    caches: list[KVCache] = [
+        plan.cache(1, shape.num_kv_heads, 1, shape.head_dim, plan.precision, "meta",
+                   shape.sliding_window, kernel)
+    ]  # fmt: skip
+    return decoding.name_of(config.decoder, model, caches, config.batch_size)
