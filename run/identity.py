@@ -17,6 +17,8 @@ import torch
 import devices
 from benchlog.config import option_table
 from errors import KernelError
+from experts.routing import routers_of
+from experts.store import POLICIES
 from kv_cache.base import KVCache
 from models import build
 from models.llama import Transformer
@@ -25,6 +27,8 @@ from quantize.registry import Quantizer
 from quantize.spec import Spec
 from run import decoding, threads
 from run.plan import Plan
+from run.sizes import expert_bytes, expert_slots
+from run.tiers import placed
 
 # Options that change no generated token's time: what is written where, and how much is measured.
 BESIDE = (
@@ -52,6 +56,8 @@ def identity(plan: Plan) -> dict[str, str]:
     scheme = plan.spec.scheme
     if scheme is not None:
         values |= _carried_out(plan, scheme)
+        if config.expert_memory is not None:
+            values |= _experts(plan, scheme)
     return {name: str(value) for name, value in values.items()}
 
 
@@ -67,6 +73,33 @@ def _carried_out(plan: Plan, scheme: Spec) -> dict[str, object]:
         "compile": config.compile and model.compilable and not one_op,
         "compile_prefill": config.compile_prefill and model.compilable,
     }
+
+
+def _experts(plan: Plan, scheme: Spec) -> dict[str, object]:
+    """How many experts the fast tier holds, which at first, and what of the policy has an effect.
+
+    Tiers choose their decoder when they are loaded, so --decoder counts by its name.
+    """
+    config, values = plan.config, dict[str, object](decoder=plan.config.decoder)
+    if config.expert_memory in (None, "auto"):  # what is free then is not known before
+        return values
+    nbytes = expert_bytes(plan.architecture, scheme, plan.device, plan.precision, config.kernel)
+    routers = routers_of(plan.architecture)
+    every = sum(routers.experts)
+    count = min(expert_slots(config, nbytes, 0), every)
+    values["expert_memory"] = count
+    if count == every:  # nothing is ever moved
+        return values | dict.fromkeys(("expert_placement", "expert_policy", "expert_prefetch"))
+    fetches = POLICIES[config.expert_policy].fetches
+    if not fetches:
+        values["expert_prefetch"] = None
+    capacity = count - fetches * routers.experts_per_token  # the others are where experts arrive
+    if capacity <= 0:
+        values["expert_placement"] = None
+    elif config.expert_placement != "popularity":  # whose counts are those of weights, not read yet
+        values["expert_placement"] = [sorted(layer) for layer in
+                                      placed(config, routers, capacity).fast]  # fmt: skip
+    return values
 
 
 def shapes(plan: Plan, scheme: Spec) -> tuple[Transformer, set[str]]:

@@ -84,7 +84,7 @@ ROOMS = {
         {"bandwidth", "chat", "compiling", "decoding", "plan", "scoring", "tracing"},
         {"generation"},
         {"calibration", "measure", "sizes"},
-{"tiers", "why"},
+        {"tiers", "why"},
         {"identity", "loading"},
         {"saved_model"},
     ),

@@ -70,7 +70,8 @@ def _within(found: Conclusions, plan: Group) -> list[str]:
         return [f"Of the settings of plan {plan.name}, {best[0].name} is shown to be the fastest"]
     chosen = min(best or members, key=lambda group: group.changes)
     return [
-        f"These {len(best or members)} settings of plan {plan.name} cannot be told apart: "
+        f"These {len(best or members)} settings of plan {plan.name}{_in_brackets(plan)} cannot be "
+        "told apart: "
         f"{_listed(best or members)}; {plan.span} is how far identical plans spread, so the "
         f"fastest run is no winner; {_take(chosen)[:1].lower()}{_take(chosen)[1:]}"
     ]

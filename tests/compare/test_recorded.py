@@ -78,7 +78,7 @@ def test_what_is_printed_of_them():
     assert len(lines) == 3
     assert "Leaving the default (latency_cpu=7, latency_gpu=70) did help" in lines[0]
     assert "98 % interval" in lines[0] and "latency_gpu=1" in lines[0]
-    assert "These 6 settings" in lines[1] and "cannot be told apart" in lines[1]
+    assert "These 6 settings of plan B (latency_gpu=1) cannot be told apart" in lines[1]
     assert "162.16 to 205.77 s" in lines[1] and "the fastest run is no winner" in lines[1]
     assert "confounded" in lines[2] and "run the default again" in lines[2]
     assert "95 %" not in result.stdout

@@ -79,7 +79,7 @@ BAD = [
     (("--recorded", "x.json", "--threads", "1"), "--threads: --recorded FILE measures nothing"),
     (("--recorded", "x.json"), "--recorded x.json: No such file"),
     (("--recorded", "x.json", "--default", "threads"), "--default takes KEY=VALUE"),
-    (("--recorded", "x.json", "--metric", "speed"), "is not one of 'generate', 'prefill'"),
+    (("--recorded", "x.json", "--metric", "speed"), "--metric takes one of generate, prefill"),
     (("--metric", "decode", "--over", "threads=1,2"), "belong to --recorded FILE"),
     (("--resume", "full", "--over", "threads=1,2"), "--over: --resume goes on with the settings"),
     (("--resume", "full", "--precision", "float32"), "--precision float32: --resume goes on"),
@@ -148,6 +148,27 @@ def test_options_that_change_nothing_leave_the_plan_as_it_is(words):
 @pytest.mark.parametrize("words", OTHER, ids=" ".join)
 def test_options_that_change_the_run_change_the_plan(words):
     assert of("--device", "cpu", *words) != of("--device", "cpu")
+
+
+EXPERTS = ("--device", "cpu", "--checkpoint_path", "tiny_moe")
+ALIKE = [
+    # two lines of options about experts, whether they are one plan
+    ("--expert_memory 20", "--expert_memory 20 --expert_policy auto", True),
+    ("--expert_memory 20", "--expert_memory 21", False),
+    ("--expert_memory 20", "--expert_memory 20 --expert_policy fetch", False),
+    ("--expert_memory 20", "--expert_memory 20 --expert_placement first", False),
+    ("--expert_memory 2", "--expert_memory 2 --expert_placement first", True),  # none stays
+    ("--expert_memory 900", "--expert_memory 8GB --expert_policy fetch", True),  # all experts fit
+    ("--expert_memory 20 --expert_policy compute_there",
+     "--expert_memory 20 --expert_policy compute_there --expert_prefetch off", True),
+    ("--expert_memory 20", "--expert_memory 20 --expert_prefetch off", False),
+    ("", "--expert_memory 900", False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("first", "second", "alike"), ALIKE)
+def test_experts_that_lie_and_move_alike_are_one_plan(first, second, alike):
+    assert (of(*EXPERTS, *first.split()) == of(*EXPERTS, *second.split())) == alike
 
 
 CARRIED_OUT = [
@@ -332,8 +353,9 @@ def test_equal_settings_are_hardly_ever_told_apart(measured, spread):
 
 def test_a_worker_says_what_cannot_run():
     argvs = [["--device", "cpu"], ["--kernel", "triton", "--quantization", "none"],
-             ["--cache_size", "3"], ["--tp", "2"]]  # fmt: skip
-    able, kernel, cache, ranks = Worker().plans(argvs).runs
+             ["--cache_size", "3"], ["--tp", "2"], ["--expert_policy", "fetch"]]  # fmt: skip
+    able, kernel, cache, ranks, experts = Worker().plans(argvs).runs
+    assert "there is no second tier of memory" in experts.problem
     assert able.identity["decoder"] == "cpu-step" and able.problem is None
     assert kernel.identity is None and "--kernel triton" in kernel.problem
     assert cache.kind == "usage" and "--cache_size 3 is too small" in cache.problem
