@@ -41,5 +41,8 @@ class Pool:
         lines = -(-size // LINE) * LINE
         if lines > len(self.free):
             self.free = torch.empty(PIECE, dtype=torch.uint8, device="cpu")
-        taken, self.free = self.free[:size], self.free[lines:]
+        # By way of numpy each weight has a storage of its own. To torch.compile, parts of one
+        # storage are aliases, and a region that is compiled once for all layers takes none.
+        taken = torch.from_numpy(self.free[:size].numpy())
+        self.free = self.free[lines:]
         return taken
