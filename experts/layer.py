@@ -5,7 +5,7 @@ layer(tokens, rows)         # as models.mixtral.MixtureOfExperts.outputs
 """
 
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -49,11 +49,8 @@ class TieredLayer:
         if self.following is None:
             return []
         scores = nn.functional.linear(tokens.float(), self.guess)
-        chosen = scores.topk(self.store.width).indices.flatten()
-        counts = chosen.bincount(minlength=len(self.guess))
-        order: list[int] = counts.argsort(descending=True, stable=True).tolist()
-        taken = int(counts.count_nonzero())
-        return order[:taken]
+        chosen: list[int] = scores.topk(self.store.width).indices.flatten().tolist()
+        return [expert for expert, _ in Counter(chosen).most_common()]
 
 
 def _guess(norm: Tensor, following: Following) -> Tensor:

@@ -3,7 +3,8 @@
     python -m tests.experts.speed --checkpoint_path tiny_moe --quantization int4wo-32 \\
         --expert_memory 22 --device cpu
 
-Takes options of generate.py. One process loads the model once and decodes a real text, the embedded
+Takes options of generate.py, --rounds (5, after one that does not count) and --steps (128 tokens).
+One process loads the model once and decodes a real text, the embedded
 model's held-out one, token by token, in several ways in turns, so that the machine's drift meets
 all: plain fetching (no cache, nothing ahead), the cache, the cache with fetching ahead, and all
 experts in fast memory. In the same minutes it reads experts from the slow tier at random, and says
@@ -11,6 +12,7 @@ what the disk allows. Prints medians over rounds, ratios round by round, and bes
 model's expectation.
 """
 
+import argparse
 import random
 import statistics
 import sys
@@ -31,14 +33,13 @@ from experts.store import POLICIES, Policy
 from experts.tiers import Tiers, tiers_of
 from experts.traffic import Traffic
 from generate import Generator
-from models import tiny
+from models.checkpoints.sources import EMBEDDED
 from models.llama import Transformer
 from run import environment, loading
 from run.plan import Plan, make_plan
 
-ROUNDS = 5  # after one that does not count
-PROMPT, STEPS = 64, 128  # tokens of the text that are read at once, and one by one
-READS = 400  # of experts, for the disk's speed
+PROMPT = 64  # tokens of the text that are read at once, before those that count
+READS, BYTES = 400, 3e8  # of experts, for the disk's speed, at most
 
 CACHE = POLICIES["cache"]
 WAYS: dict[str, Policy] = {
@@ -61,26 +62,30 @@ class Pass:
 def main(words: list[str]) -> None:
     environment.prepare()
     quiet(False)
+    own = argparse.ArgumentParser(allow_abbrev=False)
+    own.add_argument("--rounds", type=int, default=5)
+    own.add_argument("--steps", type=int, default=128)
+    asked, words = own.parse_known_args(words)
     config = parse(words)
     plan = make_plan(replace(config, max_new_tokens=1, expert_policy="cache"))
     model = loading.load(plan, lambda done, total: None, print).model
     tiers = tiers_of(model)
     assert tiers is not None
     slots = sum(tiers.quotas) + tiers.arrivals
-    generator = Generator(model, 1, PROMPT + STEPS + 1, decoder="modules")
-    tokens = torch.tensor([plan.tokenizer.encode(text())[: PROMPT + STEPS]])
+    generator = Generator(model, 1, PROMPT + asked.steps + 1, decoder="modules")
+    tokens = torch.tensor([plan.tokenizer.encode(text())[: PROMPT + asked.steps]])
     rounds = []
     with torch.no_grad():
-        for number in range(ROUNDS + 1):
+        for number in range(asked.rounds + 1):
             disk = [megabytes_per_second(tiers, threads) for threads in (1, THREADS)]
             taken = {way: decode(generator, tokens, tiers, way, slots) for way in (*WAYS, ALL)}
             if number:
                 rounds.append((disk, taken))
-    show(plan, tiers, slots, rounds)
+    show(plan, tiers, slots, rounds, asked.steps)
 
 
 def text() -> str:
-    return (tiny.HERE / "heldout.txt").read_text()
+    return (EMBEDDED / "heldout.txt").read_text()
 
 
 def decode(generator: Generator, tokens: torch.Tensor, tiers: Tiers, way: str, slots: int) -> Pass:
@@ -108,7 +113,8 @@ def hold(tiers: Tiers, model: Transformer, way: str, slots: int) -> None:
 
 def megabytes_per_second(tiers: Tiers, threads: int) -> float:
     """At which so many threads read experts, in random order."""
-    keys = random.choices(tiers.keys, k=READS)
+    reads = min(READS, int(BYTES / tiers.layout.nbytes))
+    keys = random.choices(tiers.keys, k=reads)
     buffers = [pages(tiers.layout.nbytes) for _ in range(threads)]
 
     def read(first: int) -> None:
@@ -118,18 +124,18 @@ def megabytes_per_second(tiers: Tiers, threads: int) -> float:
     started = time.perf_counter()
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(read, range(threads)))
-    return READS * tiers.layout.nbytes / 1e6 / (time.perf_counter() - started)
+    return reads * tiers.layout.nbytes / 1e6 / (time.perf_counter() - started)
 
 
 Round = tuple[list[float], dict[str, Pass]]
 
 
-def show(plan: Plan, tiers: Tiers, slots: int, rounds: list[Round]) -> None:
+def show(plan: Plan, tiers: Tiers, slots: int, rounds: list[Round], steps: int) -> None:
     nbytes = tiers.layout.nbytes
     print(
         f"{plan.name} as {plan.spec}: {len(tiers.keys)} experts of {nbytes / 1e3:.0f} kB on "
-        f"{tiers.slow.name} ({tiers.slow.place}), {slots} in fast memory, {ROUNDS} rounds of "
-        f"{STEPS} tokens"
+        f"{tiers.slow.name} ({tiers.slow.place}), {slots} in fast memory, {len(rounds)} rounds "
+        f"of {steps} tokens"
     )
     for index, threads in enumerate((1, THREADS)):
         speeds = [disk[index] for disk, _ in rounds]
@@ -139,10 +145,10 @@ def show(plan: Plan, tiers: Tiers, slots: int, rounds: list[Round]) -> None:
         )
     for way in (*WAYS, ALL):
         passes = [taken[way] for _, taken in rounds]
-        errors = [expected(taken, way) / taken[way].seconds - 1 for _, taken in rounds]
+        errors = [expected(taken, way, steps) / taken[way].seconds - 1 for _, taken in rounds]
         speeds = [1 / one.seconds for one in passes]
         last = passes[-1].traffic
-        waiting = statistics.median(one.traffic.waiting_seconds / STEPS for one in passes)
+        waiting = statistics.median(one.traffic.waiting_seconds / steps for one in passes)
         print(
             f"{way}: {spread(speeds, 1)} tokens/s, {1e3 * waiting:.3f} ms of a step waiting; "
             f"expected seconds are off by {spread([100 * e for e in errors], 0)} %; "
@@ -153,11 +159,11 @@ def show(plan: Plan, tiers: Tiers, slots: int, rounds: list[Round]) -> None:
         print(f"{way} ÷ fetch: {spread(ratios, 2)}")
 
 
-def expected(taken: dict[str, Pass], way: str) -> float:
+def expected(taken: dict[str, Pass], way: str, steps: int) -> float:
     """Seconds of a step by the cost model: its experts', and the rest as it is without tiers."""
     whole = taken[ALL]
-    rest = whole.seconds - whole.traffic.expert_seconds / STEPS
-    return rest + taken[way].traffic.expected_seconds / STEPS
+    rest = whole.seconds - whole.traffic.expert_seconds / steps
+    return rest + taken[way].traffic.expected_seconds / steps
 
 
 def spread(values: list[float], digits: int) -> str:

@@ -21,7 +21,7 @@ from generate import main as generate
 from models.checkpoints.load import load_config, load_model
 from models.checkpoints.sources import EMBEDDED
 from models.config import from_fields, from_hugging_face
-from models.mixtral import Router, tokens_per_expert
+from models.mixtral import MixtureOfExperts, Router, tokens_per_expert
 from models.presets import PRESETS
 from ops.cpu import build as build_cpp
 from quantize.packed import PackedWeight
@@ -117,6 +117,22 @@ def test_weights_add_up_to_one_only_where_they_are_normalized():
     assert torch.allclose(weights.double(), probabilities.gather(1, chosen), atol=1e-6)
     router.mixture = dataclasses.replace(mixture, normalized=True)
     assert torch.allclose(router(x)[1].sum(-1), torch.ones(5))
+
+
+def test_one_token_is_summed_as_among_others():
+    """To the bit, with experts whose products do not depend on the other rows."""
+    config = from_hugging_face(MIXTURES["olmoe"].to_dict(), "olmoe")
+    config = dataclasses.replace(
+        config, mixture=dataclasses.replace(config.mixture, experts_per_token=5)
+    )
+    mixture = MixtureOfExperts(config)
+    mixture.elsewhere = lambda tokens, rows: [(e, tokens[r] / (e + 3)) for e, r in rows.items()]
+    tokens = torch.randn(7, 64)
+    chosen, weights = mixture.router(tokens)
+    together = mixture.routed(tokens, chosen, weights)
+    for i in range(7):
+        alone = mixture.routed(tokens[i : i + 1], chosen[i : i + 1], weights[i : i + 1])
+        assert torch.equal(alone, together[i : i + 1])
 
 
 def test_without_numbers_tokens_are_spread_evenly():
