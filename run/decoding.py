@@ -25,7 +25,7 @@ from errors import KernelError
 from kv_cache.base import KVCache
 from models.config import ModelConfig
 from models.llama import Attention, Block, FeedForward, Transformer, frequencies, rotation
-from models.mixtral import Mixtral, MixtureOfExperts
+from models.mixtral import JointNorm, Mixtral, MixtureOfExperts
 from ops.cpu import step
 from quantize.across import RoundedAcross
 from quantize.cpu import PackedLinear
@@ -37,7 +37,7 @@ UNDERSTOOD = {
     *("name", "architecture", "dim", "num_layers", "num_heads", "num_kv_heads", "head_dim"),
     *("ffn_dim", "vocab_size", "max_position", "norm_eps", "rope_theta", "rope_scaling"),
     *("sliding_window", "tie_embeddings", "qkv_bias", "attention_out_bias", "mlp_bias", "qk_norm"),
-    "mixture",
+    *("joint_qk_norm", "mixture"),
 }
 
 
@@ -180,7 +180,8 @@ def _unknown_part(layer: nn.Module, epsilon: float) -> str | None:
     for name in ("attention_norm", "ffn_norm", "attention.q_norm", "attention.k_norm"):
         norm = layer.get_submodule(name)
         absent = name.startswith("attention.") and type(norm) is nn.Identity
-        if not absent and (reason := _not_this_norm(norm, epsilon)):
+        joint = isinstance(norm, JointNorm) and norm.ranks.size == 1 and norm.epsilon == epsilon
+        if not absent and not joint and (reason := _not_this_norm(norm, epsilon)):
             return f".{name}{reason}"
     networks = [f"feed_forward.experts.{i}" for i in range(len(getattr(ffn, "experts", ())))]
     networks += ["feed_forward.shared"] if hasattr(ffn, "shared") else []
@@ -208,6 +209,8 @@ def _unknown_experts(mixture: MixtureOfExperts) -> str | None:
 
 
 def _not_this_norm(norm: nn.Module, epsilon: float) -> str | None:
+    if isinstance(norm, JointNorm):
+        return " is of the heads of all ranks, which the op does not sum"
     if type(norm) is not nn.RMSNorm:
         return f" is a {type(norm).__name__}, no RMSNorm"
     return f" adds {norm.eps}, and the others {epsilon}" if norm.eps != epsilon else None

@@ -145,8 +145,8 @@ class Layer:
 
     attention_norm: Tensor
     wqkv: Linear
-    query_norm: Tensor | None
-    key_norm: Tensor | None
+    query_norm: Tensor | None  # (E,) of each head, or (heads · E,) of all heads together
+    key_norm: Tensor | None  # (E,) or (kv_heads · E,)
     wo: Linear
     ffn_norm: Tensor
     # The rows of the gate, then those of the up projection. With experts: the router, and in the

@@ -196,13 +196,12 @@ def test_schemes_that_are_calibrated_take_experts(name, wide, tmp_path, monkeypa
 
 # ---------------------------------------------------------------------------------- in C++
 
-FUSED = ["mixtral", "qwen-3-moe", "qwen-3-moe-dense", "qwen-2-moe"]
 needs_cpp = pytest.mark.skipif(bool(build_cpp.unavailable()), reason=str(build_cpp.unavailable()))
 
 
 @needs_cpp
 @pytest.mark.parametrize("decoder", ["cpu-step", "cpu-stack"])
-@pytest.mark.parametrize("family", FUSED)
+@pytest.mark.parametrize("family", MIXTURES)
 def test_decoding_in_cpp(family, decoder, tmp_path):
     folder, theirs = saved(family, tmp_path)
     made, expected = models.load(str(folder)), theirs(TOKENS).logits
@@ -241,7 +240,6 @@ def test_a_step_in_cpp_computes_what_the_modules_compute(name, checkpoint, preci
     [
         ("mixtral", 17, "dense", "there are 17 rows, and the op is for 16 at most"),
         ("mixtral", 1, "int8", "the KV cache is int8"),
-        ("olmoe", 1, "dense", "does not know what joint_qk_norm means"),
     ],
 )
 def test_what_a_step_in_cpp_refuses(family, rows, kv_cache, reason, tmp_path):

@@ -82,6 +82,13 @@ def test_a_step_of_experts(pool, memory, tmp_path, family):
         agree(logits, oracle(torch.tensor(TOKENS[:rows])).logits)
 
 
+def test_a_norm_over_the_heads_of_all_ranks_is_left_to_the_modules(pool, memory, tmp_path):
+    folder, oracle = hugging_face.saved("olmoe", tmp_path)
+    logits, name = decoded(pool, 2, memory, TOKENS[:1], {"checkpoint_path": str(folder)})
+    assert name == "modules"
+    agree(logits, oracle(torch.tensor(TOKENS[:1])).logits)
+
+
 SCHEMES = ("none", "int8wo", "int4wo-32", "fp6", "bnb-nf4", "sparse-marlin")
 
 

@@ -53,7 +53,8 @@ class ByTeam {
         optional(i, Part(part + 1), outputs[k]);  // its bias
       }
       for (Part norm : {NORM, FFN_NORM}) vector(step.part(i, norm), step.x, D);
-      for (Part norm : {QUERY_NORM, KEY_NORM}) optional(i, norm, step.E);
+      heads_norm(&step.part(i, QUERY_NORM), step.x, step.heads, step.E);  // raises what is wrong
+      heads_norm(&step.part(i, KEY_NORM), step.x, step.kv_heads, step.E);
     }
     first_product.push_back(products.size());
     if (const Ending* ending = step.ending) {
@@ -247,8 +248,8 @@ class ByTeam {
   void begin_attention(int64_t layer) {
     if (const char* bias = optional(layer, WQKV_BIAS, qkv.size(1)))
       rows.add(data(qkv), bias, qkv.size(1), data(qkv));
-    turn_heads(rows, qkv, optional(layer, QUERY_NORM, step.E), optional(layer, KEY_NORM, step.E),
-               step.epsilon, step.cos, step.sin, step.heads, step.kv_heads);
+    turn_heads(rows, qkv, &step.part(layer, QUERY_NORM), &step.part(layer, KEY_NORM), step.epsilon,
+               step.cos, step.sin, step.heads, step.kv_heads);
     attending = step.attending(layer, qkv);
     if (attending->alone()) attending->work();
   }

@@ -49,8 +49,8 @@ Tensor before_attention(const Tensor& x, const Tensor& norm, double epsilon, con
   STD_TORCH_CHECK(sin.numel() == half, "there are ", half, " cosines and ", sin.numel(), " sines");
   const Rows rows = rows_of(x);
   Tensor y = product(rows, normed(rows, x, norm, epsilon), weight, bias, all * head_dim);
-  turn_heads(rows, y, query_norm ? vector(*query_norm, x, head_dim) : nullptr,
-             key_norm ? vector(*key_norm, x, head_dim) : nullptr, epsilon, cos, sin, heads, kv_heads);
+  turn_heads(rows, y, query_norm ? &*query_norm : nullptr, key_norm ? &*key_norm : nullptr, epsilon,
+             cos, sin, heads, kv_heads);
   return y;
 }
 

@@ -62,20 +62,32 @@ void sum_over(LocalRanks* ranks, const Rows& rows, Tensor& x) {
   sum_over(ranks, rows, data(x), x.numel(), [] { return false; });
 }
 
-// Norms of heads, where there are any, and rotation, of queries and keys in place.
-void turn_heads(const Rows& rows, Tensor& y, const char* query_norm, const char* key_norm,
+// The weight of a norm of some heads, if there is one: E numbers for each head by itself, or as many for
+// all heads together.
+const char* heads_norm(const Tensor* t, const Tensor& x, int64_t heads, int64_t E) {
+  if (!t || !t->numel()) return nullptr;
+  return vector(*t, x, t->numel() == heads * E ? heads * E : E);
+}
+
+// Norms of queries and keys, where there are any, and rotation of both, in place.
+void turn_heads(const Rows& rows, Tensor& y, const Tensor* query_norm, const Tensor* key_norm,
                 double epsilon, const Tensor& cos, const Tensor& sin, int64_t heads,
                 int64_t kv_heads) {
-  const int64_t half = cos.numel(), head_bytes = 2 * half * y.element_size();
+  const int64_t half = cos.numel(), E = 2 * half, size = y.element_size();
   const auto* c = static_cast<const float*>(cos.const_data_ptr());
   const auto* s = static_cast<const float*>(sin.const_data_ptr());
-  for (int64_t b = 0; b < y.size(0); ++b)
-    for (int64_t h = 0; h < heads + kv_heads; ++h) {
-      char* head = data(y) + b * row_bytes(y) + h * head_bytes;
-      if (const char* w = h < heads ? query_norm : key_norm)
-        rows.norm(head, w, float(epsilon), 2 * half, head);
-      rows.rotate(head, c, s, half);
-    }
+  auto norm = [&](const Tensor* t, char* first, int64_t count) {
+    const char* weight = heads_norm(t, y, count, E);
+    const int64_t together = weight ? t->numel() : 0, end = weight ? count * E : 0;
+    for (int64_t i = 0; i < end; i += together)
+      rows.norm(first + i * size, weight, float(epsilon), together, first + i * size);
+  };
+  for (int64_t b = 0; b < y.size(0); ++b) {
+    char* row = data(y) + b * row_bytes(y);
+    norm(query_norm, row, heads);
+    norm(key_norm, row + heads * E * size, kv_heads);
+    for (int64_t h = 0; h < heads + kv_heads; ++h) rows.rotate(row + h * E * size, c, s, half);
+  }
 }
 
 // What a layer's tensors are, in the order in which they come. Those that a model has not are empty.
