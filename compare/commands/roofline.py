@@ -84,6 +84,9 @@ class Report:
     "--parts", metavar="A,B", help=f"Single layers, the whole model, or both [{','.join(PARTS)}]"
 )
 @click.option(
+    "--only_ours", is_flag=True, help="Leave out torch's and torchao's kernels, which take memory, too"
+)
+@click.option(
     "--max_new_tokens", type=click.IntRange(2), default=33, help="New tokens of each sample [33]"
 )
 @click.option(
@@ -107,6 +110,7 @@ def roofline(
     batch_size: int,
     num_layers: int | None,
     parts: str | None,
+    only_ours: bool,
     max_new_tokens: int,
     max_rounds: int,
     max_minutes: float,
@@ -136,7 +140,7 @@ def roofline(
         temperature=0,
         write_result="none",
     )
-    kernels, layers = _layers(common, chosen, timed="layers" in wanted)
+    kernels, layers = _layers(common, chosen, "layers" in wanted, only_ours)
     report = Report(common, layers or None)
     if layers:
         click.echo(aligned(LAYER_COLUMNS, layers))
@@ -158,9 +162,10 @@ def roofline(
 
 
 def _layers(
-    common: RunConfig, schemes: Sequence[str], timed: bool
+    common: RunConfig, schemes: Sequence[str], timed: bool, only_ours: bool
 ) -> tuple[dict[str, list[str]], list[LayerRow]]:
-    """Every scheme's kernels; and, if `timed`, a row for each shape and scheme."""
+    """Every scheme's kernels, or the first alone if `only_ours`; and, if `timed`, a row for each
+    shape and scheme."""
     worker = Process()
     where = {"device": common.device, "precision": common.precision}
     try:
@@ -171,6 +176,7 @@ def _layers(
             schemes=list(schemes),
             **where,
         )
+        kernels = {name: own[:1] if only_ours else own for name, own in layers.kernels.items()}
         rows: list[LayerRow] = []
         shapes = layers.shapes if timed else []
         for number, shape in enumerate(shapes, 1):
@@ -180,14 +186,14 @@ def _layers(
                 "products",
                 rows=shape.rows,
                 columns=shape.columns,
-                kernels=layers.kernels,
+                kernels=kernels,
                 batch_size=common.batch_size,
                 **where,
             )
             rows += layer_rows(shape, timings)
     finally:
         worker.close()
-    return layers.kernels, rows
+    return kernels, rows
 
 
 def layer_rows(shape: Shape, timings: ShapeTimings) -> list[LayerRow]:

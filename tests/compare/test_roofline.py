@@ -240,6 +240,24 @@ def test_roofline_of_a_small_model(tmp_path, monkeypatch):
         assert unit in shown
 
 
+def test_the_limit_of_a_mixture_is_of_the_experts_that_are_chosen(tmp_path, monkeypatch):
+    """Two layers of 4 experts, of which a token takes 2: 3 matrices of 256 × 128 bfloat16 each. The
+    cache of 2 · 2 · 2 heads of 64 has a few hundred positions at most."""
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
+    model = small_checkpoint(tmp_path, model_type="qwen3_moe", **sizes)
+    path = tmp_path / "roofline.json"
+    given = ["--checkpoint_path", model, "--device", "cpu", "--schemes", "none", "--parts", "model"]
+    short = ["--max_rounds", "1", "--processes", "1", "--max_new_tokens", "4", "--only_ours"]
+    result = run(roofline, *given, *short, "--json", str(path))
+    assert result.exit_code == 0, message(result)
+    (row,) = json.loads(path.read_text())["model"]
+    chosen = row["weight_bytes"] - 2 * 2 * 3 * 256 * 128 * 2
+    assert chosen <= row["step_bytes"] <= chosen + 500 * 2 * 2 * 2 * 64 * 2
+    assert row["limit_tok_s"] == pytest.approx(row["bandwidth"] / row["step_bytes"])
+    assert "stock" not in row
+
+
 # --------------------------------------------------------------------------------- growth
 
 
