@@ -84,7 +84,9 @@ class Report:
     "--parts", metavar="A,B", help=f"Single layers, the whole model, or both [{','.join(PARTS)}]"
 )
 @click.option(
-    "--only_ours", is_flag=True, help="Leave out torch's and torchao's kernels, which take memory, too"
+    "--only_ours",
+    is_flag=True,
+    help="Leave out torch's and torchao's kernels, which take memory, too",
 )
 @click.option(
     "--max_new_tokens", type=click.IntRange(2), default=33, help="New tokens of each sample [33]"
