@@ -5,7 +5,9 @@
 
 A made-up layer is called as the model's layers are: with experts that lie in fast memory, with
 others that have to be fetched, and with others that are computed where they lie, for a few and for
-more tokens. A straight line through the seconds gives a + b · n.
+more tokens. Before each call so many bytes are read as a decoding step reads: what a step leaves of
+an expert in the processor's caches, the next one finds there. A line through the seconds gives
+a + b · n.
 """
 
 import statistics
@@ -20,9 +22,11 @@ from experts.plan import Costs, Line, Overlap, Where, plan_layer
 from experts.store import POLICIES, Decide, Policy
 from experts.tiers import Tiers
 from models.llama import Transformer
+from quantize.autoquant.race import last_level_cache
 
 TOKENS = (1, 4, 16)  # of each expert
 REPEATS = 9  # of which the median counts
+MOST_READ = 1 << 27  # bytes, before each of them
 
 
 def measure(tiers: Tiers, model: Transformer) -> Costs:
@@ -61,6 +65,10 @@ class _MadeUp:
         self.tiers, self.width = tiers, tiers.width
         weight = model.tok_embeddings.weight
         self.x = torch.randn(max(TOKENS), model.config.dim, device=tiers.device).to(weight.dtype)
+        # Twice the last cache replaces all that is in it.
+        most = min(2 * last_level_cache(tiers.device), MOST_READ)
+        count = min(model.step_bytes(1), most) if tiers.device.type == "cpu" else most
+        self.others = torch.zeros(max(1, count // 4), device=tiers.device)
         self.turns = 0
         norm = torch.ones(model.config.dim, device=tiers.device)
         self.layer = TieredLayer(tiers, 0, norm, None)
@@ -112,6 +120,7 @@ class _MadeUp:
     def _turn(self, experts: Sequence[int], tokens: int) -> float:
         """Seconds of one expert, of a pass in which each of these has so many tokens."""
         rows = torch.arange(tokens, device=self.x.device)
+        self.others.sum()
         started = self._now()
         list(self.layer(self.x[:tokens], {expert: rows for expert in sorted(experts)}))
         return (self._now() - started) / len(experts)
@@ -123,11 +132,12 @@ class _MadeUp:
 
 
 def _line(seconds: dict[int, float]) -> Line:
-    """The least squares' line through seconds by tokens, neither part below zero."""
-    count, x, y = len(seconds), sum(seconds), sum(seconds.values())
-    xx, xy = sum(n * n for n in seconds), sum(n * s for n, s in seconds.items())
-    each = max(0.0, (count * xy - x * y) / (count * xx - x * x))
-    return Line(max(0.0, (y - each * x) / count), each)
+    """The line through the seconds of one token, which is what decoding has, that comes nearest to
+    those of more tokens. Neither part is below zero."""
+    one = seconds[1]
+    run = sum((n - 1) ** 2 for n in seconds)
+    each = max(0.0, sum((n - 1) * (s - one) for n, s in seconds.items()) / run)
+    return Line(max(0.0, one - each), each)
 
 
 def decider(costs: Costs, policy: Policy, name: str) -> Decide:

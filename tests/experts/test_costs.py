@@ -18,6 +18,7 @@ from tests.experts.small import logits, tiered, whole
         ({1: 3.0, 4: 9.0, 16: 33.0}, Line(1.0, 2.0)),  # on a line
         ({1: 2.0, 4: 2.0, 16: 2.0}, Line(2.0, 0.0)),
         ({1: 1.0, 4: 4.0, 16: 16.0}, Line(0.0, 1.0)),
+        ({1: 10.0, 4: 10.0, 16: 40.0}, Line(10 - 450 / 234, 450 / 234)),  # exact for one token
     ],
 )
 def test_a_line_through_seconds(seconds, line):
@@ -27,7 +28,7 @@ def test_a_line_through_seconds(seconds, line):
 
 def test_no_part_of_a_line_is_below_zero():
     falling, steep = _line({1: 5.0, 4: 4.0, 16: 1.0}), _line({1: 0.1, 4: 4.0, 16: 40.0})
-    assert falling.each == 0 and falling.fixed == pytest.approx(10 / 3)
+    assert falling == Line(5.0, 0.0)
     assert steep.fixed == 0 and steep.each > 0
 
 
