@@ -7,7 +7,8 @@ import pytest
 from scipy import stats
 
 from compare.figures.contrasts import SampleTimes, contrasts, fit, process_timing
-from compare.figures.late_steps import late_steps, scatter_sentence
+from compare.figures.families import Interval
+from compare.figures.late_steps import LateSteps, late_steps, scatter_sentence
 
 
 def processes(generator, blocks, late, late_by=2.0, speeds=None, between=0.005):
@@ -52,6 +53,21 @@ def test_a_prompt_that_is_not_faster_is_the_reason():
         "its typical step takes 0.50 × the baseline's: the prompt takes 29% of its time, "
         "17% of the baseline's"
     )
+
+
+@pytest.mark.parametrize(
+    ("shares_differ", "prompt_share", "says"),
+    [
+        (True, 0.17, "20.0% of its steps are late, 1.0% of the baseline's"),
+        (True, 0.29, "20.0% of its steps are late, 1.0% of the baseline's"),
+        (False, 0.29, "the prompt takes 29% of its time, 17% of the baseline's"),
+        (False, 0.17, "1.0% of the baseline's (these shares cannot be told apart)"),
+    ],
+)
+def test_the_reason_is_the_share_that_differs_late_steps_first(shares_differ, prompt_share, says):
+    typical, mean = (Interval(1, ratio, ratio, ratio, 0.98, 8, 7) for ratio in (1.0, 1.2))
+    steps = LateSteps(1, typical, mean, 0.2, 0.01, shares_differ, prompt_share, 0.17)
+    assert steps.sentence().endswith(says)
 
 
 def test_late_steps_of_both_arms_are_no_disagreement():

@@ -117,6 +117,7 @@ def test_an_end_that_is_not_one_does_not_read_as_one():
     metrics = compare(side(BASELINE), side(TARGET)).metrics
     ratio = type(metrics[0].ratio)
     assert ratio("Ratio_Latency", 0.99, 0.98, 0.99996).shown == ["0.99000", "0.98000", "0.99996"]
+    assert ratio("Ratio_Latency", 1.01, 1.00004, 1.02).shown == ["1.01000", "1.00004", "1.02000"]
     assert ratio("Ratio_Latency", 0.5, 0.4, 0.6).shown == ["0.500", "0.400", "0.600"]
 
 
