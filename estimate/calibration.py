@@ -21,7 +21,7 @@ from quantize.autoquant.cache import default_cache
 from text import shown
 from typed_json import from_json, omitted, to_json
 
-FORMAT = 1  # of the file
+FORMAT = 2  # of the file
 ABOVE_DATASHEET = 1.02  # a reading above this multiple of the datasheet's figure is an error
 WATCHED = ("torch", "torchao")  # packages whose version changes the speed of what was measured
 

@@ -2,10 +2,13 @@
 
 from models.config import ModelConfig
 
-LARGE = ("narrow", "wide")  # their products are measured, and each is left out of a fit in turn
 MODELS = {
     "narrow": ModelConfig("narrow", 1280, 4, 24, 6, 64, 3584, 50432, 16384),
     "wide": ModelConfig("wide", 1792, 2, 16, 8, 128, 5120, 40192, 16384, qk_norm=True),
-    # It has next to no weights: its time is what a layer and a step cost whatever their size.
-    "small": ModelConfig("small", 384, 1, 3, 3, 128, 768, 1024, 16384),
+    # Nearly all of its weights are in layers, and nearly all of the next one's in the output.
+    "large": ModelConfig("large", 2304, 3, 24, 8, 96, 7168, 8192, 16384),
+    "words": ModelConfig("words", 768, 1, 12, 4, 64, 2048, 98304, 16384),
+    "broad": ModelConfig("broad", 3072, 1, 24, 3, 128, 9216, 65536, 16384),
 }
+ALONE = ("wide",)  # of which each product is measured alone, too
+DEEP = ("narrow", "wide")  # measured behind deep caches and over caches of every kind

@@ -199,8 +199,9 @@ def _pass(
             model = build(few, cut).to(precision)
         formats = _quantize(model, spec, device, precision)
         table, output = model.tok_embeddings, model.output
-        if config.tie_embeddings and type(table.weight.data) is type(output.weight.data):
-            output.weight = table.weight
+        alike = type(table.weight.data) is type(output.weight.data)
+        if config.tie_embeddings and alike and table.weight.shape == output.weight.shape:
+            output.weight = table.weight  # packed, it would have another shape
         own = model.config
         stored = [
             CACHES[kv_cache](batch, own.num_kv_heads, cache_size, own.head_dim, precision, "meta",

@@ -22,12 +22,14 @@ from errors import UsageError
 from estimate.calibration import (
     AttentionPoint,
     Calibration,
+    DrawPoint,
     ProductPoint,
     RestPoint,
     Speed,
 )
 from models.config import ModelConfig
 
+SHORTEST = 1e-9  # seconds of a product: a fit may give none of a small one
 FEW_ROWS = 16  # up to here products read weights; above they are bound by arithmetic
 # Shares of memory's read speed: below the first, arithmetic alone sets the speed of a product;
 # above the second, memory alone.
@@ -45,15 +47,21 @@ class Fit:
         return sum(c * t for c, t in zip(self.coefficients, terms, strict=True))
 
 
-def fit(terms: Sequence[Sequence[float]], seconds: Sequence[float]) -> Fit:
-    """The coefficients, none below zero, with the least squared relative error."""
+def fit(
+    terms: Sequence[Sequence[float]],
+    seconds: Sequence[float],
+    relative_to: Sequence[float] | None = None,
+) -> Fit:
+    """The coefficients, none below zero, with the least squared error, relative to the seconds; or
+    to others, if these are a part of them."""
     measured = np.asarray(seconds, dtype=float)
-    matrix = np.asarray(terms, dtype=float) / measured[:, None]
+    unit = measured if relative_to is None else np.asarray(relative_to, dtype=float)
+    matrix = np.asarray(terms, dtype=float) / unit[:, None]
     scale = np.abs(matrix).max(0)
     scale[scale == 0] = 1.0
-    solved, _ = nnls(matrix / scale, np.ones(len(measured)))
+    solved, _ = nnls(matrix / scale, measured / unit)
     coefficients = solved / scale
-    ratios = np.maximum(matrix @ coefficients, 1e-12)
+    ratios = np.maximum(matrix @ coefficients * unit / measured, 1e-12)
     return Fit(tuple(map(float, coefficients)), float(np.std(np.log(ratios))))
 
 
@@ -79,6 +87,8 @@ class Curves:
     def __init__(self, calibration: Calibration) -> None:
         self.calibration = calibration
         self.speed = calibration.speed
+        # By scheme and rows: seconds for each weight, output and input of a product in a model.
+        self.in_place: dict[tuple[str, int], Fit] = {}
         if not calibration.products or not calibration.wholes:
             raise UsageError("--calibration: it has no products or no steps; calibrate again")
 
@@ -116,8 +126,14 @@ class Curves:
         }  # fmt: skip
 
     def product(self, scheme: str, rows: int, inner: int, outer: int, called: bool = True) -> float:
-        """Seconds of x (rows, inner) times a weight (outer, inner). called: with the call's cost,
-        which products inside of a larger op do not have."""
+        """Seconds of x (rows, inner) times a weight (outer, inner): as it takes in a model, where
+        that was fitted (`in_place`), or alone. called: with the call's cost, which products inside
+        of a larger op do not have."""
+        placed = {r: f for (name, r), f in self.in_place.items() if name == scheme}
+        if placed:
+            each = [float(inner * outer), float(outer), float(inner)]
+            seconds = {r: max(f(each), SHORTEST) for r, f in placed.items()}
+            return between(seconds, rows) + called * self.calibration.call_seconds
         terms = _product_terms(inner, outer)
         terms[-1] *= called
         seconds = {r: f(terms) for (name, r), f in self._products.items() if name == scheme}
@@ -130,11 +146,6 @@ class Curves:
         points = [p for p in self.calibration.products if p.scheme == scheme and p.rows == rows]
         largest = max(points, key=lambda p: p.bytes)
         return largest.bytes / self.at_reference(largest.seconds, largest.speed, largest.bytes)
-
-    def cached_rate(self, size: int) -> float:
-        """Bytes per second at which a block of this size is read again and again."""
-        points = {point.bytes: point.read for point in self.calibration.bandwidth}
-        return between(points, min(max(size, min(points)), max(points)))
 
     # ------------------------------------------------------------------------ attention
 
@@ -211,17 +222,21 @@ class Curves:
         return between(each, rows)
 
     @cached_property
-    def _draws(self) -> dict[bool, Fit]:
+    def _draws(self) -> dict[tuple[bool, int], Fit]:
+        groups: dict[tuple[bool, int], list[DrawPoint]] = {}
+        for point in self.calibration.draws:
+            groups.setdefault((point.greedy, point.rows), []).append(point)
         return {
-            greedy: fit(
-                [[p.rows * p.vocabulary, p.rows, 1.0] for p in points], [p.seconds for p in points]
-            )
-            for greedy in (True, False)
-            if (points := [p for p in self.calibration.draws if p.greedy == greedy])
+            key: fit([[p.vocabulary, 1.0] for p in points], [p.seconds for p in points])
+            for key, points in groups.items()
         }
 
     def draw(self, rows: int, vocabulary: int, greedy: bool) -> float:
-        return self._draws[greedy]([rows * vocabulary, rows, 1.0])
+        """Seconds of choosing the next token of every row."""
+        seconds = {
+            r: f([vocabulary, 1.0]) for (kind, r), f in self._draws.items() if kind == greedy
+        }
+        return between(seconds, rows)
 
 
 def _product_terms(

@@ -4,11 +4,11 @@
     machine.step(config, "int4wo-128", "dense", rows=1, depth=8192)     # Parts
     machine.prompt(config, "int4wo-128", "dense", rows=4, tokens=1024)
 
-The parts come from estimate/curves.py: what products, attention, the rest and the draw take alone.
-In a model they follow one another, with caches in another state, and something is left between
-them. So for every number of rows two more kinds of figures are fitted to the calibration models'
-own steps and prompts: how many times as long a scheme's products take in place, and what a layer
-and a step cost beside their parts.
+The parts come from estimate/curves.py: what attention, norms, gates and the draw take alone. What
+products take in a model, where others have used the caches in between, is fitted to the steps and
+prompts of the calibration models: for each scheme and number of rows, seconds for every weight, for
+every output (results are summed, scaled and written), for every input (activations are read, and
+rounded for some schemes), for every layer, and for the pass.
 """
 
 import math
@@ -18,18 +18,23 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from scipy.optimize import lsq_linear
+import torch
 
+from devices import prefill_chunk
 from estimate import layers
 from estimate.calibration import Calibration, Speed, WholePoint
-from estimate.calibration_models import LARGE, MODELS
-from estimate.curves import Curves
+from estimate.calibration_models import MODELS
+from estimate.curves import SHORTEST, Curves, Fit, fit
+from estimate.drift import Drift, learned
 from kv_cache import CACHES
 from models.config import ModelConfig
 
-CHUNK = 512  # positions of a prompt per pass on the CPU: generate.PREFILL_CHUNK
-PRIOR = 0.02  # weight, in the fit, of products taking in place what they take alone
-IN_PLACE = (0.4, 2.5)  # limits of that ratio
+SHALLOW = 256  # positions: steps behind fewer spend next to no time on attention
+# What is expected before rounds tell. Of arithmetic's speed a part only is found again in the times
+# of steps and prompts (docs/LOG.md).
+PROMPT_DRIFT = Drift(0.0, 0.4)
+STEP_ARITHMETIC = 0.3
+STEEP = 3  # the larger, the sharper the bend between what memory and what arithmetic bounds
 
 
 @dataclass(frozen=True)
@@ -63,23 +68,18 @@ class Parts:
         return self.products, self.attention, self.rest, self.fixed
 
 
-@dataclass(frozen=True)
-class InPlace:
-    """What was fitted for one number of rows."""
-
-    products: dict[str, float]  # by scheme: in place ÷ alone
-    rest: float  # in place ÷ alone
-    layer: float  # seconds
-    once: float  # seconds
-
-
 class CalibratedMachine:
     """Predicts passes by one calibration. without: a calibration model that is left out, to see
     what the fit makes of a model that it does not know."""
 
     def __init__(self, calibration: Calibration, without: str | None = None) -> None:
         self.calibration, self.curves = calibration, Curves(calibration)
+        self.device = torch.device(str(calibration.device["type"]))
         self.wholes = [p for p in calibration.wholes if p.model != without]
+        # By scheme and rows of the products: seconds beside them, of a layer and of a pass.
+        self.layer: dict[tuple[str, int], float] = {}
+        self.once: dict[tuple[str, int], float] = {}
+        self._fit()
 
     # ------------------------------------------------------------------------ passes
 
@@ -93,8 +93,7 @@ class CalibratedMachine:
         greedy: bool = True,
     ) -> Parts:
         """A decoding step of `rows` sequences at position `depth`."""
-        alone = self._alone(config, scheme, cache, rows, 1, depth, rows, greedy)
-        parts = self._placed(alone, self._steps, scheme, rows, config.num_layers)
+        parts = self._pass(config, scheme, cache, rows, 1, depth, rows, greedy)
         if more := self._of_caches.get(cache):
             return replace(parts, fixed=parts.fixed + config.num_layers * _along(more, rows))
         return parts
@@ -106,23 +105,22 @@ class CalibratedMachine:
         cache: str,
         rows: int,
         tokens: int,
-        chunk: int = CHUNK,
+        chunk: int | None = None,
         depth: int = 0,
         greedy: bool = True,
     ) -> Parts:
         """A prompt of `tokens` positions of `rows` sequences, up to the first new token; `depth`
-        positions are before it."""
+        positions are before it. chunk: positions of a sequence per pass; None: as a run takes."""
+        chunk = chunk or prefill_chunk(self.device, rows)
         total = Parts(0.0, 0.0, 0.0, 0.0)
         for start in range(0, tokens, chunk):
             some = min(chunk, tokens - start)
             last = rows if start + some == tokens else 0
             at = depth + start
-            parts = self._alone(config, scheme, cache, rows, some, at, last, greedy)
-            fitted = self._prompts if some > 1 else self._steps
-            total += self._placed(parts, fitted, scheme, rows * some, config.num_layers)
+            total += self._pass(config, scheme, cache, rows, some, at, last, greedy)
         return total
 
-    def _alone(
+    def _pass(
         self,
         config: ModelConfig,
         scheme: str,
@@ -133,7 +131,7 @@ class CalibratedMachine:
         logits: int,
         greedy: bool = True,
     ) -> Parts:
-        """A pass, its parts as they take alone. logits: rows that get any."""
+        """One pass. logits: rows that get any."""
         curves, L = self.curves, config.num_layers
         fused = tokens == 1  # a step is one op
         products = layers.products(curves, config, scheme, rows * tokens, fused)
@@ -147,53 +145,97 @@ class CalibratedMachine:
         if logits:
             products += curves.product(scheme, logits, config.dim, config.vocab_size, called=False)
             rest += curves.draw(logits, config.vocab_size, greedy)
-        return Parts(products, attention, rest, 0.0)
+        in_pass = scheme, rows * tokens
+        fixed = L * _of(self.layer, *in_pass) + _of(self.once, *in_pass)
+        return Parts(products, attention, rest, fixed)
 
-    def _placed(
-        self, alone: Parts, fitted: dict[int, InPlace], scheme: str, rows: int, layers: int
-    ) -> Parts:
-        if not fitted:
-            return alone
+    # ------------------------------------------------------------------------ speeds that drift
 
-        def along(values: dict[int, float]) -> float:
-            return _along(values, rows)
-
-        known = {r: f.products[scheme] for r, f in fitted.items() if scheme in f.products}
-        rest = along({r: f.rest for r, f in fitted.items()})
-        layer = along({r: f.layer for r, f in fitted.items()})
-        once = along({r: f.once for r, f in fitted.items()})
+    def at_speed(self, parts: Parts, now: Speed, scheme: str, rows: int, step: bool) -> Parts:
+        """The parts while the machine is as fast as `now`, where these are of its usual speed.
+        rows: of the products of a pass."""
+        drift = self._drift_between(scheme, rows, step)
+        slower = drift.slower(now, self.curves.speed)
         return Parts(
-            along(known) * alone.products,
-            alone.attention,
-            rest * alone.rest,
-            layers * layer + once,
+            slower * parts.products, parts.attention, slower * parts.rest, slower * parts.fixed
         )
 
-    def at_speed(self, parts: Parts, now: Speed, read: int) -> float:
-        """Seconds of a pass while the machine is as fast as `now`: its products go with memory or
-        with arithmetic, whichever sets their speed. read: bytes of the weights that a step reads; 0
-        for a prompt."""
-        slower = self.curves.slower(parts.products, now, read)
-        return parts.seconds + (slower - 1) * parts.products
+    def _drift_between(self, scheme: str, rows: int, step: bool) -> Drift:
+        known = {r: d for (name, r, s), d in self._drifts.items() if (name, s) == (scheme, step)}
+        if not known:
+            return PROMPT_DRIFT
+        return Drift(
+            _along({r: d.memory for r, d in known.items()}, rows),
+            _along({r: d.arithmetic for r, d in known.items()}, rows),
+        )
+
+    @cached_property
+    def _drifts(self) -> dict[tuple[str, int, bool], Drift]:
+        """By scheme, rows of the products and whether it is a step: from the rounds of the
+        calibration models."""
+        groups: dict[tuple[str, int, bool], dict[object, list[tuple[float, Speed]]]] = {}
+        for p in self.calibration.wholes:
+            if p.kv_cache == "dense" and p.depth < SHALLOW:
+                group = groups.setdefault((p.scheme, p.rows * p.tokens, p.tokens == 1), {})
+                group.setdefault((p.model, p.rows), []).append((p.seconds, p.speed))
+        return {
+            key: learned(list(works.values()), self._expected_drift(*key))
+            for key, works in groups.items()
+        }
+
+    def _expected_drift(self, scheme: str, rows: int, step: bool) -> Drift:
+        """Steps go with memory as far as their products read at its speed: as the p-norm of what
+        memory and arithmetic take alone does, with p = STEEP."""
+        if not step:
+            return PROMPT_DRIFT
+        share = min(1.0, self.curves.weight_rate(scheme, rows) / self.curves.speed.read)
+        return Drift(share**STEEP, STEP_ARITHMETIC * (1 - share**STEEP))
 
     # ------------------------------------------------------------------------ what is fitted
 
-    @cached_property
-    def _steps(self) -> dict[int, InPlace]:
-        points = [p for p in self.wholes if p.tokens == 1 and p.kv_cache == "dense"]
-        points = [p for p in points if p.model in MODELS]
-        return {
-            rows: self._fitted([p for p in points if p.rows == rows])
-            for rows in sorted({p.rows for p in points})
-        }
+    def _fit(self) -> None:
+        """Fit products and layers in place: of steps first, for a prompt ends as a step does."""
+        points = [p for p in self.wholes if p.kv_cache == "dense"]
+        steps = [p for p in points if p.tokens == 1 and p.depth < SHALLOW]
+        for some in (steps, [p for p in points if p.tokens > 1]):
+            groups: dict[tuple[str, int], list[WholePoint]] = {}
+            for point in some:
+                groups.setdefault((point.scheme, point.rows * point.tokens), []).append(point)
+            placed = {key: self._fitted(group) for key, group in groups.items()}
+            self.once |= {key: fit.coefficients[4] for key, fit in placed.items()}
+            self.layer |= {key: fit.coefficients[3] for key, fit in placed.items()}
+            self.curves.in_place |= {
+                key: Fit(fit.coefficients[:3], fit.scatter) for key, fit in placed.items()
+            }
 
-    @cached_property
-    def _prompts(self) -> dict[int, InPlace]:
-        points = [p for p in self.wholes if 1 < p.tokens <= CHUNK and p.model in LARGE]
-        by_rows = sorted({p.rows * p.tokens for p in points})
-        return {
-            rows: self._fitted([p for p in points if p.rows * p.tokens == rows]) for rows in by_rows
-        }
+    def _fitted(self, points: Sequence[WholePoint]) -> Fit:
+        """Seconds for each weight, output, input, layer and pass, by least squares of the relative
+        error."""
+        terms, seconds, wholes = [], [], []
+        for point in points:
+            config, step = MODELS[point.model], point.tokens == 1
+            beside = self._beside_products(point)
+            shapes = config.linear_shapes()
+            if not step:  # its output layer is that of a step of as many rows
+                outer, inner = shapes.pop("output")
+                beside += self.curves.product(point.scheme, point.rows, inner, outer, called=False)
+            each = shapes.values()
+            weights, outputs = sum(n * k for n, k in each), sum(n for n, _ in each)
+            terms.append([weights, outputs, sum(k for _, k in each), config.num_layers, 1.0])
+            whole = self._at_reference(point)
+            wholes.append(whole)
+            seconds.append(max(whole - beside, SHORTEST))
+        return fit(terms, seconds, wholes)
+
+    def _beside_products(self, point: WholePoint) -> float:
+        """Seconds of a calibration model's attention, norms, gates and draw."""
+        config, rows, curves = MODELS[point.model], point.rows, self.curves
+        slots = point.depth + 1 if point.tokens == 1 else point.depth
+        cached = _cache_bytes(config, point.kv_cache, rows, slots, self.calibration.precision)
+        layer = curves.attention(config, point.kv_cache, rows, point.tokens, slots, cached)
+        if point.tokens > 1:
+            layer += curves.layer_rest(config, rows * point.tokens)
+        return config.num_layers * layer + curves.draw(rows, config.vocab_size, greedy=True)
 
     @cached_property
     def _of_caches(self) -> dict[str, dict[int, float]]:
@@ -205,52 +247,18 @@ class CalibratedMachine:
                 continue
             config = MODELS[point.model]
             how = config, point.scheme, point.kv_cache, point.rows
-            alone = self._alone(*how, 1, point.depth, point.rows)
-            parts = self._placed(alone, self._steps, point.scheme, point.rows, config.num_layers)
-            expected = self.at_speed(parts, point.speed, self._read(point))
-            beyond = (point.seconds - expected) / config.num_layers
+            parts = self._pass(*how, 1, point.depth, point.rows)
+            beyond = (self._at_reference(point) - parts.seconds) / config.num_layers
             more.setdefault(point.kv_cache, {}).setdefault(point.rows, []).append(beyond)
         return {
-            kind: {rows: max(0.0, statistics.fmean(values)) for rows, values in by_rows.items()}
+            kind: {rows: max(0.0, statistics.median(values)) for rows, values in by_rows.items()}
             for kind, by_rows in more.items()
         }
 
-    def weight_bytes(self, config: ModelConfig, scheme: str) -> int:
-        """Bytes of the weights that a step reads, from the calibration's bytes a weight."""
-        points = [p for p in self.calibration.products if p.scheme == scheme]
-        each = sum(p.bytes for p in points) / sum(p.inner * p.outer for p in points)
-        return int(each * sum(n * k for n, k in config.linear_shapes().values()))
-
-    def _fitted(self, points: Sequence[WholePoint]) -> InPlace:
-        """Least squares of the relative error, each ratio drawn a little towards 1."""
-        schemes = list(dict.fromkeys(p.scheme for p in points))
-        ratios = len(schemes) + 1  # the last is that of the rest
-        matrix, right = [], []
-        for point in points:
-            config, measured = MODELS[point.model], point.seconds
-            alone = self._alone(config, point.scheme, point.kv_cache, point.rows, point.tokens,
-                                point.depth, point.rows)  # fmt: skip
-            row = [0.0] * len(schemes) + [alone.rest, config.num_layers, 1.0]
-            known = alone.attention
-            if point.model in LARGE:
-                slower = self.curves.slower(alone.products, point.speed, self._read(point))
-                row[schemes.index(point.scheme)] = slower * alone.products
-            else:  # weights that a cache holds
-                read = self.weight_bytes(config, point.scheme)
-                known += read / self.curves.cached_rate(read)
-            matrix.append([value / measured for value in row])
-            right.append(1 - known / measured)
-        for number in range(ratios):
-            matrix.append([PRIOR * (i == number) for i in range(ratios + 2)])
-            right.append(PRIOR)
-        scale = np.array([1.0] * ratios + [1e-3, 1e-3])
-        low = np.array([IN_PLACE[0]] * ratios + [0.0, 0.0]) / scale
-        # Beside a prompt's products the cost of calls is nothing, and noise would hide in it.
-        most = 1.0 if points[0].tokens == 1 else 1e-9
-        high = np.array([IN_PLACE[1]] * ratios + [most, most]) / scale
-        solved = lsq_linear(np.array(matrix) * scale, right, (low, high), "bvls").x * scale
-        *factors, rest, layer, once = map(float, solved)
-        return InPlace(dict(zip(schemes, factors, strict=True)), rest, layer, once)
+    def _at_reference(self, point: WholePoint) -> float:
+        """Seconds of a point as they would have been at the calibration's median speed."""
+        drift = self._drift_between(point.scheme, point.rows * point.tokens, point.tokens == 1)
+        return point.seconds / drift.slower(point.speed, self.curves.speed)
 
     # ------------------------------------------------------------------------ how sure
 
@@ -262,17 +270,15 @@ class CalibratedMachine:
             parts = self.step(config, *how, point.depth)
         else:
             parts = self.prompt(config, *how, point.tokens)
-        return self.at_speed(parts, point.speed, self._read(point))
-
-    def _read(self, point: WholePoint) -> int:
-        return self.weight_bytes(MODELS[point.model], point.scheme) if point.tokens == 1 else 0
+        rows = point.rows * point.tokens
+        return self.at_speed(parts, point.speed, point.scheme, rows, point.tokens == 1).seconds
 
 
 def scatter(calibration: Calibration) -> dict[str, float]:
     """Of steps and of prompts: the root mean square of log(predicted ÷ measured) of calibration
     models that the fit left out, each in turn."""
     errors: dict[str, list[float]] = {"token": [], "prompt": []}
-    for name in LARGE:
+    for name in MODELS:
         machine = CalibratedMachine(calibration, without=name)
         if not machine.wholes:
             machine = CalibratedMachine(calibration)
@@ -290,13 +296,16 @@ def root_mean_square(values: Iterable[float]) -> float:
 
 def _cache_bytes(config: ModelConfig, cache: str, rows: int, slots: int, precision: str) -> int:
     """Bytes of one layer's keys and values of `slots` positions."""
-    import torch
-
     dtype = getattr(torch, precision)
     if not slots:
         return 0
     layer = CACHES[cache](rows, config.num_kv_heads, slots, config.head_dim, dtype, "meta")
     return layer.nbytes
+
+
+def _of(values: dict[tuple[str, int], float], scheme: str, rows: int) -> float:
+    known = {r: value for (name, r), value in values.items() if name == scheme}
+    return _along(known, rows) if known else 0.0
 
 
 def _along(points: dict[int, float], at: int) -> float:

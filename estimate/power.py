@@ -13,7 +13,8 @@ import torch
 
 from estimate.calibration import Power
 from estimate.calibration_models import MODELS
-from estimate.machine import MakeGenerator, Settings, random_model
+from estimate.machine import MakeGenerator, random_model
+from estimate.probe import Settings
 from run import energy
 
 AT_LEAST = 1.0  # seconds of each phase

@@ -16,13 +16,15 @@ from typing import Protocol
 
 import torch
 
+from devices import prefill_chunk
 from errors import UsageError
 from estimate.calibration import Calibration, Speed
 from estimate.counting import Count, Logits, count_config, count_model
 from estimate.datasheets import Datasheet
 from estimate.exchanges import Exchanges, ring_seconds
-from estimate.passes import CHUNK, CalibratedMachine, scatter
+from estimate.passes import CalibratedMachine, Parts, scatter
 from estimate.published import TILE, Constants
+from estimate.resident import kept_by_heap
 from models.config import ModelConfig
 from ops.ranks import Ranks
 from quantize.spec import parse_scheme
@@ -32,7 +34,6 @@ from text import size
 from typed_json import omitted
 
 COVERED = 1.645  # standard deviations on either side that 90 % of a normal distribution lie within
-GPU_CHUNK = 2048  # positions of a prompt per pass on an accelerator: generate.PREFILL_CHUNK
 EXCHANGE = "what the ranks exchange"
 CUBLAS_WORKSPACE = 8519680  # bytes that torch keeps for cuBLAS: 4096 KiB · 2 + 16 KiB · 8
 
@@ -81,7 +82,7 @@ class Memory:
 
     weights: int
     kv_cache: int
-    activations: int  # alive at the moment when they are most
+    activations: int  # alive when they are most; on a processor with what the heap keeps of them
     workspace: int  # of the runtime: the process itself on a CPU, the product library on a GPU
 
     @property
@@ -128,8 +129,7 @@ class Machine(Protocol):
     name: str
     source: str
     warnings: list[str]
-    device: torch.device  # decides how kernels store weights
-    chunk: int
+    device: torch.device  # decides how kernels store weights, and how prompts are cut into passes
     workspace: int  # bytes of the runtime
     schemes: Sequence[str]  # that were calibrated; empty where any can be predicted
 
@@ -233,17 +233,19 @@ def pass_of(
         logits,
         precision,
         device=machine.device,
-        chunk=request.chunk or machine.chunk,
+        chunk=request.chunk or prefill_chunk(machine.device, request.batch),
         cache_size=cache_size,
     )
 
 
 def memory_of(request: Request, machine: Machine, phase: str) -> Memory:
     """What a phase takes, from shapes."""
-    count = counted(request, machine, phase)
-    return Memory(
-        count.weight_bytes, count.kv_cache_bytes, count.peak_activation_bytes, machine.workspace
-    )
+    count, activations = counted(request, machine, phase), 0
+    if machine.device.type == "cpu" and phase == "prompt":
+        chunk = request.chunk or prefill_chunk(machine.device, request.batch)
+        activations = kept_by_heap(request.batch * min(request.prompt, chunk))
+    activations += count.peak_activation_bytes
+    return Memory(count.weight_bytes, count.kv_cache_bytes, activations, machine.workspace)
 
 
 # ----------------------------------------------------------------------------- calibrated machines
@@ -252,8 +254,6 @@ def memory_of(request: Request, machine: Machine, phase: str) -> Memory:
 class Calibrated:
     """A machine that `calibrate` has measured. now: how fast it is at this moment, if it was read;
     otherwise it is taken to be as fast as then."""
-
-    chunk = CHUNK
 
     def __init__(
         self, calibration: Calibration, warnings: Sequence[str] = (), now: Speed | None = None
@@ -265,14 +265,15 @@ class Calibrated:
         self.exchanges = Exchanges(calibration.exchanges)
         self.name = calibration.name
         self.source = f"calibration of {calibration.name}, {calibration.date[:10]}"
+        if now is not None:
+            was = calibration.speed.read / 1e9
+            self.source += f", at {now.read / 1e9:.0f} GB/s as read now ({was:.0f} then)"
         self.device = torch.device(str(calibration.device["type"]))
         self.workspace = calibration.base_bytes
-        if self.device.type != "cpu":
-            self.chunk = GPU_CHUNK
 
     def prompt(self, request: Request) -> Phase:
         how = self._how(request)
-        chunk = request.chunk or self.chunk
+        chunk = request.chunk or prefill_chunk(self.device, request.batch)
         parts = self.machine.prompt(*how, request.prompt, chunk, depth=request.depth)
         exchange = 0.0
         if request.tp > 1:
@@ -284,7 +285,8 @@ class Calibrated:
             parts.attention: "attention of the prompt to itself",
             parts.rest: "norms, rotation and gates",
         }[arithmetic]
-        named = self._at_now(parts.named, step=False)
+        rows = request.batch * min(request.prompt, chunk)
+        named = self._at_now(parts, request.scheme, rows, step=False)
         if exchange:
             named["exchange"] = exchange
         if exchange > arithmetic:
@@ -304,7 +306,7 @@ class Calibrated:
             "rest": "the draw of a token",
             "fixed": "the cost of each layer's calls",
         }[largest]
-        named = self._at_now(parts.named, step=True)
+        named = self._at_now(parts, request.scheme, request.batch, step=True)
         if exchange:
             named["exchange"] = exchange
         if exchange > parts.named[largest]:
@@ -356,12 +358,10 @@ class Calibrated:
             config = split_for(config, Ranks(0, request.tp), parse_scheme(request.scheme)).config
         return config, request.scheme, request.kv_cache, request.batch
 
-    def _at_now(self, parts: dict[str, float], step: bool) -> dict[str, float]:
+    def _at_now(self, parts: Parts, scheme: str, rows: int, step: bool) -> dict[str, float]:
         if self.now is None:
-            return parts
-        then = self.machine.curves.speed
-        ratio = then.read / self.now.read if step else then.multiply / self.now.multiply
-        return {name: seconds * ratio for name, seconds in parts.items()}
+            return parts.named
+        return self.machine.at_speed(parts, self.now, scheme, rows, step).named
 
 
 # ----------------------------------------------------------------------------- other machines
@@ -382,7 +382,7 @@ class FromDatasheet:
     """A device that nobody has at hand: every operation takes the longer of its arithmetic and its
     bytes, at the share of the peaks that a measured relative reaches."""
 
-    chunk, workspace = GPU_CHUNK, CUBLAS_WORKSPACE
+    workspace = CUBLAS_WORKSPACE
     device = torch.device("cuda")
 
     def __init__(self, sheet: Datasheet, efficiency: Efficiency) -> None:

@@ -40,9 +40,10 @@ class Bandwidth:
 
     def measure(self) -> float:
         """Bytes per second: the median of REPEATS readings."""
-        return statistics.median(self._once() for _ in range(REPEATS))
+        return statistics.median(self.once() for _ in range(REPEATS))
 
-    def _once(self) -> float:
+    def once(self) -> float:
+        """Bytes per second, of one reading."""
         devices.synchronize(self.device)
         started = time.perf_counter()
         self.read(self.block)

@@ -49,14 +49,14 @@ def calibrate(
 
     import devices
     from benchlog.config import RunConfig
-    from estimate import datasheets, exchanging, machine, power
+    from estimate import datasheets, exchanging, machine, power, probe
     from estimate.calibration import default_path, refuse
     from run.machine import Counters
 
     where = devices.resolve(device)
     environment.use_threads(RunConfig(device=device))
     before = Counters.read()
-    settings = machine.Settings(where, getattr(torch, precision), names)
+    settings = probe.Settings(where, getattr(torch, precision), names)
     measured = machine.measure(settings, make_generator, say)
     say("What two ranks exchange, and power …")
     try:

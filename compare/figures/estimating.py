@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
+import torch
+
 import devices
 from benchlog.origin import versions
 from errors import CheckpointError, MemoryShortage, UsageError
 from estimate.as_published import AsPublished
 from estimate.audit import cards
-from estimate.calibration import Calibration, of_this_machine
+from estimate.calibration import Calibration, Speed, of_this_machine
 from estimate.datasheets import DATASHEETS, Datasheet, find, known
 from estimate.predict import (
     Calibrated,
@@ -18,6 +20,7 @@ from estimate.predict import (
     efficiency_of,
     efficiency_of_published,
 )
+from estimate.probe import Probe
 from estimate.published import Constants, counted_rows, fitted
 from estimate.tables import read
 from models.checkpoints.load import load_config
@@ -69,7 +72,12 @@ def _here(given: Calibration | None) -> Machine:
     if found is None:
         raise UsageError(f"--device here: this machine is not calibrated; {HOW_TO}")
     warnings = found.warnings({"type": where.type, **devices.describe(where)}, versions())
-    return Calibrated(found, warnings)
+    return Calibrated(found, warnings, None if given else _speed(found, where))
+
+
+def _speed(calibration: Calibration, device: torch.device) -> Speed:
+    """How fast this machine is at this moment; it takes less than a second."""
+    return Probe(device, getattr(torch, calibration.precision)).reading()
 
 
 def _of_published(device: str, path: str) -> Machine:

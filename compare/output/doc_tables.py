@@ -274,6 +274,57 @@ def trust_real(words: Sequence[str]) -> str:
     return captioned(REAL, data.cells, data.about)
 
 
+# --------------------------------------------------------------------------------------- estimates
+
+
+@dataclasses.dataclass(frozen=True)
+class _Errors:
+    """Of estimates against measurements; shares of what was measured."""
+
+    group: str
+    cases: int
+    mape: float  # mean of the errors' sizes
+    worst: float
+    median: float  # with its sign
+    mape_without_readings: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _MemoryErrors:
+    cases: int
+    mape: float | None = None
+    worst: float | None = None
+    median: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Estimates:
+    about: About
+    summary: list[_Errors]
+    memory_summary: _MemoryErrors
+
+
+ERRORS: Columns[_Errors] = [
+    ("cases", lambda row: row.group),
+    ("how many", lambda row: str(row.cases)),
+    ("mean error", number(lambda row: row.mape, ".1%")),
+    ("worst", number(lambda row: row.worst, ".1%")),
+    ("median, with its sign", number(lambda row: row.median, "+.1%")),
+    ("mean without the readings of speed", number(lambda row: row.mape_without_readings, ".1%")),
+]
+
+
+def estimates(words: Sequence[str]) -> str:
+    """estimates FILE: estimates against measurements, as tests.estimate.accuracy wrote them."""
+    data = read(_Estimates, one_file(words))
+    memory = data.memory_summary
+    rows = list(data.summary)
+    if memory.cases and memory.mape is not None:
+        errors = memory.mape, memory.worst or 0.0, memory.median or 0.0
+        rows.append(_Errors("peak memory", memory.cases, *errors))
+    return captioned(ERRORS, rows, data.about)
+
+
 # ------------------------------------------------------------------------------------------ latency
 
 LatencyRow = tuple[TableResult, Cell]
@@ -314,6 +365,7 @@ TABLES: Mapping[str, Block] = {
     "peers": peers,
     "trust": trust,
     "trust_real": trust_real,
+    "estimates": estimates,
     "latency": latency,
     **doc_reference.TABLES,
 }

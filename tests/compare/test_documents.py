@@ -133,6 +133,18 @@ def test_quality(folder):
     assert caption == CAPTION
 
 
+def test_estimates(folder):
+    errors = {"cases": 3, "mape": 0.042, "worst": 0.11, "median": -0.02}
+    one = {"group": "scheme none", **errors, "mape_without_readings": 0.061}
+    save("e.json", summary=[one], memory_summary=errors)
+    rows, caption = shown("estimates", "e.json")
+    assert rows[0] == ["scheme none", "3", "4.2%", "11.0%", "-2.0%", "6.1%"]
+    assert rows[1] == ["peak memory", "3", "4.2%", "11.0%", "-2.0%", "-"]
+    assert caption == CAPTION
+    save("e.json", summary=[one], memory_summary={"cases": 0})
+    assert len(shown("estimates", "e.json")[0]) == 1
+
+
 def test_roofline(folder):
     arm = {"arm": "a", "failed": None, "rounds": 4}
     row = {

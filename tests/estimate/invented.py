@@ -20,7 +20,7 @@ from estimate.calibration import (
     Speed,
     WholePoint,
 )
-from estimate.calibration_models import LARGE, MODELS
+from estimate.calibration_models import MODELS
 
 MEMORY, ARITHMETIC = 50e9, 400e9
 SPEED = Speed(MEMORY, ARITHMETIC)
@@ -79,9 +79,7 @@ def calibration(name="Invented CPU", slow=1.0, **changes):
     speed = Speed(MEMORY / slow, ARITHMETIC / slow)
     products, wholes, attentions, rests = [], [], [], []
     for scheme, (model, config) in itertools.product(BITS, MODELS.items()):
-        if model not in LARGE and scheme != "none":
-            continue
-        shapes = dict.fromkeys(config.linear_shapes().values() if model in LARGE else ())
+        shapes = dict.fromkeys(config.linear_shapes().values())
         for (outer, inner), rows in itertools.product(shapes, ROWS):
             size = int(BITS[scheme] / 8 * inner * outer)
             seconds = slow * product(scheme, rows, inner, outer)
@@ -91,7 +89,7 @@ def calibration(name="Invented CPU", slow=1.0, **changes):
             wholes.append(
                 WholePoint(scheme, model, "dense", "cpu-step", rows, 1, 5, seconds, speed)
             )
-        for rows, tokens in ((1, 128), (1, 512), (4, 512)):
+        for rows, tokens in ((1, 32), (1, 128), (1, 512), (4, 128), (16, 32)):
             seconds = slow * whole(config, scheme, rows, tokens, 0)
             wholes.append(
                 WholePoint(scheme, model, "dense", "cpu-step", rows, tokens, 0, seconds, speed)
@@ -121,7 +119,7 @@ def calibration(name="Invented CPU", slow=1.0, **changes):
         "rest": rests,
         "draws": [
             DrawPoint(greedy, rows, v, slow * draw(rows, v))
-            for greedy in (True, False) for rows in (1, 16) for v in (32768, 131072)
+            for greedy in (True, False) for rows in (1, 4, 16) for v in (32768, 131072)
         ],
         "wholes": wholes,
         "base_bytes": 400_000_000,

@@ -118,9 +118,11 @@ def test_flops_of_products_are_those_of_torchs_counter():
     assert total(count, "linear", "flops") == theirs[torch.ops.aten.mm]
 
 
+@pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("scheme", ["none", "int8wo", "int4wo-32", "fp6", "sparse-marlin"])
-def test_a_decoding_step_reads_every_weight_but_the_embedding_once(scheme):
-    config = ModelConfig("wide", 256, 3, 4, 2, 64, 512, 512, 128)
+def test_a_decoding_step_reads_every_weight_but_the_embedding_once(scheme, tied):
+    """A tied output layer that is quantized no longer shares the embedding's memory."""
+    config = ModelConfig("wide", 256, 3, 4, 2, 64, 512, 512, 128, tie_embeddings=tied)
     count = count_model(config, scheme, tokens=1)
     size = size_of(config, parse_scheme(scheme), torch.device("cpu"), torch.bfloat16)
     activations = sum(2 * work.calls * work.inner for work in count.of_kind("linear"))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from estimate.calibration import Speed
+from estimate.calibration import DrawPoint, Speed
 from estimate.curves import Curves, between, fit
 from estimate.passes import CalibratedMachine, scatter
 from models.presets import preset
@@ -66,13 +66,33 @@ def test_the_scatter_of_a_machine_without_any():
 
 
 def test_a_machine_that_is_slower_now():
-    calibration = invented.calibration()
-    machine, config = CalibratedMachine(calibration), preset("Llama-3.2-1B")
-    parts = machine.step(config, "none", "dense", 1, 0)
+    """Steps of an invented machine read weights at memory's speed, prompts multiply: at half of
+    memory's speed the one takes twice as long, and the other as long as before."""
+    machine, config = CalibratedMachine(invented.calibration()), preset("Llama-3.2-1B")
     half = Speed(invented.MEMORY / 2, invented.ARITHMETIC)
-    read = machine.weight_bytes(config, "none")
-    # Products that read weights at memory's speed take twice as long, the rest as long as before.
-    assert machine.at_speed(parts, half, read) == pytest.approx(parts.seconds + parts.products)
-    assert machine.at_speed(parts, half, 0) == pytest.approx(parts.seconds)
-    # Their weights at a tenth of memory's speed: arithmetic sets it, and that is as fast as before.
-    assert machine.at_speed(parts, half, read // 10) == pytest.approx(parts.seconds)
+    step = machine.step(config, "none", "dense", 1, 0)
+    slower = machine.at_speed(step, half, "none", 1, step=True)
+    assert slower.products == pytest.approx(2 * step.products, rel=1e-3)
+    prompt = machine.prompt(config, "none", "dense", 1, 512)
+    same = machine.at_speed(prompt, half, "none", 512, step=False)
+    assert same.products == pytest.approx(prompt.products, rel=1e-3)
+
+
+def test_a_prompt_of_many_sequences_is_cut_as_a_run_cuts_it():
+    """devices.prefill_chunk: 16 sequences go through 32 positions at a time on a processor."""
+    machine, config = CalibratedMachine(invented.calibration()), preset("Llama-3.2-1B")
+    whole = machine.prompt(config, "none", "dense", 16, 64)
+    halves = machine.prompt(config, "none", "dense", 16, 64, chunk=32)
+    assert whole == halves
+
+
+def test_draws_are_interpolated_between_rows():
+    """Rows need not cost alike: here one costs 1 ns a number, 16 rows 3.2 ns, 4 rows between."""
+    calibration = invented.calibration(
+        draws=[
+            DrawPoint(True, rows, vocabulary, vocabulary * each * 1e-9)
+            for rows, each in ((1, 1.0), (16, 3.2))
+            for vocabulary in (32768, 131072)
+        ]
+    )
+    assert Curves(calibration).draw(4, 65536, True) == pytest.approx(65536e-9 * 3.2**0.5)

@@ -1,0 +1,113 @@
+"""The machine's speed at this moment, read beside every measurement, because machines drift.
+
+    probe = Probe(device, torch.bfloat16)
+    speed = probe.reading()                     # some 30 ms: Speed(read, multiply)
+    speed, seconds = probe.around(call)         # call() gives seconds; the mean of two readings
+
+Virtual machines are moved about by their host. The one that most figures of docs/LOG.md are of
+reads memory at 77 or at 46 GB/s, for half a minute at a time, and multiplies faster meanwhile: both
+of its cores then lie on one chip.
+"""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+import devices
+from estimate.calibration import Speed
+from quantize.spec import COMPARED
+from run.bandwidth import Bandwidth
+
+PRODUCT = (512, 2048, 2048)  # rows, inner, outer of the product by which arithmetic is read
+TIMES = 2  # that it is multiplied; the faster one counts, for the other was interrupted
+STILL_HOLDS = 0.05  # seconds for which a reading is as good as a new one
+STEADY = 1.15  # readings before and after a call that differ by more had a change between them
+TRIES = 3  # of a call, where there was a change
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is calibrated."""
+
+    device: torch.device
+    precision: torch.dtype
+    schemes: Sequence[str] = COMPARED
+    caches: Sequence[str] = ("dense", "int8", "int4")
+
+
+class Probe:
+    """Reads the machine's speed: of memory, and of a product in the calibration's precision."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self.device, self.bandwidth = device, Bandwidth(device)
+        rows, inner, outer = PRODUCT
+        self.x = torch.randn(rows, inner, device=device).to(dtype)
+        self.weight = torch.randn(outer, inner, device=device).to(dtype)
+        self.operations = 2 * rows * inner * outer
+        self.last, self.read_at = Speed(0.0, 0.0), -math.inf
+        self.reading()  # warms up
+
+    def reading(self) -> Speed:
+        """The speed at this moment."""
+        seconds = min(self._seconds() for _ in range(TIMES))
+        self.last = Speed(self.bandwidth.once(), self.operations / seconds)
+        self.read_at = time.perf_counter()
+        return self.last
+
+    def recent(self) -> Speed:
+        """The last reading, if it still holds, or a new one."""
+        if time.perf_counter() - self.read_at <= STILL_HOLDS:
+            return self.last
+        return self.reading()
+
+    def around(self, call: Callable[[], float]) -> tuple[Speed, float]:
+        """The seconds that call() gives, and the speed before and after it, their mean; once more
+        where the machine changed meanwhile."""
+        for _ in range(TRIES):
+            before, seconds, after = self.recent(), call(), self.reading()
+            if max(before.read, after.read) <= STEADY * min(before.read, after.read):
+                break
+        return mean([before, after]), seconds
+
+    def timed(
+        self, least: float, call: Callable[..., object], *arguments: Any, each: int = 1
+    ) -> tuple[Speed, float]:
+        """`median_seconds` of a call, and the speed around it."""
+        return self.around(lambda: median_seconds(self.device, least, call, *arguments, each=each))
+
+    def _seconds(self) -> float:
+        devices.synchronize(self.device)
+        started = time.perf_counter()
+        nn.functional.linear(self.x, self.weight)
+        devices.synchronize(self.device)
+        return time.perf_counter() - started
+
+
+def mean(speeds: list[Speed]) -> Speed:
+    """Geometric, for speeds are compared by their ratios."""
+    return Speed(
+        statistics.geometric_mean(speed.read for speed in speeds),
+        statistics.geometric_mean(speed.multiply for speed in speeds),
+    )
+
+
+def median_seconds(
+    device: torch.device, least: float, call: Callable[..., object], *arguments: Any, each: int = 1
+) -> float:
+    """The median seconds of call(*arguments) ÷ each, of three or more that take `least` seconds
+    together, after one that is not counted."""
+    call(*arguments)
+    seconds: list[float] = []
+    while len(seconds) < 3 or sum(seconds) < least:
+        devices.synchronize(device)
+        started = time.perf_counter()
+        call(*arguments)
+        devices.synchronize(device)
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds) / each

@@ -1,0 +1,180 @@
+"""The errors of what tests/estimate/accuracy.py measured, as a table and as JSON."""
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchlog.about import about
+from devices import prefill_chunk
+from estimate.calibration import Calibration, WholePoint
+from estimate.counting import count_model
+from estimate.passes import CalibratedMachine
+from estimate.resident import kept_by_heap
+from models.config import ModelConfig
+from typed_json import from_json, to_json
+
+WORST = 25  # cases that are printed
+Row = dict[str, Any]
+
+
+def report(
+    folder: Path, json_path: str | None, configs: dict[str, ModelConfig], schemes: Sequence[str]
+) -> None:
+    """Print the errors of a folder of measurements, and write them to json_path."""
+    calibration, samples, seconds = gathered(folder, schemes)
+    rows = errors(calibration, samples, configs)
+    memory = memory_errors(folder / "memory.json", configs)
+    groups: dict[str, Callable[[Row], bool]] = {"all": lambda row: True}
+    for key, values in (
+        ("kind", ("token", "prompt")),
+        ("scheme", schemes),
+        ("model", list(configs)),
+        ("batch", (1, 4, 16)),
+    ):
+        for value in values:
+            groups[f"{key} {value}"] = lambda row, k=key, v=value: row[k] == v
+    summary = [
+        {"group": name, **summed(some)}
+        for name, takes in groups.items()
+        if (some := [row for row in rows if takes(row)])
+    ]
+    for line in summary:
+        print(
+            f"{line['group']:22} {line['cases']:4} cases: mean {line['mape']:6.1%}, "
+            f"worst {line['worst']:6.1%}, median {line['median']:+6.1%}, without the readings "
+            f"{line['mape_without_readings']:.1%}"
+        )
+    for row in sorted(rows, key=lambda row: -abs(row["error"]))[:WORST]:
+        print(
+            f"{row['error']:+7.1%} ({row['error_without_readings']:+7.1%}) {row['kind']:7}"
+            f"{row['model']:16}{row['scheme']:14} × {row['batch']:2} at {row['positions']}: "
+            f"{1e3 * row['measured_seconds']:.2f} ms"
+        )
+    for row in memory:
+        print(
+            f"memory {row['error']:+6.1%} {row['model']:16}{row['scheme']:14} × {row['batch']:2} "
+            f"at {row['prompt']}: {row['measured_bytes'] / 1e6:.0f} MB"
+        )
+    head = {
+        "about": dataclasses.asdict(about()),
+        "calibration": {"date": calibration.date, "device": calibration.device,
+                        "seconds": seconds, "speed": to_json(calibration.speed)},
+        "summary": summary,
+        "memory_summary": {"cases": len(memory), **_sizes([r["error"] for r in memory])},
+    }  # fmt: skip
+    print(head["memory_summary"])
+    if json_path:
+        value = {**head, "cases": rows, "memory": memory}
+        Path(json_path).write_text(json.dumps(value, indent=1) + "\n")
+
+
+def gathered(folder: Path, schemes: Sequence[str]) -> tuple[Calibration, list[WholePoint], float]:
+    """The calibration, put together from its parts; the samples of cases; seconds of all parts."""
+    every = json.loads((folder / "every.json").read_text())
+    seconds, samples = every.pop("calibrating_seconds"), []
+    for scheme in schemes:
+        if (path := folder / f"{scheme}.json").exists():
+            part = json.loads(path.read_text())
+            every["products"] += part["products"]
+            every["wholes"] += part["wholes"]
+            samples += part["cases"]
+            seconds += part["calibrating_seconds"]
+    cases = [from_json(WholePoint, sample) for sample in samples]
+    return from_json(Calibration, every), cases, seconds
+
+
+def errors(
+    calibration: Calibration, samples: Sequence[WholePoint], configs: dict[str, ModelConfig]
+) -> list[Row]:
+    """A row for each case. Each sample has an estimate, at the speed that was read beside it; the
+    error of the case is the median of theirs."""
+    machine = CalibratedMachine(calibration)
+    cases: dict[tuple[Any, ...], list[WholePoint]] = {}
+    for s in samples:
+        cases.setdefault((s.model, s.scheme, s.tokens, s.rows, s.depth), []).append(s)
+    rows = []
+    for (name, scheme, tokens, batch, depth), some in cases.items():
+        config, step = configs[name], tokens == 1
+        if step:
+            parts = machine.step(config, scheme, "dense", batch, depth)
+        else:
+            parts = machine.prompt(config, scheme, "dense", batch, tokens)
+        in_a_pass = batch * min(tokens, prefill_chunk(machine.device, batch))
+        each = [machine.at_speed(parts, s.speed, scheme, in_a_pass, step).seconds for s in some]
+        error = statistics.median(e / s.seconds for e, s in zip(each, some, strict=True)) - 1
+        measured = statistics.median(s.seconds for s in some)
+        rows.append(
+            {
+                "model": name,
+                "scheme": scheme,
+                "layers": config.num_layers,
+                "kind": "token" if step else "prompt",
+                "batch": batch,
+                "positions": depth if step else tokens,
+                "decoder": some[0].decoder,
+                "measured_seconds": measured,
+                "estimated_seconds": statistics.median(each),
+                "error": error,
+                "error_without_readings": parts.seconds / measured - 1,
+                "parts": parts.named,
+                "samples": [
+                    {"seconds": s.seconds, "read": s.speed.read, "multiply": s.speed.multiply}
+                    for s in some
+                ],
+            }
+        )
+    return rows
+
+
+def summed(rows: Sequence[Row]) -> Row:
+    without = [abs(row["error_without_readings"]) for row in rows]
+    return {
+        "cases": len(rows),
+        **_sizes([row["error"] for row in rows]),
+        "mape_without_readings": statistics.fmean(without),
+    }
+
+
+def _sizes(values: Sequence[float]) -> Row:
+    """Errors: the mean of their sizes, the largest, and the median with its sign."""
+    if not values:
+        return {}
+    sizes = [abs(value) for value in values]
+    return {
+        "mape": statistics.fmean(sizes),
+        "worst": max(sizes),
+        "median": statistics.median(values),
+    }
+
+
+def memory_errors(path: Path, configs: dict[str, ModelConfig]) -> list[Row]:
+    """A row for each run of `accuracy memory`: its peak beside the estimate."""
+    if not path.exists():
+        return []
+    found = json.loads(path.read_text())
+    rows = []
+    for run in found["runs"]:
+        config = configs[run["model"]]
+        chunk = prefill_chunk(torch.device("cpu"), run["batch"])
+        count = count_model(
+            config, run["scheme"], batch=run["batch"], tokens=run["prompt"], chunk=chunk,
+            cache_size=run["cache_size"],
+        )  # fmt: skip
+        parts = {
+            "process": found["base_bytes"],
+            "weights": count.weight_bytes,
+            "kv_cache": count.kv_cache_bytes,
+            "activations": count.peak_activation_bytes,
+            "kept_by_heap": kept_by_heap(run["batch"] * min(run["prompt"], chunk)),
+        }
+        measured, estimated = run.pop("peak_bytes"), sum(parts.values())
+        rows.append(
+            {**run, "measured_bytes": measured, "estimated_bytes": estimated,
+             "error": estimated / measured - 1, "parts": parts}
+        )  # fmt: skip
+    return rows
