@@ -43,6 +43,7 @@ FORMATS: ab.Formats = {
     "json": tune_tables.as_json,
     "answer": lambda results, rows: tables.answer(results),
 }
+SHOWN = {**FORMATS, "table": tune_tables.terminal}
 # Options that may change what is predicted: with one of them in the grid, quality is measured.
 NUMBERS = ("quantization", "precision", "kv_cache", "kv_cache_quantization", "calibration_text",
            "min_sqnr")  # fmt: skip
@@ -169,7 +170,9 @@ def tune(
         results.tune = answer(results, rows, asked)
 
     extend = bool(resume and stops)
-    code = ab.compare(results, folder, form, conclude=conclude_tune, formats=FORMATS, extend=extend)
+    code = ab.compare(
+        results, folder, form or "table", conclude=conclude_tune, formats=SHOWN, extend=extend
+    )
     if show and folder:
         ab.open_report(folder)
     sys.exit(code)

@@ -276,7 +276,9 @@ def test_the_fastest_setting_is_taken(measured, tmp_path):
     answer = result.stdout[result.stdout.index("Answer:") :].splitlines()
     assert answer[1].startswith("  Take threads=2: 2.0") and "98 % interval" in answer[1]
     assert "quantbench generate" in answer[-1] and "--threads 2" in answer[-1]
-    assert len(answer) <= 4
+    assert (
+        len(answer) <= 4 and result.stdout.startswith("setting ") and "× default" in result.stdout
+    )
     for name in ("default", "threads=1", "threads=2", "threads=3"):
         assert f"\n{name} " in result.stdout
     results = Results.load(folder)
