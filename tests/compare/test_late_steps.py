@@ -95,7 +95,8 @@ def test_few_processes_say_nothing():
 
 
 def test_the_machines_scatter_in_words():
-    timings = processes(np.random.default_rng(), 9, (0.0, 0.0, 0.0), between=0.03)
+    # A fixed seed: one draw in a hundred has an arm that scatters otherwise, and is judged alone.
+    timings = processes(np.random.default_rng(4), 9, (0.0, 0.0, 0.0), between=0.03)
     sentence = scatter_sentence(fit(contrasts(timings)))
     assert "16 degrees of freedom" in sentence and "%" in sentence
     alone = scatter_sentence(fit(contrasts(timings[:3])))
