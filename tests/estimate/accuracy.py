@@ -15,7 +15,6 @@ sitting takes minutes. `measure` stops at the time that it is given, and another
 `memory` runs generate.py, and compares its peak of resident memory.
 """
 
-import argparse
 import dataclasses
 import json
 import subprocess
@@ -24,6 +23,8 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+import click
 
 from run import environment
 
@@ -199,19 +200,18 @@ def base() -> int:
     return machine.base(settings, make_generator)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("measure", "memory", "report"))
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--minutes", type=float, default=4.0)
-    parser.add_argument("--json")
-    given = parser.parse_args()
-    if given.what == "measure":
-        measure(given.folder, given.minutes)
-    elif given.what == "memory":
-        memory(given.folder)
+@click.command(help=__doc__)
+@click.argument("what", type=click.Choice(["measure", "memory", "report"]))
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--minutes", default=4.0, show_default=True, help="After which no scheme is begun")
+@click.option("--json", "json_path", metavar="PATH", help="With report: all of it, here too")
+def main(what: str, folder: Path, minutes: float, json_path: str | None) -> None:
+    if what == "measure":
+        measure(folder, minutes)
+    elif what == "memory":
+        memory(folder)
     else:
-        accuracy_report.report(given.folder, given.json, configs(), SCHEMES)
+        accuracy_report.report(folder, json_path, configs(), SCHEMES)
 
 
 if __name__ == "__main__":
