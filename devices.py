@@ -179,7 +179,14 @@ def returning_memory() -> Iterator[None]:
     finally:
         mallopt(M_MMAP_THRESHOLD, 32 << 20)  # the largest value that glibc chooses by itself,
         mallopt(M_TRIM_THRESHOLD, 64 << 20)  # and what it chooses with it
-        libc.malloc_trim(0)
+        return_freed()
+
+
+def return_freed() -> None:
+    """Return to the system what malloc keeps of freed memory, as far as the C library can."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
 
 
 def describe(device: torch.device) -> dict[str, str | int]:

@@ -11,18 +11,20 @@ matrix of 1.6 MB, as experts have them, gets none, and one of 3 MB one at most.
 import torch
 from torch import Tensor, nn
 
+from devices import return_freed
+
 PIECE = 64 << 20  # bytes of memory that weights share
 LARGEST = 16 << 20  # bytes of a weight that is moved: larger ones lie in huge pages anyway
 LINE = 64  # bytes; each weight begins on a cache line
+KEPT = 1 << 20  # bytes of weights that were moved away, after which malloc returns their memory
 
 
 class Pool:
     """Pieces of the CPU's memory that are filled with weights."""
 
     def __init__(self) -> None:
-        self.free = torch.empty(
-            0, dtype=torch.uint8, device="cpu"
-        )  # what is left of the newest piece
+        self.free = torch.empty(0, dtype=torch.uint8, device="cpu")  # the newest piece's rest
+        self.moved = 0  # bytes since malloc returned memory
 
     def move(self, module: nn.Module) -> None:
         """Copy the module's parameters into the pool; they stay the same Parameters.
@@ -36,6 +38,10 @@ class Pool:
             if moves and weight.is_contiguous():
                 parameter.data = self._take(size).view(weight.dtype).view(weight.shape)
                 parameter.data.copy_(weight)
+                self.moved += size
+        if self.moved > KEPT:  # or the heap would grow by holes: loading peaked 80 MB higher
+            return_freed()
+            self.moved = 0
 
     def _take(self, size: int) -> Tensor:
         lines = -(-size // LINE) * LINE
