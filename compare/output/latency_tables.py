@@ -319,7 +319,8 @@ def _read_share(cell: str) -> float:
     match = re.fullmatch(r"(NaN|[+-][0-9]{1,30}\.[0-9]{2}) %", cell)
     if not match:
         raise ValueError(f"Error is {shown(cell)}; it is as +1.00 % or -1.00 %")
-    return float(match[1]) / 100
+    # A whole number of hundredths, so that the quotient is rounded once.
+    return float(match[1].replace(".", "")) / 1e4
 
 
 def _read_interval(cell: str, units: str) -> tuple[float, float] | None:

@@ -151,8 +151,12 @@ def tables(draw):
     return Table(kind, style, tuple(rows))
 
 
+OFF = Table("estimates", "correct", (Row("Prefill", 1, "ms", Against(1.0, 2.0, 0.0007)),))
+
+
 @COMMON
 @given(tables(), st.sampled_from(["\n", "\r\n"]), st.sampled_from(["", "# x\n\n"]))
+@example(OFF, "\n", "")  # 0.07 / 100 is another number than 0.0007
 def test_what_is_written_is_read_back(made, newline, before):
     text = table_text(made, newline)
     document = read(f"{before}{text}{newline}after")
