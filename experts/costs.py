@@ -7,9 +7,12 @@ A made-up layer is called as the model's layers are: with experts that lie in fa
 others that have to be fetched, and with others that are computed where they lie, for a few and for
 more tokens. Before each call so many bytes are read as a decoding step reads: what a step leaves of
 an expert in the processor's caches, the next one finds there. A line through the seconds gives
-a + b · n.
+a + b · n. Then some steps of the whole model are rehearsed, and all seconds are multiplied by what
+those took of what was expected: between two layers a model leaves no code and no activations in the
+caches either, and copies take the processor's time.
 """
 
+import dataclasses
 import statistics
 import time
 from collections.abc import Collection, Iterable, Sequence
@@ -27,6 +30,7 @@ from quantize.autoquant.race import last_level_cache
 TOKENS = (1, 4, 16)  # of each expert
 REPEATS = 9  # of which the median counts
 MOST_READ = 1 << 27  # bytes, before each of them
+STEPS = 15  # that are rehearsed
 
 
 def measure(tiers: Tiers, model: Transformer) -> Costs:
@@ -43,7 +47,8 @@ def measure(tiers: Tiers, model: Transformer) -> Costs:
         tiers.counted()
         tiers.traffic = before
     fetch = _fetch(turn, fast[1], tiers.width, policy.ahead)
-    return Costs(fast=_line(fast), slow=_line(slow), fetch=fetch)
+    costs = Costs(fast=_line(fast), slow=_line(slow), fetch=fetch)
+    return costs.times(_rehearsed(costs, tiers, model)) if policy.fetches else costs
 
 
 def _fetch(turn: float, fast: float, width: int, ahead: bool) -> float:
@@ -56,6 +61,34 @@ def _fetch(turn: float, fast: float, width: int, ahead: bool) -> float:
         return max(0.0, turn / width - fast)
     copying = (turn - fast) / width
     return copying if copying >= fast else max(0.0, turn - width * fast)
+
+
+@torch.no_grad()
+def _rehearsed(costs: Costs, tiers: Tiers, model: Transformer) -> float:
+    """Seconds ÷ expected seconds of the experts in steps of the model: the median of STEPS.
+
+    Experts that are fetched do not stay, so that fast memory holds afterwards what it held before.
+    """
+    before, policy, decide = tiers.counted(), tiers.policy, tiers.decide
+    landing, ratios = list(tiers.landing), []
+    tiers.policy = dataclasses.replace(POLICIES["fetch"], ahead=policy.ahead)
+    tiers.decide = decider(costs, tiers.policy, "fetch")
+    random = torch.Generator().manual_seed(0)
+    tokens = torch.randint(model.config.vocab_size, (STEPS, 1, 1), generator=random)
+    first = torch.zeros(1, dtype=torch.int64, device=tiers.device)
+    try:
+        for token in tokens.to(tiers.device):
+            started = tiers.counted()
+            model(token, first)
+            spent = tiers.counted().since(started)
+            ratios.append(spent.expert_seconds / spent.expected_seconds)
+    finally:
+        tiers.finish_copies()
+        tiers.landing = landing
+        tiers.policy, tiers.decide = policy, decide
+        tiers.counted()
+        tiers.traffic = before
+    return statistics.median(ratios)
 
 
 class _MadeUp:

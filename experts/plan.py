@@ -38,6 +38,9 @@ class Line:
         """Seconds for so many experts that have so many tokens together."""
         return self.fixed * experts + self.each * tokens
 
+    def times(self, factor: float) -> "Line":
+        return Line(self.fixed * factor, self.each * factor)
+
 
 @dataclass(frozen=True)
 class Costs:
@@ -46,6 +49,10 @@ class Costs:
     fast: Line  # computing it in the fast tier
     slow: Line  # computing it where it lies, in the slow tier
     fetch: float  # bringing it into fast memory
+
+    def times(self, factor: float) -> "Costs":
+        """The same, each so many times as long."""
+        return Costs(self.fast.times(factor), self.slow.times(factor), self.fetch * factor)
 
 
 class Where(Enum):

@@ -122,13 +122,18 @@ class Tiers(Store):
 
     def release(self) -> None:
         """Empty fast memory."""
+        self.finish_copies()
+        self.landing.clear()
+        for layer in self.layers.values():
+            layer.own.clear()
+
+    def finish_copies(self) -> None:
+        """Wait for all copies that were asked for ahead, and give them up. Raises TierError."""
         for slot in [*self.coming.values(), *self.abandoned]:
             self.copies.wait(slot)
         self.coming.clear()
         self.abandoned.clear()
-        self.landing.clear()
-        for layer in self.layers.values():
-            layer.own.clear()
+        self.asked.clear()
 
     @property
     def quotas(self) -> list[int]:

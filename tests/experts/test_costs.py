@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from experts.costs import _fetch, _line, _pending, decider, measure
+from experts.costs import _fetch, _line, _pending, _rehearsed, decider, measure
 from experts.plan import Costs, Line
 from experts.store import POLICIES
 from tests.experts.small import logits, tiered, whole
@@ -69,6 +69,29 @@ def test_how_long_copies_are_still_under_way():
     ahead = dataclasses.replace(POLICIES["auto"], ahead=True)
     there, seconds = decider(near, ahead, "auto")([1, 1], {0, 1}, [time.perf_counter() + 100])
     assert there == set() and seconds == pytest.approx(106, abs=1)  # the copy, and a product
+
+
+def test_costs_times_a_factor():
+    costs = Costs(fast=Line(1, 2), slow=Line(3, 4), fetch=5)
+    assert costs.times(2) == Costs(fast=Line(2, 4), slow=Line(6, 8), fetch=10)
+
+
+def test_costs_are_what_steps_of_the_model_take():
+    """Steps that take three times what is expected of them, now and then twelve times."""
+    model, tiers = tiered("tiny_moe", "int8wo", POLICIES["fetch"], None)
+    tiers.hold([{0}, {1, 2}, set(), set(), {7}], 8)
+    made_up = Costs(fast=Line(1, 0), slow=Line(2, 0), fetch=3)
+    seen = []
+
+    def step(tokens, positions):
+        tiers.traffic.expected_seconds += 5
+        tiers.traffic.expert_seconds += 15 if len(seen) % 3 else 60  # now and then a slow one
+        seen.append(tokens)
+
+    model.forward = step
+    before = tiers.counted()
+    assert _rehearsed(made_up, tiers, model) == 3
+    assert tiers.counted() == before and all(tokens.shape == (1, 1) for tokens in seen)
 
 
 @pytest.mark.parametrize("over_disk", [True, False])
