@@ -22,6 +22,7 @@ from benchlog.config import RunConfig, argv, options
 from cli import say
 from compare.arguments import split_precision
 from compare.commands import ab
+from compare.figures.choices import Limits, TuneAnswer
 from compare.figures.recorded import conclude
 from compare.figures.recorded_runs import read
 from compare.figures.recorded_times import METRICS, Metric
@@ -161,7 +162,8 @@ def tune(
         for line in said(tuned, len(grid.settings()) - 1):
             say(line)
         if len(tuned.able) == 1:
-            click.echo(nothing_to_measure(tuned))
+            same = nothing_to_measure(tuned, asked)
+            click.echo(tune_tables.ALONE.get(form or "", TuneAnswer.text)(same).rstrip("\n"))
             return
         ab.warn_of_threads([one.arm for one in tuned.able])
         results = begin(settings, tuned, common.write_result)
@@ -197,7 +199,7 @@ def begin(settings: Settings, tuned: Tuned, write_result: str) -> Results:
     return results
 
 
-def nothing_to_measure(tuned: Tuned) -> str:
+def nothing_to_measure(tuned: Tuned, asked: Limits) -> TuneAnswer:
     """The answer where there is one plan alone. Raises UsageError where others cannot run."""
     (only,) = tuned.able
     refused = [one.arm for one in tuned.arms if one.arm.problem is not None]
@@ -206,10 +208,8 @@ def nothing_to_measure(tuned: Tuned) -> str:
             f"--over: no setting but {only.arm.name} can run here; {refused[0].name}: "
             f"{refused[0].problem}"
         )
-    return (
-        f"Answer:\n  Keep {only.arm.name}: every setting comes to the same plan, so there is "
-        "nothing to measure"
-    )
+    line = f"Keep {only.arm.name}: every setting comes to the same plan, so there is "
+    return TuneAnswer(asked, [f"{line}nothing to measure"], None)
 
 
 def answer_from(path: str, metric: Metric, defaults: Sequence[str], form: str | None) -> None:

@@ -212,6 +212,15 @@ def scatter(results: Results) -> str:
     return "" if fitted is None else scatter_sentence(fitted)
 
 
+def identical_plans(results: Results) -> list[str]:
+    """A sentence for each setting that was measured for others, too, whose plan is the same."""
+    return [
+        f"identical plans: {arm.name} was measured for {'; '.join(arm.also)}, too"
+        for arm in results.arms
+        if arm.also
+    ]
+
+
 def percentile(values: Sequence[float], percent: float) -> float:
     """Linear between the two nearest values, as numpy's default."""
     ordered = sorted(values)

@@ -23,14 +23,15 @@ import numpy as np
 
 from benchlog import shell
 from benchlog.config import repro
-from compare.figures.choices import Recommendation
 from compare.figures.readings import span
 from compare.figures.row import Row
+from compare.figures.rows import identical_plans
 from compare.output import pareto
 from compare.output.points import WORDS, points
 from compare.sampling.answers import Quality
 from compare.sampling.results import ArmResult, Results
 from run.measure import Facts
+from text import counted
 from typed_json import to_json
 
 FILE = "report.html"
@@ -67,7 +68,7 @@ def render(
             "points": [vars(point) for point in points(rows)],
             "front": pareto.front(rows),
             "bands": WORDS,
-            "answer": _answer(results.recommendation),
+            "answer": _answer(results),
             "arms": [_arm(arm) for arm in results.arms],
             "percents": PERCENTS,
             "remarks": list(remarks),
@@ -103,7 +104,8 @@ def _date(results: Results) -> str:
 
 def _subtitle(results: Results, run: Facts | None) -> str:
     how = _how(run) if run else []
-    return " · ".join([_date(results), f"{len(results.arms)} arms", *how])
+    what = "setting" if results.tune else "arm"
+    return " · ".join([_date(results), counted(len(results.arms), what), *how])
 
 
 def _how(run: Facts) -> list[str]:
@@ -119,23 +121,23 @@ def _how(run: Facts) -> list[str]:
     return parts + ([f"{run.device.threads} threads"] if run.device.threads else [])
 
 
-def _answer(recommendation: Recommendation | None) -> dict[str, object] | None:
-    """The recommendation in words, as the terminal has it, each answer with its command."""
-    if recommendation is None:
+def _answer(results: Results) -> dict[str, object] | None:
+    """The answer in words, as the terminal has it: lines with their commands, and remarks."""
+    if results.tune:
+        first, *more = results.tune.lines
+        lines = [(first, results.tune.command or ""), *((line, "") for line in more)]
+        remarks = identical_plans(results)
+    elif results.recommendation:
+        recommendation = results.recommendation
+        choices = [(choice.line(), choice.command) for choice in recommendation.choices]
+        lines = choices or [(line, "") for line in recommendation.lines()]
+        said = (recommendation.conditions(), recommendation.exclusions(), recommendation.note)
+        remarks = [remark for remark in said if remark]
+    else:
         return None
-    choices = [(choice.line(), choice.command) for choice in recommendation.choices]
-    lines = choices or [(line, "") for line in recommendation.lines()]
     return {
         "lines": [{"text": text, "command": command} for text, command in lines],
-        "remarks": [
-            remark
-            for remark in (
-                recommendation.conditions(),
-                recommendation.exclusions(),
-                recommendation.note,
-            )
-            if remark
-        ],
+        "remarks": remarks,
     }
 
 
@@ -199,6 +201,8 @@ def _machine(results: Results, run: Facts | None) -> dict[str, str]:
 
 def _repeat(results: Results) -> str:
     """The command that repeats the whole comparison, on one line."""
+    if results.tune and results.about:
+        return results.about.command
     words = ["python", "-m", "compare", "ab"]
     for arm in results.arms:
         words += ["--arm", shell.join(arm.argv) or arm.text]

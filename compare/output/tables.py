@@ -12,7 +12,7 @@ from compare.fidelity.defaults import described
 from compare.figures.families import FALSE_VERDICTS
 from compare.figures.readings import caveats, span
 from compare.figures.row import Row
-from compare.figures.rows import scatter
+from compare.figures.rows import identical_plans, scatter
 from compare.output import html as page
 from compare.output import pareto as picture
 from compare.output.columns import Columns, aligned, interval, number, size, with_error
@@ -142,7 +142,7 @@ def remarks(results: Results, rows: Sequence[Row], reasons: bool = True) -> list
     lines += _brackets(rows)
     lines += [sentence] if (sentence := scatter(results)) else []
     lines += _best(rows)
-    lines += identical(results)
+    lines += identical_plans(results)
     dropped = [row.arm for row in rows if row.dropped]
     if dropped:
         lines.append(f"not measured to the end, as others are faster: {', '.join(dropped)}")
@@ -156,15 +156,6 @@ def remarks(results: Results, rows: Sequence[Row], reasons: bool = True) -> list
     if not reasons and any(row.why for row in rows):
         lines.append("why each arm is as slow as it is: in the report (--output DIR, or -o md)")
     return lines
-
-
-def identical(results: Results) -> list[str]:
-    """Of a tune: which settings were not measured, as another one has their plan."""
-    return [
-        f"identical plans: {arm.name} was measured for {'; '.join(arm.also)}, too"
-        for arm in results.arms
-        if arm.also
-    ]
 
 
 def _brackets(rows: Sequence[Row]) -> list[str]:

@@ -1,12 +1,14 @@
 """A tune for people: one table of settings, which of them are one plan, and the answer."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from compare.figures.choices import TuneAnswer
 from compare.figures.row import Row
 from compare.output import tables
 from compare.output.columns import Columns, aligned, interval
 from compare.sampling.results import MOST_BESIDE, Results
+from typed_json import to_json
 
 SETTINGS: Columns[Row] = [
     ("setting", lambda row: row.arm),
@@ -15,6 +17,13 @@ SETTINGS: Columns[Row] = [
     *tables.VERDICT,
     *tables.LATENCY,
 ]
+
+
+# An answer that took no measuring, by --format; as text in every other.
+ALONE: Mapping[str, Callable[[TuneAnswer], str]] = {
+    "md": TuneAnswer.markdown,
+    "json": lambda answer: json.dumps({"tune": to_json(answer)}, indent=1),
+}
 
 
 def terminal(results: Results, rows: Sequence[Row]) -> str:

@@ -4,14 +4,18 @@ One browser and one loading of the page for all tests; each leaves the page as i
 """
 
 import json
+import math
 import re
 
 import pytest
 
 from compare.commands.ab import ab
+from compare.figures import timings
 from compare.figures.choices import Limits
+from compare.figures.contrasts import fit
 from compare.figures.recommendation import recommend
 from compare.figures.rows import best_of, rows
+from compare.figures.tuning import answer
 from compare.output import html
 from compare.output.points import band, points, staircase
 from compare.output.tables import remarks
@@ -267,6 +271,37 @@ def test_the_recommendation_stands_at_the_top(page, results):
     for choice in answer.choices:
         assert choice.line() in text and choice.command in text
     assert answer.exclusions() in text
+
+
+def tuned(equal):
+    """Results of a tune of four settings, one measured for another one of the same plan."""
+    results = example_results()
+    del results.arms[4:]
+    if equal:
+        for arm in results.arms[1:]:
+            arm.samples = results.arms[0].samples
+    results.arms[1].also = [HOSTILE]
+    results.looks = [results.plan.look([], fit(timings.of(results)))]
+    results.tune = answer(results, rows(results), Limits(max_perplexity_increase=math.inf))
+    return results
+
+
+@pytest.mark.parametrize(
+    ("equal", "begins"), [(False, "Take int8"), (True, "Keep none: no setting is shown to be fast")]
+)
+def test_the_answer_of_a_tune_stands_at_the_top(loaded, report, tmp_path, equal, begins):
+    results = tuned(equal)
+    assert results.tune.lines[0].startswith(begins)
+    html.write(tmp_path, results, rows(results))
+    loaded.get((tmp_path / html.FILE).as_uri())
+    shown = loaded.find_element("id", "answer")
+    text = shown.text
+    assert shown.is_displayed() and all(line in text for line in results.tune.all_lines())
+    assert f"identical plans: int8wo was measured for {HOSTILE}, too" in text
+    assert "4 settings" in loaded.find_element("css selector", "header").text
+    assert results.about.command in loaded.find_element("id", "repeat").text
+    assert not [e for e in loaded.get_log("browser") if e["level"] == "SEVERE"]
+    loaded.get(report.as_uri())
 
 
 CONTRAST = """

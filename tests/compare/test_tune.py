@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import os
+import re
 
 import pytest
 from click.testing import CliRunner
@@ -282,7 +283,11 @@ def test_the_fastest_setting_is_taken(measured, tmp_path):
     for name in ("default", "threads=1", "threads=2", "threads=3"):
         assert f"\n{name} " in result.stdout
     results = Results.load(folder)
-    assert results.tune.command in (folder / "report.md").read_text()
+    assert all(line in (folder / "report.md").read_text() for line in results.tune.all_lines())
+    page = re.search(r'id="data">(.*?)</script>', (folder / "report.html").read_text(), re.S)
+    lines = json.loads(page[1])["answer"]["lines"]
+    assert [line["text"] for line in lines] == results.tune.lines
+    assert lines[0]["command"] == results.tune.command
     assert results.recommendation is None
 
 
@@ -326,6 +331,8 @@ def test_one_plan_is_not_measured(monkeypatch):
     monkeypatch.setattr(command, "Process", Alike)
     result = run("--over", "threads=1,2")
     assert result.exit_code == 0 and "every setting comes to the same plan" in result.stdout
+    saved = json.loads(run("--over", "threads=1,2", "-o", "json").stdout)
+    assert "the same plan" in saved["tune"]["lines"][0] and saved["tune"]["command"] is None
 
 
 def test_nothing_but_the_default_can_run(monkeypatch):
