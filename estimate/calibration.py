@@ -41,6 +41,7 @@ class BandwidthPoint:
     bytes: int  # of the block; copying reads as many and writes as many
     read: float  # bytes per second
     copy: float  # bytes per second, read and written together, each counted once
+    speed: Speed | None = omitted()  # beside reading
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from estimate.calibration import (
     RestPoint,
     Speed,
 )
+from estimate.drift import by_rate
 from models.config import ModelConfig
 
 SHORTEST = 1e-9  # seconds of a product: a fit may give none of a small one
@@ -177,12 +178,14 @@ class Curves:
         for point in points:
             groups.setdefault(kind or point.cache, []).append(point)
         return {
-            name: fit(
-                [terms(p) for p in group],
-                [p.seconds for p in group],
-            )
+            name: fit([terms(p) for p in group], [self._attention_at_reference(p) for p in group])
             for name, group in groups.items()
         }
+
+    def _attention_at_reference(self, point: AttentionPoint) -> float:
+        """Seconds of attention as they would have been at the calibration's median speed."""
+        drift = by_rate(point.bytes / point.seconds, point.speed.read)
+        return point.seconds / drift.slower(point.speed, self.speed)
 
     def attention(
         self, config: ModelConfig, cache: str, rows: int, queries: int, depth: int, cached: int

@@ -5,7 +5,7 @@
 
 Work that only waits for memory goes with memory's speed, work that only multiplies with that of
 arithmetic; most is between, and some depends on neither. Where the machine did not change from
-round to round nothing can be learned, and what was expected stays.
+round to round nothing can be learned, and what was expected (`by_rate`) stays.
 """
 
 from collections.abc import Sequence
@@ -18,6 +18,8 @@ from estimate.calibration import Speed
 SCATTER = 0.1  # standard deviation of a measurement's logarithm, from round to round
 TRUST = 0.2  # standard deviation of the exponents around those expected
 LARGEST = 1.5  # exponent
+STEEP = 3  # the larger, the sharper the bend between what memory and what arithmetic bounds
+ARITHMETIC = 0.3  # exponent of work that waits for no memory: a part of the readings is noise
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,18 @@ class Drift:
         """Seconds at speed `now` ÷ seconds at speed `then`."""
         memory, arithmetic = then.read / now.read, then.multiply / now.multiply
         return float(memory**self.memory * arithmetic**self.arithmetic)
+
+
+def memory_exponent(rate: float, limit: float) -> float:
+    """How far work goes with memory's speed that reads at `rate` where memory gives `limit`: as the
+    p-norm of what memory and arithmetic take alone does, with p = STEEP."""
+    return min(1.0, rate / limit) ** STEEP
+
+
+def by_rate(rate: float, limit: float) -> Drift:
+    """What is expected of work that reads at `rate` where memory gives `limit`."""
+    memory = memory_exponent(rate, limit)
+    return Drift(memory, ARITHMETIC * (1 - memory))
 
 
 def learned(works: Sequence[Sequence[tuple[float, Speed]]], expected: Drift) -> Drift:

@@ -29,7 +29,7 @@ from benchlog.origin import versions
 from estimate import alone
 from estimate.calibration import Calibration, ProductPoint, Speed, WholePoint
 from estimate.calibration_models import ALONE, DEEP, MODELS
-from estimate.probe import Probe, Settings
+from estimate.probe import LONG, Probe, Settings
 from estimate.resident import base_bytes
 from models import build
 from models.config import ModelConfig
@@ -38,13 +38,12 @@ from quantize.registry import Quantizer
 from quantize.spec import parse_scheme
 from run.generation import Generates
 
-ROUNDS = 3  # of whole steps and prompts
+ROUNDS = 3  # of whole steps and prompts; in each, steps are measured before and after the prompts
 STEP_BATCHES = (1, 4, 16)
-STEP_DEPTHS = (0, 4096)  # of whole steps; with the second only the first scheme
+STEP_DEPTHS = (0, 8192)  # of whole steps
 STEPS = {1: 4, 4: 4, 16: 2}  # that are timed at once, by batch
 LONGEST_PASS = 512  # positions of all sequences of a prompt that is one pass
 AT_LEAST_STEPS, AT_LEAST_PROMPTS = 0.2, 0.1  # seconds of a sample, of which the median counts
-LONG = 1.0  # seconds: what takes longer needs no first time to be warm
 
 Say = Callable[[str], None]
 MakeGenerator = Callable[[Transformer, int, int, str], Generates]  # model, batch, cache, kind
@@ -179,16 +178,22 @@ def passes() -> list[tuple[int, int]]:
 def _round(
     scheme: str, settings: Settings, caches: Sequence[str], rounds: "Rounds"
 ) -> Iterator[WholePoint]:
-    """Each step and prompt once, that of one model next to those of the others."""
-    first = scheme == settings.schemes[0]
-    for B, depth, kind in itertools.product(STEP_BATCHES, STEP_DEPTHS, caches):
-        plain = depth == 0 and kind == settings.caches[0]
-        for name in rounds.models:
-            if plain or (first and name in DEEP):
-                yield rounds.step(name, B, depth, kind)
+    """Each step and prompt, that of one model next to those of the others."""
+    if scheme != settings.schemes[0]:  # what another kind of cache costs does not depend on it
+        caches = caches[:1]
+    yield from _steps(caches, rounds)
     for B, S in passes():
         for name in rounds.models:
             yield rounds.prompt(name, B, S)
+    yield from _steps(caches[:1], rounds)
+
+
+def _steps(caches: Sequence[str], rounds: "Rounds") -> Iterator[WholePoint]:
+    for B, depth, kind in itertools.product(STEP_BATCHES, STEP_DEPTHS, caches):
+        plain = depth == 0 and kind == caches[0]
+        for name in rounds.models:
+            if plain or name in DEEP:
+                yield rounds.step(name, B, depth, kind)
 
 
 class Rounds:
@@ -252,7 +257,7 @@ class Rounds:
         if work not in self.warm:
             self.warm.add(work)
             speed, first = self.probe.around(seconds)
-            if first > LONG:
+            if first > LONG:  # it needs no first time to be warm
                 return speed, first
         return self.probe.around(some)
 

@@ -25,16 +25,14 @@ from estimate import layers
 from estimate.calibration import Calibration, Speed, WholePoint
 from estimate.calibration_models import MODELS
 from estimate.curves import SHORTEST, Curves, Fit, fit
-from estimate.drift import Drift, learned
+from estimate.drift import Drift, by_rate, learned
 from kv_cache import CACHES
 from models.config import ModelConfig
 
 SHALLOW = 256  # positions: steps behind fewer spend next to no time on attention
-# What is expected before rounds tell. Of arithmetic's speed a part only is found again in the times
-# of steps and prompts (docs/LOG.md).
-PROMPT_DRIFT = Drift(0.0, 0.4)
-STEP_ARITHMETIC = 0.3
-STEEP = 3  # the larger, the sharper the bend between what memory and what arithmetic bounds
+# What is expected before rounds tell. Prompts multiply; a part of what is read of arithmetic's
+# speed is the noise of short readings.
+PROMPT_DRIFT = Drift(0.0, 0.8)
 
 
 @dataclass(frozen=True)
@@ -45,6 +43,7 @@ class Parts:
     attention: float
     rest: float  # norms, rotation, gates, the draw of a token
     fixed: float  # of every layer and of the pass, whatever its size
+    cached: float = 0.0  # bytes of keys and values that attention reads
 
     @property
     def seconds(self) -> float:
@@ -58,10 +57,11 @@ class Parts:
         """The parts of one rank, of whose cores and memory it has one share of `taking_turns`; what
         a layer's calls cost does not depend on the threads."""
         products, attention, rest = (taking_turns * part for part in self.each[:3])
-        return Parts(products, attention, rest, self.fixed)
+        return Parts(products, attention, rest, self.fixed, taking_turns * self.cached)
 
     def __add__(self, other: "Parts") -> "Parts":
-        return Parts(*(a + b for a, b in zip(self.each, other.each, strict=True)))
+        values = zip(vars(self).values(), vars(other).values(), strict=True)
+        return Parts(*(a + b for a, b in values))
 
     @property
     def each(self) -> tuple[float, float, float, float]:
@@ -79,7 +79,12 @@ class CalibratedMachine:
         # By scheme and rows of the products: seconds beside them, of a layer and of a pass.
         self.layer: dict[tuple[str, int], float] = {}
         self.once: dict[tuple[str, int], float] = {}
-        self._fit()
+        # By scheme and rows of steps: attention behind depth in a model ÷ alone.
+        self.behind_depth: dict[tuple[str, int], float] = {}
+        points = [p for p in self.wholes if p.kv_cache == "dense"]
+        self._place([p for p in points if p.tokens == 1 and p.depth < SHALLOW])
+        self._place([p for p in points if p.tokens > 1])  # a prompt ends as a step does
+        self._place_attention([p for p in points if p.tokens == 1 and p.depth >= SHALLOW])
 
     # ------------------------------------------------------------------------ passes
 
@@ -139,6 +144,8 @@ class CalibratedMachine:
         window = min(filled, config.sliding_window or filled)
         cached = _cache_bytes(config, cache, rows, window, self.calibration.precision)
         attention = L * curves.attention(config, cache, rows, tokens, window, cached)
+        if tokens == 1:
+            attention *= _of(self.behind_depth, scheme, rows, default=1.0)
         rest = layers.gates(curves, config, rows * tokens, fused)
         if tokens > 1:
             rest += L * curves.layer_rest(layers.gated(config), rows * tokens)
@@ -147,17 +154,24 @@ class CalibratedMachine:
             rest += curves.draw(logits, config.vocab_size, greedy)
         in_pass = scheme, rows * tokens
         fixed = L * _of(self.layer, *in_pass) + _of(self.once, *in_pass)
-        return Parts(products, attention, rest, fixed)
+        return Parts(products, attention, rest, fixed, L * cached)
 
     # ------------------------------------------------------------------------ speeds that drift
 
     def at_speed(self, parts: Parts, now: Speed, scheme: str, rows: int, step: bool) -> Parts:
         """The parts while the machine is as fast as `now`, where these are of its usual speed.
         rows: of the products of a pass."""
-        drift = self._drift_between(scheme, rows, step)
-        slower = drift.slower(now, self.curves.speed)
+        then = self.curves.speed
+        slower = self._drift_between(scheme, rows, step).slower(now, then)
+        attention = 1.0
+        if parts.attention:
+            attention = by_rate(parts.cached / parts.attention, then.read).slower(now, then)
         return Parts(
-            slower * parts.products, parts.attention, slower * parts.rest, slower * parts.fixed
+            slower * parts.products,
+            attention * parts.attention,
+            slower * parts.rest,
+            slower * parts.fixed,
+            parts.cached,
         )
 
     def _drift_between(self, scheme: str, rows: int, step: bool) -> Drift:
@@ -184,35 +198,49 @@ class CalibratedMachine:
         }
 
     def _expected_drift(self, scheme: str, rows: int, step: bool) -> Drift:
-        """Steps go with memory as far as their products read at its speed: as the p-norm of what
-        memory and arithmetic take alone does, with p = STEEP."""
+        """Steps go with memory as far as their products read at its speed."""
         if not step:
             return PROMPT_DRIFT
-        share = min(1.0, self.curves.weight_rate(scheme, rows) / self.curves.speed.read)
-        return Drift(share**STEEP, STEP_ARITHMETIC * (1 - share**STEEP))
+        return by_rate(self.curves.weight_rate(scheme, rows), self.curves.speed.read)
 
     # ------------------------------------------------------------------------ what is fitted
 
-    def _fit(self) -> None:
-        """Fit products and layers in place: of steps first, for a prompt ends as a step does."""
-        points = [p for p in self.wholes if p.kv_cache == "dense"]
-        steps = [p for p in points if p.tokens == 1 and p.depth < SHALLOW]
-        for some in (steps, [p for p in points if p.tokens > 1]):
-            groups: dict[tuple[str, int], list[WholePoint]] = {}
-            for point in some:
-                groups.setdefault((point.scheme, point.rows * point.tokens), []).append(point)
-            placed = {key: self._fitted(group) for key, group in groups.items()}
-            self.once |= {key: fit.coefficients[4] for key, fit in placed.items()}
-            self.layer |= {key: fit.coefficients[3] for key, fit in placed.items()}
-            self.curves.in_place |= {
-                key: Fit(fit.coefficients[:3], fit.scatter) for key, fit in placed.items()
-            }
+    def _place(self, points: Sequence[WholePoint]) -> None:
+        """Fit what products, layers and passes take in a model to these steps, or prompts."""
+        placed = {key: self._fitted(group) for key, group in _by_rows(points).items()}
+        self.once |= {key: fit.coefficients[4] for key, fit in placed.items()}
+        self.layer |= {key: fit.coefficients[3] for key, fit in placed.items()}
+        self.curves.in_place |= {
+            key: Fit(fit.coefficients[:3], fit.scatter) for key, fit in placed.items()
+        }
+
+    def _place_attention(self, points: Sequence[WholePoint]) -> None:
+        """Fit how many times as long attention takes in a model as alone to steps behind depth."""
+        ratios = {}
+        for key, group in _by_rows(points).items():
+            each = []
+            for work, seconds in self._rounds(group):
+                parts = self.step(MODELS[work.model], work.scheme, "dense", work.rows, work.depth)
+                each.append((seconds - parts.seconds + parts.attention) / parts.attention)
+            ratios[key] = max(0.0, statistics.fmean(each))
+        self.behind_depth |= ratios
+
+    def _rounds(self, points: Sequence[WholePoint]) -> list[tuple[WholePoint, float]]:
+        """A point of each piece of work, and the median of its rounds' seconds at the calibration's
+        median speed."""
+        works: dict[tuple[str, int, int, int], list[WholePoint]] = {}
+        for p in points:
+            works.setdefault((p.model, p.rows, p.tokens, p.depth), []).append(p)
+        return [
+            (some[0], statistics.median(self._at_reference(p) for p in some))
+            for some in works.values()
+        ]
 
     def _fitted(self, points: Sequence[WholePoint]) -> Fit:
         """Seconds for each weight, output, input, layer and pass, by least squares of the relative
         error."""
         terms, seconds, wholes = [], [], []
-        for point in points:
+        for point, whole in self._rounds(points):
             config, step = MODELS[point.model], point.tokens == 1
             beside = self._beside_products(point)
             shapes = config.linear_shapes()
@@ -222,7 +250,6 @@ class CalibratedMachine:
             each = shapes.values()
             weights, outputs = sum(n * k for n, k in each), sum(n for n, _ in each)
             terms.append([weights, outputs, sum(k for _, k in each), config.num_layers, 1.0])
-            whole = self._at_reference(point)
             wholes.append(whole)
             seconds.append(max(whole - beside, SHORTEST))
         return fit(terms, seconds, wholes)
@@ -303,9 +330,19 @@ def _cache_bytes(config: ModelConfig, cache: str, rows: int, slots: int, precisi
     return layer.nbytes
 
 
-def _of(values: dict[tuple[str, int], float], scheme: str, rows: int) -> float:
+def _by_rows(points: Iterable[WholePoint]) -> dict[tuple[str, int], list[WholePoint]]:
+    """Points by their scheme and by the rows of their products."""
+    groups: dict[tuple[str, int], list[WholePoint]] = {}
+    for point in points:
+        groups.setdefault((point.scheme, point.rows * point.tokens), []).append(point)
+    return groups
+
+
+def _of(
+    values: dict[tuple[str, int], float], scheme: str, rows: int, default: float = 0.0
+) -> float:
     known = {r: value for (name, r), value in values.items() if name == scheme}
-    return _along(known, rows) if known else 0.0
+    return _along(known, rows) if known else default
 
 
 def _along(points: dict[int, float], at: int) -> float:

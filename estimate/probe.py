@@ -7,6 +7,9 @@
 Virtual machines are moved about by their host. The one that most figures of docs/LOG.md are of
 reads memory at 77 or at 46 GB/s, for half a minute at a time, and multiplies faster meanwhile: both
 of its cores then lie on one chip.
+
+What other processes used of the cores meanwhile is counted, too: a call that they disturbed is
+repeated when they are done.
 """
 
 import math
@@ -23,12 +26,17 @@ import devices
 from estimate.calibration import Speed
 from quantize.spec import COMPARED
 from run.bandwidth import Bandwidth
+from run.machine import Counters, MachineUse
 
 PRODUCT = (512, 2048, 2048)  # rows, inner, outer of the product by which arithmetic is read
 TIMES = 2  # that it is multiplied; the faster one counts, for the other was interrupted
 STILL_HOLDS = 0.05  # seconds for which a reading is as good as a new one
 STEADY = 1.15  # readings before and after a call that differ by more had a change between them
-TRIES = 3  # of a call, where there was a change
+LONG = 1.0  # seconds: what takes longer is a mean over such changes, and is not repeated for them
+TRIES = 4  # of a call, where there was a change or a disturbance
+OTHERS = 0.1  # cores that other processes may use during a call
+TICKS = 0.05  # seconds of theirs that are too few to be told from the kernel's rounding
+PATIENCE = 30.0  # seconds for which a repeated call waits for the others to be done
 
 
 @dataclass(frozen=True)
@@ -67,11 +75,17 @@ class Probe:
         return self.reading()
 
     def around(self, call: Callable[[], float]) -> tuple[Speed, float]:
-        """The seconds that call() gives, and the speed before and after it, their mean; once more
-        where the machine changed meanwhile."""
-        for _ in range(TRIES):
+        """The seconds that call() gives, and the speed before and after it, their mean; again where
+        the machine changed meanwhile, or other processes used it."""
+        for attempt in range(TRIES):
+            if attempt:
+                wait_for_others()
+            counters = Counters.read()
             before, seconds, after = self.recent(), call(), self.reading()
-            if max(before.read, after.read) <= STEADY * min(before.read, after.read):
+            change = max(before.read, after.read) / min(before.read, after.read)
+            if (change <= STEADY or seconds > LONG) and not disturbed(
+                Counters.read().since(counters)
+            ):
                 break
         return mean([before, after]), seconds
 
@@ -87,6 +101,23 @@ class Probe:
         nn.functional.linear(self.x, self.weight)
         devices.synchronize(self.device)
         return time.perf_counter() - started
+
+
+def disturbed(use: MachineUse) -> bool:
+    """Whether other processes used the cores so much that it is in the times measured meanwhile."""
+    return use.other_cores is not None and use.other_cores * use.seconds > (
+        TICKS + OTHERS * use.seconds
+    )
+
+
+def wait_for_others() -> None:
+    """Sleep until other processes leave the cores alone, PATIENCE at most."""
+    started = time.perf_counter()
+    while time.perf_counter() - started < PATIENCE:
+        counters = Counters.read()
+        time.sleep(0.2)
+        if not disturbed(Counters.read().since(counters)):
+            break
 
 
 def mean(speeds: list[Speed]) -> Speed:

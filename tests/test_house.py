@@ -91,8 +91,8 @@ ROOMS = {
     "estimate": (
         {"calibration_models", "datasheets", "headings", "recording", "resident"},
         {"calibration", "counting", "tables"},
-        {"audit"},
-        {"curves", "drift", "exchanges", "exchanging", "memory", "probe"},
+        {"audit", "drift"},
+        {"curves", "exchanges", "exchanging", "memory", "probe"},
         {"layers"},
         {"alone", "passes", "published"},
         {"machine", "validate"},

@@ -132,20 +132,24 @@ class Subjects:
         self.took = time.monotonic() - started  # seconds for cases, and not for the calibration
 
     def round(self) -> None:
-        """Every case once, that of one model next to those of the others."""
+        """Every case, that of one model next to those of the others; steps before and after the
+        prompts, as in a round of the calibration."""
         started = time.monotonic()
         each = {name: cases(self.scheme, name) for name in MODELS}
-        for case in dict.fromkeys(case for some in each.values() for case in some):
-            kind, batch, positions = case
+        every = list(dict.fromkeys(case for some in each.values() for case in some))
+        steps = [case for case in every if case[0] == "token"]
+        prompts = [case for case in every if case[0] == "prompt"]
+        for case in (*steps, *prompts, *steps):
             for name in MODELS:
-                if case not in each[name] or (case[1:] == LONGEST and self.number):
-                    continue
-                if kind == "token":
-                    self.samples.append(self.rounds.step(name, batch, positions))
-                else:
-                    self.samples.append(self.rounds.prompt(name, batch, positions))
+                if case in each[name] and not (case[1:] == LONGEST and self.number):
+                    self.samples.append(self._sample(name, *case))
         self.number += 1
         self.took += time.monotonic() - started
+
+    def _sample(self, name: str, kind: str, batch: int, positions: int):
+        if kind == "token":
+            return self.rounds.step(name, batch, positions)
+        return self.rounds.prompt(name, batch, positions)
 
 
 # ---------------------------------------------------------------------------------- memory

@@ -1,8 +1,11 @@
 """Curves and passes against a machine whose law is known (tests/estimate/invented.py)."""
 
+import dataclasses
+
 import pytest
 
-from estimate.calibration import DrawPoint, Speed
+from estimate.calibration import DrawPoint, Speed, WholePoint
+from estimate.calibration_models import DEEP, MODELS
 from estimate.curves import Curves, between, fit
 from estimate.passes import CalibratedMachine, scatter
 from models.presets import preset
@@ -76,6 +79,63 @@ def test_a_machine_that_is_slower_now():
     prompt = machine.prompt(config, "none", "dense", 1, 512)
     same = machine.at_speed(prompt, half, "none", 512, step=False)
     assert same.products == pytest.approx(prompt.products, rel=1e-3)
+
+
+def test_attention_goes_with_the_speed_of_memory():
+    """The cache is read at memory's speed: at half of it attention takes twice as long."""
+    machine, config = CalibratedMachine(invented.calibration()), preset("Llama-3.2-1B")
+    half = Speed(invented.MEMORY / 2, invented.ARITHMETIC)
+    step = machine.step(config, "none", "dense", 4, 4096)
+    slower = machine.at_speed(step, half, "none", 4, step=True)
+    assert slower.attention == pytest.approx(2 * step.attention, rel=1e-3)
+
+
+def test_attention_that_was_measured_while_memory_was_slow():
+    calibration = invented.calibration()
+    slow = Speed(invented.MEMORY / 2, invented.ARITHMETIC)
+    points = [
+        dataclasses.replace(p, seconds=2 * p.seconds, speed=slow) if p.queries == 1 else p
+        for p in calibration.attention
+    ]
+    curves = Curves(dataclasses.replace(calibration, attention=points))
+    expected = invented.attention(4, 1, 4096, 32, 8, 64)
+    size = 4 * 4 * 8 * 64 * 4096  # bytes of keys and values
+    config = preset("Llama-3.2-1B")
+    assert curves.attention(config, "dense", 4, 1, 4096, size) == pytest.approx(expected, rel=1e-3)
+
+
+def test_attention_in_a_model_takes_longer_than_alone():
+    """By a quarter, in steps behind 8192 positions of every scheme and number of rows."""
+
+    def whole(config, scheme, rows):
+        heads = config.num_heads, config.num_kv_heads, config.head_dim
+        more = config.num_layers * invented.attention(rows, 1, 8193, *heads) / 4
+        return invented.whole(config, scheme, rows, 1, 8192) + more
+
+    calibration = invented.calibration()
+    deep = [
+        WholePoint(scheme, name, "dense", "cpu-step", rows, 1, 8192,
+                   whole(MODELS[name], scheme, rows), invented.SPEED)
+        for scheme in invented.BITS for name in DEEP for rows in (1, 4, 16)
+    ]  # fmt: skip
+    calibration.wholes.extend(deep)
+    machine, config = CalibratedMachine(calibration), preset("TinyLlama-1.1B-Chat-v1.0")
+    for scheme, rows in (("none", 1), ("int8wo", 4), ("int4wo-128", 16)):
+        seconds = machine.step(config, scheme, "dense", rows, 8192).seconds
+        assert seconds == pytest.approx(whole(config, scheme, rows), rel=0.02)
+
+
+def test_a_round_that_was_disturbed_does_not_count():
+    """One of three rounds took three times as long: their median is the other two's."""
+    calibration = invented.calibration()
+    rounds = [dataclasses.replace(p, seconds=3 * p.seconds) for p in calibration.wholes]
+    disturbed = dataclasses.replace(calibration, wholes=2 * calibration.wholes + rounds)
+    config = preset("Llama-3.2-1B")
+    steps = [
+        CalibratedMachine(some).step(config, "none", "dense", 1, 0).seconds
+        for some in (calibration, disturbed)
+    ]
+    assert steps[1] == pytest.approx(steps[0])
 
 
 def test_a_prompt_of_many_sequences_is_cut_as_a_run_cuts_it():

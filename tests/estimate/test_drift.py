@@ -3,7 +3,7 @@
 import pytest
 
 from estimate.calibration import Speed
-from estimate.drift import Drift, learned
+from estimate.drift import Drift, by_rate, learned
 
 FAST, SLOW = Speed(80e9, 800e9), Speed(40e9, 1000e9)
 
@@ -36,3 +36,9 @@ def test_where_nothing_changed_what_was_expected_stays():
 def test_faster_memory_makes_nothing_slower():
     works = [rounds(-0.5, 0.0, 1e6, [FAST, SLOW])]
     assert learned(works, Drift(0.0, 0.0)).memory == 0.0
+
+
+def test_work_that_reads_at_memorys_speed_goes_with_it():
+    """At all of it and at half: (1 ÷ 2)³, and arithmetic's share of the rest."""
+    assert by_rate(50e9, 40e9) == Drift(1.0, 0.0)
+    assert by_rate(20e9, 40e9) == Drift(0.125, pytest.approx(0.3 * 0.875))
