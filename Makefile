@@ -1,6 +1,6 @@
 # make demo: set up and run the main job.  make test: set up and run every test;
 # make test-fast: those that take three minutes together.
-# ARGS reaches pytest: make test ARGS="-k kv_cache".
+# ARGS reaches pytest: make test ARGS="-k kv_cache"; ARGS="-n 0 --pdb" runs them in one process.
 PYTHON ?= python3
 PY := .venv/bin/python
 DEMO := demo
@@ -37,12 +37,18 @@ demo: .venv/installed
 	echo; echo "The report: $(DEMO)/$$(ls $(DEMO) | grep -x report.html || echo report.md)"
 	echo "Your own model: .venv/bin/quantbench ab --checkpoint_path PATH --compile --arms all"
 
+# Two processes of one thread each: most tests use one core. A file's tests run in one of them, which
+# makes the file's fixtures once; the files that take longest come first (tests/conftest.py).
+IN_TWO := -n 2 --dist loadfile --no-loadscope-reorder
+
+# The C++ kernels are built before: or one process would wait for the other's build, and time out.
 test: .venv/installed-dev
-	$(PY) -m pytest $(ARGS)
+	$(PY) -c "from ops.cpu import build; build.refusal()"
+	OMP_NUM_THREADS=1 $(PY) -m pytest $(IN_TWO) $(ARGS)
 
 # Before a commit: without what is marked slow, and without what compiles or compares whole runs.
 test-fast: .venv/installed-dev
-	$(PY) -m pytest -q -m "not slow and not gpu" $(FAST_TESTS) $(ARGS)
+	OMP_NUM_THREADS=1 $(PY) -m pytest $(IN_TWO) -q -m "not slow and not gpu" $(FAST_TESTS) $(ARGS)
 
 test-gpu: .venv/installed-dev
 	$(PY) -m pytest -m gpu $(ARGS)

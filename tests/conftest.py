@@ -1,5 +1,5 @@
 """What every test needs: its packages, a seed (seeds.py), an account of what the machine lets run
-(coverage_of_machine.py), and Triton's interpreter where no GPU is."""
+(coverage_of_machine.py), Triton's interpreter where no GPU is, and the order of the files."""
 
 import importlib.util
 import os
@@ -40,3 +40,25 @@ interpret_triton()
 # Or tiktoken, as Hugging Face calls it, keeps files by their path: those of a folder that once had
 # this name.
 os.environ["TIKTOKEN_CACHE_DIR"] = ""
+
+
+# Two processes share the tests, file by file (Makefile). These files take longest and begin first:
+# otherwise one process would still be busy with one of them when the other has nothing left.
+LONGEST = (
+    "tests/test_readme.py",
+    "tests/ops/test_cpu_step.py",
+    "tests/compare/test_ab.py",
+    "tests/test_generate.py",
+    "tests/quantize/test_every_scheme.py",
+    "tests/compare/test_replay.py",
+    "tests/quantize/test_autoquant.py",
+    "tests/run/test_loading.py",
+    "tests/test_hostile.py",
+    "tests/test_wheel.py",
+    "tests/test_test_run.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(LONGEST)))

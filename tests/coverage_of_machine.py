@@ -4,6 +4,9 @@ A skipped test is no proof. The summary counts the skipped tests by reason, and 
 instruction sets under which kernels ran. QUANTBENCH_EXPECT=compiler,portable,avx2 states what a
 machine must have: a test that skips for the lack of one of these fails, and so does a test that
 skips for a reason that NEEDS does not know. `.ci/run` sets it. Without it every reason is accepted.
+
+With `pytest -n 2` tests run in worker processes: the process that prints the summary sees their
+reports, and each worker sends it the instruction sets when it ends.
 """
 
 import importlib
@@ -11,7 +14,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -89,21 +92,46 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Iterator[None]:
-    return count_or_fail((yield))
+    return fail_if_unexpected((yield))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report() -> Iterator[None]:
-    return count_or_fail((yield))
+    return fail_if_unexpected((yield))
 
 
-def count_or_fail(report: Report) -> Report:
-    if report.skipped and isinstance(report.longrepr, tuple):
-        reason = report.longrepr[2].removeprefix("Skipped: ")
-        skipped[reason] += 1
+def fail_if_unexpected(report: Report) -> Report:
+    if reason := reason_of(report):
         if failure := why_skipping_fails(reason, expected()):
             report.outcome, report.longrepr = "failed", failure
     return report
+
+
+def reason_of(report: Report) -> str | None:
+    """Why the test, or the whole file, was skipped; None if it was not."""
+    if report.skipped and isinstance(report.longrepr, tuple):
+        return report.longrepr[2].removeprefix("Skipped: ")
+    return None
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if reason := reason_of(report):
+        skipped[reason] += 1
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    if reason := reason_of(report):
+        skipped[reason] += 1
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if (output := getattr(session.config, "workeroutput", None)) is not None:
+        output["ran"] = dict(ran)
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist: a worker has ended
+def pytest_testnodedown(node: Any) -> None:
+    ran.update(getattr(node, "workeroutput", {}).get("ran", {}))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

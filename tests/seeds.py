@@ -2,12 +2,14 @@
 
 The run's seed comes from the clock; --seed N or QUANTBENCH_TEST_SEED=N sets it. A test's own seed
 follows from the run's seed and the test's name, so a test draws the same numbers alone as among
-others. Fixtures of a module or a session have seeds of their own. Hypothesis gets the run's seed.
-A test that needs certain numbers seeds its own generator, and says why.
+others, and in whichever worker process of `pytest -n 2` it runs. Fixtures of a module or a session
+have seeds of their own. Hypothesis gets the run's seed. A test that needs certain numbers seeds its
+own generator, and says why.
 """
 
 import os
 import random
+import re
 import time
 import zlib
 from collections.abc import Iterator
@@ -55,11 +57,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before hypothesis reads its option
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[SEED] = seed = seed_of_run(config.getoption("--seed"))
+    of_all_workers = getattr(config, "workerinput", {}).get("seed")
+    seed = seed_of_run(config.getoption("--seed")) if of_all_workers is None else of_all_workers
+    config.stash[SEED] = seed
     seed_all(seed)
     hypothesis.settings.load_profile("quantbench")
     if config.getoption("hypothesis_seed", None) is None:
         config.option.hypothesis_seed = str(seed)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test's seed follows from its name, and worker processes must agree on the names."""
+    if names := [item.nodeid for item in items if re.search(r" at 0x[0-9a-f]+", item.nodeid)]:
+        raise pytest.UsageError(
+            f"{names[0]}: an address, which differs in every run, is in the name of a test; give "
+            "its parameters `ids`"
+        )
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist, in the process that starts the workers
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput["seed"] = node.config.stash[SEED]
 
 
 @pytest.hookimpl(tryfirst=True)

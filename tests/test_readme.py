@@ -28,7 +28,8 @@ def clone(tmp_path_factory):
     if not (ROOT / ".venv" / "installed-dev").exists():
         pytest.skip("needs the Makefile's .venv: `make test` sets it up and runs every test")
     folder = tmp_path_factory.mktemp("clone") / "quantbench"
-    ignored = shutil.ignore_patterns(".git", ".venv", "build", "__pycache__", ".*_cache", "*.info")
+    hidden = (".git", ".venv", "build", "__pycache__", ".*_cache", ".hypothesis", "*.info")
+    ignored = shutil.ignore_patterns(*hidden)
     shutil.copytree(ROOT, folder, ignore=ignored)
     (folder / ".venv").symlink_to(ROOT / ".venv")
     return folder

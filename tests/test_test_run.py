@@ -5,10 +5,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests import coverage_of_machine, seeds
+from tests.conftest import LONGEST, pytest_collection_modifyitems
 
 ROOT = Path(__file__).parent.parent
 
@@ -37,6 +39,29 @@ def test_generated(x):
 def test_failing():
     assert False
 """
+DRAWS_WHEREVER_IT_RUNS = """
+import os
+import numpy, pytest, torch
+from hypothesis import given, strategies
+
+@pytest.fixture(scope="module")
+def shared():
+    return float(torch.rand(()))
+
+@pytest.mark.parametrize("number", range(8))
+def test_one_of_many(number, shared):
+    drawn = float(numpy.random.rand()), float(torch.rand(())), shared
+    with open(os.environ["DRAWN"], "a") as file:
+        file.write(f"{os.environ.get('PYTEST_XDIST_WORKER')}: {number} {drawn}\\n")
+
+@given(strategies.integers())
+def test_generated(x):
+    with open(os.environ["DRAWN"], "a") as file:
+        file.write(f"any: generated {x}\\n")
+
+def test_failing():
+    assert False
+"""
 SKIPS = """
 import pytest
 
@@ -49,6 +74,19 @@ def test_never():
 @pytest.mark.skipif(True, reason="I felt like it")
 def test_with_a_reason_of_its_own():
     pass
+"""
+
+SKIPS_IN_WORKERS = """
+import pytest
+from tests import coverage_of_machine
+
+@pytest.mark.parametrize("number", range(6))
+def test_runs(number):
+    coverage_of_machine.ran["avx2"] += 1
+
+@pytest.mark.parametrize("number", range(6))
+def test_skips(number):
+    pytest.skip("no CUDA device here")
 """
 
 
@@ -72,7 +110,11 @@ def run(tmp_path):
 
 def without_ours():
     ours = (seeds.VARIABLE, coverage_of_machine.VARIABLE, "PYTEST_ADDOPTS")
-    return {name: value for name, value in os.environ.items() if name not in ours}
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ours and not name.startswith("PYTEST_XDIST")
+    }
 
 
 def test_the_seed_is_said_and_draws_the_same_again_alone_as_among_others(run):
@@ -95,6 +137,36 @@ def test_the_seed_is_said_and_draws_the_same_again_alone_as_among_others(run):
     assert first - other and other - first
 
 
+def test_two_worker_processes_draw_what_one_process_draws(run, tmp_path):
+    def drawn(name, *options):
+        path = tmp_path / name
+        output = run("tests.seeds", DRAWS_WHEREVER_IT_RUNS, options, DRAWN=str(path))[1]
+        return [line.partition(": ") for line in path.read_text().splitlines()], output
+
+    spread, output = drawn("spread", "-n2", "--dist=load")
+    seed = re.search(r"^seed (\d+): --seed \1 ", output, re.M)[1]
+    assert output.count(f"--seed {seed} draws the same") == 2  # of the failing test, and at the end
+    assert {worker for worker, _, _ in spread} == {"gw0", "gw1", "any"}
+    again, _ = drawn("again", f"--seed={seed}")
+    assert {worker for worker, _, _ in again} == {"None", "any"}
+    assert {text for _, _, text in again} == {text for _, _, text in spread}
+
+
+def test_a_name_that_differs_in_every_run_is_an_error():
+    items = [SimpleNamespace(nodeid=f"a.py::test_it[{what}]") for what in ("len", object())]
+    seeds.pytest_collection_modifyitems(items[:1])
+    with pytest.raises(pytest.UsageError, match=r"test_it\[<object object at 0x.*`ids`"):
+        seeds.pytest_collection_modifyitems(items)
+
+
+def test_the_longest_files_exist_and_come_first():
+    assert [name for name in LONGEST if not (ROOT / name).exists()] == []
+    items = [SimpleNamespace(nodeid=f"{name}::test") for name in ("a.py", *reversed(LONGEST), "b")]
+    pytest_collection_modifyitems(items)
+    names = [item.nodeid.removesuffix("::test") for item in items]
+    assert names == [*LONGEST, "a.py", "b"]
+
+
 @pytest.mark.parametrize("given", ["", "-1", "1.5", "many", str(2**32)])
 def test_a_seed_that_is_no_seed_is_an_error(given):
     with pytest.raises(pytest.UsageError, match="give a whole number from 0 to 4294967295"):
@@ -114,6 +186,24 @@ def test_skips_are_counted_by_reason_and_fail_where_the_machine_must_not_lack_it
     assert status == 0 and "instruction set amx" in output
     status, output = tested(QUANTBENCH_EXPECT="compiler,mmx")
     assert status == 4 and "names mmx; there are compiler, portable, avx2" in output
+
+
+def test_skips_and_instruction_sets_are_summed_over_worker_processes(run):
+    options = ("-n2", "--dist=load")
+    status, output = run("tests.coverage_of_machine", SKIPS_IN_WORKERS, options)
+    assert status == 0 and "6 passed, 6 skipped" in output
+    assert output.count("skipped 6: no CUDA device here") == 1
+    assert output.count("instruction sets covered: avx2 in 6 tests") == 1
+    expect = {coverage_of_machine.VARIABLE: "gpu"}
+    status, output = run("tests.coverage_of_machine", SKIPS_IN_WORKERS, options, **expect)
+    assert status == 1 and "QUANTBENCH_EXPECT names gpu" in output
+
+
+@pytest.mark.parametrize("options", [(), ("-n2",)], ids=["one process", "two workers"])
+def test_a_whole_file_that_skips_is_counted_once(run, options):
+    text = "import pytest\npytest.importorskip('triton_of_tomorrow')\n"
+    status, output = run("tests.coverage_of_machine", text, options)
+    assert status == 5 and output.count("skipped 1: could not import 'triton_of_tomorrow'") == 1
 
 
 def test_a_whole_file_that_skips_fails_too(run):

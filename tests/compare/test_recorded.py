@@ -204,7 +204,7 @@ DAMAGES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("damage", "said", "left"), DAMAGES, ids=lambda v: str(v)[:40])
+@pytest.mark.parametrize(("damage", "said", "left"), DAMAGES, ids=range(len(DAMAGES)))
 def test_what_is_damaged_is_listed_and_left_out(document, tmp_path, damage, said, left):
     damage(document)
     path = tmp_path / "runs.json"
