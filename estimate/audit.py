@@ -5,52 +5,45 @@
 
 Everything is derived from the figures: each of a row's has to follow from the others within half a
 unit of its last printed digit. A unit, a denominator or a constant is named only if it fits every
-row.
+row, or more than half of them: then the others are listed.
 """
 
-import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
-from estimate.datasheets import known
+from estimate.audit_energy import energy_findings
+from estimate.findings import NAMED, Finding, Pair, common, is_most, name_of, named, pairs_of
 from estimate.headings import COLUMNS
-from estimate.tables import Number, Row, Table
+from estimate.tables import Number, Table
 from text import counted
 
 COARSE = 0.05  # a figure that may be off by more than this share of itself says little
 
 
-@dataclass(frozen=True)
-class Finding:
-    column: str  # as the table has it: "Energy (J/token), Measured"
-    wrong: bool  # or only worth knowing
-    text: str
-
-
 def audit(table: Table) -> list[Finding]:
     """What does not hold in a table, and what cannot be told from it."""
-    found = [*_throughput(table), *_energy(table)]
+    findings = [*_throughput(table), *energy_findings(table)]
     for quantity in table.titles:
-        found += _errors(table, quantity)
-    found += _copies(table)
+        findings += [*_missing(table, quantity), *_errors(table, quantity)]
+    findings += _copies(table)
     for quantity in table.titles:
-        found += _digits(table, quantity)
-    return found
+        findings += _digits(table, quantity)
+    return findings
 
 
-def _name(table: Table, quantity: str, column: str) -> str:
-    return f"{table.titles[quantity]}, {column.capitalize()}"
-
-
-def _pairs(table: Table, quantity: str, column: str) -> list[tuple[Row, Number, Number]]:
-    """Each row's figure of a quantity, with the seconds of the same column."""
-    found = []
-    for row in table.rows:
-        value = getattr(row.cell(quantity), column)
-        time = getattr(row.cell("runtime"), column)
-        if value is not None and time is not None:
-            found.append((row, value, table.seconds(time)))
-    return found
+def _missing(table: Table, quantity: str) -> Iterator[Finding]:
+    """Figures that are negative, and cells without one."""
+    for column in COLUMNS[:2]:
+        figures = [(row, getattr(row.cell(quantity), column)) for row in table.rows]
+        if all(figure is None for _, figure in figures):
+            continue
+        for what, wrong, rows in (
+            ("negative", True, [row for row, figure in figures if figure and figure.value < 0]),
+            ("no number", False, [row for row, figure in figures if figure is None]),
+        ):
+            if rows:
+                lines = ", ".join(f"{row.model} (line {row.line})" for row in rows[:NAMED])
+                text = f"it is {what} in {counted(len(rows), 'row')}: {lines}"
+                yield Finding(name_of(table, quantity, column), wrong, text)
 
 
 # ---------------------------------------------------------------------------------- throughput
@@ -100,10 +93,10 @@ def _throughput(table: Table) -> Iterator[Finding]:
     unit = table.units.get("throughput", "")
     stated = _stated(unit) or "tokens per second"
     for column in COLUMNS[:2]:
-        pairs = _pairs(table, "throughput", column)
+        pairs = pairs_of(table, "throughput", column)
         if not pairs:
             continue
-        name = _name(table, "throughput", column)
+        name = name_of(table, "throughput", column)
         if table.batch is None or table.length is None:
             yield from _proportional(name, pairs)
             continue
@@ -113,23 +106,40 @@ def _throughput(table: Table) -> Iterator[Finding]:
             for meaning, of in MEANINGS.items()
             if all(_agrees(value, of, time, B, L) for _, value, time in pairs)
         ]
-        row, value, time = pairs[0]
-        true = (
-            f"tokens per second are {B * L} tokens ÷ {time.value:.3f} s = "
-            f"{B * L / time.value:,.0f} for {row.model}, and the table says {value.value:g}"
-        )
+
+        def true(pair: Pair, tokens: int = B * L) -> str:
+            row, value, time = pair
+            return (
+                f"tokens per second are {tokens} tokens ÷ {time.value:.3f} s = "
+                f"{tokens / time.value:,.0f} for {row.model}, and the table says {value.value:g}"
+            )
+
         if stated in fitting:
             continue
         if fitting:
-            yield Finding(name, True, f"it is {fitting[0]}, not {stated}: {true}")
+            yield Finding(name, True, f"it is {fitting[0]}, not {stated}: {true(pairs[0])}")
+            continue
+        usual, away = _usual_meaning(pairs, B, L)
+        if usual not in (stated, None):
+            rest = next(pair for pair in pairs if pair not in away)
+            text = f"it is {usual}, not {stated}, in {len(pairs) - len(away)} of {len(pairs)} rows "
+            text += f"and no unit of the runtime's in {named(away)}: {true(rest)}"
         else:
-            away = [r.model for r, v, t in pairs if not _agrees(v, MEANINGS[stated], t, B, L)]
-            yield Finding(
-                name,
-                True,
-                f"it does not follow from the runtime in {counted(len(away), 'row')} "
-                f"({', '.join(away[:3])}{', …' * (len(away) > 3)}): {true}",
-            )
+            away = [p for p in pairs if not _agrees(p[1], MEANINGS[stated], p[2], B, L)]
+            text = f"it does not follow from the runtime in {counted(len(away), 'row')} "
+            text += f"({named(away)}): {true(away[0])}"
+        yield Finding(name, True, text)
+
+
+def _usual_meaning(pairs: Sequence[Pair], B: int, L: int) -> tuple[str | None, Sequence[Pair]]:
+    """What the figures of more than half of the rows are, if of three at least; and the others."""
+    away = {
+        meaning: [pair for pair in pairs if not _agrees(pair[1], of, pair[2], B, L)]
+        for meaning, of in MEANINGS.items()
+    }
+    usual = min(away, key=lambda meaning: len(away[meaning]))
+    fit = len(pairs) - len(away[usual])
+    return (usual, away[usual]) if is_most(fit, len(pairs)) else (None, pairs)
 
 
 def _agrees(
@@ -139,9 +149,9 @@ def _agrees(
     return value.low <= high * (1 + 1e-9) and low <= value.high * (1 + 1e-9)
 
 
-def _proportional(name: str, pairs: Sequence[tuple[Row, Number, Number]]) -> Iterator[Finding]:
+def _proportional(name: str, pairs: Sequence[Pair]) -> Iterator[Finding]:
     """Without the number of tokens: whether figures grow with the runtime."""
-    span = _common([(value.low / time.high, value.high / time.low) for _, value, time in pairs])
+    span = common([(value.low / time.high, value.high / time.low) for _, value, time in pairs])
     if (
         len(pairs) > 1
         and span
@@ -153,97 +163,6 @@ def _proportional(name: str, pairs: Sequence[tuple[Row, Number, Number]]) -> Ite
             "it grows with the runtime, in proportion, so it is a time and no throughput; as "
             f"microseconds per token it stands for {2e6 / sum(span):.0f} tokens a pass",
         )
-
-
-def _common(spans: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
-    """The interval that all of the given ones share; None if they share none."""
-    low, high = max(low for low, _ in spans), min(high for _, high in spans)
-    return (low, high) if low <= high else None
-
-
-# ---------------------------------------------------------------------------------- energy
-
-
-def cards(device: str) -> tuple[int, str]:
-    """The number of cards and the name of one: of "2 × NVIDIA RTX A5000" or "RTX A5000 x2"."""
-    for pattern, number, name in (
-        (r"(\d+)\s*[x×*]\s*(.+)", 1, 2),
-        (r"(.+?)\s*[x×*]\s*(\d+)", 2, 1),
-        (r"(.+?)\s*\((\d+)(?:\s*GPUs?)?\)", 2, 1),
-    ):
-        if found := re.fullmatch(pattern, device.strip()):
-            return int(found.group(number)), found.group(name).strip()
-    return 1, device.strip()
-
-
-def _energy(table: Table) -> Iterator[Finding]:
-    """Joules ÷ seconds is a power. A measured one differs from row to row."""
-    if not {"energy", "runtime"} <= set(table.titles):
-        return
-    B, L = table.batch or 1, table.length or 1
-    shares = {"tokens": B * L, "sequences": B, "positions": L, "": 1}
-    for column in COLUMNS[:2]:
-        by_device: dict[str, list[tuple[Row, Number, Number]]] = {}
-        for row, energy, time in _pairs(table, "energy", column):
-            by_device.setdefault(row.device, []).append((row, table.joules(energy), time))
-        for device, pairs in by_device.items():
-            name = _name(table, "energy", column)
-            count, card = cards(device)
-            sheet = known(card)
-            limit = sheet.power * count if sheet else None
-            for share, by in shares.items():
-                spans = [(e.low * by / t.high, e.high * by / t.low) for _, e, t in pairs]
-                span = _common(spans)
-                if (
-                    span
-                    and limit
-                    and span[0] <= limit * (1 + 1e-9)
-                    and limit <= span[1] * (1 + 1e-9)
-                ):
-                    yield _constant(name, column, device, limit, span, share, len(pairs))
-                    break
-            else:
-                spans = [(e.low * B * L / t.high, e.high * B * L / t.low) for _, e, t in pairs]
-                span = _common(spans)
-                if span and len(pairs) > 2 and span[0] > 0 and table.tokens:
-                    yield Finding(
-                        name,
-                        column == "measured",
-                        f"on {device} every row is one power, {_watts(span)}, × time ÷ tokens: a "
-                        "measured power would differ between models",
-                    )
-                above = [r.model for (r, *_), (low, _) in zip(pairs, spans, strict=True)
-                         if limit and low > limit * 1.02]  # fmt: skip
-                if above and table.tokens:
-                    yield Finding(
-                        name,
-                        True,
-                        f"{counted(len(above), 'row')} ({', '.join(above[:3])}) would need more "
-                        f"than the {limit:g} W at which {device} is limited",
-                    )
-
-
-def _constant(
-    name: str,
-    column: str,
-    device: str,
-    limit: float,
-    span: tuple[float, float],
-    share: str,
-    rows: int,
-) -> Finding:
-    what = f"power limit × time{f' ÷ {share}' if share else ''}"
-    text = f"it is {device}'s {what} in {'all ' if rows > 1 else ''}{counted(rows, 'row')}"
-    text += f": they have {_watts(span)} in common, and the limit is {limit:g} W"
-    if column == "measured":
-        text += "; nothing was measured, and it is an upper bound"
-    if share != "tokens":
-        text += f"; of {share or 'the whole pass'}, not of a token"
-    return Finding(name, column == "measured" or share != "tokens", text)
-
-
-def _watts(span: tuple[float, float]) -> str:
-    return f"{span[0]:.1f} to {span[1]:.1f} W"
 
 
 # ---------------------------------------------------------------------------------- errors
@@ -298,7 +217,7 @@ def _errors(table: Table, quantity: str) -> Iterator[Finding]:
     ]
     if not whole:
         return
-    name = _name(table, quantity, "error")
+    name = name_of(table, quantity, "error")
     fitting = [
         definition
         for definition, of in DEFINITIONS.items()
@@ -340,7 +259,7 @@ def _copies(table: Table) -> Iterator[Finding]:
         ]
         if quantity in table.titles and len(pairs) > 1 and all(a == b for a, b in pairs):
             yield Finding(
-                _name(table, quantity, "error"),
+                name_of(table, quantity, "error"),
                 True,
                 f"it is the runtime's error in all {len(pairs)} rows: this column was computed "
                 "from the runtime, and tests nothing more",
@@ -357,7 +276,7 @@ def _digits(table: Table, quantity: str) -> Iterator[Finding]:
         off = worst.half / abs(worst.value)
         if off > COARSE:
             yield Finding(
-                _name(table, quantity, column),
+                name_of(table, quantity, column),
                 False,
                 f"it has so few digits that it may be off by {off:.0%}: {worst.value:g} for "
                 f"{row.model}",

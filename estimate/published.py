@@ -32,7 +32,7 @@ import numpy as np
 import torch
 
 from errors import CheckpointError, QuantbenchError, UsageError
-from estimate.audit import cards
+from estimate.audit_energy import cards
 from estimate.counting import Count, count_config
 from estimate.datasheets import Datasheet, known
 from estimate.memory import Peak, replay

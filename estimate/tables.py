@@ -1,4 +1,4 @@
-"""Published tables of measured and estimated runs, in reStructuredText: reading and writing.
+"""Published tables of measured and estimated runs: reading them, and writing a grid.
 
     tables = read("published_a5000.rst")
     tables[0].rows[0].cell("runtime").measured      # Number(693.77, 0.005): ms, as it is printed
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import files
 from errors import QuantbenchError
+from estimate.blocks import Block, blocks
 from estimate.datasheets import DATASHEETS
 from estimate.headings import header_of
 
@@ -130,35 +131,19 @@ def read(path: str | Path) -> tuple[Table, ...]:
 
 
 def parse(text: str, path: str = "table") -> tuple[Table, ...]:
-    lines = text.splitlines()
     tables: list[Table] = []
-    at, title, size = 0, "", None
-    while at < len(lines):
-        line = lines[at].strip()
-        if not _is_row(line):
-            if re.fullmatch(r"([=\-~^\"'#*+])\1{2,}", line) and at and lines[at - 1].strip():
-                title = lines[at - 1].strip()
-            elif line.startswith("#"):
-                title = line.lstrip("# ")
+    size = None
+    for block in blocks(text):
+        for line in block.above:
             size = _input_size(line) or size
-            at += 1
-            continue
-        end = at
-        while end < len(lines) and _is_row(lines[end].strip()):
-            end += 1
-        table = _table(lines[at:end], at + 1, title, size, path)
+        table = _table(block, size, path)
         tables += [table] if table else []
-        at = end
     if not tables:
         raise QuantbenchError(
             f"{path}: there is no table in it with the columns Measured, Estimated and Error; "
-            "expected is a grid of | and + as reStructuredText has it"
+            "expected is one as reStructuredText or Markdown has it"
         )
     return tuple(tables)
-
-
-def _is_row(line: str) -> bool:
-    return line.startswith(("|", "+-", "+="))
 
 
 def _input_size(text: str) -> tuple[int, int] | None:
@@ -178,30 +163,14 @@ def _input_size(text: str) -> tuple[int, int] | None:
     return batch, length
 
 
-def _table(
-    lines: Sequence[str], first: int, title: str, size: tuple[int, int] | None, path: str
-) -> Table | None:
-    """A block of lines as a table; None for one with other columns."""
-    ruled = any(line.lstrip().startswith("+") for line in lines)
-    rows: list[tuple[int, list[str]]] = []
-    open_row = False
-    for number, line in enumerate(map(str.strip, lines), first):
-        if line.startswith("+") or re.fullmatch(r"[|\s:\-=]+", line):
-            open_row = False
-            continue
-        cells = [cell.strip() for cell in line.removeprefix("|").removesuffix("|").split("|")]
-        if ruled and open_row and len(cells) == len(rows[-1][1]):  # a cell of two lines
-            joined = [" ".join(filter(None, pair)) for pair in zip(rows[-1][1], cells, strict=True)]
-            rows[-1] = rows[-1][0], joined
-        else:
-            rows.append((number, cells))
-        open_row = ruled
-    header = header_of([cells for _, cells in rows], f"{path}, line {first}")
+def _table(block: Block, size: tuple[int, int] | None, path: str) -> Table | None:
+    """A block as a table; None for one with other columns."""
+    header = header_of([cells for _, cells in block.rows], f"{path}, line {block.line}")
     if header is None:
         return None
     percent = {i for i, text in header.columns.items() if "%" in text}
     made: list[Row] = []
-    for number, cells in rows[header.rows :]:
+    for number, cells in block.rows[header.rows :]:
         if len(cells) != header.width:
             raise QuantbenchError(
                 f"{path}, line {number}: {len(cells)} cells, and the table has {header.width} "
@@ -218,16 +187,17 @@ def _table(
         )
         if any(cells):
             by_quantity = {quantity: Cell(**each) for quantity, each in figures.items()}
-            made.append(Row(name, where or card_in(title), by_quantity, number))
+            made.append(Row(name, where or card_in(block.title), by_quantity, number))
     if not made:
-        raise QuantbenchError(f"{path}, line {first}: the table has no rows")
+        raise QuantbenchError(f"{path}, line {block.line}: the table has no rows")
     units = {
         quantity: found.group(1).strip()
         for quantity, text in header.titles.items()
         if (found := re.search(r"[(\[](.*?)[)\]]", text))
     }
     batch, length = size or (None, None)
-    return Table(title, first, header.titles, units, tuple(made), batch, length, path)
+    about = (header.titles, units, tuple(made), batch, length, path)
+    return Table(block.title, block.line, *about)
 
 
 def card_in(title: str) -> str:

@@ -16,7 +16,8 @@ from typing import Any
 
 import files
 from errors import QuantbenchError
-from estimate.audit import audit, cards
+from estimate.audit import audit
+from estimate.audit_energy import cards
 from estimate.datasheets import find, known
 from estimate.published import AT_LEAST, Constants, Counted, counted_rows, fitted, left_out
 from estimate.tables import grid, read

@@ -89,8 +89,10 @@ ROOMS = {
         {"saved_model"},
     ),
     "estimate": (
-        {"calibration_models", "datasheets", "headings", "recording", "resident"},
+        {"calibration_models", "datasheets", "blocks", "headings", "recording", "resident"},
         {"calibration", "counting", "tables"},
+        {"findings"},
+        {"audit_energy"},
         {"audit", "drift"},
         {"curves", "exchanges", "exchanging", "memory", "probe"},
         {"layers"},

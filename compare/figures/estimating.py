@@ -8,7 +8,7 @@ import devices
 from benchlog.origin import versions
 from errors import CheckpointError, MemoryShortage, UsageError
 from estimate.as_published import AsPublished
-from estimate.audit import cards
+from estimate.audit_energy import cards
 from estimate.calibration import Calibration, Speed, of_this_machine
 from estimate.datasheets import DATASHEETS, Datasheet, find, known
 from estimate.predict import (

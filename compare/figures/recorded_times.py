@@ -31,11 +31,18 @@ POSITIVE = r"threads|latency.*"  # settings that cannot be 0 or less
 AGREE = 0.01  # relative: recorded clocks differ by 0.2 %, as one of them ends later
 SECONDS = {"_ns": 1e-9, "_us": 1e-6, "_ms": 1e-3, "_s": 1.0, "_seconds": 1.0}
 UNITS = {1e3: "1000 times too long", 1e-3: "a thousandth: seconds in place of milliseconds?"}
-WHOLE = ("generate", "total", "elapsed")  # names of the time of a whole run
+WHOLE = (
+    "generate",
+    "total",
+    "elapsed",
+    "runtime",
+    "duration",
+    "wall",
+)  # names of the time of a whole run
 # Kinds of keys, by pattern; the first that fits the whole key counts.
 KINDS = {
     "work": r"model|model_name|prompt|new_tokens|max_new_tokens|prompt_tokens|batch_size",
-    "measured": r".*(_ns|_us|_ms|_s|_seconds)|.*(peak|joules|watts|utilization).*|tok.*_per_.*",
+    "measured": r"(.*_)?(ns|us|ms|s|seconds)|.*(peak|joules|watts|utilization).*|tok.*_per_.*",
     "plan": r"experts|experts_.*|hits?|hits?_.*|miss(es)?|miss(es)?_.*|.*_rate|assignments|"
     r"bytes_.*",
     "label": r"notes?|comment|id|run|run_id|number|index|name|date|time|timestamp|started|ended|"
@@ -138,15 +145,19 @@ def _sources(run: Mapping[str, object], metric: Metric) -> tuple[dict[str, float
 
 def _base(key: str) -> str:
     """A time's name without its unit; "" for what is no time."""
-    for unit in SECONDS:
-        if key.endswith(unit):
-            return key.removesuffix(unit)
-    return ""
+    unit = _unit(key)
+    return (f"_{key}".removesuffix(unit)[1:] or WHOLE[0]) if unit else ""
+
+
+def _unit(key: str) -> str:
+    """The unit at the end of a key, one of SECONDS; "" for what is no time. A key that is a unit
+    alone, as seconds, is the time of the whole run."""
+    return next((unit for unit in SECONDS if f"_{key}".endswith(unit)), "")
 
 
 def times(run: Mapping[str, object], key: str) -> list[float]:
     """Seconds, above 0. Raises Damaged, KeyError."""
-    value, unit = run[key], SECONDS[key.removeprefix(_base(key))]
+    value, unit = run[key], SECONDS[_unit(key)]
     values = value if isinstance(value, list) else [value]
     if not values:
         raise Damaged(f"{key} is empty")

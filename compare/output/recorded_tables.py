@@ -125,10 +125,12 @@ def _plans(found: Conclusions) -> list[str]:
 def _remarks(found: Conclusions) -> list[str]:
     recording, default = found.recording, found.settings[0]
     named = ", ".join(f"{key}={value}" for key, value in default.options.items())
-    lines = [
-        f"the default is taken to be run {default.runs[0]}'s setting, {named}; --default KEY=VALUE "
-        "names another"
-    ]
+    lines = []
+    if named:  # else there is one setting alone
+        lines.append(
+            f"the default is taken to be run {default.runs[0]}'s setting, {named}; --default "
+            "KEY=VALUE names another"
+        )
     words = {group.speed_up.word for group in (*found.settings, *found.plans) if group.speed_up}
     lines += [
         f"in brackets the {word}"

@@ -224,6 +224,25 @@ def test_other_units_are_read_by_their_names(document, concluded):
     assert found.plans[1].verdict == "faster"
 
 
+@pytest.mark.parametrize("key", ["seconds", "runtime_s", "wall_seconds"])
+def test_seconds_of_a_run_under_another_name(document, concluded, key):
+    """And nothing else that was timed."""
+    for record in document["runs"]:
+        record[key] = record.pop("generate_ms") / 1000
+        for name in ("token_ms", "layer_ms", "prefill_s", "decode_s"):
+            del record[name]
+    found = concluded(document)
+    assert found.recording.source == key and not found.recording.problems
+    assert found.plans[1].verdict == "faster" and key not in found.settings[0].options
+
+
+def test_a_setting_alone_has_no_default_to_name(document, tmp_path):
+    document["runs"] = document["runs"][:2]
+    (tmp_path / "runs.json").write_text(json.dumps(document))
+    result = run("--recorded", str(tmp_path / "runs.json"))
+    assert "one setting alone, in 2 runs" in result.output and "taken to be" not in result.output
+
+
 REFUSED = [
     ("", "it is no JSON from line 1, column 1 on"),
     ('{"runs": [{"token_ms": [1', "it is no JSON from line 1"),

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from errors import QuantbenchError
-from estimate.audit import audit, cards
+from estimate.audit import audit
+from estimate.audit_energy import cards
 from estimate.tables import grid, parse, read
 
 PUBLISHED = Path(__file__).parent / "published" / "published_a5000.rst"
@@ -180,6 +181,14 @@ BAD_TABLES = [
         "2 cells, and the table has 3 columns",
     ),
     ("| Model | Runtime (ms) |\n|  | Measured | Estimated |\n", "the table has no rows"),
+    (".. csv-table:: T\n   :file: rows.csv\n", "there is no table in it"),
+    (".. csv-table:: T\n   :delim: ab\n\n   a, b\n", "there is no table in it"),
+    (
+        ".. list-table:: T\n\n   * - Model\n     - Time measured\n     - Time estimated\n\n"
+        "   * - a\n     - 1\n",
+        "line 7: 2 cells, and the table has 3 columns",
+    ),
+    ("=====  =====\nModel  Time\n", "there is no table in it"),
 ]
 
 
@@ -221,6 +230,33 @@ def in_millijoules(title, cell):
     return f"{1000 * float(cell):.0f}" if "mJ" in title and "%" not in cell else cell
 
 
+def in_one_heading(title, name):
+    words, unit = title.split(" (")
+    return f"{words} {name.lower()} ({unit}"
+
+
+HEADINGS = ["Model", "Device", *(in_one_heading(title, name) for title in TITLES for name in ORDER)]
+
+
+def simple():
+    """reStructuredText's table without bars, its quantities underlined above their columns."""
+    under = ["", "", *(ORDER * 4)]
+    widths = [max(len(row[i]) + 3 for row in [under, *CELLS]) for i in range(14)]
+    spans = widths[:2] + [sum(widths[i : i + 3]) + 2 for i in range(2, 14, 3)]
+
+    def line(cells, widths):
+        return " ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+
+    rule, dashes = (" ".join(sign * width for width in wide)
+                    for sign, wide in (("=", widths), ("-", spans)))  # fmt: skip
+    head = [rule, line(["Model", "Device", *TITLES], spans), dashes, line(under, widths), rule]
+    return SIZE + "\n".join([*head, *(line(cells, widths) for cells in CELLS), rule, "", "Text."])
+
+
+def quoted(cells):
+    return ", ".join(f'"{cell}"' for cell in cells)
+
+
 def merged_devices(text):
     """The device stands in the first row alone."""
     head, first, rest = text.partition("NVIDIA RTX A5000")
@@ -237,13 +273,17 @@ VARIANTS = {
     "millijoules": written(titles=[*TITLES[:2], "Energy (mJ/token)", TITLES[3]],
                            change=in_millijoules),
     "a single row of headings": SIZE + "\n".join(
-        "| " + " | ".join(cells) + " |"
-        for cells in (
-            ["Model", "Device", *(f"{title.split(' (')[0]} {name.lower()} ({title.split(' (')[1]}"
-                                  for title in TITLES for name in ORDER)],
-            ["---"] * 14, *CELLS,
-        )
+        "| " + " | ".join(cells) + " |" for cells in (HEADINGS, ["---"] * 14, *CELLS)
     ),
+    "a simple table": simple(),
+    "csv-table": SIZE + f".. csv-table:: Runs\n   :header: {quoted(HEADINGS)}\n\n"
+    + "\n".join(f"   {quoted(cells)}" for cells in CELLS) + "\n\nText.\n",
+    "csv-table of tabs": SIZE + ".. csv-table::\n   :delim: tab\n   :header-rows: 1\n\n"
+    + "\n".join("   " + "\t".join(cells) for cells in (HEADINGS, *CELLS)),
+    "list-table": SIZE + ".. list-table:: Runs\n   :header-rows: 1\n   :widths: auto\n\n"
+    + "\n".join("   * - " + "\n     - ".join(cells) for cells in (HEADINGS, *CELLS)),
+    "a directive around the grid": SIZE.replace("Single GPU\n----------\n", "")
+    + ".. table:: Single GPU\n\n" + "\n".join(f"   {line}" for line in LINES if line[:1] in "+|"),
     "the device last": "\n".join(
         line if line[:1] != "|" else "| " + " | ".join([cells[0], *cells[2:], cells[1]]) + " |"
         for line in LINES if line[:2] not in ("+-", "+=")
@@ -283,6 +323,31 @@ def test_the_published_table_is_audited_however_it_is_written(name):
     assert "230 W" in energy and "nothing was measured" in energy
     assert "it divides by the estimate" in error
     assert {row.device for row in table.rows} == {"NVIDIA RTX A5000"}
+
+
+def test_one_row_that_is_wrong_does_not_hide_what_the_others_show():
+    text = PUBLISHED.read_text().replace("|    693.77  ", "|   1693.77  ")
+    (table,) = parse(text)
+    found = texts(table)
+    throughput = found["Throughput (token/sec), Measured"]
+    assert "microseconds per token, not tokens per second, in 5 of 6 rows" in throughput
+    assert "in facebook/opt-1.3b:" in throughput and "for facebook/opt-6.7b" in throughput
+    energy = found["Energy (J/token), Measured"]
+    assert "power limit × time ÷ tokens in 5 of 6 rows, all but facebook/opt-1.3b" in energy
+    assert "in 1 row of 6 it follows from no definition" in found["Runtime (ms), Error"]
+
+
+@pytest.mark.parametrize(
+    ("figure", "wrong", "expected"),
+    [("-693.77", True, "it is negative in 1 row: facebook/opt-1.3b (line 13)"),
+     ("   -   ", False, "it is no number in 1 row: facebook/opt-1.3b (line 13)"),
+     ("  nan  ", False, "it is no number in 1 row: facebook/opt-1.3b (line 13)")],
+)  # fmt: skip
+def test_a_figure_that_is_none_is_said(figure, wrong, expected):
+    (table,) = parse(PUBLISHED.read_text().replace("|    693.77  ", f"|   {figure}  "))
+    findings = [f for f in audit(table) if f.column == "Runtime (ms), Measured"]
+    assert [(f.wrong, f.text) for f in findings] == [(wrong, expected)]
+    assert "in all 5 rows" in texts(table)["Energy (J/token), Measured"]
 
 
 @pytest.mark.parametrize(
