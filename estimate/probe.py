@@ -36,7 +36,7 @@ LONG = 1.0  # seconds: what takes longer is a mean over such changes, and is not
 TRIES = 4  # of a call, where there was a change or a disturbance
 OTHERS = 0.1  # cores that other processes may use during a call
 TICKS = 0.05  # seconds of theirs that are too few to be told from the kernel's rounding
-PATIENCE = 30.0  # seconds for which a repeated call waits for the others to be done
+PATIENCE = 60.0  # seconds that all waiting for others may take; after that they are accepted
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ class Probe:
         self.weight = torch.randn(outer, inner, device=device).to(dtype)
         self.operations = 2 * rows * inner * outer
         self.last, self.read_at = Speed(0.0, 0.0), -math.inf
+        self.patience = PATIENCE
         self.reading()  # warms up
 
     def reading(self) -> Speed:
@@ -77,15 +78,16 @@ class Probe:
     def around(self, call: Callable[[], float]) -> tuple[Speed, float]:
         """The seconds that call() gives, and the speed before and after it, their mean; again where
         the machine changed meanwhile, or other processes used it."""
-        for attempt in range(TRIES):
-            if attempt:
-                wait_for_others()
+        for _ in range(TRIES):
             counters = Counters.read()
             before, seconds, after = self.recent(), call(), self.reading()
-            change = max(before.read, after.read) / min(before.read, after.read)
-            if (change <= STEADY or seconds > LONG) and not disturbed(
-                Counters.read().since(counters)
-            ):
+            use = Counters.read().since(counters)
+            if disturbed(use) and self.patience > 0:
+                self.patience -= use.seconds + wait_for_others(self.patience)
+                continue
+            if max(before.read, after.read) <= STEADY * min(before.read, after.read):
+                break
+            if seconds > LONG:
                 break
         return mean([before, after]), seconds
 
@@ -110,14 +112,16 @@ def disturbed(use: MachineUse) -> bool:
     )
 
 
-def wait_for_others() -> None:
-    """Sleep until other processes leave the cores alone, PATIENCE at most."""
+def wait_for_others(patience: float) -> float:
+    """Sleep until other processes leave the cores alone; the seconds that it took, about `patience`
+    at most."""
     started = time.perf_counter()
-    while time.perf_counter() - started < PATIENCE:
+    while (waited := time.perf_counter() - started) < patience:
         counters = Counters.read()
         time.sleep(0.2)
         if not disturbed(Counters.read().since(counters)):
             break
+    return waited
 
 
 def mean(speeds: list[Speed]) -> Speed:

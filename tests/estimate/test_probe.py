@@ -16,6 +16,7 @@ class Readings(probe.Probe):
     def __init__(self, *reads):
         self.device = torch.device("cpu")
         self.reads = itertools.cycle(reads)
+        self.patience = probe.PATIENCE
 
     def reading(self):
         return Speed(next(self.reads), 1e12)
@@ -35,7 +36,7 @@ def disturbances(monkeypatch):
             return MachineUse(0.2, 2, 1.9, cores.pop(0) if cores else 0.0, 0.0, 0)
 
     monkeypatch.setattr(probe, "Counters", Counters)
-    monkeypatch.setattr(probe, "wait_for_others", lambda: None)
+    monkeypatch.setattr(probe, "wait_for_others", lambda patience: min(patience, 25.0))
     return cores
 
 
@@ -69,3 +70,11 @@ def test_a_machine_that_is_never_quiet_is_measured_all_the_same(disturbances):
     disturbances += [2.0] * 100
     calls = itertools.count(1.0)
     assert Readings(40e9).around(lambda: next(calls))[1] == probe.TRIES
+
+
+def test_patience_ends(disturbances):
+    """Each wait takes 25 s: after the third, 60 s have passed, and what is measured counts."""
+    disturbances += [2.0] * 100
+    readings, calls = Readings(40e9), itertools.count(1.0)
+    assert readings.around(lambda: next(calls))[1] == 4.0
+    assert readings.around(lambda: next(calls))[1] == 5.0
