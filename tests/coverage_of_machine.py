@@ -23,14 +23,16 @@ Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
 # What a machine may lack → the reasons for which tests skip then. A test skips with one of these.
 NEEDS = {
-    "compiler": r"the C\+\+ kernels (need a C\+\+ compiler|are built on Linux only)",
+    "compiler": r"the C\+\+ kernels (need a C\+\+ compiler|are built on Linux only)"
+    r"|without the C\+\+ kernels",
     **{
         isa: rf"instruction set {isa}: "
         for isa in ("portable", "avx2", "avx512", "avx512vnni", "amx")
     },
-    "linux": r"needs Linux|reads /proc|forks on Linux only",
+    "linux": r"needs Linux|reads /proc|forks on Linux only|glibc's malloc|needs bash",
     "venv": r"needs the Makefile's \.venv",
-    "dev": r"could not import '(triton|gguf|transformers)'|pip install lm-eval",
+    "dev": r"could not import '(triton|gguf|transformers)\b|pip install lm-eval"
+    r"|ray is not installed",
     "git": r"needs git",
     "chromium": r"needs chromium and chromedriver|could not import 'selenium'",
     "thread-sanitizer": r"thread sanitizer: ",

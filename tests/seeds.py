@@ -44,6 +44,11 @@ def seed_all(seed: int) -> None:
     torch.manual_seed(seed)
 
 
+def new_generator() -> np.random.Generator:
+    """numpy's generator of the test that asks: default_rng() alone draws what no seed repeats."""
+    return np.random.default_rng(np.random.randint(2**31))
+
+
 def seed_for(config: pytest.Config, name: str) -> int:
     return zlib.crc32(f"{config.stash[SEED]}:{name}".encode())
 

@@ -1,5 +1,6 @@
 """How the tests themselves run: their seeds, and skips that a machine must not have."""
 
+import ast
 import os
 import re
 import subprocess
@@ -167,6 +168,12 @@ def test_the_longest_files_exist_and_come_first():
     assert names == [*LONGEST, "a.py", "b"]
 
 
+def test_no_test_draws_what_no_seed_repeats():
+    unseeded = re.compile(r"\bdefault_rng\(\)|^ +.*\brandom\.Random\(\)", re.M)
+    files = [path for path in ROOT.glob("tests/**/test_*.py") if path != Path(__file__)]
+    assert [str(path) for path in files if unseeded.search(path.read_text())] == []
+
+
 @pytest.mark.parametrize("given", ["", "-1", "1.5", "many", str(2**32)])
 def test_a_seed_that_is_no_seed_is_an_error(given):
     with pytest.raises(pytest.UsageError, match="give a whole number from 0 to 4294967295"):
@@ -186,6 +193,32 @@ def test_skips_are_counted_by_reason_and_fail_where_the_machine_must_not_lack_it
     assert status == 0 and "instruction set amx" in output
     status, output = tested(QUANTBENCH_EXPECT="compiler,mmx")
     assert status == 4 and "names mmx; there are compiler, portable, avx2" in output
+
+
+SKIPPING = ("pytest.skip", "pytest.mark.skipif", "pytest.importorskip")
+
+
+def reasons_in(path):
+    """Those that stand in the text of a file as they are."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Call) or ast.unparse(node.func) not in SKIPPING:
+            continue
+        name = ast.unparse(node.func)
+        reasons = [word.value for word in node.keywords if word.arg == "reason"]
+        if name == "pytest.importorskip" and not reasons:
+            yield f"could not import {node.args[0].value!r}"
+        reasons += node.args[:1] if name == "pytest.skip" else []
+        yield from (reason.value for reason in reasons if isinstance(reason, ast.Constant))
+
+
+def test_every_reason_to_skip_is_known():
+    """Or a test that skips by chance, or on another machine, fails where QUANTBENCH_EXPECT is."""
+    files = [path for path in ROOT.glob("tests/**/*.py") if path != Path(__file__)]
+    reasons = {reason for path in files for reason in reasons_in(path)}
+    assert len(reasons) > 20 and "could not import 'selenium'" in reasons
+    expected = {"gpu"}  # any: all that matters is that something is
+    failures = [coverage_of_machine.why_skipping_fails(reason, expected) for reason in reasons]
+    assert [failure for failure in failures if failure and "does not know" in failure] == []
 
 
 def test_skips_and_instruction_sets_are_summed_over_worker_processes(run):

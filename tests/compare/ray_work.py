@@ -30,7 +30,7 @@ def work(plan, timeout):
     if load.arm.name == "lost":
         os._exit(1)
     if load.arm.name == "slow" and first:
-        time.sleep(60)
+        time.sleep(300)
     carried = dataclasses.replace(CARRIED, machine=node())
     sample = LatencySample(0.1, [0.02] * (made.decode_length - 1))
     cells = [Cell(size, [sample] * made.runs) for size in made.batch_sizes]

@@ -8,6 +8,7 @@ from scipy import stats
 
 from compare.figures.between_days import change, day_scatter, level
 from compare.figures.block_errors import Estimate, block_mean, perplexity_ratio
+from tests.seeds import new_generator
 
 
 def passages(generator, windows, tokens, correlation=0.98):
@@ -33,7 +34,7 @@ def test_the_ratio_estimator_by_hand():
 
 
 def test_equal_windows_are_the_mean_of_their_means():
-    windows = np.random.default_rng().standard_normal(12) + 5
+    windows = new_generator().standard_normal(12) + 5
     estimate = block_mean((windows * 8).tolist(), [8] * 12)
     assert estimate.mean == pytest.approx(windows.mean())
     assert estimate.standard_error == pytest.approx(stats.sem(windows))
@@ -41,7 +42,7 @@ def test_equal_windows_are_the_mean_of_their_means():
 
 def test_tokens_of_one_passage_are_not_independent():
     """Intervals from windows hold the truth as often as they say; from tokens far more seldom."""
-    generator, trials, windows, tokens = np.random.default_rng(), 300, 24, 128
+    generator, trials, windows, tokens = new_generator(), 300, 24, 128
     blocked = independent = 0
     for _ in range(trials):
         nats = passages(generator, windows, tokens)
@@ -53,7 +54,7 @@ def test_tokens_of_one_passage_are_not_independent():
 
 
 def test_windows_that_resemble_their_neighbours_are_merged():
-    generator = np.random.default_rng()
+    generator = new_generator()
     freedom = []
     for _ in range(20):
         nats = passages(generator, 64, 32, 0.99)  # a window is a third of the correlation's length
@@ -77,7 +78,7 @@ def test_blocks_that_cannot_be_are_refused(sums, counts):
 
 
 def test_what_two_models_share_cancels_in_the_ratio_of_their_perplexities():
-    generator = np.random.default_rng()
+    generator = new_generator()
     baseline = passages(generator, 20, 64).sum(1)
     worse = baseline + 64 * (math.log(1.03) + generator.standard_normal(20) * 1e-3)
     ratio, low, high = perplexity_ratio(worse.tolist(), baseline.tolist(), [64] * 20)
@@ -87,7 +88,7 @@ def test_what_two_models_share_cancels_in_the_ratio_of_their_perplexities():
 
 
 def test_a_change_between_days_is_welchs_t():
-    generator = np.random.default_rng()
+    generator = new_generator()
     now, then = np.exp(generator.standard_normal(6) * 0.01), np.exp(generator.standard_normal(9))
     interval = change(level(now.tolist()), level(then.tolist()), confidence=0.98)
     welch = stats.ttest_ind(np.log(now), np.log(then), equal_var=False)
@@ -116,7 +117,7 @@ def test_a_gate_does_not_fire_on_few_processes():
 
 
 def test_what_differs_from_day_to_day_is_added():
-    generator = np.random.default_rng()
+    generator = new_generator()
     days = [Estimate(generator.standard_normal() * 0.05, 0.01, 5) for _ in range(200)]
     # what scatters beyond 1 % of each day's own; 200 days tell it to 5 %
     scatter = day_scatter(days)
@@ -129,7 +130,7 @@ def test_what_differs_from_day_to_day_is_added():
 
 
 def test_the_gate_seldom_fires_when_days_differ_and_their_scatter_is_known():
-    generator, fired, trials = np.random.default_rng(), 0, 1000
+    generator, fired, trials = new_generator(), 0, 1000
     for _ in range(trials):
         days = generator.standard_normal(10) * 0.04
         runs = [level(np.exp(day + generator.standard_normal(5) * 0.01).tolist()) for day in days]

@@ -16,6 +16,7 @@ from compare.figures.contrasts import (
     process_timing,
     with_bandwidth,
 )
+from tests.seeds import new_generator
 
 
 def timing(arm, block, seconds, time=0.0, variance=0.0, typical=None, late=0.0):
@@ -57,7 +58,7 @@ def test_samples_that_cannot_be_are_refused(samples):
 
 
 def test_two_arms_are_the_paired_t_test():
-    logs = np.random.default_rng().standard_normal((6, 2)) * 0.02
+    logs = new_generator().standard_normal((6, 2)) * 0.02
     fitted = fit(complete(logs))
     paired = stats.ttest_rel(logs[:, 1], logs[:, 0])
     assert fitted.log_ratios[0] == pytest.approx(np.mean(logs[:, 1] - logs[:, 0]))
@@ -68,7 +69,7 @@ def test_two_arms_are_the_paired_t_test():
 @pytest.mark.parametrize("missing", [(), ((0, 1),), ((2, 3), (3, 3), (4, 2), (4, 3))])
 def test_many_arms_are_least_squares_with_block_effects(missing):
     """Against ordinary least squares on the logarithms themselves, a dummy for each block."""
-    generator = np.random.default_rng()
+    generator = new_generator()
     blocks, arms = 5, 4
     logs = generator.standard_normal((blocks, arms)) * 0.02 + generator.standard_normal((blocks, 1))
     for cell in missing:
@@ -111,7 +112,7 @@ def test_a_shared_baseline_correlates_the_arms():
     """A B A C A: B and C lie in the middle of their baselines and share one."""
     turns = Contrasts(
         (1, 2),
-        np.random.default_rng().standard_normal((6, 2)),
+        new_generator().standard_normal((6, 2)),
         np.broadcast_to([[0.5, 0.5, 0.0], [0.0, 0.5, 0.5]], (6, 2, 3)),
         np.zeros(3),
     )
@@ -156,7 +157,7 @@ def test_an_arm_that_scatters_grossly_is_judged_by_itself(unlike, expected):
     """At the test's level of 1 % another arm is taken for uneven now and then: most of 20 runs."""
     right = 0
     for _ in range(20):
-        logs = np.random.default_rng().standard_normal((8, 5)) * 0.01
+        logs = new_generator().standard_normal((8, 5)) * 0.01
         logs[:, unlike] *= 20
         fitted = fit(complete(logs))
         right += list(fitted.uneven) == expected
@@ -167,7 +168,7 @@ def test_an_arm_that_scatters_grossly_is_judged_by_itself(unlike, expected):
 
 
 def test_trials_can_be_stacked():
-    stacked = np.random.default_rng().standard_normal((3, 4, 5, 2)) * 0.01
+    stacked = new_generator().standard_normal((3, 4, 5, 2)) * 0.01
     weights, noise = np.ones((5, 2, 1)), np.array([1e-5, 2e-5, 3e-5])
     together = fit(Contrasts((1, 2), stacked, weights, noise))
     alone = fit(Contrasts((1, 2), stacked[2, 3], weights, noise))
@@ -182,7 +183,7 @@ def with_speed(slope, generator, blocks=12):
 
 
 def test_a_bandwidth_reading_that_explains_scatter_is_used():
-    turns = with_speed(-0.8, np.random.default_rng())
+    turns = with_speed(-0.8, new_generator())
     fitted = fit(turns)
     plain = fit(Contrasts(turns.arms, turns.values, turns.weights, turns.noise))
     assert fitted.slope == pytest.approx(-0.8, abs=0.15)
@@ -191,7 +192,7 @@ def test_a_bandwidth_reading_that_explains_scatter_is_used():
 
 
 def test_a_bandwidth_reading_that_explains_nothing_is_not():
-    kept = sum(fit(with_speed(0.0, np.random.default_rng())).slope is not None for _ in range(300))
+    kept = sum(fit(with_speed(0.0, new_generator())).slope is not None for _ in range(300))
     assert kept <= stats.binom.isf(1e-4, 300, 0.01)
 
 

@@ -14,6 +14,7 @@ from compare.figures.families import (
     critical,
     smallest_correlation,
 )
+from tests.seeds import new_generator
 
 
 def side_by_side(logs) -> Fit:
@@ -33,7 +34,7 @@ def test_critical_values_are_those_of_the_tables(count, freedom, sides, table):
 
 
 def test_critical_values_are_those_of_scipys_dunnett():
-    generator = np.random.default_rng()
+    generator = new_generator()
     groups = generator.standard_normal((5, 6))
     outcome = stats.dunnett(*groups[1:], control=groups[0], random_state=generator)
     interval = outcome.confidence_interval(0.95)
@@ -44,7 +45,7 @@ def test_critical_values_are_those_of_scipys_dunnett():
 
 @pytest.mark.parametrize("count, correlation", [(7, 0.15), (32, 0.5), (32, 0.0)])
 def test_the_largest_of_many_exceeds_the_critical_value_as_often_as_it_should(count, correlation):
-    generator, trials, freedom = np.random.default_rng(), 40000, 9
+    generator, trials, freedom = new_generator(), 40000, 9
     common = generator.standard_normal((trials, 1)) * math.sqrt(correlation)
     own = generator.standard_normal((trials, count)) * math.sqrt(1 - correlation)
     scale = np.sqrt(generator.chisquare(freedom, (trials, 1)) / freedom)
@@ -92,7 +93,7 @@ def test_two_processes_suffice_where_many_arms_share_a_variance():
     """In most of 20 runs: one arm in a hundred is taken for uneven by chance, and gets a range."""
     right = 0
     for _ in range(20):
-        logs = np.random.default_rng().standard_normal((2, 8)) * 0.01
+        logs = new_generator().standard_normal((2, 8)) * 0.01
         logs[:, 1] += math.log(2)
         first = against_baseline(side_by_side(logs))[0]
         right += first.verdict == "slower" and first.freedom == 7
@@ -138,7 +139,7 @@ def test_hsu_by_hand():
 
 def test_the_fastest_stays_among_the_candidates():
     """The least favourable case: all arms equal, so that any may be 'the fastest'."""
-    generator, lost, trials = np.random.default_rng(), 0, 1500
+    generator, lost, trials = new_generator(), 0, 1500
     for _ in range(trials):
         best = against_best(side_by_side(generator.standard_normal((4, 6)) * 0.01), 0.05)
         lost += not best[2].can_be_best

@@ -101,12 +101,11 @@ def test_an_interruption_ends_the_command_and_keeps_what_was_done(tmp_path):
     series = subprocess.Popen([sys.executable, "-c", SERIES, str(tmp_path)], cwd=ROOT,
                               start_new_session=True, preexec_fn=_interruptible)  # fmt: skip
     pid = tmp_path / "work" / "pid"
-    for _ in range(600):
-        if pid.exists() and pid.read_text():
-            break
+    while not (pid.exists() and pid.read_text()):
+        assert series.poll() is None
         time.sleep(0.1)
     series.send_signal(signal.SIGINT)
-    series.wait(30)
+    series.wait(300)
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid.read_text()), 0)
     assert [path.name for path in (tmp_path / "docs").iterdir()] == ["a.json"]

@@ -9,6 +9,7 @@ from scipy import stats
 from compare.figures.contrasts import SampleTimes, contrasts, fit, process_timing
 from compare.figures.families import Interval
 from compare.figures.late_steps import LateSteps, late_steps, scatter_sentence
+from tests.seeds import new_generator
 
 
 def processes(generator, blocks, late, late_by=2.0, speeds=None, between=0.005):
@@ -77,12 +78,12 @@ def test_late_steps_of_both_arms_are_no_disagreement():
 
 
 def test_arms_without_late_steps_are_not_told_apart_by_nothing():
-    (steps,) = late_steps(processes(np.random.default_rng(), 5, (0.0, 0.0)))
+    (steps,) = late_steps(processes(new_generator(), 5, (0.0, 0.0)))
     assert steps.share == steps.baseline_share == 0 and not steps.shares_differ
 
 
 def test_equal_shares_are_seldom_called_different():
-    generator, trials = np.random.default_rng(), 120
+    generator, trials = new_generator(), 120
     wrong = sum(
         late_steps(processes(generator, 5, (0.05, 0.05)))[0].shares_differ for _ in range(trials)
     )
@@ -90,7 +91,7 @@ def test_equal_shares_are_seldom_called_different():
 
 
 def test_few_processes_say_nothing():
-    (steps,) = late_steps(processes(np.random.default_rng(), 2, (0.0, 0.3)))
+    (steps,) = late_steps(processes(new_generator(), 2, (0.0, 0.3)))
     assert not steps.disagree and steps.typical.word == "range"
 
 

@@ -85,14 +85,14 @@ def test_ctrl_c_keeps_what_there_is(tmp_path):
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline and running.poll() is None:
         text = (folder / "results.json").read_text() if (folder / "results.json").exists() else ""
         if "prefill_seconds" in text:
             break
         time.sleep(0.05)
     running.send_signal(signal.SIGINT)
-    stdout, stderr = running.communicate(timeout=60)
+    stdout, stderr = running.communicate(timeout=300)
     assert running.returncode == 0 and "Traceback" not in stderr
     assert f"--resume {folder} goes on" in stderr and "not measured yet" in stdout
     kept = LatencyResults.load(folder)

@@ -84,7 +84,7 @@ def three_ranks(tmp_path, monkeypatch):
 
 
 def until(condition):
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -21,6 +21,7 @@ from tests.compare.trust_simulation import (
     simulate,
     somebody_watches,
 )
+from tests.seeds import new_generator
 
 SHOWN = Path(__file__).parents[2] / "docs/data/trust_simulated.json"
 TRIALS, SURE = 250, 1e-4
@@ -35,7 +36,7 @@ SOME = [
 
 @pytest.mark.parametrize("cell", SOME, ids=lambda cell: f"{cell.name} {cell.in_turn}")
 def test_verdicts_and_intervals_hold(cell):
-    row = measure(cell, TRIALS, np.random.default_rng())
+    row = measure(cell, TRIALS, new_generator())
     assert row["false_verdicts"]["count"] <= stats.binom.isf(SURE, TRIALS, FALSE_VERDICTS)
     assert row["coverage_95"]["count"] >= stats.binom.ppf(SURE, TRIALS, 0.94)
     assert row["coverage_shown"]["count"] >= stats.binom.ppf(SURE, TRIALS, 0.97)
@@ -46,19 +47,19 @@ def test_verdicts_and_intervals_hold(cell):
 @pytest.mark.parametrize("in_turn", [False, True])
 def test_eight_arms_share_the_level(in_turn):
     cell = next(c for c in ALL if c.name == "8 arms, equal" and c.in_turn == in_turn)
-    row = measure(cell, 100, np.random.default_rng())
+    row = measure(cell, 100, new_generator())
     assert row["false_verdicts"]["count"] <= stats.binom.isf(SURE, 100, FALSE_VERDICTS)
     assert row["fastest_among_candidates"]["count"] >= stats.binom.ppf(SURE, 100, 0.97)
 
 
 def test_whoever_interrupts_and_resumes_gains_nothing():
-    row = somebody_watches(60, np.random.default_rng())
+    row = somebody_watches(60, new_generator())
     assert row["false_verdicts"]["count"] <= stats.binom.isf(SURE, 60, FALSE_VERDICTS)
 
 
 def test_a_simulated_run_has_the_truth_it_says():
     """Means over many runs: the heavy tail's mean is as given, though its typical step is not."""
-    generator = np.random.default_rng()
+    generator = new_generator()
     for cell in (Cell("", (0.3,), heavy=(1,)), Cell("", (0.3,), True, drift=0.3, jump=0.3)):
         values = simulate(cell, 400, generator).values
         error = values.mean(1).std() / np.sqrt(400)
@@ -69,7 +70,7 @@ def test_a_simulated_run_has_the_truth_it_says():
 def test_the_simulation_would_notice():
     """Plain 95 % intervals after one process fewer than the rule, of a machine that scatters by
     5 % and is believed to scatter by 2 %, as this project's first statistics did."""
-    runs = simulate(Cell("", between=0.05), 400, np.random.default_rng())
+    runs = simulate(Cell("", between=0.05), 400, new_generator())
     means = runs.values[:, :4, 0].mean(1)
     reach = stats.t.isf(0.01, 6) * 0.02 * np.sqrt(2 / 4)
     wrong = int((np.abs(means) > reach).sum())

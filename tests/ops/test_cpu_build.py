@@ -230,7 +230,7 @@ def test_a_build_that_is_terminated_leaves_nothing(small, tmp_path, monkeypatch)
         assert process.poll() is None
         time.sleep(0.05)
     process.terminate()
-    assert process.wait(30) == -signal.SIGTERM
+    assert process.wait(300) == -signal.SIGTERM
     assert contents(tmp_path) == ["lock"]
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 SIZE = 4
-PATIENCE = 60  # seconds for one call
+PATIENCE = 300  # seconds for one call, of a machine that is busy; a hang takes for ever
 
 
 def serve(rank: int, folder: str, requests: Connection) -> None:
