@@ -316,6 +316,54 @@ def test_no_file_names_a_folder_of_somebodys_machine():
     assert not [path for path in texts if folder.search(path.read_text())]
 
 
+# ---------------------------------------------------------------------------------- the picture
+
+
+def picture() -> dict[str, str]:
+    """CONTRIBUTING's: name of the top level → what the picture says of it, in its order."""
+    text = (ROOT / "CONTRIBUTING.md").read_text().split("\n## The house\n")[1].split("```")[1]
+    entries: list[str] = []
+    for line in text.strip("\n").splitlines():
+        if line.startswith(" "):
+            entries[-1] += " " + line.strip()
+        else:
+            entries.append(line)
+    shown = {}
+    for entry in entries:
+        names = re.match(r"\w+/|\w+\.py(?: +\w+\.py)*", entry)
+        assert names, f"no folder or file begins the line: {entry}"
+        for name in names[0].split():
+            shown[name.removesuffix("/").removesuffix(".py")] = entry[names.end() :]
+    return shown
+
+
+def inside(folder: str) -> tuple[set[str], set[str]]:
+    """The modules and the folders with sources that are in a folder of the top level."""
+    paths = [path for path in tree(".py", ".cpp") if path.parts[0] == folder]
+    modules = {path.stem for path in paths if len(path.parts) == 2}
+    return modules, {path.parts[1] for path in paths if len(path.parts) > 2}
+
+
+def test_the_picture_shows_the_top_level():
+    assert set(picture()) == set().union(*FLOORS) - {"setup"}
+
+
+def test_the_picture_s_order_is_that_of_the_floors():
+    floors = [room_floor(name) for name in picture()]
+    assert floors == sorted(floors, reverse=True)
+
+
+@pytest.mark.parametrize("folder", sorted(name for name in picture() if (ROOT / name).is_dir()))
+def test_what_the_picture_names_is_there(folder):
+    """And every folder within a folder is in the picture."""
+    said = re.sub(r"\([^()]*\)", "", picture()[folder])
+    modules, folders = inside(folder)
+    assert set(re.findall(r"\b(\w+)/", said)) == folders
+    parts = (part.strip() for part in re.split(r"[·,:;]| and ", said))
+    names = {part.removesuffix(".py") for part in parts if re.fullmatch(r"\w+(\.py)?", part)}
+    assert names <= modules
+
+
 # ---------------------------------------------------------------------------------- the rules' own
 
 MISTAKES = [

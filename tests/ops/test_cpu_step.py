@@ -9,6 +9,7 @@ from generate import Generator
 from kv_cache import CACHES
 from models import build
 from models.config import ModelConfig
+from models.mixtral import Router
 from models.mixture import Mixture
 from ops.cpu import build as cpu_build
 from ops.cpu import step
@@ -237,21 +238,68 @@ def test_every_format_has_its_scheme():
     assert packed == {"int", "fp8", "fp6", "fp4", "nf4", "bnb-fp4", "2:4"}
 
 
-@pytest.mark.parametrize("scheme", EXACT)
-def test_packed_weights_in_float32(scheme):
-    """Against the values that the packed codes stand for, in float64 modules.
+PACKED = dataclasses.replace(PLAIN, dim=128, num_heads=4, head_dim=32, ffn_dim=256)
+ROWS = (1, 3, 5, 12, 16)  # from 5 on, products of several rows at a time
+
+
+def assert_same_rows(y, wanted, scheme):
+    """Logits of the C++ step against those of float64 modules whose weights are the values that the
+    packed codes stand for; each row on its own, for none may be a mixture of others.
 
     Sums are float32: 2^-24 a term, and some ten layers on the way, each of which can double what
     came before. Where activations are rounded to 8 bits, one that lies between two codes may go to
     either: a step is 1/254 of the row's largest.
     """
-    config = dataclasses.replace(PLAIN, dim=128, num_heads=4, head_dim=32, ffn_dim=256)
-    model, exact = packed_and_exact(config, scheme)
-    rounds = scheme.startswith("int8dq")
-    for rows in (1, 3):
+    allowed = 0.02 if scheme.startswith("int8dq") else 1e-5
+    for row, right in zip(y, wanted, strict=True):
+        assert error(row, right) < allowed
+
+
+@pytest.mark.parametrize("scheme", EXACT)
+def test_packed_weights_in_float32(scheme):
+    model, exact = packed_and_exact(PACKED, scheme)
+    for rows in ROWS:
         tokens = torch.randint(0, 50, (rows, 9))
-        y, wanted = decoded(model, tokens), decoded(exact, tokens, decoder="modules")
-        assert error(y, wanted) < (0.02 if rounds else 1e-5)
+        wanted = decoded(exact, tokens, decoder="modules")
+        assert_same_rows(decoded(model, tokens), wanted, scheme)
+
+
+@pytest.mark.parametrize("scheme", EXACT)
+def test_packed_experts_in_float32(scheme):
+    """Rounded activations differ by enough to make a router choose otherwise: there all experts
+    are chosen."""
+    every = scheme.startswith("int8dq")
+    mixture = Mixture(3 if every else 5, 3 if every else 2, 128, shared_dim=64)
+    config = dataclasses.replace(PACKED, architecture="mixtral", mixture=mixture)
+    model, exact = packed_and_exact(config, scheme)
+    for rows in ROWS:
+        tokens, wanted = clearly_routed(exact, rows)
+        assert_same_rows(decoded(model, tokens), wanted, scheme)
+
+
+def clearly_routed(exact, rows):
+    """Random tokens, with their logits, none of whose experts is chosen by less than 1/1000 of a
+    score: float32 sums differ by less."""
+    margins = []
+
+    def note(router, given, _):
+        best = (given[0] @ router.weight.mT).sort(-1, descending=True).values
+        k = router.mixture.experts_per_token
+        if k < best.shape[-1]:
+            margins.append(float((best[:, k - 1] - best[:, k]).min()))
+
+    routers = [module for module in exact.modules() if isinstance(module, Router)]
+    hooks = [router.register_forward_hook(note) for router in routers]
+    try:
+        while True:
+            tokens = torch.randint(0, 50, (rows, 9))
+            wanted = decoded(exact, tokens, decoder="modules")
+            if min(margins, default=1.0) > 1e-3:
+                return tokens, wanted
+            margins.clear()
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 @pytest.mark.parametrize("cache", CACHES)
