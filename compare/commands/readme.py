@@ -54,6 +54,7 @@ def readme(documents: tuple[str, ...], check: bool, redraw: bool) -> None:
 
     blocks: dict[str, Block] = {
         **doc_tables.TABLES,
+        "predictions": _predictions,
         **{n: picture(n) for n in doc_pictures.PICTURES},
     }
     new = {}
@@ -85,6 +86,12 @@ def readme(documents: tuple[str, ...], check: bool, redraw: bool) -> None:
     for document, (_, text) in new.items():
         files.write_text("cannot write", document, text)
         click.echo(f"Rewrote {document}")
+
+
+def _predictions(words: Sequence[str]) -> str:
+    from compare.figures.doc_predictions import predictions  # imports torch, which takes seconds
+
+    return predictions(words)
 
 
 def _default() -> list[Path]:

@@ -1,12 +1,15 @@
 """python -m compare readme: blocks of documents from committed data, and when they are stale."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from compare.commands.estimate import estimate
 from compare.commands.readme import readme
+from compare.figures.doc_predictions import predictions
 from compare.output.doc_tables import TABLES
 from compare.output.documents import rewritten, table
 from errors import UsageError
@@ -233,6 +236,39 @@ def test_real_trust(folder):
     rows, caption = shown("trust_real", "t.json")
     assert rows[0] == ["tiny, equal", "10", "10.0% (0.2% to 44.5%)", "-", "-", "10"]
     assert rows[1][4] == "10.0% (0.2% to 44.5%)" and caption == CAPTION
+
+
+def test_predictions_are_what_estimate_says(folder):
+    words = ["dummy:Llama-3.2-1B", "H100_SXM", "2", "64", "none,int8wo", "1,4"]
+    lines = predictions(words).splitlines()[2:]
+    rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in lines]
+    assert [row[:2] for row in rows] == [[s, b] for b in "14" for s in ("none", "int8wo")]
+    options = "--checkpoint_path dummy:Llama-3.2-1B --tp 2 --sequence_length 64 --batch_size 4"
+    options = [*options.split(), "--device", "H100 SXM", "--quantization", "int8wo"]
+    done = CliRunner().invoke(estimate, [*options, "--json", "estimate.json"])
+    assert done.exit_code == 0, done.output
+    said = json.loads(Path("estimate.json").read_text())
+    assert rows[3][2:] == [
+        f"{1e3 * said['prompt_seconds']['value']:.0f}",
+        f"{1e3 * said['token_seconds']['value']:.1f}",
+        f"{1e3 * said['parts']['token']['links']:.1f}",
+        f"{said['tokens_per_second']['value']:.0f}",
+        f"{said['peak_memory_bytes']['value'] / 1e9:.1f}",
+        f"{said['joules_per_token']['value']:.1f}",
+    ]
+    with pytest.raises(UsageError, match="RANKS PROMPT_TOKENS SCHEMES BATCH_SIZES; given: tiny"):
+        predictions(["tiny"])
+
+
+def test_no_table_with_figures_is_typed_by_hand():
+    """Outside of the blocks that are written, no cell of a table is a number alone; but in the log,
+    each of whose entries has its command, and beside the rows that others published."""
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        if path.name in ("LOG.md", "published.md"):
+            continue
+        text = re.sub(r"<!-- readme: .*?<!-- end -->", "", path.read_text(), flags=re.S)
+        cells = re.findall(r"(?<=\|)\s*≤?[\d.,]+ ?(?:%|ms|s|GB|MB|tok/s|×)?\s*(?=\|)", text)
+        assert cells == [], path.name
 
 
 def test_what_a_command_printed(folder):
