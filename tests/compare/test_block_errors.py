@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 from scipy import stats
+from scipy.signal import lfilter
 
 from compare.figures.between_days import change, day_scatter, level
 from compare.figures.block_errors import Estimate, block_mean, perplexity_ratio
@@ -14,11 +15,8 @@ from tests.seeds import new_generator
 def passages(generator, windows, tokens, correlation=0.98):
     """Nats of an AR(1) text, mean 2: hard passages and easy ones."""
     steps = generator.standard_normal(windows * tokens) * math.sqrt(1 - correlation**2)
-    nats = np.empty(windows * tokens)
-    value = generator.standard_normal()
-    for place, step in enumerate(steps):
-        value = correlation * value + step
-        nats[place] = value
+    before = correlation * generator.standard_normal(1)
+    nats, _ = lfilter([1], [1, -correlation], steps, zi=before)
     return (2 + nats).reshape(windows, tokens)
 
 
@@ -41,8 +39,12 @@ def test_equal_windows_are_the_mean_of_their_means():
 
 
 def test_tokens_of_one_passage_are_not_independent():
-    """Intervals from windows hold the truth as often as they say; from tokens far more seldom."""
-    generator, trials, windows, tokens = new_generator(), 300, 24, 128
+    """Intervals from windows hold the truth as often as they say; from tokens far more seldom.
+
+    Windows are as long as `quality` takes them, twenty times the correlation's length. Of windows
+    of 128 tokens, which resemble their neighbours, only 90 % of the intervals held it.
+    """
+    generator, trials, windows, tokens = new_generator(), 300, 24, 1024
     blocked = independent = 0
     for _ in range(trials):
         nats = passages(generator, windows, tokens)
