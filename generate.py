@@ -10,13 +10,12 @@
 The file has this order: how a token is drawn (`sample`), how a prompt is read (`prefill`), one
 decoding step (`decode_one_token`), the loop around them (`Generator`), and the command. The command
 plans a run, loads the model, warms up, measures, and appends one line to benchmarks.txt that ends
-with the command to repeat the run. Plans, decoders and measurements are defined in run/. The README
-says what the numbers mean.
+with the command to repeat the run. Each of these steps, and the decoders, is a file in run/. The
+README says what the numbers mean.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -35,15 +34,14 @@ from run import environment, launch
 from run.checks import check
 
 if TYPE_CHECKING:  # torch takes seconds to import, and neither --help nor a usage error needs it
-    import torch
     from torch import Tensor
 
     from kv_cache.base import KVCache
     from models.llama import Transformer
     from quantize.spec import Selection, Spec
     from run.decoding import Decoder
+    from run.facts import Measured
     from run.generation import Generation
-    from run.measure import Measured
     from run.plan import Plan
 
 STARTED = time.perf_counter()  # start of the process, but for 0.1 s of Python and the imports above
@@ -103,32 +101,16 @@ def decode_one_token(
 
 
 def next_token(logits: Tensor, position: Tensor, how: Sampling) -> tuple[Tensor, Tensor]:
-    """`sample` of logits (B, V) at position (1,), and the position after it."""
+    """`sample` of logits (B, V) at position (1,), and the position after it.
+
+    On the CPU it is an opaque op (run/compiling.py), which a Generator registers.
+    """
     if logits.device.type != "cpu":
         return sample(logits, how), position + 1
     import torch
 
     token, following = torch.ops.quantbench.draw(logits, position, how.temperature, how.top_k)
     return token, following
-
-
-def register_draw() -> None:
-    """Make `sample` one opaque op on the CPU: it runs in microseconds, but inductor would need
-    seconds to compile it to C++."""
-    from run import compiling
-
-    compiling.opaque(
-        "draw",
-        "(Tensor logits, Tensor position, float temperature, int top_k) -> (Tensor, Tensor)",
-        lambda logits, position, temperature, top_k: (
-            sample(logits, Sampling(temperature, top_k)),
-            position + 1,
-        ),
-        lambda logits, position, temperature, top_k: (
-            position.new_empty((logits.shape[0], 1)),
-            position.new_empty(position.shape),
-        ),
-    )
 
 
 # ---------------------------------------------------------------------------------- the loop
@@ -172,10 +154,11 @@ class Generator:
         """
         import torch
 
+        from kv_cache import CACHES
         from ops import attention
         from run import compiling, decoding
 
-        register_draw()
+        compiling.opaque_draw(lambda logits, *how: sample(logits, Sampling(*how)))
         config, weight = model.config, model.tok_embeddings.weight
         self.model, self.device, self.batch_size = model, weight.device, batch_size
         self.sampling = sampling or Sampling()
@@ -183,7 +166,11 @@ class Generator:
         self.prefill_chunk = prefill_chunk
         group = config.num_heads // config.num_kv_heads
         self.attention = attention.choose(self.device, config.head_dim, group, weight.dtype)
-        self.caches = self._new_caches(kv_cache)
+        if kv_cache not in CACHES:
+            raise UsageError(f"kv_cache {kv_cache!r}: there are {', '.join(CACHES)}")
+        shape = batch_size, config.num_kv_heads, self.cache_size, config.head_dim
+        where = weight.dtype, self.device, config.sliding_window, self.attention.name
+        self.caches = [CACHES[kv_cache](*shape, *where) for _ in range(config.num_layers)]
         compile_decode = compile_decode and model.compilable
         self.decoder = decoding.choose(decoder, model, self.caches, batch_size, compile_decode)
 
@@ -228,6 +215,8 @@ class Generator:
         It goes on until the caller stops; raises UsageError when the caches are full. Each token is
         copied, because a CUDA graph overwrites the result of its last run.
         """
+        from run.compiling import fusing_attention
+
         self._check(prompt, start)
         *chunks, last = self._chunks(prompt)
         for chunk in chunks:
@@ -241,7 +230,7 @@ class Generator:
         yield token.clone()
         for end in itertools.count(start + last.shape[1]):
             self._check(token, end)
-            with _fusing_attention(self.device):
+            with fusing_attention(self.device):
                 token, position = self.step(token.clone(), position.clone())
             yield token.clone()
 
@@ -301,26 +290,6 @@ class Generator:
         logits: Tensor = self.model(tokens, positions, self.caches, start=start)
         return logits
 
-    def _new_caches(self, kind: str) -> list[KVCache]:
-        from kv_cache import CACHES
-
-        if kind not in CACHES:
-            raise UsageError(f"kv_cache {kind!r}: there are {', '.join(CACHES)}")
-        config, weight = self.model.config, self.model.tok_embeddings.weight
-        return [
-            CACHES[kind](
-                self.batch_size,
-                config.num_kv_heads,
-                self.cache_size,
-                config.head_dim,
-                weight.dtype,
-                self.device,
-                config.sliding_window,
-                self.attention.name,
-            )
-            for _ in range(config.num_layers)
-        ]
-
     def _chunks(self, tokens: Tensor) -> Sequence[Tensor]:
         import torch
 
@@ -352,15 +321,6 @@ class Generator:
             )
 
 
-def _fusing_attention(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """On CUDA, make inductor fuse a single query's attention; flash kernels need many."""
-    if device.type != "cuda":
-        return contextlib.nullcontext()
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    return sdpa_kernel(SDPBackend.MATH)
-
-
 # ---------------------------------------------------------------------------------- the command
 
 
@@ -382,23 +342,27 @@ def run_command(config: RunConfig, scheme: Spec | Selection) -> None:
     """Plan, load, warm up, measure, print and log."""
     with progress("Starting torch", lasting=False):
         import devices
-        from run import loading, parallel, plan, sizes, tiers
-    made = tiers.checked(plan.make_plan(config, scheme))
+        from run import chat, loading, measure, parallel, sizes, tiers
+        from run.plan import make_plan
+    plan = tiers.checked(make_plan(config, scheme))
+    config, device, free = plan.config, plan.device, devices.free_memory(plan.device)
     if config.dry_run:
-        click.echo(sizes.report(made, devices.free_memory(made.device)))
+        click.echo(sizes.report(plan, free))
         return
-    say(sizes.fits(made, devices.free_memory(made.device)))
-    parallel.meet(made.ranks)  # or one that is late would find memory taken by the others
-    with progress(f"Loading {made.name} as {made.spec}") as report:
-        loaded = loading.load(made, report, say)
-    generator = make_generator(made, loaded.model)
+    say(sizes.fits(plan, free))
+    parallel.meet(plan.ranks)  # or one that is late would find memory taken by the others
+    with progress(f"Loading {plan.name} as {plan.spec}") as report:
+        loaded = loading.load(plan, report, say)
+    generator = make_generator(plan, loaded.model)
     if config.interactive:
-        chat(made, generator)
+        chat.chat(plan, generator)
         return
-    measured = measure(made, generator, loaded.kernels, loaded.peak_memory)
-    parallel.meet(made.ranks)  # nothing is logged unless all ranks have come to the end
-    if made.ranks.rank == 0:
-        finish(made.config, measured)
+    one_sample = measure.sampler(plan, generator)
+    ready = measure.get_ready(config, device, one_sample, since=STARTED)
+    measured = measure.measure(plan, generator, loaded, one_sample, ready)
+    parallel.meet(plan.ranks)  # nothing is logged unless all ranks have come to the end
+    if plan.ranks.rank == 0:
+        finish(config, measured)
 
 
 def make_generator(plan: Plan, model: Transformer) -> Generator:
@@ -426,45 +390,10 @@ def make_generator(plan: Plan, model: Transformer) -> Generator:
     return generator
 
 
-def measure(plan: Plan, generator: Generator, kernels: str, load_peak: dict[str, int]) -> Measured:
-    """Compile, warm up, take samples, write traces. load_peak: peak memory while loading."""
-    import devices
-    from quantize.registry import available
-    from run import machine
-    from run import measure as run_measure
-    from run.tracing import trace
-
-    config, device = plan.config, plan.device
-    one_sample = run_measure.sampler(plan, generator)
-    ready = run_measure.get_ready(config, device, one_sample, since=STARTED)
-    warm_up_peak = devices.peak_memory(device)
-    devices.reset_peak_memory(device)
-    samples, tokens, energy = run_measure.metered(plan, one_sample)
-    load = machine.load_average()
-    phases = load_peak, warm_up_peak, devices.peak_memory(device)
-    peaks = run_measure.Peaks(*(run_measure.of_all_ranks(plan, peak) for peak in phases))
-    first = plan.ranks.rank == 0
-    trace(device, config.profile, config.memory_profile, lambda: one_sample(0), say, first)
-    facts = run_measure.facts_of(plan, generator, kernels)
-    text = readable(plan, tokens)
-    refusals = available(plan.spec.scheme, device, plan.precision) if plan.spec.scheme else {}
-    return run_measure.Measured(facts, ready, text, peaks, samples, load, refusals, energy)
-
-
-def readable(plan: Plan, tokens: list[int]) -> str | None:
-    """The prompt and its continuation, up to the end token; None if either is random."""
-    config = plan.config
-    if config.prefill_size or config.context_depth or config.checkpoint_path.startswith("dummy:"):
-        return None
-    eos = plan.tokenizer.eos_ids
-    end = next((i for i, token in enumerate(tokens) if token in eos), len(tokens))
-    return plan.tokenizer.decode([*plan.prompt, *tokens[:end]])
-
-
 def finish(config: RunConfig, measured: Measured) -> None:
     """Append to the log and to --output_json_path, then print the text, the table and the why."""
     from estimate.beside import details_of
-    from run.measure import make_record
+    from run.facts import make_record
 
     details, reasons = details_of(measured)
     record = make_record(measured.facts, measured.summary.tok_s, measured.peaks.generate)
@@ -479,21 +408,6 @@ def finish(config: RunConfig, measured: Measured) -> None:
     click.echo(one_run(details))
     for line in [*(f"- {reason}" for reason in reasons), *remarks([details])]:
         say(line)
-
-
-def chat(plan: Plan, generator: Generator) -> None:
-    """Chat on the terminal, for --interactive."""
-    import torch
-
-    from run.chat import converse
-
-    def next_tokens(ids: list[int], start: int) -> Iterator[int]:
-        prompt = torch.tensor([ids], device=plan.device)
-        return (int(token) for token in generator.stream(prompt, start))
-
-    torch.manual_seed(plan.config.seed)
-    longest = plan.config.max_new_tokens
-    converse(next_tokens, plan.tokenizer, plan.name, plan.cache_size, longest, say)
 
 
 if __name__ == "__main__":

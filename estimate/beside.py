@@ -15,7 +15,7 @@ from estimate.calibration import Calibration, of_this_machine
 from estimate.predict import Calibrated, Estimate, Request, pass_of, predict
 from run import why
 from run.energy import NO_COUNTER
-from run.measure import Facts, Measured
+from run.facts import Facts, Measured
 
 HOW_TO = "`quantbench calibrate` measures, in some minutes, what this machine allows"
 

@@ -5,13 +5,29 @@ import time
 from collections.abc import Callable, Iterator
 
 import click
+import torch
 
+from cli import say
 from models.chat import template_for
 from models.tokenizer import Tokenizer, stream
+from run.generation import Generates
+from run.plan import Plan
 from text import counted
 
 COMMAND = re.compile("/[a-z]+")  # a line of one word; anything else is for the model
 HELP = "/reset forgets the conversation, /help shows this, Ctrl-D ends it"
+
+
+def chat(plan: Plan, generator: Generates) -> None:
+    """Converse with the plan's model on the terminal."""
+
+    def next_tokens(ids: list[int], start: int) -> Iterator[int]:
+        prompt = torch.tensor([ids], device=plan.device)
+        return (int(token) for token in generator.stream(prompt, start))
+
+    torch.manual_seed(plan.config.seed)
+    longest = plan.config.max_new_tokens
+    converse(next_tokens, plan.tokenizer, plan.name, plan.cache_size, longest)
 
 
 def converse(
@@ -20,13 +36,12 @@ def converse(
     name: str,
     cache_size: int,
     max_new_tokens: int,
-    say: Callable[[str], None],
 ) -> None:
     """Read a line and print the answer while it is generated, until end of input or a full context.
 
     next_tokens: called with token ids and the position of the first; stores them in the cache and
     yields the tokens that follow. name: the model's, which decides its chat template.
-    cache_size: positions. max_new_tokens: at most so many for each answer. say: prints a line.
+    cache_size: positions. max_new_tokens: at most so many for each answer.
     A model without a chat template continues the text instead of answering. After each answer it
     says how many tokens came how fast. Lines that COMMAND matches are commands.
     """

@@ -10,12 +10,15 @@ Most of a cold compilation's time is preparation; compiling the step itself is t
 (docs/LOG.md).
 """
 
+import contextlib
 import platform
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ops.cpu import build
 from run import environment
@@ -58,11 +61,34 @@ def opaque(
     torch.library.register_fake(f"quantbench::{name}", fake)
 
 
+def opaque_draw(sample: Callable[[Tensor, float, int], Tensor]) -> None:
+    """Register the op quantbench::draw, which gives the next token of every row and its position.
+
+    sample: of logits (B, V), the temperature and top_k; returns tokens (B, 1).
+    """
+    opaque(
+        "draw",
+        "(Tensor logits, Tensor position, float temperature, int top_k) -> (Tensor, Tensor)",
+        lambda logits, position, *how: (sample(logits, *how), position + 1),
+        lambda logits, position, *how: (
+            position.new_empty((logits.shape[0], 1)),
+            position.new_empty(position.shape),
+        ),
+    )
+
+
+def fusing_attention(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """On CUDA, make inductor fuse a single query's attention; flash kernels need many."""
+    if device.type != "cuda":
+        return contextlib.nullcontext()
+    return sdpa_kernel(SDPBackend.MATH)
+
+
 def for_any_length(compiled: Callable[..., Any]) -> Callable[..., Any]:
     """A compiled function of tokens (B, S), positions (S,) and the first position (an int), so that
     it is not compiled again for another S."""
 
-    def call(tokens: torch.Tensor, positions: torch.Tensor, start: int) -> Any:
+    def call(tokens: Tensor, positions: Tensor, start: int) -> Any:
         torch._dynamo.maybe_mark_dynamic(tokens, 1)
         torch._dynamo.maybe_mark_dynamic(positions, 0)
         return compiled(tokens, positions, start)
@@ -74,7 +100,7 @@ def for_any_rows(compiled: Callable[..., Any]) -> Callable[..., Any]:
     """A compiled function whose first argument is tokens (B, S), so that what is compiled for one
     B above 1 serves every other; B = 1 has code of its own."""
 
-    def call(tokens: torch.Tensor, *rest: Any) -> Any:
+    def call(tokens: Tensor, *rest: Any) -> Any:
         if tokens.shape[0] > 1:
             torch._dynamo.maybe_mark_dynamic(tokens, 0)
         return compiled(tokens, *rest)

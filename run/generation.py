@@ -5,7 +5,7 @@ Importing this module needs no torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -59,6 +59,8 @@ class Generates(Protocol):
     caches: list[KVCache]
     attention: Choice
     decoder: Decoder
+
+    def stream(self, prompt: Tensor, start: int = 0) -> Iterator[Tensor]: ...
 
     def generate(
         self,

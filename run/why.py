@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from run.measure import Facts, Measured
+from run.facts import Facts, Measured
 
 STEP = {
     "cpu-step": "a decoding step is one C++ op",

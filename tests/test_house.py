@@ -81,12 +81,12 @@ ROOMS = {
     "run": (
         {"energy", "launch", "machine", "threads"},
         {"checks", "cutting", "environment", "parallel", "trust"},
-        {"bandwidth", "chat", "compiling", "decoding", "plan", "scoring", "tracing"},
+        {"bandwidth", "compiling", "decoding", "plan", "scoring", "tracing"},
         {"generation"},
-        {"calibration", "measure", "sizes"},
+        {"calibration", "chat", "facts", "sizes"},
         {"tiers", "why"},
         {"identity", "loading"},
-        {"saved_model"},
+        {"measure", "saved_model"},
     ),
     "estimate": (
         {"calibration_models", "datasheets", "blocks", "headings", "recording", "resident"},

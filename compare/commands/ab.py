@@ -39,7 +39,7 @@ from compare.sampling.results import FILE, MOST_BESIDE, Results, Settings
 from compare.sampling.schedule import PROCESSES, PROCESSES_OF_MANY
 from errors import LogError, UsageError
 from run import threads
-from run.measure import make_record
+from run.facts import make_record
 
 UNUSED = tuple(name for name in NOT_IN_ARMS if name not in ("write_result", "debug"))
 DEFAULT = Settings()

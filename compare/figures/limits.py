@@ -14,7 +14,7 @@ from compare.figures.between_days import level
 from compare.figures.block_errors import Estimate
 from compare.sampling.answers import Reading
 from compare.sampling.results import ArmResult, ArmSample
-from run.measure import Facts
+from run.facts import Facts
 
 
 def step_bytes(run: Facts) -> float:

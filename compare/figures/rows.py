@@ -21,7 +21,7 @@ from compare.figures.row import Row
 from compare.figures.why import reasons
 from compare.sampling.answers import NoQuality, Quality, Reading
 from compare.sampling.results import ArmResult, Results
-from run.measure import Facts, Peak, Summary
+from run.facts import Facts, Peak, Summary
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from compare.output import pareto
 from compare.output.points import WORDS, points
 from compare.sampling.answers import Quality
 from compare.sampling.results import ArmResult, Results
-from run.measure import Facts
+from run.facts import Facts
 from text import counted
 from typed_json import to_json
 

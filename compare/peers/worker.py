@@ -29,7 +29,8 @@ from compare.peers.work import Work
 from compare.sampling.answers import ArmFacts, TimedSample
 from compare.sampling.worker import serve
 from errors import MemoryShortage, QuantbenchError, UsageError
-from run.measure import Peak, Ready, Sample, warm_up
+from run.facts import Peak, Ready, Sample
+from run.measure import warm_up
 from typed_json import from_json
 
 

@@ -9,8 +9,8 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from run.measure import Facts, Peak, Ready, Sample, as_json
-from typed_json import from_json, omitted
+from run.facts import Facts, Peak, Ready, Sample
+from typed_json import from_json, omitted, to_json
 
 Peaks = dict[str, Peak]  # by phase: load, warm_up, generate
 
@@ -59,8 +59,8 @@ class ArmFacts:
             "config": {"device": self.device},
             "weight_bytes": self.weight_bytes,
         }
-        value |= as_json(self.run) if self.run else {}
-        value |= as_json(self.ready)
+        value |= to_json(self.run) if self.run else {}
+        value |= to_json(self.ready)
         value |= {} if self.kernels is None else {"kernels": self.kernels}
         value |= {} if self.about is None else {"about": self.about}
         if self.start_seconds:
@@ -77,7 +77,7 @@ class ArmFacts:
             arm.weight_bytes,
             from_json(Ready, value),
             arm.peak_memory_bytes,
-            None if arm.kernels is None else Facts.from_json(value),
+            None if arm.kernels is None else from_json(Facts, value),
             arm.kernels,
             arm.about,
             arm.start_seconds or [],

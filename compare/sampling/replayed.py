@@ -20,7 +20,7 @@ from compare.sampling.old_commit import OldCommit
 from compare.sampling.process import COMMAND, Process
 from compare.sampling.results import Results, Settings
 from errors import QuantbenchError
-from run.measure import Facts, Peak, make_record
+from run.facts import Facts, Peak, make_record
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,7 @@ from compare.sampling.answers import (
 )
 from errors import KernelError, MemoryShortage, QuantbenchError, UsageError
 from run import energy, environment, launch, measure
+from run.facts import Sample
 from run.generation import OneSample
 from typed_json import from_json, to_json
 
@@ -178,9 +179,7 @@ class Worker:
         before = self.counter.joules() if self.counter else []
         generation = self.one_sample(index, after_token=clock.tick)
         new_tokens = generation.tokens.shape[1]
-        sample = measure.Sample.of(
-            generation, len(self.plan.prompt), new_tokens, generation.machine
-        )
+        sample = Sample.of(generation, len(self.plan.prompt), new_tokens, generation.machine)
         joules = None
         if self.counter:
             used = self.counter.difference(before, self.counter.joules())

@@ -15,7 +15,7 @@ from compare.sampling.answers import LayerSqnr, NoQuality, Quality, Reading
 from compare.sampling.results import ArmResult, ArmSample, Results, Settings
 from models.config import ModelConfig
 from run.environment import Environment
-from run.measure import Device
+from run.facts import Device
 from tests.compare.facts import FACTS, arm_facts
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"

@@ -6,7 +6,7 @@ from benchlog.config import RunConfig
 from compare.sampling.answers import ArmFacts
 from models.config import ModelConfig
 from run.environment import Environment
-from run.measure import Device, Facts, Ready
+from run.facts import Device, Facts, Ready
 
 FACTS = Facts(
     config=RunConfig(device="cpu"),

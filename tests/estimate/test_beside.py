@@ -6,7 +6,7 @@ import pytest
 
 from estimate.beside import beside, expected
 from models.presets import preset
-from run.measure import Device, Measured, Peaks, Ready, Sample
+from run.facts import Device, Measured, Peaks, Ready, Sample
 from tests.compare.facts import FACTS
 from tests.estimate import invented
 
