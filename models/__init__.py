@@ -3,7 +3,7 @@
     model = models.load("tiny", quantization="int8wo")      # a checkpoint, quantized, ready to run
     model = models.build(config)                            # the modules alone, random weights
 
-A new architecture is a file with its model's class and a line in models/registry.py.
+A new architecture is a file with its model's class and a row in models/registry.py.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Mixture(num_experts=8, experts_per_token=2, expert_dim=14336)       # Mixtral-8x7B's
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,50 +72,32 @@ def from_fields(fields: Any, name: str) -> Mixture | None:
 
 # ---------------------------------------------------------------------------------- config.json
 
-# Keys of Hugging Face's config.json that describe experts, by the kind of model. transformers 5
-# writes num_local_experts for Qwen's num_experts.
-_COUNTS = ("num_experts", "num_local_experts")
-_QWEN = {
+# Keys of Hugging Face's config.json that describe experts. transformers 5 writes num_local_experts
+# for Qwen's num_experts.
+KEYS = dict.fromkeys(("num_experts", "num_local_experts", "num_experts_per_tok"), COUNT)
+NORMALIZED = {"norm_topk_prob": TRUTH}
+QWEN_KEYS = NORMALIZED | {
     "moe_intermediate_size": COUNT,
-    "norm_topk_prob": TRUTH,
     "decoder_sparse_step": COUNT,
     "mlp_only_layers": _NUMBERS,
-}
-ACCEPTED: dict[str, dict[str, Accepts]] = {
-    kind: {**dict.fromkeys((*_COUNTS, "num_experts_per_tok"), COUNT), **keys}
-    for kind, keys in {
-        "mixtral": {},
-        "olmoe": {"norm_topk_prob": TRUTH},
-        "qwen2_moe": {**_QWEN, "shared_expert_intermediate_size": COUNT, "qkv_bias": TRUTH},
-        "qwen3_moe": _QWEN,
-    }.items()
-}
-# Defaults of Hugging Face's config classes for absent keys. Mixtral always normalizes.
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "mixtral": {"num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True},
-    "olmoe": {"num_experts": 64, "num_experts_per_tok": 8},
-    "qwen2_moe": {
-        "num_experts": 60,
-        "num_experts_per_tok": 4,
-        "moe_intermediate_size": 1408,
-        "shared_expert_intermediate_size": 5632,
-    },
-    "qwen3_moe": {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
 }
 # Keys that matter in training alone.
 HARMLESS = {"output_router_logits", "router_aux_loss_coef", "router_jitter_noise"}
 
 
-def from_hugging_face(config: Mapping[str, Any], kind: str, layers: int) -> Mixture:
-    """The mixture in a Hugging Face config.json of model_type `kind`, a key of ACCEPTED.
+def from_hugging_face(
+    config: Mapping[str, Any], defaults: Mapping[str, Any], keys: Iterable[str], layers: int
+) -> Mixture:
+    """The mixture in a Hugging Face config.json.
 
-    config: its values are of the types in ACCEPTED. Raises CheckpointError for numbers that no
+    config: its values are of the types that its architecture accepts. defaults: of absent keys.
+    keys: those that this architecture has beyond KEYS. Raises CheckpointError for numbers that no
     model can have.
     """
-    given = {key: config[key] for key in ACCEPTED[kind] if config.get(key) is not None}
+    given = {key: config[key] for key in (*KEYS, *keys) if config.get(key) is not None}
     if "num_local_experts" in given:
         given["num_experts"] = given["num_local_experts"]
-    values = {**_DEFAULTS[kind], **given}
+    values = {**defaults, **given}
     step, dense = values.get("decoder_sparse_step", 1), values.get("mlp_only_layers", ())
     return Mixture(
         num_experts=values["num_experts"],

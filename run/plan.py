@@ -20,6 +20,7 @@ from models.checkpoints.names import SAVED
 from models.checkpoints.saved import how_saved
 from models.checkpoints.sources import locate
 from models.config import ModelConfig
+from models.registry import check_split
 from models.split import Split
 from models.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 from ops.ranks import ALONE, Ranks
@@ -118,6 +119,7 @@ def split_of(config: RunConfig, spec: Spec | Selection, architecture: ModelConfi
             f"--tp {config.tp}: this command measures one process; `python generate.py --tp "
             f"{config.tp}` starts ranks"
         )
+    check_split(architecture, config.tp)
     how = how_saved(locate(config.checkpoint_path))
     if how is None and (spec.scheme is None or spec.prunes):
         raise UsageError(

@@ -58,6 +58,8 @@ ROOMS = {
         {"*", "chat"},  # *: whatever is not named, an architecture each
         {"mixtral"},  # its layers are those of llama
         {"registry"},
+        {"hugging_face"},
+        {"meta_params"},
         {"checkpoints"},
         {"tiny"},
         {"tiny_moe"},

@@ -52,6 +52,8 @@ def check(architecture: ModelConfig, format: str) -> None:
 def _not_written(architecture: ModelConfig) -> str | None:
     """What a model has that the files' architectures have not, or None."""
     experts = architecture.mixture
+    if architecture.architecture not in ("llama", "mixtral"):
+        return f"architecture {architecture.architecture}"
     others = ["sliding_window", "qkv_bias", "attention_out_bias", "mlp_bias", "joint_qk_norm"]
     if not experts:
         others.append("qk_norm")

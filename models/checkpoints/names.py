@@ -5,7 +5,7 @@ dimension: a projection that is fused in the model comes from several.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 SAVED = "quantbench.json"  # the file that marks a folder written by --save (see saved.py)
 _LAYER = re.compile(r"layers\.(\d+)\.(.+)\.(weight|bias)")
@@ -27,14 +27,6 @@ _HUGGING_FACE = {
     "feed_forward.shared.w2": ("mlp.shared_expert.down_proj",),
     "feed_forward.shared_gate": ("mlp.shared_expert_gate",),
 }
-_MIXTRAL = _HUGGING_FACE | {
-    "feed_forward.router": ("block_sparse_moe.gate",),
-    "feed_forward.experts.#.w13": (
-        "block_sparse_moe.experts.#.w1",
-        "block_sparse_moe.experts.#.w3",
-    ),
-    "feed_forward.experts.#.w2": ("block_sparse_moe.experts.#.w2",),
-}
 _HUGGING_FACE_TOP = {
     "tok_embeddings.weight": "model.embed_tokens.weight",
     "norm.weight": "model.norm.weight",
@@ -50,6 +42,7 @@ _META = {  # gpt-fast and torchao use these names, too; their checkpoints may ho
 }
 
 NameMap = Callable[[str], tuple[str, ...]]
+Layers = Mapping[str, tuple[str, ...]]  # a layer's parameters; # stands for an expert's number
 
 
 def hugging_face(name: str) -> tuple[str, ...]:
@@ -57,9 +50,14 @@ def hugging_face(name: str) -> tuple[str, ...]:
     return _translate(name, _HUGGING_FACE, _HUGGING_FACE_TOP, "model.layers")
 
 
-def mixtral(name: str) -> tuple[str, ...]:
-    """Like `hugging_face`, for a model whose experts have Mixtral's names."""
-    return _translate(name, _MIXTRAL, _HUGGING_FACE_TOP, "model.layers")
+def of_architecture(weights: Layers, tensors: Iterable[str]) -> NameMap:
+    """Like `hugging_face`, with the names `weights` for some parameters of a layer, if the
+    checkpoint's `tensors` have any of them."""
+    stems = {part.partition("#")[0] for parts in weights.values() for part in parts}
+    if not any(f".{stem}" in name for name in tensors for stem in stems):
+        return hugging_face
+    layers = _HUGGING_FACE | dict(weights)
+    return lambda name: _translate(name, layers, _HUGGING_FACE_TOP, "model.layers")
 
 
 def meta(name: str) -> tuple[str, ...]:
@@ -69,7 +67,7 @@ def meta(name: str) -> tuple[str, ...]:
 
 
 def _translate(
-    name: str, layer_names: dict[str, tuple[str, ...]], top: dict[str, str], prefix: str
+    name: str, layer_names: Layers, top: Mapping[str, str], prefix: str
 ) -> tuple[str, ...]:
     match = _LAYER.fullmatch(name)
     if match is None:

@@ -21,8 +21,11 @@ from errors import CheckpointError, UsageError
 from models.checkpoints import compressed, names
 from models.checkpoints.names import SAVED
 from models.checkpoints.tensor_files import Stored, pickle_file, safetensors_file
-from models.config import ModelConfig, from_fields, from_hugging_face, from_params
+from models.config import ModelConfig, from_fields
+from models.hugging_face import from_hugging_face
+from models.meta_params import from_params
 from models.presets import preset
+from models.registry import ARCHITECTURES
 from text import shown
 
 EMBEDDED = Path(__file__).parent.parent / "tiny"
@@ -307,10 +310,11 @@ def open_source(checkpoint: Checkpoint) -> Source:
         index = where / "model.safetensors.index.json"
         if is_safetensors and os.path.lexists(index):
             _check_index(index, tensors)
-        if read_json(where / "config.json").get("quantization_config"):
+        config = read_json(where / "config.json")
+        if config.get("quantization_config"):
             tensors = compressed.dequantized(tensors)
-        of_mixtral = any(".block_sparse_moe." in name for name in tensors)
-        name_map = names.mixtral if of_mixtral else names.hugging_face
+        row = ARCHITECTURES.get(str(config.get("model_type")))
+        name_map = names.of_architecture(row.weights if row else {}, tensors)
         return Source(where, tensors, name_map, interleaved=False)
     ranks = [pickle_file(file) for file in checkpoint.files]
     if len(ranks) == 1:

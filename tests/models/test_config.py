@@ -5,7 +5,8 @@ import json
 import pytest
 
 from errors import CheckpointError, UsageError
-from models.config import from_hugging_face, from_params
+from models.hugging_face import from_hugging_face
+from models.meta_params import from_params
 from models.presets import PRESETS, preset
 from tests.models.hugging_face import FAMILIES, model
 

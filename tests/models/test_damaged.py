@@ -16,7 +16,7 @@ from errors import CheckpointError, QuantbenchError
 from generate import main as generate
 from models.checkpoints.load import load_config, load_model
 from models.checkpoints.sources import locate
-from models.config import from_hugging_face
+from models.hugging_face import from_hugging_face
 from models.tokenizer import load_tokenizer
 
 ROOT = Path(__file__).parents[2]

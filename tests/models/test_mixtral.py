@@ -20,7 +20,8 @@ from generate import Generator
 from generate import main as generate
 from models.checkpoints.load import load_config, load_model
 from models.checkpoints.sources import EMBEDDED
-from models.config import from_fields, from_hugging_face
+from models.config import from_fields
+from models.hugging_face import from_hugging_face
 from models.mixtral import MixtureOfExperts, Router, tokens_per_expert
 from models.presets import PRESETS
 from ops.cpu import build as build_cpp

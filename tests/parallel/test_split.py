@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from errors import KernelError, UsageError
-from models.config import from_hugging_face
+from models.hugging_face import from_hugging_face
 from models.split import Split, possible_ranks
 from ops.ranks import ALONE, Ranks
 from quantize.activation import ROUNDINGS, rounded

@@ -1,0 +1,222 @@
+"""A model's architecture from Hugging Face's config.json.
+
+    from_hugging_face(json.loads(text), "my-model")         # a ModelConfig
+
+models/registry.py has what differs between kinds of models. A key that is not understood and may
+change the model's result is an error; it is never dropped.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from errors import CheckpointError
+from models import compression
+from models import mixture as mixtures
+from models.accepted import COUNT, LAYERS, NAME, NAMES, OBJECT, POSITIVE, TRUTH, Accepts, whole
+from models.config import ModelConfig, RopeScaling
+from models.registry import ARCHITECTURES, Architecture
+from text import shown
+
+_REQUIRED = {
+    "hidden_size": "dim",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+    "intermediate_size": "ffn_dim",
+    "vocab_size": "vocab_size",
+}
+_OPTIONAL = {
+    "rms_norm_eps": "norm_eps",
+    "tie_word_embeddings": "tie_embeddings",
+    "num_key_value_heads": "num_kv_heads",
+    "max_position_embeddings": "max_position",
+    "head_dim": "head_dim",
+}
+# Keys that change no logit: training, bookkeeping, generation defaults, memory strategies.
+_HARMLESS = {
+    "_name_or_path", "architectures", "attention_dropout", "auto_map", "bos_token_id",
+    "chunk_size_feed_forward", "decoder_start_token_id", "dtype", "eos_token_id", "id2label",
+    "initializer_range", "is_encoder_decoder", "label2id", "max_window_layers", "model_type",
+    "output_attentions", "output_hidden_states", "pad_token_id", "pretraining_tp",
+    "problem_type", "return_dict", "torch_dtype", "torchscript", "transformers_version",
+    "unsloth_fixed", "unsloth_version", "use_cache", "use_sliding_window",
+}  # fmt: skip
+# Keys with the only value that is supported; with another the model would compute something else.
+_FIXED = {
+    "hidden_act": "silu",
+    "partial_rotary_factor": 1.0,
+    "cross_attention_hidden_size": None,
+    "clip_qkv": None,
+}
+# What each key may hold. For an optional key null means the same as leaving it out.
+_ACCEPTED = {
+    "model_type": NAME,
+    "num_hidden_layers": LAYERS,
+    **dict.fromkeys(("hidden_size", "num_attention_heads", "intermediate_size"), COUNT),
+    **dict.fromkeys(("vocab_size", "num_key_value_heads", "head_dim"), COUNT),
+    **dict.fromkeys(("max_position_embeddings", "sliding_window"), COUNT),
+    **dict.fromkeys(("rms_norm_eps", "rope_theta", "partial_rotary_factor"), POSITIVE),
+    **dict.fromkeys(("tie_word_embeddings", "attention_bias", "mlp_bias"), TRUTH),
+    "use_sliding_window": TRUTH,
+    "max_window_layers": whole(0),
+    "layer_types": NAMES,
+    "hidden_act": NAME,
+    "rope_scaling": OBJECT,
+    "rope_parameters": OBJECT,
+}
+_ROPE_ACCEPTED = {
+    **dict.fromkeys(("type", "rope_type"), NAME),
+    **dict.fromkeys(("rope_theta", "partial_rotary_factor", "factor"), POSITIVE),
+    **dict.fromkeys(("low_freq_factor", "high_freq_factor"), POSITIVE),
+    "original_max_position_embeddings": COUNT,
+}
+
+
+def check_keys(where: object, accepted: Mapping[str, Accepts], given: Mapping[str, Any]) -> None:
+    for key, accepts in accepted.items():
+        if given.get(key) is not None:
+            accepts.check(where, key, given[key])
+
+
+def _listed(keys: Iterable[object]) -> str:
+    return ", ".join(shown(key) for key in keys)
+
+
+def from_hugging_face(
+    config: Mapping[str, Any], name: str, file: object | None = None
+) -> ModelConfig:
+    """The architecture in a Hugging Face config.json of a model_type in ARCHITECTURES.
+
+    file: its name in error messages; `name` if not given. Raises CheckpointError for another type,
+    for a missing or impossible value, and for a key that is not understood.
+    """
+    where = file or name
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind not in ARCHITECTURES:
+        raise CheckpointError(
+            f"{where}: model_type {shown(kind)} is not supported; supported: "
+            f"{', '.join(ARCHITECTURES)}"
+        )
+    row = ARCHITECTURES[kind]
+    if row.window == "every second if used" and not config.get("sliding_window"):  # 0: none
+        config = {key: value for key, value in config.items() if key != "sliding_window"}
+    accepted = _understood(row, config, where)
+    missing = [key for key in _REQUIRED if config.get(key) is None]
+    if missing:
+        raise CheckpointError(f"{where}: config has no {', '.join(missing)}")
+    check_keys(where, accepted, config)
+
+    values: dict[str, Any] = {"norm_eps": 1e-6, **row.defaults}
+    theta = values.pop("rope_theta", 10000.0)
+    sets = {**_REQUIRED, **_OPTIONAL}.items()
+    values |= {field: config[key] for key, field in sets if config.get(key) is not None}
+    for key, fields in row.fields.items():
+        if config.get(key) is not None:
+            values |= dict.fromkeys(fields, config[key])
+    values.setdefault("num_kv_heads", values["num_heads"])
+    if "head_dim" not in values:
+        values["head_dim"] = head_width(values["dim"], values["num_heads"], where)
+    values["sliding_window"] = _window(row, config, values, where)
+    if row.experts:
+        layers = values["num_layers"]
+        try:
+            experts = mixtures.from_hugging_face(config, row.experts, row.experts_accept, layers)
+        except CheckpointError as error:
+            raise CheckpointError(f"{where}: {error}") from None
+        values["mixture"] = experts
+    values["extras"] = tuple((key, config[key]) for key in row.extras if key in config)
+    return ModelConfig(name=name, **values, **_rope(config, where, theta), architecture=row.name)
+
+
+def _understood(row: Architecture, config: Mapping[str, Any], where: object) -> dict[str, Accepts]:
+    """What each key may hold. Raises CheckpointError for a key that is not understood."""
+    accepted = _ACCEPTED | dict(row.extras)
+    if row.experts:
+        accepted |= mixtures.KEYS | dict(row.experts_accept)
+    harmless = _HARMLESS | mixtures.HARMLESS if row.experts else _HARMLESS
+    fixed = _FIXED | dict(row.fixed)
+    for key, value in config.items():
+        if key in fixed and value not in (fixed[key], None):
+            given = "given" if isinstance(value, Mapping) else shown(value)
+            raise CheckpointError(
+                f"{where}: {key} {given} is not supported; only {fixed[key]!r} is"
+            )
+        if key == "quantization_config" and value is not None:
+            compression.check(value, where)
+            continue
+        known = any(key in keys for keys in (_REQUIRED, _OPTIONAL, harmless, fixed, accepted))
+        if not known and value is not None:
+            raise CheckpointError(
+                f"{where}: config key {shown(key)} is not understood, and it may change the result"
+            )
+    return accepted
+
+
+def head_width(dim: Any, heads: Any, where: object) -> int:
+    if dim % heads:
+        raise CheckpointError(f"{where}: hidden_size {dim} does not divide into {heads} heads")
+    return dim // heads
+
+
+def _window(
+    row: Architecture, config: Mapping[str, Any], values: Mapping[str, Any], where: object
+) -> Any:
+    """The sliding window of all layers, or None. Raises CheckpointError if layers differ."""
+    window = config.get("sliding_window", values.get("sliding_window"))
+    if row.window == "none" or window is None:
+        return None
+    if config.get("layer_types"):
+        kinds = set(config["layer_types"])
+        if kinds == {"full_attention"}:
+            return None
+        if kinds == {"sliding_attention"}:
+            return window
+    elif row.window == "all":
+        return window
+    elif not config.get("use_sliding_window"):
+        return None
+    elif row.window == "all if used":
+        return window
+    elif row.window == "last if used":
+        if config.get("max_window_layers", 28) >= values["num_layers"]:
+            return None
+        if config.get("max_window_layers") == 0:
+            return window
+    raise CheckpointError(
+        f"{where}: layers that differ in their attention window are not supported"
+    )
+
+
+def _rope(config: Mapping[str, Any], where: object, default: float) -> dict[str, Any]:
+    """Rotary theta, `default` if absent, and scaling, from the keys of transformers 4 or 5."""
+    rope = dict(config.get("rope_scaling") or {}) | dict(config.get("rope_parameters") or {})
+    check_keys(where, _ROPE_ACCEPTED, rope)
+    theta = rope.pop("rope_theta", config.get("rope_theta"))
+    theta = default if theta is None else theta
+    old_kind = rope.pop("type", None)
+    kind = rope.pop("rope_type", None) or old_kind or "default"
+    if rope.pop("partial_rotary_factor", None) not in (None, 1.0):
+        raise CheckpointError(f"{where}: a partial rotary embedding is not supported")
+    if kind == "default":
+        return {"rope_theta": theta}
+    if kind != "llama3":
+        raise CheckpointError(
+            f"{where}: rotary scaling {shown(kind)} is not supported; supported: default, llama3"
+        )
+    keys = {
+        "factor": "factor",
+        "low_freq_factor": "low_freq_factor",
+        "high_freq_factor": "high_freq_factor",
+        "original_max_position_embeddings": "original_max_position",
+    }
+    missing, unknown = keys.keys() - rope.keys(), rope.keys() - keys.keys()
+    if missing or unknown:
+        wrong = _listed(sorted(missing or unknown))
+        verb = "lacks" if missing else "has keys that are not understood:"
+        raise CheckpointError(f"{where}: llama3 rotary scaling {verb} {wrong}")
+    for key in keys:
+        _ROPE_ACCEPTED[key].check(where, key, rope[key])
+    try:
+        scaling = RopeScaling(**{field: rope[key] for key, field in keys.items()})
+    except CheckpointError as error:
+        raise CheckpointError(f"{where}: {error}") from None
+    return {"rope_theta": theta, "rope_scaling": scaling}
