@@ -165,12 +165,13 @@ class Generator:
         self.cache_size = cache_size or min(config.max_position, LARGEST_DEFAULT_CACHE)
         self.prefill_chunk = prefill_chunk
         group = config.num_heads // config.num_kv_heads
-        self.attention = attention.choose(self.device, config.head_dim, group, weight.dtype)
         if kv_cache not in CACHES:
             raise UsageError(f"kv_cache {kv_cache!r}: there are {', '.join(CACHES)}")
-        shape = batch_size, config.num_kv_heads, self.cache_size, config.head_dim
+        cache, E = CACHES[kv_cache], config.head_dim
+        self.attention = attention.choose(self.device, E, group, weight.dtype, cache.format)
+        shape = batch_size, config.num_kv_heads, self.cache_size, E
         where = weight.dtype, self.device, config.sliding_window, self.attention.name
-        self.caches = [CACHES[kv_cache](*shape, *where) for _ in range(config.num_layers)]
+        self.caches = [cache(*shape, *where) for _ in range(config.num_layers)]
         compile_decode = compile_decode and model.compilable
         self.decoder = decoding.choose(decoder, model, self.caches, batch_size, compile_decode)
 
@@ -374,7 +375,7 @@ def make_generator(plan: Plan, model: Transformer) -> Generator:
         model,
         config.batch_size,
         plan.cache_size,
-        plan.cache.format,
+        plan.kv_cache,
         config.decoder,
         compile_decode=config.compile,
         compile_prefill=config.compile_prefill,

@@ -24,6 +24,7 @@ from benchlog.kinds import Choice, Kind, Number, Room, Switch, Text, Whole
 from cli import TableOption, key, pairs
 from errors import UsageError
 from helptext import GROUPS
+from kv_cache import CACHES
 from ops import names
 from text import shown
 
@@ -89,8 +90,8 @@ class RunConfig:
     cache_size: int | None = _field(None, CACHE, Whole(1),
         "Positions in the KV cache; default: as many as the run needs")
     kv_cache_quantization: bool = _field(False, CACHE, Switch(), "The same as --kv_cache int8")
-    kv_cache: str = _field("dense", CACHE, Choice(names.KV_CACHES),
-        "Format of the KV cache: " + ", ".join(names.KV_CACHES))
+    kv_cache: str = _field("dense", CACHE, Choice(tuple(CACHES)),
+        "Format of the KV cache: " + ", ".join(CACHES))
     linear_causal_mask: bool = _field(False, CACHE, Switch(),
         "Has no effect; accepted because old logs contain it")
     prefill_chunk: int | None = _field(None, CACHE, Whole(1),

@@ -20,10 +20,10 @@ class KVCache(nn.Module):
     B rows, K key/value heads, T slots, D head_dim. T is the number of positions, but at most
     `window`, if there is one: then a query attends only to the last `window` positions, and a new
     position overwrites the oldest. A kind of cache defines what it stores for keys and values
-    (`allocate`, `encode`); ops/kv.py defines its `format`.
+    (`allocate`, `encode`), and the `format` in which kernels read it.
     """
 
-    format: ClassVar[str]  # the name in ops/kv.py
+    format: ClassVar[str]  # of ops/kv.py; any other is read as codes · scale, by plain torch
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ops import reference
-from ops.kv import Stored
+from ops.kv import READ_BY_KERNELS, Stored
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 HEAD_DIM, GROUP = 256, 128  # largest head_dim, and most query heads for a key head, of our kernels
@@ -29,12 +29,16 @@ class Choice:
     reason: str | None = None  # why it is torch; None if it is the device's own kernel
 
 
-def choose(device: torch.device, head_dim: int, group: int, dtype: torch.dtype) -> Choice:
+def choose(
+    device: torch.device, head_dim: int, group: int, dtype: torch.dtype, format: str = "dense"
+) -> Choice:
     """The fastest kernel for heads of `head_dim`, `group` query heads for each key head, in
-    `dtype`.
+    `dtype`, over a cache of that format.
 
     On the CPU the first call builds the kernel, which takes a minute.
     """
+    if format not in READ_BY_KERNELS:
+        return Choice("torch", f"no kernel reads keys and values stored as {format}")
     if head_dim % 8 or head_dim > HEAD_DIM:
         return Choice("torch", f"head_dim {head_dim} is no multiple of 8 up to {HEAD_DIM}")
     if group > GROUP or dtype not in DTYPES:

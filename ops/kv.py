@@ -18,6 +18,7 @@ from torch import Tensor
 from ops.packing import unpack
 
 INT4_GROUP = 32  # numbers of a head that share a scale
+READ_BY_KERNELS = ("dense", "int8", "fp8", "int4")  # formats that the C++ and Triton kernels read
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Stored:
 
     codes: Tensor
     scale: Tensor | None  # None for dense
-    format: str  # dense, int8, fp8 or int4
+    format: str  # dense, int8, fp8 or int4; another one is codes · scale
 
     def slots(self, begin: int, end: int) -> "Stored":
         """The slots from `begin` up to `end`, without copying."""

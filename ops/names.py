@@ -1,13 +1,11 @@
-"""The names that options accept for kernels, KV caches and experts. No torch: benchlog reads it.
+"""The names that options accept for kernels, decoders and experts. No torch: benchlog reads it.
 
-Tests compare these lists with the registries (quantize/registry.py, kv_cache/__init__.py,
+Tests compare these lists with the registries (quantize/registry.py, run/decoding.py,
 experts/tiers.py).
 """
 
 # Mechanisms by which a weight multiplies.
 KERNELS = ("torchao", "cpu", "triton", "bitsandbytes", "reference", "torch")
-# Formats in which keys and values are stored.
-KV_CACHES = ("dense", "int8", "fp8", "int4")
 # How a decoding step is carried out, fastest first (run/decoding.py).
 DECODERS = ("cpu-step", "cpu-stack", "cpu-layer", "modules")
 # What happens to an expert that is chosen and does not lie in fast memory.

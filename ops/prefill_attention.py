@@ -116,7 +116,7 @@ def _over_past(
         oldest = max(oldest, start + 1 - window)
         seen_by_all = min(max(oldest, start + S - window), start)
     end = start  # positions before it are dequantized
-    if seen_by_all < start and _reads_codes(query):
+    if seen_by_all < start and _reads_codes(query, key.format):
         end = seen_by_all
         yield _over_slots(query, key, value, seen_by_all % T, start - seen_by_all)
     for keys, values, begin in _blocks(key, value, oldest, end, query.dtype):
@@ -127,10 +127,10 @@ def _over_past(
         yield _attention(query, keys, values, mask)
 
 
-def _reads_codes(query: Tensor) -> bool:
+def _reads_codes(query: Tensor, format: str) -> bool:
     """Whether there is a kernel that reads the cache as it is stored; it takes any number of
     queries per key head."""
-    return choose(query.device, query.shape[-1], 1, query.dtype).name == "cpu"
+    return choose(query.device, query.shape[-1], 1, query.dtype, format).name == "cpu"
 
 
 def _over_slots(

@@ -10,8 +10,8 @@ import click
 from click.shell_completion import BashComplete, CompletionItem, add_completion_class
 
 from benchlog.config import DECODERS, KERNELS, PRECISIONS
+from kv_cache import CACHES
 from models.presets import PRESETS
-from ops.names import KV_CACHES
 from quantize.spec import MEASURED, SHOWN
 
 # What is offered for an option or argument of that name.
@@ -20,7 +20,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "schemes": SHOWN,
     "names": (*SHOWN, *MEASURED),
     "checkpoint_path": ("tiny", *(f"dummy:{name}" for name in PRESETS)),
-    "kv_cache": KV_CACHES,
+    "kv_cache": tuple(CACHES),
     "decoder": DECODERS,
     "kernel": KERNELS,
     "precision": PRECISIONS,

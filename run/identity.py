@@ -44,7 +44,7 @@ def identity(plan: Plan) -> dict[str, str]:
         name: getattr(config, name) for name in option_table() if name not in BESIDE
     }
     values["quantization"] = plan.spec
-    values["kv_cache"] = plan.cache.format
+    values["kv_cache"] = plan.kv_cache
     values["cache_size"] = plan.cache_size
     values["threads"] = threads.choose(config.threads, threads.cores(), os.environ).count
     chunk = config.prefill_chunk or devices.prefill_chunk(plan.device, config.batch_size)
@@ -127,7 +127,9 @@ def _decoder(plan: Plan, model: Transformer) -> str:
             raise KernelError(f"--decoder {config.decoder} is C++ for the CPU, not {plan.device}")
         return decoding.Modules.name
     group = shape.num_heads // shape.num_kv_heads
-    kernel = attention.choose(plan.device, shape.head_dim, group, plan.precision).name
+    kernel = attention.choose(
+        plan.device, shape.head_dim, group, plan.precision, plan.cache.format
+    ).name
     caches: list[KVCache] = [
         plan.cache(1, shape.num_kv_heads, 1, shape.head_dim, plan.precision, "meta",
                    shape.sliding_window, kernel)

@@ -91,7 +91,7 @@ def facts_of(plan: Plan, generator: Generates, kernels: str) -> Facts:
         from run.parallel import backend
 
         parallel = Parallel(plan.ranks.size, backend(plan.ranks))
-    caches, decoder, attention = generator.caches, generator.decoder, generator.attention
+    decoder, attention = generator.decoder, generator.attention
     return Facts(
         config=plan.config,
         model=plan.name,
@@ -105,7 +105,7 @@ def facts_of(plan: Plan, generator: Generates, kernels: str) -> Facts:
         prompt_tokens=len(plan.prompt),
         cache_size=plan.cache_size,
         weight_bytes=weight_bytes,
-        kv_cache=caches[0].format,
+        kv_cache=plan.kv_cache,
         kv_cache_bytes=kv_cache_bytes,
         device=Device(plan.device.type, **devices.describe(plan.device)),  # type: ignore[arg-type]
         environment=environment.in_force(),

@@ -47,8 +47,12 @@ class Plan:
     tokenizer: Tokenizer
     prompt: list[int]  # token ids, the same for each row
     cache_size: int  # positions
-    cache: type[KVCache]
+    kv_cache: str  # its kind, a name of CACHES
     split: Split | None = None  # this rank's share; None if there is one rank
+
+    @property
+    def cache(self) -> type[KVCache]:
+        return CACHES[self.kv_cache]
 
     @property
     def ranks(self) -> Ranks:
@@ -100,7 +104,7 @@ def make_plan(config: RunConfig, asked: Spec | Selection | None = None) -> Plan:
         tokenizer=tokenizer,
         prompt=prompt,
         cache_size=cache_size,
-        cache=kv_cache(config),
+        kv_cache=kv_cache(config),
         split=split,
     )
 
@@ -196,16 +200,16 @@ def positions(config: RunConfig, prompt: int, context: int) -> int:
     return config.cache_size or needed
 
 
-def kv_cache(config: RunConfig) -> type[KVCache]:
+def kv_cache(config: RunConfig) -> str:
     """The kind of cache that --kv_cache or --kv_cache_quantization asks for.
 
     Raises UsageError if they ask for different kinds.
     """
     if not config.kv_cache_quantization:
-        return CACHES[config.kv_cache]
+        return config.kv_cache
     if config.kv_cache not in ("dense", "int8"):
         raise UsageError(
             f"--kv_cache {config.kv_cache} and --kv_cache_quantization, which is --kv_cache int8: "
             "leave one out"
         )
-    return CACHES["int8"]
+    return "int8"

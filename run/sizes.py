@@ -231,20 +231,20 @@ def check_memory(
     Raises MemoryShortage if that is more than `free` bytes. The weights of autoquant count as
     nothing, because their size is known only after it has chosen.
     """
-    precision, kind = getattr(torch, config.precision), kv_cache(config)
+    precision, name = getattr(torch, config.precision), kv_cache(config)
     weights = 0
     if spec.scheme:
         size = size_of(architecture, spec.scheme, device, precision, config.kernel)
         slow = slow_bytes(config, architecture, spec.scheme, device, precision)
         weights = size.memory_bytes - slow
 
-    def cached(positions: int, kind: CacheFactory = kind) -> int:
+    def cached(positions: int, kind: CacheFactory = CACHES[name]) -> int:
         return kv_cache_bytes(architecture, config.batch_size, positions, precision, kind)
 
     need = cached(positions)
     shown = f"Weights: {_gb(weights)}; " if spec.scheme else ""
     shown += f"experts in slow memory alone: {_gb(slow)}; " if spec.scheme and slow else ""
-    shown += f"KV cache: {_gb(need)}, {kind.format}, {positions} positions"
+    shown += f"KV cache: {_gb(need)}, {name}, {positions} positions"
     if config.batch_size > 1:
         shown += f", batch {config.batch_size}"
     if free is None or weights + need <= free:

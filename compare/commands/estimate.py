@@ -19,7 +19,7 @@ import files
 from benchlog.config import PRECISIONS
 from cli import Command, quiet, say
 from errors import UsageError
-from ops.names import KV_CACHES
+from kv_cache import CACHES
 from run import environment
 from text import shown
 
@@ -33,7 +33,7 @@ from text import shown
 @click.option("--calibration", metavar="FILE",
               help="What `calibrate --json` wrote, or published rows (.rst)")  # fmt: skip
 @click.option("--quantization", default="none", metavar="SCHEME", help="Quantization [none]")
-@click.option("--kv_cache", default="dense", help=f"KV cache: {', '.join(KV_CACHES)} [dense]")
+@click.option("--kv_cache", default="dense", help=f"KV cache: {', '.join(CACHES)} [dense]")
 @click.option(
     "--precision", default="bfloat16", help=f"Unquantized dtype: {', '.join(PRECISIONS)} [bfloat16]"
 )

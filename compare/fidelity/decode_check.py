@@ -37,7 +37,7 @@ def check(plan: Plan, model: Transformer, ids: Tensor, steps: int) -> DecodeChec
     context = len(ids) - 1
     steps = min(steps, context - 1)
     config = plan.config
-    generator = Generator(model, 1, context, plan.cache.format, config.decoder)
+    generator = Generator(model, 1, context, plan.kv_cache, config.decoder)
     prompt = _logs(generator.forward(ids[None, :-1])[0, -steps:])
     generator.forward(ids[None, : context - steps])
     decoded = _logs(
@@ -69,7 +69,7 @@ def kl_of_rounding(plan: Plan) -> float:
     # Kernels for quantized weights may add up in bfloat16 whatever the model's dtype.
     if str(plan.spec) != "none":
         epsilon = max(epsilon, 2.0**-8)
-    if "activations" in plan.spec.numerics or plan.cache.format != "dense":
+    if "activations" in plan.spec.numerics or plan.kv_cache != "dense":
         epsilon, units = max(epsilon, 2.0**-8), ROUNDINGS_OF_ACTIVATIONS
     return max(UNNOTICED, plan.architecture.num_layers * (units * epsilon) ** 2)
 

@@ -95,7 +95,7 @@ def _adapter(plan: Plan, model: Transformer) -> Any:
             """Sum of log-probabilities of each continuation, and whether it is the likeliest."""
             rows = [(ids + more_ids)[-most - 1 :] for _, ids, more_ids in requests]
             longest = max(map(len, rows), default=1)
-            generator = Generator(model, 1, longest, plan.cache.format)
+            generator = Generator(model, 1, longest, plan.kv_cache)
             likelihoods = []
             for row, (_, _, continuation) in zip(rows, requests, strict=True):
                 ids = torch.tensor(row, device=device)
@@ -122,7 +122,7 @@ def _adapter(plan: Plan, model: Transformer) -> Any:
             stops = [stops] if isinstance(stops, str) else list(stops)
             count = min(int(asked.get("max_gen_toks", MOST_NEW_TOKENS)), most - 1)
             ids = self.tok_encode(text)[-(most - count) :]
-            generator = Generator(model, 1, len(ids) + count, plan.cache.format)
+            generator = Generator(model, 1, len(ids) + count, plan.kv_cache)
             new: list[int] = []
             for token in generator.stream(torch.tensor([ids], device=device)):
                 new.append(int(token))

@@ -235,7 +235,7 @@ def through_cache(
     plan: Plan, model: Transformer, ids: Tensor, context: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """scoring.predictions through a cache of the kind that the plan asks for."""
-    generator = Generator(model, 1, context, plan.cache.format, prefill_chunk=context)
+    generator = Generator(model, 1, context, plan.kv_cache, prefill_chunk=context)
     return predictions(generator.forward, ids, context)
 
 

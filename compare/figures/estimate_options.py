@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from benchlog.config import PRECISIONS, RunConfig
 from errors import KernelError, UsageError
-from ops.names import KV_CACHES
+from kv_cache import CACHES
 from quantize.spec import COMPARED, SHOWN, parse_scheme
 from run import environment
 from typed_json import to_json
@@ -37,7 +37,7 @@ class Asked:
     def __post_init__(self) -> None:
         for option, value, names in (
             ("--precision", self.precision, PRECISIONS),
-            ("--kv_cache", self.kv_cache, KV_CACHES),
+            ("--kv_cache", self.kv_cache, tuple(CACHES)),
         ):
             if value not in names:
                 raise UsageError(f"{option} takes {', '.join(names)}; given: {value!r}")
@@ -71,7 +71,7 @@ def predicted(asked: Asked, all_schemes: bool, what_fits: str | None) -> tuple[s
         asked.precision,
     )
     if memory is not None:
-        found = what_fits_into(request, machine, memory, SHOWN, KV_CACHES)
+        found = what_fits_into(request, machine, memory, SHOWN, tuple(CACHES))
         context = None if isinstance(config, str) else config.max_position
         text = tables.fitting(found, memory, asked.batch_size, context, machine.warnings)
         return text, to_json({"memory_bytes": memory, "fits": found})

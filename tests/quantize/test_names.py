@@ -8,7 +8,6 @@ import pytest
 
 from benchlog.config import RunConfig
 from errors import UsageError
-from kv_cache import CACHES
 from ops import names
 from quantize.registry import SCHEMES
 
@@ -18,10 +17,6 @@ ROOT = Path(__file__).parents[2]
 def test_kernels_are_those_that_schemes_have():
     kernels = {name for scheme in SCHEMES.values() for name in scheme.kernels}
     assert kernels == set(names.KERNELS) and len(names.KERNELS) == len(kernels)
-
-
-def test_caches_are_those_that_there_are():
-    assert tuple(CACHES) == names.KV_CACHES
 
 
 @pytest.mark.parametrize("kernel", ["auto", *names.KERNELS])

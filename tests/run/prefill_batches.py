@@ -45,7 +45,7 @@ def main(words: list[str]) -> None:
             model,
             rows,
             positions,
-            plan.cache.format,
+            plan.kv_cache,
             prefill_chunk=config.prefill_chunk if rows > 1 else None,
         )
         for rows in BATCH_SIZES

@@ -1,0 +1,165 @@
+"""What CONTRIBUTING.md says of adding things, tried in a copy of the tree.
+
+A scheme is a file and its spelling, a KV cache a class and a line, a command a file.
+tests/models/test_registry.py adds an architecture.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ROOMS = (
+    "benchlog",
+    "compare",
+    "estimate",
+    "experts",
+    "kv_cache",
+    "models",
+    "ops",
+    "quantize",
+    "run",
+)
+# int8wo with 41 levels instead of 256.
+SPELLING = """
+@dataclass(frozen=True)
+class Coarse(Spec):
+    pattern = "coarse"
+    numerics = "41 levels, symmetric, one scale per output row"
+    phrase = "a test's"
+    like = "-"
+    shown = ("coarse",)
+
+
+# In the order in which they stand above.
+"""
+SCHEME = '''
+"""coarse: what int8wo computes, of 41 levels."""
+
+from quantize.kernels import our_kernels
+from quantize.packed import PackedWeight
+from quantize.scheme import Scheme
+from quantize.spec import Coarse
+
+
+def quantize(w, spec):
+    scale = w.abs().amax(1, keepdim=True).float() / 20
+    codes = (w / scale).round().char()
+    return PackedWeight.make(
+        [codes], scale, format="int", bits=8, columns=w.shape[1], dtype=w.dtype
+    )
+
+
+SCHEMES = {Coarse: Scheme(quantize, our_kernels())}
+'''
+# A format that no kernel knows.
+CACHE = '''
+"""Keys and values as float16 numbers, whatever the model's dtype is."""
+
+import torch
+
+from kv_cache.base import KVCache
+
+
+class HalfKVCache(KVCache):
+    format = "half"
+
+    def allocate(self, shape, dtype, device):
+        return {"codes": torch.zeros(shape, dtype=torch.float16, device=device)}
+
+    def encode(self, x):
+        return {"codes": x.half()}
+'''
+LINE = '        "half": "kv_cache.half:HalfKVCache",\n'
+COMMAND = '''
+"""python -m compare greet: says hello to somebody.
+
+python -m compare greet --name Ada
+"""
+
+import click
+
+from cli import Command
+
+
+@click.command(cls=Command)
+@click.option("--name", default="World", help="Who is greeted [World]")
+def greet(name: str) -> None:
+    """Greet somebody."""
+    click.echo(f"Hello, {name}")
+'''
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory):
+    """The tree with a scheme, a cache and a command more."""
+    folder = tmp_path_factory.mktemp("copy")
+    for room in ROOMS:
+        shutil.copytree(
+            ROOT / room, folder / room, ignore=shutil.ignore_patterns("__pycache__", "train*")
+        )
+    for file in ROOT.glob("*.py"):
+        shutil.copy(file, folder)
+    (folder / "quantize/schemes/coarse.py").write_text(SCHEME)
+    (folder / "kv_cache/half.py").write_text(CACHE)
+    (folder / "compare/commands/greet.py").write_text(COMMAND)
+    inserted(folder / "quantize/spec.py", "# In the order in which they stand above.\n", SPELLING)
+    dense = '        "dense": "kv_cache.dense:DenseKVCache",\n'
+    inserted(folder / "kv_cache/__init__.py", dense, dense + LINE)
+    return folder
+
+
+def inserted(file: Path, place: str, text: str) -> None:
+    before, _, after = file.read_text().partition(place)
+    assert after
+    file.write_text(before + text.lstrip("\n") + after)
+
+
+def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_a_scheme_and_a_cache_generate_text(copy):
+    options = "--device cpu --precision float32 --num_samples 1 --max_new_tokens 6 --temperature 0"
+    ended = run(
+        copy,
+        "generate.py",
+        *("--quantization", "coarse", "--kv_cache", "half", *options.split()),
+        *("--write_result", "log.txt", "--output_json_path", "runs.jsonl"),
+    )
+    assert ended.returncode == 0, ended.stderr
+    result = json.loads((copy / "runs.jsonl").read_text())
+    assert (result["scheme"], result["kv_cache"]) == ("coarse", "half")
+    # 8 bits a weight and a float32 scale a row, as int8wo has them; caches of 2 bytes a number.
+    shape = result["architecture"]
+    numbers = 2 * shape["num_layers"] * shape["num_kv_heads"] * shape["head_dim"]
+    assert result["kv_cache_bytes"] == 2 * numbers * result["cache_size"]
+    # What does not know the cache's format says so, and does not read it as another one.
+    assert result["attention_kernel"] == "torch"
+    assert result["attention_reason"] == "no kernel reads keys and values stored as half"
+    assert "--quantization coarse" in (copy / "log.txt").read_text()
+    assert "--kv_cache half" in (copy / "log.txt").read_text()
+
+
+def test_the_new_names_are_listed_where_names_are_listed(copy):
+    wrong = run(copy, "generate.py", "--quantization", "coarze")
+    assert wrong.returncode == 2 and "nearest: coarse" in wrong.stderr
+    wrong = run(copy, "generate.py", "--kv_cache", "hal")
+    assert wrong.returncode == 2 and "dense, half, int8" in wrong.stderr
+    assert "half" in run(copy, "generate.py", "--help").stdout
+
+
+def test_a_command_is_a_file(copy):
+    assert run(copy, "-m", "compare", "greet", "--name", "Ada").stdout == "Hello, Ada\n"
+    assert "says hello to somebody" in run(copy, "-m", "compare", "--help").stdout
