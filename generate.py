@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from benchlog import log
+from benchlog import log, table
 from benchlog.config import RunConfig, options
-from benchlog.table import one_run, remarks
 from cli import OneLineErrors, progress, quiet, say
 from errors import UsageError
 from run import environment, launch
 from run.checks import check
+from typed_json import from_json, to_json
 
 if TYPE_CHECKING:  # torch takes seconds to import, and neither --help nor a usage error needs it
     from torch import Tensor
@@ -393,22 +393,23 @@ def make_generator(plan: Plan, model: Transformer) -> Generator:
 
 def finish(config: RunConfig, measured: Measured) -> None:
     """Append to the log and to --output_json_path, then print the text, the table and the why."""
-    from estimate.beside import details_of
+    from estimate.beside import report_of
     from run.facts import make_record
 
-    details, reasons = details_of(measured)
-    record = make_record(measured.facts, measured.summary.tok_s, measured.peaks.generate)
+    report = report_of(measured)
+    line = make_record(measured.facts, measured.summary.tok_s, measured.peaks.generate).render()
     if config.write_result != "none":
-        log.append(Path(config.write_result), record.render())
+        log.append(Path(config.write_result), line)
         say(f"Appended one line to {config.write_result}")
     if config.output_json_path:
-        log.append_json(Path(config.output_json_path), {"line": record.render(), **details})
+        log.append_json(Path(config.output_json_path), {"line": line, **to_json(report)})
         say(f"Appended every sample to {config.output_json_path}")
     if measured.text is not None:  # printed last: with a closed or full stdout the log is complete
         click.echo(measured.text + "\n")
-    click.echo(one_run(details))
-    for line in [*(f"- {reason}" for reason in reasons), *remarks([details])]:
-        say(line)
+    run = from_json(table.Run, to_json(report))
+    click.echo(table.one_run(run))
+    for sentence in [*(f"- {reason}" for reason in report.reasons), *table.remarks([run])]:
+        say(sentence)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,11 @@ def size(count: float) -> str:
     return f"{count / unit:.2f} {name}"
 
 
+def seconds(count: float) -> str:
+    """Seconds, or milliseconds below one second, with three digits."""
+    return f"{count:.3g} s" if count >= 1 else f"{1e3 * count:.3g} ms"
+
+
 def counted(count: int, noun: str) -> str:
     """The number with its noun: "1 line", "2 lines"."""
     return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -9,10 +9,9 @@ import errno
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 from benchlog import config, record
 from benchlog.record import Record
@@ -43,7 +42,7 @@ def append(path: FilePath, line: str) -> None:
     _append(path, line, _is_cut_short)
 
 
-def append_json(path: FilePath, value: Mapping[str, Any]) -> None:
+def append_json(path: FilePath, value: object) -> None:
     """Add one JSON object as a line, as safely as `append`. Raises LogError for NaN, too."""
     try:
         line = json.dumps(value, allow_nan=False)

@@ -1,22 +1,32 @@
 """A run's estimate beside what was measured: where this machine is calibrated, after every run.
 
-found = beside(measured)
-found.as_json()         # {"prompt_seconds": {"estimated": …, "measured": …, "error": …}, …}
-found.sentences         # "a token takes 12.8 ms, estimated 12.3 ms (-4 %) …"
+    estimate = beside(measured)
+    estimate.to_json()          # {"prompt_seconds": {"estimated": …, "measured": …, "error": …}, …}
+    estimate.sentences          # "a step runs at 71% of what this machine allows for these bytes …"
+
+Machines drift, so there is a second estimate: at the speed of memory and of arithmetic that is read
+just after the samples, instead of the calibration's.
 """
 
 import statistics
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import torch
+
+import devices
 from benchlog.origin import versions
 from errors import QuantbenchError
-from estimate.calibration import Calibration, of_this_machine
-from estimate.predict import Calibrated, Estimate, Request, pass_of, predict
-from run import why
+from estimate.calibration import Calibration, Speed, of_this_machine
+from estimate.predict import Calibrated, Estimate, Figure, Request, pass_of, predict
+from estimate.probe import Probe
+from run import bandwidth, why
 from run.energy import NO_COUNTER
 from run.facts import Facts, Measured
+from typed_json import to_json
 
+ROOM = 2 * bandwidth.BYTES  # free memory, without which the speed is not read
 HOW_TO = "`quantbench calibrate` measures, in some minutes, what this machine allows"
 
 
@@ -36,6 +46,21 @@ class Compared:
         """(estimated − measured) ÷ measured."""
         return self.estimated / self.measured - 1 if self.measured else None
 
+    def to_json(self) -> dict[str, object]:
+        return {**vars(self), "error": self.error}
+
+
+@dataclass(frozen=True)
+class AtSpeed:
+    """The figures that go with the machine's speed, estimated for the speed beside the run."""
+
+    read: float  # bytes per second, of memory
+    multiply: float  # floating-point operations per second, of a product
+    figures: dict[str, Compared]
+
+    def to_json(self) -> dict[str, object]:
+        return {"read": self.read, "multiply": self.multiply, **to_json(self.figures)}
+
 
 @dataclass(frozen=True)
 class Beside:
@@ -45,29 +70,46 @@ class Beside:
     sentences: list[str] = field(default_factory=list)
     share_of_limit: float | None = None  # seconds that memory needs for a step's bytes ÷ measured
     why_not: str | None = None
+    at_speed: AtSpeed | None = None  # None: the speed was not read
 
-    def as_json(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, object]:
         if self.why_not is not None:
             return {"why_not": self.why_not}
-        rows: dict[str, object] = {
-            name: {**vars(figure), "error": figure.error} for name, figure in self.figures.items()
-        }
-        return rows | {"share_of_limit": self.share_of_limit}
+        second = {"at_speed": to_json(self.at_speed)} if self.at_speed else {}
+        return {**to_json(self.figures), "share_of_limit": self.share_of_limit, **second}
 
 
-def details_of(measured: Measured) -> tuple[dict[str, object], list[str]]:
-    """The JSON object of a run, with its estimate and its reasons; and the reasons as sentences."""
-    found = beside(measured)
-    reasons = [*why.of_single_run(measured), *found.sentences]
-    return {**measured.details(), "estimate": found.as_json(), "why": reasons}, reasons
+@dataclass(frozen=True)
+class Report:
+    """A run, its estimate, and why it is as fast as it is."""
+
+    measured: Measured
+    estimate: Beside
+    reasons: list[str]  # sentences
+
+    def to_json(self) -> dict[str, object]:
+        """What --output_json_path writes, but for the log line."""
+        estimate = to_json(self.estimate)
+        return {**to_json(self.measured), "estimate": estimate, "why": self.reasons}
 
 
-def beside(measured: Measured, calibration: Calibration | None = None) -> Beside:
-    """The estimate of a run, from the calibration given, or from this machine's own."""
+def report_of(measured: Measured) -> Report:
+    """The run with its estimates, for which the machine's speed is read now."""
+    estimator = Estimator.of(None, measured.facts.device.type)
+    now = estimator.reading(measured.facts) if estimator else None
+    estimate = beside(measured, estimator.calibration if estimator else None, now)
+    return Report(measured, estimate, [*why.of_single_run(measured), *estimate.sentences])
+
+
+def beside(
+    measured: Measured, calibration: Calibration | None = None, now: Speed | None = None
+) -> Beside:
+    """The estimate of a run, from the calibration given, or from this machine's own; and a second
+    one for the speed `now`, if that was read."""
     estimator = Estimator.of(calibration, measured.facts.device.type)
     if estimator is None:
         return Beside(why_not="not calibrated", sentences=[HOW_TO])
-    return estimator.beside(measured)
+    return estimator.beside(measured, now)
 
 
 def expected(facts: Facts, calibration: Calibration | None = None) -> dict[str, float] | None:
@@ -85,8 +127,8 @@ class Estimator:
     @staticmethod
     def of(calibration: Calibration | None, device_type: str) -> "Estimator | None":
         """By the calibration given, or by this machine's own; None where there is none."""
-        found = calibration or of_this_machine(device_type)
-        return Estimator(found) if found else None
+        chosen = calibration or of_this_machine(device_type)
+        return Estimator(chosen) if chosen else None
 
     @cached_property
     def machine(self) -> Calibrated:
@@ -103,13 +145,30 @@ class Estimator:
         figures = {name: getattr(estimate, name) for name in NAMES}
         return {name: float(figure.value) for name, figure in figures.items() if figure}
 
-    def beside(self, measured: Measured) -> Beside:
-        """The estimate of a run beside what was measured."""
+    def reading(self, facts: Facts) -> Speed | None:
+        """The machine's speed at this moment; None where no estimate needs it, and where reading
+        it would take memory that is not free. It takes some tenths of a second."""
+        if facts.parallel is not None or self.why_not(facts) is not None:
+            return None
+        device = torch.device(str(self.calibration.device["type"]))
+        free = devices.free_memory(device)
+        if free is not None and free < ROOM:
+            return None
+        return Probe(device, getattr(torch, self.calibration.precision)).reading()
+
+    def beside(self, measured: Measured, now: Speed | None = None) -> Beside:
+        """The estimates of a run beside what was measured."""
         reason = self.why_not(measured.facts)
         if reason is None:
             try:
                 request = _request(measured.facts)
-                return _compared(measured, self.machine, request, predict(request, self.machine))
+                estimate = predict(request, self.machine)
+                second = None
+                if now is not None:
+                    at_now = Calibrated(self.calibration, now=now)
+                    timed = _figures(measured, predict(request, at_now), TIMED)
+                    second = AtSpeed(now.read, now.multiply, timed)
+                return _compared(measured, self.machine, request, estimate, second)
             except QuantbenchError as error:
                 reason = str(error)
         return Beside(why_not=reason)
@@ -154,9 +213,8 @@ def _request(facts: Facts) -> Request:
     )
 
 
-def _compared(
-    measured: Measured, machine: Calibrated, request: Request, estimate: Estimate
-) -> Beside:
+def _figures(measured: Measured, estimate: Estimate, names: Iterable[str]) -> dict[str, Compared]:
+    """The estimate's figures of these names that were measured."""
     steps = [1 / s.decode_tok_s for s in measured.samples if s.decode_tok_s]
     values = {
         "prompt_seconds": statistics.median(s.prefill_seconds for s in measured.samples),
@@ -165,15 +223,25 @@ def _compared(
         "peak_memory_bytes": float(next(iter(measured.peaks.generate.values()))),
     }
     figures = {}
-    for name, value in values.items():
-        if value:
-            one = getattr(estimate, name)
-            figures[name] = Compared(one.value, value, one.source, one.low, one.high)
-    if (one := estimate.joules_per_token) is not None:
-        counted = measured.joules()["joules_per_token"]
+    for name in names:
+        if value := values[name]:
+            figure: Figure = getattr(estimate, name)
+            figures[name] = Compared(figure.value, value, figure.source, figure.low, figure.high)
+    return figures
+
+
+def _compared(
+    measured: Measured,
+    machine: Calibrated,
+    request: Request,
+    estimate: Estimate,
+    at_speed: AtSpeed | None,
+) -> Beside:
+    figures = _figures(measured, estimate, (*TIMED, "peak_memory_bytes"))
+    if (energy := estimate.joules_per_token) is not None:
         figures["joules_per_token"] = Compared(
-            one.value, counted if isinstance(counted, float) else None, one.source,
-            at_most=one.source == NO_COUNTER,
+            energy.value, measured.joules_per_token, energy.source,
+            at_most=energy.source == NO_COUNTER,
         )  # fmt: skip
     sentences, share = [], None
     if "token_seconds" in figures:
@@ -187,9 +255,10 @@ def _compared(
             if figure.error is not None
         )
     )
-    return Beside(figures, sentences, share)
+    return Beside(figures, sentences, share, at_speed=at_speed)
 
 
+TIMED = ("prompt_seconds", "token_seconds", "tokens_per_second")
 NAMES = {
     "prompt_seconds": "the prompt's seconds",
     "token_seconds": "a token's",

@@ -1,6 +1,6 @@
 """What a run is (`Facts`), what was measured (`Measured`), and the log line.
 
-Importing this module needs no torch. `Measured.details` is what --output_json_path writes.
+Importing this module needs no torch. `Measured.to_json` is what --output_json_path writes.
 """
 
 from __future__ import annotations
@@ -212,28 +212,30 @@ class Measured:
             ),
         }
 
-    def details(self) -> dict[str, object]:
-        """The JSON object that --output_json_path writes."""
+    def to_json(self) -> dict[str, object]:
+        """What --output_json_path writes, but for the log line and the estimate."""
+        why_not = {"why_not": self.energy} if isinstance(self.energy, str) else None
         phases = {f"expert_{name}": to_json(p) for name, p in self.expert_phases.items()}
         return {
             **to_json(self.facts),
             **to_json(self.ready),
             "text": self.text,
-            "peak_memory_bytes": dataclasses.asdict(self.peaks),
-            **dataclasses.asdict(self.summary),
-            **dataclasses.asdict(self.trust),
-            **self.joules(),
+            "peak_memory_bytes": to_json(self.peaks),
+            **to_json(self.summary),
+            **to_json(self.trust),
+            "joules_per_token": self.joules_per_token,
+            "energy": why_not or to_json(self.energy),
             **phases,
             "samples": to_json(self.samples),
         }
 
-    def joules(self) -> dict[str, object]:
-        """Joules for each new token, without the idle machine's; None where nothing counts them."""
+    @property
+    def joules_per_token(self) -> float | None:
+        """For each new token, without the idle machine's; None where nothing counts them."""
         if isinstance(self.energy, str):
-            return {"joules_per_token": None, "energy": {"why_not": self.energy}}
+            return None
         config = self.facts.config
-        tokens = config.batch_size * config.max_new_tokens
-        return {"joules_per_token": self.energy.joules / tokens, "energy": vars(self.energy)}
+        return self.energy.joules / (config.batch_size * config.max_new_tokens)
 
 
 def make_record(facts: Facts, tok_s: float, peak: Peak) -> Record:

@@ -1,14 +1,19 @@
 """A run's estimate beside its measurement, on an invented machine."""
 
 import dataclasses
+import json
 
 import pytest
+import torch
 
-from estimate.beside import beside, expected
+from benchlog.table import Estimates, estimates
+from estimate.beside import Estimator, beside, expected, report_of
+from estimate.calibration import Speed
 from models.presets import preset
 from run.facts import Device, Measured, Peaks, Ready, Sample
 from tests.compare.facts import FACTS
 from tests.estimate import invented
+from typed_json import from_json, to_json
 
 CONFIG = preset("TinyLlama-1.1B-Chat-v1.0")
 NEW = 11
@@ -37,29 +42,30 @@ def versions(monkeypatch):
 
 
 def test_estimated_measured_error():
-    found = beside(measured(), invented.calibration())
-    token = found.figures["token_seconds"]
+    estimate = beside(measured(), invented.calibration())
+    token = estimate.figures["token_seconds"]
     expected_step = invented.whole(CONFIG, "int8wo", 1, 1, 133)
     assert token.estimated == pytest.approx(expected_step, rel=0.02)
     assert token.measured == pytest.approx(0.05)
-    assert found.as_json()["token_seconds"]["error"] == pytest.approx(token.estimated / 0.05 - 1)
-    assert set(found.figures) == {
+    error = to_json(estimate)["token_seconds"]["error"]
+    assert error == pytest.approx(token.estimated / 0.05 - 1)
+    assert set(estimate.figures) == {
         "prompt_seconds", "token_seconds", "tokens_per_second", "peak_memory_bytes",
     }  # fmt: skip
 
 
 def test_the_share_of_what_memory_allows():
     """1.03 GB at 50 GB/s are 20.7 ms; the cache of 133 positions adds 3 MB. 52 ms were measured."""
-    found = beside(measured(step=0.052), invented.calibration())
-    assert found.share_of_limit == pytest.approx(0.0207 / 0.052, rel=0.01)
-    assert "a step runs at 40% of what this machine allows for these bytes" in found.sentences[0]
+    estimate = beside(measured(step=0.052), invented.calibration())
+    assert estimate.share_of_limit == pytest.approx(0.0207 / 0.052, rel=0.01)
+    assert "a step runs at 40% of what this machine allows for these bytes" in estimate.sentences[0]
 
 
 def test_without_a_calibration_it_says_how_to_make_one(monkeypatch):
     monkeypatch.setattr("estimate.beside.of_this_machine", lambda kind: None)
-    found = beside(measured())
-    assert found.as_json() == {"why_not": "not calibrated"}
-    assert "quantbench calibrate" in found.sentences[0]
+    report = report_of(measured())
+    assert to_json(report)["estimate"] == {"why_not": "not calibrated"}
+    assert "quantbench calibrate" in report.reasons[-1]
     assert expected(measured().facts) is None
 
 
@@ -74,24 +80,68 @@ def test_without_a_calibration_it_says_how_to_make_one(monkeypatch):
 )
 def test_a_run_that_was_not_calibrated(changes, reason):
     calibration = invented.calibration()
-    assert beside(measured(**changes), calibration).as_json() == {"why_not": reason}
+    assert to_json(beside(measured(**changes), calibration)) == {"why_not": reason}
+    assert Estimator(calibration).reading(measured(**changes).facts) is None
     assert expected(measured(**changes).facts, calibration) is None
 
 
 def test_another_machine():
-    found = beside(measured(), invented.calibration(name="Other CPU"))
-    assert found.why_not == "calibrated with name Other CPU, here Invented CPU"
+    estimate = beside(measured(), invented.calibration(name="Other CPU"))
+    assert estimate.why_not == "calibrated with name Other CPU, here Invented CPU"
 
 
 def test_the_table_of_a_run():
     """Estimated, measured and error below the run's own line."""
-    from benchlog.table import estimates
-
-    found = beside(measured(), invented.calibration()).as_json()
-    head, prompt, step, rows, peak = estimates({"estimate": found}).splitlines()
+    value = to_json(beside(measured(), invented.calibration()))
+    head, prompt, step, rows, peak = estimates(from_json(Estimates, value)).splitlines()
     assert head.split() == ["estimated", "measured", "error"]
-    error = found["token_seconds"]["error"]
-    assert step.split() == ["a", "step", *f"{1e3 * found['token_seconds']['estimated']:.3g} ms "
+    error = value["token_seconds"]["error"]
+    assert step.split() == ["a", "step", *f"{1e3 * value['token_seconds']['estimated']:.3g} ms "
                             f"50 ms {error:+.1%}".split()]  # fmt: skip
     assert "500 ms" in prompt and "2.00 GB" in peak and "tok/s" in rows
-    assert estimates({"estimate": {"why_not": "not calibrated"}}) == estimates({}) == ""
+    assert estimates(from_json(Estimates, {"why_not": "not calibrated"})) == ""
+
+
+def test_a_second_estimate_at_the_speed_beside_the_run():
+    """A step that reads its weights takes longer, but at most 1.5 times in the exponent, where the
+    memory has half of the calibration's speed; at that speed itself both estimates are the same."""
+    calibration = invented.calibration()
+    usual = calibration.speed
+    same = beside(measured(), calibration, usual)
+    assert same.at_speed.figures["token_seconds"].estimated == pytest.approx(
+        same.figures["token_seconds"].estimated
+    )
+    slow = beside(measured(), calibration, Speed(usual.read / 2, usual.multiply))
+    first, second = (f["token_seconds"] for f in (slow.figures, slow.at_speed.figures))
+    assert 1.1 < second.estimated / first.estimated < 2**1.5
+    assert (first.measured, second.measured) == (0.05, pytest.approx(0.05))
+    value = json.loads(json.dumps(to_json(slow)))
+    assert value["at_speed"]["read"] == usual.read / 2
+    assert set(value["at_speed"]) == {
+        "read", "multiply", "prompt_seconds", "token_seconds", "tokens_per_second",
+    }  # fmt: skip
+    at_speed = value["at_speed"]["token_seconds"]
+    assert at_speed["error"] == pytest.approx(at_speed["estimated"] / 0.05 - 1)
+    lines = estimates(from_json(Estimates, value)).splitlines()
+    (line,) = (line for line in lines if line.startswith(f"a step at {usual.read / 2e9:.1f} GB/s"))
+    assert f"{1e3 * at_speed['estimated']:.3g} ms" in line and f"{at_speed['error']:+.1%}" in line
+
+
+def test_the_speed_is_read_where_there_is_room_for_it(monkeypatch):
+    """By the probe that the calibration was made with; not where its memory might not be free, nor
+    where other ranks may be computing."""
+    monkeypatch.setattr("estimate.beside.Probe", FakeProbe)
+    monkeypatch.setattr("estimate.beside.of_this_machine", lambda kind: invented.calibration())
+    report = report_of(measured())
+    assert report.estimate.at_speed.read == 7e9
+    assert to_json(report)["estimate"]["at_speed"]["multiply"] == 8e9
+    monkeypatch.setattr("devices.free_memory", lambda device: 1 << 30)
+    assert report_of(measured()).estimate.at_speed is None
+
+
+class FakeProbe:
+    def __init__(self, device, dtype):
+        assert (str(device), dtype) == ("cpu", torch.bfloat16)
+
+    def reading(self):
+        return Speed(7e9, 8e9)

@@ -8,12 +8,13 @@ import time
 
 import pytest
 
-from benchlog.table import remarks, table
+from benchlog.table import Run, remarks, table
 from run import machine
 from run.machine import Counters, MachineUse, together
 from run.trust import judge
 from run.why import held_back
 from tests.compare.facts import FACTS
+from typed_json import from_json
 
 QUIET = MachineUse(10.0, 2, 2.0, 0.05, 0.0, 3)
 BUSY = MachineUse(10.0, 2, 1.1, 1.4, 0.0, 4000)
@@ -113,11 +114,12 @@ def test_the_table_shows_the_spread_and_marks_what_scatters():
         "peak_memory_bytes": {"generate": {"resident": 1}},
         "samples": [{"tok_s": speed} for speed in NEWCOMER],
     }  # fmt: skip
-    older = table([run])
+    older = table([from_json(Run, run)])
     assert "60.00 to 292.00 over 5" in older and "!" not in older
     marked = run | {"trustworthy": False, "why_not_trustworthy": "they scatter"}
-    assert "! 60.00 to 292.00 over 5" in table([marked]).split("\n")[1]
-    assert remarks([run, marked]) == ["! int8wo: they scatter"]
+    runs = [from_json(Run, run), from_json(Run, marked)]
+    assert "! 60.00 to 292.00 over 5" in table(runs[1:]).split("\n")[1]
+    assert remarks(runs) == ["! int8wo: they scatter"]
 
 
 def test_one_op_is_not_told_to_compile():
