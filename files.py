@@ -119,6 +119,11 @@ def is_svg(head: bytes) -> bool:
     return head.lstrip()[:1] == b"<"
 
 
+def begins_with(*beginnings: bytes) -> Callable[[bytes], bool]:
+    """Whether a file begins in one of these ways, as a function of its first bytes."""
+    return lambda head: head.startswith(beginnings)
+
+
 def check_output(
     option: str, path: FilePath | None, holds: Callable[[bytes], bool], kind: str
 ) -> None:

@@ -20,10 +20,11 @@ from compare.sampling import latency_ray, latency_sweep
 from compare.sampling.latency_answers import Possible
 from compare.sampling.latency_plan import LatencyPlan, make_plan, whole_numbers
 from compare.sampling.latency_progress import LatencyProgress
-from compare.sampling.latency_results import FILE, LatencyResults
+from compare.sampling.latency_results import LatencyResults
 from compare.sampling.latency_sweep import Sweep
 from compare.sampling.nursery import Nursery
 from compare.sampling.process import Process, WorkerFailed, environment
+from compare.sampling.results import FILE
 from errors import LogError, QuantbenchError, UsageError
 from run import launch
 

@@ -22,7 +22,6 @@ are read or written six times, as a softmax (three reads and a write) and one co
 """
 
 import contextlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,7 +32,7 @@ import torch
 
 from errors import CheckpointError, QuantbenchError, UsageError
 from estimate.audit_energy import cards
-from estimate.counting import Count, count_config
+from estimate.counting import Count, config_fields, count_config
 from estimate.datasheets import Datasheet, known
 from estimate.memory import Peak, replay
 from estimate.tables import Row, Table
@@ -238,12 +237,10 @@ def _fields(model: str, folder: Path | None) -> dict[str, Any]:
             f"{model}: there is no config of it; put its config.json beside the table, as "
             f"{name}.json"
         )
-    try:
-        fields = json.loads(path.read_text())
-        fields["model_type"], fields["vocab_size"]
-    except (OSError, ValueError, KeyError, TypeError):
-        raise CheckpointError(f"{path}: expected is a config.json of transformers") from None
-    return dict(fields)
+    fields = config_fields(path)
+    if "vocab_size" not in fields:
+        raise CheckpointError(f"{path}: no config of transformers: it has no vocab_size")
+    return fields
 
 
 def llama_fields(config: ModelConfig) -> dict[str, Any] | None:

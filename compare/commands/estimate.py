@@ -23,6 +23,9 @@ from kv_cache import CACHES
 from run import environment
 from text import shown
 
+# How our tables in reStructuredText begin, which a new one replaces.
+RST = (b"Held out", b"Calibrated on")
+
 
 @click.command(cls=Command)
 @click.argument("words", metavar="[audit] [FILE...]", nargs=-1)
@@ -76,7 +79,7 @@ def estimate(
 ) -> None:
     """Estimate seconds, memory, energy and tokens per second, each with its source; or audit a
     published table of estimates, or hold estimates against results."""
-    files.check_output("--rst", rst_path, _is_text, "reStructuredText")
+    files.check_output("--rst", rst_path, files.begins_with(*RST), "reStructuredText")
     files.check_output("--json", json_path, files.is_json, "JSON")
     if words[:1] == ("audit",):
         if validate is not None or device is not None or checkpoint_path or rst_path or json_path:
@@ -116,7 +119,3 @@ def estimate(
         if json_path:
             files.write_text("--json", json_path, json.dumps(value, indent=1) + "\n")
             say(f"Wrote {json_path}")
-
-
-def _is_text(head: bytes) -> bool:
-    return head.startswith((b"Held out", b"Calibrated on"))

@@ -191,21 +191,23 @@ def whole_numbers(text: str | None, name: str, axes: Sequence[str]) -> tuple[int
 
 def read(path: str) -> list[Point]:
     """The points that the file holds; none where there is no file yet."""
-    try:
-        if not os.path.lexists(path):
-            return []
-        points = from_json(Points, json.loads(files.read_text("--json", path, LogError))).points
-        if all(point.axis in AXES for point in points):
-            return points
-    except (ValueError, RecursionError):
-        pass
-    raise UsageError(f"--json {path} is not what this command writes")
+    return _content(path).points if os.path.lexists(path) else []
 
 
 def caption(path: str) -> str:
     """Machine and date of the points in the file, where it says so."""
-    of = from_json(Points, json.loads(files.read_text("--json", path, LogError))).about
-    return f"{of.machine}, {of.date}" if of else ""
+    measured = _content(path).about
+    return f"{measured.machine}, {measured.date}" if measured else ""
+
+
+def _content(path: str) -> Points:
+    try:
+        content = from_json(Points, json.loads(files.read_text("--json", path, LogError)))
+        if all(point.axis in AXES for point in content.points):
+            return content
+    except (ValueError, RecursionError):
+        pass
+    raise UsageError(f"--json {path} is not what this command writes")
 
 
 def merged(old: Sequence[Point], new: Sequence[Point]) -> list[Point]:

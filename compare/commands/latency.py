@@ -146,7 +146,7 @@ def tables(folders: tuple[str, ...], style: str, csv_path: str | None, picture: 
     if len(folders) != 1:
         raise UsageError(f"tables takes one results folder; given: {len(folders)}")
     chosen = _style(style)
-    files.check_output("--csv", csv_path, _is_samples, "table of samples")
+    files.check_output("--csv", csv_path, files.begins_with(b"model,arm,"), "table of samples")
     files.check_output("--picture", picture, files.is_svg, "SVG")
     results = LatencyResults.load(Path(folders[0]), "tables")
     text = latency_report.report(results, chosen)
@@ -157,10 +157,6 @@ def tables(folders: tuple[str, ...], style: str, csv_path: str | None, picture: 
             raise LogError("--picture: there are no two points of a line to draw")
         files.replace("--picture", picture, lambda path: latency_pictures.draw(results, path))
     click.echo(text, nl=False)
-
-
-def _is_samples(head: bytes) -> bool:
-    return head.startswith(b"model,arm,")
 
 
 def _document(path: str) -> Document:

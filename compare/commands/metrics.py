@@ -22,6 +22,7 @@ from text import aligned, shown
 
 FORMS: dict[str, Form] = {"markdown": "markdown", "latex": "latex"}
 SUFFIXES: dict[str, Form] = {".md": "markdown", ".tex": "latex"}
+PROSE = (b"# `", b"\\documentclass")  # how a report of ours begins, which a new one replaces
 HEADINGS = ["", "tokens", "baseline", "target", "ratio", "interval", "target is"]
 
 
@@ -60,8 +61,8 @@ def metrics(
     Ratio_Latency is target ÷ baseline, Ratio_Throughput is baseline ÷ target.
     """
     form = _form(prose)
-    if prose is not None and prose not in FORMS:
-        files.check_output("--narrative", prose, _is_prose, "report in prose")
+    path = None if prose in FORMS else prose
+    files.check_output("--narrative", path, files.begins_with(*PROSE), "report in prose")
     files.check_output("--json", json_path, files.is_json, "JSON")
     comparisons = _pairs(
         sides("--baseline", baseline, baseline_tp), sides("--target", target, target_tp)
@@ -72,12 +73,11 @@ def metrics(
         click.echo("\n\n".join(map(table, comparisons)))
         return
     text = narrative(comparisons, form)
-    if prose in FORMS:
+    if path is None:
         click.echo(text, nl=False)
     else:
-        assert prose is not None
-        files.write_text("--narrative", prose, text)
-        say(f"Wrote {prose}")
+        files.write_text("--narrative", path, text)
+        say(f"Wrote {path}")
 
 
 def _form(prose: str | None) -> Form | None:
@@ -90,11 +90,6 @@ def _form(prose: str | None) -> Form | None:
             f"given: {shown(prose)}"
         )
     return form
-
-
-def _is_prose(head: bytes) -> bool:
-    """Whether a file that begins like this may be a report of ours, which a new one replaces."""
-    return head.startswith((b"# `", b"\\documentclass"))
 
 
 # ---------------------------------------------------------------------------------- which tables

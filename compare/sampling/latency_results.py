@@ -12,16 +12,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import files
 from benchlog.about import About
 from compare.figures.latency import Cell
 from compare.sampling.latency_plan import LatencyPlan, Load
-from errors import LogError, UsageError
+from compare.sampling.results import FILE, read_results
+from errors import UsageError
 from typed_json import from_json, to_json
 
 KIND, FORMAT = "latency", 1
-FILE = "results.json"
 
 
 @dataclass(frozen=True)
@@ -152,11 +153,8 @@ class LatencyResults:
     def load(folder: Path, option: str = "--resume") -> "LatencyResults":
         """Read what `save` wrote. option: the one that names the folder, for the message. Raises
         UsageError, one line."""
-        path = folder / FILE
-        if why := files.problem(path):
-            raise UsageError(f"{option} {folder}: {FILE}: {why}; latency --output writes it")
-        try:
-            value = json.loads(files.read_text(option, path))
+
+        def accept(value: Any) -> LatencyResults:
             if isinstance(value, dict) and "arms" in value and "kind" not in value:
                 raise UsageError(
                     f"{option} {folder}: {FILE} is of ab; latency --output writes its own"
@@ -167,11 +165,8 @@ class LatencyResults:
             for table in results.tables:
                 _check(table, results.plan)
             return results
-        except LogError as error:
-            raise UsageError(str(error)) from None
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-            message = f"{option} {folder}: {FILE} is not what latency --output writes"
-            raise UsageError(message) from None
+
+        return read_results(option, folder, "latency", accept)
 
 
 def _check(table: TableResult, plan: LatencyPlan) -> None:

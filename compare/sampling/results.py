@@ -5,9 +5,10 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 
 import files
 from benchlog.about import About, about
@@ -20,6 +21,7 @@ from compare.sampling.arm import Arm
 from errors import LogError, UsageError
 from typed_json import from_json, omitted, to_json
 
+T = TypeVar("T")
 FORMAT = 4
 FILE = "results.json"
 MOST_BESIDE = 8  # arms side by side: a round of more takes so long that the machine drifts in it
@@ -178,19 +180,31 @@ class Results:
     def load(folder: Path, option: str = "--resume") -> "Results":
         """What `save` wrote. option: that named the folder. Raises UsageError where nothing of the
         kind is there."""
-        path, named = folder / FILE, f"{option} {folder}"
-        try:
-            if why := files.problem(path):
-                raise UsageError(f"{named}: {FILE}: {why}; ab --output writes it")
-            value = json.loads(files.read_text(option, path))
+
+        def accept(value: Any) -> Results:
             if value["format"] != FORMAT:
-                raise UsageError(f"{named}: another version wrote its {FILE}")
+                raise UsageError(f"{option} {folder}: another version wrote its {FILE}")
             results = from_json(Results, value)
             if not results.arms:
                 raise ValueError("no arms")
             return results
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise UsageError(f"{named}: {FILE} is not what --output writes") from None
+
+        return read_results(option, folder, "ab", accept)
+
+
+def read_results(option: str, folder: Path, command: str, accept: Callable[[Any], T]) -> T:
+    """What `accept` makes of results.json, which --output of a command wrote into a folder.
+
+    accept: of the file's JSON; its errors of kinds that a damaged file causes mean that it is one.
+    Raises UsageError, one line, where nothing of the kind is there.
+    """
+    path, named = folder / FILE, f"{option} {folder}: {FILE}"
+    if why := files.problem(path):
+        raise UsageError(f"{named}: {why}; {command} --output writes it")
+    try:
+        return accept(json.loads(files.read_text(option, path)))
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        raise UsageError(f"{named} is not what {command} --output writes") from None
 
 
 def write_json(path: str, value: object) -> None:

@@ -188,7 +188,7 @@ def test_autoquant_and_schemes_that_the_shapes_refuse_are_left_out():
     [
         (("--from", "nowhere"), "--from nowhere: results.json: "),
         (("--from", "empty"), "--from empty: results.json: "),
-        (("--from", "damaged"), "--from damaged: results.json is not what --output writes"),
+        (("--from", "damaged"), "--from damaged: results.json is not what ab --output writes"),
         (("--from", "empty", "--max_minutes", "3"), "--max_minutes would measure anew"),
         (("--from", "empty", "--kernel", "cpu"), "--kernel would measure anew"),
         (("--max_memory", "8 apples"), "--max_memory takes a size such as 8GB or 7.5GiB"),
