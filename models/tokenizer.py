@@ -113,8 +113,8 @@ class Tokenizer(ABC):
 
     def _endings(self, hints: "Hints") -> frozenset[int]:
         named = (*ENDINGS, hints.eos_token or "")
-        found = (self.token_id(piece) for piece in named)
-        return hints.eos_ids.union(id for id in found if id is not None)
+        ids = (self.token_id(piece) for piece in named)
+        return hints.eos_ids.union(id for id in ids if id is not None)
 
 
 def stream(tokenizer: Tokenizer, after: Iterable[int] = ()) -> "TextStream":

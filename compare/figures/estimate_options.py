@@ -71,10 +71,10 @@ def predicted(asked: Asked, all_schemes: bool, what_fits: str | None) -> tuple[s
         asked.precision,
     )
     if memory is not None:
-        found = what_fits_into(request, machine, memory, SHOWN, tuple(CACHES))
+        fitting = what_fits_into(request, machine, memory, SHOWN, tuple(CACHES))
         context = None if isinstance(config, str) else config.max_position
-        text = tables.fitting(found, memory, asked.batch_size, context, machine.warnings)
-        return text, to_json({"memory_bytes": memory, "fits": found})
+        text = tables.fitting(fitting, memory, asked.batch_size, context, machine.warnings)
+        return text, to_json({"memory_bytes": memory, "fits": fitting})
     if all_schemes:
         names = machine.schemes or COMPARED
         each = {name: _estimated(replace(request, scheme=name), machine) for name in names}
