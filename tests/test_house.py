@@ -305,6 +305,20 @@ def test_no_file_edits_the_module_search_path(path):
     assert not any(ast.unparse(node) == "sys.path" for node in attributes)
 
 
+TYPED = [p for p in FILES if p.parts[0] in ("run", "compare", "benchlog") or p.stem == "spec"]
+UNTYPED = re.compile(r"(dict|Mapping)\[str, (Any|object)\]")
+AT_THE_BORDER = {"to_json", "as_json"}  # what they return is written as JSON
+
+
+@pytest.mark.parametrize("path", TYPED, ids=str)
+def test_no_untyped_dict_is_handed_on(path):
+    """What a function gives to other files has a type whose fields are known."""
+    functions = [node for node in ast.walk(syntax(path)) if isinstance(node, ast.FunctionDef)]
+    public = [f for f in functions if f.name[0] != "_" and f.name not in AT_THE_BORDER]
+    untyped = [f.name for f in public if f.returns and UNTYPED.search(ast.unparse(f.returns))]
+    assert not untyped
+
+
 @pytest.mark.parametrize("path", tree(".py", ".cpp", ".h"), ids=str)
 def test_a_file_is_read_in_one_sitting(path):
     assert len((ROOT / path).read_text().splitlines()) <= 500
