@@ -20,7 +20,7 @@ from benchlog.origin import versions
 from errors import QuantbenchError
 from estimate.calibration import Calibration, Speed, of_this_machine
 from estimate.predict import Calibrated, Estimate, Figure, Request, pass_of, predict
-from estimate.probe import Probe
+from estimate.probe import speed_now
 from run import bandwidth, why
 from run.energy import NO_COUNTER
 from run.facts import Facts, Measured
@@ -147,14 +147,14 @@ class Estimator:
 
     def reading(self, facts: Facts) -> Speed | None:
         """The machine's speed at this moment; None where no estimate needs it, and where reading
-        it would take memory that is not free. It takes some tenths of a second."""
+        it would take memory that is not free."""
         if facts.parallel is not None or self.why_not(facts) is not None:
             return None
         device = torch.device(str(self.calibration.device["type"]))
         free = devices.free_memory(device)
         if free is not None and free < ROOM:
             return None
-        return Probe(device, getattr(torch, self.calibration.precision)).reading()
+        return speed_now(self.calibration, device)
 
     def beside(self, measured: Measured, now: Speed | None = None) -> Beside:
         """The estimates of a run beside what was measured."""

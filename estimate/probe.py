@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 import devices
-from estimate.calibration import Speed
+from estimate.calibration import Calibration, Speed
 from quantize.spec import COMPARED
 from run.bandwidth import Bandwidth
 from run.machine import Counters, MachineUse
@@ -122,6 +122,12 @@ def wait_for_others(patience: float) -> float:
         if not disturbed(Counters.read().since(counters)):
             break
     return waited
+
+
+def speed_now(calibration: Calibration, device: torch.device) -> Speed:
+    """How fast the machine is at this moment, read as the calibration's figures were. It takes
+    about a second, and BYTES of run/bandwidth.py."""
+    return Probe(device, getattr(torch, calibration.precision)).reading()
 
 
 def mean(speeds: list[Speed]) -> Speed:

@@ -220,9 +220,9 @@ def answer_from(path: str, metric: Metric, defaults: Sequence[str], form: str | 
         if not equals or not key or not value:
             raise UsageError(f"--default takes KEY=VALUE, such as threads=16; given: {shown(text)}")
         named[key.strip()] = value.strip()
-    found = conclude(read(path, metric), named)
+    conclusions = conclude(read(path, metric), named)
     show = recorded_tables.FORMATS[form] if form else recorded_tables.terminal
-    click.echo(show(found).rstrip("\n"))
+    click.echo(show(conclusions).rstrip("\n"))
 
 
 def refuse_beside(context: click.Context, allowed: Sequence[str], why: str) -> None:

@@ -2,14 +2,12 @@
 
 from pathlib import Path
 
-import torch
-
 import devices
 from benchlog.origin import versions
 from errors import CheckpointError, MemoryShortage, UsageError
 from estimate.as_published import AsPublished
 from estimate.audit_energy import cards
-from estimate.calibration import Calibration, Speed, of_this_machine
+from estimate.calibration import Calibration, of_this_machine
 from estimate.datasheets import DATASHEETS, Datasheet, find, known
 from estimate.predict import (
     Calibrated,
@@ -20,7 +18,7 @@ from estimate.predict import (
     efficiency_of,
     efficiency_of_published,
 )
-from estimate.probe import Probe
+from estimate.probe import speed_now
 from estimate.published import Constants, counted_rows, fitted
 from estimate.tables import read
 from models.checkpoints.load import load_config
@@ -68,16 +66,11 @@ def machine_of(device: str, calibration: str | None) -> Machine:
 
 def _here(given: Calibration | None) -> Machine:
     where = devices.resolve("auto")
-    found = given or of_this_machine(where.type)
-    if found is None:
+    calibration = given or of_this_machine(where.type)
+    if calibration is None:
         raise UsageError(f"--device here: this machine is not calibrated; {HOW_TO}")
-    warnings = found.warnings({"type": where.type, **devices.describe(where)}, versions())
-    return Calibrated(found, warnings, None if given else _speed(found, where))
-
-
-def _speed(calibration: Calibration, device: torch.device) -> Speed:
-    """How fast this machine is at this moment; it takes less than a second."""
-    return Probe(device, getattr(torch, calibration.precision)).reading()
+    warnings = calibration.warnings({"type": where.type, **devices.describe(where)}, versions())
+    return Calibrated(calibration, warnings, None if given else speed_now(calibration, where))
 
 
 def _of_published(device: str, path: str) -> Machine:

@@ -15,21 +15,21 @@ from text import counted
 NAMED = 4  # settings that are listed by name
 
 
-def answer(found: Conclusions) -> list[str]:
+def answer(conclusions: Conclusions) -> list[str]:
     """At most three lines."""
-    default = found.settings[0]
-    if len(found.settings) == 1:
+    default = conclusions.settings[0]
+    if len(conclusions.settings) == 1:
         return [f"There is one setting alone, in {counted(len(default.runs), 'run')} of "
                 f"{default.span}: nothing to compare it with"]  # fmt: skip
-    if len(found.plans) > 1 and _judged(found.plans):
-        lines = _of_plans(found)
-    elif _judged(found.settings):
-        lines = _of_settings(found)
-    elif found.plans and len(found.plans) > 1:
-        lines = _too_few(found, "plans")
+    if len(conclusions.plans) > 1 and _judged(conclusions.plans):
+        lines = _of_plans(conclusions)
+    elif _judged(conclusions.settings):
+        lines = _of_settings(conclusions)
+    elif conclusions.plans and len(conclusions.plans) > 1:
+        lines = _too_few(conclusions, "plans")
     else:
-        lines = _of_options(found)
-    if any(line.startswith("order and setting") for line in found.confounded):
+        lines = _of_options(conclusions)
+    if any(line.startswith("order and setting") for line in conclusions.confounded):
         lines.append(
             "Order and setting are confounded, so time may be the reason: run the default again, "
             "last, or let quantbench tune --over take turns"
@@ -41,14 +41,14 @@ def _judged(groups: Sequence[Group]) -> bool:
     return any(group.verdict not in ("default", "too few runs") for group in groups)
 
 
-def _of_plans(found: Conclusions) -> list[str]:
-    default, *others = found.plans
+def _of_plans(conclusions: Conclusions) -> list[str]:
+    default, *others = conclusions.plans
     faster = [plan for plan in others if plan.verdict == "faster"]
     candidates = [plan for plan in faster if plan.can_be_best] or faster
     if not candidates:
         line = f"Keep the default{_in_brackets(default)}: no other plan is shown to be faster"
         spread = [f"plan {plan.name} {_times(plan)}" for plan in others if plan.speed_up]
-        return [f"{line} ({'; '.join(spread[:NAMED])})", *_within(found, default)]
+        return [f"{line} ({'; '.join(spread[:NAMED])})", *_within(conclusions, default)]
     chosen = min(candidates, key=lambda plan: plan.changes)
     line = (
         f"Leaving the default{_in_brackets(default)} did help: plan {chosen.name}"
@@ -57,12 +57,12 @@ def _of_plans(found: Conclusions) -> list[str]:
     if len(candidates) > 1:
         names = ", ".join(plan.name for plan in candidates)
         line += f"; plans {names} cannot be told from the fastest"
-    return [line, *_within(found, chosen)]
+    return [line, *_within(conclusions, chosen)]
 
 
-def _within(found: Conclusions, plan: Group) -> list[str]:
+def _within(conclusions: Conclusions, plan: Group) -> list[str]:
     """What is to be said of the settings that share a plan."""
-    members = [group for group in found.settings if group.plan == plan.name]
+    members = [group for group in conclusions.settings if group.plan == plan.name]
     if len(members) < 2:
         return [_take(members[0])] if members and members[0].verdict != "default" else []
     best = [group for group in members if group.can_be_best]
@@ -77,8 +77,8 @@ def _within(found: Conclusions, plan: Group) -> list[str]:
     ]
 
 
-def _of_settings(found: Conclusions) -> list[str]:
-    default, *others = found.settings
+def _of_settings(conclusions: Conclusions) -> list[str]:
+    default, *others = conclusions.settings
     faster = [group for group in others if group.verdict == "faster"]
     once = [group for group in others if group.verdict == "too few runs"]
     passed = f"; {counted(len(once), 'setting')} had too few runs to be judged" if once else ""
@@ -100,41 +100,43 @@ def _of_settings(found: Conclusions) -> list[str]:
     return lines
 
 
-def _too_few(found: Conclusions, what: str) -> list[str]:
+def _too_few(conclusions: Conclusions, what: str) -> list[str]:
     return [
         f"Too few runs to tell {what} apart: repeat each setting, the default between them, at "
         "least three times, or let quantbench tune --over do so"
     ]
 
 
-def _of_options(found: Conclusions) -> list[str]:
+def _of_options(conclusions: Conclusions) -> list[str]:
     """Where no setting was repeated often enough: each option by itself."""
     lines = []
-    default, alike = found.settings[0], found.plans[0] if found.plans else None
-    for test in (test for test in found.options if test.shown):
-        if said := _option_line(test, default, found):
+    default, alike = conclusions.settings[0], conclusions.plans[0] if conclusions.plans else None
+    for test in (test for test in conclusions.options if test.shown):
+        if said := _option_line(test, default, conclusions):
             lines.append(said)
     if lines:
         return lines[:2]
     if alike:
         return [
-            f"Keep the default: all {len(found.settings)} settings have identical plans as far as "
-            f"was recorded, their runs spread over {alike.span}, and no setting is shown to be "
-            "faster",
-            *_too_few(found, "settings"),
+            f"Keep the default: all {len(conclusions.settings)} settings have identical plans as "
+            f"far as was recorded, their runs spread over {alike.span}, and no setting is shown "
+            "to be faster",
+            *_too_few(conclusions, "settings"),
         ]
-    return _too_few(found, "settings")
+    return _too_few(conclusions, "settings")
 
 
-def _option_line(test: OptionTest, default: Group, found: Conclusions) -> str | None:
+def _option_line(test: OptionTest, default: Group, conclusions: Conclusions) -> str | None:
     own = default.options[test.name]
-    runs = {run.number: run.seconds for run in found.recording.runs}
+    runs = {run.number: run.seconds for run in conclusions.recording.runs}
     numbers = list(runs)
     means = {
         value: math.exp(sum(math.log(runs[numbers[n]]) for n in places) / len(places))
         for value, places in test.runs.items()
     }
-    chance = f"p = {test.p:.2g} by permutation, {counted(len(found.options), 'option')} counted"
+    chance = (
+        f"p = {test.p:.2g} by permutation, {counted(len(conclusions.options), 'option')} counted"
+    )
     best = min(means, key=lambda value: means[value])
     if best == own:
         return f"Keep the default of {test.name}, {own}: others are slower ({chance})"

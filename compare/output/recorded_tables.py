@@ -33,27 +33,37 @@ COLUMNS: Columns[Group] = [
 ]
 
 
-def terminal(found: Conclusions) -> str:
-    lines = [_heading(found), "", aligned(COLUMNS, found.settings), "", *_plans(found)]
-    lines += ["", *(f"Answer: {line}" for line in answer(found))]
-    remarks = _remarks(found)
+def terminal(conclusions: Conclusions) -> str:
+    lines = [
+        _heading(conclusions),
+        "",
+        aligned(COLUMNS, conclusions.settings),
+        "",
+        *_plans(conclusions),
+    ]
+    lines += ["", *(f"Answer: {line}" for line in answer(conclusions))]
+    remarks = _remarks(conclusions)
     return "\n".join([*lines, *(["", *remarks] if remarks else [])]) + "\n"
 
 
-def as_markdown(found: Conclusions) -> str:
-    lines = [f"# {_heading(found)}", "", *(f"- {line}" for line in answer(found)), ""]
-    lines += [markdown(COLUMNS, found.settings), "", *(f"- {line}" for line in _plans(found))]
-    lines += [f"- {line}" for line in _remarks(found)]
+def as_markdown(conclusions: Conclusions) -> str:
+    lines = [f"# {_heading(conclusions)}", "", *(f"- {line}" for line in answer(conclusions)), ""]
+    lines += [
+        markdown(COLUMNS, conclusions.settings),
+        "",
+        *(f"- {line}" for line in _plans(conclusions)),
+    ]
+    lines += [f"- {line}" for line in _remarks(conclusions)]
     return "\n".join(lines) + "\n"
 
 
-def as_csv(found: Conclusions) -> str:
+def as_csv(conclusions: Conclusions) -> str:
     file = io.StringIO()
-    keys = list(found.settings[0].options)
+    keys = list(conclusions.settings[0].options)
     names = [*keys, "plan", "runs", "seconds", "speed_up", "low", "high", "confidence", "verdict"]
     writer = csv.DictWriter(file, names, lineterminator="\n")
     writer.writeheader()
-    for group in found.settings:
+    for group in conclusions.settings:
         ratio = group.speed_up
         cells = dict(zip(names[-5:-1], (ratio.value, ratio.low, ratio.high, ratio.confidence),
                          strict=True)) if ratio else {}  # fmt: skip
@@ -64,20 +74,20 @@ def as_csv(found: Conclusions) -> str:
     return file.getvalue()
 
 
-def as_json(found: Conclusions) -> str:
+def as_json(conclusions: Conclusions) -> str:
     value = {
-        "file": found.recording.path,
-        "metric": found.recording.metric,
-        "seconds_from": found.recording.source,
-        "answer": answer(found),
-        "settings": to_json(found.settings),
-        "plans": to_json(found.plans),
-        "plan_words": found.plan_words,
-        "scatter": found.scatter.deviation if found.scatter.freedom else None,
-        "scatter_freedom": found.scatter.freedom,
-        "options": to_json(found.options),
-        "confounded": found.confounded,
-        "problems": found.recording.problems,
+        "file": conclusions.recording.path,
+        "metric": conclusions.recording.metric,
+        "seconds_from": conclusions.recording.source,
+        "answer": answer(conclusions),
+        "settings": to_json(conclusions.settings),
+        "plans": to_json(conclusions.plans),
+        "plan_words": conclusions.plan_words,
+        "scatter": conclusions.scatter.deviation if conclusions.scatter.freedom else None,
+        "scatter_freedom": conclusions.scatter.freedom,
+        "options": to_json(conclusions.options),
+        "confounded": conclusions.confounded,
+        "problems": conclusions.recording.problems,
     }
     return json.dumps(value, indent=1)
 
@@ -86,44 +96,44 @@ FORMATS: dict[str, Callable[[Conclusions], str]] = {
     "md": as_markdown,
     "csv": as_csv,
     "json": as_json,
-    "answer": lambda found: "\n".join(answer(found)),
+    "answer": lambda conclusions: "\n".join(answer(conclusions)),
 }
 
 
-def _heading(found: Conclusions) -> str:
-    recording = found.recording
+def _heading(conclusions: Conclusions) -> str:
+    recording = conclusions.recording
     return (
         f"{recording.title}: {counted(len(recording.runs), 'run')} of "
-        f"{counted(len(found.settings), 'setting')}, compared by {recording.metric} "
+        f"{counted(len(conclusions.settings), 'setting')}, compared by {recording.metric} "
         f"({recording.source})"
     )
 
 
-def _plans(found: Conclusions) -> list[str]:
+def _plans(conclusions: Conclusions) -> list[str]:
     """The groups of identical plans, and how far equal runs scatter."""
     lines = []
-    for plan in found.plans:
-        members = [group for group in found.settings if plan.name in group.plan.split(", ")]
+    for plan in conclusions.plans:
+        members = [group for group in conclusions.settings if plan.name in group.plan.split(", ")]
         ratio = plan.speed_up
         over = f"; {ratio.written('.2f')} × the default's, {plan.verdict}" if ratio else ""
         lines.append(
-            f"plan {plan.name}: {found.plan_words[plan.name]}: "
+            f"plan {plan.name}: {conclusions.plan_words[plan.name]}: "
             f"{counted(len(members), 'setting')} with identical plans, "
             f"{counted(len(plan.runs), 'run')}, {plan.span}{over}"
         )
-    scatter = found.scatter
+    scatter = conclusions.scatter
     if scatter.freedom:
         lines.append(
-            f"noise: {found.noise_of} scatter by {scatter.deviation:.1%} (standard deviation, "
-            f"{counted(scatter.freedom, 'degree')} of freedom)"
+            f"noise: {conclusions.noise_of} scatter by {scatter.deviation:.1%} "
+            f"(standard deviation, {counted(scatter.freedom, 'degree')} of freedom)"
         )
     else:
         lines.append("noise: not known, as nothing was run twice")
     return lines
 
 
-def _remarks(found: Conclusions) -> list[str]:
-    recording, default = found.recording, found.settings[0]
+def _remarks(conclusions: Conclusions) -> list[str]:
+    recording, default = conclusions.recording, conclusions.settings[0]
     named = ", ".join(f"{key}={value}" for key, value in default.options.items())
     lines = []
     if named:  # else there is one setting alone
@@ -131,17 +141,21 @@ def _remarks(found: Conclusions) -> list[str]:
             f"the default is taken to be run {default.runs[0]}'s setting, {named}; --default "
             "KEY=VALUE names another"
         )
-    words = {group.speed_up.word for group in (*found.settings, *found.plans) if group.speed_up}
+    words = {
+        group.speed_up.word
+        for group in (*conclusions.settings, *conclusions.plans)
+        if group.speed_up
+    }
     lines += [
         f"in brackets the {word}"
         + (": of the runs, too few for an interval or a verdict" if word == "range" else "")
         for word in sorted(words)
     ]
-    lines += found.confounded
+    lines += conclusions.confounded
     if recording.passed_over:
         passed = ", ".join(recording.passed_over)
         lines.append(f"not taken for settings, as they differ in every run: {passed}")
-    several = [group.name for group in found.settings if ", " in group.plan]
+    several = [group.name for group in conclusions.settings if ", " in group.plan]
     if several:
         lines.append(f"of these settings runs had different plans: {'; '.join(several)}")
     problems = recording.problems

@@ -130,7 +130,7 @@ def test_a_second_estimate_at_the_speed_beside_the_run():
 def test_the_speed_is_read_where_there_is_room_for_it(monkeypatch):
     """By the probe that the calibration was made with; not where its memory might not be free, nor
     where other ranks may be computing."""
-    monkeypatch.setattr("estimate.beside.Probe", FakeProbe)
+    monkeypatch.setattr("estimate.probe.Probe", FakeProbe)
     monkeypatch.setattr("estimate.beside.of_this_machine", lambda kind: invented.calibration())
     report = report_of(measured())
     assert report.estimate.at_speed.read == 7e9
