@@ -67,10 +67,10 @@ class ModelConfig:
     extras: tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "extras", tuple(map(tuple, self.extras)))  # JSON has lists
         for key, accepts in _FIELDS.items():
             if getattr(self, key) is not None or key not in _MAY_BE_NONE:
                 accepts.check(self.name, key, getattr(self, key))
+        object.__setattr__(self, "extras", tuple(map(tuple, self.extras)))  # JSON has lists
         if self.num_heads % self.num_kv_heads:
             raise CheckpointError(
                 f"{self.name}: {self.num_heads} query heads cannot share "
@@ -150,8 +150,17 @@ class ModelConfig:
         return (self.num_layers - dense) * rows * self.dim
 
 
+_PAIRS = Accepts(
+    "a list of pairs, a key and its value",
+    lambda value: (
+        isinstance(value, list | tuple)
+        and all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in value)
+        and all(isinstance(key, str) for key, _ in value)
+    ),
+)
 _FIELDS = {
     "name": NAME,
+    "extras": _PAIRS,
     "num_layers": LAYERS,
     **dict.fromkeys(("dim", "num_heads", "num_kv_heads", "head_dim", "ffn_dim"), COUNT),
     **dict.fromkeys(("vocab_size", "max_position", "sliding_window"), COUNT),
