@@ -1,6 +1,6 @@
 """Which file computes which models. A new architecture is a file in this folder and a row here.
 
-    architecture("qwen2")           # how a config.json of this model_type is read
+    ARCHITECTURES["qwen2"]          # how a config.json of this model_type is read
     build(config)                   # weights as torch initializes them, on torch's default device
 
 The file holds a class like models.llama.Transformer, most simply a child of it. Until others are
