@@ -16,7 +16,7 @@ struct SparseChunk {
     const __m512i second = _mm512_set1_epi32(0x04040000), nibble = _mm512_set1_epi8(char(0xf0));
     const __m512i place = _mm512_set1_epi8(3), half = _mm512_set1_epi8(char(0x80));
     for (int unit = 0; unit < units; ++unit, p += C::BYTES) {
-      for (int line = 0; line < C::BYTES; line += 64) __builtin_prefetch(p + PREFETCHED + line);
+      fetch_ahead<T, C::BYTES>(p);
       __m512i places = _mm512_loadu_si512(p + 128);
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i, eights += 4 * T) {
