@@ -22,6 +22,7 @@ from text import shown
 from typed_json import from_json, omitted, to_json
 
 FORMAT = 2  # of the file
+DISTURBED = 0.65  # share of the median of arithmetic; in each of a machine's states it is above
 ABOVE_DATASHEET = 1.02  # a reading above this multiple of the datasheet's figure is an error
 WATCHED = ("torch", "torchao")  # packages whose version changes the speed of what was measured
 
@@ -164,6 +165,11 @@ class Calibration:
         """The median of all readings."""
         speeds = [p.speed for p in self.products] + [w.speed for w in self.wholes]
         return Speed(_median([s.read for s in speeds]), _median([s.multiply for s in speeds]))
+
+    def undisturbed(self, speed: Speed) -> bool:
+        """Whether both cores were free at a reading: where another process has one of them,
+        arithmetic is half as fast, and what is measured there says nothing of the machine."""
+        return speed.multiply >= DISTURBED * self.speed.multiply
 
     def save(self, option: str, path: str) -> None:
         files.write_text(option, path, json.dumps(to_json(self), indent=1) + "\n")

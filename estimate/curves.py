@@ -11,6 +11,7 @@ what is predicted.
 """
 
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,7 +28,7 @@ from estimate.calibration import (
     RestPoint,
     Speed,
 )
-from estimate.drift import by_rate
+from estimate.drift import by_rate, memory_exponent
 from models.config import ModelConfig
 
 SHORTEST = 1e-9  # seconds of a product: a fit may give none of a small one
@@ -126,13 +127,21 @@ class Curves:
             for key, points in groups.items()
         }  # fmt: skip
 
-    def product(self, scheme: str, rows: int, inner: int, outer: int, called: bool = True) -> float:
+    def product(
+        self,
+        scheme: str,
+        rows: int,
+        inner: int,
+        outer: int,
+        called: bool = True,
+        kept: float = 0.0,
+    ) -> float:
         """Seconds of x (rows, inner) times a weight (outer, inner): as it takes in a model, where
         that was fitted (`in_place`), or alone. called: with the call's cost, which products inside
-        of a larger op do not have."""
+        of a larger op do not have. kept: the weight's share that caches save, in a model."""
         placed = {r: f for (name, r), f in self.in_place.items() if name == scheme}
         if placed:
-            each = [float(inner * outer), float(outer), float(inner)]
+            each = [(1 - kept) * inner * outer, float(outer), float(inner)]
             seconds = {r: max(f(each), SHORTEST) for r, f in placed.items()}
             return between(seconds, rows) + called * self.calibration.call_seconds
         terms = _product_terms(inner, outer)
@@ -147,6 +156,41 @@ class Curves:
         points = [p for p in self.calibration.products if p.scheme == scheme and p.rows == rows]
         largest = max(points, key=lambda p: p.bytes)
         return largest.bytes / self.at_reference(largest.seconds, largest.speed, largest.bytes)
+
+    # ------------------------------------------------------------------------ what caches keep
+
+    @cached_property
+    def _weights_per_byte(self) -> dict[str, float]:
+        """By scheme: the weights of a product for each byte that the kernel holds."""
+        ratios: dict[str, list[float]] = {}
+        for p in self.calibration.products:
+            ratios.setdefault(p.scheme, []).append(p.inner * p.outer / p.bytes)
+        return {scheme: statistics.median(values) for scheme, values in ratios.items()}
+
+    def kept(self, scheme: str, rows: int, weights: float, cached: float) -> float:
+        """The share of a step's weights that caches save: what they keep of it from step to step
+        costs next to nothing, as far as the products wait for memory.
+
+        weights: that the step reads. cached: bytes of keys and values that it reads as well.
+        """
+        if rows > FEW_ROWS or not weights:
+            return 0.0
+        every = weights / self._weights_per_byte[scheme] + cached
+        saved = min(self._saved(every) / every, 1.0)
+        return saved * memory_exponent(self.weight_rate(scheme, rows), self.speed.read)
+
+    def _saved(self, size: float) -> float:
+        """Bytes of a block of this size, read again and again, that memory need not give: the
+        block is read as fast as if it were shorter by so many. Linear in log(size)."""
+        points = sorted(self.calibration.bandwidth, key=lambda p: p.bytes)
+        if not points:
+            return 0.0
+        beside = [(p.speed or self.speed).read for p in points]
+        saved = [
+            max(0.0, p.bytes * (1 - memory / p.read))
+            for p, memory in zip(points, beside, strict=True)
+        ]
+        return float(np.interp(math.log(size), [math.log(p.bytes) for p in points], saved))
 
     # ------------------------------------------------------------------------ attention
 

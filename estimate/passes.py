@@ -75,7 +75,9 @@ class CalibratedMachine:
     def __init__(self, calibration: Calibration, without: str | None = None) -> None:
         self.calibration, self.curves = calibration, Curves(calibration)
         self.device = torch.device(str(calibration.device["type"]))
-        self.wholes = [p for p in calibration.wholes if p.model != without]
+        quiet = [p for p in calibration.wholes if calibration.undisturbed(p.speed)]
+        self.quiet = quiet or calibration.wholes
+        self.wholes = [p for p in self.quiet if p.model != without]
         # By scheme and rows of the products: seconds beside them, of a layer and of a pass.
         self.layer: dict[tuple[str, int], float] = {}
         self.once: dict[tuple[str, int], float] = {}
@@ -139,10 +141,11 @@ class CalibratedMachine:
         """One pass. logits: rows that get any."""
         curves, L = self.curves, config.num_layers
         fused = tokens == 1  # a step is one op
-        products = layers.products(curves, config, scheme, rows * tokens, fused)
         filled = depth + 1 if tokens == 1 else depth
         window = min(filled, config.sliding_window or filled)
         cached = _cache_bytes(config, cache, rows, window, self.calibration.precision)
+        kept = curves.kept(scheme, rows, _weights(config), L * cached) if tokens == 1 else 0.0
+        products = layers.products(curves, config, scheme, rows * tokens, fused, kept)
         attention = L * curves.attention(config, cache, rows, tokens, window, cached)
         if tokens == 1:
             attention *= _of(self.behind_depth, scheme, rows, default=1.0)
@@ -150,7 +153,8 @@ class CalibratedMachine:
         if tokens > 1:
             rest += L * curves.layer_rest(layers.gated(config), rows * tokens)
         if logits:
-            products += curves.product(scheme, logits, config.dim, config.vocab_size, called=False)
+            D, V = config.dim, config.vocab_size
+            products += curves.product(scheme, logits, D, V, called=False, kept=kept)
             rest += curves.draw(logits, config.vocab_size, greedy)
         in_pass = scheme, rows * tokens
         fixed = L * _of(self.layer, *in_pass) + _of(self.once, *in_pass)
@@ -188,7 +192,7 @@ class CalibratedMachine:
         """By scheme, rows of the products and whether it is a step: from the rounds of the
         calibration models."""
         groups: dict[tuple[str, int, bool], dict[object, list[tuple[float, Speed]]]] = {}
-        for p in self.calibration.wholes:
+        for p in self.quiet:
             if p.kv_cache == "dense" and p.depth < SHALLOW:
                 group = groups.setdefault((p.scheme, p.rows * p.tokens, p.tokens == 1), {})
                 group.setdefault((p.model, p.rows), []).append((p.seconds, p.speed))
@@ -249,6 +253,8 @@ class CalibratedMachine:
                 beside += self.curves.product(point.scheme, point.rows, inner, outer, called=False)
             each = shapes.values()
             weights, outputs = sum(n * k for n, k in each), sum(n for n, _ in each)
+            if step:
+                weights *= 1 - self.curves.kept(point.scheme, point.rows, weights, 0.0)
             terms.append([weights, outputs, sum(k for _, k in each), config.num_layers, 1.0])
             wholes.append(whole)
             seconds.append(max(whole - beside, SHORTEST))
@@ -319,6 +325,11 @@ def scatter(calibration: Calibration) -> dict[str, float]:
 def root_mean_square(values: Iterable[float]) -> float:
     squares = [value * value for value in values]
     return math.sqrt(statistics.fmean(squares)) if squares else math.nan
+
+
+def _weights(config: ModelConfig) -> float:
+    """Numbers of all matrices of a model."""
+    return float(sum(n * k for n, k in config.linear_shapes().values()))
 
 
 def _cache_bytes(config: ModelConfig, cache: str, rows: int, slots: int, precision: str) -> int:

@@ -98,8 +98,9 @@ def errors(
     for s in samples:
         cases.setdefault((s.model, s.scheme, s.tokens, s.rows, s.depth), []).append(s)
     rows = []
-    for (name, scheme, tokens, batch, depth), some in cases.items():
+    for (name, scheme, tokens, batch, depth), each_sample in cases.items():
         config, step = configs[name], tokens == 1
+        some = [s for s in each_sample if calibration.undisturbed(s.speed)] or each_sample
         if step:
             parts = machine.step(config, scheme, "dense", batch, depth)
         else:

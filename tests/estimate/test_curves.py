@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from estimate.calibration import DrawPoint, Speed, WholePoint
+from estimate.calibration import BandwidthPoint, DrawPoint, Speed, WholePoint
 from estimate.calibration_models import DEEP, MODELS
 from estimate.curves import Curves, between, fit
 from estimate.passes import CalibratedMachine, scatter
@@ -125,6 +125,48 @@ def test_attention_in_a_model_takes_longer_than_alone():
         assert seconds == pytest.approx(whole(config, scheme, rows), rel=0.02)
 
 
+KEPT = 12 << 20  # bytes of weights that an invented cache keeps from step to step
+
+
+def with_cache(bytes_kept=KEPT):
+    """The invented machine with a cache that keeps some of whatever is read again and again."""
+    bandwidth = [
+        BandwidthPoint(size, size / max(size - bytes_kept, size / 8) * invented.MEMORY, 0.0)
+        for size in (16 << 20, 64 << 20, 1 << 30)
+    ]
+    calibration = invented.calibration(bandwidth=bandwidth)
+    wholes = [
+        dataclasses.replace(p, seconds=p.seconds - saved(p.rows * p.tokens, bytes_kept))
+        for p in calibration.wholes
+    ]
+    return dataclasses.replace(calibration, wholes=wholes)
+
+
+def saved(rows, bytes_kept=KEPT):
+    """Seconds of a step in which the cache gives what memory would have given."""
+    return invented.IN_PLACE * bytes_kept / invented.MEMORY if rows <= 16 else 0.0
+
+
+@pytest.mark.parametrize("scheme", invented.BITS)
+def test_a_cache_keeps_a_part_of_the_weights(scheme):
+    """It saves every step the same seconds: of a small model's a larger part."""
+    machine = CalibratedMachine(with_cache())
+    small = dataclasses.replace(preset("Llama-3.2-1B").with_layers(1), vocab_size=8192)
+    for config in (small, preset("Llama-3.2-1B")):
+        expected = invented.whole(config, scheme, 1, 1, 0) - saved(1)
+        seconds = machine.step(config, scheme, "dense", 1, 0).seconds
+        assert seconds == pytest.approx(expected, rel=0.004)
+
+
+def test_what_a_cache_keeps_is_shared_with_keys_and_values():
+    """As many bytes of them as of the weights: half of what is kept is weights."""
+    curves = Curves(with_cache())
+    alone = curves.kept("none", 1, 1e8, 0.0)
+    assert alone == pytest.approx(KEPT / 2e8, rel=1e-3)
+    assert curves.kept("none", 1, 1e8, 2e8) == pytest.approx(alone / 2, rel=1e-3)
+    assert curves.kept("none", 128, 1e8, 0.0) == 0  # bound by arithmetic
+
+
 def test_a_round_that_was_disturbed_does_not_count():
     """One of three rounds took three times as long: their median is the other two's."""
     calibration = invented.calibration()
@@ -136,6 +178,23 @@ def test_a_round_that_was_disturbed_does_not_count():
         for some in (calibration, disturbed)
     ]
     assert steps[1] == pytest.approx(steps[0])
+
+
+def test_what_was_measured_beside_another_process_does_not_count():
+    """Where arithmetic was read at half of its speed, another process had a core: these rounds,
+    which took four times as long, are the larger part of a model's."""
+    calibration = invented.calibration()
+    half = Speed(invented.MEMORY, invented.ARITHMETIC / 2)
+    disturbed = [
+        dataclasses.replace(p, seconds=4 * p.seconds, speed=half)
+        for p in calibration.wholes if p.model == "wide"
+    ]  # fmt: skip
+    machine = CalibratedMachine(
+        dataclasses.replace(calibration, wholes=calibration.wholes + 2 * disturbed)
+    )
+    config = preset("Llama-3.2-1B")
+    expected = CalibratedMachine(calibration).step(config, "none", "dense", 4, 0).seconds
+    assert machine.step(config, "none", "dense", 4, 0).seconds == pytest.approx(expected)
 
 
 def test_a_prompt_of_many_sequences_is_cut_as_a_run_cuts_it():
