@@ -155,8 +155,7 @@ class Generator:
         import torch
 
         from kv_cache import CACHES
-        from ops import attention
-        from run import compiling, decoding
+        from run import caches, compiling, decoding
 
         compiling.opaque_draw(lambda logits, *how: sample(logits, Sampling(*how)))
         config, weight = model.config, model.tok_embeddings.weight
@@ -164,14 +163,12 @@ class Generator:
         self.sampling = sampling or Sampling()
         self.cache_size = cache_size or min(config.max_position, LARGEST_DEFAULT_CACHE)
         self.prefill_chunk = prefill_chunk
-        group = config.num_heads // config.num_kv_heads
         if kv_cache not in CACHES:
             raise UsageError(f"kv_cache {kv_cache!r}: there are {', '.join(CACHES)}")
-        cache, E = CACHES[kv_cache], config.head_dim
-        self.attention = attention.choose(self.device, E, group, weight.dtype, cache.format)
-        shape = batch_size, config.num_kv_heads, self.cache_size, E
-        where = weight.dtype, self.device, config.sliding_window, self.attention.name
-        self.caches = [cache(*shape, *where) for _ in range(config.num_layers)]
+        kind, dtype = CACHES[kv_cache], weight.dtype
+        self.attention = caches.attention_of(kind, config, dtype, self.device)
+        how = dtype, self.device, self.attention.name
+        self.caches = caches.of_layers(kind, config, batch_size, self.cache_size, *how)
         compile_decode = compile_decode and model.compilable
         self.decoder = decoding.choose(decoder, model, self.caches, batch_size, compile_decode)
 

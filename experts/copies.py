@@ -2,21 +2,28 @@
 
     copies = make(slow, device)
     copies.now(slot, key)               # and then compute
-    copies.begin(slot, key)             # compute something else, and then
+    copies.begin([(slot, key)])         # compute something else, and then
     copies.wait(slot)
 
-A CPU copies by threads: reading a file releases Python's lock. A CUDA card copies from locked pages
-on a stream of its own, and its computing stream waits for an event.
+From a disk that is read past the page cache the system copies, several experts at once (aio.py).
+From any other slow tier a CPU copies by threads: reading a file releases Python's lock. A CUDA card
+copies from locked pages on a stream of its own, and its computing stream waits for an event.
 """
 
+import itertools
+import os
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from experts.slow import Key, SlowTier, cut, pages
+from experts import aio
+from experts.slow import Disk, Key, SlowTier, cut, pages
+from quantize.kernel import fused_weight
 
 THREADS = 2  # that read at the same time
 
@@ -31,6 +38,19 @@ class Slot:
         self.used: Any = None  # on a card: when the last product with it is done,
         self.landed: Any = None  # and when the last copy into it is
 
+    @cached_property
+    def addresses(self) -> tuple[int, int]:
+        """Where the matrices w13 and w2 of the expert begin."""
+        return addresses(self.expert)
+
+
+def addresses(expert: nn.Module) -> tuple[int, int]:
+    """Where an expert's matrices w13 and w2 begin; 0 where a kernel has them in a form of its own
+    that the fused step does not read."""
+    weights = [fused_weight(expert.get_submodule(name)) for name in ("w13", "w2")]
+    w13, w2 = (0 if weight is None else weight.data_ptr() for weight in weights)
+    return w13, w2
+
 
 class Copies(Protocol):
     """Who copies."""
@@ -44,8 +64,8 @@ class Copies(Protocol):
     def now(self, slot: Slot, key: Key) -> None:
         """Fill a slot. What is computed afterwards finds the expert there. Raises TierError."""
 
-    def begin(self, slot: Slot, key: Key) -> None:
-        """Begin to fill a slot."""
+    def begin(self, pairs: Sequence[tuple[Slot, Key]]) -> None:
+        """Begin to fill slots, in this order as far as there is one."""
 
     def wait(self, slot: Slot) -> None:
         """Until the slot is filled. Raises TierError."""
@@ -58,7 +78,15 @@ class Copies(Protocol):
 
 
 def make(slow: SlowTier, device: torch.device) -> Copies:
-    return OnStream(slow, device) if device.type == "cuda" else ByThreads(slow)
+    """The quickest that can copy from there: `BySystem` from a disk that is read past the page
+    cache, where the system allows it."""
+    if device.type == "cuda":
+        return OnStream(slow, device)
+    if isinstance(slow, Disk) and slow.direct is not None:
+        queue = aio.opened()
+        if queue is not None:
+            return BySystem(slow, slow.direct, queue)
+    return ByThreads(slow)
 
 
 def buffers(count: int, nbytes: int, device: torch.device) -> list[Tensor]:
@@ -95,9 +123,10 @@ class ByThreads:
         slot.key = key
         self.seconds += time.perf_counter() - started
 
-    def begin(self, slot: Slot, key: Key) -> None:
-        slot.key = key
-        slot.coming = self.pool.submit(self.slow.read, key, slot.buffer)
+    def begin(self, pairs: Sequence[tuple[Slot, Key]]) -> None:
+        for slot, key in pairs:
+            slot.key = key
+            slot.coming = self.pool.submit(self.slow.read, key, slot.buffer)
 
     def wait(self, slot: Slot) -> None:
         future: Future[None] | None = slot.coming
@@ -121,6 +150,77 @@ class ByThreads:
 
     def done(self, slot: Slot) -> None:
         pass
+
+
+class BySystem:
+    """The system reads from a disk, several experts at once, while this process computes."""
+
+    def __init__(self, slow: Disk, file: int, queue: aio.Queue) -> None:
+        """file: the disk's file, opened with O_DIRECT."""
+        self.slow, self.file, self.queue, self.seconds = slow, file, queue, 0.0
+        self.tickets = itertools.count()
+        self.under_way: dict[int, Slot] = {}  # by ticket, which is also the slot's `coming`
+        self.over: dict[int, int] = {}  # results of reads that nobody has waited for, by ticket
+
+    def waited(self) -> float:
+        seconds, self.seconds = self.seconds, 0.0
+        return seconds
+
+    def cancelled(self) -> int:
+        return 0  # what the system has accepted is read
+
+    def now(self, slot: Slot, key: Key) -> None:
+        self.begin([(slot, key)])
+        self.wait(slot)
+
+    def begin(self, pairs: Sequence[tuple[Slot, Key]]) -> None:
+        reads = []
+        for slot, key in pairs:
+            slot.key, slot.coming = key, next(self.tickets)
+            self.under_way[slot.coming] = slot
+            where = self.file, self.slow.starts[key], slot.buffer.data_ptr()
+            reads.append(aio.Read(slot.coming, *where, self.slow.nbytes))
+        accepted = self.queue.submit(reads)
+        for slot, key in pairs[accepted:]:  # too many, or a file system that cannot do it
+            del self.under_way[slot.coming]
+            slot.key = slot.coming = None  # in case the read fails
+            started = time.perf_counter()
+            self.slow.read(key, slot.buffer)
+            slot.key, self.seconds = key, self.seconds + time.perf_counter() - started
+
+    def wait(self, slot: Slot) -> None:
+        if slot.coming is None:
+            return
+        started = time.perf_counter()
+        while slot.coming in self.under_way:
+            self._collect(at_least=1)
+        self.seconds += time.perf_counter() - started
+        self._check(slot)
+
+    def abandon(self, slot: Slot) -> bool:
+        if slot.coming in self.under_way:
+            self._collect(at_least=0)
+        if slot.coming in self.under_way:
+            return False
+        self.over.pop(slot.coming, None)
+        slot.coming = slot.key = None
+        return True
+
+    def done(self, slot: Slot) -> None:
+        pass
+
+    def _collect(self, at_least: int) -> None:
+        for ticket, result in self.queue.finished(at_least):
+            del self.under_way[ticket]
+            self.over[ticket] = result
+
+    def _check(self, slot: Slot) -> None:
+        """Raise TierError where a read that is over has failed."""
+        result, slot.coming = self.over.pop(slot.coming), None
+        if result != self.slow.nbytes:
+            slot.key = None
+            error = OSError(-result, os.strerror(-result)) if result < 0 else None
+            raise self.slow.read_error(error)
 
 
 class OnStream:
@@ -149,13 +249,14 @@ class OnStream:
         slot.key = key
         self.waits.append((started, self._moment()))
 
-    def begin(self, slot: Slot, key: Key) -> None:
-        slot.key = key
-        if slot.used is not None:
-            self.stream.wait_event(slot.used)
-        with torch.cuda.stream(self.stream):
-            self.slow.read(key, slot.buffer)
-            slot.coming = slot.landed = self.stream.record_event()
+    def begin(self, pairs: Sequence[tuple[Slot, Key]]) -> None:
+        for slot, key in pairs:
+            slot.key = key
+            if slot.used is not None:
+                self.stream.wait_event(slot.used)
+            with torch.cuda.stream(self.stream):
+                self.slow.read(key, slot.buffer)
+                slot.coming = slot.landed = self.stream.record_event()
 
     def wait(self, slot: Slot) -> None:
         if slot.coming is not None:

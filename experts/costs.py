@@ -1,28 +1,27 @@
 """What an expert costs here, measured with the very products and copies that a run makes.
 
     costs = measure(tiers, model)
-    tiers.decide = decider(costs, tiers.policy, "auto")
+    tiers.decide = Decider(costs, tiers.policy)
 
 A made-up layer is called as the model's layers are: with experts that lie in fast memory, with
 others that have to be fetched, and with others that are computed where they lie, for a few and for
 more tokens. Before each call so many bytes are read as a decoding step reads: what a step leaves of
 an expert in the processor's caches, the next one finds there. A line through the seconds gives
-a + b · n. Then some steps of the whole model are rehearsed, and all seconds are multiplied by what
-those took of what was expected: between two layers a model leaves no code and no activations in the
-caches either, and copies take the processor's time.
+a + b · n. Between two layers a model leaves no code and no activations in the caches either, and
+copies take the processor's time: rehearsal.py scales the costs by steps of the whole model.
 """
 
-import dataclasses
 import statistics
 import time
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from experts.copies import Slot, buffers
 from experts.layer import TieredLayer
 from experts.plan import Costs, Line, Overlap, Where, plan_layer
-from experts.store import POLICIES, Decide, Policy
+from experts.store import POLICIES, Policy
 from experts.tiers import Tiers
 from models.llama import Transformer
 from quantize.autoquant.race import last_level_cache
@@ -30,7 +29,6 @@ from quantize.autoquant.race import last_level_cache
 TOKENS = (1, 4, 16)  # of each expert
 REPEATS = 9  # of which the median counts
 MOST_READ = 1 << 27  # bytes, before each of them
-STEPS = 15  # that are rehearsed
 
 
 def measure(tiers: Tiers, model: Transformer) -> Costs:
@@ -47,8 +45,7 @@ def measure(tiers: Tiers, model: Transformer) -> Costs:
         tiers.counted()
         tiers.traffic = before
     fetch = _fetch(turn, fast[1], tiers.width, policy.ahead)
-    costs = Costs(fast=_line(fast), slow=_line(slow), fetch=fetch)
-    return costs.times(_rehearsed(costs, tiers, model)) if policy.fetches else costs
+    return Costs(fast=_line(fast), slow=_line(slow), fetch=fetch)
 
 
 def _fetch(turn: float, fast: float, width: int, ahead: bool) -> float:
@@ -61,34 +58,6 @@ def _fetch(turn: float, fast: float, width: int, ahead: bool) -> float:
         return max(0.0, turn / width - fast)
     copying = (turn - fast) / width
     return copying if copying >= fast else max(0.0, turn - width * fast)
-
-
-@torch.no_grad()
-def _rehearsed(costs: Costs, tiers: Tiers, model: Transformer) -> float:
-    """Seconds ÷ expected seconds of the experts in steps of the model: the median of STEPS.
-
-    Experts that are fetched do not stay, so that fast memory holds afterwards what it held before.
-    """
-    before, policy, decide = tiers.counted(), tiers.policy, tiers.decide
-    landing, ratios = list(tiers.landing), []
-    tiers.policy = dataclasses.replace(POLICIES["fetch"], ahead=policy.ahead)
-    tiers.decide = decider(costs, tiers.policy, "fetch")
-    random = torch.Generator().manual_seed(0)
-    tokens = torch.randint(model.config.vocab_size, (STEPS, 1, 1), generator=random)
-    first = torch.zeros(1, dtype=torch.int64, device=tiers.device)
-    try:
-        for token in tokens.to(tiers.device):
-            started = tiers.counted()
-            model(token, first)
-            spent = tiers.counted().since(started)
-            ratios.append(spent.expert_seconds / spent.expected_seconds)
-    finally:
-        tiers.finish_copies()
-        tiers.landing = landing
-        tiers.policy, tiers.decide = policy, decide
-        tiers.counted()
-        tiers.traffic = before
-    return statistics.median(ratios)
 
 
 class _MadeUp:
@@ -114,7 +83,7 @@ class _MadeUp:
         keys = self._keys()
         for (_, expert), slot in zip(keys, self.slots, strict=False):
             self.tiers.copies.now(slot, (keys[0][0], expert))
-            self.layer.own[expert] = slot
+            self.layer.keep(expert, slot)
         seconds = [self._turn([expert for _, expert in keys], tokens) for _ in range(REPEATS)]
         self.layer.own.clear()
         return statistics.median(seconds)
@@ -173,20 +142,29 @@ def _line(seconds: dict[int, float]) -> Line:
     return Line(max(0.0, one - each), each)
 
 
-def decider(costs: Costs, policy: Policy, name: str) -> Decide:
-    """Who computes what, by the cost model: `name` is the policy's, of --expert_policy."""
-    overlap = Overlap.COPIES if policy.ahead else Overlap.NONE
-    how = "fetch" if name == "cache" else name
+@dataclass(frozen=True)
+class Decider:
+    """Who computes what, by the cost model (store.Decide)."""
 
-    def decide(
-        tokens: Sequence[int], fast: Collection[int], asked: Iterable[float] = ()
+    costs: Costs
+    policy: Policy
+
+    def __call__(
+        self, tokens: Sequence[int], fast: Collection[int], asked: Iterable[float] = ()
     ) -> tuple[Collection[int], float]:
-        pending = _pending(asked, costs.fetch, time.perf_counter())
-        plan = plan_layer(tokens, fast, costs, overlap, how, pending)
+        overlap = Overlap.COPIES if self.policy.ahead else Overlap.NONE
+        pending = _pending(asked, self.costs.fetch, time.perf_counter())
+        may_be = (
+            (Where.FETCH, self.policy.fetches),
+            (Where.COMPUTE_THERE, self.policy.computes_there),
+        )
+        ways = [way for way, allowed in may_be if allowed]
+        plan = plan_layer(tokens, fast, self.costs, overlap, ways, pending)
         there = {e for e, where in plan.where.items() if where is Where.COMPUTE_THERE}
         return there, plan.seconds
 
-    return decide
+    def resident(self, experts: int, tokens: int) -> float:
+        return self.costs.fast.total(experts, tokens)
 
 
 def _pending(asked: Iterable[float], fetch: float, now: float) -> float:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from experts.copies import Slot
+from experts.slow import Key
 from experts.store import Store
 
 
@@ -35,14 +36,93 @@ class TieredLayer:
         self.store, self.number, self.following = store, number, following
         self.own: OrderedDict[int, Slot] = OrderedDict()  # the least recently used one first
         self.quota = 0  # how many slots this layer has
+        # For the fused step (fused.py): of each expert the addresses of its two matrices, or zeros,
+        # and when it was last used, by a clock that it starts anew each time. Empty without one.
+        self.places: memoryview | None = None
+        self.used: memoryview | None = None
         if following:
             self.guess = _guess(norm, following)  # (X, D)
 
     def __call__(self, tokens: Tensor, rows: Mapping[int, Tensor]) -> Iterable[tuple[int, Tensor]]:
-        started = time.perf_counter()
-        outputs = _Turn(self, tokens, rows).outputs()
-        self.store.traffic.expert_seconds += time.perf_counter() - started
+        with self.store.lock:
+            started = time.perf_counter()
+            self.note_uses()
+            outputs = _Turn(self, tokens, rows).outputs()
+            self.store.traffic.expert_seconds += time.perf_counter() - started
         return sorted(outputs.items())
+
+    # ------------------------------------------------------------------------------ fast memory
+
+    def keep(self, expert: int, slot: Slot) -> None:
+        """Let a slot belong to this layer, as the one used last."""
+        self.own[expert] = slot
+        self.show(expert, slot.addresses if self.places else (0, 0))
+
+    def give_up(self, expert: int) -> Slot:
+        """Take a slot from this layer."""
+        self.show(expert, (0, 0))
+        return self.own.pop(expert)
+
+    def show(self, expert: int, addresses: tuple[int, int]) -> None:
+        """Tell the fused step where an expert's matrices are; zeros: not in fast memory."""
+        if self.places:
+            self.places[2 * expert], self.places[2 * expert + 1] = addresses
+
+    def note_uses(self) -> None:
+        """Bring `own` into the order of use, as the fused step has written it down."""
+        if self.used:
+            used = self.used.tolist()
+            for expert in sorted(filter(used.__getitem__, range(len(used))), key=used.__getitem__):
+                self.used[expert] = 0
+                if expert in self.own:
+                    self.own.move_to_end(expert)
+
+    def least_recent(self, needed: Collection[int]) -> int | None:
+        """Of the experts in fast memory that are not needed, the one to give up first."""
+        return next((expert for expert in self.own if expert not in needed), None)
+
+    def room(self, needed: Collection[int], wait: bool) -> Slot | None:
+        """A slot for an expert of this layer: of one that is not needed any more, or free.
+
+        None if there is none; wait: for a copy that nobody wants any more."""
+        store = self.store
+        if store.policy.caches and (len(self.own) >= self.quota or not store.landing):
+            if (expert := self.least_recent(needed)) is not None:
+                return self.give_up(expert)
+        return store.room(wait)
+
+    def settle(self, expert: int, slot: Slot, needed: Collection[int]) -> Slot | None:
+        """Leave a fetched expert in fast memory if it may stay there. The slot that this layer has
+        to give back to the landing, if there is one: another expert's, or its own."""
+        if not (self.store.policy.caches and self.quota):
+            return slot
+        if len(self.own) < self.quota:
+            self.keep(expert, slot)
+            return None
+        least = self.least_recent(needed)
+        if least is None:
+            return slot
+        given = self.give_up(least)
+        self.keep(expert, slot)
+        return given
+
+    # ------------------------------------------------------------------------------ ahead
+
+    def expect(self, likely: deque[int]) -> list[tuple[Slot, Key]]:
+        """Slots for experts that this layer will probably need, and these experts, to be fetched:
+        as many as there are free slots. Those experts leave `likely`, whose first is the most
+        likely one."""
+        store, pairs = self.store, []
+        while likely:
+            key = self.number, likely[0]
+            if likely[0] not in self.own and key not in store.coming:
+                slot = store.room(wait=False)
+                if slot is None:
+                    break
+                store.coming[key] = slot
+                pairs.append((slot, key))
+            likely.popleft()
+        return pairs
 
     def likely(self, tokens: Tensor) -> list[int]:
         """The next layer's experts that tokens (T, D) will probably take, most wanted first."""
@@ -101,7 +181,8 @@ class _Turn:
             expert, slot = self.pending.popitem(last=False)
             store.copies.wait(slot)
             self._compute(expert, slot)
-            self._settle(expert, slot)
+            if (given := layer.settle(expert, slot, self._needed())) is not None:
+                store.landing.append(given)
             self._begin()
         return self.results
 
@@ -134,65 +215,28 @@ class _Turn:
         """Begin to fetch what is missing, as far as there is room; then the next layer's."""
         if not self.store.policy.ahead:
             return
-        while self.waiting:
-            if (slot := self._room(wait=False)) is None:
-                return
+        pairs = []
+        while self.waiting and (slot := self.layer.room(self._needed(), wait=False)) is not None:
             expert = self.waiting.popleft()
-            self.store.fetch(slot, (self.layer.number, expert), ahead=True)
+            pairs.append((slot, (self.layer.number, expert)))
             self.pending[expert] = slot
-        self._ask_ahead()
+        if not self.waiting and self.layer.following:
+            if self.likely is None:
+                self.likely = deque(self.layer.likely(self.tokens))
+            pairs += self.layer.following.layer.expect(self.likely)
+        self.store.begin(pairs)
 
     def _fetch(self) -> None:
         """Fetch a missing expert while nothing else happens."""
-        slot = self._room(wait=True)
+        slot = self.layer.room(self._needed(), wait=True)
         assert slot is not None  # nothing is pending, so the landing is free
         expert = self.waiting.popleft()
-        self.store.fetch(slot, (self.layer.number, expert), ahead=False)
+        self.store.fetch(slot, (self.layer.number, expert))
         self.pending[expert] = slot
 
-    def _room(self, wait: bool) -> Slot | None:
-        """A slot for an expert of this layer: of one that is not needed any more, or free.
-
-        None if there is none; wait: for a copy that nobody wants any more."""
-        own, store = self.layer.own, self.store
-        if store.policy.caches and (len(own) >= self.layer.quota or not store.landing):
-            if (expert := self._least_recent()) is not None:
-                return own.pop(expert)
-        return store.room(wait)
-
-    def _least_recent(self) -> int | None:
-        """Of this layer's experts in fast memory, the one to give up first."""
-        unneeded = (e for e in self.layer.own if e not in self.rows or e in self.results)
-        return next(unneeded, None)
-
-    def _settle(self, expert: int, slot: Slot) -> None:
-        """Leave a fetched expert in fast memory, if it may stay there."""
-        own = self.layer.own
-        if self.store.policy.caches and self.layer.quota:
-            own[expert] = slot
-            if len(own) <= self.layer.quota:
-                return
-            least = self._least_recent()
-            assert least is not None  # this one has been computed
-            slot = own.pop(least)
-        self.store.landing.append(slot)
-
-    def _ask_ahead(self) -> None:
-        """Begin to fetch what the next layer may need, as far as the landing is free."""
-        store, following = self.store, self.layer.following
-        if following is None:
-            return
-        if self.likely is None:
-            self.likely = deque(self.layer.likely(self.tokens))
-        while self.likely:
-            key = following.layer.number, self.likely[0]
-            if self.likely[0] not in following.layer.own:
-                slot = store.room(wait=False)
-                if slot is None:
-                    return  # until one is free
-                store.fetch(slot, key, ahead=True)
-                store.coming[key] = slot
-            self.likely.popleft()
+    def _needed(self) -> Collection[int]:
+        """The experts that are still to be computed."""
+        return self.rows.keys() - self.results.keys()
 
     def _compute(self, expert: int, slot: Slot) -> None:
         self.results[expert] = slot.expert(self.tokens[self.rows[expert]])

@@ -83,37 +83,30 @@ class LayerPlan:
     seconds: float  # all of it, with what overlaps
 
 
-POLICIES = {
-    "auto": "whichever takes less time by the cost model",
-    "fetch": "copy it into fast memory",
-    "compute_there": "compute it where it lies",
-}
-
-
 def plan_layer(
     tokens: Sequence[int],
     fast: Collection[int],
     costs: Costs,
     overlap: Overlap,
-    policy: str = "auto",
+    ways: Sequence[Where] = (Where.FETCH, Where.COMPUTE_THERE),
     pending: float = 0.0,
 ) -> LayerPlan:
     """The quickest way to compute a layer's experts.
 
-    tokens: of each expert. fast: the experts in fast memory, or on their way there. policy: a key
-    of POLICIES, what happens to the others. pending: seconds until what is on its way is there;
-    copies that are asked for now come after it.
+    tokens: of each expert. fast: the experts in fast memory, or on their way there. ways: what may
+    happen to the others, FETCH, COMPUTE_THERE or both. pending: seconds until what is on its way is
+    there; copies that are asked for now come after it.
     """
     resident = [e for e, n in enumerate(tokens) if n and e in fast]
     others = [e for e, n in enumerate(tokens) if n and e not in fast]
     others.sort(key=lambda e: tokens[e])
     counts = tuple(tokens[e] for e in others)
     work = costs.fast.total(len(resident), sum(tokens[e] for e in resident))
-    if policy == "auto":
+    if len(ways) > 1:
         step = costs.fetch / 8 or 1.0  # few different values, so that answers are found again
         fetched = _quickest(counts, work, round(pending / step) * step, costs, overlap)
     else:
-        fetched = (policy == "fetch",) * len(counts)
+        fetched = (Where.FETCH in ways,) * len(counts)
     where = dict.fromkeys(resident, Where.FAST)
     where |= {
         e: Where.FETCH if is_fetched else Where.COMPUTE_THERE

@@ -149,13 +149,20 @@ class Disk:
             try:
                 count = os.preadv(file, [data[done:]], start + done)
             except OSError as error:
-                self.check()  # behind a new end of the file, O_DIRECT fails with other errors
-                raise self._failure("cannot be read", error) from None
+                raise self.read_error(error) from None
             if count == 0:
                 raise self._truncated()
             done += count
         if self.direct is None:
             os.posix_fadvise(file, start, self.nbytes, os.POSIX_FADV_DONTNEED)
+
+    def read_error(self, error: OSError | None) -> TierError:
+        """What to say of a read that failed, or that gave too few bytes (None)."""
+        try:
+            self.check()  # behind a new end of the file, O_DIRECT fails with other errors
+        except TierError as truncated:
+            return truncated
+        return self._truncated() if error is None else self._failure("cannot be read", error)
 
     def in_place(self, key: Key) -> Tensor:
         """The bytes in a mapping of the file: the system reads its pages when they are used, and

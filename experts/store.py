@@ -1,8 +1,10 @@
 """Both memories of a model's experts as its layers see them: bytes in one, slots in the other."""
 
+import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -32,10 +34,21 @@ POLICIES = {
     "auto": Policy(caches=True, computes_there=True, fetches=True),
 }
 
-# (tokens of each expert, experts in fast memory or on their way there, when the copies on their way
-# were asked for) -> the others that are to be computed in the slow tier, and the seconds that all
-# will take.
-Decide = Callable[[Sequence[int], Collection[int], Iterable[float]], tuple[Collection[int], float]]
+
+class Decide(Protocol):
+    """Who computes a layer's experts, and how long it will take; costs.Decider."""
+
+    def __call__(
+        self, tokens: Sequence[int], fast: Collection[int], asked: Iterable[float]
+    ) -> tuple[Collection[int], float]:
+        """The experts that are to be computed in the slow tier, and the seconds of all.
+
+        tokens: of each expert. fast: those in fast memory or on their way there. asked: when the
+        copies on their way were asked for.
+        """
+
+    def resident(self, experts: int, tokens: int) -> float:
+        """Seconds of so many experts in fast memory, with so many tokens together."""
 
 
 class Store:
@@ -58,6 +71,8 @@ class Store:
         self.device, self.policy = device, policy
         self.decide: Decide | None = None  # for a policy that leaves a choice
         self.copies = copies.make(slow, device)
+        # Held for a layer by the model's modules, and for a step by the fused one.
+        self.lock = threading.Lock()
         self.traffic = Traffic()
         self.arrivals = 0  # experts that can be on their way: the slots of the landing
         self.landing: list[Slot] = []  # those of them that are free
@@ -123,10 +138,19 @@ class Store:
         under_way = {*self.coming, *(slot.key for slot in self.abandoned)}
         self.asked = {key: at for key, at in self.asked.items() if key in under_way}
 
-    def fetch(self, slot: Slot, key: Key, ahead: bool) -> None:
-        if ahead:
+    def fetch(self, slot: Slot, key: Key) -> None:
+        """Copy an expert while nothing else happens. Raises TierError."""
+        self._count_copies(1)
+        self.copies.now(slot, key)
+
+    def begin(self, pairs: Sequence[tuple[Slot, Key]]) -> None:
+        """Begin to copy these experts, in this order. Raises TierError."""
+        for _, key in pairs:
             self.asked.pop(key, None)  # so that the order is that of asking
             self.asked[key] = time.perf_counter()
-        self.traffic.fetches += 1
-        self.traffic.bytes_moved += self.layout.nbytes
-        (self.copies.begin if ahead else self.copies.now)(slot, key)
+        self._count_copies(len(pairs))
+        self.copies.begin(pairs)
+
+    def _count_copies(self, count: int) -> None:
+        self.traffic.fetches += count
+        self.traffic.bytes_moved += count * self.layout.nbytes

@@ -22,6 +22,7 @@ from torch import nn
 from errors import UsageError
 from experts import copies
 from experts.copies import Slot
+from experts.fused import Fused
 from experts.layer import Following, TieredLayer
 from experts.layout import without_weights
 from experts.slow import SlowTier
@@ -63,6 +64,7 @@ class Tiers(Store):
         super().__init__(slow, beneath[0] if beneath else None, keys, width, device, policy)
         self.stages_beneath = beneath[1] if beneath else None
         self.layers: dict[int, TieredLayer] = {}
+        self.fused: Fused | None = None  # for the fused step, which is the CPU's
 
     def after(self, stages: Stages) -> "Arriving":
         """A quantizer whose experts go to the slow tier as soon as they have their kernels."""
@@ -82,6 +84,9 @@ class Tiers(Store):
                 self.layers[number] = mixture.elsewhere = layer
                 self.skeleton = mixture.experts[0]
                 following = Following(layer, norm, mixture.router.weight)
+        self.layers = dict(sorted(self.layers.items()))
+        if self.device.type == "cpu":
+            self.fused = Fused(self, self.layers)
 
     @property
     def least(self) -> int:
@@ -109,7 +114,7 @@ class Tiers(Store):
             for expert in sorted(fast[number]):
                 slot = made.pop()
                 self.copies.now(slot, (number, expert))
-                layer.own[expert] = slot
+                layer.keep(expert, slot)
             layer.quota = len(layer.own)
         self._share_out(empty)
         self.landing, self.arrivals = made, landing
@@ -125,7 +130,8 @@ class Tiers(Store):
         self.finish_copies()
         self.landing.clear()
         for layer in self.layers.values():
-            layer.own.clear()
+            for expert in list(layer.own):
+                layer.give_up(expert)
 
     def finish_copies(self) -> None:
         """Wait for all copies that were asked for ahead, and give them up. Raises TierError."""
@@ -151,6 +157,8 @@ class Tiers(Store):
 
     def counted(self) -> Traffic:
         """All that was counted until now."""
+        if self.fused:
+            self.fused.count()
         never_begun = self.copies.cancelled()
         self.traffic.fetches -= never_begun
         self.traffic.unused -= never_begun

@@ -15,6 +15,7 @@ not know (`why_not_fused`).
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Protocol, cast
 
 import torch
@@ -22,6 +23,9 @@ from torch import Tensor, nn
 
 from benchlog.config import RunConfig
 from errors import KernelError
+from experts.fused import Fused
+from experts.layer import TieredLayer
+from experts.tiers import tiers_of
 from kv_cache.base import KVCache
 from models.config import ModelConfig
 from models.llama import Attention, Block, FeedForward, Transformer, frequencies, rotation
@@ -195,8 +199,6 @@ def _unknown_part(layer: nn.Module, epsilon: float) -> str | None:
 
 
 def _unknown_experts(mixture: MixtureOfExperts) -> str | None:
-    if mixture.elsewhere is not None:
-        return " has experts in two tiers of memory, and the op reads one"
     for matrix in ("w13", "w2"):
         layers = [expert.get_submodule(matrix) for expert in mixture.experts]
         shared = [mixture.shared.get_submodule(matrix)] if hasattr(mixture, "shared") else []
@@ -280,13 +282,20 @@ class CpuStack(_OverCaches):
     def _prepare(self, compiled: bool) -> None:
         self.shape = shape_of(self.model)
         layers = cast("list[Block]", list(self.model.layers))
-        self.parts = [part for layer in layers for part in fused_layer(layer).parts()]
+        tiers = tiers_of(self.model)
+        self.moving = tiers.fused if tiers else None
+        self.parts = [p for layer in layers for p in fused_layer(layer, self.moving).parts()]
         self.weights = [weight for layer in layers for weight in layer.parameters()]
-        # Tables of experts in `parts` hold addresses of weights, which `weights` keeps valid.
+        # Tables of experts in `parts` hold addresses of weights, which `weights` keeps valid; where
+        # experts are in two tiers, `moving` does.
         sides = [side for cache in self.caches for side in (cache.key_codes, cache.value_codes)]
         self.cached = cast("list[Tensor]", sides)
 
     def step(self, tokens: Tensor, position: Tensor) -> Tensor:
+        with self.moving.stepping() if self.moving else nullcontext():
+            return self._step(tokens, position)
+
+    def _step(self, tokens: Tensor, position: Tensor) -> Tensor:
         x = self.model.embed(tokens)[:, 0]
         cos, sin = rotation(self.model.config, position)
         x = step.layers(x, self.parts, self.cached, cos, sin, position, self.shape)
@@ -309,7 +318,7 @@ class CpuStep(CpuStack):
         self.frequencies = frequencies(model.config, self.table.device)
         self.vocabularies = model.split.vocabularies if model.split else []
 
-    def step(self, tokens: Tensor, position: Tensor) -> Tensor:
+    def _step(self, tokens: Tensor, position: Tensor) -> Tensor:
         return step.decode(
             tokens,
             self.table,
@@ -386,12 +395,16 @@ def fused_region(
     return call_fused(layer, x, cos, sin, positions, cache, start)
 
 
-def fused_layer(layer: Block) -> step.Layer:
-    """A layer's weights as the C++ ops take them. The layer must be one that they do not refuse."""
+def fused_layer(layer: Block, moving: Fused | None = None) -> step.Layer:
+    """A layer's weights as the C++ ops take them. The layer must be one that they do not refuse.
+
+    moving: where the model's experts are in two tiers of memory.
+    """
     attention, ffn = layer.attention, layer.feed_forward
-    w13, w2 = (
-        _mixture(ffn) if isinstance(ffn, MixtureOfExperts) else (_linear(ffn.w13), _linear(ffn.w2))
-    )
+    if isinstance(ffn, MixtureOfExperts):
+        w13, w2 = _mixture(ffn, moving)
+    else:
+        w13, w2 = _linear(ffn.w13), _linear(ffn.w2)
     return step.Layer(
         attention_norm=layer.attention_norm.weight,
         wqkv=_linear(attention.wqkv),
@@ -404,18 +417,23 @@ def fused_layer(layer: Block) -> step.Layer:
     )
 
 
-def _mixture(mixture: MixtureOfExperts) -> tuple[step.Linear, step.Linear]:
+def _mixture(mixture: MixtureOfExperts, moving: Fused | None) -> tuple[step.Linear, step.Linear]:
     """The router and the table of the experts, in the places of w13 and w2."""
-    how, shared = mixture.router.mixture, hasattr(mixture, "shared")
+    how, layer, shared = mixture.router.mixture, mixture.elsewhere, hasattr(mixture, "shared")
+    every = _networks(cast("list[FeedForward]", list(mixture.experts)))
     experts = step.Experts(
         mixture.router.weight,
-        _networks(cast("list[FeedForward]", list(mixture.experts))),
+        every,
         how.experts_per_token,
         how.normalized,
         _networks([mixture.shared] if shared else []),
         mixture.shared_gate.weight.flatten() if shared else None,
     )
-    return step.Linear(experts.router, experts.shared_gate), step.Linear(experts.table(), None)
+    if moving and isinstance(layer, TieredLayer):
+        table = moving.table(layer, experts)
+    else:
+        table = experts.table()
+    return step.Linear(experts.router, experts.shared_gate), step.Linear(table, None)
 
 
 def _networks(networks: Sequence[FeedForward]) -> step.Networks:

@@ -19,13 +19,11 @@ from benchlog.config import option_table
 from errors import KernelError
 from experts.routing import routers_of
 from experts.store import POLICIES
-from kv_cache.base import KVCache
 from models import build
 from models.llama import Transformer
-from ops import attention
 from quantize.registry import Quantizer
 from quantize.spec import Spec
-from run import decoding, threads
+from run import caches, decoding, threads
 from run.plan import Plan
 from run.sizes import expert_bytes, expert_slots
 from run.tiers import placed
@@ -76,11 +74,8 @@ def _carried_out(plan: Plan, scheme: Spec) -> dict[str, object]:
 
 
 def _experts(plan: Plan, scheme: Spec) -> dict[str, object]:
-    """How many experts the fast tier holds, which at first, and what of the policy has an effect.
-
-    Tiers choose their decoder when they are loaded, so --decoder counts by its name.
-    """
-    config, values = plan.config, dict[str, object](decoder=plan.config.decoder)
+    """How many experts the fast tier holds, which at first, and what the policy changes."""
+    config, values = plan.config, dict[str, object]()
     if config.expert_memory in (None, "auto"):  # what is free then is not known before
         return values
     nbytes = expert_bytes(plan.architecture, scheme, plan.device, plan.precision, config.kernel)
@@ -126,12 +121,7 @@ def _decoder(plan: Plan, model: Transformer) -> str:
         if config.decoder not in ("auto", decoding.Modules.name):
             raise KernelError(f"--decoder {config.decoder} is C++ for the CPU, not {plan.device}")
         return decoding.Modules.name
-    group = shape.num_heads // shape.num_kv_heads
-    kernel = attention.choose(
-        plan.device, shape.head_dim, group, plan.precision, plan.cache.format
-    ).name
-    caches: list[KVCache] = [
-        plan.cache(1, shape.num_kv_heads, 1, shape.head_dim, plan.precision, "meta",
-                   shape.sliding_window, kernel)
-    ]  # fmt: skip
-    return decoding.name_of(config.decoder, model, caches, config.batch_size)
+    kernel = caches.attention_of(plan.cache, shape, plan.precision, plan.device).name
+    how = plan.precision, "meta", kernel
+    of_one = caches.of_layers(plan.cache, shape, 1, 1, *how, layers=1)
+    return decoding.name_of(config.decoder, model, of_one, config.batch_size)

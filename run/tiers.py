@@ -15,10 +15,10 @@ import torch
 import devices
 from benchlog.config import RunConfig
 from errors import UsageError
-from experts.costs import decider, measure
 from experts.kept import find
 from experts.placement import PLACEMENTS, Placement, from_file, place
 from experts.popularity import Routers
+from experts.rehearsal import Step, decide_by_costs
 from experts.routing import identity, routers_of
 from experts.slow import Disk, Memory, SlowTier
 from experts.store import POLICIES
@@ -27,6 +27,7 @@ from models.checkpoints.saved import Stages
 from models.config import ModelConfig
 from models.llama import Transformer
 from quantize.registry import Quantizer
+from run import caches, decoding
 from run.plan import Plan
 from run.sizes import expert_bytes, expert_slots, kv_cache_bytes
 from text import counted, size
@@ -162,7 +163,16 @@ def settle(plan: Plan, tiers: Tiers, model: Transformer, say: Say) -> None:
     tiers.hold(placement.fast, count)
     say(tiers.sentence())
     if tiers.arrivals or count < every:
-        tiers.decide = decider(measure(tiers, model), tiers.policy, config.expert_policy)
+        decide_by_costs(tiers, model, _fused(plan, model), config.batch_size)
+
+
+def _fused(plan: Plan, model: Transformer) -> Step | None:
+    """A decoding step as the run will take it, over caches of its own; None if it is not fused."""
+    config, how = plan.config, (plan.precision, plan.device)
+    kernel = caches.attention_of(plan.cache, model.config, *how).name
+    own = caches.of_layers(plan.cache, model.config, config.batch_size, 1, *how, kernel)
+    decoder = decoding.choose(config.decoder, model, own, config.batch_size)
+    return decoder.step if isinstance(decoder, decoding.CpuStack) else None
 
 
 def placed(config: RunConfig, routers: Routers, capacity: int) -> Placement:

@@ -122,21 +122,43 @@ class Networks:
 
 
 @dataclass(frozen=True)
+class Moving:
+    """A layer's experts that come and go between two tiers of memory (experts/fused.py)."""
+
+    turn: Tensor  # `Turn` of step/experts.h and its lists, int64; of all layers together
+    used: Tensor  # (X,) int64: when each expert was last used, by the turn's clock
+    layer: int  # by which `Turn::ask` knows this layer
+
+    def head(self) -> list[int]:
+        """The addresses, and the layer."""
+        return [self.turn.data_ptr(), self.used.data_ptr(), self.layer]
+
+
+@dataclass(frozen=True)
 class Experts:
     """A layer's mixture of experts, each with two matrices like a feed-forward network's."""
 
     router: Tensor  # (X, D), in the activations' dtype
-    networks: Networks  # X of them
+    networks: Networks  # X of them; of experts that come and go, one that is like all of them
     chosen: int  # experts of a token
     normalized: bool  # whether their weights add up to 1
     shared: Networks  # the one that all tokens go through, or none
     shared_gate: Tensor | None  # (D,): its sigmoid says how much a token takes from that one
+    moving: Moving | None = None  # None: all experts stay where they are
 
     def table(self) -> Tensor:
         """Where the experts' matrices lie, as step/experts.h reads it: int64. It is valid as long
-        as these matrices are."""
+        as these matrices are. Where experts come and go, none of them is there yet."""
         head = [self.chosen, int(self.normalized), *self.networks.head(), *self.shared.head()]
-        return torch.tensor([*head, *self.networks.places(), *self.shared.places()])
+        places = self.networks.places()
+        if self.moving:
+            places = [0] * (2 * len(self.router))
+        moving = self.moving.head() if self.moving else [0, 0, 0]
+        return torch.tensor([*head, *moving, *places, *self.shared.places()])
+
+
+# Numbers before an expert's addresses in `Experts.table`.
+TABLE_HEAD = 11
 
 
 @dataclass(frozen=True)

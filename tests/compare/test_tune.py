@@ -164,6 +164,10 @@ ALIKE = [
      "--expert_memory 20 --expert_policy compute_there --expert_prefetch off", True),
     ("--expert_memory 20", "--expert_memory 20 --expert_prefetch off", False),
     ("", "--expert_memory 900", False),
+    ("--expert_memory 20", "--expert_memory 20 --decoder cpu-step", True),
+    ("--expert_memory 20 --batch_size 2", "--expert_memory 20 --batch_size 2 --decoder cpu-step",
+     True),
+    ("--expert_memory 20", "--expert_memory 20 --decoder modules", False),
 ]  # fmt: skip
 
 

@@ -51,12 +51,34 @@ def some(tiers: Tiers, count: int, draw: random.Random) -> list[set[int]]:
     return fast
 
 
-def logits(model, rows: int = 1, steps: int = 4) -> torch.Tensor:
+def logits(model, rows: int = 1, steps: int = 4, decoder: str = "modules") -> torch.Tensor:
     """Of a prompt in two chunks and of decoding steps, for rows of different tokens."""
-    generator = Generator(model, rows, 64, decoder="modules")
+    generator = Generator(model, rows, 64, decoder=decoder)
     draw = torch.Generator().manual_seed(rows)
     tokens = torch.randint(model.config.vocab_size, (rows, 24 + steps), generator=draw)
     with torch.no_grad():
         parts = [generator.forward(tokens[:, :17], 0), generator.forward(tokens[:, 17:24], 17)]
         parts += [generator.forward(tokens[:, i : i + 1], i) for i in range(24, 24 + steps)]
     return torch.cat(parts, 1)
+
+
+def decoded(model, tokens: torch.Tensor, decoder: str) -> torch.Tensor:
+    """Logits of tokens (1, S), each by a decoding step."""
+    generator = Generator(model, 1, tokens.shape[1], decoder=decoder)
+    with torch.no_grad():
+        steps = [generator.forward(tokens[:, i : i + 1], i) for i in range(tokens.shape[1])]
+    return torch.cat(steps, 1)
+
+
+class Drawn:
+    """A decision (store.Decide) by chance: half of the missing experts are computed there."""
+
+    def __init__(self, draw: random.Random) -> None:
+        self.draw = draw
+
+    def __call__(self, tokens, fast, asked):
+        missing = [e for e, n in enumerate(tokens) if n and e not in fast]
+        return [e for e in missing if self.draw.random() < 0.5], 0.0
+
+    def resident(self, experts: int, tokens: int) -> float:
+        return 0.0

@@ -25,8 +25,8 @@ import torch
 from benchlog.config import parse
 from cli import quiet
 from experts.copies import THREADS
-from experts.costs import decider, measure
 from experts.placement import place
+from experts.rehearsal import decide_by_costs
 from experts.routing import identity
 from experts.slow import pages
 from experts.store import POLICIES, Policy
@@ -72,7 +72,7 @@ def main(words: list[str]) -> None:
     tiers = tiers_of(model)
     assert tiers is not None
     slots = sum(tiers.quotas) + tiers.arrivals
-    generator = Generator(model, 1, PROMPT + asked.steps + 1, decoder="modules")
+    generator = Generator(model, 1, PROMPT + asked.steps + 1)
     tokens = torch.tensor([plan.tokenizer.encode(text())[: PROMPT + asked.steps]])
     rounds = []
     with torch.no_grad():
@@ -91,9 +91,7 @@ def text() -> str:
 def decode(generator: Generator, tokens: torch.Tensor, tiers: Tiers, way: str, slots: int) -> Pass:
     """Read the text's prompt, and then its other tokens one by one: these count."""
     hold(tiers, generator.model, way, slots)
-    tiers.decide = None
-    costs = measure(tiers, generator.model)
-    tiers.decide = decider(costs, tiers.policy, "fetch")  # of a cache, too: it fetches
+    decide_by_costs(tiers, generator.model, generator.decoder.step)
     generator.forward(tokens[:, :PROMPT], 0)
     before, started = tiers.counted(), time.perf_counter()
     for position in range(PROMPT, tokens.shape[1]):

@@ -6,8 +6,9 @@ import time
 import pytest
 import torch
 
-from experts.costs import _fetch, _line, _pending, _rehearsed, decider, measure
+from experts.costs import Decider, _fetch, _line, _pending, measure
 from experts.plan import Costs, Line
+from experts.rehearsal import ratio_of
 from experts.store import POLICIES
 from tests.experts.small import logits, tiered, whole
 
@@ -37,14 +38,14 @@ def test_who_computes_follows_from_the_costs():
     far = Costs(fast=Line(1, 0), slow=Line(9, 0), fetch=3)
     tokens, fast = [1, 0, 2, 1], {3}
     auto = POLICIES["auto"]
-    assert decider(near, auto, "auto")(tokens, fast) == ({0, 2}, 2 + 2 + 1)
-    assert decider(far, auto, "auto")(tokens, fast) == (set(), 4 + 4 + 1)
-    assert decider(near, POLICIES["cache"], "cache")(tokens, fast) == (set(), 4 + 4 + 1)
-    there = decider(far, POLICIES["compute_there"], "compute_there")
+    assert Decider(near, auto)(tokens, fast) == ({0, 2}, 2 + 2 + 1)
+    assert Decider(far, auto)(tokens, fast) == (set(), 4 + 4 + 1)
+    assert Decider(near, POLICIES["cache"])(tokens, fast) == (set(), 4 + 4 + 1)
+    there = Decider(far, POLICIES["compute_there"])
     assert there(tokens, fast) == ({0, 2}, 9 + 9 + 1)
     ahead = dataclasses.replace(auto, ahead=True)
     # Two copies beside what is computed, and the last expert after them.
-    assert decider(far, ahead, "auto")(tokens, fast) == (set(), 3 + 3 + 1)
+    assert Decider(far, ahead)(tokens, fast) == (set(), 3 + 3 + 1)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,7 @@ def test_how_long_copies_are_still_under_way():
     assert _pending([9.0, 9.5, 9.5], 2.0, 10.0) == 5  # one after the other
     near = Costs(fast=Line(1, 0), slow=Line(9, 0), fetch=5)
     ahead = dataclasses.replace(POLICIES["auto"], ahead=True)
-    there, seconds = decider(near, ahead, "auto")([1, 1], {0, 1}, [time.perf_counter() + 100])
+    there, seconds = Decider(near, ahead)([1, 1], {0, 1}, [time.perf_counter() + 100])
     assert there == set() and seconds == pytest.approx(106, abs=1)  # the copy, and a product
 
 
@@ -88,9 +89,8 @@ def test_costs_are_what_steps_of_the_model_take():
         tiers.traffic.expert_seconds += 15 if len(seen) % 3 else 60  # now and then a slow one
         seen.append(tokens)
 
-    model.forward = step
     before = tiers.counted()
-    assert _rehearsed(made_up, tiers, model) == 3
+    assert ratio_of(tiers, made_up, model, tiers, step) == 3
     assert tiers.counted() == before and all(tokens.shape == (1, 1) for tokens in seen)
 
 
@@ -107,6 +107,6 @@ def test_measuring_leaves_everything_as_it_was(policy, over_disk, tmp_path):
     assert tiers.policy is made and tiers.decide is None
     assert tiers.landing == landing and tiers.counted() == traffic
     assert costs.fast.seconds(1) > 0 and costs.fetch >= 0
-    tiers.decide = decider(costs, made, policy)
+    tiers.decide = Decider(costs, made)
     assert torch.equal(logits(model), expected)
     assert tiers.counted().expected_seconds > 0

@@ -68,7 +68,7 @@ def test_no_assignment_takes_less(tokens, fast, costs, overlap):
 )
 def test_nor_when_copies_are_under_way(tokens, fast, costs, overlap, eighths):
     pending = eighths * costs.fetch / 8
-    plan = plan_layer(tokens, fast, costs, overlap, "auto", pending)
+    plan = plan_layer(tokens, fast, costs, overlap, pending=pending)
     times = [time for _, time in every_time(tokens, fast, costs, overlap, pending)]
     assert plan.seconds == min(times)
 
@@ -93,9 +93,9 @@ def test_nor_with_fractions_of_seconds(tokens, fast, costs, overlap):
 
 @settings(max_examples=100, deadline=None)
 @given(tokens=TOKENS, fast=st.sets(st.integers(0, 6)), costs=COSTS, overlap=OVERLAPS)
-def test_a_policy_decides_for_all_experts_alike(tokens, fast, costs, overlap):
-    for policy, expected in (("fetch", Where.FETCH), ("compute_there", Where.COMPUTE_THERE)):
-        plan = plan_layer(tokens, fast, costs, overlap, policy)
+def test_where_one_way_is_left_all_experts_go_it(tokens, fast, costs, overlap):
+    for expected in (Where.FETCH, Where.COMPUTE_THERE):
+        plan = plan_layer(tokens, fast, costs, overlap, [expected])
         assert {plan.where[e] for e in plan.where if e not in fast} <= {expected}
         assert plan.seconds == time_of(plan.where, tokens, costs, overlap)
 

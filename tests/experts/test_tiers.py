@@ -15,18 +15,19 @@ from experts.layout import Layout, without_weights
 from experts.slow import Disk, Memory, TierError
 from experts.store import POLICIES
 from experts.tiers import Tiers
-from generate import Generator
 from models.checkpoints.load import load_config
 from models.checkpoints.saved import inner_tensors
 from ops.cpu import build
 from quantize.registry import SCHEMES
 from quantize.spec import SHOWN, parse
-from run.decoding import why_not_fused
-from tests.experts.small import CPU, logits, quantizer, some, tiered, whole
+from tests.experts.small import CPU, Drawn, logits, quantizer, some, tiered, whole
 from tests.models.hugging_face import saved
 
 AHEAD = [dataclasses.replace(p, ahead=p.fetches) for p in POLICIES.values()]
 SCHEME_NAMES = ("none", "int8wo", "int4wo-32")
+REFUSAL = build.refusal()
+needs_fused = pytest.mark.skipif(REFUSAL is not None, reason=str(REFUSAL))
+DECODERS = ["modules", pytest.param("cpu-step", marks=needs_fused)]
 
 
 @pytest.fixture
@@ -37,28 +38,27 @@ def place(tmp_path):
 # ---------------------------------------------------------------------------------- same numbers
 
 
+@pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize(
     ("scheme", "over_disk"), [*((scheme, True) for scheme in SCHEME_NAMES), ("int8wo", False)]
 )
-def test_logits_are_those_of_one_memory(scheme, over_disk, place):
+def test_logits_are_those_of_one_memory(scheme, over_disk, decoder, place):
     """Random placements, every policy, with and without fetching ahead."""
     draw = random.Random(torch.initial_seed())
-    expected = [logits(whole("tiny_moe", scheme), rows) for rows in (1, 3)]
+    one = whole("tiny_moe", scheme)
+    expected = [logits(one, rows, decoder=decoder) for rows in (1, 3)]
     model, tiers = tiered("tiny_moe", scheme, POLICIES["cache"], place if over_disk else None)
-    tiers.decide = lambda tokens, fast, asked: (
-        [e for e, n in enumerate(tokens) if n and e not in fast and draw.random() < 0.5],
-        0.0,
-    )
-    decide = tiers.decide
     for policy in [*POLICIES.values(), *AHEAD]:
         tiers.policy = policy
-        tiers.decide = decide if policy.fetches and policy.computes_there else None
+        chooses = policy.fetches and policy.computes_there
+        tiers.decide = tiers.fused.decide = Drawn(draw) if chooses else None
         count = draw.randint(0, len(tiers.keys) - 1)
         tiers.hold(some(tiers, count, draw), count + tiers.least + draw.randint(0, 7))
         for rows, same in zip((1, 3), expected, strict=True):
-            assert torch.equal(logits(model, rows), same), (policy, count)
+            assert torch.equal(logits(model, rows, decoder=decoder), same), (policy, count)
 
 
+@pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize(
     ("family", "scheme"),
     [
@@ -67,15 +67,17 @@ def test_logits_are_those_of_one_memory(scheme, over_disk, place):
         ("qwen-2-moe", "int8wo"),  # whose shared expert no group of 32 divides
     ],
 )
-def test_logits_of_other_families(family, scheme, tmp_path):
+def test_logits_of_other_families(family, scheme, decoder, tmp_path):
     draw = random.Random(torch.initial_seed())
     path = str(saved(family, tmp_path)[0])
-    expected = logits(whole(path, scheme), 2)
+    one = whole(path, scheme)
+    expected = [logits(one, rows, decoder=decoder) for rows in (1, 2)]
     for policy in AHEAD[:3]:
         model, tiers = tiered(path, scheme, policy, tmp_path / "slow")
         count = draw.randint(0, 6)
         tiers.hold(some(tiers, count, draw), count + tiers.least)
-        assert torch.equal(logits(model, 2), expected)
+        for rows, same in zip((1, 2), expected, strict=True):
+            assert torch.equal(logits(model, rows, decoder=decoder), same)
 
 
 @pytest.mark.parametrize("kernel", ["torchao", "reference"])
@@ -128,6 +130,7 @@ def test_the_counts_are_those_of_the_routing(place):
     model, tiers = tiered("tiny_moe", "int8wo", POLICIES["fetch"], place)
     fast = [{0, 3}, {1}, set(), {2, 4, 5}, {7}]
     tiers.hold(fast, 9 + 2)
+    assert tiers.quotas == list(map(len, fast))
     chosen = []
     for layer in model.layers:
         router = layer.feed_forward.router
@@ -210,15 +213,6 @@ def test_sizes_count_all_experts_wherever_they_lie(place):
     assert all(p.is_meta for name, p in model.named_parameters() if ".experts." in name)
 
 
-def test_the_fused_step_refuses(tmp_path):
-    path = str(saved("mixtral", tmp_path)[0])
-    model, tiers = tiered(path, "int8wo", POLICIES["cache"], tmp_path / "slow")
-    tiers.hold([set()] * 3, 2)
-    caches = Generator(model, 1, 64, decoder="modules").caches
-    if build.refusal() is None:
-        assert "two tiers" in why_not_fused(model, caches, 1)
-
-
 # ---------------------------------------------------------------------------------- the file
 
 
@@ -272,6 +266,7 @@ def cut_one_byte(tiers):
     os.truncate(tiers.slow.path, os.path.getsize(tiers.slow.path) - 1)
 
 
+@pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize(
     ("policy", "ahead", "damage"),
     [
@@ -281,7 +276,7 @@ def cut_one_byte(tiers):
         ("compute_there", False, cut_one_byte),
     ],
 )
-def test_a_damaged_file_is_an_error_of_one_line(policy, damage, ahead, place):
+def test_a_damaged_file_is_an_error_of_one_line(policy, damage, ahead, decoder, place):
     policy = dataclasses.replace(POLICIES[policy], ahead=ahead)
     model, tiers = tiered("tiny_moe", "int8wo", policy, place)
     tiers.hold([set()] * 5, 2)
@@ -289,7 +284,7 @@ def test_a_damaged_file_is_an_error_of_one_line(policy, damage, ahead, place):
     damage(tiers)
     with pytest.raises(TierError, match="was truncated while the run used it") as raised:
         for _ in range(9):  # until the last expert was asked for
-            logits(model, 3)
+            logits(model, 3, 9, decoder)
     assert "\n" not in str(raised.value) and str(place) in str(raised.value)
 
 

@@ -39,7 +39,7 @@ class ByTeam {
     for (int64_t i = 0; i < step.count; ++i) {
       first_product.push_back(products.size());
       experts.push_back(nullptr);
-      if (step.part(i, W2).scalar_type() == ScalarType::Long) {
+      if (step.has_experts(i)) {
         experts.back().reset(new Experts(step.part(i, W13), optional(i, W13_BIAS, D),
                                          step.part(i, W2), step.x));
         mixture.make_room(*experts.back(), D, size);
@@ -86,24 +86,27 @@ class ByTeam {
 
   // What the members share of a layer's experts: written by all, read by all.
   struct Mixture {
-    std::vector<float> scores;
-    std::vector<char> of_first, of_second;  // products, of one expert behind the other
+    std::vector<float> scores, next_scores;  // of a layer's router; of the next one's, for a guess
+    std::vector<char> of_first, of_second;   // products, of one expert behind the other
 
     void make_room(const Experts& experts, int64_t D, int64_t size) {
       auto at_least = [](auto& numbers, int64_t n) {
         if (int64_t(numbers.size()) < n) numbers.resize(n);
       };
       at_least(scores, experts.count);
+      at_least(next_scores, experts.count);
       at_least(of_first, 2 * experts.widths() * size);
       at_least(of_second, experts.taken() * D * size);
     }
   } mixture;
 
   // What each member has for itself while it mixes experts: those of the token, what each one's result
-  // weighs, the products with their matrices, and the sum of their results.
+  // weighs, the products with their matrices, and the sum of their results; and for a guess what the next
+  // layer's router is given, and the experts that it would choose.
   struct Mixing {
-    std::vector<int64_t> experts;
+    std::vector<int64_t> experts, likely;
     std::vector<float> weights, total;
+    std::vector<char> ahead;
     Bundle first, second;
   };
 
@@ -148,7 +151,7 @@ class ByTeam {
       sum(i, WO_BIAS, of_wo.data(), x, middle);
       norm(i, FFN_NORM, middle, normed);
       if (experts[i]) {
-        mix(member, *experts[i], mixing, next, normed, gated);
+        mix(member, i, mixing, next, middle, normed, gated);
         rows.add(step.ranks ? of_w2.data() : normed, middle, D, x);
         continue;
       }
@@ -167,14 +170,24 @@ class ByTeam {
   }
 
   // normed becomes what the experts chosen for it return, weighed and summed; with several ranks,
-  // of_w2 becomes it. What is read next is product `next`.
-  void mix(const Team::Member& member, Experts& layer, Mixing& mine, int64_t next, char* normed,
-           char* gated) {
-    const auto [begin, end] = router_rows(member, layer);
-    for (int64_t e = begin; e < end; ++e) mixture.scores[e] = rows.dot(normed, layer.row(e), D);
+  // of_w2 becomes it. middle: what was normed. What is read next is product `next`.
+  void mix(const Team::Member& member, int64_t i, Mixing& mine, int64_t next, const char* middle,
+           char* normed, char* gated) {
+    Experts& layer = *experts[i];
+    score(member, layer, normed, mixture.scores);
+    const int64_t j = layer.guesses() ? step.next_with_experts(i) : step.count;
+    if (j < step.count) {
+      mine.ahead.resize(D * size);
+      norm(j, FFN_NORM, middle, mine.ahead.data());
+      score(member, *experts[j], mine.ahead.data(), mixture.next_scores);
+    }
     member.meet([] { return false; });
     // Each member chooses for itself: that takes less time than to wait for another's choice.
     layer.choose(rows, normed, mixture.scores.data(), mine.experts, mine.weights);
+    if (layer.moves()) {
+      if (member.index == 0) bring(layer, j < step.count ? experts[j].get() : nullptr, mine);
+      member.meet([] { return false; });
+    }
     layer.first(mine.experts, mine.first);
     const int64_t width = layer.width_of(0) * size;  // of all but the shared one, which is last
     char *both = mixture.of_first.data(), *results = mixture.of_second.data();
@@ -191,6 +204,7 @@ class ByTeam {
     mine.second.share(layer.second_units, member.index, member.count, gated_of,
                       [&](int64_t j) { return results + j * D * size; });
     wait(member, next);
+    if (layer.moves() && member.index == 0) layer.end();
     if (step.ranks && member.index != 0) return wait(member, next);
     mine.total.assign(D, 0);
     for (int64_t j = 0; j < layer.taken(); ++j)
@@ -200,6 +214,22 @@ class ByTeam {
     if (!step.ranks) return;
     sum_over(step.ranks, rows, to, D, prefetching(member, next));
     wait(member, next);
+  }
+
+  // A member's part of a router's scores of x.
+  void score(const Team::Member& member, const Experts& layer, const char* x,
+             std::vector<float>& scores) const {
+    const auto [begin, end] = router_rows(member, layer);
+    for (int64_t e = begin; e < end; ++e) scores[e] = rows.dot(x, layer.row(e), D);
+  }
+
+  // Brings a token's experts into memory; `following`: whose experts it will probably want next, or null.
+  void bring(Experts& layer, const Experts* following, Mixing& mine) const {
+    layer.begin();
+    for (int64_t expert : mine.experts)
+      if (expert < layer.count) layer.want(expert, 1);
+    if (following) layer.guess(*following, mixture.next_scores.data(), mine.likely);
+    STD_TORCH_CHECK(layer.bring() == layer.chosen(), "a token's experts are not in memory together");
   }
 
   // The router's rows that a member multiplies by.

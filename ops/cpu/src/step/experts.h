@@ -4,16 +4,37 @@
 // that of the gate of the expert that all tokens share, (D,), if there is one, in that of W13_BIAS, and
 // in that of W2 int64 numbers: a head (below), then for each expert the addresses of its two weights, the
 // shared one's last. So a step is called with a handful of tensors, however many experts there are.
+//
+// Experts may come and go between two tiers of memory. Then an address is null while its expert is not in
+// memory, and a turn (below) asks Python for it.
 #pragma once
 
 #include "step/step.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <numeric>
 #include <vector>
 
 namespace {
+
+// What a step and experts/fused.py tell each other about a turn: one layer's experts in one step. The same
+// numbers serve all layers; they are followed by three lists (Experts::wanted and so on).
+struct Turn {
+  // Brings the wanted experts of a layer into memory and writes their addresses into its table. Returns how
+  // many are there, the first ones of the list; less than 1 if it failed. The next call may take away what
+  // this one has brought.
+  int64_t (*ask)(int64_t layer);
+  int64_t guesses;      // whether to guess which experts the next layer will want
+  int64_t clock;        // how many uses of an expert were noted
+  int64_t assignments;  // tokens times experts of each
+  int64_t hits;         // of these, how many experts' addresses were known when their turn began
+  int64_t nanoseconds;  // of all turns
+  // Of turns that asked for nothing: experts, tokens of all experts, and time.
+  int64_t calm_experts, calm_assignments, calm_nanoseconds;
+  int64_t wanted, guessed;  // how many numbers these lists have
+};
 
 // Several products that are shared among threads as if their weights were one weight, each product's
 // units behind those of the one before: no thread waits between two of them.
@@ -80,6 +101,11 @@ struct Experts {
     int64_t w13_bytes, w2_bytes;        // of a packed weight; 0: plain, in x's dtype
     // Of the expert that all tokens share, the same; its width is 0 where there is none.
     int64_t shared_width, shared_w13_bytes, shared_w2_bytes;
+    // Where experts come and go: what is told, when each was last used (X numbers, by the turn's clock),
+    // and the layer's number. Null where all of them stay.
+    Turn* turn;
+    int64_t* used;
+    int64_t layer;
   };
   struct Addresses {
     const char *w13, *w2;
@@ -106,6 +132,8 @@ struct Experts {
   const int64_t D;
   Sharing first_units, second_units;  // of the products with all w13, and with all w2, of this step
 
+  // Experts that a token chooses.
+  int64_t chosen() const { return head->chosen; }
   // Experts that a token goes through, the shared one included; it comes last.
   int64_t taken() const { return head->chosen + (gate ? 1 : 0); }
   int64_t width_of(int64_t expert) const {
@@ -120,11 +148,8 @@ struct Experts {
   void choose(const Rows& rows, const char* x, const float* scores, std::vector<int64_t>& experts,
               std::vector<float>& weights) const {
     const int64_t k = head->chosen;
-    experts.resize(count), weights.resize(taken());
-    std::iota(experts.begin(), experts.end(), 0);
-    std::partial_sort(experts.begin(), experts.begin() + k, experts.end(), [&](int64_t a, int64_t b) {
-      return scores[a] > scores[b] || (scores[a] == scores[b] && a < b);
-    });
+    weights.resize(taken());
+    best_first(scores, experts);
     const double most = scores[experts[0]];
     double sum = 0;
     for (int64_t i = 0; i < (head->normalized ? k : count); ++i)
@@ -135,6 +160,63 @@ struct Experts {
     if (!gate) return;
     experts.push_back(count);
     weights[k] = float(1 / (1 + std::exp(-double(rows.dot(x, gate, D)))));
+  }
+
+  // A turn of experts that come and go, by one thread: begin; want and guess; bring until all are there;
+  // end. A layer has one turn in a step, and none where its experts stay.
+  bool moves() const { return head->turn; }
+  bool guesses() const { return moves() && head->turn->guesses; }
+
+  void begin() {
+    head->turn->wanted = head->turn->guessed = 0;
+    started = Clock::now();
+  }
+
+  // So many tokens want this expert. Experts are wanted in ascending order.
+  void want(int64_t expert, int64_t tokens) {
+    Turn& turn = *head->turn;
+    wanted()[turn.wanted] = expert, tokens_each()[turn.wanted++] = tokens;
+    head->used[expert] = ++turn.clock;
+    turn.assignments += tokens;
+    if (is_here(expert)) turn.hits += tokens;
+    ++experts_wanted, assignments += tokens;
+  }
+
+  // The experts that a token will probably want of `following`, by these scores of its router.
+  void guess(const Experts& following, const float* scores, std::vector<int64_t>& experts) {
+    following.best_first(scores, experts);
+    Turn& turn = *head->turn;
+    for (int64_t i = 0; i < head->chosen; ++i) {
+      unknown_guess |= !following.is_here(experts[i]);
+      guessed()[turn.guessed++] = experts[i];
+    }
+  }
+
+  // Returns how many of the wanted experts are there, the first ones. They leave the list; when they have
+  // been computed, the others may be brought.
+  int64_t bring() {
+    Turn& turn = *head->turn;
+    const bool all_here = std::all_of(wanted(), wanted() + turn.wanted,
+                                      [&](int64_t expert) { return is_here(expert); });
+    int64_t there = turn.wanted;
+    if (!all_here || unknown_guess) {
+      calm = unknown_guess = false;
+      there = turn.ask(head->layer);
+      STD_TORCH_CHECK(there > 0 && there <= turn.wanted, "experts of layer ", head->layer,
+                      " could not be brought into memory");
+    }
+    turn.wanted -= there;
+    for (int64_t* list : {wanted(), tokens_each()}) std::copy(list + there, list + there + turn.wanted, list);
+    return there;
+  }
+
+  void end() {
+    Turn& turn = *head->turn;
+    const int64_t taken = std::chrono::nanoseconds(Clock::now() - started).count();
+    turn.nanoseconds += taken;
+    if (!calm) return;
+    turn.calm_experts += experts_wanted, turn.calm_assignments += assignments;
+    turn.calm_nanoseconds += taken;
   }
 
   // The products with these experts' first matrices (2 · width, D) and with their second (D, width).
@@ -160,12 +242,35 @@ struct Experts {
   }
 
  private:
+  using Clock = std::chrono::steady_clock;
+
   const char *const router, *const gate;
   const Tensor& x;  // for its dtype and device
   const int64_t row_size;
   const Number number;
   const Head* const head;
   const Addresses* const addresses;
+  // Of this turn.
+  Clock::time_point started;
+  int64_t experts_wanted = 0, assignments = 0;
+  bool calm = true, unknown_guess = false;
+
+  bool is_here(int64_t expert) const { return addresses[expert].w13; }
+
+  // The turn's lists: X wanted experts, the tokens of each, and the guesses.
+  int64_t* wanted() const { return reinterpret_cast<int64_t*>(head->turn + 1); }
+  int64_t* tokens_each() const { return wanted() + count; }
+  int64_t* guessed() const { return wanted() + 2 * count; }
+
+  // All experts' numbers, as many as a token has with the highest scores first.
+  void best_first(const float* scores, std::vector<int64_t>& experts) const {
+    experts.resize(count);
+    std::iota(experts.begin(), experts.end(), 0);
+    std::partial_sort(experts.begin(), experts.begin() + head->chosen, experts.end(),
+                      [&](int64_t a, int64_t b) {
+      return scores[a] > scores[b] || (scores[a] == scores[b] && a < b);
+    });
+  }
 
   int64_t all() const { return count + (head->shared_width ? 1 : 0); }
   int64_t w13_bytes(int64_t expert) const {

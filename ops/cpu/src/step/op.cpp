@@ -98,29 +98,51 @@ Tensor after_attention(const Tensor& y, const Tensor& x, const Tensor& wo, const
   return result;
 }
 
+// Scores (B, X) that a layer's router gives the rows of x (B, D).
+std::vector<float> scores_of(const Rows& rows, const Experts& layer, const Tensor& x) {
+  const int64_t B = x.size(0), bytes = row_bytes(x);
+  std::vector<float> scores(B * layer.count);
+  torch::stable::parallel_for(0, layer.count, 1, [&](int64_t first, int64_t last) {
+    for (int64_t e = first; e < last; ++e)
+      for (int64_t b = 0; b < B; ++b)
+        scores[b * layer.count + e] = rows.dot(data(x) + b * bytes, layer.row(e), x.size(1));
+  });
+  return scores;
+}
+
 // What the experts chosen for each row of x (B, D) return, weighed and summed, this rank's part of it.
-// Each expert computes all of its rows at once.
-Tensor mixed(const Rows& rows, const Experts& layer, const Tensor& x) {
+// Each expert computes all of its rows at once. following: the next layer's experts, if it is to be guessed
+// which of them will be wanted; `guess` (B, D) is what their router is given for that.
+Tensor mixed(const Rows& rows, Experts& layer, const Tensor& x, const Experts* following,
+             const Tensor& guess) {
   struct Share {
     int64_t row;
     float weight;
   };
   const int64_t B = x.size(0), D = x.size(1), bytes = row_bytes(x);
-  std::vector<float> scores(B * layer.count), total(B * D), weights;
-  torch::stable::parallel_for(0, layer.count, 1, [&](int64_t first, int64_t last) {
-    for (int64_t e = first; e < last; ++e)
-      for (int64_t b = 0; b < B; ++b)
-        scores[b * layer.count + e] = rows.dot(data(x) + b * bytes, layer.row(e), D);
-  });
+  const std::vector<float> scores = scores_of(rows, layer, x);
+  std::vector<float> total(B * D), weights;
   std::vector<std::vector<Share>> shares(layer.count + 1);  // of each expert
   std::vector<int64_t> experts;
   for (int64_t b = 0; b < B; ++b) {
     layer.choose(rows, data(x) + b * bytes, scores.data() + b * layer.count, experts, weights);
     for (size_t j = 0; j < experts.size(); ++j) shares[experts[j]].push_back({b, weights[j]});
   }
+  if (layer.moves()) {
+    layer.begin();
+    for (int64_t e = 0; e < layer.count; ++e)
+      if (!shares[e].empty()) layer.want(e, shares[e].size());
+    if (following) {
+      const std::vector<float> next = scores_of(rows, *following, guess);
+      for (int64_t b = 0; b < B; ++b)
+        layer.guess(*following, next.data() + b * following->count, experts);
+    }
+  }
+  int64_t there = 0;  // how many of the next experts are in memory
   for (int64_t e = 0; e <= layer.count; ++e) {
     const int64_t count = shares[e].size();
     if (!count) continue;
+    if (layer.moves() && e < layer.count && there-- == 0) there = layer.bring() - 1;
     Tensor some = torch::stable::new_empty(x, {count, D});
     for (int64_t i = 0; i < count; ++i)
       std::memcpy(data(some) + i * bytes, data(x) + shares[e][i].row * bytes, bytes);
@@ -130,6 +152,7 @@ Tensor mixed(const Rows& rows, const Experts& layer, const Tensor& x) {
       rows.add_weighed(data(result) + i * bytes, shares[e][i].weight, D,
                        total.data() + shares[e][i].row * D);
   }
+  if (layer.moves()) layer.end();
   Tensor y = torch::stable::new_empty(x, {B, D});
   rows.narrow(total.data(), B * D, data(y));
   return y;
@@ -137,6 +160,11 @@ Tensor mixed(const Rows& rows, const Experts& layer, const Tensor& x) {
 
 Tensor one_op_after_another(Step& step) {
   Tensor x = step.x;
+  auto experts_of = [&](int64_t i) {
+    const Tensor& gate = step.part(i, W13_BIAS);
+    return Experts(step.part(i, W13), gate.numel() ? vector(gate, x, x.size(1)) : nullptr,
+                   step.part(i, W2), step.x);
+  };
   for (int64_t i = 0; i < step.count; ++i) {
     auto part = [&](Part p) -> const Tensor& { return step.part(i, p); };
     Tensor qkv = before_attention(x, part(NORM), step.epsilon, part(WQKV), maybe(part(WQKV_BIAS)),
@@ -149,18 +177,23 @@ Tensor one_op_after_another(Step& step) {
                                   [&](int64_t, int64_t) { attending->work(); });
     Tensor y = attending->out();
     y = torch::stable::view(y, {step.B, step.heads * step.E});
-    if (part(W2).scalar_type() != ScalarType::Long) {
+    if (!step.has_experts(i)) {
       x = after_attention(y, x, part(WO), maybe(part(WO_BIAS)), part(FFN_NORM), step.epsilon,
                           part(W13), maybe(part(W13_BIAS)), part(W2), maybe(part(W2_BIAS)),
                           step.width, reinterpret_cast<int64_t>(step.ranks));
       continue;
     }
     const Rows rows = rows_of(x);
-    const Tensor& gate = part(W13_BIAS);
-    const Experts layer(part(W13), gate.numel() ? vector(gate, x, x.size(1)) : nullptr, part(W2),
-                        step.x);
+    Experts layer = experts_of(i);
     Tensor middle = attended(rows, y, x, part(WO), maybe(part(WO_BIAS)), step.ranks);
-    Tensor result = mixed(rows, layer, normed(rows, middle, part(FFN_NORM), step.epsilon));
+    Tensor own = normed(rows, middle, part(FFN_NORM), step.epsilon), guess = own;
+    const int64_t j = layer.guesses() ? step.next_with_experts(i) : step.count;
+    std::unique_ptr<Experts> following;
+    if (j < step.count) {
+      following.reset(new Experts(experts_of(j)));
+      guess = normed(rows, middle, step.part(j, FFN_NORM), step.epsilon);
+    }
+    Tensor result = mixed(rows, layer, own, following.get(), guess);
     sum_over(step.ranks, rows, result);
     add(rows, result, middle);
     x = result;

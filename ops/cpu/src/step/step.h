@@ -164,6 +164,15 @@ struct Step {
 
   const Tensor& part(int64_t layer, Part part) const { return parts[layer * PARTS + part]; }
 
+  bool has_experts(int64_t layer) const { return part(layer, W2).scalar_type() == ScalarType::Long; }
+
+  // The next layer with experts after this one, or the number of layers.
+  int64_t next_with_experts(int64_t layer) const {
+    do ++layer;
+    while (layer < count && !has_experts(layer));
+    return layer;
+  }
+
   // Stores a layer's new keys and values; attention over all of them.
   std::unique_ptr<Attending> attending(int64_t layer, Tensor& qkv) {
     Tensor &keys = caches[2 * layer], &values = caches[2 * layer + 1];

@@ -1,0 +1,248 @@
+"""The fused decoding step over experts in two tiers: what it counts, what it fetches ahead, and how
+it ends when experts cannot be brought. That its logits are those of one memory: test_tiers.py."""
+
+import threading
+from collections import OrderedDict
+from dataclasses import replace
+
+import pytest
+import torch
+
+from errors import QuantbenchError
+from experts import aio, copies
+from experts.copies import BySystem, ByThreads
+from experts.rehearsal import decide_by_costs
+from experts.slow import Disk, Memory, pages
+from experts.store import POLICIES
+from generate import Generator
+from ops.cpu import build
+from run.decoding import why_not_fused
+from tests.experts.small import CPU, decoded, logits, tiered, whole
+
+REFUSAL = build.refusal()
+pytestmark = pytest.mark.skipif(REFUSAL is not None, reason=str(REFUSAL))
+FAST = [{0, 3}, {1}, set(), {2, 4, 5}, {7}]
+
+
+@pytest.fixture
+def tokens():
+    draw = torch.Generator().manual_seed(5)
+    return torch.randint(4096, (1, 40), generator=draw)
+
+
+def routing(tokens):
+    """The experts that the modules of the model choose: a list of (layer, experts), in order."""
+    model = whole("tiny_moe", "int8wo", torch.float32)
+    chosen: list[tuple[int, list[int]]] = []
+    for number, layer in enumerate(model.layers):
+        layer.feed_forward.router.register_forward_hook(
+            lambda *a, number=number: chosen.append((number, sorted(a[2][0].flatten().tolist())))
+        )
+    decoded(model, tokens, "modules")
+    return chosen
+
+
+def spent(policy, tokens, extra=0):
+    """The model, its tiers, and the traffic of fused steps."""
+    model, tiers = tiered("tiny_moe", "int8wo", policy, None, torch.float32)
+    tiers.hold(FAST, sum(map(len, FAST)) + tiers.least + extra)
+    before = tiers.counted()
+    decoded(model, tokens, "cpu-step")
+    return tiers.counted().since(before), tiers
+
+
+def test_hits_are_those_of_the_routing(tokens):
+    chosen = routing(tokens)
+    hits = sum(len(FAST[layer].intersection(experts)) for layer, experts in chosen)
+    traffic, tiers = spent(POLICIES["fetch"], tokens)
+    assert traffic.assignments == 40 * 5 * 2
+    assert traffic.hits == hits and traffic.fetched == traffic.fetches == 400 - hits
+    assert traffic.ahead == traffic.there == traffic.unused == 0
+    assert traffic.bytes_moved == traffic.fetches * tiers.layout.nbytes
+    assert 0 < traffic.waiting_seconds < traffic.expert_seconds
+    assert [set(layer.own) for layer in tiers.layers.values()] == FAST
+
+
+def test_the_cache_is_that_of_a_simulation(tokens):
+    """Least recently used experts give way, those of a token at the same time excepted."""
+    quotas = [3, 3, 3, 3, 2]  # of 14 slots; 8 experts are placed
+    own = [OrderedDict.fromkeys(sorted(fast)) for fast in FAST]
+    hits = 0
+    for layer, experts in routing(tokens):
+        hits += sum(expert in own[layer] for expert in experts)
+        for expert in experts:
+            if expert in own[layer]:
+                own[layer].move_to_end(expert)
+        for expert in [expert for expert in experts if expert not in own[layer]]:
+            if len(own[layer]) == quotas[layer]:
+                del own[layer][next(e for e in own[layer] if e not in experts)]
+            own[layer][expert] = None
+    traffic, tiers = spent(POLICIES["cache"], tokens, extra=14 - 8)
+    assert tiers.quotas == quotas
+    assert traffic.hits == hits and traffic.fetches == 400 - hits
+    assert [set(layer.own) for layer in tiers.layers.values()] == [set(layer) for layer in own]
+
+
+def test_the_next_layers_experts_are_fetched_ahead(tokens):
+    fetched, _ = spent(POLICIES["fetch"], tokens)
+    traffic, tiers = spent(replace(POLICIES["fetch"], ahead=True), tokens)
+    assert traffic.hits == fetched.hits and traffic.ahead > 0
+    assert traffic.hits + traffic.ahead + traffic.fetched == traffic.assignments == 400
+    assert traffic.fetches == traffic.ahead + traffic.fetched + traffic.unused + len(tiers.coming)
+
+
+def test_what_is_computed_there_is_counted(tokens):
+    fetched, _ = spent(POLICIES["fetch"], tokens)
+    traffic, _ = spent(POLICIES["compute_there"], tokens)
+    assert (traffic.hits, traffic.there) == (fetched.hits, fetched.fetched)
+    assert traffic.fetches == traffic.bytes_moved == 0
+
+
+def test_modules_and_the_fused_step_share_one_cache(tokens):
+    """A prompt by the modules, steps by the op, and a prompt again: always the same numbers."""
+    expected = logits(whole("tiny_moe", "int8wo"), 1, 9, "cpu-step")
+    model, tiers = tiered("tiny_moe", "int8wo", replace(POLICIES["cache"], ahead=True), None)
+    tiers.hold(FAST, 14)
+    for _ in range(3):
+        assert torch.equal(logits(model, 1, 9, "cpu-step"), expected)
+    slots = [slot for layer in tiers.layers.values() for slot in layer.own.values()]
+    slots += [*tiers.landing, *tiers.coming.values(), *tiers.abandoned]
+    assert len({id(slot) for slot in slots}) == len(slots) == 14
+
+
+def test_two_decodes_at_once(tmp_path, tokens):
+    model, tiers = tiered("tiny_moe", "int8wo", replace(POLICIES["cache"], ahead=True), tmp_path)
+    tiers.hold(FAST, 14)
+    inputs = [tokens, tokens.flip(1)]
+    expected = [decoded(whole("tiny_moe", "int8wo"), each, "cpu-step") for each in inputs]
+    results: list[torch.Tensor | None] = [None, None]
+
+    def decode(index):
+        results[index] = decoded(model, inputs[index], "cpu-step")
+
+    threads = [threading.Thread(target=decode, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for result, same in zip(results, expected, strict=True):
+        assert torch.equal(result, same)
+
+
+class Broken(QuantbenchError):
+    pass
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("error", [Broken("the disk is on fire"), KeyboardInterrupt()])
+def test_what_goes_wrong_in_the_middle_of_a_step_ends_it(error, rows, tmp_path, monkeypatch):
+    """… and nothing else: the next step computes what it should."""
+    expected = logits(whole("tiny_moe", "int8wo"), rows, decoder="cpu-step")
+    ahead = replace(POLICIES["fetch"], ahead=True)
+    model, tiers = tiered("tiny_moe", "int8wo", ahead, tmp_path)
+    tiers.hold(FAST, 10)
+    logits(model, rows)
+    wait, left = tiers.copies.wait, [3]
+
+    def break_once(slot):
+        left[0] -= 1
+        if left[0] == 0:
+            raise error
+        wait(slot)
+
+    generator = Generator(model, rows, 8)
+    assert generator.decoder.name == "cpu-step"
+    monkeypatch.setattr(tiers.copies, "wait", break_once)
+    with pytest.raises(type(error)) as raised:
+        generator.forward(torch.ones(rows, 1, dtype=torch.int64))
+    assert raised.value is error and error.__cause__ is None
+    assert torch.equal(logits(model, rows, decoder="cpu-step"), expected)
+
+
+def test_a_kernel_that_is_not_cpp_says_why_it_is_not_fused(tmp_path):
+    model, tiers = tiered("tiny_moe", "int8wo", POLICIES["cache"], tmp_path, kernel="reference")
+    tiers.hold(FAST, 10)
+    generator = Generator(model, 1, 8)
+    assert generator.decoder.name == "modules"
+    reason = why_not_fused(model, generator.caches, 1)
+    assert "which has no C++ kernel" in reason and generator.decoder.reason == reason
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_costs_are_decided_for_both_decoders(policy, tmp_path, tokens):
+    """Rehearsing leaves everything as it was, and steps are then expected to take some time."""
+    expected = decoded(whole("tiny_moe", "int8wo"), tokens, "cpu-step")
+    made = replace(POLICIES[policy], ahead=POLICIES[policy].fetches)
+    model, tiers = tiered("tiny_moe", "int8wo", made, tmp_path)
+    tiers.hold(FAST, 10)
+    generator = Generator(model, 1, 8)
+    landing, before = list(tiers.landing), tiers.counted()
+    own = [list(layer.own) for layer in tiers.layers.values()]
+    decide_by_costs(tiers, model, generator.decoder.step)
+    assert tiers.policy is made and tiers.landing == landing and tiers.counted() == before
+    assert [set(layer.own) for layer in tiers.layers.values()] == list(map(set, own))
+    assert tiers.decide.costs.fast.seconds(1) > 0 and tiers.fused.decide.costs.fast.seconds(1) > 0
+    assert torch.equal(decoded(model, tokens, "cpu-step"), expected)
+    assert tiers.counted().since(before).expected_seconds > 0
+
+
+# ---------------------------------------------------------------------------------- who reads
+
+
+def test_the_system_reads_iff_the_disk_is_direct_and_the_kernel_allows_it(tmp_path, monkeypatch):
+    disk = Disk(tmp_path)
+    allowed = aio.opened() is not None
+    assert isinstance(copies.make(disk, CPU), BySystem) == (disk.direct is not None and allowed)
+    assert isinstance(copies.make(Memory(False), CPU), ByThreads)
+    monkeypatch.setattr(aio, "opened", lambda: None)
+    assert isinstance(copies.make(disk, CPU), ByThreads)
+    monkeypatch.undo()
+    monkeypatch.setattr(disk, "direct", None)
+    assert isinstance(copies.make(disk, CPU), ByThreads)
+
+
+def refuses(queue, reads):
+    return 0
+
+
+@pytest.mark.parametrize(("where", "what"), [("opened", lambda: None), ("Queue.submit", refuses)])
+def test_logits_where_the_kernel_refuses_to_read(where, what, tmp_path, monkeypatch):
+    monkeypatch.setattr(f"experts.aio.{where}", what)
+    expected = logits(whole("tiny_moe", "int8wo"), 2, decoder="cpu-step")
+    model, tiers = tiered("tiny_moe", "int8wo", replace(POLICIES["cache"], ahead=True), tmp_path)
+    tiers.hold(FAST, 12)
+    assert torch.equal(logits(model, 2, decoder="cpu-step"), expected)
+    assert tiers.traffic.ahead > 0
+
+
+def test_a_queue_reads_parts_of_files(tmp_path):
+    queue = aio.opened()
+    if queue is None:
+        pytest.skip("this system has no native asynchronous I/O")
+    path = tmp_path / "file"
+    path.write_bytes(bytes(range(256)) * 48)  # three pages
+    buffer = pages(4 * 4096)
+    with open(path, "rb") as file:
+        reads = [
+            aio.Read(7, file.fileno(), 4096, buffer.data_ptr(), 4096),
+            aio.Read(8, file.fileno(), 8192, buffer.data_ptr() + 4096, 8192),  # beyond the end
+        ]
+        assert queue.submit(reads) == 2
+        results = dict(queue.finished(2))
+    assert results == {7: 4096, 8: 4096} and queue.finished(0) == []
+    assert bytes(buffer[:8192].numpy()) == bytes(range(256)) * 32
+    assert queue.submit([aio.Read(9, 10**6, 0, buffer.data_ptr(), 4096)]) == 0  # no such file
+
+
+def test_more_reads_than_a_queue_holds(tmp_path):
+    disk, keys = Disk(tmp_path), [(0, expert) for expert in range(aio.READS + 9)]
+    disk.reserve(keys, 4096)
+    for key in keys:
+        block = pages(4096)
+        disk.put(key, block.fill_(key[1] % 251))
+    reader = copies.make(disk, CPU)
+    slots = [copies.Slot(pages(4096), torch.nn.Identity()) for _ in keys]
+    reader.begin(list(zip(slots, keys, strict=True)))
+    for slot, key in zip(slots, keys, strict=True):
+        reader.wait(slot)
+        assert slot.key == key and slot.buffer.eq(key[1] % 251).all()
