@@ -333,6 +333,11 @@ class CpuStep(CpuStack):
         )
 
 
+def fused_step(decoder: Decoder) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """A decoder's step if one op has all layers of it; otherwise None."""
+    return decoder.step if isinstance(decoder, CpuStack) else None
+
+
 # Fastest first: for each decoder, why it does not support a model (or None), and its class.
 Refuses = Callable[[Transformer, Sequence[KVCache], int], str | None]
 Makes = Callable[[Transformer, list[KVCache], str | None, bool], Decoder]

@@ -171,8 +171,7 @@ def _fused(plan: Plan, model: Transformer) -> Step | None:
     config, how = plan.config, (plan.precision, plan.device)
     kernel = caches.attention_of(plan.cache, model.config, *how).name
     own = caches.of_layers(plan.cache, model.config, config.batch_size, 1, *how, kernel)
-    decoder = decoding.choose(config.decoder, model, own, config.batch_size)
-    return decoder.step if isinstance(decoder, decoding.CpuStack) else None
+    return decoding.fused_step(decoding.choose(config.decoder, model, own, config.batch_size))
 
 
 def placed(config: RunConfig, routers: Routers, capacity: int) -> Placement:

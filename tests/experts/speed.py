@@ -36,6 +36,7 @@ from generate import Generator
 from models.checkpoints.sources import EMBEDDED
 from models.llama import Transformer
 from run import environment, loading
+from run.decoding import fused_step
 from run.plan import Plan, make_plan
 
 PROMPT = 64  # tokens of the text that are read at once, before those that count
@@ -91,7 +92,7 @@ def text() -> str:
 def decode(generator: Generator, tokens: torch.Tensor, tiers: Tiers, way: str, slots: int) -> Pass:
     """Read the text's prompt, and then its other tokens one by one: these count."""
     hold(tiers, generator.model, way, slots)
-    decide_by_costs(tiers, generator.model, generator.decoder.step)
+    decide_by_costs(tiers, generator.model, fused_step(generator.decoder))
     generator.forward(tokens[:, :PROMPT], 0)
     before, started = tiers.counted(), time.perf_counter()
     for position in range(PROMPT, tokens.shape[1]):
