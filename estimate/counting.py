@@ -431,11 +431,23 @@ def count_config(
                 model(before, use_cache=True, past_key_values=given["past_key_values"])
         ids = torch.empty(batch, tokens, dtype=torch.long, device="meta")
         with torch.device("meta"):
-            return _counted(model, ids, given, lambda recorder: model(ids, **given))
+            count = _counted(model, ids, given, lambda recorder: model(ids, **given))
+        return _with_cache(count, given.get("past_key_values"))
     except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
         raise QuantbenchError(
             f"{name}: this architecture cannot be counted from its shapes: {_said(error)}"
         ) from None
+
+
+def _with_cache(count: Count, cache: Any) -> Count:
+    """The count with the keys and values that are kept as a cache: the pass makes them anew, by
+    concatenation, so they are among its activations."""
+    layers = getattr(cache, "layers", None) or ()
+    tensors = [t for layer in layers for name in ("keys", "values")
+               if isinstance(t := getattr(layer, name, None), Tensor)]  # fmt: skip
+    cached = sum(tensor.nbytes for tensor in tensors)
+    rest = max(0, count.peak_activation_bytes - cached)
+    return replace(count, kv_cache_bytes=cached, peak_activation_bytes=rest)
 
 
 def _said(error: Exception) -> str:

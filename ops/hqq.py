@@ -11,7 +11,7 @@ It begins with the scale and zero that span the group's range, and tries others:
 - narrower ranges around the same centre;
 - least squares for the codes that the best so far leads to, REFITS times.
 
-Of these each group takes the one with the least squared error, as scale and zero are stored.
+Each group takes the candidate with the least squared error, as scale and zero are stored.
 
 ops/cpu/hqq.py gives the same bits, twenty times faster. So every sum here has its order: four sums
 of every fourth number, then their sum.

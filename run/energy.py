@@ -43,7 +43,7 @@ class Counter(Protocol):
 
 @dataclass(frozen=True)
 class Energy:
-    """The energy of one run. Of several repeats it is the mean."""
+    """The energy of one run; where it was repeated, the mean of the repeats."""
 
     counter: str
     joules: float  # without the idle machine's

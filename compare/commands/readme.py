@@ -95,10 +95,10 @@ def _predictions(words: Sequence[str]) -> str:
 
 
 def _default() -> list[Path]:
-    found = [path for pattern in DOCUMENTS for path in sorted(Path().glob(pattern))]
-    if not found:
+    documents = [path for pattern in DOCUMENTS for path in sorted(Path().glob(pattern))]
+    if not documents:
         raise UsageError(f"no {' and no '.join(DOCUMENTS)} here: name the documents")
-    return found
+    return documents
 
 
 def _digest(source: str) -> str:
@@ -110,5 +110,5 @@ def _stamp(path: Path) -> str | None:
     """The digest at a picture's end; None where there is no picture."""
     if not path.exists():
         return None
-    found = STAMP.search(files.read_text("cannot read", path, LogError))
-    return found[1] if found else None
+    stamp = STAMP.search(files.read_text("cannot read", path, LogError))
+    return stamp[1] if stamp else None

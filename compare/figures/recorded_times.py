@@ -111,7 +111,7 @@ def checked(
 
 def _sources(run: Mapping[str, object], metric: Metric) -> tuple[dict[str, float], list[str]]:
     """Seconds of the metric by what they are from, and what is damaged among them."""
-    found: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     damaged: list[str] = []
 
     def add(name: str, *keys: str, first: int = 0, last: int | None = None) -> None:
@@ -120,7 +120,7 @@ def _sources(run: Mapping[str, object], metric: Metric) -> tuple[dict[str, float
         try:
             values = [time for key in keys for time in times(run, key)[first:last]]
             if values:
-                found[name] = sum(values)
+                seconds[name] = sum(values)
         except Damaged as error:
             damaged.append(str(error))
 
@@ -132,7 +132,7 @@ def _sources(run: Mapping[str, object], metric: Metric) -> tuple[dict[str, float
             add(" + ".join(parts), *parts)
         for key in (key for key in run if _base(key) == "token"):
             add(f"the sum of {key}", key)
-        return found, damaged
+        return seconds, damaged
     for key in (key for key in run if _base(key) == metric):
         add(key, key)
     for key in (key for key in run if _base(key) == "token"):
@@ -140,7 +140,7 @@ def _sources(run: Mapping[str, object], metric: Metric) -> tuple[dict[str, float
             add(f"the first of {key}", key, last=1)
         else:
             add(f"the sum of {key} after the first", key, first=1)
-    return found, damaged
+    return seconds, damaged
 
 
 def _base(key: str) -> str:

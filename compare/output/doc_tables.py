@@ -279,7 +279,7 @@ def trust_real(words: Sequence[str]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Errors:
-    """Of estimates against measurements; shares of what was measured."""
+    """Errors of estimates, as shares of what was measured."""
 
     group: str
     cases: int

@@ -96,8 +96,8 @@ def terminal(results: Results, rows: Sequence[Row]) -> str:
 
 def answer(results: Results) -> str:
     """The recommendation, or the answer of a tune, if there is one."""
-    found = results.tune or results.recommendation
-    return found.text() if found else ""
+    said = results.tune or results.recommendation
+    return said.text() if said else ""
 
 
 def markdown(results: Results, rows: Sequence[Row]) -> str:
@@ -108,7 +108,7 @@ def markdown(results: Results, rows: Sequence[Row]) -> str:
     lines = [
         f"# {model}",
         "",
-        *([found.markdown()] if (found := results.tune or results.recommendation) else []),
+        *([said.markdown()] if (said := results.tune or results.recommendation) else []),
         "| " + " | ".join(heading for heading, _ in columns) + " |",
         "|" + "---|" * len(columns),
         *("| " + " | ".join(show(row) for _, show in columns) + " |" for row in rows),

@@ -191,8 +191,8 @@ class LatencyWorker:
 
         # Ranks would have to agree on how often a run is repeated.
         most = energy.MOST_SECONDS if self.plan.ranks.size == 1 else 0.0
-        found = energy.measure(self.counter, some, self.idle_watts, self.counter_step, most=most)
-        return Runs(taken, found.joules)
+        used = energy.measure(self.counter, some, self.idle_watts, self.counter_step, most=most)
+        return Runs(taken, used.joules)
 
     def _take(self, count: int, seconds: float) -> list[LatencySample]:
         from compare.sampling.clock import Clock

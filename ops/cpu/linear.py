@@ -74,7 +74,7 @@ def linear(x: Tensor, packed: Tensor, rows: int) -> Tensor:
     """
     _ready()
     flat = x.reshape(-1, x.shape[-1])
-    return torch.ops.quantbench.cpu_linear(flat, packed, rows).unflatten(0, x.shape[:-1])
+    return torch.ops.quantbench.cpu_linear(flat, packed, rows).view(*x.shape[:-1], rows)
 
 
 @torch.compiler.assume_constant_result

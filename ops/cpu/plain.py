@@ -30,7 +30,8 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     flat = x.reshape(-1, x.shape[-1])
     if flat.shape[0] > MAX_ROWS and not _tiles(x.dtype, x.shape[-1]):
         return F.linear(x, weight)
-    return torch.ops.quantbench.cpu_plain(flat, weight).unflatten(0, x.shape[:-1])
+    y = torch.ops.quantbench.cpu_plain(flat, weight)
+    return y.view(*x.shape[:-1], y.shape[-1])
 
 
 @torch.compiler.assume_constant_result

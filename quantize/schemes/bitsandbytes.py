@@ -124,11 +124,11 @@ class Int8Linear(KernelLinear):
         return made
 
     def forward(self, x: Tensor) -> Tensor:
-        ops, rows = torch.ops.bitsandbytes, x.flatten(0, -2)
+        ops, rows = torch.ops.bitsandbytes, x.reshape(-1, x.shape[-1])
         codes, largest, _ = ops.int8_vectorwise_quant(rows.half(), 0.0)
         y = ops.int8_scaled_mm(codes, self.weight, largest, self.largest, None, x.dtype)
         y = y if self.bias is None else y + self.bias
-        return y.unflatten(0, x.shape[:-1])
+        return y.view(*x.shape[:-1], y.shape[-1])
 
 
 class FourBitLinear(KernelLinear):

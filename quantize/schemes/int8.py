@@ -58,8 +58,8 @@ class DynamicLinear(TorchaoLinear):
         return _int8_tensor(weight, QuantizeTensorToInt8Kwargs(granularity=PerRow()))
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.linear(x.flatten(0, -2), self.weight, self.bias)
-        return y.unflatten(0, x.shape[:-1])
+        y = F.linear(x.reshape(-1, x.shape[-1]), self.weight, self.bias)
+        return y.reshape(*x.shape[:-1], y.shape[-1])
 
 
 def _refuses(spec: Spec, device: torch.device, in_features: int, out_features: int) -> str | None:

@@ -22,7 +22,7 @@ CELL = Cell(1, [LatencySample(0.12, [0.01, 0.03]), LatencySample(0.1, [0.02, 0.0
 
 
 def with_estimates(cells):
-    """Of the first cell alone."""
+    """The estimate of the first cell alone."""
     return [dataclasses.replace(cells[0], estimate=ESTIMATE), *cells[1:]]
 
 

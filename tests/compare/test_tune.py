@@ -189,7 +189,7 @@ CARRIED_OUT = [
 
 @pytest.mark.parametrize("words", CARRIED_OUT, ids=" ".join)
 def test_kernel_and_decoder_are_those_that_the_loaded_model_gets(words):
-    """Of shapes, against what a run of the same options has when its weights are read."""
+    """Planned from shapes, against what a run of the same options has when its weights are read."""
     plan = make_plan(parse(["--device", "cpu", *words]))
     expected = identity.identity(plan)
     loaded = load(plan, lambda done, total: None, lambda line: None)

@@ -261,6 +261,8 @@ def test_llama_of_transformers_computes_what_ours_does(config_json, depth):
     for kind in ("linear", "attention"):
         assert total(theirs, kind, "flops") == total(ours, kind, "flops")
     assert theirs.weight_bytes == ours.weight_bytes
+    positions = depth + 1 if depth else 5
+    assert theirs.kv_cache_bytes == 2 * 2 * 3 * positions * 2 * 16 * 2  # K and V, 2 layers, bf16
 
 
 BAD_CONFIGS = [

@@ -256,6 +256,26 @@ def test_a_quantized_model_can_be_copied_and_its_state_loaded():
     assert torch.equal(copy.deepcopy(model)(x), model(x)) and torch.equal(other(x), model(x))
 
 
+ROWS = [(128,), (0, 128), (2, 0, 128), (1, 2, 3, 128)]
+OURS = [("none", "cpu"), ("int8wo", "cpu"), ("int8dq", "cpu"), ("int4wo-64", "cpu"),
+        ("int4wo-64", "reference"), ("bnb-nf4", "cpu")]  # fmt: skip
+SHAPES = [(*ours, shape) for ours in OURS for shape in ROWS]
+# torchao's own product refuses an empty batch
+SHAPES += [("int8dq", "torchao", shape) for shape in ROWS if 0 not in shape]
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize(("name", "kernel", "shape"), SHAPES)
+def test_whatever_shape_an_nn_linear_takes(name, kernel, shape):
+    """A single row by itself, no row at all, and rows of many dimensions: as in a plain batch."""
+    model, x = small(), torch.randn(shape)
+    expected = model(x).shape
+    quantize_(model, quantize.config(name, kernel))
+    y = model(x)
+    assert y.shape == expected
+    torch.testing.assert_close(y.flatten(), model(x.reshape(-1, 128)).flatten())
+
+
 class Own(nn.Linear):
     def forward(self, x):
         return super().forward(x) + 1
