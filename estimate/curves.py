@@ -177,7 +177,9 @@ class Curves:
             return 0.0
         every = weights / self._weights_per_byte[scheme] + cached
         saved = min(self._saved(every) / every, 1.0)
-        return saved * memory_exponent(self.weight_rate(scheme, rows), self.speed.read)
+        measured = {p.rows for p in self.calibration.products if p.scheme == scheme}
+        rates = {r: self.weight_rate(scheme, r) for r in measured if r <= FEW_ROWS}
+        return saved * memory_exponent(between(rates, rows), self.speed.read)
 
     def _saved(self, size: float) -> float:
         """Bytes of a block of this size, read again and again, that memory need not give: the

@@ -252,7 +252,7 @@ class CalibratedMachine:
                 outer, inner = shapes.pop("output")
                 beside += self.curves.product(point.scheme, point.rows, inner, outer, called=False)
             each = shapes.values()
-            weights, outputs = sum(n * k for n, k in each), sum(n for n, _ in each)
+            weights, outputs = float(sum(n * k for n, k in each)), sum(n for n, _ in each)
             if step:
                 weights *= 1 - self.curves.kept(point.scheme, point.rows, weights, 0.0)
             terms.append([weights, outputs, sum(k for _, k in each), config.num_layers, 1.0])

@@ -164,6 +164,9 @@ def test_what_a_cache_keeps_is_shared_with_keys_and_values():
     alone = curves.kept("none", 1, 1e8, 0.0)
     assert alone == pytest.approx(KEPT / 2e8, rel=1e-3)
     assert curves.kept("none", 1, 1e8, 2e8) == pytest.approx(alone / 2, rel=1e-3)
+    assert curves.kept("none", 2, 1e8, 0.0) == pytest.approx(
+        alone
+    )  # between rows that were measured
     assert curves.kept("none", 128, 1e8, 0.0) == 0  # bound by arithmetic
 
 
