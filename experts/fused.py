@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from experts.copies import Slot, addresses
 from experts.layer import TieredLayer
@@ -44,7 +44,7 @@ class Fused:
         self.turn = torch.zeros(LISTS + lists, dtype=torch.int64)
         self.numbers = _numbers(self.turn)
         self.callback = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(self._ask)
-        self.numbers[ASK] = ctypes.cast(self.callback, ctypes.c_void_p).value
+        self.numbers[ASK] = ctypes.cast(self.callback, ctypes.c_void_p).value or 0
         self.error: BaseException | None = None  # why the step that is under way cannot go on
         # What the op computes with until it asks again, and that does not stay: in a slot of the
         # landing, or in the slow tier (None).
@@ -80,7 +80,9 @@ class Fused:
         expert = layout.expert(skeleton, nowhere)
         w13, w2 = (fused_weight(expert.get_submodule(name)) for name in ("w13", "w2"))
         assert w13 is not None and w2 is not None  # or the fused step would have been refused
-        return step.Networks([w13], [w2], int(skeleton.get_submodule("w2").in_features))
+        w2_layer = skeleton.get_submodule("w2")
+        assert isinstance(w2_layer, nn.Linear)
+        return step.Networks([w13], [w2], w2_layer.in_features)
 
     @contextmanager
     def stepping(self) -> Iterator[None]:

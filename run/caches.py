@@ -26,6 +26,8 @@ def of_layers(
     layers: int | None = None,
 ) -> list[KVCache]:
     """An empty cache for each layer. kernel: a name of `attention_of`. layers: all if not given."""
-    heads = config.num_kv_heads, positions, config.head_dim
-    how = dtype, device, config.sliding_window, kernel
-    return [kind(rows, *heads, *how) for _ in range(layers or config.num_layers)]
+    heads, window = config.num_kv_heads, config.sliding_window
+    return [
+        kind(rows, heads, positions, config.head_dim, dtype, device, window, kernel)
+        for _ in range(layers or config.num_layers)
+    ]
