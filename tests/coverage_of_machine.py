@@ -34,6 +34,7 @@ NEEDS = {
     "dev": r"could not import '(triton|gguf|transformers)\b|pip install lm-eval"
     r"|ray is not installed",
     "git": r"needs git",
+    "asynchronous-io": r"no native asynchronous I/O",
     "chromium": r"needs chromium and chromedriver|could not import 'selenium'",
     "thread-sanitizer": r"thread sanitizer: ",
     "huge-pages": r"no transparent huge pages here",
