@@ -7,14 +7,18 @@ that must not be replaced. In each case the error is one line with the path.
 import contextlib
 import errno
 import os
+import re
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any
 
 from errors import LogError, QuantbenchError, UsageError
 from text import shown, size
+from typed_json import parsed
 
 FilePath = str | os.PathLike[str]
 MAX_BYTES = 1 << 30  # size of the largest file that is read as a whole
@@ -106,6 +110,23 @@ def read_text(what: str, path: FilePath, raised: type[QuantbenchError] = UsageEr
         return data.decode("utf-8")
 
 
+def read_json(
+    what: str, path: FilePath, raised: type[QuantbenchError] = UsageError, hint: str = ""
+) -> Any:
+    """The value in a JSON file. what: the option that names it. hint: what to do where the file
+    holds none. Raises `raised`, one line."""
+    data = read_bytes(what, path, raised)
+    try:
+        return parsed(data)
+    except ValueError as error:
+        raise raised(refusal(what, path, error, hint)) from None
+
+
+def refusal(what: str, path: FilePath, why: object, hint: str = "") -> str:
+    """One line for a file whose content is not what was expected."""
+    return f"{what} {_name(path)}: {why}".strip() + (f"; {hint}" if hint else "")
+
+
 # ---------------------------------------------------------------------------------- outputs
 
 
@@ -114,9 +135,65 @@ def is_json(head: bytes) -> bool:
     return head.lstrip()[:1] in (b"{", b"[")
 
 
+def json_with(first_key: str) -> Callable[[bytes], re.Match[bytes] | None]:
+    """Whether a file that begins like this may be JSON that a command wrote: an object whose first
+    key is this one."""
+    return re.compile(rb'\s*\{\s*("%s"|\}\s*$)' % first_key.encode()).match
+
+
 def is_svg(head: bytes) -> bool:
     """Whether a file that begins like this may be SVG."""
-    return head.lstrip()[:1] == b"<"
+    return head.lstrip()[:1] == b"<" and b"<svg" in head
+
+
+def is_html(head: bytes) -> bool:
+    """Whether a file that begins like this may be HTML."""
+    return head.lstrip()[:9].lower() == b"<!doctype" and b"<html" in head.lower()
+
+
+@dataclass(frozen=True)
+class Output:
+    """A file that a command will write."""
+
+    option: str  # that names it
+    path: FilePath | None
+    holds: Callable[[bytes], object]  # whether a file with these first bytes may be replaced
+    kind: str  # of file, in words
+
+
+def check_outputs(
+    outputs: Sequence[Output], inputs: Mapping[str, FilePath | None] = MappingProxyType({})
+) -> None:
+    """Check, before a long run, that the outputs can be written, and overwrite nothing else.
+
+    inputs: by option. Raises UsageError for an output that coincides with an input or with another
+    output, and what check_output raises.
+    """
+    refuse_coinciding({output.option: output.path for output in outputs}, inputs)
+    for output in outputs:
+        check_output(output.option, output.path, output.holds, output.kind)
+
+
+def refuse_coinciding(
+    outputs: Mapping[str, FilePath | None], inputs: Mapping[str, FilePath | None]
+) -> None:
+    """Raise UsageError where an output is the file of another option, by another spelling or a
+    link, too. Both are by option."""
+    seen: dict[object, str] = {}
+    for option, path in (*outputs.items(), *inputs.items()):
+        if path is None:
+            continue
+        first = seen.setdefault(_identity(path), option)
+        if first != option and (first in outputs or option in outputs):
+            raise UsageError(f"{first} and {option} name the same file, {_name(path)}".strip())
+
+
+def _identity(path: FilePath) -> object:
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return os.path.abspath(path) if "\0" in os.fspath(path) else os.path.realpath(path)
+    return status.st_dev, status.st_ino
 
 
 def begins_with(*beginnings: bytes) -> Callable[[bytes], bool]:
@@ -125,7 +202,7 @@ def begins_with(*beginnings: bytes) -> Callable[[bytes], bool]:
 
 
 def check_output(
-    option: str, path: FilePath | None, holds: Callable[[bytes], bool], kind: str
+    option: str, path: FilePath | None, holds: Callable[[bytes], object], kind: str
 ) -> None:
     """Check, before a long run, that `path` can be written, or is None.
 
@@ -139,6 +216,19 @@ def check_output(
         head = _head(path)
     if head and not holds(head):
         raise UsageError(f"{option} {_name(path)} holds something that is no {kind}; give another")
+
+
+def check_folder(option: str, path: FilePath) -> None:
+    """Raise LogError unless `path` is a folder that can be written, or can be made one. Nothing is
+    changed."""
+    with named(option, path, LogError):
+        place = Path(os.path.abspath(path))
+        while not os.path.lexists(place):
+            place = place.parent
+        if not stat.S_ISDIR(os.stat(place).st_mode):
+            raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def require_writable(path: FilePath) -> None:

@@ -1,4 +1,4 @@
-"""Dataclasses to JSON, and back by their own type hints.
+"""Reading JSON, and dataclasses to JSON and back by their own type hints.
 
     @dataclass
     class Row:
@@ -7,23 +7,60 @@
 
     to_json(Row("fp6"))                         # {"name": "fp6"}
     from_json(Row, {"name": "fp6"})             # Row("fp6", None)
+    parsed('{"name": "fp6"}')                   # {"name": "fp6"}
 
 A class whose JSON is not one key a field has a method `to_json` and a static method `from_json`.
 """
 
 import dataclasses
+import json
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
+from errors import QuantbenchError
+
 T = TypeVar("T")
 OMITTED = "omitted"  # key of a field's metadata
+NOTHING: Mapping[str, object] = types.MappingProxyType({})
+LARGEST_MEASURED = 1e18  # seconds, bytes, tokens per second
+MOST_DIGITS = 300  # of a whole number: float() takes no more
+
+
+def parsed(text: str | bytes) -> Any:
+    """The value that a JSON text holds. Raises ValueError, which says why and in which line,
+    for a text that is no JSON."""
+    try:
+        whole = text.decode("utf-8") if isinstance(text, bytes) else text
+        return json.loads(whole, parse_int=_whole)
+    except RecursionError:
+        why = "it is nested too deeply"
+    except json.JSONDecodeError as error:
+        why = f"line {error.lineno}, column {error.colno}: {error.msg}"
+    except UnicodeDecodeError:
+        why = "it is no UTF-8 text"
+    except ValueError:
+        why = "it holds a number of hundreds of digits"
+    raise ValueError(f"it is no JSON ({why})")
 
 
 def omitted() -> Any:
     """The default, None, of a field that is left out of the JSON while it is None."""
     return dataclasses.field(default=None, metadata={OMITTED: True})
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise ValueError
+    return int(digits)
+
+
+def require(what: str, *values: float | None, above: float = 0.0) -> None:
+    """Raise ValueError for a measured value that is not above this and below LARGEST_MEASURED."""
+    for value in values:
+        if value is not None and not above < value < LARGEST_MEASURED:
+            raise ValueError(f"{what} takes numbers above {above:g}; given: {value:.6g}")
 
 
 def to_json(value: object) -> Any:
@@ -97,7 +134,7 @@ def _read_plain(kind: Any, value: Any, where: str) -> Any:
         own = getattr(kind, "from_json", None)
         if not isinstance(value, dict) and not own:
             raise _wrong(kind, value, where)
-        return own(value) if own else _read_fields(kind, value, where)
+        return _read_by(own, value, where) if own else _read_fields(kind, value, where)
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     if kind in (str, bool) and isinstance(value, kind):
@@ -107,21 +144,43 @@ def _read_plain(kind: Any, value: Any, where: str) -> Any:
     raise _wrong(kind, value, where)
 
 
+def _read_by(read: Callable[[Any], object], value: Any, where: str) -> object:
+    """What a class's own `from_json` reads, which may meet any kind of value."""
+    try:
+        return read(value)
+    except KeyError as error:
+        raise ValueError(f"{where} lacks {error}") from None
+    except (QuantbenchError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
 @cache
 def _hints(kind: Any) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
-def _read_fields(kind: Any, value: Mapping[str, object], where: str) -> Any:
-    hints, arguments = _hints(kind), {}
+def fields_from_json(kind: type[T], value: object, **read: object) -> T:
+    """A dataclass from a JSON object of one key a field, as `from_json` reads it. read: fields that
+    are read already. It is for a class with a `from_json` of its own."""
+    if not isinstance(value, dict):
+        raise _wrong(kind, value, kind.__name__)
+    return cast(T, _read_fields(kind, value, kind.__name__, read))
+
+
+def _read_fields(
+    kind: Any, value: Mapping[str, object], where: str, read: Mapping[str, object] = NOTHING
+) -> Any:
+    hints, arguments = _hints(kind), dict(read)
     for field in dataclasses.fields(kind):
+        if field.name in read:
+            continue
         if field.name in value:
             arguments[field.name] = _read(
                 hints[field.name], value[field.name], f"{where}.{field.name}"
             )
         elif field.default is field.default_factory is dataclasses.MISSING:
             arguments[field.name] = _read(hints[field.name], None, f"{where}.{field.name}")
-    return kind(**arguments)
+    return _read_by(lambda given: kind(**given), arguments, where)
 
 
 def _wrong(kind: Any, value: object, where: str) -> ValueError:

@@ -17,6 +17,7 @@ from benchlog import config, record
 from benchlog.record import Record
 from errors import LogError, UsageError
 from files import FilePath, lock, require_regular
+from typed_json import parsed
 
 MAX_HEADINGS = 10  # lines of text without a run that a file may hold and still be used as a log
 LONGEST_LINE = 1 << 20  # characters of a log line; every command line is shorter
@@ -51,6 +52,20 @@ def append_json(path: FilePath, value: object) -> None:
     _append(path, line, _is_json_cut_short)
 
 
+def check(write_result: str) -> None:
+    """Raise UsageError or LogError unless lines can be appended to what --write_result names, or it
+    is "none"."""
+    if write_result == "none":
+        return
+    if write_result.lower() == "none":
+        raise UsageError(
+            f"--write_result {write_result}: none is written small; for a file of that name give "
+            f"./{write_result}"
+        )
+    check_writable(write_result)
+    check_kind(write_result)
+
+
 def check_writable(path: FilePath) -> None:
     """Raise LogError if `append` would fail. The file is neither created nor changed.
 
@@ -81,8 +96,8 @@ def check_json_kind(path: FilePath) -> None:
     head = _head(path)
     first, newline, _ = head.partition(b"\n")
     try:
-        accepted = isinstance(json.loads(first), dict) if newline else not head or head[:1] == b"{"
-    except (ValueError, RecursionError):
+        accepted = isinstance(parsed(first), dict) if newline else not head or head[:1] == b"{"
+    except ValueError:
         accepted = False
     if not accepted:
         raise UsageError(f"{_shown(path)} holds something that is no JSON lines; give another")
@@ -160,7 +175,7 @@ def _is_json_cut_short(tail: str) -> bool:
     if not tail.startswith("{"):
         return False
     try:
-        json.loads(tail)
+        parsed(tail)
     except ValueError:
         return True
     return False

@@ -1,13 +1,12 @@
 """Runs as a table for the terminal: a row for each run, a unit on every number."""
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import files
 from errors import LogError
 from text import aligned, one_line, seconds, size
-from typed_json import from_json
+from typed_json import from_json, parsed
 
 NUMBERS = ("tok/s", "samples", "prefill", "decode", "mem/s", "peak memory", "model size")
 HEADINGS = ("scheme", *NUMBERS, "kernel", "decoder")
@@ -86,11 +85,12 @@ def read(path: files.FilePath) -> list[Run]:
     runs = []
     for number, line in enumerate(files.read_text("cannot read", path, LogError).splitlines(), 1):
         try:
-            runs.append(from_json(Run, json.loads(line)))
+            runs.append(from_json(Run, parsed(line)))
             _row(runs[-1])
-        except (ValueError, ArithmeticError, RecursionError, StopIteration):
+        except (ValueError, ArithmeticError, StopIteration) as error:
             raise LogError(
-                f"{path}:{number} is not what generate.py --output_json_path writes"
+                f"{path}:{number} is not what generate.py --output_json_path writes: "
+                f"{str(error) or 'a value is missing'}"
             ) from None
     if not runs:
         raise LogError(f"{path} is not what generate.py --output_json_path writes: it is empty")

@@ -3,9 +3,13 @@
 import difflib
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+
+import click
+from click.core import ParameterSource
 
 from errors import UsageError
+from text import shown
 
 
 def fraction(option: str, text: str) -> float:
@@ -30,6 +34,30 @@ def split_precision(given: Sequence[str]) -> tuple[float | None, str | None]:
         else:
             dtype = text
     return narrow, dtype
+
+
+def given_options(context: click.Context) -> list[click.Parameter]:
+    """The options and words that stand on the command line."""
+    return [
+        parameter
+        for parameter in context.command.params
+        if context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
+    ]
+
+
+def refuse_beside(context: click.Context, allowed: Collection[str], why: str) -> None:
+    """Raise UsageError where an option was given that is not among `allowed` (click's names)."""
+    refuse_given(context, [p.name for p in given_options(context) if p.name not in allowed], why)
+
+
+def refuse_given(context: click.Context, names: Collection[str | None], why: str) -> None:
+    """Raise UsageError, "--option: why", where one of these options (click's names) was given: it
+    would have no effect."""
+    for parameter in given_options(context):
+        if parameter.name in names:
+            is_word = isinstance(parameter, click.Argument)
+            said = shown(context.params[parameter.name or ""]) if is_word else parameter.opts[0]
+            raise UsageError(f"{said}: {why}")
 
 
 def names_of(

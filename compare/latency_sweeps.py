@@ -130,6 +130,7 @@ def _refuse_other_machine(results: LatencyResults, folder: Path) -> None:
 
 def _new_folder(path: str) -> Path:
     folder = Path(path)
+    files.check_folder("--output", folder)
     if (folder / FILE).exists():
         raise UsageError(f"--output {path} holds results: --resume {path} goes on with them")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

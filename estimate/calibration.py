@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import files
+from benchlog.config import PRECISIONS
 from errors import QuantbenchError, UsageError
 from estimate.datasheets import Datasheet
 from quantize.autoquant.cache import default_cache
 from text import shown
-from typed_json import from_json, omitted, to_json
+from typed_json import from_json, omitted, require, to_json
 
 FORMAT = 2  # of the file
 DISTURBED = 0.65  # share of the median of arithmetic; in each of a machine's states it is above
@@ -177,13 +178,7 @@ class Calibration:
     @staticmethod
     def load(path: str) -> "Calibration":
         """Raises UsageError, one line, for a file that `calibrate` did not write."""
-        data = files.read_bytes("--calibration", path, UsageError)
-        try:
-            value = json.loads(data)
-        except ValueError:
-            raise UsageError(
-                f"--calibration {path}: it is no JSON; `calibrate` writes one"
-            ) from None
+        value = files.read_json("--calibration", path, UsageError, "`calibrate` writes one")
         if not isinstance(value, Mapping) or "products" not in value or "wholes" not in value:
             raise UsageError(
                 f"--calibration {path}: no calibration; `quantbench calibrate --json PATH` writes "
@@ -195,9 +190,30 @@ class Calibration:
                 f"reads {FORMAT}; calibrate again"
             )
         try:
-            return from_json(Calibration, value)
+            calibration = from_json(Calibration, value)
+            calibration.check()
         except ValueError as error:
             raise UsageError(f"--calibration {path}: damaged: {error}") from None
+        return calibration
+
+    def check(self) -> None:
+        """Raise ValueError, with the value, for what no machine is measured to be."""
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"precision takes {', '.join(PRECISIONS)}; given: {self.precision!r}")
+        timed: list[ProductPoint | AttentionPoint | RestPoint | WholePoint]
+        timed = [*self.products, *self.attention, *self.rest, *self.wholes]
+        for point in timed:
+            require(f"seconds of a {type(point).__name__}", point.seconds)
+            require("a speed of memory", point.speed.read)
+            require("a speed of arithmetic", point.speed.multiply)
+        for draw in self.draws:
+            require("seconds of a draw", draw.seconds)
+        for exchange in self.exchanges:
+            require("seconds of an exchange", exchange.seconds)
+        for block in self.bandwidth:
+            require("a speed of memory", block.read, block.copy)
+        if "name" not in self.device:
+            raise ValueError("its device has no name")
 
     def warnings(
         self, device: Mapping[str, object], versions: Mapping[str, str | None]

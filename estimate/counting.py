@@ -9,7 +9,6 @@ once. Caches of the processor, and operations that a compiler fuses, are left to
 bytes into seconds.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+import files
 from devices import stored_bytes
 from errors import CheckpointError, KernelError, QuantbenchError, UsageError
 from estimate.recording import Alive, Collective, Kind, Recorder, Work, merged, pairs
@@ -355,12 +355,7 @@ class _CountedCache:
 def config_fields(path: str | Path) -> dict[str, Any]:
     """What stands in a config.json, or in that of a folder. Raises CheckpointError."""
     file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
-    try:
-        fields = json.loads(file.read_text())
-    except OSError as error:
-        raise CheckpointError(f"{file}: {error.strerror}") from None
-    except ValueError as error:
-        raise CheckpointError(f"{file}: no config of transformers: {_said(error)}") from None
+    fields = files.read_json("no config of transformers:", file, CheckpointError)
     if not isinstance(fields, dict) or not isinstance(fields.get("model_type"), str):
         raise CheckpointError(f"{file}: no config of transformers: it has no model_type")
     return fields

@@ -7,7 +7,6 @@ A case is held out if no constant of its estimate was fitted to it. Errors are g
 denominators: published tables divide by the estimate, which makes a large overestimate small.
 """
 
-import json
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from estimate.datasheets import find, known
 from estimate.published import AT_LEAST, Constants, Counted, counted_rows, fitted, left_out
 from estimate.tables import grid, read
 from text import counted as number_of
+from typed_json import parsed
 
 # Each quantity: its title in a table, what its figures are multiplied by, and their format.
 QUANTITIES = {
@@ -150,10 +150,10 @@ def of_results(path: str | Path) -> list[Case]:
     """
     text = files.read_text("cannot read", str(path), QuantbenchError)
     try:
-        content = json.loads(text)
+        content = parsed(text)
     except ValueError:
         try:
-            content = [json.loads(line) for line in text.splitlines() if line.strip()]
+            content = [parsed(line) for line in text.splitlines() if line.strip()]
         except ValueError:
             raise QuantbenchError(
                 f"{path}: it is neither JSON nor JSON lines; --validate takes results that hold "

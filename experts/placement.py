@@ -7,15 +7,13 @@
 A capacity is a number of experts over all layers; all experts of a model are equally large.
 """
 
-import json
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import files
 from errors import UsageError
-from experts.popularity import Counts, Popularity, Routers, parsed
+from experts.popularity import AGAIN, Counts, Popularity, Routers
 from text import shown
 from typed_json import from_json
 
@@ -105,11 +103,17 @@ def from_file(option: str, path: str, routers: Routers, capacity: int) -> Placem
     Raises UsageError, one line, for another file, one of another model, and for more experts than
     `capacity`.
     """
-    data = files.read_bytes(option, path)
-    listed = _listed(option, path, data)
-    if listed is None:
-        popularity = parsed(option, path, data).of_model(routers, option, path)
+    value = files.read_json(option, path, UsageError, AGAIN)
+    if not isinstance(value, dict) or "fast" not in value:
+        popularity = Popularity.read(option, path, value).of_model(routers, option, path)
         return place("popularity", routers, capacity, popularity)
+    try:
+        listed = from_json(list[list[int]], value["fast"])
+    except ValueError:
+        raise UsageError(
+            f"{option} {path}: fast is a list of experts for each layer, such as [[0, 3], []]; "
+            f"given: {shown(value['fast'])}"
+        ) from None
     if len(listed) != len(routers.experts):
         raise UsageError(
             f"{option} {path} lists experts of {len(listed)} layers; {routers.model} has "
@@ -127,23 +131,6 @@ def from_file(option: str, path: str, routers: Routers, capacity: int) -> Placem
             "fewer, or give more --expert_memory"
         )
     return placement
-
-
-def _listed(option: str, path: str | Path, data: bytes) -> list[list[int]] | None:
-    """The experts of a file of the form {"fast": …}; None for any other content."""
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(value, dict) or "fast" not in value:
-        return None
-    try:
-        return from_json(list[list[int]], value["fast"])
-    except ValueError:
-        raise UsageError(
-            f"{option} {path}: fast is a list of experts for each layer, such as [[0, 3], []]; "
-            f"given: {shown(value['fast'])}"
-        ) from None
 
 
 # ---------------------------------------------------------------------------------- hit rates

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import files
 from errors import UsageError
-from text import counted
+from text import counted, shown
 from typed_json import from_json, to_json
 
 Counts = tuple[tuple[int, ...], ...]  # assignments by layer and expert; () for a dense layer
@@ -110,34 +110,29 @@ class Popularity:
 
         option: the option that names the file, for the message.
         """
-        return parsed(option, path, files.read_bytes(option, path))
+        return Popularity.read(option, path, files.read_json(option, path, UsageError, AGAIN))
 
-
-def parsed(option: str, path: str | Path, data: bytes) -> Popularity:
-    """The popularity in a file's content. Raises UsageError, one line."""
-    where = f"{option} {path}".strip()
-    try:
-        value = json.loads(data)
-        if not isinstance(value, dict) or "halves" not in value:
-            raise ValueError("it holds no counts")
-        if value.get("format") != FORMAT:
-            raise ValueError(f"its format is {value.get('format')!r:.20}, not {FORMAT}")
-        popularity = from_json(Popularity, value)
-        _check(popularity)
-    except RecursionError:
-        raise UsageError(f"{where}: it is nested too deeply; {AGAIN}") from None
-    except json.JSONDecodeError as error:
-        raise UsageError(
-            f"{where} is no JSON (line {error.lineno}: {error.msg}); {AGAIN}"
-        ) from None
-    except UnicodeDecodeError:
-        raise UsageError(f"{where} is no JSON; {AGAIN}") from None
-    except ValueError as error:
-        raise UsageError(f"{where} holds no popularity of experts: {error}; {AGAIN}") from None
-    return popularity
+    @staticmethod
+    def read(option: str, path: str | Path, value: object) -> "Popularity":
+        """The popularity in a file's JSON. Raises UsageError, one line."""
+        try:
+            return _checked(value)
+        except ValueError as error:
+            why = f"it holds no popularity of experts: {error}"
+            raise UsageError(files.refusal(option, path, why, AGAIN)) from None
 
 
 AGAIN = "write it anew with quantbench experts profile"
+
+
+def _checked(value: object) -> Popularity:
+    if not isinstance(value, dict) or "halves" not in value:
+        raise ValueError("it holds no counts")
+    if value.get("format") != FORMAT:
+        raise ValueError(f"its format is {shown(value.get('format'), 40)}, not {FORMAT}")
+    popularity = from_json(Popularity, value)
+    _check(popularity)
+    return popularity
 
 
 def _check(popularity: Popularity) -> None:

@@ -19,7 +19,6 @@ The libraries are imported where they are used: a run loads one of them, and sta
 import base64
 import binascii
 import codecs
-import json
 import os
 import re
 import sys
@@ -32,6 +31,7 @@ from typing import Any
 import files
 from errors import CheckpointError
 from text import shown
+from typed_json import parsed
 
 # Where a tokenizer may lie, best first; original/ is where Hugging Face keeps Meta's Llama 3 files.
 FILES = ("tokenizer.json", "tokenizer.model", "original/tokenizer.model")
@@ -325,7 +325,7 @@ class JsonTokenizer(Tokenizer):
         )
         self._special = {name: id for id, name in special.items() if id < vocab_size}
         self._special_ids = frozenset(special)
-        self._set_decoder(path, json.loads(data))
+        self._set_decoder(path, parsed(data))
         self.bos_id = self._find_bos(hints)
         self.eos_ids = self._endings(hints)
 
@@ -457,11 +457,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not os.path.lexists(path):
         return {}
     try:
-        content = json.loads(_read(path))
-    except RecursionError:
-        raise CheckpointError(f"{path} is not valid JSON: it is nested too deeply") from None
-    except ValueError as error:  # not JSON, or not UTF-8
-        raise CheckpointError(f"{path} is not valid JSON: {error}") from error
+        content = parsed(_read(path))
+    except ValueError as error:
+        raise CheckpointError(files.refusal("cannot read", path, error)) from None
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} holds a {type(content).__name__}, not a JSON object")
     return content

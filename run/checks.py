@@ -1,11 +1,13 @@
 """Checks of a run's options that need no torch, so that a mistake is reported at once.
 
-    check(config)       # raises UsageError, LogError or CheckpointError, one line
+    check(config)           # raises UsageError, LogError or CheckpointError, one line
+    check_options(config)   # the same without the outputs, for commands that write others
 
 Outputs are examined, not changed: a run that fails later leaves them as they were.
 """
 
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import files
@@ -20,6 +22,7 @@ from run.launch import place
 DEFAULT = RunConfig()
 EXPERTS = ("expert_placement", "expert_policy", "expert_prefetch", "expert_folder")
 FILES = ("write_result", "output_json_path", "profile", "memory_profile")
+INPUTS = ("checkpoint_path", "calibration_text", "expert_placement")
 # Options that would have no effect if the first one is given, and are refused therefore.
 IGNORED = {
     "interactive": (
@@ -36,35 +39,62 @@ INSTEAD = {
 }
 
 
+# Options that only some schemes take: whether one does, by its name, and what to say of another.
+OF_SCHEMES: Mapping[str, tuple[Callable[[str], bool], str]] = {
+    "calibration_text": (
+        lambda scheme: scheme.startswith("autoquant") or "wanda" in scheme,
+        "--calibration_text: {} is not calibrated; sparse-marlin-wanda and autoquant are",
+    ),
+    "min_sqnr": (
+        lambda scheme: scheme.startswith("autoquant"),
+        "--min_sqnr is for --quantization autoquant; given: {}",
+    ),
+}
+
+
 def check(config: RunConfig) -> Spec | Selection:
     """Check the options of a run; returns the scheme that --quantization names.
 
     Raises UsageError for options that contradict each other, LogError or CheckpointError for an
     output that cannot be written.
     """
+    spec = check_options(config)
+    if not (config.interactive or config.dry_run):
+        _check_outputs(config)
+    return spec
+
+
+def check_options(config: RunConfig) -> Spec | Selection:
+    """Check all but the outputs; returns the scheme that --quantization names.
+
+    Raises UsageError, or LogError for a folder that cannot be written.
+    """
     spec = parse(config.quantization)
-    scheme = str(spec)
+    for name in unused(config):
+        raise UsageError(OF_SCHEMES[name][1].format(spec))
     _refuse_ignored(config)
     _check_ranks(config)
     _check_experts(config)
     if config.interactive and config.batch_size != 1:
         raise UsageError("--interactive holds one conversation: leave --batch_size at 1")
-    if config.calibration_text and not scheme.startswith("autoquant") and "wanda" not in scheme:
-        raise UsageError(
-            f"--calibration_text: {scheme} is not calibrated; sparse-marlin-wanda and autoquant are"
-        )
-    if config.min_sqnr != DEFAULT.min_sqnr and not scheme.startswith("autoquant"):
-        raise UsageError(f"--min_sqnr is for --quantization autoquant; given: {scheme}")
+    check_inputs(config)
+    return spec
+
+
+def unused(config: RunConfig) -> list[str]:
+    """The options of OF_SCHEMES that are given, and that the scheme does not take."""
+    scheme = str(parse(config.quantization))
+    return [
+        name
+        for name, (takes, _) in OF_SCHEMES.items()
+        if getattr(config, name) != getattr(DEFAULT, name) and not takes(scheme)
+    ]
+
+
+def check_inputs(config: RunConfig) -> None:
+    """Raise UsageError for a text that cannot be read."""
     if config.calibration_text:
         files.read_text("--calibration_text", config.calibration_text)
-    if config.write_result != "none" and config.write_result.lower() == "none":
-        raise UsageError(
-            f"--write_result {config.write_result}: none is written small; for a file of that name "
-            f"give ./{config.write_result}"
-        )
-    if not (config.interactive or config.dry_run):
-        _check_outputs(config)
-    return spec
 
 
 def _check_ranks(config: RunConfig) -> None:
@@ -89,6 +119,8 @@ def _check_experts(config: RunConfig) -> None:
         )
     if config.expert_memory is not None and config.tp > 1:
         raise UsageError("--expert_memory is for one process: leave out --tp")
+    if config.expert_folder is not None:
+        files.check_folder("--expert_folder", config.expert_folder)
 
 
 def check_name(config: RunConfig, name: str) -> None:
@@ -119,8 +151,7 @@ def _check_outputs(config: RunConfig) -> None:
     if config.save:
         check_save(config.save)
     _refuse_coinciding(config, given)
-    if "write_result" in given:
-        log.check_kind(config.write_result)
+    log.check(config.write_result)
     if config.output_json_path:
         log.check_json_kind(config.output_json_path)
     for name in ("profile", "memory_profile"):
@@ -128,26 +159,13 @@ def _check_outputs(config: RunConfig) -> None:
 
 
 def _refuse_coinciding(config: RunConfig, given: dict[str, str]) -> None:
-    """Raise UsageError if two options name the same file, by another spelling or a link, too."""
-    inputs = ("checkpoint_path", "calibration_text")
-    named = given | {name: path for name in inputs if (path := getattr(config, name))}
-    seen: dict[object, str] = {}
-    for name, path in named.items():
-        first = seen.setdefault(_identity(path), name)
-        if first != name:
-            raise UsageError(f"--{first} and --{name} name the same file, {path}")
+    named = {f"--{name}": getattr(config, name) for name in INPUTS}
+    inputs = {name: path for name, path in named.items() if path and os.path.lexists(path)}
+    files.refuse_coinciding({f"--{name}": path for name, path in given.items()}, inputs)
     for name, path in given.items():
         folder = config.save and os.path.realpath(config.save)
         if folder and Path(os.path.realpath(path)).is_relative_to(folder):
             raise UsageError(f"--{name} {path} lies in the folder of --save, which holds a model")
-
-
-def _identity(path: str) -> object:
-    try:
-        status = os.stat(path)
-    except (OSError, ValueError):
-        return os.path.realpath(path)
-    return status.st_dev, status.st_ino
 
 
 def _is_trace(head: bytes) -> bool:

@@ -425,7 +425,7 @@ BAD = [  # arguments, exit code, what the line says
     ("--checkpoint_path noise", 1, "model.safetensors is damaged"),
     ("--checkpoint_path without_weights", 1, "holds no weights"),
     ("--checkpoint_path without_config", 1, "config.json is missing"),
-    ("--checkpoint_path bad_config", 1, "config.json is not JSON"),
+    ("--checkpoint_path bad_config", 1, "config.json: it is no JSON"),
     ("--checkpoint_path other_config", 1, "model_type 'x' is not supported"),
     ("--checkpoint_path odd_key", 1, "config key 'logit_scale' is not understood"),
     ("--checkpoint_path without_tokenizer", 1, "tokenizer.model"),

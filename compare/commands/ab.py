@@ -22,7 +22,7 @@ import files
 from benchlog import log
 from benchlog.config import RunConfig, argv, options
 from cli import Command, OptionOfOptions, say
-from compare.arguments import split_precision
+from compare.arguments import refuse_beside, split_precision
 from compare.figures.choices import Limits
 from compare.figures.recommendation import recommend
 from compare.figures.row import Row
@@ -43,6 +43,13 @@ from run.facts import make_record
 
 UNUSED = tuple(name for name in NOT_IN_ARMS if name not in ("write_result", "debug"))
 DEFAULT = Settings()
+# What --resume takes beside the folder, by click's names, and what is said of any other option.
+OF_RESUMED = ("resume", "precisions", "max_minutes", "processes", "form", "show", "max_memory",
+              "max_perplexity_increase", "min_tok_s", "debug")  # fmt: skip
+RESUMED = (
+    "--resume goes on with the arms of that folder: the only other options are --precision, "
+    "--processes, --max_minutes, --format, --open and the limits of the answer"
+)
 # Fewer than generate.py's: a difference shows in the number of processes, not in their length.
 MAX_NEW_TOKENS = 32
 Formats = Mapping[str, Callable[[Results, Sequence[Row]], str]]
@@ -114,7 +121,10 @@ class ShortOutput(Command):
 @click.option("--format", "form", type=click.Choice([*FORMATS]), metavar="|".join(FORMATS),
               help="Print this instead of the tables; -o, too")  # fmt: skip
 @options(without=UNUSED, by_alias=("precision",), defaults={"max_new_tokens": MAX_NEW_TOKENS})
+@click.pass_context
 def ab(
+    context: click.Context,
+    /,
     texts: tuple[str, ...],
     arms: str | None,
     precisions: tuple[str, ...],
@@ -148,13 +158,9 @@ def ab(
     }
     stops = {name: value for name, value in stops.items() if value is not None}
     if resume:
-        others = (texts, arms, dtype, text, in_turn, samples, allow_different, output)
-        usual = RunConfig(max_new_tokens=MAX_NEW_TOKENS)
-        if any(others) or common != usual or tokens != DEFAULT.tokens:
-            raise UsageError(
-                "--resume goes on with the arms of that folder: the only other options are "
-                "--precision, --processes, --max_minutes, --format and the limits of the answer"
-            )
+        refuse_beside(context, OF_RESUMED, RESUMED)
+        if dtype:
+            raise UsageError(f"--precision {dtype}: {RESUMED}")
         folder: Path | None = Path(resume)
         results = Results.load(Path(resume))
         if results.recommendation:
@@ -175,10 +181,10 @@ def ab(
         )
         chosen = _arms(common, texts, arms, allow_different)
         warn_of_threads(chosen)
-        check_text(text)
+        check_text(text, tokens)
         folder = new_folder(output) if output else None
         results = Results.begin(settings, chosen, common.write_result)
-    check_log(results.write_result)
+    log.check(results.write_result)
     code = compare(results, folder, form, asked, extend=bool(resume and stops))
     if show and folder:
         open_report(folder)
@@ -262,21 +268,20 @@ def warn_of_threads(arms: Sequence[Arm]) -> None:
                 say(f"{arm.name}: {warning}")
 
 
-def check_log(write_result: str) -> None:
-    """UsageError or LogError unless lines can be appended to it, or it is "none"."""
-    if write_result != "none":
-        log.check_writable(Path(write_result))
-        log.check_kind(write_result)
-
-
-def check_text(text: str | None) -> None:
-    """UsageError unless it can be read; the worker says whether it is long enough."""
-    if text is not None:
-        files.read_text("--text", text)
+def check_text(text: str | None, tokens: int | None = None) -> None:
+    """UsageError unless it can be read, and is used; the worker says whether it is long enough."""
+    if text is None:
+        return
+    if tokens == 0:
+        raise UsageError("--text: with --tokens 0 no quality is measured: leave one of them out")
+    files.read_text("--text", text)
 
 
 def new_folder(path: str) -> Path:
+    """The folder of --output. Raises UsageError unless it is new or empty, LogError where it cannot
+    be made."""
     folder = Path(path)
+    files.check_folder("--output", folder)
     if (folder / FILE).exists():
         raise UsageError(f"--output {path} holds a comparison: --resume {path} goes on with it")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

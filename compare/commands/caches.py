@@ -8,7 +8,7 @@ import click
 
 import files
 from cli import Command, quiet, say
-from compare.sampling.results import write_json
+from compare.sampling.results import report_output, write_json
 
 
 @click.command(cls=Command)
@@ -39,7 +39,7 @@ def caches(
     debug: bool,
 ) -> None:
     """Measure decode attention alone, over every kind of KV cache, against memory's speed."""
-    files.check_output("--json", json_path, files.is_json, "JSON")
+    files.check_outputs([report_output(json_path)], {"--checkpoint_path": checkpoint_path})
     quiet(debug)
     from compare.sampling import cache_timing  # torch takes its seconds after the options
 

@@ -42,7 +42,7 @@ def calibrate(
     if precision not in PRECISIONS:
         raise UsageError(f"--precision takes {', '.join(PRECISIONS)}; given: {precision!r}")
     names = [str(parse_scheme(name)) for name in names_of("--schemes", schemes, COMPARED)]
-    files.check_output("--json", json_path, files.is_json, "JSON")
+    files.check_output("--json", json_path, files.json_with("date"), "calibration")
     environment.prepare()
     quiet(debug)
     import torch

@@ -18,6 +18,8 @@ import click
 import files
 from benchlog.config import PRECISIONS
 from cli import Command, quiet, say
+from compare.arguments import refuse_beside, refuse_given
+from compare.sampling.results import write_json
 from errors import UsageError
 from kv_cache import CACHES
 from run import environment
@@ -25,6 +27,7 @@ from text import shown
 
 # How our tables in reStructuredText begin, which a new one replaces.
 RST = (b"Held out", b"Calibrated on")
+OF_VALIDATING = ("words", "validate", "device", "rst_path", "json_path", "debug")
 
 
 @click.command(cls=Command)
@@ -56,7 +59,10 @@ RST = (b"Held out", b"Calibrated on")
 @click.option("--rst", "rst_path", metavar="PATH", help="With --validate: the table, here too")
 @click.option("--json", "json_path", metavar="PATH", help="Write all of it here, too")
 @click.option("--debug", is_flag=True, help="Show tracebacks")
+@click.pass_context
 def estimate(
+    context: click.Context,
+    /,
     words: tuple[str, ...],
     checkpoint_path: str | None,
     device: str | None,
@@ -79,17 +85,23 @@ def estimate(
 ) -> None:
     """Estimate seconds, memory, energy and tokens per second, each with its source; or audit a
     published table of estimates, or hold estimates against results."""
-    files.check_output("--rst", rst_path, files.begins_with(*RST), "reStructuredText")
-    files.check_output("--json", json_path, files.is_json, "JSON")
+    inputs = {"--checkpoint_path": checkpoint_path, "--calibration": calibration,
+              "--validate": validate}  # fmt: skip
+    files.check_outputs([
+        files.Output("--rst", rst_path, files.begins_with(*RST), "reStructuredText"),
+        files.Output("--json", json_path, _is_estimate, "JSON of such a command"),
+    ], inputs | {f"FILE {number}": path for number, path in enumerate(words, 1)})  # fmt: skip
     if words[:1] == ("audit",):
-        if validate is not None or device is not None or checkpoint_path or rst_path or json_path:
-            raise UsageError("estimate audit takes files alone, and no option")
+        refuse_beside(context, ("words", "debug"), "estimate audit takes files alone, and no "
+                      "option")  # fmt: skip
         if not words[1:]:
             raise UsageError("estimate audit takes published tables (.rst); none is given")
         from compare.output.published import audited
 
         click.echo(audited(words[1:]))
     elif validate is not None:
+        refuse_beside(context, OF_VALIDATING, "--validate reads what was measured: beside it there "
+                      "are --device, --rst and --json")  # fmt: skip
         from compare.output.published import validated
 
         text, cases = validated([validate, *words], device)
@@ -106,6 +118,12 @@ def estimate(
             "given"
         )
     else:
+        refuse_given(context, ["rst_path"], "--validate writes it: leave it out")
+        if all_schemes and what_fits is not None:
+            raise UsageError("--all_schemes and --what_fits are two tables: leave one of them out")
+        if all_schemes or what_fits is not None:
+            every = ("quantization",) if all_schemes else ("quantization", "kv_cache")
+            refuse_given(context, every, "the table has them all: leave it out")
         from compare.figures.estimate_options import Asked, predicted
 
         asked = Asked(
@@ -115,7 +133,12 @@ def estimate(
         environment.prepare()
         quiet(debug)
         text, value = predicted(asked, all_schemes, what_fits)
-        click.echo(text)
-        if json_path:
-            files.write_text("--json", json_path, json.dumps(value, indent=1) + "\n")
+        if json_path:  # before stdout, which may be closed
+            write_json(json_path, value)
             say(f"Wrote {json_path}")
+        click.echo(text)
+
+
+def _is_estimate(head: bytes) -> bool:
+    """Whether a file begins as one of estimates, or as a list of cases."""
+    return head.startswith(b"[") or files.json_with("about")(head) is not None

@@ -19,8 +19,8 @@ import files
 from benchlog.config import PRECISIONS, RunConfig
 from cli import Command, Group, progress, quiet, say
 from compare.output import expert_picture, expert_tables
-from compare.sampling.results import write_json
-from errors import LogError, UsageError
+from compare.sampling.results import report_output, write_json
+from errors import UsageError
 from experts.placement import HitRates, capacities, hit_rates, tried_on_the_other_half
 from experts.popularity import Popularity
 from experts.skew import LayerSkew, skews
@@ -68,7 +68,8 @@ def profile(
     if quantization != "none":  # a saved model keeps its own
         config = replace(config, quantization=quantization)
     words = None if text is None else files.read_text("--text", text)
-    files.check_output("--output", output, files.is_json, "JSON")
+    counts = files.Output("--output", output, files.json_with("routers"), "JSON of such a command")
+    files.check_outputs([counts], {"--text": text})
     popularity = _profiled(config, text, words, tokens, debug)
     if output is None:
         from experts import kept
@@ -139,8 +140,10 @@ def show(popularity: str, against: str | None, output: str | None, json_path: st
     if against is not None:
         other = Popularity.load("--against", against)
         other = other.of_model(counts.routers, "--against", against)
-    _check_drawing(output)
-    files.check_output("--json", json_path, files.is_json, "JSON")
+    drawing = _drawing(output)
+    files.check_outputs(
+        [drawing, report_output(json_path)], {"POPULARITY": popularity, "--against": against}
+    )
     sizes = capacities(counts.routers)
     if other is None:
         rates = tried_on_the_other_half(counts, sizes)
@@ -149,19 +152,22 @@ def show(popularity: str, against: str | None, output: str | None, json_path: st
     layers = skews(counts)
     lines = expert_tables.lines(counts, layers)
     lines += ["", *expert_tables.rate_lines(rates, other.text if other else None)]
-    click.echo("\n".join(lines))
-    if json_path:
+    if json_path:  # before stdout, which may be closed
         write_json(json_path, Shown(popularity, against, layers, rates))
         say(f"Wrote {json_path}")
     if output:
         _draw(Path(output), counts, layers, rates, lines)
         say(f"Drew {output}")
+    click.echo("\n".join(lines))
 
 
-def _check_drawing(output: str | None) -> None:
-    if output is not None and Path(output).suffix not in (".svg", ".html"):
+def _drawing(output: str | None) -> files.Output:
+    suffix = None if output is None else Path(output).suffix
+    if suffix not in (None, ".svg", ".html"):
         raise UsageError(f"--output {output}: end its name in .svg or .html")
-    files.check_output("--output", output, files.is_svg, "SVG or HTML")
+    if suffix == ".html":
+        return files.Output("--output", output, files.is_html, "HTML")
+    return files.Output("--output", output, files.is_svg, "SVG")
 
 
 def _draw(
@@ -172,8 +178,8 @@ def _draw(
     lines: list[str],
 ) -> None:
     title = expert_tables.title(popularity)
-    with files.named("--output", path, LogError):
-        if path.suffix == ".svg":
-            expert_picture.draw(path, title, layers, rates)
-        else:
-            path.write_text(expert_picture.page(title, layers, rates, lines), encoding="utf-8")
+    if path.suffix == ".svg":
+        files.replace("--output", path, lambda p: expert_picture.draw(p, title, layers, rates))
+    else:
+        page = expert_picture.page(title, layers, rates, lines)
+        files.write_text("--output", path, page)

@@ -22,14 +22,15 @@ from typing import Any
 
 import click
 
+import files
 from benchlog import about as origin
 from benchlog import shell
 from cli import Command, say
 from compare import steps as series
-from compare.arguments import names_of
+from compare.arguments import names_of, refuse_given
 from compare.figures.block_errors import LEAST_BLOCKS
 from compare.steps import Outcome, Step
-from errors import QuantbenchError, UsageError
+from errors import LogError, QuantbenchError, UsageError
 from quantize import spec
 from text import aligned, counted
 
@@ -92,7 +93,10 @@ SHORT = Effort(0.5, (64,), 256, 1, 0.02, 0.1, ("--max_new_tokens", "3"))
 @click.option("--short", is_flag=True, help="Measure next to nothing: to see that the steps work")
 @click.option("--dry_run", is_flag=True, help="Show the steps; run nothing")
 @click.option("--debug", is_flag=True, help="Show tracebacks")
+@click.pass_context
 def gpu_report(
+    context: click.Context,
+    /,
     device: str,
     checkpoint_path: str | None,
     schemes: str | None,
@@ -113,10 +117,14 @@ def gpu_report(
     steps = _wanted(every, wanted)
     scratch = Path(work)
     if dry_run:
+        refuse_given(context, ("output", "minutes"), "--dry_run runs nothing: leave it out")
         rows = [(s.name, f"{s.minutes:.1f} min", s.shown(scratch)) for s in steps]
         click.echo(aligned([("step", "about", "command"), *rows], left={0, 2}))
         click.echo(f"{counted(len(steps), 'step')}, {sum(s.minutes for s in steps):.0f} minutes")
         return
+    files.check_folder("--work", scratch)
+    if output is not None:
+        files.check_folder("--output", output)
     card = _card(device)
     folder = Path(output) if output else Path("docs/data") / slug(card)
     say(f"{card}: {counted(len(steps), 'step')} into {folder}")
@@ -276,7 +284,7 @@ def summary(card: str, folder: Path, outcomes: Sequence[Outcome]) -> str:
         if not path.exists():
             lines.append(f"{outcome.step.name}: {outcome.state}: {outcome.reason}")
             continue
-        value = json.loads(path.read_text())
+        value = files.read_json("cannot read", path, LogError)
         said = f"{outcome.step.name}: {path}"
         if outcome.step.name == "tests":
             said += f": {value['passed']} passed, {value['skipped']} skipped, "

@@ -10,7 +10,7 @@ points.
 """
 
 import dataclasses
-import json
+import math
 import os
 import re
 import sys
@@ -25,7 +25,7 @@ import files
 from benchlog.about import About, about
 from benchlog.config import RunConfig
 from cli import Command, say
-from compare.arguments import names_of
+from compare.arguments import names_of, refuse_given
 from compare.figures import decode_limit
 from compare.figures.interval import Interval
 from compare.figures.json_rows import DecodeRow
@@ -40,6 +40,7 @@ from typed_json import from_json
 SCHEMES = spec.COMPARED_BRIEFLY
 PROCESSES = 4  # of each scheme at a point: the least for an interval
 DATA = "docs/data/growth.json"
+OF_MEASURING = ("schemes", "checkpoint_path", "device", "max_new_tokens", "max_rounds")
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,14 @@ class Point:
     rounds: int | None
     model: str | None = None  # None: the axis's own
 
+    def check(self) -> None:
+        """Raise ValueError, with the value, for what cannot be drawn."""
+        if self.axis not in AXES:
+            raise ValueError(f"a point's axis is one of {', '.join(AXES)}; given: {self.axis!r}")
+        for value in (self.value, self.decode_tok_s, self.limit_tok_s):
+            if value is not None and not 0 <= value < math.inf:
+                raise ValueError(f"a point's figures are at least 0 and finite; given: {value}")
+
 
 FIGURES = [field.name for field in dataclasses.fields(Point)][3:-1]  # that a DecodeRow has as well
 
@@ -105,7 +114,10 @@ class Points:
 @click.option("--json", "json_path", default=DATA, help=f"Where the points are kept [{DATA}]")
 @click.option("--chart", default="docs/growth.svg", help="The picture [docs/growth.svg]")
 @click.option("--debug", is_flag=True, help="Show tracebacks")
+@click.pass_context
 def growth(
+    context: click.Context,
+    /,
     over: str | None,
     values: str | None,
     schemes: str | None,
@@ -122,13 +134,20 @@ def growth(
     if "none" in axes and len(axes) > 1:
         raise UsageError(f"--over none measures nothing: leave out the others; given: {over!r}")
     axes = [name for name in axes if name != "none"]
+    if not axes:
+        refuse_given(context, OF_MEASURING, "--over none measures nothing: leave it out")
     chosen = [str(spec.parse(name)) for name in names_of("--schemes", schemes, SCHEMES)]
     wanted = {name: whole_numbers(values, name, axes) for name in axes}
-    points = read(json_path)
+    kept = read(json_path)
+    points = kept.points
     if Path(chart).suffix != ".svg":
         raise UsageError(f"--chart {chart}: it is drawn as SVG; end its name in .svg")
-    files.check_output("--json", json_path, files.is_json, "JSON")
-    files.check_output("--chart", chart, files.is_svg, "SVG")
+    files.check_outputs([
+        files.Output("--json", json_path, files.is_json, "JSON"),
+        files.Output("--chart", chart, files.is_svg, "SVG"),
+    ])  # fmt: skip
+    if not (axes or points):
+        raise UsageError(f"{json_path} holds no points yet, and --over none measures none")
     settings = Settings.of_rounds(max_rounds, PROCESSES)
     common = RunConfig(
         device=device,
@@ -162,17 +181,15 @@ def growth(
         new = [_point(name, value, row, checkpoint_path) for row in rows if row.kernel]
         if new:
             points = merged(points, new)
-            write_json(json_path, Points(points, about()))
+            kept = Points(points, about())
+            write_json(json_path, kept)
         if results.ended == "interrupted":
             raise KeyboardInterrupt
     if not points:
-        raise UsageError(f"{json_path} holds no points yet, and --over none measures none")
-    click.echo(aligned(COLUMNS, points))
-    try:
-        draw(points, Path(chart), caption(json_path))
-    except OSError as error:
-        raise LogError(f"--chart {chart}: {error.strerror}") from None
+        raise LogError(f"{json_path} holds no points yet, and none could be measured")
+    files.replace("--chart", chart, lambda path: draw(points, path, caption(kept.about)))
     say(f"Drew {chart}")
+    click.echo(aligned(COLUMNS, points))  # last: stdout may be closed
     if failed:
         sys.exit(1)
 
@@ -189,25 +206,22 @@ def whole_numbers(text: str | None, name: str, axes: Sequence[str]) -> tuple[int
     return tuple(map(int, words))
 
 
-def read(path: str) -> list[Point]:
-    """The points that the file holds; none where there is no file yet."""
-    return _content(path).points if os.path.lexists(path) else []
-
-
-def caption(path: str) -> str:
-    """Machine and date of the points in the file, where it says so."""
-    measured = _content(path).about
-    return f"{measured.machine}, {measured.date}" if measured else ""
-
-
-def _content(path: str) -> Points:
+def read(path: str) -> Points:
+    """What the file holds; no points where there is no file yet."""
+    if not os.path.lexists(path):
+        return Points([])
     try:
-        content = from_json(Points, json.loads(files.read_text("--json", path, LogError)))
-        if all(point.axis in AXES for point in content.points):
-            return content
-    except (ValueError, RecursionError):
-        pass
-    raise UsageError(f"--json {path} is not what this command writes")
+        kept = from_json(Points, files.read_json("--json", path, LogError))
+        for point in kept.points:
+            point.check()
+    except ValueError as error:
+        raise UsageError(f"--json {path} is not what this command writes: {error}") from None
+    return kept
+
+
+def caption(of: About | None) -> str:
+    """Machine and date of the newest points, where they are known."""
+    return f"{of.machine}, {of.date}" if of else ""
 
 
 def merged(old: Sequence[Point], new: Sequence[Point]) -> list[Point]:

@@ -146,15 +146,17 @@ def tables(folders: tuple[str, ...], style: str, csv_path: str | None, picture: 
     if len(folders) != 1:
         raise UsageError(f"tables takes one results folder; given: {len(folders)}")
     chosen = _style(style)
-    files.check_output("--csv", csv_path, files.begins_with(b"model,arm,"), "table of samples")
-    files.check_output("--picture", picture, files.is_svg, "SVG")
+    files.check_outputs([
+        files.Output("--csv", csv_path, files.begins_with(b"model,arm,"), "table of samples"),
+        files.Output("--picture", picture, files.is_svg, "SVG"),
+    ])  # fmt: skip
     results = LatencyResults.load(Path(folders[0]), "tables")
     text = latency_report.report(results, chosen)
+    if picture and not latency_pictures.panels(results):
+        raise LogError("--picture: there are no two points of a line to draw")
     if csv_path:
         files.write_text("--csv", csv_path, latency_report.samples(results))
     if picture:
-        if not latency_pictures.panels(results):
-            raise LogError("--picture: there are no two points of a line to draw")
         files.replace("--picture", picture, lambda path: latency_pictures.draw(results, path))
     click.echo(text, nl=False)
 

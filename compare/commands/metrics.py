@@ -16,7 +16,7 @@ from cli import Command, say
 from compare.figures.metrics import CONFIDENCE, Comparison, Metric, Side, Value, compare
 from compare.output.narrative import Form, narrative
 from compare.sampling.latency_results import LatencyResults
-from compare.sampling.results import write_json
+from compare.sampling.results import report_output, write_json
 from errors import UsageError
 from text import aligned, shown
 
@@ -61,12 +61,12 @@ def metrics(
     Ratio_Latency is target ÷ baseline, Ratio_Throughput is baseline ÷ target.
     """
     form = _form(prose)
-    path = None if prose in FORMS else prose
-    files.check_output("--narrative", path, files.begins_with(*PROSE), "report in prose")
-    files.check_output("--json", json_path, files.is_json, "JSON")
     comparisons = _pairs(
         sides("--baseline", baseline, baseline_tp), sides("--target", target, target_tp)
     )
+    path = None if prose in FORMS else prose
+    written = files.Output("--narrative", path, files.begins_with(*PROSE), "report in prose")
+    files.check_outputs([written, report_output(json_path)])
     if json_path:
         write_json(json_path, {"comparisons": comparisons})
     if form is None:

@@ -36,7 +36,7 @@ from compare.peers.work import Work
 from compare.sampling import process
 from compare.sampling.comparison import Comparison
 from compare.sampling.process import Process
-from compare.sampling.results import ArmResult, Results, Settings, write_json
+from compare.sampling.results import ArmResult, Results, Settings, report_output, write_json
 from errors import LogError, UsageError
 from run.threads import choose, cores
 from typed_json import to_json
@@ -104,8 +104,12 @@ def peers(
     """Compare with llama.cpp and Hugging Face transformers: the same model, the same threads."""
     chosen = names_of("--schemes", schemes, tuple(PEERS), tuple(PEERS))
     wanted = names_of("--runtimes", runtimes, RUNTIMES, RUNTIMES)
+    files.check_outputs([report_output(json_path)], {"--checkpoint_path": checkpoint_path})
+    if gguf is not None and "llama.cpp" not in wanted:
+        raise UsageError("--gguf keeps llama.cpp's files, and --runtimes leaves llama.cpp out")
+    if gguf is not None:
+        files.check_folder("--gguf", gguf)
     peer_packages.check(wanted)
-    files.check_output("--json", json_path, files.is_json, "JSON")
     common = RunConfig(
         checkpoint_path=checkpoint_path,
         num_layers=num_layers,
@@ -135,11 +139,11 @@ def peers(
         raise UsageError(
             f"--runtimes {runtimes}: none has a format to compare with --schemes {schemes}"
         )
-    click.echo(aligned(COLUMNS, peer_rows))
-    click.echo("\n" + "\n".join(remarks(peer_rows, comparisons, threads)))
-    if json_path:
+    if json_path:  # before stdout, which may be closed
         write_json(json_path, Report(threads, peer_rows, comparisons))
         say(f"Wrote {json_path}")
+    click.echo(aligned(COLUMNS, peer_rows))
+    click.echo("\n" + "\n".join(remarks(peer_rows, comparisons, threads)))
     if any(row.failed for row in peer_rows):
         sys.exit(1)
 

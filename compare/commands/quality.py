@@ -20,16 +20,21 @@ from compare.fidelity.defaults import TOKENS, described
 from compare.figures.interval import Interval
 from compare.sampling.answers import Quality
 from compare.sampling.arm import NOT_IN_ARMS
-from compare.sampling.results import write_json
+from compare.sampling.results import report_output, write_json
 from errors import UsageError
-from quantize.spec import parse as scheme
+from run import checks
 
 if TYPE_CHECKING:
     from compare.fidelity.measure import QualityReport
 
 WORST = 5  # layers that are shown
 SAMPLING = ("num_samples", "max_new_tokens", "top_k", "temperature", "prompt", "prefill_size")
-UNUSED = {*NOT_IN_ARMS, *SAMPLING, "context_depth", "compile", "compile_prefill"} - {"debug"}
+# What changes no figure: rows and positions at once, ranks, and where experts lie.
+FREE = (
+    *("batch_size", "cache_size", "context_depth", "prefill_chunk", "tp"),
+    *("expert_memory", *checks.EXPERTS),
+)
+UNUSED = {*NOT_IN_ARMS, *SAMPLING, *FREE, "compile", "compile_prefill"} - {"debug"}
 FIGURES = {  # what is shown, how it is written, and the name of its standard error or interval
     "perplexity": ("perplexity", ".4f", "perplexity_standard_error"),
     "bits_per_byte": ("bits per byte", ".4f", None),
@@ -87,10 +92,13 @@ def quality(
             f"--checkpoint_path {config.checkpoint_path}: random weights have none; without this "
             "option the scheme is measured on the embedded model"
         )
-    scheme(config.quantization)
+    checks.check_options(config)
     if text is not None:
         files.read_text("--text", text)
-    files.check_output("--json", json_path, files.is_json, "JSON")
+    files.check_outputs(
+        [report_output(json_path)],
+        {"--text": text, "--calibration_text": config.calibration_text},
+    )
     quiet(config.debug)
     from compare.fidelity.measure import measure  # torch takes its seconds after the options
 

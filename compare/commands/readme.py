@@ -22,7 +22,7 @@ import click
 import files
 from cli import Command
 from compare.output import doc_pictures, doc_tables
-from compare.output.documents import Block, rewritten
+from compare.output.documents import Block, made, rewritten
 from errors import LogError, UsageError
 
 DOCUMENTS = ("README.md", "docs/*.md")
@@ -36,6 +36,8 @@ STAMP = re.compile(r"<!-- drawn from ([0-9a-f]{16}) -->\n?$")
 def readme(documents: tuple[str, ...], check: bool, redraw: bool) -> None:
     """Rewrite the tables and pictures of DOCUMENTS from the data that they name
     [README.md docs/*.md]."""
+    if check and redraw:
+        raise UsageError("--check changes nothing, and --redraw draws anew: leave one of them out")
     paths = [Path(name) for name in documents] or _default()
     pictures: dict[Path, str] = {}  # by file, the digest of what it is drawn from
     draw = {}
@@ -77,15 +79,19 @@ def readme(documents: tuple[str, ...], check: bool, redraw: bool) -> None:
             click.echo("error: stale; quantbench readme rewrites it", err=True)
             sys.exit(1)
         return
-    for path in old_pictures:  # before the documents, which name them
+    for path in old_pictures:
         files.check_output("picture", str(path), files.is_svg, "SVG")
+    said = []
+    for path in old_pictures:  # before the documents, which name them
         kind, source = draw[path]
-        svg = doc_pictures.PICTURES[kind](source).rstrip()
+        svg = made(f"picture {path}", doc_pictures.PICTURES[kind], source).rstrip()
         files.write_text("cannot write", path, f"{svg}\n<!-- drawn from {pictures[path]} -->\n")
-        click.echo(f"Drew {path}")
+        said.append(f"Drew {path}")
     for document, (_, text) in new.items():
         files.write_text("cannot write", document, text)
-        click.echo(f"Rewrote {document}")
+        said.append(f"Rewrote {document}")
+    for line in said:  # last: stdout may be closed
+        click.echo(line)
 
 
 def _predictions(words: Sequence[str]) -> str:

@@ -28,6 +28,7 @@ from compare.sampling.process import Process
 from compare.sampling.results import Results, Settings
 from errors import KernelError, QuantbenchError, UsageError
 from quantize.spec import MEASURED
+from run import checks
 from text import shown, size
 
 BASELINES = ("none", "int8wo")  # the first that fits into this machine's memory
@@ -84,15 +85,14 @@ def recommend(
         answered(of_folder(Path(earlier), asked, path))
         return
     ab.check_text(text)
+    checks.check_inputs(common)
     stops: dict[str, Any] = {"max_minutes": max_minutes, "text": text, "tokens": tokens}
     settings = Settings(**{name: value for name, value in stops.items() if value is not None})
-    if common.write_result != "none":
-        log.check_writable(Path(common.write_result))
-        log.check_kind(common.write_result)
+    log.check(common.write_result)
+    folder = ab.new_folder(output) if output else None
     schemes = candidates(common, asked)
     arms = make_arms(common, [f"--quantization {name}" for name in schemes])
     results = Results.begin(settings, arms, common.write_result)
-    folder = ab.new_folder(output) if output else None
     code = ab.compare(results, folder, "answer", asked)
     if code == 0 and results.recommendation and results.recommendation.nothing:
         raise QuantbenchError(results.recommendation.nothing)

@@ -20,11 +20,12 @@ from typing import Any
 
 import click
 
+import files
 from benchlog import log
 from benchlog.config import RunConfig, options, repro
 from benchlog.record import LINE, Record
 from cli import Command, say
-from compare.arguments import fraction
+from compare.arguments import fraction, refuse_given
 from compare.countdown import Countdown
 from compare.figures.block_errors import LEAST_BLOCKS
 from compare.figures.history import History
@@ -35,6 +36,8 @@ from errors import LogError, QuantbenchError, UsageError
 
 # Options of the logged run that do not apply to a replay.
 DROPPED = ("write_result", "output_json_path", "profile", "memory_profile", "save", "dry_run")
+NOT_REPLAYED = ("output_json_path", "profile", "memory_profile", "save")
+OF_RUNNING = ("tolerance", "against", "history_path", "processes", "write_result")
 # What is compared, its unit, and whether more of it is better.
 FIGURES = {
     "tok_s": ("tok/s", "", True),
@@ -136,9 +139,18 @@ def replay(
         if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
     }
     written = RunConfig(**changes).write_result  # refuses a wrong value before anything is run
-    if "write_result" in changes and written != "none":
-        log.check_writable(written)
-        log.check_kind(written)
+    refuse_given(context, NOT_REPLAYED, "a replay prints figures, and writes log lines alone: "
+                 "leave it out")  # fmt: skip
+    if "checkpoint_path" in changes:
+        refuse_given(context, ("checkpoint_root", "dummy"), "--checkpoint_path says which one")
+    if changes.get("dry_run"):
+        refuse_given(context, OF_RUNNING, "--dry_run runs nothing: leave it out")
+    if "write_result" in changes:
+        log.check(written)
+    if checkpoint_root is not None and not Path(checkpoint_root).is_dir():
+        why = files.missing(checkpoint_root) or "it is no folder"
+        raise UsageError(f"--checkpoint_root {checkpoint_root}: {why}")
+    files.refuse_coinciding({"--history": history_path}, {"FILE": path, "--write_result": written})
     chosen, refused = read(path, lines, everything, conditions)
     chosen_lines, problems = [], [f"line {number}: {reason}" for number, reason in refused]
     for number, record in chosen:
@@ -147,6 +159,8 @@ def replay(
             chosen_lines.append(Line(number, record, config))
         except QuantbenchError as error:
             problems.append(f"line {number}: {error}")
+    if not chosen_lines and len(problems) == 1:
+        raise LogError(f"{path}: {problems[0]}")
     for problem in problems:
         click.echo(f"refused: {problem}", err=True)
     if not chosen_lines:

@@ -19,14 +19,14 @@ import click
 import files
 from benchlog.config import PRECISIONS, RunConfig
 from cli import Command, say
-from compare.arguments import names_of
+from compare.arguments import names_of, refuse_given
 from compare.figures import decode_limit
 from compare.figures.json_rows import DecodeRow
 from compare.figures.readings import caveats, span
 from compare.output.columns import Columns, aligned, interval, number
 from compare.sampling.answers import Layers, Product, Reading, Shape, ShapeTimings
 from compare.sampling.process import Process
-from compare.sampling.results import Results, Settings, write_json
+from compare.sampling.results import Results, Settings, report_output, write_json
 from errors import UsageError
 from quantize import spec
 from typed_json import omitted
@@ -34,6 +34,7 @@ from typed_json import omitted
 MODEL = "dummy:TinyLlama-1.1B-Chat-v1.0"
 SCHEMES = spec.COMPARED
 PARTS = ("layers", "model")
+OF_MODEL = ("max_new_tokens", "max_rounds", "max_minutes", "processes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +105,10 @@ class Report:
               help="Start each scheme N times [4]; intervals need 4")  # fmt: skip
 @click.option("--json", "json_path", metavar="PATH", help="Write all of it here, too")
 @click.option("--debug", is_flag=True, help="Show tracebacks")
+@click.pass_context
 def roofline(
+    context: click.Context,
+    /,
     checkpoint_path: str,
     device: str,
     precision: str,
@@ -130,7 +134,10 @@ def roofline(
     # Full precision comes first: it is what the others are compared with.
     chosen = list(dict.fromkeys(["none", *map(str, specs)]))
     wanted = names_of("--parts", parts, PARTS, PARTS)
-    files.check_output("--json", json_path, files.is_json, "JSON")
+    if "model" not in wanted:
+        refuse_given(context, OF_MODEL, "single layers are measured, and no whole model: "
+                     "leave it out, or add model to --parts")  # fmt: skip
+    files.check_outputs([report_output(json_path)], {"--checkpoint_path": checkpoint_path})
     common = RunConfig(
         checkpoint_path=checkpoint_path,
         device=device,
@@ -145,6 +152,8 @@ def roofline(
     kernels, layers = _layers(common, chosen, "layers" in wanted, only_ours)
     report = Report(common, layers or None)
     if layers:
+        if json_path:  # before stdout, which may be closed
+            write_json(json_path, report)
         click.echo(aligned(LAYER_COLUMNS, layers))
         click.echo("\n" + "\n".join(layer_remarks(layers)))
     failed = any(row.why_not for row in layers)
@@ -153,11 +162,12 @@ def roofline(
         results = decode_limit.measure(_arms(common, kernels), settings)
         rows = with_stock(decode_limit.rows(results))
         report.model, report.comparison = rows, results
+        if json_path:
+            write_json(json_path, report)
         click.echo("\n" * bool(layers) + aligned(MODEL_COLUMNS, rows))
         click.echo("\n" + "\n".join(model_remarks(rows, results.bandwidth)))
         failed = failed or any(row.failed for row in rows)
     if json_path:
-        write_json(json_path, report)
         say(f"Wrote {json_path}")
     if failed:
         sys.exit(1)

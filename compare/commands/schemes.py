@@ -13,9 +13,9 @@ import click
 import files
 from benchlog.config import RunConfig
 from cli import Command, quiet, say
+from compare.arguments import refuse_beside, refuse_given
 from compare.fidelity.defaults import TOKENS
-from compare.sampling.results import write_json
-from errors import UsageError
+from compare.sampling.results import report_output, write_json
 from quantize.spec import MEASURED, SHOWN, START_WITH, forms, parse
 from text import aligned
 
@@ -37,7 +37,10 @@ NOTE = "\n* start with these. GGUF: the type of llama.cpp's files that it compar
               help=f"How many of its tokens; 0: all [{TOKENS}]")  # fmt: skip
 @click.option("--json", "json_path", metavar="PATH", help="Write the rows here, too")
 @click.option("--debug", is_flag=True, help="Show tracebacks")
+@click.pass_context
 def schemes(
+    context: click.Context,
+    /,
     names: tuple[str, ...],
     only_names: bool,
     measure: bool,
@@ -52,18 +55,20 @@ def schemes(
     """List the quantization SCHEMEs: bits per weight, and the kernel that runs on this device."""
     for name in names:
         parse(name)
-    if only_names and (measure or json_path):
-        raise UsageError("--list measures and writes nothing: leave out --measure and --json")
     if only_names:
+        refuse_beside(context, ("names", "only_names", "debug"),
+                      "--list measures and writes nothing: leave it out")  # fmt: skip
         click.echo(described(names or (*SHOWN, *MEASURED)))
         click.echo(NOTE)
         return
     base = RunConfig(
         checkpoint_path=checkpoint_path, device=device, precision=precision, calibration_text=text
     )
+    if not measure:
+        refuse_given(context, ("text", "tokens"), "--measure reads it: give that, too")
     if text is not None:
         files.read_text("--text", text)
-    files.check_output("--json", json_path, files.is_json, "JSON")
+    files.check_outputs([report_output(json_path)], {"--text": text})
     quiet(debug)
     from compare.figures import schemes as figures  # torch takes its seconds after the options
 

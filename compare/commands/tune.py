@@ -18,9 +18,10 @@ from typing import Any, cast
 
 import click
 
+from benchlog import log
 from benchlog.config import RunConfig, argv, options
 from cli import say
-from compare.arguments import split_precision
+from compare.arguments import refuse_beside, split_precision
 from compare.commands import ab
 from compare.figures.choices import Limits, TuneAnswer
 from compare.figures.recorded import conclude
@@ -49,9 +50,6 @@ SHOWN = {**FORMATS, "table": tune_tables.terminal}
 NUMBERS = ("quantization", "precision", "kv_cache", "kv_cache_quantization", "calibration_text",
            "min_sqnr")  # fmt: skip
 OF_RECORDED = ("recorded", "metric", "defaults", "form", "debug")  # the options beside --recorded
-# What --resume takes beside the folder.
-OF_RESUMED = ("resume", "precisions", "max_minutes", "processes", "form", "show", "max_memory",
-              "max_perplexity_increase", "min_tok_s", "debug")  # fmt: skip
 
 
 @click.command(cls=ab.ShortOutput)
@@ -133,8 +131,8 @@ def tune(
     named = {"precision": narrow, "max_minutes": max_minutes, "processes": processes}
     stops: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
     if resume:
-        refuse_beside(context, OF_RESUMED, "--resume goes on with the settings of that folder: the "
-                      "other options are --precision, --processes, --max_minutes, --format and "
+        refuse_beside(context, ab.OF_RESUMED, "--resume goes on with the settings of that folder: "
+                      "the other options are --precision, --processes, --max_minutes, --format and "
                       "the limits of the answer")  # fmt: skip
         if dtype:
             raise UsageError(f"--precision {dtype}: --resume goes on with the dtype of that folder")
@@ -146,13 +144,13 @@ def tune(
         results.settings = dataclasses.replace(results.settings, **stops)
         if stops or results.ended == "interrupted":
             results.ended = None
-        ab.check_log(results.write_result)
+        log.check(results.write_result)
     else:
         common = RunConfig(**(given | ({"precision": dtype} if dtype else {})))
         grid = read_grid(common, overs)
-        ab.check_text(text)
+        ab.check_text(text, tokens)
         folder = ab.new_folder(output) if output else None
-        ab.check_log(common.write_result)
+        log.check(common.write_result)
         if tokens is None:
             numbers = any(axis.option in NUMBERS for axis in grid.axes)
             tokens = DEFAULT.tokens if numbers else 0
@@ -223,12 +221,3 @@ def answer_from(path: str, metric: Metric, defaults: Sequence[str], form: str | 
     conclusions = conclude(read(path, metric), named)
     show = recorded_tables.FORMATS[form] if form else recorded_tables.terminal
     click.echo(show(conclusions).rstrip("\n"))
-
-
-def refuse_beside(context: click.Context, allowed: Sequence[str], why: str) -> None:
-    """Raise UsageError where an option was given that is not among `allowed` (click's names)."""
-    for parameter in context.command.params:
-        name = parameter.name or ""
-        source = context.get_parameter_source(name)
-        if source is click.core.ParameterSource.COMMANDLINE and name not in allowed:
-            raise UsageError(f"{parameter.opts[0]}: {why}")

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 UNITS = {"": 1.0, "b": 1.0, "mb": 1e6, "gb": 1e9, "tb": 1e12, "mib": 2**20, "gib": 2**30}
 
+MOST_BYTES = 1e18  # of a memory
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -47,9 +49,25 @@ class Asked:
         object.__setattr__(self, "quantization", str(parse_scheme(self.quantization)))
 
 
-def predicted(asked: Asked, all_schemes: bool, what_fits: str | None) -> tuple[str, object]:
+def predicted(
+    asked: Asked, all_schemes: bool, what_fits: str | None
+) -> tuple[str, dict[str, object]]:
     """The text for the terminal, and the JSON. Raises QuantbenchError for what cannot be estimated,
     and for a run that needs more memory than the device has."""
+    try:
+        return _predicted(asked, all_schemes, what_fits)
+    except (ValueError, LookupError, ArithmeticError) as error:
+        if asked.calibration is None:
+            raise
+        raise UsageError(
+            f"--calibration {asked.calibration}: no estimate can be made of its points ({error}); "
+            "calibrate again"
+        ) from error
+
+
+def _predicted(
+    asked: Asked, all_schemes: bool, what_fits: str | None
+) -> tuple[str, dict[str, object]]:
     memory = bytes_of(what_fits) if what_fits else None
     environment.use_threads(RunConfig())
     from compare.figures import estimating
@@ -98,6 +116,7 @@ def _estimated(request: "Request", machine: "Machine") -> "Estimate | str":
 def bytes_of(text: str) -> float:
     """24GB, 24 GiB or 25769803776 as bytes. Raises UsageError."""
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*", text)
-    if match is None or match[2].lower() not in UNITS or float(match[1]) == 0:
+    unit = UNITS.get(match[2].lower()) if match else None
+    if match is None or unit is None or not 1 <= float(match[1]) * unit < MOST_BYTES:
         raise UsageError(f"--what_fits takes a size such as 24GB or 80GiB; given: {text!r}")
-    return float(match[1]) * UNITS[match[2].lower()]
+    return float(match[1]) * unit

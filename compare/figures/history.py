@@ -8,7 +8,6 @@ A file of JSON lines: {"line": the command, "time": …, "values": seconds a tok
 Absolute speeds of different days cannot be compared; these can, as what slows both cancels.
 """
 
-import json
 import math
 import time
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from compare.figures.between_days import change, day_scatter, level
 from compare.figures.block_errors import LEAST_BLOCKS
 from compare.figures.families import Interval
 from errors import UsageError
-from typed_json import from_json, to_json
+from typed_json import from_json, parsed, to_json
 
 
 @dataclass(frozen=True)
@@ -49,11 +48,12 @@ class History:
             return History(place, [])
         lines = files.read_text("--history", path).splitlines()
         try:
-            days = [from_json(Day, json.loads(line)) for line in lines if line.strip()]
+            days = [from_json(Day, parsed(line)) for line in lines if line.strip()]
             if any(not day.values or min(day.values) <= 0 for day in days):
                 raise ValueError("values above 0 are needed")
-        except (ValueError, RecursionError):
-            raise UsageError(f"--history {path} is not what replay --history writes") from None
+        except ValueError as error:
+            why = f"it is not what replay --history writes: {error}"
+            raise UsageError(files.refusal("--history", path, why)) from None
         return History(place, days)
 
     def against(self, line: str, values: Sequence[float]) -> Interval | None:

@@ -139,17 +139,8 @@ def _too_few(path: str, metric: Metric, count: int, left: int, problems: Sequenc
 
 def _runs_of(path: str) -> tuple[Mapping[str, object], list[object]]:
     """The file's other keys, and its runs."""
-    text = files.read_text("--recorded", path)
-    named = f"--recorded {path}"
-    try:
-        document = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UsageError(
-            f"{named}: it is no JSON from line {error.lineno}, column {error.colno} on "
-            f"({error.msg}): give a file that was written to its end"
-        ) from None
-    except (ValueError, RecursionError):
-        raise UsageError(f"{named}: it is no JSON that can be read") from None
+    whole = "give a file that was written to its end"
+    document, named = files.read_json("--recorded", path, UsageError, whole), f"--recorded {path}"
     if isinstance(document, list):
         document = {"runs": document}
     if not isinstance(document, dict):

@@ -1,7 +1,6 @@
 """Reading the committed JSON that the documents' tables and pictures are made of."""
 
 import dataclasses
-import json
 from typing import TypeVar
 
 import files
@@ -25,29 +24,18 @@ class Compared:
 
 def read(kind: type[T], path: str) -> T:
     """The JSON in a file, as a `kind`. Raises LogError, one line, for anything else."""
-    return _typed(kind, _parsed(path), path)
+    return _typed(kind, files.read_json("cannot read", path, LogError), path)
 
 
 def rows_and_title(path: str) -> tuple[list[Row], str]:
     """The rows of a results.json, and the title of a picture of them. Raises LogError."""
-    value = _parsed(path)
+    value = files.read_json("cannot read", path, LogError)
     rows = _typed(Compared, value, path).rows
     return rows, html.title(_typed(Results, value, path))
-
-
-def _parsed(path: str) -> object:
-    try:
-        return json.loads(files.read_text("cannot read", path, LogError))
-    except ValueError as error:
-        raise _wrong(path, error) from None
 
 
 def _typed(kind: type[T], value: object, path: str) -> T:
     try:
         return from_json(kind, value)
-    except (ValueError, KeyError, TypeError) as error:
-        raise _wrong(path, error) from None
-
-
-def _wrong(path: str, error: Exception) -> LogError:
-    return LogError(f"{path} is not what its command writes: {error}")
+    except ValueError as error:
+        raise LogError(f"{path} is not what its command writes: {error}") from None

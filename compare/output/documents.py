@@ -11,9 +11,11 @@ A block is rewritten whole; what stands outside of blocks is never touched.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from errors import UsageError
 
+T = TypeVar("T")
 Block = Callable[[Sequence[str]], str]  # from the words behind the block's name to Markdown
 BEGIN = re.compile(r"^<!-- readme: (?P<words>[^\n]*?) -->$", re.M)
 END = "<!-- end -->"
@@ -38,9 +40,18 @@ def rewritten(name: str, text: str, blocks: Mapping[str, Block]) -> str:
             raise UsageError(
                 f"{name}, line {line}: no table {kind!r}; there are {', '.join(blocks)}"
             )
-        written += [text[place : begin.end()], "\n\n", blocks[kind](words), "\n"]
+        block = made(f"{name}, line {line}: {begin[0]}", blocks[kind], words)
+        written += [text[place : begin.end()], "\n\n", block, "\n"]
         place = end
     return "".join([*written, text[place:]])
+
+
+def made(where: str, make: Callable[[T], str], of: T) -> str:
+    """make(of). Raises UsageError, which says where, for data of which nothing can be made."""
+    try:
+        return make(of)
+    except (ValueError, TypeError, LookupError, ArithmeticError) as error:
+        raise UsageError(f"{where} cannot be made of its data: {error}") from error
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -13,8 +13,10 @@ from typing import Any
 
 from benchlog import shell
 from benchlog.config import RunConfig, Unsaid, argv, option_table, parse
+from cli import key
 from errors import QuantbenchError, UsageError
 from quantize import spec
+from run import checks
 from text import shown
 
 # What a comparison decides itself, or what concerns one run alone.
@@ -51,12 +53,14 @@ def make_arms(common: RunConfig, texts: Sequence[str], allow_different: bool = F
         )
     if len(texts) == 1:
         raise UsageError(f"one arm, {texts[0]!r}, is nothing to compare: give another --arm")
+    checks.check_inputs(common)
     arms = [read_arm(common, text) for text in texts]
     able = [arm for arm in arms if arm.problem is None]
     for number, arm in enumerate(arms, 1):
         if arm.problem is not None and (number == 1 or len(able) < 2):
             which = "the baseline, " * (number == 1)
             raise UsageError(f"arm {number}, {which}{shown(arm.text)}: {arm.problem}")
+    refuse_unused(common, [arm.config for arm in arms if arm.config])
     refuse_identical(arms)
     if not allow_different:
         _refuse_different(arms)
@@ -66,11 +70,8 @@ def make_arms(common: RunConfig, texts: Sequence[str], allow_different: bool = F
 def every_scheme(common: RunConfig, texts: Sequence[str], schemes: Sequence[str]) -> list[str]:
     """The texts, and one more for each scheme that none of them is already."""
     own = [same(arm.config) for arm in (read_arm(common, text) for text in texts) if arm.config]
-    others = [f"--quantization {scheme}" for scheme in schemes]
-    return [
-        *texts,
-        *(text for text in others if same(parse([*argv(common), *text.split()])) not in own),
-    ]
+    others = [read_arm(common, f"--quantization {scheme}") for scheme in schemes]
+    return [*texts, *(arm.text for arm in others if arm.config and same(arm.config) not in own)]
 
 
 def same(config: RunConfig) -> RunConfig:
@@ -91,11 +92,34 @@ def read_arm(common: RunConfig, text: str) -> Arm:
         if given:
             raise UsageError(f"--{given[0]} does not belong into an arm")
         config = parse([*argv(common, said=True), *words])
+        left_out = [name for name in checks.unused(config) if name not in _given(words)]
+        common, config = without(common, left_out), without(config, left_out)
+        checks.check_options(config)
         if not isinstance(config.quantization, Unsaid):
             config = dataclasses.replace(config, quantization=str(spec.parse(config.quantization)))
     except QuantbenchError as error:
         return Arm(text.strip() or "(empty)", text, None, str(error))
     return Arm(_name(common, config), text, config)
+
+
+def _given(words: Sequence[str]) -> set[str]:
+    """The options that these words name."""
+    return {key(word.partition("=")[0]) for word in words if word.startswith("--")}
+
+
+def without(config: RunConfig, names: Sequence[str]) -> RunConfig:
+    """The config with these options at their defaults."""
+    usual: dict[str, Any] = {name: getattr(checks.DEFAULT, name) for name in names}
+    return dataclasses.replace(config, **usual)
+
+
+def refuse_unused(common: RunConfig, configs: Sequence[RunConfig]) -> None:
+    """Raise UsageError for an option of all arms that the scheme of none takes."""
+    for name in checks.OF_SCHEMES:
+        value, usual = getattr(common, name), getattr(checks.DEFAULT, name)
+        if value != usual and all(getattr(config, name) == usual for config in configs):
+            schemes = " and ".join(dict.fromkeys(str(config.quantization) for config in configs))
+            raise UsageError(checks.OF_SCHEMES[name][1].format(schemes))
 
 
 def _name(common: RunConfig, config: RunConfig) -> str:

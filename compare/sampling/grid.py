@@ -21,9 +21,10 @@ from benchlog.kinds import Switch
 from cli import key
 from compare.arguments import nearest
 from compare.sampling.answers import Planned
-from compare.sampling.arm import MODEL, NOT_IN_ARMS, WORK, Arm
+from compare.sampling.arm import MODEL, NOT_IN_ARMS, WORK, Arm, refuse_unused, without
 from errors import QuantbenchError, UsageError
 from quantize import spec
+from run import checks
 from text import counted, shown
 
 MOST_SETTINGS = 64
@@ -58,15 +59,17 @@ class Grid:
 
     def settings(self) -> list[Setting]:
         """The default, and every combination."""
-        settings = [Setting(DEFAULT, self.common, 0)]
+        default = without(self.common, checks.unused(self.common))
+        settings = [Setting(DEFAULT, default, 0)]
         names = [axis.option for axis in self.axes]
         for places in itertools.product(*(range(len(axis.values)) for axis in self.axes)):
             pairs = list(zip(self.axes, places, strict=True))
             values = {axis.option: axis.values[place] for axis, place in pairs}
             config = dataclasses.replace(self.common, **values)
+            config = without(config, checks.unused(config))
             texts = [axis.texts[place] for axis, place in pairs]
             name = ", ".join(f"{option}={text}" for option, text in zip(names, texts, strict=True))
-            changed = [n for n in names if getattr(config, n) != getattr(self.common, n)]
+            changed = [n for n in names if getattr(config, n) != getattr(default, n)]
             settings.append(Setting(name, config, len(changed)))
         return settings
 
@@ -92,7 +95,10 @@ def read_grid(common: RunConfig, texts: Sequence[str]) -> Grid:
             f"--over: {product} = {count} settings, and {MOST_SETTINGS} at most can be compared: "
             "give fewer values, or tune one option after the other"
         )
-    return Grid(common, axes)
+    grid = Grid(common, axes)
+    checks.check_inputs(common)
+    refuse_unused(common, [setting.config for setting in grid.settings()])
+    return grid
 
 
 def _axis(common: RunConfig, text: str) -> Axis:

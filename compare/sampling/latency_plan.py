@@ -13,7 +13,7 @@ from itertools import product
 
 from benchlog import shell
 from benchlog.config import RunConfig, argv, parse
-from compare.sampling.arm import NOT_IN_ARMS, read_arm, refuse_identical
+from compare.sampling.arm import NOT_IN_ARMS, read_arm, refuse_identical, refuse_unused
 from errors import UsageError
 from text import counted, shown
 
@@ -129,6 +129,7 @@ def make_plan(
             if getattr(own, option, None) != getattr(default, option, None):
                 what = f"--{option} does not belong into an arm: it is {instead}"
                 raise UsageError(f"arm {number}, {shown(arm.text)}: {what}")
+    refuse_unused(common, [arm.config for arm in arms if arm.config])
     refuse_identical(arms)
     planned = [
         PlannedArm(arm.name, arm.text, argv(arm.config, said=True)) for arm in arms if arm.config

@@ -8,7 +8,6 @@ Seconds are of wall time. A cell that was not measured has its reason, and no nu
 """
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +19,7 @@ from compare.figures.latency import Cell
 from compare.sampling.latency_plan import LatencyPlan, Load
 from compare.sampling.results import FILE, read_results
 from errors import UsageError
-from typed_json import from_json, to_json
+from typed_json import from_json, require, to_json
 
 KIND, FORMAT = "latency", 1
 
@@ -155,11 +154,13 @@ class LatencyResults:
         UsageError, one line."""
 
         def accept(value: Any) -> LatencyResults:
-            if isinstance(value, dict) and "arms" in value and "kind" not in value:
+            if "arms" in value and "kind" not in value:
                 raise UsageError(
                     f"{option} {folder}: {FILE} is of ab; latency --output writes its own"
                 )
-            if value["kind"] != KIND or value["format"] != FORMAT:
+            if value.get("kind") != KIND:
+                raise ValueError(f"its kind is not {KIND}")
+            if value.get("format") != FORMAT:
                 raise UsageError(f"{option} {folder}: another version wrote its {FILE}")
             results = from_json(LatencyResults, value)
             for table in results.tables:
@@ -179,5 +180,4 @@ def _check(table: TableResult, plan: LatencyPlan) -> None:
             seconds = [sample.prefill_seconds, *sample.step_seconds]
             if len(seconds) != plan.decode_length:
                 raise ValueError(f"{len(seconds)} tokens instead of {plan.decode_length}")
-            if not all(math.isfinite(value) and value > 0 for value in seconds):
-                raise ValueError(f"seconds that no run takes: {seconds!r:.80}")
+            require("seconds of a sample", *seconds)

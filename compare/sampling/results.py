@@ -19,7 +19,7 @@ from compare.figures.plan import Look, Plan
 from compare.sampling.answers import ArmFacts, NoQuality, Quality, Reading, TimedSample
 from compare.sampling.arm import Arm
 from errors import LogError, UsageError
-from typed_json import from_json, omitted, to_json
+from typed_json import from_json, omitted, require, to_json
 
 T = TypeVar("T")
 FORMAT = 4
@@ -78,6 +78,23 @@ class ArmResult:
     failed: str | None = None  # why there are no more samples
     dropped: bool = False  # settled, and another arm is shown to be faster: not measured further
     also: list[str] | None = omitted()  # of a tune: other settings of the same plan, not measured
+
+    def check(self) -> None:
+        """Raise ValueError, with the value, for what no run measures."""
+        for sample in self.samples:
+            require("seconds of a sample", sample.prefill_seconds, *sample.token_seconds)
+            require("seconds of a sample", sample.decode_seconds, above=-1e-9)
+            require("a speed", sample.tok_s, sample.prefill_tok_s, sample.decode_tok_s)
+            require("memory", *sample.peak_memory_bytes.values(), above=-1)
+        if isinstance(self.quality, Quality):
+            ratios = (
+                self.quality.perplexity_ratio,
+                *(self.quality.perplexity_ratio_interval or ()),
+            )
+            require("perplexity", self.quality.perplexity, *ratios)
+        if self.facts and self.facts.run:
+            run = self.facts.run
+            require("bytes", run.weight_bytes, run.step_weight_bytes, run.kv_cache_bytes)
 
     @property
     def processes(self) -> int:
@@ -154,6 +171,15 @@ class Results:
             kept = [r for r in readings if r.round is not None and r.round < self.rounds]
             self.bandwidth[device] = kept
 
+    def check(self) -> None:
+        """Raise ValueError, with the value, for what no comparison measures."""
+        if not self.arms:
+            raise ValueError("it has no arms")
+        for reading in (reading for every in self.bandwidth.values() for reading in every):
+            require("bandwidth", reading.bytes_per_s)
+        for arm in self.arms:
+            arm.check()
+
     def as_json(self, rows: Sequence[object] | None = None) -> dict[str, object]:
         """What the file holds."""
         value = {"format": FORMAT, **to_json(self)}
@@ -182,11 +208,12 @@ class Results:
         kind is there."""
 
         def accept(value: Any) -> Results:
+            if "format" not in value:
+                raise ValueError("it has no format")
             if value["format"] != FORMAT:
                 raise UsageError(f"{option} {folder}: another version wrote its {FILE}")
             results = from_json(Results, value)
-            if not results.arms:
-                raise ValueError("no arms")
+            results.check()
             return results
 
         return read_results(option, folder, "ab", accept)
@@ -195,16 +222,24 @@ class Results:
 def read_results(option: str, folder: Path, command: str, accept: Callable[[Any], T]) -> T:
     """What `accept` makes of results.json, which --output of a command wrote into a folder.
 
-    accept: of the file's JSON; its errors of kinds that a damaged file causes mean that it is one.
+    accept: of the file's JSON, an object; a ValueError of it says what is damaged.
     Raises UsageError, one line, where nothing of the kind is there.
     """
     path, named = folder / FILE, f"{option} {folder}: {FILE}"
     if why := files.problem(path):
         raise UsageError(f"{named}: {why}; {command} --output writes it")
+    value = files.read_json(option, path, UsageError, f"{command} --output writes it")
     try:
-        return accept(json.loads(files.read_text(option, path)))
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-        raise UsageError(f"{named} is not what {command} --output writes") from None
+        if not isinstance(value, dict):
+            raise ValueError("it is no JSON object")
+        return accept(value)
+    except ValueError as error:
+        raise UsageError(f"{named} is not what {command} --output writes: {error}") from None
+
+
+def report_output(path: str | None) -> files.Output:
+    """What `write_json` will write, for files.check_outputs."""
+    return files.Output("--json", path, files.json_with("about"), "JSON of such a command")
 
 
 def write_json(path: str, value: object) -> None:

@@ -5,7 +5,6 @@ tensors is in names.py and load.py.
 """
 
 import functools
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -208,13 +207,7 @@ def _embedding_rows(checkpoint: Checkpoint) -> int:
 
 def read_json(file: Path) -> dict[str, Any]:
     """The object in a JSON file. Raises CheckpointError if there is none."""
-    text = files.read_text("cannot read", file, CheckpointError)
-    try:
-        content = json.loads(text)
-    except RecursionError:
-        raise CheckpointError(f"{file} is not JSON: it is nested too deeply") from None
-    except ValueError as error:
-        raise CheckpointError(f"{file} is not JSON: {error}") from None
+    content = files.read_json("cannot read", file, CheckpointError)
     if not isinstance(content, dict):
         raise CheckpointError(f"{file} holds no JSON object")
     return content

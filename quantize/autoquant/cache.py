@@ -20,6 +20,7 @@ from torch import nn
 
 import devices
 from quantize.autoquant.race import Timing
+from typed_json import parsed
 
 PACKAGES = ("torch", "torchao", "triton", "quantbench")  # that kernels come from
 SOURCES = (".py", ".cpp", ".h")
@@ -91,8 +92,8 @@ def write(path: Path | None, key: Mapping[str, Any], clock: Clock) -> None:
 
 def _entries(path: Path | None) -> dict[str, Any]:
     try:
-        entries = json.loads(path.read_text(encoding="utf-8"))["timings"] if path else {}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        entries = parsed(path.read_bytes())["timings"] if path else {}
+    except (OSError, ValueError, KeyError, TypeError):
         return {}
     return entries if isinstance(entries, dict) else {}
 

@@ -75,7 +75,7 @@ def test_only_what_lies_between_the_markers_changes():
         ("<!-- readme: roofline -->\n<!-- end -->\n", "needs the name of a file"),
         ("<!-- readme: roofline no.json -->\n<!-- end -->\n", "cannot read no.json: No such file"),
         ("<!-- readme: roofline list.json -->\n<!-- end -->\n", "list.json is not what"),
-        ("<!-- readme: roofline torn.json -->\n<!-- end -->\n", "torn.json is not what"),
+        ("<!-- readme: roofline torn.json -->\n<!-- end -->\n", "torn.json: it is no JSON"),
         ("<!-- readme: runs empty.txt -->\n<!-- end -->\n", "empty.txt holds no line of a run"),
         ("<!-- readme: growth no.json a.svg x -->\n<!-- end -->\n", "cannot read no.json"),
     ],

@@ -245,8 +245,8 @@ def test_a_setting_alone_has_no_default_to_name(document, tmp_path):
 
 
 REFUSED = [
-    ("", "it is no JSON from line 1, column 1 on"),
-    ('{"runs": [{"token_ms": [1', "it is no JSON from line 1"),
+    ("", "it is no JSON (line 1, column 1: Expecting value)"),
+    ('{"runs": [{"token_ms": [1', "it is no JSON (line 1, column 26: "),
     ("7", "holds 7, and no"),
     ("{}", "holds no runs"),
     ('{"runs": []}', "holds no runs"),

@@ -324,7 +324,10 @@ def test_options_given_take_the_place_of_the_lines():
         ((REFERENCE, "--all", "--tolerance", "lots"), "--tolerance takes a share"),
         ((REFERENCE, "--all", "--num_layers", "0"), "--num_layers takes a whole number"),
         ((REFERENCE, "--all", "--bogus"), "no such option"),
-        ((REFERENCE, "--line", "4", "--checkpoint_root", "."), "none of the lines asked for"),
+        (
+            (REFERENCE, "--line", "4", "--checkpoint_root", "."),
+            ". does not hold",
+        ),
     ],
 )
 def test_bad_input_is_one_line(tmp_path, monkeypatch, arguments, reason):

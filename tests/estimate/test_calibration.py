@@ -38,7 +38,7 @@ def damaged():
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("not json", "it is no JSON; `calibrate` writes one"),
+        ("not json", "it is no JSON (line 1, column 1: Expecting value); `calibrate` writes one"),
         ("[1, 2]", "no calibration; `quantbench calibrate --json PATH` writes one"),
         (without_products(), "no calibration"),
         (damaged(), "damaged: Calibration.products[].seconds takes float; given: 'fast'"),

@@ -119,7 +119,10 @@ def saved(folder, popularity):
             "fast is a list of experts for each layer, such as [[0, 3], []]; given",
         ),
         ('{"fast": [[0.5], [], []]}', "fast is a list of experts for each layer, such as"),
-        ("{}", "holds no popularity of experts: it holds no counts; write it anew with quantbench"),
+        (
+            "{}",
+            "it holds no counts; write it anew with quantbench",
+        ),
     ],
 )
 def test_a_file_that_asks_for_the_impossible(text, message, tmp_path):

@@ -57,8 +57,8 @@ def changed(**changes):
 
 HALF = [list(layer) for layer in FIRST]
 DAMAGED = {
-    "empty": (b"", "is no JSON (line 1: Expecting value)"),
-    "cut off": (changed()[:-20], "is no JSON (line 1: "),
+    "empty": (b"", "it is no JSON (line 1, column 1: Expecting value)"),
+    "cut off": (changed()[:-20], "it is no JSON (line 1, column "),
     "binary": (bytes(range(256)), "is no JSON"),
     "nested": (b"[" * 100_000, "nested too deeply"),
     "another file": (b"[1, 2]", "it holds no counts"),

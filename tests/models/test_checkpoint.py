@@ -387,7 +387,7 @@ DAMAGE = {
     "empty file": (lambda f: (f / "model.safetensors").write_bytes(b""), "is damaged"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "holds no weights"),
     "no config": (lambda f: (f / "config.json").unlink(), "config.json is missing"),
-    "config no JSON": (lambda f: (f / "config.json").write_text("{"), "config.json is not JSON"),
+    "config no JSON": (lambda f: (f / "config.json").write_text("{"), "config.json: it is no JSON"),
     "config a list": (lambda f: (f / "config.json").write_text("[]"), "holds no JSON object"),
     "missing tensor": (lambda f: edit(f, lambda t: t.pop(GATE)), f"llama-3 lacks tensor {GATE}"),
     "extra tensor": (
@@ -406,7 +406,7 @@ DAMAGE = {
     "fewer layers than the config": (config_of(num_hidden_layers=4), "lacks tensor model.layers.3"),
     "shard missing": (index_of_nothing, "names model-00009.safetensors, which is not there"),
     "index of numbers": (index_of_numbers, "must give a file's name for every tensor"),
-    "config too deep": (lambda f: (f / "config.json").write_text("[" * 10**5), "is not JSON"),
+    "config too deep": (lambda f: (f / "config.json").write_text("[" * 10**5), "is no JSON"),
     "shard of another checkpoint": (stale_shard, f"model.safetensors both hold tensor {GATE}"),
     "quantized by torchao": (already_quantized, "holds no state_dict of plain tensors"),
     "pickle with code": (as_pickle({"a": Harmful()}), "holds more than weights"),

@@ -165,7 +165,7 @@ DAMAGE = [
     (lambda f: (f / "quantbench.json").unlink(), "its --save did not finish"),
     (lambda f: (f / "quantized-00001.safetensors").unlink(), "names quantized-00001.safetensors"),
     (damage_truncate, "is damaged or no safetensors file"),
-    (lambda f: (f / "quantbench.json").write_text("{"), "is not JSON"),
+    (lambda f: (f / "quantbench.json").write_text("{"), "is no JSON"),
     (damage_content(version=9), "is of version 9"),
     (damage_content(files=[]), "lacks tensor tok_embeddings.weight"),
     (damage_content(architecture={"dim": 3}), "its architecture is damaged"),
