@@ -165,8 +165,8 @@ ALIKE = [
     ("--expert_memory 20", "--expert_memory 20 --expert_prefetch off", False),
     ("", "--expert_memory 900", False),
     ("--expert_memory 20", "--expert_memory 20 --decoder cpu-step", True),
-    ("--expert_memory 20 --batch_size 2", "--expert_memory 20 --batch_size 2 --decoder cpu-step",
-     True),
+    ("--expert_memory 20 --batch_size 2",
+     "--expert_memory 20 --batch_size 2 --decoder cpu-step", True),
     ("--expert_memory 20", "--expert_memory 20 --decoder modules", False),
 ]  # fmt: skip
 
@@ -189,7 +189,7 @@ CARRIED_OUT = [
 
 @pytest.mark.parametrize("words", CARRIED_OUT, ids=" ".join)
 def test_kernel_and_decoder_are_those_that_the_loaded_model_gets(words):
-    """Planned from shapes, against what a run of the same options has when its weights are read."""
+    """Of shapes, against what a run of the same options has when its weights are read."""
     plan = make_plan(parse(["--device", "cpu", *words]))
     expected = identity.identity(plan)
     loaded = load(plan, lambda done, total: None, lambda line: None)
