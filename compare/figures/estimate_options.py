@@ -49,9 +49,7 @@ class Asked:
         object.__setattr__(self, "quantization", str(parse_scheme(self.quantization)))
 
 
-def predicted(
-    asked: Asked, all_schemes: bool, what_fits: str | None
-) -> tuple[str, dict[str, object]]:
+def predicted(asked: Asked, all_schemes: bool, what_fits: str | None) -> tuple[str, object]:
     """The text for the terminal, and the JSON. Raises QuantbenchError for what cannot be estimated,
     and for a run that needs more memory than the device has."""
     try:
@@ -65,9 +63,7 @@ def predicted(
         ) from error
 
 
-def _predicted(
-    asked: Asked, all_schemes: bool, what_fits: str | None
-) -> tuple[str, dict[str, object]]:
+def _predicted(asked: Asked, all_schemes: bool, what_fits: str | None) -> tuple[str, object]:
     memory = bytes_of(what_fits) if what_fits else None
     environment.use_threads(RunConfig())
     from compare.figures import estimating
