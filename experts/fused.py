@@ -173,9 +173,8 @@ class _Turn:
         coming, number = self.store.coming, layer.number
         self.fast = {e for e in tokens if e in layer.own or (number, e) in coming}
         self.asked = list(self.store.asked.values())
-        self.left_there = (
-            fused.left_there
-        )  # as the first part of this turn decided; None: this is it
+        # As the first part of this turn decided; None: this is the first part.
+        self.left_there = fused.left_there
 
     def bring(self, likely: deque[int]) -> int:
         """Make room, fetch, and wait. Returns how many experts are there, the first ones.

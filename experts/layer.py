@@ -78,7 +78,7 @@ class TieredLayer:
                     self.own.move_to_end(expert)
 
     def least_recent(self, needed: Collection[int]) -> int | None:
-        """Of the experts in fast memory that are not needed, the one to give up first."""
+        """The expert in fast memory that is not needed, and is given up first."""
         return next((expert for expert in self.own if expert not in needed), None)
 
     def room(self, needed: Collection[int], wait: bool) -> Slot | None:

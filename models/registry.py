@@ -41,7 +41,7 @@ class Architecture:
     # Fields of ModelConfig that a key sets, beyond those that it sets for every architecture.
     fields: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     window: Window = "none"
-    # Of a mixture of experts: what absent keys mean, and what its own keys may hold.
+    # A mixture of experts' own keys: what they may hold, and what it means that one is absent.
     experts: Mapping[str, Any] = field(default_factory=dict)
     experts_accept: Mapping[str, Accepts] = field(default_factory=dict)
     # Keys that no other architecture has, and what they may hold. The model finds the values that

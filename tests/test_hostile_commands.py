@@ -343,7 +343,7 @@ def test_a_document_of_data_that_nothing_can_be_made_of(tmp_path, monkeypatch):
 
 
 def test_options_of_some_schemes_stay_with_those_that_take_them(tmp_path, monkeypatch):
-    """Of the arms of a comparison, one is calibrated and one has a least SQNR."""
+    """One arm of the comparison is calibrated, and another has a least SQNR."""
     from benchlog.config import RunConfig
     from compare.sampling.arm import make_arms
 
