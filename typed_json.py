@@ -40,8 +40,6 @@ def parsed(text: str | bytes) -> Any:
         why = f"line {error.lineno}, column {error.colno}: {error.msg}"
     except UnicodeDecodeError:
         why = "it is no UTF-8 text"
-    except ValueError:
-        why = "it holds a number of hundreds of digits"
     raise ValueError(f"it is no JSON ({why})")
 
 
@@ -50,10 +48,10 @@ def omitted() -> Any:
     return dataclasses.field(default=None, metadata={OMITTED: True})
 
 
-def _whole(digits: str) -> int:
-    if len(digits) > MOST_DIGITS:
-        raise ValueError
-    return int(digits)
+def _whole(digits: str) -> float:
+    """A whole number beyond float's range is read as 1e400 is, as infinity: whoever reads the value
+    can then say which one is wrong."""
+    return int(digits) if len(digits) <= MOST_DIGITS else float(digits)
 
 
 def require(what: str, *values: float | None, above: float = 0.0) -> None:

@@ -8,6 +8,7 @@ them run inside this process, and are refused before anything is measured: nothi
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import shlex
 import shutil
@@ -272,7 +273,7 @@ def test_a_damaged_value_is_named(place, tmp_path):
         ("ab/results.json", ("arms", 1, "quality", "perplexity_ratio"), -1.0, "given: -1"),
         ("ab/results.json", ("arms", 0, "facts", "step_weight_bytes"), "much", "given: 'much'"),
         ("ab/results.json", ("arms", 0, "facts", "environment", "variables"), ["x"], "variables"),
-        ("ab/results.json", ("arms", 0, "facts", "config", "top_k"), "x", "--top_k takes"),
+        ("ab/results.json", ("arms", 0, "facts", "config", "top_k"), "x", "config.top_k takes int"),
         ("sweep/results.json", ("tables", 0, "cells", 0, "samples", 0, "prefill_seconds"), 1e308,
          "given: 1e+308"),
         ("calibration.json", ("wholes", 0, "seconds"), 0, "seconds of a WholePoint takes"),
@@ -367,10 +368,18 @@ def test_options_of_some_schemes_stay_with_those_that_take_them(tmp_path, monkey
 # ---------------------------------------------------------------------------------- the mechanisms
 
 
-@pytest.mark.parametrize("data", BAD_JSON.values(), ids=BAD_JSON)
+NO_JSON = {name: data for name, data in BAD_JSON.items() if name != "digits"}
+
+
+@pytest.mark.parametrize("data", NO_JSON.values(), ids=NO_JSON)
 def test_no_json_is_one_value_error(data):
     with pytest.raises(ValueError, match="^it is no JSON [(].+[)]$"):
         parsed(data)
+
+
+def test_a_number_of_thousands_of_digits_is_infinite():
+    """As 1e400 is: the reader of the value refuses it by its key."""
+    assert parsed(BAD_JSON["digits"]) == [math.inf] and parsed(b"-" + b"9" * 400) == -math.inf
 
 
 def test_measured_values_are_finite_and_above_a_limit():

@@ -330,7 +330,7 @@ def run(*arguments):
         (["--threads", "0"], "threads"),
         (["--max_new_tokens", "1"], "max_new_tokens"),
         (["--schemes", "fp6", "--runtimes", "transformers"], "none has a format to compare with"),
-        (["--gguf", __file__], "test_peers.py: not a directory"),
+        (["--gguf", __file__], "test_peers.py: Not a directory"),
     ],
 )
 def test_what_peers_refuses(arguments, said, monkeypatch):

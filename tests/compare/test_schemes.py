@@ -15,7 +15,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(*arguments):
-    return CliRunner().invoke(commands, ["schemes", *arguments, "--device", "cpu"])
+    device = () if "--list" in arguments else ("--device", "cpu")
+    return CliRunner().invoke(commands, ["schemes", *arguments, *device])
 
 
 def test_the_command_lists_every_scheme_with_bits_and_kernel():

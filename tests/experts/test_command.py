@@ -140,7 +140,11 @@ BAD = [
     ("--expert_memory 4 --expert_placement other.json", 2, "other.json is of another model"),
     ("--expert_memory 4 --expert_placement alike.json", 2, "alike.json is of another model"),
     ("--expert_memory 4 --expert_placement prose.txt", 2, "prose.txt: it is no JSON"),
-    ("--expert_memory 4 --expert_folder prose.txt", 1, "--expert_folder prose.txt: the experts'"),
+    (
+        "--expert_memory 4 --expert_folder prose.txt",
+        1,
+        "--expert_folder prose.txt: Not a directory",
+    ),
     ("--expert_memory 4 --decoder cpu-step --kernel reference", 1, "which has no C++ kernel"),
 ]
 
