@@ -15,6 +15,7 @@ Each measurement takes some hundredths of a second, and before and after each st
 memory and of arithmetic (estimate/probe.py), so that a machine that drifts can be corrected for it.
 """
 
+import gc
 import itertools
 import statistics
 import time
@@ -102,6 +103,9 @@ def of_scheme(
 
     after_round: called after each round of these.
     """
+    # The scheme before left models and caches in cycles, and run/environment.py lets those lie: six
+    # schemes in one process came to more than 24 GB.
+    gc.collect()
     products: list[ProductPoint] = []
     wholes: list[WholePoint] = []
     models = {}
