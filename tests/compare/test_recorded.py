@@ -54,8 +54,8 @@ def run(*words):
 
 def test_leaving_the_default_helped_and_the_others_cannot_be_told_apart(document):
     """The figures by scipy: two samples of logarithms with one variance."""
-    found = conclude(read(str(FILE), "generate"), {})
-    default, other = found.plans
+    conclusions = conclude(read(str(FILE), "generate"), {})
+    default, other = conclusions.plans
     assert default.runs == [1, 2, 3, 4] and other.runs == [5, 6, 7, 8, 9, 10]
     assert default.options == {"latency_cpu": "7", "latency_gpu": "70"}
     assert other.options == {"latency_gpu": "1"}
@@ -66,10 +66,10 @@ def test_leaving_the_default_helped_and_the_others_cannot_be_told_apart(document
     for name, expected in (("value", np.mean(logs[:4]) - np.mean(logs[4:])), ("low", ends.low),
                            ("high", ends.high)):  # fmt: skip
         assert math.log(getattr(other.speed_up, name)) == pytest.approx(expected, rel=1e-3)
-    assert len(found.settings) == 8
-    assert {group.verdict for group in found.settings[1:]} == {"too few runs"}
-    assert all(group.can_be_best for group in found.settings)
-    assert found.scatter.freedom == 8
+    assert len(conclusions.settings) == 8
+    assert {group.verdict for group in conclusions.settings[1:]} == {"too few runs"}
+    assert all(group.can_be_best for group in conclusions.settings)
+    assert conclusions.scatter.freedom == 8
 
 
 def test_what_is_printed_of_them():
@@ -89,15 +89,15 @@ def test_what_is_printed_of_them():
 
 @pytest.mark.parametrize("metric", ["prefill", "decode"])
 def test_prompt_and_steps_by_themselves(document, metric):
-    found = conclude(read(str(FILE), metric), {})
+    conclusions = conclude(read(str(FILE), metric), {})
     key = f"{metric}_s"
-    assert found.recording.source == key and not found.recording.problems
+    assert conclusions.recording.source == key and not conclusions.recording.problems
     recorded = [record[key] for record in document["runs"]]
-    assert sum((group.seconds for group in found.settings), []) == recorded
+    assert sum((group.seconds for group in conclusions.settings), []) == recorded
     logs = np.log(recorded)
     low = stats.ttest_ind(logs[:4], logs[4:]).confidence_interval(1 - FALSE_VERDICTS).low
     expected = {"prefill": "faster", "decode": "no difference shown"}[metric]
-    assert found.plans[1].verdict == expected and (low > 0) == (expected == "faster")
+    assert conclusions.plans[1].verdict == expected and (low > 0) == (expected == "faster")
 
 
 @pytest.mark.parametrize("form", ["md", "csv", "json", "answer"])
@@ -117,10 +117,10 @@ def test_other_forms(form):
 
 
 def test_another_default_is_named():
-    found = conclude(read(str(FILE), "generate"), {"latency_gpu": "1", "threads": "32"})
-    assert found.settings[0].runs == [9] and found.plans[0].runs[0] == 5
-    assert found.plans[1].verdict == "slower"
-    assert answer(found)[0].startswith("Keep the default")
+    conclusions = conclude(read(str(FILE), "generate"), {"latency_gpu": "1", "threads": "32"})
+    assert conclusions.settings[0].runs == [9] and conclusions.plans[0].runs[0] == 5
+    assert conclusions.plans[1].verdict == "slower"
+    assert answer(conclusions)[0].startswith("Keep the default")
     assert (
         "default is taken to be run 9's"
         in run("--recorded", str(FILE), "--default", "threads=32").stdout
@@ -133,20 +133,20 @@ def test_constants_of_other_names_leave_each_option_by_itself(document, conclude
     for record in document["runs"]:
         record["cpu_cost"] = record.pop("latency_cpu")
         record["gpu_cost"] = record.pop("latency_gpu")
-    found = concluded(document)
-    assert len(found.plans) == 1
-    best = found.options[0]
+    conclusions = concluded(document)
+    assert len(conclusions.plans) == 1
+    best = conclusions.options[0]
     assert (best.name, best.shown) == ("gpu_cost", True) and best.p == pytest.approx(1 / 210)
-    lines = answer(found)
+    lines = answer(conclusions)
     assert lines[0].startswith("Leaving the default of gpu_cost, 70, did help: gpu_cost=1")
 
 
 def test_a_log_in_another_order_is_not_confounded(document, concluded):
     runs = document["runs"]
     document["runs"] = [runs[place] for place in (0, 4, 5, 1, 6, 2, 7, 8, 3, 9)]
-    found = concluded(document)
-    assert found.plans[1].verdict == "faster"
-    assert not any(line.startswith("order and setting") for line in found.confounded)
+    conclusions = concluded(document)
+    assert conclusions.plans[1].verdict == "faster"
+    assert not any(line.startswith("order and setting") for line in conclusions.confounded)
 
 
 # ------------------------------------------------------------------------------- damage
@@ -220,9 +220,9 @@ def test_what_is_damaged_is_listed_and_left_out(document, tmp_path, damage, said
 def test_other_units_are_read_by_their_names(document, concluded):
     for record in document["runs"]:
         record["generate_s"] = record.pop("generate_ms") / 1000
-    found = concluded(document)
-    assert found.recording.source == "generate_s" and not found.recording.problems
-    assert found.plans[1].verdict == "faster"
+    conclusions = concluded(document)
+    assert conclusions.recording.source == "generate_s" and not conclusions.recording.problems
+    assert conclusions.plans[1].verdict == "faster"
 
 
 @pytest.mark.parametrize("key", ["seconds", "runtime_s", "wall_seconds"])
@@ -232,9 +232,9 @@ def test_seconds_of_a_run_under_another_name(document, concluded, key):
         record[key] = record.pop("generate_ms") / 1000
         for name in ("token_ms", "layer_ms", "prefill_s", "decode_s"):
             del record[name]
-    found = concluded(document)
-    assert found.recording.source == key and not found.recording.problems
-    assert found.plans[1].verdict == "faster" and key not in found.settings[0].options
+    conclusions = concluded(document)
+    assert conclusions.recording.source == key and not conclusions.recording.problems
+    assert conclusions.plans[1].verdict == "faster" and key not in conclusions.settings[0].options
 
 
 def test_a_setting_alone_has_no_default_to_name(document, tmp_path):
@@ -387,11 +387,11 @@ def document_of(generator, settings, repeats, effects, noise=0.08, evidence=True
     return {"runs": runs}
 
 
-def declared(found):
+def declared(conclusions):
     """Whether anything is said to differ."""
-    groups = [*found.plans, *found.settings]
+    groups = [*conclusions.plans, *conclusions.settings]
     return any(g.verdict in ("faster", "slower") for g in groups) or any(
-        test.shown for test in found.options
+        test.shown for test in conclusions.options
     )
 
 
@@ -415,17 +415,17 @@ def test_a_setting_that_is_faster_is_found_and_taken(concluded):
     for _ in range(40):
         effects = np.array([0.0, 0.0, math.log(0.5), 0.0])
         document = document_of(generator, 4, 5, effects, noise=0.05, evidence=False)
-        found = concluded(document, threads="1")
-        lines = answer(found)
+        conclusions = concluded(document, threads="1")
+        lines = answer(conclusions)
         right += lines[0].startswith("Leaving the default did help: threads=3 is")
     assert right >= stats.binom.ppf(SURE, 40, 0.98)
 
 
 def test_one_run_of_each_setting_tells_nothing(concluded):
     document = document_of(np.random.default_rng(1), 6, 1, np.zeros(6), evidence=False)
-    found = concluded(document)
-    assert answer(found)[0].startswith("Too few runs to tell settings apart")
-    assert {group.verdict for group in found.settings[1:]} == {"too few runs"}
+    conclusions = concluded(document)
+    assert answer(conclusions)[0].startswith("Too few runs to tell settings apart")
+    assert {group.verdict for group in conclusions.settings[1:]} == {"too few runs"}
 
 
 def test_the_fastest_may_always_be_the_fastest():

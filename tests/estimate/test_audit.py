@@ -68,15 +68,15 @@ def test_the_published_table_is_read_as_it_stands():
 
 
 def test_what_is_wrong_with_the_published_table():
-    found = texts(read(PUBLISHED)[0])
-    throughput = found["Throughput (token/sec), Measured"]
+    remarks = texts(read(PUBLISHED)[0])
+    throughput = remarks["Throughput (token/sec), Measured"]
     assert "microseconds per token, not tokens per second" in throughput
     assert "16384 tokens ÷ 0.694 s = 23,616 for facebook/opt-1.3b" in throughput
-    energy = found["Energy (J/token), Measured"]
+    energy = remarks["Energy (J/token), Measured"]
     assert "power limit × time ÷ tokens in all 6 rows" in energy and "230 W" in energy
-    assert found["Runtime (ms), Error"].startswith("it divides by the estimate")
-    assert "it is the runtime's error" in found["Energy (J/token), Error"]
-    assert not any("Memory" in column for column in found)  # too near to tell them apart
+    assert remarks["Runtime (ms), Error"].startswith("it divides by the estimate")
+    assert "it is the runtime's error" in remarks["Energy (J/token), Error"]
+    assert not any("Memory" in column for column in remarks)  # too near to tell them apart
 
 
 def test_an_honest_table_has_nothing_wrong():
@@ -84,9 +84,9 @@ def test_an_honest_table_has_nothing_wrong():
 
 
 def test_the_order_of_the_columns_does_not_matter():
-    found = texts(table(limit_energy, true_rate, by_estimate, order=(2, 0, 1)))
-    assert "Energy (J/token), Measured" in found and "Runtime (ms), Error" in found
-    assert "Throughput (token/sec), Measured" not in found
+    remarks = texts(table(limit_energy, true_rate, by_estimate, order=(2, 0, 1)))
+    assert "Energy (J/token), Measured" in remarks and "Runtime (ms), Error" in remarks
+    assert "Throughput (token/sec), Measured" not in remarks
 
 
 RATES = [
@@ -101,14 +101,14 @@ RATES = [
 
 @pytest.mark.parametrize(("of", "title", "expected"), RATES)
 def test_a_throughput_in_another_unit_is_named(of, title, expected):
-    found = texts(table(own_energy, of, honest_error, title))
-    assert expected in found[f"{title}, Measured"]
+    remarks = texts(table(own_energy, of, honest_error, title))
+    assert expected in remarks[f"{title}, Measured"]
 
 
 def test_a_unit_that_the_title_names_is_right():
     title = "Throughput (us/token)"
-    found = texts(table(own_energy, lambda ms, n: 1e3 * ms / TOKENS, honest_error, title))
-    assert not any("Throughput" in c and "Error" not in c for c in found)
+    remarks = texts(table(own_energy, lambda ms, n: 1e3 * ms / TOKENS, honest_error, title))
+    assert not any("Throughput" in c and "Error" not in c for c in remarks)
 
 
 ENERGIES = [
@@ -122,8 +122,8 @@ ENERGIES = [
 
 @pytest.mark.parametrize(("of", "card", "expected"), ENERGIES)
 def test_an_energy_that_nobody_measured_is_named(of, card, expected):
-    found = texts(table(of, true_rate, honest_error, card=card))
-    assert expected in found["Energy (J/token), Measured"]
+    remarks = texts(table(of, true_rate, honest_error, card=card))
+    assert expected in remarks["Energy (J/token), Measured"]
 
 
 ERRORS = [
@@ -146,8 +146,8 @@ def test_errors_by_what_was_measured_are_right(error):
 
 def test_without_the_number_of_tokens_a_time_is_still_no_throughput():
     text = PUBLISHED.read_text().replace("16 \\times 1024", "unknown")
-    found = texts(parse(text)[0])
-    line = found["Throughput (token/sec), Measured"]
+    remarks = texts(parse(text)[0])
+    line = remarks["Throughput (token/sec), Measured"]
     assert "it grows with the runtime" in line and "16384 tokens" in line
 
 
@@ -311,9 +311,9 @@ VARIANTS = {
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_published_table_is_audited_however_it_is_written(name):
     (table,) = parse(VARIANTS[name])
-    found = texts(table)
+    remarks = texts(table)
     throughput, energy, error = (
-        found[next(column for column in found if column.startswith(words) and part in column)]
+        remarks[next(column for column in remarks if column.startswith(words) and part in column)]
         for words, part in (
             ("Throughput", "Measured"), ("Energy", "Measured"), ("Runtime", "Error"),
         )
@@ -328,13 +328,13 @@ def test_the_published_table_is_audited_however_it_is_written(name):
 def test_one_row_that_is_wrong_does_not_hide_what_the_others_show():
     text = PUBLISHED.read_text().replace("|    693.77  ", "|   1693.77  ")
     (table,) = parse(text)
-    found = texts(table)
-    throughput = found["Throughput (token/sec), Measured"]
+    remarks = texts(table)
+    throughput = remarks["Throughput (token/sec), Measured"]
     assert "microseconds per token, not tokens per second, in 5 of 6 rows" in throughput
     assert "in facebook/opt-1.3b:" in throughput and "for facebook/opt-6.7b" in throughput
-    energy = found["Energy (J/token), Measured"]
+    energy = remarks["Energy (J/token), Measured"]
     assert "power limit × time ÷ tokens in 5 of 6 rows, all but facebook/opt-1.3b" in energy
-    assert "in 1 row of 6 it follows from no definition" in found["Runtime (ms), Error"]
+    assert "in 1 row of 6 it follows from no definition" in remarks["Runtime (ms), Error"]
 
 
 @pytest.mark.parametrize(
