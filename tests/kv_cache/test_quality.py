@@ -71,10 +71,12 @@ PATHS = pytest.mark.parametrize("kernel", [*KERNELS, "chunk"])
 FORMATS = pytest.mark.parametrize("format", CACHES)
 # Errors of unit normals, head_dim 64: int8's is max / 254 at the most, some 1 %; E4M3's 1/16, and
 # 2.6 % on average; int4's step is max / 8 of 32 numbers, 8 % on average. Keys' errors move weights
-# by as much. Dense: bfloat16 rounds the output, and a chunk's weights. The largest measured are
-# .0028, .0099, .040 and .131; means over 512 numbers and more scatter by a twentieth of themselves,
-# and these bounds are three times that above.
-MOST = {"dense": 0.0033, "int8": 0.0115, "fp8": 0.047, "int4": 0.152}
+# by as much. Dense: bfloat16 rounds the output, and a chunk's weights. Of 30 seeds means over noise
+# are .0016, .0087, .037 and .124, with standard deviations of a fifteenth, and the largest ratio of
+# the deepest to the shallowest is 1.22, of 1.04 on average with .08: these bounds are five and more
+# standard deviations above (1.25, at two and a half, failed one run in a hundred).
+MOST = {"dense": 0.0033, "int8": 0.0125, "fp8": 0.052, "int4": 0.17}
+DEEPER = 1.5
 
 
 def case(depth, needles):
@@ -122,8 +124,7 @@ def test_attention_over_noise_errs_no_more_in_a_long_context(format, kernel, cas
     for key, value, query, _, expected in cases[False]:
         errors.append(error(attended(format, kernel, key, value, query), expected))
     assert max(errors) <= MOST[format], errors
-    # the mean over 8 · 64 numbers scatters by some twentieth of itself, with the scores by more
-    assert errors[-1] <= 1.25 * errors[0] + MOST["dense"], errors
+    assert errors[-1] <= DEEPER * errors[0] + MOST["dense"], errors
 
 
 @PATHS
@@ -136,4 +137,4 @@ def test_needles_are_recalled_from_any_depth(format, kernel, cases):
         distances = torch.cdist(y[0, :, -1].float(), value[0, 0].float())
         assert torch.equal(distances.argmin(1), places)
     assert max(errors) <= MOST[format], errors
-    assert errors[-1] <= 1.25 * errors[0] + MOST["dense"], errors
+    assert errors[-1] <= DEEPER * errors[0] + MOST["dense"], errors
