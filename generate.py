@@ -250,21 +250,23 @@ class Generator:
         import torch
 
         from devices import synchronize
+        from run.environment import without_collections
         from run.generation import Generation
 
         self._check(prompt, start, more=max_new_tokens - 1)
         synchronize(self.device)
-        started = time.perf_counter()
-        stream = self.stream(prompt, start)
-        tokens = [next(stream)]
-        synchronize(self.device)
-        prefilled = time.perf_counter()
-        after_token()
-        for _ in range(max_new_tokens - 1):
-            tokens.append(next(stream))
+        with without_collections():
+            started = time.perf_counter()
+            stream = self.stream(prompt, start)
+            tokens = [next(stream)]
+            synchronize(self.device)
+            prefilled = time.perf_counter()
             after_token()
-        synchronize(self.device)
-        ended = time.perf_counter()
+            for _ in range(max_new_tokens - 1):
+                tokens.append(next(stream))
+                after_token()
+            synchronize(self.device)
+            ended = time.perf_counter()
         return Generation(torch.cat(tokens, 1), prefilled - started, ended - prefilled)
 
     def fill_randomly(self, depth: int) -> None:

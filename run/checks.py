@@ -176,13 +176,12 @@ def _is_trace(head: bytes) -> bool:
 
 
 def check_save(folder: str) -> None:
-    """Raise CheckpointError unless a model can be saved there: the folder must be new, or empty, or
-    hold an unfinished save."""
+    """Raise CheckpointError or LogError unless a model can be saved there: the folder must be new,
+    or empty, or hold an unfinished save."""
     path = Path(folder)
     with files.named("--save", folder, CheckpointError):
-        if os.path.islink(folder) or path.exists():
+        if os.path.lexists(folder):
             if any(path.iterdir()) and not (path / f"{SAVED}.unfinished").is_file():
                 raise CheckpointError(f"--save {folder}: the folder is not empty; give a new one")
             return
-        parent = next(place for place in Path(os.path.abspath(folder)).parents if place.exists())
-        files.require_writable(parent / "new")
+    files.check_folder("--save", folder)

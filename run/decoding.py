@@ -30,7 +30,7 @@ from kv_cache.base import KVCache
 from models.config import ModelConfig
 from models.llama import Attention, Block, FeedForward, Transformer, frequencies, rotation
 from models.mixtral import JointNorm, Mixtral, MixtureOfExperts
-from ops.cpu import step
+from ops.cpu import build, step
 from quantize.across import RoundedAcross
 from quantize.cpu import PackedLinear
 from quantize.kernel import fused_weight
@@ -128,6 +128,8 @@ def _why_not_any(model: Transformer, caches: Sequence[KVCache], rows: int) -> st
     device = model.tok_embeddings.weight.device.type
     if device not in ("cpu", "meta"):  # meta: shapes that stand for weights on the CPU
         return f"the model is on {device}, and the op is C++ for the CPU"
+    if reason := build.unavailable():
+        return reason
     if type(model) not in (Transformer, Mixtral):
         return f"the model is a {type(model).__name__}, and the op computes a Transformer"
     if rows > step.MAX_FUSED_ROWS:

@@ -13,7 +13,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
 
 POWERCAP = Path("/sys/class/powercap")
 RESOLUTION = 0.02  # the counter's step may be this share of what is measured
@@ -114,8 +117,7 @@ class Nvml:
         """indices: the GPUs' numbers in CUDA's order. Raises NoCounter."""
         self.library = library or _library()
         try:
-            self.library.nvmlInit()
-            self.handles = [self.library.nvmlDeviceGetHandleByIndex(i) for i in indices]
+            self.handles = _handles(self.library, indices)
             self.joules()
         except self.library.NVMLError as error:
             raise NoCounter(f"NVIDIA's driver counts no energy here: {error}") from None
@@ -130,12 +132,33 @@ class Nvml:
         return sum(after) - sum(before)
 
 
+def _handles(library: Any, indices: Sequence[int]) -> list[Any]:
+    """NVML's handles of CUDA's devices, by what both call a card: NVML has an order of its own, and
+    does not know CUDA_VISIBLE_DEVICES. Raises NoCounter, and the library's NVMLError."""
+    import torch
+
+    library.nvmlInit()
+    handles = []
+    for index in indices:
+        try:
+            uuid = torch.cuda.get_device_properties(index).uuid
+        except (AssertionError, AttributeError, RuntimeError):  # torch's, of numbers without a card
+            raise NoCounter(f"CUDA has no device {index} here, or does not say which") from None
+        handles.append(library.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"))
+    return handles
+
+
 def _library() -> Any:
     try:
         import pynvml
     except ImportError:
         raise NoCounter("NVIDIA's counter needs a package: pip install nvidia-ml-py") from None
     return pynvml
+
+
+def cards(device: "torch.device", ranks: int) -> Sequence[int]:
+    """CUDA's numbers of a run's devices: each rank's, or the one that --device names."""
+    return range(ranks) if ranks > 1 else (device.index or 0,)
 
 
 def find(device_type: str, indices: Sequence[int] = (0,)) -> Counter:
@@ -163,10 +186,9 @@ def power_limit(
     except NoCounter:
         return None
     try:
-        own.nvmlInit()
-        handles = [own.nvmlDeviceGetHandleByIndex(i) for i in indices]
-        return float(sum(map(own.nvmlDeviceGetEnforcedPowerLimit, handles)) / 1e3)
-    except own.NVMLError:
+        milliwatts = map(own.nvmlDeviceGetEnforcedPowerLimit, _handles(own, indices))
+        return float(sum(milliwatts) / 1e3)
+    except (NoCounter, own.NVMLError):
         return None
 
 

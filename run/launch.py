@@ -113,15 +113,18 @@ def _end_with(lifeline: int) -> None:
 # ---------------------------------------------------------------------------------- starting
 
 
+def command(config: RunConfig) -> list[str]:
+    """The command that runs generate with these options in a process of its own."""
+    installed = __name__.startswith("quantbench.")
+    return [sys.executable, *(COMMAND if installed else IN_CHECKOUT), *argv(config, said=True)]
+
+
 def start(config: RunConfig) -> None:
     """Run generate.py with these options as config.tp ranks on this machine, until all have ended.
 
     Raises RankFailed, one line, if one of them fails; the others are ended first.
     """
-    installed = __name__.startswith("quantbench.")
-    command = [sys.executable, *(COMMAND if installed else IN_CHECKOUT)]
-    command += argv(dataclasses.replace(config, tp=1), said=True)
-    with run_ranks(command, config.tp, config.debug) as ranks:
+    with run_ranks(command(dataclasses.replace(config, tp=1)), config.tp, config.debug) as ranks:
         ranks.wait()
 
 

@@ -228,7 +228,7 @@ def metered(plan: Plan, one_sample: OneSample) -> tuple[list[Sample], list[int],
         return plan.config.num_samples
 
     try:
-        counter = energy.find(plan.device.type, range(plan.ranks.size))
+        counter = energy.find(plan.device.type, energy.cards(plan.device, plan.ranks.size))
     except energy.NoCounter as error:
         return (*take(plan, one_sample), f"{NO_COUNTER} ({error})")
     alone = plan.ranks.size == 1  # or ranks would not agree how often to repeat

@@ -22,7 +22,9 @@ from benchlog.record import Record
 from generate import main
 from models.checkpoints.load import load_model
 from ops.cpu import build
+from run.energy import NoCounter
 from run.loading import Loading
+from tests.fake_counter import Counter
 
 ROOT = Path(__file__).parent.parent
 TINY = ROOT / "models" / "tiny"
@@ -84,6 +86,36 @@ def test_the_json_holds_what_the_line_was_made_of(in_tmp):
         cwd=ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert f"{mean:.2f}" in table.stdout
+
+
+def test_the_json_has_the_energy_of_a_sample_or_why_not(in_tmp, monkeypatch):
+    """Two samples between two looks: 1.5 J each, for 3 rows of 5 new tokens. The counter moves by
+    0.05 J at once, 1.7 % of them, and the idle machine takes nothing."""
+    monkeypatch.setattr("run.energy.find", lambda device_type, indices: Counter())
+    monkeypatch.setattr("run.energy.idle_watts", lambda counter, clock: 0.0)
+    monkeypatch.setattr("run.energy.step_of", lambda counter, clock: 0.05)
+    words = (*SHORT, "--output_json_path", "runs.jsonl", "--write_result", "none")
+    result = run(*words, "--batch_size", "3")
+    assert result.exit_code == 0, result.stderr
+
+    def none_here(device_type, indices):
+        raise NoCounter("there is none here")
+
+    monkeypatch.setattr("run.energy.find", none_here)
+    assert run(*words).exit_code == 0
+    counted, alone = map(json.loads, Path("runs.jsonl").read_text().splitlines())
+    assert counted["joules_per_token"] == pytest.approx(1.5 / 15)
+    energy = counted["energy"]
+    assert energy.pop("seconds") > 0
+    assert energy == {
+        "counter": "a fake", "joules": 1.5, "joules_with_idle": 1.5, "idle_watts": 0.0,
+        "repeats": 2, "resolution": pytest.approx(0.05 / 3),
+    }  # fmt: skip
+    assert len(counted["samples"]) == 2
+    assert alone["joules_per_token"] is None
+    assert alone["energy"] == {
+        "why_not": "no counter; power limit × time is an upper bound (there is none here)"
+    }
 
 
 def test_compiled_run_as_the_old_log_has_it(in_tmp, monkeypatch):
@@ -245,6 +277,8 @@ def test_a_dummy_needs_no_tokenizer(in_tmp):
     "options, decoder, reason",
     [
         ("", "cpu-step", None),
+        ("--quantization none --kernel torch", "modules",
+         "layers.0.attention.wqkv is a Linear, which has no C++ kernel"),
         ("--quantization bnb-nf4 --kernel bitsandbytes", "modules",
          "layers.0.attention.wqkv is a FourBitLinear, which has no C++ kernel"),
         ("--quantization bnb-int8 --kernel bitsandbytes", "modules",
@@ -291,6 +325,23 @@ def test_bitsandbytes_writes_what_the_reference_writes(in_tmp, form, compiled):
     text, table = ran.stdout.split("scheme", 1)
     assert "bitsandbytes" in table and "modules" in table
     assert text == expected.stdout.split("scheme", 1)[0] and text.strip()
+
+
+def test_the_stock_kernel_writes_what_ours_writes(in_tmp):
+    """torch's own product, prompt and steps, repeated by the log's line. Greedily and in float32,
+    where sums in another order differ by 1e-6."""
+    common = ["--quantization", "none", "--precision", "float32", "--temperature", "0",
+              "--num_samples", "1", "--max_new_tokens", "6", "--num_layers", "1"]  # fmt: skip
+    ran = run(*common, "--kernel", "torch", "--output_json_path", "runs.jsonl")
+    assert ran.exit_code == 0, ran.stderr
+    assert json.loads(Path("runs.jsonl").read_text())["kernel"] == "torch"
+    ours = run(*common, "--kernel", "cpu", "--write_result", "none")
+    text = ran.stdout.split("scheme", 1)[0]
+    assert text.strip() and text == ours.stdout.split("scheme", 1)[0]
+    ((_, record),) = log.read("benchmarks.txt").records
+    assert "--kernel torch" in record.repro
+    again = run(*split(record.repro)[2:])
+    assert again.exit_code == 0 and again.stdout.split("scheme", 1)[0] == text
 
 
 def test_profiles_are_traces(in_tmp):

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from compare.__main__ import commands
 from kv_cache import CACHES
 from run.bandwidth import Bandwidth
+from run.environment import DEFAULTS, GC_THRESHOLD
 
 SMALL = (
     "caches",
@@ -42,6 +43,8 @@ def test_every_kind_is_measured(tmp_path):
         assert kind["layer_bytes"] == cache.nbytes
         assert len(kind["seconds"]) == 2 and min(kind["seconds"]) > 0
     assert len(report["read_bytes_per_s"]) == 2
+    assert report["environment"]["gc_threshold"] == GC_THRESHOLD
+    assert report["environment"]["variables"].items() >= DEFAULTS.items()
 
 
 def test_a_kind_that_cannot_be_says_so(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from run import energy
 from run.energy import NoCounter, Nvml, Rapl
@@ -85,6 +86,40 @@ def test_idle_is_subtracted_and_short_runs_are_repeated(tmp_path, monkeypatch):
     assert found.idle_watts == 60.0
 
 
+def test_a_run_is_measured_across_the_counters_ends(tmp_path):
+    """10 J a run in each of three zones, whose counters end 25 J after the start: in the third of
+    five runs. 2.99 J at once are 2 % of the 150 J of all five."""
+    tree, clock = Tree(tmp_path, start=RANGE - 25_000_000), Clock()
+    counter, seen = Rapl(tmp_path), []
+
+    def one_run():
+        clock.now += 0.1
+        tree.spend(10)
+        seen.append(counter.joules()[0])
+        return 1
+
+    measured = energy.measure(counter, one_run, idle=0.0, step=2.99, clock=clock)
+    assert seen[1] > seen[2] and measured.repeats == len(seen) == 5
+    assert measured.joules == pytest.approx(30) == measured.joules_with_idle
+
+
+def test_the_energy_of_a_run_on_two_gpus(monkeypatch):
+    """Each run takes 2 J on one and 3 J on the other in 0.1 s; both idle at 20 W together."""
+    cuda_devices(monkeypatch, "b", "d")
+    library, clock = Library(), Clock()
+
+    def one_run():
+        clock.now += 0.1
+        library.millijoules["GPU-b"] += 2000
+        library.millijoules["GPU-d"] += 3000
+        return 1
+
+    measured = energy.measure(Nvml((0, 1), library), one_run, idle=20.0, step=0.5, clock=clock)
+    assert (measured.counter, measured.repeats) == ("NVML (2 GPUs)", 5)
+    assert measured.joules_with_idle == pytest.approx(5)
+    assert measured.joules == pytest.approx(3, rel=0.05)  # the clock itself takes 1 %
+
+
 def test_a_step_is_what_the_counter_grows_by_at_once(monkeypatch):
     readings = iter([0.0, 0.0, 0.5, 0.5, 0.5, 1.25, 1.25] + [1.25] * 1000)
     counter = SimpleNamespace(
@@ -105,20 +140,29 @@ def test_idle_is_watts():
     assert energy.idle_watts(counter, sleep, passed) == pytest.approx(12, rel=0.01)
 
 
+def cuda_devices(monkeypatch, *uuids):
+    """CUDA's devices, in the order in which this process sees them."""
+    properties = [SimpleNamespace(uuid=uuid) for uuid in uuids]
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties.__getitem__)
+
+
 class Library:
-    """As pynvml: millijoules of two GPUs."""
+    """As pynvml: millijoules of four GPUs, of which CUDA_VISIBLE_DEVICES may hide some."""
 
     class NVMLError(Exception):
         pass
 
     def __init__(self, counts=True):
-        self.millijoules, self.counts = {0: 1000, 1: 5000}, counts
+        self.millijoules = {"GPU-a": 100, "GPU-b": 1000, "GPU-c": 200, "GPU-d": 5000}
+        self.counts = counts
 
     def nvmlInit(self):
         pass
 
-    def nvmlDeviceGetHandleByIndex(self, index):
-        return index
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        if uuid not in self.millijoules:
+            raise self.NVMLError("Not Found")
+        return uuid
 
     def nvmlDeviceGetTotalEnergyConsumption(self, handle):
         if not self.counts:
@@ -129,13 +173,45 @@ class Library:
         return 300_000  # milliwatts
 
 
-def test_gpus_are_summed():
+def test_gpus_are_summed(monkeypatch):
+    cuda_devices(monkeypatch, "b", "d")
     library = Library()
     counter = Nvml((0, 1), library)
     before = counter.joules()
-    library.millijoules = {0: 3500, 1: 5500}
+    library.millijoules |= {"GPU-b": 3500, "GPU-d": 5500}
     assert counter.difference(before, counter.joules()) == pytest.approx(3.0)
     assert counter.name == "NVML (2 GPUs)"
+
+
+def test_a_gpu_is_the_one_that_cuda_has_at_that_number(monkeypatch):
+    """CUDA_VISIBLE_DEVICES=3,1: NVML's order is another, and has all four."""
+    cuda_devices(monkeypatch, "d", "b")
+    library = Library()
+    assert Nvml((0,), library).joules() == [5.0]
+    assert Nvml((1,), library).joules() == [1.0]
+    library.nvmlDeviceGetEnforcedPowerLimit = {"GPU-d": 450_000, "GPU-b": 300_000}.get
+    assert energy.power_limit("cuda", (0,), library=library) == 450.0
+
+
+@pytest.mark.parametrize(
+    ("device", "ranks", "numbers"),
+    [("cuda", 1, [0]), ("cuda:3", 1, [3]), ("cuda:0", 4, [0, 1, 2, 3]), ("cpu", 1, [0])],
+)
+def test_the_cards_of_a_run(device, ranks, numbers):
+    assert list(energy.cards(torch.device(device), ranks)) == numbers
+
+
+def test_a_gpu_that_cuda_or_nvml_does_not_have(monkeypatch):
+    def no_such_device(index):
+        raise AssertionError("Invalid device id")
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", no_such_device)
+    with pytest.raises(NoCounter, match="CUDA has no device 1 here"):
+        Nvml((1,), Library())
+    assert energy.power_limit("cuda", (1,), library=Library()) is None
+    cuda_devices(monkeypatch, "of a partition")
+    with pytest.raises(NoCounter, match="counts no energy here: Not Found"):
+        Nvml((0,), Library())
 
 
 @pytest.mark.parametrize(
@@ -147,7 +223,8 @@ def test_gpus_are_summed():
         (lambda path: energy.find("mps"), "no counter of energy for mps"),
     ],
 )
-def test_no_counter_says_why(tmp_path, make, reason):
+def test_no_counter_says_why(tmp_path, monkeypatch, make, reason):
+    cuda_devices(monkeypatch, "a")
     with pytest.raises(NoCounter, match=reason):
         make(tmp_path)
 
@@ -161,8 +238,9 @@ def test_a_counter_that_must_not_be_read(tmp_path):
         Rapl(tmp_path)
 
 
-def test_power_limits_of_packages_and_cards(tmp_path):
+def test_power_limits_of_packages_and_cards(tmp_path, monkeypatch):
     """The long-term limits of two packages. Memory has none; another driver shows one twice."""
+    cuda_devices(monkeypatch, "a", "b")
     Tree(tmp_path)
     for folder, watts in (("intel-rapl:0", 65), ("intel-rapl:1", 65), ("intel-rapl-mmio:0", 65)):
         for number, name, factor in ((0, "long_term", 1), (1, "short_term", 2)):

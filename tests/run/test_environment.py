@@ -1,11 +1,13 @@
 """One environment for every command: the processes themselves say what is in force in them."""
 
 import dataclasses
+import gc
 import json
 import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,8 +17,9 @@ from benchlog import log
 from benchlog.config import RunConfig, split
 from compare.sampling.nursery import Nursery
 from compare.sampling.process import Process, environment
-from run.environment import huge_page_bytes, system_huge_pages, use_threads
-from tests.models.small import small_checkpoint
+from generate import Generator
+from run.environment import huge_page_bytes, system_huge_pages, use_threads, without_collections
+from tests.models.small import small_checkpoint, small_model
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = ["--num_samples", "1", "--max_new_tokens", "2", "--device", "cpu"]
@@ -133,6 +136,50 @@ def test_files_of_the_kernel(tmp_path):
     path.write_text("Rss: 5 kB\nAnonHugePages:      2048 kB\n")
     assert huge_page_bytes(path) == 2 << 20
     assert system_huge_pages(tmp_path / "none") is huge_page_bytes(tmp_path / "none") is None
+
+
+@pytest.fixture
+def eager_collector():
+    """Collects after every tenth object."""
+    before = gc.get_threshold()
+    gc.set_threshold(10)
+    yield
+    gc.set_threshold(*before)
+
+
+def test_no_garbage_is_collected_while_a_sample_is_timed(eager_collector, monkeypatch):
+    generator = Generator(small_model(), cache_size=16)
+    timed, collected = [False], []
+
+    def clock(perf_counter=time.perf_counter):
+        timed[0] = len(read) % 3 != 2  # of three readings the last ends the sample
+        read.append(0)
+        return perf_counter()
+
+    def collector(phase, _):
+        collected.append(timed[0])
+
+    read = []
+    gc.callbacks.append(collector)
+    monkeypatch.setattr("time.perf_counter", clock)
+    try:
+        for _ in range(3):
+            generator.generate(torch.tensor([[1, 2, 3]]), 5)
+    finally:
+        gc.callbacks.remove(collector)
+    assert len(read) == 9 and collected and not any(collected)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_collector_is_left_as_it_was(enabled):
+    try:
+        (gc.enable if enabled else gc.disable)()
+        with pytest.raises(KeyError), without_collections():
+            assert not gc.isenabled()
+            raise KeyError
+        assert gc.isenabled() == enabled
+    finally:
+        gc.enable()
 
 
 def test_threads_reach_torch_in_this_process(monkeypatch):
