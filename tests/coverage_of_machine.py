@@ -4,6 +4,7 @@ A skipped test is no proof. The summary counts the skipped tests by reason, and 
 instruction sets under which kernels ran. QUANTBENCH_EXPECT=compiler,portable,avx2 states what a
 machine must have: a test that skips for the lack of one of these fails, and so does a test that
 skips for a reason that NEEDS does not know. `.ci/run` sets it. Without it every reason is accepted.
+So does a compiler that `make check` lacks (tests/ops/check_syntax.py): it is named as well.
 
 With `pytest -n 2` tests run in worker processes: the process that prints the summary sees their
 reports, and each worker sends it the instruction sets when it ends.
@@ -29,6 +30,9 @@ NEEDS = {
         isa: rf"instruction set {isa}: "
         for isa in ("portable", "avx2", "avx512", "avx512vnni", "amx")
     },
+    # The other compilers that read the C++ in `make check`: tests/ops/check_syntax.py
+    "clang": r"not checked with clang\+\+: ",
+    "aarch64-gcc": r"not checked with aarch64-linux-gnu-g\+\+: ",
     "linux": r"needs Linux|reads /proc|forks on Linux only|glibc's malloc|needs bash",
     "venv": r"needs the Makefile's \.venv",
     "dev": r"could not import '(triton|gguf|transformers)\b|pip install lm-eval"

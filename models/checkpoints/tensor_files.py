@@ -30,12 +30,7 @@ class Stored:
 
 def safetensors_file(file: Path) -> dict[str, Stored]:
     """The tensors of a safetensors file, not read yet. Raises CheckpointError if it is damaged."""
-    if why := files.problem(file):
-        raise CheckpointError(f"cannot read {file}: {why}")
-    if not str(file).isprintable() and any("\ud800" <= c <= "\udfff" for c in str(file)):
-        raise CheckpointError(
-            f"cannot read {file}: safetensors opens no path that is not UTF-8; rename its folder"
-        )
+    _require_readable(file, "safetensors opens")
     try:
         with safe_open(file, framework="pt") as opened:
             keys = list(opened.keys())
@@ -86,8 +81,7 @@ class _Pickle:
 def _state_dict(file: Path) -> dict[str, Tensor]:
     """The tensors in a pickle, mapped. Raises CheckpointError if it is damaged or holds anything
     but tensors."""
-    if why := files.problem(file):
-        raise CheckpointError(f"cannot read {file}: {why}")
+    _require_readable(file, "torch maps")
     try:
         content = torch.load(file, map_location="cpu", weights_only=True, mmap=_is_zip(file))
     except MemoryError:
@@ -108,6 +102,19 @@ def _state_dict(file: Path) -> dict[str, Tensor]:
     ):
         raise CheckpointError(f"{file} holds no state_dict of plain tensors")
     return content
+
+
+def _require_readable(file: Path, opens: str) -> None:
+    """Raise CheckpointError for what is no regular file, or has a path that `opens`, the library
+    and its verb, does not take: what they say of either is that the content is damaged."""
+    if why := files.problem(file):
+        raise CheckpointError(f"cannot read {file}: {why}")
+    try:
+        str(file).encode()
+    except UnicodeEncodeError:
+        raise CheckpointError(
+            f"cannot read {file}: {opens} no path that is not UTF-8; rename its folder"
+        ) from None
 
 
 def _is_zip(file: Path) -> bool:

@@ -201,14 +201,17 @@ def test_a_checkpoint_path_that_leads_nowhere(copy, path, says):
     assert says in refusal(load_config, path)
 
 
-def test_a_folder_whose_name_is_not_utf8(copy):
+@pytest.mark.parametrize("form", ["safetensors", "pickle"])
+def test_a_folder_whose_name_is_not_utf8(copy, form):
+    if form == "pickle":
+        pickled(copy, lambda tensor: tensor)
     name = os.fsdecode(b"caf\xe9")
     copy.rename(name)
-    try:
-        load_model(name)
-    except CheckpointError as error:
-        assert "is not UTF-8; rename its folder" in str(error)
-        assert "damaged" not in str(error)
+    message = refusal(load_model, name)
+    assert "is not UTF-8; rename its folder" in message and "damaged" not in message
+    result = CliRunner().invoke(generate, ["--checkpoint_path", name, "--device", "cpu"])
+    line = result.stderr.splitlines()[-1]
+    assert result.exit_code == 1 and line.startswith("error: ") and "rename its folder" in line
 
 
 # ---------------------------------------------------------------------------------- shards
@@ -228,6 +231,11 @@ def test_an_index_that_names_files_outside_its_folder(copy, where):
     sharded(copy, dict.fromkeys(names, where))
     message = refusal(load_model, "mine")
     assert "model.safetensors.index.json names" in message
+
+
+def test_an_index_that_names_a_file_of_300_characters(copy):
+    sharded(copy, {"model.norm.weight": "x" * 300})
+    assert "File name too long" in refusal(load_model, "mine")
 
 
 def test_an_index_that_names_tensors_that_are_not_there(copy):
@@ -323,6 +331,7 @@ def setting(value, *keys):
         (setting([1], "files"), "files is [1]"),
         (setting({}, "files"), "files is {}"),
         (setting(["../x.safetensors"], "files"), "names '../x.safetensors', which is not inside"),
+        (setting(["x" * 300], "files"), "File name too long"),
         (setting(["gone.safetensors"], "files"), "names gone.safetensors, which is not there"),
         (setting([1], "aliases"), "aliases is [1]"),
         (setting({"output.weight.q": 1}, "aliases"), "aliases is"),

@@ -5,6 +5,7 @@ own; that the real one builds, test_cpu_attention.py shows.
 """
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -165,6 +166,17 @@ def test_sources_refuse_those_flags_themselves(flag, tmp_path):
         source.write_text(f'#include "{header}"\n')
         done = subprocess.run([*command, source], capture_output=True, text=True)
         assert done.returncode and "remove -Ofast" in done.stderr
+
+
+def test_tiles_are_configured_in_one_place_that_gcc_12_compiles_rightly():
+    """Its intrinsic reads 64 bytes and says 8: without the line before, stores to the others may be
+    dropped, and the tiles' shapes with them."""
+    sources = [*build.SOURCES.rglob("*.h"), *build.SOURCES.rglob("*.cpp")]
+    texts = {str(path.relative_to(build.SOURCES)): path.read_text() for path in sources}
+    places = [name for name, text in texts.items() for _ in re.findall("tile_?loadc|ldtilec", text)]
+    assert places == ["common/tiles.h"]
+    reads_all = r'asm volatile\("" : : "m"\(shapes\)\);\s*_tile_loadconfig\(&shapes\);'
+    assert re.search(rf"const TileShapes& shapes\) {{[^}}]*{reads_all}", texts["common/tiles.h"])
 
 
 def test_an_instruction_set_that_the_compiler_does_not_know_is_left_out(

@@ -1,5 +1,6 @@
-// From a weight's header to the type that reads its codes: the one place that knows all formats.
-// Included in a variant's namespace, after linear/codes.h.
+// From a weight's header to the type that reads its codes: the one switch over those types. Two more
+// switch over a header's coding: which bits a format may have (linear/layout.cpp), and what a code's number
+// is, for AMX (linear/many/weights_to_tiles.h). Included in a variant's namespace, after linear/codes.h.
 
 template <class C>
 struct Format {};

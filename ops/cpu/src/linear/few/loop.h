@@ -7,8 +7,8 @@ constexpr int STREAMS = Streams::COUNT;
 constexpr int PREFETCHED = 1024;  // bytes ahead in each of them
 
 // The same for T tokens and a format whose units have BYTES. For several tokens a chunk of each stream is
-// read in turn, so the next turn's chunk, of up to 4 KB, has to be fetched. For one token a unit is: of
-// 1 to 4 KB, 2 KB were best for codes of 4 bits, and 1 KB for those of 8.
+// read in turn, so the next turn's chunk, of up to 4 KB, has to be fetched. For one token a unit is: twice
+// as many bytes ahead where its arithmetic is longer, or no difference (docs/LOG.md).
 template <int T, int BYTES>
 constexpr int AHEAD = T > 1 ? 4096 : BYTES < 8 * 64 ? 2048 : PREFETCHED;
 
