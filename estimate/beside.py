@@ -142,8 +142,8 @@ class Estimator:
             estimate = predict(_request(facts), self.machine)
         except QuantbenchError:
             return None
-        figures = {name: getattr(estimate, name) for name in NAMES}
-        return {name: float(figure.value) for name, figure in figures.items() if figure}
+        values = {name: getattr(estimate, name).value for name in NAMES}
+        return {name: float(value) for name, value in values.items() if value is not None}
 
     def reading(self, facts: Facts) -> Speed | None:
         """The machine's speed at this moment; None where no estimate needs it, and where reading
@@ -238,7 +238,7 @@ def _compared(
     at_speed: AtSpeed | None,
 ) -> Beside:
     figures = _figures(measured, estimate, (*TIMED, "peak_memory_bytes"))
-    if (energy := estimate.joules_per_token) is not None:
+    if isinstance(energy := estimate.joules_per_token, Figure):
         figures["joules_per_token"] = Compared(
             energy.value, measured.joules_per_token, energy.source,
             at_most=energy.source == NO_COUNTER,

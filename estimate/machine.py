@@ -31,7 +31,6 @@ from estimate import alone
 from estimate.calibration import Calibration, ProductPoint, Speed, WholePoint
 from estimate.calibration_models import ALONE, DEEP, MODELS
 from estimate.probe import LONG, Probe, Settings
-from estimate.resident import base_bytes
 from models import build
 from models.config import ModelConfig
 from models.llama import Transformer
@@ -52,14 +51,14 @@ MakeGenerator = Callable[[Transformer, int, int, str], Generates]  # model, batc
 
 def measure(settings: Settings, make_generator: MakeGenerator, say: Say) -> Calibration:
     """Calibrate the device. make_generator: (model, batch_size, cache_size, kv_cache) ->
-    generate.Generator. Raises UsageError or KernelError for a scheme that has no kernel there."""
+    generate.Generator. base_bytes is the caller's to add. Raises UsageError or KernelError for a
+    scheme that has no kernel there."""
     started = time.perf_counter()
     for name in settings.schemes:
         Quantizer(parse_scheme(name), settings.device, settings.precision)
-    resting = base(settings, make_generator)
     probe = Probe(settings.device, settings.precision)
     say("Memory, attention, the rest of a layer, and draws …")
-    measured = replace(of_every_scheme(settings, probe), base_bytes=resting)
+    measured = of_every_scheme(settings, probe)
     for number, scheme in enumerate(settings.schemes, 1):
         say(f"Scheme {number} of {len(settings.schemes)}: {scheme} …")
         products, wholes = of_scheme(scheme, settings, make_generator, probe)
@@ -120,18 +119,6 @@ def of_scheme(
         wholes += _round(scheme, settings, caches, rounds)
         after_round()
     return products, wholes
-
-
-@torch.no_grad()
-def base(settings: Settings, make_generator: MakeGenerator) -> int:
-    """Resident bytes of a process that has run a model of next to no bytes."""
-    small = ModelConfig("small", 128, 1, 2, 1, 64, 256, 512, 1024)
-    for scheme in settings.schemes[:2]:
-        model, _ = random_model(small, scheme, settings)
-        prompt = torch.zeros(1, 32, dtype=torch.long, device=settings.device)
-        make_generator(model, 1, 64, "dense").generate(prompt, 4)
-        del model
-    return base_bytes()
 
 
 def embedding(configs: Iterable[ModelConfig], settings: Settings) -> Tensor:

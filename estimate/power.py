@@ -25,9 +25,10 @@ PROMPT, STEPS = 512, 32  # positions of a prompt, and steps that are run at once
 def measured(settings: Settings, make_generator: MakeGenerator) -> Power | None:
     """The limit, and the power of prompts and steps; None where neither is known."""
     device = settings.device
-    limit = energy.power_limit(device.type)
+    cards = energy.cards(device, ranks=1)
+    limit = energy.power_limit(device.type, cards)
     try:
-        counter = energy.find(device.type)
+        counter = energy.find(device.type, cards)
     except energy.NoCounter:
         return None if limit is None else Power(limit, None, None, None)
     model, _ = random_model(MODELS["wide"], settings.schemes[0], settings)

@@ -35,6 +35,7 @@ from typed_json import omitted
 
 COVERED = 1.645  # standard deviations on either side that 90 % of a normal distribution lie within
 EXCHANGE = "what the ranks exchange"
+NO_POWER = "no counter, and this device's power limit is not known"
 CUBLAS_WORKSPACE = 8519680  # bytes that torch keeps for cuBLAS: 4096 KiB · 2 + 16 KiB · 8
 
 
@@ -77,6 +78,15 @@ class Figure:
 
 
 @dataclass(frozen=True)
+class Unknown:
+    """A figure that nothing here estimates. Its JSON has the keys of a Figure."""
+
+    value: None
+    source: str  # why there is none
+    bound: str = ""
+
+
+@dataclass(frozen=True)
 class Memory:
     """Bytes on one device at the peak of one phase."""
 
@@ -104,7 +114,7 @@ class Estimate:
     token_seconds: Figure  # of each new token but the first, at half of the depth reached
     tokens_per_second: Figure  # new tokens of all sequences ÷ seconds, prompt included
     peak_memory_bytes: Figure  # of one device
-    joules_per_token: Figure | None  # of a new token, prompt included
+    joules_per_token: Figure | Unknown  # of a new token, prompt included
     memory: dict[str, Memory]  # by phase: prompt, token
     parts: dict[str, dict[str, float]]  # seconds by phase and by what they are spent on
     warnings: list[str] = field(default_factory=list)
@@ -182,10 +192,10 @@ def _figure(value: float, phase: Phase, source: str) -> Figure:
 
 def _joules(
     request: Request, machine: Machine, prompt: float, seconds: float, phase: Phase
-) -> Figure | None:
+) -> Figure | Unknown:
     known = machine.joules(request, prompt, seconds - prompt)
     if known is None:
-        return None
+        return Unknown(None, NO_POWER)
     joules, source = known
     return Figure(joules / request.tokens, source, phase.bound)
 
@@ -385,10 +395,12 @@ class FromDatasheet:
     workspace = CUBLAS_WORKSPACE
     device = torch.device("cuda")
 
-    def __init__(self, sheet: Datasheet, efficiency: Efficiency) -> None:
+    def __init__(
+        self, sheet: Datasheet, efficiency: Efficiency, warnings: Sequence[str] = ()
+    ) -> None:
         self.sheet, self.efficiency, self.name = sheet, efficiency, sheet.name
         self.source = f"not measured: datasheet ({sheet.source}), efficiency of {efficiency.source}"
-        self.warnings: list[str] = []
+        self.warnings = list(warnings)
         self.schemes: Sequence[str] = ()
 
     def prompt(self, request: Request) -> Phase:

@@ -8,7 +8,7 @@ denominators: published tables divide by the estimate, which makes a large overe
 """
 
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from errors import QuantbenchError
 from estimate.audit import audit
 from estimate.audit_energy import cards
 from estimate.datasheets import find, known
+from estimate.own_results import SUFFIXES, figures, named
 from estimate.published import AT_LEAST, Constants, Counted, counted_rows, fitted, left_out
 from estimate.tables import grid, read
 from text import counted as number_of
@@ -29,13 +30,6 @@ QUANTITIES = {
     "memory": ("Memory (GiB)", 1 / (1 << 30), "{:.2f}"),
     "energy": ("Energy (J/token)", 1.0, "{:.4g}"),
     "throughput": ("Throughput (tokens/s)", 1.0, "{:,.0f}"),
-}
-# Suffixes of measured_… and estimated_… in JSON, by quantity.
-SUFFIXES = {
-    "seconds": "runtime",
-    "bytes": "memory",
-    "joules_per_token": "energy",
-    "tokens_per_second": "throughput",
 }
 
 
@@ -49,6 +43,20 @@ class Case:
     held_out: bool
     measured: dict[str, float]
     estimated: dict[str, float]
+    # Known for a run of ours, not for a published row.
+    scheme: str | None = None
+    batch: int | None = None
+    positions: int | None = None  # of the prompt, or before a step
+
+    @property
+    def name(self) -> str:
+        """In a table: "own int8wo × 4, token at 8192"."""
+        name = f"{self.model} {self.scheme}" if self.scheme else self.model
+        if self.batch is not None:
+            name += f" × {self.batch}"
+        if self.positions is not None:
+            name += f", {self.group} at {self.positions}"
+        return name
 
     def error(self, quantity: str, by_estimate: bool = False) -> float | None:
         """(estimated − measured) ÷ measured, or ÷ estimated; None without both figures."""
@@ -142,10 +150,10 @@ def _of_seconds(seconds: float, tokens: int, device: str) -> dict[str, float]:
 
 
 def of_results(path: str | Path) -> list[Case]:
-    """Every case in a JSON or JSON-lines file: an object with measured_… and estimated_… figures.
+    """Every case in a JSON or JSON-lines file: what generate.py, ab and latency write, and objects
+    with measured_… and estimated_… figures (estimate/own_results.py has the names).
 
-    The names end in seconds, bytes, joules_per_token or tokens_per_second. Its "model", "device"
-    and "kind" name it; "held_out" is true unless it says false.
+    A case is held out unless the file says that "held_out" is false.
     Raises QuantbenchError, one line, for a file without any.
     """
     text = files.read_text("cannot read", str(path), QuantbenchError)
@@ -162,38 +170,33 @@ def of_results(path: str | Path) -> list[Case]:
     cases = list(_cases(content, {}))
     if not cases:
         raise QuantbenchError(
-            f"{path}: there is no case in it that was both measured and estimated; looked for "
-            f"measured_X beside estimated_X, X one of {', '.join(SUFFIXES)}"
+            f"{path}: there is no case in it that was both measured and estimated; --validate "
+            "takes what generate.py --output_json_path, ab and latency write where the machine "
+            f"is calibrated, or measured_X beside estimated_X, X one of {', '.join(SUFFIXES)}"
         )
     return cases
 
 
 def _cases(content: Any, above: dict[str, Any]) -> Iterator[Case]:
+    """above: what the objects around this one say of its cases."""
     if isinstance(content, list):
         for item in content:
             yield from _cases(item, above)
     if not isinstance(content, dict):
         return
-    names = {
-        key: value
-        for key, value in content.items()
-        if key in ("model", "device", "kind", "held_out") and isinstance(value, str | bool)
-    }
-    here = above | names
-    figures: dict[str, dict[str, float]] = {"measured": {}, "estimated": {}}
-    for side, found in figures.items():
-        for suffix, quantity in SUFFIXES.items():
-            value = content.get(f"{side}_{suffix}")
-            if isinstance(value, int | float) and value > 0:
-                found[quantity] = float(value)
-    if figures["measured"].keys() & figures["estimated"].keys():
+    here = above | named(content)
+    device = here.get("device", "")
+    for beside in figures(content):
         yield Case(
-            str(here.get("model", "")),
-            str(here.get("device", "")),
-            str(here.get("kind", here.get("device", ""))),
-            here.get("held_out") is not False,
-            figures["measured"],
-            figures["estimated"],
+            here.get("model", ""),
+            device,
+            beside.kind or here.get("kind", device),
+            here.get("held_out", True),
+            beside.measured,
+            beside.estimated,
+            here.get("scheme"),
+            here.get("batch"),
+            here.get("positions"),
         )
     for value in content.values():
         if isinstance(value, dict | list):
@@ -222,11 +225,11 @@ def _table(cases: Sequence[Case]) -> str:
     head += [(QUANTITIES[name][0], columns) for name in present]
     rows = []
     for case in cases:
-        row = [case.model, case.device]
+        row = [case.name, case.device]
         for name in present:
             _, factor, form = QUANTITIES[name]
-            for figures in (case.measured, case.estimated):
-                value = figures.get(name)
+            for side in (case.measured, case.estimated):
+                value = side.get(name)
                 row.append("" if value is None else form.format(value * factor))
             errors = (case.error(name), case.error(name, by_estimate=True))
             row += ["" if error is None else f"{error:+.2%}" for error in errors]
@@ -234,23 +237,40 @@ def _table(cases: Sequence[Case]) -> str:
     return grid(head, rows)
 
 
+# What mean errors are given for: words before the group's name, and the group of a case; None for a
+# case that has none.
+GROUPS: tuple[tuple[str, Callable[[Case], str | None]], ...] = (
+    ("", lambda case: case.group),
+    ("scheme ", lambda case: case.scheme),
+    ("model ", lambda case: case.model if case.scheme else None),
+)
+
+
 def _means(cases: Sequence[Case]) -> str:
     """Mean absolute errors by group and quantity."""
     lines = []
-    for group in dict.fromkeys(case.group for case in cases):
-        own = [case for case in cases if case.group == group]
-        for name in QUANTITIES:
-            errors = [(abs(e), case) for case in own if (e := case.error(name)) is not None]
-            if not errors:
-                continue
-            other = [abs(case.error(name, by_estimate=True) or 0.0) for _, case in errors]
-            worst, at = max(errors, key=lambda one: one[0])
-            lines.append(
-                f"- {group}: {name}: mean |error| {statistics.fmean(e for e, _ in errors):.2%} ÷ "
-                f"measured, {statistics.fmean(other):.2%} ÷ estimated; worst {worst:.2%} "
-                f"({at.model}); {number_of(len(errors), 'case')}"
-            )
+    for words, group_of in GROUPS:
+        groups: dict[str, list[Case]] = {}
+        for case in cases:
+            if (group := group_of(case)) is not None:
+                groups.setdefault(f"{words}{group}", []).append(case)
+        for name, own in groups.items():
+            lines += [line for quantity in QUANTITIES if (line := _mean(name, own, quantity))]
     return "\n".join(lines)
+
+
+def _mean(group: str, cases: Sequence[Case], quantity: str) -> str:
+    """One line; empty where no case has both figures."""
+    errors = [(abs(e), case) for case in cases if (e := case.error(quantity)) is not None]
+    if not errors:
+        return ""
+    by_estimate = [abs(case.error(quantity, by_estimate=True) or 0.0) for _, case in errors]
+    worst, at = max(errors, key=lambda pair: pair[0])
+    return (
+        f"- {group}: {quantity}: mean |error| {statistics.fmean(e for e, _ in errors):.2%} ÷ "
+        f"measured, {statistics.fmean(by_estimate):.2%} ÷ estimated; worst {worst:.2%} "
+        f"({at.name}); {number_of(len(errors), 'case')}"
+    )
 
 
 def as_json(cases: Iterable[Case]) -> list[dict[str, Any]]:
@@ -260,8 +280,10 @@ def as_json(cases: Iterable[Case]) -> list[dict[str, Any]]:
     for case in cases:
         row: dict[str, Any] = {"model": case.model, "device": case.device, "kind": case.group}
         row["held_out"] = case.held_out
+        named_by = {"scheme": case.scheme, "batch": case.batch, "positions": case.positions}
+        row |= {name: value for name, value in named_by.items() if value is not None}
         for side in ("measured", "estimated"):
-            figures = getattr(case, side)
-            row |= {f"{side}_{names[q]}": value for q, value in figures.items()}
+            own = getattr(case, side)
+            row |= {f"{side}_{names[q]}": value for q, value in own.items()}
         rows.append(row)
     return rows

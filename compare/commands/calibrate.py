@@ -49,6 +49,7 @@ def calibrate(
 
     import devices
     from benchlog.config import RunConfig
+    from compare.sampling.resting import resting_bytes
     from estimate import datasheets, exchanging, machine, power, probe
     from estimate.calibration import default_path, refuse
     from run.machine import Counters
@@ -58,12 +59,13 @@ def calibrate(
     before = Counters.read()
     settings = probe.Settings(where, getattr(torch, precision), names)
     measured = machine.measure(settings, make_generator, say)
-    say("What two ranks exchange, and power …")
+    say("What two ranks exchange, power, and memory besides the model …")
     try:
         measured = replace(measured, exchanges=exchanging.measured(where, precision))
     except launch.RankFailed as error:  # all but --tp can be estimated without them
         say(f"What ranks exchange is not in it: {error}")
-    measured = replace(measured, power=power.measured(settings, make_generator))
+    resting = resting_bytes(where.type, precision, names[0])
+    measured = replace(measured, power=power.measured(settings, make_generator), base_bytes=resting)
     refuse(measured, datasheets.known(measured.name))
     use = Counters.read().since(before)
     path = json_path or str(default_path())

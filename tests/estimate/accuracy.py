@@ -3,6 +3,7 @@
     python -m tests.estimate.accuracy measure FOLDER --minutes 4   # resumable: repeat until done
     python -m tests.estimate.accuracy memory FOLDER                # peak memory; needs no quiet
     python -m tests.estimate.accuracy report FOLDER --json docs/data/estimate_accuracy.json
+    python -m tests.estimate.accuracy renew FOLDER --json docs/data/estimate_accuracy.json
 
 `measure` measures what every scheme needs, then takes one scheme after another. Machines drift, so
 a scheme's calibration, which `calibrate` makes in rounds, and the cases of the scheme take turns:
@@ -12,7 +13,8 @@ errors without that correction. Nothing is fitted to a case.
 
 The models have widths that no calibration model has, and fewer layers than published so that a
 sitting takes minutes. `measure` stops at the time that it is given, and another call goes on.
-`memory` runs generate.py, and compares its peak of resident memory.
+`memory` runs generate.py, and compares its peak of resident memory; `renew` puts these runs alone
+into the file of an earlier report.
 """
 
 import dataclasses
@@ -30,6 +32,7 @@ from run import environment
 
 environment.prepare()
 
+from compare.sampling.resting import resting_bytes  # noqa: E402
 from tests.estimate import accuracy_report  # noqa: E402
 
 # Name: (checkpoint, layers). "own" is a shape of no published model.
@@ -159,7 +162,11 @@ def memory(folder: Path, run: Callable[..., object] = subprocess.run) -> None:
     """Runs of generate.py, with the peak of their resident memory; resumable."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "memory.json"
-    rows = json.loads(path.read_text()) if path.exists() else {"base_bytes": base(), "runs": []}
+    rows = (
+        json.loads(path.read_text())
+        if path.exists()
+        else {"base_bytes": resting_bytes("cpu", "bfloat16", SCHEMES[0]), "runs": []}
+    )
     known = {(row["model"], row["scheme"], row["batch"]) for row in rows["runs"]}
     for scheme in SCHEMES:
         for turn, (name, (checkpoint, layers)) in enumerate(MODELS.items()):
@@ -192,28 +199,19 @@ def memory(folder: Path, run: Callable[..., object] = subprocess.run) -> None:
             print(json.dumps(row), flush=True)
 
 
-def base() -> int:
-    """Resident bytes of a process before it has a model, as `calibrate` takes them."""
-    import torch
-
-    from compare.commands.calibrate import make_generator
-    from estimate import machine
-    from estimate.probe import Settings
-
-    settings = Settings(torch.device("cpu"), torch.bfloat16, SCHEMES)
-    return machine.base(settings, make_generator)
-
-
 @click.command(help=__doc__)
-@click.argument("what", type=click.Choice(["measure", "memory", "report"]))
+@click.argument("what", type=click.Choice(["measure", "memory", "report", "renew"]))
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--minutes", default=4.0, show_default=True, help="After which no scheme is begun")
-@click.option("--json", "json_path", metavar="PATH", help="With report: all of it, here too")
+@click.option("--json", "json_path", metavar="PATH", help="Of report: all of it, here too")
 def main(what: str, folder: Path, minutes: float, json_path: str | None) -> None:
     if what == "measure":
         measure(folder, minutes)
     elif what == "memory":
         memory(folder)
+    elif what == "renew":
+        assert json_path is not None, "--json names the file of a report"
+        accuracy_report.renew_memory(folder, json_path, configs())
     else:
         accuracy_report.report(folder, json_path, configs(), SCHEMES)
 

@@ -28,7 +28,7 @@ def report(
     """Print the errors of a folder of measurements, and write them to json_path."""
     calibration, samples, seconds = gathered(folder, schemes)
     rows = errors(calibration, samples, configs)
-    memory = memory_errors(folder / "memory.json", configs)
+    memory = memory_errors(folder / "memory.json", configs, calibration.name)
     groups: dict[str, Callable[[Row], bool]] = {"all": lambda row: True}
     for key, values in (
         ("kind", ("token", "prompt")),
@@ -73,6 +73,17 @@ def report(
         Path(json_path).write_text(json.dumps(value, indent=1) + "\n")
 
 
+def renew_memory(folder: Path, json_path: str, configs: dict[str, ModelConfig]) -> None:
+    """Put the folder's runs of `accuracy memory` into the file, in the place of those it has."""
+    value = json.loads(Path(json_path).read_text())
+    device = value["calibration"]["device"]["name"]
+    rows = memory_errors(folder / "memory.json", configs, device)
+    value["memory"], value["memory_about"] = rows, dataclasses.asdict(about())
+    value["memory_summary"] = {"cases": len(rows), **_sizes([row["error"] for row in rows])}
+    print(value["memory_summary"])
+    Path(json_path).write_text(json.dumps(value, indent=1) + "\n")
+
+
 def gathered(folder: Path, schemes: Sequence[str]) -> tuple[Calibration, list[WholePoint], float]:
     """The calibration, put together from its parts; the samples of cases; seconds of all parts."""
     every = json.loads((folder / "every.json").read_text())
@@ -112,6 +123,7 @@ def errors(
         rows.append(
             {
                 "model": name,
+                "device": calibration.name,
                 "scheme": scheme,
                 "layers": config.num_layers,
                 "kind": "token" if step else "prompt",
@@ -153,7 +165,7 @@ def _sizes(values: Sequence[float]) -> Row:
     }
 
 
-def memory_errors(path: Path, configs: dict[str, ModelConfig]) -> list[Row]:
+def memory_errors(path: Path, configs: dict[str, ModelConfig], device: str) -> list[Row]:
     """A row for each run of `accuracy memory`: its peak beside the estimate."""
     if not path.exists():
         return []
@@ -175,7 +187,7 @@ def memory_errors(path: Path, configs: dict[str, ModelConfig]) -> list[Row]:
         }
         measured, estimated = run.pop("peak_bytes"), sum(parts.values())
         rows.append(
-            {**run, "measured_bytes": measured, "estimated_bytes": estimated,
-             "error": estimated / measured - 1, "parts": parts}
+            {**run, "device": device, "kind": "memory", "measured_bytes": measured,
+             "estimated_bytes": estimated, "error": estimated / measured - 1, "parts": parts}
         )  # fmt: skip
     return rows

@@ -7,11 +7,15 @@ import pytest
 from click.testing import CliRunner
 
 from compare.__main__ import commands
+from estimate.calibration import Power
 from tests.estimate import invented
 
 PUBLISHED = Path(__file__).parent / "published" / "published_a5000.rst"
 TINY = ("estimate", "--checkpoint_path", "dummy:TinyLlama-1.1B-Chat-v1.0")
-KEYS = ("prompt_seconds", "token_seconds", "tokens_per_second", "peak_memory_bytes")
+KEYS = (
+    *("prompt_seconds", "token_seconds", "tokens_per_second", "peak_memory_bytes"),
+    "joules_per_token",
+)
 
 
 def run(*words):
@@ -20,9 +24,9 @@ def run(*words):
 
 @pytest.fixture
 def machine(tmp_path):
-    """A calibration of an invented machine."""
+    """A calibration of an invented machine, which is held to 65 W."""
     path = tmp_path / "machine.json"
-    invented.calibration().save("--json", str(path))
+    invented.calibration(power=Power(65.0, None, None, None)).save("--json", str(path))
     return str(path)
 
 
@@ -37,6 +41,29 @@ def test_the_json_of_a_calibrated_machine(tmp_path, machine):
     expected = invented.whole(invented_config(), "int8wo", 1, 1, 192)
     assert found["token_seconds"]["value"] == pytest.approx(expected, rel=0.02)
     assert "nine in ten" in result.stdout and "no counter" in result.stdout
+
+
+def test_a_machine_whose_power_nothing_says(tmp_path):
+    path, out = str(tmp_path / "machine.json"), tmp_path / "out.json"
+    invented.calibration().save("--json", path)
+    result = run(*TINY, "--calibration", path, "--json", str(out))
+    assert result.exit_code == 0, result.output
+    joules = json.loads(out.read_text())["joules_per_token"]
+    assert joules["value"] is None
+    assert joules["source"] == "no counter, and this device's power limit is not known"
+    (line,) = (line for line in result.stdout.splitlines() if line.startswith("energy"))
+    assert joules["source"] in line and "J/token" not in line
+
+
+def test_a_machine_that_is_not_calibrated(monkeypatch):
+    monkeypatch.setattr("compare.figures.estimating.of_this_machine", lambda kind: None)
+    result = run(*TINY, "--device", "here")
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert line.endswith(
+        "--device here: this machine is not calibrated; quantbench calibrate measures it, in some "
+        "minutes"
+    )
 
 
 def invented_config():

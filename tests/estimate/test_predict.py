@@ -47,7 +47,10 @@ def test_the_phases_of_a_calibrated_machine(machine):
     assert "calibration of Invented CPU, 2026-01-02" in found.token_seconds.source
     low, high = found.token_seconds.low, found.token_seconds.high
     assert low <= found.token_seconds.value <= high
-    assert found.joules_per_token is None
+    assert found.joules_per_token.value is None
+    assert found.joules_per_token.source == (
+        "no counter, and this device's power limit is not known"
+    )
 
 
 def test_memory_is_weights_cache_activations_and_the_process(machine):
@@ -165,6 +168,25 @@ def test_another_machine_is_said_on_every_line(tmp_path):
     assert len(shown) > 12
     assert all("! calibrated with name Invented CPU, here" in line for line in shown)
     assert torch.get_num_threads()
+
+
+@pytest.mark.parametrize("device", ["NVIDIA RTX A6000", "NVIDIA L4"])
+def test_a_card_by_a_calibration_of_another_version_is_said_on_every_line(
+    tmp_path, monkeypatch, device
+):
+    """The card that was calibrated, and another one that takes its efficiency."""
+    from compare.output import estimate_tables
+
+    path, calibration = str(tmp_path / "c.json"), invented.calibration(name="NVIDIA RTX A6000")
+    calibration.save("--json", path)
+    monkeypatch.setattr(estimating, "versions", lambda: calibration.versions)
+    assert estimating.machine_of(device, path).warnings == []
+    monkeypatch.setattr(estimating, "versions", lambda: calibration.versions | {"torch": "9.9"})
+    machine = estimating.machine_of(device, path)
+    lines = estimate_tables.lines(predict(Request(CONFIG), machine))
+    shown = [line for line in "\n".join(lines).splitlines() if line]
+    assert len(shown) > 8
+    assert all(line.endswith("! calibrated with torch 2.12.0, here 9.9") for line in shown)
 
 
 def test_the_relative_of_cards_is_fitted_to_published_rows():

@@ -12,9 +12,10 @@ from estimate.datasheets import find
 from estimate.memory import Peak
 from estimate.published import CONFIGS, Counted, Demand, counted_rows, fitted, left_out
 from estimate.tables import Row, parse, read
-from estimate.validate import Case, of_results, of_tables, report
+from estimate.validate import Case, as_json, of_results, of_tables, report
 
 PUBLISHED = Path(__file__).parent / "published" / "published_a5000.rst"
+CARD = "NVIDIA RTX A6000"
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +123,19 @@ def test_rows_of_another_card_are_predicted_and_held_out(rows):
     measured = next(row for row in rows if row.row.model == large.model)
     assert 1.2 < measured.seconds / large.estimated["runtime"] < 1.4
     assert "energy" not in cases[0].measured  # power limit × time is no measurement
+
+
+def test_the_committed_prediction_of_the_a6000_is_what_the_table_gives():
+    pytest.importorskip("transformers")
+    path = Path(__file__).parents[2] / "docs" / "data" / "rtx_a6000_predicted.json"
+    committed, cases = json.loads(path.read_text()), as_json(of_tables([PUBLISHED], CARD))
+    assert len(committed) == len(cases) == 18
+    assert sum(case["device"] == CARD for case in committed) == 6
+    for case, anew in zip(committed, cases, strict=True):
+        assert case.keys() == anew.keys()
+        for key, value in case.items():
+            same = value if isinstance(value, str | bool) else pytest.approx(value, rel=1e-6)
+            assert anew[key] == same, (case["model"], key)
 
 
 # ---------------------------------------------------------------------------------- the command
