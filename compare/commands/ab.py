@@ -198,19 +198,19 @@ def compare(
     asked: Limits | None = None,
     conclude: Conclude | None = None,
     formats: Formats | None = None,
-    **more: Any,
+    extend: bool = False,
 ) -> int:
     """Run, report and log; the exit code.
 
     form: of `formats`. asked: limits of what is recommended. conclude: puts the answer into the
-    results, in the place of a recommendation. more: as Comparison takes it.
+    results, in the place of a recommendation. extend: as Comparison takes it.
     """
     if folder:
         _make(folder)
     results.save(folder)
     nursery = Nursery(environment())
     try:
-        Comparison(results, folder, say, nursery=nursery, **more).run()
+        Comparison(results, folder, say, nursery=nursery, extend=extend).run()
     except UsageError:
         if folder:
             (folder / FILE).unlink(missing_ok=True)

@@ -7,8 +7,10 @@ python -m kv_cache --checkpoint_path dummy:Meta-Llama-3-8B --context_depth 8192
 import click
 
 import files
+from benchlog.config import RunConfig
 from cli import Command, quiet, say
 from compare.sampling.results import report_output, write_json
+from run import environment
 
 
 @click.command(cls=Command)
@@ -40,9 +42,11 @@ def caches(
 ) -> None:
     """Measure decode attention alone, over every kind of KV cache, against memory's speed."""
     files.check_outputs([report_output(json_path)], {"--checkpoint_path": checkpoint_path})
+    environment.prepare()
     quiet(debug)
     from compare.sampling import cache_timing  # torch takes its seconds after the options
 
+    environment.use_threads(RunConfig(device=device))
     report = cache_timing.measured(
         checkpoint_path, context_depth, batch_size, device, precision, rounds, say
     )

@@ -96,8 +96,9 @@ def _style(text: str) -> Style:
 def check(paths: tuple[str, ...]) -> None:
     """Read the latency tables in each Markdown FILE, ours or text-generation-inference's.
 
-    Exit code 1 where a table does not render byte for byte as it stands, or a file has none. What
-    does not agree within the tables is listed by line, and leaves the exit code alone.
+    Each is read, and written again. Exit code 1 where a table is not intact: it cannot be read, or
+    would be written otherwise than it stands; and where a file has none. What does not agree within
+    the tables is listed by line, and leaves the exit code alone.
     """
     if not paths:
         raise UsageError("check takes one or more files with latency tables; none is given")
@@ -173,7 +174,7 @@ def _document(path: str) -> Document:
 
 def _verdict(tables: Sequence[MarkdownTable]) -> str:
     good = sum(at.renders for at in tables)
-    return f"{counted(len(tables), 'table')}, of which {good} re-render byte for byte"
+    return f"{counted(len(tables), 'table')}, of which {good} {'is' if good == 1 else 'are'} intact"
 
 
 def _states(document: Document) -> list[tuple[int, str]]:

@@ -16,7 +16,7 @@ import click
 import files
 from benchlog.config import RunConfig, options
 from cli import Command, quiet, say
-from compare.fidelity.defaults import TOKENS, described
+from compare.fidelity.defaults import LEGEND, TOKENS, described
 from compare.figures.interval import Interval
 from compare.sampling.answers import Quality
 from compare.sampling.arm import NOT_IN_ARMS
@@ -45,16 +45,6 @@ FIGURES = {  # what is shown, how it is written, and the name of its standard er
     "kl_max": ("  largest", ".6f", None),
     "top1": ("same likeliest token", ".4f", None),
     "top5": ("of the five likeliest", ".4f", None),
-}
-# How to read them: what is good, and what is bad.
-LEGEND = {
-    "perplexity_ratio": "Perplexity ÷ the baseline's: up to 1.01 nobody notices; above 1.05 it is "
-    "another model",
-    "kl": "KL divergence, how far the probabilities moved: below 0.01 nobody notices; above 0.1 "
-    "answers change",
-    "top1": "Same likeliest token, as greedy decoding takes it: 0.99 is good; below 0.9 texts soon "
-    "part",
-    "top5": "Of the five likeliest, the share that stayed: sampling draws from these; 0.98 is good",
 }
 LEGEND_SQNR = (
     "SQNR, a layer's signal over its error: 40 dB is 1 % of error, good; 20 dB is 10 %, bad"

@@ -50,7 +50,8 @@ def readme(documents: tuple[str, ...], check: bool, redraw: bool) -> None:
             path = Path(target)
             pictures[path], draw[path] = _digest(source), (kind, source)
             shown = os.path.relpath(path, document.parent)
-            return f"![{' '.join(title).replace('_', ' ')}]({shown})"
+            caption = made(str(path), doc_pictures.CAPTIONS.get(kind, lambda _: ""), source)
+            return f"![{' '.join(title).replace('_', ' ')}]({shown})\n\n{caption}".rstrip()
 
         return block
 

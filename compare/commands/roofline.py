@@ -302,6 +302,11 @@ def model_remarks(
     for device, readings in bandwidth.items():
         remarks += [f"{device} read memory at {span(readings)}, before each round"]
         remarks += caveats(readings)
+    remarks += dict.fromkeys(
+        f"ours × stock compares decoders, too: {row.decoder} with {row.stock.decoder}"
+        for row in rows
+        if row.stock and row.decoder and row.stock.decoder not in (None, row.decoder)
+    )
     for row in rows:
         remarks += [
             f"{arm.arm}: failed: {arm.failed}" for arm in (row, row.stock) if arm and arm.failed

@@ -6,7 +6,6 @@ rows(results)[0].limit_share            # Interval(0.86, 0.85, 0.87)
 
 import statistics
 from collections.abc import Sequence
-from typing import Any
 
 from benchlog.config import RunConfig, argv
 from cli import say
@@ -14,18 +13,22 @@ from compare.figures.interval import Interval
 from compare.figures.json_rows import DecodeRow
 from compare.figures.limits import over, seconds, share, step_bytes
 from compare.figures.readings import is_limit, median
+from compare.sampling import process
 from compare.sampling.comparison import Comparison
 from compare.sampling.results import ArmResult, Results, Settings
+from compare.sampling.workers import Command
 
 
-def measure(configs: Sequence[RunConfig], settings: Settings, **more: Any) -> Results:
+def measure(
+    configs: Sequence[RunConfig], settings: Settings, command: Command = process.COMMAND
+) -> Results:
     """Sample the configs in turns, the bandwidth of their device before each round.
 
-    more: as Comparison takes it. Raises KeyboardInterrupt where it came before the first round.
+    command: as Comparison takes it. Raises KeyboardInterrupt where it came before the first round.
     """
     arms = [ArmResult(_name(config), "", argv(config)) for config in configs]
     results = Results(settings, arms, "none")
-    Comparison(results, None, say, probe_rounds=True, **more).run()
+    Comparison(results, None, say, command, probe_rounds=True).run()
     if results.ended == "interrupted" and results.rounds == 0:
         raise KeyboardInterrupt
     return results
@@ -44,6 +47,7 @@ def _row(results: Results, arm: ArmResult) -> DecodeRow:
     batch_size, needed = run.config.batch_size, step_bytes(run)
     steps_per_s = statistics.median(1 / seconds(one, "token_latency") for one in arm.samples)
     row.scheme, row.kernel, row.attention_kernel = run.scheme, run.kernel, run.attention_kernel
+    row.decoder = run.decoder
     row.batch_size, row.weight_bytes, row.step_bytes = batch_size, run.weight_bytes, needed
     row.steps_per_s, row.decode_tok_s = steps_per_s, steps_per_s * batch_size
     if readings := results.bandwidth.get(run.config.device):

@@ -4,6 +4,7 @@ computed anew whenever documents are written or checked."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from benchlog import shell
 from compare.figures import estimating
 from compare.output.columns import Columns, markdown, number
 from errors import UsageError
@@ -26,7 +27,7 @@ COLUMNS: Columns[_Row] = [
     ("of it links, ms", number(lambda row: 1e3 * row.estimate.parts["token"]["links"], ".1f")),
     ("new tokens/s", number(lambda row: row.estimate.tokens_per_second.value, ".0f")),
     ("memory of each card, GB", number(lambda row: _gigabytes(row.estimate), ".1f")),
-    ("J/token, at most", number(lambda row: _joules(row.estimate), ".1f")),
+    ("J/token, at most", number(lambda row: row.estimate.joules_per_token.value, ".1f")),
 ]
 
 
@@ -36,19 +37,22 @@ def predictions(words: Sequence[str]) -> str:
     if len(words) != len(USAGE.split()) - 1:
         raise UsageError(f"a table of predictions is {USAGE}; given: {' '.join(words)}")
     model, device, ranks, prompt, schemes, sizes = words
-    machine = estimating.machine_of(device.replace("_", " "), None)
+    machine_name = device.replace("_", " ")
+    machine = estimating.machine_of(machine_name, None)
     config = estimating.model_of(model, None)
     rows = []
     for size in map(int, sizes.split(",")):
         for scheme in schemes.split(","):
             request = Request(config, scheme, batch=size, prompt=int(prompt), tp=int(ranks))
             rows.append(_Row(size, predict(request, machine)))
-    return markdown(COLUMNS, rows)
+    options = {"checkpoint_path": model, "device": machine_name, "tp": ranks}
+    options |= {"sequence_length": prompt, "new_tokens": str(Request.new_tokens)}
+    options |= {"batch_size": str(rows[-1].batch), "quantization": rows[-1].estimate.scheme}
+    given = [word for name, value in options.items() for word in (f"--{name}", value)]
+    command = shell.join(["quantbench", "estimate", *given])
+    caption = f"<sub>Estimates: nothing of this was measured. The last row: `{command}`</sub>"
+    return f"{markdown(COLUMNS, rows)}\n\n{caption}"
 
 
 def _gigabytes(estimate: Estimate) -> float:
     return estimate.peak_memory_bytes.value / 1e9
-
-
-def _joules(estimate: Estimate) -> float | None:
-    return estimate.joules_per_token.value if estimate.joules_per_token else None

@@ -50,8 +50,9 @@ def machine_of(device: str, calibration: str | None) -> Machine:
     if device == HERE:
         return _here(given)
     sheet = known(device)
+    old = given.warnings({}, versions()) if given else []  # the card may be in another machine
     if given is not None and given.name == (sheet.name if sheet else device):
-        return Calibrated(given)
+        return Calibrated(given, old)
     sheet = sheet or find(device)
     if given is None:
         return FromDatasheet(sheet, published_efficiency(sheet))
@@ -61,7 +62,7 @@ def machine_of(device: str, calibration: str | None) -> Machine:
             f"--calibration {calibration}: it is of {given.name}, which has no datasheet here, so "
             f"that it says nothing of {sheet.name}; give one of a card: {', '.join(DATASHEETS)}"
         )
-    return FromDatasheet(sheet, efficiency_of(given, relative))
+    return FromDatasheet(sheet, efficiency_of(given, relative), old)
 
 
 def _here(given: Calibration | None) -> Machine:

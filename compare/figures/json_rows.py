@@ -17,6 +17,7 @@ class DecodeRow:
     scheme: str | None = omitted()
     kernel: str | None = omitted()
     attention_kernel: str | None = omitted()
+    decoder: str | None = omitted()
     batch_size: int | None = omitted()
     weight_bytes: int | None = omitted()
     step_bytes: float | None = omitted()  # that the mean step reads: weights and cache

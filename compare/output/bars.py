@@ -46,7 +46,7 @@ def draw(rows: Sequence[Row], path: Path, title: str = "") -> None:
             for band in bands
         ]
         figure.legend(
-            handles=handles, loc="outside lower center", ncols=max(1, len(bands)), frameon=False,
+            handles=handles, loc="outside lower center", ncols=3, frameon=False,
             fontsize=8.5,
         )  # fmt: skip
         metadata = {"Date": None} if path.suffix == ".svg" else {}

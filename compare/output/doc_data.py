@@ -1,17 +1,20 @@
-"""Reading the committed JSON that the documents' tables and pictures are made of."""
+"""Reading the committed JSON that the documents' tables and pictures are made of, and captions."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import TypeVar
 
 import files
 from benchlog.about import About
 from compare.figures.row import Row
 from compare.output import html
+from compare.output.columns import Columns, markdown
 from compare.sampling.results import Results
-from errors import LogError
+from errors import LogError, UsageError
 from typed_json import from_json
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,3 +42,13 @@ def _typed(kind: type[T], value: object, path: str) -> T:
         return from_json(kind, value)
     except ValueError as error:
         raise LogError(f"{path} is not what its command writes: {error}") from None
+
+
+def one_file(words: Sequence[str]) -> str:
+    if not words:
+        raise UsageError("this table needs the name of a file behind its own")
+    return words[0]
+
+
+def captioned(columns: Columns[R], rows: Sequence[R], about: About) -> str:
+    return f"{markdown(columns, rows)}\n\n{about.caption()}"

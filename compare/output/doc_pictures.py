@@ -54,6 +54,14 @@ def _drawn(draw: Callable[[Path], object]) -> str:
         return file.read_text()
 
 
+def growth_caption(path: str) -> str:
+    """Where the points come from, for the text below the picture."""
+    about = read(_Points, path).about
+    return about.caption() if about else ""
+
+
+# The data of the others are in a table, too, with its caption, in the same document.
+CAPTIONS: Mapping[str, Callable[[str], str]] = {"growth": growth_caption}
 PICTURES: Mapping[str, Callable[[str], str]] = {
     "growth": growth,
     "pareto": pareto,

@@ -7,8 +7,7 @@ figure that was not measured is a dash.
 """
 
 import dataclasses
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import files
@@ -17,7 +16,7 @@ from benchlog.about import About
 from compare.figures.json_rows import DecodeRow, PeerRow, SchemeRow
 from compare.figures.latency import Cell, latency_rows, rate_rows
 from compare.figures.row import Row
-from compare.output import doc_reference, log_tables
+from compare.output import doc_reference, doc_trust, log_tables
 from compare.output.columns import (
     Columns,
     interval,
@@ -27,22 +26,21 @@ from compare.output.columns import (
     size,
     with_error,
 )
-from compare.output.doc_data import Compared, read
+from compare.output.doc_data import Compared, captioned, one_file, read
 from compare.output.documents import Block
+from compare.output.points import BROKEN, band
 from compare.sampling.latency_results import LatencyResults, TableResult
 from errors import LogError, UsageError
 
 R = TypeVar("R")
-
-
-def one_file(words: Sequence[str]) -> str:
-    if not words:
-        raise UsageError("this table needs the name of a file behind its own")
-    return words[0]
-
-
-def captioned(columns: Columns[R], rows: Sequence[R], about: About) -> str:
-    return f"{markdown(columns, rows)}\n\n{about.caption()}"
+SPEED_UP_NOTE = (
+    "The speed-up is of whole samples, the prompt's time included, so it is not the quotient of "
+    "figures in the decode column."
+)
+BROKEN_NOTE = (
+    " *Broken*: perplexity is more than twice the baseline's, and the speed is of no use; pictures "
+    "show such a scheme in grey."
+)
 
 
 def code(read: Callable[[R], str | None]) -> Callable[[R], str]:
@@ -50,19 +48,51 @@ def code(read: Callable[[R], str | None]) -> Callable[[R], str]:
     return lambda row: f"`{read(row)}`"
 
 
+def measured_on(tokens: Iterable[int | None]) -> str:
+    """The number of tokens that perplexity was measured on, for a heading: on 4,096 tokens."""
+    counts = sorted({count for count in tokens if count is not None})
+    return f"on {' or '.join(f'{count:,}' for count in counts) or 'an unknown number of'} tokens"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Origin:
+    about: About
+
+
 def printed(words: Sequence[str]) -> str:
-    """printed FILE: what a command printed, as it is."""
-    text = files.read_text("cannot read", one_file(words), LogError)
-    return "```\n" + text.rstrip() + "\n```"
+    """printed FILE JSON: what a command printed, as it is; JSON says where, as "about"."""
+    if len(words) != 2:
+        raise UsageError(f"what was printed is printed FILE JSON; given: {' '.join(words)}")
+    text = files.read_text("cannot read", words[0], LogError)
+    return f"```\n{text.rstrip()}\n```\n\n{read(_Origin, words[1]).about.caption()}"
 
 
 def runs(words: Sequence[str]) -> str:
-    """runs FILE: the newest line of each kind in a log."""
-    path = one_file(words)
+    """runs LOG JSON: the newest line of each kind in a log, beside what `schemes --measure --json`
+    found of its scheme's quality."""
+    if len(words) != 2:
+        raise UsageError(f"a log's table is runs LOG JSON; given: {' '.join(words)}")
+    path, of_quality = words
     by_group = log_tables.groups([record for _, record in log.read(path).records])
     if not by_group:
         raise LogError(f"{path} holds no line of a run")
-    return log_tables.tables(by_group)
+    schemes = [row for row in read(_Schemes, of_quality).rows if row.ratio is not None]
+    days = sorted({row.record.timestamp[:8] for rows in by_group.values() for row in rows})
+    dates = [f"{day[:4]}-{day[4:6]}-{day[6:]}" for day in days]
+    caption = (
+        f"<sub>The newest line of each kind in `{path}`, {_and(dates)}; the device is as the line "
+        "says, and lines of different days or machines are not to be compared. Perplexity is that "
+        f"of the scheme on the embedded model, {measured_on(row.tokens for row in schemes)} "
+        f"(`{of_quality}`), whatever the cache. Each line ends with the command that repeats it; "
+        f"`quantbench replay {path} --all` runs them again</sub>"
+    )
+    ratios = {row.scheme: f"{row.ratio:.4f}" for row in schemes}
+    return f"{log_tables.tables(by_group, ratios)}\n\n{caption}"
+
+
+def _and(words: Sequence[str]) -> str:
+    """a, b and c."""
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 # ------------------------------------------------------------------------------------------- speeds
@@ -80,19 +110,29 @@ def speeds(words: Sequence[str]) -> str:
             raise UsageError(f"{path} measured no arm {missing[0]}; it has {', '.join(by_name)}")
         rows = [by_name[name] for name in names]
     ends = {row.speed_up.word for row in rows if row.speed_up} - {"range"} or {"range"}
+    tokens = measured_on(row.tokens for row in rows if row.perplexity_ratio)
     columns: Columns[Row] = [
-        ("", code(lambda row: row.arm)),
+        ("", _arm),
         ("decode, tok/s", number(lambda row: row.decode_tok_s, ".1f")),
         ("of the limit", number(lambda row: row.bandwidth_share, ".0%")),
         (f"speed-up ({', '.join(ends)})", _speed_up),
         ("weights", lambda row: size(row.weight_bytes or None)),
         ("peak memory", _peak),
         (
-            "perplexity ÷ baseline's (95 % interval)",
+            f"perplexity ÷ baseline's, {tokens} (95 % interval)",
             interval(lambda row: row.perplexity_ratio, ".4f"),
         ),
     ]
-    return captioned(columns, rows, data.about)
+    notes = SPEED_UP_NOTE + (BROKEN_NOTE if any(map(_is_broken, rows)) else "")
+    return f"{markdown(columns, rows)}\n\n{notes}\n\n{data.about.caption()}"
+
+
+def _is_broken(row: Row) -> bool:
+    return row.perplexity_ratio is not None and band(row.perplexity_ratio.value) == BROKEN
+
+
+def _arm(row: Row) -> str:
+    return f"`{row.arm}`" + (" (broken)" if _is_broken(row) else "")
 
 
 def _speed_up(row: Row) -> str:
@@ -118,22 +158,26 @@ class _Schemes:
 RATIO: Callable[[SchemeRow], str] = with_error(
     lambda row: row.ratio, lambda row: row.ratio_standard_error, ".4f"
 )
-SCHEMES: Columns[SchemeRow] = [
-    ("scheme", code(lambda row: row.scheme)),
-    ("bits per weight", number(lambda row: row.bits_per_weight, ".2f")),
-    ("GGUF type", lambda row: row.gguf or "-"),
-    ("perplexity", number(lambda row: row.perplexity, ".2f")),
-    (
-        "÷ full precision (± standard error)",
-        lambda row: "1" if row.scheme == "none" else RATIO(row),
-    ),
-]
 
 
 def quality(words: Sequence[str]) -> str:
     """quality FILE: what `schemes --measure --json FILE` wrote."""
     data = read(_Schemes, one_file(words))
-    return captioned(SCHEMES, [row for row in data.rows if row.perplexity is not None], data.about)
+    rows = [row for row in data.rows if row.perplexity is not None]
+    columns: Columns[SchemeRow] = [
+        ("scheme", code(lambda row: row.scheme)),
+        ("bits per weight", number(lambda row: row.bits_per_weight, ".2f")),
+        ("GGUF type", lambda row: row.gguf or "-"),
+        (
+            f"perplexity, {measured_on(row.tokens for row in rows)}",
+            number(lambda row: row.perplexity, ".2f"),
+        ),
+        (
+            "÷ full precision (± standard error)",
+            lambda row: "1" if row.scheme == "none" else RATIO(row),
+        ),
+    ]
+    return captioned(columns, rows, data.about)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,145 +230,6 @@ def peers(words: Sequence[str]) -> str:
     return captioned(PEERS, data.rows, data.about)
 
 
-# ------------------------------------------------------------------------------------------- trust
-
-
-@dataclasses.dataclass(frozen=True)
-class _Share:
-    """A share of cases, with the ends of its Clopper-Pearson interval."""
-
-    count: int
-    of: int
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        value = self.count / self.of if self.of else math.nan
-        return f"{value:.1%} ({self.low:.1%} to {self.high:.1%})"
-
-
-def share(read: Callable[[R], _Share | None]) -> Callable[[R], str]:
-    return lambda row: str(read(row) or "-")
-
-
-@dataclasses.dataclass(frozen=True)
-class _Cell:
-    cell: str
-    mode: str
-    trials: int
-    processes_per_candidate: float | None
-    false_verdicts: _Share
-    coverage_95: _Share | None
-    found: _Share | None
-
-
-@dataclasses.dataclass(frozen=True)
-class _Trust:
-    date: str
-    command: str
-    cells: list[_Cell]
-
-
-SIMULATED: Columns[_Cell] = [
-    ("arms", lambda cell: cell.mode),
-    ("what differs", lambda cell: cell.cell),
-    ("runs", lambda cell: str(cell.trials)),
-    ("false verdicts", share(lambda cell: cell.false_verdicts)),
-    ("95 % intervals that hold", share(lambda cell: cell.coverage_95)),
-    ("differences found", share(lambda cell: cell.found)),
-    ("processes an arm", number(lambda cell: cell.processes_per_candidate, ".0f")),
-]
-
-
-def trust(words: Sequence[str]) -> str:
-    """trust FILE: how often comparisons erred, as `make trust` wrote it."""
-    data = read(_Trust, one_file(words))
-    return f"{markdown(SIMULATED, data.cells)}\n\n<sub>{data.date}: `{data.command}`</sub>"
-
-
-@dataclasses.dataclass(frozen=True)
-class _RealCell:
-    cell: str
-    runs: int
-    blocks_mean: float
-    false_verdicts: _Share
-    coverage_shown: _Share | None
-    found: _Share | None
-
-
-@dataclasses.dataclass(frozen=True)
-class _RealTrust:
-    about: About
-    cells: list[_RealCell]
-
-
-REAL: Columns[_RealCell] = [
-    ("what differs", lambda cell: cell.cell),
-    ("runs", lambda cell: str(cell.runs)),
-    ("false verdicts", share(lambda cell: cell.false_verdicts)),
-    ("intervals shown that hold", share(lambda cell: cell.coverage_shown)),
-    ("differences found", share(lambda cell: cell.found)),
-    ("processes an arm", number(lambda cell: cell.blocks_mean, ".0f")),
-]
-
-
-def trust_real(words: Sequence[str]) -> str:
-    """trust_real FILE: how often real comparisons erred, as `make trust` wrote it."""
-    data = read(_RealTrust, one_file(words))
-    return captioned(REAL, data.cells, data.about)
-
-
-# --------------------------------------------------------------------------------------- estimates
-
-
-@dataclasses.dataclass(frozen=True)
-class _Errors:
-    """Errors of estimates, as shares of what was measured."""
-
-    group: str
-    cases: int
-    mape: float  # mean of the errors' sizes
-    worst: float
-    median: float  # with its sign
-    mape_without_readings: float | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class _MemoryErrors:
-    cases: int
-    mape: float | None = None
-    worst: float | None = None
-    median: float | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class _Estimates:
-    about: About
-    summary: list[_Errors]
-    memory_summary: _MemoryErrors
-
-
-ERRORS: Columns[_Errors] = [
-    ("cases", lambda row: row.group),
-    ("how many", lambda row: str(row.cases)),
-    ("mean error", number(lambda row: row.mape, ".1%")),
-    ("worst", number(lambda row: row.worst, ".1%")),
-    ("median, with its sign", number(lambda row: row.median, "+.1%")),
-    ("mean without the readings of speed", number(lambda row: row.mape_without_readings, ".1%")),
-]
-
-
-def estimates(words: Sequence[str]) -> str:
-    """estimates FILE: estimates against measurements, as tests.estimate.accuracy wrote them."""
-    data = read(_Estimates, one_file(words))
-    memory = data.memory_summary
-    rows = list(data.summary)
-    if memory.cases and memory.mape is not None:
-        errors = memory.mape, memory.worst or 0.0, memory.median or 0.0
-        rows.append(_Errors("peak memory", memory.cases, *errors))
-    return captioned(ERRORS, rows, data.about)
-
-
 # ------------------------------------------------------------------------------------------ latency
 
 LatencyRow = tuple[TableResult, Cell]
@@ -363,9 +268,7 @@ TABLES: Mapping[str, Block] = {
     "quality": quality,
     "roofline": roofline,
     "peers": peers,
-    "trust": trust,
-    "trust_real": trust_real,
-    "estimates": estimates,
     "latency": latency,
+    **doc_trust.TABLES,
     **doc_reference.TABLES,
 }

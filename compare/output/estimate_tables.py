@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from estimate.fits import Fit
-from estimate.predict import Estimate, Figure, Machine, Memory
+from estimate.predict import Estimate, Figure, Machine, Memory, Unknown
 from run.energy import NO_COUNTER
 from text import aligned, size
 
@@ -54,13 +54,14 @@ def _short(value: float) -> str:
     return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
 
 
-def _joules(figure: Figure | None) -> tuple[str, str, str]:
-    if figure is None:
-        return "-", "", "no counter, and this device's power limit is not known"
-    return f"{_joule(figure)} J/token", "", figure.source
+def _joules(figure: Figure | Unknown) -> tuple[str, str, str]:
+    unit = "" if isinstance(figure, Unknown) else " J/token"
+    return f"{_joule(figure)}{unit}", "", figure.source
 
 
-def _joule(figure: Figure) -> str:
+def _joule(figure: Figure | Unknown) -> str:
+    if isinstance(figure, Unknown):
+        return "-"
     at_most = "≤ " if figure.source == NO_COUNTER else ""
     return f"{at_most}{_short(figure.value)}"
 
@@ -94,7 +95,7 @@ def table(estimates: Mapping[str, Estimate | str], machine: Machine, memory: flo
                 _short(one.tokens_per_second.value),
                 size(peak),
                 "-" if memory is None else "yes" if peak <= memory else "no",
-                "-" if one.joules_per_token is None else _joule(one.joules_per_token),
+                _joule(one.joules_per_token),
                 one.token_seconds.bound,
             )
         )

@@ -1,9 +1,9 @@
 """The newest runs of a log, a table for each device, model and kind of work.
 
-tables(groups(records))
+tables(groups(records), {"int8wo": "1.0002"})
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from benchlog.record import Record
@@ -12,6 +12,7 @@ from compare.output.documents import table
 HEADINGS = (
     *("scheme", "KV cache", "dtype", "compiled", "tok/s", "× full precision"),
     *("peak memory", "÷ full precision", "model size", "÷ full precision"),
+    "perplexity ÷ full precision's",
 )
 LEAST_DIVISOR = 0.1  # GB or tok/s: the log has two decimals, so 0.01 may be off by half of it
 
@@ -35,11 +36,11 @@ class LogRow:
 Groups = dict[tuple[str, ...], list[LogRow]]  # by device, model, batch and depth
 
 
-def tables(by_group: Groups) -> str:
-    """Markdown: a heading and a table for each group."""
+def tables(by_group: Groups, perplexity: Mapping[str, str]) -> str:
+    """Markdown: a heading and a table for each group. perplexity: by scheme, ÷ full precision's."""
     return "\n\n".join(
         f"**{model}** on {', '.join([device, *peculiar])}\n\n"
-        + table(HEADINGS, [_cells(row) for row in rows])
+        + table(HEADINGS, [_cells(row, perplexity) for row in rows])
         for (device, model, *peculiar), rows in by_group.items()
     )
 
@@ -91,10 +92,11 @@ def _full(record: Record, alike: Sequence[Record]) -> Record | None:
     return min(full, key=lambda other: (other.dtype != record.dtype, other.dtype), default=None)
 
 
-def _cells(row: LogRow) -> list[str]:
+def _cells(row: LogRow, perplexity: Mapping[str, str]) -> list[str]:
     record = row.record
+    scheme = "none" if record.quant == "None" else record.quant
     return [
-        f"`{'none' if record.quant == 'None' else record.quant}`",
+        f"`{scheme}`",
         _cache(record),
         record.dtype.removeprefix("torch."),
         "yes" if record.compile else "no",
@@ -104,6 +106,7 @@ def _cells(row: LogRow) -> list[str]:
         _ratio(row.over_full("peak_mem")),
         f"{record.model_size:.2f} GB",
         _ratio(row.over_full("model_size")),
+        "1" if scheme == "none" else perplexity.get(scheme, "-"),
     ]
 
 

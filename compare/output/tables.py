@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchlog import shell
 from benchlog.table import SINCE_START
-from compare.fidelity.defaults import described
+from compare.fidelity.defaults import LEGEND, described
 from compare.figures.families import FALSE_VERDICTS
 from compare.figures.readings import caveats, span
 from compare.figures.row import Row
@@ -66,6 +66,12 @@ LATENCY: Columns[Row] = [
     ("p99", number(lambda row: row.token_p99_s, ".3f", 1e3, " ms")),
 ]
 SPEED_UP: Columns[Row] = [("× baseline", interval(lambda row: row.speed_up, ".2f"))]
+# The speed-up of the median decoding step: above 1 is faster. Its ends have room in the report.
+STEP_HEADING = "typical step"
+TYPICAL_STEP: Columns[Row] = [
+    (STEP_HEADING, number(lambda row: row.typical_step.value if row.typical_step else None, ".2f"))
+]
+TYPICAL_STEP_ENDS: Columns[Row] = [(STEP_HEADING, interval(lambda row: row.typical_step, ".2f"))]
 RATIO: Columns[Row] = [
     ("Ratio_Latency", interval(lambda row: row.ratio_latency)),
     ("Ratio_Throughput", interval(lambda row: row.ratio_throughput)),
@@ -83,12 +89,13 @@ QUALITY: Columns[Row] = [
     ("KL, nats", with_error(lambda row: row.kl, lambda row: row.kl_standard_error, ".4f")),
     ("top-1", number(lambda row: row.top1, ".1%")),
 ]
+IN_LEGEND = {"kl": "", "top1": "top-1: "}  # columns of QUALITY that need words, and their headings
 KERNEL: Columns[Row] = [("kernel", lambda row: row.kernel or "-")]
 
 
 def terminal(results: Results, rows: Sequence[Row]) -> str:
     """Two tables of a row an arm, speed and cost, and remarks on them."""
-    speed = aligned([*ARM, *RATE, *SPEED_UP, *VERDICT, *LATENCY], rows)
+    speed = aligned([*ARM, *RATE, *SPEED_UP, *VERDICT, *TYPICAL_STEP, *LATENCY], rows)
     cost = aligned([*ARM, *MEMORY, *QUALITY, *KERNEL], rows)
     lines = [speed, "", cost, "", *remarks(results, rows, reasons=len(rows) <= MOST_BESIDE)]
     return "\n".join([*lines, *(["", text] if (text := answer(results)) else [])])
@@ -101,7 +108,8 @@ def answer(results: Results) -> str:
 
 
 def markdown(results: Results, rows: Sequence[Row]) -> str:
-    columns = [*ARM, *RATE, *SPEED_UP, *VERDICT, *RATIO, *LATENCY, *MEMORY, *QUALITY, *KERNEL]
+    speed = [*RATE, *SPEED_UP, *VERDICT, *TYPICAL_STEP_ENDS, *RATIO, *LATENCY]
+    columns = [*ARM, *speed, *MEMORY, *QUALITY, *KERNEL]
     runs = [arm.facts.run for arm in results.arms if arm.facts]
     run = next((run for run in runs if run), None)
     model = f"{run.model} on {run.device.name}" if run else "nothing was loaded"
@@ -170,18 +178,24 @@ def _brackets(rows: Sequence[Row]) -> list[str]:
     if "range" in words:
         line += "; a range is that of the processes, too few for an interval or a verdict: more of "
         line += "--max_minutes or --processes would help, with --resume DIR, too"
+    if any(row.typical_step for row in rows):
+        line += f"; {STEP_HEADING} is the speed-up of the median decoding step alone"
     return [line]
 
 
 def _quality(results: Results) -> list[str]:
-    """What perplexity and KL were measured on."""
+    """What perplexity and KL were measured on, and how to read them."""
     measured = [arm.quality for arm in results.arms if isinstance(arm.quality, Quality)]
     texts = [
         described(results.settings.text, quality.tokens, quality.window, quality.model)
         for quality in measured
         if quality.window is not None
     ]
-    return [f"quality is of {words}" for words in dict.fromkeys(texts)]
+    legend = LEGEND.items() if any(quality.kl is not None for quality in measured) else ()
+    return [
+        *(f"quality is of {words}" for words in dict.fromkeys(texts)),
+        *(IN_LEGEND[name] + words for name, words in legend if name in IN_LEGEND),
+    ]
 
 
 def _how(results: Results) -> str:

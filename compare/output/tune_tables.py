@@ -15,6 +15,7 @@ SETTINGS: Columns[Row] = [
     *tables.RATE,
     ("× default", interval(lambda row: row.speed_up, ".2f")),
     *tables.VERDICT,
+    *tables.TYPICAL_STEP,
     *tables.LATENCY,
 ]
 

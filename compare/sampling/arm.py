@@ -51,10 +51,10 @@ def make_arms(common: RunConfig, texts: Sequence[str], allow_different: bool = F
             'no baseline: give --arm "--quantization none" first, then the arms to compare with '
             "it, or --arms all"
         )
-    if len(texts) == 1:
-        raise UsageError(f"one arm, {texts[0]!r}, is nothing to compare: give another --arm")
     checks.check_inputs(common)
     arms = [read_arm(common, text) for text in texts]
+    if len(arms) == 1 and arms[0].problem is None:
+        raise UsageError(f"one arm, {texts[0]!r}, is nothing to compare: give another --arm")
     able = [arm for arm in arms if arm.problem is None]
     for number, arm in enumerate(arms, 1):
         if arm.problem is not None and (number == 1 or len(able) < 2):

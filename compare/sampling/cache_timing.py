@@ -19,6 +19,7 @@ from kv_cache.base import KVCache
 from models.checkpoints.load import load_config
 from ops import attention as decode
 from run.bandwidth import Bandwidth
+from run.environment import Environment, in_force
 
 AT_LEAST = 512 << 20  # bytes in all layers of a kind; more than any processor's cache
 
@@ -43,6 +44,7 @@ class CacheReport:
     batch_size: int
     precision: str
     device: dict[str, str | int]
+    environment: Environment
     kernel: str  # of attention
     why: str | None  # why it is not the device's own kernel
     refused: list[str]  # why some kinds were not measured
@@ -117,6 +119,7 @@ def measured(
         batch_size=rows,
         precision=precision,
         device={"type": device.type, **devices.describe(device)},
+        environment=in_force(),
         kernel=kernel.name,
         why=kernel.reason,
         refused=refused,

@@ -167,7 +167,9 @@ class LatencyWorker:
     def _find_counter(self) -> None:
         """The counter of energy, if there is one; what the idle machine takes, and its steps."""
         try:
-            self.counter = energy.find(self.plan.device.type, range(self.plan.ranks.size))
+            self.counter = energy.find(
+                self.plan.device.type, energy.cards(self.plan.device, self.plan.ranks.size)
+            )
         except energy.NoCounter:
             return
         self.idle_watts = energy.idle_watts(self.counter)

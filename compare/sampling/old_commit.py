@@ -56,10 +56,22 @@ class OldCommit:
 
 @contextlib.contextmanager
 def old_commit(commit: str) -> Iterator[OldCommit]:
+    """`checked_out`; raises UsageError for a commit that has no worker, too."""
+    with checked_out(commit) as old:
+        if not Path(old.folder, *WORKER.split(".")).with_suffix(".py").is_file():
+            raise UsageError(
+                f"--against {commit}: that commit has no {WORKER}, which measures; take a younger "
+                "one"
+            )
+        yield old
+
+
+@contextlib.contextmanager
+def checked_out(commit: str) -> Iterator[OldCommit]:
     """Check out `commit`, and remove the checkout at the end.
 
-    Raises UsageError for a commit that does not exist or that has no worker, QuantbenchError where
-    git cannot check it out.
+    Raises UsageError for a commit that does not exist, QuantbenchError where git cannot check it
+    out.
     """
     if commit.startswith("-"):
         raise UsageError(f"--against takes a commit; given: {shown(commit)}")
@@ -82,11 +94,6 @@ def old_commit(commit: str) -> Iterator[OldCommit]:
             if added.returncode:
                 last = (added.stderr.strip().splitlines() or ["git says nothing"])[-1]
                 raise QuantbenchError(f"--against {commit}: cannot be checked out: {last}")
-            if not Path(folder, *WORKER.split(".")).with_suffix(".py").is_file():
-                raise UsageError(
-                    f"--against {commit}: that commit has no {WORKER}, which measures; take a "
-                    "younger one"
-                )
             yield OldCommit(name, folder)
         finally:
             _git("worktree", "remove", "--force", str(folder))

@@ -158,7 +158,9 @@ class Worker:
     def _find_counter(self) -> None:
         """The counter of energy, if there is one, and what it says of the idle machine."""
         try:
-            self.counter = energy.find(self.plan.device.type, range(self.plan.ranks.size))
+            self.counter = energy.find(
+                self.plan.device.type, energy.cards(self.plan.device, self.plan.ranks.size)
+            )
         except energy.NoCounter:
             return
         self.idle_watts = energy.idle_watts(self.counter)

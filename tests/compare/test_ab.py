@@ -81,6 +81,25 @@ def test_every_arm_has_its_row(done):
         assert re.search(rf"^{re.escape(name)} ", stdout, re.M)
 
 
+def test_the_typical_step_stands_beside_the_verdict(done):
+    """The ratio of the median steps, recomputed from the samples; above 1 is faster."""
+    _, stdout, results = done
+    assert re.search(r"^arm .* verdict +typical step +first token", stdout, re.M)
+    assert "typical step is the speed-up of the median decoding step alone" in stdout
+    base, arm = (
+        statistics.fmean(statistics.median(s["token_seconds"]) for s in of["samples"])
+        for of in results["arms"][:2]
+    )
+    assert results["rows"][1]["typical_step"]["value"] == pytest.approx(base / arm)
+    assert re.search(rf"^uintx-2-64 .*too few processes +{base / arm:.2f} ", stdout, re.M)
+
+
+def test_how_to_read_kl_stands_below_the_tables(done):
+    _, stdout, _ = done
+    assert "KL divergence, how far the probabilities moved: below 0.01 nobody notices" in stdout
+    assert "top-1: Same likeliest token" in stdout
+
+
 def test_figures_are_those_of_the_samples(done):
     """Recomputed from the samples in the file, by other means."""
     _, _, results = done
@@ -147,9 +166,9 @@ def shown(results):
         if row["failed"]:
             continue
         yield f"{row['tok_s']:.2f}"
-        for name in ("ratio_latency", "ratio_throughput", "speed_up"):
+        for name in ("ratio_latency", "ratio_throughput", "speed_up", "typical_step"):
             if name in row:
-                form = ".2f" if name == "speed_up" else ".3f"
+                form = ".3f" if name.startswith("ratio") else ".2f"
                 yield f"{row[name]['value']:{form}} (no range)"
         yield f"{1000 * row['time_to_first_token_s']:.2f} ms"
         for percent in (50, 90, 99):
@@ -355,6 +374,7 @@ BAD = {
     "--output full is neither new nor an empty folder": (*NONE, *INT8, "--output", "full"),
     "--resume nowhere: results.json: No such file": ("--resume", "nowhere"),
     "--resume full: results.json is not what": ("--resume", "full"),
+    "--resume empty: results.json: No such file": ("--resume", "empty"),
     "the only other options are --precision": ("--resume", "full", *NONE),
     "no such option: '--num_samples'": (*NONE, *INT8, "--num_samples", "3"),
     "cannot append to 'no/folder'": (*NONE, *INT8, "--write_result", "no/folder"),
@@ -368,6 +388,7 @@ BAD = {
 @pytest.mark.parametrize("reason", BAD, ids=str)
 def test_bad_input_is_one_line(tmp_path, monkeypatch, reason):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "results.json").write_text("[]")
     (tmp_path / "full" / "x").touch()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from benchlog.config import split
 from compare.commands.estimate import estimate
 from compare.commands.readme import readme
 from compare.figures.doc_predictions import predictions
@@ -76,7 +77,10 @@ def test_only_what_lies_between_the_markers_changes():
         ("<!-- readme: roofline no.json -->\n<!-- end -->\n", "cannot read no.json: No such file"),
         ("<!-- readme: roofline list.json -->\n<!-- end -->\n", "list.json is not what"),
         ("<!-- readme: roofline torn.json -->\n<!-- end -->\n", "torn.json: it is no JSON"),
-        ("<!-- readme: runs empty.txt -->\n<!-- end -->\n", "empty.txt holds no line of a run"),
+        ("<!-- readme: runs empty.txt q -->\n<!-- end -->\n", "empty.txt holds no line of a run"),
+        ("<!-- readme: runs empty.txt -->\n<!-- end -->\n", "is runs LOG JSON; given: empty.txt"),
+        ("<!-- readme: printed a.txt -->\n<!-- end -->\n", "is printed FILE JSON; given: a.txt"),
+        ("<!-- readme: cases cases.json X_Y -->\n<!-- end -->\n", "no kind 'X Y'; it has A; B"),
         ("<!-- readme: growth no.json a.svg x -->\n<!-- end -->\n", "cannot read no.json"),
     ],
 )
@@ -85,6 +89,7 @@ def test_bad_input_is_one_line_and_changes_nothing(folder, text, reason):
     Path("list.json").write_text("[]")
     Path("torn.json").write_text('{"about": ')
     Path("empty.txt").touch()
+    Path("cases.json").write_text('[{"model": "m", "kind": "A"}, {"model": "m", "kind": "B"}]')
     result = run("D.md")
     message = str(result.exception).replace("no table 'x'", "needs a line")
     assert reason in message and "\n" not in message
@@ -114,7 +119,7 @@ def test_a_picture_is_drawn_when_its_data_change(folder):
     )
     assert run("--check").exit_code == 1 and not Path("docs/g.svg").exists()
     assert run().stdout == "Drew docs/g.svg\nRewrote docs/k.md\n"
-    assert "![As it grows](g.svg)" in Path("docs/k.md").read_text()
+    assert f"![As it grows](g.svg)\n\n{CAPTION}\n" in Path("docs/k.md").read_text()
     assert run("--check").exit_code == 0
     save("g.json", points=[point | {"limit_tok_s": 13.0}])
     result = run("--check")
@@ -128,12 +133,13 @@ def test_quality(folder):
     none = {"scheme": "none", "bits_per_weight": 16.0, "perplexity": 11.45, "ratio": 1.0}
     unmeasured = {"scheme": "bnb-int8", "why_not": "not installed"}
     rows = [none, fp6 | {"ratio": 1.0089, "ratio_standard_error": 8e-4}, unmeasured]
-    words = {"numerics": "a", "plain": "b", "gguf": ""}
+    words = {"numerics": "a", "plain": "b", "gguf": "", "tokens": 78541}
     save("q.json", rows=[words | row for row in rows])
     rows, caption = shown("quality", "q.json")
     assert rows[0] == ["`none`", "16.00", "-", "11.45", "1"]
     assert rows[1:] == [["`fp6`", "6.11", "Q6_K", "11.55", "1.0089 ± 0.0008"]]
     assert caption == CAPTION
+    assert "| perplexity, on 78,541 tokens |" in TABLES["quality"](["q.json"])
 
 
 def test_estimates(folder):
@@ -181,6 +187,7 @@ def test_speeds(folder):
         "weight_bytes": 1_040_000_000,
         "peak_memory_bytes": {"generate": {"resident": 1_690_000_000}},
         "perplexity_ratio": [1.0001, 0.9999, 1.0003],
+        "tokens": 4096,
     }
     save("ab.json", rows=[none, int8wo, {"arm": "fp6", "failed": "no kernel"}])
     rows, caption = shown("speeds", "ab.json")
@@ -188,10 +195,23 @@ def test_speeds(folder):
     ends = ["1.84 (1.70 to 1.98)", "1.04 GB", "1.69 GB", "1.0001 (0.9999 to 1.0003)"]
     assert rows[1:] == [["`int8wo, kv_cache=int8`", "27.7", "85%", *ends]]
     assert caption == CAPTION
-    assert "speed-up (98 % interval)" in TABLES["speeds"](["ab.json"])
+    text = TABLES["speeds"](["ab.json"])
+    assert "speed-up (98 % interval)" in text
+    assert "perplexity ÷ baseline's, on 4,096 tokens (95 % interval)" in text
+    assert "The speed-up is of whole samples, the prompt's time included" in text
+    assert "roken" not in text
     assert shown("speeds", "ab.json", "int8wo,_kv_cache=int8")[0] == rows[1:]
     with pytest.raises(UsageError, match="ab.json measured no arm fp6; it has none, int8wo,_kv"):
         TABLES["speeds"](["ab.json", "fp6"])
+
+
+@pytest.mark.parametrize("ratio, is_marked", [(1.99, False), (2.01, True), (float("nan"), True)])
+def test_a_scheme_whose_perplexity_more_than_doubled_is_marked(folder, ratio, is_marked):
+    row = {"arm": "uintx-2-64", "verdict": "faster", "tok_s": 25.0, "perplexity_ratio": [ratio]}
+    save("ab.json", rows=[{"arm": "none", "verdict": "baseline", "tok_s": 14.0}, row])
+    ((name, *_),) = shown("speeds", "ab.json", "uintx-2-64")[0]
+    assert name == ("`uintx-2-64` (broken)" if is_marked else "`uintx-2-64`")
+    assert ("*Broken*: perplexity is more than twice" in TABLES["speeds"](["ab.json"])) == is_marked
 
 
 def test_peers(folder):
@@ -226,7 +246,7 @@ def test_the_tables_that_need_no_file():
 def test_simulated_trust_has_its_bounds():
     rows, caption = shown("trust", str(ROOT / "docs/data/trust_simulated.json"))
     assert ["side by side", "equal", "3000"] in [row[:3] for row in rows]
-    assert "trust_simulation" in caption
+    assert "trust_simulation" in caption and "commit and machine not recorded" in caption
 
 
 def test_real_trust(folder):
@@ -240,7 +260,8 @@ def test_real_trust(folder):
 
 def test_predictions_are_what_estimate_says(folder):
     words = ["dummy:Llama-3.2-1B", "H100_SXM", "2", "64", "none,int8wo", "1,4"]
-    lines = predictions(words).splitlines()[2:]
+    _, _, *lines, empty, caption = predictions(words).splitlines()
+    assert empty == "" and "nothing of this was measured" in caption
     rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in lines]
     assert [row[:2] for row in rows] == [[s, b] for b in "14" for s in ("none", "int8wo")]
     options = "--checkpoint_path dummy:Llama-3.2-1B --tp 2 --sequence_length 64 --batch_size 4"
@@ -248,6 +269,10 @@ def test_predictions_are_what_estimate_says(folder):
     done = CliRunner().invoke(estimate, [*options, "--json", "estimate.json"])
     assert done.exit_code == 0, done.output
     said = json.loads(Path("estimate.json").read_text())
+    given = split(re.search(r"`quantbench estimate (.*)`", caption)[1])
+    assert CliRunner().invoke(estimate, [*given, "--json", "caption.json"]).exit_code == 0
+    again = json.loads(Path("caption.json").read_text())
+    assert again["token_seconds"] == said["token_seconds"]
     assert rows[3][2:] == [
         f"{1e3 * said['prompt_seconds']['value']:.0f}",
         f"{1e3 * said['token_seconds']['value']:.1f}",
@@ -273,7 +298,21 @@ def test_no_table_with_figures_is_typed_by_hand():
 
 def test_what_a_command_printed(folder):
     Path("demo.txt").write_text("arm  tok/s\nnone 1.00\n\n")
-    assert TABLES["printed"](["demo.txt"]) == "```\narm  tok/s\nnone 1.00\n```"
+    save("demo.json")
+    text = f"```\narm  tok/s\nnone 1.00\n```\n\n{CAPTION}"
+    assert TABLES["printed"](["demo.txt", "demo.json"]) == text
+
+
+def test_cases_of_a_kind_without_the_columns_that_they_lack(folder):
+    case = {"model": "facebook/opt-1.3b", "device": "X", "held_out": True}
+    estimated = {"estimated_seconds": 0.7, "estimated_bytes": 1.5 * 2**30}
+    known = {"measured_seconds": 0.35, "measured_bytes": 2**30}
+    cases = [case | {"kind": "here", **estimated, **known}, case | {"kind": "A 1", **estimated}]
+    Path("c.json").write_text(json.dumps(cases))
+    rows, caption = shown("cases", "c.json", "here")
+    assert rows == [["opt-1.3b", "350.0", "700.0", "+100.0%", "1.00", "1.50"]]
+    assert caption == "<sub>here; from `c.json`</sub>"
+    assert shown("cases", "c.json", "A_1")[0] == [["opt-1.3b", "700.0", "1.50"]]
 
 
 def test_a_table_is_markdown():

@@ -189,9 +189,10 @@ def report(*arguments):
 
 
 def test_the_cpu_stands_in(tmp_path):
-    """A real step, its file with command, commit, date and machine; then nothing is left to do."""
+    """Real steps, their files with command, commit, date and machine; then nothing is left to do.
+    Roofline has its own tests, and the tests marked gpu need a card."""
     options = ["--device", "cpu", "--checkpoint_path", "tiny", "--schemes", "none,int8wo",
-               "--short", "--steps", "ab", "--output", str(tmp_path / "card"),
+               "--short", "--steps", "caches,ab,prompts", "--output", str(tmp_path / "card"),
                "--work", str(tmp_path / "work")]  # fmt: skip
     done = report(*options)
     assert done.exit_code == 0, done.output
@@ -199,6 +200,9 @@ def test_the_cpu_stands_in(tmp_path):
     assert value["about"]["command"].startswith("python -m quantbench ab ")
     assert {"date", "commit", "machine", "versions"} <= set(value["about"])
     assert "int8wo" in done.stdout and "verdict" in done.stdout
+    for name in ("caches", "prompts-64"):
+        value = json.loads((tmp_path / "card" / f"{name}.json").read_text())
+        assert value["about"]["command"].startswith("python -m quantbench ")
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "card").iterdir()}
     again = report(*options)
     assert again.exit_code == 0 and "its file exists" in again.stderr

@@ -5,7 +5,9 @@ One browser and one loading of the page for all tests; each leaves the page as i
 
 import json
 import math
+import operator
 import re
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +21,7 @@ from compare.figures.tuning import answer
 from compare.output import html
 from compare.output.points import band, points, staircase
 from compare.output.tables import remarks
+from compare.sampling.results import Results
 from tests.compare.browser import chromium, prefer, programs, resize
 from tests.compare.example_results import ARMS, HOSTILE, example_results
 from tests.compare.test_estimated_rows import with_figures
@@ -125,16 +128,43 @@ NUMBERS = ("tok_s", "decode_tok_s", "perplexity", "kl", "top1", "time_to_first_t
            "bandwidth_share", "joules_per_token", "samples")  # fmt: skip
 
 
+def value_of(row, name):
+    """Reads a ratio with its ends; None where the row has none."""
+    return row[name]["value"] if name in row else None
+
+
+def peak(row, phase):
+    """Reads the first kind of memory that was counted."""
+    return next(iter(row.get("peak_memory_bytes", {}).get(phase, {}).values()), None)
+
+
+def perplexity_ratio(row):
+    if row["verdict"] == "baseline":
+        return 1
+    return row["perplexity_ratio"][0] if "perplexity_ratio" in row else None
+
+
+# Columns whose figure is not a key of the row: by column, the figure of a row of results.json.
+DERIVED = {
+    "speed_up": lambda row: 1 if row["verdict"] == "baseline" else value_of(row, "speed_up"),
+    "typical_step": lambda row: value_of(row, "typical_step"),
+    "memory": lambda row: row["weight_bytes"] + row["kv_cache_bytes"] if "tok_s" in row else None,
+    "perplexity_ratio": perplexity_ratio,
+    "peak_load": lambda row: peak(row, "load"),
+    "peak_generate": lambda row: peak(row, "generate"),
+}
+
+
 def test_every_number_equals_results_json(page, saved):
     arms = column(page, "arm")
     assert sorted(arms) == sorted(saved)
-    for key in NUMBERS:
+    figures = {key: operator.methodcaller("get", key) for key in NUMBERS} | DERIVED
+    for key, figure in figures.items():
         shown = dict(zip(arms, column(page, key), strict=True))
-        expected = {arm: row.get(key) for arm, row in saved.items()}
-        assert shown == {arm: "–" if value is None else value for arm, value in expected.items()}
-    for arm, speed in zip(arms, column(page, "speed_up"), strict=True):
-        if "speed_up" in saved[arm]:
-            assert speed == saved[arm]["speed_up"]["value"]
+        expected = {arm: figure(row) for arm, row in saved.items()}
+        wanted = {arm: "–" if value is None else value for arm, value in expected.items()}
+        assert shown == wanted, key
+        assert any(value is not None for value in expected.values()), key
 
 
 UNITS = {"": 1, "×": 1, "ms": 1e-3, "%": 1e-2, "MB": 1e6, "GB": 1e9}
@@ -161,15 +191,16 @@ def test_every_number_is_written_as_it_is(page):
         assert abs(float(number) * unit - value) <= 0.501 * 10**-digits * unit, text
 
 
-def test_intervals_are_those_of_results_json(page, saved):
+@pytest.mark.parametrize("key", ["speed_up", "typical_step"])
+def test_intervals_are_those_of_results_json(page, saved, key):
     script = """return [...document.querySelectorAll("#results tbody tr")].map((row) => [
         row.querySelector("th").textContent,
-        row.querySelector('[data-column="speed_up"] .interval')?.textContent])"""
-    shown = page.execute_script(script)
-    assert sum("speed_up" in saved[arm] for arm, _ in shown) > 5
+        row.querySelector(`[data-column="${arguments[0]}"] .interval`)?.textContent])"""
+    shown = page.execute_script(script, key)
+    assert sum(key in saved[arm] for arm, _ in shown) > 5
     for arm, text in shown:
-        if "speed_up" in saved[arm]:
-            ratio = saved[arm]["speed_up"]
+        if key in saved[arm]:
+            ratio = saved[arm][key]
             assert text == f"({ratio['low']:.2f} to {ratio['high']:.2f})"
 
 
@@ -363,6 +394,17 @@ def test_the_page_is_one_small_file(report):
     assert "MIT license" in text
 
 
+def test_the_page_of_a_real_comparison_of_every_scheme_is_small(tmp_path):
+    """32 arms with all of their samples, as the documentation's table has them."""
+    measured = Path(__file__).parents[2] / "docs/data/llama32_4layers.json"
+    (tmp_path / "results.json").write_text(measured.read_text())
+    results = Results.load(tmp_path)
+    arm_rows = rows(results)
+    html.write(tmp_path, results, arm_rows, remarks(results, arm_rows))
+    assert len(arm_rows) > 30 and all(row.samples for row in arm_rows)
+    assert (tmp_path / html.FILE).stat().st_size < 6_000_000
+
+
 def test_no_text_of_the_results_is_markup(report):
     text = report.read_text()
     assert "<img" not in text.replace(html._plotly(), "") and "alert(1)\\u003e" in text
@@ -397,6 +439,21 @@ def test_open_needs_output():
     arms = ["--arm", "--quantization none", "--arm", "--quantization int8wo"]
     result = CliRunner().invoke(ab, ["--open", *arms])
     assert "give --output" in str(result.exception) + result.output and result.exit_code
+
+
+@pytest.mark.parametrize("has_a_browser", [True, False])
+def test_open_shows_the_report(tmp_path, monkeypatch, has_a_browser):
+    from click.testing import CliRunner
+
+    opened = []
+    monkeypatch.setattr("webbrowser.open", lambda url: opened.append(url) or has_a_browser)
+    monkeypatch.setattr("compare.commands.ab.compare", lambda *given, **more: 0)
+    folder = tmp_path / "out"
+    arms = ["--arm", "--quantization none", "--arm", "--quantization int8wo"]
+    more = ["--output", str(folder), "--write_result", "none"]
+    result = CliRunner().invoke(ab, ["--open", *arms, *more])
+    assert result.exit_code == 0 and opened == [(folder / "report.html").as_uri()]
+    assert ("--open: there is no browser here" in result.stderr) != has_a_browser
 
 
 def test_bars_and_pareto_name_every_arm(results, tmp_path):

@@ -351,15 +351,15 @@ def test_check_says_how_many_tables_there_are(tmp_path):
     (tmp_path / "b.md").write_text(PARAMETERS)
     done = check(tmp_path / "a.md", tmp_path / "b.md")
     assert done.exit_code == 0, done.output
-    assert "a.md: 3 tables, of which 3 re-render byte for byte" in done.stdout
-    assert "2 files: 4 tables, of which 4 re-render byte for byte" in done.stdout
+    assert "a.md: 3 tables, of which 3 are intact" in done.stdout
+    assert "2 files: 4 tables, of which 4 are intact" in done.stdout
     assert "  line 10: latency, 9 rows, legacy style\n" in done.stdout
 
 
 def test_check_fails_where_a_table_does_not_render(tmp_path):
     (tmp_path / "a.md").write_text(REPORT.replace("| 110.00 ms", "|  110.00 ms"))
     done = check(tmp_path / "a.md")
-    assert done.exit_code == 1 and "3 tables, of which 2 re-render" in done.stdout
+    assert done.exit_code == 1 and "3 tables, of which 2 are intact" in done.stdout
     assert "line 12: '| Prefill        | 1          |  110.00" in done.stdout
 
 

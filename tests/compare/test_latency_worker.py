@@ -7,6 +7,7 @@ import devices
 from compare.sampling.latency_worker import LatencyWorker
 from errors import MemoryShortage, UsageError
 from models.checkpoints.load import load_config
+from tests.fake_counter import Counter
 
 FLOAT32 = ["--precision", "float32", "--device", "cpu", "--checkpoint_path", "tiny"]
 CONTEXT = load_config("tiny").max_position
@@ -136,22 +137,6 @@ def test_a_cell_is_estimated_as_the_run_that_it_is(monkeypatch):
     (facts,) = seen
     assert (facts.config.batch_size, facts.prompt_tokens, facts.cache_size) == (2, 30, 34)
     assert facts.config.max_new_tokens == 4 and facts.config.context_depth == 0
-
-
-class Counter:
-    """3 J for each look at it; an idle machine takes nothing."""
-
-    name = "a fake"
-
-    def __init__(self):
-        self.total = 0.0
-
-    def joules(self):
-        self.total += 3.0
-        return [self.total]
-
-    def difference(self, before, after):
-        return after[0] - before[0]
 
 
 def test_the_energy_of_runs_is_counted_where_it_is_asked_for():

@@ -1,5 +1,6 @@
 """Tables of a log: which lines they take, and what they make of them."""
 
+import json
 import re
 from pathlib import Path
 
@@ -40,10 +41,20 @@ LINES = [
 ]
 
 
+ABOUT = {"command": "c", "date": "2026-01-01", "commit": None, "machine": "m", "versions": {}}
+ROW = {"numerics": "", "plain": "", "gguf": "", "tokens": 78541}
+QUALITY = [
+    ROW | {"scheme": "none", "ratio": 1.0},
+    ROW | {"scheme": "int8wo", "ratio": 1.00019},
+    ROW | {"scheme": "bnb-int8", "why_not": "not installed"},
+]
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("benchmarks.txt").write_text("title\n" + "\n".join(LINES) + "\n")
+    Path("quality.json").write_text(json.dumps({"about": ABOUT, "rows": QUALITY}))
     return tmp_path
 
 
@@ -58,7 +69,7 @@ def tables(text):
 
 
 def test_the_newest_lines_against_full_precision(folder):
-    found = tables(runs(["benchmarks.txt"]))
+    found = tables(runs(["benchmarks.txt", "quality.json"]))
     assert list(found) == ["tiny on cpu", "tiny on cuda"]
     scheme, speeds = (
         [row[0] for row in found["tiny on cpu"]],
@@ -67,11 +78,20 @@ def test_the_newest_lines_against_full_precision(folder):
     assert scheme == ["`none`", "`none`", "`fp6`", "`int8wo`"]
     assert speeds == ["10.00", "8.00", "5.00", "30.00"]
     none, quantized_cache, not_compiled, int8wo = found["tiny on cpu"]
-    assert none[5:] == ["1.00", "4.00 GB", "1.00", "4.00 GB", "1.00"]
-    assert int8wo[5:] == ["3.00", "2.00 GB", "0.50", "1.00 GB", "0.25"]
+    assert none[5:] == ["1.00", "4.00 GB", "1.00", "4.00 GB", "1.00", "1"]
+    assert int8wo[5:] == ["3.00", "2.00 GB", "0.50", "1.00 GB", "0.25", "1.0002"]
     assert quantized_cache[1] == "int8" and quantized_cache[5] == "0.80"
     assert not_compiled[3] == "no" and not_compiled[5] == "-"  # no such full precision
+    assert not_compiled[-1] == "-"  # fp6's quality was not measured
     assert found["tiny on cuda"][1][5] == "0.50"
+
+
+def test_the_caption_says_of_which_days_and_what_perplexity_is(folder):
+    caption = runs(["benchmarks.txt", "quality.json"]).splitlines()[-1]
+    assert "`benchmarks.txt`, 2026-01-01 and 2026-01-02; the device is as the line says" in caption
+    assert "days or machines are not to be compared" in caption
+    assert "on 78,541 tokens (`quality.json`), whatever the cache" in caption
+    assert "`quantbench replay benchmarks.txt --all`" in caption
 
 
 def test_other_work_is_another_table(folder):
@@ -86,7 +106,7 @@ def test_other_work_is_another_table(folder):
         line("20260107000000", 10.5, more=" --batch_size 1"),
     ]
     Path("benchmarks.txt").write_text("\n".join([*LINES, *more]) + "\n")
-    found = tables(runs(["benchmarks.txt"]))
+    found = tables(runs(["benchmarks.txt", "quality.json"]))
     titles = [
         "tiny on cpu",
         "tiny on cpu, batch size 8",
@@ -103,8 +123,8 @@ def test_two_decimals_of_a_small_model_give_no_ratio(folder):
     lines = [line("20260101000000", 5), line("20260101000000", 10, "int8wo")]
     lines = [re.sub("model_size= *[0-9.]+", "model_size= 0.01", one) for one in lines]
     Path("benchmarks.txt").write_text("\n".join(lines) + "\n")
-    none, int8wo = tables(runs(["benchmarks.txt"]))["tiny on cpu"]
-    assert none[8:] == ["0.01 GB", "1.00"] and int8wo[8:] == ["0.01 GB", "-"]
+    none, int8wo = tables(runs(["benchmarks.txt", "quality.json"]))["tiny on cpu"]
+    assert none[8:10] == ["0.01 GB", "1.00"] and int8wo[8:10] == ["0.01 GB", "-"]
     assert int8wo[5] == "2.00"
 
 

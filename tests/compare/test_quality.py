@@ -15,12 +15,12 @@ from scipy import stats
 
 from benchlog.config import RunConfig, parse
 from compare.commands.quality import quality
-from compare.fidelity import decode_check
+from compare.fidelity import decode_check, measure
 from compare.fidelity import reference_logits as kept
 from compare.fidelity.layer_sqnr import sqnr, sqnr_of_layers
 from compare.fidelity.scores import Logits, quick, score, summary
 from compare.sampling.answers import LogitsFile
-from errors import KernelError
+from errors import KernelError, UsageError
 from generate import Generator
 from models.checkpoints.load import load_model
 from models.checkpoints.sources import EMBEDDED
@@ -454,7 +454,20 @@ def test_tasks_of_the_harness(tasks, tmp_path):
     assert "choose acc: 1.0000" in result.stdout
 
 
-def test_a_task_that_is_not_there(tasks, tmp_path):
-    result = run("--tokens", "600", "--lm_eval", "no_such_task_at_all")
-    assert "--lm_eval no_such_task_at_all: " in str(result.exception)
-    assert "\n" not in str(result.exception)
+@pytest.mark.parametrize(
+    "given, why",
+    [
+        ("no_such_task_at_all", "--lm_eval no_such_task_at_all: lm-evaluation-harness has no such"),
+        ("{choose},no_such_task_at_all", "--lm_eval no_such_task_at_all: lm-evaluation-harness"),
+        ("nowhere.yaml", "--lm_eval nowhere.yaml: no such file"),
+    ],
+)
+def test_a_task_that_is_not_there_is_refused_before_anything_is_measured(
+    tasks, monkeypatch, given, why
+):
+    def planned(*_):
+        raise AssertionError("what comes first of measuring has begun")
+
+    monkeypatch.setattr(measure, "make_plan", planned)
+    result = run("--tokens", "600", "--lm_eval", given.format(**tasks))
+    assert one_line(result).startswith(why) and isinstance(result.exception, UsageError)

@@ -91,6 +91,21 @@ def test_the_gate_without_a_reading_is_of_memory_alone(short_log, peak, code):
     assert "1 of 1: line 1: None, tiny" in result.stderr
 
 
+def test_lines_that_a_condition_chooses_are_counted_with_the_time_left(monkeypatch):
+    chosen = [(number, record) for number, record in RECORDS if record.quant == "int8wo"]
+    left = iter([record for _, record in chosen])
+    monkeypatch.setattr(
+        "compare.commands.replay.measured", lambda *_: Replayed(next(left), [], None)
+    )
+    result = run(str(REFERENCE), "--where", "quant=int8wo", "--dummy")
+    assert result.exit_code == 0, result.stderr
+    names = [f"line {number}: int8wo, {record.mod}" for number, record in chosen]
+    assert len(names) == 2
+    first, second = [line for line in result.stderr.splitlines() if " of 2: " in line]
+    assert first == f"1 of 2: {names[0]}"
+    assert second.startswith(f"2 of 2: {names[1]}, about ") and second.endswith(" left")
+
+
 # ------------------------------------------------------------------------- beside an old commit
 
 WORKER = """

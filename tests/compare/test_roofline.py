@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from benchlog.config import RunConfig
 from compare.commands import growth as growth_module
 from compare.commands.growth import growth
-from compare.commands.roofline import layer_rows, roofline, with_stock
+from compare.commands.roofline import layer_rows, model_remarks, roofline, with_stock
 from compare.figures import decode_limit as whole
 from compare.figures.interval import Interval
 from compare.figures.json_rows import DecodeRow
@@ -141,8 +141,15 @@ def test_rows_of_a_layer():
 def test_the_stock_arm_is_in_the_row_of_ours():
     speeds = {"int8wo": 30.0, "int8wo, torchao": 20.0, "fp6": 25.0}
     rows = [DecodeRow(name, None, 4, steps_per_s=speed) for name, speed in speeds.items()]
+    rows[0].decoder, rows[1].decoder = "cpu-step", "modules"
     int8, fp6 = with_stock(rows)
     assert int8.over_stock == 1.5 and int8.stock is rows[1] and fp6.stock is None
+    (remark,) = model_remarks([int8, fp6], {})
+    assert remark == "ours × stock compares decoders, too: cpu-step with modules"
+    rows[1].decoder = None  # the stock kernel's run failed
+    assert model_remarks(with_stock(rows), {}) == []
+    rows[1].decoder = "cpu-step"
+    assert model_remarks(with_stock(rows), {}) == []
 
 
 def test_shapes_of_a_model():

@@ -9,14 +9,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from scipy import stats
 
+from benchlog.about import machine
 from compare.figures.families import FALSE_VERDICTS
+from compare.output.doc_tables import TABLES
 from tests.compare.trust_simulation import (
     Cell,
     bounds,
     cells,
     failures,
+    main,
     measure,
     simulate,
     somebody_watches,
@@ -91,10 +95,24 @@ def test_what_is_committed_covers_every_cell_and_meets_the_requirements():
     rows = {(row["cell"], row["mode"]): row for row in document["cells"]}
     names = {(cell.name, "in turn" if cell.in_turn else "side by side") for cell in ALL}
     assert names <= set(rows)
-    assert document["seed"] and document["date"] and "--seed" in document["command"]
+    about = document.get("about", document)  # that of 2026-11-21 has no commit and no machine
+    assert document["seed"] and about["date"] and "--seed" in about["command"]
     for row in rows.values():
         assert row["trials"] >= 300 and not failures(row)
         for value in row.values():
             if isinstance(value, dict):
                 again = bounds(value["count"], value["of"])
                 assert value == pytest.approx(again)
+
+
+def test_the_file_says_where_it_comes_from(tmp_path):
+    """Its seed, too, where that was drawn; the documentation's table has its caption from there."""
+    path = tmp_path / "trust.json"
+    options = ["--trials", "2", "--only", "scatter 0.5 %", "--output", str(path)]
+    result = CliRunner().invoke(main, options)
+    assert result.exit_code == 0, result.output
+    document = json.loads(path.read_text())
+    assert len(document["cells"]) == 2 and document["about"]["machine"] == machine()
+    ends = f"trust_simulation --trials 2 --seed {document['seed']}"
+    assert document["about"]["command"].endswith(ends)
+    assert TABLES["trust"]([str(path)]).endswith(f"{ends}`</sub>")

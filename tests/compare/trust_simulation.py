@@ -15,7 +15,6 @@ import json
 import math
 import shlex
 import sys
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ import click
 import numpy as np
 from scipy import stats
 
+from benchlog.about import about
 from compare.figures.contrasts import LEAST_FREEDOM, Contrasts, Fit, fit
 from compare.figures.families import FALSE_VERDICTS, against_baseline, against_best, critical
 from compare.figures.plan import Look, Plan, arms_to_drop, shown
@@ -427,9 +427,9 @@ def main(trials: int, seed: int | None, output: str, only: str) -> None:
         click.echo(json.dumps(rows[-1]))
     missed = [line for row in rows for line in failures(row)]
     words = ["python", "-m", "tests.compare.trust_simulation", "--trials", str(trials)]
+    command = shlex.join([*words, "--seed", str(seed)])  # also where the seed was drawn
     document = {
-        "date": time.strftime("%Y-%m-%d"),
-        "command": shlex.join([*words, "--seed", str(seed)]),
+        "about": dataclasses.asdict(dataclasses.replace(about(), command=command)),
         "seed": seed,
         "requirements_missed": missed,
         "cells": rows,

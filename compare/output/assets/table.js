@@ -6,6 +6,7 @@ const COLUMNS = [
   { key: "arm", title: "Arm", words: true, value: (row) => row.arm },
   { key: "verdict", title: "Verdict", words: true, value: (row) => row.verdict, cell: verdictCell },
   { key: "speed_up", title: "Speed-up", value: (row) => point(row)?.speed_up, cell: speedCell, bestFirst: true },
+  { key: "typical_step", title: "typical step", value: (row) => row.typical_step?.value, cell: stepCell, bestFirst: true },
   { key: "tok_s", title: "tok/s", value: (row) => row.tok_s, show: (value) => fixed(value, 2), bestFirst: true },
   { key: "decode_tok_s", title: "decode tok/s", value: (row) => row.decode_tok_s, show: (value) => fixed(value, 2), bestFirst: true },
   { key: "memory", title: "memory", value: (row) => point(row)?.memory_bytes, show: bytes },
@@ -37,8 +38,17 @@ function verdictCell(row) {
 function speedCell(row) {
   const known_ = point(row);
   if (!known_ || !known(known_.speed_up)) return ["–"];
-  const span = interval(known_.low, known_.high, known_.confidence);
-  return [times(known_.speed_up), ...(span ? [" ", make("span", { class: "interval" }, `(${span})`)] : []), bar(known_)];
+  return [...withEnds(known_.speed_up, known_), bar(known_)];
+}
+
+/** The speed-up of the median decoding step. */
+function stepCell(row) {
+  return row.typical_step ? withEnds(row.typical_step.value, row.typical_step) : ["–"];
+}
+
+function withEnds(value, ends) {
+  const span = interval(ends.low, ends.high, ends.confidence);
+  return [times(value), ...(span ? [" ", make("span", { class: "interval" }, `(${span})`)] : [])];
 }
 
 /** The interval on a log scale that all rows share, with a dashed line at 1. */
