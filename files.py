@@ -222,6 +222,8 @@ def check_folder(option: str, path: FilePath) -> None:
     """Raise LogError unless `path` is a folder that can be written, or can be made one. Nothing is
     changed."""
     with named(option, path, LogError):
+        with contextlib.suppress(FileNotFoundError):
+            os.stat(path)  # raises for a name that no folder can have
         place = Path(os.path.abspath(path))
         while not os.path.lexists(place):
             place = place.parent
@@ -265,7 +267,9 @@ def replace(what: str, path: FilePath, write: Callable[[Path], object]) -> None:
             write(Path(path))
             return
         goal = Path(os.path.realpath(path))
-        scratch = goal.with_name(f".{os.getpid()}.{goal.name}"[:200] + goal.suffix)
+        # A name has at most 255 bytes, a character up to 4. The suffix stays: traces are compressed
+        # where it is .gz.
+        scratch = goal.with_name(f".{os.getpid()}.{goal.name[:40]}{goal.suffix[-20:]}")
         try:
             write(scratch)
             if goal.exists():

@@ -95,6 +95,12 @@ BAD = [
     ("--quantization autoquant --calibration_text loop", 2, "leads back to itself"),
     # before anything is made or loaded
     ("--prefill_size 200000000", 2, "200000000 prompt tokens and --max_new_tokens 2 need"),
+    # a path that no file can have: a NUL character, and more than 255 bytes
+    *((f"--{option}=a\0b", 2, f"--{option} takes a value that is not empty and has no NUL")
+      for option in ("checkpoint_path", "write_result", "output_json_path", "profile", "save")),
+    *((f"--{option} {'x' * 300}", 1, "File name too long") for option in (
+        "checkpoint_path", "write_result", "output_json_path", "profile", "memory_profile", "save"
+    )),
     # --debug as a value is a value
     ("--prompt --debug --checkpoint_path /nope", 2, "the option '--debug' follows it"),
     ("--prompt=--debug --checkpoint_path /nope", 1, "/nope does not exist"),
@@ -145,7 +151,7 @@ def test_a_value_of_ten_megabytes_is_shortened(place):
 
 def shell(command, cwd, timeout=300):
     """The command line as a shell runs it, from the repository's root with `cwd` in $HERE."""
-    environment = {**os.environ, "PY": sys.executable, "HERE": str(cwd)}
+    environment = {**os.environ, "PY": sys.executable, "HERE": str(cwd), "ROOT": str(ROOT)}
     return subprocess.run(
         ["bash", "-c", command], cwd=ROOT, env=environment, capture_output=True, text=True,
         timeout=timeout,
@@ -153,6 +159,7 @@ def shell(command, cwd, timeout=300):
 
 
 CHECK = "$PY -m benchlog check $HERE/benchmarks.txt"
+RUN = "cd $HERE; $PY $ROOT/generate.py --num_samples 1 --max_new_tokens 2 --device cpu"
 
 
 @pytest.mark.parametrize(
@@ -173,6 +180,9 @@ CHECK = "$PY -m benchlog check $HERE/benchmarks.txt"
          "error: cannot write to stdout: No space left on device\n"),
         ("$PY -m quantize --help >/dev/full", 1,
          "error: cannot write to stdout: No space left on device\n"),
+        ("$PY -m quantize int8wo >/dev/full", 1,
+         "error: cannot write to stdout: No space left on device\n"),
+        (f"{RUN} >&-", 1, "error: stdout is closed; redirect it to a file or to /dev/null\n"),
         ("$PY -m kv_cache --no-such", 2, "error: no such option: '--no-such'; --help lists"),
         ("$PY -m quantize --jsom x", 2, "error: no such option: '--jsom'; did you mean --json?"),
         ("$PY -m quantize fp6x", 2, "error: --quantization 'fp6x' is no scheme; nearest: fp6"),
@@ -225,29 +235,29 @@ def test_a_line_of_fifty_megabytes_is_no_record(place):
     assert len(done.stdout) < 1000
 
 
-RUN = "cd $HERE; $PY $ROOT/generate.py --num_samples 1 --max_new_tokens 2 --device cpu"
-
-
 @pytest.mark.parametrize(
     "redirected, code, last",
-    [(">/dev/full", 1, "error: cannot write to stdout: No space left on device"), ("2>&-", 0, "")],
+    [
+        (">/dev/full", 1, "error: cannot write to stdout: No space left on device"),
+        ("| true", 1, "error: cannot write to stdout: Broken pipe"),
+        ("2>&-", 0, ""),
+    ],
 )
-def test_a_run_is_logged_whatever_becomes_of_its_output(place, monkeypatch, redirected, code, last):
-    monkeypatch.setenv("ROOT", str(ROOT))
-    done = shell(f"{RUN} {redirected}", place)
+def test_a_run_is_logged_whatever_becomes_of_its_output(place, redirected, code, last):
+    done = shell(f"set -o pipefail; {RUN} {redirected}", place)
     assert done.returncode == code and "Traceback" not in done.stderr
     assert (done.stderr.splitlines() or [""])[-1] == last
     first, second = Path("benchmarks.txt").read_text().splitlines()
     assert first == LINE and "mod: tiny" in second
 
 
-def test_a_trace_that_the_disk_is_too_small_for_is_an_error(place, monkeypatch):
-    monkeypatch.setenv("ROOT", str(ROOT))
+@pytest.mark.parametrize("option", ["--profile", "--memory_profile"])
+def test_a_trace_that_the_disk_is_too_small_for_is_an_error(place, option):
     Path("trace.json").unlink()
-    done = shell(f"ulimit -f 64; trap '' XFSZ; {RUN} --profile trace.json", place)
+    done = shell(f"ulimit -f 64; trap '' XFSZ; {RUN} {option} trace.json", place)
     assert done.returncode == 1, done.stderr
     last = done.stderr.splitlines()[-1]
-    assert last.startswith("error: --profile trace.json: ") and "Wrote" not in done.stderr
+    assert last.startswith(f"error: {option} trace.json: ") and "Wrote" not in done.stderr
     assert not list(place.glob("*trace*")) and not list(place.glob(".*trace*"))
 
 
@@ -277,5 +287,8 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
     (tmp_path / "link").symlink_to("report.json")
     files.write_text("--json", tmp_path / "link", "after")
     assert path.read_text() == "after" and (tmp_path / "link").is_symlink()
+    longest = tmp_path / ("é" * 125 + ".json")  # 255 bytes, the most that a name has
+    files.write_text("--json", longest, "x")
+    assert longest.read_text() == "x"
     with pytest.raises(LogError, match="--json a.b: a path cannot hold a NUL character"):
         files.write_text("--json", "a\0b", "x")

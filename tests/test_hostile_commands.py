@@ -207,6 +207,8 @@ IGNORED = [  # options without an effect in what they are given with
     (f"{AB} --calibration_text prose.txt", 2, "none and int8wo is not calibrated"),
     (f"latency {ARMS} --min_sqnr 20", 2, "--min_sqnr is for --quantization autoquant"),
     (f"{TUNE} --min_sqnr 20", 2, "--min_sqnr is for --quantization autoquant; given: none"),
+    ("ab --arm '--quantization int8w'", 2, "arm 1, the baseline, '--quantization int8w': "),
+    ("ab --arm '--quantization int8wo'", 2, "is nothing to compare: give another --arm"),
     (f"{AB} --text prose.txt --tokens 0", 2, "with --tokens 0 no quality is measured"),
     ("ab --resume ab --order_seed 3", 2, "--order_seed: --resume goes on with the arms"),
     ("ab --resume ab --in_turn", 2, "--in_turn: --resume goes on with the arms"),
@@ -233,6 +235,31 @@ NUMBERS = [
     (f"metrics {SIDES} --baseline_tp {10**30}", 2, "--baseline_tp takes a whole number"),
     ("replay benchmarks.txt --all --line 0", 2, "--line takes a whole number from 1"),
 ]
+
+
+# Commands that read or write the file or folder @, which is a name that none can have.
+NAMES = {"a\0b": "NUL character", "x" * 300: "File name too long"}
+NAMED = [
+    *("log check @", "log table @", "readme @", "replay @ --all", "estimate audit @"),
+    *(f"replay benchmarks.txt --all --{name} @" for name in ("history", "checkpoint_root")),
+    *("latency tables @", "latency --resume @", "latency --output @"),
+    *("metrics --baseline @ --target sweep:none", f"metrics {SIDES} --json @"),
+    *("ab --resume @", f"{AB} --output @", f"{AB} --write_result @", f"{AB} --text @"),
+    *("recommend --from @", "recommend --output @", "tune --recorded @", f"{TUNE} --output @"),
+    *("growth --over none --json @ --chart c.svg", f"{ESTIMATE} --calibration @"),
+    *("quality --text @", "calibrate --json @", "experts show @", f"{TIERED} --expert_folder @"),
+    *("experts profile --output @", "peers --runtimes llama.cpp --gguf @"),
+    *(f"{name} --json @" for name in ("quality", "caches", "schemes", "roofline", ESTIMATE)),
+]
+
+
+@pytest.mark.parametrize("name", NAMES, ids=["NUL", "long"])
+@pytest.mark.parametrize("command", NAMED)
+def test_a_name_that_no_file_has_is_refused(place, command, name):
+    before = contents(place)
+    result = CliRunner().invoke(commands, shlex.split(command.replace("@", name)))
+    assert NAMES[name] in only_error(result) and len(result.stderr.splitlines()) == 1
+    assert result.exit_code in (1, 2) and contents(place) == before
 
 
 @pytest.mark.parametrize("command, code, message", [*NO_FILES, *OUTPUTS, *IGNORED, *NUMBERS])

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+KERNELS = ROOT / "ops" / "cpu" / "src"
 FLOORS = (
     {"errors"},
     {"text", "typed_json"},
@@ -94,7 +95,7 @@ ROOMS = {
     ),
     "estimate": (
         {"calibration_models", "datasheets", "blocks", "headings", "recording", "resident"},
-        {"calibration", "counting", "tables"},
+        {"calibration", "counting", "own_results", "tables"},
         {"findings"},
         {"audit_energy"},
         {"audit", "drift"},
@@ -163,6 +164,12 @@ LATE = {
     "models/registry.py": "imports the one architecture that is in use",
     "kv_cache/__init__.py": "imports the kind of cache that is in use",
     "models/__init__.py": "models.load is a door to run/loading.py, which stands above the models",
+}
+# Those of them that import a file from above: (file, what its strings name).
+UPWARDS = {
+    ("models", "run.loading"),
+    ("quantize.__main__", "compare.__main__"),
+    ("kv_cache.__main__", "compare.__main__"),
 }
 LATE_IMPORTS = {"import_module", "__import__", "run_module", "run_path", "resolve_name"}
 
@@ -290,6 +297,19 @@ def test_imports_by_name_are_declared(path):
     assert bool(names & LATE_IMPORTS) == (str(path) in LATE)
 
 
+def in_strings(path: Path) -> set[str]:
+    """The modules of the tree that a file's strings name, such as "run.loading:load"."""
+    nodes = (node for node in ast.walk(syntax(path)) if isinstance(node, ast.Constant))
+    texts = (node.value.partition(":")[0] for node in nodes if isinstance(node.value, str))
+    return {text for text in texts if "." in text} & set(MODULES)
+
+
+def test_imports_by_name_run_downwards():
+    pairs = {(module(Path(file)), target) for file in LATE for target in in_strings(Path(file))}
+    assert {pair for pair in pairs if wrong(*pair)} == UPWARDS
+    assert {("models.registry", "models.llama"), ("kv_cache", "kv_cache.int4")} <= pairs
+
+
 def test_few_imports_are_by_name():
     assert len(LATE) <= 8 and all((ROOT / path).exists() for path in LATE)
 
@@ -381,6 +401,28 @@ def test_what_the_picture_names_is_there(folder):
     parts = (part.strip() for part in re.split(r"[·,:;]| and ", said))
     names = {part.removesuffix(".py") for part in parts if re.fullmatch(r"\w+(\.py)?", part)}
     assert names <= modules
+
+
+def spelled_out(name: str) -> set[str]:
+    """The names that braces stand for: {a,b}.h is a.h and b.h."""
+    if not (braces := re.search(r"{([^{}]*)}", name)):
+        return {name}
+    return {name.replace(braces[0], part, 1) for part in braces[1].split(",")}
+
+
+def test_the_picture_of_the_kernels_names_every_file():
+    """Each in its folder's part, by its path or its name alone; and no file that is not there."""
+    text = (KERNELS / "README.md").read_text().split("## Which file calls which\n")[1]
+    words = re.split(r"^(?:ops/cpu/)?(\w+)(?:\.py|/) ", text.split("```")[1], flags=re.M)[1:]
+    parts = dict(zip(words[::2], words[1::2], strict=True))
+    sources = {path.relative_to(KERNELS) for path in KERNELS.rglob("*.*") if path.suffix != ".md"}
+    assert len(sources) > 70 and {path.parts[0] for path in sources} == set(parts)
+    for folder, part in parts.items():
+        listed = re.findall(r"[\w/{},]+\.(?:h|cpp)\b", part)
+        names = set().union(*map(spelled_out, listed))
+        inside = {path for path in sources if path.parts[0] == folder}
+        assert [path for path in inside if not {str(path), path.name} & names] == []
+        assert names <= {str(path) for path in sources} | {path.name for path in inside}
 
 
 # ---------------------------------------------------------------------------------- the rules' own

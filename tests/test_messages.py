@@ -11,17 +11,23 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 REQUIREMENTS = [*PROJECT["dependencies"], *(name for names in EXTRAS.values() for name in names)]
 DISTRIBUTIONS = {re.split(r"[\[<>=;]", text)[0].strip() for text in REQUIREMENTS}
-TOLD = re.compile(r"pip install ((?:-[-\w]+ )*)([\"']?)([^\s\"'`)]+)\2")
+COMMAND = re.compile(r"pip install\s+((?:-[-\w]+\s+)*)([\"']?)([^\s\"'`)]+)\2")
 
 
-def told():
+def to_install():
     folders = [path for path in ROOT.iterdir() if path.is_dir() and path.name[0] != "."]
-    files = [*ROOT.glob("*.py"), *ROOT.glob("*.md")]
+    files = [*ROOT.glob("*.py"), *ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
     files += [path for folder in folders for path in folder.rglob("*.py")]
     for path in files:
         if path != Path(__file__):
-            for match in TOLD.finditer(path.read_text()):
+            for match in COMMAND.finditer(path.read_text()):
                 yield str(path.relative_to(ROOT)), match[3]
+
+
+def test_documents_are_read():
+    """The five pages of docs/ that say what to install."""
+    pages = {f"docs/{name}.md" for name in ("comparing", "estimates", "kernels", "latency")}
+    assert pages | {"docs/schemes.md"} <= {file for file, _ in to_install()}
 
 
 def test_the_project_does_not_depend_on_itself_by_name():
@@ -29,7 +35,7 @@ def test_the_project_does_not_depend_on_itself_by_name():
     assert PROJECT["name"] not in DISTRIBUTIONS
 
 
-@pytest.mark.parametrize(("file", "target"), sorted(set(told())), ids=str)
+@pytest.mark.parametrize(("file", "target"), sorted(set(to_install())), ids=str)
 def test_what_one_is_told_to_install_exists(file, target):
     """Packages of others that pyproject names, or this clone with extras that it has."""
     name, _, extras = target.rstrip(".,;]").partition("[")

@@ -12,6 +12,7 @@ import pytest
 
 from tests import coverage_of_machine, seeds
 from tests.conftest import LONGEST, pytest_collection_modifyitems
+from tests.ops import check_syntax
 
 ROOT = Path(__file__).parent.parent
 
@@ -193,6 +194,16 @@ def test_skips_are_counted_by_reason_and_fail_where_the_machine_must_not_lack_it
     assert status == 0 and "instruction set amx" in output
     status, output = tested(QUANTBENCH_EXPECT="compiler,mmx")
     assert status == 4 and "names mmx; there are compiler, portable, avx2" in output
+
+
+def test_make_check_fails_without_a_compiler_that_the_machine_must_have(monkeypatch, capsys):
+    monkeypatch.setenv("PATH", "/nonexistent")
+    for names, status in (("", 0), ("compiler", 0), ("compiler,clang", 1), ("aarch64-gcc", 1)):
+        monkeypatch.setenv(coverage_of_machine.VARIABLE, names)
+        assert check_syntax.main() == status
+        printed = capsys.readouterr().out
+        assert printed.count("it is not installed") == len(check_syntax.COMPILERS)
+        assert printed.count("QUANTBENCH_EXPECT names") == status
 
 
 SKIPPING = ("pytest.skip", "pytest.mark.skipif", "pytest.importorskip")
