@@ -4,6 +4,7 @@
     python -m tests.estimate.accuracy memory FOLDER                # peak memory; needs no quiet
     python -m tests.estimate.accuracy report FOLDER --json docs/data/estimate_accuracy.json
     python -m tests.estimate.accuracy renew FOLDER --json docs/data/estimate_accuracy.json
+    python -m tests.estimate.accuracy report docs/data/estimate_accuracy.json   # from it alone
 
 `measure` measures what every scheme needs, then takes one scheme after another. Machines drift, so
 a scheme's calibration, which `calibrate` makes in rounds, and the cases of the scheme take turns:
@@ -14,7 +15,8 @@ errors without that correction. Nothing is fitted to a case.
 The models have widths that no calibration model has, and fewer layers than published so that a
 sitting takes minutes. `measure` stops at the time that it is given, and another call goes on.
 `memory` runs generate.py, and compares its peak of resident memory; `renew` puts these runs alone
-into the file of an earlier report.
+into the file of an earlier report. The file holds the calibration and all samples; `report` of it
+computes the estimates and their errors anew.
 """
 
 import dataclasses

@@ -1,4 +1,9 @@
-"""The errors of what tests/estimate/accuracy.py measured, as a table and as JSON."""
+"""The errors of what tests/estimate/accuracy.py measured, as a table and as JSON.
+
+The JSON holds the calibration as `quantbench calibrate` writes one, numbers to DIGITS digits, and
+every sample of every case: each estimate and each error can be computed anew from it. `report` does
+so when it is given the file in the place of the folder.
+"""
 
 import dataclasses
 import json
@@ -7,11 +12,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import click
 import torch
 
 from benchlog.about import about
 from devices import prefill_chunk
-from estimate.calibration import Calibration, WholePoint
+from estimate.calibration import Calibration, Speed, WholePoint
 from estimate.counting import count_model
 from estimate.passes import CalibratedMachine
 from estimate.resident import kept_by_heap
@@ -19,16 +25,21 @@ from models.config import ModelConfig
 from typed_json import from_json, to_json
 
 WORST = 25  # cases that are printed
+DIGITS = 6  # of the calibration's numbers
 Row = dict[str, Any]
 
 
 def report(
-    folder: Path, json_path: str | None, configs: dict[str, ModelConfig], schemes: Sequence[str]
+    where: Path, json_path: str | None, configs: dict[str, ModelConfig], schemes: Sequence[str]
 ) -> None:
-    """Print the errors of a folder of measurements, and write them to json_path."""
-    calibration, samples, seconds = gathered(folder, schemes)
+    """Print the errors of a folder of measurements, and write them to json_path.
+
+    where: the folder, or the JSON of an earlier report.
+    """
+    calibration, samples = reported(where) if where.is_file() else gathered(where, schemes)
     rows = errors(calibration, samples, configs)
-    memory = memory_errors(folder / "memory.json", configs, calibration.name)
+    runs = where if where.is_file() else where / "memory.json"
+    memory = memory_errors(runs, configs, calibration.name)
     groups: dict[str, Callable[[Row], bool]] = {"all": lambda row: True}
     for key, values in (
         ("kind", ("token", "prompt")),
@@ -62,15 +73,14 @@ def report(
         )
     head = {
         "about": dataclasses.asdict(about()),
-        "calibration": {"date": calibration.date, "device": calibration.device,
-                        "seconds": seconds, "speed": to_json(calibration.speed)},
+        "calibration": {**to_json(calibration), "speed": to_json(calibration.speed)},
         "summary": summary,
         "memory_summary": {"cases": len(memory), **_sizes([r["error"] for r in memory])},
     }  # fmt: skip
     print(head["memory_summary"])
     if json_path:
         value = {**head, "cases": rows, "memory": memory}
-        Path(json_path).write_text(json.dumps(value, indent=1) + "\n")
+        Path(json_path).write_text(lines(value) + "\n")
 
 
 def renew_memory(folder: Path, json_path: str, configs: dict[str, ModelConfig]) -> None:
@@ -81,11 +91,21 @@ def renew_memory(folder: Path, json_path: str, configs: dict[str, ModelConfig]) 
     value["memory"], value["memory_about"] = rows, dataclasses.asdict(about())
     value["memory_summary"] = {"cases": len(rows), **_sizes([row["error"] for row in rows])}
     print(value["memory_summary"])
-    Path(json_path).write_text(json.dumps(value, indent=1) + "\n")
+    Path(json_path).write_text(lines(value) + "\n")
 
 
-def gathered(folder: Path, schemes: Sequence[str]) -> tuple[Calibration, list[WholePoint], float]:
-    """The calibration, put together from its parts; the samples of cases; seconds of all parts."""
+def lines(value: Any, levels: int = 3) -> str:
+    """JSON in which what lies this deep takes a line: a point of the calibration, a case's key."""
+    if not levels or not value or not isinstance(value, dict | list):
+        return json.dumps(value)
+    if isinstance(value, list):
+        return "[\n" + ",\n".join(lines(item, levels - 1) for item in value) + "\n]"
+    items = (f"{json.dumps(key)}: {lines(item, levels - 1)}" for key, item in value.items())
+    return "{\n" + ",\n".join(items) + "\n}"
+
+
+def gathered(folder: Path, schemes: Sequence[str]) -> tuple[Calibration, list[WholePoint]]:
+    """The calibration, put together from its parts, and the samples of cases."""
     every = json.loads((folder / "every.json").read_text())
     seconds, samples = every.pop("calibrating_seconds"), []
     for scheme in schemes:
@@ -96,7 +116,34 @@ def gathered(folder: Path, schemes: Sequence[str]) -> tuple[Calibration, list[Wh
             samples += part["cases"]
             seconds += part["calibrating_seconds"]
     cases = [from_json(WholePoint, sample) for sample in samples]
-    return from_json(Calibration, every), cases, seconds
+    return from_json(Calibration, {**_rounded(every), "seconds": seconds}), cases
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+
+
+def reported(path: Path) -> tuple[Calibration, list[WholePoint]]:
+    """The calibration and the samples of cases that a report's JSON holds."""
+    value = json.loads(path.read_text())
+    if "products" not in value["calibration"]:
+        raise click.UsageError(
+            f"{path}: the calibration's points are not in it; report its FOLDER again"
+        )
+    cases = [
+        WholePoint(
+            row["scheme"], row["model"], "dense", row["decoder"], row["batch"],
+            *((1, row["positions"]) if row["kind"] == "token" else (row["positions"], 0)),
+            sample["seconds"], Speed(sample["read"], sample["multiply"]),
+        )
+        for row in value["cases"]
+        for sample in row["samples"]
+    ]  # fmt: skip
+    return from_json(Calibration, value["calibration"]), cases
 
 
 def errors(
@@ -166,12 +213,11 @@ def _sizes(values: Sequence[float]) -> Row:
 
 
 def memory_errors(path: Path, configs: dict[str, ModelConfig], device: str) -> list[Row]:
-    """A row for each run of `accuracy memory`: its peak beside the estimate."""
+    """A row for each run of `accuracy memory`, or of a report: its peak beside the estimate."""
     if not path.exists():
         return []
-    found = json.loads(path.read_text())
     rows = []
-    for run in found["runs"]:
+    for run, process, measured in _memory_runs(json.loads(path.read_text())):
         config = configs[run["model"]]
         chunk = prefill_chunk(torch.device("cpu"), run["batch"])
         count = count_model(
@@ -179,15 +225,27 @@ def memory_errors(path: Path, configs: dict[str, ModelConfig], device: str) -> l
             cache_size=run["cache_size"],
         )  # fmt: skip
         parts = {
-            "process": found["base_bytes"],
+            "process": process,
             "weights": count.weight_bytes,
             "kv_cache": count.kv_cache_bytes,
             "activations": count.peak_activation_bytes,
             "kept_by_heap": kept_by_heap(run["batch"] * min(run["prompt"], chunk)),
         }
-        measured, estimated = run.pop("peak_bytes"), sum(parts.values())
+        estimated = sum(parts.values())
         rows.append(
             {**run, "device": device, "kind": "memory", "measured_bytes": measured,
              "estimated_bytes": estimated, "error": estimated / measured - 1, "parts": parts}
         )  # fmt: skip
     return rows
+
+
+def _memory_runs(found: Row) -> list[tuple[Row, float, float]]:
+    """(run, bytes of a process without a model, bytes at the run's peak), from what `accuracy
+    memory` or a report wrote."""
+    if "memory" in found:
+        return [(row, row["parts"]["process"], row["measured_bytes"]) for row in found["memory"]]
+    return [
+        ({key: run[key] for key in run if key != "peak_bytes"}, found["base_bytes"],
+         run["peak_bytes"])
+        for run in found["runs"]
+    ]  # fmt: skip
