@@ -15,7 +15,9 @@ from estimate.calibration import Power
 from estimate.calibration_models import MODELS
 from estimate.machine import MakeGenerator, random_model
 from estimate.probe import Settings
+from ops.ranks import ALONE
 from run import energy
+from run.energy import Meter, NotCounted
 
 AT_LEAST = 1.0  # seconds of each phase
 PROMPT, STEPS = 512, 32  # positions of a prompt, and steps that are run at once
@@ -25,25 +27,22 @@ PROMPT, STEPS = 512, 32  # positions of a prompt, and steps that are run at once
 def measured(settings: Settings, make_generator: MakeGenerator) -> Power | None:
     """The limit, and the power of prompts and steps; None where neither is known."""
     device = settings.device
-    cards = energy.cards(device, ranks=1)
-    limit = energy.power_limit(device.type, cards)
-    try:
-        counter = energy.find(device.type, cards)
-    except energy.NoCounter:
+    limit = energy.power_limit(device.type, energy.cards(device, ranks=1))
+    meter = Meter.find(device, ALONE)
+    if isinstance(meter, NotCounted):
         return None if limit is None else Power(limit, None, None, None)
     model, _ = random_model(MODELS["wide"], settings.schemes[0], settings)
     generator = make_generator(model, 1, PROMPT + STEPS, "dense")
     prompt = torch.zeros(1, PROMPT, dtype=torch.long, device=device)
-    idle, step = energy.idle_watts(counter), energy.step_of(counter)
 
-    def watts(run: Callable[[], object]) -> float:
+    def watts(run: Callable[[], object]) -> float | None:
         run()
-        found = energy.measure(counter, _for_a_second(run), idle, step)
-        return found.joules / found.seconds
+        used = meter.energy(_for_a_second(run))
+        return None if isinstance(used, NotCounted) else used.joules / used.seconds
 
     return Power(
         limit,
-        counter.name,
+        meter.counter.name,
         watts(lambda: generator.generate(prompt, 1)),
         watts(lambda: generator.generate(prompt[:, :1], STEPS)),
     )

@@ -1,7 +1,7 @@
 """The energy that a run takes, read from the hardware's own counters: RAPL's and NVIDIA's.
 
-    counter = find(device)                      # NoCounter where there is none: it says why
-    energy = measure(counter, runs)             # repeated until the counter resolves it
+    meter = Meter.find(device, ranks)           # NotCounted where there is no counter: it says why
+    energy = meter.energy(runs)                 # repeated until the counter resolves it
     energy.joules                               # of one run, without what the idle machine takes
 
 RAPL counts the energy of whole processor packages, and of memory where that has a counter of its
@@ -9,19 +9,24 @@ own, in microjoules that start again from zero (Linux: powercap, Documentation/p
 driver of NVIDIA's cards since Volta counts millijoules of the whole board.
 """
 
+import math
+import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import torch
 
+    from ops.ranks import Ranks
+
 POWERCAP = Path("/sys/class/powercap")
 RESOLUTION = 0.02  # the counter's step may be this share of what is measured
 IDLE_SECONDS = 1.0  # for which the idle machine is read
 WATCHED_SECONDS = 0.3  # for which a counter is read again and again, to see its steps
+MOST_WATCHED = 3.0  # seconds, where it does not move in these
 MOST_SECONDS = 30.0  # of repeating a short run
 
 
@@ -55,6 +60,13 @@ class Energy:
     idle_watts: float
     repeats: int
     resolution: float  # the counter's step ÷ the joules of all repeats
+
+
+@dataclass(frozen=True)
+class NotCounted:
+    """There is no figure of a run's energy."""
+
+    why_not: str
 
 
 @dataclass(frozen=True)
@@ -205,15 +217,18 @@ def _long_term(folder: Path) -> float | None:
 
 
 def step_of(counter: Counter, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Joules by which a counter grows at once, as seen while it is read again and again."""
-    ends = clock() + WATCHED_SECONDS
+    """Joules by which a counter grows at once, as seen while it is read again and again; infinite
+    where it does not grow in MOST_WATCHED seconds."""
+    started = clock()
     last, largest = counter.joules(), 0.0
-    while clock() < ends:
+    while (passed := clock() - started) < WATCHED_SECONDS or (
+        not largest and passed < MOST_WATCHED
+    ):
         now = counter.joules()
         grown = counter.difference(last, now)
         if grown > 0:
             largest, last = max(largest, grown), now
-    return largest
+    return largest or math.inf
 
 
 def idle_watts(
@@ -230,20 +245,18 @@ def idle_watts(
 def measure(
     counter: Counter,
     runs: Callable[[], int],
-    idle: float | None = None,
-    step: float | None = None,
+    idle: float,
+    step: float,
     clock: Callable[[], float] = time.perf_counter,
     most: float = MOST_SECONDS,
-) -> Energy:
+) -> Energy | NotCounted:
     """The energy of a run. runs() carries out one or more, returns their number, and ends when the
     device has finished.
 
-    It is repeated until the counter's step is RESOLUTION of the whole, or `most` seconds are over.
-    idle: watts of the idle machine. step: joules by which the counter grows at once. Both are
-    measured first if not given.
+    It is repeated until the counter's step is RESOLUTION of the whole; where it is more than that
+    after `most` seconds, nothing is known of a run.
+    idle: watts of the idle machine. step: joules by which the counter grows at once.
     """
-    resting = idle_watts(counter, clock=clock) if idle is None else idle
-    step = step_of(counter, clock) if step is None else step
     before, started, repeats, spent = counter.joules(), clock(), 0, 0.0
     last = before
     while True:
@@ -251,14 +264,107 @@ def measure(
         now = counter.joules()
         spent += counter.difference(last, now)  # run by run, so that it starts again at most once
         last, seconds = now, clock() - started
-        if (spent > 0 and step / spent <= RESOLUTION) or seconds > most:
+        if spent > 0 and step / spent <= RESOLUTION:
             break
+        if seconds > most:
+            return NotCounted(_too_coarse(counter, step, spent, seconds))
     return Energy(
         counter=counter.name,
-        joules=max(0.0, spent - resting * seconds) / repeats,
+        joules=max(0.0, spent - idle * seconds) / repeats,
         joules_with_idle=spent / repeats,
         seconds=seconds / repeats,
-        idle_watts=resting,
+        idle_watts=idle,
         repeats=repeats,
-        resolution=step / spent if spent else 1.0,
+        resolution=step / spent,
     )
+
+
+def _too_coarse(counter: Counter, step: float, spent: float, seconds: float) -> str:
+    if not spent or math.isinf(step):
+        return f"{counter.name} does not move, neither while it is watched nor in {seconds:.0f} s"
+    return (
+        f"{counter.name} moves by {step:.3g} J at once, {step / spent:.0%} of what it counted in "
+        f"{seconds:.0f} s of runs; at most {RESOLUTION:.0%} are accepted"
+    )
+
+
+def pooled(energies: Sequence[Energy]) -> Energy:
+    """The energy of a run that was counted several times: means over all repeats. The idle power is
+    the mean of its readings, the resolution the coarsest."""
+    repeats = [one.repeats for one in energies]
+
+    def mean(values: Sequence[float]) -> float:
+        return statistics.fmean(values, repeats)
+
+    return replace(
+        energies[0],
+        joules=mean([one.joules for one in energies]),
+        joules_with_idle=mean([one.joules_with_idle for one in energies]),
+        seconds=mean([one.seconds for one in energies]),
+        idle_watts=statistics.fmean(one.idle_watts for one in energies),
+        repeats=sum(repeats),
+        resolution=max(one.resolution for one in energies),
+    )
+
+
+def sentence(
+    joules: float | None, idle_watts: float | None, why_not: str | None, estimated: float | None
+) -> str:
+    """Joules of a new token, or why they are not known, beside the estimate; "" where there is
+    neither a counter nor an estimate."""
+    estimate = "" if estimated is None else f"{estimated:.3g} J estimated"
+    if joules is not None:
+        idle = "" if idle_watts is None else f", {idle_watts:.3g} W"
+        said = f"{joules:.3g} J a new token, without the idle machine's{idle}"
+        return f"{said}; {estimate}" if estimate else said
+    if why_not is not None and not why_not.startswith(NO_COUNTER):
+        said = f"joules of a new token are not known: {why_not}"
+        return f"{said}; {estimate}" if estimate else said
+    return f"at most {estimated:.3g} J a new token ({NO_COUNTER})" if estimate else ""
+
+
+@dataclass(frozen=True)
+class Meter:
+    """A counter of the devices of a run, and what was read of it while the machine was idle.
+
+    The ranks of a run call everything together: rank 0 counts, and the others repeat a run as often
+    as it does.
+    """
+
+    counter: Counter
+    idle_watts: float
+    step: float  # joules by which the counter grows at once
+    device: "torch.device"
+    ranks: "Ranks"
+
+    @staticmethod
+    def find(device: "torch.device", ranks: "Ranks") -> "Meter | NotCounted":
+        """The meter, or why there is none. It takes seconds, in which nothing should run."""
+        try:
+            counter = find(device.type, cards(device, ranks.size))
+        except NoCounter as error:
+            ranks.total([0.0], device)
+            return NotCounted(f"{NO_COUNTER} ({error})")
+        meter = Meter(counter, idle_watts(counter), step_of(counter), device, ranks)
+        (counting,) = ranks.total([1.0], device)
+        return meter if counting == ranks.size else NotCounted(f"{NO_COUNTER} (of some ranks)")
+
+    def energy(self, runs: Callable[[], int], most: float = MOST_SECONDS) -> Energy | NotCounted:
+        """`measure` of runs that all ranks carry out together."""
+        if self.ranks.rank:
+            while self._goes_on(False):
+                runs()
+            return NotCounted("rank 0 counts the energy of all")
+
+        def together() -> int:
+            self._goes_on(True)
+            return runs()
+
+        used = measure(self.counter, together, self.idle_watts, self.step, most=most)
+        self._goes_on(False)
+        return used
+
+    def _goes_on(self, own: bool) -> bool:
+        """What rank 0 says."""
+        (said,) = self.ranks.first([float(own)], self.device)
+        return said > 0

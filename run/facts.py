@@ -16,7 +16,7 @@ from benchlog.record import Record
 from experts.traffic import PhaseFigures, Phases, TwoTiers, total
 from models.config import ModelConfig
 from run import machine
-from run.energy import NO_COUNTER, Energy
+from run.energy import NO_COUNTER, Energy, NotCounted
 from run.environment import Environment
 from run.generation import Timed
 from run.machine import MachineUse
@@ -175,7 +175,7 @@ class Measured:
     load_average: float | None = None  # over the minute before the last sample's end
     # Why each of the scheme's kernels cannot run, where one cannot.
     kernels: dict[str, str | None] = dataclasses.field(default_factory=dict)
-    energy: Energy | str = NO_COUNTER  # of one sample, all rows; or why it is not known
+    energy: Energy | NotCounted = NotCounted(NO_COUNTER)  # of one sample, all rows
 
     @property
     def trust(self) -> Trust:
@@ -214,7 +214,6 @@ class Measured:
 
     def to_json(self) -> dict[str, object]:
         """What --output_json_path writes, but for the log line and the estimate."""
-        why_not = {"why_not": self.energy} if isinstance(self.energy, str) else None
         phases = {f"expert_{name}": to_json(p) for name, p in self.expert_phases.items()}
         return {
             **to_json(self.facts),
@@ -224,7 +223,7 @@ class Measured:
             **to_json(self.summary),
             **to_json(self.trust),
             "joules_per_token": self.joules_per_token,
-            "energy": why_not or to_json(self.energy),
+            "energy": to_json(self.energy),
             **phases,
             "samples": to_json(self.samples),
         }
@@ -232,7 +231,7 @@ class Measured:
     @property
     def joules_per_token(self) -> float | None:
         """For each new token, without the idle machine's; None where nothing counts them."""
-        if isinstance(self.energy, str):
+        if isinstance(self.energy, NotCounted):
             return None
         config = self.facts.config
         return self.energy.joules / (config.batch_size * config.max_new_tokens)

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from benchlog.config import RunConfig
 from benchlog.origin import git_commit, versions
 from cli import progress, say
-from run import energy, environment, machine
-from run.energy import NO_COUNTER, Energy
+from run import environment, machine
+from run.energy import Energy, Meter, NotCounted
 from run.facts import Device, Facts, Measured, Parallel, Peak, Peaks, Ready, Sample
 from run.generation import Generates, Generation, OneSample, Timed
 
@@ -215,9 +215,14 @@ def warm_up(one_sample: Callable[[int], Timed]) -> tuple[list[float], bool]:
     return seconds, steady
 
 
-def metered(plan: Plan, one_sample: OneSample) -> tuple[list[Sample], list[int], Energy | str]:
+def metered(
+    plan: Plan, one_sample: OneSample
+) -> tuple[list[Sample], list[int], Energy | NotCounted]:
     """`take`, and the energy of a sample; or why it is not known. Samples that a coarse counter
     needs further are not among those returned."""
+    meter = Meter.find(plan.device, plan.ranks)
+    if isinstance(meter, NotCounted):
+        return (*take(plan, one_sample), meter)
     taken: list[tuple[list[Sample], list[int]]] = []
 
     def runs() -> int:
@@ -227,13 +232,8 @@ def metered(plan: Plan, one_sample: OneSample) -> tuple[list[Sample], list[int],
         taken.append(take(plan, one_sample))
         return plan.config.num_samples
 
-    try:
-        counter = energy.find(plan.device.type, energy.cards(plan.device, plan.ranks.size))
-    except energy.NoCounter as error:
-        return (*take(plan, one_sample), f"{NO_COUNTER} ({error})")
-    alone = plan.ranks.size == 1  # or ranks would not agree how often to repeat
-    joules = energy.measure(counter, runs, most=energy.MOST_SECONDS if alone else 0)
-    return (*taken[0], joules)
+    used = meter.energy(runs)
+    return (*taken[0], used)
 
 
 def take(plan: Plan, one_sample: OneSample) -> tuple[list[Sample], list[int]]:

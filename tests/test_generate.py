@@ -92,8 +92,8 @@ def test_the_json_has_the_energy_of_a_sample_or_why_not(in_tmp, monkeypatch):
     """Two samples between two looks: 1.5 J each, for 3 rows of 5 new tokens. The counter moves by
     0.05 J at once, 1.7 % of them, and the idle machine takes nothing."""
     monkeypatch.setattr("run.energy.find", lambda device_type, indices: Counter())
-    monkeypatch.setattr("run.energy.idle_watts", lambda counter, clock: 0.0)
-    monkeypatch.setattr("run.energy.step_of", lambda counter, clock: 0.05)
+    monkeypatch.setattr("run.energy.idle_watts", lambda counter: 0.0)
+    monkeypatch.setattr("run.energy.step_of", lambda counter: 0.05)
     words = (*SHORT, "--output_json_path", "runs.jsonl", "--write_result", "none")
     result = run(*words, "--batch_size", "3")
     assert result.exit_code == 0, result.stderr

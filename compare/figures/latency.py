@@ -22,6 +22,7 @@ from typing import Literal
 import numpy as np
 from scipy import stats
 
+from run.energy import Energy, NotCounted
 from typed_json import omitted
 
 Style = Literal["legacy", "correct"]
@@ -60,9 +61,10 @@ class Cell:
     # What was estimated before the first run, where the machine is calibrated: prompt_seconds,
     # token_seconds (a step in the middle of the new tokens), joules_per_token, …
     estimate: dict[str, float] | None = omitted()
-    # Joules of each new token, the prompt's included and the idle machine's left out; None where no
-    # counter is.
+    # Joules of each new token, the prompt's included and the idle machine's left out; None where
+    # `energy`, that of a run, is not known.
     joules_per_token: float | None = omitted()
+    energy: Energy | NotCounted | None = omitted()
 
     @property
     def counted(self) -> list[LatencySample]:

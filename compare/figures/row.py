@@ -44,6 +44,8 @@ class Row:
     bandwidth_share: float | None = omitted()  # weight_bytes_per_s ÷ bandwidth
     peak_memory_bytes: Peaks | None = omitted()  # of the arm's first process
     joules_per_token: float | None = omitted()  # of a new token, without the idle machine's
+    idle_watts: float | None = omitted()  # of the idle machine
+    why_no_joules: str | None = omitted()  # why there are none
     # Where the machine is calibrated: seconds, tokens per second and bytes as estimated before, and
     # (estimated − measured) ÷ measured. Keys: prompt_seconds, token_seconds, …
     estimated: dict[str, float] | None = omitted()

@@ -21,6 +21,7 @@ from compare.figures.row import Row
 from compare.figures.why import reasons
 from compare.sampling.answers import NoQuality, Quality, Reading
 from compare.sampling.results import ArmResult, Results
+from run.energy import Energy, NotCounted, pooled
 from run.facts import Facts, Peak, Summary
 
 
@@ -88,6 +89,7 @@ def _row(results: Results, number: int, arm: ArmResult, compared: Compared) -> R
             _add_run(row, arm.facts.run)
             if arm.samples:
                 _add_samples(row, arm, arm.facts.run)
+                _add_energy(row, arm.facts.energy, arm.facts.run)
                 _add_estimate(row, arm.facts.estimate)
                 _add_bandwidth(row, results.bandwidth.get(arm.facts.device, []))
     _add_quality(row, arm)
@@ -127,14 +129,22 @@ def _add_samples(row: Row, arm: ArmResult, run: Facts) -> None:
         row.token_p50_s, row.token_p90_s, row.token_p99_s = (
             percentile(steps, percent) for percent in (50, 90, 99)
         )
-    counted = [sample.joules for sample in arm.samples if sample.joules is not None]
-    if counted:
-        tokens = run.config.batch_size * run.config.max_new_tokens
-        row.joules_per_token = sum(counted) / len(counted) / tokens
     first = [s for s in arm.samples if s.process == arm.samples[0].process]
     row.peak_memory_bytes = (row.peak_memory_bytes or {}) | {
         "generate": _highest([sample.peak_memory_bytes for sample in first])
     }
+
+
+def _add_energy(row: Row, energies: Sequence[Energy | NotCounted], run: Facts) -> None:
+    counted = [one for one in energies if isinstance(one, Energy)]
+    if counted:
+        every = pooled(counted)
+        tokens = run.config.batch_size * run.config.max_new_tokens
+        row.joules_per_token, row.idle_watts = every.joules / tokens, every.idle_watts
+    else:
+        row.why_no_joules = next(
+            (one.why_not for one in energies if not isinstance(one, Energy)), None
+        )
 
 
 def _add_estimate(row: Row, estimate: Mapping[str, float] | None) -> None:

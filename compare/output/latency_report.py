@@ -24,7 +24,8 @@ from compare.figures.latency import (
 from compare.output.latency_tables import NO_INTERVAL, Pairs, Table, table_text
 from compare.sampling.latency_plan import LatencyPlan
 from compare.sampling.latency_results import LatencyResults, TableResult
-from run.energy import NO_COUNTER
+from run import energy
+from run.energy import Energy, NotCounted
 from text import counted, one_line
 
 NOT_REACHED = "not measured yet; --resume goes on"
@@ -90,18 +91,17 @@ def _estimates(every: Sequence[Cell]) -> list[str]:
         )
         parts.append(table_text(Table("estimates", "correct", tuple(rows))))
     if joules := [line for cell in every if (line := _joules(cell))]:
-        parts += ["Joules for each new token, the prompt included:", "\n".join(joules)]
+        parts += ["Energy, the prompt's included:", "\n".join(joules)]
     return parts
 
 
 def _joules(cell: Cell) -> str:
     """A cell's energy, measured and estimated; "" where neither is known."""
+    idle = cell.energy.idle_watts if isinstance(cell.energy, Energy) else None
+    why_not = cell.energy.why_not if isinstance(cell.energy, NotCounted) else None
     estimated = (cell.estimate or {}).get("joules_per_token")
-    bound = "" if estimated is None else f"{estimated:.3g} J estimated"
-    if cell.joules_per_token is not None:
-        measured = f"{cell.joules_per_token:.3g} J measured, without the idle machine's"
-        return f"- batch size {cell.batch_size}: {measured}" + (f"; {bound}" if bound else "")
-    return f"- batch size {cell.batch_size}: {bound} ({NO_COUNTER})" if bound else ""
+    said = energy.sentence(cell.joules_per_token, idle, why_not, estimated)
+    return f"- batch size {cell.batch_size}: {said}" if said else ""
 
 
 def cells(table: TableResult, plan: LatencyPlan) -> list[Cell]:

@@ -19,7 +19,7 @@ from compare.output.columns import Columns, aligned, interval, number, size, wit
 from compare.sampling.answers import Quality
 from compare.sampling.results import FILE, MOST_BESIDE, Results
 from errors import LogError
-from run.energy import NO_COUNTER
+from run import energy
 from typed_json import to_json
 
 FILES = (FILE, "results.csv", "report.md", page.FILE, "pareto.svg", "pareto.png")
@@ -255,10 +255,7 @@ def estimate_sentence(row: Row) -> str:
 def joules_sentence(row: Row) -> str:
     """Joules for each new token, measured and estimated; "" where neither is known."""
     estimated = (row.estimated or {}).get("joules_per_token")
-    if row.joules_per_token is not None:
-        beside = "" if estimated is None else f"; {estimated:.3g} J estimated"
-        return f"{row.joules_per_token:.3g} J a new token, without the idle machine's{beside}"
-    return "" if estimated is None else f"at most {estimated:.3g} J a new token ({NO_COUNTER})"
+    return energy.sentence(row.joules_per_token, row.idle_watts, row.why_no_joules, estimated)
 
 
 def as_csv(rows: Sequence[Row]) -> str:

@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from run.energy import Energy, NotCounted
 from run.facts import Facts, Peak, Ready, Sample
 from typed_json import from_json, omitted, to_json
 
@@ -27,8 +28,10 @@ class ArmFacts:
     kernels: dict[str, str | None] | None = None  # why each of the scheme's cannot run, if so
     about: str | None = None  # version and settings of another runtime
     # For each of the arm's processes the seconds from its start to its first sample, by phase:
-    # import, load (reading weights), quantize (and pack), quality, compile, warm_up.
+    # import, load (reading weights), quantize (and pack), quality, compile, warm_up, energy.
     start_seconds: list[dict[str, float]] = dataclasses.field(default_factory=list)
+    # Of a sample, counted in each of the arm's processes before its first sample; or why it is not.
+    energy: list[Energy | NotCounted] = dataclasses.field(default_factory=list)
     # What the machine's calibration predicts, by the keys of `estimate`; None: nothing does.
     estimate: dict[str, float] | None = None
 
@@ -50,7 +53,7 @@ class ArmFacts:
             kernels,
             None,
             [seconds] if seconds else [],
-            estimate,
+            estimate=estimate,
         )
 
     def to_json(self) -> dict[str, object]:
@@ -65,6 +68,7 @@ class ArmFacts:
         value |= {} if self.about is None else {"about": self.about}
         if self.start_seconds:
             value["start_seconds"] = self.start_seconds
+        value |= {"energy": to_json(self.energy)} if self.energy else {}
         value |= {} if self.estimate is None else {"estimate": self.estimate}
         return value | {"peak_memory_bytes": self.peak_memory_bytes}
 
@@ -81,6 +85,7 @@ class ArmFacts:
             arm.kernels,
             arm.about,
             arm.start_seconds or [],
+            arm.energy or [],
             arm.estimate,
         )
 
@@ -100,6 +105,7 @@ class _ArmKeys:
     kernels: dict[str, str | None] | None
     about: str | None
     start_seconds: list[dict[str, float]] | None
+    energy: list[Energy | NotCounted] | None
     estimate: dict[str, float] | None = None
 
 
@@ -109,7 +115,6 @@ class TimedSample(Sample):
 
     token_seconds: list[float]
     peak_memory_bytes: Peak = dataclasses.field(default_factory=dict)  # so far; by kind
-    joules: float | None = omitted()  # without the idle machine's; None: nothing counts them
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from compare.figures.latency import LatencySample
 from compare.sampling.latency_results import ModelFacts
+from run.energy import Energy, NotCounted
 
 
 @dataclass(frozen=True)
@@ -45,4 +46,4 @@ class Runs:
     """Some runs of a cell."""
 
     samples: list[LatencySample]
-    joules: float | None = None  # of each run, without the idle machine's; None: nothing counts
+    energy: Energy | NotCounted | None = None  # of a run; None: it was not asked for

@@ -22,6 +22,7 @@ from compare.sampling.latency_progress import LatencyProgress
 from compare.sampling.latency_results import Carried, LatencyResults, TableResult
 from compare.sampling.nursery import Nursery
 from compare.sampling.process import Process, WorkerFailed
+from run.energy import Energy, NotCounted, pooled
 
 WORKER = "compare.sampling.latency_worker"
 CHUNK = 1.0  # seconds of runs between two messages of a worker, at least one run
@@ -132,7 +133,8 @@ class Sweep:
         """Measure one cell: warm-ups, then runs. Raises WorkerFailed."""
         plan, length = self.results.plan, table.sequence_length
         samples: list[LatencySample] = []
-        seconds = compiling = joules = 0.0
+        counted: list[Energy | NotCounted] = []
+        seconds = compiling = 0.0
         try:
             with self._deadline(worker):
                 self.progress.measuring(load, length, size)
@@ -141,15 +143,12 @@ class Sweep:
                 compiling = ready.compile_seconds
                 table.carried = _described(table, size, ready)
                 cell = Cell(size, samples, estimate=ready.estimate)
-                for some in self._runs(worker, plan.warmups, metered=False):
+                for some in self._runs(worker, plan.warmups):
                     seconds += _seconds(some.samples)
-                for some in self._runs(worker, plan.runs, metered=True):
+                for some in self._runs(worker, plan.runs, counted):
                     seconds += _seconds(some.samples)
                     samples += some.samples
-                    if some.joules is not None:
-                        joules += some.joules * len(some.samples)
-                        each = joules / (len(samples) * size * plan.decode_length)
-                        cell = dataclasses.replace(cell, joules_per_token=each)
+                    cell = _with_energy(cell, counted, plan.decode_length)
                     self.results.put(load, length, cell)
                     self.progress.measuring(load, length, size, len(samples) / plan.runs)
                     self.keep()
@@ -159,10 +158,17 @@ class Sweep:
             self.ended_at = now
         self.progress.done(load, length, size)
 
-    def _runs(self, worker: Process, count: int, metered: bool) -> Iterator[Runs]:
+    def _runs(
+        self, worker: Process, count: int, energies: list[Energy | NotCounted] | None = None
+    ) -> Iterator[Runs]:
+        """energies: where the runs' energy is to be counted, which is added to it. What cannot be
+        counted once takes long to find out, and is not tried again."""
         while count > 0:
+            metered = energies is not None and not any(isinstance(e, NotCounted) for e in energies)
             given = {"count": count, "seconds": CHUNK, "metered": metered}
             some = worker.answer(Runs, "runs", **given)
+            if energies is not None and some.energy is not None:
+                energies.append(some.energy)
             yield some
             count -= len(some.samples)
 
@@ -187,6 +193,18 @@ class Sweep:
             raise WorkerFailed(reason) from None
         finally:
             timer.cancel()
+
+
+def _with_energy(cell: Cell, energies: Sequence[Energy | NotCounted], decode_length: int) -> Cell:
+    """The cell with the energy of its runs so far, if all of them could be counted."""
+    if not energies:
+        return cell
+    counted = [one for one in energies if isinstance(one, Energy)]
+    if len(counted) < len(energies):
+        return dataclasses.replace(cell, joules_per_token=None, energy=energies[-1])
+    every = pooled(counted)
+    each = every.joules / (cell.batch_size * decode_length)
+    return dataclasses.replace(cell, joules_per_token=each, energy=every)
 
 
 def _seconds(samples: Sequence[LatencySample]) -> float:

@@ -29,7 +29,8 @@ from compare.sampling.latency_answers import CellReady, Described, Possible, Ref
 from compare.sampling.latency_results import Carried, ModelFacts
 from compare.sampling.worker import serve
 from errors import KernelError, MemoryShortage
-from run import energy, launch
+from run import launch
+from run.energy import Meter, NotCounted
 from text import size
 
 if TYPE_CHECKING:
@@ -58,8 +59,7 @@ class LatencyWorker:
     prompt: Tensor  # of the present cell, (B, S)
     kernels: str  # of the model's linear layers
     estimator: Estimator | None = None  # where this machine is calibrated
-    counter: energy.Counter | None = None
-    idle_watts = counter_step = 0.0
+    meter: Meter | NotCounted
 
     def check(self, argv: list[str], ranks: list[int]) -> Possible:
         """Whether so many ranks can share the model. Raises UsageError where they cannot."""
@@ -113,7 +113,7 @@ class LatencyWorker:
         self.model, self.kernels = loaded.model, loaded.kernels
         if plan.ranks.rank == 0:
             self.estimator = Estimator.of(None, plan.device.type)
-            self._find_counter()
+        self.meter = Meter.find(plan.device, plan.ranks)
         (weight_bytes,) = plan.ranks.total([self.model.weight_bytes()], plan.device)
         return Carried(
             machine=machine(),
@@ -164,25 +164,16 @@ class LatencyWorker:
         facts = facts_of(plan, self.generator, self.kernels)  # for which all ranks meet
         return self.estimator.expected(facts) if self.estimator else None
 
-    def _find_counter(self) -> None:
-        """The counter of energy, if there is one; what the idle machine takes, and its steps."""
-        try:
-            self.counter = energy.find(
-                self.plan.device.type, energy.cards(self.plan.device, self.plan.ranks.size)
-            )
-        except energy.NoCounter:
-            return
-        self.idle_watts = energy.idle_watts(self.counter)
-        self.counter_step = energy.step_of(self.counter)
-
     def runs(self, count: int, seconds: float, metered: bool = False) -> Runs:
         """So many runs of the cell; fewer, at least one, if they take longer than `seconds`.
 
         metered: whether to count their energy. Runs that a coarse counter needs further are not
         among those returned.
         """
-        if not metered or self.counter is None:
+        if not metered:
             return Runs(self._take(count, seconds))
+        if isinstance(self.meter, NotCounted):
+            return Runs(self._take(count, seconds), self.meter)
         taken: list[LatencySample] = []
 
         def some() -> int:
@@ -191,10 +182,8 @@ class LatencyWorker:
                 taken.extend(new)
             return len(new)
 
-        # Ranks would have to agree on how often a run is repeated.
-        most = energy.MOST_SECONDS if self.plan.ranks.size == 1 else 0.0
-        used = energy.measure(self.counter, some, self.idle_watts, self.counter_step, most=most)
-        return Runs(taken, used.joules)
+        used = self.meter.energy(some)
+        return Runs(taken, used)
 
     def _take(self, count: int, seconds: float) -> list[LatencySample]:
         from compare.sampling.clock import Clock

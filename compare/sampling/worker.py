@@ -47,7 +47,8 @@ from compare.sampling.answers import (
     TimedSample,
 )
 from errors import KernelError, MemoryShortage, QuantbenchError, UsageError
-from run import energy, environment, launch, measure
+from run import environment, launch, measure
+from run.energy import Energy, Meter, NotCounted
 from run.facts import Sample
 from run.generation import OneSample
 from typed_json import from_json, to_json
@@ -72,8 +73,6 @@ class Worker:
     seconds: dict[str, float]  # of the process, by phase of its start
     probe: Bandwidth | None = None
     timer: Products | None = None
-    counter: energy.Counter | None = None
-    idle_watts = 0.0
 
     def load(
         self, argv: list[str], saved: str | None = None, headroom: int = 0, others: int = 0
@@ -132,11 +131,10 @@ class Worker:
         return answer
 
     def get_ready(self) -> ArmFacts:
-        """Compile and warm up."""
+        """Compile, warm up, and count the energy of a sample."""
         import devices
         from estimate.beside import expected
 
-        self._find_counter()
         started = time.perf_counter()
         plan, device = self.plan, self.plan.device
         generator = generate.make_generator(plan, self.loaded.model)
@@ -150,20 +148,27 @@ class Worker:
             "load": measure.of_all_ranks(plan, self.loaded.peak_memory),
             "warm_up": measure.of_all_ranks(plan, of_warm_up),
         }
+        counting = time.perf_counter()
+        counted = self._energy()
+        self.seconds["energy"] = time.perf_counter() - counting
         devices.reset_peak_memory(device)
         facts = measure.facts_of(plan, generator, self.loaded.kernels)
         seconds = {phase: round(value, 3) for phase, value in self.seconds.items()}
-        return ArmFacts.of_run(facts, ready, self._kernels(), peaks, seconds, expected(facts))
+        arm = ArmFacts.of_run(facts, ready, self._kernels(), peaks, seconds, expected(facts))
+        return dataclasses.replace(arm, energy=[counted])
 
-    def _find_counter(self) -> None:
-        """The counter of energy, if there is one, and what it says of the idle machine."""
-        try:
-            self.counter = energy.find(
-                self.plan.device.type, energy.cards(self.plan.device, self.plan.ranks.size)
-            )
-        except energy.NoCounter:
-            return
-        self.idle_watts = energy.idle_watts(self.counter)
+    def _energy(self) -> Energy | NotCounted:
+        """The energy of a sample. Samples that are timed are not repeated for it: the other arms'
+        would be further away from them."""
+        meter = Meter.find(self.plan.device, self.plan.ranks)
+        if isinstance(meter, NotCounted):
+            return meter
+
+        def one() -> int:
+            self.one_sample(0)
+            return 1
+
+        return meter.energy(one)
 
     def _kernels(self) -> dict[str, str | None]:
         from quantize.registry import available
@@ -178,17 +183,11 @@ class Worker:
         from compare.sampling.clock import Clock
 
         clock = Clock(self.plan.device)
-        before = self.counter.joules() if self.counter else []
         generation = self.one_sample(index, after_token=clock.tick)
         new_tokens = generation.tokens.shape[1]
         sample = Sample.of(generation, len(self.plan.prompt), new_tokens, generation.machine)
-        joules = None
-        if self.counter:
-            used = self.counter.difference(before, self.counter.joules())
-            joules = used - self.idle_watts * (sample.prefill_seconds + sample.decode_seconds)
         return TimedSample(
             **vars(sample),
-            joules=joules,
             token_seconds=[round(seconds, 7) for seconds in clock.intervals()],
             peak_memory_bytes=measure.of_all_ranks(
                 self.plan, devices.peak_memory(self.plan.device)

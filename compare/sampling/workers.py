@@ -84,7 +84,10 @@ class Workers:
             if arm.facts:  # the first process read the model as generate.py does: its peaks count
                 peaks = arm.facts.peak_memory_bytes
                 starts = [*arm.facts.start_seconds, *facts.start_seconds]
-                facts = dataclasses.replace(facts, peak_memory_bytes=peaks, start_seconds=starts)
+                energy = [*arm.facts.energy, *facts.energy]
+                facts = dataclasses.replace(
+                    facts, peak_memory_bytes=peaks, start_seconds=starts, energy=energy
+                )
             arm.facts = facts
         except WorkerFailed as error:
             self.unload(number)

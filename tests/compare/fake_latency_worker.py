@@ -28,7 +28,8 @@ class World:
     chunk: int = 3  # runs in an answer
     compiles: bool = False
     estimate: dict | None = None  # of every cell
-    joules: float | None = None  # of every run
+    energy: object = None  # of every run
+    metered: int = 0  # requests for runs whose energy is counted
     journal: list = field(default_factory=list)
     alive: int = 0
     compiled: set = field(default_factory=set)
@@ -91,5 +92,6 @@ class FakeWorker:
             raise KeyboardInterrupt
         steps = [0.02] * (self.decode_length - 1)
         sample = LatencySample(0.1 * self.at[1], steps)
-        joules = self.world.joules if metered else None
-        return Runs([sample] * min(count, self.world.chunk), joules)
+        energy = self.world.energy if metered else None
+        self.world.metered += metered
+        return Runs([sample] * min(count, self.world.chunk), energy)

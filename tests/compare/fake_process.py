@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from benchlog.config import parse
 from compare.sampling.answers import LogitsFile, Quality, QualityAnswer
 from compare.sampling.process import WorkerFailed
+from run.energy import Energy
 from tests.compare.facts import arm_facts
 from typed_json import from_json, to_json
 
@@ -33,6 +34,7 @@ class Behaviour:
     fits_beside: int = 100  # other arms
     dies_at: int | None = None  # the sample, counted over all processes
     fails_to_load: bool = False
+    joules: float | None = None  # of a sample, in every process; None: nothing counts them
 
 
 @dataclass
@@ -124,7 +126,11 @@ class FakeProcess:
 
     def get_ready(self):
         own = dataclasses.replace(self.config, device="cpu")
-        return arm_facts(config=own, scheme=self.config.quantization, kernel="torch")
+        facts = arm_facts(config=own, scheme=self.config.quantization, kernel="torch")
+        if self.behaviour.joules is None:
+            return facts
+        energy = Energy("a fake", self.behaviour.joules, 99.0, 1.0, 10.0, 3, 0.01)
+        return dataclasses.replace(facts, energy=[energy])
 
     def sample(self, index):
         world, behaviour = self.world, self.behaviour

@@ -13,6 +13,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import torch
 
 from benchlog import log
 from benchlog.config import RunConfig
@@ -21,7 +22,10 @@ from compare.commands import ab as command
 from compare.sampling.arm import make_arms
 from compare.sampling.results import Results, Settings
 from errors import MemoryShortage, QuantbenchError
+from ops.ranks import ALONE
+from run.energy import Meter
 from tests.compare.fake_process import Behaviour, World
+from tests.fake_counter import Counter
 
 ROOT = Path(__file__).parent.parent.parent
 ENDLESS = ("--samples", "100000", "--max_minutes", "1000")
@@ -467,6 +471,23 @@ def test_the_worker_knows_what_runs_here():
     assert "fp6" in only and "none" not in only  # what is not quantized has no such kernel
 
 
+def test_the_energy_of_an_arm_is_counted_until_it_is_resolved(monkeypatch):
+    """Samples of 3 J by a counter that moves by 0.2 J at once: four of them. The idle machine's
+    5 W are taken off. Samples that are timed are not repeated."""
+    from compare.sampling.worker import Worker
+
+    meter = Meter(Counter(), 5.0, 0.2, torch.device("cpu"), ALONE)
+    monkeypatch.setattr(Meter, "find", lambda device, ranks: meter)
+    worker = Worker()
+    worker.load(["--device", "cpu", "--max_new_tokens", "4", "--checkpoint_path", "tiny"])
+    (counted,) = worker.get_ready().energy
+    assert (counted.repeats, counted.joules_with_idle) == (4, 3.0)
+    assert counted.joules == pytest.approx(3.0 - 5.0 * counted.seconds)
+    looks = meter.counter.total
+    worker.sample(0)
+    assert meter.counter.total == looks
+
+
 def test_an_arm_too_large_for_the_machine_is_told_from_one_without_room(monkeypatch):
     """The one fails, for the other the arms beside it make room."""
     from compare.sampling.worker import NeverFits, Worker
@@ -490,7 +511,7 @@ def test_in_turn_with_real_workers(tmp_path):
     base, arm = results["arms"]
     assert [s["round"] for s in base["samples"]] == [0, 0, 2, 2, 3, 3, 5, 5]
     assert [s["block"] for s in arm["samples"]] == [0, 0, 1, 1]
-    assert len(arm["facts"]["start_seconds"]) == 2
+    assert len(arm["facts"]["start_seconds"]) == len(arm["facts"]["energy"]) == 2
     assert len(results["bandwidth"]["cpu"]) == 6 and not (tmp_path / "out" / "arms").exists()
     starts = sorted((s["started"], n) for n, a in enumerate((base, arm)) for s in a["samples"])
     assert [n for _, n in starts] == [0, 0, 1, 1, 0, 0, 0, 0, 1, 1, 0, 0]
@@ -498,7 +519,7 @@ def test_in_turn_with_real_workers(tmp_path):
 
 @pytest.mark.parametrize("form", ["md", "csv", "json", None])
 def test_another_format_takes_the_place_of_the_tables(monkeypatch, capsys, form):
-    world = World.of(Behaviour(between=0.01), Behaviour(seconds=0.5, between=0.01))
+    world = World.of(Behaviour(between=0.01), Behaviour(seconds=0.5, between=0.01, joules=6.0))
     world.install(monkeypatch)
     monkeypatch.setattr("compare.sampling.workers.Workers._command", lambda w, n: world.command(n))
     arms = make_arms(RunConfig(max_new_tokens=4), ["", "--quantization int8wo"])
@@ -509,6 +530,9 @@ def test_another_format_takes_the_place_of_the_tables(monkeypatch, capsys, form)
         value = json.loads(out)
         assert value["rows"][1]["speed_up"]["value"] == pytest.approx(2, rel=0.05)
         assert value["rows"][1]["verdict"] == "faster" and value["looks"][0]["kind"] == "first"
+        assert (value["rows"][1]["joules_per_token"], value["rows"][1]["idle_watts"]) == (1.5, 10)
+        counted = value["arms"][1]["facts"]["energy"]
+        assert len(counted) == world.asked("get_ready").count(1) > 1
     elif form == "csv":
         line = list(csv.DictReader(out.splitlines()))[1]
         assert float(line["speed_up.value"]) == pytest.approx(2, rel=0.05)

@@ -1,12 +1,14 @@
 """Rows of ab: what was estimated before beside what was measured, and joules per token."""
 
 import dataclasses
+import json
 
 import pytest
 
 from compare.figures.rows import rows
 from compare.output.tables import estimate_sentence, joules_sentence, terminal
 from compare.sampling.answers import ArmFacts
+from run.energy import NO_COUNTER, Energy, NotCounted
 from tests.compare.example_results import example_results
 
 
@@ -21,8 +23,8 @@ def with_figures(results):
         "peak_memory_bytes": 1.5e9,  # of 3 GB measured
         "joules_per_token": 1.0,
     }
-    arm.facts = dataclasses.replace(arm.facts, estimate=estimate)
-    arm.samples = [dataclasses.replace(sample, joules=6.0) for sample in arm.samples]
+    energy = [Energy("a fake", joules, 9.0, 0.5, 12.0, 2, 0.01) for joules in (5.0, 7.0)]
+    arm.facts = dataclasses.replace(arm.facts, estimate=estimate, energy=energy)
     return results
 
 
@@ -36,7 +38,8 @@ def test_a_row_has_its_estimate_and_the_errors():
         {"prompt_seconds": 0, "token_seconds": 0.1, "tokens_per_second": -1 / 11,
          "peak_memory_bytes": -0.5, "joules_per_token": 1 / joules - 1}
     )  # fmt: skip
-    assert joules_sentence(row).endswith("without the idle machine's; 1 J estimated")
+    assert row.idle_watts == 12.0
+    assert joules_sentence(row).endswith("without the idle machine's, 12 W; 1 J estimated")
     assert estimate_sentence(row).endswith("tok/s -9%, peak memory -50%")
     assert estimate_sentence(row) in terminal(results, rows(results))
 
@@ -44,12 +47,26 @@ def test_a_row_has_its_estimate_and_the_errors():
 def test_without_a_counter_the_estimate_stands_alone():
     results = with_figures(example_results())
     arm = results.arms[1]
-    arm.samples = [dataclasses.replace(sample, joules=None) for sample in arm.samples]
+    why_not = f"{NO_COUNTER} (there is no RAPL counter)"
+    arm.facts = dataclasses.replace(arm.facts, energy=[NotCounted(why_not)])
     row = rows(results)[1]
+    assert row.why_no_joules == why_not
     assert "joules_per_token" not in row.estimate_errors
     assert joules_sentence(row) == (
         "at most 1 J a new token (no counter; power limit × time is an upper bound)"
     )
+
+
+def test_a_counter_that_is_too_coarse_says_so():
+    results = with_figures(example_results())
+    arm = results.arms[1]
+    arm.facts = dataclasses.replace(arm.facts, energy=[NotCounted("it moves by 9 J at once")])
+    row = rows(results)[1]
+    assert (row.joules_per_token, row.idle_watts) == (None, None)
+    assert joules_sentence(row) == (
+        "joules of a new token are not known: it moves by 9 J at once; 1 J estimated"
+    )
+    assert joules_sentence(row) in terminal(results, rows(results))
 
 
 def test_an_arm_without_either_says_nothing():
@@ -60,4 +77,6 @@ def test_an_arm_without_either_says_nothing():
 
 def test_an_arms_estimate_goes_through_its_json():
     facts = with_figures(example_results()).arms[1].facts
-    assert ArmFacts.from_json(facts.to_json()).estimate == facts.estimate
+    facts = dataclasses.replace(facts, energy=[*facts.energy, NotCounted("it moves by 9 J")])
+    read = ArmFacts.from_json(json.loads(json.dumps(facts.to_json())))
+    assert (read.estimate, read.energy) == (facts.estimate, facts.energy)

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import io
+import json
 
 import pytest
 
@@ -13,6 +14,7 @@ from compare.output.latency_tables import read
 from compare.sampling.latency_progress import LatencyProgress
 from compare.sampling.latency_results import LatencyResults
 from compare.sampling.latency_sweep import Sweep
+from run.energy import Energy, NotCounted
 from tests.compare.fake_latency_worker import World
 from tests.compare.latency_folders import plan, results
 
@@ -57,7 +59,7 @@ def test_a_report_with_estimates_reads_back(made):
     assert prefill.estimated == 100 and prefill.error == pytest.approx(
         prefill.estimated / prefill.measured - 1, abs=1e-3
     )
-    assert "batch size 1: 0.5 J estimated (no counter; power limit × time is an upper" in text
+    assert "batch size 1: at most 0.5 J a new token (no counter; power limit × time is" in text
 
 
 def test_a_wrong_error_is_found(made):
@@ -84,14 +86,35 @@ def test_estimates_are_in_the_csv_and_the_json(made, tmp_path):
     assert {row["error"] for row in rows if row not in own} == {""}
 
 
-def test_a_sweep_keeps_estimates_and_energy():
-    """10 runs of 6 J, 2 rows and 3 tokens: 1 J a token."""
-    swept = LatencyResults(plan(("none",), batch_sizes=[2]))
-    world = World(estimate=ESTIMATE, joules=6.0)
-    Sweep(swept, lambda: None, LatencyProgress(swept.plan, lambda line: None), world.start).run()
-    (cell,) = swept.tables[0].cells
+def swept(**world):
+    """One cell of 10 runs, in answers of 3: 2 rows and 3 tokens."""
+    results = LatencyResults(plan(("none",), batch_sizes=[2]))
+    world = World(estimate=ESTIMATE, **world)
+    progress = LatencyProgress(results.plan, lambda line: None)
+    Sweep(results, lambda: None, progress, world.start).run()
+    return results, world
+
+
+def test_a_sweep_keeps_estimates_and_energy(tmp_path):
+    """Runs of 6 J: 1 J a token. Each of the 4 answers counted 5 repeats."""
+    results, _ = swept(energy=Energy("a fake", 6.0, 8.0, 0.2, 10.0, 5, 0.01))
+    (cell,) = results.tables[0].cells
     assert cell.estimate == ESTIMATE
     assert cell.joules_per_token == pytest.approx(1.0)
-    assert "batch size 2: 1 J measured, without the idle machine's; 0.5 J" in report(
-        swept, "correct"
-    )
+    assert cell.energy == Energy("a fake", 6.0, 8.0, 0.2, 10.0, 20, 0.01)
+    text = report(results, "correct")
+    assert "batch size 2: 1 J a new token, without the idle machine's, 10 W; 0.5 J estim" in text
+    results.save(tmp_path)
+    assert LatencyResults.load(tmp_path).tables[0].cells == [cell]
+    saved = json.loads((tmp_path / "results.json").read_text())["tables"][0]["cells"][0]
+    assert saved["energy"]["idle_watts"] == 10.0
+
+
+def test_energy_that_the_counter_does_not_resolve_is_not_tried_again(tmp_path):
+    results, world = swept(energy=NotCounted("a fake moves by 9 J at once"))
+    (cell,) = results.tables[0].cells
+    assert (cell.joules_per_token, world.metered) == (None, 1)
+    said = "joules of a new token are not known: a fake moves by 9 J at once; 0.5 J estimated"
+    assert f"batch size 2: {said}" in report(results, "correct")
+    results.save(tmp_path)
+    assert LatencyResults.load(tmp_path).tables[0].cells == [cell]

@@ -1,5 +1,7 @@
 """The worker of latencies: what it measures, and which cells it refuses beforehand."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -7,6 +9,8 @@ import devices
 from compare.sampling.latency_worker import LatencyWorker
 from errors import MemoryShortage, UsageError
 from models.checkpoints.load import load_config
+from ops.ranks import ALONE
+from run.energy import Meter, NotCounted
 from tests.fake_counter import Counter
 
 FLOAT32 = ["--precision", "float32", "--device", "cpu", "--checkpoint_path", "tiny"]
@@ -142,11 +146,14 @@ def test_a_cell_is_estimated_as_the_run_that_it_is(monkeypatch):
 def test_the_energy_of_runs_is_counted_where_it_is_asked_for():
     worker, _ = ready([(10, 1)])
     worker.cell(10, 1)
-    worker.counter, worker.counter_step = Counter(), 0.05
-    assert worker.runs(2, 60.0).joules is None
+    worker.meter = meter = Meter(Counter(), 0.0, 0.05, torch.device("cpu"), ALONE)
+    assert worker.runs(2, 60.0).energy is None
     found = worker.runs(2, 60.0, metered=True)
-    assert len(found.samples) == 2 and found.joules == pytest.approx(1.5)
+    assert len(found.samples) == 2 and found.energy.joules == pytest.approx(1.5)
     # A step of 0.2 J is 2 % of 10 J: four runs of 3 J are the first to have so many.
-    worker.counter_step = 0.2
+    worker.meter = dataclasses.replace(meter, step=0.2)
     found = worker.runs(1, 60.0, metered=True)
-    assert len(found.samples) == 1 and found.joules == pytest.approx(3.0)
+    assert len(found.samples) == 1 and found.energy.joules == pytest.approx(3.0)
+    assert (found.energy.repeats, found.energy.idle_watts) == (4, 0.0)
+    worker.meter = NotCounted("there is no counter")
+    assert worker.runs(1, 60.0, metered=True).energy == NotCounted("there is no counter")

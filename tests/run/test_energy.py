@@ -1,12 +1,16 @@
 """Energy from counters: a powercap tree in a folder, and a library like NVIDIA's."""
 
+import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from ops.ranks import Ranks
 from run import energy
-from run.energy import NoCounter, Nvml, Rapl
+from run.energy import Energy, NoCounter, NotCounted, Nvml, Rapl
 
 RANGE = 262_143_328_850  # microjoules, as Intel's driver says
 
@@ -67,7 +71,7 @@ def test_a_counter_that_starts_again_goes_on(tmp_path):
     assert counter.difference(before, after) == pytest.approx(3 * 7)
 
 
-def test_idle_is_subtracted_and_short_runs_are_repeated(tmp_path, monkeypatch):
+def test_idle_is_subtracted_and_short_runs_are_repeated(tmp_path):
     """Every run takes 3 J in 0.1 s on top of 20 W idle, and the counters move by 2.99 J at
     once: that is 2 % of the whole after 150 J, which are 10 runs of 3 zones · (3 + 2) J."""
     tree, clock = Tree(tmp_path), Clock()
@@ -78,8 +82,7 @@ def test_idle_is_subtracted_and_short_runs_are_repeated(tmp_path, monkeypatch):
         tree.spend(3 + 20 * 0.1)
         return 1
 
-    monkeypatch.setattr(energy, "step_of", lambda counter, clock: 2.99)
-    found = energy.measure(counter, one_run, idle=60.0, clock=clock)
+    found = energy.measure(counter, one_run, idle=60.0, step=2.99, clock=clock)
     assert found.repeats == 10 and found.resolution == pytest.approx(2.99 / 150)
     assert found.joules_with_idle == pytest.approx(15)
     assert found.joules == pytest.approx(9, rel=0.05)  # of three zones; the clock itself takes 1 %
@@ -118,6 +121,114 @@ def test_the_energy_of_a_run_on_two_gpus(monkeypatch):
     assert (measured.counter, measured.repeats) == ("NVML (2 GPUs)", 5)
     assert measured.joules_with_idle == pytest.approx(5)
     assert measured.joules == pytest.approx(3, rel=0.05)  # the clock itself takes 1 %
+
+
+def runs_of(counter, clock, joules, seconds=0.1):
+    """A function that runs once, in which the fake counter goes on by so much."""
+
+    def one_run():
+        clock.now += seconds
+        counter.total += joules
+        return 1
+
+    return one_run
+
+
+@pytest.fixture
+def counter():
+    counter = SimpleNamespace(total=0.0, name="a fake", difference=lambda a, b: b[0] - a[0])
+    counter.joules = lambda: [counter.total]
+    return counter
+
+
+def test_what_a_counter_does_not_resolve_is_not_known(counter):
+    """1 J a run and 1 J at once: 2 % would take 50 runs, and 3 s are over after 30."""
+    clock = Clock()
+    found = energy.measure(counter, runs_of(counter, clock, 1.0), 0.0, 1.0, clock, most=3.0)
+    assert found == NotCounted(
+        "a fake moves by 1 J at once, 3% of what it counted in 3 s of runs; at most 2% are accepted"
+    )
+    found = energy.measure(counter, runs_of(counter, clock, 1.0), 0.0, 1.0, clock, most=6.0)
+    assert (found.repeats, found.resolution) == (50, 0.02)
+
+
+@pytest.mark.parametrize(("joules", "step"), [(0.0, 1.0), (1.0, math.inf)])
+def test_a_counter_that_does_not_move_counts_nothing(counter, joules, step):
+    clock = Clock()
+    found = energy.measure(counter, runs_of(counter, clock, joules), 0.0, step, clock, most=3.0)
+    assert found.why_not.startswith("a fake does not move")
+
+
+def test_a_slow_counter_is_watched_until_it_moves(counter):
+    """It moves every second, which is more than the 0.3 s for which a counter is watched."""
+    clock = Clock()
+    counter.joules = lambda: [7.0 * int(clock.now)]
+    assert energy.step_of(counter, clock) == 7.0
+    counter.joules = lambda: [7.0]
+    assert energy.step_of(counter, Clock()) == math.inf
+
+
+def test_energies_of_several_processes_are_one():
+    """By their repeats: one run of 4 J and three of 8 J are 28 J in four."""
+    one = Energy("a fake", 4.0, 5.0, 1.0, 10.0, 1, 0.005)
+    more = Energy("a fake", 8.0, 9.0, 3.0, 20.0, 3, 0.02)
+    assert energy.pooled([one, more]) == Energy("a fake", 7.0, 8.0, 2.5, 15.0, 4, 0.02)
+
+
+class TwoRanks(Ranks):
+    """Two ranks in two threads of this process, which meet at a barrier."""
+
+    meeting, sums = threading.Barrier(2), {}
+
+    def total(self, values, device="cpu"):
+        self.sums[self.rank] = values
+        self.meeting.wait(20)
+        totals = [sum(pair) for pair in zip(*self.sums.values(), strict=True)]
+        self.meeting.wait(20)
+        return totals
+
+
+def of_two_ranks(work):
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(lambda rank: work(TwoRanks(rank, 2)), (0, 1)))
+
+
+def test_ranks_repeat_a_run_as_often_as_the_first_one_needs(counter):
+    """1 J a run, and 0.05 J at once: three runs. The second rank's own counter plays no part."""
+    ran = {0: 0, 1: 0}
+
+    def metered(ranks):
+        own = counter if ranks.rank == 0 else None
+
+        def one_run():
+            ran[ranks.rank] += 1
+            counter.total += 1.0 if ranks.rank == 0 else 0.0
+            return 1
+
+        return energy.Meter(own, 0.0, 0.05, torch.device("cpu"), ranks).energy(one_run)
+
+    first, second = of_two_ranks(metered)
+    assert first.repeats == 3 and ran == {0: 3, 1: 3}
+    assert isinstance(second, NotCounted)
+
+
+def test_ranks_count_where_each_has_a_counter(monkeypatch, counter):
+    monkeypatch.setattr(energy, "idle_watts", lambda counter: 5.0)
+    monkeypatch.setattr(energy, "step_of", lambda counter: 0.05)
+    there = [counter, counter, counter, None]
+
+    def found(kind, cards):
+        if one := there.pop(0):
+            return one
+        raise NoCounter("there is none here")
+
+    monkeypatch.setattr(energy, "find", found)
+    for meter in of_two_ranks(lambda ranks: energy.Meter.find(torch.device("cpu"), ranks)):
+        assert (meter.counter, meter.idle_watts, meter.step) == (counter, 5.0, 0.05)
+    reasons = {m.why_not for m in of_two_ranks(lambda r: energy.Meter.find(torch.device("cpu"), r))}
+    assert {reason.rpartition(" (")[2] for reason in reasons} == {
+        "of some ranks)", "there is none here)",
+    }  # fmt: skip
 
 
 def test_a_step_is_what_the_counter_grows_by_at_once(monkeypatch):

@@ -18,6 +18,8 @@ const ESTIMATED = [
   { key: "joules_per_token", title: "J/token", measured: (row) => row.joules_per_token, show: (value) => fixed(value, 4) },
 ];
 
+const NO_COUNTER = "no counter; power limit × time is an upper bound";
+
 function drawEstimates() {
   const rows = ROWS.filter((row) => row.estimated);
   $("estimates").hidden = !rows.length;
@@ -28,14 +30,18 @@ function drawEstimates() {
   const figures = rows.flatMap((row) => ESTIMATED.filter(({ key }) => known(row.estimated[key])).map((figure) => ({ row, ...figure })));
   $("estimated").tBodies[0].replaceChildren(...figures.map(({ row, key, title, measured, show }) => {
     const [value, error] = [measured(row), (row.estimate_errors || {})[key]];
-    const bound = key === "joules_per_token" && !known(value) ? "≤ " : "";
+    const bound = key === "joules_per_token" && !known(value) && whyNoJoules(row).startsWith(NO_COUNTER) ? "≤ " : "";
     return make("tr", { "data-arm": row.arm, "data-figure": key },
       make("th", { scope: "row", class: "words" }, row.arm), make("td", { class: "words" }, title),
       make("td", {}, bound + show(row.estimated[key])), make("td", {}, show(value)),
       make("td", {}, known(error) ? `${error < 0 ? "−" : "+"}${fixed(100 * Math.abs(error), 1, " %")}` : "–"));
   }));
-  const unmeasured = rows.some((row) => known(row.estimated.joules_per_token) && !known(row.joules_per_token));
-  $("energy-note").textContent = unmeasured ? "Energy: no counter; power limit × time is an upper bound." : "";
+  const unmeasured = rows.find((row) => known(row.estimated.joules_per_token) && !known(row.joules_per_token));
+  $("energy-note").textContent = unmeasured ? `Energy: ${whyNoJoules(unmeasured)}.` : "";
+}
+
+function whyNoJoules(row) {
+  return row.why_no_joules || NO_COUNTER;
 }
 
 function drawNotes() {
