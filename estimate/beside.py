@@ -27,6 +27,7 @@ from run.facts import Facts, Measured
 from typed_json import to_json
 
 ROOM = 2 * bandwidth.BYTES  # free memory, without which the speed is not read
+NOT_CALIBRATED = "not calibrated"
 HOW_TO = "`quantbench calibrate` measures, in some minutes, what this machine allows"
 
 
@@ -80,6 +81,15 @@ class Beside:
 
 
 @dataclass(frozen=True)
+class Expected:
+    """What a calibration says of a run, before it."""
+
+    figures: dict[str, float] | None = None  # by the keys of NAMES
+    limit: why.Limit | None = None
+    why_not: str | None = None  # None as well where this machine is not calibrated
+
+
+@dataclass(frozen=True)
 class Report:
     """A run, its estimate, and why it is as fast as it is."""
 
@@ -96,8 +106,10 @@ class Report:
 def report_of(measured: Measured) -> Report:
     """The run with its estimates, for which the machine's speed is read now."""
     estimator = Estimator.of(None, measured.facts.device.type)
-    now = estimator.reading(measured.facts) if estimator else None
-    estimate = beside(measured, estimator.calibration if estimator else None, now)
+    if isinstance(estimator, Estimator):
+        estimate = estimator.beside(measured, estimator.reading(measured.facts))
+    else:
+        estimate = estimator
     return Report(measured, estimate, [*why.of_single_run(measured), *estimate.sentences])
 
 
@@ -107,15 +119,25 @@ def beside(
     """The estimate of a run, from the calibration given, or from this machine's own; and a second
     one for the speed `now`, if that was read."""
     estimator = Estimator.of(calibration, measured.facts.device.type)
-    if estimator is None:
-        return Beside(why_not="not calibrated", sentences=[HOW_TO])
-    return estimator.beside(measured, now)
+    return estimator.beside(measured, now) if isinstance(estimator, Estimator) else estimator
 
 
-def expected(facts: Facts, calibration: Calibration | None = None) -> dict[str, float] | None:
-    """What this machine's calibration predicts of a run, before it; None where it cannot."""
+def expected(facts: Facts, calibration: Calibration | None = None) -> Expected:
+    """What this machine's calibration, or another one, predicts of a run, before it."""
     estimator = Estimator.of(calibration, facts.device.type)
-    return estimator.expected(facts) if estimator else None
+    if isinstance(estimator, Estimator):
+        return estimator.expected(facts)
+    return Expected(why_not=_damage(estimator))
+
+
+def damaged(device_type: str) -> str | None:
+    """Why this machine's calibration cannot be read, one line; None where it can, or is missing."""
+    estimator = Estimator.of(None, device_type)
+    return None if isinstance(estimator, Estimator) else _damage(estimator)
+
+
+def _damage(none: Beside) -> str | None:
+    return None if none.why_not == NOT_CALIBRATED else none.why_not
 
 
 class Estimator:
@@ -125,25 +147,34 @@ class Estimator:
         self.calibration = calibration
 
     @staticmethod
-    def of(calibration: Calibration | None, device_type: str) -> "Estimator | None":
-        """By the calibration given, or by this machine's own; None where there is none."""
-        chosen = calibration or of_this_machine(device_type)
-        return Estimator(chosen) if chosen else None
+    def of(calibration: Calibration | None, device_type: str) -> "Estimator | Beside":
+        """By the calibration given, or by this machine's own; where there is none, or it cannot be
+        read, what every run has in place of an estimate."""
+        try:
+            chosen = calibration or of_this_machine(device_type)
+        except QuantbenchError as error:
+            return Beside(why_not=str(error), sentences=[str(error)])
+        if chosen is None:
+            return Beside(why_not=NOT_CALIBRATED, sentences=[HOW_TO])
+        return Estimator(chosen)
 
     @cached_property
     def machine(self) -> Calibrated:
         return Calibrated(self.calibration)
 
-    def expected(self, facts: Facts) -> dict[str, float] | None:
-        """The estimate of a run, before it; None where the calibration says nothing of it."""
-        if self.why_not(facts) is not None:
-            return None
+    def expected(self, facts: Facts) -> Expected:
+        """The estimate of a run, before it."""
+        if (reason := self.why_not(facts)) is not None:
+            return Expected(why_not=reason)
         try:
-            estimate = predict(_request(facts), self.machine)
-        except QuantbenchError:
-            return None
+            request = _request(facts)
+            estimate = predict(request, self.machine)
+            limit = _limit(facts, self.machine, request)
+        except QuantbenchError as error:
+            return Expected(why_not=str(error))
         values = {name: getattr(estimate, name).value for name in NAMES}
-        return {name: float(value) for name, value in values.items() if value is not None}
+        figures = {name: float(value) for name, value in values.items() if value is not None}
+        return Expected(figures, limit)
 
     def reading(self, facts: Facts) -> Speed | None:
         """The machine's speed at this moment; None where no estimate needs it, and where reading
@@ -245,8 +276,10 @@ def _compared(
         )  # fmt: skip
     sentences, share = [], None
     if "token_seconds" in figures:
-        share, sentence = _share(measured, machine, request, figures["token_seconds"])
-        sentences.append(sentence)
+        limit, token = _limit(measured.facts, machine, request), figures["token_seconds"]
+        assert token.measured
+        share = limit.share(token.measured)
+        sentences.append(limit.sentence(token.measured, token.estimated))
     sentences.append(
         "estimated before, against measured: "
         + ", ".join(
@@ -268,19 +301,9 @@ NAMES = {
 }
 
 
-def _share(
-    measured: Measured, machine: Calibrated, request: Request, token: Compared
-) -> tuple[float, str]:
-    """How near a step is to what memory allows for its weights and its cache."""
+def _limit(facts: Facts, machine: Calibrated, request: Request) -> why.Limit:
+    """What memory allows of a step in the middle of the new tokens."""
     middle = request.depth + request.prompt + request.new_tokens // 2
     attention = pass_of(request, machine, 1, middle).of_kind("attention")
-    read = measured.facts.step_weight_bytes
-    read += request.tp * sum(work.bytes_read for work in attention)
-    allowed = read / machine.calibration.speed.read
-    assert token.measured
-    share = allowed / token.measured
-    return share, (
-        f"a step runs at {share:.0%} of what this machine allows for these bytes "
-        f"({read / 1e9:.2f} GB at {machine.calibration.speed.read / 1e9:.1f} GB/s), and at "
-        f"{token.estimated / token.measured:.0%} of what its own kernels reach"
-    )
+    read = facts.step_weight_bytes + request.tp * sum(work.bytes_read for work in attention)
+    return why.Limit(read, machine.calibration.speed.read)

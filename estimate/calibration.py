@@ -176,24 +176,24 @@ class Calibration:
         files.write_text(option, path, json.dumps(to_json(self), indent=1) + "\n")
 
     @staticmethod
-    def load(path: str) -> "Calibration":
-        """Raises UsageError, one line, for a file that `calibrate` did not write."""
-        value = files.read_json("--calibration", path, UsageError, "`calibrate` writes one")
+    def load(path: str, what: str = "--calibration") -> "Calibration":
+        """Raises UsageError, one line, for a file that `calibrate` did not write. what: names the
+        file in it."""
+        value = files.read_json(what, path, UsageError, "`calibrate` writes one")
         if not isinstance(value, Mapping) or "products" not in value or "wholes" not in value:
             raise UsageError(
-                f"--calibration {path}: no calibration; `quantbench calibrate --json PATH` writes "
-                "one"
+                f"{what} {path}: no calibration; `quantbench calibrate --json PATH` writes one"
             )
         if value.get("format") != FORMAT:
             raise UsageError(
-                f"--calibration {path}: format {shown(value.get('format'))}, and this version "
+                f"{what} {path}: format {shown(value.get('format'))}, and this version "
                 f"reads {FORMAT}; calibrate again"
             )
         try:
             calibration = from_json(Calibration, value)
             calibration.check()
         except ValueError as error:
-            raise UsageError(f"--calibration {path}: damaged: {error}") from None
+            raise UsageError(f"{what} {path}: damaged: {error}; calibrate again") from None
         return calibration
 
     def check(self) -> None:
@@ -273,14 +273,12 @@ def default_path() -> Path:
 
 
 def of_this_machine(device_type: str) -> Calibration | None:
-    """The calibration in the default place, if there is a readable one of this kind of device."""
+    """The calibration in the default place; None where there is none, or one of another kind of
+    device. Raises UsageError, one line that names the file, where it cannot be read."""
     path = default_path()
     if not path.exists():
         return None
-    try:
-        found = Calibration.load(str(path))
-    except QuantbenchError:
-        return None
+    found = Calibration.load(str(path), "this machine's calibration,")
     return found if found.device.get("type") == device_type else None
 
 

@@ -1,6 +1,7 @@
 """Why a run is as fast as it is: what ran it, and what kept something faster from running."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from run.facts import Facts, Measured
 
@@ -10,6 +11,26 @@ STEP = {
     "cpu-layer": "a decoding step is a C++ op for each layer",
     "modules": "a decoding step runs the model's modules",
 }
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What memory allows of a decoding step."""
+
+    step_bytes: float  # of weights and cache that a step reads, of all ranks
+    bytes_per_s: float  # of memory, as this machine's calibration read it
+
+    def share(self, step_seconds: float) -> float:
+        """Seconds that memory needs for these bytes ÷ those that a step took."""
+        return self.step_bytes / self.bytes_per_s / step_seconds
+
+    def sentence(self, step_seconds: float, estimated: float) -> str:
+        """How near a step came to the limit, and to its estimated seconds."""
+        return (
+            f"a step runs at {self.share(step_seconds):.0%} of what this machine allows for these "
+            f"bytes ({self.step_bytes / 1e9:.2f} GB at {self.bytes_per_s / 1e9:.1f} GB/s), and at "
+            f"{estimated / step_seconds:.0%} of what its own kernels reach"
+        )
 
 
 def of_single_run(measured: Measured) -> list[str]:

@@ -50,6 +50,8 @@ class Row:
     # (estimated − measured) ÷ measured. Keys: prompt_seconds, token_seconds, …
     estimated: dict[str, float] | None = omitted()
     estimate_errors: dict[str, float] | None = omitted()
+    share_of_limit: float | None = omitted()  # seconds that memory needs for a step ÷ measured
+    why_no_estimate: str | None = omitted()  # where the machine is calibrated
     perplexity: float | None = None
     perplexity_ratio: Interval | None = omitted()  # arm ÷ baseline, of the same tokens; 95 %
     kl: float | None = None  # of the next token, baseline to arm

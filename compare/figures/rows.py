@@ -19,7 +19,7 @@ from compare.figures.plan import shown
 from compare.figures.readings import is_limit, median
 from compare.figures.row import Row
 from compare.figures.why import reasons
-from compare.sampling.answers import NoQuality, Quality, Reading
+from compare.sampling.answers import ArmFacts, NoQuality, Quality, Reading
 from compare.sampling.results import ArmResult, Results
 from run.energy import Energy, NotCounted, pooled
 from run.facts import Facts, Peak, Summary
@@ -90,7 +90,7 @@ def _row(results: Results, number: int, arm: ArmResult, compared: Compared) -> R
             if arm.samples:
                 _add_samples(row, arm, arm.facts.run)
                 _add_energy(row, arm.facts.energy, arm.facts.run)
-                _add_estimate(row, arm.facts.estimate)
+                _add_estimate(row, arm.facts)
                 _add_bandwidth(row, results.bandwidth.get(arm.facts.device, []))
     _add_quality(row, arm)
     _add_verdict(row, results, number, compared)
@@ -147,10 +147,13 @@ def _add_energy(row: Row, energies: Sequence[Energy | NotCounted], run: Facts) -
         )
 
 
-def _add_estimate(row: Row, estimate: Mapping[str, float] | None) -> None:
+def _add_estimate(row: Row, facts: ArmFacts) -> None:
     """What was estimated before, and how far it is from what was measured."""
+    estimate, row.why_no_estimate = facts.estimate, facts.no_estimate
     if estimate is None:
         return
+    if facts.limit and row.decode_tok_s:
+        row.share_of_limit = facts.limit.share(1 / row.decode_tok_s)
     peaks = (row.peak_memory_bytes or {}).get("generate") or {}
     measured = {
         "prompt_seconds": row.time_to_first_token_s,

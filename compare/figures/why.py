@@ -14,8 +14,16 @@ def reasons(row: Row, arm: ArmFacts) -> list[str]:
     run = arm.run
     if row.verdict == "faster" or run is None:
         return []
-    bandwidth = _bandwidth(row.bandwidth_share)
-    return [*held_back(run, arm.kernels or {}), *([bandwidth] if bandwidth else [])]
+    speed = [_bandwidth(row.bandwidth_share), _limit(row, arm)]
+    return [*held_back(run, arm.kernels or {}), *(sentence for sentence in speed if sentence)]
+
+
+def _limit(row: Row, arm: ArmFacts) -> str | None:
+    """How near a step is to what this machine's calibration says of it."""
+    estimated = (arm.estimate or {}).get("token_seconds")
+    if arm.limit is None or estimated is None or not row.decode_tok_s:
+        return None
+    return arm.limit.sentence(1 / row.decode_tok_s, estimated)
 
 
 def _bandwidth(share: float | None) -> str | None:

@@ -228,6 +228,7 @@ def _remarks(row: Row, reasons: bool) -> list[str]:
     if row.warm_up_steady is False:
         remarks.append("its warm-up did not become steady")
     remarks += [estimated] if (estimated := estimate_sentence(row)) else []
+    remarks += [f"no estimate: {row.why_no_estimate}"] if row.why_no_estimate else []
     remarks += [joules] if (joules := joules_sentence(row)) else []
     return remarks + (row.why if reasons and row.verdict != "baseline" else [])
 

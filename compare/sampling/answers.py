@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from run.energy import Energy, NotCounted
 from run.facts import Facts, Peak, Ready, Sample
+from run.why import Limit
 from typed_json import from_json, omitted, to_json
 
 Peaks = dict[str, Peak]  # by phase: load, warm_up, generate
@@ -34,6 +35,8 @@ class ArmFacts:
     energy: list[Energy | NotCounted] = dataclasses.field(default_factory=list)
     # What the machine's calibration predicts, by the keys of `estimate`; None: nothing does.
     estimate: dict[str, float] | None = None
+    limit: Limit | None = None  # of a step, where there is an estimate
+    no_estimate: str | None = None  # why there is none, where this machine is calibrated
 
     @staticmethod
     def of_run(
@@ -42,7 +45,6 @@ class ArmFacts:
         kernels: dict[str, str | None],
         peaks: Peaks,
         seconds: dict[str, float] | None = None,
-        estimate: dict[str, float] | None = None,
     ) -> "ArmFacts":
         return ArmFacts(
             run.config.device,
@@ -53,7 +55,6 @@ class ArmFacts:
             kernels,
             None,
             [seconds] if seconds else [],
-            estimate=estimate,
         )
 
     def to_json(self) -> dict[str, object]:
@@ -69,7 +70,9 @@ class ArmFacts:
         if self.start_seconds:
             value["start_seconds"] = self.start_seconds
         value |= {"energy": to_json(self.energy)} if self.energy else {}
-        value |= {} if self.estimate is None else {"estimate": self.estimate}
+        for name in ("estimate", "limit", "no_estimate"):
+            own = getattr(self, name)
+            value |= {} if own is None else {name: to_json(own)}
         return value | {"peak_memory_bytes": self.peak_memory_bytes}
 
     @staticmethod
@@ -87,6 +90,8 @@ class ArmFacts:
             arm.start_seconds or [],
             arm.energy or [],
             arm.estimate,
+            arm.limit,
+            arm.no_estimate,
         )
 
 
@@ -107,6 +112,8 @@ class _ArmKeys:
     start_seconds: list[dict[str, float]] | None
     energy: list[Energy | NotCounted] | None
     estimate: dict[str, float] | None = None
+    limit: Limit | None = None
+    no_estimate: str | None = None
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,7 @@ class LatencyWorker:
     def check(self, argv: list[str], ranks: list[int]) -> Possible:
         """Whether so many ranks can share the model. Raises UsageError where they cannot."""
         import devices
+        from estimate.beside import damaged
         from models.checkpoints.load import load_config
         from models.checkpoints.saved import how_saved
         from models.checkpoints.sources import locate
@@ -77,7 +78,7 @@ class LatencyWorker:
         spec = scheme_of(config, parse_scheme(config.quantization))
         how = how_saved(locate(config.checkpoint_path))
         architecture, device = load_config(config.checkpoint_path), devices.resolve(config.device)
-        warnings = []
+        warnings = [damaged(device.type)]
         for number in ranks:
             if number > 1:
                 where = launch.Place(0, number, 0, number)
@@ -112,7 +113,8 @@ class LatencyWorker:
         loaded = loading.load(plan, lambda done, total: None, lambda line: None)
         self.model, self.kernels = loaded.model, loaded.kernels
         if plan.ranks.rank == 0:
-            self.estimator = Estimator.of(None, plan.device.type)
+            estimator = Estimator.of(None, plan.device.type)
+            self.estimator = estimator if isinstance(estimator, Estimator) else None
         self.meter = Meter.find(plan.device, plan.ranks)
         (weight_bytes,) = plan.ranks.total([self.model.weight_bytes()], plan.device)
         return Carried(
@@ -162,7 +164,7 @@ class LatencyWorker:
             self.plan, config=config, prompt=ids, cache_size=self.generator.cache_size
         )
         facts = facts_of(plan, self.generator, self.kernels)  # for which all ranks meet
-        return self.estimator.expected(facts) if self.estimator else None
+        return self.estimator.expected(facts).figures if self.estimator else None
 
     def runs(self, count: int, seconds: float, metered: bool = False) -> Runs:
         """So many runs of the cell; fewer, at least one, if they take longer than `seconds`.

@@ -154,8 +154,17 @@ class Worker:
         devices.reset_peak_memory(device)
         facts = measure.facts_of(plan, generator, self.loaded.kernels)
         seconds = {phase: round(value, 3) for phase, value in self.seconds.items()}
-        arm = ArmFacts.of_run(facts, ready, self._kernels(), peaks, seconds, expected(facts))
-        return dataclasses.replace(arm, energy=[counted])
+        arm, before = (
+            ArmFacts.of_run(facts, ready, self._kernels(), peaks, seconds),
+            expected(facts),
+        )
+        return dataclasses.replace(
+            arm,
+            energy=[counted],
+            estimate=before.figures,
+            limit=before.limit,
+            no_estimate=before.why_not,
+        )
 
     def _energy(self) -> Energy | NotCounted:
         """The energy of a sample. Samples that are timed are not repeated for it: the other arms'

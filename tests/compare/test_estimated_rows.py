@@ -9,6 +9,7 @@ from compare.figures.rows import rows
 from compare.output.tables import estimate_sentence, joules_sentence, terminal
 from compare.sampling.answers import ArmFacts
 from run.energy import NO_COUNTER, Energy, NotCounted
+from run.why import Limit
 from tests.compare.example_results import example_results
 
 
@@ -24,7 +25,8 @@ def with_figures(results):
         "joules_per_token": 1.0,
     }
     energy = [Energy("a fake", joules, 9.0, 0.5, 12.0, 2, 0.01) for joules in (5.0, 7.0)]
-    arm.facts = dataclasses.replace(arm.facts, estimate=estimate, energy=energy)
+    limit = Limit(10e9, 10e9 * row.decode_tok_s / 0.8)  # 0.8 of a step
+    arm.facts = dataclasses.replace(arm.facts, estimate=estimate, limit=limit, energy=energy)
     return results
 
 
@@ -38,7 +40,7 @@ def test_a_row_has_its_estimate_and_the_errors():
         {"prompt_seconds": 0, "token_seconds": 0.1, "tokens_per_second": -1 / 11,
          "peak_memory_bytes": -0.5, "joules_per_token": 1 / joules - 1}
     )  # fmt: skip
-    assert row.idle_watts == 12.0
+    assert row.share_of_limit == pytest.approx(0.8) and row.idle_watts == 12.0
     assert joules_sentence(row).endswith("without the idle machine's, 12 W; 1 J estimated")
     assert estimate_sentence(row).endswith("tok/s -9%, peak memory -50%")
     assert estimate_sentence(row) in terminal(results, rows(results))
@@ -69,6 +71,18 @@ def test_a_counter_that_is_too_coarse_says_so():
     assert joules_sentence(row) in terminal(results, rows(results))
 
 
+def test_why_there_is_no_estimate_on_a_calibrated_machine():
+    results = example_results()
+    arm = results.arms[1]
+    arm.facts = dataclasses.replace(arm.facts, no_estimate="calibrated with torch 2.12, here 2.13")
+    row = rows(results)[1]
+    assert (row.estimated, row.share_of_limit) == (None, None)
+    shown = " ".join(terminal(results, rows(results)).split())
+    assert "no estimate: calibrated with torch 2.12, here 2.13" in shown
+    read = ArmFacts.from_json(json.loads(json.dumps(arm.facts.to_json())))
+    assert read.no_estimate == arm.facts.no_estimate
+
+
 def test_an_arm_without_either_says_nothing():
     row = rows(example_results())[1]
     assert row.estimated is None and row.joules_per_token is None
@@ -79,4 +93,4 @@ def test_an_arms_estimate_goes_through_its_json():
     facts = with_figures(example_results()).arms[1].facts
     facts = dataclasses.replace(facts, energy=[*facts.energy, NotCounted("it moves by 9 J")])
     read = ArmFacts.from_json(json.loads(json.dumps(facts.to_json())))
-    assert (read.estimate, read.energy) == (facts.estimate, facts.energy)
+    assert read == facts

@@ -130,12 +130,22 @@ def test_more_ranks_than_cores_are_warned_of(monkeypatch):
     assert LatencyWorker().check(FLOAT32, [1, 2]).warnings == []
 
 
+def test_a_calibration_that_cannot_be_read_is_warned_of(monkeypatch, tmp_path):
+    path = tmp_path / "calibration.json"
+    path.write_text("{}")
+    monkeypatch.setattr("estimate.calibration.default_path", lambda: path)
+    (warning,) = LatencyWorker().check(FLOAT32, [1]).warnings
+    assert warning.startswith(f"this machine's calibration, {path}: no calibration; `quantbench")
+
+
 def test_a_cell_is_estimated_as_the_run_that_it_is(monkeypatch):
-    from estimate.beside import Estimator
+    from estimate.beside import Estimator, Expected
 
     worker, _ = ready([(30, 2)])
     seen = []
-    monkeypatch.setattr(Estimator, "expected", lambda self, facts: seen.append(facts) or {"x": 1.0})
+    monkeypatch.setattr(
+        Estimator, "expected", lambda self, facts: seen.append(facts) or Expected({"x": 1.0})
+    )
     worker.estimator = Estimator(None)
     assert worker.cell(30, 2).estimate == {"x": 1.0}
     (facts,) = seen

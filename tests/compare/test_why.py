@@ -7,6 +7,7 @@ import pytest
 from benchlog.config import RunConfig
 from compare.figures.row import Row
 from compare.figures.why import reasons
+from run.why import Limit
 from tests.compare.facts import arm_facts
 
 COMPILED = RunConfig(compile=True)
@@ -47,6 +48,21 @@ def test_each_reason(facts, share, said):
     (sentence,) = reasons(row, arm)
     assert said in sentence
     assert reasons(replace(row, verdict="faster"), arm) == []
+
+
+def test_how_near_a_step_is_to_what_the_machine_allows():
+    """1.5 GB at 50 GB/s are 30 ms of the 40 that a step takes; 38 were estimated."""
+    row = replace(ROW, decode_tok_s=25.0)
+    arm = replace(
+        arm_facts(config=COMPILED), estimate={"token_seconds": 0.038}, limit=Limit(1.5e9, 50e9)
+    )
+    assert reasons(row, arm) == [
+        "a step runs at 75% of what this machine allows for these bytes (1.50 GB at 50.0 GB/s), "
+        "and at 95% of what its own kernels reach"
+    ]
+    assert reasons(replace(row, verdict="faster"), arm) == []
+    assert reasons(ROW, arm) == []  # no steps
+    assert reasons(row, replace(arm, limit=None)) == []
 
 
 def test_between_the_two_bounds_nothing_is_claimed():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchlog.table import Estimates, estimates
-from estimate.beside import Estimator, beside, expected, report_of
+from estimate.beside import Estimator, Expected, beside, damaged, expected, report_of
 from estimate.calibration import Speed
 from models.presets import preset
 from run.facts import Device, Measured, Peaks, Ready, Sample
@@ -66,7 +66,27 @@ def test_without_a_calibration_it_says_how_to_make_one(monkeypatch):
     report = report_of(measured())
     assert to_json(report)["estimate"] == {"why_not": "not calibrated"}
     assert "quantbench calibrate" in report.reasons[-1]
-    assert expected(measured().facts) is None
+    assert expected(measured().facts) == Expected() and damaged("cpu") is None
+
+
+def test_a_calibration_that_cannot_be_read_is_named(monkeypatch, tmp_path):
+    path = tmp_path / "calibration.json"
+    path.write_text("{}")
+    monkeypatch.setattr("estimate.calibration.default_path", lambda: path)
+    report, said = report_of(measured()), damaged("cpu")
+    assert said.startswith(f"this machine's calibration, {path}: no calibration; `quantbench cal")
+    assert to_json(report)["estimate"] == {"why_not": said} and report.reasons[-1] == said
+    assert expected(measured().facts) == Expected(why_not=said)
+
+
+def test_what_is_expected_before_a_run():
+    """The same figures as beside it, and its limit."""
+    before = expected(measured().facts, invented.calibration())
+    after = beside(measured(), invented.calibration())
+    assert before.figures == {name: one.estimated for name, one in after.figures.items()}
+    assert before.limit.bytes_per_s == 50e9 and before.why_not is None
+    assert before.limit.share(0.05) == after.share_of_limit
+    assert before.limit.sentence(0.05, before.figures["token_seconds"]) == after.sentences[0]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +102,7 @@ def test_a_run_that_was_not_calibrated(changes, reason):
     calibration = invented.calibration()
     assert to_json(beside(measured(**changes), calibration)) == {"why_not": reason}
     assert Estimator(calibration).reading(measured(**changes).facts) is None
-    assert expected(measured(**changes).facts, calibration) is None
+    assert expected(measured(**changes).facts, calibration) == Expected(why_not=reason)
 
 
 def test_another_machine():

@@ -6,7 +6,14 @@ import json
 import pytest
 
 from errors import QuantbenchError, UsageError
-from estimate.calibration import BandwidthPoint, Calibration, Speed, contradictions, refuse
+from estimate.calibration import (
+    BandwidthPoint,
+    Calibration,
+    Speed,
+    contradictions,
+    of_this_machine,
+    refuse,
+)
 from estimate.datasheets import find
 from tests.estimate import invented
 from typed_json import to_json
@@ -41,7 +48,10 @@ def damaged():
         ("not json", "it is no JSON (line 1, column 1: Expecting value); `calibrate` writes one"),
         ("[1, 2]", "no calibration; `quantbench calibrate --json PATH` writes one"),
         (without_products(), "no calibration"),
-        (damaged(), "damaged: Calibration.products[].seconds takes float; given: 'fast'"),
+        (
+            damaged(),
+            "damaged: Calibration.products[].seconds takes float; given: 'fast'; calibrate again",
+        ),
         (json.dumps(to_json(invented.calibration(format=99))), "format 99, and this version reads"),
     ],
     ids=["text", "list", "other", "damaged", "format"],
@@ -55,6 +65,21 @@ def test_what_is_no_calibration_is_one_line(tmp_path, text, expected):
 def test_a_missing_file_is_one_line(tmp_path):
     with pytest.raises(UsageError, match="No such file"):
         Calibration.load(str(tmp_path / "none.json"))
+
+
+def test_this_machine_s_calibration_is_named_where_it_cannot_be_read(tmp_path, monkeypatch):
+    path = tmp_path / "calibration.json"
+    monkeypatch.setattr("estimate.calibration.default_path", lambda: path)
+    assert of_this_machine("cpu") is None
+    invented.calibration().save("--json", str(path))
+    assert of_this_machine("cpu") == invented.calibration() and of_this_machine("cuda") is None
+    for text in ("not json", without_products(), damaged(), "{}"):
+        path.write_text(text)
+        with pytest.raises(UsageError) as caught:
+            of_this_machine("cpu")
+        said = str(caught.value)
+        assert said.startswith(f"this machine's calibration, {path}: ") and "calibrate" in said
+        assert "\n" not in said
 
 
 def test_another_machine_or_version_is_said():
