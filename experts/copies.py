@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from experts import aio
-from experts.slow import Disk, Key, SlowTier, cut, pages
+from experts.slow import File, Key, SlowTier, cut, pages
 from quantize.kernel import fused_weight
 
 THREADS = 2  # that read at the same time
@@ -82,7 +82,7 @@ def make(slow: SlowTier, device: torch.device) -> Copies:
     cache, where the system allows it."""
     if device.type == "cuda":
         return OnStream(slow, device)
-    if isinstance(slow, Disk) and slow.direct is not None:
+    if isinstance(slow, File) and slow.direct is not None:
         queue = aio.opened()
         if queue is not None:
             return BySystem(slow, slow.direct, queue)
@@ -155,7 +155,7 @@ class ByThreads:
 class BySystem:
     """The system reads from a disk, several experts at once, while this process computes."""
 
-    def __init__(self, slow: Disk, file: int, queue: aio.Queue) -> None:
+    def __init__(self, slow: File, file: int, queue: aio.Queue) -> None:
         """file: the disk's file, opened with O_DIRECT."""
         self.slow, self.file, self.queue, self.seconds = slow, file, queue, 0.0
         self.tickets = itertools.count()

@@ -104,6 +104,10 @@ class Store:
         known.write(linears, block)
         slow.put(key, block)
 
+    def know(self, layout: Layout) -> None:
+        """The layout of experts that lie in the slow tier already."""
+        self._layouts[False] = layout
+
     def in_place(self, key: Key) -> nn.Module:
         """An expert that computes in the slow tier, with its weights where they lie."""
         slow = self.beneath or self.slow

@@ -14,7 +14,7 @@ numbers, so that the sums are those of a model that lies in one memory.
 """
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -24,11 +24,11 @@ from experts import copies
 from experts.copies import Slot
 from experts.fused import Fused
 from experts.layer import Following, TieredLayer
-from experts.layout import without_weights
-from experts.slow import SlowTier
+from experts.layout import Layout, without_weights
+from experts.slow import Disk, Key, SlowTier
 from experts.store import Policy, Store
 from experts.traffic import Traffic
-from models.checkpoints.saved import Stages
+from models.checkpoints.saved import SavedExperts, Stages
 from models.config import ModelConfig
 from models.llama import Transformer
 from models.mixtral import Mixtral, MixtureOfExperts
@@ -37,6 +37,14 @@ from text import size
 
 LINEAR = re.compile(r"layers\.(\d+)\.feed_forward\.experts\.(\d+)\.(\w+)")
 LINEARS = {"w13", "w2"}  # of a FeedForward
+
+
+def keys_of(architecture: ModelConfig) -> list[Key]:
+    """All experts of a model, in the order in which they are loaded."""
+    mixture = architecture.mixture
+    assert mixture is not None
+    layers = [i for i in range(architecture.num_layers) if not mixture.is_dense(i)]
+    return [(layer, expert) for layer in layers for expert in range(mixture.num_experts)]
 
 
 class Tiers(Store):
@@ -56,19 +64,27 @@ class Tiers(Store):
         experts in the form of its own kernels, and what brings them into that form. None: it
         computes with the bytes of `slow`.
         """
-        mixture = architecture.mixture
-        assert mixture is not None
-        layers = [i for i in range(architecture.num_layers) if not mixture.is_dense(i)]
-        keys = [(layer, e) for layer in layers for e in range(mixture.num_experts)]
-        width = mixture.experts_per_token
+        assert architecture.mixture is not None
+        keys, width = keys_of(architecture), architecture.mixture.experts_per_token
         super().__init__(slow, beneath[0] if beneath else None, keys, width, device, policy)
         self.stages_beneath = beneath[1] if beneath else None
         self.layers: dict[int, TieredLayer] = {}
         self.fused: Fused | None = None  # for the fused step, which is the CPU's
+        # An expert's linear layers without weights, where all experts lie in the slow tier already.
+        self.pattern: dict[str, nn.Module] = {}
+
+    def lie_there(self, linears: Mapping[str, nn.Module]) -> None:
+        """Note that the slow tier has all experts, in the layout of this one's linear layers."""
+        self.know(Layout.of(linears))
+        self.pattern = {name: without_weights(linear) for name, linear in linears.items()}
 
     def after(self, stages: Stages) -> "Arriving":
         """A quantizer whose experts go to the slow tier as soon as they have their kernels."""
         return Arriving(stages, self)
+
+    def keep(self) -> SavedExperts | None:
+        """What a later run knows the experts' file by, where it is to be kept. Raises TierError."""
+        return self.slow.keep() if isinstance(self.slow, Disk) and self.slow.kept else None
 
     # ------------------------------------------------------------------------------ the model
 
@@ -177,6 +193,13 @@ class Arriving:
 
     def __call__(self, name: str, module: nn.Module) -> nn.Module:
         return self.built(name, self.quantized(name, module))
+
+    def held(self, name: str) -> nn.Module | None:
+        """As models.checkpoints.saved.Holding."""
+        match = LINEAR.fullmatch(name)
+        if match is None or not self.tiers.pattern:
+            return None
+        return without_weights(self.tiers.pattern[match[3]])
 
     def quantized(self, name: str, module: nn.Module) -> nn.Module:
         return self.stages.quantized(name, module)

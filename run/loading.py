@@ -15,10 +15,12 @@ from torch import nn
 
 import devices
 from benchlog.config import RunConfig, Unsaid
+from experts.slow import TierError
 from experts.tiers import Tiers
 from models.checkpoints.load import load_config, load_model, tokenizer_folder
-from models.checkpoints.saved import How, Saver, Stages, how_saved
+from models.checkpoints.saved import How, Saver, Stages, files_of, how_saved
 from models.checkpoints.sources import locate
+from models.checkpoints.tensor_files import drop_pages
 from models.llama import Transformer
 from models.split import Split
 from models.tokenizer import Tokenizer
@@ -61,7 +63,13 @@ def load(
     if saved:
         config = dataclasses.replace(config, checkpoint_path=str(saved), num_layers=None)
     loading = Loading(config, plan.spec, plan.device, plan.tokenizer, plan.split)
-    loading.saver, loading.tiers = saver or loading.saver, open_tiers(plan)
+    loading.saver = saver or loading.own_saver()
+    try:
+        loading.tiers = open_tiers(plan, loading.known_quantizer, say)
+    except TierError:
+        if loading.saver:
+            loading.saver.give_up()
+        raise
     preparation = compiling.Preparation(plan.device)
     if plan.spec.scheme is not None:  # autoquant times kernels: nothing else may run meanwhile
         if compiles_anyway(plan.config, plan.architecture, plan.device):
@@ -70,6 +78,8 @@ def load(
             loading.on_layer = lambda layer: None if may_be_fused(layer) else preparation.begin()
     model = loading.load(report, say)
     if loading.tiers:
+        # What was read of experts lies in the slow tier now.
+        drop_pages(files_of(locate(config.checkpoint_path, weights=True)))
         settle(plan, loading.tiers, model, say)
     preparation.wait()
     peaks = devices.peak_memory(plan.device)
@@ -159,24 +169,41 @@ class Loading:
             self.quantizer = self._autoquantizer(say)
         elif isinstance(self.quantizer, Quantizer):
             self.quantizer.say = say
-        saver, split = self.saver, self.split
-        if saver is None and self.config.save and (split is None or split.ranks.rank == 0):
-            how = How(str(self.spec), self.config.precision)
-            folder = tokenizer_folder(self.config.checkpoint_path)
-            saver = Saver(Path(self.config.save), how, folder)
+        saver, split = self.saver or self.own_saver(), self.split
         part = RankStages(self.quantizer, split, whole=saver is not None) if split else None
         stages = _Watched(part or self.quantizer, self.on_layer)
         kept: Stages = self.tiers.after(stages) if self.tiers else stages
         transform = saver.after(kept) if saver else kept
-        model = self._model(report, self.config.num_layers, transform, self._pruning(), part)
+        try:
+            model = self._model(report, self.config.num_layers, transform, self._pruning(), part)
+            experts = self.tiers.keep() if self.tiers else None
+        except TierError:  # a disk that is full, for example
+            if saver:
+                saver.give_up()
+            raise
         self.quantize_seconds = stages.seconds
         if saver:
             chosen = (self.quantizer.layers or {}).items()
             whole = model.split.whole if model.split else model.config
-            saver.finish(whole, {name: list(how) for name, how in chosen} or None)
+            saver.finish(whole, {name: list(how) for name, how in chosen} or None, experts)
             if self.config.save:
                 say(f"Saved to {saver.folder}: --checkpoint_path {saver.folder} loads it")
         return model
+
+    def own_saver(self) -> Saver | None:
+        """Writes the model as --save asks for; None without it. Raises NotSaved."""
+        first = self.split is None or self.split.ranks.rank == 0
+        if not self.config.save or not first:
+            return None
+        how = How(str(self.spec), self.config.precision)
+        folder = tokenizer_folder(self.config.checkpoint_path)
+        return Saver(Path(self.config.save), how, folder)
+
+    @property
+    def known_quantizer(self) -> Quantizer | None:
+        """The quantizer, where it is known before weights are read."""
+        known = self.spec.scheme is not None and isinstance(self.quantizer, Quantizer)
+        return self.quantizer if known else None  # type: ignore[return-value]
 
     @property
     def kernels(self) -> str:

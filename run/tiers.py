@@ -1,8 +1,8 @@
 """From --expert_memory to experts in two tiers: the slow one is a disk, or RAM under a card.
 
-tiers = open_tiers(plan)                # before weights are read; None without --expert_memory
+tiers = open_tiers(plan, quantizer, say)    # before weights are read; None: no --expert_memory
 model = load_model(…, transform=tiers.after(quantizer))
-settle(plan, tiers, model, say)         # some experts lie in fast memory now
+settle(plan, tiers, model, say)             # some experts lie in fast memory now
 """
 
 import dataclasses
@@ -20,15 +20,17 @@ from experts.placement import PLACEMENTS, Placement, from_file, place
 from experts.popularity import Routers
 from experts.rehearsal import Step, decide_by_costs
 from experts.routing import identity, routers_of
-from experts.slow import Disk, Memory, SlowTier
+from experts.slow import Disk, Memory, SlowTier, Unusable
 from experts.store import POLICIES
 from experts.tiers import Tiers
-from models.checkpoints.saved import Stages
+from models.checkpoints.saved import Stages, how_saved
+from models.checkpoints.sources import locate
 from models.config import ModelConfig
 from models.llama import Transformer
 from quantize.registry import Quantizer
 from run import caches, decoding
 from run.plan import Plan
+from run.saved_experts import SavedTier, open_saved
 from run.sizes import expert_bytes, expert_slots, kv_cache_bytes
 from text import counted, size
 
@@ -59,9 +61,11 @@ def checked(plan: Plan) -> Plan:
     return plan
 
 
-def open_tiers(plan: Plan) -> Tiers | None:
-    """Tiers for the run's model, still empty; None if all of it lies in one memory.
+def open_tiers(plan: Plan, quantizer: Quantizer | None, say: Say) -> Tiers | None:
+    """Tiers for the run's model; None if all of it lies in one memory. They are empty, unless
+    --save has left the experts beside the checkpoint.
 
+    quantizer: the run's; None where it is not known before weights are read.
     Raises UsageError as `checked`, TierError for a slow tier that cannot be written.
     """
     config, device = plan.config, plan.device
@@ -70,8 +74,35 @@ def open_tiers(plan: Plan) -> Tiers | None:
     checked(plan)
     policy = POLICIES[config.expert_policy]
     policy = dataclasses.replace(policy, ahead=policy.fetches and config.expert_prefetch != "off")
-    slow: SlowTier = Disk(_folder(config)) if device.type == "cpu" else Memory(pinned=True)
-    return Tiers(slow, plan.architecture, device, policy, _beneath(plan))
+    rest = plan.architecture, device, policy, _beneath(plan)
+    if device.type != "cpu":
+        return Tiers(Memory(pinned=True), *rest)
+    if saved := _saved(plan, quantizer, say):
+        tiers = Tiers(saved.slow, *rest)
+        tiers.lie_there(saved.linears)
+        return tiers
+    keeps = config.save is not None and config.expert_folder is None
+    return Tiers(
+        Disk(Path(config.save) if keeps and config.save else _folder(config), keeps), *rest
+    )
+
+
+def _saved(plan: Plan, quantizer: Quantizer | None, say: Say) -> SavedTier | None:
+    """The experts that --save left beside the checkpoint, unless another folder is asked for."""
+    config = plan.config
+    if config.expert_folder or config.save or how_saved(locate(config.checkpoint_path)) is None:
+        return None
+    try:
+        if quantizer and (saved := open_saved(plan, quantizer)):
+            return saved
+        reason = f"{config.checkpoint_path} holds no file of them"
+    except Unusable as unusable:
+        reason = str(unusable)
+    say(
+        f"{reason}: experts are written into {_folder(config)} until the run ends; generate.py "
+        "--save with --expert_memory writes them once"
+    )
+    return None
 
 
 def _folder(config: RunConfig) -> Path:

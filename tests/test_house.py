@@ -88,7 +88,7 @@ ROOMS = {
         {"caches", "checks", "cutting", "environment", "parallel", "trust"},
         {"bandwidth", "compiling", "decoding", "plan", "scoring", "tracing"},
         {"generation"},
-        {"calibration", "chat", "facts", "sizes"},
+        {"calibration", "chat", "facts", "saved_experts", "sizes"},
         {"tiers", "why"},
         {"identity", "loading"},
         {"measure", "saved_model"},

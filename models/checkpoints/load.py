@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import devices
 from errors import CheckpointError
 from models.checkpoints.pool import Pool
-from models.checkpoints.saved import SavedWeights, Stages, how_saved
+from models.checkpoints.saved import Holding, SavedWeights, Stages, how_saved
 from models.checkpoints.sources import Checkpoint, Source, architecture_of, locate, open_source
 from models.config import ModelConfig
 from models.llama import Transformer
@@ -185,12 +185,16 @@ def _load_saved(
     done, total = 0, sum(p.numel() * precision.itemsize for p in model.parameters())
     for name, _ in _parts(model, whole_layers=False):
         done += sum(p.numel() * precision.itemsize for p in model.get_submodule(name).parameters())
-        layer = transform.quantized(name, whole.get_submodule(name))
-        weights.fill(name, layer)
-        if split and split.is_zero(f"{name}.bias") and layer.bias is not None:
-            layer.bias = nn.Parameter(torch.zeros_like(layer.bias), requires_grad=False)
-        layer = transform.built(name, layer)
-        weights.settle(layer)
+        held = transform.held(name) if isinstance(transform, Holding) else None
+        if held is None:
+            layer = transform.quantized(name, whole.get_submodule(name))
+            weights.fill(name, layer)
+            if split and split.is_zero(f"{name}.bias") and layer.bias is not None:
+                layer.bias = nn.Parameter(torch.zeros_like(layer.bias), requires_grad=False)
+            layer = transform.built(name, layer)
+            weights.settle(layer)
+        else:
+            layer = held
         if name.startswith("layers."):
             pool.move(layer)
         model.set_submodule(name, layer)

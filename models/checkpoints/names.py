@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 
 SAVED = "quantbench.json"  # the file that marks a folder written by --save (see saved.py)
+EXPERTS = "experts.safetensors"  # experts beside it, in the form of their kernels
 _LAYER = re.compile(r"layers\.(\d+)\.(.+)\.(weight|bias)")
 _EXPERT = re.compile(r"(?<=\.experts\.)\d+")  # its number; # in the tables
 

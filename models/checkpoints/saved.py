@@ -5,10 +5,13 @@ The folder contains
     quantbench.json                what the model is and how it was quantized
     the tokenizer's files          copied
     quantized-00001.safetensors …  every parameter by its name in the model
+    experts.safetensors            with --expert_memory: a mixture's experts as kernels read them
 
 A parameter that is a tensor subclass is stored as its inner tensors, such as
 `layers.0.attention.wo.weight.plane0`. The format does not depend on a kernel: the layout that a
-kernel needs is made when the model is loaded.
+kernel needs is made when the model is loaded. The experts' file depends on one, and holds nothing
+that the others lack: a run whose kernels have another layout, or that finds it damaged, reads the
+others.
 
 `quantbench.json` is written last, so that an interrupted save is no checkpoint. Until then the file
 `quantbench.json.unfinished` marks the folder as one that a later save may overwrite.
@@ -32,8 +35,8 @@ from torch import Tensor, nn
 import files
 from devices import stored_bytes
 from errors import CheckpointError
-from models.accepted import NAME, NAMES, OBJECT, Accepts
-from models.checkpoints.names import SAVED
+from models.accepted import NAME, NAMES, OBJECT, Accepts, whole
+from models.checkpoints.names import EXPERTS, SAVED
 from models.checkpoints.sources import (
     Checkpoint,
     read_json,
@@ -66,6 +69,22 @@ class Stages(Protocol):
 
     def built(self, name: str, layer: nn.Module) -> nn.Module:
         """The quantized layer in the form that its kernel takes."""
+
+
+@runtime_checkable
+class Holding(Stages, Protocol):
+    """Stages that have some of a model's layers already."""
+
+    def held(self, name: str) -> nn.Module | None:
+        """The layer of that name, whose weights need not be read; None: it is to be read."""
+
+
+@dataclass(frozen=True)
+class SavedExperts:
+    """What is noted of the file of experts beside a saved mixture (experts/slow.py)."""
+
+    sums: list[int]  # CRC-32 of each expert's bytes, in the file's order
+    modified: int  # when it was written, in nanoseconds; another date: the sums are compared
 
 
 @dataclass(frozen=True)
@@ -152,10 +171,17 @@ class Saver:
         self.files.append(name)
         self.pending = {}
 
-    def finish(self, architecture: ModelConfig, layers: dict[str, list[str]] | None = None) -> None:
+    def finish(
+        self,
+        architecture: ModelConfig,
+        layers: dict[str, list[str]] | None = None,
+        experts: SavedExperts | None = None,
+    ) -> None:
         """Write the remaining tensors and quantbench.json.
 
-        layers: as in How, where it is known only now. Raises NotSaved."""
+        layers: as in How, where it is known only now. experts: their file, which lies there.
+        Raises NotSaved.
+        """
         if self.pending:
             self._flush()
         how = dataclasses.replace(self.how, layers=layers or self.how.layers)
@@ -165,6 +191,7 @@ class Saver:
             "architecture": dataclasses.asdict(architecture),
             "files": self.files,
             "aliases": self.aliases,
+            **({"experts": dataclasses.asdict(experts)} if experts else {}),
         }
         text = json.dumps(content, indent=1) + "\n"
         self._write(self.unfinished, lambda file: file.write_text(text))
@@ -183,11 +210,19 @@ class Saver:
             self._clear()
             raise
 
+    def give_up(self) -> None:
+        """Remove what was written: the model cannot be loaded as a whole."""
+        self._clear()
+
     def _clear(self) -> None:
         """Remove what a save writes, and the folder if the save created it."""
-        shards = [file.name for file in self.folder.glob("quantized-*.safetensors")]
+        written = [
+            file.name
+            for pattern in ("quantized-*.safetensors", "experts-*.safetensors", EXPERTS)
+            for file in self.folder.glob(pattern)
+        ]
         with contextlib.suppress(OSError):
-            for name in (*_TOKENIZER_FILES, *shards):
+            for name in (*_TOKENIZER_FILES, *written):
                 (self.folder / name).unlink(missing_ok=True)
             for name in _TOKENIZER_FILES:
                 if (self.folder / name).parent != self.folder:
@@ -220,6 +255,20 @@ def how_saved(checkpoint: Checkpoint) -> How | None:
     return _content(checkpoint.folder).how
 
 
+def saved_experts(checkpoint: Checkpoint) -> SavedExperts | None:
+    """The file of experts beside a saved model; None if there is none. Raises CheckpointError."""
+    if checkpoint.layout != "quantbench" or checkpoint.folder is None:
+        return None
+    return _content(checkpoint.folder).experts
+
+
+def files_of(checkpoint: Checkpoint) -> list[Path]:
+    """The files of a located checkpoint's weights, without those of experts alone."""
+    if checkpoint.layout != "quantbench" or checkpoint.folder is None:
+        return list(checkpoint.files)
+    return [checkpoint.folder / name for name in _content(checkpoint.folder).files]
+
+
 @dataclass(frozen=True)
 class Content:
     """What quantbench.json holds, apart from the architecture."""
@@ -227,6 +276,7 @@ class Content:
     how: How
     files: list[str]  # the safetensors files' names
     aliases: dict[str, str]  # tensor that is stored under another's name → that name
+    experts: SavedExperts | None  # the file of experts, if there is one
 
 
 def _content(folder: Path) -> Content:
@@ -246,13 +296,26 @@ def _content(folder: Path) -> Content:
         raise CheckpointError(f"{file}: how.{extra[0]} is not understood")
     for name in content["files"]:
         require_inside(file, name)
-    return Content(How(**how), content["files"], content["aliases"])
+    return Content(How(**how), content["files"], content["aliases"], _experts(file, content))
+
+
+def _experts(file: Path, content: dict[str, Any]) -> SavedExperts | None:
+    if "experts" not in content:
+        return None
+    _check(file, content, {"experts": OBJECT})
+    given = content["experts"]
+    _check(file, given, {"sums": SUMS, "modified": whole(0, 1 << 63)}, "experts.")
+    return SavedExperts(given["sums"], given["modified"])
 
 
 PRECISION = Accepts("bfloat16, float16 or float32", ("bfloat16", "float16", "float32").__contains__)
 TEXTS = Accepts(
     "an object of texts",
     lambda value: isinstance(value, dict) and all(isinstance(v, str) for v in value.values()),
+)
+SUMS = Accepts(
+    "a list of whole numbers",
+    lambda value: isinstance(value, list) and all(type(number) is int for number in value),
 )
 CHOICES = Accepts(
     "an object with a scheme and a kernel for each layer",

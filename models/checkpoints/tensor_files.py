@@ -1,10 +1,12 @@
 """The tensors of one file: safetensors, or a PyTorch pickle."""
 
+import contextlib
 import functools
+import os
 import pickle
 import re
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +48,17 @@ def safetensors_file(file: Path) -> dict[str, Stored]:
             return opened.get_tensor(name)
 
     return {key: Stored(file, functools.partial(read, key)) for key in keys}
+
+
+def drop_pages(paths: Sequence[Path]) -> None:
+    """Take files that were read out of the system's page cache, as far as nobody maps them."""
+    for path in paths:
+        with contextlib.suppress(OSError, AttributeError):
+            opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.posix_fadvise(opened, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(opened)
 
 
 def pickle_file(file: Path) -> dict[str, Stored]:

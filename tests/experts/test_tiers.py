@@ -239,7 +239,7 @@ def test_the_file_is_safetensors(place):
 
 
 def test_without_o_direct_pages_are_dropped(place, monkeypatch):
-    monkeypatch.setattr(slow, "_direct", lambda path: None)
+    monkeypatch.setattr(slow, "_direct", lambda path, flags: None)
     disk = Disk(place)
     disk.reserve([(0, 0)], 4096)
     disk.put((0, 0), torch.full((4096,), 7, dtype=torch.uint8))

@@ -1,0 +1,343 @@
+"""Experts that --save has left beside a mixture are read from there; and what happens to a file
+that is not what was saved."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from safetensors import safe_open
+
+from benchlog.config import RunConfig
+from experts import slow, tiers
+from generate import Generator
+from generate import main as generate
+from models.checkpoints import saved as saved_files
+from ops.cpu import build
+from run import loading
+from run.plan import make_plan
+from tests.models.small import small_checkpoint
+
+ROOT = Path(__file__).parents[2]
+SHORT = ("--num_samples", "1", "--max_new_tokens", "4", "--device", "cpu", "--threads", "1")
+ROOM = ("--expert_memory", "12", "--expert_policy", "cache", "--write_result", "none")
+NEEDS_KERNELS = pytest.mark.skipif(build.refusal() is not None, reason="needs the C++ kernels")
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    """tiny_moe as int8wo, saved with its experts' file, and the text that it wrote meanwhile."""
+    folder = tmp_path_factory.mktemp("original") / "saved"
+    words = ("--checkpoint_path", "tiny_moe", "--quantization", "int8wo", "--save", str(folder))
+    result = CliRunner().invoke(generate, [*SHORT, *words, *ROOM])
+    assert result.exit_code == 0, result.stderr
+    assert f"({folder}, " in result.stderr.replace("; ", "(")
+    return folder, result.stdout.split("\n\n")[0]
+
+
+@pytest.fixture
+def saved(original, place):
+    """A copy of it, of the same dates."""
+    shutil.copytree(original[0], place / "saved")
+    return place / "saved"
+
+
+def run(*words):
+    return CliRunner().invoke(generate, [*SHORT, "--checkpoint_path", "saved", *ROOM, *words])
+
+
+def written(place):
+    """Files of experts that runs have written for themselves, now or before: their folder stays."""
+    return (place / "cache" / "quantbench" / "experts").exists()
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_the_file_is_safetensors_with_the_sums_that_are_noted(original):
+    noted = json.loads((original[0] / "quantbench.json").read_text())["experts"]
+    path = original[0] / "experts.safetensors"
+    assert noted["modified"] == os.stat(path).st_mtime_ns and len(noted["sums"]) == 40
+    with safe_open(path, "pt") as opened:
+        assert sorted(opened.keys()) == sorted(
+            f"layers.{i}.experts.{e}" for i in range(5) for e in range(8)
+        )
+
+
+def test_a_run_reads_it_and_writes_none(original, saved, place):
+    before = contents(saved)
+    result = run("--output_json_path", "runs.jsonl")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.split("\n\n")[0] == original[1]
+    record = json.loads(Path("runs.jsonl").read_text())
+    assert record["experts"]["slow_place"].startswith(str(saved / "experts.safetensors"))
+    assert contents(saved) == before
+
+
+def logits(**options):
+    config = RunConfig(device="cpu", **options)
+    model = loading.load(make_plan(config), lambda *a: None, lambda line: None).model
+    generator = Generator(model, 2, 32)
+    tokens = torch.randint(4096, (2, 20), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        parts = [generator.forward(tokens[:, :16], 0)]
+        parts += [generator.forward(tokens[:, i : i + 1], i) for i in range(16, 20)]
+    return torch.cat(parts, 1)
+
+
+SCHEMES = ["none", "int8wo", "int4wo-32", "fp6"]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("policy", ["fetch", "compute_there"])
+def test_logits_are_the_same_to_the_bit(scheme, policy, place):
+    how = {"checkpoint_path": "tiny_moe", "quantization": scheme}
+    two = {"expert_memory": "9", "expert_policy": policy}
+    expected = logits(**how)
+    assert torch.equal(logits(**how, **two, save="saved"), expected)
+    assert torch.equal(logits(checkpoint_path="saved", **two), expected)
+    assert not written(place)
+    assert torch.equal(logits(checkpoint_path="saved"), expected)  # all in one memory
+
+
+def test_fewer_layers_are_read_from_it(saved, place):
+    how = {"checkpoint_path": "saved", "num_layers": 3}
+    assert torch.equal(logits(**how, expert_memory="9"), logits(**how))
+    assert not written(place)
+
+
+def test_kernels_and_sizes_are_those_of_any_load(place, monkeypatch):
+    load, seen = loading.Loading.load, []
+
+    def noted(self, *arguments):
+        model = load(self, *arguments)
+        seen.append((self.quantizer.ran, model.weight_bytes(), model.step_bytes(1)))
+        return model
+
+    monkeypatch.setattr(loading.Loading, "load", noted)
+    logits(checkpoint_path="tiny_moe", quantization="int8wo", expert_memory="9", save="saved")
+    logits(checkpoint_path="saved", expert_memory="9")
+    logits(checkpoint_path="saved")
+    assert seen[0] == seen[1] == seen[2]
+
+
+def test_the_shards_experts_are_not_read(saved, monkeypatch):
+    """But for the two that are compared with the file."""
+    read, names = saved_files.SavedWeights.fill, []
+
+    def fill(self, name, layer):
+        names.append(name)
+        return read(self, name, layer)
+
+    monkeypatch.setattr(saved_files.SavedWeights, "fill", fill)
+    assert run().exit_code == 0
+    experts = {name.rpartition(".")[0] for name in names if ".experts." in name}
+    assert experts == {f"layers.{i}.feed_forward.experts.{e}" for i, e in ((0, 0), (4, 7))}
+    assert "layers.3.attention.wo" in names
+
+
+def test_pages_of_shards_are_dropped(saved, monkeypatch):
+    advise, dropped = os.posix_fadvise, set()
+
+    def noted(file, start, length, advice):
+        if advice == os.POSIX_FADV_DONTNEED and (start, length) == (0, 0):
+            dropped.add(os.path.basename(os.readlink(f"/proc/self/fd/{file}")))
+        return advise(file, start, length, advice)
+
+    monkeypatch.setattr(os, "posix_fadvise", noted)
+    assert run().exit_code == 0
+    assert dropped == {"quantized-00001.safetensors"}
+
+
+# ---------------------------------------------------------------------------------- other files
+
+
+def cut_short(file):
+    os.truncate(file, 100_000)
+
+
+def removed(file):
+    file.unlink()
+
+
+def one_byte(file):
+    with open(file, "r+b") as opened:
+        opened.seek(file.stat().st_size // 2)
+        byte = opened.read(1)
+        opened.seek(-1, os.SEEK_CUR)
+        opened.write(bytes([byte[0] ^ 1]))
+
+
+def no_safetensors(file):
+    file.write_text("Once upon a time\n")
+
+
+def a_folder(file):
+    file.unlink()
+    file.mkdir()
+
+
+DAMAGE = [
+    (cut_short, "experts.safetensors was truncated: 100000 of "),
+    (removed, "experts.safetensors: No such file or directory"),
+    # 40 experts behind a header: the file's middle lies half a header before the 20th one's end.
+    (one_byte, "experts.safetensors was changed: expert 3 of layer 2"),
+    (no_safetensors, "experts.safetensors has another form than this run's kernels read"),
+    (a_folder, "experts.safetensors: Is a directory"),
+]
+
+
+@pytest.mark.parametrize(("damage", "reason"), DAMAGE)
+def test_a_damaged_file_is_a_line_and_the_run_writes_its_own(
+    damage, reason, original, saved, place
+):
+    damage(saved / "experts.safetensors")
+    before = {path.name: path.stat().st_size for path in saved.iterdir()}
+    result = run()
+    assert result.exit_code == 0, result.stderr
+    (line,) = [line for line in result.stderr.splitlines() if reason in line]
+    assert f": experts are written into {place}/cache/quantbench/experts until the run" in line
+    assert result.stdout.split("\n\n")[0] == original[1]
+    assert {path.name: path.stat().st_size for path in saved.iterdir()} == before
+
+
+def test_a_copy_of_another_date_is_compared_whole_and_read(original, saved, place):
+    os.utime(saved / "experts.safetensors", (1, 1))
+    result = run()
+    assert result.exit_code == 0 and result.stdout.split("\n\n")[0] == original[1]
+    assert not written(place)
+
+
+@NEEDS_KERNELS
+def test_another_kernel_writes_its_own(saved, place):
+    result = run("--kernel", "reference")
+    assert result.exit_code == 0, result.stderr
+    assert "has another form than this run's kernels read: experts are written" in result.stderr
+    assert written(place)
+
+
+def test_experts_of_another_model_are_not_taken(saved, place):
+    """Same shapes, other numbers: two experts have changed places, and so have their sums."""
+    path, manifest = saved / "experts.safetensors", saved / "quantbench.json"
+    data, noted = bytearray(path.read_bytes()), json.loads(manifest.read_text())
+    each = len(data) // 40 // 4096 * 4096  # less than a whole one is left over for the header
+    start = len(data) - 40 * each
+    one, two = slice(start, start + each), slice(start + each, start + 2 * each)
+    data[one], data[two] = data[two], data[one]
+    path.write_bytes(data)
+    sums = noted["experts"]["sums"]
+    noted["experts"] |= {"sums": [sums[1], sums[0], *sums[2:]], "modified": 0}
+    manifest.write_text(json.dumps(noted))
+    result = run()
+    assert result.exit_code == 0
+    assert "has another form than this run's kernels read: experts are written" in result.stderr
+    assert written(place)
+
+
+def test_what_is_noted_of_it_is_checked(saved):
+    manifest = saved / "quantbench.json"
+    noted = json.loads(manifest.read_text())
+    for key, value in (("sums", "x"), ("modified", -1)):
+        manifest.write_text(json.dumps(noted | {"experts": noted["experts"] | {key: value}}))
+        result = run()
+        (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+        assert result.exit_code == 1 and f"quantbench.json: experts.{key} is " in line
+
+
+def test_a_model_that_was_saved_without_them_says_how_to_keep_them(place):
+    words = [*SHORT, "--checkpoint_path", "tiny_moe", "--quantization", "int8wo"]
+    plain = CliRunner().invoke(generate, [*words, "--save", "saved", "--write_result", "none"])
+    assert plain.exit_code == 0 and not Path("saved", "experts.safetensors").exists()
+    result = run()
+    assert result.exit_code == 0
+    assert "saved holds no file of them: experts are written into" in result.stderr
+    assert "--save with --expert_memory writes them once" in result.stderr
+
+
+def test_a_folder_that_is_named_is_used(saved):
+    result = run("--expert_folder", "slow")
+    assert result.exit_code == 0 and "(slow, " in result.stderr.replace("; ", "(")
+
+
+def test_a_file_that_is_truncated_in_the_middle_of_a_run(saved, monkeypatch):
+    hold = tiers.Tiers.hold
+
+    def and_then_truncate(self, *arguments):
+        hold(self, *arguments)
+        os.truncate(self.slow.path, 4096)
+
+    monkeypatch.setattr(tiers.Tiers, "hold", and_then_truncate)
+    Path("log.txt").write_text("")
+    result = run("--write_result", "log.txt")
+    lines = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1 and "experts.safetensors was truncated while the run used" in lines[0]
+    assert result.exit_code == 1 and Path("log.txt").read_text() == ""
+
+
+def test_a_disk_that_is_full_while_experts_are_saved(place, monkeypatch):
+    write, writes = os.pwrite, []
+
+    def fails_later(*arguments):
+        writes.append(arguments)
+        if len(writes) > 20:
+            raise OSError(28, "No space left on device")
+        return write(*arguments)
+
+    monkeypatch.setattr(slow.os, "pwrite", fails_later)
+    words = [*SHORT, "--checkpoint_path", "tiny_moe", "--quantization", "int8wo", *ROOM]
+    result = CliRunner().invoke(generate, [*words, "--save", "saved"])
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert line.startswith("error: --save saved: the experts' file cannot be written: No space")
+    assert result.exit_code == 1 and not Path("saved").exists()
+
+
+# ---------------------------------------------------------------------------------- memory
+
+
+# A mixture that is hardly anything but its experts: 8 layers of 16, of 0.6 MB each in int8.
+MIXTURE = {
+    "model_type": "mixtral",
+    "hidden_size": 384,
+    "intermediate_size": 512,
+    "num_hidden_layers": 8,
+    "num_local_experts": 16,
+    "num_experts_per_tok": 2,
+}
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
+def test_loading_holds_no_more_than_the_rest_and_the_fast_experts(place):
+    """The resident set's rise while loading, from the saved file, is far below the experts' bytes.
+
+    Bound: half of them. What belongs there is about 10 MB: attention, the embedding, 4 slots, the
+    two experts that are compared, and what malloc does not give back.
+    """
+    for name, changes in (("large", MIXTURE), ("small", MIXTURE | {"num_hidden_layers": 1})):
+        words = ["--checkpoint_path", small_checkpoint(place, f"{name}.json", **changes)]
+        result = CliRunner().invoke(
+            generate, [*SHORT, *words, "--quantization", "int8wo", *ROOM, "--save", name]
+        )
+        assert result.exit_code == 0, result.stderr
+    command = [sys.executable, "-m", "tests.experts.saved_peak", str(place / "large")]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment.pop("XDG_CACHE_HOME")  # it has the C++ kernels
+    done = subprocess.run(
+        [*command, str(place / "small")], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout.splitlines()[-1])
+    experts = 8 * 16 * 3 * 384 * 512
+    assert answer["weights"] > experts and answer["peak"] < experts / 2
