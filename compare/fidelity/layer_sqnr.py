@@ -25,7 +25,8 @@ TOKENS = 64  # of the text
 @torch.no_grad()
 def sqnr_of_layers(plan: Plan, model: Transformer, full: str, ids: Tensor) -> list[LayerSqnr]:
     """Every linear layer of the model, in order, against the checkpoint `full`; `ids` (N,) is the
-    text that outputs are compared on, its first 64 tokens."""
+    text that outputs are compared on, its first 64 tokens. Experts in two tiers of memory are left
+    out: their weights are not in the model's modules."""
     inputs = _inputs(model, ids[:TOKENS])
     layers: list[LayerSqnr] = []
 
@@ -76,6 +77,7 @@ def _inputs(model: Transformer, ids: Tensor) -> dict[str, Tensor]:
     with torch.device("meta"):  # a kernel's layer may be no nn.Linear any more
         plain = build(model.config)
     linears = [name for name, module in plain.named_modules() if isinstance(module, nn.Linear)]
+    linears = [name for name in linears if not _is_elsewhere(model.get_submodule(name))]
     hooks = [model.get_submodule(n).register_forward_pre_hook(keep(n)) for n in linears]
     try:
         model(ids[None])
@@ -83,3 +85,8 @@ def _inputs(model: Transformer, ids: Tensor) -> dict[str, Tensor]:
         for hook in hooks:
             hook.remove()
     return inputs
+
+
+def _is_elsewhere(module: nn.Module) -> bool:
+    """Whether a layer's weights lie in a tier of memory, and not in the layer."""
+    return any(parameter.is_meta for parameter in module.parameters())

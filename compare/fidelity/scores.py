@@ -30,6 +30,7 @@ from generate import Generator
 from models.checkpoints.saved import how_saved
 from models.checkpoints.sources import EMBEDDED, locate
 from models.llama import Transformer
+from run.checks import EXPERTS
 from run.loading import Loading
 from run.plan import Plan, make_plan
 from run.scoring import perplexity, predictions
@@ -39,7 +40,7 @@ CHECKED = (65, 16)  # a window of 65 tokens is read both ways, its last 16 by st
 # Options of a run that concern its speed alone or the work it does, not what it predicts.
 OF_THE_RUN = (
     *("num_layers", "prompt", "prefill_size", "context_depth", "cache_size", "batch_size"),
-    *("max_new_tokens", "save"),
+    *("max_new_tokens", "save", "expert_memory", *EXPERTS),
 )
 
 

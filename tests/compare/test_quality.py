@@ -18,7 +18,7 @@ from compare.commands.quality import quality
 from compare.fidelity import decode_check, measure
 from compare.fidelity import reference_logits as kept
 from compare.fidelity.layer_sqnr import sqnr, sqnr_of_layers
-from compare.fidelity.scores import Logits, quick, score, summary
+from compare.fidelity.scores import Logits, embedded, quick, score, summary
 from compare.sampling.answers import LogitsFile
 from errors import KernelError, UsageError
 from generate import Generator
@@ -177,6 +177,30 @@ def test_layers_of_any_kernel(name):
     assert all(layer.weights > (15 if name == "bnb-nf4" else 35) for layer in layers)
 
 
+def test_layers_of_experts_in_two_tiers_are_left_out(tmp_path):
+    """The others are those of a model that lies in one memory."""
+    how = {"quantization": "int8wo", "device": "cpu", "checkpoint_path": "tiny_moe"}
+    two = {"expert_memory": "9", "expert_policy": "fetch", "expert_folder": str(tmp_path)}
+    plans = [make_plan(RunConfig(**how)), make_plan(RunConfig(**how, **two))]
+    models = [load(plan, lambda done, total: None, print).model for plan in plans]
+    whole, tiered = (
+        sqnr_of_layers(plan, model, "tiny_moe", text())
+        for plan, model in zip(plans, models, strict=True)
+    )
+    # In each of five layers two of attention, two of each of 8 experts, two of the shared one.
+    assert (len(whole), len(tiered)) == (5 * (2 + 16 + 2) + 1, 5 * (2 + 2) + 1)
+    assert tiered == [layer for layer in whole if ".experts." not in layer.name]
+
+
+def test_a_mixture_of_random_weights_is_measured_by_its_scheme():
+    """On the embedded model, which has no experts to be placed."""
+    how = {"checkpoint_path": "dummy:Mixtral-8x7B-v0.1", "num_layers": 1}
+    two = {"expert_memory": "4", "expert_policy": "fetch", "expert_placement": "first"}
+    plan = make_plan(RunConfig(**how, **two, quantization="int8wo", device="cpu"))
+    stand_in, _ = embedded(plan)
+    assert stand_in.config.checkpoint_path == "tiny" and str(stand_in.spec) == "int8wo"
+
+
 def test_sqnr_in_decibels():
     right = torch.tensor([3.0, 4.0])
     assert sqnr(right, right) == math.inf
@@ -302,6 +326,7 @@ def test_logits_that_are_used_are_not_old(tmp_path, monkeypatch):
         (("--lm_eval", "nowhere.yaml"), "--lm_eval"),
         (("--tokens", "x"), "--tokens takes a whole number from 0 to"),
         (("--prompt", "x"), "no such option: '--prompt'"),
+        (("--expert_memory", "4"), "no such option: '--expert_memory'"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path, monkeypatch, arguments, reason):
