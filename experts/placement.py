@@ -155,21 +155,20 @@ def assignments(counts: Counts) -> int:
     return sum(map(sum, counts))
 
 
-def uniform_hit_rate(counts: Counts, capacity: int) -> float:
-    """The expected hit rate of a uniform placement, over all ways to draw it."""
+def uniform_hits(counts: Counts, capacity: int) -> float:
+    """The expected hits of a uniform placement, over all ways to draw it."""
     shares = even_shares(tuple(map(len, counts)), capacity)
-    expected = sum(
+    return sum(
         sum(of_layer) * share / len(of_layer)
         for of_layer, share in zip(counts, shares, strict=True)
         if of_layer
     )
-    return expected / max(1, assignments(counts))
 
 
-def ideal_hit_rate(counts: Counts, capacity: int) -> float:
-    """The largest hit rate that any placement of `capacity` experts has on these counts."""
+def ideal_hits(counts: Counts, capacity: int) -> int:
+    """The most hits that any placement of `capacity` experts has on these counts."""
     every = sorted((count for of_layer in counts for count in of_layer), reverse=True)
-    return sum(every[:capacity]) / max(1, assignments(counts))
+    return sum(every[:capacity])
 
 
 @dataclass(frozen=True)
@@ -178,9 +177,29 @@ class HitRates:
 
     capacity: int
     share: float  # of all experts
+    assignments: int
     uniform: float  # expected
     popularity: float  # placed by counts of another text
+    popularity_hits: int
     ideal: float  # placed by the held-out counts themselves: no placement does better
+    ideal_hits: int
+
+    @staticmethod
+    def of(
+        capacity: int, share: float, assignments: int, uniform: float, popularity: int, ideal: int
+    ) -> "HitRates":
+        """Rates from hits. uniform: expected hits."""
+        all_of_them = max(1, assignments)
+        return HitRates(
+            capacity=capacity,
+            share=share,
+            assignments=assignments,
+            uniform=uniform / all_of_them,
+            popularity=popularity / all_of_them,
+            popularity_hits=popularity,
+            ideal=ideal / all_of_them,
+            ideal_hits=ideal,
+        )
 
     @property
     def gain(self) -> float:
@@ -207,13 +226,13 @@ def hit_rates(
     """For each capacity, placements by the counts `profiled`, tried on the counts `held_out`."""
     every, order = sum(routers.experts), by_popularity(profiled)
     for capacity in capacities:
-        served = sum(held_out[layer][expert] for layer, expert in order[:capacity])
-        yield HitRates(
-            capacity=capacity,
-            share=capacity / max(1, every),
-            uniform=uniform_hit_rate(held_out, capacity),
-            popularity=served / max(1, assignments(held_out)),
-            ideal=ideal_hit_rate(held_out, capacity),
+        yield HitRates.of(
+            capacity,
+            capacity / max(1, every),
+            assignments(held_out),
+            uniform_hits(held_out, capacity),
+            sum(held_out[layer][expert] for layer, expert in order[:capacity]),
+            ideal_hits(held_out, capacity),
         )
 
 
@@ -231,17 +250,19 @@ def require_room(option: str, given: str, capacity: int, routers: Routers) -> No
 
 
 def tried_on_the_other_half(popularity: Popularity, capacities: Sequence[int]) -> list[HitRates]:
-    """Placements by each half of a text, tried on its other half: the mean of both."""
+    """Placements by each half of a text, tried on its other half: hits of both ÷ assignments of
+    both."""
     first, second = popularity.halves
     there = hit_rates(popularity.routers, first, second, capacities)
     back = hit_rates(popularity.routers, second, first, capacities)
     return [
-        HitRates(
-            capacity=one.capacity,
-            share=one.share,
-            uniform=(one.uniform + other.uniform) / 2,
-            popularity=(one.popularity + other.popularity) / 2,
-            ideal=(one.ideal + other.ideal) / 2,
+        HitRates.of(
+            one.capacity,
+            one.share,
+            one.assignments + other.assignments,
+            one.uniform * one.assignments + other.uniform * other.assignments,
+            one.popularity_hits + other.popularity_hits,
+            one.ideal_hits + other.ideal_hits,
         )
         for one, other in zip(there, back, strict=True)
     ]

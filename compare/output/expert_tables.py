@@ -75,7 +75,9 @@ RATES: Columns[HitRates] = [
     ("experts in fast memory", lambda rates: f"{rates.capacity} ({rates.share:.0%})"),
     ("uniform", number(lambda rates: rates.uniform, ".1%")),
     ("popularity", number(lambda rates: rates.popularity, ".1%")),
+    ("its hits", lambda rates: str(rates.popularity_hits)),
     ("ideal", number(lambda rates: rates.ideal, ".1%")),
+    ("its hits", lambda rates: str(rates.ideal_hits)),
     ("popularity gains", number(lambda rates: rates.gain, "+.1f", 100, " points")),
     ("of what is possible", number(lambda rates: rates.gain_share, ".0%")),
 ]
@@ -85,8 +87,9 @@ def rate_lines(rates: Sequence[HitRates], held_out: str | None) -> list[str]:
     """Hit rates by capacity. held_out: the text that they are of; None: halves of one text."""
     tried = f"the text {held_out}" if held_out else "the half that it was not counted on"
     return [
-        "Hit rate: assignments whose expert is in fast memory ÷ all",
+        f"Hit rate: assignments whose expert is in fast memory ÷ all {rates[0].assignments}",
         *aligned(RATES, rates).splitlines(),
         "",
-        f"popularity is tried on {tried}; ideal knows that text's own counts",
+        f"popularity is tried on {tried}; ideal knows that text's own counts; uniform is the mean "
+        "over all ways to draw it",
     ]

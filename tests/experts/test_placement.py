@@ -14,10 +14,10 @@ from experts.placement import (
     hit_rate,
     hit_rates,
     hits,
-    ideal_hit_rate,
+    ideal_hits,
     place,
     require_room,
-    uniform_hit_rate,
+    uniform_hits,
 )
 from experts.popularity import Popularity
 from tests.experts.counted import ROUTERS, counts_of, popularity_of
@@ -30,7 +30,7 @@ def test_popularity_takes_those_chosen_most_often_of_all_layers():
     placement = place("popularity", ROUTERS, 3, POPULARITY)
     assert placement.fast == (frozenset({0, 2}), frozenset(), frozenset({2}))
     assert hits(placement, COUNTS) == 6 + 3 + 5
-    assert hit_rate(placement, COUNTS) == 14 / 20 == ideal_hit_rate(COUNTS, 3)
+    assert hit_rate(placement, COUNTS) == 14 / 20 == ideal_hits(COUNTS, 3) / 20
 
 
 def test_equally_popular_experts_favor_no_layer():
@@ -51,7 +51,7 @@ def test_the_expected_hit_rate_of_uniform_is_the_mean_of_all_draws():
     )
     rates = [hit_rate(Placement(tuple(map(frozenset, fast))), COUNTS) for fast in draws]
     assert len(rates) == 6 * 4
-    assert uniform_hit_rate(COUNTS, 3) == pytest.approx(sum(rates) / len(rates), rel=1e-12)
+    assert uniform_hits(COUNTS, 3) / 20 == pytest.approx(sum(rates) / len(rates), rel=1e-12)
 
 
 def test_first_takes_whole_layers():
@@ -75,7 +75,7 @@ def test_the_ideal_is_the_best_of_all_placements():
             sum(counts[layer][expert] for layer, expert in chosen)
             for chosen in itertools.combinations(places, capacity)
         )
-        assert ideal_hit_rate(counts, capacity) == best / (2 * 9 * 2)
+        assert ideal_hits(counts, capacity) == best
 
 
 def test_hit_rates_of_held_out_text():
@@ -84,6 +84,9 @@ def test_hit_rates_of_held_out_text():
     for rates in hit_rates(ROUTERS, profiled, held_out, range(9)):
         placement = place("popularity", ROUTERS, rates.capacity, popularity_of(profiled))
         assert rates.popularity == pytest.approx(hit_rate(placement, held_out))
+        assert rates.popularity_hits == hits(placement, held_out)
+        assert rates.popularity == rates.popularity_hits / rates.assignments
+        assert rates.assignments == sum(map(sum, held_out))
         assert rates.popularity <= rates.ideal and rates.uniform <= rates.ideal
         assert rates.share == rates.capacity / 8
     assert rates.popularity == rates.ideal == pytest.approx(rates.uniform) == 1

@@ -53,6 +53,9 @@ def test_a_text_is_counted_and_shown(files):
     assert [row["capacity"] for row in content["hit_rates"]] == [5, 10, 15, 20, 25, 30, 35, 40]
     for row in content["hit_rates"]:
         assert row["popularity"] == row["ideal"] >= row["uniform"] == pytest.approx(row["share"])
+        assert row["ideal"] == row["popularity_hits"] / row["assignments"]
+        shown_rates = rf"{row['popularity']:.1%} +{row['popularity_hits']} +{row['ideal']:.1%} "
+        assert re.search(shown_rates, shown.stdout)
     assert [layer["layer"] for layer in content["layers"]] == [0, 1, 2, 3, 4]
 
 
