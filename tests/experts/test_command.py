@@ -8,14 +8,19 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+import devices
 from benchlog.config import parse
+from errors import UsageError
 from experts import slow, tiers
+from experts.costs import Decider
 from experts.layout import whole_pages
+from experts.plan import Costs, Line
 from experts.popularity import Popularity, Routers
 from experts.store import POLICIES
 from generate import main as generate
 from ops import names
 from ops.cpu import build
+from run import loading
 from run.plan import make_plan
 from run.sizes import expert_bytes
 from tests.experts.small import CPU
@@ -82,6 +87,59 @@ def test_what_is_printed_and_in_json(place):
     assert " ".join(words) in record["line"]
     gc.collect()  # in a process of its own the file goes with the process
     assert not list(Path("slow").iterdir())
+
+
+def test_the_estimate_beside_it_is_the_sum_by_the_cost_model(place, monkeypatch):
+    """Costs that are given: 1 ms a token of an expert, 2 ms a copy, nothing overlaps. So a token
+    and its expert take 1 ms wherever that lies, and each copy 2 ms more."""
+    costs = Costs(fast=Line(0, 1e-3), slow=Line(0, 1.0), fetch=2e-3)
+
+    def decide(tiers, model, fused_step=None, rows=1):
+        tiers.decide = Decider(costs, tiers.policy)
+        if tiers.fused:
+            tiers.fused.decide = tiers.decide
+
+    monkeypatch.setattr("run.tiers.decide_by_costs", decide)
+    words = ("--expert_memory", "12", "--expert_policy", "fetch", "--expert_prefetch", "off")
+    result = run(*words, "--output_json_path", "runs.jsonl")
+    assert result.exit_code == 0, result.stderr
+    record = json.loads(Path("runs.jsonl").read_text())
+    for phase in (record["expert_prompts"], record["expert_steps"]):
+        counts = phase["traffic"]
+        expected = (counts["assignments"] + 2 * counts["fetches"]) / phase["passes"]
+        assert phase["expected_expert_ms"] == pytest.approx(expected)
+        error = f"{phase['expected_expert_ms'] / phase['expert_ms'] - 1:+.0%}"
+        assert f", expected {expected:.2f} ms ({error}): " in result.stderr
+
+
+def test_auto_takes_what_is_free_without_the_cache_activations_and_a_reserve(monkeypatch, place):
+    """tiny_moe by hand, in bytes: the KV cache holds keys and values of 5 layers, 4 heads of 64 in
+    bfloat16, 256 positions. A pass of 100 tokens has for each, in float32, six vectors of 256
+    (the sum, its norm, the output, what attention adds; two experts' outputs) and two of 1536 (a
+    gate and a projection of 768); and two rows of 4096 logits. Nine tenths of what is free count.
+    """
+    cached = 5 * 2 * 4 * 64 * 256 * 2
+    activations = 4 * (100 * (6 * 256 + 2 * 1536) + 2 * 4096)
+    given = ("--cache_size", "256", "--prefill_size", "100", "--expert_memory", "auto")
+    config = parse([*TIERED, *given, "--expert_folder", "slow", "--expert_policy", "cache"])
+    plan = make_plan(config)
+    each = expert_bytes(plan.architecture, plan.spec.scheme, CPU, plan.precision)
+    each = -(-each // 4096) * 4096
+    for experts, rest in ((17, 0), (17, each - 8), (16, -8)):
+        free = (cached + activations + experts * each + rest) / 0.9
+        expected = experts if rest >= 0 else experts - 1
+        monkeypatch.setattr(devices, "free_memory", lambda device, free=free: free + 4)
+        model = loading.load(plan, lambda *a: None, lambda line: None).model
+        held = tiers.tiers_of(model)
+        assert sum(held.quotas) + held.arrivals == expected
+    for free, message in (
+        (cached, "--expert_memory auto has room for 0 experts of "),
+        (None, "cpu does not say how much memory is free; give a size, such as 8GB"),
+    ):
+        monkeypatch.setattr(devices, "free_memory", lambda device, free=free: free)
+        with pytest.raises(UsageError) as raised:
+            loading.load(plan, lambda *a: None, lambda line: None)
+        assert message in str(raised.value) and "\n" not in str(raised.value)
 
 
 def test_the_text_does_not_depend_on_the_tiers(place):
@@ -160,6 +218,12 @@ def test_bad_input_is_one_line_and_the_log_untouched(place, words, code, message
     assert {path.name: path.read_bytes() for path in place.iterdir() if path.is_file()} == before
 
 
+def test_a_policy_without_a_second_tier_is_refused_wherever_it_is_given(place):
+    for words in (["--dry_run"], ["--interactive"], []):
+        result = CliRunner().invoke(generate, [*TIERED, "--expert_policy", "cache", *words])
+        assert "there is no second tier of memory" in only_error(result) and result.exit_code == 2
+
+
 def truncated(path):
     os.truncate(path, 4096)
 
@@ -179,6 +243,38 @@ def test_a_file_that_is_truncated_in_the_middle_of_a_run(place, monkeypatch):
     result = run("--expert_memory", "4")
     assert "--expert_folder slow: experts-" in only_error(result)
     assert "was truncated while the run used it; run again" in only_error(result)
+    assert result.exit_code == 1 and Path("benchmarks.txt").read_text() == ""
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_file_that_is_removed_in_the_middle_of_a_run(policy, place, monkeypatch):
+    """The system keeps it until the run ends, which then has its text and its line as usual."""
+    hold = tiers.Tiers.hold
+
+    def and_then_remove(self, *arguments):
+        hold(self, *arguments)
+        self.slow.path.unlink()
+
+    expected = run("--expert_memory", "4", "--expert_policy", policy)
+    monkeypatch.setattr(tiers.Tiers, "hold", and_then_remove)
+    result = run("--expert_memory", "4", "--expert_policy", policy)
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.split("\n\n")[0] == expected.stdout.split("\n\n")[0]
+    assert len(Path("benchmarks.txt").read_text().splitlines()) == 2
+
+
+def test_a_disk_that_fails_in_the_middle_of_a_run(place, monkeypatch):
+    """A read that fails is one line, and nothing is logged."""
+    hold = tiers.Tiers.hold
+
+    def and_then_fail(self, *arguments):
+        hold(self, *arguments)
+        os.dup2(os.open(place, os.O_RDONLY), self.slow.direct or self.slow.buffered)
+
+    monkeypatch.setattr(tiers.Tiers, "hold", and_then_fail)
+    result = run("--expert_memory", "4", "--expert_policy", "fetch")
+    line = only_error(result)
+    assert "--expert_folder slow: the experts' file cannot be read: Is a directory; give" in line
     assert result.exit_code == 1 and Path("benchmarks.txt").read_text() == ""
 
 
