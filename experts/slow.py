@@ -286,6 +286,9 @@ class Saved(File):
         except Unusable:
             self.close()
             raise
+        except (OSError, TierError) as error:
+            self.close()
+            raise Unusable(f"{path}: {files.reason(path, error)}") from None
 
     def _require(self, saved: SavedExperts, header: bytes) -> None:
         status, known = os.fstat(self.buffered), dict(zip(self.starts, saved.sums, strict=False))

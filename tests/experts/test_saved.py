@@ -214,6 +214,16 @@ def test_a_damaged_file_is_a_line_and_the_run_writes_its_own(
     assert {path.name: path.stat().st_size for path in saved.iterdir()} == before
 
 
+def test_a_file_whose_bytes_cannot_be_read_is_a_line(original, saved, monkeypatch):
+    def fails(*arguments):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(slow.os, "pread", fails)
+    result = run()
+    assert result.exit_code == 0 and result.stdout.split("\n\n")[0] == original[1]
+    assert "experts.safetensors: Input/output error: experts are written into" in result.stderr
+
+
 def test_a_copy_of_another_date_is_compared_whole_and_read(original, saved, place):
     os.utime(saved / "experts.safetensors", (1, 1))
     result = run()
