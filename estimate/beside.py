@@ -24,6 +24,7 @@ from estimate.probe import speed_now
 from run import bandwidth, why
 from run.energy import NO_COUNTER
 from run.facts import Facts, Measured
+from run.why import Expected
 from typed_json import to_json
 
 ROOM = 2 * bandwidth.BYTES  # free memory, without which the speed is not read
@@ -78,15 +79,6 @@ class Beside:
             return {"why_not": self.why_not}
         second = {"at_speed": to_json(self.at_speed)} if self.at_speed else {}
         return {**to_json(self.figures), "share_of_limit": self.share_of_limit, **second}
-
-
-@dataclass(frozen=True)
-class Expected:
-    """What a calibration says of a run, before it."""
-
-    figures: dict[str, float] | None = None  # by the keys of NAMES
-    limit: why.Limit | None = None
-    why_not: str | None = None  # None as well where this machine is not calibrated
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,15 @@ class Limit:
         )
 
 
+@dataclass(frozen=True)
+class Expected:
+    """What a calibration says of a run, before it."""
+
+    figures: dict[str, float] | None = None  # by the keys of `estimate` in the JSON of a run
+    limit: Limit | None = None
+    why_not: str | None = None  # None as well where this machine is not calibrated
+
+
 def of_single_run(measured: Measured) -> list[str]:
     """Sentences without a full stop: how samples scatter, what else ran, and what ran this."""
     trust, facts = measured.trust, measured.facts

@@ -22,8 +22,8 @@ from benchlog.config import RunConfig
 from compare.fidelity import decode_check
 from compare.fidelity.defaults import CONTEXT, EMBEDDED_MODEL
 from compare.fidelity.layer_sqnr import sqnr_of_layers
+from compare.figures import block_errors
 from compare.figures.block_errors import block_mean
-from compare.figures.block_errors import perplexity_ratio as ratio_of
 from compare.sampling.answers import LayerSqnr, LogitsFile, NoQuality, Quality, QualityAnswer
 from errors import KernelError, UsageError
 from generate import Generator
@@ -112,8 +112,14 @@ def score(
 
 
 def summary(scores: Scores) -> Quality:
-    """The figures with their standard errors, from windows as blocks. That of the ratio of
-    perplexities is from the differences of paired tokens."""
+    """The figures with their standard errors, from windows as blocks, and the interval of the ratio
+    of perplexities."""
+    return without_interval(scores).with_interval()
+
+
+def without_interval(scores: Scores) -> Quality:
+    """`summary` but for the interval, which takes scipy. The standard error of the ratio is from
+    the differences of paired tokens."""
     nats = scores.nats
     mean = perplexity(nats)
     quality = Quality(len(nats), mean, _times(mean, standard_error(scores, nats)))
@@ -121,14 +127,14 @@ def summary(scores: Scores) -> Quality:
         return quality
     assert scores.reference_nats is not None
     assert scores.top1 is not None and scores.top5 is not None
-    sums = scores.sums(nats), scores.sums(scores.reference_nats)
-    ratio, low, high = ratio_of(*sums, scores.windows)
-    error = standard_error(scores, nats - scores.reference_nats)
+    difference = block_mean(scores.sums(nats - scores.reference_nats), scores.windows)
+    ratio, error = block_errors.ratio(difference.mean), difference.standard_error
+    known = math.isfinite(error)
     return dataclasses.replace(
         quality,
         perplexity_ratio=ratio,
-        perplexity_ratio_standard_error=_times(ratio, error),
-        perplexity_ratio_interval=None if error is None else [low, high],
+        perplexity_ratio_standard_error=ratio * error if known else None,
+        perplexity_ratio_freedom=difference.freedom if known else None,
         kl=scores.kl.mean().clamp(min=0).item(),  # rounding can leave it a little below
         kl_standard_error=standard_error(scores, scores.kl),
         kl_median=scores.kl.median().item(),
@@ -161,7 +167,7 @@ def quick(
     reference: LogitsFile | None,
     keep: str | None,
 ) -> QualityAnswer:
-    """`summary` over the first `limit` tokens of a text, and a check of decoding.
+    """`without_interval` over the first `limit` tokens of a text, and a check of decoding.
 
     A model of random weights is replaced by the embedded one in the same scheme.
     reference: the baseline's logits. keep: a path for the logits of this model, which the answer
@@ -191,7 +197,7 @@ def quick(
         return QualityAnswer(NoQuality("its predictions are not numbers"), file)
     tokens, steps = CHECKED
     quality = dataclasses.replace(
-        summary(scores),
+        without_interval(scores),
         window=context,
         model=stand_in,
         decoding=decode_check.check(plan, model, ids[:tokens], steps),

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import special  # workers import this file: scipy.stats would take them a second longer
 
 LEAST_BLOCKS = 4  # below, Student's t at 99 % exceeds 6: a range is more honest than an interval
 MERGE_FROM = 16  # blocks: fewer are not merged, as 7 degrees of freedom are the least worth having
@@ -33,6 +32,8 @@ class Estimate:
         """The interval's ends; infinite where there is no standard error."""
         if not math.isfinite(self.standard_error):
             return -math.inf, math.inf
+        from scipy import special  # 13 MB: a worker imports this file, and its peak memory counts
+
         reach = float(special.stdtrit(self.freedom, (1 + confidence) / 2)) * self.standard_error
         return self.mean - reach, self.mean + reach
 
@@ -74,12 +75,12 @@ def perplexity_ratio(
     differences = np.asarray(sums, float) - np.asarray(baseline, float)
     estimate = block_mean(differences.tolist(), counts)
     low, high = estimate.ends(confidence)
-    # exp of more than 709 is no float; schemes that predict nothing come near
-    return (
-        math.exp(min(estimate.mean, 700.0)),
-        math.exp(min(low, 700.0)),
-        math.exp(min(high, 700.0)),
-    )
+    return ratio(estimate.mean), ratio(low), ratio(high)
+
+
+def ratio(logarithm: float) -> float:
+    """exp, up to 700: of more than 709 it is no float; schemes that predict nothing come near."""
+    return math.exp(min(logarithm, 700.0))
 
 
 def _lag_one(residuals: np.ndarray) -> float:

@@ -6,9 +6,12 @@ Nothing here needs torch, so that commands which only ask workers start at once.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from compare.figures import block_errors
+from compare.figures.block_errors import Estimate
 from run.energy import Energy, NotCounted
 from run.facts import Facts, Peak, Ready, Sample
 from run.why import Limit
@@ -211,6 +214,7 @@ class Quality:
     perplexity_standard_error: float | None
     perplexity_ratio: float | None = omitted()  # arm ÷ reference, from paired tokens
     perplexity_ratio_standard_error: float | None = omitted()
+    perplexity_ratio_freedom: int | None = omitted()  # degrees of freedom of that error
     perplexity_ratio_interval: list[float] | None = omitted()  # the two ends of 95 %
     kl: float | None = omitted()
     kl_standard_error: float | None = omitted()
@@ -226,6 +230,15 @@ class Quality:
     model: str | None = omitted()
     decoding: DecodeCheck | None = omitted()
     layers: list[LayerSqnr] | None = omitted()  # each against full precision, in the model's order
+
+    def with_interval(self) -> "Quality":
+        """The same with the interval of its ratio of perplexities, where there is one."""
+        value, error = self.perplexity_ratio, self.perplexity_ratio_standard_error
+        if not value or error is None or self.perplexity_ratio_freedom is None:
+            return self
+        estimate = Estimate(math.log(value), error / value, self.perplexity_ratio_freedom)
+        ends = [block_errors.ratio(end) for end in estimate.ends()]
+        return dataclasses.replace(self, perplexity_ratio_interval=ends)
 
 
 @dataclass(frozen=True)

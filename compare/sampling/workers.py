@@ -19,6 +19,7 @@ from compare.sampling.answers import (
     ArmFacts,
     LogitsFile,
     NoQuality,
+    Quality,
     QualityAnswer,
     Reading,
     TimedSample,
@@ -27,6 +28,7 @@ from compare.sampling.nursery import Nursery
 from compare.sampling.process import Process, WorkerFailed
 from compare.sampling.results import ArmResult, ArmSample, Results
 from errors import UsageError
+from run.why import Expected
 
 HEADROOM = 500_000_000  # bytes to stay free when several arms are in memory together
 
@@ -88,6 +90,12 @@ class Workers:
                 facts = dataclasses.replace(
                     facts, peak_memory_bytes=peaks, start_seconds=starts, energy=energy
                 )
+                before = Expected(arm.facts.estimate, arm.facts.limit, arm.facts.no_estimate)
+            else:
+                before = self._expected(facts)
+            facts = dataclasses.replace(
+                facts, estimate=before.figures, limit=before.limit, no_estimate=before.why_not
+            )
             arm.facts = facts
         except WorkerFailed as error:
             self.unload(number)
@@ -125,9 +133,7 @@ class Workers:
         arms = [self.results.arms[number] for number in numbers]
         for device in sorted({arm.facts.device for arm in arms if arm.facts and not arm.failed}):
             try:
-                if device not in self.probes:
-                    self.probes[device] = Process(self._command(0), self._nursery(0))
-                reading = self.probes[device].answer(Reading, "bandwidth", device=device)
+                reading = self._prober(device).answer(Reading, "bandwidth", device=device)
             except WorkerFailed as error:
                 self.say(f"no bandwidth of {device}: {error}")
                 if error.kind == "dead":
@@ -135,6 +141,24 @@ class Workers:
                 continue
             readings = self.results.bandwidth.setdefault(device, [])
             readings.append(dataclasses.replace(reading, round=round))
+
+    def _expected(self, facts: ArmFacts) -> Expected:
+        """What the machine's calibration predicts of an arm's run. Nothing where no worker tells:
+        those of an older commit, which `replay --against` starts, do not."""
+        if facts.run is None:
+            return Expected()
+        try:
+            return self._prober(facts.device).answer(Expected, "expected", run=facts.run)
+        except WorkerFailed as error:
+            if error.kind == "dead":
+                self.probes.pop(facts.device).close()
+            return Expected()
+
+    def _prober(self, device: str) -> Process:
+        """The worker that has no arm: it reads the device's bandwidth and estimates runs on it."""
+        if device not in self.probes:
+            self.probes[device] = Process(self._command(0), self._nursery(0))
+        return self.probes[device]
 
     def unload(self, number: int) -> None:
         self.loaded.pop(number).close()
@@ -197,7 +221,8 @@ class Workers:
             answer = QualityAnswer(NoQuality(str(error)))
         if is_baseline:
             self.reference = answer.logits
-        arm.quality = answer.quality
+        measured = answer.quality
+        arm.quality = measured.with_interval() if isinstance(measured, Quality) else measured
 
 
 def _occupied(arm: ArmResult) -> int:

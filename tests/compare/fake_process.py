@@ -44,7 +44,8 @@ class World:
     behaviours: list[Behaviour]
     journal: list[tuple[int, str]] = field(default_factory=list)
     now: float = 1000.0
-    alive: set = field(default_factory=set)
+    alive: set = field(default_factory=set)  # processes that have loaded an arm
+    expected: list = field(default_factory=list)  # (whether an arm's process, scheme)
     samples: dict[int, int] = field(default_factory=dict)
     drift: float = 0.0  # slower by this share for each second
     at_sample: object = None  # called before each sample
@@ -96,14 +97,12 @@ class FakeProcess:
     def __init__(self, world, number):
         self.world, self.number, self.saved = world, number, None
         self.behaviour = world.behaviours[number]
-        self.factor = world.random.lognormvariate(0, self.behaviour.between)
-        world.alive.add(self)
 
     def answer(self, kind, do, **arguments):
         return from_json(kind, self.ask(do, **arguments))
 
     def ask(self, do, **arguments):
-        if do != "bandwidth":
+        if do not in ("bandwidth", "expected"):
             self.world.journal.append((self.number, do))
         return to_json(getattr(self, do)(**arguments))
 
@@ -112,6 +111,8 @@ class FakeProcess:
 
     def load(self, argv, saved=None, headroom=0, others=0):
         self.saved, self.config = saved, parse(argv)
+        self.factor = self.world.random.lognormvariate(0, self.behaviour.between)
+        self.world.alive.add(self)
         if self.behaviour.fails_to_load:
             raise WorkerFailed("no such thing", "usage")
         if headroom and len(self.world.alive) - 1 > self.behaviour.fits_beside:
@@ -153,6 +154,10 @@ class FakeProcess:
             "token_seconds": steps,
             "peak_memory_bytes": {"resident": 3},
         }
+
+    def expected(self, run):
+        self.world.expected.append((self in self.world.alive, run.config.quantization))
+        return {"figures": {"token_seconds": 0.5}}
 
     def bandwidth(self, device):
         return {"bytes_per_s": 1e9, "probe": "fake", "caveat": None}

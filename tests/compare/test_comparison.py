@@ -63,7 +63,8 @@ def test_plain_differences_are_settled_at_the_first_look(compare):
         assert row.ratio_throughput.value == pytest.approx(1 / row.speed_up.value)
         assert row.ratio_latency.value == pytest.approx(1 / speed, rel=0.05)
         assert row.typical_step.value == pytest.approx(speed, rel=0.05)
-    assert found[1].in_words.startswith("10") and "faster: 2.0" in found[1].in_words
+    value = found[1].speed_up.value
+    assert found[1].in_words.startswith(f"{value - 1:.0%} faster: {value:.2f} × the baseline's")
     assert found[1].processes == 4 and found[1].samples == 4 * SAMPLES
     assert found[1].can_be_best and not found[2].can_be_best and not found[0].can_be_best
 
@@ -394,6 +395,14 @@ def test_looks_are_kept_and_read_back(compare, tmp_path):
 
 
 # ------------------------------------------------------------------------------- what is kept
+
+
+def test_each_arm_is_estimated_once_and_by_no_arm_s_process(compare):
+    """The estimator's memory would count as the arm's."""
+    world = all_equal(3)
+    found = compare(begin(processes=2), world)
+    assert world.expected == [(False, scheme) for scheme in ("none", "int8wo", "fp6")]
+    assert all(row.estimated["token_seconds"] == 0.5 for row in found)
 
 
 def test_quantized_arms_are_kept_until_the_run_has_ended(compare, tmp_path):

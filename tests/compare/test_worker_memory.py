@@ -1,0 +1,75 @@
+"""A worker's peak memory is that of generate.py: it has imported next to nothing else."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from compare.sampling.nursery import IMPORTED
+from compare.sampling.process import Process
+
+ROOT = Path(__file__).parents[2]
+OPTIONS = ["--num_samples", "1", "--max_new_tokens", "4", "--device", "cpu"]
+# `finish` begins when the peak has been read.
+GENERATE = """
+import json, sys
+import generate
+
+def tell(*given):
+    print("modules", json.dumps(sorted(sys.modules)))
+
+generate.finish = tell
+generate.main(sys.argv[1:], standalone_mode=False)
+"""
+WORKER = """
+import sys
+from compare.sampling.worker import Worker, serve
+
+class Telling(Worker):
+    def modules(self) -> list:
+        return sorted(sys.modules)
+
+serve(Telling())
+"""
+# What a worker needs beside, by the beginnings of names: our own files, some kB each, and Python's
+# modules by which it reads its requests.
+OURS = ("compare", "run.saved_model", "run.bandwidth", "run.scoring", "run.why")
+OF_PYTHON = {"_queue", "queue"}
+
+
+@pytest.fixture(scope="module")
+def of_generate():
+    words = [sys.executable, "-c", GENERATE, *OPTIONS, "--write_result", "none"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("modules "))
+    return set(json.loads(line.partition(" ")[2]))
+
+
+@pytest.mark.parametrize("quality", [False, True], ids=["speed", "and quality"])
+def test_a_worker_imports_next_to_nothing_that_generate_does_not(of_generate, tmp_path, quality):
+    path = tmp_path / "worker.py"
+    path.write_text(WORKER)
+    worker = Process((sys.executable, str(path)))
+    try:
+        worker.ask("load", argv=OPTIONS)
+        if quality:
+            logits = str(tmp_path / "logits")
+            first = worker.ask("quality", tokens=64, text=None, reference=None, keep=logits)
+            again = {"tokens": 64, "text": None, "reference": first["logits"], "keep": None}
+            assert worker.ask("quality", **again)["quality"]["perplexity_ratio"] == 1.0
+        worker.ask("get_ready")
+        worker.ask("sample", index=0)
+        found = set(worker.ask("modules"))
+    finally:
+        worker.close()
+    assert "torch" in found & of_generate
+    more = {name for name in found - of_generate if not name.startswith(OURS)}
+    assert more <= OF_PYTHON
+
+
+def test_what_the_nursery_imports_is_what_a_worker_does(of_generate):
+    """Forks have all of it in memory."""
+    assert not [name for name in IMPORTED if name not in of_generate and not name.startswith(OURS)]
