@@ -34,7 +34,7 @@ class Link:
 
 PCIE_4 = Link("PCIe 4.0 x16", 32 * G, nvlink=False)
 PCIE_5 = Link("PCIe 5.0 x16", 64 * G, nvlink=False)
-BRIDGE = Link("NVLink bridge", 56.25 * G)
+BRIDGE = Link("NVLink bridge", 56.25 * G)  # of GA102: four links of 14.0625 GB/s
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,11 @@ def _peaks(
 # stas00/ml-engineering, compute/accelerator/README.md; and others' copies of makers' sheets.
 _TABLE = "read in stas00/ml-engineering"
 _A100 = f"NVIDIA A100 datasheet (2021), figures {_TABLE} and glennklockwood.com"
+_A100_PCIE = (
+    "NVIDIA A100 datasheet (2021), figures read in Thunder Compute's comparison of the four A100; "
+    "peaks and NVLink are the SXM card's, twelve links, which nvidia.com says of two PCIe cards"
+)
+_BRIDGED = "NVLink is GA102's, read in Hugging Face's quotation of NVIDIA's whitepaper"
 _HOPPER = f"with sparsity there, halved here; figures {_TABLE} and glennklockwood.com"
 
 DATASHEETS = {
@@ -99,17 +104,18 @@ DATASHEETS = {
     for sheet in (
         Datasheet("NVIDIA RTX A5000", _peaks(111.1, None, 222.2, 55.6, 27.8), 768 * G, 24 * 2**30,
                   230, BRIDGE, "NVIDIA RTX A5000 datasheet: float32, memory, power read in lists "
-                  "of cards; not confirmed: bandwidth, NVLink (the A40's), and peaks of products, "
-                  "which have the A6000's ratios to float32", halved=True, link_of_more=PCIE_4,
+                  f"of cards; {_BRIDGED}; not confirmed: bandwidth, and peaks of products, which "
+                  "have the A6000's ratios to float32", halved=True, link_of_more=PCIE_4,
                   aliases=("A5000",)),
         Datasheet("NVIDIA RTX A6000", _peaks(154.8, None, 309.7, 77.4, 38.7), 768 * G, 48 * 2**30,
                   300, BRIDGE, "NVIDIA Ampere GA102 whitepaper, V2.0, appendix C, figures read in "
-                  "Microway's comparison of Ampere cards; not confirmed: NVLink (the A40's)",
+                  f"Microway's comparison of Ampere cards; {_BRIDGED}",
                   link_of_more=PCIE_4, aliases=("A6000",)),
         Datasheet("NVIDIA GeForce RTX 3090", _peaks(71.0, None, 284.0, 35.6, 35.6), 936 * G,
                   24 * 2**30, 350, BRIDGE, "NVIDIA Ampere GA102 whitepaper, V2.0, appendix A: "
-                  "float32, bandwidth, memory, power read in lists of cards; not confirmed: peaks "
-                  "of products (half of the A6000's ratios to float32), NVLink",
+                  "float32, bandwidth, memory, power, and 142 Tflop/s with sums in float16, of "
+                  f"which the peak is half, read in lists of cards; {_BRIDGED}; not confirmed: "
+                  "that half, and int8",
                   link_of_more=PCIE_4, aliases=("RTX 3090", "3090")),
         Datasheet("NVIDIA GeForce RTX 4090", _peaks(165.2, 330.3, 660.6, 82.6, 82.6), 1008 * G,
                   24 * 2**30, 450, PCIE_4, "NVIDIA Ada whitepaper, V2.01, appendix A, figures read "
@@ -122,10 +128,16 @@ DATASHEETS = {
                   f"int8 {_TABLE}", aliases=("L40S",)),
         Datasheet("NVIDIA A100-SXM4-40GB", _peaks(312.0, None, 624.0, 156.0, 19.5), 1555 * G,
                   40 * 2**30, 400, Link("NVLink 3", 300 * G), _A100,
-                  aliases=("A100 40GB", "A100-40GB")),
+                  aliases=("A100 40GB", "A100 SXM 40GB")),
         Datasheet("NVIDIA A100-SXM4-80GB", _peaks(312.0, None, 624.0, 156.0, 19.5), 2039 * G,
                   80 * 2**30, 400, Link("NVLink 3", 300 * G), _A100,
-                  aliases=("A100 80GB", "A100-80GB", "A100")),
+                  aliases=("A100 80GB", "A100 SXM 80GB", "A100 SXM", "A100")),
+        Datasheet("NVIDIA A100-PCIE-40GB", _peaks(312.0, None, 624.0, 156.0, 19.5), 1555 * G,
+                  40 * 2**30, 250, Link("NVLink bridge", 300 * G), _A100_PCIE,
+                  link_of_more=PCIE_4, aliases=("A100 PCIe 40GB", "A100 40GB PCIe")),
+        Datasheet("NVIDIA A100 80GB PCIe", _peaks(312.0, None, 624.0, 156.0, 19.5), 1935 * G,
+                  80 * 2**30, 300, Link("NVLink bridge", 300 * G), _A100_PCIE,
+                  link_of_more=PCIE_4, aliases=("A100 PCIe 80GB", "A100 PCIe")),
         Datasheet("NVIDIA H100 PCIe", _peaks(756.0, 1513.0, 1513.0, 378.0, 51.0), 2000 * G,
                   80 * 2**30, 350, Link("NVLink bridge", 300 * G), "NVIDIA H100 PCIe product brief "
                   f"PB-11133-001 (bandwidth, power); peaks {_TABLE}; not confirmed: NVLink bridge",

@@ -6,7 +6,8 @@ from errors import UsageError
 from estimate.datasheets import DATASHEETS, find, known
 
 ASKED = ["A5000", "A6000", "RTX 3090", "RTX 4090", "L4", "L40S", "A100 40GB", "A100 80GB",
-         "H100 PCIe", "H100 SXM", "H200", "B200", "MI300X"]  # fmt: skip
+         "A100 PCIe 40GB", "A100 PCIe 80GB", "H100 PCIe", "H100 SXM", "H200", "B200",
+         "MI300X"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ASKED)
@@ -32,6 +33,41 @@ def test_known_figures():
     assert find("A100").peaks["float16"] == 312e12
     assert find("NVIDIA H100 80GB HBM3").peaks["bfloat16"] == 989.4e12
     assert find("A6000").bandwidth == find("A5000").bandwidth == 768e9
+
+
+@pytest.mark.parametrize(
+    ("name", "bandwidth", "memory", "power", "of_two", "of_four"),
+    [
+        ("A100-SXM4-40GB", 1555, 40, 400, 300, 300),
+        ("A100-SXM4-80GB", 2039, 80, 400, 300, 300),
+        ("A100-PCIE-40GB", 1555, 40, 250, 300, 32),
+        ("A100 80GB PCIe", 1935, 80, 300, 300, 32),
+    ],
+)
+def test_an_a100_of_each_form(name, bandwidth, memory, power, of_two, of_four):
+    """NVIDIA's datasheet has a column for each; the names are those of CUDA. A bridge joins two
+    cards in slots, and gives 600 GB/s in both directions together, as the twelve links of SXM."""
+    sheet = find(f"NVIDIA {name}")
+    assert sheet.name == f"NVIDIA {name}"
+    assert (sheet.bandwidth, sheet.memory, sheet.power) == (bandwidth * 1e9, memory * 2**30, power)
+    assert (sheet.peaks["bfloat16"], sheet.peaks["tfloat32"]) == (312e12, 156e12)
+    assert (sheet.link_among(2).rate, sheet.link_among(4).rate) == (of_two * 1e9, of_four * 1e9)
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ("A100", "NVIDIA A100-SXM4-80GB"),
+        ("A100 SXM", "NVIDIA A100-SXM4-80GB"),
+        ("A100 40GB", "NVIDIA A100-SXM4-40GB"),
+        ("A100 SXM 40GB", "NVIDIA A100-SXM4-40GB"),
+        ("A100 PCIe", "NVIDIA A100 80GB PCIe"),
+        ("NVIDIA A100 PCIe 80 GB", "NVIDIA A100 80GB PCIe"),
+        ("a100 40gb pcie", "NVIDIA A100-PCIE-40GB"),
+    ],
+)
+def test_which_a100_is_meant(said, name):
+    assert find(said).name == name
 
 
 @pytest.mark.parametrize(
