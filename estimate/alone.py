@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from devices import prefill_chunk
 from estimate.calibration import (
     AttentionPoint,
     BandwidthPoint,
@@ -34,7 +33,9 @@ from quantize.autoquant.race import module_bytes
 
 # (heads, kv_heads, head_dim): groups of 2, 4 and 8 query heads.
 HEADS = [(16, 8, 128), (24, 6, 64), (24, 3, 64)]
-ROWS = (1, 4, 16, 128, 512, 2048, 4096)  # of x, in a product; as many as a pass may have
+# Of x, in a product. On the CPU a pass has 512, but 32 of each sequence, if these are more: 4096 of
+# 128 sequences (devices.prefill_chunk).
+ROWS = (1, 4, 16, 128, 512, 2048, 4096)
 LAST_ROWS = 16  # most rows for which the output layer is measured: a prompt has one row each
 DEPTHS = ((1, 256), (1, 2048), (1, 8192), (4, 256), (4, 4096), (16, 256), (16, 2048))
 QUANTIZED_DEPTHS = ((1, 256), (1, 4096), (4, 2048), (16, 2048))
@@ -99,8 +100,7 @@ def products(
     settings: Settings,
     probe: Probe,
 ) -> Iterator[ProductPoint]:
-    """Each shape of the model's linear layers, over ROWS up to those of a prompt's pass."""
-    most = prefill_chunk(settings.device, 1)
+    """Each shape of the model's linear layers, over ROWS."""
     layers = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear)}
     shapes: dict[tuple[int, int], list[str]] = {}
     for layer, module in layers.items():
@@ -112,7 +112,7 @@ def products(
         while len(stack) * size < STREAMED and len(stack) < 64:
             stack.append(_copied(module))
         for rows in ROWS:
-            if rows > (LAST_ROWS if "output" in names else most):
+            if rows > LAST_ROWS and "output" in names:
                 continue
             used = stack if rows <= LAST_ROWS else stack[: max(1, 512 // rows)]
             x = torch.randn(rows, inner, device=settings.device).to(settings.precision)

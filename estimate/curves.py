@@ -143,13 +143,22 @@ class Curves:
         if placed:
             each = [(1 - kept) * inner * outer, float(outer), float(inner)]
             seconds = {r: max(f(each), SHORTEST) for r, f in placed.items()}
-            return between(seconds, rows) + called * self.calibration.call_seconds
+            beyond = 1.0  # more rows than a calibration model's: as much longer as alone
+            if rows > (most := max(placed)):
+                alone = self._alone(scheme, inner, outer)
+                beyond = between(alone, rows) / max(between(alone, most), SHORTEST)
+                rows = most
+            return beyond * between(seconds, rows) + called * self.calibration.call_seconds
+        return between(self._alone(scheme, inner, outer, called), rows)
+
+    def _alone(self, scheme: str, inner: int, outer: int, called: bool = True) -> dict[int, float]:
+        """Seconds of a product alone, by its rows."""
         terms = _product_terms(inner, outer)
         terms[-1] *= called
         seconds = {r: f(terms) for (name, r), f in self._products.items() if name == scheme}
         if not seconds:
             raise UsageError(f"{scheme} was not calibrated; {', '.join(self.schemes)} were")
-        return between(seconds, rows)
+        return seconds
 
     def weight_rate(self, scheme: str, rows: int) -> float:
         """Bytes of weights per second, of the largest product measured at these rows."""

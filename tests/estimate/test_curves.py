@@ -46,6 +46,25 @@ def test_products_of_shapes_that_were_not_measured(slow):
     )
 
 
+def test_more_rows_than_a_calibration_model_s_prompt_go_as_products_alone():
+    """Prompts of calibration models have up to 512 rows. Here products of 2048 rows take 1.5 times
+    as long for each row as those of 512: in a model, where they take 1.1 times as long, too."""
+    calibration = invented.calibration()
+    slower = [
+        dataclasses.replace(p, seconds=1.5 * p.seconds) if p.rows == 2048 else p
+        for p in calibration.products
+    ]
+    for products, ratio in ((calibration.products, 1.0), (slower, 1.5)):
+        curves = CalibratedMachine(dataclasses.replace(calibration, products=products)).curves
+        for rows in (2048, 8192):
+            assert curves.product("none", rows, 2048, 8192, called=False) == pytest.approx(
+                ratio * invented.IN_PLACE * invented.product("none", rows, 2048, 8192), rel=0.02
+            )
+        assert curves.product("none", 512, 2048, 8192, called=False) == pytest.approx(
+            invented.IN_PLACE * invented.product("none", 512, 2048, 8192), rel=0.02
+        )
+
+
 @pytest.mark.parametrize("name", ["TinyLlama-1.1B-Chat-v1.0", "Llama-3.2-1B"])
 @pytest.mark.parametrize("scheme", invented.BITS)
 def test_models_that_were_not_calibrated(name, scheme):
