@@ -361,7 +361,17 @@ def config_fields(path: str | Path) -> dict[str, Any]:
     return fields
 
 
+def left_out(path: str | Path) -> str | None:
+    """What is not counted of a config.json's model, in a few words; None where all of it is."""
+    fields = config_fields(path)
+    made = _config_of(fields, str(path))
+    if made.model_type == fields["model_type"]:
+        return None
+    return f"the text model of {fields['model_type']} alone: its other weights are not counted"
+
+
 def _config_of(fields: Mapping[str, Any], name: str) -> Any:
+    """The config of the language model; of one with pictures or sound, that of its text model."""
     try:
         from transformers import AutoConfig
     except ImportError:
@@ -371,11 +381,14 @@ def _config_of(fields: Mapping[str, Any], name: str) -> Any:
         ) from None
     try:
         others = {key: value for key, value in fields.items() if key != "model_type"}
-        config = AutoConfig.for_model(fields["model_type"], **others)
+        whole = AutoConfig.for_model(fields["model_type"], **others)
+        config = whole.get_text_config()
     except Exception as error:  # its classes check their fields each in its own way
         raise CheckpointError(f"{name}: no config of transformers: {_said(error)}") from None
+    part = next((key for key in whole.sub_configs if getattr(whole, key, None) is config), None)
+    said = fields.get(part, fields) if part else fields
     for what, keys in SAID.items():
-        if not any(isinstance(fields.get(key), int) for key in keys):
+        if not any(isinstance(said.get(key), int) for key in keys):
             raise CheckpointError(
                 f"{name}: it does not say {what} ({keys[0]}), and transformers would take another "
                 "model's"
@@ -406,8 +419,13 @@ def count_config(
     else:
         fields, name = config_fields(config), str(config)
     made = _config_of(fields, name)
-    from transformers import AutoModelForCausalLM, DynamicCache
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, DynamicCache
 
+    if made.model_type != fields["model_type"] and type(made) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise CheckpointError(
+            f"{name}: transformers builds no text model of {fields['model_type']} alone; give the "
+            "config.json of a text model of the same shape"
+        )
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(made, dtype=precision)  # type: ignore[no-untyped-call]

@@ -68,11 +68,14 @@ def _predicted(asked: Asked, all_schemes: bool, what_fits: str | None) -> tuple[
     environment.use_threads(RunConfig())
     from compare.figures import estimating
     from compare.output import estimate_tables as tables
+    from estimate.counting import left_out
     from estimate.fits import what_fits_into
     from estimate.predict import Request, predict
 
     machine = estimating.machine_of(asked.device, asked.calibration)
     config = estimating.model_of(asked.checkpoint_path, asked.num_layers)
+    if isinstance(config, str) and (words := left_out(config)) is not None:
+        machine.warnings.append(words)
     request = Request(
         config,
         asked.quantization,

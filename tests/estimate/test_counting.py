@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from errors import QuantbenchError, UsageError
-from estimate.counting import count_config, count_model, count_module
+from estimate.counting import count_config, count_model, count_module, left_out
 from estimate.recording import pairs
 from models import build
 from models.config import ModelConfig
@@ -263,6 +263,50 @@ def test_llama_of_transformers_computes_what_ours_does(config_json, depth):
     assert theirs.weight_bytes == ours.weight_bytes
     positions = depth + 1 if depth else 5
     assert theirs.kv_cache_bytes == 2 * 2 * 3 * positions * 2 * 16 * 2  # K and V, 2 layers, bf16
+
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 256,
+}  # fmt: skip
+SEEING = {"model_type": "llava", "text_config": LLAMA}
+
+
+def test_of_a_model_with_pictures_the_text_model_is_counted(config_json):
+    """Two matrices of 256 · 64 for tokens; in each layer 64 · (64 + 64) of queries and outputs,
+    64 · (32 + 32) of keys and values, three of 64 · 128, and two norms; a norm at the end."""
+    pytest.importorskip("transformers")
+    path = config_json(**SEEING)
+    count = count_config(path, 2, 10)
+    each = 64 * (64 + 64 + 32 + 32) + 3 * 64 * 128 + 2 * 64
+    assert count.weight_bytes == 2 * (2 * 256 * 64 + 2 * each + 64)
+    assert count == count_config(config_json(**LLAMA), 2, 10)
+    assert left_out(config_json(**SEEING)) == (
+        "the text model of llava alone: its other weights are not counted"
+    )
+    assert left_out(config_json(**LLAMA)) is None
+
+
+def test_a_text_model_that_transformers_builds_alone_nowhere(config_json):
+    pytest.importorskip("transformers")
+    text = {**LLAMA, "model_type": "qwen2_5_vl_text"}
+    path = config_json(model_type="qwen2_5_vl", text_config=text)
+    with pytest.raises(QuantbenchError) as caught:
+        count_config(path)
+    assert str(caught.value) == (
+        f"{path}: transformers builds no text model of qwen2_5_vl alone; give the config.json of a "
+        "text model of the same shape"
+    )
+
+
+def test_the_width_of_a_picture_s_model_is_not_that_of_the_text(config_json):
+    pytest.importorskip("transformers")
+    text = {key: value for key, value in LLAMA.items() if key != "hidden_size"}
+    vision = {"model_type": "clip_vision_model", "hidden_size": 64, "num_attention_heads": 4}
+    text["num_attention_heads"] = 32  # takes the width that transformers has where none is said
+    path = config_json(model_type="llava", text_config=text, vision_config=vision)
+    with pytest.raises(QuantbenchError, match="it does not say its width"):
+        count_config(path)
 
 
 BAD_CONFIGS = [

@@ -143,6 +143,22 @@ def test_a_config_that_is_not_understood(tmp_path, fields, expected):
     assert expected in line
 
 
+def test_the_text_model_of_one_with_pictures(tmp_path):
+    """Every line says that it is not all of the model."""
+    pytest.importorskip("transformers")
+    text = {"model_type": "gemma3_text", "hidden_size": 64, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+            "intermediate_size": 128, "vocab_size": 256}  # fmt: skip
+    path, out = tmp_path / "config.json", tmp_path / "out.json"
+    path.write_text(json.dumps({"model_type": "gemma3", "text_config": text}))
+    result = run("estimate", "--checkpoint_path", str(path), "--device", "L4", "--json", str(out))
+    assert result.exit_code == 0, result.output
+    note = "the text model of gemma3 alone: its other weights are not counted"
+    assert all(line.endswith(f"  ! {note}") for line in result.stdout.splitlines() if line)
+    found = json.loads(out.read_text())
+    assert found["warnings"] == [note] and found["token_seconds"]["value"] > 0
+
+
 def test_an_architecture_that_transformers_knows():
     """OPT is none of ours: a card predicts it, this machine's calibration does not."""
     pytest.importorskip("transformers")
