@@ -72,7 +72,9 @@ class AsPublished(FromDatasheet):
 
 
 def _fields(config: ModelConfig | str) -> dict[str, Any] | None:
-    """The config.json of a model in transformers; None for one that is none of its Llamas."""
+    """The config.json of a model in transformers; None for one that is none of its Llamas, and for
+    one whose text model is a part of it."""
     if isinstance(config, str):
-        return config_fields(config)
+        fields = config_fields(config)
+        return fields if "vocab_size" in fields else None
     return llama_fields(config)

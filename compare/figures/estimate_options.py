@@ -91,12 +91,14 @@ def _predicted(asked: Asked, all_schemes: bool, what_fits: str | None) -> tuple[
         fitting = what_fits_into(request, machine, memory, SHOWN, tuple(CACHES))
         context = None if isinstance(config, str) else config.max_position
         text = tables.fitting(fitting, memory, asked.batch_size, context, machine.warnings)
-        return text, to_json({"memory_bytes": memory, "fits": fitting})
+        value = {"device": machine.name, "memory_bytes": memory, "fits": fitting}
+        return text, to_json(value | {"warnings": machine.warnings})
     if all_schemes:
         names = machine.schemes or COMPARED
         each = {name: _estimated(replace(request, scheme=name), machine) for name in names}
         text = tables.table(each, machine, estimating.memory_of(machine))
-        return text, to_json({"device": machine.name, "schemes": each})
+        value = {"device": machine.name, "schemes": each, "warnings": machine.warnings}
+        return text, to_json(value)
     one = predict(request, machine)
     estimating.check_memory(one, machine)
     return "\n".join(tables.lines(one)), to_json(one)

@@ -6,6 +6,8 @@ import json
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from errors import QuantbenchError, UsageError
@@ -154,6 +156,29 @@ def test_70b_from_shapes_alone():
     # 80 layers · 8 heads · 128 · 2 (key and value) · 2 bytes, for 8192 positions of 4 sequences
     assert count.kv_cache_bytes == 80 * 8 * 128 * 2 * 2 * 8192 * 4
     assert count.bytes > count.kv_cache_bytes
+
+
+class Real(TorchDispatchMode):
+    """The numbers of every tensor that is made and is not on the meta device."""
+
+    def __init__(self):
+        super().__init__()
+        self.made = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        self.made += [t.numel() for t in tree_leaves(result)
+                      if isinstance(t, torch.Tensor) and not t.is_meta]  # fmt: skip
+        return result
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("scheme", ["none", "int8wo", "int4wo-128", "fp6", "sparse-marlin"])
+def test_no_weight_of_70b_is_made(scheme, device):
+    """The smallest matrix has 1024 · 8192 numbers, and a cache of 1024 positions 1 M."""
+    with Real() as real:
+        count_model(preset("Meta-Llama-3-70B"), scheme, tokens=1024, device=device, tp=8)
+    assert max(real.made, default=0) <= 8192
 
 
 def test_ranks_share_the_products_and_exchange_sums():

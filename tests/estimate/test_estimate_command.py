@@ -100,6 +100,20 @@ def test_what_fits(monkeypatch):
     assert "Into 24.00 GB" in result.stdout and "2048 (all of its context)" in result.stdout
 
 
+@pytest.mark.parametrize("table", [(), ("--all_schemes",), ("--what_fits", "24GB")], ids=str)
+def test_a_calibration_of_another_machine_is_warned_of(tmp_path, machine, table, monkeypatch):
+    """On every line, and in the JSON."""
+    monkeypatch.setattr("compare.figures.estimate_options.SHOWN", ("none", "int8wo"))
+    out = tmp_path / "out.json"
+    result = run(*TINY, "--calibration", machine, *table, "--json", str(out))
+    assert result.exit_code == 0, result.output
+    warnings = json.loads(out.read_text())["warnings"]
+    assert warnings[0].startswith("calibrated with name Invented CPU, here ")
+    assert any(warning.startswith("calibrated with torch 2.12.0, here ") for warning in warnings)
+    mark = f"  ! {'; '.join(warnings)}"
+    assert all(line.endswith(mark) for line in result.stdout.splitlines() if line)
+
+
 BAD = [
     ((), "--checkpoint_path PATH", "nothing is given"),
     (("--device", "RTX A600"), "no datasheet; nearest: ", "quantbench calibrate"),
@@ -157,6 +171,9 @@ def test_the_text_model_of_one_with_pictures(tmp_path):
     assert all(line.endswith(f"  ! {note}") for line in result.stdout.splitlines() if line)
     found = json.loads(out.read_text())
     assert found["warnings"] == [note] and found["token_seconds"]["value"] > 0
+    more = ("--device", "A5000", "--calibration", str(PUBLISHED))
+    result = run("estimate", "--checkpoint_path", str(path), *more)
+    assert result.exit_code == 0 and note in result.stdout, result.output
 
 
 def test_an_architecture_that_transformers_knows():
