@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from experts import aio
 from experts.slow import File, Key, SlowTier, cut, pages
+from experts.stopwatch import OfCard
 from quantize.kernel import fused_weight
 
 THREADS = 2  # that read at the same time
@@ -229,25 +230,23 @@ class OnStream:
     def __init__(self, slow: SlowTier, device: torch.device) -> None:
         self.slow, self.device = slow, device
         cuda: Any = torch.cuda  # whose classes have no types
-        self.stream, self.event = cuda.Stream(device), cuda.Event
-        self.waits: list[tuple[Any, Any]] = []
+        self.stream = cuda.Stream(device)
+        self.waits = OfCard(device)
 
     def waited(self) -> float:
         """It waits for the card: what stood still is known when that is over."""
-        torch.cuda.synchronize(self.device)
-        waits, self.waits = self.waits, []
-        return sum(float(start.elapsed_time(end)) for start, end in waits) / 1e3
+        return self.waits.seconds()
 
     def cancelled(self) -> int:
         return 0  # a card's queue is not taken back
 
     def now(self, slot: Slot, key: Key) -> None:
-        started = self._moment()
+        started = self.waits.start()
         if slot.landed is not None:
             torch.cuda.current_stream(self.device).wait_event(slot.landed)
         self.slow.read(key, slot.buffer)  # on the stream that computes, after what it computes
         slot.key = key
-        self.waits.append((started, self._moment()))
+        self.waits.stop(started)
 
     def begin(self, pairs: Sequence[tuple[Slot, Key]]) -> None:
         for slot, key in pairs:
@@ -260,10 +259,10 @@ class OnStream:
 
     def wait(self, slot: Slot) -> None:
         if slot.coming is not None:
-            started = self._moment()
+            started = self.waits.start()
             torch.cuda.current_stream(self.device).wait_event(slot.coming)
             slot.coming = None
-            self.waits.append((started, self._moment()))
+            self.waits.stop(started)
 
     def abandon(self, slot: Slot) -> bool:
         """A later copy into the slot comes after this one."""
@@ -272,8 +271,3 @@ class OnStream:
 
     def done(self, slot: Slot) -> None:
         slot.used = torch.cuda.current_stream(self.device).record_event()
-
-    def _moment(self) -> Any:
-        event = self.event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self.device))
-        return event

@@ -4,7 +4,6 @@ layer = TieredLayer(store, number, norm, following)
 layer(tokens, rows)         # as models.mixtral.MixtureOfExperts.outputs
 """
 
-import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,10 +44,10 @@ class TieredLayer:
 
     def __call__(self, tokens: Tensor, rows: Mapping[int, Tensor]) -> Iterable[tuple[int, Tensor]]:
         with self.store.lock:
-            started = time.perf_counter()
+            started = self.store.stopwatch.start()
             self.note_uses()
             outputs = _Turn(self, tokens, rows).outputs()
-            self.store.traffic.expert_seconds += time.perf_counter() - started
+            self.store.stopwatch.stop(started)
         return sorted(outputs.items())
 
     # ------------------------------------------------------------------------------ fast memory
@@ -155,7 +154,11 @@ class _Turn:
         self.likely: deque[int] | None = None  # of the next layer, to be fetched ahead
 
     def outputs(self) -> dict[int, Tensor]:
-        """What each expert returns, by its number."""
+        """What each expert returns, by its number.
+
+        A processor that the slow tier has to itself (a CPU beneath a card) gets its tokens first
+        and computes last: meanwhile the other one does what it was asked for.
+        """
         layer, store, number = self.layer, self.store, self.layer.number
         store.forget([(number, expert) for expert in self.rows])
         resident = [expert for expert in self.rows if expert in layer.own]
@@ -167,14 +170,17 @@ class _Turn:
         self.waiting = deque(e for e in missing if e not in there)
         self._count(resident, arriving, there)
         self.pending: OrderedDict[int, Slot] = OrderedDict(arriving)
+        beneath = store.beneath is not None
+        sent = {e: self.tokens[self.rows[e]].cpu() for e in there} if beneath else {}
         self._begin()
         for expert in resident:
             slot = layer.own[expert]
             layer.own.move_to_end(expert)
             self._compute(expert, slot)
             self._begin()
-        for expert in there:
-            self._compute_there(expert)
+        if not beneath:
+            for expert in there:
+                self.results[expert] = self._in_place(expert)(self.tokens[self.rows[expert]])
         while self.pending or self.waiting:
             if not self.pending:
                 self._fetch()
@@ -184,6 +190,8 @@ class _Turn:
             if (given := layer.settle(expert, slot, self._needed())) is not None:
                 store.landing.append(given)
             self._begin()
+        for expert, x in sent.items():
+            self.results[expert] = self._in_place(expert)(x).to(self.tokens.device)
         return self.results
 
     def _there(self, missing: Sequence[int], fast: Collection[int]) -> Collection[int]:
@@ -242,10 +250,5 @@ class _Turn:
         self.results[expert] = slot.expert(self.tokens[self.rows[expert]])
         self.store.copies.done(slot)
 
-    def _compute_there(self, expert: int) -> None:
-        computing = self.store.in_place((self.layer.number, expert))
-        x = self.tokens[self.rows[expert]]
-        if self.store.beneath is None:
-            self.results[expert] = computing(x)
-        else:
-            self.results[expert] = computing(x.cpu()).to(x.device)
+    def _in_place(self, expert: int) -> nn.Module:
+        return self.store.in_place((self.layer.number, expert))

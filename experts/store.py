@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from errors import KernelError
-from experts import copies
+from experts import copies, stopwatch
 from experts.copies import Slot
 from experts.layout import Layout
 from experts.slow import Key, SlowTier, pages
@@ -74,6 +74,7 @@ class Store:
         # Held for a layer by the model's modules, and for a step by the fused one.
         self.lock = threading.Lock()
         self.traffic = Traffic()
+        self.stopwatch = stopwatch.of(device)  # of the layers' experts, by the model's modules
         self.arrivals = 0  # experts that can be on their way: the slots of the landing
         self.landing: list[Slot] = []  # those of them that are free
         self.coming: dict[Key, Slot] = {}  # asked for ahead

@@ -175,6 +175,7 @@ class Tiers(Store):
         """All that was counted until now."""
         if self.fused:
             self.fused.count()
+        self.traffic.expert_seconds += self.stopwatch.seconds()
         never_begun = self.copies.cancelled()
         self.traffic.fetches -= never_begun
         self.traffic.unused -= never_begun

@@ -73,7 +73,7 @@ ROOMS = {
         {"log"},
     ),
     "experts": (
-        {"aio", "layout", "popularity", "traffic"},
+        {"aio", "layout", "popularity", "stopwatch", "traffic"},
         {"kept", "placement", "plan", "routing", "skew", "slow"},
         {"copies"},
         {"store"},
