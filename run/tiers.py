@@ -195,6 +195,8 @@ def settle(plan: Plan, tiers: Tiers, model: Transformer, say: Say) -> None:
     say(tiers.sentence())
     if tiers.arrivals or count < every:
         decide_by_costs(tiers, model, _fused(plan, model), config.batch_size)
+        for key in tiers.keys:  # what it computed in place is in the system's page cache
+            tiers.slow.drop(key)
 
 
 def _fused(plan: Plan, model: Transformer) -> Step | None:

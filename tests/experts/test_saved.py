@@ -1,7 +1,9 @@
 """Experts that --save has left beside a mixture are read from there; and what happens to a file
 that is not what was saved."""
 
+import ctypes
 import json
+import mmap
 import os
 import shutil
 import subprocess
@@ -297,16 +299,22 @@ def test_a_file_that_is_truncated_in_the_middle_of_a_run(saved, monkeypatch):
     assert result.exit_code == 1 and Path("log.txt").read_text() == ""
 
 
-def test_a_disk_that_is_full_while_experts_are_saved(place, monkeypatch):
-    write, writes = os.pwrite, []
+@pytest.mark.parametrize(
+    ("where", "works"),
+    [("pwrite", 20), ("posix_fallocate", 0), ("fsync", 0), ("rename", 0), ("mkstemp", 0)],
+)
+def test_a_disk_that_is_full_while_experts_are_saved(where, works, place, monkeypatch):
+    """Whatever fails first, and however often it has worked before: nothing is left."""
+    module = slow.tempfile if where == "mkstemp" else slow.os
+    function, calls = getattr(module, where), []
 
     def fails_later(*arguments):
-        writes.append(arguments)
-        if len(writes) > 20:
+        calls.append(arguments)
+        if len(calls) > works:
             raise OSError(28, "No space left on device")
-        return write(*arguments)
+        return function(*arguments)
 
-    monkeypatch.setattr(slow.os, "pwrite", fails_later)
+    monkeypatch.setattr(module, where, fails_later)
     words = [*SHORT, "--checkpoint_path", "tiny_moe", "--quantization", "int8wo", *ROOM]
     result = CliRunner().invoke(generate, [*words, "--save", "saved"])
     (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
@@ -351,3 +359,34 @@ def test_loading_holds_no_more_than_the_rest_and_the_fast_experts(place):
     answer = json.loads(done.stdout.splitlines()[-1])
     experts = 8 * 16 * 3 * 384 * 512
     assert answer["weights"] > experts and answer["peak"] < experts / 2
+
+
+def in_page_cache(path):
+    """The share of a file's pages that the system holds in its page cache, by mincore(2)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mincore.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        mapping = mmap.mmap(file.fileno(), size, mmap.MAP_PRIVATE)
+    held = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
+    address = ctypes.addressof(ctypes.c_ubyte.from_buffer(mapping))
+    assert libc.mincore(address, size, held) == 0
+    return sum(page & 1 for page in held) / len(held)
+
+
+def test_no_expert_is_left_in_the_page_cache(saved):
+    """Neither by loading, nor by measuring what experts cost where they lie. A tenth: what the
+    system may still be reading ahead."""
+    path = saved / "experts.safetensors"
+    os.sync()  # pages that are not written yet cannot be dropped
+    descriptor = os.open(path, os.O_RDONLY)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(descriptor)
+    if in_page_cache(path) > 0.1:
+        pytest.skip("this file system keeps its files in memory")
+    plan = make_plan(RunConfig(device="cpu", checkpoint_path="saved", expert_memory="12"))
+    assert plan.config.expert_policy == "auto"
+    loading.load(plan, lambda *a: None, lambda line: None)
+    assert in_page_cache(path) < 0.1
+    shards = [in_page_cache(shard) for shard in saved.glob("quantized-*")]
+    assert shards and max(shards) < 0.1
