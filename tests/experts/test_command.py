@@ -12,9 +12,7 @@ import devices
 from benchlog.config import parse
 from errors import UsageError
 from experts import slow, tiers
-from experts.costs import Decider
 from experts.layout import whole_pages
-from experts.plan import Costs, Line
 from experts.popularity import Popularity, Routers
 from experts.store import POLICIES
 from generate import main as generate
@@ -89,27 +87,26 @@ def test_what_is_printed_and_in_json(place):
     assert not list(Path("slow").iterdir())
 
 
-def test_the_estimate_beside_it_is_the_sum_by_the_cost_model(place, monkeypatch):
-    """Costs that are given: 1 ms a token of an expert, 2 ms a copy, nothing overlaps. So a token
-    and its expert take 1 ms wherever that lies, and each copy 2 ms more."""
-    costs = Costs(fast=Line(0, 1e-3), slow=Line(0, 1.0), fetch=2e-3)
+class TenMilliseconds:
+    """A decision (store.Decide): everything is fetched, and a layer's experts take 10 ms."""
 
-    def decide(tiers, model, fused_step=None, rows=1):
-        tiers.decide = Decider(costs, tiers.policy)
-        if tiers.fused:
-            tiers.fused.decide = tiers.decide
+    def __call__(self, tokens, fast, asked, arriving=()):
+        return (), 0.010
+
+
+def test_the_estimate_beside_it_is_the_sum_over_layers(place, monkeypatch):
+    def decide(tiers, *rest):
+        tiers.decide = TenMilliseconds()
 
     monkeypatch.setattr("run.tiers.decide_by_costs", decide)
-    words = ("--expert_memory", "12", "--expert_policy", "fetch", "--expert_prefetch", "off")
+    words = ("--expert_memory", "12", "--expert_policy", "fetch", "--decoder", "modules")
     result = run(*words, "--output_json_path", "runs.jsonl")
     assert result.exit_code == 0, result.stderr
     record = json.loads(Path("runs.jsonl").read_text())
     for phase in (record["expert_prompts"], record["expert_steps"]):
-        counts = phase["traffic"]
-        expected = (counts["assignments"] + 2 * counts["fetches"]) / phase["passes"]
-        assert phase["expected_expert_ms"] == pytest.approx(expected)
-        error = f"{phase['expected_expert_ms'] / phase['expert_ms'] - 1:+.0%}"
-        assert f", expected {expected:.2f} ms ({error}): " in result.stderr
+        assert phase["expected_expert_ms"] == pytest.approx(5 * 10)
+        error = f"{50 / phase['expert_ms'] - 1:+.0%}"
+        assert f", expected 50.00 ms ({error}): " in result.stderr
 
 
 def test_auto_takes_what_is_free_without_the_cache_activations_and_a_reserve(monkeypatch, place):
