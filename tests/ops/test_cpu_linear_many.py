@@ -70,7 +70,9 @@ def test_every_format(isa, form):
     for M, N, K, dtype in (
         (17, 33, 256, torch.bfloat16),
         (33, 16, 128, torch.float32),
+        (50, 16, 128, torch.float32),
         (18, 1, 640, torch.float16),
+        (48, 20, 256, torch.bfloat16),
         (130, 70, 640, torch.bfloat16),
     ):
         check(torch.randn(M, K).to(dtype), weight_of(form, N, K))
@@ -83,6 +85,19 @@ def test_every_number_of_rows(isa, form):
     weight = weight_of(form, 40, 384)
     for M in range(1, 36):
         check(torch.randn(M, 384).bfloat16(), weight)
+
+
+@pytest.mark.parametrize("form, dtype", [(("fp6", 6, None), torch.float16),
+                                         (("int", 8, None), torch.float32)], ids=str)  # fmt: skip
+def test_short_prompts_stay_in_integers_with_vnni(form, dtype):
+    """Two products of integers for each weight are faster than floats up to 47 rows. Their sums are
+    exact: a row's results are those of the row alone, bit for bit, which floats' are not."""
+    use("avx512vnni")
+    x, packed_weight = torch.randn(64, 512).to(dtype), linear.pack(packed(form, 96, 512), 512)
+    alone = torch.cat([linear.linear(row[None], packed_weight, 96) for row in x])
+    for M in (17, 47):
+        assert torch.equal(linear.linear(x[:M], packed_weight, 96), alone[:M])
+    assert not torch.equal(linear.linear(x, packed_weight, 96), alone)
 
 
 @pytest.mark.parametrize("isa", ISAS)
