@@ -23,7 +23,7 @@ from estimate.counting import Count, Logits, count_config, count_model
 from estimate.datasheets import Datasheet
 from estimate.exchanges import Exchanges, ring_seconds
 from estimate.passes import CalibratedMachine, Parts, scatter
-from estimate.published import TILE, Constants
+from estimate.published import Constants, in_tiles
 from estimate.resident import kept_by_heap
 from models.config import ModelConfig
 from ops.ranks import Ranks
@@ -417,7 +417,7 @@ class FromDatasheet:
         parts = {"linear": 0.0, "attention": 0.0, "rest": 0.0, "links": 0.0}
         bounds = {"arithmetic": 0.0, "memory's bandwidth": 0.0, "the links between devices": 0.0}
         for work in count.works:
-            tiled = -(-work.outer // TILE) * TILE / work.outer if work.kind == "linear" else 1.0
+            tiled = in_tiles(work.outer) if work.kind == "linear" else 1.0
             arithmetic = work.flops * tiled / peak
             memory = (work.bytes_read + work.bytes_written) / bandwidth
             longer = arithmetic + memory if work.kind == "attention" else max(arithmetic, memory)

@@ -2,6 +2,7 @@
 
     rows = counted_rows(read("published_a5000.rst"), folder)
     constants = fitted(rows)                        # of one card
+    left_out(rows), chosen_without(rows)            # seconds of each row, by the others
     constants.seconds(rows[0].demand)
     constants.on(find("NVIDIA RTX A6000"))          # the same for a card that nobody measured
 
@@ -9,21 +10,26 @@ A row is one forward pass in float16 over all tokens, with the logits of every p
 model class of transformers. The two constants are seconds per operation of products, attention's
 included, and seconds per byte of everything else. What a pass demands is counted from its config:
 
-- Products: the columns of a matrix are rounded up to 256, the width of the tiles in which these
-  cards multiply; a tile that is not full takes as long as a full one.
+- Products: the columns of a matrix are rounded up to 256 (FORM.tile), the width of the tiles in
+  which these cards multiply; a tile that is not full takes as long as a full one.
 - Everything else: bytes that norms, rotations, gates, sums and attention read and write, each
-  operation by itself, for nothing was compiled; and PASSES passes over the logits.
+  operation by itself, for nothing was compiled; and six passes over the logits (FORM.passes).
 
 About the logits: until 4.45 transformers returned those of Llama in float32, made from float16 at
 the end of the pass (https://github.com/huggingface/transformers/issues/30860). The measured memory
 says that it was so here, and that afterwards one more tensor of their size was made from them, when
 the hidden states were gone. It does not say which; the six rows of the A5000 fit best if the logits
-are read or written six times, as a softmax (three reads and a write) and one copy do.
+are read or written six or eight times; a softmax (three reads and a write) and one copy do six.
+
+FORM was chosen with these six rows in view, so that an error of one of them tests the constants
+alone. `chosen_without` tests both: it chooses the form, too, by the other rows.
 """
 
 import contextlib
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +45,19 @@ from estimate.tables import Row, Table
 from models.config import ModelConfig
 from models.presets import preset
 
-TILE = 256  # columns that are multiplied together
-PASSES = 6  # over the logits after the pass
+
+@dataclass(frozen=True)
+class Form:
+    """What is supposed of a pass, beside the two constants."""
+
+    tile: int  # columns that are multiplied together
+    passes: int  # over the logits after the pass
+
+
+FORM = Form(tile=256, passes=6)
+# Columns as they are, and widths of tiles that matrix libraries have; a pass that reads the logits
+# mostly writes as much. With up to 14 passes the choices are the same.
+FORMS = [Form(*pair) for pair in itertools.product((1, 64, 128, 256), range(2, 13, 2))]
 UPCAST = {"llama", "mistral", "qwen2", "gemma"}  # model types whose logits became float32
 AT_LEAST = 3  # rows of one card, for two constants and something to hold them against
 ALIKE = 0.15  # cards whose peak per watt differs by less are limited by power alike
@@ -110,6 +127,7 @@ class Counted:
     memory: float | None  # measured, in units of 2**30 bytes
     demand: Demand
     energy: float | None = None  # measured, joules a token
+    demands: Mapping[Form, Demand] = field(default_factory=dict)  # of FORMS
 
 
 @dataclass(frozen=True)
@@ -160,24 +178,35 @@ def demand_of(count: Count, batch: int, length: int, vocabulary: int, upcast: bo
 
     upcast: whether the logits are returned in float32.
     """
+    return demands_of(count, batch, length, vocabulary, upcast, [FORM])[FORM]
+
+
+def demands_of(
+    count: Count, batch: int, length: int, vocabulary: int, upcast: bool, forms: Sequence[Form]
+) -> dict[Form, Demand]:
+    """`demand_of` by several forms."""
     logits = batch * length * vocabulary
     result = logits * (4 if upcast else 2)
-    linear, attention = count.of_kind("linear"), count.of_kind("attention")
-    tiled = sum(
-        work.flops * (-(-work.outer // TILE) * TILE / work.outer if work.outer else 1.0)
-        for work in linear
-    )
+    attention = count.of_kind("attention")
     of_attention = sum(work.flops for work in attention)
     others = sum(
         work.bytes_read + work.bytes_written for work in (*count.of_kind("rest"), *attention)
     )
+    others += logits * 6 if upcast else 0
     peak = replay(count, [batch * length * 8], logits_upcast=logits * 4 if upcast else 0, copies=1)
-    return Demand(
-        tiled + of_attention,
-        others + (logits * 6 if upcast else 0) + PASSES * result,
-        count.flops,
-        peak,
-    )
+
+    def tiled(form: Form) -> float:
+        return sum(work.flops * in_tiles(work.outer, form) for work in count.of_kind("linear"))
+
+    return {
+        form: Demand(tiled(form) + of_attention, others + form.passes * result, count.flops, peak)
+        for form in forms
+    }
+
+
+def in_tiles(outer: int, form: Form = FORM) -> float:
+    """Columns in whole tiles ÷ columns; 1 for a product that has no such columns."""
+    return -(-outer // form.tile) * form.tile / outer if outer else 1.0
 
 
 def counted_rows(table: Table, folder: Path | None = None) -> list[Counted]:
@@ -191,7 +220,7 @@ def counted_rows(table: Table, folder: Path | None = None) -> list[Counted]:
             f"{table.where}: the table does not say how many tokens a pass has; expected above "
             "it is a line such as: Input Sequence Size = 16 × 1024"
         )
-    demands: dict[str, Demand] = {}
+    demands: dict[str, dict[Form, Demand]] = {}
     rows = []
     for row in table.rows:
         if row.model not in demands:
@@ -201,9 +230,8 @@ def counted_rows(table: Table, folder: Path | None = None) -> list[Counted]:
                 cached=False, name=row.model,
             )  # fmt: skip
             upcast = fields["model_type"] in UPCAST
-            demands[row.model] = demand_of(
-                count, table.batch, table.length, fields["vocab_size"], upcast
-            )
+            pass_of = (count, table.batch, table.length, fields["vocab_size"], upcast)
+            demands[row.model] = demands_of(*pass_of, FORMS)
         time, memory = row.cell("runtime").measured, row.cell("memory").measured
         energy = row.cell("energy").measured
         rows.append(
@@ -212,8 +240,9 @@ def counted_rows(table: Table, folder: Path | None = None) -> list[Counted]:
                 table.batch * table.length,
                 None if time is None else table.seconds(time).value,
                 None if memory is None else table.gibibytes(memory).value,
-                demands[row.model],
+                demands[row.model][FORM],
                 None if energy is None else table.joules(energy).value,
+                demands[row.model],
             )
         )
     return rows
@@ -295,13 +324,49 @@ def fitted(rows: Sequence[Counted], source: str = "published rows") -> Constants
 def left_out(rows: Sequence[Counted]) -> list[float | None]:
     """Seconds of each row by constants that are fitted to the other rows of its card; None where
     these are too few."""
-    estimates: list[float | None] = []
-    for row in rows:
-        others = [
-            other
-            for other in rows
-            if other is not row and other.row.device == row.row.device and other.seconds
-        ]
-        enough = len(others) >= AT_LEAST
-        estimates.append(fitted(others).seconds(row.demand) if enough else None)
-    return estimates
+    return [_by_others(row, _others(row, rows)) for row in rows]
+
+
+def chosen_without(rows: Sequence[Counted]) -> list[tuple[float, Form] | None]:
+    """As `left_out`, with the form chosen by the other rows, too: the one of FORMS by which each of
+    them is estimated best when it is left out in its turn. None where rows are too few for that, or
+    fix no constants by any form."""
+    return [_by_chosen(row, _others(row, rows)) for row in rows]
+
+
+def _others(row: Counted, rows: Sequence[Counted]) -> list[Counted]:
+    """The measured rows of the same card but this one."""
+    return [
+        other
+        for other in rows
+        if other is not row and other.row.device == row.row.device and other.seconds
+    ]
+
+
+def _by_others(row: Counted, others: Sequence[Counted]) -> float | None:
+    return fitted(others).seconds(row.demand) if len(others) >= AT_LEAST else None
+
+
+def _by_chosen(row: Counted, others: Sequence[Counted]) -> tuple[float, Form] | None:
+    if len(others) <= AT_LEAST:
+        return None
+    errors = {form: _error(_in(form, others)) for form in FORMS}
+    form = min(FORMS, key=errors.__getitem__)
+    if math.isinf(errors[form]):
+        return None
+    return fitted(_in(form, others)).seconds(row.demands[form]), form
+
+
+def _in(form: Form, rows: Sequence[Counted]) -> list[Counted]:
+    return [replace(row, demand=row.demands[form]) for row in rows]
+
+
+def _error(rows: Sequence[Counted]) -> float:
+    """The root mean square of the rows' relative errors, each left out in its turn; infinite where
+    the others fix no constants."""
+    try:
+        pairs = zip(left_out(rows), rows, strict=True)
+    except QuantbenchError:
+        return math.inf
+    errors = [(seconds or 0.0) / (row.seconds or 1.0) - 1 for seconds, row in pairs]
+    return float(np.sqrt(np.mean(np.square(errors))))

@@ -19,7 +19,15 @@ from estimate.audit import audit
 from estimate.audit_energy import cards
 from estimate.datasheets import find, known
 from estimate.own_results import SUFFIXES, figures, named
-from estimate.published import AT_LEAST, Constants, Counted, counted_rows, fitted, left_out
+from estimate.published import (
+    AT_LEAST,
+    Constants,
+    Counted,
+    chosen_without,
+    counted_rows,
+    fitted,
+    left_out,
+)
 from estimate.tables import grid, read
 from text import counted as number_of
 from typed_json import parsed
@@ -72,8 +80,9 @@ class Case:
 def of_tables(paths: Sequence[str | Path], device: str | None = None) -> list[Case]:
     """The rows of published tables, estimated by constants of the first card that has enough.
 
-    Its own rows are estimated twice: by constants fitted to the other rows, which is held out, and
-    by those fitted to all of them. Rows of other cards are held out. device: a card for which the
+    Its own rows are estimated by constants fitted to the other rows, which is held out, and by
+    those fitted to all of them; where there are rows enough, also with the form of the model chosen
+    by the other rows. Rows of other cards are held out. device: a card for which the
     first card's models are estimated, too, though nobody measured them.
     """
     rows: list[Counted] = []
@@ -95,9 +104,15 @@ def of_tables(paths: Sequence[str | Path], device: str | None = None) -> list[Ca
         )
     own = enough[0]
     constants = fitted(own, str(Path(paths[0]).name))
+    alone = f"{own[0].row.device}, each row left out of its fit"
     cases = [
-        _case(row, f"{row.row.device}, each row left out of its fit", True, seconds, bool(hollow))
+        _case(row, alone, True, seconds, bool(hollow))
         for row, seconds in zip(own, left_out(own), strict=True)
+    ]
+    cases += [
+        _case(row, f"{alone} and of the choice of its form", True, chosen[0], bool(hollow))
+        for row, chosen in zip(own, chosen_without(own), strict=True)
+        if chosen
     ]
     cases += [
         _case(row, f"{row.row.device}, all rows in the fit", False,
