@@ -21,12 +21,14 @@ from benchlog.config import PRECISIONS, RunConfig
 from cli import Command, say
 from compare.arguments import names_of, refuse_given
 from compare.figures import decode_limit
+from compare.figures.interval import Interval
 from compare.figures.json_rows import DecodeRow
+from compare.figures.limits import over
 from compare.figures.readings import caveats, span
 from compare.output.columns import Columns, aligned, interval, number
 from compare.sampling.answers import Layers, Product, Reading, Shape, ShapeTimings
 from compare.sampling.process import Process
-from compare.sampling.results import Results, Settings, report_output, write_json
+from compare.sampling.results import ArmResult, Results, Settings, report_output, write_json
 from errors import UsageError
 from quantize import spec
 from typed_json import omitted
@@ -160,7 +162,7 @@ def roofline(
     if "model" in wanted:
         settings = Settings.of_rounds(max_rounds, processes, max_minutes)
         results = decode_limit.measure(_arms(common, kernels), settings)
-        rows = with_stock(decode_limit.rows(results))
+        rows = with_stock(results)
         report.model, report.comparison = rows, results
         if json_path:
             write_json(json_path, report)
@@ -282,16 +284,17 @@ def _arms(common: RunConfig, kernels: Mapping[str, Sequence[str]]) -> list[RunCo
     return arms
 
 
-def with_stock(rows: Sequence[DecodeRow]) -> list[DecodeRow]:
+def with_stock(results: Results) -> list[DecodeRow]:
     """A row for each scheme, that of the stock kernel inside it."""
-    schemes: list[DecodeRow] = []
-    for row in rows:
+    schemes: list[tuple[ArmResult, DecodeRow]] = []
+    for arm, row in zip(results.arms, decode_limit.rows(results), strict=True):
         if ", " not in row.arm:
-            schemes.append(dataclasses.replace(row))
+            schemes.append((arm, row))
             continue
-        schemes[-1].stock = row
-        schemes[-1].over_stock = _quotient(schemes[-1].steps_per_s, row.steps_per_s)
-    return schemes
+        ours, own = schemes[-1]
+        times = over(ours, arm, "token_latency")
+        own.stock, own.over_stock = row, Interval.of(times) if times else None
+    return [row for _, row in schemes]
 
 
 def model_remarks(
@@ -353,5 +356,5 @@ MODEL_COLUMNS: Columns[DecodeRow] = [
     ("× full precision", interval(lambda row: row.speed_up)),
     ("stock kernel", _of_model(lambda row: row.kernel or "-")),
     ("decode", _of_model(DECODE)),
-    ("ours × stock", number(lambda row: row.over_stock, ".2f")),
+    ("ours × stock", interval(lambda row: row.over_stock)),
 ]

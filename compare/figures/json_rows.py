@@ -29,7 +29,7 @@ class DecodeRow:
     limit_share: Interval | None = omitted()
     speed_up: Interval | None = omitted()  # ÷ the first arm, which has none
     stock: "DecodeRow | None" = omitted()  # of the same scheme on the stock kernel
-    over_stock: float | None = omitted()  # this arm's speed ÷ that of the stock kernel
+    over_stock: Interval | None = omitted()  # this arm's speed ÷ that of the stock kernel
 
 
 @dataclass

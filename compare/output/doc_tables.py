@@ -196,7 +196,7 @@ ROOFLINE: Columns[DecodeRow] = [
         "stock kernel, tok/s",
         number(lambda row: row.stock.decode_tok_s if row.stock else None, ".1f"),
     ),
-    ("÷ stock", number(lambda row: row.over_stock, ".2f")),
+    ("÷ stock", interval(lambda row: row.over_stock, ".2f")),
 ]
 
 

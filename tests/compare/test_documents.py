@@ -164,14 +164,14 @@ def test_roofline(folder):
         "limit_share": [0.854, 0.792, 0.92],
         "speed_up": [1.839, 1.7, 1.98],
         "stock": {**arm, "scheme": "int8wo", "decode_tok_s": 14.11},
-        "over_stock": 1.962,
+        "over_stock": [1.962, 1.81, 2.12],
     }
     none = {"scheme": "none", "decode_tok_s": 15.14, "limit_share": [0.9]}
     save("r.json", model=[arm | none, row])
     rows, caption = shown("roofline", "r.json")
     assert rows[0] == ["`none`", "15.1", "-", "90 %", "-", "-", "-"]
     ends = ["85 % (79 to 92)", "1.84 (1.70 to 1.98)"]
-    assert rows[1] == ["`int8wo`", "27.7", "32.7", *ends, "14.1", "1.96"]
+    assert rows[1] == ["`int8wo`", "27.7", "32.7", *ends, "14.1", "1.96 (1.81 to 2.12)"]
     assert caption == CAPTION
 
 

@@ -17,12 +17,11 @@ from compare.commands.growth import growth
 from compare.commands.roofline import layer_rows, model_remarks, roofline, with_stock
 from compare.figures import decode_limit as whole
 from compare.figures.interval import Interval
-from compare.figures.json_rows import DecodeRow
 from compare.figures.limits import over, share, step_bytes
 from compare.output.lines import draw
 from compare.sampling.answers import Product, Reading, Shape, ShapeTimings
 from compare.sampling.layer_timing import Stack, kernels, shapes
-from compare.sampling.results import ArmResult, ArmSample, Settings
+from compare.sampling.results import ArmResult, ArmSample, Results, Settings
 from tests.compare.facts import arm_facts
 from tests.models.small import small_checkpoint
 from typed_json import to_json
@@ -138,18 +137,31 @@ def test_rows_of_a_layer():
     assert slow[0].limit_share is None and "limit_share" not in to_json(slow[0])
 
 
-def test_the_stock_arm_is_in_the_row_of_ours():
-    speeds = {"int8wo": 30.0, "int8wo, torchao": 20.0, "fp6": 25.0}
-    rows = [DecodeRow(name, None, 4, steps_per_s=speed) for name, speed in speeds.items()]
-    rows[0].decoder, rows[1].decoder = "cpu-step", "modules"
-    int8, fp6 = with_stock(rows)
-    assert int8.over_stock == 1.5 and int8.stock is rows[1] and fp6.stock is None
+def test_the_stock_arm_is_in_the_row_of_ours_with_an_interval_of_the_ratio():
+    """Ratios of 1.5 · (1, 1, e, e) in four processes: standard deviation 1/√3 of the logarithms, so
+    that 95 % are 3.182 / √3 / 2 around their mean. Both kernels drift together."""
+    drift = [1.0, 5.0, 2.0, 0.5]
+    seconds = {
+        "int8wo": drift,
+        "int8wo, torchao": [1.5, 7.5, 3.0 * math.e, 0.75 * math.e],
+        "fp6": [1.0] * 4,
+    }
+    arms = [replace(arm(each), name=name) for name, each in seconds.items()]
+    arms[1].facts = replace(arms[1].facts, run=replace(facts().run, decoder="modules"))
+    results = Results(Settings(), arms, "none")
+    int8, fp6 = with_stock(results)
+    assert int8.stock.arm == "int8wo, torchao" and fp6.stock is fp6.over_stock is None
+    assert int8.over_stock.value == pytest.approx(1.5 * math.exp(0.5))
+    reach = math.exp(3.182 / math.sqrt(3) / 2)
+    assert int8.over_stock.high / int8.over_stock.value == pytest.approx(reach, rel=1e-3)
     (remark,) = model_remarks([int8, fp6], {})
     assert remark == "ours × stock compares decoders, too: cpu-step with modules"
-    rows[1].decoder = None  # the stock kernel's run failed
-    assert model_remarks(with_stock(rows), {}) == []
-    rows[1].decoder = "cpu-step"
-    assert model_remarks(with_stock(rows), {}) == []
+    int8.stock.decoder = int8.decoder
+    assert model_remarks([int8, fp6], {}) == []
+    arms[1].samples, arms[1].failed = [], "too hot"
+    int8, _ = with_stock(results)
+    assert int8.over_stock is None
+    assert model_remarks([int8], {}) == ["int8wo, torchao: failed: too hot"]
 
 
 def test_shapes_of_a_model():
@@ -242,7 +254,7 @@ def test_roofline_of_a_small_model(tmp_path, monkeypatch):
     (none, int8), shown = roofline_of(tmp_path, "model", *short)
     assert none["limit_tok_s"] == pytest.approx(none["bandwidth"] / none["step_bytes"])
     assert int8["weight_bytes"] < none["weight_bytes"]
-    assert int8["stock"]["kernel"] == "torchao" and int8["over_stock"] > 0
+    assert int8["stock"]["kernel"] == "torchao" and int8["over_stock"][0] > 0
     for unit in ("GB/s", "tok/s", "%"):
         assert unit in shown
 
