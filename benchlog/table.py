@@ -116,7 +116,7 @@ def estimates(estimate: Estimates) -> str:
         figure: Estimated | None = getattr(estimate, name)
         if figure is None:
             continue
-        note = NO_COUNTER if name == "joules_per_token" and figure.measured is None else ""
+        note = NO_COUNTER if figure.at_most and figure.measured is None else ""
         rows.append((words, *_against(figure, show), note))
         at = estimate.at_speed
         if name == "token_seconds" and at is not None and at.token_seconds is not None:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from run import energy
+from run.energy import NotCounted
 from run.facts import Facts, Measured
 
 STEP = {
@@ -56,6 +58,9 @@ def of_single_run(measured: Measured) -> list[str]:
         ranks, through = facts.parallel.ranks, facts.parallel.backend
         sentences.append(f"{ranks} ranks share the model and exchange numbers through {through}")
     sentences += _experts(measured)
+    if isinstance(measured.energy, NotCounted):
+        said = energy.sentence(None, None, measured.energy.why_not, None)
+        sentences += [said] if said else []
     return [*sentences, *held_back(facts, measured.kernels)]
 
 

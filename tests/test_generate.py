@@ -1,6 +1,7 @@
 """The command: what it prints and logs, and the one line it says when it cannot run."""
 
 import json
+import math
 import os
 import re
 import resource
@@ -22,6 +23,7 @@ from benchlog.record import Record
 from generate import main
 from models.checkpoints.load import load_model
 from ops.cpu import build
+from run import energy
 from run.energy import NoCounter
 from run.loading import Loading
 from tests.fake_counter import Counter
@@ -86,6 +88,20 @@ def test_the_json_holds_what_the_line_was_made_of(in_tmp):
         cwd=ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert f"{mean:.2f}" in table.stdout
+
+
+def test_a_counter_that_does_not_move_is_named(in_tmp, monkeypatch):
+    monkeypatch.setattr("run.energy.find", lambda device_type, indices: Counter())
+    monkeypatch.setattr("run.energy.idle_watts", lambda counter: 0.0)
+    monkeypatch.setattr("run.energy.step_of", lambda counter: math.inf)
+    monkeypatch.setattr(energy.Meter.energy, "__defaults__", (0.0,))  # seconds of repeating
+    result = run(*SHORT, "--output_json_path", "runs.jsonl", "--write_result", "none")
+    assert result.exit_code == 0, result.stderr
+    (line,) = Path("runs.jsonl").read_text().splitlines()
+    value = json.loads(line)
+    reason = "a fake does not move, neither while it is watched nor in 0 s"
+    assert (value["joules_per_token"], value["energy"]) == (None, {"why_not": reason})
+    assert f"joules of a new token are not known: {reason}" in value["why"]
 
 
 def test_the_json_has_the_energy_of_a_sample_or_why_not(in_tmp, monkeypatch):

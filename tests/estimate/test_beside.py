@@ -8,7 +8,7 @@ import torch
 
 from benchlog.table import Estimates, estimates
 from estimate.beside import Estimator, Expected, beside, damaged, expected, report_of
-from estimate.calibration import Speed
+from estimate.calibration import Power, Speed
 from models.presets import preset
 from run.facts import Device, Measured, Peaks, Ready, Sample
 from tests.compare.facts import FACTS
@@ -120,6 +120,21 @@ def test_the_table_of_a_run():
                             f"50 ms {error:+.1%}".split()]  # fmt: skip
     assert "500 ms" in prompt and "2.00 GB" in peak and "tok/s" in rows
     assert estimates(from_json(Estimates, {"why_not": "not calibrated"})) == ""
+
+
+@pytest.mark.parametrize(("counter", "note"), [(None, True), ("RAPL (package-0)", False)])
+def test_energy_that_was_not_measured_stands_alone(counter, note):
+    """It is a bound only where nothing counted while calibrating."""
+    watts = 30.0 if counter else None
+    calibration = invented.calibration(power=Power(65.0, counter, watts, watts))
+    value = to_json(beside(measured(), calibration))
+    (line,) = (
+        line for line in estimates(from_json(Estimates, value)).splitlines() if "J/token" in line
+    )
+    assert ("≤ " in line, "no counter; power limit × time is an upper bound" in line) == (
+        note,
+        note,
+    )
 
 
 def test_a_second_estimate_at_the_speed_beside_the_run():
