@@ -121,7 +121,7 @@ class RunConfig:
         "In fast memory at first: popularity, uniform, first, or a file")
     expert_policy: str = _field("auto", EXPERTS, Choice(names.EXPERT_POLICIES),
         "What happens to others: " + ", ".join(names.EXPERT_POLICIES))
-    expert_prefetch: str = _field("router", EXPERTS, Choice(names.EXPERT_PREFETCH),
+    expert_prefetch: str = _field("auto", EXPERTS, Choice(names.EXPERT_PREFETCH),
         "Fetch the next layer's ahead, guessed by: " + ", ".join(names.EXPERT_PREFETCH))
     expert_folder: str | None = _field(None, EXPERTS, Text("DIR"),
         "Disk for slow memory; default: quantbench's cache folder")

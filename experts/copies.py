@@ -71,6 +71,9 @@ class Copies(Protocol):
     def wait(self, slot: Slot) -> None:
         """Until the slot is filled. Raises TierError."""
 
+    def is_over(self, slot: Slot) -> bool:
+        """Whether `wait` would not wait."""
+
     def abandon(self, slot: Slot) -> bool:
         """Give up a copy that has not begun. Whether the slot is free now."""
 
@@ -141,6 +144,10 @@ class ByThreads:
             raise
         self.seconds += time.perf_counter() - started
 
+    def is_over(self, slot: Slot) -> bool:
+        future: Future[None] | None = slot.coming
+        return future is None or future.done()
+
     def abandon(self, slot: Slot) -> bool:
         future: Future[None] | None = slot.coming
         if future is None or future.cancel() or future.done():
@@ -198,10 +205,13 @@ class BySystem:
         self.seconds += time.perf_counter() - started
         self._check(slot)
 
-    def abandon(self, slot: Slot) -> bool:
+    def is_over(self, slot: Slot) -> bool:
         if slot.coming in self.under_way:
             self._collect(at_least=0)
-        if slot.coming in self.under_way:
+        return slot.coming not in self.under_way
+
+    def abandon(self, slot: Slot) -> bool:
+        if not self.is_over(slot):
             return False
         self.over.pop(slot.coming, None)
         slot.coming = slot.key = None
@@ -263,6 +273,9 @@ class OnStream:
             torch.cuda.current_stream(self.device).wait_event(slot.coming)
             slot.coming = None
             self.waits.stop(started)
+
+    def is_over(self, slot: Slot) -> bool:
+        return slot.coming is None or bool(slot.coming.query())
 
     def abandon(self, slot: Slot) -> bool:
         """A later copy into the slot comes after this one."""

@@ -8,9 +8,11 @@ others that have to be fetched, and with others that are computed where they lie
 more tokens. Before each call so many bytes are read as a decoding step reads: what a step leaves of
 an expert in the processor's caches, the next one finds there. A line through the seconds gives
 a + b · n. Between two layers a model leaves no code and no activations in the caches either, and
-copies take the processor's time: rehearsal.py scales the costs by steps of the whole model.
+copies take the processor's time: rehearsal.py scales the costs by steps of the whole model. These
+are the model's modules; what a fused step takes is measured in fused steps (fused_costs.py).
 """
 
+import math
 import statistics
 import time
 from collections.abc import Collection, Iterable, Sequence
@@ -20,8 +22,8 @@ import torch
 
 from experts.copies import Slot, buffers
 from experts.layer import TieredLayer
-from experts.plan import Costs, Line, Overlap, Where, plan_layer
-from experts.store import POLICIES, Policy
+from experts.plan import Costs, Line, Overlap, Parts, Where, plan_layer
+from experts.store import POLICIES, Policy, Turn
 from experts.tiers import Tiers
 from models.llama import Transformer
 from quantize.autoquant.race import last_level_cache
@@ -45,7 +47,7 @@ def measure(tiers: Tiers, model: Transformer) -> Costs:
         tiers.counted()
         tiers.traffic = before
     fetch = _fetch(turn, fast[1], tiers.width, policy.ahead)
-    return Costs(fast=_line(fast), slow=_line(slow), fetch=fetch)
+    return Costs(fast=_line(fast), slow=_line(slow), fetch=Line(0.0, fetch))
 
 
 def _fetch(turn: float, fast: float, width: int, ahead: bool) -> float:
@@ -148,28 +150,57 @@ class Decider:
 
     costs: Costs
     policy: Policy
+    fused: bool = False  # whether the steps are fused, or a model's modules compute
+
+    @property
+    def overlap(self) -> Overlap:
+        if not self.policy.ahead:
+            return Overlap.NONE
+        return Overlap.ARRIVALS if self.fused else Overlap.COPIES
 
     def __call__(
-        self, tokens: Sequence[int], fast: Collection[int], asked: Iterable[float] = ()
+        self,
+        tokens: Sequence[int],
+        fast: Collection[int],
+        asked: Iterable[float] = (),
+        arriving: Collection[int] = (),
     ) -> tuple[Collection[int], float]:
-        overlap = Overlap.COPIES if self.policy.ahead else Overlap.NONE
         pending = _pending(asked, self.costs.fetch, time.perf_counter())
         may_be = (
             (Where.FETCH, self.policy.fetches),
             (Where.COMPUTE_THERE, self.policy.computes_there),
         )
         ways = [way for way, allowed in may_be if allowed]
-        plan = plan_layer(tokens, fast, self.costs, overlap, ways, pending)
+        plan = plan_layer(tokens, fast, self.costs, self.overlap, ways, pending, arriving)
         there = {e for e, where in plan.where.items() if where is Where.COMPUTE_THERE}
         return there, plan.seconds
 
     def resident(self, experts: int, tokens: int) -> float:
         return self.costs.fast.total(experts, tokens)
 
+    def turn(self, turn: Turn) -> float:
+        costs = self.costs
+        arrival, begun = 0.0, turn.begun + turn.ahead
+        if turn.late.experts:
+            arrival = _pending(turn.asked, costs.fetch, turn.started)
+        if turn.begun:  # copies that are begun together arrive together
+            arrival = costs.arrival(begun, arrival)
+        parts = Parts(
+            fast=costs.fast.total(*turn.here),
+            late=costs.fast.total(*turn.late),
+            fetched=0.0,  # they are among the late ones
+            last=0.0,
+            begin=costs.begin.seconds(begun),
+            fetch=arrival,
+            arrival=arrival,
+            slow=costs.slow.total(*turn.there),
+        )
+        return costs.ask + parts.seconds(self.overlap)
 
-def _pending(asked: Iterable[float], fetch: float, now: float) -> float:
-    """Seconds until copies are done that were asked for at these times, one after the other."""
-    due = 0.0
+
+def _pending(asked: Iterable[float], fetch: Line, now: float) -> float:
+    """Seconds until copies are done that were asked for at these times, in this order."""
+    due = -math.inf
     for moment in asked:
-        due = max(due, moment) + fetch
+        due = due + fetch.each if due > moment else moment + fetch.seconds(1)
     return max(0.0, due - now)

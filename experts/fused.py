@@ -8,10 +8,12 @@ The op finds the address of each expert in its layer's table; zero: the expert i
 memory. While all experts that it needs are there, it asks nothing. Otherwise it calls back from the
 middle of the step (`Turn::ask` in ops/cpu/src/step/experts.h), with the experts that the tokens
 need and those that it guesses the next layer will need. They are brought here, as the policy says,
-and their addresses written into the table.
+and their addresses written into the table. While copies are under way, the op computes with what is
+there, and calls back a second time (`Turn::wait`) when it needs the others.
 """
 
 import ctypes
+import time
 from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,15 +23,18 @@ import torch
 from torch import Tensor, nn
 
 from experts.copies import Slot, addresses
+from experts.guessing import Guessing, Prices
 from experts.layer import TieredLayer
 from experts.slow import Key
-from experts.store import Decide, Store
+from experts.store import Decide, Guesses, Share, Store, Turn
 from ops.cpu import step
 from quantize.kernel import fused_weight
 
 # The numbers of `Turn` in ops/cpu/src/step/experts.h, by their places, and its lists' beginning.
-ASK, GUESSES, CLOCK, ASSIGNMENTS, HITS, NANOSECONDS = range(6)
-CALM_EXPERTS, CALM_ASSIGNMENTS, CALM_NANOSECONDS, WANTED, GUESSED, LISTS = range(6, 12)
+ASK, WAIT, GUESSES, CLOCK, ASSIGNMENTS, HITS, NANOSECONDS = range(7)
+CALM_EXPERTS, CALM_ASSIGNMENTS, CALM_NANOSECONDS, WANTED, GUESSED, LISTS = range(7, 13)
+MOST_NOTED = 4096  # turns
+NO_GUESSES, ASK_FOR_GUESSES, NOTE_GUESSES = range(3)  # values of GUESSES
 
 
 class Fused:
@@ -39,13 +44,20 @@ class Fused:
         """layers: with experts, by their numbers."""
         self.store, self.layers = store, layers
         self.decide: Decide | None = None  # as Store.decide, for these steps
-        self.every = len(store.keys) // max(1, len(layers))  # experts of a layer
+        self.every = store.experts_each  # experts of a layer
         lists = 2 * self.every + step.MAX_FUSED_ROWS * store.width
         self.turn = torch.zeros(LISTS + lists, dtype=torch.int64)
         self.numbers = _numbers(self.turn)
-        self.callback = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(self._ask)
-        self.numbers[ASK] = ctypes.cast(self.callback, ctypes.c_void_p).value or 0
+        function = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)
+        self.callbacks = function(self._ask), function(self._wait)
+        for place, callback in zip((ASK, WAIT), self.callbacks, strict=True):
+            self.numbers[place] = ctypes.cast(callback, ctypes.c_void_p).value or 0
         self.error: BaseException | None = None  # why the step that is under way cannot go on
+        self.under_way: _Turn | None = None  # what the op waits for
+        self.guessing = Guessing(Prices())  # for Guesses.WHILE_RIGHT
+        self.follows = False  # whether guessed experts are fetched in the step that is under way
+        self.waits_at_once = False  # whether the op computes nothing while copies are under way
+        self.noted: list[Turn] = []  # turns whose expected seconds are not added yet
         # What the op computes with until it asks again, and that does not stay: in a slot of the
         # landing, or in the slow tier (None).
         self.lent: list[tuple[TieredLayer, int, Slot | None]] = []
@@ -90,7 +102,7 @@ class Fused:
         store = self.store
         with store.lock:
             self.error = None
-            self.numbers[GUESSES] = int(store.policy.ahead and store.arrivals > 0)
+            self.numbers[GUESSES] = self._guesses()
             try:
                 yield
             except RuntimeError:
@@ -98,8 +110,25 @@ class Fused:
                     raise
                 raise self.error from None
             finally:
+                if self.under_way:  # the slots are free as soon as the copies are there
+                    store.abandoned += self.under_way.arriving.values()
                 self._take_back()
-                self.left_there = None
+                self.under_way = self.left_there = None
+
+    def _guesses(self) -> int:
+        """How the op is to guess in the step that begins."""
+        self.follows = False
+        policy = self.store.policy
+        if not (policy.ahead and self.store.arrivals) or policy.guesses is Guesses.NEVER:
+            return NO_GUESSES
+        if policy.guesses is Guesses.ALWAYS:
+            self.follows = True
+            return ASK_FOR_GUESSES
+        are_noted = self.guessing.begin_step()
+        self.follows = self.guessing.pays
+        if self.follows and self.guessing.pays_alone:
+            return ASK_FOR_GUESSES
+        return NOTE_GUESSES if self.follows or are_noted else NO_GUESSES
 
     def count(self) -> None:
         """Add what the op has counted to the store's traffic."""
@@ -110,33 +139,73 @@ class Fused:
         if self.decide:
             calm = numbers[CALM_EXPERTS], numbers[CALM_ASSIGNMENTS]
             traffic.expected_seconds += self.decide.resident(*calm)
+        self.reckon()
         for place in range(ASSIGNMENTS, WANTED):
             numbers[place] = 0
+
+    def reckon(self) -> None:
+        """Add what is expected of the turns that were noted."""
+        if self.decide:
+            self.store.traffic.expected_seconds += sum(map(self.decide.turn, self.noted))
+        self.noted.clear()
 
     # ------------------------------------------------------------------------------ a turn
 
     def _ask(self, number: int) -> int:
         """`Turn::ask`. The op may not meet an exception: it ends the step instead."""
         try:
-            return self._bring(self.layers[number])
+            return self._begin(self.layers[number])
         except BaseException as error:
             self.error = error
             return 0
 
-    def _bring(self, layer: TieredLayer) -> int:
-        """Bring the wanted experts of a layer, as many as there is room for at a time."""
-        numbers, store = self.numbers, self.store
+    def _wait(self, number: int) -> int:
+        """`Turn::wait`."""
+        try:
+            assert self.under_way
+            self.under_way.finish()
+            self.under_way = None
+            return 1
+        except BaseException as error:
+            self.error = error
+            return 0
+
+    def _begin(self, layer: TieredLayer) -> int:
+        """Begin to bring the wanted experts of a layer, as many as there is room for at a time."""
+        started, numbers, store = time.perf_counter(), self.numbers, self.store
         count, guessed = numbers[WANTED], numbers[GUESSED]
         wanted = numbers[LISTS : LISTS + count].tolist()
         first = LISTS + self.every
         tokens = dict(zip(wanted, numbers[first : first + count].tolist(), strict=True))
-        first += self.every
-        likely = Counter(numbers[first : first + guessed].tolist())
         self._take_back()
         layer.note_uses()
         store.forget({(layer.number, expert) for expert in wanted})
-        ahead = deque(expert for expert, _ in likely.most_common())
-        return _Turn(self, layer, tokens).bring(ahead)
+        first += self.every
+        likely = Counter(numbers[first : first + guessed].tolist())
+        turn = _Turn(self, layer, tokens, started)
+        self.under_way = turn
+        ready = turn.begin(self._followed(layer, tokens, likely))
+        if not turn.arriving:
+            self.under_way = None
+        return ready
+
+    def _followed(
+        self, layer: TieredLayer, wanted: Collection[int], likely: Counter[int]
+    ) -> deque[int]:
+        """The next layer's experts that are to be fetched ahead, the likeliest first.
+
+        wanted: of this layer. likely: as the op guesses, how many tokens will want each.
+        """
+        order = [expert for expert, _ in likely.most_common()]
+        adapts = self.store.policy.guesses is Guesses.WHILE_RIGHT
+        is_first = self.left_there is None  # part of a turn
+        if adapts and is_first and self.numbers[GUESSES] != NO_GUESSES:
+            self.guessing.asked(layer.number, wanted)
+            if layer.following:
+                following = layer.following.layer
+                missing = [expert for expert in order if expert not in following.own]
+                self.guessing.guessed(following.number, missing)
+        return deque(order if self.follows else ())
 
     def _take_back(self) -> None:
         """What was lent for a turn is free again."""
@@ -165,29 +234,26 @@ def _numbers(tensor: Tensor) -> memoryview:
 class _Turn:
     """The experts of one layer in one step, or those that are left of them."""
 
-    def __init__(self, fused: Fused, layer: TieredLayer, tokens: Mapping[int, int]) -> None:
-        """tokens: of each expert that is still to be computed, in the op's order."""
+    def __init__(
+        self, fused: Fused, layer: TieredLayer, tokens: Mapping[int, int], started: float
+    ) -> None:
+        """tokens: of each expert that is still to be computed, in the op's order. started: when."""
         self.fused, self.layer, self.tokens, self.store = fused, layer, tokens, fused.store
+        self.started = started
         self.arriving: dict[int, Slot] = {}
         self.pairs: list[tuple[Slot, Key]] = []  # that are to be fetched
-        coming, number = self.store.coming, layer.number
-        self.fast = {e for e in tokens if e in layer.own or (number, e) in coming}
+        self.fetched = 0  # of the experts, while nothing else happened
+        self.lent_there: list[int] = []  # experts that are computed in the slow tier
         self.asked = list(self.store.asked.values())
         # As the first part of this turn decided; None: this is the first part.
         self.left_there = fused.left_there
 
-    def bring(self, likely: deque[int]) -> int:
-        """Make room, fetch, and wait. Returns how many experts are there, the first ones.
+    def begin(self, likely: deque[int]) -> int:
+        """Make room, and begin to fetch. Returns how many experts are there or arrive, the first
+        ones.
 
-        likely: of the next layer, to be fetched ahead. Raises TierError; the slots are then free
-        as soon as what is being copied into them is there.
+        likely: of the next layer, to be fetched ahead. Raises TierError.
         """
-        try:
-            return self._bring(likely)
-        finally:
-            self.store.abandoned += self.arriving.values()
-
-    def _bring(self, likely: deque[int]) -> int:
         layer, store, policy = self.layer, self.store, self.store.policy
         chooses = policy.fetches and policy.computes_there
         there = self._decided() if chooses else () if policy.fetches else self.tokens
@@ -199,29 +265,60 @@ class _Turn:
         self.fused.left_there = None if ready == len(self.tokens) else there
         if ready == len(self.tokens) and policy.ahead and layer.following:
             self.pairs += layer.following.layer.expect(likely)
+        begins = any(key[0] == layer.number for _, key in self.pairs)
+        self._note(ready)
         store.begin(self.pairs)
-        if not chooses:
-            self._decided()  # what is expected is worked out while the disk reads
-        while self.arriving:
-            expert, slot = next(iter(self.arriving.items()))
-            store.copies.wait(slot)
-            del self.arriving[expert]
-            given = layer.settle(expert, slot, self.tokens)
-            if given is slot:
-                self.fused.lend(layer, expert, slot)
-            elif given:
-                store.landing.append(given)
+        if self.arriving and (self._waits() or (not begins and self._all_arrived())):
+            self.finish()
         return ready
 
+    def finish(self) -> None:
+        """Wait for what arrives, and show it to the op. Raises TierError."""
+        if self.store.policy.ahead:
+            self.fused.reckon()  # while the disk reads
+        while self.arriving:
+            expert, slot = next(iter(self.arriving.items()))
+            self.store.copies.wait(slot)
+            del self.arriving[expert]
+            given = self.layer.settle(expert, slot, self.tokens)
+            if given is slot:
+                self.fused.lend(self.layer, expert, slot)
+            elif given:
+                self.store.landing.append(given)
+
+    def _waits(self) -> bool:
+        """Whether the op computes nothing while copies are under way."""
+        return not self.store.policy.ahead or self.fused.waits_at_once
+
+    def _all_arrived(self) -> bool:
+        return all(map(self.store.copies.is_over, self.arriving.values()))
+
+    def _note(self, ready: int) -> None:
+        """Note what is done with the first experts, for what is expected of it."""
+        fused = self.fused
+        if fused.decide is None:
+            return
+        late, there = self._share(self.arriving), self._share(self.lent_there)
+        every = self._share(list(self.tokens)[:ready])
+        here = Share(*(a - b - c for a, b, c in zip(every, late, there, strict=True)))
+        own = sum(key[0] == self.layer.number for _, key in self.pairs)
+        begun, ahead = self.fetched + own, len(self.pairs) - own
+        fused.noted.append(Turn(here, late, there, begun, ahead, self.asked, self.started))
+        if len(fused.noted) > MOST_NOTED:
+            fused.reckon()
+
+    def _share(self, experts: Collection[int]) -> Share:
+        return Share(len(experts), sum(self.tokens[expert] for expert in experts))
+
     def _decided(self) -> Collection[int]:
-        """The experts that the cost model computes in the slow tier; its seconds are noted."""
-        fused, traffic = self.fused, self.store.traffic
+        """The experts that the cost model computes in the slow tier."""
+        fused, number = self.fused, self.layer.number
         if self.left_there is not None or fused.decide is None:
             return self.left_there or ()
+        arriving = {e for e in self.tokens if (number, e) in self.store.coming}
+        fast = arriving.union(e for e in self.tokens if e in self.layer.own)
         tokens = [self.tokens.get(expert, 0) for expert in range(fused.every)]
-        there, seconds = fused.decide(tokens, self.fast, self.asked)
-        traffic.expected_seconds += seconds
-        return there
+        return fused.decide(tokens, fast, self.asked, arriving)[0]
 
     def _get(self, expert: int, there: bool, first: bool) -> bool:
         """Get hold of an expert that is not in fast memory to stay. Whether there was room for it.
@@ -237,6 +334,7 @@ class _Turn:
             return True
         if there:
             self.fused.lend(self.layer, expert, None)
+            self.lent_there.append(expert)
             traffic.there += tokens
             return True
         slot = self.layer.room(self.tokens, wait=True)
@@ -251,5 +349,6 @@ class _Turn:
             self.pairs.append((slot, key))
         else:
             store.fetch(slot, key)
+            self.fetched += 1
         traffic.fetched += tokens
         return True

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from experts.copies import Slot
 from experts.slow import Key
-from experts.store import Store
+from experts.store import Guesses, Store
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,11 @@ class TieredLayer:
                 self.used[expert] = 0
                 if expert in self.own:
                     self.own.move_to_end(expert)
+
+    def forget_uses(self) -> None:
+        """Leave `own` in the order that it has."""
+        for expert in range(len(self.used or ())):
+            self.used[expert] = 0  # type: ignore[index]  # or it had no length
 
     def least_recent(self, needed: Collection[int]) -> int | None:
         """The expert in fast memory that is not needed, and is given up first."""
@@ -160,6 +165,7 @@ class _Turn:
         and computes last: meanwhile the other one does what it was asked for.
         """
         layer, store, number = self.layer, self.store, self.layer.number
+        store.guessing.asked(number, self.rows)
         store.forget([(number, expert) for expert in self.rows])
         resident = [expert for expert in self.rows if expert in layer.own]
         arriving = {
@@ -230,9 +236,24 @@ class _Turn:
             self.pending[expert] = slot
         if not self.waiting and self.layer.following:
             if self.likely is None:
-                self.likely = deque(self.layer.likely(self.tokens))
+                self.likely = self._followed()
             pairs += self.layer.following.layer.expect(self.likely)
         self.store.begin(pairs)
+
+    def _followed(self) -> deque[int]:
+        """The next layer's experts that are to be fetched ahead."""
+        layer, store = self.layer, self.store
+        if store.policy.guesses is Guesses.NEVER or layer.following is None:
+            return deque()
+        likely = layer.likely(self.tokens)
+        following = layer.following.layer
+        # Many tokens want nearly all experts: guesses are right then, and say nothing of steps.
+        are_many = len(self.tokens) * store.width >= store.experts_each
+        if are_many or store.policy.guesses is Guesses.ALWAYS:
+            return deque(likely)
+        missing = [expert for expert in likely if expert not in following.own]
+        store.guessing.guessed(following.number, missing)
+        return deque(likely if store.guessing.pays else ())
 
     def _fetch(self) -> None:
         """Fetch a missing expert while nothing else happens."""

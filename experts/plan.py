@@ -1,7 +1,7 @@
 """What a layer's experts cost, and who computes each: the fast tier, with or without a copy, or
 the slow one.
 
-    costs = Costs(fast=Line(20e-6, 1e-6), slow=Line(50e-6, 90e-6), fetch=900e-6)
+    costs = Costs(fast=Line(20e-6, 1e-6), slow=Line(50e-6, 90e-6), fetch=Line(60e-6, 900e-6))
     plan = plan_layer(tokens_per_expert, fast, costs, Overlap.COPIES)
     plan.where[expert], plan.seconds
 
@@ -26,13 +26,13 @@ from functools import lru_cache
 
 @dataclass(frozen=True)
 class Line:
-    """Seconds for n tokens: fixed + each · n, and nothing for no token. Neither is negative."""
+    """Seconds for n tokens or experts: fixed + each · n, and nothing for none; none negative."""
 
     fixed: float
     each: float
 
-    def seconds(self, tokens: int) -> float:
-        return self.fixed + self.each * tokens if tokens else 0.0
+    def seconds(self, count: int) -> float:
+        return self.fixed + self.each * count if count else 0.0
 
     def total(self, experts: int, tokens: int) -> float:
         """Seconds for so many experts that have so many tokens together."""
@@ -44,15 +44,30 @@ class Line:
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds that an expert takes, of one scheme on one machine (experts/costs.py measures)."""
+    """Seconds that experts take, of one scheme on one machine (experts/costs.py measures)."""
 
-    fast: Line  # computing it in the fast tier
+    fast: Line  # computing one with n tokens in the fast tier
     slow: Line  # computing it where it lies, in the slow tier
-    fetch: float  # bringing it into fast memory
+    fetch: Line  # bringing n experts into fast memory that are asked for together
+    begin: Line = Line(0.0, 0.0)  # of that, asking for them: the processor computes nothing else
+    ask: float = 0.0  # a layer some of whose experts are not in fast memory, besides
 
     def times(self, factor: float) -> "Costs":
         """The same, each so many times as long."""
-        return Costs(self.fast.times(factor), self.slow.times(factor), self.fetch * factor)
+        return Costs(
+            fast=self.fast.times(factor),
+            slow=self.slow.times(factor),
+            fetch=self.fetch.times(factor),
+            begin=self.begin.times(factor),
+            ask=self.ask * factor,
+        )
+
+    def arrival(self, experts: int, pending: float) -> float:
+        """Seconds until so many experts are there that are asked for now, behind others that take
+        `pending` seconds still."""
+        if pending:
+            return pending + self.fetch.each * experts
+        return self.fetch.seconds(experts)
 
 
 class Where(Enum):
@@ -68,6 +83,8 @@ class Overlap(Enum):
 
     NONE = "none"  # nothing: fetching, the fast tier and the slow tier take turns
     COPIES = "copies"  # copies, beside one tier after the other; one processor computes in both
+    # Copies, beside computing what is there at once; what arrives is computed when all is there.
+    ARRIVALS = "arrivals"
     TIERS = "tiers"  # both tiers; the fast one waits for its copies
     ALL = "all"  # both tiers, and copies beside them
 
@@ -90,21 +107,27 @@ def plan_layer(
     overlap: Overlap,
     ways: Sequence[Where] = (Where.FETCH, Where.COMPUTE_THERE),
     pending: float = 0.0,
+    arriving: Collection[int] = (),
 ) -> LayerPlan:
     """The quickest way to compute a layer's experts.
 
     tokens: of each expert. fast: the experts in fast memory, or on their way there. ways: what may
     happen to the others, FETCH, COMPUTE_THERE or both. pending: seconds until what is on its way is
-    there; copies that are asked for now come after it.
+    there; copies that are asked for now come after it. arriving: those of `fast` that are on their
+    way; only ARRIVALS tells them from the others.
     """
     resident = [e for e, n in enumerate(tokens) if n and e in fast]
+    coming = [e for e in resident if e in arriving] if overlap is Overlap.ARRIVALS else []
+    here = [e for e in resident if e not in coming]
     others = [e for e, n in enumerate(tokens) if n and e not in fast]
     others.sort(key=lambda e: tokens[e])
     counts = tuple(tokens[e] for e in others)
-    work = costs.fast.total(len(resident), sum(tokens[e] for e in resident))
+    work = costs.fast.total(len(here), sum(tokens[e] for e in here))
+    late = costs.fast.total(len(coming), sum(tokens[e] for e in coming)) if coming else None
     if len(ways) > 1:
-        step = costs.fetch / 8 or 1.0  # few different values, so that answers are found again
-        fetched = _quickest(counts, work, round(pending / step) * step, costs, overlap)
+        step = costs.fetch.each / 8 or 1.0  # few different values, so that answers are found again
+        rounded = round(pending / step) * step
+        fetched = _quickest(counts, work, late, rounded, costs, overlap)
     else:
         fetched = (Where.FETCH in ways,) * len(counts)
     where = dict.fromkeys(resident, Where.FAST)
@@ -113,28 +136,34 @@ def plan_layer(
         for e, is_fetched in zip(others, fetched, strict=True)
     }
     moved = [n for n, is_fetched in zip(counts, fetched, strict=True) if is_fetched]
-    parts = _parts(work, counts, len(moved), sum(moved), costs, pending)
-    computing = parts.fast + parts.fetched
+    parts = _parts(work, late, counts, len(moved), sum(moved), costs, pending)
+    computing = parts.fast + parts.late + parts.fetched
     return LayerPlan(where, computing, parts.fetch, parts.slow, parts.seconds(overlap))
 
 
 @dataclass(frozen=True)
-class _Parts:
+class Parts:
     """Seconds of what a layer does."""
 
     fast: float  # computing what lies in fast memory
+    late: float  # computing what was on its way there before
     fetched: float  # computing what is fetched, in the fast tier
     last: float  # of these, the mean of one expert: no copy hides the last one
+    begin: float  # of copying, asking for what is fetched
     fetch: float  # copying, with what was on its way before
+    arrival: float  # of that, what something of this layer waits for
     slow: float  # computing in the slow tier
 
     def seconds(self, overlap: Overlap) -> float:
-        computing = self.fast + self.fetched
+        computing = self.fast + self.late + self.fetched
         match overlap:
             case Overlap.NONE:
                 return computing + self.fetch + self.slow
             case Overlap.COPIES:
                 return max(computing + self.slow, self.fetch + self.last)
+            case Overlap.ARRIVALS:
+                there = self.fast + self.slow + self.begin
+                return max(there, self.arrival) + self.late + self.fetched
             case Overlap.TIERS:
                 return max(computing + self.fetch, self.slow)
             case Overlap.ALL:
@@ -142,35 +171,51 @@ class _Parts:
 
 
 def _parts(
-    work: float, counts: Sequence[int], fetched: int, tokens: int, costs: Costs, pending: float
-) -> _Parts:
-    """work: of experts in fast memory. fetched, tokens: how many of the experts with these counts
-    are fetched, and the tokens of those."""
+    work: float,
+    late: float | None,
+    counts: Sequence[int],
+    fetched: int,
+    tokens: int,
+    costs: Costs,
+    pending: float,
+) -> Parts:
+    """work: of experts in fast memory; late: of those on their way, if there are any. fetched,
+    tokens: how many of the experts with these counts are fetched, and the tokens of those."""
     computing = costs.fast.total(fetched, tokens)
     arriving = costs.fast.seconds(1) if pending else 0.0
-    return _Parts(
+    copying = costs.arrival(fetched, pending)
+    return Parts(
         fast=work,
+        late=late or 0.0,
         fetched=computing,
         last=computing / fetched if fetched else arriving,
-        fetch=pending + costs.fetch * fetched,
+        begin=costs.begin.seconds(fetched),
+        fetch=copying,
+        arrival=copying if fetched or late is not None else 0.0,
         slow=costs.slow.total(len(counts) - fetched, sum(counts) - tokens),
     )
 
 
 @lru_cache(maxsize=4096)  # decoding asks the same few questions again and again
 def _quickest(
-    counts: tuple[int, ...], work: float, pending: float, costs: Costs, overlap: Overlap
+    counts: tuple[int, ...],
+    work: float,
+    late: float | None,
+    pending: float,
+    costs: Costs,
+    overlap: Overlap,
 ) -> tuple[bool, ...]:
-    """Which of the experts with these counts of tokens to fetch; work: of those in fast memory."""
+    """Which of the experts with these counts of tokens to fetch; work, late: as for _parts."""
 
     def seconds(fetched: int, tokens: int) -> float:
-        return _parts(work, counts, fetched, tokens, costs, pending).seconds(overlap)
+        return _parts(work, late, counts, fetched, tokens, costs, pending).seconds(overlap)
 
-    if overlap is Overlap.NONE:
-        return tuple(costs.fetch + costs.fast.seconds(n) <= costs.slow.seconds(n) for n in counts)
+    if overlap is Overlap.NONE and (pending or not costs.fetch.fixed):  # all costs add up
+        fetch = costs.fetch.each
+        return tuple(fetch + costs.fast.seconds(n) <= costs.slow.seconds(n) for n in counts)
     # Copies that alone take longer than either extreme are in no best plan.
     bound = min(seconds(0, 0), seconds(len(counts), sum(counts)))
-    most = sum(pending + costs.fetch * m <= bound for m in range(1, len(counts) + 1))
+    most = sum(costs.arrival(m, pending) <= bound for m in range(1, len(counts) + 1))
     sums = _sums(counts, most)
     plans = [
         (seconds(fetched, tokens), fetched, tokens)

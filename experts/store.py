@@ -4,7 +4,8 @@ import threading
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from enum import Enum
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -12,9 +13,18 @@ from torch import nn
 from errors import KernelError
 from experts import copies, stopwatch
 from experts.copies import Slot
+from experts.guessing import Guessing, Prices
 from experts.layout import Layout
 from experts.slow import Key, SlowTier, pages
 from experts.traffic import Traffic
+
+
+class Guesses(Enum):
+    """Whether experts are fetched that the next layer will probably want."""
+
+    ALWAYS = "always"
+    WHILE_RIGHT = "while right"  # as long as guesses are right often enough (guessing.py)
+    NEVER = "never"
 
 
 @dataclass(frozen=True)
@@ -24,7 +34,8 @@ class Policy:
     caches: bool  # a fetched expert stays, in place of its layer's least recently used one
     computes_there: bool  # it may be computed in the slow tier …
     fetches: bool  # … or fetched; where both are possible, the cost model decides
-    ahead: bool = False  # whether the next layer's likely experts are fetched ahead
+    ahead: bool = False  # whether copies run beside the computing
+    guesses: Guesses = Guesses.ALWAYS  # then: whether the next layer's likely experts are fetched
 
 
 POLICIES = {
@@ -35,20 +46,46 @@ POLICIES = {
 }
 
 
+class Share(NamedTuple):
+    """Some experts of a layer, and the tokens that they have together."""
+
+    experts: int
+    tokens: int
+
+
+class Turn(NamedTuple):
+    """What a fused step did with the experts of a layer, not all of which were in fast memory."""
+
+    here: Share  # in fast memory
+    late: Share  # on their way when its turn came, or fetched then
+    there: Share  # computed in the slow tier
+    begun: int  # copies that were asked for when its turn came
+    ahead: int  # copies that were asked for with these, for the next layer
+    asked: Iterable[float]  # when those were asked for that were on their way before
+    started: float  # when its turn came
+
+
 class Decide(Protocol):
     """Who computes a layer's experts, and how long it will take; costs.Decider."""
 
     def __call__(
-        self, tokens: Sequence[int], fast: Collection[int], asked: Iterable[float]
+        self,
+        tokens: Sequence[int],
+        fast: Collection[int],
+        asked: Iterable[float],
+        arriving: Collection[int] = (),
     ) -> tuple[Collection[int], float]:
         """The experts that are to be computed in the slow tier, and the seconds of all.
 
         tokens: of each expert. fast: those in fast memory or on their way there. asked: when the
-        copies on their way were asked for.
+        copies on their way were asked for. arriving: those of `fast` that are on their way.
         """
 
     def resident(self, experts: int, tokens: int) -> float:
         """Seconds of so many experts in fast memory, with so many tokens together."""
+
+    def turn(self, turn: Turn) -> float:
+        """Seconds of a layer's experts in a fused step."""
 
 
 class Store:
@@ -75,6 +112,9 @@ class Store:
         self.lock = threading.Lock()
         self.traffic = Traffic()
         self.stopwatch = stopwatch.of(device)  # of the layers' experts, by the model's modules
+        self.guessing = Guessing(Prices())  # of the model's modules: a copy saved, a copy lost
+        self.experts_each = len(keys) // max(1, len({layer for layer, _ in keys}))  # of a layer
+        self.begin_seconds = 0.0  # in `begin`
         self.arrivals = 0  # experts that can be on their way: the slots of the landing
         self.landing: list[Slot] = []  # those of them that are free
         self.coming: dict[Key, Slot] = {}  # asked for ahead
@@ -150,11 +190,15 @@ class Store:
 
     def begin(self, pairs: Sequence[tuple[Slot, Key]]) -> None:
         """Begin to copy these experts, in this order. Raises TierError."""
+        if not pairs:
+            return
+        now = time.perf_counter()
         for _, key in pairs:
             self.asked.pop(key, None)  # so that the order is that of asking
-            self.asked[key] = time.perf_counter()
+            self.asked[key] = now
         self._count_copies(len(pairs))
         self.copies.begin(pairs)
+        self.begin_seconds += time.perf_counter() - now
 
     def _count_copies(self, count: int) -> None:
         self.traffic.fetches += count

@@ -121,4 +121,4 @@ class TwoTiers:
     slow_place: str  # the folder, and how it is read
     policy: str
     placement: str
-    ahead: bool  # whether the next layer's experts are fetched ahead
+    ahead: bool  # whether experts are fetched beside the computing, and the next layer's ahead

@@ -11,4 +11,4 @@ DECODERS = ("cpu-step", "cpu-stack", "cpu-layer", "modules")
 # What happens to an expert that is chosen and does not lie in fast memory.
 EXPERT_POLICIES = ("auto", "fetch", "compute_there", "cache")
 # How the next layer's experts are guessed, to be fetched ahead.
-EXPERT_PREFETCH = ("router", "off")
+EXPERT_PREFETCH = ("auto", "router", "off")

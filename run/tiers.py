@@ -15,13 +15,14 @@ import torch
 import devices
 from benchlog.config import RunConfig
 from errors import UsageError
+from experts.fused_costs import Step
 from experts.kept import find
 from experts.placement import PLACEMENTS, Placement, from_file, place
 from experts.popularity import Routers
-from experts.rehearsal import Step, decide_by_costs
+from experts.rehearsal import decide_by_costs
 from experts.routing import identity, routers_of
 from experts.slow import Disk, Memory, SlowTier, Unusable
-from experts.store import POLICIES
+from experts.store import POLICIES, Guesses
 from experts.tiers import Tiers
 from models.checkpoints.saved import Stages, how_saved
 from models.checkpoints.sources import locate
@@ -36,6 +37,12 @@ from text import counted, size
 
 Say = Callable[[str], None]
 RESERVE = 0.1  # share of the free memory that --expert_memory auto leaves free
+# By --expert_prefetch: whether copies run beside the computing, and which guesses are followed.
+PREFETCH = {
+    "auto": (True, Guesses.WHILE_RIGHT),
+    "router": (True, Guesses.ALWAYS),
+    "off": (False, Guesses.NEVER),
+}
 CPU = torch.device("cpu")
 
 
@@ -73,7 +80,8 @@ def open_tiers(plan: Plan, quantizer: Quantizer | None, say: Say) -> Tiers | Non
         return None
     checked(plan)
     policy = POLICIES[config.expert_policy]
-    policy = dataclasses.replace(policy, ahead=policy.fetches and config.expert_prefetch != "off")
+    ahead, guesses = PREFETCH[config.expert_prefetch]
+    policy = dataclasses.replace(policy, ahead=policy.fetches and ahead, guesses=guesses)
     rest = plan.architecture, device, policy, _beneath(plan)
     if device.type != "cpu":
         return Tiers(Memory(pinned=True), *rest)

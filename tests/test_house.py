@@ -73,14 +73,14 @@ ROOMS = {
         {"log"},
     ),
     "experts": (
-        {"aio", "layout", "popularity", "stopwatch", "traffic"},
+        {"aio", "guessing", "layout", "popularity", "stopwatch", "traffic"},
         {"kept", "placement", "plan", "routing", "skew", "slow"},
         {"copies"},
         {"store"},
         {"layer"},
         {"fused"},
         {"tiers"},
-        {"costs", "watch"},
+        {"costs", "fused_costs", "watch"},
         {"rehearsal"},
     ),
     "run": (

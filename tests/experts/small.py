@@ -76,9 +76,12 @@ class Drawn:
     def __init__(self, draw: random.Random) -> None:
         self.draw = draw
 
-    def __call__(self, tokens, fast, asked):
+    def __call__(self, tokens, fast, asked, arriving=()):
         missing = [e for e, n in enumerate(tokens) if n and e not in fast]
         return [e for e in missing if self.draw.random() < 0.5], 0.0
 
     def resident(self, experts: int, tokens: int) -> float:
+        return 0.0
+
+    def turn(self, turn) -> float:
         return 0.0

@@ -4,12 +4,12 @@
         --expert_memory 22 --device cpu
 
 Takes options of generate.py, --rounds (5, after one that does not count) and --steps (128 tokens).
-One process loads the model once and decodes a real text, the embedded
-model's held-out one, token by token, in several ways in turns, so that the machine's drift meets
-all: plain fetching (no cache, nothing ahead), the cache, the cache with fetching ahead, and all
-experts in fast memory. In the same minutes it reads experts from the slow tier at random, and says
-what the disk allows. Prints medians over rounds, ratios round by round, and beside each the cost
-model's expectation.
+One process loads the model once and decodes a real text, the embedded model's held-out one, token
+by token, in several ways in turns, so that the machine's drift meets all: plain fetching (no cache,
+and an expert at a time), fetching ahead, the cache, the cache with copies beside the computing,
+with guesses as well as long as they are right, and always; and all experts in fast memory. In the
+same minutes it reads experts from the slow tier at random, and says what the disk allows. Prints
+medians over rounds, ratios round by round, and beside each the cost model's expectation.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from experts.placement import place
 from experts.rehearsal import decide_by_costs
 from experts.routing import identity
 from experts.slow import pages
-from experts.store import POLICIES, Policy
+from experts.store import POLICIES, Guesses, Policy
 from experts.tiers import Tiers, tiers_of
 from experts.traffic import Traffic
 from generate import Generator
@@ -45,9 +45,11 @@ READS, BYTES = 400, 3e8  # of experts, for the disk's speed, at most
 CACHE = POLICIES["cache"]
 WAYS: dict[str, Policy] = {
     "fetch": POLICIES["fetch"],
-    "fetch, ahead": replace(POLICIES["fetch"], ahead=True),
+    "fetch, ahead": replace(POLICIES["fetch"], ahead=True, guesses=Guesses.WHILE_RIGHT),
     "cache": CACHE,
-    "cache, ahead": replace(CACHE, ahead=True),
+    "cache, beside": replace(CACHE, ahead=True, guesses=Guesses.NEVER),
+    "cache, ahead": replace(CACHE, ahead=True, guesses=Guesses.WHILE_RIGHT),
+    "cache, always ahead": replace(CACHE, ahead=True),
 }
 ALL = "all in fast memory"
 

@@ -21,6 +21,7 @@ from ops.cpu import build
 from run import loading
 from run.plan import make_plan
 from run.sizes import expert_bytes
+from run.tiers import PREFETCH
 from tests.experts.small import CPU
 
 SHORT = ("--num_samples", "2", "--max_new_tokens", "4", "--device", "cpu", "--threads", "1")
@@ -54,6 +55,7 @@ def expert_megabytes():
 
 def test_the_names_of_options_are_those_of_the_registries():
     assert set(names.EXPERT_POLICIES) == set(POLICIES)
+    assert names.EXPERT_PREFETCH == tuple(PREFETCH)
 
 
 def test_what_is_printed_and_in_json(place):

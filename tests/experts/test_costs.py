@@ -34,8 +34,8 @@ def test_no_part_of_a_line_is_below_zero():
 
 
 def test_who_computes_follows_from_the_costs():
-    near = Costs(fast=Line(1, 0), slow=Line(2, 0), fetch=3)
-    far = Costs(fast=Line(1, 0), slow=Line(9, 0), fetch=3)
+    near = Costs(fast=Line(1, 0), slow=Line(2, 0), fetch=Line(0, 3))
+    far = Costs(fast=Line(1, 0), slow=Line(9, 0), fetch=Line(0, 3))
     tokens, fast = [1, 0, 2, 1], {3}
     auto = POLICIES["auto"]
     assert Decider(near, auto)(tokens, fast) == ({0, 2}, 2 + 2 + 1)
@@ -63,25 +63,28 @@ def test_what_a_copy_takes_of_a_turn(turn, fast, ahead, fetch):
 
 
 def test_how_long_copies_are_still_under_way():
-    assert _pending([], 2.0, 10.0) == 0
-    assert _pending([1.0, 9.0], 2.0, 10.0) == 1  # the first is done long since
-    assert _pending([9.0, 9.5, 9.5], 2.0, 10.0) == 5  # one after the other
-    near = Costs(fast=Line(1, 0), slow=Line(9, 0), fetch=5)
+    fetch = Line(0, 2)
+    assert _pending([], fetch, 10.0) == 0
+    assert _pending([1.0, 9.0], fetch, 10.0) == 1  # the first is done long since
+    assert _pending([9.0, 9.5, 9.5], fetch, 10.0) == 5  # one after the other
+    assert _pending([9.0, 9.5, 9.5], Line(1, 2), 10.0) == 6  # … and the first begins with 1 more
+    assert _pending([1.0, 9.5, 9.5], Line(1, 2), 10.0) == 4.5  # the second does, when it begins
+    near = Costs(fast=Line(1, 0), slow=Line(9, 0), fetch=Line(0, 5))
     ahead = dataclasses.replace(POLICIES["auto"], ahead=True)
     there, seconds = Decider(near, ahead)([1, 1], {0, 1}, [time.perf_counter() + 100])
     assert there == set() and seconds == pytest.approx(106, abs=1)  # the copy, and a product
 
 
 def test_costs_times_a_factor():
-    costs = Costs(fast=Line(1, 2), slow=Line(3, 4), fetch=5)
-    assert costs.times(2) == Costs(fast=Line(2, 4), slow=Line(6, 8), fetch=10)
+    costs = Costs(fast=Line(1, 2), slow=Line(3, 4), fetch=Line(0, 5))
+    assert costs.times(2) == Costs(fast=Line(2, 4), slow=Line(6, 8), fetch=Line(0, 10))
 
 
 def test_costs_are_what_steps_of_the_model_take():
     """Steps that take three times what is expected of them, now and then twelve times."""
     model, tiers = tiered("tiny_moe", "int8wo", POLICIES["fetch"], None)
     tiers.hold([{0}, {1, 2}, set(), set(), {7}], 8)
-    made_up = Costs(fast=Line(1, 0), slow=Line(2, 0), fetch=3)
+    made_up = Costs(fast=Line(1, 0), slow=Line(2, 0), fetch=Line(0, 3))
     seen = []
 
     def step(tokens, positions):
@@ -90,7 +93,7 @@ def test_costs_are_what_steps_of_the_model_take():
         seen.append(tokens)
 
     before = tiers.counted()
-    assert ratio_of(tiers, made_up, model, tiers, step) == 3
+    assert ratio_of(tiers, made_up, model, step) == 3
     assert tiers.counted() == before and all(tokens.shape == (1, 1) for tokens in seen)
 
 
@@ -106,7 +109,7 @@ def test_measuring_leaves_everything_as_it_was(policy, over_disk, tmp_path):
         costs = measure(tiers, model)
     assert tiers.policy is made and tiers.decide is None
     assert tiers.landing == landing and tiers.counted() == traffic
-    assert costs.fast.seconds(1) > 0 and costs.fetch >= 0
+    assert costs.fast.seconds(1) > 0 and costs.fetch.seconds(1) >= 0
     tiers.decide = Decider(costs, made)
     assert torch.equal(logits(model), expected)
     assert tiers.counted().expected_seconds > 0

@@ -11,27 +11,29 @@ from experts.plan import Costs, Line, Overlap, Where, plan_layer
 # Whole numbers of seconds: sums are exact in any order, so that times are equal or are not.
 SECONDS = st.integers(0, 30).map(float)
 LINES = st.builds(Line, SECONDS, SECONDS)
-COSTS = st.builds(Costs, LINES, LINES, SECONDS)
+COSTS = st.builds(Costs, LINES, LINES, LINES, LINES)
 TOKENS = st.lists(st.one_of(st.integers(0, 3), st.integers(0, 40)), min_size=1, max_size=7)
 OVERLAPS = st.sampled_from(Overlap)
 
 
-def every_time(tokens, fast, costs, overlap, pending=0):
+def every_time(tokens, fast, costs, overlap, pending=0, arriving=()):
     """The times of all assignments, by brute force, from each expert's own cost."""
     active = [e for e, n in enumerate(tokens) if n]
     choices = [[Where.FAST] if e in fast else [Where.FETCH, Where.COMPUTE_THERE] for e in active]
     for wheres in itertools.product(*choices):
         by = dict(zip(active, wheres, strict=True))
-        yield by, time_of(by, tokens, costs, overlap, pending)
+        yield by, time_of(by, tokens, costs, overlap, pending, arriving)
 
 
-def time_of(by, tokens, costs, overlap, pending=0):
+def time_of(by, tokens, costs, overlap, pending=0, arriving=()):
     def computing(line, *wheres):
         chosen = [tokens[e] for e, where in by.items() if where in wheres]
         return sum(line.fixed + line.each * n for n in chosen)
 
     fetched = sum(where is Where.FETCH for where in by.values())
-    copied = pending + costs.fetch * fetched
+    copied = pending + costs.fetch.each * fetched
+    if fetched and not pending:  # the first copy begins now
+        copied += costs.fetch.fixed
     in_fast = computing(costs.fast, Where.FAST, Where.FETCH)
     last = (costs.fast.fixed + costs.fast.each) if pending else 0
     if fetched:
@@ -42,6 +44,12 @@ def time_of(by, tokens, costs, overlap, pending=0):
             return in_fast + copied + there
         case Overlap.COPIES:
             return max(in_fast + there, copied + last)
+        case Overlap.ARRIVALS:
+            wheres = {e: Where.FETCH if e in arriving else where for e, where in by.items()}
+            late = [e for e, w in wheres.items() if w is Where.FETCH]
+            after = sum(costs.fast.fixed + costs.fast.each * tokens[e] for e in late)
+            asking = costs.begin.fixed + costs.begin.each * fetched if fetched else 0
+            return max(in_fast - after + there + asking, copied if late else 0) + after
         case Overlap.TIERS:
             return max(in_fast + copied, there)
         case Overlap.ALL:
@@ -64,12 +72,13 @@ def test_no_assignment_takes_less(tokens, fast, costs, overlap):
     fast=st.sets(st.integers(0, 6)),
     costs=COSTS,
     overlap=OVERLAPS,
+    arriving=st.sets(st.integers(0, 6)),
     eighths=st.integers(0, 40),
 )
-def test_nor_when_copies_are_under_way(tokens, fast, costs, overlap, eighths):
-    pending = eighths * costs.fetch / 8
-    plan = plan_layer(tokens, fast, costs, overlap, pending=pending)
-    times = [time for _, time in every_time(tokens, fast, costs, overlap, pending)]
+def test_nor_when_copies_are_under_way(tokens, fast, costs, overlap, arriving, eighths):
+    pending, arriving = eighths * costs.fetch.each / 8, arriving & fast
+    plan = plan_layer(tokens, fast, costs, overlap, pending=pending, arriving=arriving)
+    times = [time for _, time in every_time(tokens, fast, costs, overlap, pending, arriving)]
     assert plan.seconds == min(times)
 
 
@@ -81,7 +90,7 @@ REAL = st.builds(Line, MICROSECONDS, MICROSECONDS)
 @given(
     tokens=TOKENS,
     fast=st.sets(st.integers(0, 6)),
-    costs=st.builds(Costs, REAL, REAL, MICROSECONDS),
+    costs=st.builds(Costs, REAL, REAL, REAL, REAL),
     overlap=OVERLAPS,
 )
 def test_nor_with_fractions_of_seconds(tokens, fast, costs, overlap):
@@ -101,7 +110,7 @@ def test_where_one_way_is_left_all_experts_go_it(tokens, fast, costs, overlap):
 
 
 def test_by_hand():
-    costs = Costs(fast=Line(1, 1), slow=Line(2, 3), fetch=4)
+    costs = Costs(fast=Line(1, 1), slow=Line(2, 3), fetch=Line(0, 4))
     tokens = [0, 5, 1, 2]  # in the slow tier 5, 1 and 2 tokens take 17, 5 and 8
     alone = plan_layer(tokens, {3}, costs, Overlap.NONE)
     # Fetching expert 1 takes 4 + 6 < 17; expert 2 takes 4 + 2 > 5.
@@ -119,7 +128,7 @@ def test_by_hand():
 
 def test_a_share_of_the_work_is_left_to_the_slow_tier():
     """Each expert alone is quicker when fetched, but not one after the other."""
-    costs = Costs(fast=Line(0, 1), slow=Line(0, 4), fetch=1)
+    costs = Costs(fast=Line(0, 1), slow=Line(0, 4), fetch=Line(0, 1))
     plan = plan_layer([1] * 6, (), costs, Overlap.TIERS)
     # m fetched: max(2 m, 4 (6 - m)); 4 give 8, 5 give 10.
     assert plan.seconds == 8
@@ -127,7 +136,7 @@ def test_a_share_of_the_work_is_left_to_the_slow_tier():
 
 
 def test_nothing_to_do():
-    costs = Costs(Line(1, 1), Line(1, 1), 1)
+    costs = Costs(Line(1, 1), Line(1, 1), Line(0, 1))
     plan = plan_layer([0, 0], (), costs, Overlap.TIERS)
     assert plan.where == {} and plan.seconds == 0
 
@@ -135,7 +144,7 @@ def test_nothing_to_do():
 def test_a_prompt_of_many_tokens_over_many_experts():
     """128 experts with thousands of tokens end in both tiers at once, nearly."""
     tokens = [(37 * e * e + 11 * e) % 251 + 1 for e in range(128)]
-    costs = Costs(fast=Line(2e-5, 1e-6), slow=Line(3e-5, 8e-6), fetch=1e-4)
+    costs = Costs(fast=Line(2e-5, 1e-6), slow=Line(3e-5, 8e-6), fetch=Line(0, 1e-4))
     plan = plan_layer(tokens, range(0, 128, 4), costs, Overlap.TIERS)
     assert plan.seconds == pytest.approx(time_of(plan.where, tokens, costs, Overlap.TIERS))
     # Both tiers end within one token's time of each other where there are this many sums.

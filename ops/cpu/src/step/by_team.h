@@ -9,6 +9,7 @@
 #include <cstring>
 #include <memory>
 #include <new>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -88,6 +89,9 @@ class ByTeam {
   struct Mixture {
     std::vector<float> scores, next_scores;  // of a layer's router; of the next one's, for a guess
     std::vector<char> of_first, of_second;   // products, of one expert behind the other
+    // Where experts come and go: the places, in a token's list, of those that are in memory, and of those
+    // that arrive while these are computed.
+    std::vector<int64_t> here, arriving;
 
     void make_room(const Experts& experts, int64_t D, int64_t size) {
       auto at_least = [](auto& numbers, int64_t n) {
@@ -100,11 +104,11 @@ class ByTeam {
     }
   } mixture;
 
-  // What each member has for itself while it mixes experts: those of the token, what each one's result
-  // weighs, the products with their matrices, and the sum of their results; and for a guess what the next
-  // layer's router is given, and the experts that it would choose.
+  // What each member has for itself while it mixes experts: those of the token, the places of all of them,
+  // what each one's result weighs, the products with their matrices, and the sum of their results; and for
+  // a guess what the next layer's router is given, and the experts that it would choose.
   struct Mixing {
-    std::vector<int64_t> experts, likely;
+    std::vector<int64_t> experts, places, likely;
     std::vector<float> weights, total;
     std::vector<char> ahead;
     Bundle first, second;
@@ -188,32 +192,48 @@ class ByTeam {
       if (member.index == 0) bring(layer, j < step.count ? experts[j].get() : nullptr, mine);
       member.meet([] { return false; });
     }
-    layer.first(mine.experts, mine.first);
-    const int64_t width = layer.width_of(0) * size;  // of all but the shared one, which is last
-    char *both = mixture.of_first.data(), *results = mixture.of_second.data();
-    mine.first.share(layer.first_units, member.index, member.count, [&](int64_t) { return normed; },
-                     [&](int64_t j) { return both + 2 * j * width; });
-    layer.second(mine.experts, mine.second);
-    member.meet(prefetching(member, mine.second));
-    auto gated_of = [&](int64_t j) {
-      const int64_t own = layer.width_of(mine.experts[j]);
-      const char* gate = both + 2 * j * width;
-      rows.gate(gate, gate + own * size, own, gated + j * width);
-      return gated + j * width;
-    };
-    mine.second.share(layer.second_units, member.index, member.count, gated_of,
-                      [&](int64_t j) { return results + j * D * size; });
+    mine.places.resize(layer.taken());
+    std::iota(mine.places.begin(), mine.places.end(), 0);
+    compute(member, layer, mine, layer.moves() ? mixture.here : mine.places, 0, normed, gated);
+    if (layer.moves() && !mixture.arriving.empty()) {
+      if (member.index == 0) layer.wait();
+      member.meet([] { return false; });
+      compute(member, layer, mine, mixture.arriving, 1, normed, gated);
+    }
     wait(member, next);
     if (layer.moves() && member.index == 0) layer.end();
     if (step.ranks && member.index != 0) return wait(member, next);
     mine.total.assign(D, 0);
-    for (int64_t j = 0; j < layer.taken(); ++j)
-      rows.add_weighed(results + j * D * size, mine.weights[j], D, mine.total.data());
+    for (int64_t j = 0; j < layer.taken(); ++j)  // in the list's order, whenever they arrived
+      rows.add_weighed(mixture.of_second.data() + j * D * size, mine.weights[j], D, mine.total.data());
     char* to = step.ranks ? of_w2.data() : normed;
     rows.narrow(mine.total.data(), D, to);
     if (!step.ranks) return;
     sum_over(step.ranks, rows, to, D, prefetching(member, next));
     wait(member, next);
+  }
+
+  // A member's part of what the experts at these places of a token's list return, each in its place of
+  // `of_second`. phase: 0 for those that are there at once, 1 for those that arrive meanwhile.
+  void compute(const Team::Member& member, Experts& layer, Mixing& mine,
+               const std::vector<int64_t>& places, int phase, const char* normed, char* gated) {
+    if (places.empty()) return;
+    layer.first(mine.experts, places, mine.first);
+    const int64_t width = layer.width_of(0) * size;  // of all but the shared one, which is last
+    char *both = mixture.of_first.data(), *results = mixture.of_second.data();
+    mine.first.share(layer.first_units[phase], member.index, member.count,
+                     [&](int64_t) { return normed; },
+                     [&](int64_t j) { return both + 2 * places[j] * width; });
+    layer.second(mine.experts, places, mine.second);
+    member.meet(prefetching(member, mine.second));
+    auto gated_of = [&](int64_t j) {
+      const int64_t place = places[j], own = layer.width_of(mine.experts[place]);
+      const char* gate = both + 2 * place * width;
+      rows.gate(gate, gate + own * size, own, gated + place * width);
+      return gated + place * width;
+    };
+    mine.second.share(layer.second_units[phase], member.index, member.count, gated_of,
+                      [&](int64_t j) { return results + places[j] * D * size; });
   }
 
   // A member's part of a router's scores of x.
@@ -223,13 +243,17 @@ class ByTeam {
     for (int64_t e = begin; e < end; ++e) scores[e] = rows.dot(x, layer.row(e), D);
   }
 
-  // Brings a token's experts into memory; `following`: whose experts it will probably want next, or null.
-  void bring(Experts& layer, const Experts* following, Mixing& mine) const {
+  // Begins to bring a token's experts into memory, for all members; `following`: whose experts it will
+  // probably want next, or null.
+  void bring(Experts& layer, const Experts* following, Mixing& mine) {
     layer.begin();
     for (int64_t expert : mine.experts)
       if (expert < layer.count) layer.want(expert, 1);
     if (following) layer.guess(*following, mixture.next_scores.data(), mine.likely);
     STD_TORCH_CHECK(layer.bring() == layer.chosen(), "a token's experts are not in memory together");
+    mixture.here.clear(), mixture.arriving.clear();
+    for (int64_t place = 0; place < layer.taken(); ++place)
+      (layer.is_here(mine.experts[place]) ? mixture.here : mixture.arriving).push_back(place);
   }
 
   // The router's rows that a member multiplies by.

@@ -22,11 +22,13 @@ namespace {
 // What a step and experts/fused.py tell each other about a turn: one layer's experts in one step. The same
 // numbers serve all layers; they are followed by three lists (Experts::wanted and so on).
 struct Turn {
-  // Brings the wanted experts of a layer into memory and writes their addresses into its table. Returns how
-  // many are there, the first ones of the list; less than 1 if it failed. The next call may take away what
-  // this one has brought.
+  // Begins to bring the wanted experts of a layer. Returns how many of them, the first ones of the list, are
+  // in memory or on their way; less than 1 if it failed. Those that are in memory have their addresses in the
+  // layer's table then. The next call may take away what this one has brought.
   int64_t (*ask)(int64_t layer);
-  int64_t guesses;      // whether to guess which experts the next layer will want
+  // Waits for those that are on their way, and writes their addresses into the table. 0 if it failed.
+  int64_t (*wait)(int64_t layer);
+  int64_t guesses;      // how to guess which experts the next layer will want: `Guesses`
   int64_t clock;        // how many uses of an expert were noted
   int64_t assignments;  // tokens times experts of each
   int64_t hits;         // of these, how many experts' addresses were known when their turn began
@@ -34,6 +36,12 @@ struct Turn {
   // Of turns that asked for nothing: experts, tokens of all experts, and time.
   int64_t calm_experts, calm_assignments, calm_nanoseconds;
   int64_t wanted, guessed;  // how many numbers these lists have
+};
+
+enum Guesses : int64_t {
+  NO_GUESSES,
+  ASK_FOR_GUESSES,  // ask as well where nothing but a guessed expert is not in memory
+  NOTE_GUESSES,     // guess, and ask only where a wanted expert is not in memory
 };
 
 // Several products that are shared among threads as if their weights were one weight, each product's
@@ -130,7 +138,9 @@ struct Experts {
 
   const int64_t count;  // of experts that the router chooses from; the shared one has this number
   const int64_t D;
-  Sharing first_units, second_units;  // of the products with all w13, and with all w2, of this step
+  // Of the products with w13, and with w2, of this step: those of experts that are there at once, and those of
+  // experts that arrive meanwhile.
+  Sharing first_units[2], second_units[2];
 
   // Experts that a token chooses.
   int64_t chosen() const { return head->chosen; }
@@ -162,8 +172,8 @@ struct Experts {
     weights[k] = float(1 / (1 + std::exp(-double(rows.dot(x, gate, D)))));
   }
 
-  // A turn of experts that come and go, by one thread: begin; want and guess; bring until all are there;
-  // end. A layer has one turn in a step, and none where its experts stay.
+  // A turn of experts that come and go, by one thread: begin; want and guess; bring and wait until all are
+  // there; end. A layer has one turn in a step, and none where its experts stay.
   bool moves() const { return head->turn; }
   bool guesses() const { return moves() && head->turn->guesses; }
 
@@ -187,13 +197,13 @@ struct Experts {
     following.best_first(scores, experts);
     Turn& turn = *head->turn;
     for (int64_t i = 0; i < head->chosen; ++i) {
-      unknown_guess |= !following.is_here(experts[i]);
+      unknown_guess |= turn.guesses == ASK_FOR_GUESSES && !following.is_here(experts[i]);
       guessed()[turn.guessed++] = experts[i];
     }
   }
 
-  // Returns how many of the wanted experts are there, the first ones. They leave the list; when they have
-  // been computed, the others may be brought.
+  // Returns how many of the wanted experts, the first ones, are in memory (`is_here`) or arrive while those are
+  // computed: then `wait`. They leave the list; when they have been computed, the others may be brought.
   int64_t bring() {
     Turn& turn = *head->turn;
     const bool all_here = std::all_of(wanted(), wanted() + turn.wanted,
@@ -210,6 +220,13 @@ struct Experts {
     return there;
   }
 
+  void wait() {
+    STD_TORCH_CHECK(head->turn->wait(head->layer) > 0, "experts of layer ", head->layer,
+                    " did not arrive in memory");
+  }
+
+  bool is_here(int64_t expert) const { return addresses[expert].w13; }
+
   void end() {
     Turn& turn = *head->turn;
     const int64_t taken = std::chrono::nanoseconds(Clock::now() - started).count();
@@ -219,18 +236,25 @@ struct Experts {
     turn.calm_nanoseconds += taken;
   }
 
-  // The products with these experts' first matrices (2 · width, D) and with their second (D, width).
-  void first(const std::vector<int64_t>& experts, Bundle& products) const {
-    for (int64_t expert : experts) __builtin_prefetch(addresses[expert].w13);
+  // The products with the first matrices (2 · width, D) of the experts at these places of a list, and with
+  // their second (D, width).
+  void first(const std::vector<int64_t>& experts, const std::vector<int64_t>& places,
+             Bundle& products) const {
+    for (int64_t place : places) __builtin_prefetch(addresses[experts[place]].w13);
     products.clear();
-    for (int64_t expert : experts)
+    for (int64_t place : places) {
+      const int64_t expert = experts[place];
       products.add(product(addresses[expert].w13, w13_bytes(expert), 2 * width_of(expert), D));
+    }
   }
-  void second(const std::vector<int64_t>& experts, Bundle& products) const {
-    for (int64_t expert : experts) __builtin_prefetch(addresses[expert].w2);
+  void second(const std::vector<int64_t>& experts, const std::vector<int64_t>& places,
+              Bundle& products) const {
+    for (int64_t place : places) __builtin_prefetch(addresses[experts[place]].w2);
     products.clear();
-    for (int64_t expert : experts)
+    for (int64_t place : places) {
+      const int64_t expert = experts[place];
       products.add(product(addresses[expert].w2, w2_bytes(expert), D, width_of(expert)));
+    }
   }
 
   // An expert's two matrices as tensors.
@@ -254,8 +278,6 @@ struct Experts {
   Clock::time_point started;
   int64_t experts_wanted = 0, assignments = 0;
   bool calm = true, unknown_guess = false;
-
-  bool is_here(int64_t expert) const { return addresses[expert].w13; }
 
   // The turn's lists: X wanted experts, the tokens of each, and the guesses.
   int64_t* wanted() const { return reinterpret_cast<int64_t*>(head->turn + 1); }

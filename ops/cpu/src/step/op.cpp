@@ -138,20 +138,35 @@ Tensor mixed(const Rows& rows, Experts& layer, const Tensor& x, const Experts* f
         layer.guess(*following, next.data() + b * following->count, experts);
     }
   }
-  int64_t there = 0;  // how many of the next experts are in memory
-  for (int64_t e = 0; e <= layer.count; ++e) {
+  std::vector<std::optional<Tensor>> results(layer.count + 1);  // (rows of its share, D), of each expert
+  auto compute = [&](int64_t e) {
     const int64_t count = shares[e].size();
-    if (!count) continue;
-    if (layer.moves() && e < layer.count && there-- == 0) there = layer.bring() - 1;
+    if (!count) return;
     Tensor some = torch::stable::new_empty(x, {count, D});
     for (int64_t i = 0; i < count; ++i)
       std::memcpy(data(some) + i * bytes, data(x) + shares[e][i].row * bytes, bytes);
-    Tensor result = fed_forward(rows, some, layer.w13(e), std::nullopt, layer.w2(e), std::nullopt,
-                                layer.width_of(e));
-    for (int64_t i = 0; i < count; ++i)
-      rows.add_weighed(data(result) + i * bytes, shares[e][i].weight, D,
-                       total.data() + shares[e][i].row * D);
+    results[e] = fed_forward(rows, some, layer.w13(e), std::nullopt, layer.w2(e), std::nullopt,
+                             layer.width_of(e));
+  };
+  std::vector<int64_t> left, arriving;  // experts that are still to be computed; of them, those to wait for
+  for (int64_t e = 0; e < layer.count; ++e)
+    if (!shares[e].empty()) left.push_back(e);
+  for (auto next = left.begin(); next != left.end();) {
+    const auto end = layer.moves() ? next + layer.bring() : left.end();
+    arriving.clear();
+    for (; next != end; ++next)
+      if (layer.is_here(*next)) compute(*next);
+      else arriving.push_back(*next);
+    if (arriving.empty()) continue;
+    if (!results[layer.count]) compute(layer.count);  // the shared expert is always there
+    layer.wait();
+    for (int64_t e : arriving) compute(e);
   }
+  if (!results[layer.count]) compute(layer.count);
+  for (int64_t e = 0; e <= layer.count; ++e)  // in this order, whenever they arrived
+    for (size_t i = 0; i < shares[e].size(); ++i)
+      rows.add_weighed(data(*results[e]) + i * bytes, shares[e][i].weight, D,
+                       total.data() + shares[e][i].row * D);
   if (layer.moves()) layer.end();
   Tensor y = torch::stable::new_empty(x, {B, D});
   rows.narrow(total.data(), B * D, data(y));
