@@ -74,6 +74,10 @@ class Fused:
 
         experts: of this layer; only their networks are not where they are.
         """
+        with self.store.lock:
+            return self._table(layer, experts)
+
+    def _table(self, layer: TieredLayer, experts: step.Experts) -> Tensor:
         if layer.number not in self.tables:
             used = torch.zeros(self.every, dtype=torch.int64)
             moving = step.Moving(self.turn, used, layer.number)

@@ -2,6 +2,7 @@
 it ends when experts cannot be brought. That its logits are those of one memory: test_tiers.py."""
 
 import threading
+import time
 from collections import OrderedDict
 from dataclasses import replace
 
@@ -128,6 +129,29 @@ def test_two_decodes_at_once(tmp_path, tokens):
         thread.join()
     for result, same in zip(results, expected, strict=True):
         assert torch.equal(result, same)
+
+
+def test_two_generators_made_at_once_share_the_tables(tmp_path, monkeypatch):
+    """A layer has one table, whose numbers the op reads and writes."""
+    model, tiers = tiered("tiny_moe", "int8wo", POLICIES["cache"], tmp_path)
+    tiers.hold(FAST, 14)
+    networks = tiers.fused._networks
+
+    def slowly():
+        time.sleep(0.01)
+        return networks()
+
+    monkeypatch.setattr(tiers.fused, "_networks", slowly)
+    made: list[Generator] = []
+    threads = [
+        threading.Thread(target=lambda: made.append(Generator(model, 1, 8))) for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    places = [[part.data_ptr() for part in each.decoder.parts] for each in made]
+    assert places[0] == places[1]
 
 
 class Broken(QuantbenchError):
