@@ -44,6 +44,7 @@ class Fused:
         """layers: with experts, by their numbers."""
         self.store, self.layers = store, layers
         self.decide: Decide | None = None  # as Store.decide, for these steps
+        self.after = 0.0  # seconds by which a turn that asks makes the rest of its step longer
         self.every = store.experts_each  # experts of a layer
         lists = 2 * self.every + step.MAX_FUSED_ROWS * store.width
         self.turn = torch.zeros(LISTS + lists, dtype=torch.int64)
@@ -150,7 +151,9 @@ class Fused:
     def reckon(self) -> None:
         """Add what is expected of the turns that were noted."""
         if self.decide:
-            self.store.traffic.expected_seconds += sum(map(self.decide.turn, self.noted))
+            traffic = self.store.traffic
+            traffic.expected_seconds += sum(map(self.decide.turn, self.noted))
+            traffic.expected_after_seconds += self.after * len(self.noted)
         self.noted.clear()
 
     # ------------------------------------------------------------------------------ a turn

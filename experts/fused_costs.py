@@ -52,6 +52,7 @@ class Measured:
 
     costs: Costs
     lead: float  # seconds from one layer's experts to the next one's, where nothing is missing
+    after: float  # seconds by which a turn that asks makes the rest of its step longer
 
     @property
     def prices(self) -> Prices:
@@ -103,6 +104,11 @@ class Rehearsed:
     asking_seconds: float  # of these
     begin_seconds: float  # of these, beginning to copy
 
+    @property
+    def rest(self) -> float:
+        """Seconds of all but experts."""
+        return self.seconds - self.calm_seconds - self.asking_seconds
+
 
 Steps = Mapping[str, Sequence[Rehearsed]]  # by the way
 
@@ -151,6 +157,8 @@ class _Rehearsal:
                 order = [self.draw.sample(range(self.every), self.every) for _ in self.tiers.layers]
                 for name, way in ways.items():
                     self._miss([set(experts[: way.missing]) for experts in order], way)
+                    if not way.missing:  # the caches hold what such a step leaves
+                        self._rehearse(way, tokens)
                     rehearsed = self._rehearse(way, tokens)
                     if number:
                         steps[name].append(rehearsed)
@@ -268,7 +276,7 @@ class _Instant:
 
 def _measured(steps: Steps, by_modules: Costs, policy: Policy, layers: int) -> Measured:
     """The constants, from the differences between ways."""
-    costs, lead = by_modules, 0.0
+    costs, lead, after = by_modules, 0.0, 0.0
     if "calm" in steps:
         calm = [one for one in steps["calm"] if one.calm.experts]
         ratios = [one.calm_seconds / by_modules.fast.total(*one.calm) for one in calm]
@@ -278,7 +286,17 @@ def _measured(steps: Steps, by_modules: Costs, policy: Policy, layers: int) -> M
         costs = _with_copies(steps, costs, policy.ahead)
     if "there" in steps:
         costs = _with_slow(steps["there"], costs)
-    return Measured(costs, lead)
+    if "calm" in steps:
+        asking = ("few copied", "all copied") if "few copied" in steps else ("there",)
+        after = _after([one for name in asking for one in steps.get(name, ())], steps["calm"])
+    return Measured(costs, lead, after)
+
+
+def _after(asking: Sequence[Rehearsed], calm: Sequence[Rehearsed]) -> float:
+    """Seconds by which a turn that asks makes the rest of its step longer."""
+    turns = sum(len(one.turns) for one in asking)
+    longer = _mean([one.rest for one in asking]) - _mean([one.rest for one in calm])
+    return max(0.0, longer * len(asking) / turns) if turns else 0.0
 
 
 def _with_copies(steps: Steps, costs: Costs, ahead: bool) -> Costs:

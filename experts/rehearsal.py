@@ -40,6 +40,7 @@ def decide_by_costs(
     if fused_step and tiers.fused:
         measured = fused_costs.measure(tiers, model, costs, fused_step, rows)
         tiers.fused.decide = _with_its_own_time(Decider(measured.costs, policy, fused=True), tiers)
+        tiers.fused.after = measured.after
         tiers.fused.guessing = Guessing(measured.prices)
 
 

@@ -22,6 +22,9 @@ class Traffic:
     waiting_seconds: float = 0.0  # in which nothing was computed, for an expert was on its way
     expert_seconds: float = 0.0  # for the experts of all layers, waiting included
     expected_seconds: float = 0.0  # for the same, by the cost model; 0 where there is none
+    # By which the rest of the steps takes longer for it, by the cost model of fused steps: what
+    # copies and Python leave in the processor's caches is not what attention had left there.
+    expected_after_seconds: float = 0.0
 
     def copy(self) -> "Traffic":
         return dataclasses.replace(self)

@@ -164,7 +164,8 @@ def expected(taken: dict[str, Pass], way: str, steps: int) -> float:
     """Seconds of a step by the cost model: its experts', and the rest as it is without tiers."""
     whole = taken[ALL]
     rest = whole.seconds - whole.traffic.expert_seconds / steps
-    return rest + taken[way].traffic.expected_seconds / steps
+    traffic = taken[way].traffic
+    return rest + (traffic.expected_seconds + traffic.expected_after_seconds) / steps
 
 
 def spread(values: list[float], digits: int) -> str:

@@ -71,6 +71,9 @@ def test_a_choice_sees_what_the_step_does():
 # ---------------------------------------------------------------------------------- constants
 
 
+REST, AFTER = 40.0, 3.0  # seconds of a step without experts; longer for each turn that asks
+
+
 class World:
     """A machine on which everything takes what COSTS says, and steps are as long as that gives."""
 
@@ -89,8 +92,9 @@ class World:
             turns.append(each)
             asking += costs.ask + costs.fast.total(4, 4) + copying
             begin += costs.begin.seconds(count) if way == "copied" else 0
-        seconds = costs.fast.total(calm, calm)
-        return Rehearsed(50.0, Share(calm, calm), seconds, turns, asking, begin)
+        computing = costs.fast.total(calm, calm)
+        seconds = REST + AFTER * len(turns) + computing + asking
+        return Rehearsed(seconds, Share(calm, calm), computing, turns, asking, begin)
 
 
 @pytest.mark.parametrize("ahead", [True, False])
@@ -106,7 +110,8 @@ def test_the_constants_of_a_world_are_found_again(ahead):
         steps[f"all {way}"] = [world.step(way, every)] * 5
     by_modules = replace(COSTS, fast=Line(4, 2), fetch=Line(0, 1))
     measured = _measured(steps, by_modules, AHEAD if ahead else FETCH, layers=5)
-    assert measured.lead == 10
+    assert measured.lead == pytest.approx((REST + costs.fast.total(20, 20)) / 5)
+    assert measured.after == pytest.approx(AFTER)
     found = measured.costs
     for name in ("fast", "fetch", "begin"):
         line, same = getattr(found, name), getattr(costs, name)
@@ -128,6 +133,6 @@ def test_a_step_that_was_held_up_counts_as_a_long_one():
 
 
 def test_the_price_of_guesses():
-    prices = Measured(COSTS, lead=30.0).prices
+    prices = Measured(COSTS, lead=30.0, after=0.0).prices
     assert (prices.saving, prices.loss) == (48, LEAST_LOSS * 48)
     assert (prices.saving_alone, prices.asking) == (30, 7 + 11)
