@@ -151,9 +151,12 @@ class Decider:
     costs: Costs
     policy: Policy
     fused: bool = False  # whether the steps are fused, or a model's modules compute
+    beneath: bool = False  # whether the slow tier has a processor of its own: a CPU under a card
 
     @property
     def overlap(self) -> Overlap:
+        if self.beneath:
+            return Overlap.ALL if self.policy.ahead else Overlap.TIERS
         if not self.policy.ahead:
             return Overlap.NONE
         return Overlap.ARRIVALS if self.fused else Overlap.COPIES

@@ -36,7 +36,7 @@ def decide_by_costs(
     """
     costs, policy = measure(tiers, model), tiers.policy
     ratio = ratio_of(tiers, costs, model, model, rows) if policy.fetches else 1.0
-    tiers.decide = Decider(costs.times(ratio), policy)
+    tiers.decide = Decider(costs.times(ratio), policy, beneath=tiers.beneath is not None)
     if fused_step and tiers.fused:
         measured = fused_costs.measure(tiers, model, costs, fused_step, rows)
         tiers.fused.decide = _with_its_own_time(Decider(measured.costs, policy, fused=True), tiers)
@@ -64,7 +64,7 @@ def ratio_of(tiers: Tiers, costs: Costs, model: Transformer, step: Step, rows: i
     before, policy, decide = tiers.counted(), tiers.policy, tiers.decide
     landing, ratios = list(tiers.landing), []
     tiers.policy = dataclasses.replace(POLICIES["fetch"], ahead=policy.ahead)
-    tiers.decide = Decider(costs, tiers.policy)
+    tiers.decide = Decider(costs, tiers.policy, beneath=tiers.beneath is not None)
     random = torch.Generator().manual_seed(0)
     tokens = torch.randint(model.config.vocab_size, (STEPS, rows, 1), generator=random)
     first = torch.zeros(1, dtype=torch.int64, device=tiers.device)

@@ -48,6 +48,17 @@ def test_who_computes_follows_from_the_costs():
     assert Decider(far, ahead)(tokens, fast) == (set(), 3 + 3 + 1)
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+def test_two_processors_share_what_is_missing(ahead):
+    """A CPU under a card computes one expert in 5 seconds, while the card fetches and computes the
+    other one. One processor would take as long as it takes to fetch both."""
+    costs = Costs(fast=Line(1, 0), slow=Line(5, 0), fetch=Line(0, 3))
+    auto = dataclasses.replace(POLICIES["auto"], ahead=ahead)
+    assert Decider(costs, auto)([1, 0, 2, 1], {3})[1] == (7 if ahead else 9)
+    there, seconds = Decider(costs, auto, beneath=True)([1, 0, 2, 1], {3})
+    assert (len(there), seconds) == (1, 5)
+
+
 @pytest.mark.parametrize(
     ("turn", "fast", "ahead", "fetch"),
     [
