@@ -53,8 +53,10 @@ def test_make_demo(clone):
     for scheme in schemes:
         assert re.search(rf"^{scheme} +[\d.]+", done.stdout, re.M)
     assert done.stdout.count("\nRecommendation: ") == 1
-    verdicts = re.findall(r"^(\S+) +[\d.]+ +[\d.]+ \(.*\) +faster ", done.stdout, re.M)
-    assert len(verdicts) >= 2 and set(verdicts) <= set(schemes[1:])
+    # Which verdict is a matter of time: beside another process none may be shown to be faster.
+    said = "faster|slower|no difference shown"
+    verdicts = re.findall(rf"^(\S+) +[\d.]+ +[\d.]+ \(.*\) +(?:{said})", done.stdout, re.M)
+    assert verdicts == schemes[1:]
     report = re.search(r"^The report: (demo/report\.(?:html|md))$", done.stdout, re.M)
     assert report and (clone / report[1]).exists()
     records = [record for _, record in log.read(str(clone / "demo" / "log.txt")).records]
