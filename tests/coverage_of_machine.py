@@ -39,6 +39,7 @@ NEEDS = {
     r"|ray is not installed",
     "git": r"needs git",
     "asynchronous-io": r"no native asynchronous I/O",
+    "disk": r"this file system keeps its files in memory",
     "chromium": r"needs chromium and chromedriver|could not import 'selenium'",
     "thread-sanitizer": r"thread sanitizer: ",
     "huge-pages": r"no transparent huge pages here",

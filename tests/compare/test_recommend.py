@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import re
 
 import pytest
 from click.testing import CliRunner
@@ -89,7 +90,8 @@ def test_a_recommendation_and_another_from_the_same_results(world, tmp_path):
     del world.journal[:]
     again = run("--from", folder, "--max_perplexity_increase", "0.5%")
     assert again.exit_code == 0 and not world.journal
-    assert ": int8wo, 2." in again.stdout and "perplexity more than 0.5 %" in again.stdout
+    assert re.search(r": int8wo, (1\.9|2\.)", again.stdout)  # of samples that scatter
+    assert "perplexity more than 0.5 %" in again.stdout
     other = run("--from", folder, "--checkpoint_path", "dummy:Llama-3.2-1B")
     assert "holds results of tiny, not of --checkpoint_path 'dummy:Llama" in one_line(other)
     assert other.exception.exit_code == 2

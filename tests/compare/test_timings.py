@@ -168,7 +168,7 @@ def with_reasons(made):
 
 def test_quality_on_another_model_is_carried():
     made = looked(results(blocks_of(1, 1), blocks_of(1, 1)))
-    scores = Quality(64, 8.0, 0.1, 1.5, 0.1, [1.4, 1.6])
+    scores = Quality(64, 8.0, 0.1, 1.5, 0.1, perplexity_ratio_interval=[1.4, 1.6])
     made.arms[1].quality = scores
     row = rows(made)[1]
     assert row.perplexity_ratio.value == 1.5 and row.perplexity_ratio.high == 1.6

@@ -28,7 +28,7 @@ from tests.models.small import small_checkpoint
 ROOT = Path(__file__).parents[2]
 SHORT = ("--num_samples", "1", "--max_new_tokens", "4", "--device", "cpu", "--threads", "1")
 ROOM = ("--expert_memory", "12", "--expert_policy", "cache", "--write_result", "none")
-NEEDS_KERNELS = pytest.mark.skipif(build.refusal() is not None, reason="needs the C++ kernels")
+NEEDS_KERNELS = pytest.mark.skipif(build.refusal() is not None, reason="without the C++ kernels")
 
 
 @pytest.fixture(autouse=True)
