@@ -33,8 +33,8 @@ from quantize.autoquant.race import module_bytes
 
 # (heads, kv_heads, head_dim): groups of 2, 4 and 8 query heads.
 HEADS = [(16, 8, 128), (24, 6, 64), (24, 3, 64)]
-# Of x, in a product. On the CPU a pass has 512, but 32 of each sequence, if these are more: 4096 of
-# 128 sequences (devices.prefill_chunk).
+# Rows of x in a product. On the CPU a prompt's pass has 512, or 32 of each sequence if these are
+# more: 4096 with 128 sequences (devices.prefill_chunk).
 ROWS = (1, 4, 16, 128, 512, 2048, 4096)
 LAST_ROWS = 16  # most rows for which the output layer is measured: a prompt has one row each
 DEPTHS = ((1, 256), (1, 2048), (1, 8192), (4, 256), (4, 4096), (16, 256), (16, 2048))

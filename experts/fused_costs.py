@@ -56,8 +56,8 @@ class Measured:
 
     @property
     def prices(self) -> Prices:
-        """Of guesses. A copy that is begun with others, which are waited for, is hidden by them; a
-        wrong one prolongs them."""
+        """What a guess saves and costs. A copy that is begun with others, which are waited for, is
+        hidden by them; a wrong one prolongs them."""
         costs, copy = self.costs, self.costs.fetch.seconds(1)
         return Prices(
             saving=copy,

@@ -34,7 +34,7 @@ class ArmFacts:
     # For each of the arm's processes the seconds from its start to its first sample, by phase:
     # import, load (reading weights), quantize (and pack), quality, compile, warm_up, energy.
     start_seconds: list[dict[str, float]] = dataclasses.field(default_factory=list)
-    # Of a sample, counted in each of the arm's processes before its first sample; or why it is not.
+    # A sample's energy, counted in each of the arm's processes before its first sample; or why not.
     energy: list[Energy | NotCounted] = dataclasses.field(default_factory=list)
     # What the machine's calibration predicts, by the keys of `estimate`; None: nothing does.
     estimate: dict[str, float] | None = None

@@ -45,7 +45,7 @@ def test_what_right_guesses_save_is_more_than_what_wrong_ones_cost(prices, least
 
 
 def test_asking_for_guesses_alone_has_its_price():
-    """Of ten guesses six are right. Together they save 6 · 4 and lose 4 · 1; alone they save 6 · 2
+    """Six of ten guesses are right. Together they save 6 · 4 and lose 4 · 1; alone they save 6 · 2
     and lose 4 · 1 and 10 · 1."""
     guessing = Guessing(Prices(saving=4, loss=1, saving_alone=2, asking=1))
     script(guessing, [True, False, True, False, True] * 20)

@@ -138,8 +138,8 @@ struct Experts {
 
   const int64_t count;  // of experts that the router chooses from; the shared one has this number
   const int64_t D;
-  // Of the products with w13, and with w2, of this step: those of experts that are there at once, and those of
-  // experts that arrive meanwhile.
+  // How this step's products with w13, and with w2, are shared among threads: first for experts that are there
+  // at once, then for those that arrive meanwhile.
   Sharing first_units[2], second_units[2];
 
   // Experts that a token chooses.
