@@ -48,7 +48,7 @@ def check(x, weight, activation=None):
         largest = numbers.abs().amax(-1, keepdim=True)
         allowed += STEP[x.dtype] * largest * exact.abs().sum(1)
     if build.isa() == "amx" and x.dtype == torch.bfloat16 and activation is None:
-        allowed += 2.0**-9 * terms  # its tiles may hold weights of bfloat16
+        allowed += EPSILON[x.dtype] * terms  # its tiles may hold weights of bfloat16
     elif x.shape[:-1].numel() > 1:  # 256 columns may be summed one after the other
         allowed += min(K, 256) * 2.0**-24 * terms
     smallest = 2.0**-126 * (1 + exact.abs().sum(1)) + (2.0**-25 if x.dtype == torch.float16 else 0)

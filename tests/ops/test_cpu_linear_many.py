@@ -51,7 +51,7 @@ def check(x, weight, activation=None):
     allowed = EPSILON[x.dtype] * wanted.abs()
     allowed += (16 + min(K, 256) + K / 256) * 2.0**-24 * (terms + 2 * offsets)
     if build.isa() == "amx" and x.dtype == torch.bfloat16 and activation is None:
-        allowed += 2.0**-9 * terms  # its tiles may hold weights of bfloat16
+        allowed += EPSILON[x.dtype] * terms  # its tiles may hold weights of bfloat16
     if x.dtype != torch.float32 and activation is None:  # or activations be integers of 16 bits
         allowed += 2.0**-15 * numbers.abs().amax(-1, keepdim=True) * exact.abs().sum(1)
     smallest = 2.0**-125 * (1 + exact.abs().sum(1)) + (2.0**-25 if x.dtype == torch.float16 else 0)
@@ -120,6 +120,15 @@ def test_odd_shapes(isa, dtype, M, N, K):
     for weight_dtype in DTYPES:
         check(x, torch.randn(N, K).to(weight_dtype))
     check(x, packed(("int", 8, None), N, K, torch.float32))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_weights_halfway_between_two_bfloat16s(isa):
+    """The farthest that tiles of bfloat16 can be from a weight: 2**-8 of it just above 1/2."""
+    use(isa)
+    weight = torch.full((20, 1), 0.5 + 3 * 2.0**-9).half()
+    check(torch.randn(40, 1).bfloat16(), weight)
+    check(torch.randn(40, 64).bfloat16(), weight.expand(20, 64).contiguous())
 
 
 @pytest.mark.parametrize("form", GROUPED, ids=name)

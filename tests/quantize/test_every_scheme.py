@@ -92,7 +92,7 @@ def assert_product(y, x, exact, activation, kernel):
     elif x.dtype != torch.float32:
         allowed += 2.0**-15 * numbers.abs().amax(-1, keepdim=True) * exact.abs().sum(1)
         if x.dtype == torch.bfloat16 and activation is None and build.isa() == "amx":
-            allowed += 2.0**-9 * terms
+            allowed += unit * terms
     error = (y.double() - wanted).abs()
     assert (error <= allowed).all(), f"{(error / allowed).max():.3g} times what is allowed"
 
