@@ -2,6 +2,7 @@
 
 constexpr int TOKENS = 16;              // of a tile of x
 constexpr int MOST_TILES = 32;          // of x that go through weights together
+constexpr int LEAST_TILES = 8;          // for which weights are worth converting, in cache or not
 constexpr int64_t X_BYTES = 1 << 20;    // of x that the second-level cache has room for
 constexpr int SUMS = TOKENS * ROWS;     // of a tile of results
 
@@ -164,15 +165,18 @@ struct Pair {
     finish(first, last);
   }
 
+  // Token by token: two blocks are a whole cache line of bfloat16. Rows of results that lie a power
+  // of two apart displace each other, so a line that is left half written has to be fetched again.
   void finish(int64_t first, int64_t last) const {
-    for (int b = 0; b < 2 && (!b || blocks[1] != blocks[0]); ++b) {
-      const Floats scales = row_scales(problem, blocks[b]) * values.factor;
-      for (int64_t token = first * TOKENS; token < last * TOKENS; ++token) {
-        if (token >= problem.outputs) break;
+    const int count = blocks[1] == blocks[0] ? 1 : 2;
+    Floats scales[2];
+    for (int b = 0; b < count; ++b) scales[b] = row_scales(problem, blocks[b]) * values.factor;
+    const int64_t end = last * TOKENS < problem.outputs ? last * TOKENS : problem.outputs;
+    for (int64_t token = first * TOKENS; token < end; ++token)
+      for (int b = 0; b < count; ++b) {
         const float* at = sums[token / TOKENS - first][b] + token % TOKENS * ROWS;
-        put_rows(problem, load<Floats>(at) * scales, token, blocks[b]);
+        put_rows(problem, load<Floats>(at) * scales[b], token, blocks[b]);
       }
-    }
   }
 };
 
@@ -180,7 +184,7 @@ void multiply_tiles(const Problem& problem, void* x, int64_t first, int64_t last
   const Geometry& g = problem.geometry;
   const int64_t tiles = (problem.outputs + TOKENS - 1) / TOKENS;
   int64_t together = X_BYTES / (g.padded_columns * TOKENS * 2) / 2 * 2;
-  together = together < 4 ? 4 : together > MOST_TILES ? MOST_TILES : together;
+  together = together < LEAST_TILES ? LEAST_TILES : together > MOST_TILES ? MOST_TILES : together;
   Pair work(problem, x);
   TileShapes shapes;
   for (int i = 0; i < 8; ++i) shapes.set(i, 16, 64);
