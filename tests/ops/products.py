@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import click
@@ -31,7 +32,7 @@ FORMS = {
     "none": None,
 }
 COLD_BYTES = 128 << 20  # of copies of a weight that take turns: more than the last-level cache
-SAMPLE_BYTES = 256 << 20  # read in a sample
+SAMPLE_SECONDS = 0.1
 
 
 def work() -> None:
@@ -56,15 +57,15 @@ def work() -> None:
                 first = linear.pack(packed(tuple(form), N, K, zero=zero), K)
             copies = [first.clone() for _ in range(max(1, COLD_BYTES // first.nbytes))]
         x = torch.randn(rows, K, dtype=torch.bfloat16)
-        count = max(len(copies), -(-SAMPLE_BYTES // copies[0].nbytes))
-        start = time.perf_counter()
-        for i in range(count):
-            weight = copies[i % len(copies)]
-            if FORMS[scheme] is None:
-                plain.linear(x, weight)
-            else:
-                linear.linear(x, weight, N)
-        seconds = time.perf_counter() - start
+        multiply = plain.linear if FORMS[scheme] is None else partial(linear.linear, rows=N)
+        # The first pass is not counted: a process that has waited for its turn is slow for 10 ms.
+        for weight in copies:
+            multiply(x, weight)
+        start, count = time.perf_counter(), 0
+        while (seconds := time.perf_counter() - start) < SAMPLE_SECONDS:
+            for weight in copies:
+                multiply(x, weight)
+            count += len(copies)
         print(count * copies[0].nbytes / seconds / 1e9, flush=True)
 
 
