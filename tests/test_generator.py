@@ -48,6 +48,8 @@ def test_samples_follow_the_softmax_of_the_top_k():
 def test_temperature_zero_is_the_argmax():
     logits = torch.randn(7, 100)
     assert torch.equal(sample(logits, GREEDY).flatten(), logits.argmax(-1))
+    ties = torch.tensor([[1.0, 5.0, 5.0, 2.0]]).bfloat16()
+    assert sample(ties, GREEDY).tolist() == [[1]]  # the first of them
 
 
 def test_a_top_k_beyond_the_vocabulary_is_the_vocabulary():
