@@ -44,8 +44,11 @@ BATCHES = (1, 4, 16)
 CHUNKS = ((1, 128, 0), (1, 512, 0), (1, 512, 512), (1, 512, 2048), (4, 128, 0), (4, 128, 128),
           (4, 128, 896), (16, 32, 0), (16, 32, 96), (16, 32, 992))  # fmt: skip
 PASSES = ((1, 32), (1, 128), (1, 512), (4, 128), (16, 32))  # of the rest of a layer
-BLOCKS = tuple(2**n for n in (16, 18, 20, 22, 24, 25, 26, 27, 28, 30))  # bytes, up to 1 GiB
+# Bytes, up to 1 GiB; closer where last-level caches end.
+BLOCKS = tuple(n << 16 for n in (1, 4, 16, 64, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192,
+                                 16384))  # fmt: skip
 AT_LEAST = 0.04  # seconds of every measurement
+SETTLED = 0.15  # of a block's: a cache takes it in bit by bit
 STREAMED = 128 << 20  # bytes of copies of a weight that are read in turn, so that none is cached
 
 # ----------------------------------------------------------------------------------- memory, calls
@@ -57,7 +60,7 @@ def bandwidth(probe: Probe) -> Iterator[BandwidthPoint]:
     for size in BLOCKS:
         block = probe.bandwidth.block[: size // 4]
         times = max(1, (64 << 20) // size)
-        speed, reading = probe.timed(AT_LEAST, _again, times, read, block, each=times)
+        speed, reading = probe.timed(SETTLED, _again, times, read, block, each=times)
         other = torch.empty_like(block)
         half, to = block[: len(block) // 2], other[: len(block) // 2]
         copying = median_seconds(device, AT_LEAST, _again, times, to.copy_, half, each=times)

@@ -44,6 +44,9 @@ STEP_DEPTHS = (0, 8192)  # of whole steps
 STEPS = {1: 4, 4: 4, 16: 2}  # that are timed at once, by batch
 LONGEST_PASS = 512  # positions of all sequences of a prompt that is one pass
 AT_LEAST_STEPS, AT_LEAST_PROMPTS = 0.2, 0.1  # seconds of a sample, of which the median counts
+# Before a sample of steps: a reading of memory has displaced the model from the caches, and it takes
+# so many steps, or seconds, until they hold as much of it as they will (docs/LOG.md).
+SETTLING_STEPS, SETTLING_SECONDS = 16, 0.25
 
 Say = Callable[[str], None]
 MakeGenerator = Callable[[Transformer, int, int, str], Generates]  # model, batch, cache, kind
@@ -216,7 +219,15 @@ class Rounds:
         def seconds() -> float:
             return generator.generate(token, steps + 1, depth).decode_seconds / steps
 
-        speed, each = self._timed((name, batch, depth, kind), seconds, AT_LEAST_STEPS / steps)
+        def settle() -> None:
+            started = time.perf_counter()
+            for _ in range(0, SETTLING_STEPS, steps):
+                seconds()
+                if time.perf_counter() - started > SETTLING_SECONDS:
+                    break
+
+        work = (name, batch, depth, kind)
+        speed, each = self._timed(work, seconds, AT_LEAST_STEPS / steps, settle)
         at = depth + 1 + steps // 2
         decoder = generator.decoder.name
         return WholePoint(self.scheme, name, kind, decoder, batch, 1, at, each, speed)
@@ -235,11 +246,16 @@ class Rounds:
         return WholePoint(self.scheme, name, "dense", decoder, batch, tokens, 0, seconds, speed)
 
     def _timed(
-        self, work: object, seconds: Callable[[], float], least: float
+        self,
+        work: object,
+        seconds: Callable[[], float],
+        least: float,
+        settle: Callable[[], None] = lambda: None,
     ) -> tuple[Speed, float]:
         """The median of seconds(), as often as takes `least` of them, and the speed around."""
 
         def some() -> float:
+            settle()
             taken = [seconds()]
             while sum(taken) < least:
                 taken.append(seconds())
