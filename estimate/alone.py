@@ -45,8 +45,8 @@ CHUNKS = ((1, 128, 0), (1, 512, 0), (1, 512, 512), (1, 512, 2048), (4, 128, 0), 
           (4, 128, 896), (16, 32, 0), (16, 32, 96), (16, 32, 992))  # fmt: skip
 PASSES = ((1, 32), (1, 128), (1, 512), (4, 128), (16, 32))  # of the rest of a layer
 # Bytes, up to 1 GiB; closer where last-level caches end.
-BLOCKS = tuple(n << 16 for n in (1, 4, 16, 64, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192,
-                                 16384))  # fmt: skip
+SIZES = (1, 4, 16, 64, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 16384)
+BLOCKS = tuple(size << 16 for size in SIZES)
 AT_LEAST = 0.04  # seconds of every measurement
 SETTLED = 0.15  # of a block's: a cache takes it in bit by bit
 STREAMED = 128 << 20  # bytes of copies of a weight that are read in turn, so that none is cached
