@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from estimate.calibration import (
+    STREAMED,
     AttentionPoint,
     BandwidthPoint,
     DrawPoint,
@@ -49,7 +50,6 @@ SIZES = (1, 4, 16, 64, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 
 BLOCKS = tuple(size << 16 for size in SIZES)
 AT_LEAST = 0.04  # seconds of every measurement
 SETTLED = 0.15  # of a block's: a cache takes it in bit by bit
-STREAMED = 128 << 20  # bytes of copies of a weight that are read in turn, so that none is cached
 
 # ----------------------------------------------------------------------------------- memory, calls
 

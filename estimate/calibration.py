@@ -25,6 +25,8 @@ from typed_json import from_json, omitted, require, to_json
 FORMAT = 2  # of the file
 DISTURBED = 0.65  # share of the median of arithmetic; in each of a machine's states it is above
 ABOVE_DATASHEET = 1.02  # a reading above this multiple of the datasheet's figure is an error
+# Bytes of copies of a weight, or of a cache, that are read in turn where one is measured alone.
+STREAMED = 128 << 20
 WATCHED = ("torch", "torchao")  # packages whose version changes the speed of what was measured
 
 

@@ -21,6 +21,7 @@ from scipy.optimize import nnls
 
 from errors import UsageError
 from estimate.calibration import (
+    STREAMED,
     AttentionPoint,
     Calibration,
     DrawPoint,
@@ -28,7 +29,8 @@ from estimate.calibration import (
     RestPoint,
     Speed,
 )
-from estimate.drift import by_rate, memory_exponent
+from estimate.drift import by_rate
+from estimate.placing import Placed
 from models.config import ModelConfig
 
 SHORTEST = 1e-9  # seconds of a product: a fit may give none of a small one
@@ -90,7 +92,7 @@ class Curves:
         self.calibration = calibration
         self.speed = calibration.speed
         # By scheme and rows: seconds for each weight, output and input of a product in a model.
-        self.in_place: dict[tuple[str, int], Fit] = {}
+        self.in_place: dict[tuple[str, int], Placed] = {}
         if not calibration.products or not calibration.wholes:
             raise UsageError("--calibration: it has no products or no steps; calibrate again")
 
@@ -134,15 +136,16 @@ class Curves:
         inner: int,
         outer: int,
         called: bool = True,
-        kept: float = 0.0,
+        among: float = 0.0,
     ) -> float:
         """Seconds of x (rows, inner) times a weight (outer, inner): as it takes in a model, where
         that was fitted (`in_place`), or alone. called: with the call's cost, which products inside
-        of a larger op do not have. kept: the weight's share that caches save, in a model."""
+        of a larger op do not have. among: bytes that the whole step reads, this weight's included;
+        0: so many that no cache holds them."""
         placed = {r: f for (name, r), f in self.in_place.items() if name == scheme}
         if placed:
-            each = [(1 - kept) * inner * outer, float(outer), float(inner)]
-            seconds = {r: max(f(each), SHORTEST) for r, f in placed.items()}
+            waiting = self.waiting(scheme, among)
+            seconds = {r: max(f(inner, outer, waiting), SHORTEST) for r, f in placed.items()}
             beyond = 1.0  # more rows than a calibration model's: as much longer as alone
             if rows > (most := max(placed)):
                 alone = self._alone(scheme, inner, outer)
@@ -166,42 +169,29 @@ class Curves:
         largest = max(points, key=lambda p: p.bytes)
         return largest.bytes / self.at_reference(largest.seconds, largest.speed, largest.bytes)
 
-    # ------------------------------------------------------------------------ what caches keep
+    # ------------------------------------------------------------------------ what caches hold
 
     @cached_property
-    def _weights_per_byte(self) -> dict[str, float]:
-        """By scheme: the weights of a product for each byte that the kernel holds."""
+    def weight_bytes(self) -> dict[str, float]:
+        """By scheme: bytes that the kernel holds for each weight of a product."""
         ratios: dict[str, list[float]] = {}
         for p in self.calibration.products:
-            ratios.setdefault(p.scheme, []).append(p.inner * p.outer / p.bytes)
+            ratios.setdefault(p.scheme, []).append(p.bytes / (p.inner * p.outer))
         return {scheme: statistics.median(values) for scheme, values in ratios.items()}
 
-    def kept(self, scheme: str, rows: int, weights: float, cached: float) -> float:
-        """The share of a step's weights that caches save: what they keep of it from step to step
-        costs next to nothing, as far as the products wait for memory.
+    def waiting(self, scheme: str, among: float) -> float:
+        """Seconds of waiting for a weight of a step that reads `among` bytes."""
+        return self.weight_bytes[scheme] * self.byte_seconds(among)
 
-        weights: that the step reads. cached: bytes of keys and values that it reads as well.
-        """
-        if rows > FEW_ROWS or not weights:
-            return 0.0
-        every = weights / self._weights_per_byte[scheme] + cached
-        saved = min(self._saved(every) / every, 1.0)
-        measured = {p.rows for p in self.calibration.products if p.scheme == scheme}
-        rates = {r: self.weight_rate(scheme, r) for r in measured if r <= FEW_ROWS}
-        return saved * memory_exponent(between(rates, rows), self.speed.read)
-
-    def _saved(self, size: float) -> float:
-        """Bytes of a block of this size, read again and again, that memory need not give: the
-        block is read as fast as if it were shorter by so many. Linear in log(size)."""
+    def byte_seconds(self, size: float) -> float:
+        """Seconds of a byte of a block of this size that is read again and again: a part of it is
+        still in the caches. 0: no part. Linear in log(size)."""
         points = sorted(self.calibration.bandwidth, key=lambda p: p.bytes)
-        if not points:
-            return 0.0
-        beside = [(p.speed or self.speed).read for p in points]
-        saved = [
-            max(0.0, p.bytes * (1 - memory / p.read))
-            for p, memory in zip(points, beside, strict=True)
-        ]
-        return float(np.interp(math.log(size), [math.log(p.bytes) for p in points], saved))
+        if not points or not size:
+            return 1 / self.speed.read
+        shares = [min(1.0, (p.speed or self.speed).read / p.read) for p in points]
+        sizes = [math.log(p.bytes) for p in points]
+        return float(np.interp(math.log(size), sizes, shares)) / self.speed.read
 
     # ------------------------------------------------------------------------ attention
 
@@ -243,17 +233,28 @@ class Curves:
         return point.seconds / drift.slower(point.speed, self.speed)
 
     def attention(
-        self, config: ModelConfig, cache: str, rows: int, queries: int, depth: int, cached: int
+        self,
+        config: ModelConfig,
+        cache: str,
+        rows: int,
+        queries: int,
+        depth: int,
+        cached: int,
+        among: float = 0.0,
     ) -> float:
         """Seconds of one layer's attention of `queries` positions after `depth`. cached: bytes of
-        the keys and values before them."""
+        the keys and values before them. among: bytes that the whole step reads, these included."""
         fits = self._step_attention if queries == 1 else self._chunk_attention
         if cache not in fits:
             raise UsageError(f"--kv_cache {cache} was not calibrated; {', '.join(fits)} were")
         heads = config.num_heads, config.num_kv_heads, config.head_dim
         none = Speed(self.speed.read, self.speed.multiply)
         point = AttentionPoint(cache, rows, queries, depth, *heads, cached, 0.0, none)
-        return fits[cache](_step_terms(point) if queries == 1 else _chunk_terms(point))
+        if queries > 1:
+            return fits[cache](_chunk_terms(point))
+        # It computes and waits in turn (docs/LOG.md), and alone it waited as STREAMED bytes do.
+        waiting = self.byte_seconds(among) - self.byte_seconds(STREAMED)
+        return max(fits[cache](_step_terms(point)) + cached * waiting, SHORTEST)
 
     # ------------------------------------------------------------------------ rest and draws
 

@@ -20,17 +20,17 @@ ROUTER_BYTES = 10  # of each of a router's weights: 2 are read, 4 written as flo
 
 
 def products(
-    curves: Curves, config: ModelConfig, scheme: str, rows: int, fused: bool, kept: float = 0.0
+    curves: Curves, config: ModelConfig, scheme: str, rows: int, fused: bool, among: float = 0.0
 ) -> float:
     """Seconds of all layers' products. fused: whether a step is one op, so that an expert's
-    products cost no call. kept: the share of the weights that caches save."""
+    products cost no call. among: bytes that the step reads."""
     shapes = config.one_of_each_kind().linear_shapes()
     total = 0.0
     for number, layers in enumerate(config.kinds_of_layers()):
         own = {n: s for n, s in shapes.items() if n.startswith(f"layers.{number}.")}
         for name, (outer, inner) in own.items():
             if ".experts." not in name:
-                total += layers * curves.product(scheme, rows, inner, outer, False, kept)
+                total += layers * curves.product(scheme, rows, inner, outer, False, among)
             elif ".experts.0." in name:
                 total += layers * _experts(curves, config, scheme, rows, (outer, inner), fused)
     return total

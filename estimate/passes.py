@@ -8,7 +8,9 @@ The parts come from estimate/curves.py: what attention, norms, gates and the dra
 products take in a model, where others have used the caches in between, is fitted to the steps and
 prompts of the calibration models: for each scheme and number of rows, seconds for every weight, for
 every output (results are summed, scaled and written), for every input (activations are read, and
-rounded for some schemes), for every layer, and for the pass.
+rounded for some schemes), for every layer, and for the pass (estimate/placing.py). A step waits for
+memory as long as a block takes that has as many bytes as the step reads: the last part of it that
+caches still hold comes from there.
 """
 
 import math
@@ -24,8 +26,9 @@ from devices import prefill_chunk
 from estimate import layers
 from estimate.calibration import Calibration, Speed, WholePoint
 from estimate.calibration_models import MODELS
-from estimate.curves import SHORTEST, Curves, Fit, fit
+from estimate.curves import SHORTEST, Curves, fit
 from estimate.drift import Drift, by_rate, learned
+from estimate.placing import Placed, fit_steps
 from kv_cache import CACHES
 from models.config import ModelConfig
 
@@ -144,9 +147,9 @@ class CalibratedMachine:
         filled = depth + 1 if tokens == 1 else depth
         window = min(filled, config.sliding_window or filled)
         cached = _cache_bytes(config, cache, rows, window, self.calibration.precision)
-        kept = curves.kept(scheme, rows, _weights(config), L * cached) if tokens == 1 else 0.0
-        products = layers.products(curves, config, scheme, rows * tokens, fused, kept)
-        attention = L * curves.attention(config, cache, rows, tokens, window, cached)
+        among = curves.weight_bytes[scheme] * _weights(config) + L * cached if fused else 0.0
+        products = layers.products(curves, config, scheme, rows * tokens, fused, among)
+        attention = L * curves.attention(config, cache, rows, tokens, window, cached, among)
         if tokens == 1:
             attention *= _of(self.behind_depth, scheme, rows, default=1.0)
         rest = layers.gates(curves, config, rows * tokens, fused)
@@ -154,7 +157,7 @@ class CalibratedMachine:
             rest += L * curves.layer_rest(layers.gated(config), rows * tokens)
         if logits:
             D, V = config.dim, config.vocab_size
-            products += curves.product(scheme, logits, D, V, called=False, kept=kept)
+            products += curves.product(scheme, logits, D, V, called=False, among=among)
             rest += curves.draw(logits, config.vocab_size, greedy)
         in_pass = scheme, rows * tokens
         fixed = L * _of(self.layer, *in_pass) + _of(self.once, *in_pass)
@@ -211,12 +214,9 @@ class CalibratedMachine:
 
     def _place(self, points: Sequence[WholePoint]) -> None:
         """Fit what products, layers and passes take in a model to these steps, or prompts."""
-        placed = {key: self._fitted(group) for key, group in _by_rows(points).items()}
-        self.once |= {key: fit.coefficients[4] for key, fit in placed.items()}
-        self.layer |= {key: fit.coefficients[3] for key, fit in placed.items()}
-        self.curves.in_place |= {
-            key: Fit(fit.coefficients[:3], fit.scatter) for key, fit in placed.items()
-        }
+        for key, group in _by_rows(points).items():
+            placed, self.layer[key], self.once[key] = self._fitted(group)
+            self.curves.in_place[key] = placed
 
     def _place_attention(self, points: Sequence[WholePoint]) -> None:
         """Fit how many times as long attention takes in a model as alone to steps behind depth."""
@@ -240,25 +240,28 @@ class CalibratedMachine:
             for some in works.values()
         ]
 
-    def _fitted(self, points: Sequence[WholePoint]) -> Fit:
-        """Seconds for each weight, output, input, layer and pass, by least squares of the relative
+    def _fitted(self, points: Sequence[WholePoint]) -> tuple[Placed, float, float]:
+        """What products take in a model, a layer and a pass, by least squares of the relative
         error."""
-        terms, seconds, wholes = [], [], []
+        curves = self.curves
+        terms, seconds, wholes, waits = [], [], [], []
         for point, whole in self._rounds(points):
             config, step = MODELS[point.model], point.tokens == 1
             beside = self._beside_products(point)
             shapes = config.linear_shapes()
             if not step:  # its output layer is that of a step of as many rows
                 outer, inner = shapes.pop("output")
-                beside += self.curves.product(point.scheme, point.rows, inner, outer, called=False)
+                beside += curves.product(point.scheme, point.rows, inner, outer, called=False)
             each = shapes.values()
             weights, outputs = float(sum(n * k for n, k in each)), sum(n for n, _ in each)
-            if step:
-                weights *= 1 - self.curves.kept(point.scheme, point.rows, weights, 0.0)
+            waits.append(curves.waiting(point.scheme, weights * curves.weight_bytes[point.scheme]))
             terms.append([weights, outputs, sum(k for _, k in each), config.num_layers, 1.0])
             wholes.append(whole)
             seconds.append(max(whole - beside, SHORTEST))
-        return fit(terms, seconds, wholes)
+        if points[0].tokens > 1:
+            weight, *ends, layer, once = fit(terms, seconds, wholes).coefficients
+            return Placed(weight, None, *ends), layer, once
+        return fit_steps(terms, waits, seconds, wholes)
 
     def _beside_products(self, point: WholePoint) -> float:
         """Seconds of a calibration model's attention, norms, gates and draw."""

@@ -94,7 +94,15 @@ ROOMS = {
         {"measure", "saved_model"},
     ),
     "estimate": (
-        {"calibration_models", "datasheets", "blocks", "headings", "recording", "resident"},
+        {
+            "calibration_models",
+            "datasheets",
+            "blocks",
+            "headings",
+            "placing",
+            "recording",
+            "resident",
+        },
         {"calibration", "counting", "own_results", "tables"},
         {"findings"},
         {"audit_energy"},

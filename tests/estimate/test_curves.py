@@ -1,7 +1,9 @@
 """Curves and passes against a machine whose law is known (tests/estimate/invented.py)."""
 
 import dataclasses
+import math
 
+import numpy as np
 import pytest
 
 from estimate.calibration import BandwidthPoint, DrawPoint, Speed, WholePoint
@@ -144,49 +146,62 @@ def test_attention_in_a_model_takes_longer_than_alone():
         assert seconds == pytest.approx(whole(config, scheme, rows), rel=0.02)
 
 
-KEPT = 12 << 20  # bytes of weights that an invented cache keeps from step to step
+# Bytes of a block, and how many times as fast as memory it is read.
+CACHED = ((16 << 20, 4.0), (64 << 20, 2.0), (1 << 30, 1.0))
 
 
-def with_cache(bytes_kept=KEPT):
-    """The invented machine with a cache that keeps some of whatever is read again and again."""
-    bandwidth = [
-        BandwidthPoint(size, size / max(size - bytes_kept, size / 8) * invented.MEMORY, 0.0)
-        for size in (16 << 20, 64 << 20, 1 << 30)
-    ]
-    calibration = invented.calibration(bandwidth=bandwidth)
+def with_cache(steep, arithmetic):
+    """The invented machine with a cache, of whose steps each weight takes `arithmetic` seconds and
+    waits for memory, joined by the norm `steep`."""
+    calibration = invented.calibration(
+        bandwidth=[BandwidthPoint(n, times * invented.MEMORY, 0.0) for n, times in CACHED]
+    )
     wholes = [
-        dataclasses.replace(p, seconds=p.seconds - saved(p.rows * p.tokens, bytes_kept))
+        dataclasses.replace(
+            p, seconds=cached_step(MODELS[p.model], p.scheme, p.rows, p.depth, steep, arithmetic)
+        )
+        if p.tokens == 1
+        else p
         for p in calibration.wholes
     ]
     return dataclasses.replace(calibration, wholes=wholes)
 
 
-def saved(rows, bytes_kept=KEPT):
-    """Seconds of a step in which the cache gives what memory would have given."""
-    return invented.IN_PLACE * bytes_kept / invented.MEMORY if rows <= 16 else 0.0
+def cached_step(config, scheme, rows, depth, steep, arithmetic):
+    weights = sum(n * k for n, k in config.linear_shapes().values())
+    size = invented.BITS[scheme] / 8
+    share = np.interp(
+        math.log(size * weights), [math.log(n) for n, _ in CACHED], [1 / t for _, t in CACHED]
+    )
+    waiting = share * size / invented.MEMORY
+    joined = (arithmetic**steep + waiting**steep) ** (1 / steep)
+    stock = invented.IN_PLACE * weights * size / invented.MEMORY
+    return invented.whole(config, scheme, rows, 1, depth) - stock + weights * joined
 
 
+@pytest.mark.parametrize("steep, arithmetic", [(1.0, 5e-12), (2.0, 2e-11), (3.0, 1e-11)])
 @pytest.mark.parametrize("scheme", invented.BITS)
-def test_a_cache_keeps_a_part_of_the_weights(scheme):
-    """It saves every step the same seconds: of a small model's a larger part."""
-    machine = CalibratedMachine(with_cache())
+def test_what_a_step_waits_for_is_what_caches_do_not_hold(scheme, steep, arithmetic):
+    """By how many bytes it reads, and by whether the kernel computes meanwhile."""
+    machine = CalibratedMachine(with_cache(steep, arithmetic))
     small = dataclasses.replace(preset("Llama-3.2-1B").with_layers(1), vocab_size=8192)
-    for config in (small, preset("Llama-3.2-1B")):
-        expected = invented.whole(config, scheme, 1, 1, 0) - saved(1)
+    for config in (small, preset("TinyLlama-1.1B-Chat-v1.0")):
         seconds = machine.step(config, scheme, "dense", 1, 0).seconds
-        assert seconds == pytest.approx(expected, rel=0.004)
+        expected = cached_step(config, scheme, 1, 0, steep, arithmetic)
+        assert seconds == pytest.approx(expected, rel=0.02)
 
 
-def test_what_a_cache_keeps_is_shared_with_keys_and_values():
-    """As many bytes of them as of the weights: half of what is kept is weights."""
-    curves = Curves(with_cache())
-    alone = curves.kept("none", 1, 1e8, 0.0)
-    assert alone == pytest.approx(KEPT / 2e8, rel=1e-3)
-    assert curves.kept("none", 1, 1e8, 2e8) == pytest.approx(alone / 2, rel=1e-3)
-    assert curves.kept("none", 2, 1e8, 0.0) == pytest.approx(
-        alone
-    )  # between rows that were measured
-    assert curves.kept("none", 128, 1e8, 0.0) == 0  # bound by arithmetic
+def test_keys_and_values_wait_as_the_whole_step_does():
+    """Memory gives 50 GB/s, and a block of 64 MiB is read at twice that; alone, attention is
+    measured with 128 MiB."""
+    curves = Curves(with_cache(1.0, 5e-12))
+    assert curves.byte_seconds(64 << 20) == pytest.approx(1 / 100e9)
+    assert curves.byte_seconds(0) == curves.byte_seconds(1 << 30) == pytest.approx(1 / 50e9)
+    config = preset("Llama-3.2-1B")
+    few, many = (
+        curves.attention(config, "dense", 1, 1, 8192, 1 << 20, among=n) for n in (64 << 20, 0)
+    )
+    assert many - few == pytest.approx((1 << 20) / 100e9)
 
 
 def test_a_round_that_was_disturbed_does_not_count():

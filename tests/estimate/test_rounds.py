@@ -12,8 +12,8 @@ WARM, COLD = 1e-3, 4e-3  # seconds of a step of the invented model
 
 
 class Machine:
-    """A generator, and the probe beside it, of a processor whose caches take SETTLING_STEPS steps to
-    hold the model again after a reading of memory."""
+    """A generator, and the probe beside it, of a processor whose caches take SETTLING_STEPS steps
+    to hold the model again after a reading of memory."""
 
     device = torch.device("cpu")
     caches = ()
