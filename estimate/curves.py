@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from scipy.optimize import nnls
 
 from errors import UsageError
 from estimate.calibration import (
@@ -30,7 +29,7 @@ from estimate.calibration import (
     Speed,
 )
 from estimate.drift import by_rate
-from estimate.placing import Placed
+from estimate.placing import Placed, least_squares
 from models.config import ModelConfig
 
 SHORTEST = 1e-9  # seconds of a product: a fit may give none of a small one
@@ -61,10 +60,7 @@ def fit(
     measured = np.asarray(seconds, dtype=float)
     unit = measured if relative_to is None else np.asarray(relative_to, dtype=float)
     matrix = np.asarray(terms, dtype=float) / unit[:, None]
-    scale = np.abs(matrix).max(0)
-    scale[scale == 0] = 1.0
-    solved, _ = nnls(matrix / scale, measured / unit)
-    coefficients = solved / scale
+    coefficients, _ = least_squares(matrix, measured / unit)
     ratios = np.maximum(matrix @ coefficients * unit / measured, 1e-12)
     return Fit(tuple(map(float, coefficients)), float(np.std(np.log(ratios))))
 
@@ -186,12 +182,18 @@ class Curves:
     def byte_seconds(self, size: float) -> float:
         """Seconds of a byte of a block of this size that is read again and again: a part of it is
         still in the caches. 0: no part. Linear in log(size)."""
-        points = sorted(self.calibration.bandwidth, key=lambda p: p.bytes)
-        if not points or not size:
+        if not self._blocks or not size:
             return 1 / self.speed.read
-        shares = [min(1.0, (p.speed or self.speed).read / p.read) for p in points]
-        sizes = [math.log(p.bytes) for p in points]
+        sizes, shares = zip(*self._blocks, strict=True)
         return float(np.interp(math.log(size), sizes, shares)) / self.speed.read
+
+    @cached_property
+    def _blocks(self) -> list[tuple[float, float]]:
+        """By size: log(bytes) of a block, and its seconds for a byte ÷ those of memory."""
+        points = sorted(self.calibration.bandwidth, key=lambda p: p.bytes)
+        return [
+            (math.log(p.bytes), min(1.0, (p.speed or self.speed).read / p.read)) for p in points
+        ]
 
     # ------------------------------------------------------------------------ attention
 

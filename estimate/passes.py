@@ -9,8 +9,7 @@ products take in a model, where others have used the caches in between, is fitte
 prompts of the calibration models: for each scheme and number of rows, seconds for every weight, for
 every output (results are summed, scaled and written), for every input (activations are read, and
 rounded for some schemes), for every layer, and for the pass (estimate/placing.py). A step waits for
-memory as long as a block takes that has as many bytes as the step reads: the last part of it that
-caches still hold comes from there.
+each byte as long as a block of as many bytes is read: caches hold a part of either.
 """
 
 import math

@@ -40,6 +40,14 @@ def joined(one: float, other: np.ndarray | float, steep: float) -> np.ndarray | 
     return longer * ((one / longer) ** steep + (other / longer) ** steep) ** (1 / steep)
 
 
+def least_squares(matrix: np.ndarray, measured: np.ndarray) -> tuple[np.ndarray, float]:
+    """The coefficients of the matrix's columns, none below zero, and the error that is left."""
+    scale = np.abs(matrix).max(0)
+    scale[scale == 0] = 1.0
+    solved, error = nnls(matrix / scale, measured)
+    return solved / scale, float(error)
+
+
 def fit_steps(
     terms: Sequence[Sequence[float]],
     waits: Sequence[float],
@@ -56,13 +64,11 @@ def fit_steps(
     matrix = np.asarray(terms) / unit[:, None]
     measured, waiting = np.asarray(seconds) / unit, np.asarray(waits)
     weights, others = matrix[:, 0], matrix[:, 1:]
-    scale = np.abs(others).max(0)
 
     def rest(log_weight: float, steep: float) -> tuple[np.ndarray, float]:
         """Constants of the other terms, and the error that is left."""
         each = joined(float(np.exp(log_weight)), waiting, steep)
-        solved, error = nnls(others / scale, measured - each * weights)
-        return solved / scale, error
+        return least_squares(others, measured - each * weights)
 
     most = float(np.log((measured / weights).max()))
     best = min(
