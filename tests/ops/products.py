@@ -58,7 +58,7 @@ def work() -> None:
             copies = [first.clone() for _ in range(max(1, COLD_BYTES // first.nbytes))]
         x = torch.randn(rows, K, dtype=torch.bfloat16)
         multiply = plain.linear if FORMS[scheme] is None else partial(linear.linear, rows=N)
-        # The first pass is not counted: a process that has waited for its turn is slow for 10 ms.
+        # The first pass is not counted: a process that has waited for its turn is slow at first.
         for weight in copies:
             multiply(x, weight)
         start, count = time.perf_counter(), 0
