@@ -32,6 +32,7 @@ from kv_cache import CACHES
 from models.config import ModelConfig
 
 SHALLOW = 256  # positions: steps behind fewer spend next to no time on attention
+CLEAR = 0.2  # of a step: attention that takes less is lost in the scatter of the rest
 # What is expected before rounds tell. Prompts multiply; a part of what is read of arithmetic's
 # speed is the noise of short readings.
 PROMPT_DRIFT = Drift(0.0, 0.8)
@@ -171,7 +172,7 @@ class CalibratedMachine:
         slower = self._drift_between(scheme, rows, step).slower(now, then)
         attention = 1.0
         if parts.attention:
-            attention = by_rate(parts.cached / parts.attention, then.read).slower(now, then)
+            attention = self._attention_drift(parts, rows, step).slower(now, then)
         return Parts(
             slower * parts.products,
             attention * parts.attention,
@@ -182,12 +183,40 @@ class CalibratedMachine:
 
     def _drift_between(self, scheme: str, rows: int, step: bool) -> Drift:
         known = {r: d for (name, r, s), d in self._drifts.items() if (name, s) == (scheme, step)}
-        if not known:
-            return PROMPT_DRIFT
-        return Drift(
-            _along({r: d.memory for r, d in known.items()}, rows),
-            _along({r: d.arithmetic for r, d in known.items()}, rows),
-        )
+        return _drift_along(known, rows) if known else PROMPT_DRIFT
+
+    def _attention_drift(self, parts: Parts, rows: int, step: bool) -> Drift:
+        """How attention goes with speed: that of steps as deep steps of the calibration show, if it
+        has any; else as its rate of reading says."""
+        if step and self._attention_drifts:
+            return _drift_along(self._attention_drifts, rows)
+        return by_rate(parts.cached / parts.attention, self.curves.speed.read)
+
+    @cached_property
+    def _attention_drifts(self) -> dict[int, Drift]:
+        """By rows of steps behind depth: from the rounds of what they take beside their other
+        parts. Schemes are taken together, for attention is the same kernel in all of them."""
+        works: dict[int, dict[object, list[tuple[float, Speed]]]] = {}
+        rates: dict[int, list[float]] = {}
+        for p in self.quiet:
+            if p.kv_cache != "dense" or p.tokens > 1 or p.depth < SHALLOW:
+                continue
+            parts = self.step(MODELS[p.model], p.scheme, p.kv_cache, p.rows, p.depth)
+            others = self._drift_between(p.scheme, p.rows, step=True).slower(
+                p.speed, self.curves.speed
+            )
+            attention = p.seconds - others * (parts.seconds - parts.attention)
+            if attention > CLEAR * p.seconds:
+                works.setdefault(p.rows, {}).setdefault((p.scheme, p.model), []).append(
+                    (attention, p.speed)
+                )
+                rates.setdefault(p.rows, []).append(parts.cached / parts.attention)
+        return {
+            rows: learned(
+                list(each.values()), by_rate(statistics.median(rates[rows]), self.curves.speed.read)
+            )
+            for rows, each in works.items()
+        }
 
     @cached_property
     def _drifts(self) -> dict[tuple[str, int, bool], Drift]:
@@ -221,11 +250,13 @@ class CalibratedMachine:
         """Fit how many times as long attention takes in a model as alone to steps behind depth."""
         ratios = {}
         for key, group in _by_rows(points).items():
-            each = []
-            for work, seconds in self._rounds(group):
-                parts = self.step(MODELS[work.model], work.scheme, "dense", work.rows, work.depth)
-                each.append((seconds - parts.seconds + parts.attention) / parts.attention)
-            ratios[key] = max(0.0, statistics.fmean(each))
+            works: dict[str, list[float]] = {}
+            for p in group:
+                parts = self.step(MODELS[p.model], p.scheme, "dense", p.rows, p.depth)
+                now = self.at_speed(parts, p.speed, p.scheme, p.rows, step=True)
+                each = (p.seconds - now.seconds + now.attention) / now.attention
+                works.setdefault(p.model, []).append(each)
+            ratios[key] = max(0.0, statistics.fmean(map(statistics.median, works.values())))
         self.behind_depth |= ratios
 
     def _rounds(self, points: Sequence[WholePoint]) -> list[tuple[WholePoint, float]]:
@@ -356,6 +387,13 @@ def _of(
 ) -> float:
     known = {r: value for (name, r), value in values.items() if name == scheme}
     return _along(known, rows) if known else default
+
+
+def _drift_along(points: dict[int, Drift], at: int) -> Drift:
+    return Drift(
+        _along({rows: drift.memory for rows, drift in points.items()}, at),
+        _along({rows: drift.arithmetic for rows, drift in points.items()}, at),
+    )
 
 
 def _along(points: dict[int, float], at: int) -> float:

@@ -146,6 +146,38 @@ def test_attention_in_a_model_takes_longer_than_alone():
         assert seconds == pytest.approx(whole(config, scheme, rows), rel=0.02)
 
 
+@pytest.mark.parametrize("alike", [True, False])
+def test_attention_that_does_not_go_with_the_speed_of_memory(alike):
+    """Half of the rounds were measured at half of memory's speed. There products took twice as
+    long, and attention either twice as long, too, or as long as before."""
+    half = Speed(invented.MEMORY / 2, invented.ARITHMETIC)
+
+    def point(scheme, name, rows, speed):
+        config, times = MODELS[name], invented.MEMORY / speed.read
+        heads = config.num_heads, config.num_kv_heads, config.head_dim
+        attention = config.num_layers * invented.attention(rows, 1, 8193, *heads)
+        rest = invented.whole(config, scheme, rows, 1, 8192) - attention
+        seconds = times * rest + (times if alike else 1) * attention
+        return WholePoint(scheme, name, "dense", "cpu-step", rows, 1, 8192, seconds, speed)
+
+    calibration = invented.calibration()
+    shallow = [p for p in calibration.wholes if p.tokens == 1]
+    calibration.wholes.extend(
+        dataclasses.replace(p, seconds=2 * p.seconds, speed=half) for p in shallow
+    )
+    calibration.wholes.extend(
+        point(scheme, name, rows, speed)
+        for scheme in invented.BITS for name in DEEP for rows in (1, 4, 16)
+        for speed in 3 * (half, invented.SPEED)
+    )  # fmt: skip
+    machine, config = CalibratedMachine(calibration), preset("Llama-3.2-1B")
+    then = machine.curves.speed
+    now = invented.SPEED if then == half else half
+    step = machine.step(config, "none", "dense", 16, 8192)
+    ratio = machine.at_speed(step, now, "none", 16, step=True).attention / step.attention
+    assert ratio == pytest.approx(then.read / now.read if alike else 1.0, rel=0.05)
+
+
 # Bytes of a block, and how many times as fast as memory it is read.
 CACHED = ((16 << 20, 4.0), (64 << 20, 2.0), (1 << 30, 1.0))
 
