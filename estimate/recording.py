@@ -40,6 +40,9 @@ _ONLY_ALLOCATE |= {aten.new_empty_strided}
 # models of transformers ask is whether nothing is padded, or no sequences are packed into one.
 _YES = {(True, False): 1.0, (False, True): True, (False, False): 1}
 _PRODUCTS = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm}
+# Products of rows (R, K), sorted by experts, with the experts' weights (X, K, N); and what
+# transformers calls where torch has none.
+_GROUPED = {"aten._grouped_mm", "transformers.grouped_mm_fallback"}
 
 
 @dataclass(frozen=True)
@@ -167,6 +170,7 @@ class Recorder(TorchDispatchMode):
         self._read_shares = dict(read_shares or {})
         self._functions = _Functions(self)
         given = [*module.parameters(), *module.buffers(), *tree_leaves(inputs)]
+        self._tokens = next((t.numel() for t in tree_leaves(inputs) if _holds_tokens(t)), 0)
         self._known = [s for tensor in given for s in storages(tensor)]  # held: ids stay theirs
         self._known_ids = {id(storage) for storage in self._known}
         weights = (s for parameter in module.parameters() for s in storages(parameter))
@@ -342,10 +346,23 @@ class Recorder(TorchDispatchMode):
         elif packet in _WRITE_ROWS:
             read = sum(map(tensor_bytes, taken[1:]))
             written = max(map(tensor_bytes, taken[1:]), default=0)
+        elif str(packet) in _GROUPED:
+            left, right = taken[:2]
+            kind, rows, (experts, inner, outer) = "linear", len(left), right.shape
+            flops = 2.0 * rows * inner * outer
+            unread = 1 - self._chosen(rows, experts) / experts
+            read -= round(unread * tensor_bytes(right))
         numbers = next((t for t in (*made, *taken)), None)
         format = dtype_name(numbers) if numbers is not None else ""
         name = str(packet)
         return Work(name, kind, format, rows, inner, outer, flops, read, written, 1)  # type: ignore[arg-type]
+
+    def _chosen(self, rows: int, experts: int) -> float:
+        """How many experts the tokens choose on average: each one rows ÷ tokens different ones, or
+        one where the inputs hold no tokens."""
+        tokens = self._tokens if self._tokens and rows % self._tokens == 0 else rows
+        each = min(rows // max(tokens, 1), experts)
+        return experts * (1 - (1 - each / experts) ** tokens)
 
     # ------------------------------------------------------------------------ what is alive
 
@@ -393,6 +410,10 @@ class _Functions(TorchFunctionMode):
             x, weight, bias = (*args, *(kwargs[k] for k in ("bias",) if k in kwargs), None)[:3]
             return self.recorder.linear(x, weight, bias, weight.shape)
         return func(*args, **kwargs)
+
+
+def _holds_tokens(leaf: object) -> bool:
+    return isinstance(leaf, Tensor) and leaf.dtype == torch.long
 
 
 def storages(tensor: object) -> Iterator[Any]:

@@ -388,3 +388,20 @@ def test_ranks_share_each_expert():
     whole, half = (count_model(MIXED, tp=tp).weight_bytes for tp in (1, 2))
     embedding_and_experts = 2 * (2 * 256 * 64 + 3 * 8 * 3 * 96 * 64)
     assert whole - half == pytest.approx(embedding_and_experts / 2, rel=0.1)
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 200])
+def test_experts_of_transformers_are_products_and_are_read_as_often_as_they_are_chosen(tokens):
+    pytest.importorskip("transformers")
+    fields = {"model_type": "mixtral", "hidden_size": 64, "intermediate_size": 96, "vocab_size": 256,
+              "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+              "num_local_experts": 8, "num_experts_per_tok": 2}  # fmt: skip
+    count = count_config(fields, tokens=tokens)
+    experts = [work for work in count.of_kind("linear") if work.rows == 2 * tokens]
+    # Each token goes through two experts, of 2 · 96 and 96 columns.
+    assert sum(work.flops for work in experts) == 2 * 3 * tokens * 2 * 3 * 64 * 96
+    chosen = 8 * (1 - (1 - 2 / 8) ** tokens)
+    inputs = sum(work.calls * work.rows * work.inner * 2 for work in experts)
+    weights = sum(work.bytes_read for work in experts) - inputs
+    ends = sum(work.calls for work in experts) * 8 * 4  # where each expert's rows end
+    assert weights - ends == pytest.approx(3 * chosen * 3 * 64 * 96 * 2, abs=len(experts))
