@@ -161,7 +161,11 @@ DATASHEETS = {
 }  # fmt: skip
 
 
-_MAKERS = ("nvidia", "amd", "geforce", "instinct", "rtx")  # words that people leave out
+# Words that people leave out, or add.
+_MAKERS = ("nvidia", "amd", "geforce", "instinct", "rtx", "tesla", "hgx", "oam", "gpu", "graphics")
+_ONE_FORM = ("H200", "B200", "MI300X")  # of which there is no other card than the one that is named
+_MEMORY = re.compile(r"[\s(-]*\b(\d+)\s*Gi?B\b\)?", re.IGNORECASE)
+_AS_MUCH = 0.08  # GB are 1e9 bytes or 2**30, and a B200 of 180 GB is sold as 192, too
 
 
 def find(name: str) -> Datasheet:
@@ -181,21 +185,32 @@ def find(name: str) -> Datasheet:
 
 
 def known(name: str) -> Datasheet | None:
-    """The datasheet of a device by its name or a short form; None if there is none."""
-    without_memory = re.sub(r"[\s(-]*\d+\s*Gi?B\b\)?", " ", name, flags=re.IGNORECASE)
-    for spelled in (name, without_memory):
-        plain = _plain(spelled)
-        for sheet in DATASHEETS.values():
-            if plain in {_plain(spelling) for spelling in _spellings(sheet)}:
+    """The datasheet of a device by its name or a short form; None if there is none, also where the
+    name says another size of memory."""
+    said = _MEMORY.search(name)
+    sheets = [s for s in DATASHEETS.values() if said is None or _has(s, float(said[1]) * G)]
+    for without in (False, True):
+        plain = _plain(name, without)
+        for sheet in sheets:
+            if plain in {_plain(spelling, without) for spelling in _spellings(sheet)}:
                 return sheet
     return None
 
 
+def _has(sheet: Datasheet, memory: float) -> bool:
+    sizes = memory, memory * 2**30 / G
+    return any(abs(size / sheet.memory - 1) < _AS_MUCH for size in sizes)
+
+
 def _spellings(sheet: Datasheet) -> tuple[str, ...]:
-    return (sheet.name, *sheet.aliases)
+    one_form = tuple(f"{alias} SXM" for alias in sheet.aliases if alias in _ONE_FORM)
+    return (sheet.name, *sheet.aliases, *one_form)
 
 
-def _plain(name: str) -> str:
-    """Letters and digits alone, without the maker."""
-    words = "".join(c if c.isalnum() else " " for c in name.lower()).split()
+def _plain(name: str, without_memory: bool = False) -> str:
+    """Letters and digits alone, without the maker; SXM4 and SXM5 are SXM."""
+    name = _MEMORY.sub(" ", name) if without_memory else name
+    name = re.sub(r"sxm\d?", " sxm ", name.lower())
+    name = re.sub(r"\brtx(?=[a-z]?\d)", "", name)
+    words = "".join(c if c.isalnum() else " " for c in name).split()
     return "".join(word for word in words if word not in _MAKERS)

@@ -64,7 +64,7 @@ def predicted(asked: Asked, all_schemes: bool, what_fits: str | None) -> tuple[s
 
 
 def _predicted(asked: Asked, all_schemes: bool, what_fits: str | None) -> tuple[str, object]:
-    memory = bytes_of(what_fits) if what_fits else None
+    memory = None if what_fits is None else bytes_of(what_fits)
     environment.use_threads(RunConfig())
     from compare.figures import estimating
     from compare.output import estimate_tables as tables
@@ -118,6 +118,6 @@ def bytes_of(text: str) -> float:
     """24GB, 24 GiB or 25769803776 as bytes. Raises UsageError."""
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*", text)
     unit = UNITS.get(match[2].lower()) if match else None
-    if match is None or unit is None or not 1 <= float(match[1]) * unit < MOST_BYTES:
+    if match is None or unit is None or not 1e6 <= float(match[1]) * unit < MOST_BYTES:
         raise UsageError(f"--what_fits takes a size such as 24GB or 80GiB; given: {text!r}")
     return float(match[1]) * unit

@@ -64,6 +64,10 @@ def test_an_a100_of_each_form(name, bandwidth, memory, power, of_two, of_four):
         ("A100 PCIe", "NVIDIA A100 80GB PCIe"),
         ("NVIDIA A100 PCIe 80 GB", "NVIDIA A100 80GB PCIe"),
         ("a100 40gb pcie", "NVIDIA A100-PCIE-40GB"),
+        ("A100 40 GB SXM", "NVIDIA A100-SXM4-40GB"),
+        ("A100-PCIe 40GB", "NVIDIA A100-PCIE-40GB"),
+        ("A100sxm4", "NVIDIA A100-SXM4-80GB"),
+        ("Tesla A100 SXM4 40GB", "NVIDIA A100-SXM4-40GB"),
     ],
 )
 def test_which_a100_is_meant(said, name):
@@ -75,6 +79,32 @@ def test_which_a100_is_meant(said, name):
 )
 def test_names_are_found_however_they_are_spelled(name):
     assert known(name).name == "NVIDIA RTX A6000"
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ("H100 SXM5", "NVIDIA H100 80GB HBM3"),
+        ("NVIDIA H100-SXM5-80GB", "NVIDIA H100 80GB HBM3"),
+        ("H100 80GB", "NVIDIA H100 80GB HBM3"),
+        ("H100 80GB PCIe", "NVIDIA H100 PCIe"),
+        ("H200 SXM 141GB", "NVIDIA H200"),
+        ("B200 192GB", "NVIDIA B200"),
+        ("HGX B200", "NVIDIA B200"),
+        ("AMD Instinct MI300X OAM", "AMD Instinct MI300X"),
+        ("rtx3090", "NVIDIA GeForce RTX 3090"),
+        ("rtxa5000", "NVIDIA RTX A5000"),
+        ("RTX 4090 24 GB", "NVIDIA GeForce RTX 4090"),
+    ],
+)
+def test_the_forms_in_which_shops_and_clouds_name_cards(said, name):
+    assert find(said).name == name
+
+
+@pytest.mark.parametrize("said", ["H100 96GB", "A6000 24GB", "A100 64GB", "RTX 3090 12 GB"])
+def test_a_card_of_another_size_is_not_taken_for_it(said):
+    with pytest.raises(UsageError, match="no datasheet; nearest: "):
+        find(said)
 
 
 def test_an_unknown_device_names_the_nearest_and_how_to_calibrate():
