@@ -10,7 +10,8 @@ row, or more than half of them: then the others are listed.
 
 from collections.abc import Callable, Iterator, Sequence
 
-from estimate.audit_energy import energy_findings
+from estimate.audit_energy import cards, energy_findings
+from estimate.datasheets import known
 from estimate.findings import NAMED, Finding, Pair, common, is_most, name_of, named, pairs_of
 from estimate.headings import COLUMNS
 from estimate.tables import Number, Table
@@ -24,19 +25,21 @@ def audit(table: Table) -> list[Finding]:
     findings = [*_throughput(table), *energy_findings(table)]
     for quantity in table.titles:
         findings += [*_missing(table, quantity), *_errors(table, quantity)]
-    findings += _copies(table)
+    findings += [*_copies(table), *_too_large(table)]
     for quantity in table.titles:
         findings += _digits(table, quantity)
     return findings
 
 
 def _missing(table: Table, quantity: str) -> Iterator[Finding]:
-    """Figures that are negative, and cells without one."""
+    """Figures that are zero or negative, and cells without one."""
     for column in COLUMNS[:2]:
         figures = [(row, getattr(row.cell(quantity), column)) for row in table.rows]
-        if all(figure is None for _, figure in figures):
+        if (quantity, column) not in table.columns:
             continue
+        zero = [row for row, figure in figures if figure and not figure.value]
         for what, wrong, rows in (
+            ("zero", True, [] if quantity == "energy" else zero),
             ("negative", True, [row for row, figure in figures if figure and figure.value < 0]),
             ("no number", False, [row for row, figure in figures if figure is None]),
         ):
@@ -237,11 +240,12 @@ def _errors(table: Table, quantity: str) -> Iterator[Finding]:
     best = max(DEFINITIONS, key=lambda d: sum(_within(x, DEFINITIONS[d](m, e))
                                               for _, m, e, x in whole))  # fmt: skip
     away = [row for row, m, e, x in whole if not _within(x, DEFINITIONS[best](m, e))]
+    rest = f", in the others it is {best}" if len(away) < len(whole) else ""
     yield Finding(
         name,
         True,
-        f"in {counted(len(away), 'row')} of {len(whole)} it follows from no definition, in the "
-        f"others it is {best}: {', '.join(f'{row.model} (line {row.line})' for row in away[:3])}",
+        f"in {counted(len(away), 'row')} of {len(whole)} it follows from no definition{rest}: "
+        f"{', '.join(f'{row.model} (line {row.line})' for row in away[:3])}",
     )
 
 
@@ -264,6 +268,24 @@ def _copies(table: Table) -> Iterator[Finding]:
                 f"it is the runtime's error in all {len(pairs)} rows: this column was computed "
                 "from the runtime, and tests nothing more",
             )
+
+
+def _too_large(table: Table) -> Iterator[Finding]:
+    """Memories that the card does not have."""
+    for column in COLUMNS[:2]:
+        more: dict[str, list[str]] = {}
+        for row in table.rows:
+            number = getattr(row.cell("memory"), column)
+            count, card = cards(row.device)
+            sheet = known(card)
+            if number and sheet:
+                has = sheet.memory * count
+                if table.gibibytes(number).low * (1 << 30) > has:
+                    of = f"the {has / (1 << 30):.1f} GiB of {row.device}"
+                    more.setdefault(of, []).append(f"{row.model} (line {row.line})")
+        for of, rows in more.items():
+            text = f"it is more than {of} in {counted(len(rows), 'row')}: {', '.join(rows[:NAMED])}"
+            yield Finding(name_of(table, "memory", column), True, text)
 
 
 def _digits(table: Table, quantity: str) -> Iterator[Finding]:

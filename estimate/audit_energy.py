@@ -9,6 +9,8 @@ from estimate.headings import COLUMNS
 from estimate.tables import Table
 from text import counted
 
+OF_ONE = {"tokens": "a token", "sequences": "a sequence", "": "the whole pass"}
+
 
 def cards(device: str) -> tuple[int, str]:
     """The number of cards and the name of one: of "2 × NVIDIA RTX A5000" or "RTX A5000 x2"."""
@@ -28,6 +30,9 @@ def energy_findings(table: Table) -> Iterator[Finding]:
         return
     B, L = table.batch or 1, table.length or 1
     shares = {"tokens": B * L, "sequences": B, "positions": L, "": 1}
+    stated = table.energy_share
+    shares = {stated: shares[stated], **shares}
+    known_size = bool(table.tokens) or not stated
     for column in COLUMNS[:2]:
         by_device: dict[str, list[Pair]] = {}
         for row, energy, time in pairs_of(table, "energy", column):
@@ -43,27 +48,39 @@ def energy_findings(table: Table) -> Iterator[Finding]:
                 span = common(at_limit) if at_limit else None
                 if limit and span and (at_limit == spans or is_most(len(at_limit), len(spans))):
                     away = [p for p, s in zip(pairs, spans, strict=True) if not _holds(s, limit)]
-                    yield _constant(name, column, device, limit, span, share, len(pairs), away)
+                    yield _constant(
+                        name, column, device, limit, span, (share, stated), len(pairs), away
+                    )
                     break
             else:
-                spans = [(e.low * B * L / t.high, e.high * B * L / t.low) for _, e, t in pairs]
+                by = shares[stated]
+                spans = [(e.low * by / t.high, e.high * by / t.low) for _, e, t in pairs]
                 span = common(spans)
-                if span and len(pairs) > 2 and span[0] > 0 and table.tokens:
+                if span and len(pairs) > 2 and span[0] > 0 and known_size:
                     yield Finding(
                         name,
                         column == "measured",
-                        f"on {device} every row is one power, {_watts(span)}, × time ÷ tokens: a "
-                        "measured power would differ between models",
+                        f"on {device} every row is one power, {_watts(span)}, × time"
+                        f"{f' ÷ {stated}' if stated else ''}: a measured power would differ "
+                        "between models",
+                        device,
                     )
                 above = [r.model for (r, *_), (low, _) in zip(pairs, spans, strict=True)
                          if limit and low > limit * 1.02]  # fmt: skip
-                if above and table.tokens:
+                if above and known_size:
                     yield Finding(
                         name,
                         True,
                         f"{counted(len(above), 'row')} ({', '.join(above[:3])}) would need more "
                         f"than the {limit:g} W at which {device} is limited",
+                        device,
                     )
+
+
+def unmeasured(table: Table) -> set[str]:
+    """Devices of whose energies, called measured, the figures say that nobody measured them."""
+    findings = energy_findings(table)
+    return {f.device for f in findings if f.wrong and f.device and f.column.endswith("Measured")}
 
 
 def _constant(
@@ -72,11 +89,13 @@ def _constant(
     device: str,
     limit: float,
     span: tuple[float, float],
-    share: str,
+    shares: tuple[str, str],
     rows: int,
     away: Sequence[Pair],
 ) -> Finding:
-    """away: rows of which it does not hold."""
+    """shares: what the energies are of, and what their title says. away: rows of which it does not
+    hold."""
+    share, stated = shares
     what = f"power limit × time{f' ÷ {share}' if share else ''}"
     number = f"{'all ' if rows > 1 else ''}{counted(rows, 'row')}"
     if away:
@@ -85,9 +104,9 @@ def _constant(
     text += f": they have {_watts(span)} in common, and the limit is {limit:g} W"
     if column == "measured":
         text += "; nothing was measured, and it is an upper bound"
-    if share != "tokens":
-        text += f"; of {share or 'the whole pass'}, not of a token"
-    return Finding(name, column == "measured" or share != "tokens", text)
+    if share != stated:
+        text += f"; of {share or 'the whole pass'}, not of {OF_ONE[stated]}"
+    return Finding(name, column == "measured" or share != stated, text, device)
 
 
 def _holds(span: tuple[float, float], value: float) -> bool:

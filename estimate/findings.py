@@ -14,6 +14,7 @@ class Finding:
     column: str  # as the table has it: "Energy (J/token), Measured"
     wrong: bool  # or only worth knowing
     text: str
+    device: str | None = None  # of whose rows it is, where it is not of all of them
 
 
 def name_of(table: Table, quantity: str, column: str) -> str:

@@ -224,7 +224,12 @@ def counted_rows(table: Table, folder: Path | None = None) -> list[Counted]:
     rows = []
     for row in table.rows:
         if row.model not in demands:
-            fields = _fields(row.model, folder)
+            try:
+                fields = _fields(row.model, folder)
+            except QuantbenchError:
+                if any(cell.measured for cell in row.cells.values()):
+                    raise
+                continue  # a row of means
             count = count_config(
                 fields, table.batch, table.length, logits="all", precision=torch.float16,
                 cached=False, name=row.model,
@@ -232,8 +237,11 @@ def counted_rows(table: Table, folder: Path | None = None) -> list[Counted]:
             upcast = fields["model_type"] in UPCAST
             pass_of = (count, table.batch, table.length, fields["vocab_size"], upcast)
             demands[row.model] = demands_of(*pass_of, FORMS)
-        time, memory = row.cell("runtime").measured, row.cell("memory").measured
-        energy = row.cell("energy").measured
+        time, memory, energy = (
+            number if (number := row.cell(q).measured) and number.value > 0 else None
+            for q in ("runtime", "memory", "energy")
+        )
+        of_a_token = {"sequences": table.length, "": table.batch * table.length}
         rows.append(
             Counted(
                 row,
@@ -241,7 +249,9 @@ def counted_rows(table: Table, folder: Path | None = None) -> list[Counted]:
                 None if time is None else table.seconds(time).value,
                 None if memory is None else table.gibibytes(memory).value,
                 demands[row.model][FORM],
-                None if energy is None else table.joules(energy).value,
+                None
+                if energy is None
+                else table.joules(energy).value / of_a_token.get(table.energy_share, 1),
                 demands[row.model],
             )
         )

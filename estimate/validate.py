@@ -9,14 +9,13 @@ denominators: published tables divide by the estimate, which makes a large overe
 
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import files
 from errors import QuantbenchError
-from estimate.audit import audit
-from estimate.audit_energy import cards
+from estimate.audit_energy import cards, unmeasured
 from estimate.datasheets import find, known
 from estimate.own_results import SUFFIXES, figures, named
 from estimate.published import (
@@ -86,13 +85,13 @@ def of_tables(paths: Sequence[str | Path], device: str | None = None) -> list[Ca
     first card's models are estimated, too, though nobody measured them.
     """
     rows: list[Counted] = []
-    hollow: set[tuple[str, str]] = set()  # columns of energy that nobody measured
     for path in paths:
         for table in read(path):
-            if any(f.wrong and f.column.endswith("Measured") and "Energy" in f.column
-                   for f in audit(table)):  # fmt: skip
-                hollow.add((str(path), table.title))
-            rows += counted_rows(table, Path(path).parent)
+            hollow = unmeasured(table)
+            rows += [
+                replace(row, energy=None) if row.row.device in hollow else row
+                for row in counted_rows(table, Path(path).parent)
+            ]
     by_device: dict[str, list[Counted]] = {}
     for row in rows:
         by_device.setdefault(row.row.device, []).append(row)
@@ -102,42 +101,49 @@ def of_tables(paths: Sequence[str | Path], device: str | None = None) -> list[Ca
             f"{paths[0]}: to leave out a row and fit two constants to the others, a card needs "
             f"{AT_LEAST + 1} measured rows"
         )
-    own = enough[0]
+    own = min(enough, key=lambda rows: cards(rows[0].row.device)[0])  # of one card, if there is one
     constants = fitted(own, str(Path(paths[0]).name))
     alone = f"{own[0].row.device}, each row left out of its fit"
     cases = [
-        _case(row, alone, True, seconds, bool(hollow))
-        for row, seconds in zip(own, left_out(own), strict=True)
+        _case(row, alone, True, seconds) for row, seconds in zip(own, left_out(own), strict=True)
     ]
     cases += [
-        _case(row, f"{alone} and of the choice of its form", True, chosen[0], bool(hollow))
+        _case(row, f"{alone} and of the choice of its form", True, chosen[0])
         for row, chosen in zip(own, chosen_without(own), strict=True)
         if chosen
     ]
     cases += [
         _case(row, f"{row.row.device}, all rows in the fit", False,
-              constants.seconds(row.demand), bool(hollow))
+              constants.seconds(row.demand))
         for row in own
     ]  # fmt: skip
     others = [row for row in rows if row.row.device != own[0].row.device]
-    for row in others:
-        sheet = known(cards(row.row.device)[1])
-        seconds = constants.on(sheet).seconds(row.demand) if sheet else None
-        group = f"{row.row.device}, by the datasheets' ratio"
-        cases.append(_case(row, group, True, seconds, bool(hollow)))
+    cases += [_of_another(row, constants) for row in others]
     if device is not None:
         cases += [_elsewhere(row, constants, device) for row in own]
     return cases
 
 
-def _case(row: Counted, group: str, held_out: bool, seconds: float | None, hollow: bool) -> Case:
+def _of_another(row: Counted, constants: Constants) -> Case:
+    """A row of another card than that of the constants."""
+    count, card = cards(row.row.device)
+    if count > 1:  # nothing says how they share a pass
+        case = _case(row, f"{row.row.device}: several cards, not estimated", True, None)
+        return replace(case, estimated={})
+    if (sheet := known(card)) is None:
+        return _case(row, f"{card}, of which there is no datasheet", True, None)
+    group = f"{row.row.device}, by the datasheets' ratio"
+    return _case(row, group, True, constants.on(sheet).seconds(row.demand))
+
+
+def _case(row: Counted, group: str, held_out: bool, seconds: float | None) -> Case:
     measured: dict[str, float] = {}
     estimated = {"memory": float(row.demand.peak.allocated)}
     if row.seconds:
         measured |= {"runtime": row.seconds, "throughput": row.tokens / row.seconds}
     if row.memory:
         measured["memory"] = row.memory * (1 << 30)
-    if row.energy is not None and not hollow:
+    if row.energy is not None:
         measured["energy"] = row.energy
     if seconds:
         estimated |= _of_seconds(seconds, row.tokens, row.row.device)

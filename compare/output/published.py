@@ -9,6 +9,7 @@ from pathlib import Path
 
 from errors import UsageError
 from estimate.audit import audit
+from estimate.audit_energy import unmeasured
 from estimate.datasheets import find
 from estimate.tables import read
 from estimate.validate import as_json, of_results, of_tables, report
@@ -52,4 +53,11 @@ def validated(paths: Sequence[str], device: str | None = None) -> tuple[str, obj
     text = report(cases)
     if any("energy" in case.estimated and "energy" not in case.measured for case in cases):
         text += f"\n{UPPER_BOUND}\n"
+    left_out = {device: None for path in tables for table in read(path)
+                for device in sorted(unmeasured(table))}  # fmt: skip
+    if left_out:
+        text += (
+            f"\nEnergies that a table calls measured are left out for {', '.join(left_out)}: they "
+            "do not stand up to quantbench estimate audit.\n"
+        )
     return text, as_json(cases)

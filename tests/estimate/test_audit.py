@@ -369,3 +369,121 @@ def test_what_is_no_such_table_is_one_line(text, expected):
         for table in parse(text, "t.rst"):
             audit(table)
     assert expected in str(caught.value) and "\n" not in str(caught.value)
+
+
+def one_line(titles, rows, above="Input size 16 x 1024\n\n"):
+    """A table of Markdown with these titles."""
+    lines = ("| " + " | ".join(cells) + " |" for cells in [titles, ["-"] * len(titles), *rows])
+    return above + "\n".join(lines) + "\n"
+
+
+HONEST = ["Model", "Device", "Runtime measured (ms)", "Runtime estimated (ms)", "Runtime error"]
+FIGURES = [("a", 500.0, 550.0), ("b", 1000.0, 980.0), ("c", 2500.0, 2600.0)]
+
+
+def honest_rows(error="{:.2%}", factor=1.0, time="{:.2f}", name="{}", device=CARD):
+    return [
+        [name.format(m), device, time.format(t), time.format(e), error.format((e / t - 1) * factor)]
+        for m, t, e in FIGURES
+    ]
+
+
+@pytest.mark.parametrize("said", [{}, {"factor": 100, "error": "{:.2f}"}, {"error": "{:.4f}"}])
+def test_errors_are_per_cent_or_shares_as_they_fit(said):
+    (table,) = parse(one_line(HONEST, honest_rows(**said)))
+    assert table.rows[0].cell("runtime").error.value == pytest.approx(0.1)
+    assert audit(table) == []
+
+
+def test_an_error_that_follows_from_nothing_has_no_others():
+    rows = [[*row[:4], "77.00%"] for row in honest_rows()]
+    assert texts(parse(one_line(HONEST, rows))[0])["Runtime (ms), Error"] == (
+        "in 3 rows of 3 it follows from no definition: a (line 5), b (line 6), c (line 7)"
+    )
+
+
+def test_figures_with_an_exponent_are_read():
+    (table,) = parse(one_line(HONEST, honest_rows(time="{:.4e}")))
+    time = table.rows[1].cell("runtime").measured
+    assert (time.value, time.half) == (1000.0, pytest.approx(0.05))
+    assert audit(table) == []
+
+
+@pytest.mark.parametrize(
+    ("figure", "expected"), [("inf", "it is no number"), ("0.0", "it is zero")]
+)
+def test_a_column_without_any_figure_is_said(figure, expected):
+    (table,) = parse(one_line(HONEST, [[*row[:2], figure, *row[3:]] for row in honest_rows()]))
+    (finding,) = [f for f in audit(table) if f.column.endswith("Measured")]
+    assert finding.text.startswith(f"{expected} in 3 rows: a (line 5)")
+
+
+@pytest.mark.parametrize(
+    "above",
+    [
+        "Sequence length 1024, batch size 16",
+        "batch=16, seq_len=1024",
+        "Passes are of 16 sequences of 1024 tokens",
+        "Batch size: 16\n\nSequence length: 1,024",
+    ],
+)
+def test_the_tokens_of_a_pass_are_read_however_they_are_said(above):
+    (table,) = parse(one_line(HONEST, honest_rows(), f"{above}\n\n"))
+    assert (table.batch, table.length) == (16, 1024)
+
+
+@pytest.mark.parametrize(
+    "name", ["**{}**", "[{}](https://huggingface.co/{})", "`{} <https://x.org/{}>`_", "``{}``"]
+)
+def test_names_are_read_without_what_adorns_them(name):
+    adorned = name.replace("{}", CARD)
+    rows = [[name.replace("{}", row[0]), adorned, *row[2:]] for row in honest_rows()]
+    first = parse(one_line(HONEST, rows))[0].rows[0]
+    assert (first.model, first.device) == ("a", CARD)
+
+
+@pytest.mark.parametrize(
+    ("title", "factor"), [("RUNTIME {} (MS)", 1), ("Runtime {} (milliseconds)", 1),
+                          ("Runtime {} (s)", 1000)]
+)  # fmt: skip
+def test_units_of_time_in_other_words(title, factor):
+    titles = [*HONEST[:2], title.format("measured"), title.format("estimated"), HONEST[4]]
+    (table,) = parse(one_line(titles, honest_rows()))
+    seconds = table.seconds(table.rows[0].cell("runtime").measured)
+    assert seconds.value == pytest.approx(0.5 * factor)
+
+
+def energies(title, of):
+    """Measured energies of 150 to 250 W; of(joules of the pass) is what stands in the table."""
+    titles = [*HONEST, f"Energy measured ({title})", f"Energy estimated ({title})"]
+    rows = [
+        [*row, *(f"{of((150 + 50 * i) * float(row[column]) / 1e3):.6g}" for column in (2, 3))]
+        for i, row in enumerate(honest_rows())
+    ]
+    return parse(one_line(titles, rows))[0]
+
+
+@pytest.mark.parametrize(
+    ("title", "of"),
+    [("J", lambda joules: joules), ("J/token", lambda joules: joules / 16384),
+     ("J/sequence", lambda joules: joules / 16), ("mWh per token", lambda j: j / 3.6 / 16384)],
+)  # fmt: skip
+def test_energies_are_of_what_their_title_says(title, of):
+    """250 W are below the card's 300; a pass has 16 sequences of 1024 tokens."""
+    assert audit(energies(title, of)) == []
+
+
+def test_energies_of_another_share_than_the_title_says():
+    rows = [(row, float(row[2]) * 0.3) for row in honest_rows()]  # 300 W
+    titles = [*HONEST, "Energy measured (J/token)", "Energy estimated (J/token)"]
+    (table,) = parse(one_line(titles, [[*row, f"{joules:.2f}", ""] for row, joules in rows]))
+    assert "; of the whole pass, not of a token" in texts(table)["Energy (J/token), Measured"]
+
+
+def test_a_memory_that_the_card_does_not_have():
+    titles = [*HONEST, "Memory measured (GB)", "Memory estimated (GB)"]
+    rows = [[*row, size, "8.00"] for row, size in zip(honest_rows(), ("9.00", "47.90", "80.00"),
+                                                      strict=True)]  # fmt: skip
+    assert texts(parse(one_line(titles, rows))[0]) == {
+        "Memory (GB), Measured": f"it is more than the 48.0 GiB of {CARD} in 1 row: c (line 7)"
+    }

@@ -394,8 +394,8 @@ def test_ranks_share_each_expert():
 def test_experts_of_transformers_are_products_and_are_read_as_often_as_they_are_chosen(tokens):
     pytest.importorskip("transformers")
     fields = {"model_type": "mixtral", "hidden_size": 64, "intermediate_size": 96,
-              "vocab_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
-              "num_local_experts": 8, "num_experts_per_tok": 2}  # fmt: skip
+              "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+              "vocab_size": 256, "num_local_experts": 8, "num_experts_per_tok": 2}  # fmt: skip
     count = count_config(fields, tokens=tokens)
     experts = [work for work in count.of_kind("linear") if work.rows == 2 * tokens]
     # Each token goes through two experts, of 2 · 96 and 96 columns.

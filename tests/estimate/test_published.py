@@ -280,3 +280,82 @@ def test_a_model_without_a_config_is_one_line():
     text = PUBLISHED.read_text().replace("facebook/opt-1.3b", "facebook/opt-xyz ")
     with pytest.raises(QuantbenchError, match="put its config.json beside the table, as opt-xyz"):
         counted_rows(parse(text)[0], PUBLISHED.parent)
+
+
+def changed(tmp_path, *changes, more=""):
+    text = PUBLISHED.read_text()
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    path = tmp_path / "table.rst"
+    path.write_text(text + more)
+    return path
+
+
+def rows_of(text, *changes):
+    """The table's rows once more, changed."""
+    lines = text.splitlines()[12:]
+    for old, new in changes:
+        lines = [line.replace(old, new) for line in lines]
+    return "\n".join(lines) + "\n"
+
+
+def test_rows_of_several_cards_are_not_estimated_as_one(tmp_path):
+    more = rows_of(PUBLISHED.read_text(), ("| NVIDIA RTX A5000 ", "| 2 x NVIDIA RTX A5000 "))
+    cases = of_tables([changed(tmp_path, more=more)])
+    two = [case for case in cases if case.device.startswith("2 x")]
+    assert len(two) == 6 and not any(case.estimated for case in two)
+    assert two[0].group == "2 x NVIDIA RTX A5000: several cards, not estimated"
+    assert two[0].measured["runtime"] == pytest.approx(0.69377)
+
+
+def test_rows_of_a_card_without_a_datasheet_say_so(tmp_path):
+    more = rows_of(PUBLISHED.read_text(), ("NVIDIA RTX A5000", "Foo 9000"))
+    cases = of_tables([changed(tmp_path, more=more)])
+    (case,) = [c for c in cases if c.device == "Foo 9000" and c.model == "facebook/opt-1.3b"]
+    assert case.group == "Foo 9000, of which there is no datasheet"
+    assert "runtime" not in case.estimated
+
+
+def test_measured_energies_of_one_card_stay_where_those_of_another_were_not_measured(tmp_path):
+    """Of the A6000 each row has another power, 180 W and more."""
+    rows = []
+    for number, line in enumerate(rows_of(PUBLISHED.read_text()).splitlines()[::2]):
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        cells[1] = "NVIDIA RTX A6000"
+        joules = (180 + 15 * number) * float(cells[2]) / 1e3 / 16384
+        cells[8:11] = [f"{joules:.6f}", cells[9], ""]
+        rows += ["| " + " | ".join(cells) + " |", PUBLISHED.read_text().splitlines()[11]]
+    path = changed(tmp_path, more="\n".join(rows) + "\n")
+    measured = {case.device: case.measured.get("energy") for case in of_tables([path])}
+    assert measured["NVIDIA RTX A5000"] is None
+    assert measured["NVIDIA RTX A6000"] == pytest.approx(255 * 0.74717 / 16384, rel=1e-3)
+    result = run("--validate", str(path))
+    assert "Energies that a table calls measured are left out for NVIDIA RTX A5000:" in (
+        result.output
+    )
+
+
+def test_energies_of_a_pass_are_divided_by_its_tokens(tmp_path):
+    """Joules of a pass, at 140 W and more."""
+    lines = PUBLISHED.read_text().replace("Energy (J/token)", "Energy (J)      ").splitlines()
+    for number, at in enumerate(range(12, len(lines), 2)):
+        cells = lines[at].strip("|").split("|")
+        cells[8:11] = [f" {(140 + 10 * number) * float(cells[2]) / 1e3:.2f} ", "", ""]
+        lines[at] = "|" + "|".join(cells) + "|"
+    (tmp_path / "table.rst").write_text("\n".join(lines) + "\n")
+    cases = of_tables([tmp_path / "table.rst"])
+    assert cases[0].measured["energy"] == pytest.approx(140 * 0.69377 / 16384, rel=1e-3)
+
+
+def test_a_row_of_means_is_no_model(tmp_path):
+    cells = ["Mean |error|".replace("|", ""), "", *["", "", "5.6%"] * 4]
+    more = "| " + " | ".join(cells) + " |\n"
+    assert len(of_tables([changed(tmp_path, more=more)])) == len(of_tables([PUBLISHED]))
+
+
+def test_a_negative_runtime_is_none(tmp_path):
+    cases = of_tables([changed(tmp_path, ("    693.77  ", "   -693.77  "))])
+    first = [case for case in cases if case.model == "facebook/opt-1.3b"]
+    assert not any("runtime" in case.measured for case in first)
+    assert all(case.estimated.get("runtime", 1) > 0 for case in first)
