@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from devices import stored_bytes
+from quantize.kernel import KernelLinear
 
 Kind = Literal["linear", "attention", "rest"]
 aten = torch.ops.aten
@@ -181,7 +182,7 @@ class Recorder(TorchDispatchMode):
             before = module.register_forward_pre_hook(functools.partial(self._enters, name))
             after = module.register_forward_hook(self._leaves)
             self._undo += [before.remove, after.remove]
-            if isinstance(module, nn.Linear):
+            if isinstance(module, nn.Linear) and self._is_a_product(name, module):
                 share = self._read_shares.get(name, 1.0)
                 counted = functools.partial(
                     self.linear_layer, module, self._formats.get(name), read_share=share
@@ -197,6 +198,12 @@ class Recorder(TorchDispatchMode):
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         for undo in self._undo:
             undo()
+
+    def _is_a_product(self, name: str, layer: nn.Linear) -> bool:
+        """Whether a layer multiplies by its weight and no more. Routers and adapters that are
+        children of nn.Linear compute what their own forward says."""
+        ours = name in self._formats or isinstance(layer, KernelLinear)
+        return ours or type(layer).forward is nn.Linear.forward
 
     def _enters(self, name: str, *_: object) -> None:
         self._path.append(name)

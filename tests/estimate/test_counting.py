@@ -405,3 +405,35 @@ def test_experts_of_transformers_are_products_and_are_read_as_often_as_they_are_
     weights = sum(work.bytes_read for work in experts) - inputs
     ends = sum(work.calls for work in experts) * 8 * 4  # where each expert's rows end
     assert weights - ends == pytest.approx(3 * chosen * 3 * 64 * 96 * 2, abs=len(experts))
+
+
+class Adapted(nn.Linear):
+    """A linear layer beside which a narrow one is added."""
+
+    def __init__(self, inner, outer):
+        super().__init__(inner, outer, bias=False)
+        self.down, self.up = nn.Linear(inner, 2, bias=False), nn.Linear(2, outer, bias=False)
+
+    def forward(self, x):
+        return super().forward(x) + self.up(self.down(x)), x
+
+
+def test_a_child_of_linear_computes_what_its_forward_says():
+    with torch.device("meta"):
+        count = count_module(Adapted(16, 8), torch.empty(5, 16))
+    assert total(count, "linear", "flops") == 2 * 5 * (16 * 8 + 16 * 2 + 2 * 8)
+
+
+def test_llama_4_is_counted():
+    """Experts: each token goes to one, all experts get every token, zeros among them."""
+    pytest.importorskip("transformers")
+    fields = {"model_type": "llama4_text", "hidden_size": 64, "intermediate_size": 96,
+              "intermediate_size_mlp": 128, "num_hidden_layers": 1, "num_attention_heads": 4,
+              "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 256, "num_local_experts": 4,
+              "num_experts_per_tok": 1, "interleave_moe_layer_step": 1}  # fmt: skip
+    count = count_config(fields, tokens=10)
+    shared_and_router = 3 * 64 * 96 + 64 * 4
+    attention = 64 * 64 * 2 + 64 * 32 * 2
+    experts = 4 * 3 * 64 * 96
+    rest = 10 * (shared_and_router + attention + experts) + 64 * 256
+    assert total(count, "linear", "flops") == 2 * rest
