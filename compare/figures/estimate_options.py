@@ -100,7 +100,7 @@ def _predicted(asked: Asked, all_schemes: bool, what_fits: str | None) -> tuple[
         value = {"device": machine.name, "schemes": each, "warnings": machine.warnings}
         return text, to_json(value)
     one = predict(request, machine)
-    estimating.check_memory(one, machine)
+    estimating.check_memory(one, machine, ours=not isinstance(config, str))
     return "\n".join(tables.lines(one)), to_json(one)
 
 

@@ -120,14 +120,17 @@ def memory_of(machine: Machine) -> float | None:
     return None
 
 
-def check_memory(estimate: Estimate, machine: Machine) -> None:
-    """Raise MemoryShortage where a run needs more memory than the device has."""
+def check_memory(estimate: Estimate, machine: Machine, ours: bool = True) -> None:
+    """Raise MemoryShortage where a run needs more memory than the device has. ours: whether the
+    model is one of ours, of which there are tables of what fits, and not one of transformers."""
     there, needed = memory_of(machine), estimate.peak_memory_bytes.value
     if there is not None and needed > there:
         memory = max(estimate.memory.values(), key=lambda phase: phase.total)
+        tables = "--all_schemes and --what_fits show what fits"
+        smaller = "take a smaller --batch_size or --sequence_length, or a --device with more"
         raise MemoryShortage(
             f"{estimate.device}: the run needs {size(needed)} (weights {size(memory.weights)}, KV "
             f"cache {size(memory.kv_cache)}, activations {size(memory.activations)}), "
-            f"{size(needed - there)} more than the {size(there)} that it has; --all_schemes and "
-            "--what_fits show what fits"
+            f"{size(needed - there)} more than the {size(there)} that it has; "
+            f"{tables if ours else smaller}"
         )

@@ -120,6 +120,7 @@ BAD = [
     (("--device", "L4", "--precision", "half"), "--precision takes bfloat16", "'half'"),
     (("--device", "L4", "--kv_cache", "int2"), "--kv_cache takes dense, int8", "'int2'"),
     (("--device", "L4", "--what_fits", "lots"), "takes a size such as 24GB", "'lots'"),
+    (("--device", "L4", "--what_fits", "24"), "takes a size such as 24GB", "'24'"),
     (("--device", "L4", "--quantization", "int3"), "int3", "int4wo"),
     (("--calibration", "missing.json"), "--calibration missing.json", "No such file"),
     (("--device", "L4", "--batch_size", "4096"), "the run needs", "more than the 25.77 GB"),
@@ -183,3 +184,12 @@ def test_an_architecture_that_transformers_knows():
     result = run("estimate", "--checkpoint_path", path, "--device", "A6000")
     assert result.exit_code == 0, result.exception
     assert "memory's bandwidth" in result.stdout
+
+
+def test_what_does_not_fit_of_transformers_is_not_told_to_ask_for_tables_of_schemes():
+    pytest.importorskip("transformers")
+    config = str(PUBLISHED.parent / "opt-6.7b.json")
+    result = run("estimate", "--checkpoint_path", config, "--device", "L4", "--batch_size", "999")
+    message = str(result.exception) if not result.stderr else result.stderr
+    assert "more than the 25.77 GB that it has; take a smaller --batch_size" in message
+    assert "--all_schemes" not in message
