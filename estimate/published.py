@@ -345,11 +345,11 @@ def chosen_without(rows: Sequence[Counted]) -> list[tuple[float, Form] | None]:
 
 
 def _others(row: Counted, rows: Sequence[Counted]) -> list[Counted]:
-    """The measured rows of the same card but this one."""
+    """The measured rows of the same card but this one and those of the same pass."""
     return [
         other
         for other in rows
-        if other is not row and other.row.device == row.row.device and other.seconds
+        if other.demand != row.demand and other.row.device == row.row.device and other.seconds
     ]
 
 

@@ -359,3 +359,8 @@ def test_a_negative_runtime_is_none(tmp_path):
     first = [case for case in cases if case.model == "facebook/opt-1.3b"]
     assert not any("runtime" in case.measured for case in first)
     assert all(case.estimated.get("runtime", 1) > 0 for case in first)
+
+
+def test_a_row_that_stands_twice_is_left_out_twice(rows):
+    again = [dataclasses.replace(row) for row in rows]
+    assert left_out([*rows, *again])[: len(rows)] == pytest.approx(left_out(rows))
