@@ -188,6 +188,15 @@ def refuse_coinciding(
             raise UsageError(f"{first} and {option} name the same file, {_name(path)}".strip())
 
 
+def refuse_folder(option: str, path: FilePath, folder_option: str, folder: FilePath) -> None:
+    """Raise UsageError where the file `path` would be `folder`, or a folder that it lies in."""
+    if Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(path)):
+        raise UsageError(
+            f"{option} {_name(path)}: {folder_option} {_name(folder)} makes that a folder, and "
+            f"{option} takes a file; give another"
+        )
+
+
 def _identity(path: FilePath) -> object:
     try:
         status = os.stat(path)

@@ -162,10 +162,18 @@ def _refuse_coinciding(config: RunConfig, given: dict[str, str]) -> None:
     named = {f"--{name}": getattr(config, name) for name in INPUTS}
     inputs = {name: path for name, path in named.items() if path and os.path.lexists(path)}
     files.refuse_coinciding({f"--{name}": path for name, path in given.items()}, inputs)
-    for name, path in given.items():
-        folder = config.save and os.path.realpath(config.save)
-        if folder and Path(os.path.realpath(path)).is_relative_to(folder):
-            raise UsageError(f"--{name} {path} lies in the folder of --save, which holds a model")
+    for option in ("save", "expert_folder"):
+        folder = getattr(config, option)
+        for name, path in given.items() if folder else ():
+            files.refuse_folder(f"--{name}", path, f"--{option}", folder)
+            if option == "save" and _real(path).is_relative_to(_real(folder)):
+                raise UsageError(
+                    f"--{name} {path} lies in the folder of --save, which holds a model"
+                )
+
+
+def _real(path: str) -> Path:
+    return Path(os.path.realpath(path))
 
 
 def _is_trace(head: bytes) -> bool:

@@ -73,6 +73,12 @@ BAD = [
     ("--output_json_path trace.json", 2, "no JSON lines"),
     ("--output_json_path binary", 2, "no JSON lines"),
     ("--write_result empty/log --save empty", 2, "lies in the folder of --save"),
+    ("--save new/model --write_result new", 2, "--write_result new: --save new/model makes that"),
+    ("--save new --profile ./new", 2, "--profile ./new: --save new makes that a folder"),
+    ("--checkpoint_path tiny_moe --expert_memory 4 --expert_folder new --write_result new", 2,
+     "--write_result new: --expert_folder new makes that a folder"),
+    ("--checkpoint_path tiny_moe --expert_memory 4 --expert_folder new/er --memory_profile new",
+     2, "--memory_profile new: --expert_folder new/er makes that a folder"),
     ("--write_result pipe", 1, "not a regular file"),
     ("--write_result loop", 1, "loop"),
     # ignored combinations
