@@ -128,7 +128,8 @@ def _why_not_any(model: Transformer, caches: Sequence[KVCache], rows: int) -> st
     device = model.tok_embeddings.weight.device.type
     if device not in ("cpu", "meta"):  # meta: shapes that stand for weights on the CPU
         return f"the model is on {device}, and the op is C++ for the CPU"
-    if reason := build.unavailable():
+    # On the meta device a run is only planned, and nothing is built.
+    if reason := build.refusal() if device == "cpu" else build.unavailable():
         return reason
     if type(model) not in (Transformer, Mixtral):
         return f"the model is a {type(model).__name__}, and the op computes a Transformer"

@@ -121,6 +121,8 @@ def library(compiler: str, sources: Path, scratch: Path) -> Path:
         target = scratch / "kernels.so"
         link = ["-shared", *objects, f"-L{TORCH / 'lib'}", "-ltorch_cpu", "-o", target]
         processes.run([compiler, *flags(), *link])
+    if not target.is_file():
+        raise _cannot_build(compiler, "it reported success and wrote no library")
     return target
 
 
@@ -249,7 +251,13 @@ def _failure(compiler: str, status: int, errors: str) -> KernelError:
     lines = errors.strip().splitlines()
     chosen = [line.strip() for line in lines if "error" in line] or lines[-1:]
     reason = "; ".join(chosen[:2]) or f"it ended with status {status} and said nothing"
-    kind = Passing if status < 0 or any(word in errors for word in PASSING) else KernelError
+    passing = status < 0 or any(word in errors for word in PASSING)
+    return _cannot_build(compiler, reason, Passing if passing else KernelError)
+
+
+def _cannot_build(
+    compiler: str, reason: str, kind: type[KernelError] = KernelError
+) -> KernelError:
     return kind(
         f"{compiler} cannot build the C++ kernels: {reason} "
         "(CXX names another compiler; GCC 11 and clang 14 or newer will do)"

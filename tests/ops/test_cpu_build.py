@@ -145,6 +145,14 @@ def test_a_compiler_that_says_nothing_is_told(small, monkeypatch):
         build.built()
 
 
+def test_a_compiler_that_writes_nothing_is_to_blame(small, monkeypatch):
+    monkeypatch.setenv("CXX", "/bin/true")
+    with pytest.raises(KernelError, match="/bin/true cannot build .*wrote no library"):
+        build.built()
+    with pytest.raises(KernelError, match="an earlier build failed"):
+        build.built()
+
+
 @pytest.mark.parametrize("flag", sorted(compiler.FAST_MATH))
 def test_flags_that_break_rounding_are_refused_before_compiling(flag, small, monkeypatch):
     monkeypatch.setenv("CXXFLAGS", f"-g {flag}")

@@ -51,6 +51,16 @@ def test_a_field_that_nobody_has_taught_the_op_refuses_it():
     assert "does not know what softcap means" in why_not_fused(model, caches, 1)
 
 
+def test_a_library_that_cannot_be_had_is_the_reason(monkeypatch):
+    """Not what follows from it: layers that have no C++ kernel."""
+    model = fused()
+    caches = Generator(model, 1, 8).caches
+    for layer in model.layers:
+        layer.feed_forward.w2 = nn.Linear(4, 4)
+    monkeypatch.setattr(build, "refusal", lambda: "the C++ kernels do not load: no reason")
+    assert why_not_fused(model, caches, 1) == "the C++ kernels do not load: no reason"
+
+
 class Gelu(nn.Module):
     """A feed-forward layer with all of its linear layers in C++, that computes something else."""
 
