@@ -54,6 +54,7 @@ def made(tmp_path_factory):
         (folder / f"{name}.json").write_bytes(data)
         (folder / f"of_{name}").mkdir()
         (folder / f"of_{name}" / "results.json").write_bytes(data)
+    (folder / "bare").mkdir()
     (folder / "of_pipe").mkdir()
     os.mkfifo(folder / "of_pipe" / "results.json")
     compared = example_results()
@@ -175,6 +176,13 @@ OUTPUTS = [  # that cannot be written, hold something else, or are the file of a
     (f"{AB} --write_result other.json", 2, "holds something that is no log of runs"),
     (f"{AB} --output benchmarks.txt", 1, "--output benchmarks.txt: Not a directory"),
     (f"{AB} --output pipe/x", 1, "--output pipe/x: Not a directory"),
+    (f"{AB} --output new --write_result new", 2, "--write_result new: --output new makes that a f"),
+    (f"{AB} --output new/er --write_result ./new", 2, "--write_result ./new: --output new/er makes"),
+    (f"{AB} --output bare --write_result bare/report.md", 2, "a file that --output bare writes"),
+    (f"{AB} --text benchmarks.txt", 2, "--write_result and --text name the same file"),
+    ("recommend --output new --write_result new", 2, "--write_result new: --output new makes"),
+    ("recommend --text benchmarks.txt", 2, "--write_result and --text name the same file"),
+    (f"{TUNE} --output bare --write_result bare/results.csv", 2, "file that --output bare writes"),
     ("recommend --write_result pipe", 1, "not a regular file"),
     ("recommend --output sweep", 2, "--output sweep holds a comparison"),
     (f"{TUNE} --write_result other.json", 2, "holds something that is no log of runs"),

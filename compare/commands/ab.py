@@ -184,7 +184,7 @@ def ab(
         check_text(text, tokens)
         folder = new_folder(output) if output else None
         results = Results.begin(settings, chosen, common.write_result)
-    log.check(results.write_result)
+    check_log(results.write_result, folder, results.settings.text)
     code = compare(results, folder, form, asked, extend=bool(resume and stops))
     if show and folder:
         open_report(folder)
@@ -287,6 +287,23 @@ def new_folder(path: str) -> Path:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"--output {path} is neither new nor an empty folder")
     return folder
+
+
+def check_log(write_result: str, folder: Path | None, text: str | None = None) -> None:
+    """Raise UsageError or LogError unless the log can be appended to, and is no file that the
+    comparison reads or writes: --text, the folder of --output, and what is written there."""
+    log.check(write_result)
+    if write_result == "none":
+        return
+    files.refuse_coinciding({"--write_result": write_result}, {"--text": text})
+    if folder is None:
+        return
+    files.refuse_folder("--write_result", write_result, "--output", folder)
+    written = {os.path.realpath(folder / name) for name in (FILE, *report.WRITTEN)}
+    if os.path.realpath(write_result) in written:
+        raise UsageError(
+            f"--write_result {write_result} is a file that --output {folder} writes; give another"
+        )
 
 
 def _make(folder: Path) -> None:

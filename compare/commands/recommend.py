@@ -14,7 +14,6 @@ from typing import Any
 
 import click
 
-from benchlog import log
 from benchlog.config import RunConfig, argv, options, parse
 from cli import Command, say
 from compare.commands import ab
@@ -88,8 +87,8 @@ def recommend(
     checks.check_inputs(common)
     stops: dict[str, Any] = {"max_minutes": max_minutes, "text": text, "tokens": tokens}
     settings = Settings(**{name: value for name, value in stops.items() if value is not None})
-    log.check(common.write_result)
     folder = ab.new_folder(output) if output else None
+    ab.check_log(common.write_result, folder, text)
     schemes = candidates(common, asked)
     arms = make_arms(common, [f"--quantization {name}" for name in schemes])
     results = Results.begin(settings, arms, common.write_result)

@@ -150,7 +150,7 @@ def tune(
         grid = read_grid(common, overs)
         ab.check_text(text, tokens)
         folder = ab.new_folder(output) if output else None
-        log.check(common.write_result)
+        ab.check_log(common.write_result, folder, text)
         if tokens is None:
             numbers = any(axis.option in NUMBERS for axis in grid.axes)
             tokens = DEFAULT.tokens if numbers else 0

@@ -270,12 +270,16 @@ def as_csv(rows: Sequence[Row]) -> str:
     return file.getvalue()
 
 
+TABLE, REPORT, PICTURES = "results.csv", "report.md", ("pareto.svg", "pareto.png")
+WRITTEN = (TABLE, REPORT, *PICTURES, page.FILE)  # by `write`, in the folder of --output
+
+
 def write(folder: Path, results: Results, rows: Sequence[Row]) -> None:
     """All but results.json. Raises LogError where that cannot be written."""
     try:
-        (folder / "results.csv").write_text(as_csv(rows))
-        (folder / "report.md").write_text(markdown(results, rows))
-        picture.draw(rows, [folder / "pareto.svg", folder / "pareto.png"], page.title(results))
+        (folder / TABLE).write_text(as_csv(rows))
+        (folder / REPORT).write_text(markdown(results, rows))
+        picture.draw(rows, [folder / name for name in PICTURES], page.title(results))
         page.write(folder, results, rows, remarks(results, rows))
     except OSError as error:
         raise LogError(f"cannot write into {folder}: {error.strerror}") from None
