@@ -7,7 +7,7 @@ from typing import Any
 
 from errors import CheckpointError, UsageError
 from models import mixture as mixtures
-from models.accepted import COUNT, LAYERS, NAME, OBJECT, POSITIVE, TRUTH, Accepts
+from models.accepted import COUNT, LAYERS, NAME, OBJECT, POSITIVE, STRETCH, TRUTH, Accepts
 from models.mixture import Mixture
 
 
@@ -15,7 +15,8 @@ from models.mixture import Mixture
 class RopeScaling:
     """Llama 3.1's "llama3" rotary scaling, for a context beyond that of the first training.
 
-    Raises CheckpointError for a number that is not positive, and for bounds in the wrong order.
+    Raises CheckpointError for a factor below 1, which would shorten the context or overflow, for
+    another number that is not positive, and for bounds in the wrong order.
     """
 
     factor: float  # slow rotations are divided by it
@@ -25,7 +26,8 @@ class RopeScaling:
 
     def __post_init__(self) -> None:
         where = "rotary scaling"
-        for key in ("factor", "low_freq_factor", "high_freq_factor"):
+        STRETCH.check(where, "factor", self.factor)
+        for key in ("low_freq_factor", "high_freq_factor"):
             POSITIVE.check(where, key, getattr(self, key))
         COUNT.check(where, "original_max_position", self.original_max_position)
         if self.high_freq_factor <= self.low_freq_factor:

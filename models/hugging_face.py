@@ -12,7 +12,18 @@ from typing import Any
 from errors import CheckpointError
 from models import compression
 from models import mixture as mixtures
-from models.accepted import COUNT, LAYERS, NAME, NAMES, OBJECT, POSITIVE, TRUTH, Accepts, whole
+from models.accepted import (
+    COUNT,
+    LAYERS,
+    NAME,
+    NAMES,
+    OBJECT,
+    POSITIVE,
+    STRETCH,
+    TRUTH,
+    Accepts,
+    whole,
+)
 from models.config import ModelConfig, RopeScaling
 from models.registry import ARCHITECTURES, Architecture
 from text import shown
@@ -65,7 +76,8 @@ _ACCEPTED = {
 }
 _ROPE_ACCEPTED = {
     **dict.fromkeys(("type", "rope_type"), NAME),
-    **dict.fromkeys(("rope_theta", "partial_rotary_factor", "factor"), POSITIVE),
+    **dict.fromkeys(("rope_theta", "partial_rotary_factor"), POSITIVE),
+    "factor": STRETCH,
     **dict.fromkeys(("low_freq_factor", "high_freq_factor"), POSITIVE),
     "original_max_position_embeddings": COUNT,
 }

@@ -144,6 +144,7 @@ class Quantizer:
         Raises KernelError, naming the layer, where the scheme or every kernel refuses its shape;
         CheckpointError for weights that are not finite.
         """
+        _check_vectors(name, module)
         if not self.takes(module):
             return module
         weight = module.weight.data
@@ -248,8 +249,18 @@ def with_weight(module: nn.Module, weight: Tensor) -> nn.Module:
     return like
 
 
+def _check_vectors(name: str, module: nn.Module) -> None:
+    """The weights of a norm, and biases. An embedding is large, and a run reads few of its rows."""
+    for parameter in module.parameters(recurse=False):
+        if parameter.dim() == 1 and not parameter.is_meta:
+            _check_finite(name, parameter.data)
+
+
 def _check_finite(name: str, weight: Tensor) -> None:
     """A sum can overflow though every weight is finite; only the weights can tell."""
     bad = sum(int((~rows.isfinite()).sum()) for rows in weight.split(1024))
     if bad:
-        raise CheckpointError(f"{name} has {bad} weights that are NaN or infinite")
+        hint = " or give --precision bfloat16" * (weight.dtype == torch.float16)
+        raise CheckpointError(
+            f"{name} has {bad} weights that are NaN or infinite: fetch the checkpoint again{hint}"
+        )

@@ -52,7 +52,7 @@ PROBES = {
 # These flags remove additions that are there to round, and tests for NaN: see src/common/variant.h.
 FAST_MATH = {
     *("-Ofast", "-ffast-math", "-funsafe-math-optimizations", "-fassociative-math"),
-    *("-ffinite-math-only", "-ffp-model=fast"),
+    *("-ffinite-math-only", "-freciprocal-math", "-ffp-model=fast", "-ffp-model=aggressive"),
 }
 JOB_BYTES = 1 << 30  # memory for one compiler process; more than the largest source needs
 GROUP = Path("/sys/fs/cgroup")  # the process's control group

@@ -86,7 +86,7 @@ def test_a_rank_that_fails_ends_all(tmp_path):
     options = ("--checkpoint_path", folder, "--write_result", log)
     stdout, stderr = command("--tp", 2, *options).communicate(timeout=300)
     message = "rank 1 of 2: layers.1.attention.wqkv has 1 weights that are NaN or infinite"
-    assert errors_in(stderr) == [f"error: {message}"]
+    assert errors_in(stderr) == [f"error: {message}: fetch the checkpoint again"]
     assert not log.exists()
 
 

@@ -279,6 +279,23 @@ def test_weights_that_are_not_finite_are_refused_by_name(bad):
         Quantizer(parse("fp6"), CPU, torch.bfloat16)("layers.0.attention.wo", made)
 
 
+@pytest.mark.parametrize("name", ["none", "int8wo"])
+def test_norms_and_biases_that_are_not_finite_are_refused_by_name(name):
+    """No layer takes them, and every token would be the same one."""
+    quantizer = Quantizer(parse(name), CPU, torch.float16)
+    norm = torch.nn.RMSNorm(8, dtype=torch.float16)
+    norm.weight.data[2] = math.inf
+    biased = torch.nn.Linear(64, 64, dtype=torch.float16)
+    biased.bias.data[1] = math.nan
+    for module in (norm, biased):
+        with pytest.raises(CheckpointError) as raised:
+            quantizer("layers.0.part", module)
+        assert str(raised.value) == (
+            "layers.0.part has 1 weights that are NaN or infinite: fetch the checkpoint again or "
+            "give --precision bfloat16"
+        )
+
+
 @pytest.mark.parametrize(
     "name, kernel, message",
     [
