@@ -176,9 +176,9 @@ OUTPUTS = [  # that cannot be written, hold something else, or are the file of a
     (f"{AB} --write_result other.json", 2, "holds something that is no log of runs"),
     (f"{AB} --output benchmarks.txt", 1, "--output benchmarks.txt: Not a directory"),
     (f"{AB} --output pipe/x", 1, "--output pipe/x: Not a directory"),
-    (f"{AB} --output new --write_result new", 2, "--write_result new: --output new makes that a f"),
-    (f"{AB} --output new/er --write_result ./new", 2, "--write_result ./new: --output new/er makes"),
-    (f"{AB} --output bare --write_result bare/report.md", 2, "a file that --output bare writes"),
+    (f"{AB} --output new --write_result new", 2, "new: --output new makes that a folder"),
+    (f"{AB} --output new/er --write_result ./new", 2, "./new: --output new/er makes"),
+    (f"{AB} --output bare --write_result bare/report.md", 2, "file that --output bare writes"),
     (f"{AB} --text benchmarks.txt", 2, "--write_result and --text name the same file"),
     ("recommend --output new --write_result new", 2, "--write_result new: --output new makes"),
     ("recommend --text benchmarks.txt", 2, "--write_result and --text name the same file"),
@@ -227,6 +227,7 @@ IGNORED = [  # options without an effect in what they are given with
 ]
 
 NUMBERS = [
+    ("quality --tokens 1", 2, "--tokens 1: a prompt and a decoding step behind it take 2"),
     ("caches --rounds 1e400", 2, "--rounds takes a whole number"),
     ("caches --context_depth ''", 2, "--context_depth takes a value; given: ''"),
     ("roofline --max_minutes nan", 2, "--max_minutes takes a finite number of at least 0"),

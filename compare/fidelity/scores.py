@@ -249,8 +249,13 @@ def through_cache(
 def token_ids(plan: Plan, limit: int, text: str | None) -> Tensor:
     """The beginning of the text, `limit` tokens and one to begin with; 0: all of it.
 
-    UsageError where it cannot be read, or does not fill a window.
+    UsageError where it cannot be read, does not fill a window, or for a limit of one token.
     """
+    if limit == 1:
+        raise UsageError(
+            "--tokens 1: a prompt and a decoding step behind it take 2; give 2 or more, or 0 for "
+            "the whole text"
+        )
     path = Path(text or EMBEDDED / "heldout.txt")
     ids = plan.tokenizer.encode(files.read_text("--text", path))
     least = window(plan, limit)

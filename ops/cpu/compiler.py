@@ -255,9 +255,7 @@ def _failure(compiler: str, status: int, errors: str) -> KernelError:
     return _cannot_build(compiler, reason, Passing if passing else KernelError)
 
 
-def _cannot_build(
-    compiler: str, reason: str, kind: type[KernelError] = KernelError
-) -> KernelError:
+def _cannot_build(compiler: str, reason: str, kind: type[KernelError] = KernelError) -> KernelError:
     return kind(
         f"{compiler} cannot build the C++ kernels: {reason} "
         "(CXX names another compiler; GCC 11 and clang 14 or newer will do)"
