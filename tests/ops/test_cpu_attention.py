@@ -92,9 +92,22 @@ def test_the_past_of_a_chunk(isa, format, dtype, queries):
     check_past(query, key, value, torch.tensor([0, 580]), torch.tensor([600, 77]))
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("head_dim", [32, 96, 128, 256])
+def test_any_number_of_heads_and_lines_of_bfloat16(isa, head_dim):
+    """Kernels take four heads at a time, and one or two lines of 32 numbers; rows wrap."""
+    use(isa)
+    T = 131
+    for heads in range(1, 18):
+        query, key, value = problem(1, heads, 1, T, head_dim, torch.bfloat16, "dense")
+        check(query, key, value, torch.tensor([T - 3 * heads]), torch.tensor([T - heads]))
+
+
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("count", [1, 2, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256])
-def test_counts_at_the_edges_of_blocks_and_parts(format, count):
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256])
+def test_counts_at_the_edges_of_blocks_and_parts(isa, format, count):
+    use(isa)
     query, key, value = problem(2, 8, 2, 256, 64, torch.bfloat16, format)
     first = torch.tensor([0, 256 - count // 2 - 1])
     check(query, key, value, first, torch.tensor([count, 1 + count // 2]))
@@ -110,9 +123,11 @@ def test_a_deep_cache_and_a_first_beyond_its_end(format):
     assert torch.equal(y, again)
 
 
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_any_number_of_threads_gives_the_same_bits(format, dtype):
+def test_any_number_of_threads_gives_the_same_bits(isa, format, dtype):
+    use(isa)
     query, key, value = problem(2, 8, 2, 3000, 64, dtype, format)
     first, count = torch.tensor([5, 2990]), torch.tensor([2900, 777])
     before, results = torch.get_num_threads(), []
@@ -150,14 +165,35 @@ def test_extreme_values(isa, format):
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_zeros_give_zeros_and_nan_gives_nan(isa):
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_slots_whose_scores_are_minus_infinity_weigh_nothing(isa, head_dim):
+    """Whole blocks of them, too, between others."""
     use(isa)
-    query, first, count = torch.randn(1, 4, 64), torch.tensor([0]), torch.tensor([40])
-    zeros = stored(torch.zeros(1, 2, 40, 64), "int8")
-    assert (attention.decode_attention(query, zeros, zeros, first, count) == 0).all()
-    keys = torch.randn(1, 2, 40, 64)
+    T, begin, end = 250, 40, 200
+    query, key, value = problem(1, 6, 2, T, head_dim, torch.bfloat16, "dense")
+    query[:, :, 5] = 1
+    first, count = torch.tensor([end]), torch.tensor([T - (end - begin)])  # all but begin to end
+    check(query, key, value, first, count)
+    expected, _ = bound(query, key, value, first, count)
+    key.codes[:, :, begin:end, 5] = -math.inf
+    y = attention.decode_attention(query, key, value, torch.tensor([0]), torch.tensor([T]))
+    expected.check(y[:, :, None], dtype=query.dtype)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_zeros_give_zeros_and_nan_gives_nan(isa, dtype):
+    use(isa)
+    query, first, count = torch.randn(1, 4, 64).to(dtype), torch.tensor([0]), torch.tensor([40])
+    zeros = torch.zeros(1, 2, 40, 64, dtype=dtype)
+    for format in ("int8", "dense"):
+        side = stored(zeros, format)
+        assert (attention.decode_attention(query, side, side, first, count) == 0).all()
+    keys = torch.randn(1, 2, 40, 64).to(dtype)
     keys[0, 0, 7, 3] = math.nan
-    y = attention.decode_attention(query, stored(keys, "dense"), zeros_dense(), first, count)
+    y = attention.decode_attention(
+        query, stored(keys, "dense"), stored(zeros, "dense"), first, count
+    )
     assert y[0, :2].isnan().all() and y[0, 2:].isfinite().all()
 
 
@@ -192,30 +228,28 @@ def test_every_code_of_keys_and_values_and_scales_of_both_signs(isa, format):
     check(query, side(), side(), torch.tensor([20]), torch.tensor([T - 5]))
 
 
-def zeros_dense() -> Stored:
-    return stored(torch.zeros(1, 2, 40, 64), "dense")
-
-
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("format", ["fp8", "dense"])
-def test_every_number_of_8_and_16_bits_is_read_as_it_is(isa, format):
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float16, torch.bfloat16], ids=str)
+def test_every_number_of_8_and_16_bits_is_read_as_it_is(isa, dtype):
     """With one visible slot attention returns its value."""
     use(isa)
-    if format == "fp8":
-        codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
-        scale = torch.full((1, 1, 1, 1), 0.5)
+    format, scale, query = "dense", None, torch.zeros(1, 1, 256)
+    if dtype == torch.float8_e4m3fn:
+        codes = torch.arange(256, dtype=torch.uint8).view(dtype)
+        format, scale = "fp8", torch.full((1, 1, 1, 1), 0.5)
     else:
-        codes, scale = torch.arange(-(2**15), 2**15).short().view(torch.float16), None
+        codes = torch.arange(-(2**15), 2**15).short().view(dtype)
         codes = codes[codes.isfinite()]
-        codes = torch.cat([codes, codes.new_zeros(-len(codes) % 256)])
+    if dtype == torch.bfloat16:  # AMX takes denormal bfloat16 for zeros
+        codes = codes[(codes == 0) | (codes.abs() >= torch.finfo(dtype).tiny)]
+        query = query.bfloat16()
+    codes = torch.cat([codes, codes.new_zeros(-len(codes) % 256)])
     for chunk in codes.split(256):
         value = Stored(chunk.view(1, 1, 1, 256), scale, format)
-        y = attention.decode_attention(
-            torch.zeros(1, 1, 256), value, value, torch.tensor([0]), torch.tensor([1])
-        )
+        y = attention.decode_attention(query, value, value, torch.tensor([0]), torch.tensor([1]))
         expected = dequantize(value).view(1, 1, 256)
         keys_are_finite = expected.isfinite().all()
-        assert torch.equal(y, expected) if keys_are_finite else y.isnan().all()
+        assert torch.equal(y.float(), expected) if keys_are_finite else y.isnan().all()
 
 
 def test_tensors_that_are_views():

@@ -1,5 +1,6 @@
-// How a part's slots are taken in blocks, and its softmax, for kernels that multiply 16-bit numbers or
-// bytes (AMX, VNNI). Included in a variant's namespace, after vector/lanes_avx512.h and numbers.h.
+// How a part's slots are taken in blocks, and its softmax, for kernels that multiply what a cache holds
+// without widening it in memory. Included in a variant's namespace, after vector/lanes_avx512.h and
+// numbers.h.
 
 constexpr float NEVER = -__builtin_inff();
 constexpr int BLOCK = 64;  // slots at a time
@@ -43,9 +44,12 @@ inline bool in_bf16(const Part& part) {
          (!part.value.scale || part.value.scale_type == Number::bf16);
 }
 
-// How a part's slots are taken: in blocks, the last of a run from a copy with zeros behind it.
-template <typename Work, int MAX_GROUPS>
+// How a part's slots are taken: in blocks of SLOTS, the last of a run from a copy with zeros behind it
+// unless Work says that it copies none.
+template <typename Work, int MAX_GROUPS, int SLOTS = BLOCK>
 struct Blocks {
+  static constexpr bool COPIES_TAIL = true;
+
   const Part& part;
   const int groups;  // of scales that a slot has
   const int64_t slot_bytes, scale_bytes;
@@ -54,7 +58,7 @@ struct Blocks {
   const char *next_key, *next_value;
   int due, rate;  // in 256ths of a line
 
-  alignas(64) char tail[2][BLOCK * (MAX_HEAD_DIM * 2 + MAX_GROUPS * 2)];
+  alignas(64) char tail[2][SLOTS * (MAX_HEAD_DIM * 2 + MAX_GROUPS * 2)];
 
   Blocks(const Part& part, int groups)
       : part(part), groups(groups), slot_bytes(part.key.slot_bytes), scale_bytes(groups * 2) {
@@ -70,11 +74,12 @@ struct Blocks {
 
   // Slots that follow one another.
   void run(int64_t first, int64_t count) {
-    for (int64_t done = 0; done < count; done += BLOCK) {
+    for (int64_t done = 0; done < count; done += SLOTS) {
       Slots key = from(part.key, first + done), value = from(part.value, first + done);
-      const int slots = count - done < BLOCK ? int(count - done) : BLOCK;
-      if (slots < BLOCK) copy_tail(key, tail[0], slots), copy_tail(value, tail[1], slots);
-      next_key = key.codes + BLOCK * slot_bytes, next_value = value.codes + BLOCK * slot_bytes;
+      const int slots = count - done < SLOTS ? int(count - done) : SLOTS;
+      if (Work::COPIES_TAIL && slots < SLOTS)
+        copy_tail(key, tail[0], slots), copy_tail(value, tail[1], slots);
+      next_key = key.codes + SLOTS * slot_bytes, next_value = value.codes + SLOTS * slot_bytes;
       due = 0;
       static_cast<Work*>(this)->block(key, value, slots);
     }
@@ -87,8 +92,8 @@ struct Blocks {
   }
 
   void copy_tail(Slots& side, char* to, int slots) const {
-    char* scale = to + BLOCK * slot_bytes;
-    __builtin_memset(to, 0, BLOCK * (slot_bytes + scale_bytes));
+    char* scale = to + SLOTS * slot_bytes;
+    __builtin_memset(to, 0, SLOTS * (slot_bytes + scale_bytes));
     __builtin_memcpy(to, side.codes, slots * slot_bytes);
     if (groups) __builtin_memcpy(scale, side.scale, slots * scale_bytes);
     side.codes = to, side.scale = scale;
@@ -138,7 +143,7 @@ struct Blocks {
   }
 
   // `calls` of ahead() will have asked for a whole block.
-  void pace(int calls) { rate = (int(slot_bytes) * BLOCK / 64 * 256 + calls - 1) / calls; }
+  void pace(int calls) { rate = (int(slot_bytes) * SLOTS / 64 * 256 + calls - 1) / calls; }
 
   inline __attribute__((always_inline)) void ahead() {
     for (due += rate; due >= 256; due -= 256, next_key += 64, next_value += 64) {

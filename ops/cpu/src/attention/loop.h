@@ -1,14 +1,14 @@
 // Decode attention's inner loop, in whatever vectors the including file has chosen.
 //
-// Slots are taken BLOCK at a time: their codes become floats in L1, once for all heads of the
+// Slots are taken LOOP_BLOCK at a time: their codes become floats in L1, once for all heads of the
 // group; products with tiles of heads × slots follow, then softmax as it goes along (Milakov and
 // Gimelshein 2018), then the values the same way. Everything is in the including file's namespace,
 // and nothing here calls the standard library: a function compiled for two instruction sets must
 // not be merged into one by the linker.
 
-constexpr int BLOCK = 32;
+constexpr int LOOP_BLOCK = 32;    // slots at a time
 constexpr int PREFETCHED = 4096;  // bytes ahead: some ten lines' latency at full speed
-static_assert(BLOCK % LANES == 0);
+static_assert(LOOP_BLOCK % LANES == 0);
 
 // One slot's numbers as floats; of int8 and fp8 the codes, whose one scale comes later.
 template <KvFormat F>
@@ -60,7 +60,7 @@ inline void dot(const float* query, const float* rows, int padded, int slots, fl
       }
     }
     for (int h = 0; h < HEADS; ++h)
-      store_sums(scores + h * BLOCK + s, total[h][0], total[h][1], total[h][2], total[h][3]);
+      store_sums(scores + h * LOOP_BLOCK + s, total[h][0], total[h][1], total[h][2], total[h][3]);
   }
 }
 
@@ -76,7 +76,7 @@ inline void add_weighted(const float* weights, const float* rows, const float* s
     Vector value[COLUMNS];
     for (int c = 0; c < COLUMNS; ++c) value[c] = load(rows + s * padded + c * LANES);
     for (int h = 0; h < HEADS; ++h) {
-      Vector weight = all(weights[h * BLOCK + s]);
+      Vector weight = all(weights[h * LOOP_BLOCK + s]);
       for (int c = 0; c < COLUMNS; ++c)
         total[h][c] = multiply_add(weight, value[c], total[h][c]);
     }
@@ -91,7 +91,7 @@ inline float soften(float* scores, const float* key_scale, const float* value_sc
                     float& running_largest, float& running_sum) {
   constexpr float NEVER = -__builtin_inff();
   Vector top = all(NEVER);
-  for (int s = 0; s < BLOCK; s += LANES) {
+  for (int s = 0; s < LOOP_BLOCK; s += LANES) {
     if (key_scale) store(scores + s, load(scores + s) * load(key_scale + s));
     for (int i = s; i < s + LANES; ++i)
       if (i >= slots) scores[i] = NEVER;
@@ -100,7 +100,7 @@ inline float soften(float* scores, const float* key_scale, const float* value_sc
   float before = running_largest, now = largest(top);
   now = before > now ? before : now;
   Vector total = all(0);
-  for (int s = 0; s < BLOCK; s += LANES) {
+  for (int s = 0; s < LOOP_BLOCK; s += LANES) {
     Vector weight = exponential(load(scores + s) - all(now));
     total = total + weight;
     store(scores + s, value_scale ? weight * load(value_scale + s) : weight);
@@ -127,19 +127,19 @@ template <KvFormat F>
 void attend_format(const Part& part) {
   constexpr bool ONE_SCALE = F == KvFormat::int8 || F == KvFormat::fp8;
   constexpr int TILE = LANES == 16 ? 4 : 2;  // heads: as many sums as there are registers for
-  alignas(64) float rows[BLOCK * MAX_HEAD_DIM];
-  alignas(64) float scores[MAX_GROUP * BLOCK];
-  alignas(64) float key_scale[BLOCK], value_scale[BLOCK], shrink[MAX_GROUP];
+  alignas(64) float rows[LOOP_BLOCK * MAX_HEAD_DIM];
+  alignas(64) float scores[MAX_GROUP * LOOP_BLOCK];
+  alignas(64) float key_scale[LOOP_BLOCK], value_scale[LOOP_BLOCK], shrink[MAX_GROUP];
   const int padded = part.padded, heads = part.heads;
-  __builtin_memset(rows, 0, BLOCK * padded * sizeof(float));  // what pads a row stays zero
+  __builtin_memset(rows, 0, LOOP_BLOCK * padded * sizeof(float));  // what pads a row stays zero
   __builtin_memset(key_scale, 0, sizeof key_scale);
   __builtin_memset(value_scale, 0, sizeof value_scale);
   __builtin_memset(part.weighted, 0, heads * padded * sizeof(float));
   for (int h = 0; h < heads; ++h) part.largest[h] = -__builtin_inff(), part.sum[h] = 0;
 
   int64_t next = part.first;
-  for (int64_t done = 0; done < part.count; done += BLOCK) {
-    const int slots = part.count - done < BLOCK ? int(part.count - done) : BLOCK;
+  for (int64_t done = 0; done < part.count; done += LOOP_BLOCK) {
+    const int slots = part.count - done < LOOP_BLOCK ? int(part.count - done) : LOOP_BLOCK;
     const int64_t start = next;
     for (int s = 0; s < slots; ++s) {
       widen<F>(part.key, next, part.head_dim, rows + s * padded);
@@ -152,12 +152,12 @@ void attend_format(const Part& part) {
     }
     int h = 0;
     for (; h + TILE <= heads; h += TILE)
-      dot<TILE>(part.query + h * padded, rows, padded, slots, scores + h * BLOCK);
+      dot<TILE>(part.query + h * padded, rows, padded, slots, scores + h * LOOP_BLOCK);
     for (; h < heads; ++h)
-      dot<1>(part.query + h * padded, rows, padded, slots, scores + h * BLOCK);
+      dot<1>(part.query + h * padded, rows, padded, slots, scores + h * LOOP_BLOCK);
 
     for (h = 0; h < heads; ++h)
-      shrink[h] = soften(scores + h * BLOCK, key_scale, ONE_SCALE ? value_scale : nullptr, slots,
+      shrink[h] = soften(scores + h * LOOP_BLOCK, key_scale, ONE_SCALE ? value_scale : nullptr, slots,
                          part.largest[h], part.sum[h]);
 
     next = start;
@@ -166,10 +166,10 @@ void attend_format(const Part& part) {
       if (++next == part.slots) next = 0;
     }
     for (h = 0; h + TILE <= heads; h += TILE)
-      add_weighted_columns<TILE>(scores + h * BLOCK, rows, shrink + h, padded, slots,
+      add_weighted_columns<TILE>(scores + h * LOOP_BLOCK, rows, shrink + h, padded, slots,
                                  part.weighted + h * padded);
     for (; h < heads; ++h)
-      add_weighted_columns<1>(scores + h * BLOCK, rows, shrink + h, padded, slots,
+      add_weighted_columns<1>(scores + h * LOOP_BLOCK, rows, shrink + h, padded, slots,
                               part.weighted + h * padded);
   }
 }
