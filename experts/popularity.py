@@ -52,20 +52,23 @@ class Routers:
         return replace(self, dense_layers=dense, digests=self.digests[:layers])
 
     def difference(self, other: "Routers") -> str | None:
-        """Why counts over these routers do not apply to `other`, in words; None if they do."""
+        """Why counts over these routers do not apply to `other`; None if they do.
+
+        Words that end before the other model's name: "3 layers, not 5 as in".
+        """
         layers = len(other.digests)
         if len(self.digests) < layers:
-            return f"{counted(len(self.digests), 'layer')}, not {layers}"
+            return f"{counted(len(self.digests), 'layer')}, not {layers} as in"
         if self.num_experts != other.num_experts:
-            return f"{self.num_experts} experts a layer, not {other.num_experts}"
+            return f"{self.num_experts} experts a layer, not {other.num_experts} as in"
         if self.experts_per_token != other.experts_per_token:
-            return f"{self.experts_per_token} experts a token, not {other.experts_per_token}"
+            return f"{self.experts_per_token} experts a token, not {other.experts_per_token} as in"
         if self.first(layers).dense_layers != other.dense_layers:
-            return "other layers without experts"
+            return "other layers without experts than"
         digests = zip(self.digests[:layers], other.digests, strict=True)
         for layer, (mine, theirs) in enumerate(digests):
             if mine and theirs and mine != theirs:
-                return f"another router in layer {layer}"
+                return f"another router in layer {layer} than"
         return None
 
 
@@ -93,7 +96,7 @@ class Popularity:
         difference = self.routers.difference(routers)
         if difference:
             raise UsageError(
-                f"{option} {path} is of another model: {self.routers.model} has {difference} as in "
+                f"{option} {path} is of another model: {self.routers.model} has {difference} "
                 f"{routers.model}; write one with quantbench experts profile"
             )
         layers = len(routers.digests)

@@ -12,6 +12,7 @@ from click.shell_completion import BashComplete, CompletionItem, add_completion_
 from benchlog.config import DECODERS, KERNELS, PRECISIONS
 from kv_cache import CACHES
 from models.presets import PRESETS
+from ops.names import EXPERT_POLICIES, EXPERT_PREFETCH
 from quantize.spec import MEASURED, SHOWN
 
 # What is offered for an option or argument of that name.
@@ -19,16 +20,21 @@ VALUES: dict[str, tuple[str, ...]] = {
     "quantization": (*SHOWN, *MEASURED),
     "schemes": SHOWN,
     "names": (*SHOWN, *MEASURED),
-    "checkpoint_path": ("tiny", *(f"dummy:{name}" for name in PRESETS)),
+    "checkpoint_path": ("tiny", "tiny_moe", *(f"dummy:{name}" for name in PRESETS)),
     "kv_cache": tuple(CACHES),
     "decoder": DECODERS,
     "kernel": KERNELS,
     "precision": PRECISIONS,
     "device": ("auto", "cpu", "cuda", "mps", "xpu"),
     "arms": ("all",),
+    "expert_memory": ("auto",),
+    "expert_placement": ("popularity", "uniform", "first"),
+    "expert_policy": EXPERT_POLICIES,
+    "expert_prefetch": EXPERT_PREFETCH,
 }
 LISTS = {"schemes"}  # their values are several, with commas between
 FOLDERS = {"checkpoint_path"}  # beside the options whose placeholder is DIR
+FILES = {"expert_placement"}  # which may be a file, beside those of PATHS
 PATHS = {"PATH", "FILE"}  # placeholders of options whose values are files
 Offered = Callable[[click.Context, str], list[CompletionItem]]
 
@@ -51,7 +57,7 @@ def offer(
         return items
     if name in FOLDERS or parameter.metavar == "DIR":
         return [CompletionItem(incomplete, type="dir")]
-    if parameter.metavar in PATHS:
+    if parameter.metavar in PATHS or name in FILES:
         return [CompletionItem(incomplete, type="file")]
     return usual(context, incomplete)
 
