@@ -23,12 +23,14 @@ from text import shown
 WORKER = "compare.sampling.worker"
 # Run with -c: puts the commit's folder where the present one would be searched for modules, also in
 # processes that the worker starts.
-LAUNCH = (
+FROM_FOLDER = (
     "import os, runpy, sys; old, new = sys.argv[1:3]; "
     "sys.path[:] = [old] + [p for p in sys.path[1:] if os.path.realpath(p or '.') != new]; "
     "os.environ['PYTHONPATH'] = old; "
-    f"runpy.run_module('{WORKER}', run_name='__main__', alter_sys=True)"
 )
+LAUNCH = FROM_FOLDER + f"runpy.run_module('{WORKER}', run_name='__main__', alter_sys=True)"
+# Prints why the commit's C++ kernels cannot be used; commits that cannot say so print nothing.
+REFUSAL = FROM_FOLDER + "from ops.cpu import build; print(build.refusal() or '')"
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,14 @@ class OldCommit:
         """The command that starts a worker of the old commit."""
         present = str(process.ROOT.resolve())
         return (sys.executable, "-c", LAUNCH, str(self.folder), present)
+
+    def not_built(self) -> str | None:
+        """Why its C++ kernels do not build where the present ones do. Builds both, if need be.
+
+        Without its kernels the commit would run on torch's, and be compared by these.
+        """
+        reason = _refusal(self.folder)
+        return reason if reason and not _refusal(process.ROOT) else None
 
     @property
     def has_ranks(self) -> bool:
@@ -97,6 +107,13 @@ def checked_out(commit: str) -> Iterator[OldCommit]:
             yield OldCommit(name, folder)
         finally:
             _git("worktree", "remove", "--force", str(folder))
+
+
+def _refusal(folder: Path) -> str | None:
+    """Why the C++ kernels in this checkout cannot be used; None if they can, or it does not say."""
+    command = [sys.executable, "-c", REFUSAL, str(folder), str(process.ROOT.resolve())]
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def _git(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -86,12 +86,18 @@ def beside(config: RunConfig, old: OldCommit, precision: float | None) -> Beside
     """Run it on the old commit and on the present one, in turns. precision: how narrow the interval
     shall be.
 
-    Raises QuantbenchError where either of them does not run it.
+    Raises QuantbenchError where either of them does not run it, or the old commit's C++ kernels do
+    not build.
     """
     if config.tp > 1 and not old.has_ranks:
         raise QuantbenchError(
             f"--against {old.name}: that commit measures no ranks, and the line has --tp "
             f"{config.tp}; take a younger one"
+        )
+    if config.device in ("auto", "cpu") and (reason := old.not_built()):
+        raise QuantbenchError(
+            f"--against {old.name}: that commit's C++ kernels do not build here, as the present "
+            f"ones do: {reason}"
         )
     text = repro(config)
     arms = [Arm(f"commit {old.name}", text, config), Arm("now", text, config)]

@@ -143,22 +143,28 @@ def git(folder, *arguments):
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory):
-    """A repository of four commits: empty, broken, old (a token takes 1 s) and slow (1.2 s)."""
+    """A repository of five commits: empty, broken, unbuilt (its C++ does not compile, and it runs
+    all the same), old (a token takes 1 s) and slow (1.2 s)."""
     folder = tmp_path_factory.mktemp("repository")
     git(folder, "init", "--quiet")
     git(folder, "commit", "--allow-empty", "-m", "empty")
     git(folder, "tag", "empty")
     sampling = folder / "compare" / "sampling"
     sampling.mkdir(parents=True)
-    for package in (folder / "compare", sampling):
+    built = folder / "ops" / "cpu"
+    built.mkdir(parents=True)
+    for package in (folder / "compare", sampling, built.parent, built):
         (package / "__init__.py").touch()
     ready = f"READY = {json.dumps(to_json(arm_facts()))!r}\n"
     (folder / "log.txt").write_text(RECORDS[0][1].render() + "\n")
     for tag, seconds, worker in (
         ("broken", 1.0, "raise SystemExit('no kernels: g++ says no')"),
+        ("unbuilt", 40.0, ready + WORKER),
         ("old", 1.0, ready + WORKER),
         ("slow", 1.2, ready + WORKER),
     ):
+        reason = "step.cpp:7: error: g++ says no" if tag == "unbuilt" else None
+        (built / "build.py").write_text(f"def refusal():\n    return {reason!r}\n")
         (sampling / "worker.py").write_text(worker)
         (folder / "compare" / "speed.py").write_text(f"SECONDS = {seconds}\n")
         git(folder, "add", ".")
@@ -208,6 +214,25 @@ def test_a_commit_that_does_not_run_is_one_line(inside):
     assert result.exit_code == 1
     (failed,) = [line for line in result.stderr.splitlines() if line.startswith("failed: ")]
     assert "that commit does not run it: " in failed and failed.endswith("g++ says no")
+
+
+def test_a_commit_whose_kernels_do_not_build_is_not_measured_without_them(inside):
+    """It would run on torch's kernels, and anything would be faster than that."""
+    result = run("log.txt", "--all", "--dummy", "--device", "cpu", "--against", "unbuilt")
+    assert result.exit_code == 1
+    name = git(inside, "rev-parse", "--short", "unbuilt")
+    (failed,) = [line for line in result.stderr.splitlines() if line.startswith("failed: ")]
+    assert failed.endswith(
+        f"--against {name}: that commit's C++ kernels do not build here, as the present ones do: "
+        "step.cpp:7: error: g++ says no"
+    )
+    assert "speed now" not in result.stdout
+
+
+def test_where_nothing_builds_both_are_measured_without_kernels(inside, monkeypatch):
+    monkeypatch.setattr("compare.sampling.old_commit._refusal", lambda *_: "no compiler")
+    result = run("log.txt", "--all", "--dummy", "--device", "cpu", "--against", "old")
+    assert result.exit_code == 0 and "speed now" in result.stdout
 
 
 def test_outside_of_a_repository(tmp_path, monkeypatch):
