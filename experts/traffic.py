@@ -98,12 +98,14 @@ class PhaseFigures:
             traffic=traffic,
         )
 
-    def sentence(self) -> str:
-        """Without a full stop: what was moved, and what a pass takes."""
+    def sentence(self, slow: str = "RAM") -> str:
+        """Without a full stop: what was moved, and what a pass takes. slow: as TwoTiers has it."""
         expected = ""
         if self.expected_expert_ms is not None:
             error = self.expected_expert_ms / self.expert_ms - 1
-            expected = f", expected {self.expected_expert_ms:.2f} ms ({error:+.0%})"
+            cold = self.traffic.there and slow == "disk"
+            of = ", were none of the file in the page cache" if cold else ""
+            expected = f", expected {self.expected_expert_ms:.2f} ms{of} ({error:+.0%})"
         return (
             f"{self.traffic.sentence()}; each takes {self.ms:.2f} ms, its experts "
             f"{self.expert_ms:.2f} ms{expected}: {self.layer_ms:.3f} ms a layer, "

@@ -72,7 +72,11 @@ def _experts(measured: Measured) -> list[str]:
     return [
         f"{where.fast} of {where.every} experts lie in fast memory (placed {where.placement}, "
         f"policy {where.policy}), all on {where.slow}",
-        *(f"{name}: {figures.sentence()}" for name, figures in phases.items() if figures.passes),
+        *(
+            f"{name}: {figures.sentence(where.slow)}"
+            for name, figures in phases.items()
+            if figures.passes
+        ),
     ]
 
 

@@ -111,6 +111,14 @@ def test_the_estimate_beside_it_is_the_sum_over_layers(place, monkeypatch):
         assert f", expected 50.00 ms ({error}): " in result.stderr
 
 
+def test_what_is_expected_of_experts_on_a_disk_is_said_to_be_without_its_page_cache(place):
+    """The system keeps the pages of a mapped file: experts are computed in RAM all the same."""
+    for policy, said in (("compute_there", True), ("fetch", False)):
+        result = run("--expert_memory", "12", "--expert_policy", policy)
+        assert result.exit_code == 0, result.stderr
+        assert (" ms, were none of the file in the page cache (" in result.stderr) is said
+
+
 def test_auto_takes_what_is_free_without_the_cache_activations_and_a_reserve(monkeypatch, place):
     """tiny_moe by hand, in bytes: the KV cache holds keys and values of 5 layers, 4 heads of 64 in
     bfloat16, 256 positions. A pass of 100 tokens has for each, in float32, six vectors of 256
