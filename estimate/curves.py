@@ -89,8 +89,9 @@ class Curves:
         self.speed = calibration.speed
         # By scheme and rows: seconds for each weight, output and input of a product in a model.
         self.in_place: dict[tuple[str, int], Placed] = {}
-        if not calibration.products or not calibration.wholes:
-            raise UsageError("--calibration: it has no products or no steps; calibrate again")
+        for what in ("bandwidth", "products", "attention", "draws", "wholes"):
+            if not getattr(calibration, what):
+                raise UsageError(f"--calibration: it has no {what}; calibrate again")
 
     # ------------------------------------------------------------------------ speeds that drift
 

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 
+from errors import UsageError
 from estimate.calibration import BandwidthPoint, DrawPoint, Speed, WholePoint
 from estimate.calibration_models import DEEP, MODELS
 from estimate.curves import Curves, between, fit
@@ -34,6 +35,13 @@ def test_no_coefficient_is_below_zero():
 )
 def test_between_measured_rows(at, expected):
     assert between({4: 2.0, 64: 32.0}, at) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("what", ["bandwidth", "products", "attention", "draws", "wholes"])
+def test_a_calibration_that_lacks_something_is_one_line(what):
+    calibration = dataclasses.replace(invented.calibration(), **{what: []})
+    with pytest.raises(UsageError, match=f"--calibration: it has no {what}; calibrate again"):
+        CalibratedMachine(calibration)
 
 
 @pytest.mark.parametrize("slow", [1.0, 1.4])
