@@ -40,7 +40,7 @@ LOST = re.compile(
     r"closed by peer|reset by peer|Broken pipe|another rank has (ended|failed)|NCCL|store"
 )
 SECONDS_FOR_CAUSE = 3  # in which a cause may follow a consequence
-SECONDS_TO_AGREE = 1  # in which the other ranks may fail for the same reason
+SECONDS_TO_AGREE = 3  # in which the other ranks may fail for the same reason
 SECONDS_TO_END = 5  # between SIGTERM and SIGKILL
 
 
