@@ -183,7 +183,7 @@ class Curves:
     def byte_seconds(self, size: float) -> float:
         """Seconds of a byte of a block of this size that is read again and again: a part of it is
         still in the caches. 0: no part. Linear in log(size)."""
-        if not self._blocks or not size:
+        if not size:
             return 1 / self.speed.read
         sizes, shares = zip(*self._blocks, strict=True)
         return float(np.interp(math.log(size), sizes, shares)) / self.speed.read

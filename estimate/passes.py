@@ -89,7 +89,7 @@ class CalibratedMachine:
         points = [p for p in self.wholes if p.kv_cache == "dense"]
         self._place([p for p in points if p.tokens == 1 and p.depth < SHALLOW])
         self._place([p for p in points if p.tokens > 1])  # a prompt ends as a step does
-        self._place_attention([p for p in points if p.tokens == 1 and p.depth >= SHALLOW])
+        self._place_attention(list(filter(_is_deep, points)))
 
     # ------------------------------------------------------------------------ passes
 
@@ -196,25 +196,19 @@ class CalibratedMachine:
     def _attention_drifts(self) -> dict[int, Drift]:
         """By rows of steps behind depth: from the rounds of what they take beside their other
         parts. Schemes are taken together, for attention is the same kernel in all of them."""
+        then = self.curves.speed
         works: dict[int, dict[object, list[tuple[float, Speed]]]] = {}
         rates: dict[int, list[float]] = {}
-        for p in self.quiet:
-            if p.kv_cache != "dense" or p.tokens > 1 or p.depth < SHALLOW:
-                continue
+        for p in filter(_is_deep, self.quiet):
             parts = self.step(MODELS[p.model], p.scheme, p.kv_cache, p.rows, p.depth)
-            others = self._drift_between(p.scheme, p.rows, step=True).slower(
-                p.speed, self.curves.speed
-            )
+            others = self._drift_between(p.scheme, p.rows, step=True).slower(p.speed, then)
             attention = p.seconds - others * (parts.seconds - parts.attention)
             if attention > CLEAR * p.seconds:
-                works.setdefault(p.rows, {}).setdefault((p.scheme, p.model), []).append(
-                    (attention, p.speed)
-                )
+                each = works.setdefault(p.rows, {}).setdefault((p.scheme, p.model), [])
+                each.append((attention, p.speed))
                 rates.setdefault(p.rows, []).append(parts.cached / parts.attention)
         return {
-            rows: learned(
-                list(each.values()), by_rate(statistics.median(rates[rows]), self.curves.speed.read)
-            )
+            rows: learned(list(each.values()), by_rate(statistics.median(rates[rows]), then.read))
             for rows, each in works.items()
         }
 
@@ -358,6 +352,11 @@ def scatter(calibration: Calibration) -> dict[str, float]:
 def root_mean_square(values: Iterable[float]) -> float:
     squares = [value * value for value in values]
     return math.sqrt(statistics.fmean(squares)) if squares else math.nan
+
+
+def _is_deep(point: WholePoint) -> bool:
+    """Whether it is a step behind a deep dense cache."""
+    return point.kv_cache == "dense" and point.tokens == 1 and point.depth >= SHALLOW
 
 
 def _weights(config: ModelConfig) -> float:

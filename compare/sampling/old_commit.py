@@ -9,6 +9,7 @@ they are told apart by a hash of their source.
 """
 
 import contextlib
+import functools
 import subprocess
 import sys
 import tempfile
@@ -109,6 +110,7 @@ def checked_out(commit: str) -> Iterator[OldCommit]:
             _git("worktree", "remove", "--force", str(folder))
 
 
+@functools.cache  # asked for every line of a log
 def _refusal(folder: Path) -> str | None:
     """Why the C++ kernels in this checkout cannot be used; None if they can, or it does not say."""
     command = [sys.executable, "-c", REFUSAL, str(folder), str(process.ROOT.resolve())]
