@@ -222,6 +222,7 @@ struct Codes : ByteBlocks<Codes<F>, F> {
       this->template weigh_quad<QUAD>(
           first + h, scores[h / QUAD], most[h / QUAD], rise + h, shrink + h,
           [&](int g, int i, __m512i high, __m512i low) {
+            if (g == 0) ahead();
             _mm512_store_si512(weights[g][h + i], high);
             _mm512_store_si512(weights[g][heads + h + i], low);
           });

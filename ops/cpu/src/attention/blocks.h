@@ -44,17 +44,25 @@ inline bool in_bf16(const Part& part) {
          (!part.value.scale || part.value.scale_type == Number::bf16);
 }
 
+// Asks for lines, which are behind one another.
+template <int LINES>
+inline __attribute__((always_inline)) void ask(const char*& next) {
+  for (int i = 0; i < LINES; ++i) __builtin_prefetch(next + 64 * i);
+  next += 64 * LINES;
+}
+
 // How a part's slots are taken: in blocks of SLOTS, the last of a run from a copy with zeros behind it
 // unless Work says that it copies none.
 template <typename Work, int MAX_GROUPS, int SLOTS = BLOCK>
 struct Blocks {
   static constexpr bool COPIES_TAIL = true;
+  static constexpr int BLOCKS_AHEAD = 1;  // how far memory is asked for
 
   const Part& part;
   const int groups;  // of scales that a slot has
   const int64_t slot_bytes, scale_bytes;
 
-  // The next block's keys and values, asked for a few lines at a time all through this one.
+  // A later block's keys and values, asked for a few lines at a time all through this one.
   const char *next_key, *next_value;
   int due, rate;  // in 256ths of a line
 
@@ -79,7 +87,8 @@ struct Blocks {
       const int slots = count - done < SLOTS ? int(count - done) : SLOTS;
       if (Work::COPIES_TAIL && slots < SLOTS)
         copy_tail(key, tail[0], slots), copy_tail(value, tail[1], slots);
-      next_key = key.codes + SLOTS * slot_bytes, next_value = value.codes + SLOTS * slot_bytes;
+      next_key = key.codes + Work::BLOCKS_AHEAD * SLOTS * slot_bytes;
+      next_value = value.codes + Work::BLOCKS_AHEAD * SLOTS * slot_bytes;
       due = 0;
       static_cast<Work*>(this)->block(key, value, slots);
     }
@@ -146,10 +155,7 @@ struct Blocks {
   void pace(int calls) { rate = (int(slot_bytes) * SLOTS / 64 * 256 + calls - 1) / calls; }
 
   inline __attribute__((always_inline)) void ahead() {
-    for (due += rate; due >= 256; due -= 256, next_key += 64, next_value += 64) {
-      __builtin_prefetch(next_key);
-      __builtin_prefetch(next_value);
-    }
+    for (due += rate; due >= 256; due -= 256) ask<1>(next_key), ask<1>(next_value);
   }
 };
 

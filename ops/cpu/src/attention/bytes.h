@@ -76,7 +76,6 @@ struct ByteBlocks : Blocks<Work, F == KvFormat::int4 ? MAX_HEAD_DIM / INT4_GROUP
     this->begin(head, most, base, rise, shrink);
 #pragma GCC unroll 4  // so that four heads' exponentials overlap
     for (int i = 0; i < HEADS; ++i) {
-      this->ahead();
       Vector weight[4];
       for (int v = 0; v < 4; ++v) {
         weight[v] = rough_exponential(scores[v][i] - all(base[i]));

@@ -70,11 +70,18 @@ inline int32_t four_bytes(const int8_t* from) {
 template <KvFormat F>
 struct Codes : ByteBlocks<Codes<F>, F> {
   using Base = ByteBlocks<Codes<F>, F>;
-  using Base::GROUPED, Base::MAX_GROUPS, Base::part, Base::groups, Base::slot_bytes, Base::ahead;
-  using Base::key_scale, Base::step;
+  using Base::GROUPED, Base::MAX_GROUPS, Base::part, Base::groups, Base::slot_bytes;
+  using Base::key_scale, Base::step, Base::next_key, Base::next_value;
   static constexpr int CODE = 1;                  // what a code is multiplied by
   static constexpr int ZERO = GROUPED ? 8 : 128;  // the unsigned code that stands for 0
   static constexpr int GROUP_COLUMNS = INT4_GROUP / 4;
+
+  // Lines are asked for between products, where loads wait for nothing: as many in a step of a loop over
+  // columns, or over rows of values, as make a block. In int4 the loop over columns asks for both: one over
+  // rows that asked made GCC 12 keep more of its sums in memory. The next block is too near: its first
+  // lines would be asked for just before they are read.
+  static constexpr int BLOCKS_AHEAD = 2;
+  static constexpr int KEY_LINES = GROUPED ? 1 : 2;
 
   const int key_columns;    // of four numbers each, in whole spans
   const int group_columns;  // that share a scale
@@ -93,9 +100,6 @@ struct Codes : ByteBlocks<Codes<F>, F> {
       : Base(part), key_columns((int(slot_bytes) + SPAN - 1) / SPAN * (GROUPED ? 16 : 8)),
         group_columns(GROUPED ? GROUP_COLUMNS : key_columns) {
     for (int h = 0; h < part.heads; ++h) put_query(h);
-    const int spans = (int(slot_bytes) + SPAN - 1) / SPAN;
-    const int quads = (part.heads + QUAD - 1) / QUAD;
-    this->pace(spans * (BLOCK / ROWS + ROWS / 4) + quads * BLOCK / ROWS + part.heads);
   }
 
   void put_query(int h) {
@@ -145,7 +149,6 @@ struct Codes : ByteBlocks<Codes<F>, F> {
   template <typename Span>
   void read_keys(const char* from, int64_t slot_bytes, Span span, uint8_t (*to)[BLOCK * 4]) {
     for (int s = 0; s < BLOCK; s += ROWS) {
-      ahead();
       __m512i four[8];
       columns(from + s * slot_bytes, slot_bytes, span, four);
       for (int i = 0; i < 8; ++i) {
@@ -166,7 +169,6 @@ struct Codes : ByteBlocks<Codes<F>, F> {
     const __m512i first = _mm512_load_si512(SPANS_IN_TURN.from);
     const __m512i second = _mm512_add_epi8(first, _mm512_set1_epi8(16));
     for (int r = 0; r < ROWS; ++r, from += slot_bytes) {
-      if (r % 4 == 0) ahead();
       const __m512i a = two_spans(from, from + 32 * slot_bytes, span);
       const __m512i b = two_spans(from + 16 * slot_bytes, from + 48 * slot_bytes, span);
       const __m512i four[2] = {_mm512_permutex2var_epi8(a, first, b),
@@ -187,9 +189,9 @@ struct Codes : ByteBlocks<Codes<F>, F> {
     Vector scores[BLOCK / ROWS][QUAD], most[QUAD];
     for (int i = 0; i < QUAD; ++i) most[i] = all(NEVER);
     for (int v = 0; v < BLOCK / ROWS; v += 2) {
-      multiply_keys<HEADS>(head, v, scores + v);
+      if (head == 0) multiply_keys<HEADS, true>(head, v, scores + v);
+      else multiply_keys<HEADS, false>(head, v, scores + v);
       for (int i = 0; i < 2; ++i) {
-        ahead();
         this->template keep<HEADS>((v + i) * ROWS, slots, scores[v + i], most);
       }
     }
@@ -204,13 +206,14 @@ struct Codes : ByteBlocks<Codes<F>, F> {
               -_mm512_reduce_add_epi32(_mm512_add_epi32(_mm512_slli_epi32(high, 7), low));
         });
     for (int d = 0; d < part.padded; d += 2 * ROWS) {
-      if (d + ROWS < part.padded) multiply_values<HEADS, 2>(head, d);
-      else multiply_values<HEADS, 1>(head, d);
+      if (d + ROWS >= part.padded) multiply_values<HEADS, 1, false>(head, d);
+      else if (head == 0) multiply_values<HEADS, 2, true>(head, d);
+      else multiply_values<HEADS, 2, false>(head, d);
     }
   }
 
   // Scores of 32 slots, from the 16 · v-th on.
-  template <int HEADS>
+  template <int HEADS, bool ASKS>
   void multiply_keys(int head, int v, Vector scores[2][QUAD]) {
     for (int g = 0; g < groups; ++g) {
       __m512i high[HEADS][2], low[HEADS][2];
@@ -221,6 +224,8 @@ struct Codes : ByteBlocks<Codes<F>, F> {
         }
 #pragma GCC unroll 4
       for (int c = g * group_columns; c < (g + 1) * group_columns; ++c) {
+        if (ASKS) ask<KEY_LINES>(next_key);
+        if (ASKS && GROUPED) ask<KEY_LINES>(next_value);
         __m512i key[2];
         for (int j = 0; j < 2; ++j) key[j] = _mm512_load_si512(keys[c] + (v + j) * 64);
         for (int i = 0; i < HEADS; ++i) {
@@ -245,7 +250,7 @@ struct Codes : ByteBlocks<Codes<F>, F> {
   }
 
   // Adds the block to numbers d to d + 16 · VECTORS - 1 of the weighted values.
-  template <int HEADS, int VECTORS>
+  template <int HEADS, int VECTORS, bool ASKS>
   void multiply_values(int head, int d) {
     const int g = GROUPED ? d / INT4_GROUP : 0;
     __m512i high[HEADS][VECTORS], low[HEADS][VECTORS];
@@ -256,6 +261,7 @@ struct Codes : ByteBlocks<Codes<F>, F> {
       }
 #pragma GCC unroll 4
     for (int r = 0; r < ROWS; ++r) {
+      if (ASKS && !GROUPED) ask<VECTORS>(next_value);
       __m512i value[VECTORS];
       for (int j = 0; j < VECTORS; ++j) value[j] = _mm512_load_si512(values[d / ROWS + j][r]);
       for (int i = 0; i < HEADS; ++i) {
