@@ -300,7 +300,7 @@ class CalibratedMachine:
     @cached_property
     def _of_caches(self) -> dict[str, dict[int, float]]:
         """By kind of cache and rows: seconds that each layer of a step takes more than over a dense
-        cache, beside attention, because another decoder carries it out."""
+        cache, beside attention: to encode keys and values, and where another decoder runs."""
         more: dict[str, dict[int, list[float]]] = {}
         for point in self.wholes:
             if point.tokens > 1 or point.kv_cache == "dense":

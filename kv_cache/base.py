@@ -135,5 +135,11 @@ class KVCache(nn.Module):
         return sum(buffer.numel() * buffer.element_size() for buffer in self.buffers())
 
 
+def inverse(scale: Tensor) -> Tensor:
+    """1 / scale in float32; 0 where that is no finite number: for a scale that is 0, NaN, or so
+    small that 1 / scale overflows."""
+    return (1 / scale.float()).nan_to_num(0.0, 0.0, 0.0)
+
+
 # (max_batch_size, kv_heads, max_seq_length, head_dim, dtype, device, window) -> a layer's cache
 CacheFactory = Callable[[int, int, int, int, torch.dtype, torch.device | str, int | None], KVCache]

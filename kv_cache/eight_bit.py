@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kv_cache.base import KVCache, Shape
+from kv_cache.base import KVCache, Shape, inverse
 
 
 class EightBitKVCache(KVCache):
@@ -27,8 +27,7 @@ class EightBitKVCache(KVCache):
         """The scale is rounded to x's dtype before x is divided by it, so that codes are chosen for
         the scale that is stored. A row of zeros has scale 0 and is read back as zeros."""
         scale = (x.abs().amax(-1, keepdim=True).float() / self.largest).to(x.dtype)
-        inverse = torch.where(scale > 0, 1 / scale.float(), 0.0)
-        numbers = (x.float() * inverse).clamp(-self.largest, self.largest)
+        numbers = (x.float() * inverse(scale)).clamp(-self.largest, self.largest)
         if not self.code_dtype.is_floating_point:
             numbers = numbers.round()
         return {"codes": numbers.to(self.code_dtype), "scale": scale}

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from errors import UsageError
-from kv_cache.base import KVCache, Shape
+from kv_cache.base import KVCache, Shape, inverse
 from ops.kv import INT4_GROUP
 from ops.packing import pack
 
@@ -37,7 +37,6 @@ class Int4KVCache(KVCache):
         groups = x.float().unflatten(-1, (-1, INT4_GROUP))
         extreme = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
         scale = (extreme / -8).to(x.dtype)
-        inverse = torch.where(scale != 0, 1 / scale.float(), 0.0)
-        codes = (groups * inverse).round().clamp(-8, 7).flatten(-2) + 8
+        codes = (groups * inverse(scale)).round().clamp(-8, 7).flatten(-2) + 8
         (plane,) = pack(codes.to(torch.uint8).flatten(0, -2), 4)
         return {"codes": plane.view(*x.shape[:-1], x.shape[-1] // 2), "scale": scale.squeeze(-1)}

@@ -7,7 +7,7 @@
 
     decoder = choose("auto", model, caches, rows=1)
     logits = decoder.step(tokens, position)     # (B, 1), (1,) -> (B, V)
-    decoder.name, decoder.reason                # "cpu-layer", "the KV cache is int8; …"
+    decoder.name, decoder.reason                # "cpu-stack", "the embedding is quantized"
 
 The ops implement models/llama.py a second time. So each refuses a model with any part that it does
 not know (`why_not_fused`).
@@ -26,11 +26,13 @@ from errors import KernelError
 from experts.fused import Fused
 from experts.layer import TieredLayer
 from experts.tiers import tiers_of
+from kv_cache import CACHES
 from kv_cache.base import KVCache
 from models.config import ModelConfig
 from models.llama import Attention, Block, FeedForward, Transformer, frequencies, rotation
 from models.mixtral import JointNorm, Mixtral, MixtureOfExperts
 from ops.cpu import build, step
+from ops.kv import WRITTEN_BY_STEPS
 from quantize.across import RoundedAcross
 from quantize.cpu import PackedLinear
 from quantize.kernel import fused_weight
@@ -93,8 +95,7 @@ def compiles_anyway(config: RunConfig, architecture: ModelConfig, device: torch.
     one_op_is_possible = (
         device.type == "cpu"
         and config.decoder in ("auto", CpuStep.name)
-        and config.kv_cache == "dense"
-        and not config.kv_cache_quantization
+        and config.kv_cache in WRITTEN_BY_STEPS
         and config.batch_size <= step.MAX_FUSED_ROWS
         and _unknown_field(architecture) is None
     )
@@ -149,8 +150,10 @@ def _why_not_stack(model: Transformer, caches: Sequence[KVCache], rows: int) -> 
     if reason := _why_not_any(model, caches, rows):
         return reason
     for cache in caches:
-        if cache.format != "dense":
-            return f"the KV cache is {cache.format}, and the op reads dense ones"
+        # A class of its own may encode in its own way, whatever the format in which it is read.
+        known = cache.format in WRITTEN_BY_STEPS and type(cache) is CACHES.get(cache.format)
+        if not known or cache.format != caches[0].format:
+            return f"the KV cache is a {type(cache).__name__}, which the op cannot write"
     return None
 
 
@@ -291,8 +294,8 @@ class CpuStack(_OverCaches):
         self.weights = [weight for layer in layers for weight in layer.parameters()]
         # Tables of experts in `parts` hold addresses of weights, which `weights` keeps valid; where
         # experts are in two tiers, `moving` does.
-        sides = [side for cache in self.caches for side in (cache.key_codes, cache.value_codes)]
-        self.cached = cast("list[Tensor]", sides)
+        buffers = [buffer for cache in self.caches for buffer in cache.buffers()]
+        self.cached = step.Caches(buffers, self.caches[0].format)
 
     def step(self, tokens: Tensor, position: Tensor) -> Tensor:
         with self.moving.stepping() if self.moving else nullcontext():

@@ -302,7 +302,8 @@ def test_a_dummy_needs_no_tokenizer(in_tmp):
         ("--quantization float8dq-row", "modules",
          "layers.0.attention.wqkv rounds activations to float8-row outside of its C++ kernel"),
         ("--quantization embed-int8", "cpu-stack", "the embedding is quantized"),
-        ("--kv_cache int8", "cpu-layer", "the KV cache is int8, and the op reads dense ones"),
+        ("--kv_cache int8", "cpu-step", None),
+        ("--kv_cache int4 --batch_size 2", "cpu-step", None),
         ("--batch_size 17", "modules", "there are 17 rows, and the op is for 16 at most"),
     ],
 )  # fmt: skip

@@ -2,9 +2,10 @@
 op as the matrix products. As 110 small ops, a step with 4-bit weights spends a fifth of its time
 between them.
 
-    decode(…)                                   # tokens to logits, with dense caches
+    decode(…)                                   # tokens to logits
     layers(…)                                   # all layers, if the embedding or output differs
-    before_attention(…), after_attention(…)     # one layer, around attention over any cache
+    before_attention(…), after_attention(…)     # one layer, around attention over a cache that only
+                                                # Python fills
 
 The ops compute what models.llama.Block computes, and round to x's dtype where its modules round.
 `decode` and `layers` also take layers with a mixture of experts (models/mixtral.py).
@@ -21,14 +22,15 @@ MAX_FUSED_ROWS = 16  # above this, products take nearly all of the time and fusi
 
 torch.library.define(
     "quantbench::cpu_decode",
-    "(Tensor tokens, Tensor table, Tensor[] parts, Tensor(a!)[] caches, Tensor frequencies, "
-    "Tensor position, bool wraps, float epsilon, int heads, int kv_heads, int width, Tensor norm, "
-    "Tensor output, int ranks, int[] vocabularies) -> Tensor",
+    "(Tensor tokens, Tensor table, Tensor[] parts, Tensor(a!)[] caches, str format, "
+    "Tensor frequencies, Tensor position, bool wraps, float epsilon, int heads, int kv_heads, "
+    "int width, Tensor norm, Tensor output, int ranks, int[] vocabularies) -> Tensor",
 )
 torch.library.define(
     "quantbench::cpu_layers",
-    "(Tensor x, Tensor[] parts, Tensor(a!)[] caches, Tensor cos, Tensor sin, Tensor position, "
-    "bool wraps, float epsilon, int heads, int kv_heads, int width, int ranks) -> Tensor",
+    "(Tensor x, Tensor[] parts, Tensor(a!)[] caches, str format, Tensor cos, Tensor sin, "
+    "Tensor position, bool wraps, float epsilon, int heads, int kv_heads, int width, int ranks) "
+    "-> Tensor",
 )
 torch.library.define(
     "quantbench::cpu_before_attention",
@@ -49,6 +51,7 @@ def _(
     table,
     parts,
     caches,
+    format,
     frequencies,
     position,
     wraps,
@@ -65,7 +68,7 @@ def _(
 
 
 @torch.library.register_fake("quantbench::cpu_layers")
-def _(x, parts, caches, cos, sin, position, wraps, epsilon, heads, kv_heads, width, ranks):
+def _(x, parts, caches, format, cos, sin, position, wraps, epsilon, heads, kv_heads, width, ranks):
     return x.new_empty(x.shape)
 
 
@@ -203,6 +206,16 @@ class Shape:
     ranks: int = 0  # handle of ops/cpu/ranks.py, of the ranks to sum over; 0: this process is alone
 
 
+@dataclass(frozen=True)
+class Caches:
+    """The KV caches of all layers; a step stores the new keys and values there."""
+
+    # For each layer those of the keys, then those of the values: codes, and the scale if the format
+    # has one, each (B or more, kv_heads, T, …).
+    tensors: Sequence[Tensor]
+    format: str  # one of ops.kv.WRITTEN_BY_STEPS
+
+
 def before_attention(x: Tensor, layer: Layer, cos: Tensor, sin: Tensor, shape: Shape) -> Tensor:
     """Rotated queries, rotated keys, and values of x (B, D): (B, heads + 2 · kv_heads, E).
 
@@ -246,7 +259,7 @@ def after_attention(y: Tensor, x: Tensor, layer: Layer, shape: Shape) -> Tensor:
 def layers(
     x: Tensor,
     parts: Sequence[Tensor],
-    caches: Sequence[Tensor],
+    caches: Caches,
     cos: Tensor,
     sin: Tensor,
     position: Tensor,
@@ -255,15 +268,15 @@ def layers(
     """The last layer's output (B, D), from the first layer's input x (B, D) at `position` (1,)
     int64.
 
-    parts: the `Layer.parts` of all layers. caches: keys and values of all layers, each (B or more,
-    kv_heads, T, E) in x's dtype; the new ones are stored there. cos and sin: as for
-    before_attention. Raises RuntimeError for a position that is not in the caches, and when another
-    rank has ended or failed.
+    parts: the `Layer.parts` of all layers. cos and sin: as for before_attention. Raises
+    RuntimeError for a position that is not in the caches, and when another rank has ended or
+    failed.
     """
     return torch.ops.quantbench.cpu_layers(
         x,
         parts,
-        caches,
+        caches.tensors,
+        caches.format,
         cos,
         sin,
         position,
@@ -280,7 +293,7 @@ def decode(
     tokens: Tensor,
     table: Tensor,
     parts: Sequence[Tensor],
-    caches: Sequence[Tensor],
+    caches: Caches,
     frequencies: Tensor,
     position: Tensor,
     shape: Shape,
@@ -300,7 +313,8 @@ def decode(
         tokens,
         table,
         parts,
-        caches,
+        caches.tensors,
+        caches.format,
         frequencies,
         position,
         shape.wraps,

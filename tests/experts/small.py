@@ -62,9 +62,9 @@ def logits(model, rows: int = 1, steps: int = 4, decoder: str = "modules") -> to
     return torch.cat(parts, 1)
 
 
-def decoded(model, tokens: torch.Tensor, decoder: str) -> torch.Tensor:
+def decoded(model, tokens: torch.Tensor, decoder: str, kv_cache: str = "dense") -> torch.Tensor:
     """Logits of tokens (1, S), each by a decoding step."""
-    generator = Generator(model, 1, tokens.shape[1], decoder=decoder)
+    generator = Generator(model, 1, tokens.shape[1], kv_cache, decoder)
     with torch.no_grad():
         steps = [generator.forward(tokens[:, i : i + 1], i) for i in range(tokens.shape[1])]
     return torch.cat(steps, 1)

@@ -211,6 +211,14 @@ def test_costs_are_decided_for_both_decoders(policy, tmp_path, tokens):
     assert tiers.counted().since(before).expected_seconds > 0
 
 
+@pytest.mark.parametrize("kv_cache", ["int8", "fp8", "int4"])
+def test_quantized_caches(kv_cache, tmp_path, tokens):
+    expected = decoded(whole("tiny_moe", "int8wo"), tokens, "cpu-step", kv_cache)
+    model, tiers = tiered("tiny_moe", "int8wo", POLICIES["fetch"], tmp_path)
+    tiers.hold(FAST, 10)
+    assert torch.equal(decoded(model, tokens, "cpu-step", kv_cache), expected)
+
+
 # ---------------------------------------------------------------------------------- who reads
 
 

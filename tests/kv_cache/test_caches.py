@@ -344,9 +344,10 @@ def test_dense_keeps_every_bit(dtype):
         torch.zeros(64),
         torch.cat([torch.full((1,), 3e4), torch.full((63,), 1e-3)]),
         torch.full((64,), 1e-40),  # subnormal
+        torch.cat([torch.full((1,), 1e-40), torch.zeros(63)]),  # 1 / scale is infinite
         torch.full((64,), -1.0),
     ],
-    ids=["zeros", "one outlier", "subnormal", "equal"],
+    ids=["zeros", "one outlier", "subnormal", "subnormal beside zeros", "equal"],
 )
 def test_extreme_rows(cache_type, row):
     cache = cache_type(1, 1, 2, 64, torch.float32, "cpu")

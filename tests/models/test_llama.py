@@ -103,10 +103,11 @@ def test_caches_forget_on_reset_and_serve_again(pairs):
     assert_same(generator.forward(tokens), expected)
 
 
+@pytest.mark.parametrize("decoder", ["cpu-step", "cpu-stack", "cpu-layer", "modules"])
 @pytest.mark.parametrize("family", ["llama-3", "mistral-0.1", "qwen-3"])
-def test_int8_cache_stays_close(pairs, family):
-    model, tokens, expected = pairs[family]
-    generator = Generator(model, 3, LENGTH, "int8")
+def test_int8_cache_stays_close(pairs, on_cpu_kernels, family, decoder):
+    model, (_, tokens, expected) = on_cpu_kernels[family], pairs[family]
+    generator = Generator(model, 3, LENGTH, "int8", decoder)
     logits = torch.cat([generator.forward(tokens[:, [i]], i) for i in range(LENGTH)], 1)
     # int8 keys are off by up to 1/254 of their largest value, times three layers whose random
     # attention is steep; a forgotten scale or a mixed-up head is off by the logits' own size

@@ -39,6 +39,7 @@ class SmallStep:
             self.x,
             self.weights,
             self.caches,
+            "dense",
             angles.cos(),
             angles.sin(),
             torch.tensor([position]),

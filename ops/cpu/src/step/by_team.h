@@ -304,7 +304,7 @@ class ByTeam {
       rows.add(data(qkv), bias, qkv.size(1), data(qkv));
     turn_heads(rows, qkv, &step.part(layer, QUERY_NORM), &step.part(layer, KEY_NORM), step.epsilon,
                step.cos, step.sin, step.heads, step.kv_heads);
-    attending = step.attending(layer, qkv);
+    attending = step.attending(rows, layer, qkv);
     if (attending->alone()) attending->work();
   }
 

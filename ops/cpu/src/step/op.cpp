@@ -1,6 +1,6 @@
-// quantbench::cpu_decode: a whole Llama, from the newest token of each row to logits, over caches in
-// its dtype. cpu_layers: its layers alone. cpu_before_attention and cpu_after_attention: one layer,
-// for other caches. Between two products lie some microseconds of work; a compiled graph makes several
+// quantbench::cpu_decode: a whole Llama, from the newest token of each row to logits, over caches of any
+// format. cpu_layers: its layers alone. cpu_before_attention and cpu_after_attention: one layer, for
+// caches that only Python fills. Between two products lie some microseconds of work; a compiled graph makes several
 // calls and allocations for it, each of which takes as long as the work itself.
 //
 // Ranks that share memory (common/ranks.h) each have a part of the heads, of the feed-forward network and
@@ -13,6 +13,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <string>
 #include <vector>
 
 namespace {
@@ -185,7 +186,7 @@ Tensor one_op_after_another(Step& step) {
     Tensor qkv = before_attention(x, part(NORM), step.epsilon, part(WQKV), maybe(part(WQKV_BIAS)),
                                   maybe(part(QUERY_NORM)), maybe(part(KEY_NORM)), step.cos,
                                   step.sin, step.heads, step.kv_heads);
-    auto attending = step.attending(i, qkv);
+    auto attending = step.attending(rows_of(qkv), i, qkv);
     if (attending->alone()) attending->work();
     else
       torch::stable::parallel_for(0, torch::stable::get_num_threads(), 1,
@@ -230,9 +231,11 @@ Tensor run(Step& step) {
 }
 
 Tensor layers(const Tensor& x, std::vector<Tensor> parts, std::vector<Tensor> caches,
-              const Tensor& cos, const Tensor& sin, const Tensor& position, bool wraps,
-              double epsilon, int64_t heads, int64_t kv_heads, int64_t width, int64_t ranks) {
-  Step step(parts, caches, x, cos, sin, position, wraps, epsilon, heads, kv_heads, width, ranks);
+              const std::string& format, const Tensor& cos, const Tensor& sin,
+              const Tensor& position, bool wraps, double epsilon, int64_t heads, int64_t kv_heads,
+              int64_t width, int64_t ranks) {
+  Step step(parts, caches, format, x, cos, sin, position, wraps, epsilon, heads, kv_heads, width,
+            ranks);
   return run(step);
 }
 
@@ -255,9 +258,9 @@ Tensor embedded(const Tensor& tokens, const Tensor& table, int64_t first, int64_
 }
 
 Tensor decode(const Tensor& tokens, const Tensor& table, std::vector<Tensor> parts,
-              std::vector<Tensor> caches, const Tensor& frequencies, const Tensor& position,
-              bool wraps, double epsilon, int64_t heads, int64_t kv_heads, int64_t width,
-              const Tensor& norm, const Tensor& output, int64_t handle,
+              std::vector<Tensor> caches, const std::string& format, const Tensor& frequencies,
+              const Tensor& position, bool wraps, double epsilon, int64_t heads, int64_t kv_heads,
+              int64_t width, const Tensor& norm, const Tensor& output, int64_t handle,
               std::vector<int64_t> vocabularies) {
   STD_TORCH_CHECK(frequencies.is_contiguous() && frequencies.scalar_type() == ScalarType::Float,
                   "frequencies have to be float32, contiguous");
@@ -276,8 +279,8 @@ Tensor decode(const Tensor& tokens, const Tensor& table, std::vector<Tensor> par
   for (int64_t at = one_position(position), i = 0; i < frequencies.numel(); ++i)
     c[i] = std::cos(float(at) * of[i]), s[i] = std::sin(float(at) * of[i]);
   const Ending ending{norm, output, table.size(0)};
-  Step step(parts, caches, x, cos, sin, position, wraps, epsilon, heads, kv_heads, width, handle,
-            &ending);
+  Step step(parts, caches, format, x, cos, sin, position, wraps, epsilon, heads, kv_heads, width,
+            handle, &ending);
   Tensor logits = run(step);
   return ranks ? gather_rows(logits, *ranks, vocabularies) : logits;
 }

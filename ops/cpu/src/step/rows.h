@@ -6,6 +6,9 @@
 
 #include "common/number.h"
 
+// A head's n numbers to what a KV cache of some format stores of them: codes, and scales of the numbers' type.
+typedef void (*Encode)(const char* x, int64_t n, char* codes, char* scales);
+
 // Pointers to rows of n numbers of one type; weights and biases have the same. Results may lie where
 // an operand does.
 struct Rows {
@@ -25,6 +28,8 @@ struct Rows {
   float (*dot)(const char* a, const char* b, int64_t n);
   // to += weight · x, in float32
   void (*add_weighed)(const char* x, float weight, int64_t n, float* to);
+  // by the names of ops/kv.py: step/encode.h
+  Encode dense, int8, fp8, int4;
 };
 
 Rows rows_portable(Number);

@@ -123,9 +123,12 @@ void add_weighed(const char* x, float weight, int64_t n, float* to) {
     write<Number::f32>((char*)to, i, n, read<Number::f32>((const char*)to, i, n) + read<N>(x, i, n) * weight);
 }
 
+#include "step/encode.h"
+
 template <Number N>
 Rows rows_of() {
-  return {N, norm<N>, add<N>, rotate<N>, gate<N>, widen<N>, narrow<N>, dot<N>, add_weighed<N>};
+  return {N,      norm<N>,        add<N>,         rotate<N>,  gate<N>,   widen<N>,  narrow<N>,
+          dot<N>, add_weighed<N>, as_they_are<N>, to_int8<N>, to_fp8<N>, to_int4<N>};
 }
 
 inline Rows rows(Number type) {

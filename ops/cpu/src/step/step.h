@@ -2,6 +2,7 @@
 // step of all layers as it is called. For op.cpp alone, which has the overview.
 #pragma once
 
+#include "step/caches.h"
 #include "step/rows.h"
 
 #include <torch/csrc/stable/ops.h>
@@ -11,6 +12,7 @@
 #include <cstring>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "common/isa.h"
@@ -19,19 +21,11 @@
 
 namespace {
 
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
-using Maybe = std::optional<Tensor>;
-
 Rows rows_of(const Tensor& x) {
   const Number number = number_of(x.scalar_type());
   if (isa() >= Isa::avx512vnni) return rows_avx512vnni(number);
   return isa() >= Isa::avx2 ? rows_avx2(number) : rows_portable(number);
 }
-
-const char* data(const Tensor& t) { return static_cast<const char*>(t.const_data_ptr()); }
-char* data(Tensor& t) { return static_cast<char*>(t.mutable_data_ptr()); }
-int64_t row_bytes(const Tensor& t) { return t.size(1) * t.element_size(); }
 
 // A norm's weight or a bias, which applies to every row of x.
 const char* vector(const Tensor& t, const Tensor& x, int64_t n) {
@@ -96,22 +90,6 @@ enum Part { NORM, WQKV, WQKV_BIAS, QUERY_NORM, KEY_NORM, WO, WO_BIAS, FFN_NORM, 
 
 Maybe maybe(const Tensor& t) { return t.numel() ? Maybe(t) : std::nullopt; }
 
-// kv_heads heads of every row, from `first_head` on, of y (B, all · E), to slot `slot` of a cache (B, K, T, E).
-void store(const Tensor& y, int64_t first_head, Tensor& cache, int64_t slot) {
-  const int64_t bytes = cache.size(3) * cache.element_size(), size = cache.element_size();
-  for (int64_t b = 0; b < y.size(0); ++b)
-    for (int64_t k = 0; k < cache.size(1); ++k)
-      std::memcpy(data(cache) + (b * cache.stride(0) + k * cache.stride(1) + slot * cache.stride(2)) * size,
-                  data(y) + b * row_bytes(y) + (first_head + k) * bytes, bytes);
-}
-
-void check_cache(const Tensor& cache, const Tensor& x, int64_t kv_heads, int64_t E) {
-  STD_TORCH_CHECK(cache.dim() == 4 && cache.size(0) >= x.size(0) && cache.size(1) == kv_heads &&
-                      cache.size(3) == E && cache.stride(3) == 1 &&
-                      cache.scalar_type() == x.scalar_type(),
-                  "a cache has to be (B, ", kv_heads, ", T, ", E, ") of x's dtype");
-}
-
 // What follows the layers where logits are wanted.
 struct Ending {
   const Tensor &norm, &weight;
@@ -127,34 +105,31 @@ int64_t one_position(const Tensor& position) {
 // What every layer is called with, and where its caches' new slot is.
 struct Step {
   const std::vector<Tensor>& parts;
-  std::vector<Tensor>& caches;
   const Tensor &x, &cos, &sin;
   double epsilon;
   int64_t heads, kv_heads, width;
   LocalRanks* ranks;
   const Ending* ending;
   int64_t count, B, E, end;
+  Caches caches;
   Tensor first, filled;  // (B,) as decode attention wants them
 
-  Step(const std::vector<Tensor>& parts, std::vector<Tensor>& caches, const Tensor& x,
-       const Tensor& cos, const Tensor& sin, const Tensor& position, bool wraps, double epsilon,
-       int64_t heads, int64_t kv_heads, int64_t width, int64_t handle,
+  Step(const std::vector<Tensor>& parts, std::vector<Tensor>& caches, const std::string& format,
+       const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& position, bool wraps,
+       double epsilon, int64_t heads, int64_t kv_heads, int64_t width, int64_t handle,
        const Ending* ending = nullptr)
-      : parts(parts), caches(caches), x(x), cos(cos), sin(sin), epsilon(epsilon), heads(heads),
-        kv_heads(kv_heads), width(width), ranks(LocalRanks::of(handle)), ending(ending),
-        count(caches.size() / 2), B(x.size(0)), E(2 * cos.numel()),
+      : parts(parts), x(x), cos(cos), sin(sin), epsilon(epsilon), heads(heads), kv_heads(kv_heads),
+        width(width), ranks(LocalRanks::of(handle)), ending(ending), count(parts.size() / PARTS),
+        B(x.size(0)), E(2 * cos.numel()), end(one_position(position) + 1),
+        caches(caches, format, count, x, kv_heads, E),
         first(torch::stable::new_empty(x, {B}, ScalarType::Long)),
         filled(torch::stable::new_empty(x, {B}, ScalarType::Long)) {
     check_rows(x);
     STD_TORCH_CHECK(int64_t(parts.size()) == count * PARTS, "there are ", parts.size(),
                     " tensors for ", count, " layers");
-    end = one_position(position) + 1;
-    const int64_t slots = count ? caches[0].size(2) : 1;
-    for (const Tensor& cache : caches) {
-      check_cache(cache, x, kv_heads, E);
-      STD_TORCH_CHECK(end > 0 && cache.size(2) == slots && (wraps || end <= slots), "position ",
-                      end - 1, " is not in a cache of ", cache.size(2));
-    }
+    const int64_t slots = this->caches.slots;
+    STD_TORCH_CHECK(end > 0 && (wraps || end <= slots), "position ", end - 1,
+                    " is not in a cache of ", slots);
     const int64_t seen = end < slots ? end : slots;
     for (int64_t b = 0; b < B; ++b) {
       static_cast<int64_t*>(first.mutable_data_ptr())[b] = (end - seen) % slots;
@@ -174,15 +149,12 @@ struct Step {
   }
 
   // Stores a layer's new keys and values; attention over all of them.
-  std::unique_ptr<Attending> attending(int64_t layer, Tensor& qkv) {
-    Tensor &keys = caches[2 * layer], &values = caches[2 * layer + 1];
-    const int64_t slot = (end - 1) % keys.size(2);
-    store(qkv, heads, keys, slot);
-    store(qkv, heads + kv_heads, values, slot);
+  std::unique_ptr<Attending> attending(const Rows& rows, int64_t layer, Tensor& qkv) {
+    caches.store(rows, qkv, heads, layer, (end - 1) % caches.slots);
     Tensor of_heads = torch::stable::view(qkv, {B, heads + 2 * kv_heads, E});
     return std::unique_ptr<Attending>(new Attending(
-        torch::stable::narrow(of_heads, 1, 0, heads), torch::stable::narrow(keys, 0, 0, B),
-        std::nullopt, torch::stable::narrow(values, 0, 0, B), std::nullopt, first, filled, "dense"));
+        torch::stable::narrow(of_heads, 1, 0, heads), caches.keys(layer), caches.key_scales(layer),
+        caches.values(layer), caches.value_scales(layer), first, filled, caches.format));
   }
 };
 

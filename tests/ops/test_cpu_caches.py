@@ -1,0 +1,299 @@
+"""The caches that a decoding step in C++ fills, against those that Python fills, bit for bit."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from generate import Generator
+from kv_cache import CACHES
+from models.mixture import Mixture
+from ops.cpu import build, step
+from ops.kv import WRITTEN_BY_STEPS, dequantize
+from tests.ops.instructions import best as best
+from tests.ops.instructions import use
+from tests.ops.test_cpu_step import DTYPES, ISAS, MIXTURE, PLAIN, built, error
+
+pytestmark = pytest.mark.skipif(bool(build.unavailable()), reason=str(build.unavailable()))
+
+QUANTIZED = [name for name in CACHES if name != "dense"]
+ON_EVERY_ISA = pytest.mark.parametrize("isa", ISAS)
+OF_EVERY_DTYPE = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+# ---------------------------------------------------------------------------------- numbers
+
+
+def heads_of(dtype, E):
+    """Heads (X, E) of numbers of all kinds."""
+    limits = torch.finfo(dtype)
+    normal = torch.randn(64, E)
+    magnitudes = torch.logspace(-45, 38, 64, dtype=torch.float64)[:, None]
+    ties = torch.randint(-3, 4, (16, E)) / 2.0
+    halves = torch.randint(-254, 255, (16, E)) / 2.0  # between two codes of int8, where 127 is one
+    halves[:, 0] = 127
+    outlier = torch.randn(8, E)
+    outlier[:, 5] = torch.tensor([1e3, -1e3, 3e4, -3e4] * 2)
+    denormal = torch.randint(-9, 10, (8, E)) * limits.smallest_normal * limits.eps
+    extreme = torch.randint(-1, 2, (8, E)) * limits.max
+    sparse = normal[:8] * (torch.rand(8, E) < 0.1)
+    finite = (normal, normal.double() * magnitudes, ties, halves, outlier, denormal, extreme)
+    whole = torch.cat([x.double() for x in (*finite, sparse, torch.zeros(2, E))])
+    return whole.clamp(limits.min, limits.max).to(dtype)
+
+
+def with_some_not_finite(x):
+    """The heads, a number or two of each replaced."""
+    x = x.clone()
+    for value in (torch.inf, -torch.inf, torch.nan):
+        where = torch.rand(x.shape) < 1 / x.shape[1]
+        x[where] = value
+    return x
+
+
+def stored_by_a_step(name, heads):
+    """A cache of two slots in whose second one a step has stored `heads` (K, E), as the keys and
+    as the values of its only row."""
+    K, E = heads.shape
+    D, width, dtype = 16, 16, heads.dtype
+    cache = CACHES[name](1, K, 2, E, dtype, "cpu")
+    ones = torch.ones(D, dtype=dtype)
+    queries = torch.zeros(K * E, dtype=dtype)
+    layer = step.Layer(
+        attention_norm=ones,
+        wqkv=step.Linear(  # whatever x is, the result is the bias
+            torch.zeros(3 * K * E, D, dtype=dtype),
+            torch.cat([queries, heads.flatten(), heads.flatten()]),
+        ),
+        query_norm=None,
+        key_norm=None,
+        wo=step.Linear(torch.zeros(D, K * E, dtype=dtype), None),
+        ffn_norm=ones,
+        w13=step.Linear(torch.zeros(2 * width, D, dtype=dtype), None),
+        w2=step.Linear(torch.zeros(D, width, dtype=dtype), None),
+    )
+    cos = torch.ones(E // 2)
+    caches = step.Caches(list(cache.buffers()), cache.format)
+    shape = step.Shape(K, K, width, 1e-5)
+    step.layers(ones[None], layer.parts(), caches, cos, 0 * cos, torch.tensor([1]), shape)
+    return cache
+
+
+@ON_EVERY_ISA
+@OF_EVERY_DTYPE
+@pytest.mark.parametrize("E", [32, 64, 96, 256, 8, 80])
+@pytest.mark.parametrize("name", CACHES)
+def test_any_numbers(isa, dtype, E, name):
+    use(isa)
+    if name == "int4" and E % 32:
+        pytest.skip("int4 has groups of 32")
+    x = heads_of(dtype, E)
+    expected = CACHES[name].encode(CACHES[name](1, 1, 1, E, dtype, "cpu"), x[None, :, None])
+    cache = stored_by_a_step(name, x)
+    for part, tensor in expected.items():
+        for side in ("key", "value"):
+            buffer = getattr(cache, f"{side}_{part}")
+            assert torch.equal(buffer[:, :, 1:], tensor), (side, part)
+            assert (buffer[:, :, 0] == 0).all()
+
+
+@ON_EVERY_ISA
+@OF_EVERY_DTYPE
+@pytest.mark.parametrize("name", CACHES)
+def test_numbers_that_are_not_finite(isa, dtype, name):
+    """They are read back as no finite numbers; what shares no scale with them is as it would be."""
+    use(isa)
+    x = with_some_not_finite(heads_of(dtype, 64))
+    cache = stored_by_a_step(name, x)
+    whole = type(cache)(1, len(x), 2, 64, dtype, "cpu")
+    whole.update(torch.tensor([1]), x[None, :, None], x[None, :, None])
+    # keys go through the rotation, which multiplies infinity by a sine of 0
+    got, expected = (dequantize(c.stored("value", 1))[0, :, 1] for c in (cache, whole))
+    assert not got[~x.isfinite()].isfinite().any()
+    both = x.isfinite()
+    torch.testing.assert_close(got[both], expected[both], rtol=0, atol=0, equal_nan=True)
+
+
+# ---------------------------------------------------------------------------------- models
+
+
+def decoded_by(decoder, model, tokens, cache, start, size, rows=None):
+    """Logits of steps for tokens (B, S) behind `start` random positions; and the caches."""
+    generator = Generator(model, rows or len(tokens), size, cache, decoder)
+    assert generator.decoder.name == decoder
+    torch.manual_seed(start)  # the same for every decoder
+    generator.fill_randomly(start)
+    logits = [generator.forward(tokens[:, [i]], start + i) for i in range(tokens.shape[1])]
+    return torch.cat(logits, 1), generator.caches
+
+
+def assert_same(one, other):
+    """Logits and all that caches hold."""
+    assert torch.equal(one[0], other[0])
+    for cache, like in zip(one[1], other[1], strict=True):
+        for (name, buffer), wanted in zip(cache.named_buffers(), like.buffers(), strict=True):
+            assert torch.equal(buffer.view(torch.uint8), wanted.view(torch.uint8)), name
+
+
+# head_dim and sliding window; the window's slots are overwritten
+SHAPES = ((64, None), (80, 5), (128, None), (32, 5))
+
+
+def models(name, dtype):
+    for E, window in SHAPES:
+        if name != "int4" or E % 32 == 0:
+            config = dataclasses.replace(PLAIN, head_dim=E, sliding_window=window)
+            yield built(dataclasses.replace(config, qk_norm=E == 128), dtype)
+
+
+@ON_EVERY_ISA
+@OF_EVERY_DTYPE
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_all_layers_in_one_op_are_an_op_for_each(isa, dtype, rows, name):
+    use(isa)
+    for model in models(name, dtype):
+        tokens = torch.randint(0, 50, (rows, 9))
+        given = (model, tokens, name, 0, 12, 4)  # rows of the cache that are not in use
+        assert_same(decoded_by("cpu-stack", *given), decoded_by("cpu-layer", *given))
+
+
+@ON_EVERY_ISA
+@OF_EVERY_DTYPE
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_a_whole_step_in_one_op(isa, dtype, rows, name):
+    """Its rotation and its last norm round otherwise than the modules', so a number may go to the
+    code beside the other's. But the first layer's keys and values depend on tokens alone: they are
+    those that the step stores in a dense cache, as Python encodes them."""
+    use(isa)
+    for model in models(name, dtype):
+        tokens = torch.randint(0, 50, (rows, 9))
+        logits, caches = decoded_by("cpu-step", model, tokens, name, 0, 12, 4)
+        _, dense = decoded_by("cpu-step", model, tokens, "dense", 0, 12, 4)
+        for side in ("key", "value"):
+            numbers = dense[0].stored(side, rows).codes
+            for part, tensor in caches[0].encode(numbers).items():
+                filled = min(9, caches[0].slots)
+                stored = getattr(caches[0], f"{side}_{part}")
+                assert torch.equal(stored[:rows, :, :filled], tensor[:, :, :filled])
+                assert (stored[rows:] == 0).all() and (stored[:, :, filled:] == 0).all()
+        expected, _ = decoded_by("cpu-layer", model, tokens, name, 0, 12, 4)
+        # two layers, in which some codes are others, and of bfloat16 some ten roundings
+        assert error(logits, expected) < {"int4": 0.1, "fp8": 0.04, "int8": 0.03}[name]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 4])
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_behind_a_deep_context(rows, threads, name):
+    """More than a thread takes alone, so that a team shares attention."""
+    model = built(dataclasses.replace(PLAIN, head_dim=64, max_position=2048), torch.bfloat16)
+    tokens = torch.randint(0, 50, (rows, 3))
+    given = (model, tokens, name, 1500, 1503)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert_same(decoded_by("cpu-stack", *given), decoded_by("cpu-layer", *given))
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_mixtures_of_experts(rows, name):
+    """Against the modules: in float32 hardly a number is near enough to the middle of two codes to
+    go to the other, which would cost 1/254 of it, or an eighth."""
+    mixture = Mixture(3, 3, 56, shared_dim=104)
+    model = built(dataclasses.replace(MIXTURE, head_dim=64, mixture=mixture), torch.float32)
+    given = (model, torch.randint(0, 50, (rows, 9)), name, 0, 12)
+    logits, caches = decoded_by("cpu-step", *given)
+    expected, like = decoded_by("modules", *given)
+    assert error(logits, expected) < {"int4": 0.1, "fp8": 0.02, "int8": 0.005}[name]
+    for cache, wanted in zip(caches, like, strict=True):
+        assert error(*(dequantize(c.stored("key", rows)) for c in (cache, wanted))) < 0.05
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_compiled_around_it(name):
+    """Where the output is not the op's, a compiler has the rest: it must not copy the caches."""
+    model = built(dataclasses.replace(PLAIN, head_dim=32), torch.float32)
+    tokens = torch.randint(0, 50, (1, 3))
+    plain = Generator(model, 1, 8, name, "cpu-stack")
+    compiled = Generator(model, 1, 8, name, "cpu-stack")
+    compiled.step_logits = torch.compile(compiled.decoder.step, fullgraph=True)
+    for i in range(3):
+        y, expected = (g.forward(tokens[:, [i]], i) for g in (compiled, plain))
+        assert error(y, expected) < 1e-5
+    for cache, like in zip(compiled.caches, plain.caches, strict=True):
+        assert error(*(dequantize(c.stored("value", 1)) for c in (cache, like))) < 0.05
+        assert (cache.key_scale[:, :, :3] != 0).any() and (cache.key_scale[:, :, 3:] == 0).all()
+
+
+# ---------------------------------------------------------------------------------- refusals
+
+
+class Halving(CACHES["int8"]):  # type: ignore[misc]
+    """Read as int8 is, but encoded in a way of its own."""
+
+    def encode(self, x):
+        return super().encode(x / 2)
+
+
+class Unknown(CACHES["int8"]):  # type: ignore[misc]
+    format = "unknown"
+
+
+@pytest.mark.parametrize("kind", [Halving, Unknown])
+def test_a_cache_that_only_python_can_write(kind):
+    from run.decoding import name_of, why_not_fused
+
+    model = built(PLAIN, torch.float32)
+    caches = [kind(1, 2, 8, 16, torch.float32, "cpu", None, "cpu") for _ in model.layers]
+    reason = f"the KV cache is a {kind.__name__}, which the op cannot write"
+    assert why_not_fused(model, caches, 1) == reason
+    assert name_of("auto", model, caches, 1) == "cpu-layer"
+
+
+def test_layers_that_differ_in_their_caches():
+    from run.decoding import why_not_fused
+
+    model = built(PLAIN, torch.float32)
+    kinds = [CACHES["int8"], CACHES["fp8"]]
+    caches = [kind(1, 2, 8, 16, torch.float32, "cpu", None, "cpu") for kind in kinds]
+    assert why_not_fused(model, caches, 1)
+
+
+def test_every_format_that_is_written_is_a_cache():
+    assert {CACHES[name].format for name in WRITTEN_BY_STEPS} == set(WRITTEN_BY_STEPS)
+
+
+def test_what_does_not_fit_is_an_error():
+    model = built(dataclasses.replace(PLAIN, head_dim=32), torch.bfloat16)
+    decoder = Generator(model, 1, 8, "int4", decoder="cpu-step").decoder
+    x, cos = torch.randn(1, 96).bfloat16(), torch.ones(16)
+
+    def run(index=0, tensor=decoder.cached.tensors[0], format="int4", drop=0):
+        tensors = list(decoder.cached.tensors)
+        tensors[index] = tensor
+        caches = step.Caches(tensors[drop:], format)
+        position = torch.tensor([0])
+        return step.layers(x, decoder.parts, caches, cos, 0 * cos, position, decoder.shape)
+
+    assert run().shape == x.shape
+    codes, scale = decoder.cached.tensors[:2]
+    for given, message in (
+        ({"format": "int3"}, "stores no keys and values as int3"),
+        ({"format": "int8"}, r"as int8 has to be \(B, 2, 8, 32\) of its format's dtype"),
+        ({"format": "dense"}, "8 tensors of caches for 2 layers"),
+        ({"drop": 1}, "7 tensors of caches for 2 layers"),
+        ({"tensor": codes[:, :1]}, r"has to be \(B, 2, 8, 16\)"),
+        ({"tensor": codes[..., :8]}, r"has to be \(B, 2, 8, 16\)"),
+        ({"tensor": codes[:, :, :4]}, r"has to be \(B, 2, 4, 1\) of scales of x's dtype"),
+        ({"tensor": codes.char()}, "of its format's dtype"),
+        ({"index": 1, "tensor": scale.float()}, "scales of x's dtype"),
+        ({"index": 1, "tensor": scale[:, :, :4]}, "scales of x's dtype"),
+        ({"index": 2, "tensor": codes[:0]}, r"has to be \(B, 2, 8, 16\)"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            run(**given)
