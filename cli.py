@@ -363,6 +363,11 @@ def explained(error: BaseException) -> tuple[str, int]:
     out_of_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     if out_of_memory or "can't allocate memory" in str(error):  # torch's message on the CPU
         return "out of memory; try a smaller --cache_size, --batch_size or a --quantization", 1
+    if "InvalidCxxCompiler" in str(error):  # torch's inductor
+        return (
+            "torch.compile needs a C++ compiler; install g++ or set CXX, or leave out --compile",
+            1,
+        )
     first_line = (str(error).strip().splitlines() or [""])[0]
     return f"{type(error).__name__}: {first_line} (--debug shows where; please report it)", 1
 

@@ -38,7 +38,7 @@ def options(device: torch.device) -> Options:
     if device.type != "cpu":
         return {}
     # Precompiling the header takes 9 s and saves less than 1 s for each of a step's few kernels.
-    chosen: Options = {"cpp_cache_precompile_headers": False}
+    chosen: Options = {"cpp_cache_precompile_headers": False, **build.options_of_inductor()}
     # For each instruction set of the CPU, inductor compiles a file to see whether the compiler
     # supports it: 8 s on two cores. The compiler that built the C++ kernels supports them all.
     if platform.machine() == "x86_64" and build.refusal() is None:

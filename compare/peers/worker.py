@@ -140,7 +140,10 @@ class HuggingFace:
         self.weight_bytes = numbers * table.itemsize
         self.step: Callable[..., Any] = self.model
         if compiled:
-            self.step = torch.compile(self.model, fullgraph=True, dynamic=False)
+            from ops.cpu import build
+
+            options = build.options_of_inductor()
+            self.step = torch.compile(self.model, fullgraph=True, dynamic=False, options=options)
         self.about = f"transformers {transformers.__version__}, torch {torch.__version__}"
 
     def begin(self) -> None:

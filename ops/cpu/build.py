@@ -15,15 +15,17 @@ import ctypes
 import functools
 import hashlib
 import os
+import shlex
 import shutil
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import files
-from errors import KernelError
+from errors import KernelError, LogError
 from ops.cpu import compiler
 
 SOURCES = Path(__file__).parent / "src"
@@ -125,12 +127,39 @@ def built() -> Path:
 
 def _library() -> Path:
     """Where the library is, or will be."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quantbench"
-    parts = compiler.identity(compiler.path())
+    parts = compiler.identity(compiler.command())
     for path in sorted([*SOURCES.rglob("*.cpp"), *SOURCES.rglob("*.h")]):
         parts += [str(path.relative_to(SOURCES)), path.read_text()]
     key = "\0".join(parts).encode()
-    return folder / f"kernels-{_digest(key).hex()[:16]}.so"
+    return _cache() / f"kernels-{_digest(key).hex()[:16]}.so"
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quantbench"
+
+
+def options_of_inductor() -> dict[str, Any]:
+    """The option of torch.compile that names the compiler, where $CXX is several words: inductor
+    takes them for the name of one program. So it gets a script that calls them."""
+    words = compiler.command()
+    if words is None or len(words) == 1:
+        return {}
+    # Inductor tells clang from GCC by the program's name.
+    name = "clang++" if "clang" in compiler.version(words) else "g++"
+    text = f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'
+    script = _cache() / f"cxx-{_digest(text.encode()).hex()[:16]}" / name
+    try:
+        if not script.exists():
+            script.parent.mkdir(parents=True, exist_ok=True)
+            files.replace("CXX", script, lambda path: _write_script(path, text))
+    except (OSError, LogError) as error:
+        raise KernelError(f"cannot write {script}, which calls $CXX: {error}") from None
+    return {"cpp.cxx": (None, str(script))}
+
+
+def _write_script(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o755)
 
 
 def _digest(data: bytes) -> bytes:
@@ -147,7 +176,7 @@ def _build(library: Path) -> None:
     print("Building the CPU kernels, once: about a minute …", file=sys.stderr)
     with tempfile.TemporaryDirectory(dir=folder, prefix="build-") as scratch:
         try:
-            path = _compile(compiler.path(), SOURCES, Path(scratch))
+            path = _compile(compiler.command(), SOURCES, Path(scratch))
         except compiler.Passing:
             raise
         except KernelError as error:

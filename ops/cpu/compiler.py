@@ -8,6 +8,7 @@ compiler does not support is left out of the library, and so are all better ones
 import contextlib
 import os
 import platform
+import shlex
 import shutil
 import signal
 import subprocess
@@ -64,32 +65,60 @@ class Passing(KernelError):
     """A failed build that may succeed the next time, because the machine was the cause."""
 
 
-def path() -> str | None:
-    """The compiler: $CXX, or else the first of c++, g++ and clang++; None if there is none."""
-    named = os.environ.get("CXX")
-    candidates = (named,) if named else ("c++", "g++", "clang++")
-    return next(filter(None, map(shutil.which, candidates)), None)
+Words = tuple[str, ...]  # a program and its first arguments
+
+
+def command() -> Words | None:
+    """The compiler: $CXX, or else the first of c++, g++ and clang++; None if there is none.
+
+    $CXX may be several words, as Make takes it: "ccache g++", "g++ -m64".
+    """
+    words = _named()
+    candidates = (words,) if words else (("c++",), ("g++",), ("clang++",))
+    for program, *rest in candidates:
+        if path := shutil.which(program):
+            return (path, *rest)
+    return None
+
+
+def _named() -> Words:
+    """The words of $CXX; none where it is not set, one where they are a program's path."""
+    text = os.environ.get("CXX", "")
+    if shutil.which(text):
+        return (text,)
+    try:
+        return tuple(shlex.split(text))
+    except ValueError:  # a quote that is not closed
+        return (text,)
 
 
 def unavailable() -> str | None:
     """Why there is no compiler, or why CXXFLAGS cannot be used; otherwise None."""
-    named = os.environ.get("CXX")
-    if path() is None:
-        tried = f"$CXX is {named!r}, which is no program" if named else "no c++, g++ or clang++"
+    words = _named()
+    if command() is None:
+        tried = "no c++, g++ or clang++"
+        if words:
+            which = "which" if len(words) == 1 else f"of which {words[0]!r}"
+            tried = f"$CXX is {os.environ['CXX']!r}, {which} is no program"
         return f"the C++ kernels need a C++ compiler: {tried}; install one or set CXX"
-    if wrong := sorted(FAST_MATH & set(_own_flags())):
-        return (
-            f"CXXFLAGS has {' and '.join(wrong)}, which breaks the rounding of the C++ kernels; "
-            "remove it from CXXFLAGS"
-        )
+    for variable, given in (("CXX", words), ("CXXFLAGS", _own_flags())):
+        if wrong := sorted(FAST_MATH & set(given)):
+            return (
+                f"{variable} has {' and '.join(wrong)}, which breaks the rounding of the C++ "
+                f"kernels; remove it from {variable}"
+            )
     return None
 
 
-def identity(compiler: str) -> list[str]:
+def identity(compiler: Words) -> list[str]:
     """Everything about the compiler and its flags on which the library depends."""
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
-    parts = [torch.__version__, platform.machine(), compiler, version, *flags()]
+    parts = [torch.__version__, platform.machine(), *compiler, version(compiler), *flags()]
     return [*parts, repr(INSTRUCTIONS), repr(FLAGS_OF_FOLDERS), repr(PROBES)]
+
+
+def version(compiler: Words) -> str:
+    """What the compiler says of itself."""
+    return subprocess.run([*compiler, "--version"], capture_output=True, text=True).stdout
 
 
 def flags() -> tuple[str, ...]:
@@ -100,7 +129,7 @@ def _own_flags() -> list[str]:
     return os.environ.get("CXXFLAGS", "").split()
 
 
-def library(compiler: str, sources: Path, scratch: Path) -> Path:
+def library(compiler: Words, sources: Path, scratch: Path) -> Path:
     """Compile all sources into one library in the folder `scratch`. Raises KernelError."""
     processes = _Processes(scratch)
     with ThreadPoolExecutor(jobs()) as pool, processes.ended_with_this_one():
@@ -113,21 +142,21 @@ def library(compiler: str, sources: Path, scratch: Path) -> Path:
             target = scratch / f"{'-'.join(source.relative_to(sources).parts)}.o"
             own = INSTRUCTIONS.get(source.stem, ()) + FLAGS_OF_FOLDERS.get(source.parent.name, ())
             options = (*flags(), *own, defined, f"-I{sources}")
-            processes.run([compiler, *options, "-c", source, "-o", target])
+            processes.run(compiler, [*options, "-c", source, "-o", target])
             return target
 
         chosen = [path for path in every if path.stem not in INSTRUCTIONS or path.stem in known]
         objects = list(pool.map(compile_one, chosen))
         target = scratch / "kernels.so"
         link = ["-shared", *objects, f"-L{TORCH / 'lib'}", "-ltorch_cpu", "-o", target]
-        processes.run([compiler, *flags(), *link])
+        processes.run(compiler, [*flags(), *link])
     if not target.is_file():
         raise _cannot_build(compiler, "it reported success and wrote no library")
     return target
 
 
 def _known(
-    compiler: str, wanted: list[str], processes: "_Processes", pool: ThreadPoolExecutor
+    compiler: Words, wanted: list[str], processes: "_Processes", pool: ThreadPoolExecutor
 ) -> list[str]:
     """The wanted instruction sets that the compiler supports, up to the first that it does not."""
     if platform.machine() != "x86_64":
@@ -137,7 +166,7 @@ def _known(
         source, target = (processes.folder / f"probe-{name}.{ending}" for ending in ("cpp", "o"))
         source.write_text(f"#include <immintrin.h>\n{PROBES[name]}\n")
         try:
-            processes.run([compiler, *flags(), *INSTRUCTIONS[name], "-c", source, "-o", target])
+            processes.run(compiler, [*flags(), *INSTRUCTIONS[name], "-c", source, "-o", target])
         except Passing:
             raise
         except KernelError:
@@ -184,8 +213,8 @@ class _Processes:
         self.running: set[subprocess.Popen] = set()
         self.ending = False
 
-    def run(self, command: list) -> None:
-        words = [str(part) for part in command]
+    def run(self, compiler: Words, arguments: list) -> None:
+        words = [*compiler, *map(str, arguments)]
         with self.lock:
             if self.ending:
                 raise Passing("the build has been ended")
@@ -202,7 +231,7 @@ class _Processes:
         with self.lock:
             self.running.discard(process)
         if process.returncode:
-            raise _failure(words[0], process.returncode, errors)
+            raise _failure(compiler, process.returncode, errors)
 
     @contextlib.contextmanager
     def ended_with_this_one(self) -> Iterator[None]:
@@ -247,7 +276,7 @@ def terminates() -> Iterator[None]:
         raise SystemExit(128 + signal.SIGTERM) from None
 
 
-def _failure(compiler: str, status: int, errors: str) -> KernelError:
+def _failure(compiler: Words, status: int, errors: str) -> KernelError:
     lines = errors.strip().splitlines()
     chosen = [line.strip() for line in lines if "error" in line] or lines[-1:]
     reason = "; ".join(chosen[:2]) or f"it ended with status {status} and said nothing"
@@ -255,8 +284,10 @@ def _failure(compiler: str, status: int, errors: str) -> KernelError:
     return _cannot_build(compiler, reason, Passing if passing else KernelError)
 
 
-def _cannot_build(compiler: str, reason: str, kind: type[KernelError] = KernelError) -> KernelError:
+def _cannot_build(
+    compiler: Words, reason: str, kind: type[KernelError] = KernelError
+) -> KernelError:
     return kind(
-        f"{compiler} cannot build the C++ kernels: {reason} "
+        f"{shlex.join(compiler)} cannot build the C++ kernels: {reason} "
         "(CXX names another compiler; GCC 11 and clang 14 or newer will do)"
     )

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 import devices
+from ops.cpu import build
 from quantize.kernel import fused_weight
 
 WARM_UPS = 3
@@ -191,6 +192,8 @@ def _compiled(device: torch.device) -> Call:
     """
     own = types.FunctionType(_product.__code__.replace(), _product.__globals__, "product")
     options = COMPILE_OPTIONS.get(device.type, {})
+    if device.type == "cpu":
+        options = build.options_of_inductor()
     return torch.compile(own, fullgraph=True, dynamic=False, options=options)
 
 

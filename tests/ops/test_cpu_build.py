@@ -45,6 +45,53 @@ def test_no_compiler_is_a_reason(variable, monkeypatch):
         build.load()
 
 
+@pytest.mark.parametrize(
+    "value, why",
+    [
+        ("nope g++", "$CXX is 'nope g++', of which 'nope' is no program"),
+        ("'g++ -m64", '$CXX is "\'g++ -m64", which is no program'),
+        ("c++ -ffast-math", "CXX has -ffast-math, which breaks"),
+    ],
+)
+def test_a_compiler_of_several_words_that_will_not_do_is_one_line(value, why, monkeypatch):
+    monkeypatch.setenv("CXX", value)
+    reason = build.unavailable()
+    assert reason and why in reason and "\n" not in reason
+
+
+def test_a_compiler_of_several_words_is_called_with_all_of_them(small, tmp_path, monkeypatch):
+    """As for Make: "ccache g++", and "g++ -m64"."""
+    launcher = tmp_path / "my launcher"
+    launcher.write_text('#!/bin/sh\necho "$*" >> "$0.calls"\nexec "$@"\n')
+    launcher.chmod(0o755)
+    plain = build.built()
+    libraries = [plain]
+    for words in (f"'{launcher}' c++", f"'{launcher}' c++ -g"):
+        monkeypatch.setenv("CXX", words)
+        assert build.unavailable() is None
+        libraries.append(build.built())
+        assert build.built() == libraries[-1]
+    assert len(set(libraries)) == 3
+    seen = Path(f"{launcher}.calls").read_text().splitlines()
+    assert all(line.startswith("c++ ") for line in seen)
+    assert sum(line.startswith("c++ -g ") for line in seen) > 2
+    monkeypatch.setenv("CXX", "   ")  # as Make: not set
+    assert build.built() == plain
+
+
+def test_a_program_whose_path_has_spaces_is_one_word(small, tmp_path, monkeypatch):
+    program = tmp_path / "a compiler"
+    program.symlink_to(compiler.shutil.which("c++"))
+    monkeypatch.setenv("CXX", str(program))
+    assert compiler.command() == (str(program),) and build.built().exists()
+
+
+def test_an_error_names_all_words_of_the_compiler(small, monkeypatch):
+    monkeypatch.setenv("CXX", "c++ -no-such-option")
+    with pytest.raises(KernelError, match=r"c\+\+ -no-such-option cannot build .*no-such-option"):
+        build.built()
+
+
 def test_asking_builds_nothing(small, tmp_path):
     assert build.unavailable() is None
     assert not (tmp_path / "cache").exists()
@@ -168,7 +215,7 @@ def test_sources_refuse_those_flags_themselves(flag, tmp_path):
     """For who compiles them by other means."""
     if reason := build.unavailable():
         pytest.skip(reason)
-    command = [compiler.path(), "-std=c++20", flag, f"-I{build.SOURCES}", "-fsyntax-only"]
+    command = [*compiler.command(), "-std=c++20", flag, f"-I{build.SOURCES}", "-fsyntax-only"]
     for header in ("linear/layout.h", "plain/plain.h", "step/rows.h", "attention/attention.h"):
         source = tmp_path / "source.cpp"
         source.write_text(f'#include "{header}"\n')

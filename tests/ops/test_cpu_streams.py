@@ -27,7 +27,7 @@ def cut(tmp_path_factory):
     """The streams' beginnings, and the end, of each range (first, last)."""
     program = tmp_path_factory.mktemp("streams") / "check"
     source = Path(__file__).parent / "streams_check.cpp"
-    command = [compiler.path(), "-std=c++20", f"-I{build.SOURCES}", source, "-o", program]
+    command = [*compiler.command(), "-std=c++20", f"-I{build.SOURCES}", source, "-o", program]
     subprocess.run(command, check=True)
 
     def begin(ranges):

@@ -117,7 +117,7 @@ def test_waiting_sleeps_and_ends(sanitizer, tmp_path):
     program = tmp_path / "check"
     flags = [f"-fsanitize={sanitizer}"] if sanitizer else []
     source = Path(__file__).parent / "barrier_check.cpp"
-    command = [compiler.path(), "-std=c++20", "-O1", "-pthread", f"-I{build.SOURCES}", *flags]
+    command = [*compiler.command(), "-std=c++20", "-O1", "-pthread", f"-I{build.SOURCES}", *flags]
     built = subprocess.run([*command, source, "-o", program], capture_output=True, text=True)
     if built.returncode and sanitizer:
         pytest.skip(f"thread sanitizer: {built.stderr.splitlines()[-1]}")

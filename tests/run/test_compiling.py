@@ -1,6 +1,10 @@
 """Getting the compiler ready beside other work: it ends, changes nothing, and hides no failure."""
 
+import os
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +15,7 @@ from run import compiling, loading
 from run.plan import make_plan
 
 CPU = torch.device("cpu")
+ROOT = Path(__file__).parents[2]
 
 
 def prepare(device):
@@ -23,6 +28,29 @@ def test_what_it_gives_torch_compile_is_taken():
     x = torch.randn(100)
     compiled = torch.compile(lambda x: x.exp() + 1, options=compiling.options(CPU))
     torch.testing.assert_close(compiled(x), x.exp() + 1)
+
+
+@pytest.mark.parametrize("words", ["env c++ -g", "nope"])
+def test_inductor_takes_a_compiler_of_several_words(words, tmp_path):
+    """In a process of its own: inductor reads CXX once, and keeps what it compiled."""
+    if reason := build.unavailable():
+        pytest.skip(reason)
+    program = (
+        "import torch\nfrom cli import explained\nfrom run import compiling\n"
+        "options = compiling.options(torch.device('cpu'))\n"
+        "x = torch.ones(100)\n"
+        "try:\n"
+        "    print(torch.compile(lambda x: x.exp() + 1, options=options)(x).sum())\n"
+        "except Exception as error:\n"
+        "    print(explained(error)[0])\n"
+    )
+    folders = {"XDG_CACHE_HOME": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "torch")}
+    # What the C++ kernels were built with does not matter here: they are not built again.
+    environment = {**os.environ, **folders, "CXX": words, "CXXFLAGS": "-ffast-math"}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    expected = "torch.compile needs a C++ compiler" if words == "nope" else "tensor(371.8282)"
+    assert done.stdout.startswith(expected), done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("kind", ["cuda", "xpu", "mps"])
@@ -67,8 +95,8 @@ def test_waiting_for_what_has_not_begun_takes_nothing(monkeypatch):
         ({"compile": True, "quantization": "float8dq-row"}, True),  # rounds in Python
         ({"compile": True, "quantization": "embed-int8"}, True),
         ({"compile": True, "quantization": "int8wo", "kernel": "torchao"}, True),
-        ({"compile": True, "kv_cache": "int8"}, True),
-        ({"compile": True, "kv_cache_quantization": True}, True),
+        ({"compile": True, "kv_cache": "int4"}, False),
+        ({"compile": True, "kv_cache_quantization": True}, False),
         ({"compile": True, "decoder": "modules"}, True),
         ({"compile": True, "batch_size": 32}, True),
         ({"compile_prefill": True}, True),
