@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import stat
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -238,8 +239,20 @@ def check_folder(option: str, path: FilePath) -> None:
             place = place.parent
         if not stat.S_ISDIR(os.stat(place).st_mode):
             raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-        if not os.access(place, os.W_OK | os.X_OK):
-            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+        require_new_file(place)
+
+
+def require_new_file(folder: FilePath) -> None:
+    """Raise OSError unless a file can be made in this folder. Nothing is changed.
+
+    os.access does not tell: root may write to /proc, and no file can be made there.
+    """
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        if error.errno == errno.ENOENT and os.path.isdir(folder):
+            raise OSError(errno.EPERM, f"no file can be made in {_name(folder)}") from None
+        raise
 
 
 def require_writable(path: FilePath) -> None:
@@ -252,8 +265,7 @@ def require_writable(path: FilePath) -> None:
             raise
         if not os.path.isdir(folder):
             raise OSError(errno.ENOENT, f"No such file or directory: {folder}") from None
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise OSError(errno.EACCES, os.strerror(errno.EACCES)) from None
+        require_new_file(folder)
         return
     if stat.S_ISDIR(mode):
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))

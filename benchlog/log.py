@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from benchlog import config, record
 from benchlog.record import Record
 from errors import LogError, UsageError
-from files import FilePath, lock, require_regular
+from files import FilePath, lock, require_new_file, require_regular
 from typed_json import parsed
 
 MAX_HEADINGS = 10  # lines of text without a run that a file may hold and still be used as a log
@@ -235,8 +235,7 @@ def _refuse_folder(path: FilePath) -> None:
     folder = os.path.dirname(os.path.realpath(path))
     if not os.fspath(path) or not os.path.exists(folder):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+    require_new_file(folder)
 
 
 @contextmanager

@@ -123,6 +123,18 @@ def test_one_line_and_the_log_untouched(place, arguments, code, message):
     assert {path.name: path.read_bytes() for path in place.iterdir() if path.is_file()} == before
 
 
+OUTPUTS = ("write_result", "output_json_path", "profile", "memory_profile", "save")
+
+
+@pytest.mark.parametrize("option", OUTPUTS)
+@pytest.mark.parametrize("path", ["/proc/x", "/sys/x"])
+def test_a_folder_that_takes_no_files_is_refused_before_the_run(place, option, path):
+    """Also of root, to whom the system says that these folders can be written."""
+    result = CliRunner().invoke(generate, [*SHORT, f"--{option}", path])
+    assert path in only_error(result) and len(result.stderr.splitlines()) == 1
+    assert result.exit_code == 1
+
+
 @pytest.mark.parametrize("name", ["x, kv_quant: True", "new\nline", "tab\there", "\u2028"])
 def test_a_name_that_no_log_line_holds_is_refused_before_loading(place, name):
     shutil.copytree(TINY, name, ignore=lambda *_: ["__pycache__"])
