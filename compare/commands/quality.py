@@ -17,6 +17,7 @@ import files
 from benchlog.config import RunConfig, options
 from cli import Command, quiet, say
 from compare.fidelity.defaults import LEGEND, TOKENS, described
+from compare.fidelity.tasks import find
 from compare.figures.interval import Interval
 from compare.sampling.answers import Quality
 from compare.sampling.arm import NOT_IN_ARMS
@@ -90,9 +91,9 @@ def quality(
         {"--text": text, "--calibration_text": config.calibration_text},
     )
     quiet(config.debug)
+    tasks = find(lm_eval) if lm_eval else None
     from compare.fidelity.measure import measure  # torch takes its seconds after the options
 
-    tasks = [task.strip() for task in lm_eval.split(",")] if lm_eval else []
     measured = measure(config, text, tokens, tasks, limit, say)
     if json_path:
         write_json(json_path, measured)

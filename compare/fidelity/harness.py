@@ -7,7 +7,6 @@ what it would go on with. Everything runs through a KV cache of the plan's kind,
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,8 @@ import torch
 from torch import Tensor
 
 from compare.fidelity.scores import score, through_cache, window
-from errors import QuantbenchError, UsageError
+from compare.fidelity.tasks import Tasks
+from errors import QuantbenchError
 from generate import Generator
 from models.llama import Transformer
 from run.plan import Plan
@@ -25,42 +25,30 @@ from run.plan import Plan
 MOST_NEW_TOKENS = 256  # where a task does not say
 
 
-def check(tasks: Sequence[str]) -> None:
-    """Before anything is loaded: that the harness is there, and the files of tasks."""
-    if importlib.util.find_spec("lm_eval") is None:
-        raise UsageError("--lm_eval needs lm-evaluation-harness: pip install lm-eval")
-    for task in tasks:
-        if task.endswith((".yaml", ".yml")) and not Path(task).is_file():
-            raise UsageError(f"--lm_eval {task}: no such file")
-    from lm_eval.tasks import TaskManager
-
-    known = TaskManager()
-    for task in tasks:
-        if not Path(task).is_file() and not known.match_tasks([task]):
-            raise UsageError(f"--lm_eval {task}: lm-evaluation-harness has no such task")
-
-
 def evaluate(
     plan: Plan,
     model: Transformer,
-    tasks: Sequence[str],
+    tasks: Tasks,
     limit: int | None,
     say: Callable[[str], None],
 ) -> dict[str, dict[str, float]]:
     """For each task its metrics, named as the harness names them: "acc,none", "acc_stderr,none".
 
-    Raises QuantbenchError for tasks that it does not know or cannot load.
+    Raises QuantbenchError for tasks that it cannot load.
     """
     from lm_eval import simple_evaluate
 
-    say(f"lm-evaluation-harness: {', '.join(tasks)} …")
-    names = [os.path.abspath(task) if Path(task).is_file() else task for task in tasks]
+    say(f"lm-evaluation-harness: {', '.join(tasks.names)} …")
+    names = [os.path.abspath(task) if Path(task).is_file() else task for task in tasks.names]
+    adapter = _adapter(plan, model)
     try:
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-            answer = simple_evaluate(model=_adapter(plan, model), tasks=names, limit=limit)
+            answer = simple_evaluate(
+                model=adapter, tasks=names, limit=limit, task_manager=tasks.manager
+            )
     except (KeyError, ValueError, OSError, AssertionError, ImportError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise QuantbenchError(f"--lm_eval {','.join(tasks)}: {reason}") from error
+        raise QuantbenchError(f"--lm_eval {','.join(tasks.names)}: {reason}") from error
     assert answer is not None
     return {
         task: {name: value for name, value in figures.items() if isinstance(value, int | float)}

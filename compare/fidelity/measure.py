@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +13,7 @@ from compare.fidelity import decode_check, harness
 from compare.fidelity.layer_sqnr import sqnr_of_layers
 from compare.fidelity.reference_logits import reference
 from compare.fidelity.scores import score, summary, through_cache, token_ids, window
+from compare.fidelity.tasks import Tasks
 from compare.sampling.answers import LayerSqnr, Quality
 from errors import UsageError
 from models.checkpoints.saved import how_saved
@@ -49,15 +50,13 @@ def measure(
     config: RunConfig,
     text: str | None,
     tokens: int,
-    tasks: Sequence[str],
+    tasks: Tasks | None,
     limit: int | None,
     say: Say,
 ) -> QualityReport:
     """tokens: of the text, 0 for all. tasks: of lm-evaluation-harness, with at most `limit`
     documents each. Raises UsageError for a checkpoint that is quantized already.
     """
-    if tasks:
-        harness.check(tasks)
     if how_saved(locate(config.checkpoint_path)):
         raise UsageError(
             f"--checkpoint_path {config.checkpoint_path} was saved quantized; quality is measured "

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import math
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from scipy import stats
 
 from benchlog.config import RunConfig, parse
 from compare.commands.quality import quality
-from compare.fidelity import decode_check, measure
+from compare.fidelity import decode_check
 from compare.fidelity import reference_logits as kept
 from compare.fidelity.layer_sqnr import sqnr, sqnr_of_layers
 from compare.fidelity.scores import Logits, embedded, quick, score, summary
@@ -484,15 +485,20 @@ def test_tasks_of_the_harness(tasks, tmp_path):
     [
         ("no_such_task_at_all", "--lm_eval no_such_task_at_all: lm-evaluation-harness has no such"),
         ("{choose},no_such_task_at_all", "--lm_eval no_such_task_at_all: lm-evaluation-harness"),
+        ("helaswag", "--lm_eval helaswag: lm-evaluation-harness has no such task; did you mean "
+         "hellaswag?"),
         ("nowhere.yaml", "--lm_eval nowhere.yaml: no such file"),
+        ("{choose},,nowhere.yaml", "--lm_eval takes names with commas between them; given: "),
     ],
-)
-def test_a_task_that_is_not_there_is_refused_before_anything_is_measured(
-    tasks, monkeypatch, given, why
-):
-    def planned(*_):
-        raise AssertionError("what comes first of measuring has begun")
-
-    monkeypatch.setattr(measure, "make_plan", planned)
+)  # fmt: skip
+def test_a_task_that_is_not_there_is_refused_before_torch_is_read(tasks, monkeypatch, given, why):
+    monkeypatch.setitem(sys.modules, "compare.fidelity.measure", None)  # cannot be imported
     result = run("--tokens", "600", "--lm_eval", given.format(**tasks))
     assert one_line(result).startswith(why) and isinstance(result.exception, UsageError)
+
+
+def test_without_the_harness_the_line_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    monkeypatch.setitem(sys.modules, "compare.fidelity.measure", None)  # cannot be imported
+    result = run("--lm_eval", "hellaswag")
+    assert one_line(result) == "--lm_eval needs lm-evaluation-harness: pip install lm-eval"
