@@ -7,6 +7,7 @@ import json
 import math
 import operator
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -380,6 +381,31 @@ def test_a_phone_never_scrolls_sideways(loaded, report):
     assert loaded.execute_script(width) == NARROW
     scrolls = "const e = document.querySelector('.scroll'); return e.scrollWidth > e.clientWidth"
     assert loaded.execute_script(scrolls)
+    resize(loaded, WIDE)
+
+
+CUT = """// texts of charts that reach out of their chart, but for those of a legend that scrolls
+return [...document.querySelectorAll(".chart text")].filter((text) => {
+  const scrolled = text.closest(".legend")?.querySelector(".scrollbar")?.getBoundingClientRect();
+  const own = text.getBoundingClientRect(), box = text.closest(".chart").getBoundingClientRect();
+  return own.width && !scrolled?.width && (own.left < box.left - 1 || own.right > box.right + 1
+    || own.top < box.top - 1 || own.bottom > box.bottom + 1);
+}).map((text) => text.textContent)"""
+
+
+@pytest.mark.parametrize("width", [320, 390, 700])
+def test_nothing_of_a_chart_is_cut_after_the_window_got_narrow(loaded, report, width):
+    resize(loaded, WIDE)
+    loaded.get(report.as_uri())
+    resize(loaded, width)
+    until = time.monotonic() + 5
+    while (cut := loaded.execute_script(CUT)) and time.monotonic() < until:
+        time.sleep(0.1)  # plotly draws again a moment later
+    assert cut == []
+    inside = """const edge = document.querySelector("section").getBoundingClientRect().right;
+    return [...document.querySelectorAll("select")].every((e) => !e.offsetWidth ||
+      e.getBoundingClientRect().right <= edge)"""
+    assert loaded.execute_script(inside)
     resize(loaded, WIDE)
 
 

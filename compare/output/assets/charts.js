@@ -42,7 +42,7 @@ function logAxis(title, values, more = {}) {
   const ticks = logTicks(values);
   const reach = [Math.log10(Math.min(...values)), Math.log10(Math.max(...values))];
   const room = Math.max(0.05, 0.09 * (reach[1] - reach[0]));
-  return axis(title, { type: "log", tickvals: ticks, ticktext: ticks && ticks.map((tick) => String(tick)),
+  return axis(`${title} (${narrow() ? "log" : "log scale"})`, { type: "log", tickvals: ticks, ticktext: ticks && ticks.map((tick) => String(tick)),
                        range: [reach[0] - room, reach[1] + room], ...more });
 }
 
@@ -103,11 +103,11 @@ function drawPareto() {
     return { type: "scatter", mode: "lines", x: corners.map(([x]) => x), y: corners.map(([, y]) => y),
              line: { shape: "hv", color: colour(band), dash: "dash", width: 1.5 }, hoverinfo: "skip", showlegend: false };
   }).filter((line) => line.x.length > 1);
-  const title = field === "speed_up" ? "speed-up over the baseline, ×" : "tokens per second";
+  const title = field !== "speed_up" ? "tokens per second" : narrow() ? "speed-up, ×" : "speed-up over the baseline, ×";
   Plotly.react("pareto", [...lines, ...traces], layout({
-    xaxis: logAxis(`weights and KV cache, ${unit[1]} (log scale)`, points.map(x)),
-    yaxis: logAxis(`${title} (log scale)`, values),
-    legend: { ...layout({}).legend, title: { text: "Perplexity over the baseline's: " } },
+    xaxis: logAxis(`weights ${narrow() ? "+ cache" : "and KV cache"}, ${unit[1]}`, points.map(x)),
+    yaxis: logAxis(title, values),
+    legend: { ...layout({}).legend, title: { text: "Perplexity over the baseline's:", side: "top" } },
   }), CONFIG);
   $("pareto").order = [...traces].flatMap((trace, i) => trace.x.map((_, j) => (
     { curveNumber: i + lines.length, pointNumber: j, x: trace.x[j], arm: trace.meta[j] })))
@@ -175,7 +175,7 @@ function drawLatency() {
   Plotly.react("latency", traces, layout({
     xaxis: axis("share of steps", { tickangle: 0, tickvals: shown.map((percent) => places[DATA.percents.indexOf(percent)]),
       ticktext: shown.map((percent) => percent === 100 ? "most" : `${percent}%`) }),
-    yaxis: values.length ? logAxis("milliseconds (log scale)", values) : axis("milliseconds"),
+    yaxis: values.length ? logAxis("milliseconds", values) : axis("milliseconds"),
   }), CONFIG);
 }
 
