@@ -40,7 +40,7 @@ LOST = re.compile(
     r"closed by peer|reset by peer|Broken pipe|another rank has (ended|failed)|NCCL|store"
 )
 SECONDS_FOR_CAUSE = 3  # in which a cause may follow a consequence
-SECONDS_TO_AGREE = 3  # in which the other ranks may fail for the same reason
+SECONDS_TO_AGREE = 5  # in which the other ranks may fail for the same reason
 SECONDS_TO_END = 5  # between SIGTERM and SIGKILL
 
 
@@ -182,10 +182,15 @@ class Running:
             time.sleep(0.05)
 
     def _wait_briefly(self) -> None:
-        """Wait for other ranks that end as well: what all of them say is not about one rank."""
+        """Wait for what other ranks say as well: what all of them say is not about one rank."""
         deadline = time.monotonic() + SECONDS_TO_AGREE
-        while time.monotonic() < deadline and any(p.poll() is None for p in self.processes):
+        while time.monotonic() < deadline and not all(map(self._has_said, range(self.size))):
             time.sleep(0.02)
+
+    def _has_said(self, rank: int) -> bool:
+        report = self.folder / f"{rank}.report"
+        ended = self.processes[rank].poll() is not None
+        return ended or (report.exists() and report.stat().st_size > 0)
 
     def end(self) -> None:
         """End the ranks that are still running."""
