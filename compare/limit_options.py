@@ -72,7 +72,9 @@ def size_of(text: str) -> int:
 def _speed(text: str) -> float:
     value = _number(text)
     if not 0 < value < 1e9:
-        raise UsageError(f"--min_tok_s takes tokens per second, above 0; given: {text!r}")
+        raise UsageError(
+            f"--min_tok_s takes tokens per second, above 0 and below 1e9; given: {text!r}"
+        )
     return value
 
 

@@ -94,7 +94,10 @@ def recommend(
     results = Results.begin(settings, arms, common.write_result)
     code = ab.compare(results, folder, "answer", asked)
     if code == 0 and results.recommendation and results.recommendation.nothing:
-        raise QuantbenchError(results.recommendation.nothing)
+        keep = "with --output DIR, recommend --from DIR" if folder is None else f"--from {folder}"
+        raise QuantbenchError(
+            f"{results.recommendation.nothing}; {keep} answers other limits without measuring"
+        )
     sys.exit(code)
 
 

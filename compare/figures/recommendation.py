@@ -248,16 +248,35 @@ def _front(arms: Sequence[_Arm]) -> list[_Arm]:
 
 
 def _relax(arms: Sequence[_Arm], limits: Limits) -> str:
-    """Which limit to relax, and to what, so that the nearest arm satisfies all of them."""
+    """Which limit to relax, and to what, so that the nearest arm satisfies all of them; and how far
+    any arm gets, where a limit is beyond all of them."""
     nearest = min(arms, key=lambda arm: sum(arm.beyond.values()))
-    memory, tok_s, ratio = nearest.memory, nearest.row.tok_s or 0.0, nearest.perplexity.high or 1.0
-    unit, name = (1e9, "GB") if memory >= 1e9 else (1e6, "MB")
+    ratio = nearest.perplexity.high or 1.0
     options: dict[Limit, str] = {
-        "max_memory": f"--max_memory {math.ceil(100 * memory / unit) / 100:g}{name}",
-        "min_tok_s": f"--min_tok_s {math.floor(10 * tok_s) / 10:g}",
+        "max_memory": f"--max_memory {_rounded_up(nearest.memory)}",
+        "min_tok_s": f"--min_tok_s {_rounded_down(nearest.row.tok_s or 0.0):g}",
         "max_perplexity_increase": (
             f"--max_perplexity_increase {math.ceil(1000 * (ratio - 1) - 1e-9) / 10:g}%"
         ),
     }
     needed = " and ".join(options[limit] for limit in nearest.beyond)
-    return f"No arm satisfies all limits; the nearest, {nearest.row.arm}, needs {needed}"
+    said = f"No arm satisfies all limits; the nearest, {nearest.row.arm}, needs {needed}"
+    fastest = max(arms, key=lambda arm: arm.row.tok_s or 0.0)
+    if fastest is not nearest and "min_tok_s" in fastest.beyond:
+        said += f"; the fastest, {fastest.row.arm}, makes {fastest.row.tok_s:.1f} tok/s"
+    smallest = min(arms, key=lambda arm: arm.memory)
+    if smallest is not nearest and "max_memory" in smallest.beyond:
+        said += f"; the smallest, {smallest.row.arm}, takes {_rounded_up(smallest.memory)}"
+    return said
+
+
+def _rounded_up(count: int) -> str:
+    """Bytes as --max_memory takes them, not fewer."""
+    unit, name = (1e9, "GB") if count >= 1e9 else (1e6, "MB")
+    return f"{math.ceil(100 * count / unit) / 100:g}{name}"
+
+
+def _rounded_down(value: float) -> float:
+    """To three digits, and not above it."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - 2) if value > 0 else 1.0
+    return math.floor(value / unit) * unit

@@ -101,6 +101,14 @@ def test_a_recommendation_and_another_from_the_same_results(world, tmp_path):
     assert "No arm satisfies all limits; the nearest, fp6, needs --min_tok_s 2." in one_line(slow)
 
 
+def test_a_scheme_that_fails_is_the_exit_code_after_the_answer(world):
+    world.behaviours[2].fails_to_load = True
+    result = run(*SMALL)
+    assert "smallest and best compromise: int8wo" in result.stdout and result.exit_code == 1
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("error: 'fp6' failed: no such thing; the others were compared: ")
+
+
 def test_the_report_says_what_quality_is_of_and_where_decoding_differs(world, monkeypatch):
     """The decoder of one arm computes something else; the report has a sentence about that arm."""
 
@@ -135,6 +143,12 @@ def test_a_checkpoint_that_is_quantized_already_is_one_line(world, tmp_path):
 def test_limits_that_exclude_everything_measured(world, tmp_path):
     result = run(*SMALL, "--min_tok_s", "1e6")
     assert "needs --min_tok_s" in one_line(result) and result.exception.exit_code == 1
+    assert one_line(result).endswith(
+        "; with --output DIR, recommend --from DIR answers other limits without measuring"
+    )
+    folder = str(tmp_path / "out")
+    result = run(*SMALL, "--min_tok_s", "1e6", "--output", folder)
+    assert one_line(result).endswith(f"; --from {folder} answers other limits without measuring")
 
 
 def test_schemes_that_cannot_satisfy_the_memory_are_not_measured(world):
@@ -197,6 +211,7 @@ def test_autoquant_and_schemes_that_the_shapes_refuse_are_left_out():
         (("--max_memory", "0"), "--max_memory takes a size"),
         (("--max_perplexity_increase", "many"), "--max_perplexity_increase takes a share"),
         (("--min_tok_s", "-3"), "--min_tok_s takes tokens per second, above 0"),
+        (("--min_tok_s", "1e9"), "above 0 and below 1e9; given: '1e9'"),
         (("--text", "nowhere.txt"), "--text nowhere.txt: No such file"),
         (("--quantization", "int8wo"), "no such option: '--quantization'"),
     ],

@@ -1,6 +1,7 @@
 """The answer of a comparison: hand-made rows, and the exact lines that a person reads."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -140,6 +141,14 @@ CASES = {
         "Ruled out: 2 arms by memory above 1.29 GB, 1 arm by perplexity more than 2 % above the "
         "baseline's",
     ),
+    "limits that exclude everything: a speed that the fastest lacks, too": (
+        [baseline(), INT8, BROKEN],
+        Limits(min_tok_s=1e9),
+        ["No arm satisfies all limits; the nearest, int8wo, needs --min_tok_s 19; the fastest, "
+         "uintx-2-64, makes 44.0 tok/s"],
+        "Ruled out: 3 arms by less than 1e+09 tok/s, 1 arm by perplexity more than 2 % above the "
+        "baseline's",
+    ),
     "text too short for an interval": (
         [baseline(), arm("a", 2.0, 2.0, (1.001,))],
         Limits(max_memory=3 * GB),
@@ -183,6 +192,16 @@ def test_the_answer(request, rows, limits, lines, excluded):
     assert answer.note is None or answer.note in answer.text()
     never = {row.arm for row in rows if row.verdict in ("failed", "no baseline")}
     assert not never & {choice.arm for choice in answer.choices}
+
+
+@pytest.mark.parametrize("tok_s", [0.0123456, 0.999, 19.0, 2.3, 123456.7])
+def test_the_speed_to_ask_for_is_one_that_the_arm_has(tok_s):
+    """Also below a tenth of a token per second, where a limit of 0 would be none."""
+    slow = replace(baseline(), tok_s=tok_s)
+    told = recommend([slow], Limits(min_tok_s=1e6)).nothing
+    needed = float(re.search("--min_tok_s ([0-9.e+-]+)$", told)[1])
+    assert 0.99 * tok_s < needed <= tok_s
+    assert not recommend([slow], Limits(min_tok_s=needed)).nothing
 
 
 def test_relaxing_as_told_gives_an_answer():
