@@ -27,6 +27,7 @@ from compare.sampling.process import Process, WorkerFailed, environment
 from compare.sampling.results import FILE
 from errors import LogError, QuantbenchError, UsageError
 from run import launch
+from text import shown
 
 REPORT, SAMPLES, PICTURE = "report.md", "samples.csv", "latency.svg"
 SAVING = 0.005  # largest share of the time that saving the results may take
@@ -225,12 +226,30 @@ def _keeper(results: LatencyResults, folder: Path | None) -> Callable[[], None]:
     return keep
 
 
-def check_any_measured(results: LatencyResults) -> None:
-    """Raise QuantbenchError, with the first reason, if no cell has figures."""
+def check_measured(results: LatencyResults) -> None:
+    """Raise QuantbenchError, with the first reason, where no cell has figures, or none of a model,
+    arm and number of ranks."""
     cells = [cell for table in results.tables for cell in table.cells]
     if not any(cell.counted for cell in cells):
         reason = next((cell.reason for cell in cells if cell.reason), "nothing was left to do")
         raise QuantbenchError(f"no cell could be measured: {reason}")
+    failed = {}
+    for load in results.plan.loads:
+        own = [
+            cell for table in results.tables if table.key[:3] == load.key for cell in table.cells
+        ]
+        reasons = [cell.reason for cell in own if cell.reason]
+        if reasons and not any(cell.counted for cell in own) and not results.left(load):
+            ranks = f" --tp {load.ranks}" if len(results.plan.ranks) > 1 else ""
+            model = f" of {load.model}" if len(results.plan.models) > 1 else ""
+            failed[f"{shown(load.arm.name)}{model}{ranks}"] = reasons[0]
+    if failed:
+        name, reason = next(iter(failed.items()))
+        others = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
+        raise QuantbenchError(
+            f"no cell of {name}{others} could be measured: {reason}; the others' tables hold: "
+            "change or leave out what failed"
+        )
 
 
 def write(folder: Path, results: LatencyResults, report: str) -> list[str]:

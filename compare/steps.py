@@ -21,6 +21,7 @@ from pathlib import Path
 
 from benchlog import shell
 from cli import say
+from errors import QuantbenchError
 from text import one_line
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -38,7 +39,8 @@ class Step:
     minutes: float  # that it is planned to take
     made: str  # the file that the command writes, relative to the work folder
     accepted: tuple[int, ...] = (0,)  # exit codes of a command that has written its file
-    # Turns what the command wrote into the JSON of the file; None: it is moved as it is.
+    # Turns what the command wrote into the JSON of the file; None: it is moved as it is. Raises
+    # QuantbenchError where it is not what the step is for.
     convert: Callable[[Path, tuple[str, ...]], str] | None = None
 
     def arguments(self, work: Path) -> tuple[str, ...]:
@@ -118,7 +120,10 @@ def _run(step: Step, label: str, folder: Path, work: Path, minutes: float) -> Ou
     if code not in step.accepted or not made.exists():
         return Outcome(step, "failed", seconds, f"{_last_line(printed)}; see {printed}")
     if step.convert:
-        text = step.convert(made, step.arguments(work))
+        try:
+            text = step.convert(made, step.arguments(work))
+        except QuantbenchError as error:
+            return Outcome(step, "failed", seconds, f"{error}; see {printed}")
         made = made.with_suffix(".converted")
         made.write_text(text)
     _move(made, step.file(folder))

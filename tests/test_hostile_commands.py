@@ -237,7 +237,11 @@ NUMBERS = [
     (f"{AB} --precision nan", 2, "--precision takes"),
     (f"{AB} --precision 1e400", 2, "--precision takes a share such as 2% or 0.02"),
     ("recommend --max_memory 1e400GB", 2, "--max_memory takes a size such as 8GB"),
-    ("recommend --min_tok_s nan", 2, "--min_tok_s takes tokens per second, above 0; given: 'nan'"),
+    (
+        "recommend --min_tok_s nan",
+        2,
+        "--min_tok_s takes tokens per second, above 0 and below 1e9; given: 'nan'",
+    ),
     (f"{ESTIMATE} --what_fits {'9' * 400}GB", 2, "--what_fits takes a size such as 24GB"),
     ("latency --timeout nan", 2, "--timeout takes a finite number"),
     (f"latency --batch_sizes {'9' * 5000}", 2, "--batch_sizes"),
@@ -397,8 +401,8 @@ def test_options_of_some_schemes_stay_with_those_that_take_them(tmp_path, monkey
     ]
     with pytest.raises(UsageError, match="--min_sqnr is for --quantization autoquant"):
         make_arms(common, [f"--quantization {scheme}" for scheme in schemes[:2]])
-    own = make_arms(RunConfig(), ["", "--quantization fp6", "--quantization int8wo --min_sqnr 20"])
-    assert own[2].problem == "--min_sqnr is for --quantization autoquant; given: int8wo"
+    with pytest.raises(UsageError, match="arm 3, .*--min_sqnr is for --quantization autoquant; gi"):
+        make_arms(RunConfig(), ["", "--quantization fp6", "--quantization int8wo --min_sqnr 20"])
 
 
 # ---------------------------------------------------------------------------------- the mechanisms
@@ -457,3 +461,5 @@ def test_a_folder_that_can_be_made(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(LogError, match="--output .*file/x: Not a directory"):
         files.check_folder("--output", tmp_path / "file" / "x")
+    with pytest.raises(LogError, match="--output /proc/new: "):
+        files.check_folder("--output", "/proc/new")

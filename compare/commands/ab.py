@@ -30,16 +30,17 @@ from compare.figures.rows import best_of, rows
 from compare.limit_options import limit_options, limits
 from compare.output import html as page
 from compare.output import tables as report
-from compare.sampling.answers import SchemeNames
-from compare.sampling.arm import NOT_IN_ARMS, Arm, every_scheme, make_arms
+from compare.sampling.answers import PlannedRuns, SchemeNames
+from compare.sampling.arm import NOT_IN_ARMS, Arm, every_scheme, make_arms, read_arms
 from compare.sampling.comparison import SAMPLES, SAMPLES_IN_TURN, Comparison
 from compare.sampling.nursery import Nursery
 from compare.sampling.process import Process, environment
 from compare.sampling.results import FILE, MOST_BESIDE, Results, Settings
 from compare.sampling.schedule import PROCESSES, PROCESSES_OF_MANY
-from errors import LogError, UsageError
+from errors import LogError, QuantbenchError, UsageError
 from run import threads
 from run.facts import make_record
+from text import one_line
 
 UNUSED = tuple(name for name in NOT_IN_ARMS if name not in ("write_result", "debug"))
 DEFAULT = Settings()
@@ -200,7 +201,7 @@ def compare(
     formats: Formats | None = None,
     extend: bool = False,
 ) -> int:
-    """Run, report and log; the exit code.
+    """Run, report and log; the exit code, 1 where an arm failed.
 
     form: of `formats`. asked: limits of what is recommended. conclude: puts the answer into the
     results, in the place of a recommendation. extend: as Comparison takes it.
@@ -232,8 +233,8 @@ def compare(
         say(f"Wrote {', '.join(report.FILES)} into {folder}")
     show = (formats or FORMATS)[form] if form else report.terminal
     click.echo(show(results, arm_rows).rstrip("\n"))
-    if results.baseline.failed:
-        say(f"error: the baseline, {results.baseline.name}, failed: {results.baseline.failed}")
+    if failure := results.failure():
+        say(f"error: {one_line(failure)}")
         return 1
     return 0
 
@@ -245,12 +246,22 @@ def _arms(
         return make_arms(common, texts, allow_different)
     if every != "all":
         raise UsageError(f"--arms takes all; given: {every!r}; one arm is --arm OPTIONS")
+    read_arms(common, texts)  # what is wrong is told before torch is imported
     worker = Process()
     try:
         schemes = worker.answer(SchemeNames, "schemes", argv=argv(common)).schemes
+        added = every_scheme(common, texts, schemes)[len(texts) :]
+        argvs = [argv(arm.config, said=True) for arm in read_arms(common, added)]
+        plans = worker.answer(PlannedRuns, "plans", argvs=argvs).runs
     finally:
         worker.close()
-    made = make_arms(common, every_scheme(common, texts, schemes), allow_different)
+    able = [text for text, plan in zip(added, plans, strict=True) if plan.problem is None]
+    if added and not able:
+        failure = UsageError if plans[0].kind == "usage" else QuantbenchError
+        raise failure(plans[0].problem or "")
+    for problem in dict.fromkeys(plan.problem for plan in plans if plan.problem):
+        say(f"Not measured: {problem}")
+    made = make_arms(common, [*texts, *able], allow_different)
     say(f"{len(made)} arms; how long they take is known when the first ones are measured")
     return made
 
@@ -258,8 +269,6 @@ def _arms(
 def warn_of_threads(arms: Sequence[Arm]) -> None:
     """Say once for each arm what its worker would say where nobody reads it."""
     for arm in arms:
-        if arm.config is None:
-            continue
         cores, ranks = threads.cores(), arm.config.tp
         chosen = threads.choose(arm.config.threads, cores, os.environ, ranks)
         on_cpu = arm.config.device in ("auto", "cpu")

@@ -204,7 +204,24 @@ def _ab_step(
         *("--tokens", "0", "--processes", str(processes), *effort.sampling, *more),
         *("--write_result", "none", "--output", f"{{work}}/{name}"),
     )
-    return Step(name, command, minutes, f"{name}/results.json")
+    return Step(
+        name,
+        command,
+        minutes,
+        f"{name}/results.json",
+        accepted=(0, 1),  # all arms were measured, some failed
+        convert=compared_json,
+    )
+
+
+def compared_json(path: Path, command: tuple[str, ...]) -> str:
+    """What ab wrote. Raises QuantbenchError where it came to no end, or has no baseline."""
+    rows = files.read_json("cannot read", path, QuantbenchError).get("rows")
+    if not rows:
+        raise QuantbenchError("ab came to no end")
+    if rows[0]["failed"]:
+        raise QuantbenchError(f"the baseline failed: {rows[0]['failed']}")
+    return path.read_text()
 
 
 def tests_json(path: Path, command: tuple[str, ...]) -> str:

@@ -80,7 +80,7 @@ def latency(
         written = latency_sweeps.write(folder, results, text)
         say(f"Wrote {', '.join(written)} into {folder}")
     click.echo(text, nl=False)
-    latency_sweeps.check_any_measured(results)
+    latency_sweeps.check_measured(results)
 
 
 def _style(text: str) -> Style:

@@ -37,8 +37,9 @@ from compare.sampling import process
 from compare.sampling.comparison import Comparison
 from compare.sampling.process import Process
 from compare.sampling.results import ArmResult, Results, Settings, report_output, write_json
-from errors import LogError, UsageError
+from errors import LogError, QuantbenchError, UsageError
 from run.threads import choose, cores
+from text import counted
 from typed_json import to_json
 
 PEER = (sys.executable, "-m", "compare.peers.worker")
@@ -144,8 +145,20 @@ def peers(
         say(f"Wrote {json_path}")
     click.echo(aligned(COLUMNS, peer_rows))
     click.echo("\n" + "\n".join(remarks(peer_rows, comparisons, threads)))
-    if any(row.failed for row in peer_rows):
-        sys.exit(1)
+    if failure := failed(peer_rows):
+        raise QuantbenchError(failure)
+
+
+def failed(rows: Sequence[PeerRow]) -> str | None:
+    """One line for what failed, with what to do; None where all was measured."""
+    bad = [row for row in rows if row.failed]
+    if not bad:
+        return None
+    named = ", ".join(f"{row.scheme} beside {row.beside}" for row in bad)
+    return (
+        f"{len(bad)} of {counted(len(rows), 'comparison')} failed ({named}): {bad[0].failed}; "
+        "leave out what failed with --schemes or --runtimes"
+    )
 
 
 def run(results: Results, threads: int) -> None:

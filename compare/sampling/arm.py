@@ -6,6 +6,7 @@
 The first is the baseline.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,20 +32,18 @@ WORK = ("prompt", "prefill_size", "max_new_tokens", "batch_size", "context_depth
 
 @dataclass(frozen=True)
 class Arm:
-    """`text` is what the person wrote; `config` is None, and `problem` says why, where that cannot
-    be understood."""
+    """`text` is what the person wrote; `problem` says why it cannot run here, where that is known
+    before anything is measured."""
 
     name: str
     text: str
-    config: RunConfig | None
+    config: RunConfig
     problem: str | None = None
 
 
 def make_arms(common: RunConfig, texts: Sequence[str], allow_different: bool = False) -> list[Arm]:
-    """An arm for each text. Raises UsageError, one line, for arms that cannot be compared.
-
-    An arm whose options are wrong is an arm with a problem: the others are still worth running,
-    where one of them is the baseline.
+    """An arm for each text. Raises UsageError, one line, for options that are wrong, and for arms
+    that cannot be compared.
     """
     if not texts:
         raise UsageError(
@@ -52,26 +51,39 @@ def make_arms(common: RunConfig, texts: Sequence[str], allow_different: bool = F
             "it, or --arms all"
         )
     checks.check_inputs(common)
-    arms = [read_arm(common, text) for text in texts]
-    if len(arms) == 1 and arms[0].problem is None:
+    arms = read_arms(common, texts)
+    if len(arms) == 1:
         raise UsageError(f"one arm, {texts[0]!r}, is nothing to compare: give another --arm")
-    able = [arm for arm in arms if arm.problem is None]
-    for number, arm in enumerate(arms, 1):
-        if arm.problem is not None and (number == 1 or len(able) < 2):
-            which = "the baseline, " * (number == 1)
-            raise UsageError(f"arm {number}, {which}{shown(arm.text)}: {arm.problem}")
-    refuse_unused(common, [arm.config for arm in arms if arm.config])
+    refuse_unused(common, [arm.config for arm in arms])
     refuse_identical(arms)
     if not allow_different:
         _refuse_different(arms)
     return arms
 
 
+def read_arms(common: RunConfig, texts: Sequence[str], baseline: bool = True) -> list[Arm]:
+    """An arm for each text. baseline: whether the first is one. Raises UsageError, one line, for
+    options that are wrong."""
+    arms = []
+    for number, text in enumerate(texts, 1):
+        try:
+            arms.append(_read_arm(common, text))
+        except QuantbenchError as error:
+            which = "the baseline, " * (baseline and number == 1)
+            raise UsageError(f"arm {number}, {which}{shown(text)}: {error}") from None
+    return arms
+
+
 def every_scheme(common: RunConfig, texts: Sequence[str], schemes: Sequence[str]) -> list[str]:
-    """The texts, and one more for each scheme that none of them is already."""
-    own = [same(arm.config) for arm in (read_arm(common, text) for text in texts) if arm.config]
-    others = [read_arm(common, f"--quantization {scheme}") for scheme in schemes]
-    return [*texts, *(arm.text for arm in others if arm.config and same(arm.config) not in own)]
+    """The texts, and one more for each scheme that none of them is already. A scheme that does not
+    go with the options of all arms is left out."""
+    configs = [same(arm.config) for arm in read_arms(common, texts)]
+    others = []
+    for text in (f"--quantization {scheme}" for scheme in schemes):
+        with contextlib.suppress(QuantbenchError):
+            if same(_read_arm(common, text).config) not in configs:
+                others.append(text)
+    return [*texts, *others]
 
 
 def same(config: RunConfig) -> RunConfig:
@@ -83,22 +95,19 @@ def same(config: RunConfig) -> RunConfig:
     return dataclasses.replace(config, **changes)
 
 
-def read_arm(common: RunConfig, text: str) -> Arm:
-    """The arm of a text, which may have a problem."""
-    try:
-        words = [word.text for word in shell.words(text)]
-        own = parse(words)
-        given = [name for name in NOT_IN_ARMS if getattr(own, name) != getattr(RunConfig(), name)]
-        if given:
-            raise UsageError(f"--{given[0]} does not belong into an arm")
-        config = parse([*argv(common, said=True), *words])
-        left_out = [name for name in checks.unused(config) if name not in _given(words)]
-        common, config = without(common, left_out), without(config, left_out)
-        checks.check_options(config)
-        if not isinstance(config.quantization, Unsaid):
-            config = dataclasses.replace(config, quantization=str(spec.parse(config.quantization)))
-    except QuantbenchError as error:
-        return Arm(text.strip() or "(empty)", text, None, str(error))
+def _read_arm(common: RunConfig, text: str) -> Arm:
+    """The arm of a text. Raises QuantbenchError, one line, for options that are wrong."""
+    words = [word.text for word in shell.words(text)]
+    own = parse(words)
+    given = [name for name in NOT_IN_ARMS if getattr(own, name) != getattr(RunConfig(), name)]
+    if given:
+        raise UsageError(f"--{given[0]} does not belong into an arm")
+    config = parse([*argv(common, said=True), *words])
+    left_out = [name for name in checks.unused(config) if name not in _given(words)]
+    common, config = without(common, left_out), without(config, left_out)
+    checks.check_options(config)
+    if not isinstance(config.quantization, Unsaid):
+        config = dataclasses.replace(config, quantization=str(spec.parse(config.quantization)))
     return Arm(_name(common, config), text, config)
 
 
@@ -135,8 +144,6 @@ def refuse_identical(arms: Sequence[Arm]) -> None:
     """Raise UsageError for two arms that are the same run."""
     seen: dict[RunConfig, int] = {}
     for number, arm in enumerate(arms, 1):
-        if arm.config is None:
-            continue
         first = seen.setdefault(same(arm.config), number)
         if first != number:
             raise UsageError(
@@ -146,7 +153,7 @@ def refuse_identical(arms: Sequence[Arm]) -> None:
 
 
 def _refuse_different(arms: Sequence[Arm]) -> None:
-    configs = [(number, arm.config) for number, arm in enumerate(arms, 1) if arm.config]
+    configs = [(number, arm.config) for number, arm in enumerate(arms, 1)]
     for name in (*MODEL, *WORK):
         for number, config in configs[1:]:
             theirs, own = (str(getattr(one, name)) for one in (configs[0][1], config))

@@ -13,7 +13,7 @@ from itertools import product
 
 from benchlog import shell
 from benchlog.config import RunConfig, argv, parse
-from compare.sampling.arm import NOT_IN_ARMS, read_arm, refuse_identical, refuse_unused
+from compare.sampling.arm import NOT_IN_ARMS, read_arms, refuse_identical, refuse_unused
 from errors import UsageError
 from text import counted, shown
 
@@ -120,20 +120,16 @@ def make_plan(
 ) -> LatencyPlan:
     """From a command line. common: options that all arms share. Lists are as "1,2,4". counts:
     decode_length, runs, warmups. Raises UsageError, one line."""
-    arms = [read_arm(common, text) for text in arm_texts]
+    arms = read_arms(common, arm_texts, baseline=False)
     for number, arm in enumerate(arms, 1):
-        if arm.config is None:
-            raise UsageError(f"arm {number}, {shown(arm.text)}: {arm.problem}")
         own, default = parse([word.text for word in shell.words(arm.text)]), RunConfig()
         for option, instead in DECIDED.items():
             if getattr(own, option, None) != getattr(default, option, None):
                 what = f"--{option} does not belong into an arm: it is {instead}"
                 raise UsageError(f"arm {number}, {shown(arm.text)}: {what}")
-    refuse_unused(common, [arm.config for arm in arms if arm.config])
+    refuse_unused(common, [arm.config for arm in arms])
     refuse_identical(arms)
-    planned = [
-        PlannedArm(arm.name, arm.text, argv(arm.config, said=True)) for arm in arms if arm.config
-    ]
+    planned = [PlannedArm(arm.name, arm.text, argv(arm.config, said=True)) for arm in arms]
     return LatencyPlan(
         models=list(checkpoints),
         arms=planned,

@@ -19,11 +19,13 @@ from compare.figures.plan import Look, Plan
 from compare.sampling.answers import ArmFacts, NoQuality, Quality, Reading, TimedSample
 from compare.sampling.arm import Arm
 from errors import LogError, UsageError
+from text import counted, shown
 from typed_json import from_json, omitted, require, to_json
 
 T = TypeVar("T")
 FORMAT = 4
 FILE = "results.json"
+MOST_NAMED = 5  # arms that failed, in a message
 MOST_BESIDE = 8  # arms side by side: a round of more takes so long that the machine drifts in it
 
 
@@ -76,6 +78,7 @@ class ArmResult:
     quality: Quality | NoQuality | None = None
     samples: list[ArmSample] = field(default_factory=list)
     failed: str | None = None  # why there are no more samples
+    unable: bool | None = omitted()  # whether that was known before anything was measured
     dropped: bool = False  # settled, and another arm is shown to be faster: not measured further
     also: list[str] | None = omitted()  # of a tune: other settings of the same plan, not measured
 
@@ -131,8 +134,9 @@ class Results:
             ArmResult(
                 arm.name,
                 arm.text,
-                argv(arm.config, said=True) if arm.config else [],
+                argv(arm.config, said=True),
                 failed=arm.problem,
+                unable=True if arm.problem else None,
             )
             for arm in arms
         ]
@@ -156,6 +160,24 @@ class Results:
         """Numbers, from 0, of the arms of which more samples are taken."""
         arms = enumerate(self.arms)
         return [n for n, arm in arms if arm.failed is None and not arm.dropped]
+
+    def failure(self) -> str | None:
+        """One line for arms that failed, with what to do; None where all went well. What was known
+        to be unable before anything was measured has not failed."""
+        failed = [arm for arm in self.arms if arm.failed is not None and not arm.unable]
+        if not failed:
+            return None
+        names = [f"{'the baseline, ' * (arm is self.baseline)}{shown(arm.name)}" for arm in failed]
+        what = f"{names[0]} failed: {failed[0].failed}"
+        if len(failed) > 1:
+            listed = ", ".join(names[:MOST_NAMED]) + " …" * (len(names) > MOST_NAMED)
+            every = counted(len(self.arms), "arm")
+            what = f"{len(failed)} of {every} failed ({listed}); {names[0]}: {failed[0].failed}"
+        compared = len(self.alive) > 1 and self.baseline not in failed
+        left = "the others were compared" if compared else "nothing was compared"
+        return (
+            f"{what}; {left}: change or leave out what failed; `quantbench generate` runs it alone"
+        )
 
     def forget_unfinished(self) -> None:
         """Drop what was measured of a block that was cut short. In turn, whole groups of turns with

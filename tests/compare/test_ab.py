@@ -16,9 +16,10 @@ import pytest
 import torch
 
 from benchlog import log
-from benchlog.config import RunConfig
+from benchlog.config import RunConfig, parse
 from compare.__main__ import commands
 from compare.commands import ab as command
+from compare.sampling.answers import Planned
 from compare.sampling.arm import make_arms
 from compare.sampling.results import Results, Settings
 from errors import MemoryShortage, QuantbenchError
@@ -65,21 +66,31 @@ def finish(process):
 def done(tmp_path_factory):
     """Three arms that run and two that cannot, and the folder with what came of it."""
     folder = tmp_path_factory.mktemp("ab")
-    arms = ["", "--quantization uintx-2-64", "--quantization bogus", "--kv_cache int4"]
+    arms = ["", "--quantization uintx-2-64", "--cache_size 2", "--kv_cache int4"]
     arms = [word for arm in (*arms, "--cache_size 3") for word in ("--arm", arm)]
     process = start(folder, *arms, *SHORT, "--samples", "6", "--output", "out")
     code, stdout, stderr = finish(process)
-    assert code == 0, stderr
+    assert code == 1 and stderr.splitlines()[-1] == (
+        "error: 2 of 5 arms failed ('none, cache_size=2', 'none, cache_size=3'); 'none, "
+        f"cache_size=2': {failed_of(folder)[2]}; the others were compared: change or leave out "
+        "what failed; `quantbench generate` runs it alone"
+    )
     return folder, stdout, json.loads((folder / "out" / "results.json").read_text())
+
+
+def failed_of(folder):
+    """Why each arm failed."""
+    rows = json.loads((folder / "out" / "results.json").read_text())["rows"]
+    return [row["failed"] for row in rows]
 
 
 def test_every_arm_has_its_row(done):
     folder, stdout, results = done
-    names = ["none", "uintx-2-64", "--quantization bogus", "none, kv_cache=int4"]
+    names = ["none", "uintx-2-64", "none, cache_size=2", "none, kv_cache=int4"]
     assert [row["arm"] for row in results["rows"]] == [*names, "none, cache_size=3"]
     assert [bool(row["failed"]) for row in results["rows"]] == [False, False, True, False, True]
     assert all(row["samples"] == 6 for row in results["rows"] if not row["failed"])
-    assert "is no scheme" in results["rows"][2]["failed"]
+    assert "--cache_size 2 is too small" in results["rows"][2]["failed"]
     assert "--cache_size 3 is too small" in results["rows"][4]["failed"]
     for name in names:
         assert re.search(rf"^{re.escape(name)} ", stdout, re.M)
@@ -157,7 +168,7 @@ def test_it_ends_with_an_answer(done):
         "max_memory"
     ] is None
     assert not {c["arm"] for c in answer["choices"]} & {"uintx-2-64", "none, cache_size=3"}
-    assert answer["failed"] == ["--quantization bogus", "none, cache_size=3"]
+    assert answer["failed"] == ["none, cache_size=2", "none, cache_size=3"]
     assert stdout[stdout.index("Recommendation: ") :].count("quantbench generate ") in (1, 2, 3)
     report = (folder / "out" / "report.md").read_text()
     for choice in answer["choices"]:
@@ -235,7 +246,7 @@ def test_a_finished_comparison_is_not_repeated(done):
     folder, _, results = done
     before = (folder / "benchmarks.txt").read_text()
     code, stdout, stderr = finish(start(folder, "--resume", "out"))
-    assert code == 0 and "loading" not in stderr
+    assert code == 1 and "loading" not in stderr and "2 of 5 arms failed" in stderr
     again = json.loads((folder / "out" / "results.json").read_text())
     assert again["rows"] == results["rows"]
     assert (folder / "benchmarks.txt").read_text() == before
@@ -317,7 +328,7 @@ def test_a_killed_worker_and_a_killed_coordinator(tmp_path):
     wait_for(lambda: started_in(out) > last)
     process.send_signal(signal.SIGINT)
     code, stdout, stderr = finish(process)
-    assert code == 0
+    assert code == 1 and "error: 'int8wo' failed: " in stderr
     assert "int8wo: loading" not in stderr and "fp6: loading" in stderr
     results = json.loads((out / "results.json").read_text())
     assert results["ended"] == "interrupted" and len(results["looks"]) == 1
@@ -361,6 +372,7 @@ def test_a_worker_that_waits_burns_nothing():
 
 # ------------------------------------------------------------------------- what cannot be compared
 
+NAMES = ("none", "int8wo", "fp6")
 NONE, INT8 = ("--arm", "--quantization none"), ("--arm", "--quantization int8wo")
 BAD = {
     "no baseline": (),
@@ -372,6 +384,14 @@ BAD = {
     "not the same model": (*NONE, "--arm", "--checkpoint_path dummy:Llama-3.2-1B"),
     "arm 2 has --num_layers '2'": (*NONE, "--arm", "--num_layers 2"),
     "not the same work": (*NONE, "--arm", "--prompt other"),
+    "arm 3, '--quantizatoin fp6': no such option: '--quantizatoin'; did you mean --quantization?": (
+        *(*NONE, *INT8, "--arm", "--quantizatoin fp6"),
+    ),
+    "arm 3, '--quantization bogus': --quantization 'bogus' is no scheme": (
+        *(*NONE, *INT8, "--arm", "--quantization bogus"),
+    ),
+    "arm 1, the baseline, '--quantizatoin fp6'": ("--arms", "all", "--arm", "--quantizatoin fp6"),
+    "arm 3, '--threads two': --threads takes": (*NONE, *INT8, "--arm", "--threads two"),
     "--text nowhere.txt: No such file": (*NONE, *INT8, "--text", "nowhere.txt"),
     "it is no UTF-8 text": (*NONE, *INT8, "--text", "bytes"),
     "--precision takes a share": (*NONE, *INT8, "--precision", "200%"),
@@ -402,7 +422,8 @@ def test_bad_input_is_one_line(tmp_path, monkeypatch, reason):
     (tmp_path / "benchmarks.txt").write_text("the log\n")
     if "--output" in BAD[reason]:
         (tmp_path / "full" / "results.json").unlink()
-    monkeypatch.setattr(command, "compare", lambda *_, **__: pytest.fail("it was begun"))
+    for name in ("compare", "Process"):
+        monkeypatch.setattr(command, name, lambda *_, **__: pytest.fail("it was begun"))
     with pytest.raises(Exception) as raised:
         commands.main(["ab", *BAD[reason]], standalone_mode=False)
     said = getattr(raised.value, "message", str(raised.value))
@@ -417,7 +438,8 @@ def test_an_arm_that_never_fits_does_not_hinder_the_others(tmp_path):
     more = [*SHORT, "--samples", "2", "--output", "out", "--write_result", "none"]
     code, stdout, stderr = finish(start(tmp_path, *arms, *more))
     results = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert code == 0 and not results["in_turn"]
+    assert code == 1 and not results["in_turn"]
+    assert "error: 'none, cache_size=2000000000' failed: " in stderr
     assert len(set(re.findall(r"^(.*): loading", stderr, re.M))) == 3
     assert [bool(row["failed"]) for row in results["rows"]] == [False, True, False]
     assert "need 10240" in results["rows"][1]["failed"]
@@ -442,26 +464,53 @@ def test_arms_of_other_models_are_compared_when_asked(monkeypatch):
     assert [arm.name for arm in begun[0][0].arms] == ["none", "none, num_layers=2"]
 
 
-def test_every_scheme_that_runs_here(monkeypatch):
-    """After the arms that are given, and none of them twice."""
-    begun = []
+class Worker:
+    """As a worker that knows four schemes; of their plans, those in `refused` cannot be made."""
 
-    class Worker:
-        def answer(self, kind, do, argv):
-            assert do == "schemes" and "--device" in argv
+    refused: tuple[str, ...] = ()
+    closed: list[bool] = []
+
+    def answer(self, kind, do, argv=None, argvs=()):
+        if do == "schemes":
+            assert "--device" in argv
             return kind(["none", "int8wo", "uintx-4-64", "fp6"])
+        assert do == "plans"
+        schemes = [parse(argv).quantization for argv in argvs]
+        return kind([
+            Planned(None, f"{scheme} takes no such shape", "refused") if scheme in self.refused
+            else Planned({})
+            for scheme in schemes
+        ])  # fmt: skip
 
-        def close(self):
-            begun.append("closed")
+    def close(self):
+        self.closed.append(True)
 
+
+def all_arms(monkeypatch, *refused):
+    """The names of the arms that --arms all begins with, beside --arm int8wo."""
+    begun = []
     monkeypatch.setattr(command, "Process", Worker)
+    monkeypatch.setattr(Worker, "refused", refused)
+    monkeypatch.setattr(Worker, "closed", [])
     monkeypatch.setattr(command, "compare", lambda *given, **_: begun.append(given) or 0)
     with pytest.raises(SystemExit):
         commands.main(
             ["ab", "--arms", "all", "--arm", "--quantization int8wo"], standalone_mode=False
         )
-    assert begun[0] == "closed"
-    assert [arm.name for arm in begun[1][0].arms] == ["int8wo", "none", "uintx-4-64", "fp6"]
+    assert Worker.closed
+    return [arm.name for arm in begun[0][0].arms]
+
+
+def test_every_scheme_that_runs_here(monkeypatch):
+    """After the arms that are given, and none of them twice."""
+    assert all_arms(monkeypatch) == ["int8wo", "none", "uintx-4-64", "fp6"]
+
+
+def test_a_scheme_that_the_model_cannot_take_is_no_arm(monkeypatch, capsys):
+    assert all_arms(monkeypatch, "fp6") == ["int8wo", "none", "uintx-4-64"]
+    assert "Not measured: fp6 takes no such shape" in capsys.readouterr().err
+    with pytest.raises(QuantbenchError, match="^none takes no such shape$"):
+        all_arms(monkeypatch, "none", "fp6", "uintx-4-64")
 
 
 def test_the_worker_knows_what_runs_here():
@@ -543,6 +592,27 @@ def test_another_format_takes_the_place_of_the_tables(monkeypatch, capsys, form)
         assert out.startswith("# fake on fake") and "| int8wo | " in out
     else:
         assert re.search(r"^int8wo +\S+ +[12]\.\d\d \([\d.]+ to [\d.]+\)  faster", out, re.M)
+
+
+@pytest.mark.parametrize(
+    "bad, said",
+    [
+        ((1,), "'int8wo' failed: no such thing; the others were compared: "),
+        ((1, 2), "2 of 3 arms failed ('int8wo', 'fp6'); 'int8wo': no such thing; nothing was com"),
+        ((0,), "the baseline, 'none' failed: no such thing; nothing was compared: "),
+    ],
+)
+def test_an_arm_that_fails_is_the_exit_code_and_the_last_line(monkeypatch, capsys, bad, said):
+    """What was measured is printed before."""
+    world = World.of(*(Behaviour(fails_to_load=number in bad) for number in range(3)))
+    world.install(monkeypatch)
+    monkeypatch.setattr("compare.sampling.workers.Workers._command", lambda w, n: world.command(n))
+    arms = make_arms(RunConfig(max_new_tokens=4), [f"--quantization {n}" for n in NAMES])
+    results = Results.begin(Settings(tokens=0, max_minutes=1000), arms, "none")
+    assert command.compare(results, None) == 1
+    out, err = capsys.readouterr()
+    assert all(re.search(rf"^{name} ", out, re.M) for name in NAMES)
+    assert err.splitlines()[-1].startswith(f"error: {said}")
 
 
 def test_a_wrong_command_says_so_in_one_line(tmp_path):

@@ -178,6 +178,19 @@ def test_a_folder_that_is_taken(tmp_path):
     assert done.exit_code == 2 and "neither new nor an empty folder" in done.stderr
 
 
+def test_an_arm_of_which_nothing_can_be_measured_is_the_exit_code(tmp_path):
+    """The other arm's table is printed and written all the same."""
+    arms = ("--arm", "--quantization none", "--arm", "--cache_size 2")
+    done = latency(*SMALL, *arms, "--sequence_lengths", "20", "--output", tmp_path / "out")
+    assert done.exit_code == 1 and "Traceback" not in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("error: no cell of 'none, cache_size=2' could be measured: "), last
+    assert last.endswith("hold: change or leave out what failed")
+    found = LatencyResults.load(tmp_path / "out")
+    assert [bool(table.cells[0].samples) for table in found.tables] == [True, False]
+    assert done.stdout == (tmp_path / "out" / "report.md").read_text()
+
+
 def test_nothing_that_can_be_measured(tmp_path):
     words = ("--sequence_lengths", "99999", "--batch_sizes", "1", "--output", tmp_path / "out")
     done = latency(*words)

@@ -313,6 +313,12 @@ def test_a_peer_that_fails_is_told(capsys):
     assert row.failed == "out of memory"
     assert "llama.cpp Q8_0: failed: out of memory" in peers.remarks([row], [], 2)
     assert "-" in peers.aligned(peers.COLUMNS, [row])
+    (well,) = peers.rows("fp6", compared(rounds=1))
+    assert peers.failed([well]) is None
+    assert peers.failed([well, row]) == (
+        "1 of 2 comparisons failed (int8wo beside llama.cpp Q8_0): out of memory; leave out what "
+        "failed with --schemes or --runtimes"
+    )
 
 
 # -------------------------------------------------------------------------------- the command

@@ -5,6 +5,7 @@ import functools
 import json
 import os
 import re
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -15,6 +16,7 @@ from compare.commands import tune as command
 from compare.sampling.answers import Planned, PlannedRuns
 from compare.sampling.comparison import Comparison
 from compare.sampling.grid import DEFAULT, MOST_SETTINGS, group, read_grid, said
+from compare.sampling.process import WorkerFailed
 from compare.sampling.results import Results
 from compare.sampling.worker import Worker
 from errors import QuantbenchError, UsageError
@@ -22,7 +24,7 @@ from generate import make_generator
 from run import identity, threads
 from run.loading import load
 from run.plan import make_plan
-from tests.compare.fake_process import Behaviour, World
+from tests.compare.fake_process import Behaviour, FakeProcess, World
 from tests.compare.refusals import one_line
 
 COMMON = RunConfig(max_new_tokens="4")
@@ -327,6 +329,32 @@ def test_a_tune_goes_on_with_its_answer(measured, tmp_path):
     assert "Take threads=2: " in result.stdout, result.exception
     saved = json.loads((tmp_path / "out" / "results.json").read_text())
     assert saved["tune"]["lines"][0].startswith("Take threads=2")
+
+
+def test_a_setting_that_fails_is_the_exit_code_after_the_answer(measured, monkeypatch):
+    """One that cannot run, as its plan says, is told before, and has not failed."""
+    before = FakeProcess.load
+
+    def load(self, argv, **more):
+        if parse(argv).threads == 1:
+            raise WorkerFailed("no such thing", "refused")
+        return before(self, argv, **more)
+
+    monkeypatch.setattr(FakeProcess, "load", load)
+    result = measured((1.0, 1.0, 0.5, 1.0), *GRID, "-o", "answer")
+    assert "Take threads=2: " in result.stdout and result.exit_code == 1
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("error: 'threads=1' failed: no such thing; the others were compared")
+
+    class Refused(Plans):
+        def answer(self, kind, do, argvs):
+            runs = super().answer(kind, do, argvs).runs
+            return PlannedRuns([*runs[:3], Planned(None, "no room", "refused")])
+
+    monkeypatch.setattr(FakeProcess, "load", before)
+    monkeypatch.setattr(sys.modules[__name__], "Plans", Refused)
+    result = measured((1.0, 1.0, 0.5, 1.0), *GRID, "-o", "answer")
+    assert "threads=3 cannot run: no room" in result.stderr and result.exit_code == 0
 
 
 def test_one_plan_is_not_measured(monkeypatch):
