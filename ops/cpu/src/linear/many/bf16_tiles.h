@@ -146,7 +146,8 @@ struct Pair {
       const Bf16* weights[2];
       for (int b = 0; b < 2; ++b)
         if (make) {
-          at[b] = make(problem, values, at[b], chunk, end, tiles[b]);
+          const uint8_t* last = problem.blocks + (blocks[b] + 1) * g.block_bytes;
+          at[b] = make(problem, values, at[b], last, chunk, end, tiles[b]);
           weights[b] = tiles[b];
         } else {
           weights[b] = reinterpret_cast<const Bf16*>(at[b]);

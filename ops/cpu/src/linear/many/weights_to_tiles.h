@@ -165,13 +165,14 @@ struct SparseCodes {
 // cache: into the first a core has too few lines on their way, and waits (docs/LOG.md).
 constexpr int FAR = 4096;
 
-// Some chunks of a block as tiles. Returns where the next chunk is.
-typedef const uint8_t* (*ToTiles)(const Problem&, const Values&, const uint8_t* p, int64_t first,
-                                  int64_t last, Bf16* to);
+// Some chunks of a block, which ends at `end`, as tiles. Returns where the next chunk is. Blocks come in
+// pairs: after this one comes the next but one.
+typedef const uint8_t* (*ToTiles)(const Problem&, const Values&, const uint8_t* p, const uint8_t* end,
+                                  int64_t first, int64_t last, Bf16* to);
 
 template <class C, bool SCALED>
 const uint8_t* to_tiles(const Problem& problem, const Values& values, const uint8_t* p,
-                        int64_t first, int64_t last, Bf16* to) {
+                        const uint8_t* end, int64_t first, int64_t last, Bf16* to) {
   const Header& header = *problem.header;
   const Geometry& g = problem.geometry;
   const bool fine = header.scale_columns < UNIT;
@@ -183,9 +184,11 @@ const uint8_t* to_tiles(const Problem& problem, const Values& values, const uint
     ScaleAndZero by = read_scale(header, scales);
     p += g.scale_bytes;
     for (int unit = 0; unit < units; ++unit, p += g.unit_bytes, to += TILE_NUMBERS) {
+      const uint8_t* ahead = p + (far ? FAR : PREFETCHED);
+      if (ahead >= end) ahead += g.block_bytes;
       for (int line = 0; line < g.unit_bytes; line += 64)
-        if (far) __builtin_prefetch(p + FAR + line, 0, 2);
-        else __builtin_prefetch(p + PREFETCHED + line);
+        if (far) __builtin_prefetch(ahead + line, 0, 2);
+        else __builtin_prefetch(ahead + line);
       auto put = [&](int i, Floats low, Floats high) {
         if (SCALED && fine && i && i % pairs_of_a_scale == 0) by = read_scale(header, scales);
         if (SCALED) low = low * by.scale + by.zero, high = high * by.scale + by.zero;
