@@ -21,12 +21,25 @@ inline Floats row_scales(const Problem& problem, int64_t block) {
   return load<Floats>(p + g.padded_columns / UNIT * g.unit_bytes);
 }
 
+// Where a block's results for one token lie.
+inline char* results_of(const Problem& problem, int64_t token, int64_t block) {
+  const int size = problem.type == Number::f32 ? 4 : 2;
+  return static_cast<char*>(problem.y) + (token * problem.header->rows + block * ROWS) * size;
+}
+
+// Asks for the lines that results will be written to while there is something to compute. Each lies in
+// another page, and writing to lines that are not there would wait for one after the other. Lines that
+// are a multiple of a page apart would displace each other before they are written.
+inline void ask_for_results(const Problem& problem, int64_t token, int64_t end, int64_t block) {
+  if ((results_of(problem, 1, 0) - results_of(problem, 0, 0)) % 4096 == 0) return;
+  for (; token < end; ++token) __builtin_prefetch(results_of(problem, token, block), 1);
+}
+
 // A block's results for one token.
 inline void put_rows(const Problem& problem, Floats v, int64_t token, int64_t block) {
   const int64_t rows = problem.header->rows, row = block * ROWS;
   const int count = rows - row < ROWS ? int(rows - row) : ROWS;
-  const int size = problem.type == Number::f32 ? 4 : 2;
-  char* to = static_cast<char*>(problem.y) + (token * rows + row) * size;
+  char* to = results_of(problem, token, block);
   if (problem.header->rounding != Rounding::none) v *= problem.token_scales[token];
   if (problem.type == Number::f32) {
     __builtin_memcpy(to, &v, count * 4);

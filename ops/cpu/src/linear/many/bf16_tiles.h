@@ -5,6 +5,7 @@ constexpr int MOST_TILES = 32;          // of x that go through weights together
 constexpr int LEAST_TILES = 8;          // for which weights are worth converting, in cache or not
 constexpr int64_t X_BYTES = 1 << 20;    // of x that the second-level cache has room for
 constexpr int SUMS = TOKENS * ROWS;     // of a tile of results
+constexpr int MOST_ASKED = 2 * TOKENS;  // lines of results that are asked for before they are computed
 
 // Which tile register holds what. Macros, because GCC pastes the text into the instruction.
 #define SUMS_00 0
@@ -140,14 +141,16 @@ struct Pair {
     const uint8_t* at[2];
     for (int b = 0; b < 2; ++b) at[b] = problem.blocks + blocks[b] * g.block_bytes;
     int64_t x_at = first * x_tile;
+    const int64_t end = last * TOKENS < problem.outputs ? last * TOKENS : problem.outputs;
+    if (end - first * TOKENS <= MOST_ASKED) ask_for_results(problem, first * TOKENS, end, blocks[0]);
     for (int64_t chunk = 0; chunk < g.chunks; chunk += step) {
-      const int64_t end = chunk + step < g.chunks ? chunk + step : g.chunks;
-      const int units = units_of(g, chunk, end);
+      const int64_t next = chunk + step < g.chunks ? chunk + step : g.chunks;
+      const int units = units_of(g, chunk, next);
       const Bf16* weights[2];
       for (int b = 0; b < 2; ++b)
         if (make) {
-          const uint8_t* last = problem.blocks + (blocks[b] + 1) * g.block_bytes;
-          at[b] = make(problem, values, at[b], last, chunk, end, tiles[b]);
+          const uint8_t* block_end = problem.blocks + (blocks[b] + 1) * g.block_bytes;
+          at[b] = make(problem, values, at[b], block_end, chunk, next, tiles[b]);
           weights[b] = tiles[b];
         } else {
           weights[b] = reinterpret_cast<const Bf16*>(at[b]);

@@ -118,6 +118,7 @@ void block_of_bytes(const Problem& problem, const ByteTiles& from, int64_t tile,
   alignas(64) uint8_t unpacked[2][LARGEST_CHUNK * ROWS];
   alignas(64) int32_t sums[2][2][TOKENS * ROWS];
   Floats totals[TOKENS] = {};
+  ask_for_results(problem, tile * TOKENS, tile * TOKENS + tokens, block);
   const uint8_t* p = problem.blocks + block * g.block_bytes;
   for (int64_t chunk = 0; chunk < g.chunks; ++chunk, x_scales += TOKENS, x_sums += TOKENS) {
     const int units = chunk + 1 < g.chunks ? g.units : g.last_units;
