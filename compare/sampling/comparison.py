@@ -123,9 +123,9 @@ class Comparison:
 
     def _block(self, target: int) -> None:
         results = self.results
-        measured = self.workers.measuring
+        before = self.workers.measuring
         most = results.plan.most_blocks if results.plan else target
-        self.progress.plan(target, max(most, target))
+        self.progress.plan(target, max(most, target), self.schedule.affordable)
         try:
             if not results.in_turn:
                 try:
@@ -138,12 +138,13 @@ class Comparison:
             self.progress.end_block()
         finally:
             self.workers.unload_all()
-            results.measuring_seconds += self.workers.measuring - measured
+            results.measuring_seconds += self.workers.measuring - before
 
     def _block_beside(self) -> None:
         """A block with all arms loaded side by side. Raises DoesNotFit, in the first block only."""
         results, order = self.results, self._order()
-        self.progress.begin_block(results.blocks + 1, len(order) * (2 + self._samples()))
+        samples = len(order) * (SETTLING + self._samples())
+        self.progress.begin_block(results.blocks + 1, len(order), samples, self.workers.measuring)
         loading = order
         if self.workers.wants_logits():
             loading = sorted(order, key=bool)  # the others are compared with the baseline's
@@ -153,6 +154,7 @@ class Comparison:
             self.workers.probe(0, self.results.numbers)
         for _ in range(SETTLING):
             self._round(order, counted=False)
+        self.progress.units = len(order) * (SETTLING + self._samples())  # known by the first one
         taken = 0
         while taken < self._samples() and self.workers.loaded:
             if self.probe_rounds:
@@ -166,7 +168,7 @@ class Comparison:
         """A sample of every arm."""
         for number in order:
             self._sample(number, counted)
-            self.progress.unit_done()
+            self.progress.unit_done(self.workers.measuring)
             time.sleep(SETTLED)
 
     def _block_in_turn(self) -> None:
@@ -179,12 +181,12 @@ class Comparison:
         }
         arms = [number for number in self._order() if number and number not in done]
         order = turns(arms)
-        self.progress.begin_block(results.blocks + 1, len(order))
+        self.progress.begin_block(results.blocks + 1, 0, len(order), self.workers.measuring)
         place = 0
         for number in order:
             place += bool(number)
             self._turn(number, f"arm {place} of {len(arms)}" if number else "the baseline's turn")
-            self.progress.unit_done()
+            self.progress.unit_done(self.workers.measuring)
             self._keep(at_once=True)
 
     def _turn(self, number: int, where: str) -> None:
@@ -225,7 +227,7 @@ class Comparison:
                 raise
             self.workers.fail(number, WorkerFailed(str(error), "memory"))
         if not self.results.in_turn:
-            self.progress.unit_done()
+            self.progress.load_done()
 
     def _sample(self, number: int, counted: bool = True) -> None:
         """Take a sample of an arm. How long the first one of a run takes decides how many samples

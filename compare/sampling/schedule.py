@@ -62,9 +62,12 @@ class Schedule:
         return Plan(candidates, self._most_blocks(), self.settings.precision)
 
     def _most_blocks(self) -> int:
-        """How many blocks the time allows: an even number from two on, since arms are loaded in one
-        order and then in the other."""
-        each = self.results.measuring_seconds / max(1, self.results.blocks)
+        """How many blocks the time allows."""
+        return self.affordable(self.results.measuring_seconds / max(1, self.results.blocks))
+
+    def affordable(self, each: float) -> int:
+        """How many blocks of so many seconds of measuring the time allows: an even number from two
+        on, since arms are loaded in one order and then in the other."""
         most = self.most_processes()
         allowed = max(1, int(60 * self.settings.max_minutes / each)) if each else most
         return most if allowed >= most else max(1, allowed - allowed % 2)
