@@ -43,7 +43,7 @@ STEP_BATCHES = (1, 4, 16)
 STEP_DEPTHS = (0, 8192)  # of whole steps
 STEPS = {1: 4, 4: 4, 16: 2}  # that are timed at once, by batch
 LONGEST_PASS = 512  # positions of all sequences of a prompt that is one pass
-AT_LEAST_STEPS, AT_LEAST_PROMPTS = 0.2, 0.1  # seconds of a sample, of which the median counts
+AT_LEAST_STEPS, AT_LEAST_PROMPTS = 0.2, 0.3  # seconds of a sample, of which the median counts
 # Before a sample of steps: a reading of memory has displaced the model from the caches, and it
 # takes so many steps, or seconds, until they hold as much of it as they will (docs/LOG.md).
 SETTLING_STEPS, SETTLING_SECONDS = 16, 0.25
