@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from benchlog.config import RunConfig
 from benchlog.origin import git_commit, versions
 from cli import progress, say
+from errors import QuantbenchError
 from run import environment, machine
 from run.energy import Energy, Meter, NotCounted
 from run.facts import Device, Facts, Measured, Parallel, Peak, Peaks, Ready, Sample
@@ -46,6 +47,7 @@ def measure(
 
     config, device, scheme = plan.config, plan.device, plan.spec.scheme
     warm_up_peak = devices.peak_memory(device)
+    check_logits(plan, generator)
     devices.reset_peak_memory(device)
     samples, tokens, joules = metered(plan, one_sample)
     load_average = machine.load_average()
@@ -63,6 +65,23 @@ def measure(
         available(scheme, device, plan.precision) if scheme else {},
         joules,
     )
+
+
+def check_logits(plan: Plan, generator: Generates) -> None:
+    """Raise QuantbenchError where the prompt, which a sample has read, is not followed by finite
+    logits: the speed of such a model would be taken for that of one that works."""
+    import torch
+
+    config = plan.config
+    last = torch.tensor([plan.prompt[-1:]] * config.batch_size, device=plan.device)
+    position = torch.tensor([config.context_depth + len(plan.prompt) - 1], device=plan.device)
+    with torch.no_grad():
+        logits = generator.decoder.step(last, position)
+    if not logits.isfinite().all():
+        raise QuantbenchError(
+            f"{plan.name} as {plan.spec} in {config.precision} gives logits that are not finite: "
+            "try another --precision or --quantization; if none helps, the checkpoint is damaged"
+        )
 
 
 def readable(plan: Plan, tokens: list[int]) -> str | None:

@@ -15,9 +15,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from safetensors.torch import load_file, save_file
 
 import files
-from errors import LogError
+from compare.sampling.latency_worker import LatencyWorker
+from compare.sampling.worker import Worker
+from errors import LogError, QuantbenchError
 from generate import main as generate
 
 ROOT = Path(__file__).parent.parent
@@ -133,6 +136,40 @@ def test_a_folder_that_takes_no_files_is_refused_before_the_run(place, option, p
     result = CliRunner().invoke(generate, [*SHORT, f"--{option}", path])
     assert path in only_error(result) and len(result.stderr.splitlines()) == 1
     assert result.exit_code == 1
+
+
+@pytest.fixture
+def damaged(place):
+    """A folder with the embedded model, whose weights are finite, and overflow when multiplied."""
+    shutil.copytree(TINY, "damaged", ignore=lambda *_: ["__pycache__"])
+    weights = load_file("damaged/model.safetensors")
+    weights["model.layers.2.mlp.down_proj.weight"][:] = 3e38
+    save_file(weights, "damaged/model.safetensors")
+    return "damaged"
+
+
+NONSENSE = "as none in bfloat16 gives logits that are not finite: try another --precision or"
+
+
+@pytest.mark.parametrize("more", ["", "--decoder modules --prefill_size 1", "--kv_cache int8"])
+def test_the_speed_of_nonsense_is_not_logged(place, damaged, more):
+    given = ["--checkpoint_path", damaged, *SHORT, "--write_result", "benchmarks.txt"]
+    result = CliRunner().invoke(generate, [*given, *more.split()])
+    assert NONSENSE in only_error(result) and result.exit_code == 1
+    assert Path("benchmarks.txt").read_text() == f"{LINE}\n"
+
+
+def test_nor_is_it_compared(damaged):
+    options = ["--checkpoint_path", damaged, "--device", "cpu"]
+    arm = Worker()
+    arm.load([*options, *SHORT[:4]])
+    with pytest.raises(QuantbenchError, match=NONSENSE):
+        arm.get_ready()
+    cells = LatencyWorker()
+    cells.describe(options, [(10, 2)], 4)
+    cells.load()
+    with pytest.raises(QuantbenchError, match=NONSENSE):
+        cells.cell(10, 2)
 
 
 @pytest.mark.parametrize("name", ["x, kv_quant: True", "new\nline", "tab\there", "\u2028"])

@@ -133,6 +133,7 @@ class LatencyWorker:
         import torch
         from torch._dynamo.utils import counters
 
+        from run.measure import check_logits
         from run.plan import prompt_of
 
         plan = self.plan
@@ -150,19 +151,20 @@ class LatencyWorker:
                 self.generator.generate(self.prompt, self.decode_length)
             seconds = time.perf_counter() - started
         compiled = counters["stats"]["unique_graphs"] > before
-        return CellReady(decoder.name, compiled, seconds, self._estimate(batch_size, ids))
+        config = dataclasses.replace(
+            plan.config, batch_size=batch_size, max_new_tokens=self.decode_length
+        )
+        of_cell = dataclasses.replace(
+            plan, config=config, prompt=ids, cache_size=self.generator.cache_size
+        )
+        check_logits(of_cell, self.generator)
+        return CellReady(decoder.name, compiled, seconds, self._estimate(of_cell))
 
-    def _estimate(self, batch_size: int, ids: list[int]) -> dict[str, float] | None:
+    def _estimate(self, plan: Plan) -> dict[str, float] | None:
         """What the calibration of this machine says of a run of the cell."""
         from run.measure import facts_of
 
         assert self.generator is not None
-        config = dataclasses.replace(
-            self.plan.config, batch_size=batch_size, max_new_tokens=self.decode_length
-        )
-        plan = dataclasses.replace(
-            self.plan, config=config, prompt=ids, cache_size=self.generator.cache_size
-        )
         facts = facts_of(plan, self.generator, self.kernels)  # for which all ranks meet
         return self.estimator.expected(facts).figures if self.estimator else None
 

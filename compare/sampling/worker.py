@@ -147,6 +147,7 @@ class Worker:
         self.seconds["compile"] = time.perf_counter() - started - warm_up
         self.seconds["warm_up"] = warm_up
         of_warm_up = devices.peak_memory(device)
+        measure.check_logits(plan, generator)
         peaks = {
             "load": measure.of_all_ranks(plan, self.loaded.peak_memory),
             "warm_up": measure.of_all_ranks(plan, of_warm_up),
