@@ -4,16 +4,19 @@
     placed(inner, outer, waiting)       # seconds of one product
 
 A kernel that has memory fetch the next weights while it multiplies takes the longer of the two
-times; one that does the one after the other takes their sum. Which it is, is fitted.
+times; one that does the one after the other takes their sum. And one that has fewer lines on their
+way than the reading of a block waits longer than that does. Which it is, is fitted.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 from scipy.optimize import minimize_scalar, nnls
 
 STEEPS = (1.0, 1.5, 2.0, 3.0, 5.0)  # norms that are tried
+WAITS = (1.0, 1.25, 1.5, 2.0)  # for a second that the reading of a block waits; tried, too
 LEAST = 0.02  # of a step's longest time for a weight: arithmetic that is shorter is none
 
 
@@ -25,12 +28,13 @@ class Placed:
     steep: float | None  # the norm that joins these and waiting: 1 a sum, more nearer the longer
     output: float
     input: float
+    waits: float = 1.0  # for each second that the reading of a block waits
 
     def __call__(self, inner: int, outer: int, waiting: float) -> float:
         """Of x times a weight (outer, inner). waiting: seconds for each weight."""
         each = self.weight
         if self.steep is not None:
-            each = float(joined(self.weight, waiting, self.steep))
+            each = float(joined(self.weight, self.waits * waiting, self.steep))
         return each * inner * outer + self.output * outer + self.input * inner
 
 
@@ -65,20 +69,19 @@ def fit_steps(
     measured, waiting = np.asarray(seconds) / unit, np.asarray(waits)
     weights, others = matrix[:, 0], matrix[:, 1:]
 
-    def rest(log_weight: float, steep: float) -> tuple[np.ndarray, float]:
+    def rest(log_weight: float, steep: float, waits: float) -> tuple[np.ndarray, float]:
         """Constants of the other terms, and the error that is left."""
-        each = joined(float(np.exp(log_weight)), waiting, steep)
+        each = joined(float(np.exp(log_weight)), waits * waiting, steep)
         return least_squares(others, measured - each * weights)
 
     most = float(np.log((measured / weights).max()))
-    best = min(
-        (
-            (steep, minimize_scalar(lambda at, s=steep: rest(at, s)[1], method="bounded",
-                                    bounds=(most + np.log(LEAST), most)))
-            for steep in STEEPS
-        ),
-        key=lambda tried: tried[1].fun,
-    )  # fmt: skip
-    steep, weight = best[0], float(best[1].x)
-    output, inner, layer, once = map(float, rest(weight, steep)[0])
-    return Placed(float(np.exp(weight)), steep, output, inner), layer, once
+    bounds = most + np.log(LEAST), most
+    tried = []
+    for steep, waits in product(STEEPS, WAITS):
+        found = minimize_scalar(
+            lambda at, how=(steep, waits): rest(at, *how)[1], method="bounded", bounds=bounds
+        )
+        tried.append((found.fun, steep, waits, float(found.x)))
+    _, steep, waits, weight = min(tried)
+    output, inner, layer, once = map(float, rest(weight, steep, waits)[0])
+    return Placed(float(np.exp(weight)), steep, output, inner, waits), layer, once
