@@ -69,19 +69,19 @@ def fit_steps(
     measured, waiting = np.asarray(seconds) / unit, np.asarray(waits)
     weights, others = matrix[:, 0], matrix[:, 1:]
 
-    def rest(log_weight: float, steep: float, waits: float) -> tuple[np.ndarray, float]:
+    def rest(log_weight: float, steep: float, factor: float) -> tuple[np.ndarray, float]:
         """Constants of the other terms, and the error that is left."""
-        each = joined(float(np.exp(log_weight)), waits * waiting, steep)
+        each = joined(float(np.exp(log_weight)), factor * waiting, steep)
         return least_squares(others, measured - each * weights)
 
     most = float(np.log((measured / weights).max()))
     bounds = most + np.log(LEAST), most
     tried = []
-    for steep, waits in product(STEEPS, WAITS):
+    for how in product(STEEPS, WAITS):
         found = minimize_scalar(
-            lambda at, how=(steep, waits): rest(at, *how)[1], method="bounded", bounds=bounds
+            lambda at, how=how: rest(at, *how)[1], method="bounded", bounds=bounds
         )
-        tried.append((found.fun, steep, waits, float(found.x)))
-    _, steep, waits, weight = min(tried)
-    output, inner, layer, once = map(float, rest(weight, steep, waits)[0])
-    return Placed(float(np.exp(weight)), steep, output, inner, waits), layer, once
+        tried.append((found.fun, how, float(found.x)))
+    _, (steep, factor), weight = min(tried)
+    output, inner, layer, once = map(float, rest(weight, steep, factor)[0])
+    return Placed(float(np.exp(weight)), steep, output, inner, factor), layer, once
