@@ -106,12 +106,13 @@ class LatencyWorker:
     def load(self) -> Carried:
         """Load and quantize the weights; says how the model is run."""
         from estimate.beside import Estimator
-        from run import loading, parallel
+        from run import loading, measure, parallel
 
         plan = self.plan
         parallel.meet(plan.ranks)
         loaded = loading.load(plan, lambda done, total: None, lambda line: None)
         self.model, self.kernels = loaded.model, loaded.kernels
+        measure.check_logits(plan, generate.make_generator(plan, self.model))
         if plan.ranks.rank == 0:
             estimator = Estimator.of(None, plan.device.type)
             self.estimator = estimator if isinstance(estimator, Estimator) else None
@@ -133,7 +134,6 @@ class LatencyWorker:
         import torch
         from torch._dynamo.utils import counters
 
-        from run.measure import check_logits
         from run.plan import prompt_of
 
         plan = self.plan
@@ -151,20 +151,19 @@ class LatencyWorker:
                 self.generator.generate(self.prompt, self.decode_length)
             seconds = time.perf_counter() - started
         compiled = counters["stats"]["unique_graphs"] > before
-        config = dataclasses.replace(
-            plan.config, batch_size=batch_size, max_new_tokens=self.decode_length
-        )
-        of_cell = dataclasses.replace(
-            plan, config=config, prompt=ids, cache_size=self.generator.cache_size
-        )
-        check_logits(of_cell, self.generator)
-        return CellReady(decoder.name, compiled, seconds, self._estimate(of_cell))
+        return CellReady(decoder.name, compiled, seconds, self._estimate(batch_size, ids))
 
-    def _estimate(self, plan: Plan) -> dict[str, float] | None:
+    def _estimate(self, batch_size: int, ids: list[int]) -> dict[str, float] | None:
         """What the calibration of this machine says of a run of the cell."""
         from run.measure import facts_of
 
         assert self.generator is not None
+        config = dataclasses.replace(
+            self.plan.config, batch_size=batch_size, max_new_tokens=self.decode_length
+        )
+        plan = dataclasses.replace(
+            self.plan, config=config, prompt=ids, cache_size=self.generator.cache_size
+        )
         facts = facts_of(plan, self.generator, self.kernels)  # for which all ranks meet
         return self.estimator.expected(facts).figures if self.estimator else None
 
