@@ -13,13 +13,15 @@ PACKAGES = ("quantbench", "torch", "torchao", "triton", "bitsandbytes")
 
 def versions() -> dict[str, str | None]:
     """The version of Python and of each package; None for a package that is not installed."""
-    versions: dict[str, str | None] = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = None
-    return versions
+    return {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
+
+
+@functools.cache
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 @functools.cache
