@@ -242,6 +242,11 @@ def check_folder(option: str, path: FilePath) -> None:
         require_new_file(place)
 
 
+def cache_folder() -> Path:
+    """Where what can be made again is kept: $XDG_CACHE_HOME/quantbench, or ~/.cache/quantbench."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "quantbench")
+
+
 def require_new_file(folder: FilePath) -> None:
     """Raise OSError unless a file can be made in this folder. Nothing is changed.
 

@@ -6,13 +6,13 @@ settle(plan, tiers, model, say)             # some experts lie in fast memory no
 """
 
 import dataclasses
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 import devices
+import files
 from benchlog.config import RunConfig
 from errors import UsageError
 from experts.fused_costs import Step
@@ -116,8 +116,7 @@ def _saved(plan: Plan, quantizer: Quantizer | None, say: Say) -> SavedTier | Non
 def _folder(config: RunConfig) -> Path:
     if config.expert_folder:
         return Path(config.expert_folder)
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache, "quantbench", "experts")
+    return files.cache_folder() / "experts"
 
 
 def _beneath(plan: Plan) -> tuple[SlowTier, Stages] | None:

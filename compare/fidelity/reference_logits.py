@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+import files
 from benchlog.config import RunConfig
 from compare.fidelity.scores import Logits, score, summary, through_cache
 from compare.sampling.answers import LogitsFile, Quality
@@ -68,9 +69,7 @@ def reference(config: RunConfig, ids: Tensor, context: int, say: Say) -> Referen
         config, quantization="none", kernel="auto", kv_cache="dense", kv_cache_quantization=False
     )
     plan = make_plan(full)
-    folder = Path(
-        os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "quantbench", "logits"
-    )
+    folder = files.cache_folder() / "logits"
     key = content_hash(plan, ids, context)
     about, logits = folder / f"{key}.json", folder / f"{key}.logits"
     try:

@@ -131,11 +131,7 @@ def _library() -> Path:
     for path in sorted([*SOURCES.rglob("*.cpp"), *SOURCES.rglob("*.h")]):
         parts += [str(path.relative_to(SOURCES)), path.read_text()]
     key = "\0".join(parts).encode()
-    return _cache() / f"kernels-{_digest(key).hex()[:16]}.so"
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quantbench"
+    return files.cache_folder() / f"kernels-{_digest(key).hex()[:16]}.so"
 
 
 def options_of_inductor() -> dict[str, Any]:
@@ -147,7 +143,7 @@ def options_of_inductor() -> dict[str, Any]:
     # Inductor tells clang from GCC by the program's name.
     name = "clang++" if "clang" in compiler.version(words) else "g++"
     text = f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'
-    script = _cache() / f"cxx-{_digest(text.encode()).hex()[:16]}" / name
+    script = files.cache_folder() / f"cxx-{_digest(text.encode()).hex()[:16]}" / name
     try:
         if not script.exists():
             script.parent.mkdir(parents=True, exist_ok=True)
