@@ -74,14 +74,15 @@ def fit_steps(
         each = joined(float(np.exp(log_weight)), factor * waiting, steep)
         return least_squares(others, measured - each * weights)
 
+    def error(log_weight: float, steep: float, factor: float) -> float:
+        return rest(log_weight, steep, factor)[1]
+
     most = float(np.log((measured / weights).max()))
     bounds = most + np.log(LEAST), most
     tried = []
-    for how in product(STEEPS, WAITS):
-        found = minimize_scalar(
-            lambda at, how=how: rest(at, *how)[1], method="bounded", bounds=bounds
-        )
-        tried.append((found.fun, how, float(found.x)))
-    _, (steep, factor), weight = min(tried)
+    for steep, factor in product(STEEPS, WAITS):
+        best = minimize_scalar(error, bounds=bounds, args=(steep, factor), method="bounded")
+        tried.append((best.fun, steep, factor, float(best.x)))
+    _, steep, factor, weight = min(tried)
     output, inner, layer, once = map(float, rest(weight, steep, factor)[0])
     return Placed(float(np.exp(weight)), steep, output, inner, factor), layer, once

@@ -93,19 +93,23 @@ class Progress:
 
     def left(self) -> str:
         """About how long it takes to the next look, and at most; empty while nobody can say."""
-        each, units_left = self.block_seconds, (self.unit_seconds or 0.0) * (self.units - self.done)
-        rest = units_left
-        if each is not None and self.done < self.units:
-            rest = max(each - self._elapsed(), units_left)
-        elif self.unit_seconds is not None:
-            each = (self.begun if self.loads else 0.0) + self.unit_seconds * self.units
+        each = self.block_seconds or self._first_block()
         if each is None:
             return ""
+        rest = (self.unit_seconds or 0.0) * (self.units - self.done)
+        if self.block_seconds and self.done < self.units:
+            rest = max(rest, self.block_seconds - self._elapsed())
         blocks = self._blocks()
         look, most = (rest + each * (n - self.block) for n in blocks)
         if look == most:
             return f"about {minutes(look)} left"
         return f"about {minutes(look)} to the next look, {minutes(most)} at most"
+
+    def _first_block(self) -> float | None:
+        """Seconds of the first block, as its units so far took; None before there is one."""
+        if self.unit_seconds is None:
+            return None
+        return (self.begun if self.loads else 0.0) + self.unit_seconds * self.units
 
     def _blocks(self) -> tuple[int, int]:
         """In all until the next look, and at most: in the first block no more than are affordable,

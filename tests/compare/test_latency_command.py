@@ -186,8 +186,8 @@ def test_an_arm_of_which_nothing_can_be_measured_is_the_exit_code(tmp_path):
     last = done.stderr.splitlines()[-1]
     assert last.startswith("error: no cell of 'none, cache_size=2' could be measured: "), last
     assert last.endswith("hold: change or leave out what failed")
-    found = LatencyResults.load(tmp_path / "out")
-    assert [bool(table.cells[0].samples) for table in found.tables] == [True, False]
+    results = LatencyResults.load(tmp_path / "out")
+    assert [bool(table.cells[0].samples) for table in results.tables] == [True, False]
     assert done.stdout == (tmp_path / "out" / "report.md").read_text()
 
 
