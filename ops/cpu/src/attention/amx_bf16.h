@@ -28,6 +28,10 @@ struct Fp8Table {
 };
 constexpr Fp8Table FP8;
 
+inline __m512i lane() {
+  return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+}
+
 // Lanes of two bfloat16, from the upper halves of two floats, or from halves of two lanes.
 inline __m512i upper_halves(__m512i first, __m512i second) {
   return _mm512_ternarylogic_epi32(_mm512_srli_epi32(first, 16), second,
@@ -108,6 +112,7 @@ struct Widened : Blocks<Widened<F>, 1> {
 
   // Two numbers that follow one another in a row of keys are a lane of the query's tile.
   void put_query(int first, int chunk) {
+    if (F == KvFormat::bf16) return put_query_in_order(first, chunk);
     Bf16 head[MAX_HEAD_DIM];
     for (int h = 0; h < heads; ++h) {
       for (int d = 0; d < part.head_dim; ++d) {
@@ -120,6 +125,24 @@ struct Widened : Blocks<Widened<F>, 1> {
         for (int row = 0; row < ROWS; ++row)
           __builtin_memcpy(query[chunk][u] + (row * heads + h) * 2, head + number_at<F>(u, 2 * row), 4);
     }
+  }
+
+  // The same where numbers lie in a unit as in the head: a part of few slots is about as short.
+  void put_query_in_order(int first, int chunk) {
+    const __m512i rows = _mm512_mullo_epi32(lane(), _mm512_set1_epi32(heads));
+    for (int h = 0; h < heads; ++h)
+      for (int u = 0; u < units; ++u) {
+        __m512i lanes = _mm512_setzero_si512();
+        if (first + h < part.heads) {
+          const float* from = part.query + (first + h) * part.padded + u * UNIT;
+          const __m512i low = _mm512_loadu_si512(from), high = _mm512_loadu_si512(from + ROWS);
+          const __m512i even = _mm512_slli_epi32(lane(), 1);
+          lanes = upper_halves(
+              _mm512_permutex2var_epi32(low, even, high),
+              _mm512_permutex2var_epi32(low, _mm512_or_si512(even, _mm512_set1_epi32(1)), high));
+        }
+        _mm512_i32scatter_epi32(query[chunk][u] + h * 2, rows, lanes, 4);
+      }
   }
 
   void block(const Slots& key, const Slots& value, int slots) {
@@ -255,6 +278,7 @@ struct Widened : Blocks<Widened<F>, 1> {
   }
 
   void finish() {
+    if (F == KvFormat::bf16) return finish_in_order();
     float head[MAX_HEAD_DIM];
     for (int h = 0; h < part.heads; ++h) {
       float* to = part.weighted + h * part.padded;
@@ -263,5 +287,20 @@ struct Widened : Blocks<Widened<F>, 1> {
         for (int i = 0; i < UNIT; ++i)
           to[number_at<F>(u, i % ROWS * 2 + i / ROWS)] = head[u * UNIT + i];
     }
+  }
+
+  // Numbers at even places of a unit are one vector, those at odd ones the other.
+  void finish_in_order() {
+    const __m512i half = _mm512_or_si512(
+        _mm512_srli_epi32(lane(), 1),
+        _mm512_slli_epi32(_mm512_and_si512(lane(), _mm512_set1_epi32(1)), 4));
+    const __m512i more = _mm512_or_si512(half, _mm512_set1_epi32(ROWS / 2));
+    float* to = part.weighted;
+    for (int h = 0; h < part.heads; ++h, to += part.padded)
+      for (int u = 0; u < units; ++u) {
+        const Vector even = load(to + u * UNIT), odd = load(to + u * UNIT + ROWS);
+        store(to + u * UNIT, _mm512_permutex2var_ps(even, half, odd));
+        store(to + u * UNIT + ROWS, _mm512_permutex2var_ps(even, more, odd));
+      }
   }
 };
