@@ -1,10 +1,12 @@
 """What the parts of a model take alone: products, attention, a layer's rest, memory, draws, calls.
 
     list(alone.products(model, scheme, kernels, settings, probe))       # ProductPoints
-    list(alone.attention(settings, probe))                              # AttentionPoints
+    list(alone.weight_stacks(model, scheme, probe))                     # StackPoints
+    list(alone.attention_of_steps(settings, probe))                     # AttentionPoints
 
 Weights and caches that are read once in a step lie at several places and are read in turn, so that
-no cache of the processor holds them. estimate/machine.py puts them together.
+no cache of the processor holds them; stacks are of several sizes, some of which one does.
+estimate/machine.py puts them together.
 """
 
 import itertools
@@ -22,6 +24,8 @@ from estimate.calibration import (
     DrawPoint,
     ProductPoint,
     RestPoint,
+    StackPoint,
+    stacked,
 )
 from estimate.calibration_models import MODELS
 from estimate.probe import Probe, Settings, median_seconds
@@ -32,13 +36,15 @@ from ops import attention as decode
 from ops.prefill_attention import chunk_attention
 from quantize.autoquant.race import module_bytes
 
-# (heads, kv_heads, head_dim): groups of 2, 4 and 8 query heads.
-HEADS = [(16, 8, 128), (24, 6, 64), (24, 3, 64)]
+# (heads, kv_heads, head_dim): groups of 2, 4, 8 and 5 query heads. A kernel that takes heads in
+# fours takes as long for the last as for eight; one that takes them one by one does not.
+HEADS = [(16, 8, 128), (24, 6, 64), (24, 3, 64), (10, 2, 64)]
 # Rows of x in a product. On the CPU a prompt's pass has 512, or 32 of each sequence if these are
 # more: 4096 with 128 sequences (devices.prefill_chunk).
 ROWS = (1, 4, 16, 128, 512, 2048, 4096)
 LAST_ROWS = 16  # most rows for which the output layer is measured: a prompt has one row each
-DEPTHS = ((1, 256), (1, 2048), (1, 8192), (4, 256), (4, 4096), (16, 256), (16, 2048))
+DEPTHS = ((1, 4), (1, 256), (1, 2048), (1, 8192), (4, 4), (4, 256), (4, 4096), (16, 4), (16, 256),
+          (16, 2048))  # fmt: skip
 QUANTIZED_DEPTHS = ((1, 256), (1, 4096), (4, 2048), (16, 2048))
 BATCHES = (1, 4, 16)
 # batch, positions, earlier ones
@@ -48,8 +54,13 @@ PASSES = ((1, 32), (1, 128), (1, 512), (4, 128), (16, 32))  # of the rest of a l
 # Bytes, up to 1 GiB; closer where last-level caches end.
 SIZES = (1, 4, 16, 64, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 16384)
 BLOCKS = tuple(size << 16 for size in SIZES)
+# Bytes of all weights or caches of a stack. Kernels fall off at other sizes than the reading of a
+# block does (docs/LOG.md), so sizes are close up to those of the largest caches.
+MIB = (8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256, 512)
+STACKS = tuple(size << 20 for size in MIB)
+STACKED_POSITIONS = 2048  # in each cache of a stack, of one sequence
 AT_LEAST = 0.04  # seconds of every measurement
-SETTLED = 0.15  # of a block's: a cache takes it in bit by bit
+SETTLED = 0.15  # of a block's, or a stack's: a cache takes it in bit by bit
 
 # ----------------------------------------------------------------------------------- memory, calls
 
@@ -123,12 +134,34 @@ def products(
             yield ProductPoint(scheme, kernels[names[0]], rows, inner, outer, size, seconds, speed)
 
 
+def weight_stacks(
+    model: Transformer, scheme: str, settings: Settings, probe: Probe
+) -> Iterator[StackPoint]:
+    """Products of one shape, over STACKS of its weights."""
+    module = model.get_submodule("layers.0.attention.wqkv")
+    assert isinstance(module, nn.Linear)
+    size, stack = module_bytes(module), [module]
+    for count in _counts(size):
+        stack += [_copied(module) for _ in range(count - len(stack))]
+        for rows in BATCHES:
+            x = torch.randn(rows, module.in_features, device=settings.device)
+            x = x.to(settings.precision)
+            speed, seconds = probe.timed(SETTLED, _each, stack, x)
+            yield StackPoint(scheme, rows, count * size, seconds, speed)
+
+
+def _counts(size: int) -> list[int]:
+    """How many weights or caches of `size` bytes the STACKS have; more than one."""
+    counts = (round(whole / size) for whole in STACKS)
+    return sorted({count for count in counts if count > 1})
+
+
 def _each(layers: Sequence[nn.Module], x: Tensor) -> None:
     for layer in layers:
         layer(x)
 
 
-def _copied(module: nn.Linear) -> nn.Module:
+def _copied(module: nn.Linear) -> nn.Linear:
     """The layer at another place in memory."""
     copied = module.__class__.__new__(module.__class__)
     copied.__dict__.update(module.__dict__)
@@ -168,7 +201,7 @@ def attention_of_steps(settings: Settings, probe: Probe) -> Iterator[AttentionPo
         kernel = decode.choose(device, E, H // K, settings.precision).name
         for rows, depth in DEPTHS if kind == "dense" else QUANTIZED_DEPTHS:
             size = CACHES[kind](rows, K, depth, E, settings.precision, "meta").nbytes
-            count = max(1, min(32, STREAMED // size))
+            count = stacked(size)
             caches = [_filled(kind, rows, heads, depth, settings) for _ in range(count)]
             query = torch.randn(rows, H, E, device=device).to(settings.precision)
             first = torch.zeros(rows, dtype=torch.long, device=device)
@@ -177,6 +210,24 @@ def attention_of_steps(settings: Settings, probe: Probe) -> Iterator[AttentionPo
                 AT_LEAST, _attend, kernel, caches, query, first, filled, each=count
             )
             yield AttentionPoint(kind, rows, 1, depth, *heads, size, seconds, speed)
+
+
+def cache_stacks(settings: Settings, probe: Probe) -> Iterator[StackPoint]:
+    """A new position of one sequence over STACKS of caches."""
+    device, heads = settings.device, HEADS[0]
+    H, K, E = heads
+    kernel = decode.choose(device, E, H // K, settings.precision).name
+    query = torch.randn(1, H, E, device=device).to(settings.precision)
+    first = torch.zeros(1, dtype=torch.long, device=device)
+    filled = torch.full_like(first, STACKED_POSITIONS)
+    for kind in settings.caches:
+        caches: list[KVCache] = []
+        size = CACHES[kind](1, K, STACKED_POSITIONS, E, settings.precision, "meta").nbytes
+        for count in _counts(size):
+            more = range(count - len(caches))
+            caches += [_filled(kind, 1, heads, STACKED_POSITIONS, settings) for _ in more]
+            speed, seconds = probe.timed(SETTLED, _attend, kernel, caches, query, first, filled)
+            yield StackPoint(kind, 1, count * size, seconds, speed)
 
 
 def _attend(

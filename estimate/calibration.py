@@ -22,11 +22,12 @@ from quantize.autoquant.cache import default_cache
 from text import shown
 from typed_json import from_json, omitted, require, to_json
 
-FORMAT = 2  # of the file
+FORMAT = 3  # of the file
 DISTURBED = 0.65  # share of the median of arithmetic; in each of a machine's states it is above
 ABOVE_DATASHEET = 1.02  # a reading above this multiple of the datasheet's figure is an error
 # Bytes of copies of a weight, or of a cache, that are read in turn where one is measured alone.
 STREAMED = 128 << 20
+MOST_STACKED = 32  # caches
 WATCHED = ("torch", "torchao")  # packages whose version changes the speed of what was measured
 
 
@@ -59,6 +60,17 @@ class ProductPoint:
     outer: int
     bytes: int  # of the weight as the kernel holds it
     seconds: float
+    speed: Speed
+
+
+@dataclass(frozen=True)
+class StackPoint:
+    """Equal weights, or caches, that are read one after another, again and again."""
+
+    name: str  # of the weights' scheme, or the kind of cache: none, int8wo, …; dense, int8, int4
+    rows: int
+    bytes: int  # of all of them: what caches of the processor hold a part of
+    seconds: float  # of reading all of them once
     speed: Speed
 
 
@@ -151,6 +163,8 @@ class Calibration:
     rest: list[RestPoint]
     draws: list[DrawPoint]
     wholes: list[WholePoint]
+    weight_stacks: list[StackPoint] = field(default_factory=list)
+    cache_stacks: list[StackPoint] = field(default_factory=list)
     call_seconds: float = 0.0  # of the cheapest call of an op from Python
     base_bytes: int = 0  # peak memory of a run whose model has next to no bytes
     memory_bytes: int | None = omitted()  # of the device
@@ -202,12 +216,18 @@ class Calibration:
         """Raise ValueError, with the value, for what no machine is measured to be."""
         if self.precision not in PRECISIONS:
             raise ValueError(f"precision takes {', '.join(PRECISIONS)}; given: {self.precision!r}")
-        timed: list[ProductPoint | AttentionPoint | RestPoint | WholePoint]
-        timed = [*self.products, *self.attention, *self.rest, *self.wholes]
+        timed: list[ProductPoint | StackPoint | AttentionPoint | RestPoint | WholePoint]
+        timed = [*self.products, *self.weight_stacks, *self.cache_stacks, *self.attention]
+        timed += [*self.rest, *self.wholes]
         for point in timed:
             require(f"seconds of a {type(point).__name__}", point.seconds)
             require("a speed of memory", point.speed.read)
             require("a speed of arithmetic", point.speed.multiply)
+        for stack in (*self.weight_stacks, *self.cache_stacks):
+            require("bytes of a stack", stack.bytes)
+        for point in self.attention:
+            if point.queries == 1:
+                require("bytes that a step's attention reads", point.bytes)
         for draw in self.draws:
             require("seconds of a draw", draw.seconds)
         for exchange in self.exchanges:
@@ -232,6 +252,11 @@ class Calibration:
                     f"here {versions.get(package)}"
                 )
         return said
+
+
+def stacked(size: int) -> int:
+    """How many caches of `size` bytes are read in turn where attention is measured alone."""
+    return max(1, min(MOST_STACKED, STREAMED // size))
 
 
 def contradictions(calibration: Calibration, sheet: Datasheet | None) -> list[str]:

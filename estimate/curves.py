@@ -12,24 +12,26 @@ what is predicted.
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from scipy.optimize import isotonic_regression, nnls
 
 from errors import UsageError
 from estimate.calibration import (
-    STREAMED,
     AttentionPoint,
     Calibration,
     DrawPoint,
     ProductPoint,
     RestPoint,
     Speed,
+    StackPoint,
+    stacked,
 )
+from estimate.calibration_models import MODELS
 from estimate.drift import by_rate
-from estimate.placing import Placed, least_squares
 from models.config import ModelConfig
 
 SHORTEST = 1e-9  # seconds of a product: a fit may give none of a small one
@@ -37,6 +39,13 @@ FEW_ROWS = 16  # up to here products read weights; above they are bound by arith
 # Shares of memory's read speed: below the first, arithmetic alone sets the speed of a product;
 # above the second, memory alone.
 HALF_MEMORY, ALL_MEMORY = 0.4, 0.6
+SLOTS_AT_ONCE = (1, 16, 64)  # of a cache, by kernels of attention; which it is, is found by the fit
+LARGEST = 1 << 60  # bytes that no cache holds
+# Inputs of a product: the most that calibration models have.
+WIDEST = max(k for config in MODELS.values() for _, k in config.linear_shapes().values())
+
+# By name and rows: sizes of stacks, as logarithms, and seconds of a byte in each.
+Stacks = dict[tuple[str, int], tuple[Sequence[float], Sequence[float]]]
 
 
 @dataclass(frozen=True)
@@ -60,9 +69,29 @@ def fit(
     measured = np.asarray(seconds, dtype=float)
     unit = measured if relative_to is None else np.asarray(relative_to, dtype=float)
     matrix = np.asarray(terms, dtype=float) / unit[:, None]
-    coefficients, _ = least_squares(matrix, measured / unit)
+    scale = matrix.max(0)
+    scale[scale == 0] = 1.0
+    coefficients = nnls(matrix / scale, measured / unit)[0] / scale
     ratios = np.maximum(matrix @ coefficients * unit / measured, 1e-12)
     return Fit(tuple(map(float, coefficients)), float(np.std(np.log(ratios))))
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Seconds of products in a model."""
+
+    weight: float  # seconds of a weight; of a step, for each that it takes in a stack
+    output: float
+    input: float
+    wider: float = 0.0  # more seconds of a weight for each input of its product
+    stacked: bool = False  # whether weights are waited for, as in a stack
+
+    def __call__(self, inner: int, outer: int, waiting: float) -> float:
+        """Of x times a weight (outer, inner). waiting: seconds for each weight in a stack of as
+        many bytes as the step reads."""
+        weight = self.weight * waiting if self.stacked else self.weight
+        weight += self.wider * min(inner, WIDEST)
+        return weight * inner * outer + self.output * outer + self.input * inner
 
 
 def between(points: Mapping[int, float], at: int) -> float:
@@ -141,8 +170,10 @@ class Curves:
         0: so many that no cache holds them."""
         placed = {r: f for (name, r), f in self.in_place.items() if name == scheme}
         if placed:
-            waiting = self.waiting(scheme, among)
-            seconds = {r: max(f(inner, outer, waiting), SHORTEST) for r, f in placed.items()}
+            seconds = {
+                r: max(f(inner, outer, self.waiting(scheme, r, among)), SHORTEST)
+                for r, f in placed.items()
+            }
             beyond = 1.0  # more rows than a calibration model's: as much longer as alone
             if rows > (most := max(placed)):
                 alone = self._alone(scheme, inner, outer)
@@ -176,9 +207,44 @@ class Curves:
             ratios.setdefault(p.scheme, []).append(p.bytes / (p.inner * p.outer))
         return {scheme: statistics.median(values) for scheme, values in ratios.items()}
 
-    def waiting(self, scheme: str, among: float) -> float:
-        """Seconds of waiting for a weight of a step that reads `among` bytes."""
-        return self.weight_bytes[scheme] * self.byte_seconds(among)
+    def waiting(self, scheme: str, rows: int, among: float) -> float:
+        """Seconds of a weight where the scheme's kernel reads a stack of `among` bytes again and
+        again."""
+        return self.weight_bytes[scheme] * self._stacked(self._weight_stacks, scheme, rows, among)
+
+    def cache_waiting(self, cache: str, among: float) -> float:
+        """Seconds of a byte where attention reads a stack of `among` bytes again and again."""
+        return self._stacked(self._cache_stacks, cache, 1, among)
+
+    def _stacked(self, stacks: Stacks, name: str, rows: int, among: float) -> float:
+        """Seconds of a byte, linear in log(size); as the reading of a block says it, where a
+        calibration has no stacks."""
+        if (name, rows) not in stacks:
+            return self.byte_seconds(among)
+        sizes, seconds = stacks[name, rows]
+        return float(np.interp(math.log(among or LARGEST), sizes, seconds))
+
+    @cached_property
+    def _weight_stacks(self) -> Stacks:
+        return self._by_size(self.calibration.weight_stacks)
+
+    @cached_property
+    def _cache_stacks(self) -> Stacks:
+        return self._by_size(self.calibration.cache_stacks)
+
+    def _by_size(self, points: Iterable[StackPoint]) -> Stacks:
+        """By name and rows: log(bytes) of stacks, and seconds of a byte, which do not fall where
+        stacks grow."""
+        groups: dict[tuple[str, int], list[StackPoint]] = {}
+        for p in sorted(points, key=lambda p: p.bytes):
+            groups.setdefault((p.name, p.rows), []).append(p)
+        return {
+            key: (
+                [math.log(p.bytes) for p in some],
+                isotonic_regression([self._streamed(p) / p.bytes for p in some]).x,
+            )
+            for key, some in groups.items()
+        }
 
     def byte_seconds(self, size: float) -> float:
         """Seconds of a byte of a block of this size that is read again and again: a part of it is
@@ -199,39 +265,41 @@ class Curves:
     # ------------------------------------------------------------------------ attention
 
     @cached_property
-    def _step_attention(self) -> dict[str, Fit]:
-        return self._by_cache(
-            [p for p in self.calibration.attention if p.queries == 1], _step_terms
-        )
+    def _step_attention(self) -> dict[str, tuple[Fit, int, list[int]]]:
+        """By kind of cache: the fit, the slots that its kernel takes at once, and the groups of
+        query heads that were measured."""
+        kinds = _by_cache(p for p in self.calibration.attention if p.queries == 1)
+        return {kind: self._fitted_steps(points) for kind, points in kinds.items()}
+
+    def _fitted_steps(self, points: Sequence[AttentionPoint]) -> tuple[Fit, int, list[int]]:
+        seconds = [self._from_memory(p) for p in points]
+        groups = sorted({p.heads // p.kv_heads for p in points})
+        tried = [
+            (fit([_step_terms(p, slots, groups) for p in points], seconds), slots, groups)
+            for slots in SLOTS_AT_ONCE
+        ]
+        return min(tried, key=lambda one: one[0].scatter)
 
     @cached_property
     def _chunk_attention(self) -> dict[str, Fit]:
         points = [p for p in self.calibration.attention if p.queries > 1]
         alone = [p for p in points if p.depth == 0]
-        kinds = dict.fromkeys(p.cache for p in points)
-        return {
-            kind: self._by_cache(
-                [p for p in points if p.cache == kind or p in alone], _chunk_terms, kind
-            )[kind]
-            for kind in kinds
-        }
+        fits = {}
+        for kind, behind in _by_cache(points).items():
+            some = [*behind, *(p for p in alone if p.cache != kind)]
+            seconds = [self._streamed(p) for p in some]
+            fits[kind] = fit([_chunk_terms(p) for p in some], seconds)
+        return fits
 
-    def _by_cache(
-        self,
-        points: Sequence[AttentionPoint],
-        terms: Callable[[AttentionPoint], Sequence[float]],
-        kind: str | None = None,
-    ) -> dict[str, Fit]:
-        groups: dict[str, list[AttentionPoint]] = {}
-        for point in points:
-            groups.setdefault(kind or point.cache, []).append(point)
-        return {
-            name: fit([terms(p) for p in group], [self._attention_at_reference(p) for p in group])
-            for name, group in groups.items()
-        }
+    def _from_memory(self, p: AttentionPoint) -> float:
+        """Seconds of a step's attention as they would have been from memory: what was measured lay
+        in the processor's caches in part."""
+        lay = stacked(p.bytes) * p.bytes
+        waiting = self.cache_waiting(p.cache, 0) - self.cache_waiting(p.cache, lay)
+        return self._streamed(p) + p.bytes * waiting
 
-    def _attention_at_reference(self, point: AttentionPoint) -> float:
-        """Seconds of attention as they would have been at the calibration's median speed."""
+    def _streamed(self, point: AttentionPoint | StackPoint) -> float:
+        """Seconds as they would have been at the calibration's median speed."""
         drift = by_rate(point.bytes / point.seconds, point.speed.read)
         return point.seconds / drift.slower(point.speed, self.speed)
 
@@ -247,17 +315,18 @@ class Curves:
     ) -> float:
         """Seconds of one layer's attention of `queries` positions after `depth`. cached: bytes of
         the keys and values before them. among: bytes that the whole step reads, these included."""
-        fits = self._step_attention if queries == 1 else self._chunk_attention
-        if cache not in fits:
-            raise UsageError(f"--kv_cache {cache} was not calibrated; {', '.join(fits)} were")
+        kinds = self._step_attention if queries == 1 else self._chunk_attention
+        if cache not in kinds:
+            raise UsageError(f"--kv_cache {cache} was not calibrated; {', '.join(kinds)} were")
         heads = config.num_heads, config.num_kv_heads, config.head_dim
         none = Speed(self.speed.read, self.speed.multiply)
         point = AttentionPoint(cache, rows, queries, depth, *heads, cached, 0.0, none)
         if queries > 1:
-            return fits[cache](_chunk_terms(point))
-        # It computes and waits in turn (docs/LOG.md), and alone it waited as STREAMED bytes do.
-        waiting = self.byte_seconds(among) - self.byte_seconds(STREAMED)
-        return max(fits[cache](_step_terms(point)) + cached * waiting, SHORTEST)
+            return self._chunk_attention[cache](_chunk_terms(point))
+        fitted, slots, groups = self._step_attention[cache]
+        # It computes and waits in turn (docs/LOG.md), and what is fitted waited for memory.
+        waiting = self.cache_waiting(cache, among) - self.cache_waiting(cache, 0)
+        return max(fitted(_step_terms(point, slots, groups)) + cached * waiting, SHORTEST)
 
     # ------------------------------------------------------------------------ rest and draws
 
@@ -301,6 +370,13 @@ class Curves:
         return between(seconds, rows)
 
 
+def _by_cache(points: Iterable[AttentionPoint]) -> dict[str, list[AttentionPoint]]:
+    kinds: dict[str, list[AttentionPoint]] = {}
+    for point in points:
+        kinds.setdefault(point.cache, []).append(point)
+    return kinds
+
+
 def _product_terms(
     inner: int, outer: int, rows: int = FEW_ROWS + 1, points: int = 4
 ) -> list[float]:
@@ -310,10 +386,15 @@ def _product_terms(
     return [inner * outer, outer * ends, inner * ends, 1.0 * (points > 3)]
 
 
-def _step_terms(p: AttentionPoint) -> list[float]:
-    """Bytes, multiplications, scores, results, the call."""
+def _step_terms(p: AttentionPoint, slots: int, groups: Sequence[int]) -> list[float]:
+    """Bytes; a slot's multiplications for a key head, by the query heads that share it; results,
+    key heads, the call: of a kernel that takes so many slots at once."""
+    taken = p.rows * p.kv_heads * -(-p.depth // slots) * slots * p.head_dim
+    group = p.heads / p.kv_heads
+    shares = [taken * np.interp(group, groups, one) for one in np.eye(len(groups))]
+    shares[-1] *= max(1.0, group / groups[-1])
     results = p.rows * p.heads * p.head_dim
-    return [p.bytes, results * p.depth, p.rows * p.heads * p.depth, results, 1.0]
+    return [p.bytes, *shares, results, p.rows * p.kv_heads, 1.0]
 
 
 def _chunk_terms(p: AttentionPoint) -> list[float]:

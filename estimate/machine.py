@@ -7,7 +7,8 @@ that is predicted later was calibrated on. Measured are
 
 - what parts take alone (estimate/alone.py): each shape's product by each scheme's kernel, over the
   rows of x; attention over each kind of cache, of a step and of a prompt; a prompt's layer without
-  products and attention; memory, over the size of a block; the draw of a token; the call of an op;
+  products and attention; memory, over the size of a block, and products and attention over stacks
+  of as many bytes; the draw of a token; the call of an op;
 - whole steps and prompts, in ROUNDS: what they take beyond these parts is the cost of a layer and
   of a step. A machine that is slow for half a minute is slow for one round of each model.
 
@@ -20,7 +21,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +29,7 @@ from torch import Tensor, nn
 import devices
 from benchlog.origin import versions
 from estimate import alone
-from estimate.calibration import Calibration, ProductPoint, Speed, WholePoint
+from estimate.calibration import Calibration, ProductPoint, Speed, StackPoint, WholePoint
 from estimate.calibration_models import ALONE, DEEP, MODELS
 from estimate.probe import LONG, Probe, Settings
 from models import build
@@ -64,9 +65,10 @@ def measure(settings: Settings, make_generator: MakeGenerator, say: Say) -> Cali
     measured = of_every_scheme(settings, probe)
     for number, scheme in enumerate(settings.schemes, 1):
         say(f"Scheme {number} of {len(settings.schemes)}: {scheme} …")
-        products, wholes = of_scheme(scheme, settings, make_generator, probe)
-        measured.products.extend(products)
-        measured.wholes.extend(wholes)
+        part = of_scheme(scheme, settings, make_generator, probe)
+        measured.products.extend(part.products)
+        measured.weight_stacks.extend(part.weight_stacks)
+        measured.wholes.extend(part.wholes)
     return replace(measured, seconds=time.perf_counter() - started)
 
 
@@ -88,9 +90,19 @@ def of_every_scheme(settings: Settings, probe: Probe) -> Calibration:
         rest=list(alone.rest(settings, probe)),
         draws=list(alone.draws(settings)),
         wholes=[],
+        cache_stacks=list(alone.cache_stacks(settings, probe)),
         call_seconds=alone.call_seconds(device),
         memory_bytes=devices.free_memory(device),
     )
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one scheme adds to a calibration."""
+
+    products: list[ProductPoint]
+    weight_stacks: list[StackPoint]
+    wholes: list[WholePoint]
 
 
 @torch.no_grad()
@@ -100,7 +112,7 @@ def of_scheme(
     make_generator: MakeGenerator,
     probe: Probe,
     after_round: Callable[[], object] = lambda: None,
-) -> tuple[list[ProductPoint], list[WholePoint]]:
+) -> Part:
     """The scheme's products, and the steps and prompts of the calibration models in it.
 
     after_round: called after each round of these.
@@ -108,20 +120,20 @@ def of_scheme(
     # The scheme before left models and caches in cycles, and run/environment.py lets those lie: six
     # schemes in one process came to more than 24 GB.
     gc.collect()
-    products: list[ProductPoint] = []
-    wholes: list[WholePoint] = []
+    part = Part([], [], [])
     models = {}
     table = embedding(MODELS.values(), settings)
     for name, config in MODELS.items():
         models[name], kernels = random_model(config, scheme, settings, table)
         if name in ALONE:
-            products += alone.products(models[name], scheme, kernels, settings, probe)
+            part.products.extend(alone.products(models[name], scheme, kernels, settings, probe))
+            part.weight_stacks.extend(alone.weight_stacks(models[name], scheme, settings, probe))
     rounds = Rounds(models, scheme, make_generator, probe)
     for number in range(ROUNDS):
         caches = settings.caches if number == 0 else settings.caches[:1]
-        wholes += _round(scheme, settings, caches, rounds)
+        part.wholes.extend(_round(scheme, settings, caches, rounds))
         after_round()
-    return products, wholes
+    return part
 
 
 def embedding(configs: Iterable[ModelConfig], settings: Settings) -> Tensor:

@@ -8,8 +8,9 @@ The parts come from estimate/curves.py: what attention, norms, gates and the dra
 products take in a model, where others have used the caches in between, is fitted to the steps and
 prompts of the calibration models: for each scheme and number of rows, seconds for every weight, for
 every output (results are summed, scaled and written), for every input (activations are read, and
-rounded for some schemes), for every layer, and for the pass (estimate/placing.py). A step waits for
-each byte as long as a block of as many bytes is read: caches hold a part of either.
+rounded for some schemes), for every layer, and for a step. A weight of a step takes in proportion
+to what it takes in a stack of as many bytes as the step reads: caches hold a part of either. One of
+a prompt takes the longer, the more inputs its product has.
 """
 
 import math
@@ -25,9 +26,8 @@ from devices import prefill_chunk
 from estimate import layers
 from estimate.calibration import Calibration, Speed, WholePoint
 from estimate.calibration_models import MODELS
-from estimate.curves import SHORTEST, Curves, fit
+from estimate.curves import SHORTEST, Curves, Placed, fit
 from estimate.drift import Drift, by_rate, learned
-from estimate.placing import Placed, fit_steps
 from kv_cache import CACHES
 from models.config import ModelConfig
 
@@ -268,24 +268,30 @@ class CalibratedMachine:
         """What products take in a model, a layer and a pass, by least squares of the relative
         error."""
         curves = self.curves
-        terms, seconds, wholes, waits = [], [], [], []
+        terms, seconds, wholes = [], [], []
+        step = points[0].tokens == 1
         for point, whole in self._rounds(points):
-            config, step = MODELS[point.model], point.tokens == 1
+            config, scheme = MODELS[point.model], point.scheme
             beside = self._beside_products(point)
             shapes = config.linear_shapes()
             if not step:  # its output layer is that of a step of as many rows
                 outer, inner = shapes.pop("output")
-                beside += curves.product(point.scheme, point.rows, inner, outer, called=False)
+                beside += curves.product(scheme, point.rows, inner, outer, called=False)
             each = shapes.values()
             weights, outputs = float(sum(n * k for n, k in each)), sum(n for n, _ in each)
-            waits.append(curves.waiting(point.scheme, weights * curves.weight_bytes[point.scheme]))
-            terms.append([weights, outputs, sum(k for _, k in each), config.num_layers, 1.0])
+            if step:
+                among = weights * curves.weight_bytes[scheme]
+                weights *= curves.waiting(scheme, point.rows, among)
+            ends = [outputs, sum(k for _, k in each), config.num_layers]
+            # A prompt's x leaves the caches where it is wide; beside that a pass costs nothing.
+            last = 1.0 if step else float(sum(n * k * k for n, k in each))
+            terms.append([weights, *ends, last])
             wholes.append(whole)
             seconds.append(max(whole - beside, SHORTEST))
-        if points[0].tokens > 1:
-            weight, *ends, layer, once = fit(terms, seconds, wholes).coefficients
-            return Placed(weight, None, *ends), layer, once
-        return fit_steps(terms, waits, seconds, wholes)
+        weight, output, input_, layer, last = fit(terms, seconds, wholes).coefficients
+        if step:
+            return Placed(weight, output, input_, stacked=True), layer, last
+        return Placed(weight, output, input_, wider=last), layer, 0.0
 
     def _beside_products(self, point: WholePoint) -> float:
         """Seconds of a calibration model's attention, norms, gates and draw."""

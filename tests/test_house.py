@@ -99,7 +99,6 @@ ROOMS = {
             "datasheets",
             "blocks",
             "headings",
-            "placing",
             "recording",
             "resident",
         },

@@ -111,8 +111,8 @@ def gathered(folder: Path, schemes: Sequence[str]) -> tuple[Calibration, list[Wh
     for scheme in schemes:
         if (path := folder / f"{scheme}.json").exists():
             part = json.loads(path.read_text())
-            every["products"] += part["products"]
-            every["wholes"] += part["wholes"]
+            for key in ("products", "weight_stacks", "wholes"):
+                every[key] += part[key]
             samples += part["cases"]
             seconds += part["calibrating_seconds"]
     cases = [from_json(WholePoint, sample) for sample in samples]

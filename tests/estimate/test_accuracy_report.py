@@ -36,6 +36,7 @@ def folder(tmp_path):
     for scheme in SCHEMES:
         parts[scheme] = to_json({
             "products": [p for p in whole.products if p.scheme == scheme],
+            "weight_stacks": [],
             "wholes": [w for w in whole.wholes if w.scheme == scheme],
             "cases": samples(scheme),
             "calibrating_seconds": 30.0,

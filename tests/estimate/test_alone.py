@@ -45,3 +45,22 @@ def test_products_have_the_rows_that_runs_have(small, monkeypatch):
     assert output == [1, 4, 16]
     assert all(of_shape == [1, 4, 16, 128, 512, 2048, 4096] for of_shape in rows.values())
     assert 128 * prefill_chunk(CPU, 128) == 4096
+
+
+def test_stacks_are_of_the_sizes_that_are_asked_for(small, monkeypatch):
+    """Two or more weights, or caches, of each size; and as many bytes as are given."""
+    monkeypatch.setattr(alone, "STACKS", (1 << 14, 1 << 16, 1 << 17))
+    monkeypatch.setattr(alone, "STACKED_POSITIONS", 4)
+    settings = Settings(CPU, torch.float32, ["none"], ["dense"])
+    model, _ = random_model(small, "none", settings)
+    wqkv = 128 * 64 * 4  # bytes
+    weights = list(alone.weight_stacks(model, "none", settings, Untimed()))
+    assert [(p.name, p.rows, p.bytes) for p in weights] == [
+        ("none", rows, count * wqkv) for count in (2, 4) for rows in (1, 4, 16)
+    ]
+    heads, positions, head_dim = 8, 4, 128
+    cache = 2 * heads * positions * head_dim * 4
+    caches = list(alone.cache_stacks(settings, Untimed()))
+    assert [(p.name, p.rows, p.bytes) for p in caches] == [
+        ("dense", 1, count * cache) for count in (2, 4)
+    ]

@@ -39,7 +39,8 @@ def small(monkeypatch, tmp_path):
         (alone, {"HEADS": [(4, 2, 32)], "ROWS": (1, 4, 16, 64), "DEPTHS": ((1, 64), (4, 128))}),
         (alone, {"QUANTIZED_DEPTHS": ((1, 64), (4, 128)), "AT_LEAST": 0.0, "STREAMED": 1 << 16}),
         (alone, {"CHUNKS": ((1, 32, 0), (1, 32, 32), (4, 16, 16)), "PASSES": ((1, 32), (4, 16))}),
-        (alone, {"BLOCKS": (1 << 16, 1 << 20)}),
+        (alone, {"BLOCKS": (1 << 16, 1 << 20), "STACKS": (1 << 16, 1 << 20), "SETTLED": 0.0}),
+        (alone, {"STACKED_POSITIONS": 64}),
         (bandwidth, {"BYTES": 1 << 20}),
         (machine, {"ROUNDS": 1, "STEP_DEPTHS": (0, 300), "LONGEST_PASS": 64}),
         (machine, {"AT_LEAST_STEPS": 0.0, "AT_LEAST_PROMPTS": 0.0}),
@@ -86,6 +87,10 @@ def test_what_it_writes_is_what_estimate_reads(tmp_path):
     assert {p.model for p in measured.wholes} == {*calibration_models.MODELS}
     assert {p.rows for p in measured.products} == {1, 4, 16, 64}
     assert {p.cache for p in measured.attention} == {"dense", "int8", "int4"}
+    assert {p.name for p in measured.cache_stacks} == {"dense", "int8", "int4"}
+    assert {(p.name, p.rows) for p in measured.weight_stacks} == {
+        (scheme, rows) for scheme in SCHEMES for rows in (1, 4, 16)
+    }
     assert measured.power.limit == 65.0 and measured.power.prompt > 0 and measured.power.step > 0
 
     words = ("--checkpoint_path", "dummy:TinyLlama-1.1B-Chat-v1.0", "--quantization", "int8wo")

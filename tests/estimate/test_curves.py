@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 
 from errors import UsageError
-from estimate.calibration import BandwidthPoint, DrawPoint, Speed, WholePoint
+from estimate.calibration import (
+    AttentionPoint,
+    BandwidthPoint,
+    DrawPoint,
+    Speed,
+    StackPoint,
+    WholePoint,
+    stacked,
+)
 from estimate.calibration_models import DEEP, MODELS
 from estimate.curves import Curves, between, fit
 from estimate.passes import CalibratedMachine, scatter
@@ -186,62 +194,122 @@ def test_attention_that_does_not_go_with_the_speed_of_memory(alike):
     assert ratio == pytest.approx(then.read / now.read if alike else 1.0, rel=0.05)
 
 
-# Bytes of a block, and how many times as fast as memory it is read.
+# Bytes of a stack or a block, and how many times as fast as from memory they are read.
 CACHED = ((16 << 20, 4.0), (64 << 20, 2.0), (1 << 30, 1.0))
 
 
-def with_cache(steep, arithmetic):
-    """The invented machine with a cache, of whose steps each weight takes `arithmetic` seconds and
-    waits for memory, joined by the norm `steep`."""
+def cached_share(size):
+    """Seconds of a byte among so many ÷ those from memory."""
+    return np.interp(math.log(size), [math.log(n) for n, _ in CACHED], [1 / t for _, t in CACHED])
+
+
+def stacks(name, rows=(1, 4, 16), each=1.0):
+    """each: seconds of a byte ÷ those that memory takes."""
+    return [
+        StackPoint(name, count, n, each * n / times / invented.MEMORY, invented.SPEED)
+        for count in rows
+        for n, times in CACHED
+    ]
+
+
+def cached_step(config, scheme, rows, depth, each):
+    """Of the invented machine with a cache: its weights take IN_PLACE of what they take in a stack
+    of their size."""
+    size = invented.BITS[scheme] / 8 * sum(n * k for n, k in config.linear_shapes().values())
+    from_memory = invented.IN_PLACE * size / invented.MEMORY
+    stock = invented.whole(config, scheme, rows, 1, depth)
+    return stock + from_memory * (each * cached_share(size) - 1)
+
+
+@pytest.mark.parametrize("each", [1.0, 2.5])
+@pytest.mark.parametrize("scheme", invented.BITS)
+def test_weights_of_a_step_take_what_they_take_in_a_stack_of_its_size(scheme, each):
+    """Which is not what a block of this size takes: a kernel computes, too."""
     calibration = invented.calibration(
-        bandwidth=[BandwidthPoint(n, times * invented.MEMORY, 0.0) for n, times in CACHED]
+        weight_stacks=[point for name in invented.BITS for point in stacks(name, each=each)]
     )
     wholes = [
         dataclasses.replace(
-            p, seconds=cached_step(MODELS[p.model], p.scheme, p.rows, p.depth, steep, arithmetic)
+            p, seconds=cached_step(MODELS[p.model], p.scheme, p.rows, p.depth, each)
         )
         if p.tokens == 1
         else p
         for p in calibration.wholes
     ]
-    return dataclasses.replace(calibration, wholes=wholes)
-
-
-def cached_step(config, scheme, rows, depth, steep, arithmetic):
-    weights = sum(n * k for n, k in config.linear_shapes().values())
-    size = invented.BITS[scheme] / 8
-    share = np.interp(
-        math.log(size * weights), [math.log(n) for n, _ in CACHED], [1 / t for _, t in CACHED]
-    )
-    waiting = share * size / invented.MEMORY
-    joined = (arithmetic**steep + waiting**steep) ** (1 / steep)
-    stock = invented.IN_PLACE * weights * size / invented.MEMORY
-    return invented.whole(config, scheme, rows, 1, depth) - stock + weights * joined
-
-
-@pytest.mark.parametrize("steep, arithmetic", [(1.0, 5e-12), (2.0, 2e-11), (3.0, 1e-11)])
-@pytest.mark.parametrize("scheme", invented.BITS)
-def test_what_a_step_waits_for_is_what_caches_do_not_hold(scheme, steep, arithmetic):
-    """By how many bytes it reads, and by whether the kernel computes meanwhile."""
-    machine = CalibratedMachine(with_cache(steep, arithmetic))
+    machine = CalibratedMachine(dataclasses.replace(calibration, wholes=wholes))
     small = dataclasses.replace(preset("Llama-3.2-1B").with_layers(1), vocab_size=8192)
     for config in (small, preset("TinyLlama-1.1B-Chat-v1.0")):
         seconds = machine.step(config, scheme, "dense", 1, 0).seconds
-        expected = cached_step(config, scheme, 1, 0, steep, arithmetic)
-        assert seconds == pytest.approx(expected, rel=0.02)
+        assert seconds == pytest.approx(cached_step(config, scheme, 1, 0, each), rel=0.02)
+
+
+def test_a_larger_stack_that_was_measured_faster_is_noise():
+    """Seconds of a byte do not fall where stacks grow: the two are taken for their mean."""
+    points = [
+        StackPoint("none", 1, size << 20, (size << 20) * each, invented.SPEED)
+        for size, each in ((16, 1e-11), (64, 3e-11), (128, 2e-11), (512, 4e-11))
+    ]
+    curves = Curves(invented.calibration(weight_stacks=points))
+    seconds = [curves.waiting("none", 1, size << 20) for size in (8, 16, 64, 128, 512, 4096)]
+    assert seconds == pytest.approx([2e-11, 2e-11, 5e-11, 5e-11, 8e-11, 8e-11], rel=1e-6)
 
 
 def test_keys_and_values_wait_as_the_whole_step_does():
-    """Memory gives 50 GB/s, and a block of 64 MiB is read at twice that; alone, attention is
-    measured with 128 MiB."""
-    curves = Curves(with_cache(1.0, 5e-12))
+    """Alone, attention was measured in stacks of some size, and took as long as they do."""
+    calibration = invented.calibration(cache_stacks=stacks("dense", rows=[1]))
+    points = [
+        dataclasses.replace(p, seconds=p.seconds * cached_share(stacked(p.bytes) * p.bytes))
+        if p.queries == 1
+        else p
+        for p in calibration.attention
+    ]
+    curves = Curves(dataclasses.replace(calibration, attention=points))
+    config, size = preset("Llama-3.2-1B"), 4 * 8192 * 8 * 64
+    few, many = (
+        curves.attention(config, "dense", 1, 1, 8192, size, among=n) for n in (64 << 20, 0)
+    )
+    assert many == pytest.approx(size / 50e9, rel=0.01)
+    assert many - few == pytest.approx(size / 100e9, rel=0.01)
+
+
+def test_a_calibration_without_stacks_has_blocks():
+    """Those of earlier reports (tests/estimate/accuracy_report.py) have none."""
+    curves = Curves(
+        invented.calibration(
+            bandwidth=[BandwidthPoint(n, times * invented.MEMORY, 0.0) for n, times in CACHED]
+        )
+    )
     assert curves.byte_seconds(64 << 20) == pytest.approx(1 / 100e9)
     assert curves.byte_seconds(0) == curves.byte_seconds(1 << 30) == pytest.approx(1 / 50e9)
-    config = preset("Llama-3.2-1B")
-    few, many = (
-        curves.attention(config, "dense", 1, 1, 8192, 1 << 20, among=n) for n in (64 << 20, 0)
-    )
-    assert many - few == pytest.approx((1 << 20) / 100e9)
+    assert curves.waiting("none", 1, 64 << 20) == pytest.approx(2 / 100e9)
+    assert curves.cache_waiting("dense", 64 << 20) == pytest.approx(1 / 100e9)
+
+
+@pytest.mark.parametrize("slots, heads", [(1, 1), (64, 4), (16, 4), (1, 4)])
+def test_a_kernel_that_takes_slots_and_heads_in_blocks(slots, heads):
+    """A group of five heads takes as long as one of eight where heads are taken in fours, and four
+    slots as long as 64 where these are taken at once."""
+
+    def seconds(rows, depth, H, K, E):
+        group = -(-H // K // heads) * heads
+        blocks = -(-depth // slots) * slots
+        return 2e-6 + rows * K * E * (4 * depth / invented.MEMORY + 2e-11 * group * blocks)
+
+    points = [
+        AttentionPoint(
+            "dense", rows, 1, depth, *shape, 4 * rows * depth * shape[1] * shape[2],
+            seconds(rows, depth, *shape), invented.SPEED,
+        )
+        for shape in ((16, 8, 128), (24, 6, 64), (24, 3, 64), (10, 2, 64))
+        for rows in (1, 4, 16) for depth in (4, 250, 2048, 8192)
+    ]  # fmt: skip
+    chunks = [p for p in invented.calibration().attention if p.queries > 1]
+    curves = Curves(invented.calibration(attention=points + chunks))
+    config = dataclasses.replace(preset("Llama-3.2-1B"), num_heads=20, num_kv_heads=4, head_dim=128)
+    for depth in (5, 8192):
+        expected = seconds(4, depth, 20, 4, 128)
+        found = curves.attention(config, "dense", 4, 1, depth, 4 * 4 * depth * 4 * 128)
+        assert found == pytest.approx(expected, rel=0.02)
 
 
 def test_a_round_that_was_disturbed_does_not_count():
