@@ -1,11 +1,11 @@
 """What the parts of a model take alone: products, attention, a layer's rest, memory, draws, calls.
 
     list(alone.products(model, scheme, kernels, settings, probe))       # ProductPoints
-    list(alone.weight_stacks(model, scheme, probe))                     # StackPoints
+    list(alone.weight_stacks(model, scheme, settings, probe))           # StackPoints
     list(alone.attention_of_steps(settings, probe))                     # AttentionPoints
 
 Weights and caches that are read once in a step lie at several places and are read in turn, so that
-no cache of the processor holds them; stacks are of several sizes, some of which one does.
+the processor's caches hold little of them; stacks are of several sizes, for what they do hold.
 estimate/machine.py puts them together.
 """
 
@@ -25,7 +25,7 @@ from estimate.calibration import (
     ProductPoint,
     RestPoint,
     StackPoint,
-    stacked,
+    copies_of,
 )
 from estimate.calibration_models import MODELS
 from estimate.probe import Probe, Settings, median_seconds
@@ -45,7 +45,7 @@ ROWS = (1, 4, 16, 128, 512, 2048, 4096)
 LAST_ROWS = 16  # most rows for which the output layer is measured: a prompt has one row each
 DEPTHS = ((1, 4), (1, 256), (1, 2048), (1, 8192), (4, 4), (4, 256), (4, 4096), (16, 4), (16, 256),
           (16, 2048))  # fmt: skip
-QUANTIZED_DEPTHS = ((1, 256), (1, 4096), (4, 2048), (16, 2048))
+QUANTIZED_DEPTHS = ((1, 4), (16, 4), (1, 256), (1, 4096), (4, 2048), (16, 2048))
 BATCHES = (1, 4, 16)
 # batch, positions, earlier ones
 CHUNKS = ((1, 128, 0), (1, 512, 0), (1, 512, 512), (1, 512, 2048), (4, 128, 0), (4, 128, 128),
@@ -56,7 +56,7 @@ SIZES = (1, 4, 16, 64, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 
 BLOCKS = tuple(size << 16 for size in SIZES)
 # Bytes of all weights or caches of a stack. Kernels fall off at other sizes than the reading of a
 # block does (docs/LOG.md), so sizes are close up to those of the largest caches.
-MIB = (8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256, 512)
+MIB = (8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256, 384, 512)
 STACKS = tuple(size << 20 for size in MIB)
 STACKED_POSITIONS = 2048  # in each cache of a stack, of one sequence
 AT_LEAST = 0.04  # seconds of every measurement
@@ -201,7 +201,7 @@ def attention_of_steps(settings: Settings, probe: Probe) -> Iterator[AttentionPo
         kernel = decode.choose(device, E, H // K, settings.precision).name
         for rows, depth in DEPTHS if kind == "dense" else QUANTIZED_DEPTHS:
             size = CACHES[kind](rows, K, depth, E, settings.precision, "meta").nbytes
-            count = stacked(size)
+            count = copies_of(size)
             caches = [_filled(kind, rows, heads, depth, settings) for _ in range(count)]
             query = torch.randn(rows, H, E, device=device).to(settings.precision)
             first = torch.zeros(rows, dtype=torch.long, device=device)

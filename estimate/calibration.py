@@ -27,7 +27,7 @@ DISTURBED = 0.65  # share of the median of arithmetic; in each of a machine's st
 ABOVE_DATASHEET = 1.02  # a reading above this multiple of the datasheet's figure is an error
 # Bytes of copies of a weight, or of a cache, that are read in turn where one is measured alone.
 STREAMED = 128 << 20
-MOST_STACKED = 32  # caches
+MOST_COPIES = 32  # of a cache
 WATCHED = ("torch", "torchao")  # packages whose version changes the speed of what was measured
 
 
@@ -254,9 +254,9 @@ class Calibration:
         return said
 
 
-def stacked(size: int) -> int:
+def copies_of(size: int) -> int:
     """How many caches of `size` bytes are read in turn where attention is measured alone."""
-    return max(1, min(MOST_STACKED, STREAMED // size))
+    return max(1, min(MOST_COPIES, STREAMED // size))
 
 
 def contradictions(calibration: Calibration, sheet: Datasheet | None) -> list[str]:

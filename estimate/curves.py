@@ -15,6 +15,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 from scipy.optimize import isotonic_regression, nnls
@@ -28,7 +29,7 @@ from estimate.calibration import (
     RestPoint,
     Speed,
     StackPoint,
-    stacked,
+    copies_of,
 )
 from estimate.calibration_models import MODELS
 from estimate.drift import by_rate
@@ -44,6 +45,7 @@ LARGEST = 1 << 60  # bytes that no cache holds
 # Inputs of a product: the most that calibration models have.
 WIDEST = max(k for config in MODELS.values() for _, k in config.linear_shapes().values())
 
+P = TypeVar("P", StackPoint, AttentionPoint)
 # By name and rows: sizes of stacks, as logarithms, and seconds of a byte in each.
 Stacks = dict[tuple[str, int], tuple[Sequence[float], Sequence[float]]]
 
@@ -80,18 +82,17 @@ def fit(
 class Placed:
     """Seconds of products in a model."""
 
-    weight: float  # seconds of a weight; of a step, for each that it takes in a stack
     output: float
     input: float
-    wider: float = 0.0  # more seconds of a weight for each input of its product
-    stacked: bool = False  # whether weights are waited for, as in a stack
+    weight: float = 0.0
+    wider: float = 0.0  # more of a weight for each input of its product
+    waits: float = 0.0  # of a weight, for each second that it takes in a stack
 
     def __call__(self, inner: int, outer: int, waiting: float) -> float:
         """Of x times a weight (outer, inner). waiting: seconds for each weight in a stack of as
         many bytes as the step reads."""
-        weight = self.weight * waiting if self.stacked else self.weight
-        weight += self.wider * min(inner, WIDEST)
-        return weight * inner * outer + self.output * outer + self.input * inner
+        each = self.weight + self.wider * min(inner, WIDEST) + self.waits * waiting
+        return each * inner * outer + self.output * outer + self.input * inner
 
 
 def between(points: Mapping[int, float], at: int) -> float:
@@ -108,6 +109,21 @@ def between(points: Mapping[int, float], at: int) -> float:
     below = known[known.index(above) - 1]
     share = math.log(at / below) / math.log(above / below)
     return math.exp((1 - share) * math.log(points[below]) + share * math.log(points[above]))
+
+
+def medians_of_three(values: Sequence[float]) -> list[float]:
+    """Each value, or the median of it and its neighbours; at an end, of it, its neighbour, and what
+    the line through the two next to it says there (Tukey, Exploratory Data Analysis, 1977)."""
+    if len(values) < 3:
+        return list(values)
+    inner = [statistics.median(values[i - 1 : i + 2]) for i in range(1, len(values) - 1)]
+    first, second = inner[0], inner[min(1, len(inner) - 1)]
+    before, last = inner[max(-2, -len(inner))], inner[-1]
+    return [
+        statistics.median([values[0], first, 3 * first - 2 * second]),
+        *inner,
+        statistics.median([values[-1], last, 3 * last - 2 * before]),
+    ]
 
 
 class Curves:
@@ -210,13 +226,15 @@ class Curves:
     def waiting(self, scheme: str, rows: int, among: float) -> float:
         """Seconds of a weight where the scheme's kernel reads a stack of `among` bytes again and
         again."""
-        return self.weight_bytes[scheme] * self._stacked(self._weight_stacks, scheme, rows, among)
+        return self.weight_bytes[scheme] * self._byte_in_stack(
+            self._weight_stacks, scheme, rows, among
+        )
 
     def cache_waiting(self, cache: str, among: float) -> float:
         """Seconds of a byte where attention reads a stack of `among` bytes again and again."""
-        return self._stacked(self._cache_stacks, cache, 1, among)
+        return self._byte_in_stack(self._cache_stacks, cache, 1, among)
 
-    def _stacked(self, stacks: Stacks, name: str, rows: int, among: float) -> float:
+    def _byte_in_stack(self, stacks: Stacks, name: str, rows: int, among: float) -> float:
         """Seconds of a byte, linear in log(size); as the reading of a block says it, where a
         calibration has no stacks."""
         if (name, rows) not in stacks:
@@ -233,18 +251,23 @@ class Curves:
         return self._by_size(self.calibration.cache_stacks)
 
     def _by_size(self, points: Iterable[StackPoint]) -> Stacks:
-        """By name and rows: log(bytes) of stacks, and seconds of a byte, which do not fall where
-        stacks grow."""
+        """By name and rows: log(bytes) of stacks, and seconds of a byte. These do not fall where
+        stacks grow, and one that is unlike those beside it does not count."""
         groups: dict[tuple[str, int], list[StackPoint]] = {}
         for p in sorted(points, key=lambda p: p.bytes):
             groups.setdefault((p.name, p.rows), []).append(p)
-        return {
-            key: (
-                [math.log(p.bytes) for p in some],
-                isotonic_regression([self._streamed(p) / p.bytes for p in some]).x,
-            )
-            for key, some in groups.items()
-        }
+        stacks: Stacks = {}
+        for key, group in groups.items():
+            some = self._quiet(group)
+            seconds = [self._read_at_reference(p) / p.bytes for p in some]
+            sizes = [math.log(p.bytes) for p in some]
+            stacks[key] = sizes, isotonic_regression(medians_of_three(seconds)).x
+        return stacks
+
+    def _quiet(self, points: Sequence[P]) -> list[P]:
+        """Those that no other process disturbed; all, where there is none."""
+        quiet = [p for p in points if self.calibration.undisturbed(p.speed)]
+        return quiet or list(points)
 
     def byte_seconds(self, size: float) -> float:
         """Seconds of a byte of a block of this size that is read again and again: a part of it is
@@ -271,7 +294,8 @@ class Curves:
         kinds = _by_cache(p for p in self.calibration.attention if p.queries == 1)
         return {kind: self._fitted_steps(points) for kind, points in kinds.items()}
 
-    def _fitted_steps(self, points: Sequence[AttentionPoint]) -> tuple[Fit, int, list[int]]:
+    def _fitted_steps(self, measured: Sequence[AttentionPoint]) -> tuple[Fit, int, list[int]]:
+        points = self._quiet(measured)
         seconds = [self._from_memory(p) for p in points]
         groups = sorted({p.heads // p.kv_heads for p in points})
         tried = [
@@ -286,19 +310,19 @@ class Curves:
         alone = [p for p in points if p.depth == 0]
         fits = {}
         for kind, behind in _by_cache(points).items():
-            some = [*behind, *(p for p in alone if p.cache != kind)]
-            seconds = [self._streamed(p) for p in some]
+            some = self._quiet([*behind, *(p for p in alone if p.cache != kind)])
+            seconds = [self._read_at_reference(p) for p in some]
             fits[kind] = fit([_chunk_terms(p) for p in some], seconds)
         return fits
 
     def _from_memory(self, p: AttentionPoint) -> float:
         """Seconds of a step's attention as they would have been from memory: what was measured lay
         in the processor's caches in part."""
-        lay = stacked(p.bytes) * p.bytes
+        lay = copies_of(p.bytes) * p.bytes
         waiting = self.cache_waiting(p.cache, 0) - self.cache_waiting(p.cache, lay)
-        return self._streamed(p) + p.bytes * waiting
+        return self._read_at_reference(p) + p.bytes * waiting
 
-    def _streamed(self, point: AttentionPoint | StackPoint) -> float:
+    def _read_at_reference(self, point: AttentionPoint | StackPoint) -> float:
         """Seconds as they would have been at the calibration's median speed."""
         drift = by_rate(point.bytes / point.seconds, point.speed.read)
         return point.seconds / drift.slower(point.speed, self.speed)

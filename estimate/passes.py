@@ -45,7 +45,7 @@ class Parts:
     products: float
     attention: float
     rest: float  # norms, rotation, gates, the draw of a token
-    fixed: float  # of every layer and of the pass, whatever its size
+    fixed: float  # of every layer and of a step, whatever its size
     cached: float = 0.0  # bytes of keys and values that attention reads
 
     @property
@@ -81,7 +81,7 @@ class CalibratedMachine:
         quiet = [p for p in calibration.wholes if calibration.undisturbed(p.speed)]
         self.quiet = quiet or calibration.wholes
         self.wholes = [p for p in self.quiet if p.model != without]
-        # By scheme and rows of the products: seconds beside them, of a layer and of a pass.
+        # By scheme and rows of the products: seconds beside them, of a layer and of a step.
         self.layer: dict[tuple[str, int], float] = {}
         self.once: dict[tuple[str, int], float] = {}
         # By scheme and rows of steps: attention behind depth in a model ÷ alone.
@@ -160,7 +160,8 @@ class CalibratedMachine:
             products += curves.product(scheme, logits, D, V, called=False, among=among)
             rest += curves.draw(logits, config.vocab_size, greedy)
         in_pass = scheme, rows * tokens
-        fixed = L * _of(self.layer, *in_pass) + _of(self.once, *in_pass)
+        once = _of(self.once, *in_pass) if fused else 0.0
+        fixed = L * _of(self.layer, *in_pass) + once
         return Parts(products, attention, rest, fixed, L * cached)
 
     # ------------------------------------------------------------------------ speeds that drift
@@ -237,8 +238,9 @@ class CalibratedMachine:
     def _place(self, points: Sequence[WholePoint]) -> None:
         """Fit what products, layers and passes take in a model to these steps, or prompts."""
         for key, group in _by_rows(points).items():
-            placed, self.layer[key], self.once[key] = self._fitted(group)
-            self.curves.in_place[key] = placed
+            self.curves.in_place[key], self.layer[key], once = self._fitted(group)
+            if group[0].tokens == 1:
+                self.once[key] = once
 
     def _place_attention(self, points: Sequence[WholePoint]) -> None:
         """Fit how many times as long attention takes in a model as alone to steps behind depth."""
@@ -265,7 +267,7 @@ class CalibratedMachine:
         ]
 
     def _fitted(self, points: Sequence[WholePoint]) -> tuple[Placed, float, float]:
-        """What products take in a model, a layer and a pass, by least squares of the relative
+        """What products take in a model, a layer and a step, by least squares of the relative
         error."""
         curves = self.curves
         terms, seconds, wholes = [], [], []
@@ -290,8 +292,8 @@ class CalibratedMachine:
             seconds.append(max(whole - beside, SHORTEST))
         weight, output, input_, layer, last = fit(terms, seconds, wholes).coefficients
         if step:
-            return Placed(weight, output, input_, stacked=True), layer, last
-        return Placed(weight, output, input_, wider=last), layer, 0.0
+            return Placed(output, input_, waits=weight), layer, last
+        return Placed(output, input_, weight, wider=last), layer, 0.0
 
     def _beside_products(self, point: WholePoint) -> float:
         """Seconds of a calibration model's attention, norms, gates and draw."""

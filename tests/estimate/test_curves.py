@@ -14,7 +14,7 @@ from estimate.calibration import (
     Speed,
     StackPoint,
     WholePoint,
-    stacked,
+    copies_of,
 )
 from estimate.calibration_models import DEEP, MODELS
 from estimate.curves import Curves, between, fit
@@ -206,9 +206,9 @@ def cached_share(size):
 def stacks(name, rows=(1, 4, 16), each=1.0):
     """each: seconds of a byte ÷ those that memory takes."""
     return [
-        StackPoint(name, count, n, each * n / times / invented.MEMORY, invented.SPEED)
+        StackPoint(name, count, n, each * n * cached_share(n) / invented.MEMORY, invented.SPEED)
         for count in rows
-        for n, times in CACHED
+        for n in ((16 << 20) << i for i in range(7))
     ]
 
 
@@ -243,22 +243,33 @@ def test_weights_of_a_step_take_what_they_take_in_a_stack_of_its_size(scheme, ea
         assert seconds == pytest.approx(cached_step(config, scheme, 1, 0, each), rel=0.02)
 
 
-def test_a_larger_stack_that_was_measured_faster_is_noise():
-    """Seconds of a byte do not fall where stacks grow: the two are taken for their mean."""
+@pytest.mark.parametrize(
+    "picoseconds, expected",
+    [
+        ([10, 10, 10, 30, 30, 30, 30], [10, 10, 10, 30, 30, 30, 30]),  # a cliff stays
+        ([10, 10, 90, 10, 30, 30, 30], [10, 10, 10, 30, 30, 30, 30]),  # one is unlike the others
+        ([10, 10, 10, 30, 30, 30, 60], [10, 10, 10, 30, 30, 30, 30]),  # and it is the last
+        ([10, 10, 32, 31, 28, 27, 40], [10, 10, 29, 29, 29, 29, 29]),  # larger ones are not faster
+        ([10, 20, 30, 40, 50, 60, 70], [10, 20, 30, 40, 50, 60, 70]),
+    ],
+)
+def test_stacks_that_were_measured_unlike_those_beside_them(picoseconds, expected):
+    sizes = [(16 << 20) << i for i in range(len(picoseconds))]
     points = [
-        StackPoint("none", 1, size << 20, (size << 20) * each, invented.SPEED)
-        for size, each in ((16, 1e-11), (64, 3e-11), (128, 2e-11), (512, 4e-11))
+        StackPoint("int8wo", 1, size, size * each * 1e-12, invented.SPEED)
+        for size, each in zip(sizes, picoseconds, strict=True)
     ]
     curves = Curves(invented.calibration(weight_stacks=points))
-    seconds = [curves.waiting("none", 1, size << 20) for size in (8, 16, 64, 128, 512, 4096)]
-    assert seconds == pytest.approx([2e-11, 2e-11, 5e-11, 5e-11, 8e-11, 8e-11], rel=1e-6)
+    found = [1e12 * curves.waiting("int8wo", 1, size) for size in sizes]
+    assert found == pytest.approx(expected, rel=0.05)
+    assert curves.waiting("int8wo", 1, 0) == curves.waiting("int8wo", 1, sizes[-1])
 
 
 def test_keys_and_values_wait_as_the_whole_step_does():
     """Alone, attention was measured in stacks of some size, and took as long as they do."""
     calibration = invented.calibration(cache_stacks=stacks("dense", rows=[1]))
     points = [
-        dataclasses.replace(p, seconds=p.seconds * cached_share(stacked(p.bytes) * p.bytes))
+        dataclasses.replace(p, seconds=p.seconds * cached_share(copies_of(p.bytes) * p.bytes))
         if p.queries == 1
         else p
         for p in calibration.attention

@@ -62,7 +62,7 @@ def problem(B, H, K, T, D, dtype, format, spare_rows=0):
 @pytest.mark.parametrize(
     ("B", "H", "K", "T", "D"),
     [
-        (1, 8, 2, 300, 64),
+        (1, 8, 2, 600, 64),
         (5, 6, 6, 67, 80),
         (2, 16, 2, 129, 128),
         (1, 33, 1, 70, 256),
@@ -105,12 +105,16 @@ def test_any_number_of_heads_and_lines_of_bfloat16(isa, head_dim):
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256])
+@pytest.mark.parametrize(
+    "count", [1, 2, 3, 4, 5, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 511, 512, 513, 600]
+)
 def test_counts_at_the_edges_of_blocks_and_parts(isa, format, count):
+    """512 slots are a part; a ring ends in the middle of them, and of a block."""
     use(isa)
-    query, key, value = problem(2, 8, 2, 256, 64, torch.bfloat16, format)
-    first = torch.tensor([0, 256 - count // 2 - 1])
+    query, key, value = problem(2, 8, 2, 600, 64, torch.bfloat16, format)
+    first = torch.tensor([0, 600 - count // 2 - 1])
     check(query, key, value, first, torch.tensor([count, 1 + count // 2]))
+    check(query, key, value, first + 300, torch.tensor([count, count]))
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -55,6 +55,7 @@ inline __attribute__((always_inline)) void ask(const char*& next) {
 // unless Work says that it copies none.
 template <typename Work, int MAX_GROUPS, int SLOTS = BLOCK>
 struct Blocks {
+  static_assert(SLOTS_UNIT % SLOTS == 0);
   static constexpr bool COPIES_TAIL = true;
   static constexpr int BLOCKS_AHEAD = 1;  // how far memory is asked for
 

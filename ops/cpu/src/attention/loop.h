@@ -8,7 +8,7 @@
 
 constexpr int LOOP_BLOCK = 32;    // slots at a time
 constexpr int PREFETCHED = 4096;  // bytes ahead: some ten lines' latency at full speed
-static_assert(LOOP_BLOCK % LANES == 0);
+static_assert(LOOP_BLOCK % LANES == 0 && SLOTS_UNIT % LOOP_BLOCK == 0);
 
 // One slot's numbers as floats; of int8 and fp8 the codes, whose one scale comes later.
 template <KvFormat F>

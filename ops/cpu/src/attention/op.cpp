@@ -2,9 +2,10 @@
 // threads, and how the parts' sums are joined.
 //
 // A part is some slots of one row and key head, for at most MAX_GROUP of the query heads that share
-// it. Slots and heads are split by counts and shapes alone, never by the number of threads; threads
-// take parts as they come; and the thread that finishes the last part of some query heads adds their
-// parts up in order. So the result is the same, bit for bit, for any number of threads.
+// it. Slots and heads are split by counts and shapes alone, never by the number of threads; each
+// thread takes a share of its own, then what others have left; and the thread that finishes the last
+// part of some query heads adds their parts up in order. So the result is the same, bit for bit, for
+// any number of threads.
 
 #include "attention/attention.h"
 
@@ -35,10 +36,9 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
 constexpr int64_t HEADS_UNIT = 8;    // query heads that the inner loops take at a time, at most
-constexpr int64_t PARTS = 128;       // about as many in all, so that threads finish together
+constexpr int64_t PARTS = 128;       // about as many in all, or fewer, so that threads finish together
 constexpr int64_t MIN_SLOTS = 256;   // of a part
-constexpr int64_t MIN_NUMBERS = 32 << 10;  // of its keys: to begin one takes a microsecond
-constexpr int64_t SLOTS_UNIT = 128;  // whole blocks of the inner loops: a part ends with one, not in it
+constexpr int64_t MIN_NUMBERS = 32 << 10;  // of its keys, for ALONE_HEADS: to begin it takes a microsecond
 constexpr int64_t ALONE = 64 << 10;  // bytes that one thread reads faster than others wake up
 constexpr int64_t ALONE_HEADS = 16;  // for this many query heads; more take longer than the reading
 
@@ -201,11 +201,11 @@ struct Attention {
   float* denominator_data = nullptr;
   Attend attend = version();
   int64_t threads;
-  struct alignas(128) Run {  // parts, of which `next` is not taken yet
+  struct alignas(128) Share {  // parts that follow one another, of which `next` is not taken yet
     std::atomic<int64_t> next;
     int64_t end;
   };
-  std::unique_ptr<Run[]> runs;  // as many as threads
+  std::unique_ptr<Share[]> shares;  // as many as threads
   std::atomic<int64_t> arrived{0};
 
   static int64_t scales(KvFormat format, int64_t D) {
@@ -244,6 +244,7 @@ struct Attention {
     STD_TORCH_CHECK(D % (int4 ? INT4_GROUP : 8) == 0 && D > 0 && D <= MAX_HEAD_DIM,
                     "decode attention takes a head_dim up to ", MAX_HEAD_DIM, ", a multiple of ",
                     int4 ? INT4_GROUP : 8, "; not ", D);
+    STD_TORCH_CHECK(T > 0, "the cache has no slots");
     for (const Tensor* t : {&first, &count})
       STD_TORCH_CHECK(t->dim() == 1 && t->size(0) == B && t->scalar_type() == ScalarType::Long,
                       "first and count are (B,) int64");
@@ -276,9 +277,9 @@ struct Attention {
     const int64_t read = visible * K * key.slots.slot_bytes * 2;
     threads = read * ((heads + ALONE_HEADS - 1) / ALONE_HEADS) <= ALONE
                   ? 1 : std::min<int64_t>(parts, torch::stable::get_num_threads());
-    runs.reset(new Run[threads]);
+    shares.reset(new Share[threads]);
     for (int64_t t = 0; t < threads; ++t)
-      runs[t].next = parts * t / threads, runs[t].end = parts * (t + 1) / threads;
+      shares[t].next = parts * t / threads, shares[t].end = parts * (t + 1) / threads;
   }
 
   // Rows into parts; returns how many slots are visible in all.
@@ -293,7 +294,9 @@ struct Attention {
       row.count = std::min(at(count, b), T);
       STD_TORCH_CHECK(row.count > 0, "row ", b, " sees no slot: its count is ", at(count, b));
       const int64_t wanted = std::max<int64_t>(1, PARTS / (B * K * pieces));
-      const int64_t least = std::max({MIN_SLOTS, MIN_NUMBERS / D, (row.count + wanted - 1) / wanted});
+      const int64_t times = (piece_heads + ALONE_HEADS - 1) / ALONE_HEADS;  // more heads take longer
+      const int64_t least = std::max({MIN_SLOTS, MIN_NUMBERS / D / times,
+                                      (row.count + wanted - 1) / wanted});
       row.part_slots = (least + SLOTS_UNIT - 1) / SLOTS_UNIT * SLOTS_UNIT;
       row.parts = (row.count + row.part_slots - 1) / row.part_slots;
       row.begin = parts;
@@ -327,18 +330,19 @@ struct Attention {
     }
   }
 
-  // A thread takes the parts of its own run in order, for a part asks for the beginning of the one
+  // A thread takes the parts of its own share in order, for a part asks for the beginning of the one
   // behind it; then those that others have left. So parts that are worked on at a time are far
   // apart, too: in parts side by side two threads read 15 % less.
   void work() {
     const int64_t own = arrived.fetch_add(1, std::memory_order_relaxed);
     for (int64_t i = 0; i < threads; ++i) {
-      Run& run = runs[(own + i) % threads];
-      for (int64_t n; (n = run.next.fetch_add(1, std::memory_order_relaxed)) < run.end;) part(n);
+      Share& share = shares[(own + i) % threads];
+      for (int64_t n; (n = share.next.fetch_add(1, std::memory_order_relaxed)) < share.end;)
+        attend_part(n);
     }
   }
 
-  void part(int64_t i) {
+  void attend_part(int64_t i) {
     int64_t b = 0;
     while (b + 1 < B && i >= rows[b + 1].begin) ++b;
     const Row& row = rows[b];
