@@ -107,8 +107,8 @@ def measure(folder: Path, minutes: float) -> None:
             part = to_json(machine.of_every_scheme(settings, probe))
         else:
             subjects = Subjects(scheme, settings, make_generator, probe)
-            found = machine.of_scheme(scheme, settings, make_generator, probe, subjects.round)
-            part = {**to_json(found), "cases": to_json(subjects.samples)}
+            of_scheme = machine.of_scheme(scheme, settings, make_generator, probe, subjects.round)
+            part = {**to_json(of_scheme), "cases": to_json(subjects.samples)}
         seconds = time.monotonic() - begun
         calibrating = seconds - (subjects.took if subjects else 0.0)
         path.write_text(json.dumps({**part, "calibrating_seconds": calibrating}))

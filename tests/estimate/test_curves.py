@@ -17,7 +17,7 @@ from estimate.calibration import (
     copies_of,
 )
 from estimate.calibration_models import DEEP, MODELS
-from estimate.curves import Curves, between, fit
+from estimate.curves import WIDEST, Curves, between, fit
 from estimate.passes import CalibratedMachine, scatter
 from models.presets import preset
 from tests.estimate import invented
@@ -213,8 +213,8 @@ def stacks(name, rows=(1, 4, 16), each=1.0):
 
 
 def cached_step(config, scheme, rows, depth, each):
-    """Of the invented machine with a cache: its weights take IN_PLACE of what they take in a stack
-    of their size."""
+    """Seconds of a step of the invented machine, if it had a cache: each weight takes IN_PLACE
+    times as long as in a stack of all of the model's bytes."""
     size = invented.BITS[scheme] / 8 * sum(n * k for n, k in config.linear_shapes().values())
     from_memory = invented.IN_PLACE * size / invented.MEMORY
     stock = invented.whole(config, scheme, rows, 1, depth)
@@ -260,9 +260,42 @@ def test_stacks_that_were_measured_unlike_those_beside_them(picoseconds, expecte
         for size, each in zip(sizes, picoseconds, strict=True)
     ]
     curves = Curves(invented.calibration(weight_stacks=points))
-    found = [1e12 * curves.waiting("int8wo", 1, size) for size in sizes]
-    assert found == pytest.approx(expected, rel=0.05)
+    seconds = [curves.waiting("int8wo", 1, size) for size in sizes]  # of a weight, which is a byte
+    assert seconds == pytest.approx([each * 1e-12 for each in expected], rel=0.05)
     assert curves.waiting("int8wo", 1, 0) == curves.waiting("int8wo", 1, sizes[-1])
+
+
+def test_stacks_that_another_process_disturbed_do_not_count():
+    """Where arithmetic was read at half of its speed: here they took four times as long."""
+    half = Speed(invented.MEMORY, invented.ARITHMETIC / 2)
+    quiet = stacks("none")
+    disturbed = [dataclasses.replace(p, seconds=4 * p.seconds, speed=half) for p in quiet]
+    curves = Curves(invented.calibration(weight_stacks=quiet + 2 * disturbed))
+    assert curves.waiting("none", 1, 64 << 20) == pytest.approx(2 / 100e9)
+
+
+def test_a_prompt_s_weight_takes_the_longer_the_wider_its_product_is():
+    """By a tenth for every 1000 inputs, up to as many as calibration models have: nobody measured
+    wider ones."""
+
+    def more(config, tokens):
+        shapes = [s for name, s in config.linear_shapes().items() if name != "output"]
+        wider = [min(k, WIDEST) * invented.product("none", tokens, k, n) for n, k in shapes]
+        return 1e-4 * sum(wider)
+
+    calibration = invented.calibration()
+    wholes = [
+        dataclasses.replace(p, seconds=p.seconds + more(MODELS[p.model], p.rows * p.tokens))
+        if p.tokens > 1 and p.scheme == "none"
+        else p
+        for p in calibration.wholes
+    ]
+    machine = CalibratedMachine(dataclasses.replace(calibration, wholes=wholes))
+    base = preset("Llama-3.2-1B")
+    for config in (base, dataclasses.replace(base, ffn_dim=2 * WIDEST)):
+        seconds = machine.prompt(config, "none", "dense", 1, 512).seconds
+        expected = invented.whole(config, "none", 1, 512, 0) + more(config, 512)
+        assert seconds == pytest.approx(expected, rel=0.02)
 
 
 def test_keys_and_values_wait_as_the_whole_step_does():
@@ -318,9 +351,9 @@ def test_a_kernel_that_takes_slots_and_heads_in_blocks(slots, heads):
     curves = Curves(invented.calibration(attention=points + chunks))
     config = dataclasses.replace(preset("Llama-3.2-1B"), num_heads=20, num_kv_heads=4, head_dim=128)
     for depth in (5, 8192):
-        expected = seconds(4, depth, 20, 4, 128)
-        found = curves.attention(config, "dense", 4, 1, depth, 4 * 4 * depth * 4 * 128)
-        assert found == pytest.approx(expected, rel=0.02)
+        cached = 4 * depth * 4 * 128 * 4  # rows, slots, key heads, numbers; bytes of key and value
+        estimated = curves.attention(config, "dense", 4, 1, depth, cached)
+        assert estimated == pytest.approx(seconds(4, depth, 20, 4, 128), rel=0.02)
 
 
 def test_a_round_that_was_disturbed_does_not_count():

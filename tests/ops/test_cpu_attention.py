@@ -321,3 +321,9 @@ def test_what_it_does_not_take_is_an_error(change, message):
     key, value = (Stored(side.codes, side.scale, format) for side in (key, value))
     with pytest.raises(RuntimeError, match=message):
         attention.decode_attention(given["query"], key, value, given["first"], given["count"])
+
+
+def test_a_cache_without_slots_is_an_error():
+    query, key, value = problem(1, 4, 2, 0, 64, torch.float32, "dense")
+    with pytest.raises(RuntimeError, match="the cache has no slots"):
+        attention.decode_attention(query, key, value, torch.tensor([0]), torch.tensor([1]))

@@ -28,10 +28,6 @@ struct Fp8Table {
 };
 constexpr Fp8Table FP8;
 
-inline __m512i lane() {
-  return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-}
-
 // Lanes of two bfloat16, from the upper halves of two floats, or from halves of two lanes.
 inline __m512i upper_halves(__m512i first, __m512i second) {
   return _mm512_ternarylogic_epi32(_mm512_srli_epi32(first, 16), second,

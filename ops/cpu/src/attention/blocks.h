@@ -8,6 +8,11 @@ constexpr int ROWS = 16;   // slots, or numbers, in a vector or a tile's column
 constexpr int QUAD = 4;    // heads, or what four columns of a product hold
 static_assert(LANES == ROWS);
 
+// Each lane's number.
+inline __m512i lane() {
+  return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+}
+
 // 16 slots' scales of one of `groups`, from the first slot's on.
 inline Vector scales(const char* from, int groups, int group) {
   if (groups == 1) {
@@ -16,10 +21,9 @@ inline Vector scales(const char* from, int groups, int group) {
   }
   // Lanes of two scales, of which the group's is the second one unless it is the first of all.
   const char* pair = from + (group ? group - 1 : 0) * 2;
-  __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   __m512i both = groups == 2 ? _mm512_loadu_si512(pair)
                              : _mm512_i32gather_epi32(
-                                   _mm512_mullo_epi32(lane, _mm512_set1_epi32(groups)), pair, 2);
+                                   _mm512_mullo_epi32(lane(), _mm512_set1_epi32(groups)), pair, 2);
   return _mm512_castsi512_ps(group ? _mm512_and_si512(both, _mm512_set1_epi32(int(0xffff0000)))
                                    : _mm512_slli_epi32(both, 16));
 }
