@@ -13,7 +13,7 @@ what is predicted.
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
 
@@ -258,16 +258,21 @@ class Curves:
             groups.setdefault((p.name, p.rows), []).append(p)
         stacks: Stacks = {}
         for key, group in groups.items():
-            some = self._quiet(group)
-            seconds = [self._read_at_reference(p) / p.bytes for p in some]
+            some = self._medians(group)
             sizes = [math.log(p.bytes) for p in some]
-            stacks[key] = sizes, isotonic_regression(medians_of_three(seconds)).x
+            each = [seconds / p.bytes for p, seconds in some.items()]
+            stacks[key] = sizes, isotonic_regression(medians_of_three(each)).x
         return stacks
 
-    def _quiet(self, points: Sequence[P]) -> list[P]:
-        """Those that no other process disturbed; all, where there is none."""
+    def _medians(self, points: Sequence[P]) -> dict[P, float]:
+        """What was measured, and the median of its rounds' seconds at the calibration's median
+        speed, without those that another process disturbed, unless it disturbed all."""
         quiet = [p for p in points if self.calibration.undisturbed(p.speed)]
-        return quiet or list(points)
+        rounds: dict[P, list[float]] = {}
+        for p in quiet or points:
+            what = replace(p, seconds=0.0, speed=self.speed)
+            rounds.setdefault(what, []).append(self._read_at_reference(p))
+        return {what: statistics.median(seconds) for what, seconds in rounds.items()}
 
     def byte_seconds(self, size: float) -> float:
         """Seconds of a byte of a block of this size that is read again and again: a part of it is
@@ -295,8 +300,8 @@ class Curves:
         return {kind: self._fitted_steps(points) for kind, points in kinds.items()}
 
     def _fitted_steps(self, measured: Sequence[AttentionPoint]) -> tuple[Fit, int, list[int]]:
-        points = self._quiet(measured)
-        seconds = [self._from_memory(p) for p in points]
+        points = self._medians(measured)
+        seconds = [alone + self._more_from_memory(p) for p, alone in points.items()]
         groups = sorted({p.heads // p.kv_heads for p in points})
         tried = [
             (fit([_step_terms(p, slots, groups) for p in points], seconds), slots, groups)
@@ -310,17 +315,15 @@ class Curves:
         alone = [p for p in points if p.depth == 0]
         fits = {}
         for kind, behind in _by_cache(points).items():
-            some = self._quiet([*behind, *(p for p in alone if p.cache != kind)])
-            seconds = [self._read_at_reference(p) for p in some]
-            fits[kind] = fit([_chunk_terms(p) for p in some], seconds)
+            some = self._medians([*behind, *(p for p in alone if p.cache != kind)])
+            fits[kind] = fit([_chunk_terms(p) for p in some], list(some.values()))
         return fits
 
-    def _from_memory(self, p: AttentionPoint) -> float:
-        """Seconds of a step's attention as they would have been from memory: what was measured lay
-        in the processor's caches in part."""
+    def _more_from_memory(self, p: AttentionPoint) -> float:
+        """Seconds by which a step's attention would have taken longer from memory: what was
+        measured lay in the processor's caches in part."""
         lay = copies_of(p.bytes) * p.bytes
-        waiting = self.cache_waiting(p.cache, 0) - self.cache_waiting(p.cache, lay)
-        return self._read_at_reference(p) + p.bytes * waiting
+        return p.bytes * (self.cache_waiting(p.cache, 0) - self.cache_waiting(p.cache, lay))
 
     def _read_at_reference(self, point: AttentionPoint | StackPoint) -> float:
         """Seconds as they would have been at the calibration's median speed."""

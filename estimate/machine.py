@@ -9,8 +9,11 @@ that is predicted later was calibrated on. Measured are
   rows of x; attention over each kind of cache, of a step and of a prompt; a prompt's layer without
   products and attention; memory, over the size of a block, and products and attention over stacks
   of as many bytes; the draw of a token; the call of an op;
-- whole steps and prompts, in ROUNDS: what they take beyond these parts is the cost of a layer and
-  of a step. A machine that is slow for half a minute is slow for one round of each model.
+- whole steps and prompts: what they take beyond these parts is the cost of a layer and of a step.
+
+Whole models, stacks and attention are measured in ROUNDS, minutes apart where they can be, and the
+median counts. A machine that is slow for half a minute is slow for one round of each; and what a
+last-level cache holds depends on the host's other guests, which no reading of memory shows.
 
 Each measurement takes some hundredths of a second, and before and after each stands a reading of
 memory and of arithmetic (estimate/probe.py), so that a machine that drifts can be corrected for it.
@@ -18,10 +21,11 @@ memory and of arithmetic (estimate/probe.py), so that a machine that drifts can 
 
 import gc
 import itertools
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +33,14 @@ from torch import Tensor, nn
 import devices
 from benchlog.origin import versions
 from estimate import alone
-from estimate.calibration import Calibration, ProductPoint, Speed, StackPoint, WholePoint
+from estimate.calibration import (
+    AttentionPoint,
+    Calibration,
+    ProductPoint,
+    Speed,
+    StackPoint,
+    WholePoint,
+)
 from estimate.calibration_models import ALONE, DEEP, MODELS
 from estimate.probe import LONG, Probe, Settings
 from models import build
@@ -39,7 +50,7 @@ from quantize.registry import Quantizer
 from quantize.spec import parse_scheme
 from run.generation import Generates
 
-ROUNDS = 3  # of whole steps and prompts; in each, steps are measured before and after the prompts
+ROUNDS = 3  # in each, steps of whole models are measured before and after their prompts
 STEP_BATCHES = (1, 4, 16)
 STEP_DEPTHS = (0, 8192)  # of whole steps
 STEPS = {1: 4, 4: 4, 16: 2}  # that are timed at once, by batch
@@ -61,20 +72,23 @@ def measure(settings: Settings, make_generator: MakeGenerator, say: Say) -> Cali
     for name in settings.schemes:
         Quantizer(parse_scheme(name), settings.device, settings.precision)
     probe = Probe(settings.device, settings.precision)
-    say("Memory, attention, the rest of a layer, and draws …")
+    say("Memory, the rest of a layer, and draws …")
     measured = of_every_scheme(settings, probe)
     for number, scheme in enumerate(settings.schemes, 1):
         say(f"Scheme {number} of {len(settings.schemes)}: {scheme} …")
         part = of_scheme(scheme, settings, make_generator, probe)
         measured.products.extend(part.products)
+        measured.attention.extend(part.attention)
         measured.weight_stacks.extend(part.weight_stacks)
+        measured.cache_stacks.extend(part.cache_stacks)
         measured.wholes.extend(part.wholes)
     return replace(measured, seconds=time.perf_counter() - started)
 
 
 @torch.no_grad()
 def of_every_scheme(settings: Settings, probe: Probe) -> Calibration:
-    """What does not depend on the scheme: a calibration without products and whole models."""
+    """What does not depend on the scheme and is measured once: a calibration without products,
+    attention and whole models."""
     device = settings.device
     return Calibration(
         date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -83,14 +97,10 @@ def of_every_scheme(settings: Settings, probe: Probe) -> Calibration:
         versions=versions(),
         bandwidth=list(alone.bandwidth(probe)),
         products=[],
-        attention=[
-            *alone.attention_of_steps(settings, probe),
-            *alone.attention_of_prompts(settings, probe),
-        ],
+        attention=[],
         rest=list(alone.rest(settings, probe)),
         draws=list(alone.draws(settings)),
         wholes=[],
-        cache_stacks=list(alone.cache_stacks(settings, probe)),
         call_seconds=alone.call_seconds(device),
         memory_bytes=devices.free_memory(device),
     )
@@ -98,11 +108,14 @@ def of_every_scheme(settings: Settings, probe: Probe) -> Calibration:
 
 @dataclass(frozen=True)
 class Part:
-    """What one scheme adds to a calibration."""
+    """What one scheme adds to a calibration; and attention, which is the same in each of them, but
+    is measured between them for its rounds to be minutes apart."""
 
-    products: list[ProductPoint]
-    weight_stacks: list[StackPoint]
-    wholes: list[WholePoint]
+    products: list[ProductPoint] = field(default_factory=list)
+    attention: list[AttentionPoint] = field(default_factory=list)
+    weight_stacks: list[StackPoint] = field(default_factory=list)
+    cache_stacks: list[StackPoint] = field(default_factory=list)
+    wholes: list[WholePoint] = field(default_factory=list)
 
 
 @torch.no_grad()
@@ -120,20 +133,30 @@ def of_scheme(
     # The scheme before left models and caches in cycles, and run/environment.py lets those lie: six
     # schemes in one process came to more than 24 GB.
     gc.collect()
-    part = Part([], [], [])
+    part = Part()
+    for _ in range(rounds_of_attention(settings.schemes.index(scheme), len(settings.schemes))):
+        part.attention.extend(alone.attention_of_steps(settings, probe))
+        part.attention.extend(alone.attention_of_prompts(settings, probe))
+        part.cache_stacks.extend(alone.cache_stacks(settings, probe))
     models = {}
     table = embedding(MODELS.values(), settings)
     for name, config in MODELS.items():
         models[name], kernels = random_model(config, scheme, settings, table)
         if name in ALONE:
             part.products.extend(alone.products(models[name], scheme, kernels, settings, probe))
-            part.weight_stacks.extend(alone.weight_stacks(models[name], scheme, settings, probe))
     rounds = Rounds(models, scheme, make_generator, probe)
     for number in range(ROUNDS):
         caches = settings.caches if number == 0 else settings.caches[:1]
+        for name in ALONE:
+            part.weight_stacks.extend(alone.weight_stacks(models[name], scheme, settings, probe))
         part.wholes.extend(_round(scheme, settings, caches, rounds))
         after_round()
     return part
+
+
+def rounds_of_attention(number: int, schemes: int) -> int:
+    """How many of the ROUNDS are measured before the scheme of this number, from 0."""
+    return math.ceil((number + 1) * ROUNDS / schemes) - math.ceil(number * ROUNDS / schemes)
 
 
 def embedding(configs: Iterable[ModelConfig], settings: Settings) -> Tensor:

@@ -111,7 +111,7 @@ def gathered(folder: Path, schemes: Sequence[str]) -> tuple[Calibration, list[Wh
     for scheme in schemes:
         if (path := folder / f"{scheme}.json").exists():
             part = json.loads(path.read_text())
-            for key in ("products", "weight_stacks", "wholes"):
+            for key in ("products", "attention", "weight_stacks", "cache_stacks", "wholes"):
                 every[key] += part[key]
             samples += part["cases"]
             seconds += part["calibrating_seconds"]

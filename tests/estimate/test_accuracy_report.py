@@ -31,12 +31,14 @@ def samples(scheme):
 @pytest.fixture
 def folder(tmp_path):
     whole = invented.calibration()
-    every = dataclasses.replace(whole, products=[], wholes=[])
+    every = dataclasses.replace(whole, products=[], attention=[], wholes=[])
     parts = {"every": {**to_json(every), "calibrating_seconds": 60.0}}
     for scheme in SCHEMES:
         parts[scheme] = to_json({
             "products": [p for p in whole.products if p.scheme == scheme],
+            "attention": whole.attention if scheme == SCHEMES[0] else [],
             "weight_stacks": [],
+            "cache_stacks": [],
             "wholes": [w for w in whole.wholes if w.scheme == scheme],
             "cases": samples(scheme),
             "calibrating_seconds": 30.0,

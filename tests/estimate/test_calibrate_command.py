@@ -4,6 +4,7 @@ writes is what `estimate --device here` reads, and nothing is written where it d
 import dataclasses
 import json
 import math
+from collections import Counter
 
 import pytest
 from click.testing import CliRunner
@@ -14,7 +15,7 @@ from estimate import alone, calibration_models, datasheets, exchanging, machine,
 from estimate.calibration import Calibration, ExchangePoint
 from run import bandwidth, energy
 from tests.estimate import invented
-from tests.fake_counter import Counter
+from tests.fake_counter import Counter as FakeCounter
 
 SCHEMES = ("none", "int8wo")
 EXCHANGES = [
@@ -53,7 +54,7 @@ def small(monkeypatch, tmp_path):
     monkeypatch.setattr(
         "compare.sampling.resting.resting_bytes", lambda kind, precision, scheme: RESTING
     )
-    monkeypatch.setattr(energy, "find", lambda kind, cards: Counter())
+    monkeypatch.setattr(energy, "find", lambda kind, cards: FakeCounter())
     monkeypatch.setattr(energy, "idle_watts", lambda counter: 0.0)
     monkeypatch.setattr(energy, "step_of", lambda counter: 0.05)
     monkeypatch.setattr(energy, "power_limit", lambda kind, cards: 65.0)
@@ -103,6 +104,23 @@ def test_what_it_writes_is_what_estimate_reads(tmp_path):
     assert found["warnings"] == [] and found["memory"]["token"]["workspace"] == RESTING
     assert f"calibration of {measured.name}" in found["token_seconds"]["source"]
     assert "a fake while calibrating" in found["joules_per_token"]["source"]
+
+
+@pytest.mark.parametrize("schemes", range(1, 8))
+def test_rounds_of_attention_lie_between_the_schemes(monkeypatch, schemes):
+    monkeypatch.setattr(machine, "ROUNDS", 3)
+    each = [machine.rounds_of_attention(number, schemes) for number in range(schemes)]
+    assert sum(each) == 3 and each[0] and max(each) - min(each) <= 1
+
+
+def test_stacks_are_measured_in_every_round(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "ROUNDS", 2)
+    path = tmp_path / "machine.json"
+    assert calibrate("--json", str(path)).exit_code == 0
+    measured = Calibration.load(str(path))
+    for points in (measured.attention, measured.weight_stacks, measured.cache_stacks):
+        times = Counter(dataclasses.replace(p, seconds=1.0, speed=invented.SPEED) for p in points)
+        assert {*times.values()} == {2}
 
 
 def test_without_a_path_it_is_this_machine_s(tmp_path):

@@ -274,6 +274,30 @@ def test_stacks_that_another_process_disturbed_do_not_count():
     assert curves.waiting("none", 1, 64 << 20) == pytest.approx(2 / 100e9)
 
 
+def test_of_several_rounds_of_what_is_measured_alone_the_median_counts():
+    """In one of three a neighbour had the last-level cache, which no reading of speed shows."""
+    once = invented.calibration(
+        weight_stacks=stacks("none"), cache_stacks=stacks("dense", rows=[1], each=1.2)
+    )
+
+    def slow(points):
+        return [dataclasses.replace(p, seconds=4 * p.seconds) for p in points]
+
+    names = ("attention", "weight_stacks", "cache_stacks")
+    of_rounds = {
+        name: [*slow(points), *points, *points]
+        for name, points in ((name, getattr(once, name)) for name in names)
+    }
+    curves = [Curves(c) for c in (once, dataclasses.replace(once, **of_rounds))]
+    size, config = 64 << 20, preset("Llama-3.2-1B")
+    assert len({c.waiting("none", 1, size) for c in curves}) == 1
+    assert len({c.cache_waiting("dense", size) for c in curves}) == 1
+    for queries in (1, 128):
+        how = config, "dense", 1, queries, 4096, 1 << 20
+        step_or_prompt = [c.attention(*how) for c in curves]
+        assert step_or_prompt[0] == pytest.approx(step_or_prompt[1])
+
+
 def test_a_prompt_s_weight_takes_the_longer_the_wider_its_product_is():
     """By a tenth for every 1000 inputs, up to as many as calibration models have: nobody measured
     wider ones."""
