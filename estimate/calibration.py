@@ -10,6 +10,7 @@ estimate/curves.py fits it anew whenever it is read.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -150,6 +151,19 @@ class Power:
 
 
 @dataclass(frozen=True)
+class LeftBehind:
+    """What a process on the CPU keeps of a prompt, in bytes for each byte of the activations that
+    are alive at its peak: room that kernels work in, and freed blocks of the heap. The defaults are
+    those of a machine with AVX-512 (docs/LOG.md), for files that do not say it."""
+
+    one_pass: float = 1.0  # of a prompt of one pass
+    several: float = 2.0  # of more: attention to earlier passes works in more
+
+    def bytes(self, activations: int, passes: int) -> int:
+        return round(activations * (self.one_pass if passes == 1 else self.several))
+
+
+@dataclass(frozen=True)
 class Calibration:
     """One machine, as measured on one day."""
 
@@ -167,6 +181,7 @@ class Calibration:
     cache_stacks: list[StackPoint] = field(default_factory=list)
     call_seconds: float = 0.0  # of the cheapest call of an op from Python
     base_bytes: int = 0  # peak memory of a run whose model has next to no bytes
+    left_behind: LeftBehind = LeftBehind()  # by prompts, beyond that
     memory_bytes: int | None = omitted()  # of the device
     exchanges: list[ExchangePoint] = field(default_factory=list)
     power: Power | None = omitted()
@@ -234,6 +249,9 @@ class Calibration:
             require("seconds of an exchange", exchange.seconds)
         for block in self.bandwidth:
             require("a speed of memory", block.read, block.copy)
+        for each in (self.left_behind.one_pass, self.left_behind.several):
+            if not each >= 0 or math.isinf(each):
+                raise ValueError(f"what prompts leave behind takes 0 or more; given: {each}")
         if "name" not in self.device:
             raise ValueError("its device has no name")
 

@@ -11,7 +11,7 @@ the calibration's own residuals, on models that its fit had left out.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -24,7 +24,6 @@ from estimate.datasheets import Datasheet
 from estimate.exchanges import Exchanges, ring_seconds
 from estimate.passes import CalibratedMachine, Parts, scatter
 from estimate.published import Constants, in_tiles
-from estimate.resident import kept_by_heap
 from models.config import ModelConfig
 from ops.ranks import Ranks
 from quantize.spec import parse_scheme
@@ -92,7 +91,7 @@ class Memory:
 
     weights: int
     kv_cache: int
-    activations: int  # alive when they are most; on a processor with what the heap keeps of them
+    activations: int  # alive when they are most; on a processor with what prompts leave behind
     workspace: int  # of the runtime: the process itself on a CPU, the product library on a GPU
 
     @property
@@ -250,12 +249,10 @@ def pass_of(
 
 def memory_of(request: Request, machine: Machine, phase: str) -> Memory:
     """What a phase takes, from shapes."""
-    count, activations = counted(request, machine, phase), 0
-    if machine.device.type == "cpu" and phase == "prompt":
-        chunk = request.chunk or prefill_chunk(machine.device, request.batch)
-        activations = kept_by_heap(request.batch * min(request.prompt, chunk))
-    activations += count.peak_activation_bytes
-    return Memory(count.weight_bytes, count.kv_cache_bytes, activations, machine.workspace)
+    count = counted(request, machine, phase)
+    return Memory(
+        count.weight_bytes, count.kv_cache_bytes, count.peak_activation_bytes, machine.workspace
+    )
 
 
 # ----------------------------------------------------------------------------- calibrated machines
@@ -326,6 +323,11 @@ class Calibrated:
     def memory(self, request: Request, phase: str) -> Memory:
         """The memory of one device. A processor holds all ranks, so there it is their sum."""
         one = memory_of(request, self, phase)
+        if phase == "prompt" and self.device.type == "cpu":
+            chunk = request.chunk or prefill_chunk(self.device, request.batch)
+            passes = math.ceil(request.prompt / chunk)
+            more = self.calibration.left_behind.bytes(one.activations, passes)
+            one = replace(one, activations=one.activations + more)
         return one.times(self._taking_turns(request.tp))
 
     def joules(self, request: Request, prompt: float, steps: float) -> tuple[float, str] | None:

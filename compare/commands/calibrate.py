@@ -49,7 +49,7 @@ def calibrate(
 
     import devices
     from benchlog.config import RunConfig
-    from compare.sampling.resting import resting_bytes
+    from compare.sampling.resting import left_behind, resting_bytes
     from estimate import datasheets, exchanging, machine, power, probe
     from estimate.calibration import default_path, refuse
     from run.machine import Counters
@@ -66,6 +66,8 @@ def calibrate(
         say(f"What ranks exchange is not in it: {error}")
     resting = resting_bytes(where.type, precision, names[0])
     measured = replace(measured, power=power.measured(settings, make_generator), base_bytes=resting)
+    if where.type == "cpu":
+        measured = replace(measured, left_behind=left_behind(precision, names[0], resting))
     refuse(measured, datasheets.known(measured.name))
     use = Counters.read().since(before)
     path = json_path or str(default_path())

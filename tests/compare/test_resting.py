@@ -5,12 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
-from compare.sampling.resting import resting_bytes
+from compare.sampling import resting
 from devices import prefill_chunk
 from estimate.counting import count_model
-from estimate.resident import KEPT, kept_by_heap
+from estimate.calibration import LeftBehind
 from models.checkpoints.load import load_config
 
 ROOT = Path(__file__).parents[2]
@@ -32,12 +33,27 @@ def test_the_peak_of_a_run_is_its_model_s_and_what_every_run_takes(tmp_path):
         cache_size=run["cache_size"],
         chunk=prefill_chunk(torch.device("cpu"), 1),
     )
-    estimated = resting_bytes("cpu", "bfloat16", "int8wo") + count.weight_bytes
+    estimated = resting.resting_bytes("cpu", "bfloat16", "int8wo") + count.weight_bytes
     estimated += count.kv_cache_bytes + count.peak_activation_bytes
-    estimated += kept_by_heap(128)
+    estimated += LeftBehind().bytes(count.peak_activation_bytes, passes=1)
     (measured,) = run["peak_memory_bytes"]["generate"].values()
     assert abs(estimated / measured - 1) < 0.03
 
 
-def test_the_heap_keeps_no_more_than_its_bound():
-    assert kept_by_heap(512) == kept_by_heap(5000) == KEPT == 4 * kept_by_heap(128)
+def test_what_prompts_leave_behind_is_beyond_the_rest(monkeypatch, tmp_path):
+    """Of runs that keep a half of their activations after one pass, and four times as many bytes as
+    these after two."""
+
+    def run(fields, device, precision, scheme, prompt):
+        file = tmp_path / "config.json"
+        file.write_text(json.dumps(fields))
+        config = load_config(f"dummy:{file}")
+        count = count_model(config, scheme, tokens=prompt, chunk=512, cache_size=prompt + 8)
+        activations = count.peak_activation_bytes
+        kept = activations * (0.5 if prompt == 512 else 4)
+        peak = 10**9 + count.weight_bytes + count.kv_cache_bytes + activations + kept
+        return resting._Run(int(peak), prompt + 8)
+
+    monkeypatch.setattr(resting, "_run", run)
+    left = resting.left_behind("bfloat16", "int8wo", 10**9)
+    assert (left.one_pass, left.several) == pytest.approx((0.5, 4), rel=1e-3)

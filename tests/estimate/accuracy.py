@@ -21,6 +21,7 @@ computes the estimates and their errors anew.
 
 import dataclasses
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -34,7 +35,7 @@ from run import environment
 
 environment.prepare()
 
-from compare.sampling.resting import resting_bytes  # noqa: E402
+from compare.sampling.resting import left_behind, resting_bytes  # noqa: E402
 from tests.estimate import accuracy_report  # noqa: E402
 
 # Name: (checkpoint, layers). "own" is a shape of no published model.
@@ -51,6 +52,7 @@ PROMPTS = ((1, 128), (4, 128), (16, 128), (1, 1024), (4, 1024))  # batch, positi
 EACH_STEPS, EACH_PROMPTS = 3, 2  # of these, for each model in each scheme, in turn
 LONGEST = (16, 1024)  # some seconds each: of these models and schemes
 LONGEST_OF = (("TinyLlama-1.1B", "none"), ("Llama-3.2-1B", "int4wo-128"))
+MEMORY_RUNS = 3  # of each, of which the median counts: two differ by 25 MB
 # Batch and prompt of the runs whose memory is compared, in turn.
 MEMORY = (
     (1, 128),
@@ -162,11 +164,12 @@ def memory(folder: Path, run: Callable[..., object] = subprocess.run) -> None:
     """Runs of generate.py, with the peak of their resident memory; resumable."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "memory.json"
-    rows = (
-        json.loads(path.read_text())
-        if path.exists()
-        else {"base_bytes": resting_bytes("cpu", "bfloat16", SCHEMES[0]), "runs": []}
-    )
+    if path.exists():
+        rows = json.loads(path.read_text())
+    else:
+        resting = resting_bytes("cpu", "bfloat16", SCHEMES[0])
+        left = left_behind("bfloat16", SCHEMES[0], resting)
+        rows = {"base_bytes": resting, "left_behind": dataclasses.asdict(left), "runs": []}
     known = {(row["model"], row["scheme"], row["batch"]) for row in rows["runs"]}
     for scheme in SCHEMES:
         for turn, (name, (checkpoint, layers)) in enumerate(MODELS.items()):
@@ -182,8 +185,11 @@ def memory(folder: Path, run: Callable[..., object] = subprocess.run) -> None:
                     "output_json_path": out,
                 }  # fmt: skip
                 words = [str(w) for key, value in options.items() for w in (f"--{key}", value)]
-                run([sys.executable, "generate.py", *words], check=True)
-                found = json.loads(out.read_text())
+                peaks = []
+                for _ in range(MEMORY_RUNS):
+                    run([sys.executable, "generate.py", *words], check=True)
+                    found = json.loads(out.read_text())
+                    peaks.append(found["peak_memory_bytes"]["generate"]["resident"])
             row = {
                 "model": name,
                 "scheme": scheme,
@@ -192,7 +198,8 @@ def memory(folder: Path, run: Callable[..., object] = subprocess.run) -> None:
                 "prompt": prompt,
                 "new_tokens": 8,
                 "cache_size": found["cache_size"],
-                "peak_bytes": found["peak_memory_bytes"]["generate"]["resident"],
+                "peak_bytes": statistics.median(peaks),
+                "peaks": peaks,
             }
             rows["runs"].append(row)
             path.write_text(json.dumps(rows, indent=1))

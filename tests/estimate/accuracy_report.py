@@ -7,6 +7,7 @@ so when it is given the file in the place of the folder.
 
 import dataclasses
 import json
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,10 +18,9 @@ import torch
 
 from benchlog.about import about
 from devices import prefill_chunk
-from estimate.calibration import Calibration, Speed, WholePoint
+from estimate.calibration import Calibration, LeftBehind, Speed, WholePoint
 from estimate.counting import count_model
 from estimate.passes import CalibratedMachine
-from estimate.resident import kept_by_heap
 from models.config import ModelConfig
 from typed_json import from_json, to_json
 
@@ -217,7 +217,7 @@ def memory_errors(path: Path, configs: dict[str, ModelConfig], device: str) -> l
     if not path.exists():
         return []
     rows = []
-    for run, process, measured in _memory_runs(json.loads(path.read_text())):
+    for run, process, left, measured in _memory_runs(json.loads(path.read_text())):
         config = configs[run["model"]]
         chunk = prefill_chunk(torch.device("cpu"), run["batch"])
         count = count_model(
@@ -229,23 +229,30 @@ def memory_errors(path: Path, configs: dict[str, ModelConfig], device: str) -> l
             "weights": count.weight_bytes,
             "kv_cache": count.kv_cache_bytes,
             "activations": count.peak_activation_bytes,
-            "kept_by_heap": kept_by_heap(run["batch"] * min(run["prompt"], chunk)),
         }
+        passes = math.ceil(run["prompt"] / chunk)
+        parts["left_behind"] = left.bytes(count.peak_activation_bytes, passes)
         estimated = sum(parts.values())
         rows.append(
             {**run, "device": device, "kind": "memory", "measured_bytes": measured,
-             "estimated_bytes": estimated, "error": estimated / measured - 1, "parts": parts}
+             "estimated_bytes": estimated, "error": estimated / measured - 1, "parts": parts,
+             "left_behind": dataclasses.asdict(left)}
         )  # fmt: skip
     return rows
 
 
-def _memory_runs(found: Row) -> list[tuple[Row, float, float]]:
-    """(run, bytes of a process without a model, bytes at the run's peak), from what `accuracy
-    memory` or a report wrote."""
+def _memory_runs(found: Row) -> list[tuple[Row, float, LeftBehind, float]]:
+    """(run, bytes of a process without a model, what prompts leave behind, bytes at the run's peak),
+    from what `accuracy memory` or a report wrote."""
     if "memory" in found:
-        return [(row, row["parts"]["process"], row["measured_bytes"]) for row in found["memory"]]
+        return [
+            (row, row["parts"]["process"], LeftBehind(**row.get("left_behind", {})),
+             row["measured_bytes"])
+            for row in found["memory"]
+        ]  # fmt: skip
+    left = LeftBehind(**found.get("left_behind", {}))
     return [
-        ({key: run[key] for key in run if key != "peak_bytes"}, found["base_bytes"],
+        ({key: run[key] for key in run if key != "peak_bytes"}, found["base_bytes"], left,
          run["peak_bytes"])
         for run in found["runs"]
     ]  # fmt: skip

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from compare.__main__ import commands
 from errors import KernelError
 from estimate import alone, calibration_models, datasheets, exchanging, machine, power, probe
-from estimate.calibration import Calibration, ExchangePoint
+from estimate.calibration import Calibration, ExchangePoint, LeftBehind
 from run import bandwidth, energy
 from tests.estimate import invented
 from tests.fake_counter import Counter as FakeCounter
@@ -23,7 +23,7 @@ EXCHANGES = [
     for kind in ("all_reduce", "all_gather")
     for size in (2048, 16384)
 ]
-RESTING = 300_000_000
+RESTING, LEFT = 300_000_000, LeftBehind(1.25, 2.5)
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +54,9 @@ def small(monkeypatch, tmp_path):
     monkeypatch.setattr(
         "compare.sampling.resting.resting_bytes", lambda kind, precision, scheme: RESTING
     )
+    monkeypatch.setattr(
+        "compare.sampling.resting.left_behind", lambda precision, scheme, resting: LEFT
+    )
     monkeypatch.setattr(energy, "find", lambda kind, cards: FakeCounter())
     monkeypatch.setattr(energy, "idle_watts", lambda counter: 0.0)
     monkeypatch.setattr(energy, "step_of", lambda counter: 0.05)
@@ -81,6 +84,7 @@ def test_what_it_writes_is_what_estimate_reads(tmp_path):
     assert files_in(tmp_path) == ["machine.json"]
     measured = Calibration.load(str(path))
     assert (measured.precision, measured.base_bytes) == ("bfloat16", RESTING)
+    assert measured.left_behind == LEFT
     assert measured.exchanges == EXCHANGES and len(measured.bandwidth) == 2
     assert (
         {p.scheme for p in measured.products} == {p.scheme for p in measured.wholes} == {*SCHEMES}

@@ -9,6 +9,7 @@ import torch
 from compare.figures import estimating
 from errors import MemoryShortage, UsageError
 from estimate.calibration import Power
+from estimate.counting import count_model
 from estimate.datasheets import find
 from estimate.exchanges import ring_seconds
 from estimate.fits import what_fits_into
@@ -60,6 +61,11 @@ def test_memory_is_weights_cache_activations_and_the_process(machine):
     assert memory.weights == 2 * CONFIG.parameters()
     assert memory.kv_cache == 22 * 2 * 2 * 4 * 128 * 64 * 2
     assert memory.workspace == 400_000_000
+    # Of 512 rows a pass, so that 2 · 257 positions take two: these leave twice as much behind.
+    for prompt, left in ((256, 1), (257, 2)):
+        of_prompt = predict(Request(CONFIG, batch=2, prompt=prompt), machine).memory["prompt"]
+        alive = count_model(CONFIG, batch=2, tokens=prompt, chunk=256).peak_activation_bytes
+        assert of_prompt.activations == (1 + left) * alive
     assert found.peak_memory_bytes.value == max(m.total for m in found.memory.values())
 
 
