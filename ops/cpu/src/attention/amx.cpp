@@ -18,6 +18,8 @@ namespace {
 
 #include "attention/amx.h"
 
+#include "attention/fp8.h"
+
 #include "attention/amx_bf16.h"
 
 #include "attention/amx_bytes.h"

@@ -9,25 +9,6 @@ constexpr int MAX_UNITS = MAX_HEAD_DIM / UNIT;  // of a head
 typedef uint16_t Bf16;
 typedef Bf16 Row[UNIT];
 
-struct Fp8Table {
-  alignas(64) uint8_t high[128], low[128];
-  constexpr Fp8Table() : high(), low() {
-    for (int code = 0; code < 128; ++code) {
-      int exponent = code >> 3, mantissa = code & 7, bits = 0;
-      if (code == 127) {
-        bits = 0x7fc0;  // NaN
-      } else if (exponent) {
-        bits = (exponent - 7 + 127) << 7 | mantissa << 4;
-      } else if (mantissa) {  // denormal: mantissa · 2^-9
-        int top = mantissa >= 4 ? 2 : mantissa >= 2 ? 1 : 0;
-        bits = (top - 9 + 127) << 7 | (mantissa - (1 << top)) << (7 - top);
-      }
-      high[code] = uint8_t(bits >> 8), low[code] = uint8_t(bits);
-    }
-  }
-};
-constexpr Fp8Table FP8;
-
 // Lanes of two bfloat16, from the upper halves of two floats, or from halves of two lanes.
 inline __m512i upper_halves(__m512i first, __m512i second) {
   return _mm512_ternarylogic_epi32(_mm512_srli_epi32(first, 16), second,

@@ -14,15 +14,15 @@ namespace {
 
 #include "attention/blocks.h"
 
-#include "attention/dense_bf16.h"
+#include "attention/lines.h"
 
 constexpr int LONG_SLOT = 256;  // bytes: 64 such keys and values leave the next ones no room in L1
 
 template <int SLOTS>
 void attend_dense(const Part& part) {
-  Dense<SLOTS> dense(part);
-  dense.all_slots();
-  dense.finish();
+  Lines<KvFormat::bf16, SLOTS> lines(part);
+  lines.all_slots();
+  lines.finish();
 }
 
 }  // namespace

@@ -28,6 +28,13 @@ inline Vector scales(const char* from, int groups, int group) {
                                    : _mm512_slli_epi32(both, 16));
 }
 
+// 16 slots' scales, or those of the first `slots` and zeros, where a slot has one.
+inline Vector first_scales(const char* from, int slots) {
+  const __mmask16 there = slots >= ROWS ? 0xffff : (1 << slots) - 1;
+  return _mm512_castsi512_ps(
+      _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(there, from)), 16));
+}
+
 // e^x for x <= 0 to 18 bits, as many as a weight keeps. Below -87 it stays e^-87, which is not zero but
 // too small to matter.
 inline Vector rough_exponential(Vector x) {

@@ -1,8 +1,8 @@
-// Dense bfloat16 caches in float32, for queries that are bfloat16, too, and heads of whole lines.
-// Included in a variant's namespace, after attention/blocks.h.
+// Dense bfloat16 caches, and fp8 ones, in float32, for queries that are bfloat16, too, and heads of whole
+// lines. Included in a variant's namespace, after attention/blocks.h; for fp8 after attention/fp8.h.
 //
-// A line of a slot, 32 numbers, becomes two vectors in registers: the numbers at even places, moved
-// to the upper half of a lane, and those at odd places, of which the lower half is cut off. So a
+// A line of a slot, 32 numbers as bfloat16, becomes two vectors in registers: the numbers at even places,
+// moved to the upper half of a lane, and those at odd places, of which the lower half is cut off. So a
 // query has its even numbers before its odd ones, too, and the weighted values have until `finish`.
 
 constexpr int LINE = 2 * LANES;  // numbers in a line
@@ -31,18 +31,29 @@ inline void rearrange(const float* from, int lines, const int32_t* first, const 
   }
 }
 
-inline __attribute__((always_inline)) void read_line(const char* from, Vector& even, Vector& odd) {
-  const __m512i line = _mm512_loadu_si512(from);
+inline __attribute__((always_inline)) void split(__m512i line, Vector& even, Vector& odd) {
   even = _mm512_castsi512_ps(_mm512_slli_epi32(line, 16));
   odd = _mm512_castsi512_ps(_mm512_and_si512(line, _mm512_set1_epi32(int(0xffff0000))));
 }
 
+// What is kept of a line, and its numbers as bfloat16.
+template <KvFormat>
+struct Line;
+
+template <>
+struct Line<KvFormat::bf16> {
+  static constexpr int BYTES = 64;
+  static constexpr bool SCALED = false;
+  static __m512i read(const char* from) { return _mm512_loadu_si512(from); }
+};
+
 // Slots: how many a block has. The functions that hold sums are always inlined: alone, GCC 12 would
 // keep the sums in memory before and after their loops.
-template <int SLOTS>
-struct Dense : Blocks<Dense<SLOTS>, 1, SLOTS> {
-  using Base = Blocks<Dense<SLOTS>, 1, SLOTS>;
+template <KvFormat F, int SLOTS>
+struct Lines : Blocks<Lines<F, SLOTS>, 1, SLOTS> {
+  using Base = Blocks<Lines<F, SLOTS>, 1, SLOTS>;
   using Base::part, Base::slot_bytes, Base::ahead;
+  using Kept = Line<F>;
   static constexpr bool COPIES_TAIL = false;  // nothing is read behind a run's last slot
 
   const int lines;  // of a slot
@@ -51,7 +62,7 @@ struct Dense : Blocks<Dense<SLOTS>, 1, SLOTS> {
   alignas(64) float weights[QUAD][SLOTS];  // scores, then weights
   alignas(16) float rise[QUAD], shrink[QUAD];
 
-  explicit Dense(const Part& part) : Base(part, 0), lines(part.head_dim / LINE) {
+  explicit Lines(const Part& part) : Base(part, Kept::SCALED), lines(part.head_dim / LINE) {
     for (int h = 0; h < part.heads; ++h)
       rearrange(part.query + h * part.padded, lines, PLACES.even, PLACES.odd, query[h]);
     const int quads = (part.heads + QUAD - 1) / QUAD;
@@ -81,8 +92,11 @@ struct Dense : Blocks<Dense<SLOTS>, 1, SLOTS> {
       multiply_keys<HEADS>(head, key.codes + s * slot_bytes, slot_bytes, s);
     if (slots % AT_ONCE) multiply_last<HEADS>(head, key.codes, slots);
     const int vectors = (slots + LANES - 1) / LANES;
-    if (vectors == SLOTS / LANES) weigh<HEADS>(head, slots, SLOTS / LANES);  // in loops of known length
-    else weigh<HEADS>(head, slots, vectors);
+    const char *key_scale = key.scale, *value_scale = value.scale;
+    if (vectors == SLOTS / LANES)  // in loops of known length
+      weigh<HEADS>(head, key_scale, value_scale, slots, SLOTS / LANES);
+    else
+      weigh<HEADS>(head, key_scale, value_scale, slots, vectors);
     int line = 0;
     for (; line + 2 <= lines; line += 2) add_values<HEADS, 2>(head, line, value.codes, slots);
     if (line < lines) add_values<HEADS, 1>(head, line, value.codes, slots);
@@ -106,7 +120,8 @@ struct Dense : Blocks<Dense<SLOTS>, 1, SLOTS> {
       for (int j = 0; j < AT_ONCE; ++j) total[i][j] = all(0);
     for (int l = 0; l < lines; ++l) {
       Vector even[AT_ONCE], odd[AT_ONCE];
-      for (int j = 0; j < AT_ONCE; ++j) read_line(keys + j * apart + l * 64, even[j], odd[j]);
+      for (int j = 0; j < AT_ONCE; ++j)
+        split(Kept::read(keys + j * apart + l * Kept::BYTES), even[j], odd[j]);
       for (int i = 0; i < HEADS; ++i) {
         const Vector first = load(query[head + i] + l * LINE);
         const Vector second = load(query[head + i] + l * LINE + LANES);
@@ -119,20 +134,24 @@ struct Dense : Blocks<Dense<SLOTS>, 1, SLOTS> {
   }
 
   template <int HEADS>
-  inline __attribute__((always_inline)) void weigh(int head, int slots, int vectors) {
+  inline __attribute__((always_inline)) void weigh(int head, const char* key_scale,
+                                                   const char* value_scale, int slots, int vectors) {
     Vector scores[SLOTS / LANES][QUAD], most[QUAD], total[QUAD];
     for (int i = 0; i < QUAD; ++i) most[i] = all(NEVER), total[i] = all(0);
     for (int v = 0; v < vectors; ++v) {
-      for (int i = 0; i < HEADS; ++i)
-        scores[v][i] = load(weights[i] + v * LANES) * all(part.softmax_scale);
+      Vector scale = all(part.softmax_scale);
+      if (Kept::SCALED) scale = scale * first_scales(key_scale + v * LANES * 2, slots - v * LANES);
+      for (int i = 0; i < HEADS; ++i) scores[v][i] = load(weights[i] + v * LANES) * scale;
       this->template keep<HEADS>(v * LANES, slots, scores[v], most);
     }
     float base[QUAD];
     this->begin(head, most, base, rise, shrink);
     for (int i = 0; i < HEADS; ++i)
       for (int v = 0; v < vectors; ++v) {
-        const Vector weight = exponential(scores[v][i] - all(base[i]));
+        Vector weight = exponential(scores[v][i] - all(base[i]));
         total[i] = total[i] + weight;
+        if (Kept::SCALED)
+          weight = weight * first_scales(value_scale + v * LANES * 2, slots - v * LANES);
         store(weights[i] + v * LANES, weight);
       }
     this->end(head, total, rise, shrink);
@@ -145,11 +164,12 @@ struct Dense : Blocks<Dense<SLOTS>, 1, SLOTS> {
     Vector total[HEADS][2 * LINES];
     for (int i = 0; i < HEADS; ++i)
       for (int j = 0; j < 2 * LINES; ++j) total[i][j] = all(0);
-    const char* from = values + line * 64;
+    const char* from = values + line * Kept::BYTES;
     for (int s = 0; s < slots; ++s, from += slot_bytes) {
       if (s % AT_ONCE == 0) ahead();
       Vector value[2 * LINES];
-      for (int l = 0; l < LINES; ++l) read_line(from + l * 64, value[2 * l], value[2 * l + 1]);
+      for (int l = 0; l < LINES; ++l)
+        split(Kept::read(from + l * Kept::BYTES), value[2 * l], value[2 * l + 1]);
       for (int i = 0; i < HEADS; ++i) {
         const Vector weight = all(weights[i][s]);
         for (int j = 0; j < 2 * LINES; ++j)
