@@ -190,6 +190,7 @@ def memory(folder: Path, run: Callable[..., object] = subprocess.run) -> None:
                     run([sys.executable, "generate.py", *words], check=True)
                     found = json.loads(out.read_text())
                     peaks.append(found["peak_memory_bytes"]["generate"]["resident"])
+                    out.unlink()  # runs are appended
             row = {
                 "model": name,
                 "scheme": scheme,
