@@ -67,6 +67,7 @@ def calibrate(
     resting = resting_bytes(where.type, precision, names[0])
     measured = replace(measured, power=power.measured(settings, make_generator), base_bytes=resting)
     if where.type == "cpu":
+        say("What prompts leave behind in memory: ten runs of some seconds …")
         measured = replace(measured, left_behind=left_behind(precision, names[0], resting))
     refuse(measured, datasheets.known(measured.name))
     use = Counters.read().since(before)

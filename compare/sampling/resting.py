@@ -1,5 +1,5 @@
-"""How much memory a run takes besides its model: libraries, kernels, what torch and Python keep; and
-what prompts leave behind."""
+"""How much memory a run takes besides its model: libraries, kernels, what torch and Python keep;
+and what prompts leave behind."""
 
 import itertools
 import json
@@ -79,9 +79,7 @@ class _Run(NamedTuple):
     cache_size: int  # positions
 
 
-def _run(
-    fields: Mapping[str, Any], device: str, precision: str, scheme: str, prompt: int
-) -> _Run:
+def _run(fields: Mapping[str, Any], device: str, precision: str, scheme: str, prompt: int) -> _Run:
     """A run of a model of random weights, in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         model, output = Path(folder, "config.json"), Path(folder, "run.json")

@@ -10,8 +10,8 @@ import torch
 
 from compare.sampling import resting
 from devices import prefill_chunk
-from estimate.counting import count_model
 from estimate.calibration import LeftBehind
+from estimate.counting import count_model
 from models.checkpoints.load import load_config
 
 ROOT = Path(__file__).parents[2]

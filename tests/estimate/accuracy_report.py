@@ -242,8 +242,8 @@ def memory_errors(path: Path, configs: dict[str, ModelConfig], device: str) -> l
 
 
 def _memory_runs(found: Row) -> list[tuple[Row, float, LeftBehind, float]]:
-    """(run, bytes of a process without a model, what prompts leave behind, bytes at the run's peak),
-    from what `accuracy memory` or a report wrote."""
+    """(run, bytes of a process without a model, what prompts leave behind, bytes at its peak), from
+    what `accuracy memory` or a report wrote."""
     if "memory" in found:
         return [
             (row, row["parts"]["process"], LeftBehind(**row.get("left_behind", {})),
