@@ -100,7 +100,6 @@ ROOMS = {
             "blocks",
             "headings",
             "recording",
-            "resident",
         },
         {"calibration", "counting", "own_results", "tables"},
         {"findings"},
