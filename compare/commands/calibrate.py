@@ -59,6 +59,7 @@ def calibrate(
     before = Counters.read()
     settings = probe.Settings(where, getattr(torch, precision), names)
     measured = machine.measure(settings, make_generator, say)
+    use = Counters.read().since(before)  # what follows has processes of its own
     say("What two ranks exchange, power, and memory besides the model …")
     try:
         measured = replace(measured, exchanges=exchanging.measured(where, precision))
@@ -70,12 +71,12 @@ def calibrate(
         say("What prompts leave behind in memory: ten runs of some seconds …")
         measured = replace(measured, left_behind=left_behind(precision, names[0], resting))
     refuse(measured, datasheets.known(measured.name))
-    use = Counters.read().since(before)
     path = json_path or str(default_path())
     if json_path is None:
         default_path().parent.mkdir(parents=True, exist_ok=True)
     measured.save("--json", path)
-    say(f"{use.sentence()} during {measured.seconds:.0f} s")
+    again = ": calibrate again with nothing else running" if probe.disturbed(use) else ""
+    say(f"{use.sentence()} during {measured.seconds:.0f} s{again}")
     click.echo("\n".join(summary(measured)))
     say(f"Wrote {path}")
 

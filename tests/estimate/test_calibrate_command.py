@@ -127,6 +127,14 @@ def test_stacks_are_measured_in_every_round(tmp_path, monkeypatch):
         assert {*times.values()} == {2}
 
 
+@pytest.mark.parametrize("disturbed", [False, True])
+def test_where_others_disturbed_it_it_says_what_to_do(tmp_path, monkeypatch, disturbed):
+    monkeypatch.setattr(probe, "disturbed", lambda use: disturbed)
+    result = calibrate("--json", str(tmp_path / "machine.json"), schemes=["none"])
+    (line,) = [line for line in result.output.splitlines() if "this one used" in line]
+    assert line.endswith(": calibrate again with nothing else running") == disturbed
+
+
 def test_without_a_path_it_is_this_machine_s(tmp_path):
     assert calibrate(schemes=["none"]).exit_code == 0
     assert files_in(tmp_path) == ["calibration.json"]
