@@ -28,21 +28,22 @@ class AsPublished(FromDatasheet):
 
     def __init__(self, sheet: Datasheet, constants: Constants) -> None:
         super().__init__(sheet, efficiency_of_published(constants, sheet))
-        self.constants = constants
-        self.source = f"{constants.source}; a pass alone is {PASS}"
+        self.constants, self.source = constants, constants.source
         self._demands: dict[Request, Demand] = {}
 
     def prompt(self, request: Request) -> Phase:
         demand = self._demand(request)
         if demand is None:
             return super().prompt(request)
+        arithmetic = self.constants.per_operation * demand.operations
+        weights = self.constants.per_byte * self.memory(request, "prompt").weights
         parts = {
-            "products": self.constants.per_operation * demand.operations,
+            "products": max(arithmetic, weights),  # few tokens take as long as reading the weights
             "everything else": self.constants.per_byte * demand.bytes,
         }
-        arithmetic = parts["products"] > parts["everything else"]
-        bound = "arithmetic" if arithmetic else "memory's bandwidth"
-        return Phase(parts, bound, self.constants.residual)
+        mostly = arithmetic > max(weights, parts["everything else"])
+        bound = "arithmetic" if mostly else "memory's bandwidth"
+        return Phase(parts, bound, self.constants.residual, f"{self.source}; {PASS}")
 
     def memory(self, request: Request, phase: str) -> Memory:
         demand = self._demand(request)

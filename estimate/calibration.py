@@ -252,6 +252,8 @@ class Calibration:
         for each in (self.left_behind.one_pass, self.left_behind.several):
             if not each >= 0 or math.isinf(each):
                 raise ValueError(f"what prompts leave behind takes 0 or more; given: {each}")
+        if not 0 <= self.call_seconds < math.inf:
+            raise ValueError(f"the seconds of a call take 0 or more; given: {self.call_seconds}")
         if "name" not in self.device:
             raise ValueError("its device has no name")
 

@@ -34,6 +34,8 @@ from run.sizes import kv_cache_bytes
 from text import shown
 
 Logits = Literal["last", "all", "none"]
+# How the names of transformers' classes end that generate text.
+GENERATE = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 # What a config.json has to say of a model, and the keys under which the classes of transformers
 # have it. They take defaults for what is missing.
 SAID = {
@@ -361,13 +363,18 @@ def config_fields(path: str | Path) -> dict[str, Any]:
     return fields
 
 
-def left_out(path: str | Path) -> str | None:
-    """What is not counted of a config.json's model, in a few words; None where all of it is."""
+def doubts(path: str | Path) -> list[str]:
+    """What an estimate of a config.json's model does not say, each in a few words."""
     fields = config_fields(path)
     made = _config_of(fields, str(path))
-    if made.model_type == fields["model_type"]:
-        return None
-    return f"the text model of {fields['model_type']} alone: its other weights are not counted"
+    words = []
+    if made.model_type != fields["model_type"]:
+        kind = fields["model_type"]
+        words.append(f"the text model of {kind} alone: its other weights are not counted")
+    named = [name for name in fields.get("architectures") or [] if isinstance(name, str)]
+    if named and not any(name.endswith(GENERATE) for name in named):
+        words.append(f"{named[0]} generates no text: counted as if it did")
+    return words
 
 
 def _config_of(fields: Mapping[str, Any], name: str) -> Any:
@@ -421,10 +428,12 @@ def count_config(
     made = _config_of(fields, name)
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, DynamicCache
 
-    if made.model_type != fields["model_type"] and type(made) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    if type(made) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        part = made.model_type != fields["model_type"]
         raise CheckpointError(
-            f"{name}: transformers builds no text model of {fields['model_type']} alone; give the "
-            "config.json of a text model of the same shape"
+            f"{name}: transformers has no causal language model of {fields['model_type']}"
+            f"{' alone' if part else ''}, and no other is counted; give the config.json of one of "
+            "the same shape"
         )
     try:
         with torch.device("meta"):

@@ -80,7 +80,13 @@ def _in_two_rows(above: Sequence[str], leaves: Sequence[str], rows: int, where: 
 
 
 def _in_one_row(cells: Sequence[str]) -> Header | None:
-    places = {i: both for i, cell in enumerate(cells) if (both := _both(cell))}
+    places: dict[int, tuple[str, str]] = {}
+    last = ""  # quantity: "Error" behind "Runtime, estimated" is that of runtimes
+    for i, cell in enumerate(cells):
+        quantity, column = _both(cell)
+        last = quantity or last
+        if column and last and (last, column) not in places.values():
+            places[i] = (last, column)
     if not {"measured", "estimated"} <= {column for _, column in places.values()}:
         return None
     named = {i: cells[i] for i in places}
@@ -99,14 +105,15 @@ def _quantity(title: str) -> str | None:
     )
 
 
-def _both(heading: str) -> tuple[str, str] | None:
-    """The quantity and the column that one heading names: "Memory, estimated (GB)"."""
+def _both(heading: str) -> tuple[str, str]:
+    """The quantity and the column that one heading names: "Memory, estimated (GB)"; "" for what it
+    does not name."""
     plain = heading.lower()
     column = next((c for w in re.findall("[a-z]+", plain) if (c := _column(w))), "")
     quantity = next(
-        (q for q, begins in QUANTITIES.items() if any(word in plain for word in begins)), None
+        (q for q, begins in QUANTITIES.items() if any(word in plain for word in begins)), ""
     )
-    return (quantity, column) if quantity and column else None
+    return quantity, column
 
 
 def _column(leaf: str) -> str:

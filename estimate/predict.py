@@ -116,6 +116,7 @@ class Estimate:
     joules_per_token: Figure | Unknown  # of a new token, prompt included
     memory: dict[str, Memory]  # by phase: prompt, token
     parts: dict[str, dict[str, float]]  # seconds by phase and by what they are spent on
+    interval: str  # what low and high are
     warnings: list[str] = field(default_factory=list)
 
 
@@ -126,6 +127,7 @@ class Phase:
     parts: dict[str, float]
     bound: str
     deviation: float | None = None  # standard deviation of log(estimated ÷ measured)
+    source: str | None = None  # None: the machine's
 
     @property
     def seconds(self) -> float:
@@ -141,6 +143,7 @@ class Machine(Protocol):
     device: torch.device  # decides how kernels store weights, and how prompts are cut into passes
     workspace: int  # bytes of the runtime
     schemes: Sequence[str]  # that were calibrated; empty where any can be predicted
+    interval: str  # what the interval of a figure is
 
     def prompt(self, request: Request) -> Phase: ...
     def token(self, request: Request, depth: int) -> Phase: ...
@@ -178,11 +181,13 @@ def predict(request: Request, machine: Machine) -> Estimate:
         joules_per_token=_joules(request, machine, prompt.seconds, seconds, longer),
         memory=memory,
         parts={"prompt": prompt.parts, "token": token.parts},
+        interval=machine.interval,
         warnings=machine.warnings,
     )
 
 
 def _figure(value: float, phase: Phase, source: str) -> Figure:
+    source = phase.source or source
     if phase.deviation is None:
         return Figure(value, source, phase.bound)
     times = math.exp(COVERED * phase.deviation)
@@ -248,8 +253,16 @@ def pass_of(
 
 
 def memory_of(request: Request, machine: Machine, phase: str) -> Memory:
-    """What a phase takes, from shapes."""
-    count = counted(request, machine, phase)
+    """What a phase takes, from shapes. Of a prompt in several passes the deepest whole one is
+    counted, and the last, which has the logits: none before them has more alive."""
+    if phase == "prompt" and not isinstance(request.config, str):
+        chunk = request.chunk or prefill_chunk(machine.device, request.batch)
+        last = (request.prompt - 1) % chunk + 1
+        tokens = min(request.prompt, last if last == chunk else chunk + last)
+        before = request.depth + request.prompt - tokens
+        count = pass_of(request, machine, tokens, before, request.positions)
+    else:
+        count = counted(request, machine, phase)
     return Memory(
         count.weight_bytes, count.kv_cache_bytes, count.peak_activation_bytes, machine.workspace
     )
@@ -258,9 +271,15 @@ def memory_of(request: Request, machine: Machine, phase: str) -> Memory:
 # ----------------------------------------------------------------------------- calibrated machines
 
 
+NINE_IN_TEN = "nine in ten"
+OF_THE_FIT = "fit's scatter"  # on what was measured; of another device nobody knows
+
+
 class Calibrated:
     """A machine that `calibrate` has measured. now: how fast it is at this moment, if it was read;
     otherwise it is taken to be as fast as then."""
+
+    interval = NINE_IN_TEN
 
     def __init__(
         self, calibration: Calibration, warnings: Sequence[str] = (), now: Speed | None = None
@@ -396,6 +415,7 @@ class FromDatasheet:
 
     workspace = CUBLAS_WORKSPACE
     device = torch.device("cuda")
+    interval = OF_THE_FIT
 
     def __init__(
         self, sheet: Datasheet, efficiency: Efficiency, warnings: Sequence[str] = ()
@@ -412,14 +432,17 @@ class FromDatasheet:
         return self._phase(request, pass_of(request, self, 1, depth))
 
     def _phase(self, request: Request, count: Count) -> Phase:
-        """Products take the longer of their arithmetic and their bytes; attention, which is not
-        fused with anything, both one after the other; everything else its bytes."""
-        peak = self.sheet.peak(request.precision) * self.efficiency.arithmetic
+        """Products take the longer of their arithmetic, at the peak of the numbers that the scheme
+        multiplies, and their bytes; attention, which is not fused with anything, both one after the
+        other; everything else its bytes."""
+        spec = parse_scheme(request.scheme)
         bandwidth = self.sheet.bandwidth * self.efficiency.memory
         parts = {"linear": 0.0, "attention": 0.0, "rest": 0.0, "links": 0.0}
         bounds = {"arithmetic": 0.0, "memory's bandwidth": 0.0, "the links between devices": 0.0}
         for work in count.works:
             tiled = in_tiles(work.outer) if work.kind == "linear" else 1.0
+            numbers = spec.multiplied if work.format == str(spec) else None
+            peak = self.sheet.peak(numbers or request.precision) * self.efficiency.arithmetic
             arithmetic = work.flops * tiled / peak
             memory = (work.bytes_read + work.bytes_written) / bandwidth
             longer = arithmetic + memory if work.kind == "attention" else max(arithmetic, memory)

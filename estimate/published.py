@@ -38,6 +38,7 @@ import torch
 
 from errors import CheckpointError, QuantbenchError, UsageError
 from estimate.audit_energy import cards
+from estimate.calibration import ABOVE_DATASHEET
 from estimate.counting import Count, config_fields, count_config
 from estimate.datasheets import Datasheet, known
 from estimate.memory import Peak, replay
@@ -142,6 +143,22 @@ class Constants:
 
     def seconds(self, demand: Demand) -> float:
         return self.per_operation * demand.operations + self.per_byte * demand.bytes
+
+    def refuse(self, where: str) -> None:
+        """Raise QuantbenchError where the rows are faster than the datasheet of their card allows:
+        then a unit, or what was timed, is not what the table says."""
+        own = known(cards(self.device)[1])
+        if own is None:
+            return
+        for what, rate, peak, unit in (
+            ("multiply at", 1e-12 / self.per_operation, own.peak("float16") / 1e12, "Tflop/s"),
+            ("read at", 1e-9 / self.per_byte, own.bandwidth / 1e9, "GB/s"),
+        ):
+            if rate > ABOVE_DATASHEET * peak:
+                raise QuantbenchError(
+                    f"{where}: by its rows {own.name} would {what} {rate:.0f} {unit}, and its "
+                    f"datasheet has {peak:.0f}; check the unit of runtime, and the tokens of a pass"
+                )
 
     def on(self, sheet: Datasheet) -> "Constants":
         """The constants of another card, by the ratio of the two datasheets.

@@ -35,6 +35,8 @@ aten = torch.ops.aten
 _CHOOSE_ROWS = {aten.embedding, aten.index, aten.index_select, aten.gather, aten.take}
 # Operations that write only what they are given into a tensor, and leave the rest of it.
 _WRITE_ROWS = {aten.index_put_, aten.index_copy_, aten.scatter_, aten.copy_, aten._index_put_impl_}
+# Operations that read as many numbers of a tensor as they are given, and write them there again.
+_ADD_ROWS = {aten.index_add_, aten.scatter_add_}
 _ONLY_ALLOCATE = {aten.empty, aten.new_empty, aten.empty_like, aten.empty_strided}
 _ONLY_ALLOCATE |= {aten.new_empty_strided}
 # The answer to a question about a tensor's numbers, by (floating point, bool). There are none; what
@@ -353,6 +355,9 @@ class Recorder(TorchDispatchMode):
         elif packet in _WRITE_ROWS:
             read = sum(map(tensor_bytes, taken[1:]))
             written = max(map(tensor_bytes, taken[1:]), default=0)
+        elif packet in _ADD_ROWS:
+            written = tensor_bytes(taken[-1])
+            read = written + sum(map(tensor_bytes, taken[1:]))
         elif str(packet) in _GROUPED:
             left, right = taken[:2]
             kind, rows, (experts, inner, outer) = "linear", len(left), right.shape

@@ -81,6 +81,12 @@ class Spec(Quantization):
     """One scheme: the same numbers in every linear layer."""
 
     @property
+    def multiplied(self) -> str | None:
+        """The dtype of both factors of a product, where activations are rounded to it; None where
+        weights become --precision's numbers first."""
+        return None
+
+    @property
     def scheme(self) -> "Spec":
         return self
 
@@ -124,6 +130,10 @@ class Int8DynamicActivation(Spec):
     like = "Q8_0"
     shown = ("int8dq",)
 
+    @property
+    def multiplied(self) -> str:
+        return "int8"
+
 
 @dataclass(frozen=True)
 class Int8Embedding(Spec):
@@ -152,6 +162,10 @@ class Float8DynamicActivation(Spec):
     shown = ("float8dq-row", "float8dq-tensor")
     choices = {"granularity": ("tensor", "row")}
     granularity: str = "row"
+
+    @property
+    def multiplied(self) -> str:
+        return "float8"
 
 
 @dataclass(frozen=True)
@@ -224,6 +238,10 @@ class BitsAndBytes(Spec):
     shown = ("bnb-int8", "bnb-nf4", "bnb-fp4")
     choices = {"form": ("int8", "nf4", "fp4")}
     form: str = "nf4"
+
+    @property
+    def multiplied(self) -> str | None:
+        return "int8" if self.form == "int8" else None
 
     @property
     def gguf(self) -> str:

@@ -12,6 +12,7 @@ estimated by two constants that are fitted to the other rows of its card (docs/e
 """
 
 import json
+import os
 
 import click
 
@@ -122,7 +123,9 @@ def estimate(
         if all_schemes and what_fits is not None:
             raise UsageError("--all_schemes and --what_fits are two tables: leave one of them out")
         if all_schemes or what_fits is not None:
-            every = ("quantization",) if all_schemes else ("quantization", "kv_cache")
+            every = ["quantization"]
+            if what_fits is not None:
+                every += ["kv_cache", "sequence_length", "new_tokens", "context_depth"]
             refuse_given(context, every, "the table has them all: leave it out")
         from compare.figures.estimate_options import Asked, predicted
 
@@ -132,6 +135,8 @@ def estimate(
         )  # fmt: skip
         environment.prepare()
         quiet(debug)
+        if not debug:  # its own level is set when it is imported
+            os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         text, value = predicted(asked, all_schemes, what_fits)
         if json_path:  # before stdout, which may be closed
             write_json(json_path, value)

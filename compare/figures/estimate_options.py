@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from benchlog.config import PRECISIONS, RunConfig
+from cli import progress
 from errors import KernelError, UsageError
 from kv_cache import CACHES
 from quantize.spec import COMPARED, SHOWN, parse_scheme
@@ -68,14 +69,14 @@ def _predicted(asked: Asked, all_schemes: bool, what_fits: str | None) -> tuple[
     environment.use_threads(RunConfig())
     from compare.figures import estimating
     from compare.output import estimate_tables as tables
-    from estimate.counting import left_out
+    from estimate.counting import doubts
     from estimate.fits import what_fits_into
     from estimate.predict import Request, predict
 
-    machine = estimating.machine_of(asked.device, asked.calibration)
+    machine = estimating.machine_of(asked.device, asked.calibration, comparing=all_schemes)
     config = estimating.model_of(asked.checkpoint_path, asked.num_layers)
-    if isinstance(config, str) and (words := left_out(config)) is not None:
-        machine.warnings.append(words)
+    if isinstance(config, str):
+        machine.warnings += doubts(config)
     request = Request(
         config,
         asked.quantization,
@@ -88,11 +89,15 @@ def _predicted(asked: Asked, all_schemes: bool, what_fits: str | None) -> tuple[
         asked.precision,
     )
     if memory is not None:
-        fitting = what_fits_into(request, machine, memory, SHOWN, tuple(CACHES))
-        context = None if isinstance(config, str) else config.max_position
+        context = estimating.context_of(config)
+        with progress("Counting what fits", lasting=False, unit="schemes") as report:
+            fitting = what_fits_into(
+                request, machine, memory, SHOWN, tuple(CACHES), context, report
+            )
         text = tables.fitting(fitting, memory, asked.batch_size, context, machine.warnings)
         value = {"device": machine.name, "memory_bytes": memory, "fits": fitting}
         return text, to_json(value | {"warnings": machine.warnings})
+    estimating.check_context(request)
     if all_schemes:
         names = machine.schemes or COMPARED
         each = {name: _estimated(replace(request, scheme=name), machine) for name in names}

@@ -15,6 +15,7 @@ from estimate.predict import (
     Estimate,
     FromDatasheet,
     Machine,
+    Request,
     efficiency_of,
     efficiency_of_published,
 )
@@ -38,14 +39,15 @@ RELATIVE = Constants(
 HOW_TO = "quantbench calibrate measures it, in some minutes"
 
 
-def machine_of(device: str, calibration: str | None) -> Machine:
+def machine_of(device: str, calibration: str | None, comparing: bool = False) -> Machine:
     """What predicts runs on `device`: "here", or the name of a card.
 
-    calibration: the file that --calibration names. Raises UsageError for a device of which nothing
-    is known, and for a file that is no calibration.
+    calibration: the file that --calibration names. comparing: whether all schemes are estimated,
+    and in one way, where published rows say something of unquantized passes alone. Raises
+    UsageError for a device of which nothing is known, and for a file that is no calibration.
     """
     if calibration and calibration.endswith(".rst"):
-        return _of_published(device, calibration)
+        return _of_published(device, calibration, comparing)
     given = Calibration.load(calibration) if calibration else None
     if device == HERE:
         return _here(given)
@@ -74,16 +76,19 @@ def _here(given: Calibration | None) -> Machine:
     return Calibrated(calibration, warnings, None if given else speed_now(calibration, where))
 
 
-def _of_published(device: str, path: str) -> Machine:
+def _of_published(device: str, path: str, comparing: bool) -> Machine:
     """A card, by the measured rows of a published table: its own, or those of another card."""
     if device == HERE:
         raise UsageError(f"--calibration {path}: published rows are of a card; give --device one")
     sheet = find(device)
     rows = [row for table in read(path) for row in counted_rows(table, Path(path).parent)]
     constants = fitted(rows, Path(path).name)
+    constants.refuse(path)
     own = known(cards(constants.device)[1])
     if own is None or own.name != sheet.name:
         constants = constants.on(sheet)
+    if comparing:
+        return FromDatasheet(sheet, efficiency_of_published(constants, sheet))
     return AsPublished(sheet, constants)
 
 
@@ -102,13 +107,40 @@ def model_of(checkpoint_path: str, num_layers: int | None) -> ModelConfig | str:
     try:
         config = load_config(described)
     except CheckpointError:
-        if not file.is_file() or file.suffix != ".json" or num_layers:
+        if not file.is_file() or file.suffix != ".json":
             raise
         from estimate.counting import config_fields
 
         config_fields(file)
+        if num_layers:
+            raise UsageError(
+                f"--num_layers cuts models of generate.py; {file} is counted as transformers has "
+                "it: leave it out, or write another number into a copy of the file"
+            ) from None
         return str(file)
     return config.with_layers(num_layers) if num_layers else config
+
+
+def check_context(request: Request) -> None:
+    """Raise UsageError where a run needs more positions than the model has."""
+    context = context_of(request.config)
+    if context is not None and request.positions > context:
+        raise UsageError(
+            f"--context_depth {request.depth}, --sequence_length {request.prompt} and --new_tokens "
+            f"{request.new_tokens} need {request.positions} positions; the model's context has "
+            f"{context}: ask for fewer"
+        )
+
+
+def context_of(config: ModelConfig | str) -> int | None:
+    """The positions of a model; None where a config.json of transformers does not say."""
+    if not isinstance(config, str):
+        return config.max_position
+    from estimate.counting import config_fields
+
+    fields = config_fields(config)
+    said = (fields.get(key) for key in ("max_position_embeddings", "n_positions"))
+    return next((number for number in said if isinstance(number, int) and number > 0), None)
 
 
 def memory_of(machine: Machine) -> float | None:

@@ -18,7 +18,7 @@ def lines(estimate: Estimate) -> list[str]:
         ("peak memory", size(peak.value), "", peak.bound),
         ("energy", *_joules(estimate.joules_per_token)),
     ]
-    heads = [("", "estimated", "nine in ten", "what sets it")]
+    heads = [("", "estimated", estimate.interval, "what sets it")]
     said = [
         f"{estimate.device}: {estimate.scheme}, {estimate.kv_cache} cache",
         aligned([*heads, *rows], left={0, 3}),

@@ -395,6 +395,13 @@ def test_errors_are_per_cent_or_shares_as_they_fit(said):
     assert audit(table) == []
 
 
+def test_a_heading_that_is_error_alone_is_of_the_quantity_before_it():
+    titles = [*HONEST[:4], "Error"]
+    assert audit(parse(one_line(titles, honest_rows()))[0]) == []
+    wrong = [[*row[:4], "77.00%"] for row in honest_rows()]
+    assert "Runtime (ms), Error" in texts(parse(one_line(titles, wrong))[0])
+
+
 def test_an_error_that_follows_from_nothing_has_no_others():
     rows = [[*row[:4], "77.00%"] for row in honest_rows()]
     assert texts(parse(one_line(HONEST, rows))[0])["Runtime (ms), Error"] == (

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from errors import QuantbenchError, UsageError
-from estimate.counting import count_config, count_model, count_module, left_out
+from estimate.counting import count_config, count_model, count_module, doubts
 from estimate.recording import pairs
 from models import build
 from models.config import ModelConfig
@@ -232,6 +232,19 @@ def test_an_embedding_reads_the_rows_of_its_tokens():
     assert (work.bytes_read, work.bytes_written) == (6 * 8 * 4 + 6 * 8, 6 * 8 * 4)
 
 
+def test_rows_that_others_are_added_to_are_read_and_written_alone():
+    """Three rows of four floats in a table of 1000; their numbers have 8 bytes each."""
+
+    class Add(nn.Module):
+        def forward(self, table, rows, more):
+            return table.index_add_(0, rows, more)
+
+    with torch.device("meta"):
+        rows = torch.empty(3, dtype=torch.long)
+        (work,) = count_module(Add(), torch.empty(1000, 4), rows, torch.empty(3, 4)).works
+    assert (work.bytes_read, work.bytes_written) == (2 * 48 + 24, 48)
+
+
 def test_a_module_that_is_not_on_the_meta_device_is_refused():
     with pytest.raises(UsageError, match="counted on the meta device; this one is on cpu"):
         count_module(nn.Linear(2, 2), torch.empty(1, 2))
@@ -306,10 +319,12 @@ def test_of_a_model_with_pictures_the_text_model_is_counted(config_json):
     each = 64 * (64 + 64 + 32 + 32) + 3 * 64 * 128 + 2 * 64
     assert count.weight_bytes == 2 * (2 * 256 * 64 + 2 * each + 64)
     assert count == count_config(config_json(**LLAMA), 2, 10)
-    assert left_out(config_json(**SEEING)) == (
+    assert doubts(config_json(**SEEING)) == [
         "the text model of llava alone: its other weights are not counted"
-    )
-    assert left_out(config_json(**LLAMA)) is None
+    ]
+    assert doubts(config_json(**LLAMA)) == []
+    masked = config_json(**LLAMA, architectures=["BertForMaskedLM"])
+    assert doubts(masked) == ["BertForMaskedLM generates no text: counted as if it did"]
 
 
 def test_a_text_model_that_transformers_builds_alone_nowhere(config_json):
@@ -319,8 +334,8 @@ def test_a_text_model_that_transformers_builds_alone_nowhere(config_json):
     with pytest.raises(QuantbenchError) as caught:
         count_config(path)
     assert str(caught.value) == (
-        f"{path}: transformers builds no text model of qwen2_5_vl alone; give the config.json of a "
-        "text model of the same shape"
+        f"{path}: transformers has no causal language model of qwen2_5_vl alone, and no other is "
+        "counted; give the config.json of one of the same shape"
     )
 
 
@@ -340,7 +355,7 @@ BAD_CONFIGS = [
     ("{}", "no config of transformers: it has no model_type"),
     ('{"model_type": "nothing"}', "no config of transformers"),
     ('{"model_type": "llama", "hidden_size": "wide"}', "config"),
-    ('{"model_type": "t5", "d_model": 64, "num_layers": 1}', "transformers builds no model"),
+    ('{"model_type": "t5", "d_model": 64, "num_layers": 1}', "no causal language model of t5, and"),
 ]
 
 

@@ -1,6 +1,7 @@
 """quantbench estimate: its JSON, its tables, and a line for each bad input."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -126,6 +127,14 @@ BAD = [
     (("--device", "L4", "--batch_size", "4096"), "the run needs", "more than the 25.77 GB"),
     (("--device", "L4", "--tp", "3"), "--tp 3: TinyLlama-1.1B-Chat-v1.0 has 32", "--tp takes 1, 2"),
     (("--calibration", str(PUBLISHED)), "published rows are of a card", "give --device one"),
+    (("--device", "L4", "--sequence_length", "5000"), "need 5128 positions", "context has 2048"),
+    (("--device", "L4", "--sequence_length", "9" * 9), "positions; the model's context", "fewer"),
+    (("--device", "L4", "--context_depth", "9" * 15), "positions; the model's context", "fewer"),
+    (
+        ("--device", "L4", "--what_fits", "24GB", "--sequence_length", "9"),
+        "--sequence_length",
+        "all",
+    ),
 ]
 
 
@@ -175,6 +184,68 @@ def test_the_text_model_of_one_with_pictures(tmp_path):
     more = ("--device", "A5000", "--calibration", str(PUBLISHED))
     result = run("estimate", "--checkpoint_path", str(path), *more)
     assert result.exit_code == 0 and note in result.stdout, result.output
+
+
+def published(*words, table=PUBLISHED):
+    result = run(*TINY, "--device", "A5000", "--calibration", str(table), *words)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_published_rows_and_all_schemes_are_estimated_in_one_way(tmp_path):
+    """The logits of the last position, and a cache, for the unquantized model too."""
+    pytest.importorskip("transformers")
+    out = tmp_path / "out.json"
+    published(
+        "--all_schemes", "--batch_size", "16", "--sequence_length", "1024", "--json", str(out)
+    )
+    found = json.loads(out.read_text())["schemes"]
+    assert all(one["memory"]["prompt"]["kv_cache"] for one in found.values())
+    assert len({one["memory"]["prompt"]["activations"] for one in found.values()}) == 1
+    assert found["none"]["prompt_seconds"]["source"] == found["int8wo"]["prompt_seconds"]["source"]
+
+
+def test_a_source_is_of_what_was_estimated():
+    pytest.importorskip("transformers")
+    alone = "logits of every position, no cache"
+    assert alone in published() and alone not in published("--new_tokens", "2")
+
+
+def test_a_pass_of_few_tokens_takes_as_long_as_its_weights():
+    """An A5000 reads 768 GB/s at most, and the weights have 2.2 GB."""
+    pytest.importorskip("transformers")
+    milliseconds = float(re.search(r"prompt +([\d.]+) ms", published("--sequence_length", "1"))[1])
+    assert milliseconds > 2.2 / 768 * 1e3
+
+
+@pytest.mark.parametrize("runtime", ["Runtime (us)", "Runtime (µs)"])
+def test_rows_that_are_faster_than_their_card_are_refused(tmp_path, runtime):
+    pytest.importorskip("transformers")
+    table = tmp_path / "fast.rst"
+    table.write_text(PUBLISHED.read_text().replace("Runtime (ms)", runtime))
+    result = run(*TINY, "--device", "A5000", "--calibration", str(table))
+    assert result.exit_code == 1
+    (line,) = result.stderr.splitlines()
+    assert (
+        "by its rows NVIDIA RTX A5000 would multiply at" in line and "its datasheet has 111" in line
+    )
+
+
+def test_an_encoder_is_said_to_generate_nothing(tmp_path):
+    pytest.importorskip("transformers")
+    fields = {"model_type": "bert", "hidden_size": 64, "num_hidden_layers": 1, "vocab_size": 128,
+              "num_attention_heads": 2, "intermediate_size": 128, "max_position_embeddings": 512,
+              "architectures": ["BertForMaskedLM"]}  # fmt: skip
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(fields))
+    words = ("estimate", "--checkpoint_path", str(path), "--device", "L4")
+    result = run(*words)
+    assert result.exit_code == 0, result.output
+    assert "! BertForMaskedLM generates no text: counted as if it did" in result.stdout
+    result = run(*words, "--num_layers", "1")
+    assert "--num_layers cuts models of generate.py" in result.stderr
+    result = run(*words, "--sequence_length", "600")
+    assert "the model's context has 512: ask for fewer" in result.stderr
 
 
 def test_an_architecture_that_transformers_knows():

@@ -19,6 +19,7 @@ from estimate.predict import (
     FromDatasheet,
     Request,
     efficiency_of,
+    memory_of,
     predict,
 )
 from models.mixture import Mixture
@@ -125,6 +126,54 @@ def test_what_fits_is_filled_to_the_brim(machine):
     assert fixed + one.positions * one.position <= 4e9 < fixed + (one.positions + 1) * one.position
     (none,) = what_fits_into(Request(CONFIG), machine, 1e9, ["none"], ["dense"])
     assert none.positions == 0
+
+
+@pytest.mark.parametrize("gigabytes", [2.25, 2.3, 2.6, 8.0])
+@pytest.mark.parametrize("card", ["cpu", "L4"])
+def test_a_prompt_of_as_many_positions_fits(machine, card, gigabytes):
+    """On a processor their passes have 512 tokens, on a card 2048."""
+    device = machine if card == "cpu" else FromDatasheet(find(card), WHOLE)
+    memory = gigabytes * 1e9 + device.workspace
+    (one,) = what_fits_into(Request(CONFIG), device, memory, ["none"], ["dense"])
+    assert one.positions > 1
+
+    def taken(positions):
+        run = Request(CONFIG, prompt=positions, new_tokens=0)
+        return predict(run, device).peak_memory_bytes.value
+
+    assert taken(one.positions) <= memory < taken(one.positions + 2)
+
+
+def test_no_more_positions_fit_than_the_model_has(machine):
+    (one,) = what_fits_into(Request(CONFIG), machine, 64e9, ["none"], ["dense"], context=2048)
+    assert one.positions == 2048
+
+
+@pytest.mark.parametrize("prompt", [100, 512, 513, 1024, 1500])
+@pytest.mark.parametrize("depth", [0, 700])
+def test_the_memory_of_a_prompt_is_that_of_its_last_passes(machine, prompt, depth):
+    request = Request(CONFIG, prompt=prompt, depth=depth, new_tokens=0)
+    count = count_model(
+        CONFIG, tokens=prompt, depth=depth, chunk=512, cache_size=depth + prompt
+    )  # fmt: skip
+    found = memory_of(request, machine, "prompt")
+    assert found.activations == count.peak_activation_bytes
+    assert found.kv_cache == count.kv_cache_bytes
+
+
+@pytest.mark.parametrize(
+    ("scheme", "numbers"),
+    [("none", "bfloat16"), ("int8wo", "bfloat16"), ("int8dq", "int8"), ("bnb-int8", "int8"),
+     ("float8dq-row", "float8"), ("float8wo", "bfloat16")],
+)  # fmt: skip
+def test_products_take_the_peak_of_the_numbers_that_are_multiplied(scheme, numbers):
+    """A prompt of 2048 tokens: arithmetic bounds each product of a layer, not the one logit."""
+    sheet = find("H100 SXM")
+    config = dataclasses.replace(CONFIG, vocab_size=256)
+    found = predict(Request(config, scheme, prompt=2048, new_tokens=0), FromDatasheet(sheet, WHOLE))
+    layers = config.parameters() - 2 * 256 * 2048 - 45 * 2048
+    expected = 2 * layers * 2048 / sheet.peaks[numbers]
+    assert found.parts["prompt"]["linear"] == pytest.approx(expected, rel=0.1)
 
 
 def test_more_than_the_device_has_says_by_how_much():
