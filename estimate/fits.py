@@ -54,25 +54,29 @@ def what_fits_into(
 
 def _fit(request: Request, machine: Machine, memory: float, context: int | None) -> Fit:
     """A prompt of two passes has alive what one of more has, and beyond it a position takes its
-    part of the cache alone. Shorter prompts are searched."""
+    part of the cache alone, up to the window of a model that has one. Shorter prompts are searched.
+    """
     chunk = prefill_chunk(machine.device, request.batch)
     longest = min(2 * chunk, context or 2 * chunk)
+    config = request.config
+    window = None if isinstance(config, str) else config.sliding_window
 
     def taken_by(prompt: int) -> Memory:
         return machine.memory(_prompt_of(request, prompt), "prompt")
 
     taken, positions = taken_by(longest), longest
-    if taken.total <= memory and taken.kv_cache:
-        more = (memory - taken.total) / (taken.kv_cache / longest)
-        positions += int(more)
-    elif taken.total > memory:
-        fitting = bisect.bisect_right(range(1, longest), memory, key=lambda p: taken_by(p).total)
-        positions, taken = fitting, taken_by(max(1, fitting))
-    filled = min(positions, longest)
-    position = taken.kv_cache / max(1, filled)
+    if taken.total > memory:
+        positions = bisect.bisect_right(range(1, longest), memory, key=lambda p: taken_by(p).total)
+        taken = taken_by(max(1, positions))
+    position = taken.kv_cache / max(1, min(positions, window or positions))
+    if positions == longest:
+        positions += int((memory - taken.total) // position)
+        if window is not None and positions >= window:
+            positions = context or positions
     positions = min(positions, context or positions)
-    own = (taken.weights, position, taken.activations, positions)
-    return Fit(request.scheme, request.kv_cache, *own)
+    return Fit(
+        request.scheme, request.kv_cache, taken.weights, position, taken.activations, positions
+    )
 
 
 def _prompt_of(request: Request, prompt: int) -> Request:

@@ -144,6 +144,17 @@ def test_a_prompt_of_as_many_positions_fits(machine, card, gigabytes):
     assert taken(one.positions) <= memory < taken(one.positions + 2)
 
 
+def test_a_window_that_fits_fits_for_ever(machine):
+    """The cache keeps 600 positions of a window, whatever comes after."""
+    config = dataclasses.replace(CONFIG, sliding_window=600)
+    for gigabytes, all_of_it in ((2.9, True), (2.65, False)):
+        (fit,) = what_fits_into(
+            Request(config), machine, gigabytes * 1e9, ["none"], ["dense"], 2048
+        )
+        assert (fit.positions == 2048) == all_of_it and fit.positions
+        assert fit.position == 22 * 2 * 4 * 64 * 2
+
+
 def test_no_more_positions_fit_than_the_model_has(machine):
     (one,) = what_fits_into(Request(CONFIG), machine, 64e9, ["none"], ["dense"], context=2048)
     assert one.positions == 2048
