@@ -40,6 +40,7 @@ def report(
     rows = errors(calibration, samples, configs)
     runs = where if where.is_file() else where / "memory.json"
     memory = memory_errors(runs, configs, calibration.name)
+    calibration = dataclasses.replace(calibration, **_beside_the_model(memory))
     groups: dict[str, Callable[[Row], bool]] = {"all": lambda row: True}
     for key, values in (
         ("kind", ("token", "prompt")),
@@ -89,6 +90,7 @@ def renew_memory(folder: Path, json_path: str, configs: dict[str, ModelConfig]) 
     device = value["calibration"]["device"]["name"]
     rows = memory_errors(folder / "memory.json", configs, device)
     value["memory"], value["memory_about"] = rows, dataclasses.asdict(about())
+    value["calibration"] |= to_json(_beside_the_model(rows))
     value["memory_summary"] = {"cases": len(rows), **_sizes([row["error"] for row in rows])}
     print(value["memory_summary"])
     Path(json_path).write_text(lines(value) + "\n")
@@ -239,6 +241,15 @@ def memory_errors(path: Path, configs: dict[str, ModelConfig], device: str) -> l
              "left_behind": dataclasses.asdict(left)}
         )  # fmt: skip
     return rows
+
+
+def _beside_the_model(rows: Sequence[Row]) -> dict[str, Any]:
+    """What the calibration says of memory besides the model, which `measure` does not measure."""
+    if not rows:
+        return {}
+    first = rows[0]
+    left = LeftBehind(**first["left_behind"])
+    return {"base_bytes": round(first["parts"]["process"]), "left_behind": left}
 
 
 def _memory_runs(found: Row) -> list[tuple[Row, float, LeftBehind, float]]:

@@ -44,7 +44,7 @@ def folder(tmp_path):
             "calibrating_seconds": 30.0,
         })  # fmt: skip
     run = {"model": "own", "scheme": "none", "batch": 2, "prompt": 64, "cache_size": 72}
-    parts["memory"] = {"base_bytes": 4e8, "runs": [{**run, "peak_bytes": 3e9}]}
+    parts["memory"] = {"base_bytes": 425e6, "runs": [{**run, "peak_bytes": 3e9}]}
     for name, part in parts.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(part))
     return tmp_path
@@ -65,6 +65,7 @@ def test_its_calibration_is_one_that_estimates_are_made_from(reported):
     alone = reported.with_name("machine.json")
     alone.write_text(json.dumps(value["calibration"]))
     calibration = Calibration.load(str(alone))
+    assert calibration.base_bytes == 425_000_000  # of the runs of memory
     machine = CalibratedMachine(calibration)
     (step,) = (c for c in value["cases"] if c["kind"] == "token" and c["scheme"] == "int8wo")
     parts = machine.step(CONFIGS["own"], "int8wo", "dense", step["batch"], step["positions"])
