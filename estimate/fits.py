@@ -4,13 +4,18 @@ for one in what_fits_into(request, machine, 24e9, ["none", "int8wo"], ["dense", 
     print(one.scheme, one.kv_cache, one.positions)
 """
 
-import bisect
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
 
 from devices import prefill_chunk
 from errors import KernelError
 from estimate.predict import Machine, Memory, Request
+from kv_cache import CACHES
+from run.sizes import kv_cache_bytes
 
 
 @dataclass(frozen=True)
@@ -43,42 +48,85 @@ def what_fits_into(
     fits = []
     for done, scheme in enumerate(schemes):
         report(done, len(schemes))
+        taken_by = functools.cache(partial(_taken_by, replace(request, scheme=scheme), machine))
         for cache in caches:
             some = replace(request, scheme=scheme, kv_cache=cache)
             try:
-                fits.append(_fit(some, machine, memory, context))
+                fits.append(_fit(some, machine, taken_by, memory, context))
             except KernelError as error:
                 fits.append(Fit(scheme, cache, 0, 0.0, 0, 0, str(error)))
     return fits
 
 
-def _fit(request: Request, machine: Machine, memory: float, context: int | None) -> Fit:
-    """A prompt of two passes has alive what one of more has, and beyond it a position takes its
-    part of the cache alone, up to the window of a model that has one. Shorter prompts are searched.
+def _taken_by(request: Request, machine: Machine, prompt: int) -> Memory:
+    """What a prompt takes that fills its cache, a dense one."""
+    run = replace(request, prompt=prompt, depth=0, new_tokens=0, cache_size=prompt)
+    return machine.memory(replace(run, kv_cache="dense"), "prompt")
+
+
+def _fit(
+    request: Request,
+    machine: Machine,
+    taken_by: Callable[[int], Memory],
+    memory: float,
+    context: int | None,
+) -> Fit:
+    """taken_by: what a prompt takes with a dense cache, counted once for all kinds of caches.
+
+    A prompt of two passes has alive what one of more has, and beyond it a position takes its part
+    of the cache alone, up to the window of a model that has one. Shorter prompts are searched.
     """
     chunk = prefill_chunk(machine.device, request.batch)
     longest = min(2 * chunk, context or 2 * chunk)
-    config = request.config
-    window = None if isinstance(config, str) else config.sliding_window
+    taken_by(longest)  # which refuses a model of transformers
+    assert not isinstance(request.config, str)
+    window = request.config.sliding_window
 
-    def taken_by(prompt: int) -> Memory:
-        return machine.memory(_prompt_of(request, prompt), "prompt")
+    def taken(prompt: int) -> Memory:
+        """Ranks and processors hold as many times a cache's bytes, of whichever kind."""
+        dense = taken_by(prompt)
+        cache = dense.kv_cache * _cache(request, prompt) // _cache(request, prompt, "dense")
+        return replace(dense, kv_cache=cache)
 
-    taken, positions = taken_by(longest), longest
-    if taken.total > memory:
-        positions = bisect.bisect_right(range(1, longest), memory, key=lambda p: taken_by(p).total)
-        taken = taken_by(max(1, positions))
-    position = taken.kv_cache / max(1, min(positions, window or positions))
+    positions = _longest(lambda prompt: taken(prompt).total, memory, longest)
+    at = taken(max(1, positions))
+    position = at.kv_cache / max(1, min(positions, window or positions))
     if positions == longest:
-        positions += int((memory - taken.total) // position)
+        positions += int((memory - at.total) // position)
         if window is not None and positions >= window:
             positions = context or positions
     positions = min(positions, context or positions)
-    return Fit(
-        request.scheme, request.kv_cache, taken.weights, position, taken.activations, positions
-    )
+    return Fit(request.scheme, request.kv_cache, at.weights, position, at.activations, positions)
 
 
-def _prompt_of(request: Request, prompt: int) -> Request:
-    """A run of a prompt that fills its cache."""
-    return replace(request, prompt=prompt, depth=0, new_tokens=0, cache_size=prompt)
+def _cache(request: Request, positions: int, kind: str | None = None) -> int:
+    """Bytes of a cache of this kind, or of the request's."""
+    assert not isinstance(request.config, str)
+    precision: torch.dtype = getattr(torch, request.precision)
+    kept = CACHES[kind or request.kv_cache]
+    return kv_cache_bytes(request.config, request.batch, positions, precision, kept)
+
+
+def _longest(total: Callable[[int], int], memory: float, most: int) -> int:
+    """The longest prompt, up to `most`, of which total(prompt) is no more than `memory`; 0: none.
+
+    What prompts take grows in a few straight lines, so a guess on the line between the two ends is
+    soon right. The end that stays counts half next time, or the other one would creep up to a bend
+    (as in the Illinois method).
+    """
+    fits, too_long = 1, most
+    over = total(most) - memory  # at the longer end
+    if over <= 0:
+        return most
+    left = memory - total(1)  # at the shorter one
+    if left < 0:
+        return 0
+    while too_long - fits > 1:
+        guess = fits + int(left / (left + over) * (too_long - fits))
+        guess = min(max(guess, fits + 1), too_long - 1)
+        beyond = total(guess) - memory
+        if beyond <= 0:
+            fits, left, over = guess, -beyond, over / 2
+        else:
+            too_long, over, left = guess, beyond, left / 2
+    return fits

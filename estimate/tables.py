@@ -20,6 +20,7 @@ from estimate.datasheets import DATASHEETS
 from estimate.headings import Header, header_of
 
 LONGEST = 10_000_000  # bytes of a file
+SUFFIXES = {".rst", ".md"}  # of files that hold published tables
 SECONDS = {"s": 1.0, "sec": 1.0, "second": 1.0, "seconds": 1.0, "ms": 1e-3, "msec": 1e-3,
            "millisecond": 1e-3, "milliseconds": 1e-3, "us": 1e-6, "µs": 1e-6}  # fmt: skip
 JOULES = {"j": 1.0, "joule": 1.0, "joules": 1.0, "mj": 1e-3, "uj": 1e-6, "µj": 1e-6, "kj": 1e3,
@@ -133,6 +134,11 @@ def scaled(number: Number, factor: float) -> Number:
 
 
 # ---------------------------------------------------------------------------------- reading
+
+
+def is_table(path: str) -> bool:
+    """Whether a file is a published table, by its name."""
+    return Path(path).suffix.lower() in SUFFIXES
 
 
 def read(path: str | Path) -> tuple[Table, ...]:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import files
-from errors import QuantbenchError
+from errors import QuantbenchError, UsageError
 from estimate.audit_energy import cards, unmeasured
-from estimate.datasheets import find, known
+from estimate.datasheets import Datasheet, find, known
 from estimate.own_results import SUFFIXES, figures, named
 from estimate.published import (
     AT_LEAST,
@@ -81,9 +81,12 @@ def of_tables(paths: Sequence[str | Path], device: str | None = None) -> list[Ca
 
     Its own rows are estimated by constants fitted to the other rows, which is held out, and by
     those fitted to all of them; where there are rows enough, also with the form of the model chosen
-    by the other rows. Rows of other cards are held out. device: a card for which the
-    first card's models are estimated, too, though nobody measured them.
+    by the other rows. Rows of other cards are held out. device: a card for which that card's models
+    are estimated, too, where the tables have no row of them; nothing is fitted to its own rows.
+
+    Raises UsageError for a device that has the only rows to which constants can be fitted.
     """
+    target = None if device is None else find(device)
     rows: list[Counted] = []
     for path in paths:
         for table in read(path):
@@ -101,7 +104,13 @@ def of_tables(paths: Sequence[str | Path], device: str | None = None) -> list[Ca
             f"{paths[0]}: to leave out a row and fit two constants to the others, a card needs "
             f"{AT_LEAST + 1} measured rows"
         )
-    own = min(enough, key=lambda rows: cards(rows[0].row.device)[0])  # of one card, if there is one
+    others = [own for own in enough if target is None or _card(own[0]) != target]
+    if target is not None and not others:
+        raise UsageError(
+            f"--device {target.name}: the table has enough rows of no other card to predict it by; "
+            "leave --device out, and each of its rows is estimated by the others"
+        )
+    own = min(others, key=lambda rows: cards(rows[0].row.device)[0])  # of one card, if any is
     constants = fitted(own, str(Path(paths[0]).name))
     alone = f"{own[0].row.device}, each row left out of its fit"
     cases = [
@@ -117,11 +126,18 @@ def of_tables(paths: Sequence[str | Path], device: str | None = None) -> list[Ca
               constants.seconds(row.demand))
         for row in own
     ]  # fmt: skip
-    others = [row for row in rows if row.row.device != own[0].row.device]
-    cases += [_of_another(row, constants) for row in others]
-    if device is not None:
-        cases += [_elsewhere(row, constants, device) for row in own]
+    elsewhere = [row for row in rows if row.row.device != own[0].row.device]
+    cases += [_of_another(row, constants) for row in elsewhere]
+    if target is not None:
+        there = {row.row.model for row in elsewhere if _card(row) == target}
+        cases += [_on(target, row, constants) for row in own if row.row.model not in there]
     return cases
+
+
+def _card(row: Counted) -> Datasheet | None:
+    """The datasheet of the one card that a row is of."""
+    count, card = cards(row.row.device)
+    return known(card) if count == 1 else None
 
 
 def _of_another(row: Counted, constants: Constants) -> Case:
@@ -150,8 +166,8 @@ def _case(row: Counted, group: str, held_out: bool, seconds: float | None) -> Ca
     return Case(row.row.model, row.row.device, group, held_out, measured, estimated)
 
 
-def _elsewhere(row: Counted, constants: Constants, device: str) -> Case:
-    sheet = find(device)
+def _on(sheet: Datasheet, row: Counted, constants: Constants) -> Case:
+    """A row's model on a card of which no row is published."""
     seconds = constants.on(sheet).seconds(row.demand)
     estimated = _of_seconds(seconds, row.tokens, sheet.name)
     estimated["memory"] = float(row.demand.peak.allocated)
@@ -186,7 +202,7 @@ def of_results(path: str | Path) -> list[Case]:
         except ValueError:
             raise QuantbenchError(
                 f"{path}: it is neither JSON nor JSON lines; --validate takes results that hold "
-                "measured_seconds and estimated_seconds, or a published table (.rst)"
+                "measured_seconds and estimated_seconds, or a published table (.rst, .md)"
             ) from None
     cases = list(_cases(content, {}))
     if not cases:

@@ -38,7 +38,7 @@ OF_VALIDATING = ("words", "validate", "device", "rst_path", "json_path", "debug"
 )
 @click.option("--device", metavar="NAME", help="here, or the name of a card [here]")
 @click.option("--calibration", metavar="FILE",
-              help="What `calibrate --json` wrote, or published rows (.rst)")  # fmt: skip
+              help="What `calibrate --json` wrote, or published rows (.rst, .md)")  # fmt: skip
 @click.option("--quantization", default="none", metavar="SCHEME", help="Quantization [none]")
 @click.option("--kv_cache", default="dense", help=f"KV cache: {', '.join(CACHES)} [dense]")
 @click.option(
@@ -47,7 +47,7 @@ OF_VALIDATING = ("words", "validate", "device", "rst_path", "json_path", "debug"
 @click.option("--batch_size", type=click.IntRange(1), default=1, help="Sequences at once [1]")
 @click.option("--sequence_length", type=click.IntRange(1), default=128, help="Prompt tokens [128]")
 @click.option("--new_tokens", type=click.IntRange(0),
-              help="Tokens to generate; 0: only the prompt's pass [128; with .rst 0]")  # fmt: skip
+              help="Tokens to generate; 0: only the prompt's pass [128; of a table 0]")  # fmt: skip
 @click.option(
     "--context_depth", type=click.IntRange(0), default=0, help="Tokens already cached [0]"
 )
@@ -56,7 +56,7 @@ OF_VALIDATING = ("words", "validate", "device", "rst_path", "json_path", "debug"
 @click.option("--all_schemes", is_flag=True, help="Estimate every scheme, a row each")
 @click.option("--what_fits", metavar="SIZE", help="What fits into 24GB: schemes, caches, depths")
 @click.option("--validate", metavar="FILE",
-              help="Results, or a published table (.rst); more may follow")  # fmt: skip
+              help="Results, or a published table (.rst, .md); more may follow")  # fmt: skip
 @click.option("--rst", "rst_path", metavar="PATH", help="With --validate: the table, here too")
 @click.option("--json", "json_path", metavar="PATH", help="Write all of it here, too")
 @click.option("--debug", is_flag=True, help="Show tracebacks")
@@ -96,7 +96,7 @@ def estimate(
         refuse_beside(context, ("words", "debug"), "estimate audit takes files alone, and no "
                       "option")  # fmt: skip
         if not words[1:]:
-            raise UsageError("estimate audit takes published tables (.rst); none is given")
+            raise UsageError("estimate audit takes published tables (.rst, .md); none is given")
         from compare.output.published import audited
 
         click.echo(audited(words[1:]))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from benchlog.config import PRECISIONS, RunConfig
 from cli import progress
 from errors import KernelError, UsageError
+from estimate.tables import is_table
 from kv_cache import CACHES
 from quantize.spec import COMPARED, SHOWN, parse_scheme
 from run import environment
@@ -45,7 +46,7 @@ class Asked:
             if value not in names:
                 raise UsageError(f"{option} takes {', '.join(names)}; given: {value!r}")
         if self.new_tokens is None:  # published rows are passes, and no new tokens follow them
-            published = self.calibration is not None and self.calibration.endswith(".rst")
+            published = self.calibration is not None and is_table(self.calibration)
             object.__setattr__(self, "new_tokens", 0 if published else 128)
         object.__setattr__(self, "quantization", str(parse_scheme(self.quantization)))
 

@@ -21,7 +21,7 @@ from estimate.predict import (
 )
 from estimate.probe import speed_now
 from estimate.published import Constants, counted_rows, fitted
-from estimate.tables import read
+from estimate.tables import is_table, read
 from models.checkpoints.load import load_config
 from models.config import ModelConfig
 from text import size
@@ -46,7 +46,7 @@ def machine_of(device: str, calibration: str | None, comparing: bool = False) ->
     and in one way, where published rows say something of unquantized passes alone. Raises
     UsageError for a device of which nothing is known, and for a file that is no calibration.
     """
-    if calibration and calibration.endswith(".rst"):
+    if calibration and is_table(calibration):
         return _of_published(device, calibration, comparing)
     given = Calibration.load(calibration) if calibration else None
     if device == HERE:

@@ -5,13 +5,12 @@ text, cases = validated(["published.rst", "results.json"], device="NVIDIA RTX A6
 """
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from errors import UsageError
 from estimate.audit import audit
 from estimate.audit_energy import unmeasured
 from estimate.datasheets import find
-from estimate.tables import read
+from estimate.tables import is_table, read
 from estimate.validate import as_json, of_results, of_tables, report
 from text import counted
 
@@ -36,16 +35,18 @@ def audited(paths: Iterable[str]) -> str:
 
 
 def validated(paths: Sequence[str], device: str | None = None) -> tuple[str, object]:
-    """The report of the cases in these files (.rst: published tables; others: results), and the
-    cases for JSON. device: a card for which the models of the first table are predicted.
+    """The report of the cases in these files (.rst, .md: published tables; others: results), and
+    the cases for JSON. device: a card for which the models of the first table are predicted.
 
     Raises UsageError for a device without a datasheet, or without a table.
     """
-    tables = [path for path in paths if Path(path).suffix == ".rst"]
+    tables = [path for path in paths if is_table(path)]
     if device is not None:
         find(device)
         if not tables:
-            raise UsageError("--device predicts the models of a published table: give one (.rst)")
+            raise UsageError(
+                "--device predicts the models of a published table: give one (.rst, .md)"
+            )
     cases = of_tables(tables, device) if tables else []
     for path in paths:
         if path not in tables:

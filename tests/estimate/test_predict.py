@@ -12,7 +12,7 @@ from estimate.calibration import Power
 from estimate.counting import count_model
 from estimate.datasheets import find
 from estimate.exchanges import ring_seconds
-from estimate.fits import what_fits_into
+from estimate.fits import _longest, what_fits_into
 from estimate.predict import (
     Calibrated,
     Efficiency,
@@ -142,6 +142,35 @@ def test_a_prompt_of_as_many_positions_fits(machine, card, gigabytes):
         return predict(run, device).peak_memory_bytes.value
 
     assert taken(one.positions) <= memory < taken(one.positions + 2)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("cache", ["int8", "int4"])
+def test_what_fits_of_each_cache_is_what_that_cache_takes(machine, cache, tp):
+    """Counted once, over a dense cache: here 64 sequences, whose passes have 32 tokens each."""
+    request = Request(CONFIG, "int8wo", cache, batch=64, new_tokens=0, tp=tp)
+    for positions in (9, 50, 300):
+        run = dataclasses.replace(request, prompt=positions)
+        memory = machine.memory(run, "prompt").total
+        (fit,) = what_fits_into(request, machine, memory, ["int8wo"], [cache])
+        assert fit.positions == positions
+
+
+@pytest.mark.parametrize(("bend", "jump", "at_most"), [(0, 0, 4), (40, 0, 12), (40, 500, 16)])
+def test_the_longest_prompt_is_found(bend, jump, at_most):
+    """Where what prompts take is a straight line, where it bends, and where it jumps."""
+    counted = []
+
+    def total(prompt):
+        counted.append(prompt)
+        bent = bend * max(0, prompt - 300) // 3
+        return 1000 + 7 * prompt + bent + (jump if prompt > 700 else 0)
+
+    for memory in (0, 1006, 1007, 2000, 3105, 3200, 6000, 11233, 11700, 12000, 10**6):
+        fitting = [prompt for prompt in range(1, 1025) if total(prompt) <= memory]
+        counted.clear()
+        assert _longest(total, memory, 1024) == max(fitting, default=0)
+        assert len(counted) <= at_most
 
 
 def test_a_window_that_fits_fits_for_ever(machine):

@@ -234,13 +234,13 @@ def test_a_pass_by_published_rows_is_estimated_as_they_are(rows, tmp_path, name)
 
 BAD = [
     ((), "nothing is given"),
-    (("audit",), "takes published tables (.rst); none is given"),
+    (("audit",), "takes published tables (.rst, .md); none is given"),
     (("audit", "none.rst"), "none.rst"),
     (("something",), "given: 'something'"),
     (("audit", str(PUBLISHED), "--device", "L4"), "takes files alone"),
     (("--validate", "none.json"), "none.json"),
     (("--validate", str(PUBLISHED), "--device", "A600"), "no datasheet; nearest: NVIDIA RTX A6000"),
-    (("--validate", __file__, "--device", "L4"), "give one (.rst)"),
+    (("--validate", __file__, "--device", "L4"), "give one (.rst, .md)"),
     (("--validate", __file__), "it is neither JSON nor JSON lines"),
 ]
 
@@ -307,6 +307,47 @@ def test_rows_of_several_cards_are_not_estimated_as_one(tmp_path):
     assert len(two) == 6 and not any(case.estimated for case in two)
     assert two[0].group == "2 x NVIDIA RTX A5000: several cards, not estimated"
     assert two[0].measured["runtime"] == pytest.approx(0.69377)
+
+
+A6000_ROWS = (" NVIDIA RTX A5000 ", f" {CARD} ")
+
+
+def test_a_card_with_rows_of_its_own_is_predicted_by_those_of_another(tmp_path):
+    """In whichever order they stand: constants that are fitted to a card's rows predict none."""
+    text = PUBLISHED.read_text()
+    own = rows_of(text, A6000_ROWS, ("    693.77  ", "    555.55  "))
+    head, first = "\n".join(text.splitlines()[:12]) + "\n", rows_of(text)
+    for order in (first + own, own + first):
+        path = tmp_path / "both.rst"
+        path.write_text(head + order)
+        cases = [case for case in of_tables([path], CARD) if case.device == CARD]
+        assert len(cases) == 6 and all(case.held_out and case.measured for case in cases)
+        assert {case.group for case in cases} == {f"{CARD}, by the datasheets' ratio"}
+        assert cases[0].estimated["runtime"] == pytest.approx(0.5562, rel=1e-3)
+
+
+def test_a_card_is_not_predicted_by_its_own_rows(tmp_path):
+    path = changed(tmp_path, A6000_ROWS)
+    assert {case.device for case in of_tables([path])} == {CARD}
+    result = run("--validate", path, "--device", CARD)
+    assert result.exit_code == 2 and result.output.count("\n") == 1
+    assert f"--device {CARD}: the table has enough rows of no other card" in result.output
+
+
+def test_a_table_in_markdown_is_one_for_validate_and_calibration(tmp_path):
+    lines = ["Input Sequence Size = 16 x 1024", "",
+             "| Model | Device | Runtime (ms), Measured | Memory (GB), Measured |",
+             "|---|---|---|---|"]  # fmt: skip
+    for line in rows_of(PUBLISHED.read_text()).splitlines()[::2]:
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        lines.append(f"| {cells[0]} | {cells[1]} | {cells[2]} | {cells[5]} |")
+    path = tmp_path / "table.md"
+    path.write_text("\n".join(lines) + "\n")
+    result = run("--validate", path)
+    assert result.exit_code == 0 and "each row left out of its fit" in result.output
+    result = run("--calibration", path, "--device", CARD, "--checkpoint_path",
+                 PUBLISHED.parent / "clm-60m.json")  # fmt: skip
+    assert result.exit_code == 0 and "table.md: 6 rows of NVIDIA RTX A5000" in result.output
 
 
 def test_rows_of_a_card_without_a_datasheet_say_so(tmp_path):
