@@ -24,7 +24,9 @@ from estimate.recording import Alive, Collective, Kind, Recorder, Work, merged, 
 from kv_cache import CACHES
 from kv_cache.base import KVCache
 from models import build
+from models.accepted import COUNT, LAYERS
 from models.config import ModelConfig
+from models.hugging_face import check_keys
 from models.split import Split
 from ops.ranks import Ranks
 from quantize.registry import Quantizer
@@ -41,6 +43,12 @@ GENERATE = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 SAID = {
     "its width": ("hidden_size", "n_embd", "d_model"),
     "its number of layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+}
+# What these may hold. On the meta device nothing fails for numbers that no model has.
+_POSSIBLE = {
+    **dict.fromkeys(SAID["its width"], COUNT),
+    **dict.fromkeys(SAID["its number of layers"], LAYERS),
+    **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "n_head", "vocab_size"), COUNT),
 }
 
 
@@ -387,7 +395,7 @@ def _config_of(fields: Mapping[str, Any], name: str) -> Any:
             "transformers"
         ) from None
     try:
-        others = {key: value for key, value in fields.items() if key != "model_type"}
+        others = {key: _decoded(value) for key, value in fields.items() if key != "model_type"}
         whole = AutoConfig.for_model(fields["model_type"], **others)
         config = whole.get_text_config()
     except Exception as error:  # its classes check their fields each in its own way
@@ -400,7 +408,27 @@ def _config_of(fields: Mapping[str, Any], name: str) -> Any:
                 f"{name}: it does not say {what} ({keys[0]}), and transformers would take another "
                 "model's"
             )
+    check_keys(name, _POSSIBLE, {key: said[key] for key in _POSSIBLE if key in said})
+    heads, shared = (
+        getattr(config, f"num_{kind}_heads", None) for kind in ("attention", "key_value")
+    )
+    if isinstance(heads, int) and isinstance(shared, int) and heads % shared:
+        raise CheckpointError(
+            f"{name}: {heads} query heads cannot share {shared} key/value heads evenly"
+        )
     return config
+
+
+def _decoded(value: Any) -> Any:
+    """A value with infinities and NaN as numbers; transformers writes {"__float__": "Infinity"}."""
+    match value:
+        case {"__float__": str(number)}:
+            return float(number)
+        case dict():
+            return {key: _decoded(item) for key, item in value.items()}
+        case list():
+            return [_decoded(item) for item in value]
+    return value
 
 
 def count_config(
@@ -440,7 +468,7 @@ def count_config(
             model = AutoModelForCausalLM.from_config(made, dtype=precision)  # type: ignore[no-untyped-call]
     except Exception as error:
         raise CheckpointError(f"{name}: transformers builds no model: {_said(error)}") from None
-    model.eval().requires_grad_(False)
+    model.to("meta").eval().requires_grad_(False)  # some classes make a buffer elsewhere
     given: dict[str, Any] = {"use_cache": cached}
     if logits == "last":
         given["logits_to_keep"] = 1

@@ -327,6 +327,25 @@ def test_of_a_model_with_pictures_the_text_model_is_counted(config_json):
     assert doubts(masked) == ["BertForMaskedLM generates no text: counted as if it did"]
 
 
+def test_a_config_with_an_infinity_as_transformers_writes_it(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    mamba = transformers.Mamba2Config(
+        hidden_size=64, num_hidden_layers=2, num_heads=8, head_dim=16, state_size=16, n_groups=1,
+        vocab_size=256,
+    )  # fmt: skip
+    mamba.save_pretrained(tmp_path)
+    assert '"__float__": "Infinity"' in (tmp_path / "config.json").read_text()
+    assert count_config(tmp_path, tokens=8).weight_bytes > 2 * 256 * 64
+
+
+def test_a_model_that_makes_a_buffer_on_the_processor_is_counted(config_json):
+    """DiffLlama's attention does: two queries for each value, and lambdas."""
+    pytest.importorskip("transformers")
+    count = count_config(config_json(**LLAMA | {"model_type": "diffllama"}), 2, 10)
+    each = 64 * (64 + 64 + 32 + 32) + 3 * 64 * 128
+    assert total(count, "linear", "flops") == 2 * 20 * 2 * each + 2 * 2 * 256 * 64
+
+
 def test_a_text_model_that_transformers_builds_alone_nowhere(config_json):
     pytest.importorskip("transformers")
     text = {**LLAMA, "model_type": "qwen2_5_vl_text"}
@@ -356,6 +375,17 @@ BAD_CONFIGS = [
     ('{"model_type": "nothing"}', "no config of transformers"),
     ('{"model_type": "llama", "hidden_size": "wide"}', "config"),
     ('{"model_type": "t5", "d_model": 64, "num_layers": 1}', "no causal language model of t5, and"),
+    (
+        json.dumps(LLAMA | {"num_key_value_heads": 3}),
+        "4 query heads cannot share 3 key/value heads",
+    ),
+    (json.dumps(LLAMA | {"num_attention_heads": 0}), "no config of transformers"),
+    (json.dumps(LLAMA | {"vocab_size": -1}), "vocab_size is -1; accepted is a whole number from 1"),
+    *(
+        (json.dumps(LLAMA | {"num_hidden_layers": layers}), "a whole number from 1 to 10000")
+        for layers in (0, -3, 1_000_000)
+    ),
+    ('{"model_type": "gpt2", "n_embd": 64, "n_layer": 0}', "n_layer is 0; accepted is"),
 ]
 
 
