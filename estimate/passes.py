@@ -8,9 +8,10 @@ The parts come from estimate/curves.py: what attention, norms, gates and the dra
 products take in a model, where others have used the caches in between, is fitted to the steps and
 prompts of the calibration models: for each scheme and number of rows, seconds for every weight, for
 every output (results are summed, scaled and written), for every input (activations are read, and
-rounded for some schemes), for every layer, and for a step. A weight of a step takes in proportion
-to what it takes in a stack of as many bytes as the step reads: caches hold a part of either. One of
-a prompt takes the longer, the more inputs its product has.
+rounded for some schemes), for every layer, and for a step. A layer of a prompt takes as long beside
+its products whatever the scheme and the length. A weight of a step takes in proportion to what it
+takes in a stack of as many bytes as the step reads: caches hold a part of either. One of a prompt
+takes the longer, the more inputs its product has.
 """
 
 import math
@@ -81,14 +82,15 @@ class CalibratedMachine:
         quiet = [p for p in calibration.wholes if calibration.undisturbed(p.speed)]
         self.quiet = quiet or calibration.wholes
         self.wholes = [p for p in self.quiet if p.model != without]
-        # By scheme and rows of the products: seconds beside them, of a layer and of a step.
-        self.layer: dict[tuple[str, int], float] = {}
+        # By scheme and rows of the products: seconds of a step beside them, for a layer and at all.
+        self.layer_of_step: dict[tuple[str, int], float] = {}
         self.once: dict[tuple[str, int], float] = {}
+        self.layer_of_prompt = 0.0  # seconds beside its products
         # By scheme and rows of steps: attention behind depth in a model ÷ alone.
         self.behind_depth: dict[tuple[str, int], float] = {}
         points = [p for p in self.wholes if p.kv_cache == "dense"]
-        self._place([p for p in points if p.tokens == 1 and p.depth < SHALLOW])
-        self._place([p for p in points if p.tokens > 1])  # a prompt ends as a step does
+        self._place_steps([p for p in points if p.tokens == 1 and p.depth < SHALLOW])
+        self._place_prompts([p for p in points if p.tokens > 1])  # a prompt ends as a step does
         self._place_attention(list(filter(_is_deep, points)))
 
     # ------------------------------------------------------------------------ passes
@@ -159,9 +161,9 @@ class CalibratedMachine:
             D, V = config.dim, config.vocab_size
             products += curves.product(scheme, logits, D, V, called=False, among=among)
             rest += curves.draw(logits, config.vocab_size, greedy)
-        in_pass = scheme, rows * tokens
-        once = _of(self.once, *in_pass) if fused else 0.0
-        fixed = L * _of(self.layer, *in_pass) + once
+        fixed = L * self.layer_of_prompt
+        if fused:
+            fixed = L * _of(self.layer_of_step, scheme, rows) + _of(self.once, scheme, rows)
         return Parts(products, attention, rest, fixed, L * cached)
 
     # ------------------------------------------------------------------------ speeds that drift
@@ -235,12 +237,38 @@ class CalibratedMachine:
 
     # ------------------------------------------------------------------------ what is fitted
 
-    def _place(self, points: Sequence[WholePoint]) -> None:
-        """Fit what products, layers and passes take in a model to these steps, or prompts."""
+    def _place_steps(self, points: Sequence[WholePoint]) -> None:
+        """Fit what products, layers and a step take in a model to these steps."""
         for key, group in _by_rows(points).items():
-            self.curves.in_place[key], self.layer[key], once = self._fitted(group)
-            if group[0].tokens == 1:
-                self.once[key] = once
+            works = self._rounds(group)
+            terms, seconds = zip(*(self._of_step(p, whole) for p, whole in works), strict=True)
+            wholes = [whole for _, whole in works]
+            waits, output, input_, layer, once = fit(terms, seconds, wholes).coefficients
+            self.curves.in_place[key] = Placed(output, input_, waits=waits)
+            self.layer_of_step[key], self.once[key] = layer, once
+
+    def _place_prompts(self, points: Sequence[WholePoint]) -> None:
+        """Fit what products take in a model to these prompts, and a layer beside them.
+
+        A layer's calls from Python are the same in every scheme and for every length. Fitted for
+        each of these alone they were anything from 0 to 4 ms, taken from terms of the products.
+        """
+        groups = _by_rows(points)
+        terms, seconds, wholes = [], [], []
+        for number, group in enumerate(groups.values()):
+            for point, whole in self._rounds(group):
+                own, beyond = self._of_prompt(point, whole)
+                before = [0.0] * (number * len(own))
+                after = [0.0] * ((len(groups) - 1 - number) * len(own))
+                terms.append([*before, *own, *after, MODELS[point.model].num_layers])
+                seconds.append(beyond)
+                wholes.append(whole)
+        if not groups:
+            return
+        *products, self.layer_of_prompt = fit(terms, seconds, wholes).coefficients
+        for number, key in enumerate(groups):
+            each = len(products) // len(groups)
+            self.curves.in_place[key] = Placed(*products[number * each :][:each])
 
     def _place_attention(self, points: Sequence[WholePoint]) -> None:
         """Fit how many times as long attention takes in a model as alone to steps behind depth."""
@@ -266,34 +294,28 @@ class CalibratedMachine:
             for some in works.values()
         ]
 
-    def _fitted(self, points: Sequence[WholePoint]) -> tuple[Placed, float, float]:
-        """What products take in a model, a layer and a step, by least squares of the relative
-        error."""
-        curves = self.curves
-        terms, seconds, wholes = [], [], []
-        step = points[0].tokens == 1
-        for point, whole in self._rounds(points):
-            config, scheme = MODELS[point.model], point.scheme
-            beside = self._beside_products(point)
-            shapes = config.linear_shapes()
-            if not step:  # its output layer is that of a step of as many rows
-                outer, inner = shapes.pop("output")
-                beside += curves.product(scheme, point.rows, inner, outer, called=False)
-            each = shapes.values()
-            weights, outputs = float(sum(n * k for n, k in each)), sum(n for n, _ in each)
-            if step:
-                among = weights * curves.weight_bytes[scheme]
-                weights *= curves.waiting(scheme, point.rows, among)
-            ends = [outputs, sum(k for _, k in each), config.num_layers]
-            # A prompt's x leaves the caches where it is wide; beside that a pass costs nothing.
-            last = 1.0 if step else float(sum(n * k * k for n, k in each))
-            terms.append([weights, *ends, last])
-            wholes.append(whole)
-            seconds.append(max(whole - beside, SHORTEST))
-        weight, output, input_, layer, last = fit(terms, seconds, wholes).coefficients
-        if step:
-            return Placed(output, input_, waits=weight), layer, last
-        return Placed(output, input_, weight, wider=last), layer, 0.0
+    def _of_step(self, point: WholePoint, whole: float) -> tuple[list[float], float]:
+        """The terms of a step's products, layers and itself; and the seconds that they take."""
+        config, scheme, curves = MODELS[point.model], point.scheme, self.curves
+        each = config.linear_shapes().values()
+        weights = float(sum(n * k for n, k in each))
+        waiting = curves.waiting(scheme, point.rows, weights * curves.weight_bytes[scheme])
+        ends = [sum(n for n, _ in each), sum(k for _, k in each)]
+        terms = [weights * waiting, *ends, config.num_layers, 1.0]
+        return terms, max(whole - self._beside_products(point), SHORTEST)
+
+    def _of_prompt(self, point: WholePoint, whole: float) -> tuple[list[float], float]:
+        """The terms of the products of a prompt's layers, as `Placed` has them; and the seconds of
+        these and of what a layer takes beside them. Its output layer is that of a step."""
+        config, curves = MODELS[point.model], self.curves
+        shapes = config.linear_shapes()
+        outer, inner = shapes.pop("output")
+        beside = self._beside_products(point)
+        beside += curves.product(point.scheme, point.rows, inner, outer, called=False)
+        each = shapes.values()
+        weights, outputs = float(sum(n * k for n, k in each)), sum(n for n, _ in each)
+        wider = float(sum(n * k * k for n, k in each))  # x leaves the caches where it is wide
+        return [outputs, sum(k for _, k in each), weights, wider], max(whole - beside, SHORTEST)
 
     def _beside_products(self, point: WholePoint) -> float:
         """Seconds of a calibration model's attention, norms, gates and draw."""

@@ -103,7 +103,7 @@ def calibration(name="Invented CPU", slow=1.0, **changes):
             attentions.append(
                 AttentionPoint("dense", rows, queries, before, *heads, 0, seconds, speed)
             )
-    for config, rows in itertools.product(MODELS.values(), (128, 512, 2048)):
+    for config, rows in itertools.product(MODELS.values(), (32, 128, 512, 2048)):
         width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
         for ffn in (config.ffn_dim, 2 * config.ffn_dim):
             seconds = slow * rest(rows, config.dim, width, ffn)

@@ -322,6 +322,27 @@ def test_a_prompt_s_weight_takes_the_longer_the_wider_its_product_is():
         assert seconds == pytest.approx(expected, rel=0.02)
 
 
+def test_a_layer_of_a_prompt_takes_as_long_beside_its_products_whatever_the_length():
+    """Its calls take 500 µs, also where it has as few rows as a step; a step's layer takes 20."""
+    calibration = invented.calibration()
+    wholes = [
+        dataclasses.replace(
+            p, seconds=p.seconds + 480e-6 * MODELS[p.model].num_layers - invented.STEP
+        )
+        if p.tokens > 1
+        else p
+        for p in calibration.wholes
+    ]
+    machine = CalibratedMachine(dataclasses.replace(calibration, wholes=wholes))
+    small, each = preset("Qwen3-0.6B").with_layers(4), []
+    for tokens in (2, 8, 16, 17, 24, 31, 32, 40, 100, 512):
+        parts = machine.prompt(small, "int8wo", "dense", 1, tokens)
+        assert parts.fixed == pytest.approx(4 * 500e-6, rel=0.05)
+        each.append(parts.seconds)
+    assert each == sorted(each)
+    assert machine.step(small, "int8wo", "dense", 1, 5).fixed == pytest.approx(180e-6, rel=0.05)
+
+
 def test_keys_and_values_wait_as_the_whole_step_does():
     """Alone, attention was measured in stacks of some size, and took as long as they do."""
     calibration = invented.calibration(cache_stacks=stacks("dense", rows=[1]))
