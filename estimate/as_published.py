@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from estimate.counting import config_fields, count_config
+from estimate.counting_configs import config_fields, count_config
 from estimate.datasheets import Datasheet
 from estimate.memory import CUBLAS_WORKSPACE
 from estimate.predict import FromDatasheet, Memory, Phase, Request, efficiency_of_published

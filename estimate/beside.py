@@ -18,7 +18,8 @@ import torch
 import devices
 from benchlog.origin import versions
 from errors import QuantbenchError
-from estimate.calibration import Calibration, Speed, of_this_machine
+from estimate.calibration import Calibration, Speed
+from estimate.calibration_file import of_this_machine
 from estimate.predict import Calibrated, Estimate, Figure, Request, pass_of, predict
 from estimate.probe import speed_now
 from run import bandwidth, why
@@ -194,7 +195,7 @@ class Estimator:
                 return _compared(measured, self.machine, request, estimate, second)
             except QuantbenchError as error:
                 reason = str(error)
-        return Beside(why_not=reason)
+        return Beside(why_not=reason, sentences=[f"no estimate: {reason}"])
 
     def why_not(self, facts: Facts) -> str | None:
         """Why the calibration says nothing of a run; None where it does."""

@@ -1,6 +1,6 @@
 """What `quantbench calibrate` measured on one machine, and its JSON file.
 
-    machine = Calibration.load(path)
+    machine = calibration_file.load(path)       # Calibration
     machine.products[0].seconds
     machine.warnings(device, versions)          # where it is of another machine, or of old software
 
@@ -10,22 +10,14 @@ estimate/curves.py fits it anew whenever it is read.
 """
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import files
-from benchlog.config import PRECISIONS
-from errors import QuantbenchError, UsageError
-from estimate.datasheets import Datasheet
-from quantize.autoquant.cache import default_cache
-from text import shown
-from typed_json import from_json, omitted, require, to_json
+from typed_json import omitted, to_json
 
 FORMAT = 3  # of the file
 DISTURBED = 0.65  # share of the median of arithmetic; in each of a machine's states it is above
-ABOVE_DATASHEET = 1.02  # a reading above this multiple of the datasheet's figure is an error
 # Bytes of copies of a weight, or of a cache, that are read in turn where one is measured alone.
 STREAMED = 128 << 20
 MOST_COPIES = 32  # of a cache
@@ -206,57 +198,6 @@ class Calibration:
     def save(self, option: str, path: str) -> None:
         files.write_text(option, path, json.dumps(to_json(self), indent=1) + "\n")
 
-    @staticmethod
-    def load(path: str, what: str = "--calibration") -> "Calibration":
-        """Raises UsageError, one line, for a file that `calibrate` did not write. what: names the
-        file in it."""
-        value = files.read_json(what, path, UsageError, "`calibrate` writes one")
-        if not isinstance(value, Mapping) or "products" not in value or "wholes" not in value:
-            raise UsageError(
-                f"{what} {path}: no calibration; `quantbench calibrate --json PATH` writes one"
-            )
-        if value.get("format") != FORMAT:
-            raise UsageError(
-                f"{what} {path}: format {shown(value.get('format'))}, and this version "
-                f"reads {FORMAT}; calibrate again"
-            )
-        try:
-            calibration = from_json(Calibration, value)
-            calibration.check()
-        except ValueError as error:
-            raise UsageError(f"{what} {path}: damaged: {error}; calibrate again") from None
-        return calibration
-
-    def check(self) -> None:
-        """Raise ValueError, with the value, for what no machine is measured to be."""
-        if self.precision not in PRECISIONS:
-            raise ValueError(f"precision takes {', '.join(PRECISIONS)}; given: {self.precision!r}")
-        timed: list[ProductPoint | StackPoint | AttentionPoint | RestPoint | WholePoint]
-        timed = [*self.products, *self.weight_stacks, *self.cache_stacks, *self.attention]
-        timed += [*self.rest, *self.wholes]
-        for point in timed:
-            require(f"seconds of a {type(point).__name__}", point.seconds)
-            require("a speed of memory", point.speed.read)
-            require("a speed of arithmetic", point.speed.multiply)
-        for stack in (*self.weight_stacks, *self.cache_stacks):
-            require("bytes of a stack", stack.bytes)
-        for point in self.attention:
-            if point.queries == 1:
-                require("bytes that a step's attention reads", point.bytes)
-        for draw in self.draws:
-            require("seconds of a draw", draw.seconds)
-        for exchange in self.exchanges:
-            require("seconds of an exchange", exchange.seconds)
-        for block in self.bandwidth:
-            require("a speed of memory", block.read, block.copy)
-        for each in (self.left_behind.one_pass, self.left_behind.several):
-            if not each >= 0 or math.isinf(each):
-                raise ValueError(f"what prompts leave behind takes 0 or more; given: {each}")
-        if not 0 <= self.call_seconds < math.inf:
-            raise ValueError(f"the seconds of a call take 0 or more; given: {self.call_seconds}")
-        if "name" not in self.device:
-            raise ValueError("its device has no name")
-
     def warnings(
         self, device: Mapping[str, object], versions: Mapping[str, str | None]
     ) -> list[str]:
@@ -277,56 +218,6 @@ class Calibration:
 def copies_of(size: int) -> int:
     """How many caches of `size` bytes are read in turn where attention is measured alone."""
     return max(1, min(MOST_COPIES, STREAMED // size))
-
-
-def contradictions(calibration: Calibration, sheet: Datasheet | None) -> list[str]:
-    """What cannot be: faster than the card's datasheet, or slower than zero."""
-    wrong = [
-        f"a product of {p.scheme} took {p.seconds} s"
-        for p in calibration.products
-        if p.seconds <= 0
-    ]
-    if sheet is None or not calibration.bandwidth:
-        return wrong
-    largest = calibration.bandwidth[-2:]  # blocks that no cache holds
-    rates = {"read": max(p.read for p in largest), "copied": max(p.copy for p in largest)}
-    wrong += [
-        f"memory was {done} at {rate / 1e9:.0f} GB/s, above the datasheet's "
-        f"{sheet.bandwidth / 1e9:.0f} GB/s"
-        for done, rate in rates.items()
-        if rate > ABOVE_DATASHEET * sheet.bandwidth
-    ]
-    peak = sheet.peaks.get(calibration.precision)
-    fastest = max((s.speed.multiply for s in calibration.products), default=0.0)
-    if peak and fastest > ABOVE_DATASHEET * peak:
-        wrong.append(
-            f"{calibration.precision} was multiplied at {fastest / 1e12:.0f} Tflop/s, above the "
-            f"datasheet's {peak / 1e12:.0f}"
-        )
-    return wrong
-
-
-def refuse(calibration: Calibration, sheet: Datasheet | None) -> None:
-    """Raise QuantbenchError where a calibration contradicts the device's datasheet."""
-    if wrong := contradictions(calibration, sheet):
-        raise QuantbenchError(
-            f"calibrate: {wrong[0]}; nothing is written: measure again with nothing else running"
-        )
-
-
-def default_path() -> Path:
-    """Where `calibrate` writes, and where commands look for this machine's calibration."""
-    return default_cache().with_name("calibration.json")
-
-
-def of_this_machine(device_type: str) -> Calibration | None:
-    """The calibration in the default place; None where there is none, or one of another kind of
-    device. Raises UsageError, one line that names the file, where it cannot be read."""
-    path = default_path()
-    if not path.exists():
-        return None
-    found = Calibration.load(str(path), "this machine's calibration,")
-    return found if found.device.get("type") == device_type else None
 
 
 def _median(values: list[float]) -> float:

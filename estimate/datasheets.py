@@ -145,16 +145,18 @@ DATASHEETS = {
         Datasheet("NVIDIA H100 80GB HBM3", _peaks(989.4, 1978.9, 1978.9, 494.7, 66.9), 3350 * G,
                   80 * 2**30, 700, Link("NVLink 4", 450 * G), f"NVIDIA H100 datasheet, {_HOPPER}",
                   halved=True, aliases=("H100 SXM", "H100-SXM", "H100")),
-        Datasheet("NVIDIA H200", _peaks(989.4, 1978.9, 1978.9, 494.7, 66.9), 4800 * G, 141 * G, 700,
-                  Link("NVLink 4", 450 * G), f"NVIDIA H200 datasheet, {_HOPPER}",
+        Datasheet("NVIDIA H200", _peaks(989.4, 1978.9, 1978.9, 494.7, 66.9), 4800 * G,
+                  143771 * 2**20, 700, Link("NVLink 4", 450 * G), "NVIDIA H200 datasheet (memory "
+                  f"as nvidia-smi lists it, 143771 MiB), {_HOPPER}",
                   halved=True, aliases=("H200",)),
-        Datasheet("NVIDIA B200", _peaks(2250.0, 4500.0, 4500.0, 1100.0, 80.0), 8000 * G, 180 * G,
-                  1000, Link("NVLink 5", 900 * G), "NVIDIA HGX B200 specifications (of 8 GPUs, "
-                  "divided by 8), with sparsity there, halved here; figures read in "
-                  "glennklockwood.com and Vultr's description of its servers (179 GB, 8 TB/s)",
+        Datasheet("NVIDIA B200", _peaks(2250.0, 4500.0, 4500.0, 1100.0, 80.0), 8000 * G,
+                  183359 * 2**20, 1000, Link("NVLink 5", 900 * G), "NVIDIA HGX B200 "
+                  "specifications (of 8 GPUs, divided by 8), with sparsity there, halved here; "
+                  "figures read in glennklockwood.com and Vultr's description of its servers (179 "
+                  "GB, 8 TB/s); memory as nvidia-smi lists it, 183359 MiB",
                   halved=True, aliases=("B200",)),
         Datasheet("AMD Instinct MI300X", _peaks(1307.4, 2614.9, 2614.9, 653.7, 163.4), 5300 * G,
-                  192 * G, 750, Link("Infinity Fabric, 7 links", 64 * G), "AMD Instinct MI300X "
+                  192 * 2**30, 750, Link("Infinity Fabric, 7 links", 64 * G), "AMD Instinct MI300X "
                   f"data sheet (2023), figures {_TABLE}; links (896 GB/s of seven, both "
                   "directions) in gpu.blog's copy", link_each=True, aliases=("MI300X",)),
     )
@@ -165,6 +167,7 @@ DATASHEETS = {
 _MAKERS = ("nvidia", "amd", "geforce", "instinct", "rtx", "tesla", "hgx", "oam", "gpu", "graphics")
 _ONE_FORM = ("H200", "B200", "MI300X")  # of which there is no other card than the one that is named
 _MEMORY = re.compile(r"[\s(-]*\b(\d+)\s*Gi?B\b\)?", re.IGNORECASE)
+_KIND = re.compile("hbm.*|gddr.*")  # of memory
 _AS_MUCH = 0.08  # GB are 1e9 bytes or 2**30, and a B200 of 180 GB is sold as 192, too
 
 
@@ -213,4 +216,4 @@ def _plain(name: str, without_memory: bool = False) -> str:
     name = re.sub(r"sxm\d?", " sxm ", name.lower())
     name = re.sub(r"\brtx(?=[a-z]?\d)", "", name)
     words = "".join(c if c.isalnum() else " " for c in name).split()
-    return "".join(word for word in words if word not in _MAKERS)
+    return "".join(word for word in words if word not in _MAKERS and not _KIND.fullmatch(word))

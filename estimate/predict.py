@@ -19,7 +19,8 @@ import torch
 from devices import prefill_chunk
 from errors import UsageError
 from estimate.calibration import Calibration, Speed
-from estimate.counting import Count, Logits, count_config, count_model
+from estimate.counting import Count, Logits, count_model
+from estimate.counting_configs import count_config
 from estimate.datasheets import Datasheet
 from estimate.exchanges import Exchanges, ring_seconds
 from estimate.passes import CalibratedMachine, Parts, scatter
@@ -284,10 +285,17 @@ class Calibrated:
     def __init__(
         self, calibration: Calibration, warnings: Sequence[str] = (), now: Speed | None = None
     ) -> None:
+        """Raises UsageError where no curves can be laid through what was measured."""
         self.calibration, self.now, self.warnings = calibration, now, list(warnings)
-        self.machine = CalibratedMachine(calibration)
+        try:
+            self.machine = CalibratedMachine(calibration)
+            self.deviation = scatter(calibration)
+        except (ValueError, LookupError, ArithmeticError, RuntimeError) as error:
+            raise UsageError(
+                f"the calibration of {calibration.name}, {calibration.date[:10]}: no estimate can "
+                f"be made of its points ({' '.join(str(error).split())}); calibrate again"
+            ) from error
         self.schemes: Sequence[str] = self.machine.curves.schemes
-        self.deviation = scatter(calibration)
         self.exchanges = Exchanges(calibration.exchanges)
         self.name = calibration.name
         self.source = f"calibration of {calibration.name}, {calibration.date[:10]}"

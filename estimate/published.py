@@ -38,10 +38,11 @@ import torch
 
 from errors import CheckpointError, QuantbenchError, UsageError
 from estimate.audit_energy import cards
-from estimate.calibration import ABOVE_DATASHEET
-from estimate.counting import Count, config_fields, count_config
+from estimate.counting import Count
+from estimate.counting_configs import config_fields, count_config
 from estimate.datasheets import Datasheet, known
 from estimate.memory import Peak, replay
+from estimate.plausible import ABOVE_DATASHEET
 from estimate.tables import Row, Table
 from models.config import ModelConfig
 from models.presets import preset

@@ -9,6 +9,7 @@ own, in microjoules that start again from zero (Linux: powercap, Documentation/p
 driver of NVIDIA's cards since Volta counts millijoules of the whole board.
 """
 
+import contextlib
 import math
 import statistics
 import time
@@ -43,7 +44,8 @@ class Counter(Protocol):
     name: str  # "RAPL (package-0, dram)", "NVML (2 GPUs)"
 
     def joules(self) -> list[float]:
-        """One running total a device; only differences of two readings mean anything."""
+        """One running total a device; only differences of two readings mean anything. Raises
+        NoCounter where it cannot be read, or no longer."""
 
     def difference(self, before: Sequence[float], after: Sequence[float]) -> float:
         """Joules between two readings, all devices together."""
@@ -87,14 +89,14 @@ class Rapl:
         if not self.zones:
             raise NoCounter(f"there is no RAPL counter in {root}")
         self.name = f"RAPL ({', '.join(zone.name for zone in self.zones)})"
+        self.joules()
+
+    def joules(self) -> list[float]:
         try:
-            self.joules()
+            return [int(zone.energy.read_text()) / 1e6 for zone in self.zones]
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise NoCounter(f"the RAPL counter cannot be read: {reason}") from None
-
-    def joules(self) -> list[float]:
-        return [int(zone.energy.read_text()) / 1e6 for zone in self.zones]
 
     def difference(self, before: Sequence[float], after: Sequence[float]) -> float:
         """Joules between two readings. A counter that is lower than before wrapped around once."""
@@ -115,11 +117,19 @@ def _zones(root: Path) -> list[_Zone]:
             largest = int((folder / "max_energy_range_uj").read_text())
         except (OSError, ValueError):
             continue
-        package = folder.name.rpartition(":")[0].rpartition(":")[2]
-        kind = f"{name} {package}" if name == "dram" else name
+        kind = f"{name} {_package(folder, root)}" if name == "dram" else name
         if name.startswith("package") or name == "dram":
             zones.setdefault(kind, _Zone(kind, folder / "energy_uj", largest))
     return list(zones.values())
+
+
+def _package(folder: Path, root: Path) -> str:
+    """Which package a zone of memory is inside: its number is not that of the folder where another
+    zone (psys) comes first."""
+    above = folder.name.rpartition(":")[0]
+    with contextlib.suppress(OSError):
+        return (root / above / "name").read_text().strip().removeprefix("package-")
+    return above.rpartition(":")[2]
 
 
 class Nvml:
@@ -130,15 +140,18 @@ class Nvml:
         self.library = library or _library()
         try:
             self.handles = _handles(self.library, indices)
-            self.joules()
         except self.library.NVMLError as error:
             raise NoCounter(f"NVIDIA's driver counts no energy here: {error}") from None
+        self.joules()
         count = len(self.handles)
         self.name = f"NVML ({count} GPU{'s' * (count != 1)})"
 
     def joules(self) -> list[float]:
         read = self.library.nvmlDeviceGetTotalEnergyConsumption  # millijoules
-        return [read(handle) / 1e3 for handle in self.handles]
+        try:
+            return [read(handle) / 1e3 for handle in self.handles]
+        except self.library.NVMLError as error:
+            raise NoCounter(f"NVIDIA's driver counts no energy here: {error}") from None
 
     def difference(self, before: Sequence[float], after: Sequence[float]) -> float:
         return sum(after) - sum(before)
@@ -254,20 +267,25 @@ def measure(
     device has finished.
 
     It is repeated until the counter's step is RESOLUTION of the whole; where it is more than that
-    after `most` seconds, nothing is known of a run.
-    idle: watts of the idle machine. step: joules by which the counter grows at once.
+    after `most` seconds, nothing is known of a run, nor where the counter cannot be read any more.
+    idle: watts of the idle machine. step: joules by which the counter grows at once meanwhile;
+    counters are renewed every so often, so under load they grow by more, in proportion to power.
     """
-    before, started, repeats, spent = counter.joules(), clock(), 0, 0.0
-    last = before
-    while True:
-        repeats += runs()
-        now = counter.joules()
-        spent += counter.difference(last, now)  # run by run, so that it starts again at most once
-        last, seconds = now, clock() - started
-        if spent > 0 and step / spent <= RESOLUTION:
-            break
-        if seconds > most:
-            return NotCounted(_too_coarse(counter, step, spent, seconds))
+    repeats, spent = 0, 0.0
+    try:
+        last, started = counter.joules(), clock()
+        while True:
+            repeats += runs()
+            now = counter.joules()
+            spent += counter.difference(last, now)  # run by run: it starts again once at most
+            last, seconds = now, clock() - started
+            loaded = step * max(1.0, spent / seconds / idle) if idle else step
+            if spent > 0 and loaded / spent <= RESOLUTION:
+                break
+            if seconds > most:
+                return NotCounted(_too_coarse(counter, loaded, spent, seconds))
+    except NoCounter as error:
+        return NotCounted(f"{counter.name} stopped while it was read: {error}")
     return Energy(
         counter=counter.name,
         joules=max(0.0, spent - idle * seconds) / repeats,
@@ -275,7 +293,7 @@ def measure(
         seconds=seconds / repeats,
         idle_watts=idle,
         repeats=repeats,
-        resolution=step / spent,
+        resolution=loaded / spent,
     )
 
 
@@ -333,7 +351,7 @@ class Meter:
 
     counter: Counter
     idle_watts: float
-    step: float  # joules by which the counter grows at once
+    step: float  # joules by which the counter grows at once, of the idle machine
     device: "torch.device"
     ranks: "Ranks"
 
@@ -342,10 +360,10 @@ class Meter:
         """The meter, or why there is none. It takes seconds, in which nothing should run."""
         try:
             counter = find(device.type, cards(device, ranks.size))
+            meter = Meter(counter, idle_watts(counter), step_of(counter), device, ranks)
         except NoCounter as error:
             ranks.total([0.0], device)
             return NotCounted(f"{NO_COUNTER} ({error})")
-        meter = Meter(counter, idle_watts(counter), step_of(counter), device, ranks)
         (counting,) = ranks.total([1.0], device)
         return meter if counting == ranks.size else NotCounted(f"{NO_COUNTER} (of some ranks)")
 

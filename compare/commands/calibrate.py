@@ -5,6 +5,7 @@ python -m compare calibrate --json machine.json     # to predict its runs on ano
 """
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -50,11 +51,14 @@ def calibrate(
     import devices
     from benchlog.config import RunConfig
     from compare.sampling.resting import left_behind, resting_bytes
-    from estimate import datasheets, exchanging, machine, power, probe
-    from estimate.calibration import default_path, refuse
+    from estimate import calibration_file, datasheets, exchanging, machine, power, probe
+    from estimate.plausible import refuse
     from run.machine import Counters
 
     where = devices.resolve(device)
+    path = Path(json_path) if json_path else calibration_file.default_path()
+    if json_path is None:
+        files.check_folder("the folder of this machine's calibration", path.parent)
     environment.use_threads(RunConfig(device=device))
     before = Counters.read()
     settings = probe.Settings(where, getattr(torch, precision), names)
@@ -71,10 +75,9 @@ def calibrate(
         say("What prompts leave behind in memory: ten runs of some seconds …")
         measured = replace(measured, left_behind=left_behind(precision, names[0], resting))
     refuse(measured, datasheets.known(measured.name))
-    path = json_path or str(default_path())
     if json_path is None:
-        default_path().parent.mkdir(parents=True, exist_ok=True)
-    measured.save("--json", path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+    measured.save("--json", str(path))
     again = ": calibrate again with nothing else running" if probe.disturbed(use) else ""
     say(f"{use.sentence()} during {measured.seconds:.0f} s{again}")
     click.echo("\n".join(summary(measured)))

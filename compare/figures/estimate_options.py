@@ -70,7 +70,7 @@ def _predicted(asked: Asked, all_schemes: bool, what_fits: str | None) -> tuple[
     environment.use_threads(RunConfig())
     from compare.figures import estimating
     from compare.output import estimate_tables as tables
-    from estimate.counting import doubts
+    from estimate.counting_configs import doubts
     from estimate.fits import what_fits_into
     from estimate.predict import Request, predict
 

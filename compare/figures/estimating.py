@@ -5,9 +5,11 @@ from pathlib import Path
 import devices
 from benchlog.origin import versions
 from errors import CheckpointError, MemoryShortage, UsageError
+from estimate import calibration_file
 from estimate.as_published import AsPublished
 from estimate.audit_energy import cards
-from estimate.calibration import Calibration, of_this_machine
+from estimate.calibration import Calibration
+from estimate.calibration_file import of_this_machine
 from estimate.datasheets import DATASHEETS, Datasheet, find, known
 from estimate.predict import (
     Calibrated,
@@ -48,7 +50,7 @@ def machine_of(device: str, calibration: str | None, comparing: bool = False) ->
     """
     if calibration and is_table(calibration):
         return _of_published(device, calibration, comparing)
-    given = Calibration.load(calibration) if calibration else None
+    given = calibration_file.load(calibration) if calibration else None
     if device == HERE:
         return _here(given)
     sheet = known(device)
@@ -109,7 +111,7 @@ def model_of(checkpoint_path: str, num_layers: int | None) -> ModelConfig | str:
     except CheckpointError:
         if not file.is_file() or file.suffix != ".json":
             raise
-        from estimate.counting import config_fields
+        from estimate.counting_configs import config_fields
 
         config_fields(file)
         if num_layers:
@@ -136,7 +138,7 @@ def context_of(config: ModelConfig | str) -> int | None:
     """The positions of a model; None where a config.json of transformers does not say."""
     if not isinstance(config, str):
         return config.max_position
-    from estimate.counting import config_fields
+    from estimate.counting_configs import config_fields
 
     fields = config_fields(config)
     said = (fields.get(key) for key in ("max_position_embeddings", "n_positions"))

@@ -133,7 +133,7 @@ def test_more_ranks_than_cores_are_warned_of(monkeypatch):
 def test_a_calibration_that_cannot_be_read_is_warned_of(monkeypatch, tmp_path):
     path = tmp_path / "calibration.json"
     path.write_text("{}")
-    monkeypatch.setattr("estimate.calibration.default_path", lambda: path)
+    monkeypatch.setattr("estimate.calibration_file.default_path", lambda: path)
     (warning,) = LatencyWorker().check(FLOAT32, [1]).warnings
     assert warning.startswith(f"this machine's calibration, {path}: no calibration; `quantbench")
 

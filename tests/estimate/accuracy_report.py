@@ -73,7 +73,7 @@ def report(
             f"at {row['prompt']}: {row['measured_bytes'] / 1e6:.0f} MB"
         )
     head = {
-        "about": dataclasses.asdict(about()),
+        "about": {**dataclasses.asdict(about()), **_measured_on(where)},
         "calibration": {**to_json(calibration), "speed": to_json(calibration.speed)},
         "summary": summary,
         "memory_summary": {"cases": len(memory), **_sizes([r["error"] for r in memory])},
@@ -82,6 +82,14 @@ def report(
     if json_path:
         value = {**head, "cases": rows, "memory": memory}
         Path(json_path).write_text(lines(value) + "\n")
+
+
+def _measured_on(where: Path) -> dict[str, Any]:
+    """Of an earlier report: its machine and versions, which are not those that report it again."""
+    if not where.is_file():
+        return {}
+    before = json.loads(where.read_text())["about"]
+    return {key: before[key] for key in ("machine", "versions")}
 
 
 def renew_memory(folder: Path, json_path: str, configs: dict[str, ModelConfig]) -> None:

@@ -72,7 +72,7 @@ def test_without_a_calibration_it_says_how_to_make_one(monkeypatch):
 def test_a_calibration_that_cannot_be_read_is_named(monkeypatch, tmp_path):
     path = tmp_path / "calibration.json"
     path.write_text("{}")
-    monkeypatch.setattr("estimate.calibration.default_path", lambda: path)
+    monkeypatch.setattr("estimate.calibration_file.default_path", lambda: path)
     report, said = report_of(measured()), damaged("cpu")
     assert said.startswith(f"this machine's calibration, {path}: no calibration; `quantbench cal")
     assert to_json(report)["estimate"] == {"why_not": said} and report.reasons[-1] == said
@@ -108,6 +108,7 @@ def test_a_run_that_was_not_calibrated(changes, reason):
 def test_another_machine():
     estimate = beside(measured(), invented.calibration(name="Other CPU"))
     assert estimate.why_not == "calibrated with name Other CPU, here Invented CPU"
+    assert estimate.sentences == [f"no estimate: {estimate.why_not}"]
 
 
 def test_the_table_of_a_run():

@@ -5,14 +5,24 @@ import dataclasses
 import json
 import math
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from compare.__main__ import commands
 from errors import KernelError
-from estimate import alone, calibration_models, datasheets, exchanging, machine, power, probe
-from estimate.calibration import Calibration, ExchangePoint, LeftBehind
+from estimate import (
+    alone,
+    calibration_file,
+    calibration_models,
+    datasheets,
+    exchanging,
+    machine,
+    power,
+    probe,
+)
+from estimate.calibration import ExchangePoint, LeftBehind
 from run import bandwidth, energy
 from tests.estimate import invented
 from tests.fake_counter import Counter as FakeCounter
@@ -62,7 +72,7 @@ def small(monkeypatch, tmp_path):
     monkeypatch.setattr(energy, "step_of", lambda counter: 0.05)
     monkeypatch.setattr(energy, "power_limit", lambda kind, cards: 65.0)
     default = tmp_path / "cache" / "quantbench" / "calibration.json"
-    monkeypatch.setattr("estimate.calibration.default_path", lambda: default)
+    monkeypatch.setattr("estimate.calibration_file.default_path", lambda: default)
 
 
 def run(*words):
@@ -82,7 +92,7 @@ def test_what_it_writes_is_what_estimate_reads(tmp_path):
     result = calibrate("--json", str(path))
     assert result.exit_code == 0, result.output
     assert files_in(tmp_path) == ["machine.json"]
-    measured = Calibration.load(str(path))
+    measured = calibration_file.load(str(path))
     assert (measured.precision, measured.base_bytes) == ("bfloat16", RESTING)
     assert measured.left_behind == LEFT
     assert measured.exchanges == EXCHANGES and len(measured.bandwidth) == 2
@@ -121,7 +131,7 @@ def test_stacks_are_measured_in_every_round(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "ROUNDS", 2)
     path = tmp_path / "machine.json"
     assert calibrate("--json", str(path)).exit_code == 0
-    measured = Calibration.load(str(path))
+    measured = calibration_file.load(str(path))
     for points in (measured.attention, measured.weight_stacks, measured.cache_stacks):
         times = Counter(dataclasses.replace(p, seconds=1.0, speed=invented.SPEED) for p in points)
         assert {*times.values()} == {2}
@@ -141,6 +151,15 @@ def test_without_a_path_it_is_this_machine_s(tmp_path):
     result = run("estimate", "--checkpoint_path", "tiny", "--device", "here")
     assert result.exit_code == 0, result.output
     assert "as read now" in result.stdout
+
+
+def test_a_place_of_its_own_that_takes_no_file_is_refused_before_anything_is_measured(monkeypatch):
+    monkeypatch.setattr(machine, "measure", interrupted)
+    place = Path("/proc/nowhere/calibration.json")
+    monkeypatch.setattr("estimate.calibration_file.default_path", lambda: place)
+    result = calibrate(schemes=["none"])
+    assert result.exit_code == 1 and result.output.count("\n") == 1
+    assert "the folder of this machine's calibration" in result.output
 
 
 def interrupted(*given):

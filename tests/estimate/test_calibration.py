@@ -2,19 +2,20 @@
 
 import dataclasses
 import json
+import math
 
 import pytest
 
 from errors import QuantbenchError, UsageError
+from estimate import calibration_file
 from estimate.calibration import (
     BandwidthPoint,
-    Calibration,
+    Power,
     Speed,
-    contradictions,
-    of_this_machine,
-    refuse,
 )
+from estimate.calibration_file import of_this_machine
 from estimate.datasheets import find
+from estimate.plausible import contradictions, refuse
 from tests.estimate import invented
 from typed_json import to_json
 
@@ -22,7 +23,7 @@ from typed_json import to_json
 def test_a_file_is_read_back(tmp_path):
     calibration = invented.calibration()
     calibration.save("--json", str(tmp_path / "c.json"))
-    assert Calibration.load(str(tmp_path / "c.json")) == calibration
+    assert calibration_file.load(str(tmp_path / "c.json")) == calibration
 
 
 def write(path, text):
@@ -58,18 +59,60 @@ def damaged():
 )
 def test_what_is_no_calibration_is_one_line(tmp_path, text, expected):
     with pytest.raises(UsageError) as caught:
-        Calibration.load(write(tmp_path / "c.json", text))
+        calibration_file.load(write(tmp_path / "c.json", text))
     assert expected in str(caught.value) and "\n" not in str(caught.value)
+
+
+IMPOSSIBLE = [
+    (("precision",), "fast", "precision takes bfloat16,"),
+    (("device", "type"), "toaster", "the device's type takes cpu, cuda"),
+    (("device", "name"), "a\nb\x1b[31m", "the device's name takes printable text"),
+    (("rest",), [], "it has no rest"),
+    (("wholes", 0, "model"), "bogus", "model of a WholePoint takes narrow,"),
+    (("wholes", 0, "kv_cache"), "float3", "kv_cache of a WholePoint takes dense,"),
+    (("wholes", 0, "depth"), -5, "depth of a WholePoint takes numbers above -1; given: -5"),
+    (("wholes", 0, "rows"), 0, "rows of a WholePoint takes numbers above 0; given: 0"),
+    (("products", 0, "bytes"), 0, "bytes of a ProductPoint takes numbers above 0"),
+    (("products", 0, "speed", "read"), -1.0, "read of a Speed of a ProductPoint takes numbers"),
+    (("base_bytes",), -(10**12), "base_bytes takes numbers from 0"),
+    (("memory_bytes",), 0, "memory_bytes takes numbers above 0"),
+    (("power",), to_json(Power(math.nan, None, None, None)), "watts of the power limit takes"),
+    (("power",), to_json(Power(9.0, "RAPL", -3.0, 2.0)), "watts takes numbers from 0; given: -3"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "expected"), IMPOSSIBLE)
+def test_what_no_machine_is_measured_to_be_is_one_line(tmp_path, path, value, expected):
+    content = to_json(invented.calibration())
+    *folders, last = path
+    inside = content
+    for key in folders:
+        inside = inside[key]
+    inside[last] = value
+    with pytest.raises(UsageError) as caught:
+        calibration_file.load(write(tmp_path / "c.json", json.dumps(content)))
+    said = str(caught.value)
+    assert f"c.json: damaged: {expected}" in said and "\n" not in said
+    assert said.endswith("; calibrate again")
+
+
+@pytest.mark.parametrize(("kind", "has"), [("prompts", 1), ("steps", 128)])
+def test_a_calibration_without_steps_or_prompts_is_refused(tmp_path, kind, has):
+    whole = invented.calibration()
+    some = dataclasses.replace(whole, wholes=[p for p in whole.wholes if p.tokens == has])
+    some.save("--json", str(tmp_path / "c.json"))
+    with pytest.raises(UsageError, match=f"it has no {kind} among its wholes"):
+        calibration_file.load(str(tmp_path / "c.json"))
 
 
 def test_a_missing_file_is_one_line(tmp_path):
     with pytest.raises(UsageError, match="No such file"):
-        Calibration.load(str(tmp_path / "none.json"))
+        calibration_file.load(str(tmp_path / "none.json"))
 
 
 def test_this_machine_s_calibration_is_named_where_it_cannot_be_read(tmp_path, monkeypatch):
     path = tmp_path / "calibration.json"
-    monkeypatch.setattr("estimate.calibration.default_path", lambda: path)
+    monkeypatch.setattr("estimate.calibration_file.default_path", lambda: path)
     assert of_this_machine("cpu") is None
     invented.calibration().save("--json", str(path))
     assert of_this_machine("cpu") == invented.calibration() and of_this_machine("cuda") is None
@@ -119,6 +162,17 @@ def test_what_contradicts_the_datasheet_is_refused(read, multiply, copy, expecte
     with pytest.raises(QuantbenchError) as caught:
         refuse(calibration, sheet)
     assert expected in str(caught.value) and "nothing is written" in str(caught.value)
+
+
+def test_readings_beside_products_and_products_themselves_are_held_against_the_datasheet():
+    calibration, sheet = card(700e9, 120e12, 700e9), find("A6000")
+    fast = dataclasses.replace(calibration.products[0].speed, read=5e12)
+    beside = [dataclasses.replace(p, speed=fast) for p in calibration.products]
+    (said,) = contradictions(dataclasses.replace(calibration, products=beside, wholes=[]), sheet)
+    assert "memory was read beside products and steps at 5000 GB/s" in said
+    short = [dataclasses.replace(p, seconds=1e-9) for p in calibration.products]
+    (said,) = contradictions(dataclasses.replace(calibration, products=short), sheet)
+    assert "bfloat16 was multiplied at" in said and "above the datasheet's 155" in said
 
 
 def test_a_time_of_zero_is_refused():

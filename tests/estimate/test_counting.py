@@ -11,7 +11,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from errors import QuantbenchError, UsageError
-from estimate.counting import count_config, count_model, count_module, doubts
+from estimate.counting import count_model, count_module
+from estimate.counting_configs import count_config, doubts
 from estimate.recording import pairs
 from models import build
 from models.config import ModelConfig

@@ -89,6 +89,7 @@ def test_names_are_found_however_they_are_spelled(name):
         ("H100 80GB", "NVIDIA H100 80GB HBM3"),
         ("H100 80GB PCIe", "NVIDIA H100 PCIe"),
         ("H200 SXM 141GB", "NVIDIA H200"),
+        ("NVIDIA H200 141GB HBM3e", "NVIDIA H200"),
         ("B200 192GB", "NVIDIA B200"),
         ("HGX B200", "NVIDIA B200"),
         ("AMD Instinct MI300X OAM", "AMD Instinct MI300X"),

@@ -70,7 +70,7 @@ def test_a_machine_that_is_not_calibrated(monkeypatch):
 def test_a_machine_whose_calibration_cannot_be_read(monkeypatch, tmp_path):
     path = tmp_path / "calibration.json"
     path.write_text("{}")
-    monkeypatch.setattr("estimate.calibration.default_path", lambda: path)
+    monkeypatch.setattr("estimate.calibration_file.default_path", lambda: path)
     result = run(*TINY, "--device", "here")
     assert result.exit_code == 2
     (line,) = result.stderr.splitlines()

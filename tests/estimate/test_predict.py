@@ -216,6 +216,17 @@ def test_products_take_the_peak_of_the_numbers_that_are_multiplied(scheme, numbe
     assert found.parts["prompt"]["linear"] == pytest.approx(expected, rel=0.1)
 
 
+def test_points_through_which_no_curve_goes_are_one_line():
+    whole = invented.calibration()
+    foreign = [dataclasses.replace(p, scheme="mxfp4") for p in whole.wholes]
+    with pytest.raises(UsageError) as caught:
+        Calibrated(dataclasses.replace(whole, wholes=[*whole.wholes, *foreign]))
+    assert str(caught.value) == (
+        "the calibration of Invented CPU, 2026-01-02: no estimate can be made of its points (max() "
+        "arg is an empty sequence); calibrate again"
+    )
+
+
 def test_more_than_the_device_has_says_by_how_much():
     card = FromDatasheet(find("L4"), WHOLE)
     found = predict(Request(preset("Llama-2-13b-hf"), prompt=16, new_tokens=8), card)

@@ -72,8 +72,9 @@ def test_a_counter_that_starts_again_goes_on(tmp_path):
 
 
 def test_idle_is_subtracted_and_short_runs_are_repeated(tmp_path):
-    """Every run takes 3 J in 0.1 s on top of 20 W idle, and the counters move by 2.99 J at
-    once: that is 2 % of the whole after 150 J, which are 10 runs of 3 zones · (3 + 2) J."""
+    """Every run takes 3 J in 0.1 s on top of 20 W idle, and the idle counters move by 1.196 J at
+    once, so by 2.5 times as much under 150 W instead of 60: 2 % of the whole are that after 150 J,
+    which are 10 runs of 3 zones · (3 + 2) J."""
     tree, clock = Tree(tmp_path), Clock()
     counter = Rapl(tmp_path)
 
@@ -82,8 +83,8 @@ def test_idle_is_subtracted_and_short_runs_are_repeated(tmp_path):
         tree.spend(3 + 20 * 0.1)
         return 1
 
-    found = energy.measure(counter, one_run, idle=60.0, step=2.99, clock=clock)
-    assert found.repeats == 10 and found.resolution == pytest.approx(2.99 / 150)
+    found = energy.measure(counter, one_run, idle=60.0, step=1.196, clock=clock)
+    assert found.repeats == 10 and found.resolution == pytest.approx(2.99 / 150, rel=0.03)
     assert found.joules_with_idle == pytest.approx(15)
     assert found.joules == pytest.approx(9, rel=0.05)  # of three zones; the clock itself takes 1 %
     assert found.idle_watts == 60.0
@@ -117,10 +118,65 @@ def test_the_energy_of_a_run_on_two_gpus(monkeypatch):
         library.millijoules["GPU-d"] += 3000
         return 1
 
-    measured = energy.measure(Nvml((0, 1), library), one_run, idle=20.0, step=0.5, clock=clock)
+    measured = energy.measure(Nvml((0, 1), library), one_run, idle=20.0, step=0.2, clock=clock)
     assert (measured.counter, measured.repeats) == ("NVML (2 GPUs)", 5)
     assert measured.joules_with_idle == pytest.approx(5)
     assert measured.joules == pytest.approx(3, rel=0.05)  # the clock itself takes 1 %
+
+
+@pytest.mark.parametrize("phase", [0.0, 0.03, 0.07, 0.0999])
+def test_a_counter_that_is_renewed_every_tenth_of_a_second(phase):
+    """It grows by 7 J at once while idle, at 70 W, and by 70 J under load: only runs of 5 s count
+    within 2 %, whenever the counter is renewed."""
+    clock = SimpleNamespace(now=phase)
+
+    def spent(seconds):
+        renewed = seconds // 0.1 * 0.1
+        return 70 * min(renewed, 10) + 700 * max(0, renewed - 10)  # the load begins after 10 s
+
+    counter = SimpleNamespace(name="a fake", difference=lambda a, b: b[0] - a[0])
+    counter.joules = lambda: [spent(clock.now)]
+
+    def read_the_clock():
+        clock.now += 1e-4
+        return clock.now
+
+    def one_run():
+        clock.now += 0.05
+        return 1
+
+    step = energy.step_of(counter, read_the_clock)
+    assert step == pytest.approx(7)
+    clock.now = 10 + phase
+    measured = energy.measure(counter, one_run, 70.0, step, read_the_clock)
+    assert measured.resolution <= 0.02 and measured.seconds * measured.repeats >= 4.9
+    assert measured.joules == pytest.approx(630 * 0.05, rel=0.025)  # of which idle was subtracted
+
+
+def test_a_counter_that_cannot_be_read_any_more_ends_no_run(tmp_path):
+    tree = Tree(tmp_path)
+    counter = Rapl(tmp_path)
+
+    def one_run():
+        tree.spend(1)
+        (tmp_path / "intel-rapl:1" / "energy_uj").unlink()
+        return 1
+
+    found = energy.measure(counter, one_run, idle=0.0, step=9.0, clock=Clock())
+    assert found == NotCounted(
+        f"{counter.name} stopped while it was read: the RAPL counter cannot be read: No such file "
+        "or directory"
+    )
+
+
+def test_memory_is_counted_once_where_another_zone_comes_before_its_package(tmp_path):
+    for folder, name in (("intel-rapl:0", "psys"), ("intel-rapl:1", "package-0"),
+                         ("intel-rapl:1:0", "dram"), ("intel-rapl-mmio:0", "package-0"),
+                         ("intel-rapl-mmio:0:0", "dram")):  # fmt: skip
+        (tmp_path / folder).mkdir()
+        for file, text in (("name", name), ("max_energy_range_uj", RANGE), ("energy_uj", 0)):
+            (tmp_path / folder / file).write_text(f"{text}\n")
+    assert Rapl(tmp_path).name == "RAPL (package-0, dram 0)"
 
 
 def runs_of(counter, clock, joules, seconds=0.1):
