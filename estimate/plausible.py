@@ -44,7 +44,8 @@ def check(calibration: Calibration) -> None:
         if not any(point.tokens in tokens for point in calibration.wholes):
             raise ValueError(f"it has no {kind} among its wholes")
     for point in itertools.chain(*(getattr(calibration, part) for part in NEEDED + OTHERS)):
-        _check_point(type(point).__name__, point)
+        kind = type(point).__name__
+        _check_point(f"an {kind}" if kind[0] in "AE" else f"a {kind}", point)
     left, power = calibration.left_behind, calibration.power
     _not_negative("what prompts leave behind", left.one_pass, left.several)
     _not_negative("the seconds of a call", calibration.call_seconds)
@@ -58,9 +59,9 @@ def check(calibration: Calibration) -> None:
 def _check_point(of: str, point: Any) -> None:
     zero = MAY_BE_ZERO | ({"bytes"} if getattr(point, "queries", 1) > 1 else set())
     for field in dataclasses.fields(point):
-        value, what = getattr(point, field.name), f"{field.name} of a {of}"
+        value, what = getattr(point, field.name), f"{field.name} of {of}"
         if dataclasses.is_dataclass(value):
-            _check_point(f"{type(value).__name__} of a {of}", value)
+            _check_point(f"the speed beside {of}", value)
         elif field.name in BESIDE:
             require(what, value)
         elif field.name in NAMED:

@@ -317,7 +317,7 @@ def test_a_damaged_value_is_named(place, tmp_path):
         ("sweep/results.json", ("tables", 0, "cells", 0, "samples", 0, "prefill_seconds"), 1e308,
          "given: 1e+308"),
         ("calibration.json", ("wholes", 0, "seconds"), 0, "seconds of a WholePoint takes"),
-        ("calibration.json", ("attention", 0, "bytes"), 0, "bytes that a step's attention reads"),
+        ("calibration.json", ("attention", 0, "bytes"), 0, "bytes of an AttentionPoint takes"),
         ("calibration.json", ("precision",), "x", "precision takes bfloat16"),
         ("growth.json", ("points", 0, "axis"), "width", "given: 'width'"),
         ("growth.json", ("points", 0, "decode_tok_s"), float("nan"), "given: nan"),

@@ -522,18 +522,19 @@ def test_the_worker_knows_what_runs_here():
     assert "fp6" in only and "none" not in only  # what is not quantized has no such kernel
 
 
-def test_the_energy_of_an_arm_is_counted_until_it_is_resolved(monkeypatch):
-    """Samples of 3 J by a counter that moves by 0.2 J at once: four of them. The idle machine's
-    5 W are taken off. Samples that are timed are not repeated."""
+@pytest.mark.parametrize(("idle", "step", "repeats"), [(0.0, 0.2, 4), (5.0, 1e-6, 1)])
+def test_the_energy_of_an_arm_is_counted_until_it_is_resolved(monkeypatch, idle, step, repeats):
+    """Samples of 3 J by a counter that moves by 0.2 J at once: four of them. What the idle machine
+    takes is taken off. Samples that are timed are not repeated."""
     from compare.sampling.worker import Worker
 
-    meter = Meter(Counter(), 5.0, 0.2, torch.device("cpu"), ALONE)
+    meter = Meter(Counter(), idle, step, torch.device("cpu"), ALONE)
     monkeypatch.setattr(Meter, "find", lambda device, ranks: meter)
     worker = Worker()
     worker.load(["--device", "cpu", "--max_new_tokens", "4", "--checkpoint_path", "tiny"])
     (counted,) = worker.get_ready().energy
-    assert (counted.repeats, counted.joules_with_idle) == (4, 3.0)
-    assert counted.joules == pytest.approx(3.0 - 5.0 * counted.seconds)
+    assert (counted.repeats, counted.joules_with_idle) == (repeats, 3.0)
+    assert counted.joules == pytest.approx(3.0 - idle * counted.seconds)
     looks = meter.counter.total
     worker.sample(0)
     assert meter.counter.total == looks

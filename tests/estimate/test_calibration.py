@@ -73,7 +73,7 @@ IMPOSSIBLE = [
     (("wholes", 0, "depth"), -5, "depth of a WholePoint takes numbers above -1; given: -5"),
     (("wholes", 0, "rows"), 0, "rows of a WholePoint takes numbers above 0; given: 0"),
     (("products", 0, "bytes"), 0, "bytes of a ProductPoint takes numbers above 0"),
-    (("products", 0, "speed", "read"), -1.0, "read of a Speed of a ProductPoint takes numbers"),
+    (("products", 0, "speed", "read"), -1.0, "read of the speed beside a ProductPoint takes"),
     (("base_bytes",), -(10**12), "base_bytes takes numbers from 0"),
     (("memory_bytes",), 0, "memory_bytes takes numbers above 0"),
     (("power",), to_json(Power(math.nan, None, None, None)), "watts of the power limit takes"),
