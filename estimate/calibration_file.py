@@ -48,5 +48,5 @@ def of_this_machine(device_type: str) -> Calibration | None:
     path = default_path()
     if not path.exists():
         return None
-    found = load(str(path), "this machine's calibration,")
-    return found if found.device.get("type") == device_type else None
+    calibration = load(str(path), "this machine's calibration,")
+    return calibration if calibration.device["type"] == device_type else None

@@ -47,7 +47,7 @@ OF_VALIDATING = ("words", "validate", "device", "rst_path", "json_path", "debug"
 @click.option("--batch_size", type=click.IntRange(1), default=1, help="Sequences at once [1]")
 @click.option("--sequence_length", type=click.IntRange(1), default=128, help="Prompt tokens [128]")
 @click.option("--new_tokens", type=click.IntRange(0),
-              help="Tokens to generate; 0: only the prompt's pass [128; of a table 0]")  # fmt: skip
+              help="Tokens to generate; 0: the prompt alone [128; with a table 0]")  # fmt: skip
 @click.option(
     "--context_depth", type=click.IntRange(0), default=0, help="Tokens already cached [0]"
 )
