@@ -13,7 +13,7 @@ CHECKED := CXX=g++ CXXFLAGS="-O1 -g -fno-omit-frame-pointer -D_GLIBCXX_ASSERTION
 CHECKS := ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 CPU_TESTS = $(filter-out %_build.py,$(wildcard tests/ops/test_cpu_*.py))
 
-FAST_TESTS = tests/test_house.py tests/test_test_run.py tests/benchlog tests/models \
+FAST_TESTS = tests/test_house.py tests/test_test_run.py tests/log tests/models \
 	$(addprefix tests/ops/test_,formats.py packing.py reference.py cpu_build.py attention.py) \
 	$(addprefix tests/quantize/test_,spec.py numbers.py int8.py) tests/kv_cache/test_caches.py \
 	$(addprefix tests/compare/test_,comparison.py log_tables.py) tests/run/test_sizes.py
@@ -43,7 +43,7 @@ IN_TWO := -n 2 --dist loadfile --no-loadscope-reorder
 
 # The C++ kernels are built before: or one process would wait for the other's build, and time out.
 test: .venv/installed-dev
-	$(PY) -c "from ops.cpu import build; build.refusal()"
+	$(PY) -c "from quantbench.ops.cpu import build; build.refusal()"
 	OMP_NUM_THREADS=1 $(PY) -m pytest $(IN_TWO) $(ARGS)
 
 # Before a commit: without what is marked slow, and without what compiles or compares whole runs.
@@ -56,7 +56,7 @@ test-gpu: .venv/installed-dev
 # On a machine with an NVIDIA card, with whichever Python has torch: nothing is installed. What was
 # measured lies in docs/data/CARD/; the same command goes on where it was interrupted.
 gpu-report:
-	$(if $(wildcard $(PY)),$(PY),$(PYTHON)) -m compare gpu_report $(ARGS)
+	$(if $(wildcard $(PY)),$(PY),$(PYTHON)) -m quantbench gpu_report $(ARGS)
 
 # First thousands of simulated comparisons, ten minutes, into docs/data/trust_simulated.json; then real
 # ones into docs/data/trust_real.json, of each condition 40: hours. TRUST="--only tiny --minutes 20"
@@ -69,8 +69,9 @@ check: .venv/installed-dev
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
-	$(PY) -m benchlog check benchmarks.txt
-	$(PY) -m compare readme --check
+	.venv/bin/lint-imports
+	$(PY) -m quantbench log check benchmarks.txt
+	$(PY) -m quantbench readme --check
 	$(PY) -m tests.ops.check_syntax
 
 # docs/report.png and docs/report-dark.png; RESULTS=FOLDER: of what ab --output FOLDER left.
@@ -78,7 +79,7 @@ report-picture: .venv/installed-dev
 	$(PY) -m tests.compare.report_picture $(RESULTS)
 
 sanitize: .venv/installed-dev
-	$(CHECKED) $(PY) -c "from ops.cpu import build; build.built()"
+	$(CHECKED) $(PY) -c "from quantbench.ops.cpu import build; build.built()"
 	LD_PRELOAD="$(foreach name,asan stdc++,$$(g++ -print-file-name=lib$(name).so))" \
 		$(CHECKED) $(CHECKS) $(PY) -m pytest -q -x -s $(CPU_TESTS) -k "not compile" $(ARGS)
 
@@ -86,7 +87,7 @@ clean:
 	rm -rf .venv build *.egg-info
 
 # A stamp newer than these files means that there is nothing to install.
-.venv/installed: pyproject.toml setup.py
+.venv/installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "quantbench needs Python 3.11 or newer")'
 	echo "Installing into .venv: some minutes the first time, nothing the second" >&2
 	test -x $(PY) || $(PYTHON) -m venv .venv

@@ -25,24 +25,24 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from benchlog import log, table
-from benchlog.config import RunConfig, options
-from cli import OneLineErrors, progress, quiet, say
-from errors import UsageError
-from run import environment, launch
-from run.checks import check
-from typed_json import from_json, to_json
+from quantbench.cli import OneLineErrors, progress, quiet, say
+from quantbench.errors import UsageError
+from quantbench.log import log, table
+from quantbench.log.config import RunConfig, options
+from quantbench.run import environment, launch
+from quantbench.run.checks import check
+from quantbench.typed_json import from_json, to_json
 
 if TYPE_CHECKING:  # torch takes seconds to import, and neither --help nor a usage error needs it
     from torch import Tensor
 
-    from kv_cache.base import KVCache
-    from models.llama import Transformer
-    from quantize.spec import Selection, Spec
-    from run.decoding import Decoder
-    from run.facts import Measured
-    from run.generation import Generation
-    from run.plan import Plan
+    from quantbench.kv_cache.base import KVCache
+    from quantbench.models.llama import Transformer
+    from quantbench.quantize.spec import Selection, Spec
+    from quantbench.run.decoding import Decoder
+    from quantbench.run.facts import Measured
+    from quantbench.run.generation import Generation
+    from quantbench.run.plan import Plan
 
 STARTED = time.perf_counter()  # start of the process, but for 0.1 s of Python and the imports above
 LARGEST_DEFAULT_CACHE = 4096  # positions of a Generator's caches, if cache_size is not given
@@ -154,8 +154,8 @@ class Generator:
         """
         import torch
 
-        from kv_cache import CACHES
-        from run import caches, compiling, decoding
+        from quantbench.kv_cache import CACHES
+        from quantbench.run import caches, compiling, decoding
 
         compiling.opaque_draw(lambda logits, *how: sample(logits, Sampling(*how)))
         config, weight = model.config, model.tok_embeddings.weight
@@ -213,7 +213,7 @@ class Generator:
         It goes on until the caller stops; raises UsageError when the caches are full. Each token is
         copied, because a CUDA graph overwrites the result of its last run.
         """
-        from run.compiling import fusing_attention
+        from quantbench.run.compiling import fusing_attention
 
         self._check(prompt, start)
         *chunks, last = self._chunks(prompt)
@@ -249,9 +249,9 @@ class Generator:
         """
         import torch
 
-        from devices import synchronize
-        from run.environment import without_collections
-        from run.generation import Generation
+        from quantbench.devices import synchronize
+        from quantbench.run.environment import without_collections
+        from quantbench.run.generation import Generation
 
         self._check(prompt, start, more=max_new_tokens - 1)
         synchronize(self.device)
@@ -293,7 +293,7 @@ class Generator:
     def _chunks(self, tokens: Tensor) -> Sequence[Tensor]:
         import torch
 
-        from devices import prefill_chunk
+        from quantbench.devices import prefill_chunk
 
         size = self.prefill_chunk or prefill_chunk(self.device, tokens.shape[0])
         return torch.split(tokens, size, dim=1)
@@ -341,9 +341,9 @@ def main(**given: Any) -> None:
 def run_command(config: RunConfig, scheme: Spec | Selection) -> None:
     """Plan, load, warm up, measure, print and log."""
     with progress("Starting torch", lasting=False):
-        import devices
-        from run import chat, loading, measure, parallel, sizes, tiers
-        from run.plan import make_plan
+        from quantbench import devices
+        from quantbench.run import chat, loading, measure, parallel, sizes, tiers
+        from quantbench.run.plan import make_plan
     plan = tiers.checked(make_plan(config, scheme))
     config, device, free = plan.config, plan.device, devices.free_memory(plan.device)
     if config.dry_run:
@@ -392,8 +392,8 @@ def make_generator(plan: Plan, model: Transformer) -> Generator:
 
 def finish(config: RunConfig, measured: Measured) -> None:
     """Append to the log and to --output_json_path, then print the text, the table and the why."""
-    from estimate.beside import report_of
-    from run.facts import make_record
+    from quantbench.estimate.beside import report_of
+    from quantbench.run.facts import make_record
 
     report = report_of(measured)
     line = make_record(measured.facts, measured.summary.tok_s, measured.peaks.generate).render()

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kv_cache.base import KVCache
+    from quantbench.kv_cache.base import KVCache
 
 
 class Caches(Mapping[str, "type[KVCache]"]):
@@ -32,9 +32,9 @@ class Caches(Mapping[str, "type[KVCache]"]):
 
 CACHES = Caches(
     {
-        "dense": "kv_cache.dense:DenseKVCache",
-        "int8": "kv_cache.eight_bit:Int8KVCache",
-        "fp8": "kv_cache.eight_bit:Float8KVCache",
-        "int4": "kv_cache.int4:Int4KVCache",
+        "dense": "quantbench.kv_cache.dense:DenseKVCache",
+        "int8": "quantbench.kv_cache.eight_bit:Int8KVCache",
+        "fp8": "quantbench.kv_cache.eight_bit:Float8KVCache",
+        "int4": "quantbench.kv_cache.int4:Int4KVCache",
     }
 )

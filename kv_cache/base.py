@@ -6,9 +6,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from ops.attention import decode_attention
-from ops.kv import Stored, dequantize
-from ops.prefill_attention import chunk_attention
+from quantbench.ops.attention import decode_attention
+from quantbench.ops.kv import Stored, dequantize
+from quantbench.ops.prefill_attention import chunk_attention
 
 Shape = tuple[int, int, int, int]
 FILLED_AT_ONCE = 4096  # positions for which `fill` draws random numbers at a time

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kv_cache.base import KVCache, Shape
+from quantbench.kv_cache.base import KVCache, Shape
 
 
 class DenseKVCache(KVCache):

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kv_cache.base import KVCache, Shape, inverse
+from quantbench.kv_cache.base import KVCache, Shape, inverse
 
 
 class EightBitKVCache(KVCache):

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from errors import UsageError
-from kv_cache.base import KVCache, Shape, inverse
-from ops.kv import INT4_GROUP
-from ops.packing import pack
+from quantbench.errors import UsageError
+from quantbench.kv_cache.base import KVCache, Shape, inverse
+from quantbench.ops.kv import INT4_GROUP
+from quantbench.ops.packing import pack
 
 
 class Int4KVCache(KVCache):

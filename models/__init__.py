@@ -11,12 +11,12 @@ from __future__ import annotations
 import pkgutil
 from typing import TYPE_CHECKING
 
-from models.registry import build
+from quantbench.models.registry import build
 
 if TYPE_CHECKING:
     import torch
 
-    from models.llama import Transformer
+    from quantbench.models.llama import Transformer
 
 __all__ = ["build", "load"]
 
@@ -39,6 +39,6 @@ def load(
     """
     # Models know nothing of schemes, and run/ stands above them (tests/test_house.py): hence the
     # import by name, at the time of the call.
-    load_quantized = pkgutil.resolve_name("run.loading:load_quantized")
+    load_quantized = pkgutil.resolve_name("quantbench.run.loading:load_quantized")
     model: Transformer = load_quantized(checkpoint_path, device, precision, quantization)
     return model

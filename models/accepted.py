@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from errors import CheckpointError
-from text import shown
+from quantbench.errors import CheckpointError
+from quantbench.text import shown
 
 LARGEST = 2**31 - 1  # largest accepted size; the product of two of them still fits into 64 bits
 MOST_LAYERS = 10_000  # more than any model has; building a damaged file's billion would not end

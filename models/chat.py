@@ -16,7 +16,7 @@ first Mistral's [INST] is ordinary text: a message that contains "[INST]" imitat
 import re
 from dataclasses import dataclass
 
-from models.tokenizer import Tokenizer
+from quantbench.models.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

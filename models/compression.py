@@ -9,9 +9,9 @@ turns them into full precision. Everything else would change the result, and is 
 from collections.abc import Mapping
 from typing import Any
 
-from errors import CheckpointError
-from models.accepted import OBJECT
-from text import shown
+from quantbench.errors import CheckpointError
+from quantbench.models.accepted import OBJECT
+from quantbench.text import shown
 
 METHOD = "compressed-tensors"
 _FORMATS = ("int-quantized", "naive-quantized", "float-quantized", "pack-quantized")

@@ -5,10 +5,19 @@ models/meta_params.py from Meta's params.json.
 from dataclasses import dataclass, replace
 from typing import Any
 
-from errors import CheckpointError, UsageError
-from models import mixture as mixtures
-from models.accepted import COUNT, LAYERS, NAME, OBJECT, POSITIVE, STRETCH, TRUTH, Accepts
-from models.mixture import Mixture
+from quantbench.errors import CheckpointError, UsageError
+from quantbench.models import mixture as mixtures
+from quantbench.models.accepted import (
+    COUNT,
+    LAYERS,
+    NAME,
+    OBJECT,
+    POSITIVE,
+    STRETCH,
+    TRUTH,
+    Accepts,
+)
+from quantbench.models.mixture import Mixture
 
 
 @dataclass(frozen=True)

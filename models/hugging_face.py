@@ -9,10 +9,10 @@ change the model's result is an error; it is never dropped.
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from errors import CheckpointError
-from models import compression
-from models import mixture as mixtures
-from models.accepted import (
+from quantbench.errors import CheckpointError
+from quantbench.models import compression
+from quantbench.models import mixture as mixtures
+from quantbench.models.accepted import (
     COUNT,
     LAYERS,
     NAME,
@@ -24,9 +24,9 @@ from models.accepted import (
     Accepts,
     whole,
 )
-from models.config import ModelConfig, RopeScaling
-from models.registry import ARCHITECTURES, Architecture
-from text import shown
+from quantbench.models.config import ModelConfig, RopeScaling
+from quantbench.models.registry import ARCHITECTURES, Architecture
+from quantbench.text import shown
 
 _REQUIRED = {
     "hidden_size": "dim",

@@ -24,12 +24,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from devices import stored_bytes
-from kv_cache.base import KVCache
-from models.config import ModelConfig, RopeScaling
-from models.split import Split
-from ops.ranks import ALONE, Ranks
-from ops.reference import attention
+from quantbench.devices import stored_bytes
+from quantbench.kv_cache.base import KVCache
+from quantbench.models.config import ModelConfig, RopeScaling
+from quantbench.models.split import Split
+from quantbench.ops.ranks import ALONE, Ranks
+from quantbench.ops.reference import attention
 
 
 class Transformer(nn.Module):

@@ -6,11 +6,11 @@ from_params(json.loads(text), "Llama-2-7b", vocab_size=32000)       # a ModelCon
 from collections.abc import Mapping
 from typing import Any
 
-from errors import CheckpointError
-from models.accepted import COUNT, LAYERS, POSITIVE, TRUTH, whole
-from models.config import ModelConfig, RopeScaling
-from models.hugging_face import check_keys, head_width
-from text import shown
+from quantbench.errors import CheckpointError
+from quantbench.models.accepted import COUNT, LAYERS, POSITIVE, TRUTH, whole
+from quantbench.models.config import ModelConfig, RopeScaling
+from quantbench.models.hugging_face import check_keys, head_width
+from quantbench.text import shown
 
 _PARAMS_ACCEPTED = {
     "n_layers": LAYERS,

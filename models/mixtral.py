@@ -18,11 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from devices import stored_bytes
-from models.config import ModelConfig
-from models.llama import Block, FeedForward, Transformer
-from models.mixture import Mixture
-from ops.ranks import ALONE, Ranks
+from quantbench.devices import stored_bytes
+from quantbench.models.config import ModelConfig
+from quantbench.models.llama import Block, FeedForward, Transformer
+from quantbench.models.mixture import Mixture
+from quantbench.ops.ranks import ALONE, Ranks
 
 
 class Mixtral(Transformer):

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from errors import CheckpointError
-from models.accepted import COUNT, OBJECT, TRUTH, Accepts, whole
+from quantbench.errors import CheckpointError
+from quantbench.models.accepted import COUNT, OBJECT, TRUTH, Accepts, whole
 
 _NUMBERS = Accepts(
     "a list of layers' numbers, from 0",

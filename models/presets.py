@@ -7,9 +7,9 @@ import difflib
 from dataclasses import replace
 from typing import Any
 
-from errors import UsageError
-from models.config import ModelConfig, RopeScaling
-from models.mixture import Mixture
+from quantbench.errors import UsageError
+from quantbench.models.config import ModelConfig, RopeScaling
+from quantbench.models.mixture import Mixture
 
 
 def _llama(

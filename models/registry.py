@@ -14,14 +14,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from errors import CheckpointError, UsageError
-from models.accepted import COUNT, TRUTH, Accepts
-from models.mixture import NORMALIZED, QWEN_KEYS
+from quantbench.errors import CheckpointError, UsageError
+from quantbench.models.accepted import COUNT, TRUTH, Accepts
+from quantbench.models.mixture import NORMALIZED, QWEN_KEYS
 
 if TYPE_CHECKING:
-    from models.config import ModelConfig
-    from models.llama import Transformer
-    from models.split import Split
+    from quantbench.models.config import ModelConfig
+    from quantbench.models.llama import Transformer
+    from quantbench.models.split import Split
 
 # Which layers have config.json's sliding_window: none; all; all, if use_sliding_window; those from
 # max_window_layers on, if use_sliding_window; every second one, if use_sliding_window.
@@ -59,7 +59,7 @@ class Architecture:
         return self.model.partition(":")[0].rpartition(".")[2]
 
 
-LLAMA, MIXTRAL = "models.llama:Transformer", "models.mixtral:Mixtral"
+LLAMA, MIXTRAL = "quantbench.models.llama:Transformer", "quantbench.models.mixtral:Mixtral"
 MIXTRAL_EXPERTS: NameTable = {
     "feed_forward.router": ("block_sparse_moe.gate",),
     "feed_forward.experts.#.w13": (

@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from errors import UsageError
-from models.config import ModelConfig
-from ops.ranks import Ranks
+from quantbench.errors import UsageError
+from quantbench.models.config import ModelConfig
+from quantbench.ops.ranks import Ranks
 
 Range = tuple[int, int]  # from the first, up to but without the last
 # Columns of the feed-forward network are cut at multiples of this, if that gives equal parts: the

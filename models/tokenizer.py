@@ -28,10 +28,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import files
-from errors import CheckpointError
-from text import shown
-from typed_json import parsed
+from quantbench import files
+from quantbench.errors import CheckpointError
+from quantbench.text import shown
+from quantbench.typed_json import parsed
 
 # Where a tokenizer may lie, best first; original/ is where Hugging Face keeps Meta's Llama 3 files.
 FILES = ("tokenizer.json", "tokenizer.model", "original/tokenizer.model")

@@ -14,9 +14,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from generate import Generator
-    from models import load
-    from quantize import config
+    from quantbench.generate import Generator
+    from quantbench.models import load
+    from quantbench.quantize import config
 
 __all__ = ["Generator", "__version__", "config", "load"]
 
@@ -25,11 +25,11 @@ def __getattr__(name: str) -> Any:
     value: Any
     match name:
         case "Generator":
-            from generate import Generator as value
+            from quantbench.generate import Generator as value
         case "load":
-            from models import load as value
+            from quantbench.models import load as value
         case "config":
-            from quantize import config as value
+            from quantbench.quantize import config as value
         case "__version__":
             value = _version()
         case _:

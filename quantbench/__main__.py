@@ -1,21 +1,25 @@
 """quantbench: every command under one name.
 
     python generate.py --quantization int8wo --compile          # one run, the embedded model
-    python -m compare recommend --checkpoint_path DIR           # your own model: what to take
-    python -m compare ab --checkpoint_path DIR --arms all       # every scheme that runs here
-    python -m compare schemes --list                            # which schemes there are
+    quantbench recommend --checkpoint_path DIR           # your own model: what to take
+    quantbench ab --checkpoint_path DIR --arms all       # every scheme that runs here
+    quantbench schemes --list                            # which schemes there are
 
 `generate` is generate.py, `log` is benchlog, and all others are the files of compare/commands/.
 Nothing is imported but the command that was asked for.
 """
 
+import ast
+import importlib
 import os
+import pkgutil
+from pathlib import Path
 
 import click
 
 import quantbench
-from compare.__main__ import Commands
 from quantbench import completion
+from quantbench.cli import Group
 
 # Commands that are no file of compare/commands/, and what --help says about them.
 OTHERS = {
@@ -23,14 +27,31 @@ OTHERS = {
     "log": "check a log of runs, or show runs as a table",
 }
 FIRST = ("generate", "ab", "recommend", "schemes")  # in this order before all others
-# How the programs of a checkout begin, and how the same command begins here.
-PROGRAMS = {
-    "python generate.py": "quantbench generate",
-    "python -m quantize": "quantbench schemes",
-    "python -m kv_cache": "quantbench caches",
-    "python -m benchlog": "quantbench log",
-    "python -m compare": "quantbench",
-}
+COMMANDS = Path(__file__).parent / "compare" / "commands"
+
+
+class Commands(Group):
+    """A command for each file of a folder, which holds a click command of its name."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(module.name for module in pkgutil.iter_modules([str(COMMANDS)]))
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if not (COMMANDS / f"{cmd_name}.py").exists():
+            return None
+        module = importlib.import_module(f"quantbench.compare.commands.{cmd_name}")
+        command: click.Command = getattr(module, cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            rows = [(name, self.described(name)) for name in self.list_commands(ctx)]
+            formatter.write_dl(rows)
+
+    def described(self, name: str) -> str:
+        """One line about a command: its docstring's first line, after the colon."""
+        text = ast.get_docstring(ast.parse((COMMANDS / f"{name}.py").read_text(encoding="utf-8")))
+        return (text or "").splitlines()[0].partition(": ")[2].rstrip(".")
 
 
 class Everything(Commands):
@@ -44,9 +65,9 @@ class Everything(Commands):
         command: click.Command | None
         match cmd_name:
             case "generate":
-                from generate import main as command
+                from quantbench.generate import main as command
             case "log":
-                from benchlog.__main__ import commands as command
+                from quantbench.log.command import commands as command
             case _:
                 command = super().get_command(ctx, cmd_name)
         if command is not None and "_QUANTBENCH_COMPLETE" in os.environ:
@@ -54,10 +75,12 @@ class Everything(Commands):
         return command
 
     def spelled(self, example: str) -> str:
-        for program, ours in PROGRAMS.items():
-            if example.startswith(program):
-                return ours + example.removeprefix(program)
-        return example
+        generate = "python generate.py"
+        return (
+            example.replace(generate, "quantbench generate")
+            if example.startswith(generate)
+            else example
+        )
 
     def described(self, name: str) -> str:
         return OTHERS[name] if name in OTHERS else super().described(name)

@@ -9,11 +9,11 @@ from functools import partial
 import click
 from click.shell_completion import BashComplete, CompletionItem, add_completion_class
 
-from benchlog.config import DECODERS, KERNELS, PRECISIONS
-from kv_cache import CACHES
-from models.presets import PRESETS
-from ops.names import EXPERT_POLICIES, EXPERT_PREFETCH
-from quantize.spec import MEASURED, SHOWN
+from quantbench.kv_cache import CACHES
+from quantbench.log.config import DECODERS, KERNELS, PRECISIONS
+from quantbench.models.presets import PRESETS
+from quantbench.ops.names import EXPERT_POLICIES, EXPERT_PREFETCH
+from quantbench.quantize.spec import MEASURED, SHOWN
 
 # What is offered for an option or argument of that name.
 VALUES: dict[str, tuple[str, ...]] = {

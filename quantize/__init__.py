@@ -7,7 +7,7 @@ import logging
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from quantize.torchao_config import QuantizeConfig
+    from quantbench.quantize.torchao_config import QuantizeConfig
 
 # Without CUDA torchao reports on every import the CUDA extensions that it could not load, and one
 # of its enums makes torch's pytree warn. Neither matters to anybody who runs a benchmark.
@@ -33,6 +33,6 @@ def config(scheme: str, kernel: str = "auto") -> "QuantizeConfig":
     CheckpointError for weights that are NaN or infinite. Layers before that one are quantized by
     then. To leave a layer in full precision, give a filter_fn that returns False for it.
     """
-    from quantize.torchao_config import QuantizeConfig
+    from quantbench.quantize.torchao_config import QuantizeConfig
 
     return QuantizeConfig(scheme, kernel)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from ops.ranks import Ranks
-from quantize.activation import rounded
+from quantbench.ops.ranks import Ranks
+from quantbench.quantize.activation import rounded
 
 
 class RoundedAcross(nn.Module):

@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from errors import KernelError
-from ops.cpu import build, linear, plain
-from quantize.activation import rounded
-from quantize.kernel import Kernel, KernelLinear
-from quantize.packed import PackedWeight
+from quantbench.errors import KernelError
+from quantbench.ops.cpu import build, linear, plain
+from quantbench.quantize.activation import rounded
+from quantbench.quantize.kernel import Kernel, KernelLinear
+from quantbench.quantize.packed import PackedWeight
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quantize import cpu
-from quantize.kernel import Kernel, KernelLinear
-from quantize.packed import PackedWeight, product
+from quantbench.quantize import cpu
+from quantbench.quantize.kernel import Kernel, KernelLinear
+from quantbench.quantize.packed import PackedWeight, product
 
 
 class ReferenceLinear(KernelLinear):
@@ -24,7 +24,7 @@ class TritonLinear(KernelLinear):
     """Our Triton kernel (ops/triton/linear.py)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        from ops.triton.linear import linear
+        from quantbench.ops.triton.linear import linear
 
         return product(linear, x, self.weight, self.bias)
 

@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import return_and_correct_aliasing
 from torchao.utils import TorchAOBaseTensor, fill_defaults
 
-from ops import formats, reference
-from ops.formats import Packed
-from quantize import activation
-from quantize.activation import rounded
+from quantbench.ops import formats, reference
+from quantbench.ops.formats import Packed
+from quantbench.quantize import activation
+from quantbench.quantize.activation import rounded
 
 aten = torch.ops.aten
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torchao.sparsity.utils import PerChannelNormObserver
 
-from quantize.scheme import rows_at_once
-from quantize.sparsity import kept_of_four
+from quantbench.quantize.scheme import rows_at_once
+from quantbench.quantize.sparsity import kept_of_four
 
 
 def prune_linears(module: nn.Module, run: Callable[[], object]) -> None:

@@ -15,12 +15,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from errors import CheckpointError, KernelError
-from quantize import schemes
-from quantize.kernel import Kernel
-from quantize.packed import PackedWeight
-from quantize.scheme import Scheme
-from quantize.spec import FullPrecision, Int8Embedding, Spec
+from quantbench.errors import CheckpointError, KernelError
+from quantbench.quantize import schemes
+from quantbench.quantize.kernel import Kernel
+from quantbench.quantize.packed import PackedWeight
+from quantbench.quantize.scheme import Scheme
+from quantbench.quantize.spec import FullPrecision, Int8Embedding, Spec
 
 
 def _registered() -> dict[type[Spec], Scheme]:

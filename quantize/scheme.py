@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantize.kernel import Kernel
-from quantize.packed import PackedWeight
+from quantbench.quantize.kernel import Kernel
+from quantbench.quantize.packed import PackedWeight
 
 # Weights quantized at once. Temporaries take about 16 bytes each: on the CPU they fit its
 # second-level cache, twice as fast as 4 M at once; a GPU wants fewer and larger steps.

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from errors import UsageError
+from quantbench.errors import UsageError
 
 GROUP_SIZES = (32, 64, 128, 256)
 FITTED = ", less with fitted zero points"

@@ -14,11 +14,11 @@ from torch import nn
 from torchao.core.config import AOBaseConfig
 from torchao.quantization.transform_module import register_quantize_module_handler
 
-from errors import KernelError
-from quantize.kernel import KernelLinear
-from quantize.packed import PackedWeight
-from quantize.registry import Quantizer
-from quantize.spec import Int8Embedding, Spec, parse_scheme
+from quantbench.errors import KernelError
+from quantbench.quantize.kernel import KernelLinear
+from quantbench.quantize.packed import PackedWeight
+from quantbench.quantize.registry import Quantizer
+from quantbench.quantize.spec import Int8Embedding, Spec, parse_scheme
 
 
 @dataclass

@@ -29,7 +29,7 @@ def interpret_triton() -> None:
         return
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
-        importlib.import_module("ops.triton.linear")
+        importlib.import_module("quantbench.ops.triton.linear")
     knobs = importlib.import_module("triton").knobs
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(knobs, "propagate_env", False)

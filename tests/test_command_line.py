@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-import generate
-from compare.__main__ import commands as compare
+from quantbench import generate
 from quantbench.__main__ import commands
+from quantbench.__main__ import commands as compare
 
 ROOT = Path(__file__).parent.parent
 WANTED = (
@@ -74,8 +74,8 @@ def test_help_needs_no_torch():
 
 
 def test_help_of_a_checkout_has_the_checkout_s_examples():
-    shown = CliRunner().invoke(compare, ["ab", "--help"], prog_name="python -m compare").stdout
-    assert "  python -m compare ab " in shown and "quantbench ab" not in shown
+    shown = CliRunner().invoke(compare, ["ab", "--help"], prog_name="quantbench").stdout
+    assert "  quantbench ab " in shown and "quantbench ab" not in shown
 
 
 BAD = [

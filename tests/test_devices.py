@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import devices
-from benchlog import table
-from typed_json import from_json
+from quantbench import devices
+from quantbench.log import table
+from quantbench.typed_json import from_json
 
 GB = 10**9
 CPU = torch.device("cpu")

@@ -14,17 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-ROOMS = (
-    "benchlog",
-    "compare",
-    "estimate",
-    "experts",
-    "kv_cache",
-    "models",
-    "ops",
-    "quantize",
-    "run",
-)
+ROOMS = ("kv_cache", "models", "quantbench", "quantize")
 # int8wo with 41 levels instead of 256.
 SPELLING = """
 @dataclass(frozen=True)
@@ -41,10 +31,10 @@ class Coarse(Spec):
 SCHEME = '''
 """coarse: what int8wo computes, of 41 levels."""
 
-from quantize.kernels import our_kernels
-from quantize.packed import PackedWeight
-from quantize.scheme import Scheme
-from quantize.spec import Coarse
+from quantbench.quantize.kernels import our_kernels
+from quantbench.quantize.packed import PackedWeight
+from quantbench.quantize.scheme import Scheme
+from quantbench.quantize.spec import Coarse
 
 
 def quantize(w, spec):
@@ -63,7 +53,7 @@ CACHE = '''
 
 import torch
 
-from kv_cache.base import KVCache
+from quantbench.kv_cache.base import KVCache
 
 
 class HalfKVCache(KVCache):
@@ -75,16 +65,16 @@ class HalfKVCache(KVCache):
     def encode(self, x):
         return {"codes": x.half()}
 '''
-LINE = '        "half": "kv_cache.half:HalfKVCache",\n'
+LINE = '        "half": "quantbench.kv_cache.half:HalfKVCache",\n'
 COMMAND = '''
-"""python -m compare greet: says hello to somebody.
+"""quantbench greet: says hello to somebody.
 
-python -m compare greet --name Ada
+quantbench greet --name Ada
 """
 
 import click
 
-from cli import Command
+from quantbench.cli import Command
 
 
 @click.command(cls=Command)
@@ -101,15 +91,18 @@ def copy(tmp_path_factory):
     folder = tmp_path_factory.mktemp("copy")
     for room in ROOMS:
         shutil.copytree(
-            ROOT / room, folder / room, ignore=shutil.ignore_patterns("__pycache__", "train*")
+            ROOT / room,
+            folder / room,
+            symlinks=True,
+            ignore=shutil.ignore_patterns("__pycache__", "train*"),
         )
     for file in ROOT.glob("*.py"):
         shutil.copy(file, folder)
     (folder / "quantize/schemes/coarse.py").write_text(SCHEME)
     (folder / "kv_cache/half.py").write_text(CACHE)
-    (folder / "compare/commands/greet.py").write_text(COMMAND)
+    (folder / "quantbench/compare/commands/greet.py").write_text(COMMAND)
     inserted(folder / "quantize/spec.py", "# In the order in which they stand above.\n", SPELLING)
-    dense = '        "dense": "kv_cache.dense:DenseKVCache",\n'
+    dense = '        "dense": "quantbench.kv_cache.dense:DenseKVCache",\n'
     inserted(folder / "kv_cache/__init__.py", dense, dense + LINE)
     return folder
 
@@ -161,5 +154,5 @@ def test_the_new_names_are_listed_where_names_are_listed(copy):
 
 
 def test_a_command_is_a_file(copy):
-    assert run(copy, "-m", "compare", "greet", "--name", "Ada").stdout == "Hello, Ada\n"
-    assert "says hello to somebody" in run(copy, "-m", "compare", "--help").stdout
+    assert run(copy, "-m", "quantbench", "greet", "--name", "Ada").stdout == "Hello, Ada\n"
+    assert "says hello to somebody" in run(copy, "-m", "quantbench", "--help").stdout

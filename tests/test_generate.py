@@ -16,16 +16,16 @@ import sentencepiece
 import torch
 from click.testing import CliRunner
 
-import devices
-from benchlog import log
-from benchlog.config import parse, split
-from benchlog.record import Record
-from generate import main
-from models.checkpoints.load import load_model
-from ops.cpu import build
-from run import energy
-from run.energy import NoCounter
-from run.loading import Loading
+from quantbench import devices
+from quantbench.generate import main
+from quantbench.log import log
+from quantbench.log.config import parse, split
+from quantbench.log.record import Record
+from quantbench.models.checkpoints.load import load_model
+from quantbench.ops.cpu import build
+from quantbench.run import energy
+from quantbench.run.energy import NoCounter
+from quantbench.run.loading import Loading
 from tests.fake_counter import Counter
 
 ROOT = Path(__file__).parent.parent
@@ -84,16 +84,16 @@ def test_the_json_holds_what_the_line_was_made_of(in_tmp):
     assert 0 < details["first_token_s"] < details["first_steps_s"]
     assert details["kernel"] == "cpu" and details["versions"]["torch"] == torch.__version__
     table = subprocess.run(
-        [sys.executable, "-m", "benchlog", "table", str(in_tmp / "runs.jsonl")],
+        [sys.executable, "-m", "quantbench", "log", "table", str(in_tmp / "runs.jsonl")],
         cwd=ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert f"{mean:.2f}" in table.stdout
 
 
 def test_a_counter_that_does_not_move_is_named(in_tmp, monkeypatch):
-    monkeypatch.setattr("run.energy.find", lambda device_type, indices: Counter())
-    monkeypatch.setattr("run.energy.idle_watts", lambda counter: 0.0)
-    monkeypatch.setattr("run.energy.step_of", lambda counter: math.inf)
+    monkeypatch.setattr("quantbench.run.energy.find", lambda device_type, indices: Counter())
+    monkeypatch.setattr("quantbench.run.energy.idle_watts", lambda counter: 0.0)
+    monkeypatch.setattr("quantbench.run.energy.step_of", lambda counter: math.inf)
     monkeypatch.setattr(energy.Meter.energy, "__defaults__", (0.0,))  # seconds of repeating
     result = run(*SHORT, "--output_json_path", "runs.jsonl", "--write_result", "none")
     assert result.exit_code == 0, result.stderr
@@ -108,9 +108,9 @@ def test_a_counter_that_does_not_move_is_named(in_tmp, monkeypatch):
 def test_the_json_has_the_energy_of_a_sample_or_why_not(in_tmp, monkeypatch):
     """Two samples between two looks: 1.5 J each, for 3 rows of 5 new tokens. The counter moves by
     0.05 J at once, 1.7 % of them, and the idle machine takes nothing."""
-    monkeypatch.setattr("run.energy.find", lambda device_type, indices: Counter())
-    monkeypatch.setattr("run.energy.idle_watts", lambda counter: 0.0)
-    monkeypatch.setattr("run.energy.step_of", lambda counter: 0.05)
+    monkeypatch.setattr("quantbench.run.energy.find", lambda device_type, indices: Counter())
+    monkeypatch.setattr("quantbench.run.energy.idle_watts", lambda counter: 0.0)
+    monkeypatch.setattr("quantbench.run.energy.step_of", lambda counter: 0.05)
     words = (*SHORT, "--output_json_path", "runs.jsonl", "--write_result", "none")
     result = run(*words, "--batch_size", "3")
     assert result.exit_code == 0, result.stderr
@@ -118,7 +118,7 @@ def test_the_json_has_the_energy_of_a_sample_or_why_not(in_tmp, monkeypatch):
     def none_here(device_type, indices):
         raise NoCounter("there is none here")
 
-    monkeypatch.setattr("run.energy.find", none_here)
+    monkeypatch.setattr("quantbench.run.energy.find", none_here)
     assert run(*words).exit_code == 0
     counted, alone = map(json.loads, Path("runs.jsonl").read_text().splitlines())
     assert counted["joules_per_token"] == pytest.approx(1.5 / 15)

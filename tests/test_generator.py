@@ -7,20 +7,20 @@ import torch
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._inductor.utils import fresh_cache
 
-import models
-from benchlog.config import RunConfig
-from devices import prefill_chunk
-from errors import KernelError, UsageError
-from generate import Generator, Sampling, sample
-from kv_cache import CACHES
-from models.checkpoints.load import load_model
-from ops import attention as decode
-from ops import prefill_attention as chunk
-from ops.cpu import build
-from quantize.registry import Quantizer
-from quantize.spec import parse
-from run.loading import load
-from run.plan import make_plan
+from quantbench import models
+from quantbench.devices import prefill_chunk
+from quantbench.errors import KernelError, UsageError
+from quantbench.generate import Generator, Sampling, sample
+from quantbench.kv_cache import CACHES
+from quantbench.log.config import RunConfig
+from quantbench.models.checkpoints.load import load_model
+from quantbench.ops import attention as decode
+from quantbench.ops import prefill_attention as chunk
+from quantbench.ops.cpu import build
+from quantbench.quantize.registry import Quantizer
+from quantbench.quantize.spec import parse
+from quantbench.run.loading import load
+from quantbench.run.plan import make_plan
 from tests.memory import allocated
 from tests.models.small import small_model
 

@@ -17,11 +17,11 @@ import pytest
 from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
-import files
-from compare.sampling.latency_worker import LatencyWorker
-from compare.sampling.worker import Worker
-from errors import LogError, QuantbenchError
-from generate import main as generate
+from quantbench import files
+from quantbench.compare.sampling.latency_worker import LatencyWorker
+from quantbench.compare.sampling.worker import Worker
+from quantbench.errors import LogError, QuantbenchError
+from quantbench.generate import main as generate
 
 ROOT = Path(__file__).parent.parent
 TINY = ROOT / "models" / "tiny"

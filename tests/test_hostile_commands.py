@@ -18,15 +18,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-import files
-from errors import LogError, UsageError
+from quantbench import files
 from quantbench.__main__ import commands
+from quantbench.errors import LogError, UsageError
+from quantbench.typed_json import from_json, parsed, require
 from tests.compare import latency_folders
 from tests.compare.example_results import example_results
 from tests.estimate import invented
 from tests.experts import counted
 from tests.test_hostile import LINE, ROOT, only_error
-from typed_json import from_json, parsed, require
 
 BAD_JSON = {
     "empty": b"",
@@ -386,8 +386,8 @@ def test_a_document_of_data_that_nothing_can_be_made_of(tmp_path, monkeypatch):
 
 def test_options_of_some_schemes_stay_with_those_that_take_them(tmp_path, monkeypatch):
     """One arm of the comparison is calibrated, and another has a least SQNR."""
-    from benchlog.config import RunConfig
-    from compare.sampling.arm import make_arms
+    from quantbench.compare.sampling.arm import make_arms
+    from quantbench.log.config import RunConfig
 
     monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text("Once upon a time\n")

@@ -165,17 +165,17 @@ LATE = {
     "quantize/registry.py": "finds the files of quantize/schemes, so that none lists them",
     "compare/sampling/nursery.py": "imports what workers need, and forks to become their command",
     "compare/__main__.py": "imports the command that was asked for, and not the others",
-    "quantize/__main__.py": "is python -m compare schemes",
-    "kv_cache/__main__.py": "is python -m compare caches",
+    "quantize/__main__.py": "is quantbench schemes",
+    "kv_cache/__main__.py": "is quantbench caches",
     "models/registry.py": "imports the one architecture that is in use",
     "kv_cache/__init__.py": "imports the kind of cache that is in use",
     "models/__init__.py": "models.load is a door to run/loading.py, which stands above the models",
 }
 # Those of them that import a file from above: (file, what its strings name).
 UPWARDS = {
-    ("models", "run.loading"),
-    ("quantize.__main__", "compare.__main__"),
-    ("kv_cache.__main__", "compare.__main__"),
+    ("models", "quantbench.run.loading"),
+    ("quantbench.quantize.__main__", "quantbench.compare.__main__"),
+    ("quantbench.kv_cache.__main__", "quantbench.compare.__main__"),
 }
 LATE_IMPORTS = {"import_module", "__import__", "run_module", "run_path", "resolve_name"}
 
@@ -223,7 +223,7 @@ def named(path: Path) -> Iterator[str]:
 
 
 def imported(path: Path) -> set[str]:
-    """The modules of the tree that a file imports; of `from models import llama`, models.llama."""
+    """The modules of the tree that a file imports; of `from quantbench.models import llama`, models.llama."""
     modules = set()
     for name in named(path):
         while name and name not in MODULES:
@@ -304,7 +304,7 @@ def test_imports_by_name_are_declared(path):
 
 
 def in_strings(path: Path) -> set[str]:
-    """The modules of the tree that a file's strings name, such as "run.loading:load"."""
+    """The modules of the tree that a file's strings name, such as "quantbench.run.loading:load"."""
     nodes = (node for node in ast.walk(syntax(path)) if isinstance(node, ast.Constant))
     texts = (node.value.partition(":")[0] for node in nodes if isinstance(node.value, str))
     return {text for text in texts if "." in text} & set(MODULES)
@@ -313,7 +313,10 @@ def in_strings(path: Path) -> set[str]:
 def test_imports_by_name_run_downwards():
     pairs = {(module(Path(file)), target) for file in LATE for target in in_strings(Path(file))}
     assert {pair for pair in pairs if wrong(*pair)} == UPWARDS
-    assert {("models.registry", "models.llama"), ("kv_cache", "kv_cache.int4")} <= pairs
+    assert {
+        ("quantbench.models.registry", "quantbench.models.llama"),
+        ("kv_cache", "quantbench.kv_cache.int4"),
+    } <= pairs
 
 
 def test_few_imports_are_by_name():
@@ -434,14 +437,14 @@ def test_the_picture_of_the_kernels_names_every_file():
 # ---------------------------------------------------------------------------------- the rules' own
 
 MISTAKES = [
-    ("errors", "models.llama"),  # from another room, upwards
-    ("models.llama", "quantize.spec"),  # beside
-    ("quantize.packed", "quantize.registry"),  # upwards within a room
-    ("quantize.schemes.fp6", "quantize.pruning"),  # beside within a room
-    ("quantize.spec", "quantize"),  # a file its own folder's __init__
-    ("run.sizes", "compare.figures.rows"),
+    ("errors", "quantbench.models.llama"),  # from another room, upwards
+    ("quantbench.models.llama", "quantbench.quantize.spec"),  # beside
+    ("quantbench.quantize.packed", "quantbench.quantize.registry"),  # upwards within a room
+    ("quantbench.quantize.schemes.fp6", "quantbench.quantize.pruning"),  # beside within a room
+    ("quantbench.quantize.spec", "quantize"),  # a file its own folder's __init__
+    ("quantbench.run.sizes", "quantbench.compare.figures.rows"),
     ("new_module", "errors"),  # on no floor
-    ("quantize.new_module", "quantize.spec"),
+    ("quantbench.quantize.new_module", "quantbench.quantize.spec"),
 ]
 
 
@@ -455,7 +458,12 @@ def test_imports_are_seen_wherever_they_stand(tmp_path, monkeypatch):
     text = "from . import scheme\nfrom .schemes.fp6 import x\ndef f():\n    from .. import errors\n"
     (tmp_path / "quantize").mkdir()
     (tmp_path / "quantize" / "cpu.py").write_text(text + "    import models.llama as m\n")
-    expected = {"quantize.scheme", "quantize.schemes.fp6", "errors", "models.llama"}
+    expected = {
+        "quantbench.quantize.scheme",
+        "quantbench.quantize.schemes.fp6",
+        "errors",
+        "quantbench.models.llama",
+    }
     assert imported(Path("quantize/cpu.py")) == expected
 
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-import cli
+from quantbench import cli
 
 
 class Terminal(io.StringIO):

@@ -12,9 +12,9 @@ from pathlib import Path
 import click
 import pytest
 
-from benchlog import log
-from benchlog.config import option_table, parse, split
 from quantbench.__main__ import commands
+from quantbench.log import log
+from quantbench.log.config import option_table, parse, split
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -143,7 +143,7 @@ COMMANDS = sorted(
     {line or inline for line, inline in LINE.findall(DOCUMENTS.replace("\\\n", " "))},
 )
 # Modules that are run by name and read no options of ours.
-SCRIPTS = ("models.tiny.train", "tests.compare.trust_simulation", "tests.compare.trust",
+SCRIPTS = ("quantbench.models.tiny.train", "tests.compare.trust_simulation", "tests.compare.trust",
            "tests.experts.speed")  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 
-from typed_json import from_json, omitted, to_json
+from quantbench.typed_json import from_json, omitted, to_json
 
 
 @dataclass(frozen=True)

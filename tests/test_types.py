@@ -1,4 +1,4 @@
-"""What crosses a file in run/, compare/ and benchlog/ has a type of its own."""
+"""What crosses a file in run/, compare/ and log/ has a type of its own."""
 
 import ast
 from collections.abc import Iterator
@@ -9,8 +9,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 FILES = sorted(
     str(path.relative_to(ROOT))
-    for folder in ("run", "compare", "benchlog")
-    for path in (ROOT / folder).rglob("*.py")
+    for folder in ("run", "compare", "log")
+    for path in (ROOT / "quantbench" / folder).rglob("*.py")
 )
 
 

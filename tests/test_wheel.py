@@ -177,17 +177,19 @@ def test_an_editable_installation_is_the_checkout(tree, tmp_path):
 @pytest.fixture(scope="module")
 def under_one_name():
     function = runpy.run_path(str(ROOT / "setup.py"))["under_one_name"]
-    return lambda text: function(text, {"models", "errors", "run"}, {"run.loading", "models.llama"})
+    return lambda text: function(
+        text, {"models", "errors", "run"}, {"quantbench.run.loading", "quantbench.models.llama"}
+    )
 
 
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
-        ("import errors", "from quantbench import errors"),
-        ("import models.llama as m", "from quantbench.models import llama as m"),
-        ("from models import (\n    llama,\n)", "from quantbench.models import (\n    llama,\n)"),
-        ("def f():\n  from run.plan import A", "def f():\n  from quantbench.run.plan import A"),
-        ("x = 'é', 'run.loading:load'", "x = 'é', 'quantbench.run.loading:load'"),
+        ("from quantbench import errors", "from quantbench import errors"),
+        ("from quantbench.models import llama as m", "from quantbench.models import llama as m"),
+        ("from quantbench.models import (\n    llama,\n)", "from quantbench.models import (\n    llama,\n)"),
+        ("def f():\n  from quantbench.run.plan import A", "def f():\n  from quantbench.run.plan import A"),
+        ("x = 'é', 'quantbench.run.loading:load'", "x = 'é', 'quantbench.run.loading:load'"),
         *((same, same) for same in ("import models_of_mine", "from . import models", "'run.py'")),
         *((same, same) for same in ("import os, sys", "'models'", "'run.loading of weights'")),
     ],
@@ -196,7 +198,7 @@ def test_names_get_the_prefix(under_one_name, ours, theirs):
     assert under_one_name(ours) == theirs
 
 
-@pytest.mark.parametrize("text", ["import models.llama", "import os, errors"])
+@pytest.mark.parametrize("text", ["from quantbench.models import llama", "import os, errors"])
 def test_what_cannot_be_renamed_is_refused(under_one_name, text):
     with pytest.raises(ValueError, match="line 1"):
         under_one_name(text)

@@ -19,10 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from errors import CheckpointError
-from models import compression
-from models.checkpoints.tensor_files import Stored
-from text import shown
+from quantbench.errors import CheckpointError
+from quantbench.models import compression
+from quantbench.models.checkpoints.tensor_files import Stored
+from quantbench.text import shown
 
 _VALUES = (torch.int8, torch.float8_e4m3fn)
 _BITS = (4, 8)  # of packed values; none of them crosses a byte

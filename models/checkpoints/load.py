@@ -17,16 +17,22 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-import devices
-from errors import CheckpointError
-from models.checkpoints.pool import Pool
-from models.checkpoints.saved import Holding, SavedWeights, Stages, how_saved
-from models.checkpoints.sources import Checkpoint, Source, architecture_of, locate, open_source
-from models.config import ModelConfig
-from models.llama import Transformer
-from models.registry import build
-from models.split import Cut, Split
-from models.tokenizer import FILES
+from quantbench import devices
+from quantbench.errors import CheckpointError
+from quantbench.models.checkpoints.pool import Pool
+from quantbench.models.checkpoints.saved import Holding, SavedWeights, Stages, how_saved
+from quantbench.models.checkpoints.sources import (
+    Checkpoint,
+    Source,
+    architecture_of,
+    locate,
+    open_source,
+)
+from quantbench.models.config import ModelConfig
+from quantbench.models.llama import Transformer
+from quantbench.models.registry import build
+from quantbench.models.split import Cut, Split
+from quantbench.models.tokenizer import FILES
 
 Transform = Callable[[str, nn.Module], nn.Module]
 Progress = Callable[[int, int], None]

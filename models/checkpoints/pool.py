@@ -11,7 +11,7 @@ matrix of 1.6 MB, as experts have them, gets none, and one of 3 MB one at most.
 import torch
 from torch import Tensor, nn
 
-from devices import return_freed
+from quantbench.devices import return_freed
 
 PIECE = 64 << 20  # bytes of memory that weights share
 LARGEST = 16 << 20  # bytes of a weight that is moved: larger ones lie in huge pages anyway

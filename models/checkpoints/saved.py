@@ -32,20 +32,20 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-import files
-from devices import stored_bytes
-from errors import CheckpointError
-from models.accepted import NAME, NAMES, OBJECT, Accepts, whole
-from models.checkpoints.names import EXPERTS, SAVED
-from models.checkpoints.sources import (
+from quantbench import files
+from quantbench.devices import stored_bytes
+from quantbench.errors import CheckpointError
+from quantbench.models.accepted import NAME, NAMES, OBJECT, Accepts, whole
+from quantbench.models.checkpoints.names import EXPERTS, SAVED
+from quantbench.models.checkpoints.sources import (
     Checkpoint,
     read_json,
     require_inside,
 )
-from models.checkpoints.tensor_files import Stored, safetensors_file
-from models.config import ModelConfig
-from models.tokenizer import FILES
-from text import shown
+from quantbench.models.checkpoints.tensor_files import Stored, safetensors_file
+from quantbench.models.config import ModelConfig
+from quantbench.models.tokenizer import FILES
+from quantbench.text import shown
 
 VERSION = 1  # of the format of quantbench.json
 SHARD_BYTES = 1 << 29  # of a file, at least, but for the last

@@ -15,17 +15,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import files
-from errors import CheckpointError, UsageError
-from models.checkpoints import compressed, names
-from models.checkpoints.names import SAVED
-from models.checkpoints.tensor_files import Stored, pickle_file, safetensors_file
-from models.config import ModelConfig, from_fields
-from models.hugging_face import from_hugging_face
-from models.meta_params import from_params
-from models.presets import preset
-from models.registry import ARCHITECTURES
-from text import shown
+from quantbench import files
+from quantbench.errors import CheckpointError, UsageError
+from quantbench.models.checkpoints import compressed, names
+from quantbench.models.checkpoints.names import SAVED
+from quantbench.models.checkpoints.tensor_files import Stored, pickle_file, safetensors_file
+from quantbench.models.config import ModelConfig, from_fields
+from quantbench.models.hugging_face import from_hugging_face
+from quantbench.models.meta_params import from_params
+from quantbench.models.presets import preset
+from quantbench.models.registry import ARCHITECTURES
+from quantbench.text import shown
 
 EMBEDDED = Path(__file__).parent.parent / "tiny"
 # Models in the tree, by the names that --checkpoint_path takes.

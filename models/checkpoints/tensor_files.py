@@ -14,8 +14,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-import files
-from errors import CheckpointError
+from quantbench import files
+from quantbench.errors import CheckpointError
 
 _MAPPED_BYTES = 256 << 20  # bytes of a pickle that are read before it is mapped anew
 # What torch says of a pickle that would run code.

@@ -30,12 +30,12 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from cli import OneLineErrors
-from models.checkpoints.compressed import EIGHT_BIT, packed
-from models.checkpoints.names import hugging_face
-from models.config import ModelConfig
-from models.llama import Transformer
-from models.registry import build
+from quantbench.cli import OneLineErrors
+from quantbench.models.checkpoints.compressed import EIGHT_BIT, packed
+from quantbench.models.checkpoints.names import hugging_face
+from quantbench.models.config import ModelConfig
+from quantbench.models.llama import Transformer
+from quantbench.models.registry import build
 
 HERE = Path(__file__).parent
 CONTEXT = 1024

@@ -39,13 +39,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cli import OneLineErrors
-from models.checkpoints.load import load_model
-from models.llama import Attention, FeedForward, Transformer
-from models.mixtral import MixtureOfExperts, Router
-from models.mixture import Mixture
-from models.registry import build
-from models.tiny import train as dense
+from quantbench.cli import OneLineErrors
+from quantbench.models.checkpoints.load import load_model
+from quantbench.models.llama import Attention, FeedForward, Transformer
+from quantbench.models.mixtral import MixtureOfExperts, Router
+from quantbench.models.mixture import Mixture
+from quantbench.models.registry import build
+from quantbench.models.tiny import train as dense
 
 HERE = Path(__file__).parent
 EXPERTS, CHOSEN, WIDTH = 8, 2, 128

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import nn
 
-import devices
-from quantize.autoquant.race import Timing
-from typed_json import parsed
+from quantbench import devices
+from quantbench.quantize.autoquant.race import Timing
+from quantbench.typed_json import parsed
 
 PACKAGES = ("torch", "torchao", "triton", "quantbench")  # that kernels come from
 SOURCES = (".py", ".cpp", ".h")

@@ -19,16 +19,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import devices
-from errors import CheckpointError, KernelError, UsageError
-from quantize.autoquant import cache as kept
-from quantize.autoquant import race
-from quantize.autoquant.cache import Clock, default_cache
-from quantize.autoquant.race import attempt
-from quantize.autoquant.verdict import Candidate, Choice, Measurement, decide, full_precision, table
-from quantize.registry import SCHEMES, Quantizer, available, with_weight
-from quantize.scheme import rows_at_once
-from quantize.spec import FullPrecision, Quantization, Spec, parse
+from quantbench import devices
+from quantbench.errors import CheckpointError, KernelError, UsageError
+from quantbench.quantize.autoquant import cache as kept
+from quantbench.quantize.autoquant import race
+from quantbench.quantize.autoquant.cache import Clock, default_cache
+from quantbench.quantize.autoquant.race import attempt
+from quantbench.quantize.autoquant.verdict import (
+    Candidate,
+    Choice,
+    Measurement,
+    decide,
+    full_precision,
+    table,
+)
+from quantbench.quantize.registry import SCHEMES, Quantizer, available, with_weight
+from quantbench.quantize.scheme import rows_at_once
+from quantbench.quantize.spec import FullPrecision, Quantization, Spec, parse
 
 __all__ = ["AutoQuantizer", "Choice", "Sample", "choose", "default_cache", "table"]
 

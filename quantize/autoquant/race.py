@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import devices
-from ops.cpu import build
-from quantize.kernel import fused_weight
+from quantbench import devices
+from quantbench.ops.cpu import build
+from quantbench.quantize.kernel import fused_weight
 
 WARM_UPS = 3
 HEATS = 3  # rounds of a layer that turns out to be too slow to take part in the others

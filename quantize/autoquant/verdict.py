@@ -10,9 +10,9 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from errors import KernelError
-from quantize.autoquant.race import Timing
-from quantize.spec import FullPrecision, Spec
+from quantbench.errors import KernelError
+from quantbench.quantize.autoquant.race import Timing
+from quantbench.quantize.spec import FullPrecision, Spec
 
 GAIN = 0.97  # of full precision's time, at most: what is nearer to it may be noise
 # A kernel's output in decode's shape, compiled, against its own of many rows, not compiled. These

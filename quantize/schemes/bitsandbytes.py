@@ -12,14 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from errors import CheckpointError, KernelError
-from ops.formats import TABLES
-from ops.packing import pack
-from quantize.kernel import Kernel, KernelLinear
-from quantize.kernels import our_kernels
-from quantize.packed import PackedWeight
-from quantize.scheme import Scheme, in_row_blocks
-from quantize.spec import BitsAndBytes
+from quantbench.errors import CheckpointError, KernelError
+from quantbench.ops.formats import TABLES
+from quantbench.ops.packing import pack
+from quantbench.quantize.kernel import Kernel, KernelLinear
+from quantbench.quantize.kernels import our_kernels
+from quantbench.quantize.packed import PackedWeight
+from quantbench.quantize.scheme import Scheme, in_row_blocks
+from quantbench.quantize.spec import BitsAndBytes
 
 BLOCK = 64
 MISSING = "bitsandbytes is not installed: pip install bitsandbytes"

@@ -9,12 +9,12 @@ from torchao.quantization.quantize_.workflows.float8.float8_tensor import (
     QuantizeTensorToFloat8Kwargs,
 )
 
-from quantize.activation import E4M3_MAX
-from quantize.kernel import Kernel
-from quantize.kernels import TorchaoLinear, our_kernels
-from quantize.packed import PackedWeight
-from quantize.scheme import Scheme, in_row_blocks
-from quantize.spec import Float8DynamicActivation, Float8WeightOnly, Spec
+from quantbench.quantize.activation import E4M3_MAX
+from quantbench.quantize.kernel import Kernel
+from quantbench.quantize.kernels import TorchaoLinear, our_kernels
+from quantbench.quantize.packed import PackedWeight
+from quantbench.quantize.scheme import Scheme, in_row_blocks
+from quantbench.quantize.spec import Float8DynamicActivation, Float8WeightOnly, Spec
 
 
 def quantize(w: Tensor, spec: Spec) -> PackedWeight:

@@ -13,11 +13,11 @@ from torchao.prototype.mx_formats.nvfp4_tensor import (
     per_tensor_amax_to_scale,
 )
 
-from quantize.kernel import Kernel
-from quantize.kernels import TorchaoLinear, our_kernels
-from quantize.packed import PackedWeight
-from quantize.scheme import Scheme, in_row_blocks, multiple_refuses
-from quantize.spec import MxFloat4, NvFloat4, Spec
+from quantbench.quantize.kernel import Kernel
+from quantbench.quantize.kernels import TorchaoLinear, our_kernels
+from quantbench.quantize.packed import PackedWeight
+from quantbench.quantize.scheme import Scheme, in_row_blocks, multiple_refuses
+from quantbench.quantize.spec import MxFloat4, NvFloat4, Spec
 
 MX_COLUMNS, NV_COLUMNS = 32, 16
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torchao.prototype.custom_fp_utils import _f32_to_floatx_unpacked
 
-from ops.packing import pack
-from quantize.kernels import our_kernels
-from quantize.packed import PackedWeight
-from quantize.scheme import Scheme, in_row_blocks, multiple_refuses
-from quantize.spec import Float6
+from quantbench.ops.packing import pack
+from quantbench.quantize.kernels import our_kernels
+from quantbench.quantize.packed import PackedWeight
+from quantbench.quantize.scheme import Scheme, in_row_blocks, multiple_refuses
+from quantbench.quantize.spec import Float6
 
 E3M2_MAX = 28.0
 

@@ -4,10 +4,10 @@ from typing import Any
 
 from torch import nn
 
-from quantize import cpu
-from quantize.kernel import Kernel
-from quantize.scheme import Scheme
-from quantize.spec import FullPrecision
+from quantbench.quantize import cpu
+from quantbench.quantize.kernel import Kernel
+from quantbench.quantize.scheme import Scheme
+from quantbench.quantize.spec import FullPrecision
 
 
 def as_it_is(layer: nn.Linear, spec: Any) -> nn.Module:

@@ -15,13 +15,13 @@ from torchao.quantization.quant_primitives import (
     quantize_affine,
 )
 
-from ops.packing import pack, unpack
-from quantize.kernel import Kernel
-from quantize.kernels import TorchaoLinear, our_kernels
-from quantize.packed import PackedWeight
-from quantize.scheme import Scheme, groups_refuse, in_range, in_row_blocks
-from quantize.schemes.uintx import grouped
-from quantize.spec import Int4WeightOnly, Int8DynamicActivationInt4Weight
+from quantbench.ops.packing import pack, unpack
+from quantbench.quantize.kernel import Kernel
+from quantbench.quantize.kernels import TorchaoLinear, our_kernels
+from quantbench.quantize.packed import PackedWeight
+from quantbench.quantize.scheme import Scheme, groups_refuse, in_range, in_row_blocks
+from quantbench.quantize.schemes.uintx import grouped
+from quantbench.quantize.spec import Int4WeightOnly, Int8DynamicActivationInt4Weight
 
 ROWS_OF_A_BLOCK = 64 * 32  # tinygemm's CPU layout interleaves 64 rows at a time
 

@@ -9,11 +9,11 @@ from torchao.quantization.quantize_.workflows.int8.int8_tensor import (
     QuantizeTensorToInt8Kwargs,
 )
 
-from quantize.kernel import Kernel
-from quantize.kernels import TorchaoLinear, our_kernels
-from quantize.packed import PackedWeight
-from quantize.scheme import Scheme, in_range, in_row_blocks
-from quantize.spec import Int8DynamicActivation, Int8Embedding, Int8WeightOnly, Spec
+from quantbench.quantize.kernel import Kernel
+from quantbench.quantize.kernels import TorchaoLinear, our_kernels
+from quantbench.quantize.packed import PackedWeight
+from quantbench.quantize.scheme import Scheme, in_range, in_row_blocks
+from quantbench.quantize.spec import Int8DynamicActivation, Int8Embedding, Int8WeightOnly, Spec
 
 
 def quantize(w: Tensor, spec: Spec) -> PackedWeight:

@@ -9,13 +9,13 @@ others are zeros; sparse-marlin-wanda zeros two of four before that, by activati
 import torch
 from torch import Tensor
 
-from ops.packing import pack
-from quantize.kernels import our_kernels
-from quantize.packed import PackedWeight
-from quantize.scheme import Scheme, in_row_blocks, multiple_refuses
-from quantize.schemes.int4 import symmetric
-from quantize.sparsity import kept_of_four
-from quantize.spec import SparseMarlin
+from quantbench.ops.packing import pack
+from quantbench.quantize.kernels import our_kernels
+from quantbench.quantize.packed import PackedWeight
+from quantbench.quantize.scheme import Scheme, in_row_blocks, multiple_refuses
+from quantbench.quantize.schemes.int4 import symmetric
+from quantbench.quantize.sparsity import kept_of_four
+from quantbench.quantize.spec import SparseMarlin
 
 COLUMNS_PER_SCALE = 64
 

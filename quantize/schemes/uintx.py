@@ -13,14 +13,14 @@ from torchao.quantization.quant_primitives import (
     _choose_qparams_affine_tinygemm,
 )
 
-from ops import hqq as in_torch
-from ops.cpu import build
-from ops.cpu import hqq as in_cpp
-from ops.packing import pack
-from quantize.kernels import our_kernels
-from quantize.packed import PackedWeight
-from quantize.scheme import Scheme, groups_refuse, in_range, in_row_blocks
-from quantize.spec import UintX
+from quantbench.ops import hqq as in_torch
+from quantbench.ops.cpu import build
+from quantbench.ops.cpu import hqq as in_cpp
+from quantbench.ops.packing import pack
+from quantbench.quantize.kernels import our_kernels
+from quantbench.quantize.packed import PackedWeight
+from quantbench.quantize.scheme import Scheme, groups_refuse, in_range, in_row_blocks
+from quantbench.quantize.spec import UintX
 
 # The scale of a group of equal weights, which has no range. About torchao's 1e-6, but this and its
 # multiples are exact in 16 bits, so that zeros stay zeros.

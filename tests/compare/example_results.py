@@ -7,15 +7,15 @@ import dataclasses
 
 import numpy as np
 
-from benchlog.about import About
-from compare.figures import timings
-from compare.figures.contrasts import fit
-from compare.figures.plan import Plan
-from compare.sampling.answers import LayerSqnr, NoQuality, Quality, Reading
-from compare.sampling.results import ArmResult, ArmSample, Results, Settings
-from models.config import ModelConfig
-from run.environment import Environment
-from run.facts import Device
+from quantbench.compare.figures import timings
+from quantbench.compare.figures.contrasts import fit
+from quantbench.compare.figures.plan import Plan
+from quantbench.compare.sampling.answers import LayerSqnr, NoQuality, Quality, Reading
+from quantbench.compare.sampling.results import ArmResult, ArmSample, Results, Settings
+from quantbench.log.about import About
+from quantbench.models.config import ModelConfig
+from quantbench.run.environment import Environment
+from quantbench.run.facts import Device
 from tests.compare.facts import FACTS, arm_facts
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"

@@ -2,11 +2,11 @@
 
 import dataclasses
 
-from benchlog.config import RunConfig
-from compare.sampling.answers import ArmFacts
-from models.config import ModelConfig
-from run.environment import Environment
-from run.facts import Device, Facts, Ready
+from quantbench.compare.sampling.answers import ArmFacts
+from quantbench.log.config import RunConfig
+from quantbench.models.config import ModelConfig
+from quantbench.run.environment import Environment
+from quantbench.run.facts import Device, Facts, Ready
 
 FACTS = Facts(
     config=RunConfig(device="cpu"),

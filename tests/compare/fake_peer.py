@@ -7,8 +7,8 @@ import argparse
 import json
 import sys
 
+from quantbench.typed_json import to_json
 from tests.compare.facts import peer_facts
-from typed_json import to_json
 
 options = argparse.ArgumentParser()
 options.add_argument("--step", type=float, default=0.1)

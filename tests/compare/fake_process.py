@@ -12,12 +12,12 @@ import random
 import time as real_time
 from dataclasses import dataclass, field
 
-from benchlog.config import parse
-from compare.sampling.answers import LogitsFile, Quality, QualityAnswer
-from compare.sampling.process import WorkerFailed
-from run.energy import Energy
+from quantbench.compare.sampling.answers import LogitsFile, Quality, QualityAnswer
+from quantbench.compare.sampling.process import WorkerFailed
+from quantbench.log.config import parse
+from quantbench.run.energy import Energy
+from quantbench.typed_json import from_json, to_json
 from tests.compare.facts import arm_facts
-from typed_json import from_json, to_json
 
 MODULES = ("workers", "comparison", "progress")  # of compare.sampling, that read the time
 
@@ -61,7 +61,7 @@ class World:
     def install(self, monkeypatch):
         for module in MODULES:
             monkeypatch.setattr(f"compare.sampling.{module}.time", Clock(self))
-        monkeypatch.setattr("compare.sampling.workers.Process", self.start)
+        monkeypatch.setattr("quantbench.compare.sampling.workers.Process", self.start)
 
     def command(self, number):
         return (str(number),)

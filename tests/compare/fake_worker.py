@@ -11,10 +11,10 @@ import random
 import signal
 import sys
 
-from benchlog.config import parse
-from compare.sampling.answers import LogitsFile, Quality, QualityAnswer
+from quantbench.compare.sampling.answers import LogitsFile, Quality, QualityAnswer
+from quantbench.log.config import parse
+from quantbench.typed_json import to_json
 from tests.compare.facts import arm_facts
-from typed_json import to_json
 
 options = argparse.ArgumentParser()
 options.add_argument("--seconds", type=float, default=1.0)

@@ -2,9 +2,14 @@
 
 import random
 
-from compare.figures.latency import Cell, LatencySample
-from compare.sampling.latency_plan import LatencyPlan, PlannedArm
-from compare.sampling.latency_results import Carried, LatencyResults, ModelFacts, TableResult
+from quantbench.compare.figures.latency import Cell, LatencySample
+from quantbench.compare.sampling.latency_plan import LatencyPlan, PlannedArm
+from quantbench.compare.sampling.latency_results import (
+    Carried,
+    LatencyResults,
+    ModelFacts,
+    TableResult,
+)
 
 MODEL = ModelFacts("made-up-1B", 22, 2048, 32, 4, 5632, 32000)
 CARRIED = Carried("2 cores of a CPU", "cpu", "torch.bfloat16", "cpu", "cpu-step", ["decode"], 10**9)

@@ -6,12 +6,12 @@ import os
 import time
 from pathlib import Path
 
-from compare.figures.latency import Cell, LatencySample
-from compare.sampling.latency_plan import LatencyPlan
-from compare.sampling.latency_ray import node
-from compare.sampling.latency_results import TableResult
+from quantbench.compare.figures.latency import Cell, LatencySample
+from quantbench.compare.sampling.latency_plan import LatencyPlan
+from quantbench.compare.sampling.latency_ray import node
+from quantbench.compare.sampling.latency_results import TableResult
+from quantbench.typed_json import from_json, to_json
 from tests.compare.latency_folders import CARRIED, MODEL
-from typed_json import from_json, to_json
 
 
 def work(plan, timeout):

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from PIL import Image
 
-from compare.figures.choices import Limits
-from compare.figures.recommendation import recommend
-from compare.figures.rows import best_of, rows
-from compare.output import html
-from compare.output.tables import remarks
-from compare.sampling.results import Results
+from quantbench.compare.figures.choices import Limits
+from quantbench.compare.figures.recommendation import recommend
+from quantbench.compare.figures.rows import best_of, rows
+from quantbench.compare.output import html
+from quantbench.compare.output.tables import remarks
+from quantbench.compare.sampling.results import Results
 from tests.compare.browser import chromium, prefer, resize
 from tests.compare.example_results import example_results
 

@@ -9,8 +9,8 @@ import random
 import sys
 import time
 
-import generate
-from compare.sampling.worker import Worker, serve
+from quantbench import generate
+from quantbench.compare.sampling.worker import Worker, serve
 
 
 def slowed(step, share, late):

@@ -1,4 +1,4 @@
-"""python -m compare ab on the embedded model, as a person starts it: processes, kills, files."""
+"""quantbench ab on the embedded model, as a person starts it: processes, kills, files."""
 
 import csv
 import json
@@ -15,23 +15,23 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from benchlog import log
-from benchlog.config import RunConfig, parse
-from compare.__main__ import commands
-from compare.commands import ab as command
-from compare.sampling.answers import Planned
-from compare.sampling.arm import make_arms
-from compare.sampling.results import Results, Settings
-from errors import MemoryShortage, QuantbenchError
-from ops.ranks import ALONE
-from run.energy import Meter
+from quantbench.__main__ import commands
+from quantbench.compare.commands import ab as command
+from quantbench.compare.sampling.answers import Planned
+from quantbench.compare.sampling.arm import make_arms
+from quantbench.compare.sampling.results import Results, Settings
+from quantbench.errors import MemoryShortage, QuantbenchError
+from quantbench.log import log
+from quantbench.log.config import RunConfig, parse
+from quantbench.ops.ranks import ALONE
+from quantbench.run.energy import Meter
 from tests.compare.fake_process import Behaviour, World
 from tests.fake_counter import Counter
 
 ROOT = Path(__file__).parent.parent.parent
 ENDLESS = ("--samples", "100000", "--max_minutes", "1000")
 SHORT = ("--max_new_tokens", "4", "--tokens", "64", "--processes", "1")
-COMPARE = (sys.executable, "-m", "compare", "ab")
+COMPARE = (sys.executable, "-m", "quantbench", "ab")
 SEARCH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 ENVIRONMENT = {**os.environ, "PYTHONPATH": SEARCH, "OMP_NUM_THREADS": "1"}
 
@@ -357,7 +357,7 @@ def test_ctrl_c_and_sigterm_end_with_the_results_so_far(tmp_path, number):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_worker_that_waits_burns_nothing():
-    from compare.sampling.process import Process
+    from quantbench.compare.sampling.process import Process
 
     worker = Process()
     try:
@@ -515,7 +515,7 @@ def test_a_scheme_that_the_model_cannot_take_is_no_arm(monkeypatch, capsys):
 
 
 def test_the_worker_knows_what_runs_here():
-    from compare.sampling.worker import Worker
+    from quantbench.compare.sampling.worker import Worker
 
     schemes = Worker().schemes(["--device", "cpu"]).schemes
     assert {"none", "int8wo", "fp6", "uintx-2-64", "autoquant"} <= set(schemes)
@@ -527,7 +527,7 @@ def test_the_worker_knows_what_runs_here():
 def test_the_energy_of_an_arm_is_counted_until_it_is_resolved(monkeypatch, idle, step, repeats):
     """Samples of 3 J by a counter that moves by 0.2 J at once: four of them. What the idle machine
     takes is taken off. Samples that are timed are not repeated."""
-    from compare.sampling.worker import Worker
+    from quantbench.compare.sampling.worker import Worker
 
     meter = Meter(Counter(), idle, step, torch.device("cpu"), ALONE)
     monkeypatch.setattr(Meter, "find", lambda device, ranks: meter)
@@ -543,9 +543,9 @@ def test_the_energy_of_an_arm_is_counted_until_it_is_resolved(monkeypatch, idle,
 
 def test_an_arm_too_large_for_the_machine_is_told_from_one_without_room(monkeypatch):
     """The one fails, for the other the arms beside it make room."""
-    from compare.sampling.worker import NeverFits, Worker
+    from quantbench.compare.sampling.worker import NeverFits, Worker
 
-    monkeypatch.setattr("devices.free_memory", lambda device: 300_000_000)
+    monkeypatch.setattr("quantbench.devices.free_memory", lambda device: 300_000_000)
     arguments = ["--device", "cpu", "--cache_size", "100000"]  # 512 MB of bfloat16 keys and values
     with pytest.raises(MemoryShortage):
         Worker().load(arguments, headroom=100_000_000, others=400_000_000)
@@ -574,7 +574,9 @@ def test_in_turn_with_real_workers(tmp_path):
 def test_another_format_takes_the_place_of_the_tables(monkeypatch, capsys, form):
     world = World.of(Behaviour(between=0.01), Behaviour(seconds=0.5, between=0.01, joules=6.0))
     world.install(monkeypatch)
-    monkeypatch.setattr("compare.sampling.workers.Workers._command", lambda w, n: world.command(n))
+    monkeypatch.setattr(
+        "quantbench.compare.sampling.workers.Workers._command", lambda w, n: world.command(n)
+    )
     arms = make_arms(RunConfig(max_new_tokens=4), ["", "--quantization int8wo"])
     results = Results.begin(Settings(tokens=0, max_minutes=1000), arms, "none")
     assert command.compare(results, None, form) == 0
@@ -608,7 +610,9 @@ def test_an_arm_that_fails_is_the_exit_code_and_the_last_line(monkeypatch, capsy
     """What was measured is printed before."""
     world = World.of(*(Behaviour(fails_to_load=number in bad) for number in range(3)))
     world.install(monkeypatch)
-    monkeypatch.setattr("compare.sampling.workers.Workers._command", lambda w, n: world.command(n))
+    monkeypatch.setattr(
+        "quantbench.compare.sampling.workers.Workers._command", lambda w, n: world.command(n)
+    )
     arms = make_arms(RunConfig(max_new_tokens=4), [f"--quantization {n}" for n in NAMES])
     results = Results.begin(Settings(tokens=0, max_minutes=1000), arms, "none")
     assert command.compare(results, None) == 1
@@ -620,7 +624,7 @@ def test_an_arm_that_fails_is_the_exit_code_and_the_last_line(monkeypatch, capsy
 def test_a_wrong_command_says_so_in_one_line(tmp_path):
     for arguments in (["nothing"], ["ab", "--bogus"], ["replay"]):
         done = subprocess.run(
-            [sys.executable, "-m", "compare", *arguments],
+            [sys.executable, "-m", "quantbench", *arguments],
             cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True,
         )  # fmt: skip
         assert done.returncode == 2 and done.stdout == ""

@@ -6,18 +6,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchlog.config import RunConfig, argv
-from compare.commands.roofline import model_remarks
-from compare.figures import decode_limit as whole
-from compare.figures.rows import rows as report_rows
-from compare.output.columns import interval
-from compare.output.tables import remarks
-from compare.sampling.answers import Reading
-from compare.sampling.comparison import Comparison
-from compare.sampling.results import ArmResult, Results, Settings
-from errors import KernelError
-from run.bandwidth import Bandwidth
-from typed_json import to_json
+from quantbench.compare.commands.roofline import model_remarks
+from quantbench.compare.figures import decode_limit as whole
+from quantbench.compare.figures.rows import rows as report_rows
+from quantbench.compare.output.columns import interval
+from quantbench.compare.output.tables import remarks
+from quantbench.compare.sampling.answers import Reading
+from quantbench.compare.sampling.comparison import Comparison
+from quantbench.compare.sampling.results import ArmResult, Results, Settings
+from quantbench.errors import KernelError
+from quantbench.log.config import RunConfig, argv
+from quantbench.run.bandwidth import Bandwidth
+from quantbench.typed_json import to_json
 
 FAKE = (sys.executable, str(Path(__file__).parent / "fake_worker.py"))
 
@@ -63,10 +63,10 @@ def test_without_the_library_the_bandwidth_says_what_read_it(monkeypatch):
     def missing(block):
         raise KernelError("the C++ kernels need a C++ compiler")
 
-    monkeypatch.setattr("run.bandwidth.BYTES", 1 << 20)
+    monkeypatch.setattr("quantbench.run.bandwidth.BYTES", 1 << 20)
     ours = Bandwidth(torch.device("cpu"))
     assert ours.caveat is None or ours.probe == "torch.amax"
-    monkeypatch.setattr("ops.cpu.bandwidth.read", missing)
+    monkeypatch.setattr("quantbench.ops.cpu.bandwidth.read", missing)
     probe = Bandwidth(torch.device("cpu"))
     assert probe.probe == "torch.amax" and probe.measure() > 0
     assert probe.caveat.startswith("memory bandwidth was measured with torch.amax")

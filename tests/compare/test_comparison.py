@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from benchlog.config import RunConfig
-from compare.figures.plan import shown
-from compare.figures.rows import rows
-from compare.sampling.arm import make_arms
-from compare.sampling.comparison import (
+from quantbench.compare.figures.plan import shown
+from quantbench.compare.figures.rows import rows
+from quantbench.compare.sampling.arm import make_arms
+from quantbench.compare.sampling.comparison import (
     MOST_SAMPLES,
     SAMPLES,
     SAMPLES_IN_TURN,
@@ -18,7 +17,8 @@ from compare.sampling.comparison import (
     Comparison,
     turns,
 )
-from compare.sampling.results import Results, Settings
+from quantbench.compare.sampling.results import Results, Settings
+from quantbench.log.config import RunConfig
 from tests.compare.fake_process import Behaviour, World
 
 COMMON = RunConfig(max_new_tokens="4")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from compare.figures.contrasts import (
+from quantbench.compare.figures.contrasts import (
     Contrasts,
     ProcessTiming,
     SampleTimes,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from compare.countdown import Countdown, duration
+from quantbench.compare.countdown import Countdown, duration
 
 
 def test_pieces_and_the_time_that_is_left():

@@ -1,4 +1,4 @@
-"""python -m compare readme: blocks of documents from committed data, and when they are stale."""
+"""quantbench readme: blocks of documents from committed data, and when they are stale."""
 
 import json
 import re
@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from benchlog.config import split
-from compare.commands.estimate import estimate
-from compare.commands.readme import readme
-from compare.figures.doc_predictions import predictions
-from compare.output.doc_tables import TABLES
-from compare.output.documents import rewritten, table
-from errors import UsageError
+from quantbench.compare.commands.estimate import estimate
+from quantbench.compare.commands.readme import readme
+from quantbench.compare.figures.doc_predictions import predictions
+from quantbench.compare.output.doc_tables import TABLES
+from quantbench.compare.output.documents import rewritten, table
+from quantbench.errors import UsageError
+from quantbench.log.config import split
 
 ROOT = Path(__file__).parents[2]
 ABOUT = {

@@ -5,11 +5,11 @@ import json
 
 import pytest
 
-from compare.figures.rows import rows
-from compare.output.tables import estimate_sentence, joules_sentence, terminal
-from compare.sampling.answers import ArmFacts
-from run.energy import NO_COUNTER, Energy, NotCounted
-from run.why import Limit
+from quantbench.compare.figures.rows import rows
+from quantbench.compare.output.tables import estimate_sentence, joules_sentence, terminal
+from quantbench.compare.sampling.answers import ArmFacts
+from quantbench.run.energy import NO_COUNTER, Energy, NotCounted
+from quantbench.run.why import Limit
 from tests.compare.example_results import example_results
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from compare.figures.contrasts import Contrasts, Fit, fit
-from compare.figures.families import (
+from quantbench.compare.figures.contrasts import Contrasts, Fit, fit
+from quantbench.compare.figures.families import (
     Interval,
     against_baseline,
     against_best,

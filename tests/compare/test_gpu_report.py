@@ -16,16 +16,16 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from benchlog.config import RunConfig, parse, split
-from compare.commands import gpu_report as command
-from compare.commands.gpu_report import FULL, MODELS, planned, slug
-from compare.figures.rows import rows
-from compare.sampling.arm import make_arms
-from compare.sampling.comparison import Comparison
-from compare.sampling.results import Results, Settings
-from compare.steps import Step, run
 from quantbench.__main__ import commands
-from quantize.spec import COMPARED_BRIEFLY, SHOWN
+from quantbench.compare.commands import gpu_report as command
+from quantbench.compare.commands.gpu_report import FULL, MODELS, planned, slug
+from quantbench.compare.figures.rows import rows
+from quantbench.compare.sampling.arm import make_arms
+from quantbench.compare.sampling.comparison import Comparison
+from quantbench.compare.sampling.results import Results, Settings
+from quantbench.compare.steps import Step, run
+from quantbench.log.config import RunConfig, parse, split
+from quantbench.quantize.spec import COMPARED_BRIEFLY, SHOWN
 from tests.compare.fake_process import Behaviour, World
 
 ROOT = Path(__file__).parents[2]
@@ -84,7 +84,7 @@ def test_an_unfinished_file_of_an_earlier_attempt_does_not_count(tmp_path):
 SERIES = """
 import sys
 from pathlib import Path
-from compare.steps import run
+from quantbench.compare.steps import run
 from tests.compare.test_gpu_report import writes, Step
 sleep = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
 steps = [writes("a"), Step("b", ("-c", sleep, "{work}/pid"), 1.0, "pid")]

@@ -12,21 +12,21 @@ from pathlib import Path
 
 import pytest
 
-from compare.commands.ab import ab
-from compare.figures import timings
-from compare.figures.choices import Limits
-from compare.figures.contrasts import fit
-from compare.figures.recommendation import recommend
-from compare.figures.rows import best_of, rows
-from compare.figures.tuning import answer
-from compare.output import html
-from compare.output.points import band, points, staircase
-from compare.output.tables import remarks
-from compare.sampling.results import Results
+from quantbench.compare.commands.ab import ab
+from quantbench.compare.figures import timings
+from quantbench.compare.figures.choices import Limits
+from quantbench.compare.figures.contrasts import fit
+from quantbench.compare.figures.recommendation import recommend
+from quantbench.compare.figures.rows import best_of, rows
+from quantbench.compare.figures.tuning import answer
+from quantbench.compare.output import html
+from quantbench.compare.output.points import band, points, staircase
+from quantbench.compare.output.tables import remarks
+from quantbench.compare.sampling.results import Results
+from quantbench.typed_json import to_json
 from tests.compare.browser import chromium, prefer, programs, resize
 from tests.compare.example_results import ARMS, HOSTILE, example_results
 from tests.compare.test_estimated_rows import with_figures
-from typed_json import to_json
 
 NARROW, WIDE = 360, 1200
 
@@ -473,7 +473,7 @@ def test_open_shows_the_report(tmp_path, monkeypatch, has_a_browser):
 
     opened = []
     monkeypatch.setattr("webbrowser.open", lambda url: opened.append(url) or has_a_browser)
-    monkeypatch.setattr("compare.commands.ab.compare", lambda *given, **more: 0)
+    monkeypatch.setattr("quantbench.compare.commands.ab.compare", lambda *given, **more: 0)
     folder = tmp_path / "out"
     arms = ["--arm", "--quantization none", "--arm", "--quantization int8wo"]
     more = ["--output", str(folder), "--write_result", "none"]
@@ -483,7 +483,7 @@ def test_open_shows_the_report(tmp_path, monkeypatch, has_a_browser):
 
 
 def test_bars_and_pareto_name_every_arm(results, tmp_path):
-    from compare.output import bars, pareto
+    from quantbench.compare.output import bars, pareto
 
     arm_rows = rows(example_results())
     bars.draw(arm_rows, tmp_path / "bars.svg", "title")

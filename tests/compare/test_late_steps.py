@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from compare.figures.contrasts import SampleTimes, contrasts, fit, process_timing
-from compare.figures.families import Interval
-from compare.figures.late_steps import LateSteps, late_steps, scatter_sentence
+from quantbench.compare.figures.contrasts import SampleTimes, contrasts, fit, process_timing
+from quantbench.compare.figures.families import Interval
+from quantbench.compare.figures.late_steps import LateSteps, late_steps, scatter_sentence
 from tests.seeds import new_generator
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from compare.output.latency_tables import read
-from compare.sampling.latency_results import LatencyResults
 from quantbench.__main__ import commands
+from quantbench.compare.output.latency_tables import read
+from quantbench.compare.sampling.latency_results import LatencyResults
 from tests.compare.latency_folders import plan, results
 
 ROOT = Path(__file__).parents[2]

@@ -7,14 +7,14 @@ import json
 
 import pytest
 
-from compare.figures.latency import Cell, LatencySample, estimate_rows
-from compare.figures.latency_checks import findings
-from compare.output.latency_report import report, samples
-from compare.output.latency_tables import read
-from compare.sampling.latency_progress import LatencyProgress
-from compare.sampling.latency_results import LatencyResults
-from compare.sampling.latency_sweep import Sweep
-from run.energy import Energy, NotCounted
+from quantbench.compare.figures.latency import Cell, LatencySample, estimate_rows
+from quantbench.compare.figures.latency_checks import findings
+from quantbench.compare.output.latency_report import report, samples
+from quantbench.compare.output.latency_tables import read
+from quantbench.compare.sampling.latency_progress import LatencyProgress
+from quantbench.compare.sampling.latency_results import LatencyResults
+from quantbench.compare.sampling.latency_sweep import Sweep
+from quantbench.run.energy import Energy, NotCounted
 from tests.compare.fake_latency_worker import World
 from tests.compare.latency_folders import plan, results
 

@@ -6,11 +6,11 @@ import time
 import pytest
 from click.testing import CliRunner
 
-from compare.sampling import latency_ray
-from compare.sampling.latency_plan import LatencyPlan, Load, PlannedArm
-from compare.sampling.latency_results import LatencyResults
-from errors import UsageError
 from quantbench.__main__ import commands
+from quantbench.compare.sampling import latency_ray
+from quantbench.compare.sampling.latency_plan import LatencyPlan, Load, PlannedArm
+from quantbench.compare.sampling.latency_results import LatencyResults
+from quantbench.errors import UsageError
 
 
 def load(ranks=1, *argv):

@@ -7,13 +7,13 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 
-from compare.figures.latency import Cell
-from compare.figures.latency_checks import findings
-from compare.output.latency_pictures import BATCH, LATENCY, PROMPT, RANKS, draw, panels
-from compare.output.latency_report import NOT_REACHED, report, samples
-from compare.output.latency_tables import read
-from compare.sampling.latency_results import LatencyResults
 from quantbench.__main__ import commands
+from quantbench.compare.figures.latency import Cell
+from quantbench.compare.figures.latency_checks import findings
+from quantbench.compare.output.latency_pictures import BATCH, LATENCY, PROMPT, RANKS, draw, panels
+from quantbench.compare.output.latency_report import NOT_REACHED, report, samples
+from quantbench.compare.output.latency_tables import read
+from quantbench.compare.sampling.latency_results import LatencyResults
 from tests.compare.latency_folders import plan, results
 
 

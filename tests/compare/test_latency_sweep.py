@@ -2,9 +2,9 @@
 
 import pytest
 
-from compare.sampling.latency_progress import LatencyProgress
-from compare.sampling.latency_results import LatencyResults
-from compare.sampling.latency_sweep import Sweep
+from quantbench.compare.sampling.latency_progress import LatencyProgress
+from quantbench.compare.sampling.latency_results import LatencyResults
+from quantbench.compare.sampling.latency_sweep import Sweep
 from tests.compare.fake_latency_worker import World
 from tests.compare.latency_folders import plan
 

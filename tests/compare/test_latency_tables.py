@@ -9,7 +9,8 @@ from click.testing import CliRunner
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from compare.figures.latency import (
+from quantbench.__main__ import commands
+from quantbench.compare.figures.latency import (
     Against,
     Cell,
     LatencySample,
@@ -21,9 +22,8 @@ from compare.figures.latency import (
     rate,
     rate_rows,
 )
-from compare.figures.latency_checks import findings, inferred
-from compare.output.latency_tables import COLUMNS, UNITS, Table, read, table_text
-from quantbench.__main__ import commands
+from quantbench.compare.figures.latency_checks import findings, inferred
+from quantbench.compare.output.latency_tables import COLUMNS, UNITS, Table, read, table_text
 
 # Two batch sizes, two runs of 3 tokens; batch 4 failed. By hand: prefill 100 and 120 ms, steps of
 # 10 and 30, 20 and 20: 40 ms both times, 20 a token. Rows of equal figures are merged.

@@ -5,12 +5,12 @@ import dataclasses
 import pytest
 import torch
 
-import devices
-from compare.sampling.latency_worker import LatencyWorker
-from errors import MemoryShortage, UsageError
-from models.checkpoints.load import load_config
-from ops.ranks import ALONE
-from run.energy import Meter, NotCounted
+from quantbench import devices
+from quantbench.compare.sampling.latency_worker import LatencyWorker
+from quantbench.errors import MemoryShortage, UsageError
+from quantbench.models.checkpoints.load import load_config
+from quantbench.ops.ranks import ALONE
+from quantbench.run.energy import Meter, NotCounted
 from tests.fake_counter import Counter
 
 FLOAT32 = ["--precision", "float32", "--device", "cpu", "--checkpoint_path", "tiny"]
@@ -121,7 +121,7 @@ def test_ranks_that_cannot_share_the_model():
 
 
 def test_more_ranks_than_cores_are_warned_of(monkeypatch):
-    from run import threads
+    from quantbench.run import threads
 
     monkeypatch.setattr(threads, "cores", lambda: 1)
     (warning,) = LatencyWorker().check(FLOAT32, [1, 2]).warnings
@@ -133,13 +133,13 @@ def test_more_ranks_than_cores_are_warned_of(monkeypatch):
 def test_a_calibration_that_cannot_be_read_is_warned_of(monkeypatch, tmp_path):
     path = tmp_path / "calibration.json"
     path.write_text("{}")
-    monkeypatch.setattr("estimate.calibration_file.default_path", lambda: path)
+    monkeypatch.setattr("quantbench.estimate.calibration_file.default_path", lambda: path)
     (warning,) = LatencyWorker().check(FLOAT32, [1]).warnings
     assert warning.startswith(f"this machine's calibration, {path}: no calibration; `quantbench")
 
 
 def test_a_cell_is_estimated_as_the_run_that_it_is(monkeypatch):
-    from estimate.beside import Estimator, Expected
+    from quantbench.estimate.beside import Estimator, Expected
 
     worker, _ = ready([(30, 2)])
     seen = []

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from benchlog import log
-from compare.output.doc_tables import runs
-from compare.output.log_tables import groups
+from quantbench.compare.output.doc_tables import runs
+from quantbench.compare.output.log_tables import groups
+from quantbench.log import log
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "tests" / "data" / "torchao_llama_log.txt"

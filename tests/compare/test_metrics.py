@@ -8,15 +8,15 @@ import pytest
 from click.testing import CliRunner
 from scipy import stats
 
-from benchlog.config import RunConfig, parse
-from compare.figures.latency import Cell, LatencySample
-from compare.figures.metrics import Side, compare
-from compare.sampling.latency_plan import LatencyPlan, make_plan, whole_numbers
-from compare.sampling.latency_results import LatencyResults, TableResult
-from errors import UsageError
 from quantbench.__main__ import commands
+from quantbench.compare.figures.latency import Cell, LatencySample
+from quantbench.compare.figures.metrics import Side, compare
+from quantbench.compare.sampling.latency_plan import LatencyPlan, make_plan, whole_numbers
+from quantbench.compare.sampling.latency_results import LatencyResults, TableResult
+from quantbench.errors import UsageError
+from quantbench.log.config import RunConfig, parse
+from quantbench.typed_json import from_json, to_json
 from tests.compare.latency_folders import plan, results
-from typed_json import from_json, to_json
 
 
 def side(cells, length=100, decode_length=3):

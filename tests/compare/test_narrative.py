@@ -12,10 +12,10 @@ import pytest
 from click.testing import CliRunner
 from scipy import stats
 
-from compare.figures.latency import Cell
-from compare.output.narrative import METHOD, OTHER_FOLDER, OTHER_MACHINE, percent
-from compare.sampling.latency_results import Carried, ModelFacts
 from quantbench.__main__ import commands
+from quantbench.compare.figures.latency import Cell
+from quantbench.compare.output.narrative import METHOD, OTHER_FOLDER, OTHER_MACHINE, percent
+from quantbench.compare.sampling.latency_results import Carried, ModelFacts
 from tests.compare.latency_folders import CARRIED, MODEL, results
 
 NUMBER = r"(\d+(?:\.\d+)?)"

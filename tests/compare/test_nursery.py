@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from compare.sampling import file_pages
-from compare.sampling.nursery import Nursery
-from compare.sampling.process import Process, WorkerFailed, environment
+from quantbench.compare.sampling import file_pages
+from quantbench.compare.sampling.nursery import Nursery
+from quantbench.compare.sampling.process import Process, WorkerFailed, environment
 
 WORKER = """
 import json, os, sys
@@ -100,8 +100,8 @@ def test_where_the_nursery_is_gone_processes_are_started(tmp_path):
 
 COORDINATOR = """
 import sys, time
-from compare.sampling.nursery import Nursery
-from compare.sampling.process import Process, environment
+from quantbench.compare.sampling.nursery import Nursery
+from quantbench.compare.sampling.process import Process, environment
 nursery = Nursery(environment())
 process = Process((sys.executable, sys.argv[1]), nursery)
 process.ask("tell")
@@ -143,7 +143,7 @@ def test_a_comparison_without_further_processes_has_no_nursery():
 
 MEMORY = """
 import json, re, sys
-import generate
+from quantbench import generate
 import quantize.registry, run.saved_model, run.loading, run.decoding, run.sizes, run.bandwidth
 import compare.sampling.clock, compare.sampling.worker
 from pathlib import Path
@@ -206,7 +206,7 @@ def test_what_is_counted_before_a_fork_starts_no_thread():
     loop: seen with two threads, where torch's operations had counted the pages."""
     code = (
         "import os, torch\n"
-        "from compare.sampling import file_pages\n"
+        "from quantbench.compare.sampling import file_pages\n"
         "found = file_pages.resident()\n"
         "assert sum(length for _, length in found) > 1 << 20\n"
         "print(len(os.listdir('/proc/self/task')))"

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from compare.figures.contrasts import Contrasts, fit
-from compare.figures.families import AgainstBest, Interval, against_best
-from compare.figures.plan import (
+from quantbench.compare.figures.contrasts import Contrasts, fit
+from quantbench.compare.figures.families import AgainstBest, Interval, against_best
+from quantbench.compare.figures.plan import (
     Look,
     Plan,
     arms_to_drop,

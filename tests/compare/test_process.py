@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from compare.sampling import ranks
-from compare.sampling.process import Process, WorkerFailed
-from errors import QuantbenchError, UsageError
+from quantbench.compare.sampling import ranks
+from quantbench.compare.sampling.process import Process, WorkerFailed
+from quantbench.errors import QuantbenchError, UsageError
 
 ANSWER = "import sys; input(); print(sys.argv[1], flush=True); sys.stdin.read()"
 
@@ -46,8 +46,8 @@ def test_what_failed_otherwise_is_not(worker, kind):
 
 ANSWERING = """
 import os, signal
-from compare.sampling.worker import serve
-from errors import MemoryShortage, UsageError
+from quantbench.compare.sampling.worker import serve
+from quantbench.errors import MemoryShortage, UsageError
 
 class Worker:
     def who(self) -> str:

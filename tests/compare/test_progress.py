@@ -2,8 +2,8 @@
 
 import pytest
 
-from compare.sampling import progress
-from compare.sampling.progress import Progress, minutes
+from quantbench.compare.sampling import progress
+from quantbench.compare.sampling.progress import Progress, minutes
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""python -m compare quality: its figures against ones computed another way, and its refusals."""
+"""quantbench quality: its figures against ones computed another way, and its refusals."""
 
 import contextlib
 import dataclasses
@@ -14,24 +14,24 @@ import torch.nn.functional as F
 from click.testing import CliRunner
 from scipy import stats
 
-from benchlog.config import RunConfig, parse
-from compare.commands.quality import quality
-from compare.fidelity import decode_check
-from compare.fidelity import reference_logits as kept
-from compare.fidelity.layer_sqnr import sqnr, sqnr_of_layers
-from compare.fidelity.scores import Logits, embedded, quick, score, summary
-from compare.sampling.answers import LogitsFile
-from errors import KernelError, UsageError
-from generate import Generator
-from models.checkpoints.load import load_model
-from models.checkpoints.sources import EMBEDDED
-from models.tokenizer import load_tokenizer
-from ops.cpu import build
-from quantize.registry import Quantizer
-from quantize.spec import parse as scheme
-from run.loading import load
-from run.plan import make_plan
-from run.scoring import predictions, token_nats
+from quantbench.compare.commands.quality import quality
+from quantbench.compare.fidelity import decode_check
+from quantbench.compare.fidelity import reference_logits as kept
+from quantbench.compare.fidelity.layer_sqnr import sqnr, sqnr_of_layers
+from quantbench.compare.fidelity.scores import Logits, embedded, quick, score, summary
+from quantbench.compare.sampling.answers import LogitsFile
+from quantbench.errors import KernelError, UsageError
+from quantbench.generate import Generator
+from quantbench.log.config import RunConfig, parse
+from quantbench.models.checkpoints.load import load_model
+from quantbench.models.checkpoints.sources import EMBEDDED
+from quantbench.models.tokenizer import load_tokenizer
+from quantbench.ops.cpu import build
+from quantbench.quantize.registry import Quantizer
+from quantbench.quantize.spec import parse as scheme
+from quantbench.run.loading import load
+from quantbench.run.plan import make_plan
+from quantbench.run.scoring import predictions, token_nats
 from tests.compare.refusals import one_line
 
 TOKENS = 600
@@ -492,13 +492,17 @@ def test_tasks_of_the_harness(tasks, tmp_path):
     ],
 )  # fmt: skip
 def test_a_task_that_is_not_there_is_refused_before_torch_is_read(tasks, monkeypatch, given, why):
-    monkeypatch.setitem(sys.modules, "compare.fidelity.measure", None)  # cannot be imported
+    monkeypatch.setitem(
+        sys.modules, "quantbench.compare.fidelity.measure", None
+    )  # cannot be imported
     result = run("--tokens", "600", "--lm_eval", given.format(**tasks))
     assert one_line(result).startswith(why) and isinstance(result.exception, UsageError)
 
 
 def test_without_the_harness_the_line_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "lm_eval", None)
-    monkeypatch.setitem(sys.modules, "compare.fidelity.measure", None)  # cannot be imported
+    monkeypatch.setitem(
+        sys.modules, "quantbench.compare.fidelity.measure", None
+    )  # cannot be imported
     result = run("--lm_eval", "hellaswag")
     assert one_line(result) == "--lm_eval needs lm-evaluation-harness: pip install lm-eval"

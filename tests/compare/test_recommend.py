@@ -1,4 +1,4 @@
-"""python -m compare recommend: what is measured, what is answered, and answering again."""
+"""quantbench recommend: what is measured, what is answered, and answering again."""
 
 import dataclasses
 import functools
@@ -8,26 +8,26 @@ import re
 import pytest
 from click.testing import CliRunner
 
-from benchlog.config import RunConfig
-from compare.commands import ab
-from compare.commands import recommend as command
-from compare.figures.choices import Limits
-from compare.figures.rows import rows
-from compare.limit_options import limits, size_of
-from compare.output import tables
-from compare.sampling.answers import (
+from quantbench.compare.commands import ab
+from quantbench.compare.commands import recommend as command
+from quantbench.compare.figures.choices import Limits
+from quantbench.compare.figures.rows import rows
+from quantbench.compare.limit_options import limits, size_of
+from quantbench.compare.output import tables
+from quantbench.compare.sampling.answers import (
     DecodeCheck,
     LogitsFile,
     Quality,
     QualityAnswer,
     SchemeNames,
 )
-from compare.sampling.arm import make_arms
-from compare.sampling.comparison import Comparison
-from compare.sampling.results import Results, Settings
-from errors import UsageError
-from run.loading import load
-from run.plan import make_plan
+from quantbench.compare.sampling.arm import make_arms
+from quantbench.compare.sampling.comparison import Comparison
+from quantbench.compare.sampling.results import Results, Settings
+from quantbench.errors import UsageError
+from quantbench.log.config import RunConfig
+from quantbench.run.loading import load
+from quantbench.run.plan import make_plan
 from tests.compare.fake_process import Behaviour, FakeProcess, World
 from tests.compare.refusals import one_line
 

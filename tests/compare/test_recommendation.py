@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from benchlog import shell
-from benchlog.config import parse
-from compare.figures.choices import Limits, Recommendation
-from compare.figures.interval import Interval, SpeedUp
-from compare.figures.recommendation import command, recommend
-from compare.figures.row import Row
-from typed_json import from_json, to_json
+from quantbench.compare.figures.choices import Limits, Recommendation
+from quantbench.compare.figures.interval import Interval, SpeedUp
+from quantbench.compare.figures.recommendation import command, recommend
+from quantbench.compare.figures.row import Row
+from quantbench.log import shell
+from quantbench.log.config import parse
+from quantbench.typed_json import from_json, to_json
 
 GB = 10**9
 

@@ -13,14 +13,14 @@ import pytest
 from click.testing import CliRunner
 from scipy import stats
 
-from compare.commands.tune import tune
-from compare.figures.families import FALSE_VERDICTS, against_baseline, against_best
-from compare.figures.one_way import one_way, scatter
-from compare.figures.option_tests import by_option
-from compare.figures.order import Placed, trend, without_drift
-from compare.figures.recorded import conclude
-from compare.figures.recorded_answer import answer
-from compare.figures.recorded_runs import read
+from quantbench.compare.commands.tune import tune
+from quantbench.compare.figures.families import FALSE_VERDICTS, against_baseline, against_best
+from quantbench.compare.figures.one_way import one_way, scatter
+from quantbench.compare.figures.option_tests import by_option
+from quantbench.compare.figures.order import Placed, trend, without_drift
+from quantbench.compare.figures.recorded import conclude
+from quantbench.compare.figures.recorded_answer import answer
+from quantbench.compare.figures.recorded_runs import read
 from tests.compare.refusals import one_line
 from tests.seeds import new_generator
 

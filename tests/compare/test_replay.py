@@ -1,4 +1,4 @@
-"""python -m compare replay: the old log's lines, then beside now, and what is refused."""
+"""quantbench replay: the old log's lines, then beside now, and what is refused."""
 
 import json
 import re
@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from benchlog import log
-from benchlog.config import parse
-from compare.commands.replay import checkpoint, mapped, replay
-from compare.sampling.replayed import Replayed
-from generate import main as generate
+from quantbench.compare.commands.replay import checkpoint, mapped, replay
+from quantbench.compare.sampling.replayed import Replayed
+from quantbench.generate import main as generate
+from quantbench.log import log
+from quantbench.log.config import parse
+from quantbench.typed_json import to_json
 from tests.compare.facts import arm_facts
 from tests.compare.refusals import one_line
-from typed_json import to_json
 
 REFERENCE = Path(__file__).parents[1] / "data" / "torchao_llama_log.txt"
 RECORDS = log.read(REFERENCE).records
@@ -95,7 +95,7 @@ def test_lines_that_a_condition_chooses_are_counted_with_the_time_left(monkeypat
     chosen = [(number, record) for number, record in RECORDS if record.quant == "int8wo"]
     left = iter([record for _, record in chosen])
     monkeypatch.setattr(
-        "compare.commands.replay.measured", lambda *_: Replayed(next(left), [], None)
+        "quantbench.compare.commands.replay.measured", lambda *_: Replayed(next(left), [], None)
     )
     result = run(str(REFERENCE), "--where", "quant=int8wo", "--dummy")
     assert result.exit_code == 0, result.stderr
@@ -110,7 +110,7 @@ def test_lines_that_a_condition_chooses_are_counted_with_the_time_left(monkeypat
 
 WORKER = """
 import json, random, sys
-from compare import speed          # the commit's own, whatever the current folder has
+from quantbench.compare import speed          # the commit's own, whatever the current folder has
 
 ready = json.loads(READY)
 draw = random.Random()
@@ -176,7 +176,7 @@ def repository(tmp_path_factory):
 @pytest.fixture
 def inside(repository, monkeypatch):
     """The current folder is the repository, whose newest files are those of `slow`."""
-    monkeypatch.setattr("compare.sampling.process.ROOT", repository)
+    monkeypatch.setattr("quantbench.compare.sampling.process.ROOT", repository)
     monkeypatch.chdir(repository)
     yield repository
     assert len(git(repository, "worktree", "list").splitlines()) == 1  # nothing is left behind
@@ -230,20 +230,20 @@ def test_a_commit_whose_kernels_do_not_build_is_not_measured_without_them(inside
 
 
 def test_where_nothing_builds_both_are_measured_without_kernels(inside, monkeypatch):
-    monkeypatch.setattr("compare.sampling.old_commit._refusal", lambda *_: "no compiler")
+    monkeypatch.setattr("quantbench.compare.sampling.old_commit._refusal", lambda *_: "no compiler")
     result = run("log.txt", "--all", "--dummy", "--device", "cpu", "--against", "old")
     assert result.exit_code == 0 and "speed now" in result.stdout
 
 
 def test_outside_of_a_repository(tmp_path, monkeypatch):
-    monkeypatch.setattr("compare.sampling.process.ROOT", tmp_path)
+    monkeypatch.setattr("quantbench.compare.sampling.process.ROOT", tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     result = run(str(REFERENCE), "--all", "--dummy", "--against", "HEAD")
     assert "is no git repository" in one_line(result)
 
 
 def test_an_installed_copy_looks_for_no_commits_in_somebody_s_repository(inside, monkeypatch):
-    monkeypatch.setattr("compare.sampling.process.INSTALLED", True)
+    monkeypatch.setattr("quantbench.compare.sampling.process.INSTALLED", True)
     result = run("log.txt", "--all", "--dummy", "--against", "HEAD")
     assert "this is an installed copy; run it in a checkout" in one_line(result)
 
@@ -259,7 +259,7 @@ def days(tmp_path, monkeypatch):
     def replayed(*seconds, caveat=None, tolerance="5%"):
         values = [one * 1e9 for one in seconds]
         monkeypatch.setattr(
-            "compare.commands.replay.measured",
+            "quantbench.compare.commands.replay.measured",
             lambda config, processes, read: Replayed(record, values, caveat),
         )
         line = ("--line", str(RECORDS[0][0]), "--dummy", "--tolerance", tolerance)

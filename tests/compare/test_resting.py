@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from compare.sampling import resting
-from devices import prefill_chunk
-from estimate.calibration import LeftBehind
-from estimate.counting import count_model
-from models.checkpoints.load import load_config
+from quantbench.compare.sampling import resting
+from quantbench.devices import prefill_chunk
+from quantbench.estimate.calibration import LeftBehind
+from quantbench.estimate.counting import count_model
+from quantbench.models.checkpoints.load import load_config
 
 ROOT = Path(__file__).parents[2]
 

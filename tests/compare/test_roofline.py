@@ -1,4 +1,4 @@
-"""python -m compare roofline and growth: the arithmetic by hand, the commands on a tiny model."""
+"""quantbench roofline and growth: the arithmetic by hand, the commands on a tiny model."""
 
 import json
 import math
@@ -11,20 +11,20 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from benchlog.config import RunConfig
-from compare.commands import growth as growth_module
-from compare.commands.growth import growth
-from compare.commands.roofline import layer_rows, model_remarks, roofline, with_stock
-from compare.figures import decode_limit as whole
-from compare.figures.interval import Interval
-from compare.figures.limits import over, share, step_bytes
-from compare.output.lines import draw
-from compare.sampling.answers import Product, Reading, Shape, ShapeTimings
-from compare.sampling.layer_timing import Stack, kernels, shapes
-from compare.sampling.results import ArmResult, ArmSample, Results, Settings
+from quantbench.compare.commands import growth as growth_module
+from quantbench.compare.commands.growth import growth
+from quantbench.compare.commands.roofline import layer_rows, model_remarks, roofline, with_stock
+from quantbench.compare.figures import decode_limit as whole
+from quantbench.compare.figures.interval import Interval
+from quantbench.compare.figures.limits import over, share, step_bytes
+from quantbench.compare.output.lines import draw
+from quantbench.compare.sampling.answers import Product, Reading, Shape, ShapeTimings
+from quantbench.compare.sampling.layer_timing import Stack, kernels, shapes
+from quantbench.compare.sampling.results import ArmResult, ArmSample, Results, Settings
+from quantbench.log.config import RunConfig
+from quantbench.typed_json import to_json
 from tests.compare.facts import arm_facts
 from tests.models.small import small_checkpoint
-from typed_json import to_json
 
 FAKE = (sys.executable, str(Path(__file__).parent / "fake_worker.py"))
 

@@ -1,4 +1,4 @@
-"""python -m quantize: the table of schemes, and what it says of wrong input."""
+"""quantbench schemes: the table of schemes, and what it says of wrong input."""
 
 import json
 import subprocess
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from compare.__main__ import commands
-from quantize.spec import SHOWN
+from quantbench.__main__ import commands
+from quantbench.quantize.spec import SHOWN
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,7 +21,7 @@ def run(*arguments):
 
 def test_the_command_lists_every_scheme_with_bits_and_kernel():
     done = subprocess.run(
-        [sys.executable, "-m", "quantize", "--device", "cpu"],
+        [sys.executable, "-m", "quantbench", "schemes", "--device", "cpu"],
         cwd=ROOT, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0 and done.stderr == ""
@@ -36,7 +36,9 @@ def test_the_command_lists_every_scheme_with_bits_and_kernel():
 
 
 def test_names_alone_need_no_torch_and_three_are_marked(monkeypatch):
-    monkeypatch.setitem(sys.modules, "compare.figures.schemes", None)  # which imports torch
+    monkeypatch.setitem(
+        sys.modules, "quantbench.compare.figures.schemes", None
+    )  # which imports torch
     result = run("--list")
     assert result.exit_code == 0, result.output
     head, *rows = result.stdout.split("\n\n")[0].splitlines()

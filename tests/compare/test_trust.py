@@ -2,7 +2,7 @@
 
 import pytest
 
-from compare.figures.families import Interval
+from quantbench.compare.figures.families import Interval
 from tests.compare import trust
 from tests.compare.fake_process import Behaviour, World
 from tests.compare.trust import CELLS, Run, counted, failures, next_cell, one_run, summary
@@ -64,7 +64,7 @@ def test_a_planted_difference_is_found(monkeypatch, mode):
     world.install(monkeypatch)
     started = []
     monkeypatch.setattr(
-        "compare.sampling.workers.Process",
+        "quantbench.compare.sampling.workers.Process",
         lambda command, nursery: (
             started.append(command) or world.start(["1" if "slow_worker" in command[1] else "0"])
         ),

@@ -12,9 +12,9 @@ import pytest
 from click.testing import CliRunner
 from scipy import stats
 
-from benchlog.about import machine
-from compare.figures.families import FALSE_VERDICTS
-from compare.output.doc_tables import TABLES
+from quantbench.compare.figures.families import FALSE_VERDICTS
+from quantbench.compare.output.doc_tables import TABLES
+from quantbench.log.about import machine
 from tests.compare.trust_simulation import (
     Cell,
     bounds,

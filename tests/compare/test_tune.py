@@ -1,4 +1,4 @@
-"""python -m compare tune: the grid, which of its settings are one plan, and the answer."""
+"""quantbench tune: the grid, which of its settings are one plan, and the answer."""
 
 import dataclasses
 import functools
@@ -10,20 +10,20 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from benchlog.config import RunConfig, parse
-from compare.commands import ab
-from compare.commands import tune as command
-from compare.sampling.answers import Planned, PlannedRuns
-from compare.sampling.comparison import Comparison
-from compare.sampling.grid import DEFAULT, MOST_SETTINGS, group, read_grid, said
-from compare.sampling.process import WorkerFailed
-from compare.sampling.results import Results
-from compare.sampling.worker import Worker
-from errors import QuantbenchError, UsageError
-from generate import make_generator
-from run import identity, threads
-from run.loading import load
-from run.plan import make_plan
+from quantbench.compare.commands import ab
+from quantbench.compare.commands import tune as command
+from quantbench.compare.sampling.answers import Planned, PlannedRuns
+from quantbench.compare.sampling.comparison import Comparison
+from quantbench.compare.sampling.grid import DEFAULT, MOST_SETTINGS, group, read_grid, said
+from quantbench.compare.sampling.process import WorkerFailed
+from quantbench.compare.sampling.results import Results
+from quantbench.compare.sampling.worker import Worker
+from quantbench.errors import QuantbenchError, UsageError
+from quantbench.generate import make_generator
+from quantbench.log.config import RunConfig, parse
+from quantbench.run import identity, threads
+from quantbench.run.loading import load
+from quantbench.run.plan import make_plan
 from tests.compare.fake_process import Behaviour, FakeProcess, World
 from tests.compare.refusals import one_line
 

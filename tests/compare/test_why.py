@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from benchlog.config import RunConfig
-from compare.figures.row import Row
-from compare.figures.why import reasons
-from run.why import Limit
+from quantbench.compare.figures.row import Row
+from quantbench.compare.figures.why import reasons
+from quantbench.log.config import RunConfig
+from quantbench.run.why import Limit
 from tests.compare.facts import arm_facts
 
 COMPILED = RunConfig(compile=True)

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from compare.sampling.nursery import IMPORTED
-from compare.sampling.process import Process
+from quantbench.compare.sampling.nursery import IMPORTED
+from quantbench.compare.sampling.process import Process
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = ["--num_samples", "1", "--max_new_tokens", "4", "--device", "cpu"]
 # `finish` begins when the peak has been read.
 GENERATE = """
 import json, sys
-import generate
+from quantbench import generate
 
 def tell(*given):
     print("modules", json.dumps(sorted(sys.modules)))
@@ -25,7 +25,7 @@ generate.main(sys.argv[1:], standalone_mode=False)
 """
 WORKER = """
 import sys
-from compare.sampling.worker import Worker, serve
+from quantbench.compare.sampling.worker import Worker, serve
 
 class Telling(Worker):
     def modules(self) -> list:
@@ -35,7 +35,13 @@ serve(Telling())
 """
 # What a worker needs beside, by the beginnings of names: our own files, some kB each, and Python's
 # modules by which it reads its requests.
-OURS = ("compare", "run.saved_model", "run.bandwidth", "run.scoring", "run.why")
+OURS = (
+    "quantbench.compare",
+    "quantbench.run.saved_model",
+    "quantbench.run.bandwidth",
+    "quantbench.run.scoring",
+    "quantbench.run.why",
+)
 OF_PYTHON = {"_queue", "queue"}
 
 

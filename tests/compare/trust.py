@@ -25,16 +25,16 @@ from pathlib import Path
 
 import click
 
-from benchlog.about import About, about
-from benchlog.config import RunConfig, argv
-from compare.figures.families import FALSE_VERDICTS, Interval
-from compare.figures.plan import shown
-from compare.sampling.comparison import Comparison
-from compare.sampling.nursery import Nursery
-from compare.sampling.process import COMMAND, environment
-from compare.sampling.results import ArmResult, Results, Settings
+from quantbench.compare.figures.families import FALSE_VERDICTS, Interval
+from quantbench.compare.figures.plan import shown
+from quantbench.compare.sampling.comparison import Comparison
+from quantbench.compare.sampling.nursery import Nursery
+from quantbench.compare.sampling.process import COMMAND, environment
+from quantbench.compare.sampling.results import ArmResult, Results, Settings
+from quantbench.log.about import About, about
+from quantbench.log.config import RunConfig, argv
+from quantbench.typed_json import from_json, to_json
 from tests.compare.trust_simulation import COVERAGE, POWER, bounds
-from typed_json import from_json, to_json
 
 SLOW = (sys.executable, str(Path(__file__).parent / "slow_worker.py"))
 LATE = 0.09  # of the steps of an arm with a heavy tail

@@ -24,10 +24,15 @@ import click
 import numpy as np
 from scipy import stats
 
-from benchlog.about import about
-from compare.figures.contrasts import LEAST_FREEDOM, Contrasts, Fit, fit
-from compare.figures.families import FALSE_VERDICTS, against_baseline, against_best, critical
-from compare.figures.plan import Look, Plan, arms_to_drop, shown
+from quantbench.compare.figures.contrasts import LEAST_FREEDOM, Contrasts, Fit, fit
+from quantbench.compare.figures.families import (
+    FALSE_VERDICTS,
+    against_baseline,
+    against_best,
+    critical,
+)
+from quantbench.compare.figures.plan import Look, Plan, arms_to_drop, shown
+from quantbench.log.about import about
 
 Array = np.ndarray
 MOST_BLOCKS = 16

@@ -31,11 +31,11 @@ from pathlib import Path
 
 import click
 
-from run import environment
+from quantbench.run import environment
 
 environment.prepare()
 
-from compare.sampling.resting import left_behind, resting_bytes  # noqa: E402
+from quantbench.compare.sampling.resting import left_behind, resting_bytes  # noqa: E402
 from tests.estimate import accuracy_report  # noqa: E402
 
 # Name: (checkpoint, layers). "own" is a shape of no published model.
@@ -73,7 +73,7 @@ def cases(scheme: str, model: str) -> list[tuple[str, int, int]]:
 
 
 def configs():
-    from models.checkpoints.load import load_config
+    from quantbench.models.checkpoints.load import load_config
 
     return {
         name: dataclasses.replace(load_config(path).with_layers(layers), name=name)
@@ -88,10 +88,10 @@ def measure(folder: Path, minutes: float) -> None:
     """Go on with what is missing; no scheme is begun after so many minutes."""
     import torch
 
-    from compare.commands.calibrate import make_generator
-    from estimate import machine
-    from estimate.probe import Probe, Settings
-    from typed_json import to_json
+    from quantbench.compare.commands.calibrate import make_generator
+    from quantbench.estimate import machine
+    from quantbench.estimate.probe import Probe, Settings
+    from quantbench.typed_json import to_json
 
     started = time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
@@ -122,7 +122,7 @@ class Subjects:
     """The models of the cases in one scheme, which are measured a round at a time."""
 
     def __init__(self, scheme, settings, make_generator, probe) -> None:
-        from estimate import machine
+        from quantbench.estimate import machine
 
         self.scheme = scheme
         started, shapes = time.monotonic(), configs()

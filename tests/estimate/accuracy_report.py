@@ -16,13 +16,13 @@ from typing import Any
 import click
 import torch
 
-from benchlog.about import about
-from devices import prefill_chunk
-from estimate.calibration import Calibration, LeftBehind, Speed, WholePoint
-from estimate.counting import count_model
-from estimate.passes import CalibratedMachine
-from models.config import ModelConfig
-from typed_json import from_json, to_json
+from quantbench.devices import prefill_chunk
+from quantbench.estimate.calibration import Calibration, LeftBehind, Speed, WholePoint
+from quantbench.estimate.counting import count_model
+from quantbench.estimate.passes import CalibratedMachine
+from quantbench.log.about import about
+from quantbench.models.config import ModelConfig
+from quantbench.typed_json import from_json, to_json
 
 WORST = 25  # cases that are printed
 DIGITS = 6  # of the calibration's numbers

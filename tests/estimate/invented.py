@@ -9,7 +9,7 @@ exchange takes 5 µs, and what one of them sends ÷ 10 GB/s.
 
 import itertools
 
-from estimate.calibration import (
+from quantbench.estimate.calibration import (
     AttentionPoint,
     BandwidthPoint,
     Calibration,
@@ -20,7 +20,7 @@ from estimate.calibration import (
     Speed,
     WholePoint,
 )
-from estimate.calibration_models import MODELS
+from quantbench.estimate.calibration_models import MODELS
 
 MEMORY, ARITHMETIC = 50e9, 400e9
 SPEED = Speed(MEMORY, ARITHMETIC)

@@ -7,12 +7,12 @@ import statistics
 import pytest
 from click.testing import CliRunner
 
-from estimate import calibration_file
-from estimate.calibration import Speed, WholePoint
-from estimate.passes import CalibratedMachine
-from models.presets import preset
+from quantbench.estimate import calibration_file
+from quantbench.estimate.calibration import Speed, WholePoint
+from quantbench.estimate.passes import CalibratedMachine
+from quantbench.models.presets import preset
+from quantbench.typed_json import to_json
 from tests.estimate import accuracy, accuracy_report, invented
-from typed_json import to_json
 
 SCHEMES = ("none", "int8wo")
 CONFIGS = {"own": preset("TinyLlama-1.1B-Chat-v1.0")}

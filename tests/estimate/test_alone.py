@@ -5,12 +5,12 @@ import dataclasses
 import pytest
 import torch
 
-from devices import prefill_chunk
-from estimate import alone
-from estimate.calibration import Speed
-from estimate.calibration_models import MODELS
-from estimate.machine import random_model
-from estimate.probe import Settings
+from quantbench.devices import prefill_chunk
+from quantbench.estimate import alone
+from quantbench.estimate.calibration import Speed
+from quantbench.estimate.calibration_models import MODELS
+from quantbench.estimate.machine import random_model
+from quantbench.estimate.probe import Settings
 
 CPU = torch.device("cpu")
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from errors import QuantbenchError
-from estimate.audit import audit
-from estimate.audit_energy import cards
-from estimate.tables import grid, parse, read
+from quantbench.errors import QuantbenchError
+from quantbench.estimate.audit import audit
+from quantbench.estimate.audit_energy import cards
+from quantbench.estimate.tables import grid, parse, read
 
 PUBLISHED = Path(__file__).parent / "published" / "published_a5000.rst"
 CARD = "NVIDIA RTX A6000"  # 300 W

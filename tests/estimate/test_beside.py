@@ -6,14 +6,14 @@ import json
 import pytest
 import torch
 
-from benchlog.table import Estimates, estimates
-from estimate.beside import Estimator, Expected, beside, damaged, expected, report_of
-from estimate.calibration import Power, Speed
-from models.presets import preset
-from run.facts import Device, Measured, Peaks, Ready, Sample
+from quantbench.estimate.beside import Estimator, Expected, beside, damaged, expected, report_of
+from quantbench.estimate.calibration import Power, Speed
+from quantbench.log.table import Estimates, estimates
+from quantbench.models.presets import preset
+from quantbench.run.facts import Device, Measured, Peaks, Ready, Sample
+from quantbench.typed_json import from_json, to_json
 from tests.compare.facts import FACTS
 from tests.estimate import invented
-from typed_json import from_json, to_json
 
 CONFIG = preset("TinyLlama-1.1B-Chat-v1.0")
 NEW = 11
@@ -38,7 +38,9 @@ def measured(step=0.05, **changes):
 
 @pytest.fixture(autouse=True)
 def versions(monkeypatch):
-    monkeypatch.setattr("estimate.beside.versions", lambda: invented.calibration().versions)
+    monkeypatch.setattr(
+        "quantbench.estimate.beside.versions", lambda: invented.calibration().versions
+    )
 
 
 def test_estimated_measured_error():
@@ -62,7 +64,7 @@ def test_the_share_of_what_memory_allows():
 
 
 def test_without_a_calibration_it_says_how_to_make_one(monkeypatch):
-    monkeypatch.setattr("estimate.beside.of_this_machine", lambda kind: None)
+    monkeypatch.setattr("quantbench.estimate.beside.of_this_machine", lambda kind: None)
     report = report_of(measured())
     assert to_json(report)["estimate"] == {"why_not": "not calibrated"}
     assert "quantbench calibrate" in report.reasons[-1]
@@ -72,7 +74,7 @@ def test_without_a_calibration_it_says_how_to_make_one(monkeypatch):
 def test_a_calibration_that_cannot_be_read_is_named(monkeypatch, tmp_path):
     path = tmp_path / "calibration.json"
     path.write_text("{}")
-    monkeypatch.setattr("estimate.calibration_file.default_path", lambda: path)
+    monkeypatch.setattr("quantbench.estimate.calibration_file.default_path", lambda: path)
     report, said = report_of(measured()), damaged("cpu")
     assert said.startswith(f"this machine's calibration, {path}: no calibration; `quantbench cal")
     assert to_json(report)["estimate"] == {"why_not": said} and report.reasons[-1] == said
@@ -166,12 +168,14 @@ def test_a_second_estimate_at_the_speed_beside_the_run():
 def test_the_speed_is_read_where_there_is_room_for_it(monkeypatch):
     """By the probe that the calibration was made with; not where its memory might not be free, nor
     where other ranks may be computing."""
-    monkeypatch.setattr("estimate.probe.Probe", FakeProbe)
-    monkeypatch.setattr("estimate.beside.of_this_machine", lambda kind: invented.calibration())
+    monkeypatch.setattr("quantbench.estimate.probe.Probe", FakeProbe)
+    monkeypatch.setattr(
+        "quantbench.estimate.beside.of_this_machine", lambda kind: invented.calibration()
+    )
     report = report_of(measured())
     assert report.estimate.at_speed.read == 7e9
     assert to_json(report)["estimate"]["at_speed"]["multiply"] == 8e9
-    monkeypatch.setattr("devices.free_memory", lambda device: 1 << 30)
+    monkeypatch.setattr("quantbench.devices.free_memory", lambda device: 1 << 30)
     assert report_of(measured()).estimate.at_speed is None
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from compare.__main__ import commands
-from errors import KernelError
-from estimate import (
+from quantbench.__main__ import commands
+from quantbench.errors import KernelError
+from quantbench.estimate import (
     alone,
     calibration_file,
     calibration_models,
@@ -22,8 +22,8 @@ from estimate import (
     power,
     probe,
 )
-from estimate.calibration import ExchangePoint, LeftBehind
-from run import bandwidth, energy
+from quantbench.estimate.calibration import ExchangePoint, LeftBehind
+from quantbench.run import bandwidth, energy
 from tests.estimate import invented
 from tests.fake_counter import Counter as FakeCounter
 
@@ -62,17 +62,17 @@ def small(monkeypatch, tmp_path):
         for name, value in changes.items():
             monkeypatch.setattr(module, name, value)
     monkeypatch.setattr(
-        "compare.sampling.resting.resting_bytes", lambda kind, precision, scheme: RESTING
+        "quantbench.compare.sampling.resting.resting_bytes", lambda kind, precision, scheme: RESTING
     )
     monkeypatch.setattr(
-        "compare.sampling.resting.left_behind", lambda precision, scheme, resting: LEFT
+        "quantbench.compare.sampling.resting.left_behind", lambda precision, scheme, resting: LEFT
     )
     monkeypatch.setattr(energy, "find", lambda kind, cards: FakeCounter())
     monkeypatch.setattr(energy, "idle_watts", lambda counter: 0.0)
     monkeypatch.setattr(energy, "step_of", lambda counter: 0.05)
     monkeypatch.setattr(energy, "power_limit", lambda kind, cards: 65.0)
     default = tmp_path / "cache" / "quantbench" / "calibration.json"
-    monkeypatch.setattr("estimate.calibration_file.default_path", lambda: default)
+    monkeypatch.setattr("quantbench.estimate.calibration_file.default_path", lambda: default)
 
 
 def run(*words):
@@ -156,7 +156,7 @@ def test_without_a_path_it_is_this_machine_s(tmp_path):
 def test_a_place_of_its_own_that_takes_no_file_is_refused_before_anything_is_measured(monkeypatch):
     monkeypatch.setattr(machine, "measure", interrupted)
     place = Path("/proc/nowhere/calibration.json")
-    monkeypatch.setattr("estimate.calibration_file.default_path", lambda: place)
+    monkeypatch.setattr("quantbench.estimate.calibration_file.default_path", lambda: place)
     result = calibrate(schemes=["none"])
     assert result.exit_code == 1 and result.output.count("\n") == 1
     assert "the folder of this machine's calibration" in result.output

@@ -6,18 +6,18 @@ import math
 
 import pytest
 
-from errors import QuantbenchError, UsageError
-from estimate import calibration_file
-from estimate.calibration import (
+from quantbench.errors import QuantbenchError, UsageError
+from quantbench.estimate import calibration_file
+from quantbench.estimate.calibration import (
     BandwidthPoint,
     Power,
     Speed,
 )
-from estimate.calibration_file import of_this_machine
-from estimate.datasheets import find
-from estimate.plausible import contradictions, refuse
+from quantbench.estimate.calibration_file import of_this_machine
+from quantbench.estimate.datasheets import find
+from quantbench.estimate.plausible import contradictions, refuse
+from quantbench.typed_json import to_json
 from tests.estimate import invented
-from typed_json import to_json
 
 
 def test_a_file_is_read_back(tmp_path):
@@ -112,7 +112,7 @@ def test_a_missing_file_is_one_line(tmp_path):
 
 def test_this_machine_s_calibration_is_named_where_it_cannot_be_read(tmp_path, monkeypatch):
     path = tmp_path / "calibration.json"
-    monkeypatch.setattr("estimate.calibration_file.default_path", lambda: path)
+    monkeypatch.setattr("quantbench.estimate.calibration_file.default_path", lambda: path)
     assert of_this_machine("cpu") is None
     invented.calibration().save("--json", str(path))
     assert of_this_machine("cpu") == invented.calibration() and of_this_machine("cuda") is None

@@ -10,16 +10,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from errors import QuantbenchError, UsageError
-from estimate.counting import count_model, count_module
-from estimate.counting_configs import count_config, doubts
-from estimate.recording import pairs
-from models import build
-from models.config import ModelConfig
-from models.mixture import Mixture
-from models.presets import preset
-from quantize.spec import parse_scheme
-from run.sizes import size_of
+from quantbench.errors import QuantbenchError, UsageError
+from quantbench.estimate.counting import count_model, count_module
+from quantbench.estimate.counting_configs import count_config, doubts
+from quantbench.estimate.recording import pairs
+from quantbench.models import build
+from quantbench.models.config import ModelConfig
+from quantbench.models.mixture import Mixture
+from quantbench.models.presets import preset
+from quantbench.quantize.spec import parse_scheme
+from quantbench.run.sizes import size_of
 
 # D 64, 4 query heads share 2 key/value heads of 16, F 96, V 256.
 GROUPED = ModelConfig("grouped", 64, 1, 4, 2, 16, 96, 256, 128)

@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from errors import UsageError
-from estimate.calibration import (
+from quantbench.errors import UsageError
+from quantbench.estimate.calibration import (
     AttentionPoint,
     BandwidthPoint,
     DrawPoint,
@@ -16,10 +16,10 @@ from estimate.calibration import (
     WholePoint,
     copies_of,
 )
-from estimate.calibration_models import DEEP, MODELS
-from estimate.curves import WIDEST, Curves, between, fit
-from estimate.passes import CalibratedMachine, scatter
-from models.presets import preset
+from quantbench.estimate.calibration_models import DEEP, MODELS
+from quantbench.estimate.curves import WIDEST, Curves, between, fit
+from quantbench.estimate.passes import CalibratedMachine, scatter
+from quantbench.models.presets import preset
 from tests.estimate import invented
 
 

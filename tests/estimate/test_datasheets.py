@@ -2,8 +2,8 @@
 
 import pytest
 
-from errors import UsageError
-from estimate.datasheets import DATASHEETS, find, known
+from quantbench.errors import UsageError
+from quantbench.estimate.datasheets import DATASHEETS, find, known
 
 ASKED = ["A5000", "A6000", "RTX 3090", "RTX 4090", "L4", "L40S", "A100 40GB", "A100 80GB",
          "A100 PCIe 40GB", "A100 PCIe 80GB", "H100 PCIe", "H100 SXM", "H200", "B200",

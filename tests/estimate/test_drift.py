@@ -2,8 +2,8 @@
 
 import pytest
 
-from estimate.calibration import Speed
-from estimate.drift import Drift, by_rate, learned
+from quantbench.estimate.calibration import Speed
+from quantbench.estimate.drift import Drift, by_rate, learned
 
 FAST, SLOW = Speed(80e9, 800e9), Speed(40e9, 1000e9)
 

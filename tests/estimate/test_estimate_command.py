@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from compare.__main__ import commands
-from estimate.calibration import Power
+from quantbench.__main__ import commands
+from quantbench.estimate.calibration import Power
 from tests.estimate import invented
 
 PUBLISHED = Path(__file__).parent / "published" / "published_a5000.rst"
@@ -57,7 +57,7 @@ def test_a_machine_whose_power_nothing_says(tmp_path):
 
 
 def test_a_machine_that_is_not_calibrated(monkeypatch):
-    monkeypatch.setattr("compare.figures.estimating.of_this_machine", lambda kind: None)
+    monkeypatch.setattr("quantbench.compare.figures.estimating.of_this_machine", lambda kind: None)
     result = run(*TINY, "--device", "here")
     assert result.exit_code == 2
     (line,) = result.stderr.splitlines()
@@ -70,7 +70,7 @@ def test_a_machine_that_is_not_calibrated(monkeypatch):
 def test_a_machine_whose_calibration_cannot_be_read(monkeypatch, tmp_path):
     path = tmp_path / "calibration.json"
     path.write_text("{}")
-    monkeypatch.setattr("estimate.calibration_file.default_path", lambda: path)
+    monkeypatch.setattr("quantbench.estimate.calibration_file.default_path", lambda: path)
     result = run(*TINY, "--device", "here")
     assert result.exit_code == 2
     (line,) = result.stderr.splitlines()
@@ -78,7 +78,7 @@ def test_a_machine_whose_calibration_cannot_be_read(monkeypatch, tmp_path):
 
 
 def invented_config():
-    from models.presets import preset
+    from quantbench.models.presets import preset
 
     return preset("TinyLlama-1.1B-Chat-v1.0")
 
@@ -95,7 +95,7 @@ def test_a_card_and_all_schemes(tmp_path):
 
 
 def test_what_fits(monkeypatch):
-    monkeypatch.setattr("compare.figures.estimate_options.SHOWN", ("none", "int8wo"))
+    monkeypatch.setattr("quantbench.compare.figures.estimate_options.SHOWN", ("none", "int8wo"))
     result = run(*TINY, "--what_fits", "24GB", "--device", "L4")
     assert result.exit_code == 0, result.output
     assert "Into 24.00 GB" in result.stdout and "2048 (all of its context)" in result.stdout
@@ -104,7 +104,7 @@ def test_what_fits(monkeypatch):
 @pytest.mark.parametrize("table", [(), ("--all_schemes",), ("--what_fits", "24GB")], ids=str)
 def test_a_calibration_of_another_machine_is_warned_of(tmp_path, machine, table, monkeypatch):
     """On every line, and in the JSON."""
-    monkeypatch.setattr("compare.figures.estimate_options.SHOWN", ("none", "int8wo"))
+    monkeypatch.setattr("quantbench.compare.figures.estimate_options.SHOWN", ("none", "int8wo"))
     out = tmp_path / "out.json"
     result = run(*TINY, "--calibration", machine, *table, "--json", str(out))
     assert result.exit_code == 0, result.output

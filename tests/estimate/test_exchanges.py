@@ -2,10 +2,10 @@
 
 import pytest
 
-from errors import UsageError
-from estimate.calibration import ExchangePoint
-from estimate.datasheets import find
-from estimate.exchanges import Exchanges, ring_seconds
+from quantbench.errors import UsageError
+from quantbench.estimate.calibration import ExchangePoint
+from quantbench.estimate.datasheets import find
+from quantbench.estimate.exchanges import Exchanges, ring_seconds
 from tests.estimate import invented
 
 

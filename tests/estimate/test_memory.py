@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from estimate.counting import count_module
-from estimate.memory import CUBLAS_WORKSPACE, MIB, CachingAllocator, replay
+from quantbench.estimate.counting import count_module
+from quantbench.estimate.memory import CUBLAS_WORKSPACE, MIB, CachingAllocator, replay
 
 
 def test_sizes_are_rounded_and_small_requests_share_a_segment():

@@ -6,23 +6,23 @@ from pathlib import Path
 
 import pytest
 
-from benchlog import log
-from compare.figures.latency import estimate_rows
-from compare.figures.rows import rows
-from compare.output.published import validated
-from errors import QuantbenchError
-from estimate.beside import Report, beside
-from estimate.calibration import Power, WholePoint
-from estimate.validate import Case, as_json, of_results, report
-from models.presets import preset
-from run.energy import Energy
+from quantbench.compare.figures.latency import estimate_rows
+from quantbench.compare.figures.rows import rows
+from quantbench.compare.output.published import validated
+from quantbench.errors import QuantbenchError
+from quantbench.estimate.beside import Report, beside
+from quantbench.estimate.calibration import Power, WholePoint
+from quantbench.estimate.validate import Case, as_json, of_results, report
+from quantbench.log import log
+from quantbench.models.presets import preset
+from quantbench.run.energy import Energy
+from quantbench.typed_json import to_json
 from tests.compare.example_results import example_results
 from tests.compare.latency_folders import results as latency_results
 from tests.compare.test_estimated_rows import with_figures
 from tests.compare.test_latency_estimates import with_estimates
 from tests.estimate import accuracy_report, invented
 from tests.estimate.test_beside import measured
-from typed_json import to_json
 
 KINDS = ["prompt", "token", "run", "memory"]
 
@@ -30,7 +30,7 @@ KINDS = ["prompt", "token", "run", "memory"]
 def written(path, monkeypatch, **changes):
     """Two lines of generate.py --output_json_path, of runs on an invented machine."""
     calibration = invented.calibration(power=Power(65.0, None, None, None))
-    monkeypatch.setattr("estimate.beside.versions", lambda: calibration.versions)
+    monkeypatch.setattr("quantbench.estimate.beside.versions", lambda: calibration.versions)
     energy = Energy("a counter", 22.0, 25.0, 1.0, 3.0, 1, 0.01)
     for step in (0.05, 0.06):
         run = dataclasses.replace(measured(step=step), energy=energy, **changes)

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from compare.figures import estimating
-from errors import MemoryShortage, UsageError
-from estimate.calibration import Power
-from estimate.counting import count_model
-from estimate.datasheets import find
-from estimate.exchanges import ring_seconds
-from estimate.fits import _longest, what_fits_into
-from estimate.predict import (
+from quantbench.compare.figures import estimating
+from quantbench.errors import MemoryShortage, UsageError
+from quantbench.estimate.calibration import Power
+from quantbench.estimate.counting import count_model
+from quantbench.estimate.datasheets import find
+from quantbench.estimate.exchanges import ring_seconds
+from quantbench.estimate.fits import _longest, what_fits_into
+from quantbench.estimate.predict import (
     Calibrated,
     Efficiency,
     FromDatasheet,
@@ -22,10 +22,10 @@ from estimate.predict import (
     memory_of,
     predict,
 )
-from models.mixture import Mixture
-from models.presets import preset
+from quantbench.models.mixture import Mixture
+from quantbench.models.presets import preset
+from quantbench.text import size
 from tests.estimate import invented
-from text import size
 
 CONFIG = preset("TinyLlama-1.1B-Chat-v1.0")
 WHOLE = Efficiency(1.0, 1.0, 0.0, "a card that reaches its datasheet")
@@ -261,7 +261,7 @@ def test_a_calibration_of_a_processor_says_nothing_of_cards(tmp_path):
 
 
 def test_another_machine_is_said_on_every_line(tmp_path):
-    from compare.output import estimate_tables
+    from quantbench.compare.output import estimate_tables
 
     path = str(tmp_path / "c.json")
     invented.calibration().save("--json", path)
@@ -281,7 +281,7 @@ def test_a_card_by_a_calibration_of_another_version_is_said_on_every_line(
     tmp_path, monkeypatch, device
 ):
     """The card that was calibrated, and another one that takes its efficiency."""
-    from compare.output import estimate_tables
+    from quantbench.compare.output import estimate_tables
 
     path, calibration = str(tmp_path / "c.json"), invented.calibration(name="NVIDIA RTX A6000")
     calibration.save("--json", path)

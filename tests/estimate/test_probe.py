@@ -5,9 +5,9 @@ import itertools
 import pytest
 import torch
 
-from estimate import probe
-from estimate.calibration import Speed
-from run.machine import MachineUse
+from quantbench.estimate import probe
+from quantbench.estimate.calibration import Speed
+from quantbench.run.machine import MachineUse
 
 
 class Readings(probe.Probe):

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from compare.commands.estimate import estimate
-from errors import QuantbenchError, UsageError
-from estimate.datasheets import find
-from estimate.memory import Peak
-from estimate.published import (
+from quantbench.compare.commands.estimate import estimate
+from quantbench.errors import QuantbenchError, UsageError
+from quantbench.estimate.datasheets import find
+from quantbench.estimate.memory import Peak
+from quantbench.estimate.published import (
     CONFIGS,
     FORM,
     FORMS,
@@ -23,8 +23,8 @@ from estimate.published import (
     fitted,
     left_out,
 )
-from estimate.tables import Row, parse, read
-from estimate.validate import Case, as_json, of_results, of_tables, report
+from quantbench.estimate.tables import Row, parse, read
+from quantbench.estimate.validate import Case, as_json, of_results, of_tables, report
 
 PUBLISHED = Path(__file__).parent / "published" / "published_a5000.rst"
 CARD = "NVIDIA RTX A6000"

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from estimate.calibration import Speed
-from estimate.machine import SETTLING_STEPS, Rounds
+from quantbench.estimate.calibration import Speed
+from quantbench.estimate.machine import SETTLING_STEPS, Rounds
 
 WARM, COLD = 1e-3, 4e-3  # seconds of a step of the invented model
 

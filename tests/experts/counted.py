@@ -2,7 +2,7 @@
 
 import random
 
-from experts.popularity import Popularity, Routers
+from quantbench.experts.popularity import Popularity, Routers
 
 ROUTERS = Routers("mine", 4, 2, (1,), ("aaaa", "", "cccc"))
 

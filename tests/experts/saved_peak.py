@@ -10,9 +10,9 @@ import sys
 
 import torch
 
-from benchlog.config import RunConfig
-from run import loading
-from run.plan import make_plan
+from quantbench.log.config import RunConfig
+from quantbench.run import loading
+from quantbench.run.plan import make_plan
 from tests.run.loading_peak import peak_of
 
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import torch
 
-from experts.slow import Disk, Memory
-from experts.store import Policy
-from experts.tiers import Tiers
-from generate import Generator
-from models.checkpoints.load import load_config, load_model
-from quantize.registry import Quantizer
-from quantize.spec import parse
+from quantbench.experts.slow import Disk, Memory
+from quantbench.experts.store import Policy
+from quantbench.experts.tiers import Tiers
+from quantbench.generate import Generator
+from quantbench.models.checkpoints.load import load_config, load_model
+from quantbench.quantize.registry import Quantizer
+from quantbench.quantize.spec import parse
 
 CPU = torch.device("cpu")
 

@@ -22,22 +22,22 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from benchlog.config import parse
-from cli import quiet
-from experts.copies import THREADS
-from experts.placement import place
-from experts.rehearsal import decide_by_costs
-from experts.routing import identity
-from experts.slow import pages
-from experts.store import POLICIES, Guesses, Policy
-from experts.tiers import Tiers, tiers_of
-from experts.traffic import Traffic
-from generate import Generator
-from models.checkpoints.sources import EMBEDDED
-from models.llama import Transformer
-from run import environment, loading
-from run.decoding import fused_step
-from run.plan import Plan, make_plan
+from quantbench.cli import quiet
+from quantbench.experts.copies import THREADS
+from quantbench.experts.placement import place
+from quantbench.experts.rehearsal import decide_by_costs
+from quantbench.experts.routing import identity
+from quantbench.experts.slow import pages
+from quantbench.experts.store import POLICIES, Guesses, Policy
+from quantbench.experts.tiers import Tiers, tiers_of
+from quantbench.experts.traffic import Traffic
+from quantbench.generate import Generator
+from quantbench.log.config import parse
+from quantbench.models.checkpoints.sources import EMBEDDED
+from quantbench.models.llama import Transformer
+from quantbench.run import environment, loading
+from quantbench.run.decoding import fused_step
+from quantbench.run.plan import Plan, make_plan
 
 PROMPT = 64  # tokens of the text that are read at once, before those that count
 READS, BYTES = 400, 3e8  # of experts, for the disk's speed, at most

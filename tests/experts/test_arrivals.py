@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from experts.copies import ByThreads
-from experts.store import POLICIES, Guesses
-from ops.cpu import build
+from quantbench.experts.copies import ByThreads
+from quantbench.experts.store import POLICIES, Guesses
+from quantbench.ops.cpu import build
 from tests.experts.small import logits, some, tiered, whole
 from tests.models.hugging_face import saved
 

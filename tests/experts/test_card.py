@@ -8,16 +8,16 @@ import random
 import pytest
 import torch
 
-from experts import layer as layers
-from experts import stopwatch
-from experts.costs import measure
-from experts.rehearsal import decide_by_costs
-from experts.slow import Memory
-from experts.store import POLICIES
-from experts.tiers import Tiers
-from models.checkpoints.load import load_config, load_model
-from quantize.registry import Quantizer
-from quantize.spec import parse
+from quantbench.experts import layer as layers
+from quantbench.experts import stopwatch
+from quantbench.experts.costs import measure
+from quantbench.experts.rehearsal import decide_by_costs
+from quantbench.experts.slow import Memory
+from quantbench.experts.store import POLICIES
+from quantbench.experts.tiers import Tiers
+from quantbench.models.checkpoints.load import load_config, load_model
+from quantbench.quantize.registry import Quantizer
+from quantbench.quantize.spec import parse
 from tests.experts.small import CPU, Drawn, some
 
 CARDS = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

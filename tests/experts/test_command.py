@@ -8,20 +8,20 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-import devices
-from benchlog.config import parse
-from errors import UsageError
-from experts import slow, tiers
-from experts.layout import whole_pages
-from experts.popularity import Popularity, Routers
-from experts.store import POLICIES
-from generate import main as generate
-from ops import names
-from ops.cpu import build
-from run import loading
-from run.plan import make_plan
-from run.sizes import expert_bytes
-from run.tiers import PREFETCH
+from quantbench import devices
+from quantbench.errors import UsageError
+from quantbench.experts import slow, tiers
+from quantbench.experts.layout import whole_pages
+from quantbench.experts.popularity import Popularity, Routers
+from quantbench.experts.store import POLICIES
+from quantbench.generate import main as generate
+from quantbench.log.config import parse
+from quantbench.ops import names
+from quantbench.ops.cpu import build
+from quantbench.run import loading
+from quantbench.run.plan import make_plan
+from quantbench.run.sizes import expert_bytes
+from quantbench.run.tiers import PREFETCH
 from tests.experts.small import CPU
 
 SHORT = ("--num_samples", "2", "--max_new_tokens", "4", "--device", "cpu", "--threads", "1")
@@ -100,7 +100,7 @@ def test_the_estimate_beside_it_is_the_sum_over_layers(place, monkeypatch):
     def decide(tiers, *rest):
         tiers.decide = TenMilliseconds()
 
-    monkeypatch.setattr("run.tiers.decide_by_costs", decide)
+    monkeypatch.setattr("quantbench.run.tiers.decide_by_costs", decide)
     words = ("--expert_memory", "12", "--expert_policy", "fetch", "--decoder", "modules")
     result = run(*words, "--output_json_path", "runs.jsonl")
     assert result.exit_code == 0, result.stderr

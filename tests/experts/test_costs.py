@@ -6,10 +6,10 @@ import time
 import pytest
 import torch
 
-from experts.costs import Decider, _fetch, _line, _pending, measure
-from experts.plan import Costs, Line
-from experts.rehearsal import ratio_of
-from experts.store import POLICIES
+from quantbench.experts.costs import Decider, _fetch, _line, _pending, measure
+from quantbench.experts.plan import Costs, Line
+from quantbench.experts.rehearsal import ratio_of
+from quantbench.experts.store import POLICIES
 from tests.experts.small import logits, tiered, whole
 
 

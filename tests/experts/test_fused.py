@@ -9,15 +9,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from errors import QuantbenchError
-from experts import aio, copies
-from experts.copies import BySystem, ByThreads
-from experts.rehearsal import decide_by_costs
-from experts.slow import Disk, Memory, pages
-from experts.store import POLICIES
-from generate import Generator
-from ops.cpu import build
-from run.decoding import why_not_fused
+from quantbench.errors import QuantbenchError
+from quantbench.experts import aio, copies
+from quantbench.experts.copies import BySystem, ByThreads
+from quantbench.experts.rehearsal import decide_by_costs
+from quantbench.experts.slow import Disk, Memory, pages
+from quantbench.experts.store import POLICIES
+from quantbench.generate import Generator
+from quantbench.ops.cpu import build
+from quantbench.run.decoding import why_not_fused
 from tests.experts.small import CPU, decoded, logits, tiered, whole
 
 REFUSAL = build.refusal()

@@ -6,10 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from experts.costs import Decider
-from experts.fused_costs import LEAST_LOSS, Measured, Rehearsed, _mean, _measured, _through
-from experts.plan import Costs, Line
-from experts.store import POLICIES, Share, Turn
+from quantbench.experts.costs import Decider
+from quantbench.experts.fused_costs import (
+    LEAST_LOSS,
+    Measured,
+    Rehearsed,
+    _mean,
+    _measured,
+    _through,
+)
+from quantbench.experts.plan import Costs, Line
+from quantbench.experts.store import POLICIES, Share, Turn
 
 NONE = Share(0, 0)
 FETCH = POLICIES["fetch"]

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from experts.guessing import EVERY, FIRST, LAST, Guessing, Prices
-from experts.store import POLICIES, Guesses
-from ops.cpu import build
+from quantbench.experts.guessing import EVERY, FIRST, LAST, Guessing, Prices
+from quantbench.experts.store import POLICIES, Guesses
+from quantbench.ops.cpu import build
 from tests.experts.small import decoded, tiered, whole
 
 REFUSAL = build.refusal()

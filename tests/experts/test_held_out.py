@@ -9,10 +9,10 @@ import pytest
 import sentencepiece
 import torch
 
-from experts.placement import capacities, hits, place, uniform_hits
-from experts.routing import profile
-from experts.store import POLICIES
-from models.checkpoints.sources import EMBEDDED, EMBEDDED_MODELS
+from quantbench.experts.placement import capacities, hits, place, uniform_hits
+from quantbench.experts.routing import profile
+from quantbench.experts.store import POLICIES
+from quantbench.models.checkpoints.sources import EMBEDDED, EMBEDDED_MODELS
 from tests.experts.small import tiered, whole
 
 CONTEXT = 512  # positions of a window

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from errors import UsageError
-from experts.placement import (
+from quantbench.errors import UsageError
+from quantbench.experts.placement import (
     PLACEMENTS,
     Placement,
     from_file,
@@ -19,7 +19,7 @@ from experts.placement import (
     require_room,
     uniform_hits,
 )
-from experts.popularity import Popularity
+from quantbench.experts.popularity import Popularity
 from tests.experts.counted import ROUTERS, counts_of, popularity_of
 
 COUNTS = ((6, 1, 3, 0), (), (2, 2, 5, 1))  # 10 assignments in each of two layers of four experts

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experts.plan import Costs, Line, Overlap, Where, plan_layer
+from quantbench.experts.plan import Costs, Line, Overlap, Where, plan_layer
 
 # Whole numbers of seconds: sums are exact in any order, so that times are equal or are not.
 SECONDS = st.integers(0, 30).map(float)

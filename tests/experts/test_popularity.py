@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from errors import UsageError
-from experts.popularity import Popularity, added, effective_experts
+from quantbench.errors import UsageError
+from quantbench.experts.popularity import Popularity, added, effective_experts
 from tests.experts.counted import ROUTERS, counts_of, popularity_of
 
 FIRST, SECOND = (counts_of(ROUTERS, 20, seed) for seed in (1, 2))

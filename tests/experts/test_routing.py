@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 import torch
 
-from errors import UsageError
-from experts.popularity import added
-from experts.routing import digest, identity, profile, recorded, routers_of
-from models.mixture import Mixture
-from models.registry import build
+from quantbench.errors import UsageError
+from quantbench.experts.popularity import added
+from quantbench.experts.routing import digest, identity, profile, recorded, routers_of
+from quantbench.models.mixture import Mixture
+from quantbench.models.registry import build
 from tests.models.small import small_model
 
 MIXTURE = Mixture(6, 2, 32, dense_layers=(1,))

@@ -15,14 +15,14 @@ import torch
 from click.testing import CliRunner
 from safetensors import safe_open
 
-from benchlog.config import RunConfig
-from experts import slow, tiers
-from generate import Generator
-from generate import main as generate
-from models.checkpoints import saved as saved_files
-from ops.cpu import build
-from run import loading
-from run.plan import make_plan
+from quantbench.experts import slow, tiers
+from quantbench.generate import Generator
+from quantbench.generate import main as generate
+from quantbench.log.config import RunConfig
+from quantbench.models.checkpoints import saved as saved_files
+from quantbench.ops.cpu import build
+from quantbench.run import loading
+from quantbench.run.plan import make_plan
 from tests.models.small import small_checkpoint
 
 ROOT = Path(__file__).parents[2]

@@ -2,11 +2,11 @@
 
 import pytest
 
-from errors import UsageError
-from experts.kept import find, keep, path_of
-from experts.placement import hit_rates, tried_on_the_other_half
-from experts.popularity import Popularity
-from experts.skew import skews
+from quantbench.errors import UsageError
+from quantbench.experts.kept import find, keep, path_of
+from quantbench.experts.placement import hit_rates, tried_on_the_other_half
+from quantbench.experts.popularity import Popularity
+from quantbench.experts.skew import skews
 from tests.experts.counted import ROUTERS, counts_of
 
 FIRST = ((12, 4, 3, 1), (), (4, 6, 5, 5))

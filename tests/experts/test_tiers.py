@@ -9,17 +9,17 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from errors import KernelError
-from experts import slow
-from experts.layout import Layout, without_weights
-from experts.slow import Disk, Memory, TierError
-from experts.store import POLICIES
-from experts.tiers import Tiers
-from models.checkpoints.load import load_config
-from models.checkpoints.saved import inner_tensors
-from ops.cpu import build
-from quantize.registry import SCHEMES
-from quantize.spec import SHOWN, parse
+from quantbench.errors import KernelError
+from quantbench.experts import slow
+from quantbench.experts.layout import Layout, without_weights
+from quantbench.experts.slow import Disk, Memory, TierError
+from quantbench.experts.store import POLICIES
+from quantbench.experts.tiers import Tiers
+from quantbench.models.checkpoints.load import load_config
+from quantbench.models.checkpoints.saved import inner_tensors
+from quantbench.ops.cpu import build
+from quantbench.quantize.registry import SCHEMES
+from quantbench.quantize.spec import SHOWN, parse
 from tests.experts.small import CPU, Drawn, logits, quantizer, some, tiered, whole
 from tests.models.hugging_face import saved
 
@@ -339,8 +339,8 @@ def test_an_expert_stored_in_another_way_is_refused():
 @pytest.mark.parametrize("scheme", ["none", "int8wo"])
 def test_a_card_over_ram(scheme):
     """The same logits to the bit with fetching; computing on the CPU, as near as its sums are."""
-    from models.checkpoints.load import load_model
-    from quantize.registry import Quantizer
+    from quantbench.models.checkpoints.load import load_model
+    from quantbench.quantize.registry import Quantizer
 
     card, spec, dtype = torch.device("cuda"), parse(scheme), torch.bfloat16
     draw = random.Random(torch.initial_seed())

@@ -4,14 +4,14 @@ it reads back against what went in."""
 import pytest
 import torch
 
-from errors import UsageError
-from kv_cache import CACHES, base
-from kv_cache.dense import DenseKVCache
-from kv_cache.eight_bit import Float8KVCache, Int8KVCache
-from kv_cache.int4 import Int4KVCache
-from ops import prefill_attention as chunk
-from ops.cpu.build import unavailable
-from ops.kv import dequantize
+from quantbench.errors import UsageError
+from quantbench.kv_cache import CACHES, base
+from quantbench.kv_cache.dense import DenseKVCache
+from quantbench.kv_cache.eight_bit import Float8KVCache, Int8KVCache
+from quantbench.kv_cache.int4 import Int4KVCache
+from quantbench.ops import prefill_attention as chunk
+from quantbench.ops.cpu.build import unavailable
+from quantbench.ops.kv import dequantize
 from tests.ops.exact import UNIT, attention, causal
 
 FORMATS = pytest.mark.parametrize("format", CACHES)

@@ -1,4 +1,4 @@
-"""python -m kv_cache: a line for each kind of cache, and what it says of wrong input."""
+"""quantbench caches: a line for each kind of cache, and what it says of wrong input."""
 
 import json
 
@@ -6,10 +6,10 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from compare.__main__ import commands
-from kv_cache import CACHES
-from run.bandwidth import Bandwidth
-from run.environment import DEFAULTS, GC_THRESHOLD
+from quantbench.__main__ import commands
+from quantbench.kv_cache import CACHES
+from quantbench.run.bandwidth import Bandwidth
+from quantbench.run.environment import DEFAULTS, GC_THRESHOLD
 
 SMALL = (
     "caches",
@@ -26,7 +26,7 @@ SMALL = (
 
 @pytest.fixture(autouse=True)
 def little_memory(monkeypatch):
-    monkeypatch.setattr("compare.sampling.cache_timing.AT_LEAST", 1 << 16)
+    monkeypatch.setattr("quantbench.compare.sampling.cache_timing.AT_LEAST", 1 << 16)
 
 
 def test_every_kind_is_measured(tmp_path):
@@ -48,8 +48,8 @@ def test_every_kind_is_measured(tmp_path):
 
 
 def test_a_kind_that_cannot_be_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr("ops.kv.INT4_GROUP", 48)
-    monkeypatch.setattr("kv_cache.int4.INT4_GROUP", 48)
+    monkeypatch.setattr("quantbench.ops.kv.INT4_GROUP", 48)
+    monkeypatch.setattr("quantbench.kv_cache.int4.INT4_GROUP", 48)
     out = CliRunner().invoke(commands, list(SMALL))
     assert out.exit_code == 0, out.output
     assert "--kv_cache int4: the model's head_dim 64 is no multiple of 48" in out.stdout

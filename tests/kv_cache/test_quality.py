@@ -7,12 +7,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from generate import Generator
-from kv_cache import CACHES
-from models.checkpoints.load import load_model
-from models.checkpoints.sources import EMBEDDED
-from models.tokenizer import load_tokenizer
-from ops.cpu.build import unavailable
+from quantbench.generate import Generator
+from quantbench.kv_cache import CACHES
+from quantbench.models.checkpoints.load import load_model
+from quantbench.models.checkpoints.sources import EMBEDDED
+from quantbench.models.tokenizer import load_tokenizer
+from quantbench.ops.cpu.build import unavailable
 from tests.ops.exact import attention, causal
 
 ROWS, CONTEXT = 16, 256

@@ -5,9 +5,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from models import build
-from models.llama import Transformer
-from models.presets import PRESETS
+from quantbench.models import build
+from quantbench.models.llama import Transformer
+from quantbench.models.presets import PRESETS
 
 # Every width fits every scheme and format; queries are grouped.
 SMALL: dict[str, Any] = {

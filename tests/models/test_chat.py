@@ -5,8 +5,13 @@ from typing import Any
 
 import pytest
 
-from models.chat import LLAMA_2, LLAMA_3, MISTRAL_1, MISTRAL_3, Template, template_for
-from models.tokenizer import ByteTokenizer, Tokenizer, llama_3_special_tokens, load_tokenizer
+from quantbench.models.chat import LLAMA_2, LLAMA_3, MISTRAL_1, MISTRAL_3, Template, template_for
+from quantbench.models.tokenizer import (
+    ByteTokenizer,
+    Tokenizer,
+    llama_3_special_tokens,
+    load_tokenizer,
+)
 from tests.models.tiny_tokenizers import (
     llama_2_json,
     llama_3_json,

@@ -17,10 +17,10 @@ from torch import nn
 from torchao.quantization import Int8WeightOnlyConfig, quantize_
 from transformers import AutoModelForCausalLM
 
-from errors import CheckpointError, UsageError
-from models.checkpoints import load as load_module
-from models.checkpoints import names, tensor_files
-from models.checkpoints.load import load_config, load_model, model_name, tokenizer_folder
+from quantbench.errors import CheckpointError, UsageError
+from quantbench.models.checkpoints import load as load_module
+from quantbench.models.checkpoints import names, tensor_files
+from quantbench.models.checkpoints.load import load_config, load_model, model_name, tokenizer_folder
 from tests.models.hugging_face import SIZES, saved
 
 TOKENS = torch.arange(5, 35)[None]

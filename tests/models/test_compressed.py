@@ -15,10 +15,10 @@ from compressed_tensors.quantization import (
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
-import models
-from errors import CheckpointError
-from models.checkpoints.compressed import EIGHT_BIT, packed
-from models.checkpoints.load import load_config, load_model
+from quantbench import models
+from quantbench.errors import CheckpointError
+from quantbench.models.checkpoints.compressed import EIGHT_BIT, packed
+from quantbench.models.checkpoints.load import load_config, load_model
 from tests.models.hugging_face import model, saved
 
 TOKENS = torch.arange(5, 35)[None]

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from errors import CheckpointError, UsageError
-from models.hugging_face import from_hugging_face
-from models.meta_params import from_params
-from models.presets import PRESETS, preset
+from quantbench.errors import CheckpointError, UsageError
+from quantbench.models.hugging_face import from_hugging_face
+from quantbench.models.meta_params import from_params
+from quantbench.models.presets import PRESETS, preset
 from tests.models.hugging_face import FAMILIES, model
 
 # What the model cards and Hugging Face's num_parameters() say.

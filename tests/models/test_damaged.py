@@ -12,12 +12,12 @@ import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file
 
-from errors import CheckpointError, QuantbenchError
-from generate import main as generate
-from models.checkpoints.load import load_config, load_model
-from models.checkpoints.sources import locate
-from models.hugging_face import from_hugging_face
-from models.tokenizer import load_tokenizer
+from quantbench.errors import CheckpointError, QuantbenchError
+from quantbench.generate import main as generate
+from quantbench.models.checkpoints.load import load_config, load_model
+from quantbench.models.checkpoints.sources import locate
+from quantbench.models.hugging_face import from_hugging_face
+from quantbench.models.tokenizer import load_tokenizer
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "models" / "tiny"
@@ -379,7 +379,7 @@ limit = int(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 import signal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-from generate import main
+from quantbench.generate import main
 main(["--quantization", "int8wo", "--num_layers", "1", "--num_samples", "1", "--device", "cpu",
       "--max_new_tokens", "1", "--write_result", "none", "--save", sys.argv[2]])
 """

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import models
-from generate import Generator
-from models import build
-from models.checkpoints.load import load_model
-from models.presets import PRESETS
-from ops.cpu import build as build_cpp
+from quantbench import models
+from quantbench.generate import Generator
+from quantbench.models import build
+from quantbench.models.checkpoints.load import load_model
+from quantbench.models.presets import PRESETS
+from quantbench.ops.cpu import build as build_cpp
 from tests.models.hugging_face import FAMILIES, LLAMAS, saved
 
 LENGTH = 40  # past the sliding window of 8, and past the original context of the scaled rotations

@@ -14,22 +14,22 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM, MixtralConfig, Qwen2MoeConfig
 
-import models
-from errors import CheckpointError
-from generate import Generator
-from generate import main as generate
-from models.checkpoints.load import load_config, load_model
-from models.checkpoints.sources import EMBEDDED
-from models.config import from_fields
-from models.hugging_face import from_hugging_face
-from models.mixtral import MixtureOfExperts, Router, tokens_per_expert
-from models.presets import PRESETS
-from ops.cpu import build as build_cpp
-from quantize.packed import PackedWeight
-from quantize.pruning import input_norms
-from quantize.registry import SCHEMES, Quantizer
-from quantize.spec import SHOWN, parse
-from run.sizes import size_of
+from quantbench import models
+from quantbench.errors import CheckpointError
+from quantbench.generate import Generator
+from quantbench.generate import main as generate
+from quantbench.models.checkpoints.load import load_config, load_model
+from quantbench.models.checkpoints.sources import EMBEDDED
+from quantbench.models.config import from_fields
+from quantbench.models.hugging_face import from_hugging_face
+from quantbench.models.mixtral import MixtureOfExperts, Router, tokens_per_expert
+from quantbench.models.presets import PRESETS
+from quantbench.ops.cpu import build as build_cpp
+from quantbench.quantize.packed import PackedWeight
+from quantbench.quantize.pruning import input_norms
+from quantbench.quantize.registry import SCHEMES, Quantizer
+from quantbench.quantize.spec import SHOWN, parse
+from quantbench.run.sizes import size_of
 from tests.models.hugging_face import EXPERTS, MIXTURES, SIZES, model, saved
 
 CPU = torch.device("cpu")

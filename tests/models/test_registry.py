@@ -12,14 +12,14 @@ import torch
 from click.testing import CliRunner
 from transformers import AutoModelForCausalLM, GraniteConfig
 
-import models
-from errors import CheckpointError, UsageError
-from generate import Generator
-from generate import main as generate
-from models import registry
-from models.accepted import POSITIVE
-from models.checkpoints.load import load_config
-from models.registry import ARCHITECTURES, ATTENTION_BIAS, Architecture
+from quantbench import models
+from quantbench.errors import CheckpointError, UsageError
+from quantbench.generate import Generator
+from quantbench.generate import main as generate
+from quantbench.models import registry
+from quantbench.models.accepted import POSITIVE
+from quantbench.models.checkpoints.load import load_config
+from quantbench.models.registry import ARCHITECTURES, ATTENTION_BIAS, Architecture
 from tests.models.hugging_face import SIZES
 
 FILE = '''
@@ -27,7 +27,7 @@ FILE = '''
 
 from torch import nn
 
-from models.llama import Block, Transformer
+from quantbench.models.llama import Block, Transformer
 
 
 class Granite(Transformer):

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from models.checkpoints.load import load_config, load_model
-from models.tiny.train import HELD_OUT, HERE, corpus, export, held_out_nats
-from models.tokenizer import load_tokenizer
+from quantbench.models.checkpoints.load import load_config, load_model
+from quantbench.models.tiny.train import HELD_OUT, HERE, corpus, export, held_out_nats
+from quantbench.models.tokenizer import load_tokenizer
 
 TEXT = (HERE / "heldout.txt").read_text()
 RECORD = json.loads((HERE / "training.json").read_text())

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
-from models.checkpoints.load import load_config, load_model
-from models.mixtral import Router
-from models.tiny import train as dense
-from models.tiny_moe.train import CONFIG, HERE, clusters, upcycled
+from quantbench.models.checkpoints.load import load_config, load_model
+from quantbench.models.mixtral import Router
+from quantbench.models.tiny import train as dense
+from quantbench.models.tiny_moe.train import CONFIG, HERE, clusters, upcycled
 
 TEXT = (dense.HERE / "heldout.txt").read_text()
 RECORD = json.loads((HERE / "training.json").read_text())

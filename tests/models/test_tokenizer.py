@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from errors import CheckpointError
-from models.tokenizer import (
+from quantbench.errors import CheckpointError
+from quantbench.models.tokenizer import (
     LLAMA_3_SPLIT,
     ByteTokenizer,
     Tokenizer,
@@ -508,7 +508,7 @@ def test_importing_it_imports_none_of_the_libraries():
 
 def test_a_fork_after_encoding_prints_no_warning(folders):
     code = (
-        "import os, pathlib; from models.tokenizer import load_tokenizer\n"
+        "import os, pathlib; from quantbench.models.tokenizer import load_tokenizer\n"
         f"t = load_tokenizer(pathlib.Path({str(folders['llama-3-json'])!r}), 1 << 20)\n"
         "t._model.encode_batch(['the'] * 100)\n"
         "child = os.fork()\n"

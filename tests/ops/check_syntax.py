@@ -13,7 +13,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from ops.cpu import build, compiler
+from quantbench.ops.cpu import build, compiler
 from tests.coverage_of_machine import expected, why_skipping_fails
 
 FLAGS = [flag for flag in compiler.FLAGS if flag != "-O3"]

@@ -9,7 +9,7 @@ import sys
 
 import torch
 
-from kv_cache import CACHES
+from quantbench.kv_cache import CACHES
 from tests.ops.gpu_compiler import compile_instead
 
 BFLOAT16, FLOAT16, FLOAT32 = torch.bfloat16, torch.float16, torch.float32
@@ -23,7 +23,7 @@ FORMS = [
 
 def main(capability: int) -> None:
     compiled = compile_instead(capability)
-    from ops.triton import attention
+    from quantbench.ops.triton import attention
 
     attention._has_fp8 = lambda device: capability >= 89
     where = torch.zeros(2, dtype=torch.long)

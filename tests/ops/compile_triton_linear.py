@@ -21,7 +21,7 @@ FORMS = [
 
 def main(capability: int) -> None:
     compiled = compile_instead(capability)
-    from ops.triton.linear import linear
+    from quantbench.ops.triton.linear import linear
 
     for form in FORMS:
         scale_dtype = torch.float8_e8m0fnu if form[0] == "fp4" else torch.bfloat16

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from kv_cache import CACHES
-from ops.cpu import build
-from ops.kv import Stored, dequantize
+from quantbench.kv_cache import CACHES
+from quantbench.ops.cpu import build
+from quantbench.ops.kv import Stored, dequantize
 from tests.ops.exact import Exact, attention
 
 # Instruction sets in which the kernel multiplies bytes, and the multiples that head_dim has to be.

@@ -4,8 +4,8 @@ import ctypes
 
 import pytest
 
-from errors import KernelError
-from ops.cpu import build
+from quantbench.errors import KernelError
+from quantbench.ops.cpu import build
 from tests import coverage_of_machine
 
 

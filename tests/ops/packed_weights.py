@@ -2,8 +2,8 @@
 
 import torch
 
-from ops.formats import Packed
-from ops.packing import PLANES
+from quantbench.ops.formats import Packed
+from quantbench.ops.packing import PLANES
 
 # (format, bits, columns per group; None for one scale per row)
 FORMATS = [

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import click
 
-from compare.sampling.old_commit import old_commit
-from run import environment
+from quantbench.compare.sampling.old_commit import old_commit
+from quantbench.run import environment
 
 ROOT = Path(__file__).parents[2]
 # By scheme: format, bits, columns per group, and whether groups have zero points.
@@ -39,7 +39,7 @@ def work() -> None:
     """A worker: reads [scheme, N, K, rows] a line, multiplies, answers with GB/s."""
     import torch
 
-    from ops.cpu import build, linear, plain
+    from quantbench.ops.cpu import build, linear, plain
     from tests.ops.packed_weights import packed
 
     build.load()

@@ -4,8 +4,8 @@ import ctypes
 
 import torch
 
-from ops.cpu import build
-from ops.cpu import step as step  # registers the op
+from quantbench.ops.cpu import build
+from quantbench.ops.cpu import step as step  # registers the op
 
 DIM, HEADS, KV_HEADS, HEAD_DIM, WIDTH, LAYERS, SLOTS = 256, 4, 2, 64, 512, 4, 32
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 import torch._inductor.config  # it reads CXX when it is imported: before a test changes that
 
-from errors import KernelError
-from generate import Generator
-from kv_cache import CACHES
-from ops.attention import Choice, choose, decode_attention
-from ops.cpu import build
-from ops.cpu.build import unavailable
+from quantbench.errors import KernelError
+from quantbench.generate import Generator
+from quantbench.kv_cache import CACHES
+from quantbench.ops.attention import Choice, choose, decode_attention
+from quantbench.ops.cpu import build
+from quantbench.ops.cpu.build import unavailable
 from tests.memory import allocated
 from tests.models.small import small_model
 from tests.ops.decoding import expected, stored

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from ops.cpu import attention, build
-from ops.kv import Stored, dequantize
+from quantbench.ops.cpu import attention, build
+from quantbench.ops.kv import Stored, dequantize
 from tests.ops import at_once, decoding
 from tests.ops.decoding import stored
 from tests.ops.instructions import best as best

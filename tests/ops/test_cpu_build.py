@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from errors import KernelError
-from ops.cpu import build, compiler
+from quantbench.errors import KernelError
+from quantbench.ops.cpu import build, compiler
 
 ROOT = Path(__file__).parents[2]
 SOURCE = 'extern "C" int answer() { return 42; }\n'
@@ -288,7 +288,7 @@ def test_a_build_that_is_terminated_leaves_nothing(small, tmp_path, monkeypatch)
     path = wrapper(tmp_path, monkeypatch, 'case "$*" in *-c*) sleep 60;; esac')
     program = (
         "import pathlib, sys\n"
-        "from ops.cpu import build\n"
+        "from quantbench.ops.cpu import build\n"
         "build.SOURCES = pathlib.Path(sys.argv[1])\n"
         "build.built()\n"
     )
@@ -340,7 +340,7 @@ def test_a_cache_that_cannot_be_written_is_an_error(small, tmp_path):
 def test_processes_at_once_build_it_once(small, tmp_path):
     program = (
         "import ctypes, pathlib, sys\n"
-        "from ops.cpu import build\n"
+        "from quantbench.ops.cpu import build\n"
         "build.SOURCES = pathlib.Path(sys.argv[1])\n"
         "print(ctypes.CDLL(str(build.built())).answer())\n"
     )
@@ -361,7 +361,7 @@ def test_processes_at_once_build_it_once(small, tmp_path):
 def test_the_environment_names_an_instruction_set():
     if reason := build.unavailable():
         pytest.skip(reason)
-    program = "from ops.cpu import build; print(build.isa())"
+    program = "from quantbench.ops.cpu import build; print(build.isa())"
 
     def run(isa: str) -> subprocess.CompletedProcess:
         command = [sys.executable, "-c", program]

@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 import torch
 
-from generate import Generator
-from kv_cache import CACHES
-from models.mixture import Mixture
-from ops.cpu import build, step
-from ops.kv import WRITTEN_BY_STEPS, dequantize
+from quantbench.generate import Generator
+from quantbench.kv_cache import CACHES
+from quantbench.models.mixture import Mixture
+from quantbench.ops.cpu import build, step
+from quantbench.ops.kv import WRITTEN_BY_STEPS, dequantize
 from tests.ops.instructions import best as best
 from tests.ops.instructions import use
 from tests.ops.test_cpu_step import DTYPES, ISAS, MIXTURE, PLAIN, built, error
@@ -246,7 +246,7 @@ class Unknown(CACHES["int8"]):  # type: ignore[misc]
 
 @pytest.mark.parametrize("kind", [Halving, Unknown])
 def test_a_cache_that_only_python_can_write(kind):
-    from run.decoding import name_of, why_not_fused
+    from quantbench.run.decoding import name_of, why_not_fused
 
     model = built(PLAIN, torch.float32)
     caches = [kind(1, 2, 8, 16, torch.float32, "cpu", None, "cpu") for _ in model.layers]
@@ -256,7 +256,7 @@ def test_a_cache_that_only_python_can_write(kind):
 
 
 def test_layers_that_differ_in_their_caches():
-    from run.decoding import why_not_fused
+    from quantbench.run.decoding import why_not_fused
 
     model = built(PLAIN, torch.float32)
     kinds = [CACHES["int8"], CACHES["fp8"]]

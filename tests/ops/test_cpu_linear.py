@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from errors import KernelError
-from ops.cpu import build, linear
-from ops.formats import Packed, dequantize
-from quantize.activation import rounded
+from quantbench.errors import KernelError
+from quantbench.ops.cpu import build, linear
+from quantbench.ops.formats import Packed, dequantize
+from quantbench.quantize.activation import rounded
 from tests.ops import at_once
 from tests.ops.instructions import best as best
 from tests.ops.instructions import small_pieces as small_pieces

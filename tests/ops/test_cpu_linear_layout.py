@@ -11,8 +11,8 @@ import struct
 import pytest
 import torch
 
-from ops.cpu import build, linear
-from ops.packing import unpack
+from quantbench.ops.cpu import build, linear
+from quantbench.ops.packing import unpack
 from tests.ops.packed_weights import FORMATS, name, packed
 
 pytestmark = pytest.mark.skipif(bool(build.unavailable()), reason=str(build.unavailable()))

@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ops.cpu import build, linear
-from ops.formats import Packed, dequantize
-from quantize.activation import rounded
+from quantbench.ops.cpu import build, linear
+from quantbench.ops.formats import Packed, dequantize
+from quantbench.quantize.activation import rounded
 from tests.ops.instructions import best as best
 from tests.ops.instructions import use
 from tests.ops.packed_weights import FORMATS, name, packed

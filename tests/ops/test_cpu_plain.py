@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ops.cpu import build, plain
+from quantbench.ops.cpu import build, plain
 from tests.ops import at_once
 from tests.ops.instructions import best as best
 from tests.ops.instructions import use

@@ -6,18 +6,18 @@ import re
 import pytest
 import torch
 
-from generate import Generator
-from kv_cache import CACHES
-from models import build
-from models.config import ModelConfig
-from models.mixtral import Router
-from models.mixture import Mixture
-from ops import formats
-from ops.cpu import build as cpu_build
-from ops.cpu import step
-from quantize.activation import rounded
-from quantize.registry import SCHEMES, Quantizer
-from quantize.spec import parse
+from quantbench.generate import Generator
+from quantbench.kv_cache import CACHES
+from quantbench.models import build
+from quantbench.models.config import ModelConfig
+from quantbench.models.mixtral import Router
+from quantbench.models.mixture import Mixture
+from quantbench.ops import formats
+from quantbench.ops.cpu import build as cpu_build
+from quantbench.ops.cpu import step
+from quantbench.quantize.activation import rounded
+from quantbench.quantize.registry import SCHEMES, Quantizer
+from quantbench.quantize.spec import parse
 from tests.ops.instructions import best as best
 from tests.ops.instructions import small_pieces as small_pieces
 from tests.ops.instructions import use

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ops.cpu import build, compiler, linear
+from quantbench.ops.cpu import build, compiler, linear
 from tests.ops.instructions import best as best
 from tests.ops.instructions import use
 from tests.ops.packed_weights import packed

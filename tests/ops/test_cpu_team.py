@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ops.cpu import build, compiler
+from quantbench.ops.cpu import build, compiler
 
 pytestmark = pytest.mark.skipif(bool(build.unavailable()), reason=str(build.unavailable()))
 
@@ -21,7 +21,7 @@ import os, sys, threading
 if sys.argv[1:] == ["one core"]:
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 import torch
-from ops.cpu import build, compiler
+from quantbench.ops.cpu import build, compiler
 from tests.ops.small_step import SmallStep, fail_allocation
 build.load()
 torch.set_num_threads(1)

@@ -6,8 +6,8 @@ import torch
 from torchao.prototype.custom_fp_utils import _floatx_unpacked_to_f32
 from torchao.prototype.mx_formats.mx_tensor import MXTensor
 
-from ops.formats import TABLES, Packed, dequantize, e3m2, expand
-from ops.packing import pack
+from quantbench.ops.formats import TABLES, Packed, dequantize, e3m2, expand
+from quantbench.ops.packing import pack
 from tests.ops.packed_weights import FORMATS, name, packed
 
 ONE = torch.ones(1, 1)

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from ops import hqq
-from ops.cpu import build
-from ops.cpu import hqq as cpp
+from quantbench.ops import hqq
+from quantbench.ops.cpu import build
+from quantbench.ops.cpu import hqq as cpp
 from tests.ops.instructions import best as best
 from tests.ops.instructions import use
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ops.packing import PLANES, columns_per_unit, pack, unpack
+from quantbench.ops.packing import PLANES, columns_per_unit, pack, unpack
 
 
 @pytest.mark.parametrize(

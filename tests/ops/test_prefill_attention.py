@@ -5,13 +5,13 @@ import math
 import pytest
 import torch
 
-from kv_cache import CACHES
-from ops import prefill_attention as chunk
-from ops.attention import Choice
-from ops.cpu import build
-from ops.cpu.build import unavailable
-from ops.kv import Stored, dequantize
-from ops.prefill_attention import chunk_attention
+from quantbench.kv_cache import CACHES
+from quantbench.ops import prefill_attention as chunk
+from quantbench.ops.attention import Choice
+from quantbench.ops.cpu import build
+from quantbench.ops.cpu.build import unavailable
+from quantbench.ops.kv import Stored, dequantize
+from quantbench.ops.prefill_attention import chunk_attention
 from tests.memory import allocated
 from tests.ops.decoding import byte_products
 from tests.ops.exact import UNIT, attention, causal

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from ops.formats import dequantize
-from ops.reference import linear
+from quantbench.ops.formats import dequantize
+from quantbench.ops.reference import linear
 from tests.ops.packed_weights import FORMATS, name, packed
 
 

@@ -6,8 +6,8 @@ import math
 import pytest
 import torch
 
-from kv_cache import CACHES
-from ops.kv import Stored, dequantize
+from quantbench.kv_cache import CACHES
+from quantbench.ops.kv import Stored, dequantize
 from tests.ops import decoding, exact
 from tests.ops.decoding import stored
 from tests.ops.exact import UNIT
@@ -15,7 +15,7 @@ from tests.ops.gpu_compiler import compile_for_gpus
 
 pytest.importorskip("triton")
 
-from ops.triton import attention  # noqa: E402
+from quantbench.ops.triton import attention  # noqa: E402
 
 IN_INTERPRETER = pytest.param(
     "cpu",

@@ -5,13 +5,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ops.formats import Packed, dequantize
+from quantbench.ops.formats import Packed, dequantize
 from tests.ops.gpu_compiler import compile_for_gpus
 from tests.ops.packed_weights import FORMATS, name, packed
 
 pytest.importorskip("triton")
 
-from ops.triton.linear import VECTOR_ROWS, linear, product  # noqa: E402
+from quantbench.ops.triton.linear import VECTOR_ROWS, linear, product  # noqa: E402
 
 IN_INTERPRETER = pytest.param(
     "cpu",
@@ -91,7 +91,7 @@ def test_every_dtype_in_both_kernels(form, dtype, device):
 def test_numbers_are_written_some_rows_at_a_time(form, dtype, device, monkeypatch):
     """5 of the 21 rows at a time, so that the last piece is shorter, with every kind of scale."""
     x = torch.randn(70, 192, dtype=dtype, device=device)
-    monkeypatch.setattr("ops.triton.linear.MOST_UNPACKED", 5 * 192 * x.element_size())
+    monkeypatch.setattr("quantbench.ops.triton.linear.MOST_UNPACKED", 5 * 192 * x.element_size())
     for more in ({}, {"tensor_scale": 0.37}):
         check(x, packed(form, 21, 192, device=device, **more))
 
@@ -220,8 +220,8 @@ def test_the_operator_keeps_its_promises_to_the_compiler(device):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_compiled_layer_is_the_layer(device):
-    from quantize.kernels import TritonLinear
-    from quantize.packed import PackedWeight
+    from quantbench.quantize.kernels import TritonLinear
+    from quantbench.quantize.packed import PackedWeight
 
     parts = packed(("int", 5, 32), 24, 64, zero=True, device=device)
     weight = PackedWeight.make(

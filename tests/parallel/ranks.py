@@ -21,7 +21,7 @@ def serve(rank: int, folder: str, requests: Connection) -> None:
     import torch
     import torch.distributed as dist
 
-    from ops.ranks import ALONE, Ranks
+    from quantbench.ops.ranks import ALONE, Ranks
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
@@ -43,7 +43,7 @@ def serve(rank: int, folder: str, requests: Connection) -> None:
 class Pool:
     def __init__(self, folder: Path) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["run.loading", "tests.parallel.work"])
+        context.set_forkserver_preload(["quantbench.run.loading", "tests.parallel.work"])
         self.processes, self.pipes = [], []
         for rank in range(SIZE):
             ours, theirs = context.Pipe()

@@ -13,10 +13,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from benchlog.record import Record
-from errors import UsageError
-from run import checks, launch, threads
-from run.launch import RankFailed
+from quantbench.errors import UsageError
+from quantbench.log.record import Record
+from quantbench.run import checks, launch, threads
+from quantbench.run.launch import RankFailed
 
 ROOT = Path(__file__).parents[2]
 SHORT = ("--num_samples", "1", "--max_new_tokens", "8", "--temperature", "0.8", "--device", "cpu")

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from benchlog import log
-from benchlog.record import Record
-from compare.commands.replay import replay
-from compare.sampling.replayed import beside
-from errors import QuantbenchError
+from quantbench.compare.commands.replay import replay
+from quantbench.compare.sampling.replayed import beside
+from quantbench.errors import QuantbenchError
+from quantbench.log import log
+from quantbench.log.record import Record
 from tests.compare.test_ab import ENVIRONMENT
 
 REPRO = (
@@ -77,7 +77,7 @@ def test_an_arm_of_two_ranks(tmp_path):
     arms = ("", "--tp 2")
     short = ("--max_new_tokens", "4", "--tokens", "64", "--processes", "1", "--samples", "2")
     done = subprocess.run(
-        [sys.executable, "-m", "compare", "ab", *(word for arm in arms for word in ("--arm", arm)),
+        [sys.executable, "-m", "quantbench", "ab", *(word for arm in arms for word in ("--arm", arm)),
          *short, "--device", "cpu", "--output", "out"],
         cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=200,
     )  # fmt: skip

@@ -1,6 +1,6 @@
 """What two ranks exchange is timed by size, for the estimates of models that ranks share."""
 
-from estimate.exchanges import Exchanges
+from quantbench.estimate.exchanges import Exchanges
 from tests.parallel import work
 
 

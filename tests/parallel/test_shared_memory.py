@@ -8,9 +8,9 @@ import time
 import pytest
 import torch
 
-from ops.cpu import build
-from ops.cpu.ranks import CAPACITY, open_memory, total
-from ops.ranks import ALONE
+from quantbench.ops.cpu import build
+from quantbench.ops.cpu.ranks import CAPACITY, open_memory, total
+from quantbench.ops.ranks import ALONE
 from tests.models import hugging_face
 from tests.parallel import work
 from tests.parallel.work import TOKENS, agree

@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
-from errors import KernelError, UsageError
-from models.hugging_face import from_hugging_face
-from models.split import Split, possible_ranks
-from ops.ranks import ALONE, Ranks
-from quantize.activation import ROUNDINGS, rounded
-from quantize.spec import SHOWN, parse
-from run.cutting import split_for
+from quantbench.errors import KernelError, UsageError
+from quantbench.models.hugging_face import from_hugging_face
+from quantbench.models.split import Split, possible_ranks
+from quantbench.ops.ranks import ALONE, Ranks
+from quantbench.quantize.activation import ROUNDINGS, rounded
+from quantbench.quantize.spec import SHOWN, parse
+from quantbench.run.cutting import split_for
 from tests.models import hugging_face
 from tests.parallel import work
 from tests.parallel.work import TOKENS, TOLERANCE, WIDE, agree

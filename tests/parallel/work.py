@@ -7,22 +7,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchlog.config import RunConfig
-from estimate import exchanging
-from generate import Generator, Sampling
-from models.checkpoints.load import load_config
-from models.checkpoints.saved import how_saved
-from models.checkpoints.sources import locate
-from models.llama import Transformer
-from ops.cpu import ranks as shared_memory
-from ops.cpu.ranks import CAPACITY
-from ops.ranks import Ranks
-from quantize.across import RoundedAcross
-from quantize.spec import parse
-from run.cutting import split_for
-from run.decoding import choose
-from run.loading import Loading
-from run.plan import scheme_of
+from quantbench.estimate import exchanging
+from quantbench.generate import Generator, Sampling
+from quantbench.log.config import RunConfig
+from quantbench.models.checkpoints.load import load_config
+from quantbench.models.checkpoints.saved import how_saved
+from quantbench.models.checkpoints.sources import locate
+from quantbench.models.llama import Transformer
+from quantbench.ops.cpu import ranks as shared_memory
+from quantbench.ops.cpu.ranks import CAPACITY
+from quantbench.ops.ranks import Ranks
+from quantbench.quantize.across import RoundedAcross
+from quantbench.quantize.spec import parse
+from quantbench.run.cutting import split_for
+from quantbench.run.decoding import choose
+from quantbench.run.loading import Loading
+from quantbench.run.plan import scheme_of
 from tests.ops.small_step import fail_allocation
 
 TOKENS = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 8]]

@@ -11,18 +11,31 @@ import pytest
 import torch
 from torch import nn
 
-from errors import CheckpointError, KernelError
-from models.checkpoints.load import load_model
-from ops.cpu import build
-from quantize import scheme
-from quantize.autoquant import cache as kept
-from quantize.autoquant import choose as autoquant
-from quantize.autoquant import race, verdict
-from quantize.autoquant.choose import AutoQuantizer, Sample, choose, decibels, exact_product, table
-from quantize.autoquant.race import Timing
-from quantize.autoquant.verdict import Candidate, Choice, Measurement, decide, full_precision
-from quantize.registry import Quantizer
-from quantize.spec import AutoQuant, parse
+from quantbench.errors import CheckpointError, KernelError
+from quantbench.models.checkpoints.load import load_model
+from quantbench.ops.cpu import build
+from quantbench.quantize import scheme
+from quantbench.quantize.autoquant import cache as kept
+from quantbench.quantize.autoquant import choose as autoquant
+from quantbench.quantize.autoquant import race, verdict
+from quantbench.quantize.autoquant.choose import (
+    AutoQuantizer,
+    Sample,
+    choose,
+    decibels,
+    exact_product,
+    table,
+)
+from quantbench.quantize.autoquant.race import Timing
+from quantbench.quantize.autoquant.verdict import (
+    Candidate,
+    Choice,
+    Measurement,
+    decide,
+    full_precision,
+)
+from quantbench.quantize.registry import Quantizer
+from quantbench.quantize.spec import AutoQuant, parse
 
 CPU = torch.device("cpu")
 REAL_CACHE = race.last_level_cache
@@ -428,7 +441,7 @@ def kernels(found):
 def test_the_reference_takes_part_only_where_there_is_nothing_else(monkeypatch):
     built = kernels(autoquant.candidates(AutoQuant(int4=True), sample().layer))
     assert built["float8dq-row", "cpu"] is None and not any(k == "reference" for _, k in built)
-    monkeypatch.setattr("ops.cpu.build.refusal", lambda: "no compiler")
+    monkeypatch.setattr("quantbench.ops.cpu.build.refusal", lambda: "no compiler")
     found = kernels(autoquant.candidates(AutoQuant(int4=True), sample().layer))
     assert found["none", "torch"] is None and found["int8wo", "torchao"] is None
     assert ("int8wo", "reference") not in found and not any(k == "triton" for _, k in found)
@@ -445,7 +458,7 @@ def test_tritons_interpreter_is_no_candidate(monkeypatch):
 
 def test_layers_that_a_scheme_or_a_kernel_refuses(monkeypatch):
     # Kernel cpu would take every shape.
-    monkeypatch.setattr("ops.cpu.build.refusal", lambda: "no compiler")
+    monkeypatch.setattr("quantbench.ops.cpu.build.refusal", lambda: "no compiler")
     odd = sample(40, 100)  # in_features is no multiple of 16, 32 or 64
     found = kernels(autoquant.candidates(AutoQuant(int4=True), odd.layer))
     assert "has to be a multiple of 16" in found["int8wo", "torchao"]

@@ -12,15 +12,15 @@ from torchao.quantization import PerRow
 from torchao.quantization.quantize_.workflows.int8.int8_tensor import Int8Tensor
 from torchao.quantization.quantize_.workflows.intx import intx_unpacked_to_int8_tensor as intx
 
-from devices import stored_bytes
-from errors import CheckpointError, KernelError
-from ops.cpu import build
-from quantize import scheme as scheme_module
-from quantize.activation import rounded
-from quantize.kernels import TritonLinear
-from quantize.packed import PackedWeight
-from quantize.registry import SCHEMES, Quantizer, available
-from quantize.spec import SHOWN, parse
+from quantbench.devices import stored_bytes
+from quantbench.errors import CheckpointError, KernelError
+from quantbench.ops.cpu import build
+from quantbench.quantize import scheme as scheme_module
+from quantbench.quantize.activation import rounded
+from quantbench.quantize.kernels import TritonLinear
+from quantbench.quantize.packed import PackedWeight
+from quantbench.quantize.registry import SCHEMES, Quantizer, available
+from quantbench.quantize.spec import SHOWN, parse
 
 CPU = torch.device("cpu")
 NAMES = [name for name in SHOWN if name not in ("none", "sparse-marlin-wanda")]
@@ -214,7 +214,7 @@ def test_compiled_code_is_cached_for_the_sources_it_came_from(monkeypatch):
     weight = Quantizer(parse("fp6"), CPU, torch.float32).quantized("layer", linear()).weight.data
     before = weight._stable_hash_for_caching()
     assert weight._stable_hash_for_caching() == before
-    monkeypatch.setattr("quantize.packed.TRACED_DIGEST", "of other sources")
+    monkeypatch.setattr("quantbench.quantize.packed.TRACED_DIGEST", "of other sources")
     assert weight._stable_hash_for_caching() != before
 
 

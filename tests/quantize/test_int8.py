@@ -5,9 +5,9 @@ import torch
 from torch import nn
 from torchao.quantization import Int8WeightOnlyConfig, PerRow, quantize_
 
-from errors import KernelError
-from quantize.registry import Quantizer
-from quantize.spec import parse
+from quantbench.errors import KernelError
+from quantbench.quantize.registry import Quantizer
+from quantbench.quantize.spec import parse
 
 CPU = torch.device("cpu")
 

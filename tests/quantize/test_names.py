@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from benchlog.config import RunConfig
-from errors import UsageError
-from ops import names
-from quantize.registry import SCHEMES
+from quantbench.errors import UsageError
+from quantbench.log.config import RunConfig
+from quantbench.ops import names
+from quantbench.quantize.registry import SCHEMES
 
 ROOT = Path(__file__).parents[2]
 

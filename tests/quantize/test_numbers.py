@@ -18,12 +18,12 @@ from torchao.quantization.quant_primitives import (
     _choose_qparams_and_quantize_affine_hqq,
 )
 
-from errors import CheckpointError
-from ops.formats import TABLES, e3m2
-from ops.packing import unpack
-from quantize.activation import rounded
-from quantize.registry import Quantizer
-from quantize.spec import SHOWN, parse
+from quantbench.errors import CheckpointError
+from quantbench.ops.formats import TABLES, e3m2
+from quantbench.ops.packing import unpack
+from quantbench.quantize.activation import rounded
+from quantbench.quantize.registry import Quantizer
+from quantbench.quantize.spec import SHOWN, parse
 
 CPU = torch.device("cpu")
 

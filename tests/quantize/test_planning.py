@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from errors import KernelError
-from ops.cpu import build
-from quantize.registry import Quantizer, available
-from quantize.spec import parse_scheme
+from quantbench.errors import KernelError
+from quantbench.ops.cpu import build
+from quantbench.quantize.registry import Quantizer, available
+from quantbench.quantize.spec import parse_scheme
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
@@ -21,7 +21,10 @@ pytestmark = pytest.mark.skipif(bool(build.unavailable()), reason=str(build.unav
 
 @pytest.mark.parametrize(
     "command",
-    [["generate.py", "--quantization", "int4wo-64", "--dry_run"], ["-m", "quantize", "int8wo"]],
+    [
+        ["generate.py", "--quantization", "int4wo-64", "--dry_run"],
+        ["-m", "quantbench", "schemes", "int8wo"],
+    ],
 )
 def test_planning_leaves_no_library_behind(command, tmp_path):
     done = subprocess.run(

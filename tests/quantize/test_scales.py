@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from quantize.registry import Quantizer
-from quantize.spec import SHOWN, parse_scheme
+from quantbench.quantize.registry import Quantizer
+from quantbench.quantize.spec import SHOWN, parse_scheme
 
 CPU = torch.device("cpu")
 # A least-squares fit (-hqq) gives up outliers: test_numbers holds it against the plain scheme. 2:4

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from errors import UsageError
-from quantize.registry import SCHEMES
-from quantize.spec import (
+from quantbench.errors import UsageError
+from quantbench.quantize.registry import SCHEMES
+from quantbench.quantize.spec import (
     SHOWN,
     SPECS,
     AutoQuant,

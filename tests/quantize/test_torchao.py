@@ -13,16 +13,16 @@ import transformers
 from torch import nn
 from torchao.quantization import quantize_
 
-import quantize
-from errors import CheckpointError, KernelError, UsageError
-from models.checkpoints.load import load_model
-from ops.cpu import build
-from quantize.activation import rounded
-from quantize.cpu import PackedLinear
-from quantize.kernel import KernelLinear
-from quantize.packed import PackedWeight
-from quantize.registry import Quantizer, available
-from quantize.spec import SHOWN, parse_scheme
+from quantbench import quantize
+from quantbench.errors import CheckpointError, KernelError, UsageError
+from quantbench.models.checkpoints.load import load_model
+from quantbench.ops.cpu import build
+from quantbench.quantize.activation import rounded
+from quantbench.quantize.cpu import PackedLinear
+from quantbench.quantize.kernel import KernelLinear
+from quantbench.quantize.packed import PackedWeight
+from quantbench.quantize.registry import Quantizer, available
+from quantbench.quantize.spec import SHOWN, parse_scheme
 
 CPU = torch.device("cpu")
 NEEDS_COMPILER = pytest.mark.skipif(bool(build.unavailable()), reason=str(build.unavailable()))

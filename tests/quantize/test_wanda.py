@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from quantize import scheme
-from quantize.pruning import input_norms, prune, prune_linears
+from quantbench.quantize import scheme
+from quantbench.quantize.pruning import input_norms, prune, prune_linears
 
 
 def test_the_two_of_four_with_the_largest_products_stay():

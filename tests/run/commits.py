@@ -5,7 +5,7 @@
 
 A process of each commit in turns (A B, B A), with the options after `--`, which both commits have
 to know. A line gives the medians over all samples, and the new commit's speed divided by the old
-one's: median and quartiles of the rounds' ratios. `python -m compare replay --against` does this
+one's: median and quartiles of the rounds' ratios. `quantbench replay --against` does this
 with the statistics of a verdict, for commits that have its worker; this is for all others.
 """
 
@@ -20,8 +20,8 @@ from pathlib import Path
 
 import click
 
-from compare.sampling.old_commit import checked_out
-from run import environment
+from quantbench.compare.sampling.old_commit import checked_out
+from quantbench.run import environment
 
 ROOT = Path(__file__).parents[2]
 SPEEDS = {"prompt": "prefill_tok_s", "decode": "decode_tok_s", "samples": "tok_s"}

@@ -20,10 +20,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from devices import stored_bytes
-from models.checkpoints.load import load_model
-from quantize.registry import Quantizer
-from quantize.spec import parse
+from quantbench.devices import stored_bytes
+from quantbench.models.checkpoints.load import load_model
+from quantbench.quantize.registry import Quantizer
+from quantbench.quantize.spec import parse
 
 
 def layer_by_layer(path, quantizer):

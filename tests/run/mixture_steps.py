@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from run import environment
+from quantbench.run import environment
 
 environment.prepare()  # before torch is imported: it reads the variables once
 
 if TYPE_CHECKING:
-    from generate import Generator
+    from quantbench.generate import Generator
 
 WARM_UP, STEPS, ROUNDS, POSITIONS = 8, 24, 4, 64
 
@@ -44,11 +44,11 @@ def seconds(generator: "Generator", steps: int) -> float:
 def main(checkpoint_path: str, num_layers: int, schemes: str, rows: str) -> None:
     import torch
 
-    from generate import Generator
-    from models.checkpoints.load import load_model
-    from quantize.registry import Quantizer
-    from quantize.spec import parse_scheme
-    from run.bandwidth import Bandwidth
+    from quantbench.generate import Generator
+    from quantbench.models.checkpoints.load import load_model
+    from quantbench.quantize.registry import Quantizer
+    from quantbench.quantize.spec import parse_scheme
+    from quantbench.run.bandwidth import Bandwidth
 
     torch.set_grad_enabled(False)
     bandwidth = Bandwidth(torch.device("cpu"))

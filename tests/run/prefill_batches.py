@@ -14,11 +14,11 @@ from dataclasses import replace
 
 import torch
 
-from benchlog.config import parse
-from cli import quiet
-from generate import Generator
-from run import environment, loading
-from run.plan import make_plan
+from quantbench.cli import quiet
+from quantbench.generate import Generator
+from quantbench.log.config import parse
+from quantbench.run import environment, loading
+from quantbench.run.plan import make_plan
 
 BATCH_SIZES = (1, 8)
 PAIRS = 5  # after a pair that does not count

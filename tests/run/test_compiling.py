@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchlog.config import RunConfig
-from ops.cpu import build
-from run import compiling, loading
-from run.plan import make_plan
+from quantbench.log.config import RunConfig
+from quantbench.ops.cpu import build
+from quantbench.run import compiling, loading
+from quantbench.run.plan import make_plan
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[2]

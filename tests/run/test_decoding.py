@@ -7,16 +7,16 @@ import pytest
 import torch
 from torch import nn
 
-from errors import KernelError
-from generate import Generator
-from models.config import ModelConfig
-from models.llama import Transformer
-from ops import names
-from ops.cpu import build
-from quantize.registry import Quantizer
-from quantize.spec import parse
-from run import decoding
-from run.decoding import UNDERSTOOD, why_not_fused
+from quantbench.errors import KernelError
+from quantbench.generate import Generator
+from quantbench.models.config import ModelConfig
+from quantbench.models.llama import Transformer
+from quantbench.ops import names
+from quantbench.ops.cpu import build
+from quantbench.quantize.registry import Quantizer
+from quantbench.quantize.spec import parse
+from quantbench.run import decoding
+from quantbench.run.decoding import UNDERSTOOD, why_not_fused
 from tests.models.small import small_model
 
 pytestmark = pytest.mark.skipif(bool(build.unavailable()), reason=str(build.unavailable()))

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ops.ranks import Ranks
-from run import energy
-from run.energy import Energy, NoCounter, NotCounted, Nvml, Rapl
+from quantbench.ops.ranks import Ranks
+from quantbench.run import energy
+from quantbench.run.energy import Energy, NoCounter, NotCounted, Nvml, Rapl
 
 RANGE = 262_143_328_850  # microjoules, as Intel's driver says
 

@@ -13,12 +13,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchlog import log
-from benchlog.config import RunConfig, split
-from compare.sampling.nursery import Nursery
-from compare.sampling.process import Process, environment
-from generate import Generator
-from run.environment import huge_page_bytes, system_huge_pages, use_threads, without_collections
+from quantbench.compare.sampling.nursery import Nursery
+from quantbench.compare.sampling.process import Process, environment
+from quantbench.generate import Generator
+from quantbench.log import log
+from quantbench.log.config import RunConfig, split
+from quantbench.run.environment import (
+    huge_page_bytes,
+    system_huge_pages,
+    use_threads,
+    without_collections,
+)
 from tests.models.small import small_checkpoint, small_model
 
 ROOT = Path(__file__).parents[2]

@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchlog.config import RunConfig
-from errors import CheckpointError, QuantbenchError, UsageError
-from models.checkpoints.load import load_config, load_model, tokenizer_folder
-from models.checkpoints.sources import EMBEDDED
-from models.tokenizer import ByteTokenizer, load_tokenizer
-from ops.cpu import build
-from quantize.spec import SHOWN, parse
-from run.loading import Loading
-from run.plan import scheme_of
-from run.scoring import perplexity, token_nats
-from run.sizes import size_of
+from quantbench.errors import CheckpointError, QuantbenchError, UsageError
+from quantbench.log.config import RunConfig
+from quantbench.models.checkpoints.load import load_config, load_model, tokenizer_folder
+from quantbench.models.checkpoints.sources import EMBEDDED
+from quantbench.models.tokenizer import ByteTokenizer, load_tokenizer
+from quantbench.ops.cpu import build
+from quantbench.quantize.spec import SHOWN, parse
+from quantbench.run.loading import Loading
+from quantbench.run.plan import scheme_of
+from quantbench.run.scoring import perplexity, token_nats
+from quantbench.run.sizes import size_of
 from tests.models.small import small_checkpoint
 
 CPU = torch.device("cpu")
@@ -126,7 +126,7 @@ def test_a_saved_model_can_be_cut_to_some_layers(small, tmp_path):
 
 
 def test_many_shards(small, tmp_path, monkeypatch):
-    monkeypatch.setattr("models.checkpoints.saved.SHARD_BYTES", 100_000)
+    monkeypatch.setattr("quantbench.models.checkpoints.saved.SHARD_BYTES", 100_000)
     folder = tmp_path / "saved"
     model, _ = load(checkpoint_path=small(), quantization="int4wo-32", save=str(folder))
     assert len(list(folder.glob("quantized-*.safetensors"))) > 3
@@ -263,7 +263,7 @@ def test_sizes_from_shapes_are_those_of_the_loaded_model(small, scheme):
 
 def test_layers_that_the_best_kernel_refuses_get_another_and_it_is_said(small, monkeypatch):
     # Kernel cpu would take every shape.
-    monkeypatch.setattr("ops.cpu.build.refusal", lambda: "no compiler")
+    monkeypatch.setattr("quantbench.ops.cpu.build.refusal", lambda: "no compiler")
     model, loading = load(checkpoint_path=small(intermediate_size=104), quantization="int8wo")
     assert loading.kernels == "torchao (7 layers), reference (2 layers)"
     assert logits(model).isfinite().all()

@@ -7,14 +7,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import generate
-from benchlog.config import RunConfig
-from models.checkpoints import saved
-from models.checkpoints.sources import EMBEDDED
-from ops.cpu import build
-from quantize.spec import SHOWN
-from run import loading, saved_model
-from run.plan import make_plan
+from quantbench import generate
+from quantbench.log.config import RunConfig
+from quantbench.models.checkpoints import saved
+from quantbench.models.checkpoints.sources import EMBEDDED
+from quantbench.ops.cpu import build
+from quantbench.quantize.spec import SHOWN
+from quantbench.run import loading, saved_model
+from quantbench.run.plan import make_plan
 from tests.models.small import small_checkpoint
 
 TOKENS = torch.arange(3, 20)[None]

@@ -8,19 +8,18 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-import devices
-import generate
-from benchlog.config import RunConfig
-from errors import MemoryShortage
-from kv_cache.dense import DenseKVCache
-from models.checkpoints.load import load_config, load_model
-from models.checkpoints.saved import inner_tensors
-from models.checkpoints.sources import EMBEDDED
-from models.presets import PRESETS
-from ops.cpu.build import unavailable
-from quantize.registry import Quantizer
-from quantize.spec import SHOWN, parse
-from run.sizes import check_memory, kv_cache_bytes, size_of
+from quantbench import devices, generate
+from quantbench.errors import MemoryShortage
+from quantbench.kv_cache.dense import DenseKVCache
+from quantbench.log.config import RunConfig
+from quantbench.models.checkpoints.load import load_config, load_model
+from quantbench.models.checkpoints.saved import inner_tensors
+from quantbench.models.checkpoints.sources import EMBEDDED
+from quantbench.models.presets import PRESETS
+from quantbench.ops.cpu.build import unavailable
+from quantbench.quantize.registry import Quantizer
+from quantbench.quantize.spec import SHOWN, parse
+from quantbench.run.sizes import check_memory, kv_cache_bytes, size_of
 
 CPU = torch.device("cpu")
 # GB that torchao's log of 2024 shows, for Llama-2-7b and Meta-Llama-3-8B; within 1.5 %.

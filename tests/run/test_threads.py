@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from benchlog.config import RunConfig, argv, parse
-from errors import UsageError
-from run.threads import choose, cores, first_number
+from quantbench.errors import UsageError
+from quantbench.log.config import RunConfig, argv, parse
+from quantbench.run.threads import choose, cores, first_number
 
 EIGHT = range(8)
 

@@ -8,13 +8,13 @@ import time
 
 import pytest
 
-from benchlog.table import Run, remarks, table
-from run import machine
-from run.machine import Counters, MachineUse, together
-from run.trust import judge
-from run.why import held_back
+from quantbench.log.table import Run, remarks, table
+from quantbench.run import machine
+from quantbench.run.machine import Counters, MachineUse, together
+from quantbench.run.trust import judge
+from quantbench.run.why import held_back
+from quantbench.typed_json import from_json
 from tests.compare.facts import FACTS
-from typed_json import from_json
 
 QUIET = MachineUse(10.0, 2, 2.0, 0.05, 0.0, 3)
 BUSY = MachineUse(10.0, 2, 1.1, 1.4, 0.0, 4000)

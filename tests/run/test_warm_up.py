@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchlog.config import RunConfig
-from run import measure
+from quantbench.log.config import RunConfig
+from quantbench.run import measure
 
 
 def sample(seconds):

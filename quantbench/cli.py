@@ -1,0 +1,500 @@
+"""What all commands share: reading options, reporting a failure in one line, showing progress.
+
+    @click.command(cls=cli.OneLineErrors)       # a command on its own
+    @click.group(cls=cli.Group)                 # or one with subcommands, these of class Command
+
+Exit codes: 2 if the command line is wrong, 1 if the run failed, 130 after Ctrl-C and 143 after
+SIGTERM. A failure is one line on stderr that begins with "error: "; with --debug it is a traceback.
+"""
+
+import contextlib
+import difflib
+import errno
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from click import shell_completion
+
+from quantbench import helptext
+from quantbench.errors import QuantbenchError, UsageError
+from quantbench.text import one_line, shown
+
+Report = Callable[[int, int], None]
+SECONDS_BETWEEN_LINES = 2.0  # of progress, where no line can be erased
+RANK_REPORTS = "QUANTBENCH_RANK_REPORT"  # a file for the message of a rank that fails
+
+
+# ---------------------------------------------------------------------------------- options
+
+
+def pairs(
+    argv: Sequence[str],
+    takes_value: Mapping[str, bool],
+    dashed: Collection[str] = (),
+    words_allowed: bool = False,
+) -> Iterator[tuple[str, str | bool]]:
+    """Each option's underscore name with the text of its value, or True for a switch.
+
+    takes_value: every option's name, and whether it takes a value.
+    dashed: options whose value may begin with dashes.
+    words_allowed: whether to yield a word that belongs to no option, as ("", word).
+    Raises UsageError, one line, for anything else.
+    """
+    words = iter(argv)
+    for word in words:
+        if not word.startswith("-") or word == "-":
+            if words_allowed:
+                yield "", word
+                continue
+            raise UsageError(helptext.stray(word, takes_value))
+        spelling, equals, value = word.partition("=")
+        name = key(spelling)
+        if not spelling.startswith("--") or name not in takes_value:
+            raise UsageError(f"no such option: {shown(spelling)}; {_nearest(name, takes_value)}")
+        if not takes_value[name]:
+            if equals:
+                raise UsageError(f"--{name} takes no value; given: {shown(value)}")
+            yield name, True
+            continue
+        if not equals:
+            following = next(words, None)
+            if following is None:
+                raise UsageError(f"--{name} takes a value, and none is given")
+            if following.startswith("--") and name not in dashed:
+                raise UsageError(
+                    f"--{name} takes a value, and the option {shown(following)} follows it; "
+                    f"a value that begins with dashes is given as --{name}=VALUE"
+                )
+            value = following
+        yield name, value
+
+
+def key(spelling: str) -> str:
+    """An option's name from any spelling: --top-k and --top_k are top_k."""
+    return spelling.removeprefix("--").replace("-", "_")
+
+
+def _nearest(name: str, names: Mapping[str, bool]) -> str:
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"did you mean --{close[0]}?" if close else "--help lists them all"
+
+
+class OptionOfOptions(click.Option):
+    """An option whose value is a text of options: it may begin with dashes or be empty."""
+
+
+class TableOption(click.Option):
+    """An option of benchlog.config.RunConfig, which checks its value. Help shows one spelling."""
+
+    def __init__(self, *arguments: Any, group: str, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.group = group
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
+        first, *others = dict.fromkeys(f"--{key(name)}" for name in self.opts)
+        also = f" (or {', '.join(others)})" if others else ""
+        default = "" if self.is_flag or self.default is None else f" [{self.default}]"
+        return f"{first} {self.metavar or ''}".rstrip(), f"{self.help}{also}{default}"
+
+
+class Command(click.Command):
+    """A click command that reads its options as generate.py does.
+
+    Underscores and dashes are the same. An option is never taken as the value of the one before it.
+    An empty value, and whatever cannot be read, is a UsageError of one line. Help lists the options
+    by group and ends with the examples of the command's file. Positional arguments are accepted if
+    the command declares any. Every command has --debug, whether it declares it or not.
+    """
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        settings["context_settings"] = {
+            "max_content_width": 100,
+            **(settings.get("context_settings") or {}),
+        }
+        super().__init__(*arguments, **settings)
+        if not any(param.name == "debug" for param in self.params):
+            text = "Show tracebacks"
+            self.params.append(
+                click.Option(["--debug"], is_flag=True, expose_value=False, help=text)
+            )
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        spelled, takes_value, may_be_empty = self._spellings(ctx)
+        if ctx.resilient_parsing:  # the shell completes a line that is not finished
+            return super().parse_args(ctx, [spelled.get(key(word), word) for word in args])
+        dashed = [name for name in may_be_empty if may_be_empty[name] is OptionOfOptions]
+        words_allowed = any(isinstance(param, click.Argument) for param in self.params)
+        arguments, words = [], []
+        given: dict[str, str] = {}
+        for name, value in pairs(args, takes_value, dashed, words_allowed):
+            if not name:
+                words.append(str(value))
+            elif not takes_value[name]:
+                arguments.append(spelled[name])
+            elif not str(value).strip() and name not in may_be_empty:
+                raise UsageError(f"--{name} takes a value; given: {shown(value)}")
+            else:
+                arguments.append(f"{spelled[name]}={value}")
+                given[spelled[name]] = str(value)
+        try:
+            rest = super().parse_args(ctx, [*arguments, *(["--", *words] if words else [])])
+            helptext.check_numbers(ctx, self.get_params(ctx))
+        except click.BadParameter as error:
+            raise UsageError(helptext.refusal(error, given)) from None
+        return rest
+
+    def asks_for_debug(self, ctx: click.Context, args: Sequence[str]) -> bool:
+        """Whether --debug is among these arguments as an option, and not as an option's value."""
+        _, takes_value, _ = self._spellings(ctx)
+        words = iter(args)
+        for word in words:
+            name = key(word)
+            if word.startswith("--") and name == "debug":
+                return True
+            if word.startswith("--") and takes_value.get(name):
+                next(words, None)
+        return False
+
+    def _spellings(
+        self, ctx: click.Context
+    ) -> tuple[dict[str, str], dict[str, bool], dict[str, type]]:
+        """Three tables by underscore name: click's spelling, whether the option takes a value, and
+        the class of those options whose value may be empty."""
+        spelled, takes_value, may_be_empty = {}, {}, {}
+        for parameter in self.get_params(ctx):
+            if isinstance(parameter, click.Argument):
+                continue
+            for name in (*parameter.opts, *parameter.secondary_opts):
+                spelled[key(name)] = name
+                takes_value[key(name)] = not getattr(parameter, "is_flag", False)
+                if isinstance(parameter, OptionOfOptions | TableOption):
+                    may_be_empty[key(name)] = type(parameter)
+        return spelled, takes_value, may_be_empty
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        helptext.write_options(ctx, formatter, self.get_params(ctx))
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        _write_examples(self, ctx, formatter)
+        super().format_epilog(ctx, formatter)
+
+    def shell_complete(
+        self, ctx: click.Context, incomplete: str
+    ) -> list[shell_completion.CompletionItem]:
+        """An option is offered in one spelling: with dashes if what is typed has one."""
+        dashes = "-" in incomplete.removeprefix("--")
+        items = super().shell_complete(ctx, incomplete)
+        return [
+            item
+            for item in items
+            if ("-" if dashes else "_") in item.value[2:] or not set("-_") & set(item.value[2:])
+        ]
+
+
+# ---------------------------------------------------------------------------------- failures
+
+
+class OneLineErrors(Command):
+    """A command without subcommands that reports every failure in one line."""
+
+    def main(self, args: Sequence[str] | None = None, prog_name: str | None = None,
+             **extra: Any) -> Any:  # fmt: skip
+        return _carried_out(self, args, prog_name, extra)
+
+
+class Group(click.Group):
+    """A command with subcommands that reports every failure in one line."""
+
+    command_class = Command
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        settings["context_settings"] = {"max_content_width": 100}
+        super().__init__(*arguments, **{"no_args_is_help": False, **settings})
+
+    def spelled(self, example: str) -> str:
+        """An example of a command's file as whoever calls this group types it."""
+        return example
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """--debug may stand before the command, too."""
+        names = ", ".join(self.list_commands(ctx))
+        if args[:1] == ["--debug"]:
+            args = [*args[1:2], *args[:1], *args[2:]]
+        if args in ([], ["--debug"]) and not ctx.resilient_parsing:
+            raise UsageError(f"Missing command. There are {names}; --help says what each does")
+        known = {name for parameter in self.get_params(ctx) for name in parameter.opts}
+        if args[:1] and args[0].startswith("--") and args[0] not in known:
+            close = difflib.get_close_matches(args[0], known, n=1)
+            hint = f"did you mean {close[0]}?" if close else "--help lists the commands"
+            raise UsageError(f"no such option: {shown(args[0])}; {hint}")
+        return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        self.format_commands(ctx, formatter)
+        helptext.write_options(ctx, formatter, self.get_params(ctx))
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        _write_examples(self, ctx, formatter)
+        super().format_epilog(ctx, formatter)
+
+    def main(self, args: Sequence[str] | None = None, prog_name: str | None = None,
+             **extra: Any) -> Any:  # fmt: skip
+        return _carried_out(self, args, prog_name, extra)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name, names = key(args[0]), self.list_commands(ctx)
+        if args[0].startswith("-"):
+            raise UsageError(f"no such option: {shown(args[0])}; --help lists the commands")
+        if name not in names:
+            close = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+            hint = f"Did you mean {close[0]}?" if close else f"There are {', '.join(names)}"
+            raise UsageError(f"No such command {shown(args[0])}. {hint}")
+        return name, self.get_command(ctx, name), args[1:]
+
+    def asks_for_debug(self, ctx: click.Context, args: Sequence[str]) -> bool:
+        if args[:1] == ["--debug"]:
+            return True
+        command = self.get_command(ctx, key(args[0])) if args else None
+        return isinstance(command, Command | Group) and command.asks_for_debug(ctx, args[1:])
+
+
+def _write_examples(
+    command: click.Command, ctx: click.Context, formatter: click.HelpFormatter
+) -> None:
+    root = ctx.find_root().command
+    spelled = root.spelled if isinstance(root, Group) else str
+    helptext.write_examples(formatter, [*map(spelled, helptext.examples(command.callback))])
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM arrived. As a KeyboardInterrupt it is cleaned up after as Ctrl-C is."""
+
+
+def _carried_out(
+    command: "OneLineErrors | Group",
+    args: Sequence[str] | None,
+    prog_name: str | None,
+    extra: dict[str, Any],
+) -> Any:
+    """Run the command; end the process with its exit code. click's own hides a closed pipe."""
+    given = list(sys.argv[1:] if args is None else args)
+    name = prog_name or os.path.basename(sys.argv[0])
+    variable = f"_{name.upper()}_COMPLETE"  # set by what the shell calls for completions
+    if instruction := os.environ.get(variable):
+        sys.exit(shell_completion.shell_complete(command, extra, name, variable, instruction))
+    if not extra.pop("standalone_mode", True):  # click's way to ask for exceptions instead
+        with command.make_context(name, given, **extra) as context:
+            return command.invoke(context)
+    _open_standard_streams()
+    try:
+        _require_posix()
+        with _sigterm_interrupts():
+            if sys.stdout is None:
+                raise QuantbenchError("stdout is closed; redirect it to a file or to /dev/null")
+            with command.make_context(name, given, **extra) as context:
+                command.invoke(context)
+            sys.stdout.flush()
+        code = 0
+    except click.exceptions.Exit as end:
+        code = end.exit_code
+    except (Exception, KeyboardInterrupt) as error:
+        lost = _lost_stdout(error)
+        if lost is None and _debugging(command, name, given):
+            raise
+        message, code = explained(error) if lost is None else (lost, 1)
+        if isinstance(error, KeyboardInterrupt) and sys.stderr and sys.stderr.isatty():
+            say("")  # ends the line in which the terminal wrote ^C
+        _report(f"error: {one_line(message)}", code)
+    sys.exit(code)
+
+
+def _report(line: str, code: int) -> None:
+    """Print the line of a failure. A rank whose launcher prints one line for all ranks leaves it in
+    a file instead (run/launch.py); under torchrun, what all ranks find is said by the first."""
+    if path := os.environ.get(RANK_REPORTS):
+        Path(path).write_text(line.removeprefix("error: "))
+    elif os.environ.get("RANK", "0") == "0":
+        say(line)
+    elif code != 2:
+        with contextlib.suppress(OSError):
+            click.echo(line, file=sys.__stderr__)  # sys.stderr of such a rank is silent
+
+
+def _debugging(command: "OneLineErrors | Group", name: str, given: list[str]) -> bool:
+    try:
+        return command.asks_for_debug(click.Context(command, info_name=name), given)
+    except Exception:  # the subcommand cannot be imported, and that is the failure to report
+        return "--debug" in given
+
+
+def explained(error: BaseException) -> tuple[str, int]:
+    """The message for a failure, and the exit code. An unexpected one asks to be reported."""
+    match error:
+        case QuantbenchError():
+            return str(error), error.exit_code
+        case Terminated():
+            return "ended by SIGTERM; nothing was logged", 128 + signal.SIGTERM
+        case KeyboardInterrupt() | click.Abort():
+            return "interrupted; nothing was logged", 128 + signal.SIGINT
+        case click.ClickException():
+            return error.format_message(), error.exit_code
+        case RecursionError():
+            return "the input is nested too deeply (--debug shows where)", 1
+        case OSError() if error.strerror and error.filename is not None:
+            return f"{os.fsdecode(error.filename)}: {error.strerror}", 1
+        case FileNotFoundError() if error.filename is None:  # from os.getcwd
+            return "the current folder was removed; change into one that is there", 1
+        case OSError() if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE):
+            return f"{error.strerror} (--debug shows where)", 1
+    if "embedded null" in str(error):
+        return "a path contains a NUL character, which no path can", 1
+    out_of_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    if out_of_memory or "can't allocate memory" in str(error):  # torch's message on the CPU
+        return "out of memory; try a smaller --cache_size, --batch_size or a --quantization", 1
+    if "InvalidCxxCompiler" in str(error):  # torch's inductor
+        return (
+            "torch.compile needs a C++ compiler; install g++ or set CXX, or leave out --compile",
+            1,
+        )
+    first_line = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first_line} (--debug shows where; please report it)", 1
+
+
+def _require_posix() -> None:
+    if os.name != "posix":
+        raise QuantbenchError(
+            "quantbench needs Linux or macOS; on Windows it runs inside WSL (wsl --install)"
+        )
+
+
+def _open_standard_streams() -> None:
+    """Open /dev/null for each standard stream that is closed; escape what their encoding lacks.
+
+    Otherwise the next file that is opened would get the number of the closed stream, and what
+    libraries print would go into that file.
+    """
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _lost_stdout(error: BaseException) -> str | None:
+    """The message for a failure to write to stdout, which is then closed; None for other failures.
+
+    The error names no file, so only the place where it was raised shows that it was stdout.
+    """
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if not isinstance(error, OSError) or not frames or sys.stdout is None:
+        return None
+    module, stream = frames[-1].f_globals.get("__name__"), frames[-1].f_locals.get("file")
+    echoed = module == "click.utils" and stream is not sys.stderr
+    if not echoed and module != __name__:
+        return None
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return f"cannot write to stdout: {error.strerror}"
+
+
+@contextlib.contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """Make SIGTERM end the command as Ctrl-C does. A second SIGTERM ends the process at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+# ---------------------------------------------------------------------------------- progress
+
+
+def quiet(debug: bool) -> None:
+    """Silence warnings of the compiler and of libraries, unless `debug`."""
+    if not debug:
+        warnings.filterwarnings("ignore")
+        for name in ("torch._inductor", "torch._dynamo", "torchao", "bitsandbytes"):
+            logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def say(line: str) -> None:
+    """Print a line to stderr; stdout is for results. A failure to write it is ignored."""
+    with contextlib.suppress(OSError):
+        click.echo(line, err=True)
+
+
+@contextlib.contextmanager
+def progress(what: str, lasting: bool = True, unit: str = "GB") -> Iterator[Report]:
+    """Show `what` and the time that passes; yields report(done, total), in bytes for "GB".
+
+    On a terminal that can erase a line, this line moves; elsewhere a new one comes every few
+    seconds. lasting: whether to leave a line with the seconds that it took. unit: of the report.
+    """
+    started = time.perf_counter()
+    with _moving(what, unit) if can_erase() else _lines(what, unit) as report:
+        yield report
+    if lasting:
+        say(f"{what}: {time.perf_counter() - started:.1f} s")
+
+
+def can_erase() -> bool:
+    """Whether stderr is a terminal on which a line can move."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        return False
+    return os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+
+
+@contextlib.contextmanager
+def _moving(what: str, unit: str) -> Iterator[Report]:
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what)
+        yield lambda done, total: bar.update(task, description=_line(what, done, total, unit))
+
+
+@contextlib.contextmanager
+def _lines(what: str, unit: str) -> Iterator[Report]:
+    spoken = time.perf_counter()
+
+    def report(done: int, total: int) -> None:
+        nonlocal spoken
+        if done < total and time.perf_counter() >= spoken + SECONDS_BETWEEN_LINES:
+            spoken = time.perf_counter()
+            say(_line(what, done, total, unit))
+
+    yield report
+
+
+def _line(what: str, done: int, total: int, unit: str) -> str:
+    part = f"{done / 1e9:.2f} of {total / 1e9:.2f}" if unit == "GB" else f"{done} of {total}"
+    return f"{what}: {part} {unit}"

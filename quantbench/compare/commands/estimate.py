@@ -1,0 +1,149 @@
+"""quantbench estimate: what a run will cost, here or on a card that one does not have.
+
+    quantbench estimate --checkpoint_path tiny --quantization int8wo
+    quantbench estimate --checkpoint_path tiny --device "NVIDIA L4" --all_schemes
+    quantbench estimate --checkpoint_path dummy:Llama-3.1-8B --device L4 --what_fits 24GB
+    quantbench estimate audit published.rst      # what is wrong with a published table
+    quantbench estimate --validate published.rst --device "NVIDIA RTX A6000"
+    quantbench estimate --validate results.json --rst table.rst
+
+An estimate is held out if nothing was fitted to its case. The rows of a published table are each
+estimated by two constants that are fitted to the other rows of its card (docs/estimates.md).
+"""
+
+import json
+import os
+
+import click
+
+from quantbench import files
+from quantbench.cli import Command, quiet, say
+from quantbench.compare.arguments import refuse_beside, refuse_given
+from quantbench.compare.sampling.results import write_json
+from quantbench.errors import UsageError
+from quantbench.kv_cache import CACHES
+from quantbench.log.config import PRECISIONS
+from quantbench.run import environment
+from quantbench.text import shown
+
+# How our tables in reStructuredText begin, which a new one replaces.
+RST = (b"Held out", b"Calibrated on")
+OF_VALIDATING = ("words", "validate", "device", "rst_path", "json_path", "debug")
+
+
+@click.command(cls=Command)
+@click.argument("words", metavar="[audit] [FILE...]", nargs=-1)
+@click.option(
+    "--checkpoint_path", metavar="PATH", help="The model, as in generate.py, or its config.json"
+)
+@click.option("--device", metavar="NAME", help="here, or the name of a card [here]")
+@click.option("--calibration", metavar="FILE",
+              help="What `calibrate --json` wrote, or published rows (.rst, .md)")  # fmt: skip
+@click.option("--quantization", default="none", metavar="SCHEME", help="Quantization [none]")
+@click.option("--kv_cache", default="dense", help=f"KV cache: {', '.join(CACHES)} [dense]")
+@click.option(
+    "--precision", default="bfloat16", help=f"Unquantized dtype: {', '.join(PRECISIONS)} [bfloat16]"
+)
+@click.option("--batch_size", type=click.IntRange(1), default=1, help="Sequences at once [1]")
+@click.option("--sequence_length", type=click.IntRange(1), default=128, help="Prompt tokens [128]")
+@click.option("--new_tokens", type=click.IntRange(0),
+              help="Tokens to generate; 0: the prompt alone [128; with a table 0]")  # fmt: skip
+@click.option(
+    "--context_depth", type=click.IntRange(0), default=0, help="Tokens already cached [0]"
+)
+@click.option("--num_layers", type=click.IntRange(1), help="Only the first N layers")
+@click.option("--tp", type=click.IntRange(1), default=1, help="Devices that share the model [1]")
+@click.option("--all_schemes", is_flag=True, help="Estimate every scheme, a row each")
+@click.option("--what_fits", metavar="SIZE", help="What fits into 24GB: schemes, caches, depths")
+@click.option("--validate", metavar="FILE",
+              help="Results, or a published table (.rst, .md); more may follow")  # fmt: skip
+@click.option("--rst", "rst_path", metavar="PATH", help="With --validate: the table, here too")
+@click.option("--json", "json_path", metavar="PATH", help="Write all of it here, too")
+@click.option("--debug", is_flag=True, help="Show tracebacks")
+@click.pass_context
+def estimate(
+    context: click.Context,
+    /,
+    words: tuple[str, ...],
+    checkpoint_path: str | None,
+    device: str | None,
+    calibration: str | None,
+    quantization: str,
+    kv_cache: str,
+    precision: str,
+    batch_size: int,
+    sequence_length: int,
+    new_tokens: int | None,
+    context_depth: int,
+    num_layers: int | None,
+    tp: int,
+    all_schemes: bool,
+    what_fits: str | None,
+    validate: str | None,
+    rst_path: str | None,
+    json_path: str | None,
+    debug: bool,
+) -> None:
+    """Estimate seconds, memory, energy and tokens per second, each with its source; or audit a
+    published table of estimates, or hold estimates against results."""
+    inputs = {"--checkpoint_path": checkpoint_path, "--calibration": calibration,
+              "--validate": validate}  # fmt: skip
+    files.check_outputs([
+        files.Output("--rst", rst_path, files.begins_with(*RST), "reStructuredText"),
+        files.Output("--json", json_path, _is_estimate, "JSON of such a command"),
+    ], inputs | {f"FILE {number}": path for number, path in enumerate(words, 1)})  # fmt: skip
+    if words[:1] == ("audit",):
+        refuse_beside(context, ("words", "debug"), "estimate audit takes files alone, and no "
+                      "option")  # fmt: skip
+        if not words[1:]:
+            raise UsageError("estimate audit takes published tables (.rst, .md); none is given")
+        from quantbench.compare.output.published import audited
+
+        click.echo(audited(words[1:]))
+    elif validate is not None:
+        refuse_beside(context, OF_VALIDATING, "--validate reads what was measured: beside it there "
+                      "are --device, --rst and --json")  # fmt: skip
+        from quantbench.compare.output.published import validated
+
+        text, cases = validated([validate, *words], device)
+        if rst_path:
+            files.write_text("--rst", rst_path, text)
+        if json_path:
+            files.write_text("--json", json_path, json.dumps(cases, indent=1) + "\n")
+        click.echo(text, nl=False)
+    elif words:
+        raise UsageError(f"estimate takes audit FILE, or --validate FILE; given: {shown(words[0])}")
+    elif checkpoint_path is None:
+        raise UsageError(
+            "estimate takes --checkpoint_path PATH, audit FILE, or --validate FILE; nothing is "
+            "given"
+        )
+    else:
+        refuse_given(context, ["rst_path"], "--validate writes it: leave it out")
+        if all_schemes and what_fits is not None:
+            raise UsageError("--all_schemes and --what_fits are two tables: leave one of them out")
+        if all_schemes or what_fits is not None:
+            every = ["quantization"]
+            if what_fits is not None:
+                every += ["kv_cache", "sequence_length", "new_tokens", "context_depth"]
+            refuse_given(context, every, "the table has them all: leave it out")
+        from quantbench.compare.figures.estimate_options import Asked, predicted
+
+        asked = Asked(
+            checkpoint_path, device or "here", calibration, quantization, kv_cache, precision,
+            batch_size, sequence_length, new_tokens, context_depth, num_layers, tp,
+        )  # fmt: skip
+        environment.prepare()
+        quiet(debug)
+        if not debug:  # its own level is set when it is imported
+            os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+        text, value = predicted(asked, all_schemes, what_fits)
+        if json_path:  # before stdout, which may be closed
+            write_json(json_path, value)
+            say(f"Wrote {json_path}")
+        click.echo(text)
+
+
+def _is_estimate(head: bytes) -> bool:
+    """Whether a file begins as one of estimates, or as a list of cases."""
+    return head.startswith(b"[") or files.json_with("about")(head) is not None

@@ -1,0 +1,185 @@
+"""quantbench experts: which experts of a mixture a text takes, and what is gained by that.
+
+    quantbench experts profile --checkpoint_path tiny_moe
+    quantbench experts profile --text code.txt --output code.json
+    quantbench experts show code.json
+    quantbench experts show code.json --against letters.json --output experts.svg
+
+`profile` counts how often each expert of each layer is chosen. generate's --expert_placement takes
+the file, or `popularity` for what profile keeps when --output is left out. `show` draws the counts,
+and says how many assignments find their expert in fast memory under each placement.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import click
+
+from quantbench import files
+from quantbench.cli import Command, Group, progress, quiet, say
+from quantbench.compare.output import expert_picture, expert_tables
+from quantbench.compare.sampling.results import report_output, write_json
+from quantbench.errors import UsageError
+from quantbench.experts.placement import HitRates, capacities, hit_rates, tried_on_the_other_half
+from quantbench.experts.popularity import Popularity
+from quantbench.experts.skew import LayerSkew, skews
+from quantbench.log.config import PRECISIONS, RunConfig
+from quantbench.run import environment
+from quantbench.text import counted
+
+CONTEXT = 1024  # positions of a window, or the model's context, if that is shorter
+
+
+@click.group(cls=Group)
+def experts() -> None:
+    """Count how often each expert of a mixture is chosen, and show it."""
+
+
+@experts.command(cls=Command)
+@click.option("--checkpoint_path", default="tiny_moe", metavar="PATH",
+              help="As in generate.py [tiny_moe]")  # fmt: skip
+@click.option("--text", metavar="FILE", help="A text to read, instead of the embedded held-out one")
+@click.option("--tokens", type=click.IntRange(2), metavar="N", help="Only its first N tokens [all]")
+@click.option("--quantization", default="none", metavar="SCHEME", help="As in generate.py [none]")
+@click.option("--device", default="auto", help="As in generate.py [auto]")
+@click.option("--precision", default="bfloat16", help=f"{', '.join(PRECISIONS)} [bfloat16]")
+@click.option("--num_layers", type=click.IntRange(1), help="Only the first N layers")
+@click.option("--output", metavar="FILE", help="Write the counts here, as JSON [the cache folder]")
+@click.option("--debug", is_flag=True, help="Show tracebacks")
+def profile(
+    checkpoint_path: str,
+    text: str | None,
+    tokens: int | None,
+    quantization: str,
+    device: str,
+    precision: str,
+    num_layers: int | None,
+    output: str | None,
+    debug: bool,
+) -> None:
+    """Run a model over a text, and count how often each expert of each layer is chosen."""
+    config = RunConfig(
+        checkpoint_path=checkpoint_path,
+        device=device,
+        precision=precision,
+        num_layers=num_layers,
+        write_result="none",
+    )
+    if quantization != "none":  # a saved model keeps its own
+        config = replace(config, quantization=quantization)
+    words = None if text is None else files.read_text("--text", text)
+    counts = files.Output("--output", output, files.json_with("routers"), "JSON of such a command")
+    files.check_outputs([counts], {"--text": text})
+    popularity = _profiled(config, text, words, tokens, debug)
+    if output is None:
+        from quantbench.experts import kept
+
+        output = str(kept.keep(popularity))
+    else:
+        popularity.save("--output", output)
+    click.echo("\n".join(expert_tables.lines(popularity, skews(popularity))))
+    say(f"Wrote {output}")
+
+
+def _profiled(
+    config: RunConfig, text: str | None, words: str | None, tokens: int | None, debug: bool
+) -> Popularity:
+    """The counts of a text's first tokens. text: its path; None: the embedded text."""
+    environment.prepare()
+    quiet(debug)
+    import torch  # takes its seconds after the options were checked
+
+    from quantbench.experts.routing import profile as count
+    from quantbench.experts.routing import routers_of
+    from quantbench.models.checkpoints.sources import EMBEDDED
+    from quantbench.run import loading
+    from quantbench.run.plan import make_plan
+
+    plan = make_plan(config)
+    routers_of(plan.architecture)  # a dense model is refused before its weights are read
+    if words is None:
+        words = files.read_text("", EMBEDDED / "heldout.txt")
+    ids = plan.tokenizer.encode(words)
+    if len(ids) < 2:
+        raise UsageError(f"--text {text}: {counted(len(ids), 'token')}; give a longer text")
+    if tokens and tokens > len(ids):
+        raise UsageError(f"--tokens {tokens}: the text has {len(ids)}; give as many or fewer")
+    if config.checkpoint_path.startswith("dummy:"):
+        say("Random weights: what they choose says nothing about the trained model")
+    with progress(f"Loading {plan.name} as {plan.spec}") as report:
+        model = loading.load(plan, report, say).model
+    context = min(CONTEXT, plan.architecture.max_position)
+    name = Path(text).name if text else "heldout.txt"
+    with progress(f"Counting experts over {len(ids[:tokens])} tokens", unit="tokens") as report:
+        return count(model, torch.tensor(ids[:tokens], device=plan.device), context, name, report)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The contents of the file that --json names."""
+
+    popularity: str  # the file
+    against: str | None  # the file with the held-out counts; None: each half of the text in turn
+    layers: list[LayerSkew]
+    hit_rates: list[HitRates]
+
+
+@experts.command(cls=Command)
+@click.argument("popularity")
+@click.option("--against", metavar="FILE",
+              help="Try placements on these counts, and not on the text's own halves")  # fmt: skip
+@click.option("--output", metavar="PATH", help="Draw it: .svg, or .html with the tables")
+@click.option("--json", "json_path", metavar="PATH", help="Write all figures here, too")
+def show(popularity: str, against: str | None, output: str | None, json_path: str | None) -> None:
+    """Show what `profile` wrote: which experts are popular, and what a placement gains by it.
+
+    A hit rate is the share of assignments whose expert is in fast memory.
+    """
+    counts = Popularity.load("", popularity)
+    other = None
+    if against is not None:
+        other = Popularity.load("--against", against)
+        other = other.of_model(counts.routers, "--against", against)
+    drawing = _drawing(output)
+    files.check_outputs(
+        [drawing, report_output(json_path)], {"POPULARITY": popularity, "--against": against}
+    )
+    sizes = capacities(counts.routers)
+    if other is None:
+        rates = tried_on_the_other_half(counts, sizes)
+    else:
+        rates = list(hit_rates(counts.routers, counts.counts, other.counts, sizes))
+    layers = skews(counts)
+    lines = expert_tables.lines(counts, layers)
+    lines += ["", *expert_tables.rate_lines(rates, other.text if other else None)]
+    if json_path:  # before stdout, which may be closed
+        write_json(json_path, Shown(popularity, against, layers, rates))
+        say(f"Wrote {json_path}")
+    if output:
+        _draw(Path(output), counts, layers, rates, lines)
+        say(f"Drew {output}")
+    click.echo("\n".join(lines))
+
+
+def _drawing(output: str | None) -> files.Output:
+    suffix = None if output is None else Path(output).suffix
+    if suffix not in (None, ".svg", ".html"):
+        raise UsageError(f"--output {output}: end its name in .svg or .html")
+    if suffix == ".html":
+        return files.Output("--output", output, files.is_html, "HTML")
+    return files.Output("--output", output, files.is_svg, "SVG")
+
+
+def _draw(
+    path: Path,
+    popularity: Popularity,
+    layers: list[LayerSkew],
+    rates: list[HitRates],
+    lines: list[str],
+) -> None:
+    title = expert_tables.title(popularity)
+    if path.suffix == ".svg":
+        files.replace("--output", path, lambda p: expert_picture.draw(p, title, layers, rates))
+    else:
+        page = expert_picture.page(title, layers, rates, lines)
+        files.write_text("--output", path, page)

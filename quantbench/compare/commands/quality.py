@@ -1,0 +1,170 @@
+"""quantbench quality: what a scheme costs in quality, against full precision.
+
+quantbench quality --quantization int4wo-64
+quantbench quality --quantization int4wo-64 --kv_cache int8 --text FILE --tokens 0
+quantbench quality --quantization int4wo-64 --lm_eval hellaswag,my_task.yaml
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from quantbench import files
+from quantbench.cli import Command, quiet, say
+from quantbench.compare.fidelity.defaults import LEGEND, TOKENS, described
+from quantbench.compare.fidelity.tasks import find
+from quantbench.compare.figures.interval import Interval
+from quantbench.compare.sampling.answers import Quality
+from quantbench.compare.sampling.arm import NOT_IN_ARMS
+from quantbench.compare.sampling.results import report_output, write_json
+from quantbench.errors import UsageError
+from quantbench.log.config import RunConfig, options
+from quantbench.run import checks
+
+if TYPE_CHECKING:
+    from quantbench.compare.fidelity.measure import QualityReport
+
+WORST = 5  # layers that are shown
+SAMPLING = ("num_samples", "max_new_tokens", "top_k", "temperature", "prompt", "prefill_size")
+# What changes no figure: rows and positions at once, ranks, and where experts lie.
+FREE = (
+    *("batch_size", "cache_size", "context_depth", "prefill_chunk", "tp"),
+    *("expert_memory", *checks.EXPERTS),
+)
+UNUSED = {*NOT_IN_ARMS, *SAMPLING, *FREE, "compile", "compile_prefill"} - {"debug"}
+FIGURES = {  # what is shown, how it is written, and the name of its standard error or interval
+    "perplexity": ("perplexity", ".4f", "perplexity_standard_error"),
+    "bits_per_byte": ("bits per byte", ".4f", None),
+    "perplexity_ratio": ("÷ baseline, 95 %", ".4f", "perplexity_ratio_interval"),
+    "kl": ("KL divergence, nats", ".6f", "kl_standard_error"),
+    "kl_median": ("  median", ".6f", None),
+    "kl_p99": ("  99 %", ".6f", None),
+    "kl_max": ("  largest", ".6f", None),
+    "top1": ("same likeliest token", ".4f", None),
+    "top5": ("of the five likeliest", ".4f", None),
+}
+LEGEND_SQNR = (
+    "SQNR, a layer's signal over its error: 40 dB is 1 % of error, good; 20 dB is 10 %, bad"
+)
+
+
+@click.command(cls=Command)
+@click.option("--text", help="A text to predict, instead of the embedded held-out one")
+@click.option(
+    "--tokens",
+    type=click.IntRange(0),
+    default=TOKENS,
+    help=f"Predict so many of its tokens; 0: all [{TOKENS}]",
+)
+@click.option("--lm_eval", metavar="TASKS", help="Tasks of lm-evaluation-harness, or their .yaml")
+@click.option(
+    "--limit", type=click.IntRange(1), help="Take only the first N documents of each task"
+)
+@click.option("--json", "json_path", metavar="PATH", help="Write all of it here, every layer too")
+@options(without=UNUSED)
+def quality(
+    text: str | None,
+    tokens: int,
+    lm_eval: str | None,
+    limit: int | None,
+    json_path: str | None,
+    **given: Any,
+) -> None:
+    """Measure how well a scheme predicts, how far it is from full precision, and where it errs."""
+    if limit is not None and lm_eval is None:
+        raise UsageError("--limit is of the documents of --lm_eval's tasks: name some, or leave it")
+    config = RunConfig(**given)
+    if config.checkpoint_path.startswith("dummy:"):
+        raise UsageError(
+            f"--checkpoint_path {config.checkpoint_path}: random weights have none; without this "
+            "option the scheme is measured on the embedded model"
+        )
+    checks.check_options(config)
+    if text is not None:
+        files.read_text("--text", text)
+    files.check_outputs(
+        [report_output(json_path)],
+        {"--text": text, "--calibration_text": config.calibration_text},
+    )
+    quiet(config.debug)
+    tasks = find(lm_eval) if lm_eval else None
+    from quantbench.compare.fidelity.measure import (
+        measure,  # torch takes its seconds after the options
+    )
+
+    measured = measure(config, text, tokens, tasks, limit, say)
+    if json_path:
+        write_json(json_path, measured)
+    click.echo(report(measured))
+
+
+def report(measured: QualityReport) -> str:
+    """The baseline's figures, the scheme's and the noise floor's, and the worst layers."""
+    columns = (measured.full_precision, measured.quality, measured.noise_floor)
+    dtype = measured.config.precision
+    rows = [["", f"baseline: {dtype}", measured.scheme, f"noise floor: {measured.other_dtype}"]]
+    for name, (heading, form, error) in FIGURES.items():
+        if getattr(measured.quality, name) is not None:
+            rows.append([heading, *(_shown(of, name, form, error) for of in columns)])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    on = described(measured.text, measured.quality.tokens, measured.window)
+    lines = [
+        f"{measured.model}: {on}, which advance by {measured.window // 2}",
+        "",
+        *("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows),
+        "",
+        *(line for name, line in LEGEND.items() if getattr(measured.quality, name) is not None),
+    ]
+    if measured.quality.perplexity_ratio_interval is None:
+        lines.append("Too few windows for intervals: they take at least four; give more --tokens")
+    if measured.quality.decoding:
+        sentence = measured.quality.decoding.sentence()
+        lines.append(sentence[:1].upper() + sentence[1:])
+    worst = sorted(
+        (layer.outputs, layer.name, layer.weights)
+        for layer in measured.layers
+        if layer.outputs is not None
+    )
+    if worst:
+        lines += ["", f"Worst layers of {len(measured.layers)}, SQNR in dB: outputs (weights)"]
+        lines += [
+            f"  {name:<32} {outputs:6.2f} ({_decibels(weights)})"
+            for outputs, name, weights in worst[:WORST]
+        ]
+        lines.append(LEGEND_SQNR)
+    if measured.tasks:
+        lines += ["", "lm-evaluation-harness"]
+        lines += [f"  {task} {name}: {value}" for task, name, value in scores(measured.tasks)]
+    return "\n".join(lines)
+
+
+def scores(tasks: Mapping[str, Mapping[str, float]]) -> Sequence[tuple[str, str, str]]:
+    """Task, metric and value, the value with its standard error where there is one."""
+    lines = []
+    for task, figures in tasks.items():
+        for name, value in figures.items():
+            if "_stderr" in name:
+                continue
+            metric, _, how = name.partition(",")
+            error = figures.get(f"{metric}_stderr,{how}", math.nan)
+            shown = f"{value:.4f}" + (f" ± {error:.4f}" if math.isfinite(error) else "")
+            lines.append((task, metric, shown))
+    return lines
+
+
+def _shown(quality: Quality, name: str, form: str, error: str | None) -> str:
+    value = getattr(quality, name)
+    if value is None:
+        return "-"
+    spread = getattr(quality, error) if error else None
+    if isinstance(spread, list):
+        return Interval(value, *spread).written(form)
+    return f"{value:{form}}" + ("" if spread is None else f" ± {spread:{form}}")
+
+
+def _decibels(value: float | None) -> str:
+    return "exact" if value is None else f"{value:.2f}"

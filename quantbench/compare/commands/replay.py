@@ -1,0 +1,344 @@
+"""quantbench replay: run a log's lines again, and compare then with now.
+
+    quantbench replay benchmarks.txt --where quant=int8wo --against HEAD~20 --tolerance 5%
+    quantbench replay benchmarks.txt --line 7 --history days.jsonl  # day by day
+    quantbench replay old.txt --all --dummy --num_layers 1 --device cpu --dry_run
+
+A line's command is read into a RunConfig, never given to a shell. Options of generate.py given here
+take the place of the line's. Absolute speeds of different days say nothing: they drift by half. So
+--tolerance holds a speed to it only beside the old commit (--against), or relative to the memory's
+speed that was read on both days (--history), and fails only on a slowdown that is shown.
+"""
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from quantbench import files
+from quantbench.cli import Command, say
+from quantbench.compare.arguments import fraction, refuse_given
+from quantbench.compare.countdown import Countdown
+from quantbench.compare.figures.block_errors import LEAST_BLOCKS
+from quantbench.compare.figures.history import History
+from quantbench.compare.figures.interval import Ratio
+from quantbench.compare.sampling.old_commit import OldCommit, old_commit
+from quantbench.compare.sampling.replayed import beside, measured
+from quantbench.errors import LogError, QuantbenchError, UsageError
+from quantbench.log import log
+from quantbench.log.config import RunConfig, options, repro
+from quantbench.log.record import LINE, Record
+
+# Options of the logged run that do not apply to a replay.
+DROPPED = ("write_result", "output_json_path", "profile", "memory_profile", "save", "dry_run")
+NOT_REPLAYED = ("output_json_path", "profile", "memory_profile", "save")
+OF_RUNNING = ("tolerance", "against", "history_path", "processes", "write_result")
+# What is compared, its unit, and whether more of it is better.
+FIGURES = {
+    "tok_s": ("tok/s", "", True),
+    "mem_s": ("mem/s", " GB/s", True),
+    "peak_mem": ("peak memory", " GB", False),
+    "model_size": ("model size", " GB", False),
+}
+GATED = ("peak_mem", "model_size")  # speeds of different days cannot be compared
+PROCESSES = 4  # of each line, where their scatter counts
+NO_READING = (
+    "--tolerance: a log line keeps no reading of the memory's speed, and speeds drift by half from "
+    "day to day, so only memory and size are held to it; --against COMMIT runs the old commit "
+    "beside the new, and --history FILE keeps readings from now on"
+)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the log that can be run again."""
+
+    number: int  # from 1
+    record: Record
+    config: RunConfig  # how it is run now
+
+    @property
+    def name(self) -> str:
+        return f"line {self.number}: {self.record.quant}, {self.record.mod}"
+
+
+class FileFirst(Command):
+    """A Command whose first word is the file: given as --log, for a Command has only options."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and not args[0].startswith("-"):
+            args = [f"--log={args[0]}", *args[1:]]
+        return super().parse_args(ctx, args)
+
+
+@click.command(cls=FileFirst, options_metavar="FILE [OPTIONS]")
+@click.option("--log", "path", metavar="FILE", help="The log, which may stand alone, too")
+@click.option("--line", "lines", type=click.IntRange(1), multiple=True, metavar="N",
+              help="Run line N again, counted from 1")  # fmt: skip
+@click.option("--all", "everything", is_flag=True, help="Run every line again")
+@click.option(
+    "--where",
+    "conditions",
+    multiple=True,
+    metavar="FIELD=VALUE",
+    help="Run lines again that have this VALUE; FIELD: "
+    f"{', '.join(name for name in LINE if name != 'repro')}",
+)
+@click.option(
+    "--tolerance", metavar="X", help="Exit with 1 if a line is shown to be worse by more, as 5%"
+)
+@click.option(
+    "--against", metavar="COMMIT", help="Run this commit beside the present one, in turns"
+)
+@click.option(
+    "--history",
+    "history_path",
+    metavar="FILE",
+    help="Compare with the earlier days in this file, relative to the memory's speed; add today",
+)
+@click.option(
+    "--processes",
+    type=click.IntRange(1),
+    help=f"Start each line N times [1; with --history {PROCESSES}]",
+)
+@click.option("--checkpoint_root", metavar="DIR", help="Look here for checkpoints that are missing")
+@click.option("--dummy", is_flag=True, help="Take random weights where a checkpoint is missing")
+@options(without=("interactive",))
+@click.pass_context
+def replay(
+    context: click.Context,
+    /,
+    path: str | None,
+    lines: tuple[int, ...],
+    everything: bool,
+    conditions: tuple[str, ...],
+    tolerance: str | None,
+    against: str | None,
+    history_path: str | None,
+    processes: int | None,
+    checkpoint_root: str | None,
+    dummy: bool,
+    **given: Any,
+) -> None:
+    """Run lines of a log FILE again, and compare with what they say."""
+    if path is None:
+        raise UsageError("which log? quantbench replay FILE --all")
+    limit = fraction("--tolerance", tolerance) if tolerance else None
+    if against is not None and (history_path is not None or processes is not None):
+        other = "--processes" if history_path is None else "--history"
+        raise UsageError(f"--against measures beside the old commit: leave {other} out")
+    history = History.read(history_path) if history_path is not None else None
+    changes = {
+        name: value
+        for name, value in given.items()
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+    }
+    written = RunConfig(**changes).write_result  # refuses a wrong value before anything is run
+    refuse_given(context, NOT_REPLAYED, "a replay prints figures, and writes log lines alone: "
+                 "leave it out")  # fmt: skip
+    if "checkpoint_path" in changes:
+        refuse_given(context, ("checkpoint_root", "dummy"), "--checkpoint_path says which one")
+    if changes.get("dry_run"):
+        refuse_given(context, OF_RUNNING, "--dry_run runs nothing: leave it out")
+    if "write_result" in changes:
+        log.check(written)
+    if checkpoint_root is not None and not Path(checkpoint_root).is_dir():
+        why = files.missing(checkpoint_root) or "it is no folder"
+        raise UsageError(f"--checkpoint_root {checkpoint_root}: {why}")
+    files.refuse_coinciding({"--history": history_path}, {"FILE": path, "--write_result": written})
+    chosen, refused = read(path, lines, everything, conditions)
+    chosen_lines, problems = [], [f"line {number}: {reason}" for number, reason in refused]
+    for number, record in chosen:
+        try:
+            config = mapped(record, changes, checkpoint_root, dummy)
+            chosen_lines.append(Line(number, record, config))
+        except QuantbenchError as error:
+            problems.append(f"line {number}: {error}")
+    if not chosen_lines and len(problems) == 1:
+        raise LogError(f"{path}: {problems[0]}")
+    for problem in problems:
+        click.echo(f"refused: {problem}", err=True)
+    if not chosen_lines:
+        raise LogError(f"{path}: none of the lines asked for can be run")
+    dry_run, write_result = bool(changes.get("dry_run")), changes.get("write_result", "none")
+    if limit is not None and not (against or history or dry_run):
+        say(NO_READING)
+    worse = []
+    with contextlib.ExitStack() as stack:
+        old = stack.enter_context(old_commit(against)) if against and not dry_run else None
+        pieces = Countdown(len(chosen_lines), say if not dry_run else lambda text: None)
+        for line in chosen_lines:
+            pieces.next(line.name)
+            try:
+                if dry_run:
+                    click.echo(built(line))
+                elif old:
+                    worse += together(line, old, limit, write_result)
+                else:
+                    count = processes or (PROCESSES if history else 1)
+                    worse += alone(line, count, history, limit, write_result)
+            except QuantbenchError as error:
+                problems.append(f"{line.name}: {error}")
+                click.echo(f"failed: {problems[-1]}", err=True)
+    for text in worse:
+        click.echo(f"worse: {text}")
+    sys.exit(1 if problems or worse else 0)
+
+
+def read(
+    path: str, lines: Sequence[int], everything: bool, conditions: Sequence[str]
+) -> tuple[list[tuple[int, Record]], list[tuple[int, str]]]:
+    """The records that are asked for, and the lines that are no records; each with its number.
+
+    Raises LogError for an unreadable or empty log, UsageError where nothing in it is meant.
+    """
+    reading = log.read(path)
+    if not reading.records and not reading.bad:
+        raise LogError(f"{path} holds no line of a run")
+    wanted = [_condition(text) for text in conditions]
+    if not (lines or everything or wanted):
+        raise UsageError("which lines? --all, --line N or --where quant=int8wo")
+    numbers = {number for number, _ in reading.records}
+    unread = [(number, reason) for number, reason in reading.bad if number not in numbers]
+    for number in lines:
+        if number not in numbers and number not in dict(unread):
+            raise UsageError(f"--line {number}: there is no run in line {number} of {path}")
+    records = [
+        (number, record)
+        for number, record in reading.records
+        if (not lines or number in lines)
+        and all(_shown(record, name) == value for name, value in wanted)
+    ]
+    unread = [(n, reason) for n, reason in unread if n in lines or (everything and not wanted)]
+    if not records and not unread:
+        raise UsageError(f"no line of {path} has {' and '.join(conditions)}")
+    return records, unread
+
+
+def mapped(
+    record: Record, changes: Mapping[str, Any], checkpoint_root: str | None, dummy: bool
+) -> RunConfig:
+    """The run a record asks for, as it is to be run here. Raises UsageError for a command that
+    is not generate.py's or not understood."""
+    fresh: dict[str, Any] = {name: RunConfig.__dataclass_fields__[name].default for name in DROPPED}
+    config = dataclasses.replace(record.config(), **fresh)
+    if config.interactive:
+        raise UsageError("--interactive is a conversation, which cannot be repeated")
+    if "checkpoint_path" not in changes:
+        path = checkpoint(config.checkpoint_path, record.mod, checkpoint_root, dummy)
+        config = dataclasses.replace(config, checkpoint_path=path)
+    return dataclasses.replace(config, **changes)
+
+
+def checkpoint(path: str, model: str, root: str | None, dummy: bool) -> str:
+    """Where the checkpoint is now: itself, under `root` by as much of its path as can be found
+    there, or random weights of the model of that name."""
+    if path in ("tiny", "tiny_moe") or path.startswith("dummy:") or Path(path).exists():
+        return path
+    parts = [part for part in Path(path).parts if part not in ("..", ".", "/")]
+    if root is not None:
+        for start in range(len(parts)):
+            place = Path(root, *parts[start:])
+            # a bare model.pth of the root could be any model's
+            if place.exists() and (start < len(parts) - 1 or not place.is_file()):
+                return str(place)
+        if not dummy:
+            raise UsageError(f"--checkpoint_root {root} does not hold {path}; --dummy goes without")
+    if dummy:
+        return f"dummy:{model}"
+    return path  # it may be one of the hub; loading says what would help
+
+
+def built(line: Line) -> str:
+    """The model's size then and now, and the kernel that would run. Loads nothing."""
+    from quantbench.run.plan import make_plan
+    from quantbench.run.sizes import size_of
+
+    plan = make_plan(dataclasses.replace(line.config, tp=1))  # the whole model
+    then = f"{line.name}: model size then {line.record.model_size:.2f} GB"
+    scheme = plan.spec.scheme
+    if scheme is None:
+        return f"{then}; {plan.spec} measures before it chooses"
+    size = size_of(plan.architecture, scheme, plan.device, plan.precision, plan.config.kernel)
+    layers = plan.architecture.num_layers
+    now = f"now {size.model_bytes / 1e9:.2f} GB ({layers} layer{'s' * (layers != 1)})"
+    return f"{then}, {now}, kernel {size.kernel or f'none: {size.reason}'}"
+
+
+def alone(
+    line: Line, processes: int, history: History | None, limit: float | None, write_result: str
+) -> list[str]:
+    """Measure a line, print then and now, and what earlier days say; what is worse."""
+    now = measured(line.config, processes, history is not None)
+    if write_result != "none":
+        log.append(Path(write_result), now.record.render())
+    worse = report(line, now.record, limit)
+    if history is None:
+        return worse
+    if now.caveat is not None:
+        click.echo(f"  no limit to compare with earlier days: {now.caveat}")
+        return worse
+    key = repro(line.config)
+    change = history.against(key, now.relative)
+    history.append(key, now.relative)
+    if change is None:
+        click.echo(f"  no earlier day of this line in {history.path}: today's is the first")
+        return worse
+    what = "speed ÷ memory's speed, now ÷ the last day"
+    if change.confidence is None:
+        why = f"no interval: at least {LEAST_BLOCKS} --processes are needed on both days"
+        click.echo(f"  {what}: {1 / change.ratio:.3f} × ({why})")
+        return worse
+    return worse + judged(line, what, Ratio.of(change).inverse, limit)
+
+
+def together(line: Line, old: OldCommit, limit: float | None, write_result: str) -> list[str]:
+    """Measure a line beside the old commit, and print both; what is worse."""
+    both = beside(line.config, old, limit / 2 if limit else None)
+    if write_result != "none":
+        log.append(Path(write_result), both.record.render())
+    worse = report(line, both.record, limit)
+    return worse + judged(line, f"speed now ÷ commit {old.name}", both.speed, limit)
+
+
+def judged(line: Line, what: str, ratio: Ratio, limit: float | None) -> list[str]:
+    """Print a ratio of speeds; its line where it is shown to be below 1 - limit."""
+    shown = f"{ratio.value:.3f} × ({ratio.word} {ratio.low:.3f} to {ratio.high:.3f})"
+    click.echo(f"  {what}: {shown}")
+    if limit is None or ratio.confidence is None or ratio.high >= 1 - limit:
+        return []
+    return [f"{line.name}: {what} {shown} (--tolerance {limit:.1%})"]
+
+
+def report(line: Line, now: Record, limit: float | None) -> list[str]:
+    """Print then and now; what is worse by more than `limit`."""
+    click.echo(line.name)
+    worse = []
+    for name, (heading, unit, more_is_better) in FIGURES.items():
+        then_value, now_value = getattr(line.record, name), getattr(now, name)
+        ratio = now_value / then_value if then_value else None
+        shown = "-" if ratio is None else f"{ratio:.3f} ×"
+        then, now_shown = (f"{value:>9.2f}{unit:<5}" for value in (then_value, now_value))
+        click.echo(f"  {heading:<12} then {then}  now {now_shown}  {shown}")
+        if limit is None or ratio is None or name not in GATED:
+            continue
+        if ratio < 1 - limit if more_is_better else ratio > 1 + limit:
+            worse.append(f"{line.name}: {heading} {shown} (--tolerance {limit:.1%})")
+    return worse
+
+
+def _condition(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or name not in LINE:
+        fields = ", ".join(LINE)
+        raise UsageError(f"--where takes FIELD=VALUE, of {fields}; given: {text!r}")
+    return name, value
+
+
+def _shown(record: Record, name: str) -> str:
+    return f"{getattr(record, name):{LINE[name].style}}".strip()

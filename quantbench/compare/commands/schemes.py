@@ -1,0 +1,91 @@
+"""quantbench schemes: every quantization scheme's size, kernel here, and cost in quality.
+
+quantbench schemes --list                   # what each is, in words; at once
+quantbench schemes                          # and its bits, and the kernel that runs here
+quantbench schemes --measure                # and perplexity, on the embedded model
+quantbench schemes --measure int8wo fp6     # of these alone
+"""
+
+from collections.abc import Sequence
+
+import click
+
+from quantbench import files
+from quantbench.cli import Command, quiet, say
+from quantbench.compare.arguments import refuse_beside, refuse_given
+from quantbench.compare.fidelity.defaults import TOKENS
+from quantbench.compare.sampling.results import report_output, write_json
+from quantbench.log.config import RunConfig
+from quantbench.quantize.spec import MEASURED, SHOWN, START_WITH, forms, parse
+from quantbench.text import aligned
+
+NOTE = "\n* start with these. GGUF: the type of llama.cpp's files that it compares with."
+
+
+@click.command(cls=Command)
+@click.argument("names", metavar="[SCHEME]...", nargs=-1)
+@click.option("--list", "only_names", is_flag=True, help="Say only what each is, in words")
+@click.option("--measure", is_flag=True, help="Measure perplexity on held-out text, too")
+@click.option(
+    "--checkpoint_path", default="tiny", help="The model whose shapes and weights are taken [tiny]"
+)
+@click.option("--device", default="auto", help="cpu, cuda, xpu, mps [auto]")
+@click.option("--precision", "--dtype", "precision", default="bfloat16",
+              help="bfloat16, float16, float32 (or --dtype) [bfloat16]")  # fmt: skip
+@click.option("--text", help="A text to measure on, instead of the embedded held-out one")
+@click.option("--tokens", type=click.IntRange(0), default=TOKENS,
+              help=f"How many of its tokens; 0: all [{TOKENS}]")  # fmt: skip
+@click.option("--json", "json_path", metavar="PATH", help="Write the rows here, too")
+@click.option("--debug", is_flag=True, help="Show tracebacks")
+@click.pass_context
+def schemes(
+    context: click.Context,
+    /,
+    names: tuple[str, ...],
+    only_names: bool,
+    measure: bool,
+    checkpoint_path: str,
+    device: str,
+    precision: str,
+    text: str | None,
+    tokens: int,
+    json_path: str | None,
+    debug: bool,
+) -> None:
+    """List the quantization SCHEMEs: bits per weight, and the kernel that runs on this device."""
+    for name in names:
+        parse(name)
+    if only_names:
+        refuse_beside(context, ("names", "only_names", "debug"),
+                      "--list measures and writes nothing: leave it out")  # fmt: skip
+        click.echo(described(names or (*SHOWN, *MEASURED)))
+        click.echo(NOTE)
+        return
+    base = RunConfig(
+        checkpoint_path=checkpoint_path, device=device, precision=precision, calibration_text=text
+    )
+    if not measure:
+        refuse_given(context, ("text", "tokens"), "--measure reads it: give that, too")
+    if text is not None:
+        files.read_text("--text", text)
+    files.check_outputs([report_output(json_path)], {"--text": text})
+    quiet(debug)
+    from quantbench.compare.figures import (
+        schemes as figures,  # torch takes its seconds after the options
+    )
+
+    rows = figures.rows(base, names, measure, tokens, say)
+    if json_path:
+        write_json(json_path, rows)
+    click.echo(figures.table(rows))
+    if not names:
+        click.echo(f"{NOTE}\nForms: {', '.join(forms())}")
+
+
+def described(names: Sequence[str]) -> str:
+    """The schemes in words. It needs no torch."""
+    rows = [["  scheme", "GGUF", "in words"]]
+    for name in names:
+        spec = parse(name)
+        rows.append([f"{'*' if name in START_WITH else ' '} {name}", spec.gguf, spec.plain])
+    return aligned(rows, left={0, 1, 2})

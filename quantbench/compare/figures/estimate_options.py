@@ -1,0 +1,129 @@
+"""What `estimate` is asked on its command line, and the text and JSON that it answers."""
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from quantbench.cli import progress
+from quantbench.errors import KernelError, UsageError
+from quantbench.estimate.tables import is_table
+from quantbench.kv_cache import CACHES
+from quantbench.log.config import PRECISIONS, RunConfig
+from quantbench.quantize.spec import COMPARED, SHOWN, parse_scheme
+from quantbench.run import environment
+from quantbench.typed_json import to_json
+
+if TYPE_CHECKING:
+    from quantbench.estimate.predict import Estimate, Machine, Request
+
+UNITS = {"": 1.0, "b": 1.0, "mb": 1e6, "gb": 1e9, "tb": 1e12, "mib": 2**20, "gib": 2**30}
+
+MOST_BYTES = 1e18  # of a memory
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The options of a prediction, as they were typed. Raises UsageError, one line."""
+
+    checkpoint_path: str
+    device: str
+    calibration: str | None
+    quantization: str
+    kv_cache: str
+    precision: str
+    batch_size: int
+    sequence_length: int
+    new_tokens: int | None  # None: not said
+    context_depth: int
+    num_layers: int | None
+    tp: int
+
+    def __post_init__(self) -> None:
+        for option, value, names in (
+            ("--precision", self.precision, PRECISIONS),
+            ("--kv_cache", self.kv_cache, tuple(CACHES)),
+        ):
+            if value not in names:
+                raise UsageError(f"{option} takes {', '.join(names)}; given: {value!r}")
+        if self.new_tokens is None:  # published rows are passes, and no new tokens follow them
+            published = self.calibration is not None and is_table(self.calibration)
+            object.__setattr__(self, "new_tokens", 0 if published else 128)
+        object.__setattr__(self, "quantization", str(parse_scheme(self.quantization)))
+
+
+def predicted(asked: Asked, all_schemes: bool, what_fits: str | None) -> tuple[str, object]:
+    """The text for the terminal, and the JSON. Raises QuantbenchError for what cannot be estimated,
+    and for a run that needs more memory than the device has."""
+    try:
+        return _predicted(asked, all_schemes, what_fits)
+    except (ValueError, LookupError, ArithmeticError) as error:
+        if asked.calibration is None:
+            raise
+        raise UsageError(
+            f"--calibration {asked.calibration}: no estimate can be made of its points ({error}); "
+            "calibrate again"
+        ) from error
+
+
+def _predicted(asked: Asked, all_schemes: bool, what_fits: str | None) -> tuple[str, object]:
+    memory = None if what_fits is None else bytes_of(what_fits)
+    environment.use_threads(RunConfig())
+    from quantbench.compare.figures import estimating
+    from quantbench.compare.output import estimate_tables as tables
+    from quantbench.estimate.counting_configs import doubts
+    from quantbench.estimate.fits import what_fits_into
+    from quantbench.estimate.predict import Request, predict
+
+    machine = estimating.machine_of(asked.device, asked.calibration, comparing=all_schemes)
+    config = estimating.model_of(asked.checkpoint_path, asked.num_layers)
+    if isinstance(config, str):
+        machine.warnings += doubts(config)
+    request = Request(
+        config,
+        asked.quantization,
+        asked.kv_cache,
+        asked.batch_size,
+        asked.sequence_length,
+        asked.new_tokens or 0,
+        asked.tp,
+        asked.context_depth,
+        asked.precision,
+    )
+    if memory is not None:
+        context = estimating.context_of(config)
+        with progress("Counting what fits", lasting=False, unit="schemes") as report:
+            fitting = what_fits_into(
+                request, machine, memory, SHOWN, tuple(CACHES), context, report
+            )
+        text = tables.fitting(fitting, memory, asked.batch_size, context, machine.warnings)
+        value = {"device": machine.name, "memory_bytes": memory, "fits": fitting}
+        return text, to_json(value | {"warnings": machine.warnings})
+    estimating.check_context(request)
+    if all_schemes:
+        names = machine.schemes or COMPARED
+        each = {name: _estimated(replace(request, scheme=name), machine) for name in names}
+        text = tables.table(each, machine, estimating.memory_of(machine))
+        value = {"device": machine.name, "schemes": each, "warnings": machine.warnings}
+        return text, to_json(value)
+    one = predict(request, machine)
+    estimating.check_memory(one, machine, ours=not isinstance(config, str))
+    return "\n".join(tables.lines(one)), to_json(one)
+
+
+def _estimated(request: "Request", machine: "Machine") -> "Estimate | str":
+    """The estimate, or why the scheme cannot run."""
+    from quantbench.estimate.predict import predict
+
+    try:
+        return predict(request, machine)
+    except (KernelError, UsageError) as error:
+        return str(error)
+
+
+def bytes_of(text: str) -> float:
+    """24GB, 24 GiB or 25769803776 as bytes. Raises UsageError."""
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*", text)
+    unit = UNITS.get(match[2].lower()) if match else None
+    if match is None or unit is None or not 1e6 <= float(match[1]) * unit < MOST_BYTES:
+        raise UsageError(f"--what_fits takes a size such as 24GB or 80GiB; given: {text!r}")
+    return float(match[1]) * unit

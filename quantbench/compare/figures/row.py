@@ -1,0 +1,81 @@
+"""One arm's figures: a line of the tables, of results.csv, and of "rows" in results.json."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from quantbench.compare.figures.interval import Interval, Ratio, SpeedUp
+from quantbench.compare.sampling.answers import Peaks
+from quantbench.typed_json import omitted
+
+Verdict = Literal[
+    "faster", "slower", "no difference shown", "baseline", "failed", "not measured", "no baseline"
+]
+
+
+@dataclass
+class Row:
+    """Figures in seconds, bytes and nats; None where they are not known.
+
+    Latencies of tokens are over the decoding steps of all samples. Nothing is left out of a speed,
+    a ratio or a latency: figures/contrasts.py says why.
+    """
+
+    arm: str
+    failed: str | None = None  # why it was not measured to the end
+    samples: int = 0
+    scheme: str | None = omitted()
+    kernel: str | None = omitted()
+    decoder: str | None = omitted()
+    attention_kernel: str | None = omitted()
+    weight_bytes: int | None = omitted()
+    kv_cache_bytes: int | None = omitted()
+    warm_up_steady: bool | None = omitted()
+    tok_s: float | None = omitted()  # of one row of the batch; mean over the samples, as in the log
+    tok_s_all_rows: float | None = omitted()
+    prefill_tok_s: float | None = omitted()
+    decode_tok_s: float | None = omitted()
+    time_to_first_token_s: float | None = omitted()
+    weight_bytes_per_s: float | None = omitted()
+    token_p50_s: float | None = omitted()
+    token_p90_s: float | None = omitted()
+    token_p99_s: float | None = omitted()
+    bandwidth: float | None = omitted()  # bytes per second that the device reads
+    bandwidth_probe: str | None = omitted()  # the op that read them
+    bandwidth_share: float | None = omitted()  # weight_bytes_per_s ÷ bandwidth
+    peak_memory_bytes: Peaks | None = omitted()  # of the arm's first process
+    joules_per_token: float | None = omitted()  # of a new token, without the idle machine's
+    idle_watts: float | None = omitted()  # of the idle machine
+    why_no_joules: str | None = omitted()  # why there are none
+    # Where the machine is calibrated: seconds, tokens per second and bytes as estimated before, and
+    # (estimated − measured) ÷ measured. Keys: prompt_seconds, token_seconds, …
+    estimated: dict[str, float] | None = omitted()
+    estimate_errors: dict[str, float] | None = omitted()
+    share_of_limit: float | None = omitted()  # seconds that memory needs for a step ÷ measured
+    why_no_estimate: str | None = omitted()  # where the machine is calibrated
+    perplexity: float | None = None
+    perplexity_ratio: Interval | None = omitted()  # arm ÷ baseline, of the same tokens; 95 %
+    kl: float | None = None  # of the next token, baseline to arm
+    kl_standard_error: float | None = None
+    top1: float | None = None
+    top5: float | None = None
+    tokens: int | None = None  # that quality was measured on
+    quality_model: str | None = omitted()  # where quality was taken on another model than the arm's
+    why_no_quality: str | None = None
+    # How far decoding predicts otherwise than reading a prompt, where that is more than rounding.
+    decoding_differs: str | None = omitted()
+    # Against the baseline. The three ratios and the verdict are of one family of intervals.
+    speed_up: SpeedUp | None = omitted()  # tok/s with prefill: arm ÷ baseline; above 1 is faster
+    ratio_throughput: Ratio | None = omitted()  # 1 ÷ speed_up: below 1 is faster
+    ratio_latency: Ratio | None = omitted()  # seconds per decoding step: arm ÷ baseline
+    typical_step: SpeedUp | None = omitted()  # of the median step; above 1 is faster
+    late_share: float | None = omitted()  # of the arm's steps that took 1.5 × their median
+    baseline_late_share: float | None = omitted()
+    late_sentence: str = ""  # where speed_up and typical_step disagree: why
+    verdict: Verdict = "not measured"
+    can_be_best: bool | None = omitted()  # False where another arm is shown to be faster
+    dropped: bool = False  # no longer measured: settled, and beaten by another arm
+    processes: int = 0
+    in_words: str | None = omitted()
+    why: list[str] = field(default_factory=list)  # reasons for being no faster than the baseline
+    argv: list[str] = field(default_factory=list)  # the arm as options of generate.py
+    command: str | None = omitted()  # that runs the arm

@@ -1,0 +1,60 @@
+"""Tables and pictures inside Markdown, between two markers, written by a function of its name.
+
+    <!-- readme: speeds docs/data/speeds.json -->
+    | scheme | …
+    <!-- end -->
+
+    rewritten("README.md", text, BLOCKS)
+
+A block is rewritten whole; what stands outside of blocks is never touched.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from quantbench.errors import UsageError
+
+T = TypeVar("T")
+Block = Callable[[Sequence[str]], str]  # from the words behind the block's name to Markdown
+BEGIN = re.compile(r"^<!-- readme: (?P<words>[^\n]*?) -->$", re.M)
+END = "<!-- end -->"
+
+
+def rewritten(name: str, text: str, blocks: Mapping[str, Block]) -> str:
+    """The text, every block as its function writes it today.
+
+    Raises UsageError, with the document's name and line, for a block of an unknown name, one that
+    has no end, and one inside another.
+    """
+    written: list[str] = []
+    place = 0
+    for begin in BEGIN.finditer(text):
+        line = text.count("\n", 0, begin.start()) + 1
+        end = text.find(f"\n{END}", begin.end())
+        following = BEGIN.search(text, begin.end())
+        if end < 0 or (following and following.start() < end):
+            raise UsageError(f"{name}, line {line}: {begin[0]} needs a line {END} after it")
+        kind, *words = begin["words"].split() or [""]
+        if kind not in blocks:
+            raise UsageError(
+                f"{name}, line {line}: no table {kind!r}; there are {', '.join(blocks)}"
+            )
+        block = made(f"{name}, line {line}: {begin[0]}", blocks[kind], words)
+        written += [text[place : begin.end()], "\n\n", block, "\n"]
+        place = end
+    return "".join([*written, text[place:]])
+
+
+def made(where: str, make: Callable[[T], str], of: T) -> str:
+    """make(of). Raises UsageError, which says where, for data of which nothing can be made."""
+    try:
+        return make(of)
+    except (ValueError, TypeError, LookupError, ArithmeticError) as error:
+        raise UsageError(f"{where} cannot be made of its data: {error}") from error
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Markdown, without a line's end behind it."""
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

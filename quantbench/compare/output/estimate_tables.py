@@ -1,0 +1,125 @@
+"""Estimates as lines for the terminal: every figure with its interval, its bound and its source."""
+
+from collections.abc import Mapping, Sequence
+
+from quantbench.estimate.fits import Fit
+from quantbench.estimate.predict import Estimate, Figure, Machine, Memory, Unknown
+from quantbench.run.energy import NO_COUNTER
+from quantbench.text import aligned, size
+
+
+def lines(estimate: Estimate) -> list[str]:
+    """One estimate: a row a figure, then memory by phase, parts, and warnings."""
+    peak = estimate.peak_memory_bytes
+    rows = [
+        ("prompt", *_seconds(estimate.prompt_seconds)),
+        ("token", *_seconds(estimate.token_seconds)),
+        ("throughput", *_cells(estimate.tokens_per_second, 1.0, "tok/s")),
+        ("peak memory", size(peak.value), "", peak.bound),
+        ("energy", *_joules(estimate.joules_per_token)),
+    ]
+    heads = [("", "estimated", estimate.interval, "what sets it")]
+    said = [
+        f"{estimate.device}: {estimate.scheme}, {estimate.kv_cache} cache",
+        aligned([*heads, *rows], left={0, 3}),
+        "",
+        *(f"memory, {phase}: {_memory(memory)}" for phase, memory in estimate.memory.items()),
+        *(f"seconds, {phase}: {_parts(parts)}" for phase, parts in estimate.parts.items()),
+        f"source: {estimate.prompt_seconds.source}",
+    ]
+    return _warned(said, estimate.warnings)
+
+
+def _warned(lines: Sequence[str], warnings: Sequence[str]) -> list[str]:
+    """Every line with what makes its figures doubtful, for lines are quoted alone."""
+    mark = f"  ! {'; '.join(warnings)}" if warnings else ""
+    return [
+        "\n".join(f"{part}{mark}" if part else part for part in line.splitlines()) for line in lines
+    ]
+
+
+def _seconds(figure: Figure) -> tuple[str, str, str]:
+    unit, name = (1.0, "s") if figure.value >= 1 else (1e-3, "ms")
+    return _cells(figure, unit, name)
+
+
+def _cells(figure: Figure, unit: float, name: str) -> tuple[str, str, str]:
+    ends = ""
+    if figure.low is not None and figure.high is not None:
+        ends = f"{_short(figure.low / unit)} to {_short(figure.high / unit)} {name}"
+    return f"{_short(figure.value / unit)} {name}", ends, figure.bound
+
+
+def _short(value: float) -> str:
+    return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _joules(figure: Figure | Unknown) -> tuple[str, str, str]:
+    unit = "" if isinstance(figure, Unknown) else " J/token"
+    return f"{_joule(figure)}{unit}", "", figure.source
+
+
+def _joule(figure: Figure | Unknown) -> str:
+    if isinstance(figure, Unknown):
+        return "-"
+    at_most = "≤ " if figure.source == NO_COUNTER else ""
+    return f"{at_most}{_short(figure.value)}"
+
+
+def _memory(memory: Memory) -> str:
+    return (
+        f"weights {size(memory.weights)}, KV cache {size(memory.kv_cache)}, activations "
+        f"{size(memory.activations)}, runtime {size(memory.workspace)}: {size(memory.total)}"
+    )
+
+
+def _parts(parts: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {_short(1e3 * seconds)} ms" for name, seconds in parts.items())
+
+
+def table(estimates: Mapping[str, Estimate | str], machine: Machine, memory: float | None) -> str:
+    """A row a scheme, or why it cannot run. memory: of the device, in bytes."""
+    rows: list[tuple[str, ...]] = [
+        ("scheme", "prompt", "token", "tok/s", "peak memory", "fits?", "J/token", "set by")
+    ]
+    for name, one in estimates.items():
+        if isinstance(one, str):
+            rows.append((name, "-", "-", "-", "-", "-", "-", one))
+            continue
+        peak = one.peak_memory_bytes.value
+        rows.append(
+            (
+                name,
+                _seconds(one.prompt_seconds)[0],
+                _seconds(one.token_seconds)[0],
+                _short(one.tokens_per_second.value),
+                size(peak),
+                "-" if memory is None else "yes" if peak <= memory else "no",
+                _joule(one.joules_per_token),
+                one.token_seconds.bound,
+            )
+        )
+    head = f"{machine.name}; source: {machine.source}"
+    lines = [head, *aligned(rows, left={0, len(rows[0]) - 1}).splitlines()]
+    return "\n".join(_warned(lines, machine.warnings))
+
+
+def fitting(
+    fits: Sequence[Fit], memory: float, batch: int, context: int | None, warnings: Sequence[str]
+) -> str:
+    """A row a scheme and cache: how many positions fit into so much memory."""
+    rows: list[tuple[str, ...]] = [("scheme", "cache", "weights", "cache/position", "positions")]
+    for one in fits:
+        within = context is not None and one.positions >= context
+        positions = f"{context} (all of its context)" if within else str(one.positions)
+        rows.append(
+            (
+                one.scheme,
+                one.kv_cache,
+                size(one.weights),
+                f"{one.position / 1e3:.1f} kB",
+                positions if one.positions else one.why_not or "does not fit",
+            )
+        )
+    head = f"Into {size(memory)}, {batch} sequence{'s' * (batch > 1)} at once:"
+    return "\n".join(_warned([head, *aligned(rows, left={0, 1}).splitlines()], warnings))

@@ -1,0 +1,217 @@
+"""Speed, memory and quality of all arms in one picture, with the arms that no other beats.
+
+Bytes on a logarithmic axis, speed-up with the interval that the verdict is read from, colour by
+perplexity ÷ the baseline's. The staircases join the fastest arms of each size within 1 % and within
+5 % of the baseline's perplexity.
+"""
+
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from quantbench.compare.figures.row import Row
+from quantbench.compare.output.points import (
+    BROKEN,
+    COLOURS,
+    LABELS,
+    UNKNOWN,
+    Point,
+    points,
+    staircase,
+)
+
+MARKERS = {"same": "o", "near": "D", "worse": "v", BROKEN: "o", UNKNOWN: "s"}
+FRONTS = (("same", ("same",)), ("near", ("same", "near")))
+TICKS = [digits * 10**power for power in (-1, 0, 1, 2) for digits in (1, 1.5, 2, 3, 4, 5, 7)]
+# Where a label may stand: points from its marker, and how it is aligned there. Nearest first.
+PLACES = tuple(
+    (dx * distance, dy * distance, horizontal, vertical)
+    for distance in (7, 14, 24, 38, 56)
+    for dx, dy, horizontal, vertical in (
+        (0, 1, "center", "bottom"),
+        (1, 0, "left", "center"),
+        (-1, 0, "right", "center"),
+        (0, -1, "center", "top"),
+        (1, 1, "left", "bottom"),
+        (-1, 1, "right", "bottom"),
+        (1, -1, "left", "top"),
+        (-1, -1, "right", "top"),
+    )
+)
+LEADER = {"arrowstyle": "-", "color": "#7d8590", "lw": 0.7, "shrinkA": 0, "shrinkB": 3}
+BEHIND = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.8}  # a label
+STYLE: Any = {"svg.hashsalt": "quantbench", "svg.fonttype": "none", "font.size": 10}
+
+
+def objectives(row: Row) -> tuple[float, float, float] | None:
+    """Seconds per token, bytes of weights and cache, and perplexity, 0 where it was not measured;
+    less is better. None for an arm without samples."""
+    if row.failed or row.tok_s is None:
+        return None
+    memory = (row.weight_bytes or 0) + (row.kv_cache_bytes or 0)
+    return 1 / row.tok_s, memory, row.perplexity or 0.0
+
+
+def front(rows: Sequence[Row]) -> list[bool]:
+    """Whether no other arm is at least as good in everything and better in something."""
+    places = [objectives(row) for row in rows]
+    return [
+        place is not None and not any(rival and _beats(rival, place) for rival in places)
+        for place in places
+    ]
+
+
+def draw(rows: Sequence[Row], paths: Sequence[Path], title: str = "") -> None:
+    """Draw into each file, by its ending. title: model, machine, how it decoded. Raises OSError."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    shown = [point for point in points(rows) if point.speed_up is not None and point.memory_bytes]
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(8.4, 5.4), layout="constrained")
+        axes = figure.add_subplot()
+        unit = 1e9 if max((p.memory_bytes for p in shown), default=0) >= 1e9 else 1e6
+        if shown:
+            _axes(axes, shown, unit)
+            _fronts(axes, shown, unit)
+            for point in shown:
+                _marker(axes, point, unit)
+            _legend(figure, shown)
+        axes.set_xlabel(f"weights and KV cache, {'GB' if unit == 1e9 else 'MB'} (log scale)")
+        axes.set_ylabel("speed-up over the baseline (log scale)")
+        axes.set_title("\n".join(textwrap.wrap(title, 100)), fontsize=10, loc="left")
+        axes.grid(color="#e6e9ee")
+        axes.spines[["top", "right"]].set_visible(False)
+        if shown:
+            _labels(figure, axes, shown, unit)
+        for path in paths:
+            metadata = {"Date": None} if path.suffix == ".svg" else {}
+            figure.savefig(path, dpi=150, metadata=metadata)
+
+
+def _axes(axes: Any, shown: Sequence[Point], unit: float) -> None:
+    """Logarithmic, a little wider than what is shown, with round numbers as ticks."""
+    from matplotlib.ticker import NullLocator
+
+    sizes = [point.memory_bytes / unit for point in shown]
+    speeds = [end for p in shown for end in (p.low, p.speed_up, p.high) if end]
+    for name, values, suffix in (("x", sizes, ""), ("y", speeds, " ×")):
+        low, high = min(values) / 1.15, max(values) * 1.15
+        ticks = [tick for tick in TICKS if low <= tick <= high]
+        getattr(axes, f"set_{name}scale")("log")
+        getattr(axes, f"set_{name}lim")(low, high)
+        axis = getattr(axes, f"{name}axis")
+        axis.set_minor_locator(NullLocator())
+        if len(ticks) > 1:
+            axis.set_ticks(ticks, [f"{tick:g}{suffix}" for tick in ticks])
+
+
+def _fronts(axes: Any, shown: Sequence[Point], unit: float) -> None:
+    right, bottom = axes.get_xlim()[1], axes.get_ylim()[0]
+    unmeasured = all(point.band == UNKNOWN for point in shown)
+    for band, bands in [(UNKNOWN, (UNKNOWN,))] if unmeasured else FRONTS:
+        if steps := staircase(shown, bands):
+            sizes = [point.memory_bytes / unit for point in steps]
+            speeds = [point.speed_up for point in steps]
+            axes.plot(
+                [sizes[0], *sizes, right],
+                [bottom, *speeds, speeds[-1]],
+                drawstyle="steps-post",
+                color=COLOURS[band],
+                linestyle=(0, (5, 3)),
+                linewidth=1.2,
+                alpha=0.8,
+                zorder=1,
+            )
+
+
+def _marker(axes: Any, point: Point, unit: float) -> None:
+    x, y, colour = point.memory_bytes / unit, point.speed_up or 1.0, COLOURS[point.band]
+    if point.low is not None and point.high is not None:
+        axes.plot([x, x], [point.low, point.high], color=colour, linewidth=1.5, zorder=2)
+    axes.plot(
+        [x],
+        [y],
+        marker=MARKERS[point.band],
+        markersize=8,
+        color=colour,
+        markerfacecolor="white" if point.band == BROKEN else colour,
+        markeredgecolor=colour if point.band == BROKEN else "white",
+        linestyle="none",
+        zorder=3,
+    )
+
+
+def _legend(figure: Any, shown: Sequence[Point]) -> None:
+    from matplotlib.lines import Line2D
+
+    bands = [band for band in LABELS if any(point.band == band for point in shown)]
+    handles = [
+        Line2D(
+            [],
+            [],
+            linestyle="none",
+            marker=MARKERS[band],
+            color=COLOURS[band],
+            markerfacecolor="white" if band == BROKEN else COLOURS[band],
+            label=LABELS[band],
+        )
+        for band in bands
+    ]
+    figure.legend(
+        handles=handles, loc="outside lower center", ncols=len(bands), frameon=False, fontsize=8.5,
+        handletextpad=0.1, columnspacing=1.2,
+    )  # fmt: skip
+
+
+def _labels(figure: Any, axes: Any, shown: Sequence[Point], unit: float) -> None:
+    """Each name where it covers no marker, no other name and no edge; with a thin line to its
+    marker where that is not near. Without such a place it is left out: report.html has it."""
+    from matplotlib.text import Text
+
+    figure.draw_without_rendering()
+    frame = axes.get_window_extent()
+    taken = [_box_of_marker(axes, point, unit) for point in shown]
+    for point in sorted(shown, key=lambda point: (point.band == BROKEN, -(point.speed_up or 0))):
+        xy = (point.memory_bytes / unit, point.speed_up)
+        for dx, dy, horizontal, vertical in PLACES:
+            is_far = abs(dx) > 7 or abs(dy) > 7
+            label = axes.annotate(
+                point.arm,
+                xy,
+                xytext=(dx, dy),
+                textcoords="offset points",
+                ha=horizontal,
+                va=vertical,
+                fontsize=8.5,
+                color="#1a1f26",
+                zorder=4,
+                annotation_clip=False,
+                parse_math=False,
+                arrowprops=LEADER if is_far else None,
+                bbox=BEHIND,
+            )
+            label.get_window_extent()  # puts it into its place
+            text_box = Text.get_window_extent(label)  # without the line to its marker
+            inside = frame.x0 <= text_box.x0 and text_box.x1 <= frame.x1
+            inside = inside and frame.y0 <= text_box.y0 and text_box.y1 <= frame.y1
+            if inside and not any(text_box.overlaps(other) for other in taken):
+                taken.append(text_box.padded(1))
+                break
+            label.remove()
+
+
+def _box_of_marker(axes: Any, point: Point, unit: float) -> Any:
+    """Pixels that a marker and its bar cover."""
+    from matplotlib.transforms import Bbox
+
+    x, y = point.memory_bytes / unit, point.speed_up
+    low, high = point.low or y, point.high or y
+    (left, bottom), (right, top) = axes.transData.transform([(x, low), (x, high)])
+    return Bbox([[left - 8, bottom - 8], [right + 8, top + 8]])
+
+
+def _beats(rival: Sequence[float], point: Sequence[float]) -> bool:
+    pairs = list(zip(rival, point, strict=True))
+    return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)

@@ -1,0 +1,132 @@
+"""What fits into a memory: schemes, caches, and how many positions.
+
+for one in what_fits_into(request, machine, 24e9, ["none", "int8wo"], ["dense", "int8"]):
+    print(one.scheme, one.kv_cache, one.positions)
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+from quantbench.devices import prefill_chunk
+from quantbench.errors import KernelError
+from quantbench.estimate.predict import Machine, Memory, Request
+from quantbench.kv_cache import CACHES
+from quantbench.run.sizes import kv_cache_bytes
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How many positions fit into a memory, for one scheme and kind of cache. Bytes are those of
+    one device; on a processor of all ranks."""
+
+    scheme: str
+    kv_cache: str
+    weights: int
+    position: float  # of the cache per position, all sequences
+    activations: int  # of a prompt of as many positions
+    positions: int  # of each sequence, at most the model's; 0: not even the weights and one pass
+    why_not: str | None = None  # why the scheme does not take the model
+
+
+def what_fits_into(
+    request: Request,
+    machine: Machine,
+    memory: float,
+    schemes: Sequence[str],
+    caches: Sequence[str],
+    context: int | None = None,
+    report: Callable[[int, int], object] = lambda done, total: None,
+) -> list[Fit]:
+    """For each scheme and cache, the positions of all sequences that fit into `memory` bytes, if a
+    prompt fills them. context: positions of the model, of which no more are named; None: no limit.
+    report(done, total) is told of schemes.
+    """
+    fits = []
+    for done, scheme in enumerate(schemes):
+        report(done, len(schemes))
+        taken_by = functools.cache(partial(_taken_by, replace(request, scheme=scheme), machine))
+        for cache in caches:
+            some = replace(request, scheme=scheme, kv_cache=cache)
+            try:
+                fits.append(_fit(some, machine, taken_by, memory, context))
+            except KernelError as error:
+                fits.append(Fit(scheme, cache, 0, 0.0, 0, 0, str(error)))
+    return fits
+
+
+def _taken_by(request: Request, machine: Machine, prompt: int) -> Memory:
+    """What a prompt takes that fills its cache, a dense one."""
+    run = replace(request, prompt=prompt, depth=0, new_tokens=0, cache_size=prompt)
+    return machine.memory(replace(run, kv_cache="dense"), "prompt")
+
+
+def _fit(
+    request: Request,
+    machine: Machine,
+    taken_by: Callable[[int], Memory],
+    memory: float,
+    context: int | None,
+) -> Fit:
+    """taken_by: what a prompt takes with a dense cache, counted once for all kinds of caches.
+
+    A prompt of two passes has alive what one of more has, and beyond it a position takes its part
+    of the cache alone, up to the window of a model that has one. Shorter prompts are searched.
+    """
+    chunk = prefill_chunk(machine.device, request.batch)
+    longest = min(2 * chunk, context or 2 * chunk)
+    taken_by(longest)  # which refuses a model of transformers
+    assert not isinstance(request.config, str)
+    window = request.config.sliding_window
+
+    def taken(prompt: int) -> Memory:
+        """Ranks and processors hold as many times a cache's bytes, of whichever kind."""
+        dense = taken_by(prompt)
+        cache = dense.kv_cache * _cache(request, prompt) // _cache(request, prompt, "dense")
+        return replace(dense, kv_cache=cache)
+
+    positions = _longest(lambda prompt: taken(prompt).total, memory, longest)
+    at = taken(max(1, positions))
+    position = at.kv_cache / max(1, min(positions, window or positions))
+    if positions == longest:
+        positions += int((memory - at.total) // position)
+        if window is not None and positions >= window:
+            positions = context or positions
+    positions = min(positions, context or positions)
+    return Fit(request.scheme, request.kv_cache, at.weights, position, at.activations, positions)
+
+
+def _cache(request: Request, positions: int, kind: str | None = None) -> int:
+    """Bytes of a cache of this kind, or of the request's."""
+    assert not isinstance(request.config, str)
+    precision: torch.dtype = getattr(torch, request.precision)
+    kept = CACHES[kind or request.kv_cache]
+    return kv_cache_bytes(request.config, request.batch, positions, precision, kept)
+
+
+def _longest(total: Callable[[int], int], memory: float, most: int) -> int:
+    """The longest prompt, up to `most`, of which total(prompt) is no more than `memory`; 0: none.
+
+    What prompts take grows in a few straight lines, so a guess on the line between the two ends is
+    soon right. The end that stays counts half next time, or the other one would creep up to a bend
+    (as in the Illinois method).
+    """
+    fits, too_long = 1, most
+    over = total(most) - memory  # at the longer end
+    if over <= 0:
+        return most
+    left = memory - total(1)  # at the shorter one
+    if left < 0:
+        return 0
+    while too_long - fits > 1:
+        guess = fits + int(left / (left + over) * (too_long - fits))
+        guess = min(max(guess, fits + 1), too_long - 1)
+        beyond = total(guess) - memory
+        if beyond <= 0:
+            fits, left, over = guess, -beyond, over / 2
+        else:
+            too_long, over, left = guess, beyond, left / 2
+    return fits

@@ -1,0 +1,268 @@
+"""Which experts stay in fast memory, and how often a token then finds its expert there.
+
+    placement = place("popularity", routers, capacity=20, popularity=popularity)
+    placement.fast[layer]                       # experts of that layer in fast memory
+    hit_rate(placement, counts)                 # the share of assignments that they serve
+
+A capacity is a number of experts over all layers; all experts of a model are equally large.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from quantbench import files
+from quantbench.errors import UsageError
+from quantbench.experts.popularity import AGAIN, Counts, Popularity, Routers
+from quantbench.text import shown
+from quantbench.typed_json import from_json
+
+PLACEMENTS = {
+    "popularity": "the experts chosen most often, of all layers together",
+    "uniform": "equally many of each layer, drawn at random",
+    "first": "all experts of the first layers, as far as they go",
+}
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The experts in fast memory."""
+
+    fast: tuple[frozenset[int], ...]  # by layer; empty for a layer without experts
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, self.fast))
+
+
+def place(
+    how: str,
+    routers: Routers,
+    capacity: int,
+    popularity: Popularity | None = None,
+    seed: int = 0,
+) -> Placement:
+    """Choose `capacity` experts of the model, or all if it has fewer.
+
+    how: a key of PLACEMENTS. popularity: of this model, for "popularity". seed: for "uniform".
+    Raises UsageError for a word that is none, and for a popularity that is missing.
+    """
+    experts = routers.experts
+    if capacity < 0:
+        raise UsageError(f"a placement of {capacity} experts is impossible; give 0 or more")
+    if how == "uniform":
+        draw = random.Random(seed)
+        shares = zip(even_shares(experts, capacity), experts, strict=True)
+        return Placement(tuple(frozenset(draw.sample(range(of), few)) for few, of in shares))
+    if how == "first":
+        order = [(layer, expert) for layer, of in enumerate(experts) for expert in range(of)]
+    elif how == "popularity":
+        if popularity is None:
+            raise UsageError(
+                "a placement by popularity needs counts; write them with quantbench experts profile"
+            )
+        order = by_popularity(popularity.counts)
+    else:
+        raise UsageError(f"a placement is {', '.join(PLACEMENTS)} or a file; given: {shown(how)}")
+    chosen = order[:capacity]
+    return Placement(
+        tuple(frozenset(e for at, e in chosen if at == layer) for layer in range(len(experts)))
+    )
+
+
+def by_popularity(counts: Counts) -> list[tuple[int, int]]:
+    """All (layer, expert), those chosen most often first.
+
+    Equally popular ones come by their place within their layers, so that no layer is favored.
+    """
+    places = []
+    for layer, of_layer in enumerate(counts):
+        ranked = sorted(range(len(of_layer)), key=lambda e: -of_layer[e])  # noqa: B023
+        places += [(-of_layer[e], rank, layer, e) for rank, e in enumerate(ranked)]
+    return [(layer, expert) for _, _, layer, expert in sorted(places)]
+
+
+def even_shares(experts: Sequence[int], capacity: int) -> list[int]:
+    """How many experts of each layer make `capacity`, as equal as possible; first layers get more.
+
+    experts: how many each layer has, 0 or the same number.
+    """
+    having = [layer for layer, count in enumerate(experts) if count]
+    each, more = divmod(min(capacity, sum(experts)), max(1, len(having)))
+    shares = [0] * len(experts)
+    for number, layer in enumerate(having):
+        shares[layer] = each + (number < more)
+    return shares
+
+
+def from_file(option: str, path: str, routers: Routers, capacity: int) -> Placement:
+    """The placement that a file asks for.
+
+    The file is either what `quantbench experts profile` wrote, whose most popular experts are
+    taken, or {"fast": [[0, 3], [], …]}, the experts themselves by layer.
+    Raises UsageError, one line, for another file, one of another model, and for more experts than
+    `capacity`.
+    """
+    value = files.read_json(option, path, UsageError, AGAIN)
+    if not isinstance(value, dict) or "fast" not in value:
+        popularity = Popularity.read(option, path, value).of_model(routers, option, path)
+        return place("popularity", routers, capacity, popularity)
+    try:
+        listed = from_json(list[list[int]], value["fast"])
+    except ValueError:
+        raise UsageError(
+            f"{option} {path}: fast is a list of experts for each layer, such as [[0, 3], []]; "
+            f"given: {shown(value['fast'])}"
+        ) from None
+    if len(listed) != len(routers.experts):
+        raise UsageError(
+            f"{option} {path} lists experts of {len(listed)} layers; {routers.model} has "
+            f"{len(routers.experts)}: list one for each, [] for none"
+        )
+    for layer, (chosen, count) in enumerate(zip(listed, routers.experts, strict=True)):
+        wrong = [expert for expert in chosen if not 0 <= expert < count]
+        if wrong:
+            has = f"experts 0 to {count - 1}" if count else "none"
+            raise UsageError(f"{option} {path}: layer {layer} has {has}; given: {shown(wrong[0])}")
+    placement = Placement(tuple(map(frozenset, listed)))
+    if placement.count > capacity:
+        raise UsageError(
+            f"{option} {path} lists {placement.count} experts, and memory is for {capacity}; list "
+            "fewer, or give more --expert_memory"
+        )
+    return placement
+
+
+# ---------------------------------------------------------------------------------- hit rates
+
+
+def hits(placement: Placement, counts: Counts) -> int:
+    """The assignments whose expert is in fast memory."""
+    return sum(
+        of_layer[expert]
+        for of_layer, fast in zip(counts, placement.fast, strict=True)
+        for expert in fast
+    )
+
+
+def hit_rate(placement: Placement, counts: Counts) -> float:
+    """Hits ÷ assignments, from 0 to 1; 0 without assignments."""
+    return hits(placement, counts) / max(1, assignments(counts))
+
+
+def assignments(counts: Counts) -> int:
+    """The number of times that a token was sent to an expert, over all layers."""
+    return sum(map(sum, counts))
+
+
+def uniform_hits(counts: Counts, capacity: int) -> float:
+    """The expected hits of a uniform placement, over all ways to draw it."""
+    shares = even_shares(tuple(map(len, counts)), capacity)
+    return sum(
+        sum(of_layer) * share / len(of_layer)
+        for of_layer, share in zip(counts, shares, strict=True)
+        if of_layer
+    )
+
+
+def ideal_hits(counts: Counts, capacity: int) -> int:
+    """The most hits that any placement of `capacity` experts has on these counts."""
+    every = sorted((count for of_layer in counts for count in of_layer), reverse=True)
+    return sum(every[:capacity])
+
+
+@dataclass(frozen=True)
+class HitRates:
+    """What each way of placing `capacity` experts gives on held-out counts."""
+
+    capacity: int
+    share: float  # of all experts
+    assignments: int
+    uniform: float  # expected
+    popularity: float  # placed by counts of another text
+    popularity_hits: int
+    ideal: float  # placed by the held-out counts themselves: no placement does better
+    ideal_hits: int
+
+    @staticmethod
+    def of(
+        capacity: int, share: float, assignments: int, uniform: float, popularity: int, ideal: int
+    ) -> "HitRates":
+        """Rates from hits. uniform: expected hits."""
+        all_of_them = max(1, assignments)
+        return HitRates(
+            capacity=capacity,
+            share=share,
+            assignments=assignments,
+            uniform=uniform / all_of_them,
+            popularity=popularity / all_of_them,
+            popularity_hits=popularity,
+            ideal=ideal / all_of_them,
+            ideal_hits=ideal,
+        )
+
+    @property
+    def gain(self) -> float:
+        """Popularity's hit rate less uniform's."""
+        return self.popularity - self.uniform
+
+    @property
+    def gain_share(self) -> float | None:
+        """The gain ÷ that of the ideal placement; None where that gains nothing."""
+        possible = self.ideal - self.uniform
+        return self.gain / possible if possible > 1e-9 else None
+
+
+def capacities(routers: Routers) -> list[int]:
+    """Eighths of a model's experts, rounded up, that are enough for a token, and all of them."""
+    every = sum(routers.experts)
+    eighths = dict.fromkeys(-(-every * eighth // 8) for eighth in range(1, 9))
+    return [capacity for capacity in eighths if capacity >= routers.experts_per_token]
+
+
+def hit_rates(
+    routers: Routers, profiled: Counts, held_out: Counts, capacities: Sequence[int]
+) -> Iterator[HitRates]:
+    """For each capacity, placements by the counts `profiled`, tried on the counts `held_out`."""
+    every, order = sum(routers.experts), by_popularity(profiled)
+    for capacity in capacities:
+        yield HitRates.of(
+            capacity,
+            capacity / max(1, every),
+            assignments(held_out),
+            uniform_hits(held_out, capacity),
+            sum(held_out[layer][expert] for layer, expert in order[:capacity]),
+            ideal_hits(held_out, capacity),
+        )
+
+
+def require_room(option: str, given: str, capacity: int, routers: Routers) -> None:
+    """Raise UsageError if memory for `capacity` experts is less than a layer needs for a token.
+
+    option, given: what was asked for, for the message.
+    """
+    if capacity < routers.experts_per_token:
+        raise UsageError(
+            f"{option} {given} holds {capacity} experts, and a token of {routers.model} goes "
+            f"through {routers.experts_per_token} in each layer; give at least "
+            f"{routers.experts_per_token}"
+        )
+
+
+def tried_on_the_other_half(popularity: Popularity, capacities: Sequence[int]) -> list[HitRates]:
+    """Placements by each half of a text, tried on its other half: hits of both ÷ assignments of
+    both."""
+    first, second = popularity.halves
+    there = hit_rates(popularity.routers, first, second, capacities)
+    back = hit_rates(popularity.routers, second, first, capacities)
+    return [
+        HitRates.of(
+            one.capacity,
+            one.share,
+            one.assignments + other.assignments,
+            one.uniform * one.assignments + other.uniform * other.assignments,
+            one.popularity_hits + other.popularity_hits,
+            one.ideal_hits + other.ideal_hits,
+        )
+        for one, other in zip(there, back, strict=True)
+    ]

@@ -1,0 +1,239 @@
+"""The experts of a model in two tiers: all in slow memory, and some of them in fast memory, too.
+
+    tiers = Tiers(Disk(folder), architecture, device, POLICIES["cache"])
+    model = load_model(…, transform=tiers.after(quantizer))     # each expert goes to the slow tier
+    tiers.attach(model)                                         # now the model computes, slowly
+    tiers.hold(placement.fast, slots=20)                        # these experts lie in fast memory
+    tiers.traffic.hits
+
+Fast memory is a number of slots, each for one expert. A few of them are the landing: what is
+fetched arrives there, as many experts as a token has in a layer. The others belong to layers, at
+first to those whose experts a placement puts there. A layer's experts that no token takes are not
+fetched and not computed; the others are computed in any order and added up in the order of their
+numbers, so that the sums are those of a model that lies in one memory.
+"""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+
+import torch
+from torch import nn
+
+from quantbench.errors import UsageError
+from quantbench.experts import copies
+from quantbench.experts.copies import Slot
+from quantbench.experts.fused import Fused
+from quantbench.experts.layer import Following, TieredLayer
+from quantbench.experts.layout import Layout, without_weights
+from quantbench.experts.slow import Disk, Key, SlowTier
+from quantbench.experts.store import Policy, Store
+from quantbench.experts.traffic import Traffic
+from quantbench.models.checkpoints.saved import SavedExperts, Stages
+from quantbench.models.config import ModelConfig
+from quantbench.models.llama import Transformer
+from quantbench.models.mixtral import Mixtral, MixtureOfExperts
+from quantbench.quantize.registry import with_weight
+from quantbench.text import size
+
+LINEAR = re.compile(r"layers\.(\d+)\.feed_forward\.experts\.(\d+)\.(\w+)")
+LINEARS = {"w13", "w2"}  # of a FeedForward
+
+
+def keys_of(architecture: ModelConfig) -> list[Key]:
+    """All experts of a model, in the order in which they are loaded."""
+    mixture = architecture.mixture
+    assert mixture is not None
+    layers = [i for i in range(architecture.num_layers) if not mixture.is_dense(i)]
+    return [(layer, expert) for layer in layers for expert in range(mixture.num_experts)]
+
+
+class Tiers(Store):
+    """All experts of one model."""
+
+    def __init__(
+        self,
+        slow: SlowTier,
+        architecture: ModelConfig,
+        device: torch.device,
+        policy: Policy,
+        beneath: tuple[SlowTier, Stages] | None = None,
+    ) -> None:
+        """device: that of the fast tier, and of the rest of the model.
+
+        beneath: where the slow tier's processor is another than the device: where it finds the
+        experts in the form of its own kernels, and what brings them into that form. None: it
+        computes with the bytes of `slow`.
+        """
+        assert architecture.mixture is not None
+        keys, width = keys_of(architecture), architecture.mixture.experts_per_token
+        super().__init__(slow, beneath[0] if beneath else None, keys, width, device, policy)
+        self.stages_beneath = beneath[1] if beneath else None
+        self.layers: dict[int, TieredLayer] = {}
+        self.fused: Fused | None = None  # for the fused step, which is the CPU's
+        # An expert's linear layers without weights, where all experts lie in the slow tier already.
+        self.pattern: dict[str, nn.Module] = {}
+
+    def lie_there(self, linears: Mapping[str, nn.Module]) -> None:
+        """Note that the slow tier has all experts, in the layout of this one's linear layers."""
+        self.know(Layout.of(linears))
+        self.pattern = {name: without_weights(linear) for name, linear in linears.items()}
+
+    def after(self, stages: Stages) -> "Arriving":
+        """A quantizer whose experts go to the slow tier as soon as they have their kernels."""
+        return Arriving(stages, self)
+
+    def keep(self) -> SavedExperts | None:
+        """What a later run knows the experts' file by, where it is to be kept. Raises TierError."""
+        return self.slow.keep() if isinstance(self.slow, Disk) and self.slow.kept else None
+
+    # ------------------------------------------------------------------------------ the model
+
+    def attach(self, model: Transformer) -> None:
+        """Let a model compute with these experts: `hold` says how many lie in fast memory."""
+        assert isinstance(model, Mixtral)
+        following: Following | None = None
+        for number, block in reversed([*enumerate(model.layers)]):
+            mixture = block.get_submodule("feed_forward")
+            if isinstance(mixture, MixtureOfExperts):
+                norm = block.get_parameter("ffn_norm.weight")
+                layer = TieredLayer(self, number, norm, following)
+                self.layers[number] = mixture.elsewhere = layer
+                self.skeleton = mixture.experts[0]
+                following = Following(layer, norm, mixture.router.weight)
+        self.layers = dict(sorted(self.layers.items()))
+        if self.device.type == "cpu":
+            self.fused = Fused(self, self.layers)
+
+    @property
+    def least(self) -> int:
+        """The smallest number of slots."""
+        return self.width if self.policy.fetches else 0
+
+    def hold(self, fast: Sequence[Collection[int]], slots: int) -> None:
+        """Fill fast memory anew: these experts of each layer, and the landing.
+
+        slots: for how many experts there is room. What these leave free goes to all layers alike,
+        where fetched experts stay. Raises UsageError where it is not enough, TierError.
+        """
+        count = sum(map(len, fast))
+        landing = 0 if count == len(self.keys) else self.least
+        if slots < count + landing:
+            raise UsageError(
+                f"fast memory for {slots} experts cannot hold {count} and {landing} that are "
+                "fetched"
+            )
+        self.release()
+        empty = slots - count - landing if self.policy.caches else 0
+        room = copies.buffers(count + landing + empty, self.layout.nbytes, self.device)
+        made = [Slot(buffer, self.layout.expert(self.skeleton, buffer)) for buffer in room]
+        for number, layer in self.layers.items():
+            for expert in sorted(fast[number]):
+                slot = made.pop()
+                self.copies.now(slot, (number, expert))
+                layer.keep(expert, slot)
+            layer.quota = len(layer.own)
+        self._share_out(empty)
+        self.landing, self.arrivals = made, landing
+        self.copies.waited()
+
+    def _share_out(self, empty: int) -> None:
+        """Let layers keep so many more experts: always the one that keeps the fewest."""
+        for _ in range(empty):
+            min(self.layers.values(), key=lambda layer: layer.quota).quota += 1
+
+    def release(self) -> None:
+        """Empty fast memory."""
+        self.finish_copies()
+        self.landing.clear()
+        for layer in self.layers.values():
+            for expert in list(layer.own):
+                layer.give_up(expert)
+
+    def finish_copies(self) -> None:
+        """Wait for all copies that were asked for ahead, and give them up. Raises TierError."""
+        for slot in [*self.coming.values(), *self.abandoned]:
+            self.copies.wait(slot)
+        self.coming.clear()
+        self.abandoned.clear()
+        self.asked.clear()
+
+    @property
+    def quotas(self) -> list[int]:
+        """How many experts each layer with experts holds in fast memory, without the landing."""
+        return [layer.quota for layer in self.layers.values()]
+
+    def sentence(self) -> str:
+        """Where the experts are; without a full stop."""
+        held, every, nbytes = sum(self.quotas), len(self.keys), self.layout.nbytes
+        landing = f", and room to fetch {self.arrivals}" if self.arrivals else ""
+        return (
+            f"Experts: {held} of {every} in fast memory ({size(held * nbytes)}){landing}; all on "
+            f"{self.slow.name} ({size(every * nbytes)}; {self.slow.place})"
+        )
+
+    def counted(self) -> Traffic:
+        """All that was counted until now."""
+        if self.fused:
+            self.fused.count()
+        self.traffic.expert_seconds += self.stopwatch.seconds()
+        never_begun = self.copies.cancelled()
+        self.traffic.fetches -= never_begun
+        self.traffic.unused -= never_begun
+        self.traffic.bytes_moved -= never_begun * self.layout.nbytes
+        self.traffic.waiting_seconds += self.copies.waited()
+        return self.traffic.copy()
+
+
+class Arriving:
+    """A quantizer (models.checkpoints.saved.Stages) whose experts go to the slow tier."""
+
+    def __init__(self, stages: Stages, tiers: Tiers) -> None:
+        self.stages, self.tiers = stages, tiers
+        self.waiting: dict[str, nn.Module] = {}  # the linear layers of the expert that arrives
+        self.beneath: dict[str, nn.Module] = {}  # the same for the slow tier's own kernels
+
+    def __call__(self, name: str, module: nn.Module) -> nn.Module:
+        return self.built(name, self.quantized(name, module))
+
+    def held(self, name: str) -> nn.Module | None:
+        """As models.checkpoints.saved.Holding."""
+        match = LINEAR.fullmatch(name)
+        if match is None or not self.tiers.pattern:
+            return None
+        return without_weights(self.tiers.pattern[match[3]])
+
+    def quantized(self, name: str, module: nn.Module) -> nn.Module:
+        return self.stages.quantized(name, module)
+
+    def built(self, name: str, layer: nn.Module) -> nn.Module:
+        match = LINEAR.fullmatch(name)
+        if match is None:
+            return self.stages.built(name, layer)
+        key, linear = (int(match[1]), int(match[2])), match[3]
+        if self.tiers.stages_beneath:
+            self.beneath[linear] = self.tiers.stages_beneath.built(name, _moved(layer))
+        self.waiting[linear] = built = self.stages.built(name, layer)
+        if self.waiting.keys() == LINEARS:
+            self.tiers.take(key, self.waiting)
+            if self.beneath:
+                self.tiers.take(key, self.beneath, beneath=True)
+            self.waiting, self.beneath = {}, {}
+        return without_weights(built)
+
+
+def _moved(layer: nn.Module) -> nn.Module:
+    """A quantized layer in RAM; the one on the card stays as it is."""
+    moved = with_weight(layer, layer.get_parameter("weight").data.cpu())
+    if getattr(layer, "bias", None) is not None:
+        bias = layer.get_parameter("bias").data.cpu()
+        moved.register_parameter("bias", nn.Parameter(bias, requires_grad=False))
+    return moved
+
+
+def tiers_of(model: Transformer) -> Tiers | None:
+    """The tiers in which a model's experts lie; None if they lie in one memory."""
+    for module in model.modules():
+        if isinstance(module, MixtureOfExperts) and isinstance(module.elsewhere, TieredLayer):
+            store = module.elsewhere.store
+            return store if isinstance(store, Tiers) else None
+    return None

@@ -1,0 +1,325 @@
+"""Reading and writing the files that a person names: only regular files, and only as a whole.
+
+An input may be a FIFO, a device or a broken link. An output may lie on a full disk, or be a file
+that must not be replaced. In each case the error is one line with the path.
+"""
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import IO, Any
+
+from quantbench.errors import LogError, QuantbenchError, UsageError
+from quantbench.text import shown, size
+from quantbench.typed_json import parsed
+
+FilePath = str | os.PathLike[str]
+MAX_BYTES = 1 << 30  # size of the largest file that is read as a whole
+HEAD = 1 << 12  # bytes read from a file's beginning to recognize its kind
+
+
+def require_regular(path: FilePath) -> None:
+    """Raise OSError unless `path` is a regular file, or a link to one."""
+    mode = os.stat(path).st_mode
+    if stat.S_ISDIR(mode):
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "not a regular file")
+
+
+def reason(path: FilePath, error: Exception) -> str:
+    """Why `path` could not be opened, read or written."""
+    if isinstance(error, UnicodeDecodeError):
+        return "it is no UTF-8 text"
+    if isinstance(error, UnicodeEncodeError):
+        return "no file system can hold such a name"
+    if isinstance(error, ValueError):
+        return "a path cannot hold a NUL character"
+    if not isinstance(error, OSError):
+        return str(error)
+    with contextlib.suppress(OSError, ValueError):
+        if error.errno == errno.ENOENT and os.path.islink(path):
+            return f"it is a link to {shown(os.readlink(path))}, which does not exist"
+    if error.errno == errno.ELOOP:
+        return "it is a link that leads back to itself"
+    return error.strerror or str(error)
+
+
+def lock(file: int | IO[Any], shared: bool = False) -> None:
+    """Wait until nobody else holds a lock on this open file, or none but a shared one; then hold
+    one. It is released when the file is closed, or when the process ends, even if killed."""
+    import fcntl  # here, because Windows has none: importing our modules must not fail there
+
+    fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+
+
+def problem(path: FilePath) -> str | None:
+    """Why `path` cannot be read as a file; None where it can."""
+    try:
+        require_regular(path)
+        os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+    except (OSError, ValueError) as error:
+        return reason(path, error)
+    return None
+
+
+def missing(path: FilePath) -> str | None:
+    """Why `path` does not exist or cannot be examined; None if it exists."""
+    try:
+        os.stat(path)
+    except (OSError, ValueError) as error:
+        return reason(path, error)
+    return None
+
+
+@contextlib.contextmanager
+def named(what: str, path: FilePath, raised: type[QuantbenchError]) -> Iterator[None]:
+    """Turn a failure to open, read or write `path` into `raised`: "`what` `path`: the reason"."""
+    try:
+        yield
+    except (OSError, UnicodeError) as error:
+        raise raised(f"{what} {_name(path)}: {reason(path, error)}".strip()) from None
+    except ValueError as error:
+        if "null byte" not in str(error) and "null character" not in str(error):
+            raise
+        raise raised(f"{what} {_name(path)}: {reason(path, error)}".strip()) from None
+
+
+def read_bytes(what: str, path: FilePath, raised: type[QuantbenchError] = UsageError) -> bytes:
+    """The content of a regular file of at most MAX_BYTES. Raises `raised`, one line, otherwise."""
+    with named(what, path, raised):
+        require_regular(path)
+        length = os.stat(path).st_size
+        if length > MAX_BYTES:
+            raise OSError(errno.EFBIG, f"{size(length)} are more than the {size(MAX_BYTES)} read")
+        with open(path, "rb") as file:
+            return file.read(MAX_BYTES)
+
+
+def read_text(what: str, path: FilePath, raised: type[QuantbenchError] = UsageError) -> str:
+    """The text of a UTF-8 file. what: the option that names it. Raises `raised`, one line."""
+    data = read_bytes(what, path, raised)
+    with named(what, path, raised):
+        return data.decode("utf-8")
+
+
+def read_json(
+    what: str, path: FilePath, raised: type[QuantbenchError] = UsageError, hint: str = ""
+) -> Any:
+    """The value in a JSON file. what: the option that names it. hint: what to do where the file
+    holds none. Raises `raised`, one line."""
+    data = read_bytes(what, path, raised)
+    try:
+        return parsed(data)
+    except ValueError as error:
+        raise raised(refusal(what, path, error, hint)) from None
+
+
+def refusal(what: str, path: FilePath, why: object, hint: str = "") -> str:
+    """One line for a file whose content is not what was expected."""
+    return f"{what} {_name(path)}: {why}".strip() + (f"; {hint}" if hint else "")
+
+
+# ---------------------------------------------------------------------------------- outputs
+
+
+def is_json(head: bytes) -> bool:
+    """Whether a file that begins like this may be JSON."""
+    return head.lstrip()[:1] in (b"{", b"[")
+
+
+def json_with(first_key: str) -> Callable[[bytes], re.Match[bytes] | None]:
+    """Whether a file that begins like this may be JSON that a command wrote: an object whose first
+    key is this one."""
+    return re.compile(rb'\s*\{\s*("%s"|\}\s*$)' % first_key.encode()).match
+
+
+def is_svg(head: bytes) -> bool:
+    """Whether a file that begins like this may be SVG."""
+    return head.lstrip()[:1] == b"<" and b"<svg" in head
+
+
+def is_html(head: bytes) -> bool:
+    """Whether a file that begins like this may be HTML."""
+    return head.lstrip()[:9].lower() == b"<!doctype" and b"<html" in head.lower()
+
+
+@dataclass(frozen=True)
+class Output:
+    """A file that a command will write."""
+
+    option: str  # that names it
+    path: FilePath | None
+    holds: Callable[[bytes], object]  # whether a file with these first bytes may be replaced
+    kind: str  # of file, in words
+
+
+def check_outputs(
+    outputs: Sequence[Output], inputs: Mapping[str, FilePath | None] = MappingProxyType({})
+) -> None:
+    """Check, before a long run, that the outputs can be written, and overwrite nothing else.
+
+    inputs: by option. Raises UsageError for an output that coincides with an input or with another
+    output, and what check_output raises.
+    """
+    refuse_coinciding({output.option: output.path for output in outputs}, inputs)
+    for output in outputs:
+        check_output(output.option, output.path, output.holds, output.kind)
+
+
+def refuse_coinciding(
+    outputs: Mapping[str, FilePath | None], inputs: Mapping[str, FilePath | None]
+) -> None:
+    """Raise UsageError where an output is the file of another option, by another spelling or a
+    link, too. Both are by option."""
+    seen: dict[object, str] = {}
+    for option, path in (*outputs.items(), *inputs.items()):
+        if path is None:
+            continue
+        first = seen.setdefault(_identity(path), option)
+        if first != option and (first in outputs or option in outputs):
+            raise UsageError(f"{first} and {option} name the same file, {_name(path)}".strip())
+
+
+def refuse_folder(option: str, path: FilePath, folder_option: str, folder: FilePath) -> None:
+    """Raise UsageError where the file `path` would be `folder`, or a folder that it lies in."""
+    if Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(path)):
+        raise UsageError(
+            f"{option} {_name(path)}: {folder_option} {_name(folder)} makes that a folder, and "
+            f"{option} takes a file; give another"
+        )
+
+
+def _identity(path: FilePath) -> object:
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return os.path.abspath(path) if "\0" in os.fspath(path) else os.path.realpath(path)
+    return status.st_dev, status.st_ino
+
+
+def begins_with(*beginnings: bytes) -> Callable[[bytes], bool]:
+    """Whether a file begins in one of these ways, as a function of its first bytes."""
+    return lambda head: head.startswith(beginnings)
+
+
+def check_output(
+    option: str, path: FilePath | None, holds: Callable[[bytes], object], kind: str
+) -> None:
+    """Check, before a long run, that `path` can be written, or is None.
+
+    holds: whether a file with these first bytes is of the kind that will be written.
+    Raises LogError if `path` cannot be written, UsageError if a file of another kind is there.
+    """
+    if path is None:
+        return
+    with named(option, path, LogError):
+        require_writable(path)
+        head = _head(path)
+    if head and not holds(head):
+        raise UsageError(f"{option} {_name(path)} holds something that is no {kind}; give another")
+
+
+def check_folder(option: str, path: FilePath) -> None:
+    """Raise LogError unless `path` is a folder that can be written, or can be made one. Nothing is
+    changed."""
+    with named(option, path, LogError):
+        with contextlib.suppress(FileNotFoundError):
+            os.stat(path)  # raises for a name that no folder can have
+        place = Path(os.path.abspath(path))
+        while not os.path.lexists(place):
+            place = place.parent
+        if not stat.S_ISDIR(os.stat(place).st_mode):
+            raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        require_new_file(place)
+
+
+def cache_folder() -> Path:
+    """Where what can be made again is kept: $XDG_CACHE_HOME/quantbench, or ~/.cache/quantbench."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "quantbench")
+
+
+def require_new_file(folder: FilePath) -> None:
+    """Raise OSError unless a file can be made in this folder. Nothing is changed.
+
+    os.access does not tell: root may write to /proc, and no file can be made there.
+    """
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        if error.errno == errno.ENOENT and os.path.isdir(folder):
+            raise OSError(errno.EPERM, f"no file can be made in {_name(folder)}") from None
+        raise
+
+
+def require_writable(path: FilePath) -> None:
+    """Raise OSError if a file cannot be created or replaced at `path`. Nothing is changed."""
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        folder = os.path.dirname(os.path.realpath(path))
+        if os.fspath(path).endswith(os.sep) or not os.fspath(path):
+            raise
+        if not os.path.isdir(folder):
+            raise OSError(errno.ENOENT, f"No such file or directory: {folder}") from None
+        require_new_file(folder)
+        return
+    if stat.S_ISDIR(mode):
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not os.access(path, os.W_OK):
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def write_text(what: str, path: FilePath, text: str) -> None:
+    """Write this text to the file. On failure the file is unchanged, and LogError is raised."""
+    replace(what, path, lambda file: _write(file, text))
+
+
+def replace(what: str, path: FilePath, write: Callable[[Path], object]) -> None:
+    """Call `write` with a temporary file in the folder of `path`, which then replaces `path`.
+
+    A path that is not a regular file, such as /dev/stdout, is written directly. Raises LogError.
+    """
+    with named(what, path, LogError):
+        if os.path.exists(path) and not os.path.isfile(path):
+            write(Path(path))
+            return
+        goal = Path(os.path.realpath(path))
+        # A name has at most 255 bytes, a character up to 4. The suffix stays: traces are compressed
+        # where it is .gz.
+        scratch = goal.with_name(f".{os.getpid()}.{goal.name[:40]}{goal.suffix[-20:]}")
+        try:
+            write(scratch)
+            if goal.exists():
+                shutil.copymode(goal, scratch)
+            os.replace(scratch, goal)
+        finally:
+            scratch.unlink(missing_ok=True)
+
+
+def _write(file: Path, text: str) -> None:
+    with open(file, "w", encoding="utf-8") as opened:
+        opened.write(text)
+        opened.flush()
+        with contextlib.suppress(OSError):  # a pipe cannot be synchronized
+            os.fsync(opened.fileno())
+
+
+def _head(path: FilePath) -> bytes:
+    if not os.path.isfile(path):
+        return b""
+    with open(path, "rb") as file:
+        return file.read(HEAD)
+
+
+def _name(path: FilePath) -> str:
+    text = os.fspath(path)
+    return text if len(text) <= 300 else f"{text[:100]}… ({len(text)} characters)"

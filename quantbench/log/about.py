@@ -1,0 +1,122 @@
+"""What a file of measurements says of itself: the command, the day, the code and the machine.
+
+    json.dump({"about": dataclasses.asdict(about()), "rows": rows}, file)
+
+A table in the documentation takes its caption from it.
+"""
+
+import datetime
+import os
+import platform
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from quantbench.log import shell
+from quantbench.log.origin import git_commit, versions
+
+CPU = Path("/proc/cpuinfo")
+CARDS = Path("/proc/driver/nvidia/gpus")  # a folder a card; there without asking the driver's tools
+# What tells processors of one name apart: flags of the kernel, and what people call them.
+FEATURES = {
+    "amx_int8": "AMX",
+    "avx512_vnni": "AVX-512 VNNI",
+    "avx512f": "AVX-512",
+    "avx2": "AVX2",
+    "asimd": "NEON",
+}
+
+
+@dataclass(frozen=True)
+class About:
+    """What a file of measurements says of their origin."""
+
+    command: str  # that measured them
+    date: str  # 2026-11-22, local time
+    commit: str | None
+    machine: str
+    versions: dict[str, str | None]  # None: not installed
+
+    def caption(self) -> str:
+        """One line of Markdown."""
+        packages = [f"{name} {self.versions[name]}" for name in ("torch", "torchao")
+                    if self.versions.get(name)]  # fmt: skip
+        commit = f"commit {_short(self.commit)}" if self.commit else "commit not recorded"
+        where = ", ".join([self.machine, *packages])
+        return f"<sub>{where}; {self.date}, {commit}: `{self.command}`</sub>"
+
+
+def about() -> About:
+    """What this process was started with, its machine, commit and versions, and today's date."""
+    commit = git_commit()
+    spec = sys.modules["__main__"].__spec__  # None where Python runs a file instead of a module
+    return About(
+        command=command(sys.argv, spec.name if spec else None),
+        date=datetime.date.today().isoformat(),
+        commit=commit,
+        machine=machine(),
+        versions=versions(),
+    )
+
+
+def command(argv: list[str], module: str | None = None) -> str:
+    """argv as a person types it: without the folder that this checkout or environment lies in.
+
+    module: what Python was told to run with -m, if it was: tests.compare.trust, compare.__main__.
+    """
+    program = Path(argv[0])
+    if module and module != "__main__":
+        words = ["python", "-m", module.removesuffix(".__main__")]
+    elif program.name == "__main__.py":
+        words = ["python", "-m", program.parent.name]
+    elif program.suffix == ".py":
+        words = ["python", program.name]
+    else:
+        words = [program.name]
+    return shell.join([*words, *argv[1:]])
+
+
+def machine() -> str:
+    """The card, if there is one, and the processor with the cores that this process may use."""
+    return ", ".join([*cards(), processor()])
+
+
+def cards() -> list[str]:
+    """Names of the NVIDIA cards, as the driver's files tell."""
+    names = []
+    for path in sorted(CARDS.glob("*/information")):
+        model = re.search(r"^Model:\s*(.+)$", _read(path), re.M)
+        names += [model[1].strip()] if model else []
+    return names
+
+
+def processor() -> str:
+    """2 cores of an AMD EPYC (AVX-512 VNNI)."""
+    text = _read(CPU)
+    name = re.search(r"^model name\s*:\s*(.+)$", text, re.M)
+    flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.M)
+    has = set(flags[1].split()) if flags else set()
+    features = [word for flag, word in FEATURES.items() if flag in has]
+    if "AVX-512 VNNI" in features:
+        features.remove("AVX-512")
+    if any(word.startswith("AVX-512") for word in features):
+        features.remove("AVX2")
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    called = name[1].strip() if name else platform.machine()
+    known = f" ({', '.join(features)})" if features else ""
+    return f"{cores} core{'s' * (cores != 1)} of {called}{known}"
+
+
+def _short(commit: str) -> str:
+    """The first seven digits, and whether there were changes beside it."""
+    digits, dirty, _ = commit.partition("-dirty")
+    return f"{digits[:7]}{dirty}"
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

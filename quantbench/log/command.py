@@ -1,0 +1,48 @@
+"""quantbench log check | table: is a log intact, and what did its runs measure?
+
+quantbench log check benchmarks.txt     # names each damaged line; then exits with 1
+quantbench log table runs.jsonl         # of --output_json_path: a row for each run
+"""
+
+import sys
+
+import click
+
+from quantbench.cli import Command, Group
+from quantbench.log import log
+from quantbench.log import table as tables
+from quantbench.text import counted
+
+
+@click.group(cls=Group)
+def commands() -> None:
+    """Check the log of benchmark runs, or show runs as a table."""
+
+
+@commands.command(cls=Command)
+@click.argument("file", type=click.Path())
+@click.option("--debug", is_flag=True, help="Show tracebacks")
+def check(file: str, debug: bool) -> None:
+    """Check that every line of FILE is intact and that its run can be repeated.
+
+    Names each damaged line, with its number and the reason, and then exits with 1.
+    """
+    reading = log.read(file)
+    for number, reason in reading.bad:
+        click.echo(f"{click.format_filename(file)}:{number}: {reason}")
+    count = len(reading.records)
+    if reading.bad:
+        click.echo(f"{counted(count, 'record')}, {counted(len(reading.bad), 'damaged line')}")
+        sys.exit(1)
+    mended = counted(len(reading.mended), "repro command")
+    note = f"; {mended} lacked a space, which was inserted" if reading.mended else ""
+    click.echo(f"{counted(count, 'record')}, {'all ' * (count > 1)}intact{note}")
+
+
+@commands.command(cls=Command)
+@click.argument("file", type=click.Path())
+@click.option("--debug", is_flag=True, help="Show tracebacks")
+def table(file: str, debug: bool) -> None:
+    """Show the runs that --output_json_path wrote to FILE, a row each."""
+    runs = tables.read(file)
+    click.echo("\n".join([tables.table(runs), *tables.remarks(runs)]))

@@ -1,0 +1,328 @@
+"""What a run was asked to do: `RunConfig`, whose fields are the only list of options there is.
+
+From the fields come the click options (`options`), the reading of a command line (`parse`) and its
+writing (`argv`, `repro`). So the command in every log line can be pasted and gives the same run:
+
+    config = parse(["--quantization", "int8wo", "--compile"])
+    repro(config)       # python generate.py --quantization int8wo --checkpoint_path tiny …
+
+Options are spelled with underscores; dashes are read too. A value that begins with a dash is
+given as --prompt=VALUE.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import click
+
+from quantbench.cli import TableOption, key, pairs
+from quantbench.errors import UsageError
+from quantbench.helptext import GROUPS
+from quantbench.kv_cache import CACHES
+from quantbench.log import shell
+from quantbench.log.kinds import Choice, Kind, Number, Room, Switch, Text, Whole
+from quantbench.ops import names
+from quantbench.text import shown
+
+PROGRAM = ("python", "generate.py")
+
+
+@dataclass(frozen=True)
+class Option:
+    """One row of the table of options: what belongs to a field of RunConfig."""
+
+    kind: Kind  # how its value is read, checked and written
+    group: str  # the section of --help: one of helptext.GROUPS
+    help: str
+    always: bool = False  # whether the repro command has it even at its default (see `argv`)
+
+
+MODEL, SPEED, SAMPLE, CACHE, EXPERTS, OUTPUT = GROUPS
+PRECISIONS = ("bfloat16", "float16", "float32")
+ALIASES = {
+    "precision": "dtype"
+}  # other names of options: `compare ab` has a --precision of its own
+KERNELS = ("auto", *names.KERNELS)
+DECODERS = ("auto", *names.DECODERS)
+
+
+class Unsaid(str):
+    """A default value. The type distinguishes it from the same text given on the command line."""
+
+    __slots__ = ()
+
+
+def _field(default: object, group: str, kind: Kind, help: str, always: bool = False) -> Any:
+    return dataclasses.field(
+        default=default, metadata={"option": Option(kind, group, help, always)}
+    )
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """The options of one run of generate.py, checked, in the order that the repro command has.
+
+    A value may be given as its text on the command line: RunConfig(top_k="50").top_k == 50.
+    Raises UsageError, one line, for a value that its option does not accept.
+    """
+
+    # fmt: off
+    quantization: str = _field(Unsaid("none"), MODEL, Text("SCHEME"),
+        "Quantization scheme; `quantbench schemes` lists them")
+    checkpoint_path: str = _field("tiny", MODEL, Text("PATH"),
+        "Folder, model.pth, hub id, dummy:NAME, tiny or tiny_moe (embedded)", always=True)
+    device: str = _field("auto", MODEL, Text("DEVICE"), "cpu, cuda, xpu, mps, or auto",
+        always=True)
+    precision: str = _field("bfloat16", MODEL, Choice(PRECISIONS, prefix="torch."),
+        "Unquantized dtype: " + ", ".join(PRECISIONS), always=True)
+    compile: bool = _field(False, SPEED, Switch(), "Compile the decoding step")
+    compile_prefill: bool = _field(False, SPEED, Switch(), "Compile the prefill, too")
+    num_samples: int = _field(5, SAMPLE, Whole(1), "Samples to measure, after the warm-up",
+        always=True)
+    max_new_tokens: int = _field(200, SAMPLE, Whole(1), "New tokens per sample", always=True)
+    top_k: int = _field(200, SAMPLE, Whole(1), "Draw from the N most probable tokens", always=True)
+    temperature: float = _field(0.8, SAMPLE, Number(), "0 takes the most probable token",
+        always=True)
+    cache_size: int | None = _field(None, CACHE, Whole(1),
+        "Positions in the KV cache; default: as many as the run needs")
+    kv_cache_quantization: bool = _field(False, CACHE, Switch(), "The same as --kv_cache int8")
+    kv_cache: str = _field("dense", CACHE, Choice(tuple(CACHES)),
+        "Format of the KV cache: " + ", ".join(CACHES))
+    linear_causal_mask: bool = _field(False, CACHE, Switch(),
+        "Has no effect; accepted because old logs contain it")
+    prefill_chunk: int | None = _field(None, CACHE, Whole(1),
+        "Prompt tokens of a row per pass; default on the CPU: 512 of all rows")
+    context_depth: int = _field(0, CACHE, Whole(0),
+        "Pretend that N tokens are already in the KV cache (random ones)")
+    prompt: str = _field("Hello, my name is", SAMPLE, Text(may_be_empty=True), "Text to continue")
+    prefill_size: int | None = _field(None, SAMPLE, Whole(1),
+        "Use a prompt of N random tokens instead of --prompt")
+    batch_size: int = _field(1, SAMPLE, Whole(1), "Sequences generated in parallel")
+    seed: int = _field(1234, SAMPLE, Whole(0), "Random seed")
+    num_layers: int | None = _field(None, MODEL, Whole(1), "Use only the first N layers")
+    kernel: str = _field("auto", SPEED, Choice(KERNELS),
+        "Kernel: " + ", ".join(KERNELS))
+    decoder: str = _field("auto", SPEED, Choice(DECODERS),
+        "Decoding step run by: " + ", ".join(DECODERS))
+    min_sqnr: float = _field(35.0, MODEL, Number(), "autoquant: lowest SQNR to accept, in dB")
+    calibration_text: str | None = _field(None, MODEL, Text("PATH"),
+        "Text to calibrate on; default: the embedded one")
+    threads: int | None = _field(None, SPEED, Whole(1, maximum=1024),
+        "CPU threads; default: one for each core that the process may use")
+    tp: int = _field(1, SPEED, Whole(1, maximum=1024),
+        "Processes that share the model: tensor parallelism")
+    expert_memory: str | None = _field(None, EXPERTS, Room(),
+        "Experts in two tiers: room in the fast one (8GB, a number, auto)")
+    expert_placement: str = _field("uniform", EXPERTS, Text("NAME"),
+        "In fast memory at first: popularity, uniform, first, or a file")
+    expert_policy: str = _field("auto", EXPERTS, Choice(names.EXPERT_POLICIES),
+        "What happens to others: " + ", ".join(names.EXPERT_POLICIES))
+    expert_prefetch: str = _field("auto", EXPERTS, Choice(names.EXPERT_PREFETCH),
+        "Fetch the next layer's ahead, guessed by: " + ", ".join(names.EXPERT_PREFETCH))
+    expert_folder: str | None = _field(None, EXPERTS, Text("DIR"),
+        "Disk for slow memory; default: quantbench's cache folder")
+    save: str | None = _field(None, OUTPUT, Text("DIR"), "Write the quantized model to this folder")
+    dry_run: bool = _field(False, OUTPUT, Switch(),
+        "Show sizes, memory and kernels; load and run nothing")
+    write_result: str = _field("benchmarks.txt", OUTPUT, Text("PATH"),
+        "Log to append one line to; none writes no line")
+    output_json_path: str | None = _field(None, OUTPUT, Text("PATH"),
+        "Append all measurements to this file, as one line of JSON")
+    profile: str | None = _field(None, OUTPUT, Text("PATH"), "Write a profiler trace to this file")
+    memory_profile: str | None = _field(None, OUTPUT, Text("PATH"),
+        "Write a memory snapshot to this file")
+    interactive: bool = _field(False, SAMPLE, Switch(), "Chat with the model; nothing is logged")
+    debug: bool = _field(False, OUTPUT, Switch(), "Show tracebacks and library warnings")
+    # fmt: on
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value, kind = getattr(self, field.name), field.metadata["option"].kind
+            if (value is None and field.default is None) or isinstance(value, Unsaid):
+                continue
+            try:
+                object.__setattr__(self, field.name, kind.read(value))
+            except ValueError:
+                raise UsageError(
+                    f"--{field.name} takes {kind.accepts}; given: {shown(value)}"
+                ) from None
+
+
+def option_table() -> dict[str, Option]:
+    """Every option by its underscore name, in the order of the repro command."""
+    return {field.name: field.metadata["option"] for field in dataclasses.fields(RunConfig)}
+
+
+def parse(argv: Sequence[str]) -> RunConfig:
+    """The run that these arguments of generate.py ask for. An option given twice counts as last
+    given.
+
+    Raises UsageError, one line, for an unknown option, a missing value or one out of range.
+    """
+    takes_value = {name: not _is_switch(option) for name, option in option_table().items()}
+    names = {alias: name for name, alias in ALIASES.items()}
+    takes_value |= {alias: takes_value[name] for alias, name in names.items()}
+    given: dict[str, Any] = {names.get(name, name): v for name, v in pairs(argv, takes_value)}
+    return RunConfig(**given)
+
+
+def argv(config: RunConfig, said: bool = False) -> list[str]:
+    """Arguments that `parse` turns back into the config.
+
+    Options marked `always` are written even at their defaults, so that a default changed later does
+    not change what an old line means. The others are written where they differ from the default.
+
+    said: write --quantization none, too, where it was given. Log lines leave it out.
+    """
+    arguments: list[str] = []
+    for field in dataclasses.fields(config):
+        option, value = field.metadata["option"], getattr(config, field.name)
+        given = said and isinstance(field.default, Unsaid) and not isinstance(value, Unsaid)
+        if value == field.default and not option.always and not given:
+            continue
+        text = option.kind.write(value)
+        if _is_switch(option):
+            arguments += [f"--{field.name}"]
+        elif text.startswith("-"):
+            arguments += [f"--{field.name}={text}"]
+        else:
+            arguments += [f"--{field.name}", text]
+    return arguments
+
+
+def repro(config: RunConfig) -> str:
+    """The command that repeats the run, always one line; bash and `split` read it back."""
+    if config.tp == 1:
+        return shell.join([*PROGRAM, *argv(config)])
+    ranks = ("torchrun", "--nproc_per_node", str(config.tp), "generate.py")
+    return shell.join([*ranks, *argv(dataclasses.replace(config, tp=1))])
+
+
+def of_repro(command: str) -> RunConfig:
+    """The run that a repro command asks for. Raises UsageError if it cannot be read."""
+    program, *words = split(command) or [""]
+    ranks = None
+    if program.rpartition("/")[2] == "torchrun":
+        ranks, words = _ranks(words)
+    if not words or words[0].rpartition("/")[2] != "generate.py":
+        raise UsageError("the repro line does not begin with python generate.py, or torchrun")
+    config = parse(words[1:])
+    if ranks is None:
+        return config
+    if config.tp != 1:
+        raise UsageError("torchrun --nproc_per_node says how many ranks there are, not --tp")
+    return RunConfig(**{**vars(config), "tp": ranks})
+
+
+def _ranks(words: list[str]) -> tuple[str, list[str]]:
+    """The value of torchrun's --nproc_per_node, and the words after it."""
+    option, equals, value = (words or [""])[0].partition("=")
+    rest = words[1:]
+    if not equals and rest:
+        value, *rest = rest
+    if key(option) != "nproc_per_node":
+        raise UsageError("torchrun takes --nproc_per_node N, and then generate.py")
+    return value, rest
+
+
+def split(command: str) -> list[str]:
+    """The words of a repro command, after inserting the space that some old lines lack.
+
+    Logs of 2024 hold `--cache_size 8192--kv_cache_quantization`. Only an unquoted word in the place
+    of a number is split, since there it can mean nothing else.
+    Raises UsageError for a quote that is not closed.
+    """
+    return _mended(shell.words(command))
+
+
+def has_glued_option(command: str) -> bool:
+    """Whether `split` inserts a missing space."""
+    words = shell.words(command)
+    return len(_mended(words)) > len(words)
+
+
+def breaks_off(command: str) -> bool:
+    """Whether a repro command visibly lacks its end, because its writer was killed.
+
+    A cut inside the last value, or between two of the last options, cannot be recognized.
+    """
+    try:
+        words = split(command)
+    except UsageError:
+        return True
+    options = option_table()
+    present = {key(word.partition("=")[0]) for word in words if word.startswith("--")}
+    if any(option.always and name not in present for name, option in options.items()):
+        return True
+    last = words[-1]
+    if not last.startswith("-") or "=" in last:
+        return False
+    if key(last) in options:
+        return not _is_switch(options[key(last)])
+    begun = last.replace("-", "_")
+    return any(f"__{name}".startswith(begun) for name in options)
+
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+
+def options(
+    without: Collection[str] = (),
+    by_alias: Collection[str] = (),
+    defaults: Mapping[str, object] = MappingProxyType({}),
+) -> Callable[[Decorated], Decorated]:
+    """Decorate a click command's function with every option but those in `without`.
+
+    by_alias: options of which only the name in ALIASES is taken, since the command has an option of
+    its own with the other name. defaults: of options whose default is another in this command.
+
+    The function receives RunConfig's arguments as text; RunConfig checks them. Use it below
+    `@click.command(cls=cli.Command)`.
+    """
+
+    def decorate(function: Decorated) -> Decorated:
+        for field in reversed(dataclasses.fields(RunConfig)):
+            if field.name not in without:
+                default = defaults.get(field.name, field.default)
+                function = _click_option(field, field.name in by_alias, default)(function)
+        return function
+
+    return decorate
+
+
+def _click_option(
+    field: "dataclasses.Field[Any]", by_alias: bool, default: object
+) -> Callable[[Decorated], Decorated]:
+    option: Option = field.metadata["option"]
+    names = [name for name in (field.name, ALIASES.get(field.name)) if name][by_alias:]
+    spellings = dict.fromkeys(f"--{way}" for n in names for way in (n, n.replace("_", "-")))
+    settings: dict[str, Any] = {"default": default, "help": option.help}
+    if _is_switch(option):
+        settings["is_flag"] = True
+    else:
+        settings |= {"type": click.UNPROCESSED, "metavar": option.kind.metavar}
+    return click.option(field.name, *spellings, cls=TableOption, group=option.group, **settings)
+
+
+def _is_switch(option: Option) -> bool:
+    return isinstance(option.kind, Switch)
+
+
+def _mended(words: Sequence[shell.Word]) -> list[str]:
+    names = option_table()
+    numeric = {name for name, option in names.items() if isinstance(option.kind, Whole | Number)}
+    spellings = "|".join(names).replace("_", "[-_]")
+    glued = re.compile(rf"([0-9.]+)((?:--(?:{spellings}))+)")
+    result: list[str] = []
+    for word in words:
+        before = result[-1] if result else ""
+        match = glued.fullmatch(word.text) if word.bare else None
+        if match and before.startswith("--") and key(before) in numeric:
+            result += [match[1], *(f"--{name}" for name in match[2].split("--")[1:])]
+        else:
+            result.append(word.text)
+    return result

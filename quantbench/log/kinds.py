@@ -1,0 +1,165 @@
+"""Kinds of option values: how each is read, checked and written."""
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from quantbench.log import shell
+
+MAX_INT = 2**63 - 1  # the largest int64, with which torch indexes
+
+
+class Kind(Protocol):
+    """What an option accepts. Values are checked alike, whether they come as text or not."""
+
+    @property
+    def metavar(self) -> str:
+        """The placeholder for the value in --help, such as PATH."""
+
+    @property
+    def accepts(self) -> str:
+        """What is accepted, in words, for an error message: "--top_k takes …"."""
+
+    def read(self, value: object) -> object:
+        """The value, from itself or from its text. Raises ValueError when it is not accepted."""
+
+    def write(self, value: Any) -> str:
+        """The text that `read` turns back into the value."""
+
+
+@dataclass(frozen=True)
+class Switch:
+    """An option without a value: present or absent."""
+
+    metavar: str = ""
+    accepts: str = "no value: it is there or not"
+
+    def read(self, value: object) -> bool:
+        if not isinstance(value, bool):
+            raise ValueError
+        return value
+
+    def write(self, value: bool) -> str:
+        return ""
+
+
+@dataclass(frozen=True)
+class Text:
+    """Text that a command line can hold: without a NUL character."""
+
+    metavar: str = "TEXT"
+    may_be_empty: bool = False
+
+    @property
+    def accepts(self) -> str:
+        if self.may_be_empty:
+            return "text without NUL characters"
+        return "a value that is not empty and has no NUL character"
+
+    def read(self, value: object) -> str:
+        if not isinstance(value, str) or not (value or self.may_be_empty):
+            raise ValueError
+        if not shell.carries(value):
+            raise ValueError
+        return value
+
+    def write(self, value: str) -> str:
+        return value
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A whole number from `minimum` to `maximum`, both included."""
+
+    minimum: int
+    metavar: str = "N"
+    maximum: int = MAX_INT
+
+    @property
+    def accepts(self) -> str:
+        most = "2**63-1" if self.maximum == MAX_INT else self.maximum
+        return f"a whole number from {self.minimum} to {most}"
+
+    def read(self, value: object) -> int:
+        if isinstance(value, str) and re.fullmatch(r"[+-]?[0-9]{1,40}", value):
+            value = int(value)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ValueError
+        if not self.minimum <= value <= self.maximum:
+            raise ValueError
+        return value
+
+    def write(self, value: int) -> str:
+        return str(value)
+
+
+@dataclass(frozen=True)
+class Number:
+    """A finite number of at least 0."""
+
+    metavar: str = "X"
+    accepts: str = "a finite number of at least 0"
+
+    def read(self, value: object) -> float:
+        if not isinstance(value, str | int | float) or isinstance(value, bool):
+            raise ValueError
+        try:
+            number = float(value)
+        except OverflowError:
+            raise ValueError from None
+        if not (math.isfinite(number) and number >= 0):
+            raise ValueError
+        return abs(number)  # -0.0 would be written with a dash
+
+    def write(self, value: float) -> str:
+        return repr(value)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of a few names."""
+
+    choices: tuple[str, ...]
+    prefix: str = ""  # always written before the name; optional when read
+    metavar: str = "NAME"
+
+    @property
+    def accepts(self) -> str:
+        return "one of " + ", ".join(self.choices)
+
+    def read(self, value: object) -> str:
+        if not isinstance(value, str) or value.removeprefix(self.prefix) not in self.choices:
+            raise ValueError
+        return value.removeprefix(self.prefix)
+
+    def write(self, value: str) -> str:
+        return self.prefix + value
+
+
+@dataclass(frozen=True)
+class Room:
+    """Room in memory for some of many things: how many, or a size, or auto."""
+
+    metavar: str = "ROOM"
+    accepts: str = "a number from 1, a size such as 8GB or 500MB, or auto"
+
+    def read(self, value: object) -> str:
+        text = str(value).strip() if isinstance(value, str | int) else ""
+        if re.fullmatch(r"[0-9]{1,12}", text) and int(text) > 0 and value is not True:
+            return str(int(text))
+        if text.lower() == "auto":
+            return "auto"
+        match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([MG]B)", text, re.IGNORECASE)
+        if match is None or float(match[1]) == 0:
+            raise ValueError
+        return f"{match[1]}{match[2].upper()}"
+
+    def write(self, value: str) -> str:
+        return value
+
+
+def room_bytes(value: str) -> float | None:
+    """The bytes (1 GB: 1e9) in a value of the kind Room; None for a number of things, and auto."""
+    units = {"MB": 1e6, "GB": 1e9}
+    return float(value[:-2]) * units[value[-2:]] if value[-2:] in units else None

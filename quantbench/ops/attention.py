@@ -1,0 +1,117 @@
+"""Which kernel decode attention runs on: the fastest that the device has, chosen once.
+
+    cpu        C++, built when first used (ops/cpu/attention.py)
+    triton     on CUDA (ops/triton/attention.py)
+    torch      plain torch over the filled slots; on an accelerator over all of them
+
+All compute what ops.reference.decode_attention computes.
+"""
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quantbench.ops import reference
+from quantbench.ops.kv import READ_BY_KERNELS, Stored
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+HEAD_DIM, GROUP = 256, 128  # largest head_dim, and most query heads for a key head, of our kernels
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The kernel of decode attention."""
+
+    name: str  # cpu, triton or torch
+    reason: str | None = None  # why it is torch; None if it is the device's own kernel
+
+
+def choose(
+    device: torch.device, head_dim: int, group: int, dtype: torch.dtype, format: str = "dense"
+) -> Choice:
+    """The fastest kernel for heads of `head_dim`, `group` query heads for each key head, in
+    `dtype`, over a cache of that format.
+
+    On the CPU the first call builds the kernel, which takes a minute.
+    """
+    if format not in READ_BY_KERNELS:
+        return Choice("torch", f"no kernel reads keys and values stored as {format}")
+    if head_dim % 8 or head_dim > HEAD_DIM:
+        return Choice("torch", f"head_dim {head_dim} is no multiple of 8 up to {HEAD_DIM}")
+    if group > GROUP or dtype not in DTYPES:
+        return Choice("torch", f"{group} query heads for a key head in {dtype}")
+    if device.type == "cpu":
+        from quantbench.ops.cpu import build
+
+        reason = build.refusal()
+        return Choice("torch", reason) if reason else Choice("cpu")
+    if device.type == "cuda":
+        if importlib.util.find_spec("triton") is None:
+            return Choice("torch", "Triton is not installed: pip install triton")
+        return Choice("triton")
+    return Choice("torch", f"there is no other for {device.type}")
+
+
+def decode_attention(
+    kernel: str, query: Tensor, key: Stored, value: Stored, first: Tensor, count: Tensor
+) -> Tensor:
+    """ops.reference.decode_attention by the kernel of that name."""
+    return _KERNELS[kernel](query, key, value, first, count)
+
+
+def _cpu(query: Tensor, key: Stored, value: Stored, first: Tensor, count: Tensor) -> Tensor:
+    from quantbench.ops.cpu.attention import decode_attention
+
+    return decode_attention(query, key, value, first, count)
+
+
+def _triton(query: Tensor, key: Stored, value: Stored, first: Tensor, count: Tensor) -> Tensor:
+    from quantbench.ops.triton.attention import decode_attention
+
+    return decode_attention(query, key, value, first, count)
+
+
+def _torch(query: Tensor, key: Stored, value: Stored, first: Tensor, count: Tensor) -> Tensor:
+    if query.device.type != "cpu":
+        return reference.decode_attention(query, key, value, first, count)
+    return torch.ops.quantbench.torch_decode_attention(
+        query, key.codes, key.scale, value.codes, value.scale, first, count, key.format
+    )
+
+
+@torch.library.custom_op(
+    "quantbench::torch_decode_attention",
+    mutates_args=(),
+    schema="(Tensor query, Tensor key_codes, Tensor? key_scale, Tensor value_codes, "
+    "Tensor? value_scale, Tensor first, Tensor count, str format) -> Tensor",
+)
+def _torch_decode_attention(
+    query: Tensor,
+    key_codes: Tensor,
+    key_scale: Tensor | None,
+    value_codes: Tensor,
+    value_scale: Tensor | None,
+    first: Tensor,
+    count: Tensor,
+    format: str,
+) -> Tensor:
+    key, value = Stored(key_codes, key_scale, format), Stored(value_codes, value_scale, format)
+    if not first.any():
+        filled = int(count.max())
+        key, value = key.slots(0, filled), value.slots(0, filled)
+    return reference.decode_attention(query, key, value, first, count)
+
+
+@_torch_decode_attention.register_fake
+def _(query, key_codes, key_scale, value_codes, value_scale, first, count, format):
+    return query.new_empty(query.shape)
+
+
+_KERNELS: dict[str, Callable[[Tensor, Stored, Stored, Tensor, Tensor], Tensor]] = {
+    "cpu": _cpu,
+    "triton": _triton,
+    "torch": _torch,
+}

@@ -1,0 +1,73 @@
+"""Attention over a KV cache on the CPU, in C++, which reads the codes as they are stored.
+
+decode_attention computes what ops.reference.decode_attention computes. past_attention is the
+attention of a prompt's chunk to the positions before it.
+"""
+
+import torch
+from torch import Tensor
+
+from quantbench.ops.cpu import build
+from quantbench.ops.kv import Stored
+
+_ARGUMENTS = (
+    "Tensor query, Tensor key_codes, Tensor? key_scale, Tensor value_codes, Tensor? value_scale, "
+    "Tensor first, Tensor count, str format"
+)
+torch.library.define("quantbench::cpu_decode_attention", f"({_ARGUMENTS}) -> Tensor")
+torch.library.define("quantbench::cpu_past_attention", f"({_ARGUMENTS}) -> (Tensor, Tensor)")
+
+
+@torch.library.register_fake("quantbench::cpu_decode_attention")
+def _(query, key_codes, key_scale, value_codes, value_scale, first, count, format):
+    return query.new_empty(query.shape)
+
+
+@torch.library.register_fake("quantbench::cpu_past_attention")
+def _(query, key_codes, key_scale, value_codes, value_scale, first, count, format):
+    output = query.new_empty(query.shape, dtype=torch.float32)
+    return output, output.new_empty(query.shape[:-1])
+
+
+def decode_attention(
+    query: Tensor, key: Stored, value: Stored, first: Tensor, count: Tensor
+) -> Tensor:
+    """Attention of one new token per row over the slots that its cache has filled.
+
+    query (B, H, D), H a multiple of the cache's K heads, D a multiple of 8 up to 256; first and
+    count (B,) integers: row b sees the slots (first[b] + i) % T for i < count[b] (at least one).
+    The cache's rows and heads may have any stride; a head's slots must be contiguous. Returns
+    (B, H, D) in query's dtype; sums and softmax are float32. The first call in a process loads the
+    C++ library, or builds it. Raises KernelError if that fails, RuntimeError for other shapes or
+    dtypes.
+    """
+    _ready()
+    return torch.ops.quantbench.cpu_decode_attention(
+        query, *_tensors(key, value), first.long(), count.long(), key.format
+    )
+
+
+def past_attention(
+    query: Tensor, key: Stored, value: Stored, first: Tensor, count: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Attention of several positions' queries over slots that all of them see.
+
+    As decode_attention, for query (B, K · N, D): the N queries of whichever positions and heads
+    read the same key head. Returns the output (B, K · N, D) and the logarithm of the softmax's
+    denominator (B, K · N), both float32, so that attention over other slots can be joined to it.
+    """
+    _ready()
+    return torch.ops.quantbench.cpu_past_attention(
+        query, *_tensors(key, value), first.long(), count.long(), key.format
+    )
+
+
+def _tensors(key: Stored, value: Stored) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
+    return key.codes, key.scale, value.codes, value.scale
+
+
+@torch.compiler.assume_constant_result
+def _ready() -> bool:
+    """Load the C++ library, outside of what torch.compile traces."""
+    build.load()
+    return True

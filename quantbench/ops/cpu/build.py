@@ -1,0 +1,237 @@
+"""Building and loading the C++ kernels in src/. They are built when they are first needed.
+
+All *.cpp files are compiled into one library (compiler.py), which is cached in
+$XDG_CACHE_HOME/quantbench (~/.cache/quantbench) under a hash of the sources, the compiler and its
+flags. The instruction set is chosen when the library is loaded (src/common/isa.cpp). So the library
+runs on any machine of its architecture, and the CPU is not part of the hash. QUANTBENCH_ISA selects
+another instruction set than the best: portable, avx2, avx512, avx512vnni, amx.
+
+Ops are registered from C++ through torch's stable C interface (torch/csrc/stable), which compiles
+in 1 s instead of the 4 s of torch/library.h. A call costs 2.5 µs; through torch.library.custom_op
+and ctypes it cost 7 µs, a millisecond for the 150 ops of a step.
+"""
+
+import ctypes
+import functools
+import hashlib
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quantbench import files
+from quantbench.errors import KernelError, LogError
+from quantbench.ops.cpu import compiler
+
+SOURCES = Path(__file__).parent / "src"
+ISAS = ("portable", *compiler.INSTRUCTIONS)
+MAX_LIBRARIES = 3  # of a checkout that stay in the cache: the newest
+DIGEST_BYTES = hashlib.sha256().digest_size
+
+
+def unavailable() -> str | None:
+    """Why the C++ kernels cannot be used here, or None. Builds nothing; takes milliseconds.
+
+    A build that failed before is a reason. If none was tried, None does not mean that it succeeds.
+    """
+    if sys.platform != "linux":
+        return f"the C++ kernels are built on Linux only, not on {sys.platform}"
+    if reason := compiler.unavailable():
+        return reason
+    library = _library()
+    return None if library.exists() else _remembered(library)
+
+
+@functools.cache
+def refusal() -> str | None:
+    """Why the C++ kernels cannot be used here, or None. Builds and loads them to find out."""
+    try:
+        load()
+    except KernelError as error:
+        return str(error)
+    return None
+
+
+@functools.cache
+def load() -> ctypes.CDLL:
+    """The kernels' library, loaded, with its ops registered with torch; built first if need be.
+
+    Raises KernelError with the reason, which may be the compiler's message.
+    """
+    if reason := unavailable():
+        raise KernelError(reason)
+    path = built()
+    try:
+        torch.ops.load_library(path)
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        reason = str(error.__cause__ or error).splitlines()[0]  # torch wraps the cause
+        hint = "; the compiler's C++ library is newer than the one in use" * ("GLIBC" in reason)
+        raise KernelError(
+            f"the C++ kernels do not load: {reason}{hint} (CXX names another compiler)"
+        ) from error
+    library.quantbench_isa.restype = ctypes.c_char_p
+    if name := os.environ.get("QUANTBENCH_ISA"):
+        use_isa(name, library)
+    return library
+
+
+def isa() -> str:
+    """The instruction set in use: one of ISAS."""
+    return load().quantbench_isa().decode()
+
+
+def use_isa(name: str, library: ctypes.CDLL | None = None) -> None:
+    """Use another instruction set from now on, in the whole process (for tests).
+
+    Raises KernelError if it does not exist or cannot run here.
+    """
+    if not (library or load()).quantbench_use_isa(name.encode()):
+        raise KernelError(
+            f"QUANTBENCH_ISA={name}: this CPU cannot run it, the compiler does not know it, or "
+            f"there is no such instruction set; there are {', '.join(ISAS)}"
+        )
+
+
+def built() -> Path:
+    """The library's file, built unless the cache holds it. Concurrent processes wait for one build.
+
+    The file ends with a digest of the library, since loading a damaged library could crash. Raises
+    KernelError. A failed build is repeated only after the sources, the compiler or its flags have
+    changed.
+    """
+    library = _library()
+    if _intact(library) and library.name in _names(_index(library.parent)):
+        return library
+    try:
+        library.parent.mkdir(parents=True, exist_ok=True)
+        with open(library.parent / "lock", "w") as lock, compiler.terminates():
+            files.lock(lock)
+            if not _intact(library):
+                _build(library)
+            _forget_old(library)
+    except OSError as error:
+        if _intact(library):  # the folder is read-only, but holds the library
+            return library
+        raise KernelError(
+            f"cannot keep the C++ kernels in {library.parent}: {error.strerror}; set "
+            "XDG_CACHE_HOME to a folder that can be written to"
+        ) from error
+    return library
+
+
+def _library() -> Path:
+    """Where the library is, or will be."""
+    parts = compiler.identity(compiler.command())
+    for path in sorted([*SOURCES.rglob("*.cpp"), *SOURCES.rglob("*.h")]):
+        parts += [str(path.relative_to(SOURCES)), path.read_text()]
+    key = "\0".join(parts).encode()
+    return files.cache_folder() / f"kernels-{_digest(key).hex()[:16]}.so"
+
+
+def options_of_inductor() -> dict[str, Any]:
+    """The option of torch.compile that names the compiler, where $CXX is several words: inductor
+    takes them for the name of one program. So it gets a script that calls them."""
+    words = compiler.command()
+    if words is None or len(words) == 1:
+        return {}
+    # Inductor tells clang from GCC by the program's name.
+    name = "clang++" if "clang" in compiler.version(words) else "g++"
+    text = f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'
+    script = files.cache_folder() / f"cxx-{_digest(text.encode()).hex()[:16]}" / name
+    try:
+        if not script.exists():
+            script.parent.mkdir(parents=True, exist_ok=True)
+            files.replace("CXX", script, lambda path: _write_script(path, text))
+    except (OSError, LogError) as error:
+        raise KernelError(f"cannot write {script}, which calls $CXX: {error}") from None
+    return {"cpp.cxx": (None, str(script))}
+
+
+def _write_script(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
+
+
+def _build(library: Path) -> None:
+    """Build the library. Only called with the lock held."""
+    if reason := _remembered(library):
+        raise KernelError(reason)
+    folder = library.parent
+    for left_over in folder.glob("build-*"):  # left by a process that was killed
+        shutil.rmtree(left_over, ignore_errors=True)
+    print("Building the CPU kernels, once: about a minute …", file=sys.stderr)
+    with tempfile.TemporaryDirectory(dir=folder, prefix="build-") as scratch:
+        try:
+            path = _compile(compiler.command(), SOURCES, Path(scratch))
+        except compiler.Passing:
+            raise
+        except KernelError as error:
+            _failed(library).write_text(str(error))
+            raise
+        data = path.read_bytes()
+        path.write_bytes(data + _digest(data))
+        os.replace(path, library)
+
+
+_compile = compiler.library
+
+
+def _failed(library: Path) -> Path:
+    return library.with_suffix(".failed")
+
+
+def _remembered(library: Path) -> str | None:
+    """Why an earlier build of the same library failed, or None."""
+    try:
+        reason = _failed(library).read_text()
+    except OSError:
+        return None
+    return f"{reason}; an earlier build failed: remove {_failed(library)} to try again"
+
+
+def _intact(library: Path) -> bool:
+    if not library.exists():
+        return False
+    data = library.read_bytes()
+    return _digest(data[:-DIGEST_BYTES]) == data[-DIGEST_BYTES:]
+
+
+def _index(folder: Path) -> Path:
+    """This checkout's index file: the path of its sources, then its libraries, the newest last."""
+    return folder / f"checkout-{_digest(str(SOURCES).encode()).hex()[:16]}"
+
+
+def _names(index: Path) -> list[str]:
+    try:
+        return index.read_text().splitlines()[1:]
+    except OSError:
+        return []
+
+
+def _forget_old(library: Path) -> None:
+    """Remove old libraries, except for MAX_LIBRARIES of each checkout. Called with the lock held.
+
+    A checkout whose sources no longer exist loses all of its libraries.
+    """
+    folder, index = library.parent, _index(library.parent)
+    names = [name for name in _names(index) if name != library.name] + [library.name]
+    index.write_text("\n".join([str(SOURCES), *names[-MAX_LIBRARIES:]]) + "\n")
+    used = set()
+    for checkout in folder.glob("checkout-*"):
+        if Path(checkout.read_text().splitlines()[0]).exists():
+            used.update(_names(checkout))
+        else:
+            names += _names(checkout)
+            checkout.unlink()
+    for name in set(names) - used:
+        (folder / name).unlink(missing_ok=True)

@@ -1,0 +1,293 @@
+"""Finding the machine's C++ compiler and building a library with it.
+
+A source file's name says which instructions it may use (INSTRUCTIONS): each family of kernels has
+the same loop in several files, portable.cpp, avx2.cpp and so on. An instruction set that the
+compiler does not support is left out of the library, and so are all better ones.
+"""
+
+import contextlib
+import os
+import platform
+import shlex
+import shutil
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+from quantbench.errors import KernelError
+
+TORCH = Path(torch.__file__).resolve().parent  # the same for all checkouts that share it
+FLAGS = (
+    *("-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wno-psabi"),
+    *("-fno-math-errno", "-fno-trapping-math", "-DNDEBUG"),
+    "-DTORCH_TARGET_VERSION=0x020B000000000000",  # the stable interface of torch 2.11
+    *(f"-isystem{TORCH / folder}" for folder in ("include", "include/torch/csrc/api/include")),
+)
+AVX2 = ("-mavx2", "-mfma", "-mf16c")
+AVX512 = (
+    *(*AVX2, "-mprefer-vector-width=512"),
+    *(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl")),
+)
+AVX512VNNI = (*AVX512, "-mavx512vnni", "-mavx512vbmi")
+INSTRUCTIONS = {
+    "avx2": AVX2,
+    "avx512": AVX512,
+    "avx512vnni": AVX512VNNI,
+    "amx": (*AVX512VNNI, *(f"-mamx-{part}" for part in ("tile", "bf16", "int8"))),
+}
+# For the sources in a folder. hqq rounds products before it adds them, so that all instruction sets
+# give the same bits.
+FLAGS_OF_FOLDERS = {"hqq": ("-ffp-contract=off",)}
+# Compiled to see whether the compiler and the assembler support an instruction set.
+PROBES = {
+    "avx2": "__m256i f(__m256i a) { return _mm256_add_epi8(a, a); }",
+    "avx512": "__m512i f(__m512i a) { return _mm512_add_epi8(a, a); }",
+    "avx512vnni": "__m512i f(__m512i a) { return _mm512_dpbusd_epi32(a, a, a); }",
+    "amx": "void f() { _tile_dpbf16ps(0, 1, 2); _tile_dpbsud(0, 1, 2); _tile_release(); }",
+}
+# These flags remove additions that are there to round, and tests for NaN: see src/common/variant.h.
+FAST_MATH = {
+    *("-Ofast", "-ffast-math", "-funsafe-math-optimizations", "-fassociative-math"),
+    *("-ffinite-math-only", "-freciprocal-math", "-ffp-model=fast", "-ffp-model=aggressive"),
+}
+JOB_BYTES = 1 << 30  # memory for one compiler process; more than the largest source needs
+GROUP = Path("/sys/fs/cgroup")  # the process's control group
+# Compiler messages when the machine failed, not the source: the build is tried again next time.
+PASSING = ("Killed", "No space left", "annot allocate memory", "out of memory")
+
+
+class Passing(KernelError):
+    """A failed build that may succeed the next time, because the machine was the cause."""
+
+
+Words = tuple[str, ...]  # a program and its first arguments
+
+
+def command() -> Words | None:
+    """The compiler: $CXX, or else the first of c++, g++ and clang++; None if there is none.
+
+    $CXX may be several words, as Make takes it: "ccache g++", "g++ -m64".
+    """
+    words = _named()
+    candidates = (words,) if words else (("c++",), ("g++",), ("clang++",))
+    for program, *rest in candidates:
+        if path := shutil.which(program):
+            return (path, *rest)
+    return None
+
+
+def _named() -> Words:
+    """The words of $CXX; none where it is not set, one where they are a program's path."""
+    text = os.environ.get("CXX", "")
+    if shutil.which(text):
+        return (text,)
+    try:
+        return tuple(shlex.split(text))
+    except ValueError:  # a quote that is not closed
+        return (text,)
+
+
+def unavailable() -> str | None:
+    """Why there is no compiler, or why CXXFLAGS cannot be used; otherwise None."""
+    words = _named()
+    if command() is None:
+        tried = "no c++, g++ or clang++"
+        if words:
+            which = "which" if len(words) == 1 else f"of which {words[0]!r}"
+            tried = f"$CXX is {os.environ['CXX']!r}, {which} is no program"
+        return f"the C++ kernels need a C++ compiler: {tried}; install one or set CXX"
+    for variable, given in (("CXX", words), ("CXXFLAGS", _own_flags())):
+        if wrong := sorted(FAST_MATH & set(given)):
+            return (
+                f"{variable} has {' and '.join(wrong)}, which breaks the rounding of the C++ "
+                f"kernels; remove it from {variable}"
+            )
+    return None
+
+
+def identity(compiler: Words) -> list[str]:
+    """Everything about the compiler and its flags on which the library depends."""
+    parts = [torch.__version__, platform.machine(), *compiler, version(compiler), *flags()]
+    return [*parts, repr(INSTRUCTIONS), repr(FLAGS_OF_FOLDERS), repr(PROBES)]
+
+
+def version(compiler: Words) -> str:
+    """What the compiler says of itself."""
+    return subprocess.run([*compiler, "--version"], capture_output=True, text=True).stdout
+
+
+def flags() -> tuple[str, ...]:
+    return (*FLAGS, *_own_flags())
+
+
+def _own_flags() -> list[str]:
+    return os.environ.get("CXXFLAGS", "").split()
+
+
+def library(compiler: Words, sources: Path, scratch: Path) -> Path:
+    """Compile all sources into one library in the folder `scratch`. Raises KernelError."""
+    processes = _Processes(scratch)
+    with ThreadPoolExecutor(jobs()) as pool, processes.ended_with_this_one():
+        every = sorted(sources.rglob("*.cpp"))
+        wanted = [name for name in INSTRUCTIONS if any(path.stem == name for path in every)]
+        known = _known(compiler, wanted, processes, pool)
+        defined = f'-DQUANTBENCH_BUILT=" {" ".join(("portable", *known))} "'
+
+        def compile_one(source: Path) -> Path:
+            target = scratch / f"{'-'.join(source.relative_to(sources).parts)}.o"
+            own = INSTRUCTIONS.get(source.stem, ()) + FLAGS_OF_FOLDERS.get(source.parent.name, ())
+            options = (*flags(), *own, defined, f"-I{sources}")
+            processes.run(compiler, [*options, "-c", source, "-o", target])
+            return target
+
+        chosen = [path for path in every if path.stem not in INSTRUCTIONS or path.stem in known]
+        objects = list(pool.map(compile_one, chosen))
+        target = scratch / "kernels.so"
+        link = ["-shared", *objects, f"-L{TORCH / 'lib'}", "-ltorch_cpu", "-o", target]
+        processes.run(compiler, [*flags(), *link])
+    if not target.is_file():
+        raise _cannot_build(compiler, "it reported success and wrote no library")
+    return target
+
+
+def _known(
+    compiler: Words, wanted: list[str], processes: "_Processes", pool: ThreadPoolExecutor
+) -> list[str]:
+    """The wanted instruction sets that the compiler supports, up to the first that it does not."""
+    if platform.machine() != "x86_64":
+        return []
+
+    def knows(name: str) -> bool:
+        source, target = (processes.folder / f"probe-{name}.{ending}" for ending in ("cpp", "o"))
+        source.write_text(f"#include <immintrin.h>\n{PROBES[name]}\n")
+        try:
+            processes.run(compiler, [*flags(), *INSTRUCTIONS[name], "-c", source, "-o", target])
+        except Passing:
+            raise
+        except KernelError:
+            return False
+        return True
+
+    known = []
+    for name, yes in zip(wanted, pool.map(knows, wanted), strict=True):
+        if not yes:
+            break
+        known.append(name)
+    return known
+
+
+def jobs() -> int:
+    """How many compilers may run at once: one for each core, and for each JOB_BYTES of memory."""
+    cores = float(len(os.sched_getaffinity(0)))
+    quota = _words(GROUP / "cpu.max")
+    if len(quota) == 2 and quota[0].isdigit():
+        cores = min(cores, int(quota[0]) / int(quota[1]))
+    free = []
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free.append(int(next(x for x in lines if x.startswith("MemAvailable")).split()[1]) * 1024)
+    limit, used = _words(GROUP / "memory.max"), _words(GROUP / "memory.current")
+    if limit and used and limit[0].isdigit():
+        free.append(int(limit[0]) - int(used[0]))
+    return max(1, min(int(cores), *(bytes // JOB_BYTES for bytes in free)))
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        return path.read_text().split()
+    except OSError:
+        return []
+
+
+class _Processes:
+    """The compiler processes that are running. They are killed if SIGTERM ends this process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.lock = threading.Lock()
+        self.running: set[subprocess.Popen] = set()
+        self.ending = False
+
+    def run(self, compiler: Words, arguments: list) -> None:
+        words = [*compiler, *map(str, arguments)]
+        with self.lock:
+            if self.ending:
+                raise Passing("the build has been ended")
+            process = subprocess.Popen(
+                words,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "TMPDIR": str(self.folder)},  # a folder that is removed later
+                start_new_session=True,  # a process group, so that its children can be killed, too
+            )
+            self.running.add(process)
+        _, errors = process.communicate()
+        with self.lock:
+            self.running.discard(process)
+        if process.returncode:
+            raise _failure(compiler, process.returncode, errors)
+
+    @contextlib.contextmanager
+    def ended_with_this_one(self) -> Iterator[None]:
+        """On SIGTERM, kill the compilers and let the caller clean up before the process ends."""
+        handles = threading.current_thread() is threading.main_thread()
+        handles = handles and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+        def end(*_) -> None:
+            raise _Terminated
+
+        if handles:
+            signal.signal(signal.SIGTERM, end)
+        try:
+            yield
+        except BaseException:
+            self._end()
+            raise
+        finally:
+            if handles:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def _end(self) -> None:
+        with self.lock:
+            self.ending = True
+            for process in self.running:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+
+
+class _Terminated(BaseException):
+    """SIGTERM arrived while compilers were running."""
+
+
+@contextlib.contextmanager
+def terminates() -> Iterator[None]:
+    """A context around `library` and the cleaning up after it: at its end, SIGTERM ends the process
+    if it arrived inside."""
+    try:
+        yield
+    except _Terminated:
+        signal.raise_signal(signal.SIGTERM)
+        raise SystemExit(128 + signal.SIGTERM) from None
+
+
+def _failure(compiler: Words, status: int, errors: str) -> KernelError:
+    lines = errors.strip().splitlines()
+    chosen = [line.strip() for line in lines if "error" in line] or lines[-1:]
+    reason = "; ".join(chosen[:2]) or f"it ended with status {status} and said nothing"
+    passing = status < 0 or any(word in errors for word in PASSING)
+    return _cannot_build(compiler, reason, Passing if passing else KernelError)
+
+
+def _cannot_build(
+    compiler: Words, reason: str, kind: type[KernelError] = KernelError
+) -> KernelError:
+    return kind(
+        f"{shlex.join(compiler)} cannot build the C++ kernels: {reason} "
+        "(CXX names another compiler; GCC 11 and clang 14 or newer will do)"
+    )

@@ -1,0 +1,173 @@
+"""The product of x with a transposed packed weight on the CPU, in C++. For a few rows of x, the
+weight is read once.
+
+    packed = pack(weight)                  # a ops.formats.Packed, or plain float weights
+    y = linear(x, packed, rows)
+
+It computes what ops.reference.linear computes. Activations are rounded to 8 bits only if the scheme
+says so. Otherwise they are multiplied as floats, or as integers of 16 bits (32 for float32). For
+many rows of bfloat16, with AMX, weights with several scales in a row are rounded to bfloat16.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from quantbench.errors import KernelError
+from quantbench.ops.cpu import build
+from quantbench.ops.formats import TABLES, Packed
+
+torch.library.define("quantbench::cpu_linear", "(Tensor x, Tensor packed, int rows) -> Tensor")
+torch.library.define(
+    "quantbench::cpu_pack_linear",
+    "(Tensor plane0, Tensor? plane1, Tensor? plane2, Tensor scale, Tensor? zero, Tensor? table, "
+    "str format, int columns, int bits, int scale_columns, float factor, int rounding) -> Tensor",
+)
+
+# Rows in a block, columns in a unit, most columns in a chunk, bytes of the header: linear/layout.h.
+ROWS, UNIT, LARGEST_CHUNK, HEADER = 16, 32, 256, 128
+ROUNDINGS = {None: 0, "int8": 1, "int8-asymmetric": 2}  # of activations, as the C++ numbers them
+_MOST = 2**23 - 1  # the integer for 1.0 in the tables of nf4 and bnb-fp4; the product stays exact
+# The value of one integer step in the inner loop, by format; 1 for formats that are not listed.
+_UNITS = {"fp6": 2.0**-4, "fp4": 2.0**-1, "nf4": 1 / _MOST, "bnb-fp4": 1 / _MOST}
+_SCALES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@torch.library.register_fake("quantbench::cpu_linear")
+def _(x, packed, rows):
+    return x.new_empty((x.shape[0], rows))
+
+
+@torch.library.register_fake("quantbench::cpu_pack_linear")
+def _(
+    plane0,
+    plane1,
+    plane2,
+    scale,
+    zero,
+    table,
+    format,
+    columns,
+    bits,
+    scale_columns,
+    factor,
+    rounding,
+):
+    """A tensor of as many bytes as geometry() in linear/pack.cpp computes."""
+    unit = UNIT * ROWS * (3 if format == "2:4" else bits) // 8
+    units = -(-columns // UNIT)
+    chunks = -(-units // max(1, scale_columns // UNIT)) if scale_columns else 0
+    scales = (
+        scale.itemsize * (1 if zero is None else 2) * ROWS * max(1, UNIT // (scale_columns or UNIT))
+    )
+    block = chunks * scales + units * unit + (0 if scale_columns else 4 * ROWS)
+    blocks = -(-plane0.shape[0] // ROWS)
+    return plane0.new_empty(HEADER + blocks * (-(-block // 64) * 64), dtype=torch.uint8)
+
+
+def linear(x: Tensor, packed: Tensor, rows: int) -> Tensor:
+    """x (…, K) → (…, N) in x's dtype, where N is `rows`; sums are float32, and rounded once.
+
+    x is float32, bfloat16 or float16. If `pack` was given an activation, x is rounded first.
+    Raises RuntimeError for another dtype, and for a tensor that `pack` did not make.
+    """
+    _ready()
+    flat = x.reshape(-1, x.shape[-1])
+    return torch.ops.quantbench.cpu_linear(flat, packed, rows).view(*x.shape[:-1], rows)
+
+
+@torch.compiler.assume_constant_result
+def _ready() -> bool:
+    """Load the C++ library, outside of what torch.compile traces."""
+    build.load()
+    return True
+
+
+def refuses(weight: Packed, columns: int) -> str | None:
+    """Why a weight with K = `columns` cannot be packed, or None."""
+    if weight.group_size != columns or weight.zero is not None:
+        if weight.group_size % 8:
+            return f"has groups of {weight.group_size} columns; the C++ kernel takes multiples of 8"
+        if weight.format in ("fp8", "2:4") and weight.group_size % 32:
+            return f"has groups of {weight.group_size} columns, no multiple of 32"
+    return None
+
+
+def pack(weight: Packed | Tensor, columns: int, activation: str | None = None) -> Tensor:
+    """A quantized or float (N, K) weight in the order in which the kernel reads it: (bytes,) uint8.
+
+    columns: K. activation: how the scheme rounds activations, "int8", "int8-asymmetric" or None.
+    On the meta device the result has the right shape, and no library is needed. Raises KernelError
+    for shapes that `refuses` rejects, and for weights or scales that are not finite.
+    """
+    if not (weight if isinstance(weight, Tensor) else weight.scale).is_meta:
+        build.load()
+    if isinstance(weight, Tensor):
+        ones = torch.ones(weight.shape[0], 1, device=weight.device)
+        weight = Packed([weight], ones, None, None, "dense", weight.itemsize * 8, columns)
+    elif reason := refuses(weight, columns):
+        raise KernelError(f"a weight {reason}")
+    scale, zero, scale_columns = _scales(weight, columns)
+    factor = _UNITS.get(weight.format, 1.0)
+    meta = weight.scale.is_meta
+    if weight.tensor_scale is not None and not meta:
+        factor *= float(weight.tensor_scale)
+    if not meta:
+        _check_finite(weight.planes[0], scale, zero, torch.tensor(factor))
+    table = None
+    if weight.format in ("nf4", "bnb-fp4"):
+        table = (torch.tensor(TABLES[weight.format]) * _MOST).round().to(scale.device, torch.int32)
+    planes = [plane.contiguous() for plane in weight.planes]
+    return torch.ops.quantbench.cpu_pack_linear(
+        *(planes + [None, None])[:3],
+        scale.contiguous(),
+        None if zero is None else zero.contiguous(),
+        table,
+        weight.format,
+        columns,
+        weight.bits,
+        scale_columns,
+        factor,
+        ROUNDINGS[activation],
+    )
+
+
+def _scales(weight: Packed, columns: int) -> tuple[Tensor, Tensor | None, int]:
+    """Scales, zeros, and how many columns share one of them in the packed weight; 0 for a scale per
+    row.
+
+    Scales of 8 bits are converted to bfloat16, which holds them exactly.
+    """
+    if weight.group_size == columns and weight.zero is None:
+        return weight.scale.float(), None, 0
+    each = math.gcd(weight.group_size, LARGEST_CHUNK)
+    if each >= 32:  # the largest that divides a group
+        each = max(c for c in range(32, LARGEST_CHUNK + 1, 32) if weight.group_size % c == 0)
+    else:
+        each = min(each, 16)
+    dtype = weight.scale.dtype if weight.scale.dtype in _SCALES else torch.bfloat16
+    if weight.zero is not None:
+        dtype = torch.promote_types(dtype, weight.zero.dtype)
+    repeats = weight.group_size // each
+
+    def spread(values: Tensor) -> Tensor:
+        return values.to(dtype).repeat_interleave(repeats, 1)
+
+    return spread(weight.scale), None if weight.zero is None else spread(weight.zero), each
+
+
+def _check_finite(*tensors: Tensor | None) -> None:
+    for tensor in tensors:
+        if tensor is None or not tensor.is_floating_point():
+            continue
+        if tensor.dtype == torch.float8_e4m3fn:  # as integers: no copy that is four times as large
+            broken = any(
+                ((rows.view(torch.uint8) & 127) == 127).any() for rows in tensor.split(1024)
+            )
+        else:
+            wide = tensor.float() if tensor.itemsize == 1 else tensor
+            total = wide.sum(dtype=torch.float32)
+            broken = not total.isfinite() and not wide.isfinite().all()
+        if broken:
+            raise KernelError("weights or their scales are NaN or infinite")

@@ -1,0 +1,47 @@
+"""The formats in which a KV cache stores keys and values, and in which decode attention reads them.
+
+    dense   (B, K, T, D) numbers of the model's dtype
+    int8    int8 codes (B, K, T, D), one scale (B, K, T, 1): code · scale
+    fp8     float8_e4m3fn numbers (B, K, T, D), one scale (B, K, T, 1)
+    int4    two codes a byte, (B, K, T, D / 2) uint8, the first in the low bits, and a scale for
+            every 32 of head_dim, (B, K, T, D / 32): (code - 8) · scale
+
+for B rows, K key/value heads, T slots and D head_dim; scales have the model's dtype. A slot holds
+one position; the cache decides which (kv_cache/).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quantbench.ops.packing import unpack
+
+INT4_GROUP = 32  # numbers of a head that share a scale
+READ_BY_KERNELS = ("dense", "int8", "fp8", "int4")  # formats that the C++ and Triton kernels read
+WRITTEN_BY_STEPS = ("dense", "int8", "fp8", "int4")  # that C++ writes: cpu/src/step/caches.h
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The keys, or the values, of one layer as they are stored."""
+
+    codes: Tensor
+    scale: Tensor | None  # None for dense
+    format: str  # dense, int8, fp8 or int4; another one is codes · scale
+
+    def slots(self, begin: int, end: int) -> "Stored":
+        """The slots from `begin` up to `end`, without copying."""
+        scale = None if self.scale is None else self.scale[:, :, begin:end]
+        return Stored(self.codes[:, :, begin:end], scale, self.format)
+
+
+def dequantize(stored: Stored, dtype: torch.dtype = torch.float32) -> Tensor:
+    """The numbers (B, K, T, D) in `dtype`, multiplied in float32 and rounded once."""
+    if stored.scale is None:
+        return stored.codes.to(dtype)
+    if stored.format != "int4":
+        return (stored.codes.float() * stored.scale.float()).to(dtype)
+    numbers = unpack([stored.codes], 4).float() - 8
+    groups = numbers.unflatten(-1, (-1, INT4_GROUP))
+    return (groups * stored.scale.float()[..., None]).flatten(-2).to(dtype)

@@ -1,0 +1,233 @@
+"""Attention of a chunk of a prompt to the positions before it, and to the chunk itself.
+
+The earlier positions are in a cache. On the CPU the C++ kernel of decode attention reads them as
+they are stored; to it the chunk's positions are so many more queries. On other devices, and without
+that kernel, the cache is dequantized in blocks, which flash attention reads where there is one. So
+the memory needed grows with the chunk's size times a block's, not with the cache's. The results for
+all parts are joined by the logarithms of their softmax denominators (Milakov and Gimelshein 2018;
+Dao et al. 2022, section 3.1).
+"""
+
+import math
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quantbench.ops.attention import choose
+from quantbench.ops.kv import Stored, dequantize
+
+BLOCK = 4096  # positions that are dequantized at a time
+
+
+def chunk_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    past_key: Stored,
+    past_value: Stored,
+    start: int,
+    window: int | None = None,
+) -> Tensor:
+    """Causal attention of S queries at positions start, start + 1, …
+
+    query (B, H, S, D), key and value (B, K, S, D) in query's dtype, H a multiple of K. The past
+    (B, K, T, …) holds position p < start in slot p % T, the last T of them if there are more. With
+    a `window` a query sees only the last `window` positions, its own included. Returns (B, H, S, D)
+    in query's dtype.
+
+    It is an opaque op, because the number of blocks is known only when it runs.
+    """
+    return torch.ops.quantbench.chunk_attention(
+        query,
+        key,
+        value,
+        past_key.codes,
+        past_key.scale,
+        past_value.codes,
+        past_value.scale,
+        past_key.format,
+        start,
+        window,
+    )
+
+
+@torch.library.custom_op(
+    "quantbench::chunk_attention",
+    mutates_args=(),
+    schema="(Tensor query, Tensor key, Tensor value, Tensor past_key, Tensor? key_scale, "
+    "Tensor past_value, Tensor? value_scale, str format, SymInt start, SymInt? window) -> Tensor",
+)
+def _chunk_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    past_key: Tensor,
+    key_scale: Tensor | None,
+    past_value: Tensor,
+    value_scale: Tensor | None,
+    format: str,
+    start: int,
+    window: int | None,
+) -> Tensor:
+    B, H, S, D = query.shape
+    K = key.shape[1]
+    if start == 0 and query.device.type != "cpu" and (window is None or S <= window):
+        return F.scaled_dot_product_attention(
+            query, key, value, is_causal=True, enable_gqa=H > K
+        ).contiguous()
+    # The query heads that share a key head are folded into the positions, so no key is repeated.
+    folded = query.reshape(B, K, H // K * S, D)
+    if _card_takes(query) and (window is None or S <= window):
+        sides = (side.repeat_interleave(H // K, 1) for side in (key, value))  # only the chunk's
+        own, denominator = _flash_on_card(query, *sides, is_causal=True)
+        own, denominator = own.reshape(folded.shape), denominator.reshape(folded.shape[:-1])
+    else:
+        own, denominator = _attention(folded, key, value, _causal(S, window, query.device))
+    output = own.float()
+    past = Stored(past_key, key_scale, format), Stored(past_value, value_scale, format)
+    for more, further in _over_past(folded, *past, start, S, window):
+        total = torch.logaddexp(denominator, further)
+        output = output * (denominator - total).exp()[..., None]
+        output += more.float() * (further - total).exp()[..., None]
+        denominator = total
+    return output.to(query.dtype).reshape(B, H, S, D).contiguous()
+
+
+@_chunk_attention.register_fake
+def _(query, key, value, past_key, key_scale, past_value, value_scale, format, start, window):
+    return query.new_empty(query.shape)
+
+
+def _over_past(
+    query: Tensor, key: Stored, value: Stored, start: int, S: int, window: int | None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Attention of query (B, K, G · S, D), at S positions from `start` on, to the earlier
+    positions.
+
+    Yields for one part of these positions after another the output (B, K, G · S, D) and the
+    logarithm of the softmax denominator (B, K, G · S).
+    """
+    T = key.codes.shape[2]
+    oldest = start - min(start, T)
+    seen_by_all = oldest  # the first position that is in the window of every query
+    if window is not None:
+        oldest = max(oldest, start + 1 - window)
+        seen_by_all = min(max(oldest, start + S - window), start)
+    end = start  # positions before it are dequantized
+    if seen_by_all < start and _reads_codes(query, key.format):
+        end = seen_by_all
+        yield _over_slots(query, key, value, seen_by_all % T, start - seen_by_all)
+    for keys, values, begin in _blocks(key, value, oldest, end, query.dtype):
+        mask = None
+        if window is not None and begin < seen_by_all:
+            positions = torch.arange(begin, begin + keys.shape[2], device=query.device)
+            mask = _within(positions, start, S, window)
+        yield _attention(query, keys, values, mask)
+
+
+def _reads_codes(query: Tensor, format: str) -> bool:
+    """Whether there is a kernel that reads the cache as it is stored; it takes any number of
+    queries per key head."""
+    return choose(query.device, query.shape[-1], 1, query.dtype, format).name == "cpu"
+
+
+def _over_slots(
+    query: Tensor, key: Stored, value: Stored, first: int, count: int
+) -> tuple[Tensor, Tensor]:
+    """Attention of query (B, K, N, D), and the logarithm of its softmax's denominator (B, K, N),
+    over the slots (first + i) % T for i < count, by the C++ kernel."""
+    from quantbench.ops.cpu.attention import past_attention
+
+    B, K, N, D = query.shape
+    slots = (torch.full((B,), number) for number in (first, count))
+    output, denominator = past_attention(query.reshape(B, K * N, D), key, value, *slots)
+    return output.view(B, K, N, D), denominator.view(B, K, N)
+
+
+def _blocks(
+    key: Stored, value: Stored, begin: int, end: int, dtype: torch.dtype
+) -> Iterator[tuple[Tensor, Tensor, int]]:
+    """Keys and values of the positions from `begin` up to `end` in blocks, and each block's first
+    position."""
+    T = key.codes.shape[2]
+    while begin < end:
+        slot = begin % T
+        count = min(BLOCK, end - begin, T - slot)
+        sides = (dequantize(side.slots(slot, slot + count), dtype) for side in (key, value))
+        yield *sides, begin
+        begin += count
+
+
+def _causal(S: int, window: int | None, device: torch.device) -> Tensor:
+    """(S, S): which positions of the chunk each of its queries sees."""
+    positions = torch.arange(S, device=device)
+    mask = positions <= positions[:, None]
+    if window is not None:
+        mask &= positions > positions[:, None] - window
+    return mask
+
+
+def _within(positions: Tensor, start: int, S: int, window: int) -> Tensor:
+    """(S, N): which of N earlier positions are in the window of each query."""
+    own = torch.arange(start, start + S, device=positions.device)
+    return positions > own[:, None] - window
+
+
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Attention of query (B, K, G · S, D), and the logarithm of its softmax's denominator
+    (B, K, G · S), over key and value (B, K, N, D). A mask (S, N) holds for each of the G heads."""
+    if mask is None and _card_takes(query):
+        return _flash_on_card(query, key, value, is_causal=False)
+    if mask is not None:
+        mask = mask.repeat(query.shape[2] // mask.shape[0], 1)
+    return (_flash if query.device.type == "cpu" else _plain)(query, key, value, mask)
+
+
+def _flash(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Attention of a prompt on the CPU."""
+    bias = None
+    if mask is not None:
+        bias = torch.zeros(mask.shape, dtype=query.dtype).masked_fill_(~mask, -math.inf)
+    output, denominator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, attn_mask=bias
+    )
+    if mask is not None:  # the op returns 0 for a query that attends to no position
+        denominator = denominator.masked_fill(~mask.any(-1), -math.inf)
+    return output, denominator
+
+
+def _card_takes(query: Tensor) -> bool:
+    """Whether torch's flash attention for CUDA takes these queries: from compute capability 8.0 on,
+    16-bit dtypes, head dims up to 256 that are multiples of 8."""
+    device, D = query.device, query.shape[-1]
+    if device.type != "cuda" or query.dtype == torch.float32 or D % 8 or D > 256:
+        return False
+    if torch.version.hip is not None or not torch.backends.cuda.is_flash_attention_available():
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def _flash_on_card(
+    query: Tensor, key: Tensor, value: Tensor, is_causal: bool
+) -> tuple[Tensor, Tensor]:
+    """On a card, as many key heads as query heads and no mask. Scores stay on the chip; those of
+    `_plain` are as large as the chunk times the block, for each head, several times over."""
+    output, denominator, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
+        query, key, value, is_causal=is_causal
+    )
+    return output, denominator
+
+
+def _plain(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """On any device. Scores are float32: in 16 bits they could overflow, and the rounding error of
+    a large score would change its weight noticeably."""
+    scores = (query.float() / math.sqrt(query.shape[-1])) @ key.float().mT
+    if mask is not None:
+        scores = scores.masked_fill_(~mask, -math.inf)
+    denominator = scores.logsumexp(-1)
+    weights = (scores - denominator[..., None]).exp().nan_to_num(nan=0.0)
+    return weights.to(value.dtype) @ value, denominator

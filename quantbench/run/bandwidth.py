@@ -1,0 +1,51 @@
+"""How fast this device reads memory: the speed limit of decoding one row."""
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from quantbench import devices
+from quantbench.errors import KernelError
+from quantbench.ops.cpu import bandwidth as cpu
+
+BYTES = 1 << 30  # read in each measurement; with 256 MB, a cache of 480 MB kept a part of them
+REPEATS = 3  # readings, of which `measure` returns the median
+TORCH, OURS = "torch.amax", "quantbench::cpu_read"  # the ops that can read
+
+
+class Bandwidth:
+    """Reads a block of memory larger than any cache; on the CPU with all of torch's threads.
+
+    probe: the op that reads. caveat: why it does not reach the memory's speed, or None. On the CPU
+    torch's own loop is slower than the C++ one, so that decoding near the limit would seem to
+    exceed it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.block = torch.ones(BYTES // 4, dtype=torch.int32, device=device)
+        self.read: Callable[[torch.Tensor], object] = torch.amax
+        self.probe, self.caveat = TORCH, None
+        if device.type == "cpu":
+            try:
+                cpu.read(self.block)
+                self.read, self.probe = cpu.read, OURS
+            except KernelError as error:
+                self.caveat = (
+                    f"memory bandwidth was measured with {TORCH}, which is slower than the memory: "
+                    f"{error}; shares of the limit are left out"
+                )
+
+    def measure(self) -> float:
+        """Bytes per second: the median of REPEATS readings."""
+        return statistics.median(self.once() for _ in range(REPEATS))
+
+    def once(self) -> float:
+        """Bytes per second, of one reading."""
+        devices.synchronize(self.device)
+        started = time.perf_counter()
+        self.read(self.block)
+        devices.synchronize(self.device)
+        return BYTES / (time.perf_counter() - started)

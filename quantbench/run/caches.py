@@ -1,0 +1,33 @@
+"""The KV caches of a model's layers, and the kernel that attends over them."""
+
+import torch
+
+from quantbench.kv_cache.base import KVCache
+from quantbench.models.config import ModelConfig
+from quantbench.ops import attention
+
+
+def attention_of(
+    kind: type[KVCache], config: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> attention.Choice:
+    """The kernel for a model's attention over such caches, and why it is no faster one."""
+    group = config.num_heads // config.num_kv_heads
+    return attention.choose(device, config.head_dim, group, dtype, kind.format)
+
+
+def of_layers(
+    kind: type[KVCache],
+    config: ModelConfig,
+    rows: int,
+    positions: int,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    kernel: str,
+    layers: int | None = None,
+) -> list[KVCache]:
+    """An empty cache for each layer. kernel: a name of `attention_of`. layers: all if not given."""
+    heads, window = config.num_kv_heads, config.sliding_window
+    return [
+        kind(rows, heads, positions, config.head_dim, dtype, device, window, kernel)
+        for _ in range(layers or config.num_layers)
+    ]

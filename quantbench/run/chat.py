@@ -1,0 +1,109 @@
+"""A conversation on the terminal, for --interactive."""
+
+import re
+import time
+from collections.abc import Callable, Iterator
+
+import click
+import torch
+
+from quantbench.cli import say
+from quantbench.models.chat import template_for
+from quantbench.models.tokenizer import Tokenizer, stream
+from quantbench.run.generation import Generates
+from quantbench.run.plan import Plan
+from quantbench.text import counted
+
+COMMAND = re.compile("/[a-z]+")  # a line of one word; anything else is for the model
+HELP = "/reset forgets the conversation, /help shows this, Ctrl-D ends it"
+
+
+def chat(plan: Plan, generator: Generates) -> None:
+    """Converse with the plan's model on the terminal."""
+
+    def next_tokens(ids: list[int], start: int) -> Iterator[int]:
+        prompt = torch.tensor([ids], device=plan.device)
+        return (int(token) for token in generator.stream(prompt, start))
+
+    torch.manual_seed(plan.config.seed)
+    longest = plan.config.max_new_tokens
+    converse(next_tokens, plan.tokenizer, plan.name, plan.cache_size, longest)
+
+
+def converse(
+    next_tokens: Callable[[list[int], int], Iterator[int]],
+    tokenizer: Tokenizer,
+    name: str,
+    cache_size: int,
+    max_new_tokens: int,
+) -> None:
+    """Read a line and print the answer while it is generated, until end of input or a full context.
+
+    next_tokens: called with token ids and the position of the first; stores them in the cache and
+    yields the tokens that follow. name: the model's, which decides its chat template.
+    cache_size: positions. max_new_tokens: at most so many for each answer.
+    A model without a chat template continues the text instead of answering. After each answer it
+    says how many tokens came how fast. Lines that COMMAND matches are commands.
+    """
+    template = template_for(tokenizer, name)
+    stop = template.stop_ids(tokenizer) if template else tokenizer.eos_ids
+    if template is None:
+        say(f"{name} has no known chat template, so it continues the text that you write")
+    say(HELP)
+    start = 0  # the next free position
+    unread: list[int] = []  # the last token printed, until the cache holds it
+    while True:
+        try:
+            line = input("> ")
+        except EOFError:
+            say("")
+            return
+        if COMMAND.fullmatch(line.strip()):
+            if line.strip() == "/reset":
+                start, unread = 0, []
+                say("Forgotten: the next line begins a new conversation")
+            else:
+                say(HELP)
+            continue
+        first = start == 0
+        if template:
+            turn = template.encode_turn(tokenizer, line, first)
+        else:
+            turn = tokenizer.encode(line, bos=first)
+        ids = [*unread, *turn]
+        room = min(cache_size - start - len(ids), max_new_tokens)
+        if room < 1:
+            say(
+                f"The context is full: it has {cache_size} positions; --cache_size gives it more, "
+                "and /reset begins anew"
+            )
+            if start == 0:  # not even this line fits
+                return
+            continue
+        if not ids:
+            continue
+        text = stream(tokenizer, () if template else ids)
+        start, unread = start + len(ids), []
+        arrivals = [time.perf_counter()]
+        for token in next_tokens(ids, start - len(ids)):
+            arrivals.append(time.perf_counter())
+            if token in stop:
+                break
+            start, unread = start + len(unread), [token]
+            click.echo(text.push(token), nl=False)
+            room -= 1
+            if room == 0:
+                break
+        click.echo(text.flush())
+        say(rate(arrivals))
+
+
+def rate(arrivals: list[float]) -> str:
+    """How fast an answer came. arrivals: when its line was sent, and when each token came."""
+    tokens = len(arrivals) - 1
+    if tokens == 0:
+        return "no token"
+    said = f"{counted(tokens, 'token')}, the first after {arrivals[1] - arrivals[0]:.2f} s"
+    if tokens == 1:
+        return said
+    return f"{said}, then {(tokens - 1) / (arrivals[-1] - arrivals[1]):.1f} tok/s"

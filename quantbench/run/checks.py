@@ -1,0 +1,195 @@
+"""Checks of a run's options that need no torch, so that a mistake is reported at once.
+
+    check(config)           # raises UsageError, LogError or CheckpointError, one line
+    check_options(config)   # the same without the outputs, for commands that write others
+
+Outputs are examined, not changed: a run that fails later leaves them as they were.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from quantbench import files
+from quantbench.errors import CheckpointError, UsageError
+from quantbench.log import log
+from quantbench.log.config import RunConfig
+from quantbench.log.record import held_name
+from quantbench.models.checkpoints.names import SAVED
+from quantbench.quantize.spec import Selection, Spec, parse
+from quantbench.run.launch import place
+
+DEFAULT = RunConfig()
+EXPERTS = ("expert_placement", "expert_policy", "expert_prefetch", "expert_folder")
+FILES = ("write_result", "output_json_path", "profile", "memory_profile")
+INPUTS = ("checkpoint_path", "calibration_text", "expert_placement")
+# Options that would have no effect if the first one is given, and are refused therefore.
+IGNORED = {
+    "interactive": (
+        *("prompt", "prefill_size", "context_depth", "output_json_path"),
+        *("profile", "memory_profile", "dry_run"),
+    ),
+    "dry_run": ("output_json_path", "profile", "memory_profile", "save"),
+    "prefill_size": ("prompt",),
+}
+# The beginning of the message for a pair of options, if it is not "--A goes without it: leave out".
+INSTEAD = {
+    ("interactive", "context_depth"): "--interactive begins at the beginning: leave out",
+    ("prefill_size", "prompt"): "--prefill_size is a random prompt: leave it out, or",
+}
+
+
+# Options that only some schemes take: whether one does, by its name, and what to say of another.
+OF_SCHEMES: Mapping[str, tuple[Callable[[str], bool], str]] = {
+    "calibration_text": (
+        lambda scheme: scheme.startswith("autoquant") or "wanda" in scheme,
+        "--calibration_text: {} is not calibrated; sparse-marlin-wanda and autoquant are",
+    ),
+    "min_sqnr": (
+        lambda scheme: scheme.startswith("autoquant"),
+        "--min_sqnr is for --quantization autoquant; given: {}",
+    ),
+}
+
+
+def check(config: RunConfig) -> Spec | Selection:
+    """Check the options of a run; returns the scheme that --quantization names.
+
+    Raises UsageError for options that contradict each other, LogError or CheckpointError for an
+    output that cannot be written.
+    """
+    spec = check_options(config)
+    if not (config.interactive or config.dry_run):
+        _check_outputs(config)
+    return spec
+
+
+def check_options(config: RunConfig) -> Spec | Selection:
+    """Check all but the outputs; returns the scheme that --quantization names.
+
+    Raises UsageError, or LogError for a folder that cannot be written.
+    """
+    spec = parse(config.quantization)
+    for name in unused(config):
+        raise UsageError(OF_SCHEMES[name][1].format(spec))
+    _refuse_ignored(config)
+    _check_ranks(config)
+    _check_experts(config)
+    if config.interactive and config.batch_size != 1:
+        raise UsageError("--interactive holds one conversation: leave --batch_size at 1")
+    check_inputs(config)
+    return spec
+
+
+def unused(config: RunConfig) -> list[str]:
+    """The options of OF_SCHEMES that are given, and that the scheme does not take."""
+    scheme = str(parse(config.quantization))
+    return [
+        name
+        for name, (takes, _) in OF_SCHEMES.items()
+        if getattr(config, name) != getattr(DEFAULT, name) and not takes(scheme)
+    ]
+
+
+def check_inputs(config: RunConfig) -> None:
+    """Raise UsageError for a text that cannot be read."""
+    if config.calibration_text:
+        files.read_text("--calibration_text", config.calibration_text)
+
+
+def _check_ranks(config: RunConfig) -> None:
+    where = place()
+    if where is not None and config.tp != 1:
+        raise UsageError(
+            f"--tp {config.tp}: torchrun has started {where.size} ranks; leave out --tp"
+        )
+    if config.tp == 1:
+        return
+    for option in ("interactive", "dry_run"):
+        if getattr(config, option):
+            raise UsageError(f"--{option} runs in one process: leave out --tp {config.tp}")
+
+
+def _check_experts(config: RunConfig) -> None:
+    given = [name for name in EXPERTS if getattr(config, name) != getattr(DEFAULT, name)]
+    if config.expert_memory is None and given:
+        raise UsageError(
+            f"--{given[0]}: there is no second tier of memory: --expert_memory says how many "
+            "experts the fast one holds"
+        )
+    if config.expert_memory is not None and config.tp > 1:
+        raise UsageError("--expert_memory is for one process: leave out --tp")
+    if config.expert_folder is not None:
+        files.check_folder("--expert_folder", config.expert_folder)
+
+
+def check_name(config: RunConfig, name: str) -> None:
+    """Raise UsageError for a model whose name no log line can hold: its result would be lost."""
+    if not (config.interactive or config.dry_run) and not held_name(name):
+        raise UsageError(
+            f"--checkpoint_path: the model is named {name!r}, which no log line can hold; rename "
+            "its folder, or make a link to it"
+        )
+
+
+def _refuse_ignored(config: RunConfig) -> None:
+    for option, ignored in IGNORED.items():
+        if getattr(config, option) == getattr(DEFAULT, option):
+            continue
+        for name in ignored:
+            if getattr(config, name) != getattr(DEFAULT, name):
+                because = INSTEAD.get((option, name), f"--{option} goes without it: leave out")
+                raise UsageError(f"{because} --{name}")
+
+
+def _check_outputs(config: RunConfig) -> None:
+    given = {name: getattr(config, name) for name in FILES if getattr(config, name)}
+    if config.write_result == "none":
+        del given["write_result"]
+    for path in given.values():
+        log.check_writable(path)
+    if config.save:
+        check_save(config.save)
+    _refuse_coinciding(config, given)
+    log.check(config.write_result)
+    if config.output_json_path:
+        log.check_json_kind(config.output_json_path)
+    for name in ("profile", "memory_profile"):
+        files.check_output(f"--{name}", getattr(config, name), _is_trace, "trace")
+
+
+def _refuse_coinciding(config: RunConfig, given: dict[str, str]) -> None:
+    named = {f"--{name}": getattr(config, name) for name in INPUTS}
+    inputs = {name: path for name, path in named.items() if path and os.path.lexists(path)}
+    files.refuse_coinciding({f"--{name}": path for name, path in given.items()}, inputs)
+    for option in ("save", "expert_folder"):
+        folder = getattr(config, option)
+        for name, path in given.items() if folder else ():
+            files.refuse_folder(f"--{name}", path, f"--{option}", folder)
+            if option == "save" and _real(path).is_relative_to(_real(folder)):
+                raise UsageError(
+                    f"--{name} {path} lies in the folder of --save, which holds a model"
+                )
+
+
+def _real(path: str) -> Path:
+    return Path(os.path.realpath(path))
+
+
+def _is_trace(head: bytes) -> bool:
+    """Whether a file begins as a trace of torch's profiler, compressed or not, or as a memory
+    snapshot of CUDA."""
+    trace = files.is_json(head) and (b'"schemaVersion"' in head or b'"traceEvents"' in head)
+    return trace or head.startswith((b"\x1f\x8b", b"\x80"))
+
+
+def check_save(folder: str) -> None:
+    """Raise CheckpointError or LogError unless a model can be saved there: the folder must be new,
+    or empty, or hold an unfinished save."""
+    path = Path(folder)
+    with files.named("--save", folder, CheckpointError):
+        if os.path.lexists(folder):
+            if any(path.iterdir()) and not (path / f"{SAVED}.unfinished").is_file():
+                raise CheckpointError(f"--save {folder}: the folder is not empty; give a new one")
+            return
+    files.check_folder("--save", folder)

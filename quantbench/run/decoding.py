@@ -1,0 +1,482 @@
+"""How a decoding step is carried out: by the model's modules, or by C++ ops that fuse them.
+
+    cpu-step     the whole step in one op: tokens to logits
+    cpu-stack    all layers in one op; the embedding and the output by their modules
+    cpu-layer    one layer in three ops: what precedes attention, attention, what follows it
+    modules      the readable model, compiled or not
+
+    decoder = choose("auto", model, caches, rows=1)
+    logits = decoder.step(tokens, position)     # (B, 1), (1,) -> (B, V)
+    decoder.name, decoder.reason                # "cpu-stack", "the embedding is quantized"
+
+The ops implement models/llama.py a second time. So each refuses a model with any part that it does
+not know (`why_not_fused`).
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from quantbench.errors import KernelError
+from quantbench.experts.fused import Fused
+from quantbench.experts.layer import TieredLayer
+from quantbench.experts.tiers import tiers_of
+from quantbench.kv_cache import CACHES
+from quantbench.kv_cache.base import KVCache
+from quantbench.log.config import RunConfig
+from quantbench.models.config import ModelConfig
+from quantbench.models.llama import (
+    Attention,
+    Block,
+    FeedForward,
+    Transformer,
+    frequencies,
+    rotation,
+)
+from quantbench.models.mixtral import JointNorm, Mixtral, MixtureOfExperts
+from quantbench.ops.cpu import build, step
+from quantbench.ops.kv import WRITTEN_BY_STEPS
+from quantbench.quantize.across import RoundedAcross
+from quantbench.quantize.cpu import PackedLinear
+from quantbench.quantize.kernel import fused_weight
+
+# The fields of ModelConfig that the C++ ops implement. They refuse a model in which any other field
+# differs from its default.
+UNDERSTOOD = {
+    *("name", "architecture", "dim", "num_layers", "num_heads", "num_kv_heads", "head_dim"),
+    *("ffn_dim", "vocab_size", "max_position", "norm_eps", "rope_theta", "rope_scaling"),
+    *("sliding_window", "tie_embeddings", "qkv_bias", "attention_out_bias", "mlp_bias", "qk_norm"),
+    *("joint_qk_norm", "mixture"),
+}
+
+
+class Decoder(Protocol):
+    """One decoding step of a model over its caches."""
+
+    name: str  # a key of DECODERS
+    reason: str | None  # why it is not cpu-step; None if it is
+    one_op: bool  # whether a step is a single op: then torch.compile would only add its overhead
+
+    def step(self, tokens: Tensor, position: Tensor) -> Tensor:
+        """Logits (B, V) of the next tokens, after tokens (B, 1) at position (1,); both int64."""
+
+
+def choose(
+    name: str, model: Transformer, caches: Sequence[KVCache], rows: int, compiled: bool = False
+) -> Decoder:
+    """The decoder of that name; "auto": the fastest that supports the model, the caches and `rows`.
+
+    rows: the batch size. compiled: whether torch.compile will compile the step. Raises KernelError,
+    with the reason, for a decoder that does not support them.
+    """
+    _, make = DECODERS[name_of(name, model, caches, rows)]
+    return make(model, list(caches), why_not_fused(model, caches, rows), compiled)
+
+
+def name_of(name: str, model: Transformer, caches: Sequence[KVCache], rows: int) -> str:
+    """The name of the decoder that `choose` makes. The model and the caches may be on the meta
+    device, where they stand for a model on the CPU."""
+    for candidate, (refuses, _) in DECODERS.items():
+        if name not in ("auto", candidate):
+            continue
+        refusal = refuses(model, caches, rows)
+        if refusal is None:
+            return candidate
+        if name != "auto":
+            raise KernelError(f"--decoder {name}: {refusal}; auto takes what can run")
+    raise KernelError(f"--decoder {name}: there are auto, {', '.join(DECODERS)}")
+
+
+def compiles_anyway(config: RunConfig, architecture: ModelConfig, device: torch.device) -> bool:
+    """Whether a run will compile something, as far as can be said before its weights are read.
+
+    Neither a step that is one op (cpu-step) nor a mixture of experts is ever compiled, whatever
+    --compile says.
+    """
+    if architecture.mixture is not None:
+        return False
+    one_op_is_possible = (
+        device.type == "cpu"
+        and config.decoder in ("auto", CpuStep.name)
+        and config.kv_cache in WRITTEN_BY_STEPS
+        and config.batch_size <= step.MAX_FUSED_ROWS
+        and _unknown_field(architecture) is None
+    )
+    return config.compile_prefill or (config.compile and not one_op_is_possible)
+
+
+def may_be_fused(layer: nn.Module) -> bool:
+    """Whether cpu-step may take a layer that was just loaded; another one may still refuse."""
+    if isinstance(layer, nn.Linear):
+        return fused_weight(layer) is not None
+    return not isinstance(layer, nn.Embedding) or type(layer.weight.data) is Tensor
+
+
+# ---------------------------------------------------------------------------------- what refuses
+
+
+def why_not_fused(model: Transformer, caches: Sequence[KVCache], rows: int) -> str | None:
+    """The first reason why the whole step cannot be one op (cpu-step), or None if it can."""
+    return _why_not_stack(model, caches, rows) or _why_not_ends(model)
+
+
+def _why_not_layer(model: Transformer, caches: Sequence[KVCache], rows: int) -> str | None:
+    if model.config.mixture is not None:
+        return "the layers have a mixture of experts, and the ops for one layer know none"
+    return _why_not_any(model, caches, rows)
+
+
+def _why_not_any(model: Transformer, caches: Sequence[KVCache], rows: int) -> str | None:
+    if model.split is not None and not model.split.ranks.memory:
+        return "the ranks share no memory, and the op sums through it"
+    device = model.tok_embeddings.weight.device.type
+    if device not in ("cpu", "meta"):  # meta: shapes that stand for weights on the CPU
+        return f"the model is on {device}, and the op is C++ for the CPU"
+    # On the meta device a run is only planned, and nothing is built.
+    if reason := build.refusal() if device == "cpu" else build.unavailable():
+        return reason
+    if type(model) not in (Transformer, Mixtral):
+        return f"the model is a {type(model).__name__}, and the op computes a Transformer"
+    if rows > step.MAX_FUSED_ROWS:
+        return f"there are {rows} rows, and the op is for {step.MAX_FUSED_ROWS} at most"
+    if reason := _unknown_field(model.config):
+        return reason
+    for number, layer in enumerate(model.layers):
+        if reason := _unknown_part(layer, model.config.norm_eps):
+            return f"layers.{number}{reason}"
+    if any(cache.kernel != "cpu" for cache in caches):
+        return f"attention over the KV cache runs on {caches[0].kernel}, not on the C++ kernel"
+    return None
+
+
+def _why_not_stack(model: Transformer, caches: Sequence[KVCache], rows: int) -> str | None:
+    if reason := _why_not_any(model, caches, rows):
+        return reason
+    for cache in caches:
+        # A class of its own may encode in its own way, whatever the format in which it is read.
+        known = cache.format in WRITTEN_BY_STEPS and type(cache) is CACHES.get(cache.format)
+        if not known or cache.format != caches[0].format:
+            return f"the KV cache is a {type(cache).__name__}, which the op cannot write"
+    return None
+
+
+def _why_not_ends(model: Transformer) -> str | None:
+    table = model.tok_embeddings
+    if type(table) is not nn.Embedding or type(table.weight.data) is not Tensor:
+        return "the embedding is quantized"
+    if reason := _not_this_norm(model.norm, model.config.norm_eps):
+        return f"norm{reason}"
+    if fused_weight(model.output) is None:
+        return f"output{_not_in_cpp(model.output)}"
+    return "output has a bias" if model.output.bias is not None else None
+
+
+def _unknown_field(config: ModelConfig) -> str | None:
+    for field in dataclasses.fields(config):
+        if field.name not in UNDERSTOOD and getattr(config, field.name) != field.default:
+            return f"the op does not know what {field.name} means, which the model has"
+    return None
+
+
+def _unknown_part(layer: nn.Module, epsilon: float) -> str | None:
+    """The first part of a layer that is not as in models/llama.py: its name, and what it is."""
+    if type(layer) is not Block:
+        return f" is a {type(layer).__name__}, no Block"
+    if type(layer.attention) is not Attention:
+        return f".attention is a {type(layer.attention).__name__}, no Attention"
+    ffn: nn.Module = layer.feed_forward
+    if isinstance(ffn, MixtureOfExperts):
+        if reason := _unknown_experts(ffn):
+            return f".feed_forward{reason}"
+    elif type(ffn) is not FeedForward:
+        return f".feed_forward is a {type(ffn).__name__}, no FeedForward"
+    for name in ("attention_norm", "ffn_norm", "attention.q_norm", "attention.k_norm"):
+        norm = layer.get_submodule(name)
+        absent = name.startswith("attention.") and type(norm) is nn.Identity
+        joint = isinstance(norm, JointNorm) and norm.ranks.size == 1 and norm.epsilon == epsilon
+        if not absent and not joint and (reason := _not_this_norm(norm, epsilon)):
+            return f".{name}{reason}"
+    networks = [f"feed_forward.experts.{i}" for i in range(len(getattr(ffn, "experts", ())))]
+    networks += ["feed_forward.shared"] if hasattr(ffn, "shared") else []
+    networks = networks or ["feed_forward"]
+    matrices = [f"{network}.{name}" for network in networks for name in ("w13", "w2")]
+    for name in ("attention.wqkv", "attention.wo", *matrices):
+        linear = layer.get_submodule(name)
+        if fused_weight(linear) is None:
+            return f".{name}{_not_in_cpp(linear)}"
+    return None
+
+
+def _unknown_experts(mixture: MixtureOfExperts) -> str | None:
+    for matrix in ("w13", "w2"):
+        layers = [expert.get_submodule(matrix) for expert in mixture.experts]
+        shared = [mixture.shared.get_submodule(matrix)] if hasattr(mixture, "shared") else []
+        if any(getattr(layer, "bias", None) is not None for layer in (*layers, *shared)):
+            return ".experts have biases, and the op adds none"
+        weights = [fused_weight(layer) for layer in layers]
+        if len({(w.dtype, w.numel()) for w in weights if w is not None}) > 1:
+            return ".experts are stored in different ways, and the op reads one"
+    return None
+
+
+def _not_this_norm(norm: nn.Module, epsilon: float) -> str | None:
+    if isinstance(norm, JointNorm):
+        return " is of the heads of all ranks, which the op does not sum"
+    if type(norm) is not nn.RMSNorm:
+        return f" is a {type(norm).__name__}, no RMSNorm"
+    return f" adds {norm.eps}, and the others {epsilon}" if norm.eps != epsilon else None
+
+
+def _not_in_cpp(linear: nn.Module) -> str:
+    if isinstance(linear, PackedLinear) and linear.rounds_before:
+        return f" rounds activations to {linear.rounds_before} outside of its C++ kernel"
+    if isinstance(linear, RoundedAcross):
+        return (
+            f" rounds activations ({linear.how}) by the columns of all ranks, which the op does not"
+        )
+    return f" is a {type(linear).__name__}, which has no C++ kernel"
+
+
+# ---------------------------------------------------------------------------------- decoders
+
+
+class _OverCaches:
+    """What every decoder holds: a model, a cache for each layer, and why it is not cpu-step."""
+
+    one_op = False
+
+    def __init__(
+        self,
+        model: Transformer,
+        caches: list[KVCache],
+        reason: str | None = None,
+        compiled: bool = False,
+    ) -> None:
+        self.model, self.caches, self.reason = model, caches, reason
+        self._prepare(compiled)
+
+    def _prepare(self, compiled: bool) -> None:
+        """Gather once what every step needs; `compiled`: torch.compile will have the step."""
+        raise NotImplementedError
+
+
+class Modules(_OverCaches):
+    """The model's own modules. If `compiled`, one layer is compiled and called for every layer."""
+
+    name = "modules"
+
+    def _prepare(self, compiled: bool) -> None:
+        nested = compiled and all(map(_is_plain, self.model.parameters()))
+        self.call_layer = block_region if nested else Block.__call__
+
+    def step(self, tokens: Tensor, position: Tensor) -> Tensor:
+        logits: Tensor = self.model(tokens, position, self.caches, call_layer=self.call_layer)
+        return logits[:, -1]
+
+
+class CpuLayer(Modules):
+    """A decoding step of three ops for each layer; the one for attention supports any KV cache."""
+
+    name = "cpu-layer"
+
+    def _prepare(self, compiled: bool) -> None:
+        self.call_layer = fused_region if compiled else call_fused
+
+
+class CpuStack(_OverCaches):
+    """A decoding step with all layers in one op."""
+
+    name = "cpu-stack"
+
+    def _prepare(self, compiled: bool) -> None:
+        self.shape = shape_of(self.model)
+        layers = cast("list[Block]", list(self.model.layers))
+        tiers = tiers_of(self.model)
+        self.moving = tiers.fused if tiers else None
+        self.parts = [p for layer in layers for p in fused_layer(layer, self.moving).parts()]
+        self.weights = [weight for layer in layers for weight in layer.parameters()]
+        # Tables of experts in `parts` hold addresses of weights, which `weights` keeps valid; where
+        # experts are in two tiers, `moving` does.
+        buffers = [buffer for cache in self.caches for buffer in cache.buffers()]
+        self.cached = step.Caches(buffers, self.caches[0].format)
+
+    def step(self, tokens: Tensor, position: Tensor) -> Tensor:
+        with self.moving.stepping() if self.moving else nullcontext():
+            return self._step(tokens, position)
+
+    def _step(self, tokens: Tensor, position: Tensor) -> Tensor:
+        x = self.model.embed(tokens)[:, 0]
+        cos, sin = rotation(self.model.config, position)
+        x = step.layers(x, self.parts, self.cached, cos, sin, position, self.shape)
+        return self.model.logits(x)
+
+
+class CpuStep(CpuStack):
+    """A decoding step, tokens to logits, in one op."""
+
+    name = "cpu-step"
+    one_op = True
+
+    def _prepare(self, compiled: bool) -> None:
+        super()._prepare(compiled)
+        model = self.model
+        self.table, self.norm = model.tok_embeddings.weight.data, model.norm.weight.data
+        output = fused_weight(model.output)
+        assert output is not None  # or why_not_fused would have said so
+        self.output = output
+        self.frequencies = frequencies(model.config, self.table.device)
+        self.vocabularies = model.split.vocabularies if model.split else []
+
+    def _step(self, tokens: Tensor, position: Tensor) -> Tensor:
+        return step.decode(
+            tokens,
+            self.table,
+            self.parts,
+            self.cached,
+            self.frequencies,
+            position,
+            self.shape,
+            self.norm,
+            self.output,
+            self.vocabularies,
+        )
+
+
+def fused_step(decoder: Decoder) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """A decoder's step if one op has all layers of it; otherwise None."""
+    return decoder.step if isinstance(decoder, CpuStack) else None
+
+
+# Fastest first: for each decoder, why it does not support a model (or None), and its class.
+Refuses = Callable[[Transformer, Sequence[KVCache], int], str | None]
+Makes = Callable[[Transformer, list[KVCache], str | None, bool], Decoder]
+DECODERS: dict[str, tuple[Refuses, Makes]] = {
+    "cpu-step": (why_not_fused, CpuStep),
+    "cpu-stack": (_why_not_stack, CpuStack),
+    "cpu-layer": (_why_not_layer, CpuLayer),
+    "modules": (lambda model, caches, rows: None, Modules),
+}
+
+
+@torch.compiler.nested_compile_region
+def block_region(
+    layer: Block,
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor | None,
+    cache: KVCache | None,
+    start: int | None,
+) -> Tensor:
+    """A layer as a nested compile region: compiled once, called for every layer."""
+    y: Tensor = layer(x, cos, sin, positions, cache, start)
+    return y
+
+
+def call_fused(
+    layer: Block,
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    cache: KVCache,
+    start: int | None,
+) -> Tensor:
+    """A layer's output (B, 1, D) for one position of each row, from x (B, 1, D), by three ops."""
+    weights, attention = fused_layer(layer), layer.attention
+    H, K = attention.num_heads, attention.num_kv_heads
+    epsilon = cast("float", layer.attention_norm.eps)  # None would be the dtype's own
+    width, ranks = layer.feed_forward.w2.in_features, attention.ranks.memory
+    shape = step.Shape(H, K, width, epsilon, ranks=ranks)
+    x = x[:, 0]
+    qkv = step.before_attention(x, weights, cos, sin, shape)  # (B, H + 2 K, E)
+    query, key, value = torch.split(qkv[:, :, None], [H, K, K], dim=1)
+    y = cache.attend(query, key, value, positions)  # (B, H, 1, E)
+    return step.after_attention(y.flatten(1), x, weights, shape)[:, None]
+
+
+@torch.compiler.nested_compile_region
+def fused_region(
+    layer: Block,
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    cache: KVCache,
+    start: int | None,
+) -> Tensor:
+    """`call_fused` as a nested compile region."""
+    return call_fused(layer, x, cos, sin, positions, cache, start)
+
+
+def fused_layer(layer: Block, moving: Fused | None = None) -> step.Layer:
+    """A layer's weights as the C++ ops take them. The layer must be one that they do not refuse.
+
+    moving: where the model's experts are in two tiers of memory.
+    """
+    attention, ffn = layer.attention, layer.feed_forward
+    if isinstance(ffn, MixtureOfExperts):
+        w13, w2 = _mixture(ffn, moving)
+    else:
+        w13, w2 = _linear(ffn.w13), _linear(ffn.w2)
+    return step.Layer(
+        attention_norm=layer.attention_norm.weight,
+        wqkv=_linear(attention.wqkv),
+        query_norm=getattr(attention.q_norm, "weight", None),
+        key_norm=getattr(attention.k_norm, "weight", None),
+        wo=_linear(attention.wo),
+        ffn_norm=layer.ffn_norm.weight,
+        w13=w13,
+        w2=w2,
+    )
+
+
+def _mixture(mixture: MixtureOfExperts, moving: Fused | None) -> tuple[step.Linear, step.Linear]:
+    """The router and the table of the experts, in the places of w13 and w2."""
+    how, layer, shared = mixture.router.mixture, mixture.elsewhere, hasattr(mixture, "shared")
+    every = _networks(cast("list[FeedForward]", list(mixture.experts)))
+    experts = step.Experts(
+        mixture.router.weight,
+        every,
+        how.experts_per_token,
+        how.normalized,
+        _networks([mixture.shared] if shared else []),
+        mixture.shared_gate.weight.flatten() if shared else None,
+    )
+    if moving and isinstance(layer, TieredLayer):
+        table = moving.table(layer, experts)
+    else:
+        table = experts.table()
+    return step.Linear(experts.router, experts.shared_gate), step.Linear(table, None)
+
+
+def _networks(networks: Sequence[FeedForward]) -> step.Networks:
+    return step.Networks(
+        [_linear(network.w13).weight for network in networks],
+        [_linear(network.w2).weight for network in networks],
+        networks[0].w2.in_features if networks else 0,
+    )
+
+
+def _linear(layer: nn.Linear) -> step.Linear:
+    weight = fused_weight(layer)
+    assert weight is not None
+    return step.Linear(weight, layer.bias)
+
+
+def shape_of(model: Transformer) -> step.Shape:
+    """The sizes that all layers of a model share, and the ranks that share the model."""
+    config, wraps = model.config, model.config.sliding_window is not None
+    ranks = model.split.ranks.memory if model.split else 0
+    return step.Shape(
+        config.num_heads, config.num_kv_heads, config.ffn_dim, config.norm_eps, wraps, ranks
+    )
+
+
+def _is_plain(parameter: nn.Parameter) -> bool:
+    """Whether a nested compile region accepts this weight: it does not accept tensor subclasses."""
+    return type(parameter) is nn.Parameter and type(parameter.data) is Tensor

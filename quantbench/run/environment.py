@@ -1,0 +1,157 @@
+"""The environment of a run: set here for every command, and recorded by every run.
+
+    environment.prepare()                     # first, before torch is imported
+    config = environment.use_threads(config)  # after the options are read
+    environment.in_force()                    # for the JSON, after the model is loaded
+
+Variables that the user has set are not changed. torch is imported only where it is needed.
+"""
+
+import contextlib
+import gc
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from quantbench.cli import say
+from quantbench.log.config import RunConfig
+from quantbench.run import launch, threads
+
+# Variables that libraries read once, when they are loaded.
+DEFAULTS: Mapping[str, str] = {
+    # torch's CPU allocator asks for huge pages (2 MB): weights are read 7 % faster (docs/LOG.md).
+    "THP_MEM_ALLOC_ENABLE": "1",
+    # Milliseconds for which Intel's OpenMP lets threads spin after a parallel loop. Its default of
+    # 200 ms would disturb the next arm's sample. GNU's OpenMP stops after a few.
+    "KMP_BLOCKTIME": "5",
+    # torch's profiler (kineto) prints a line to stderr when it starts and stops; 6 silences it.
+    "KINETO_LOG_LEVEL": "6",
+}
+# No worker processes for Triton kernels: they would take the cores from the C++ compiler.
+CPU_COMPILER: Mapping[str, str] = {"TORCH_WARM_POOL": "0"}
+# Objects allocated between two garbage collections. Importing and tracing allocate objects that
+# live long; with Python's default of 700, collections took 20 % of the start-up time.
+GC_THRESHOLD = 100_000
+
+# Variables that change a run's speed or the code that it runs. No others are recorded.
+RECORDED_PREFIXES = ("OMP_", "KMP_", "GOMP_", "MKL_", "ONEDNN_", "MALLOC_")
+RECORDED = (
+    *DEFAULTS,
+    *CPU_COMPILER,
+    *("QUANTBENCH_ISA", "CXX", "CXXFLAGS", "LD_PRELOAD", "GLIBC_TUNABLES", "TRITON_INTERPRET"),
+)
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+MEMORY_MAP = Path("/proc/self/smaps_rollup")
+
+
+@dataclass(frozen=True)
+class Environment:
+    """The settings of this process that affect a run."""
+
+    threads: int  # torch's threads within an op
+    interop_threads: int  # torch's threads between ops
+    cores: int | None  # physical cores that the process may use; None: not known
+    gc_threshold: int  # objects allocated between two garbage collections
+    system_huge_pages: str | None  # always, madvise or never; None: not known
+    huge_page_bytes: int | None  # bytes of the process that lie in huge pages; None: not known
+    variables: dict[str, str]  # environment variables by name
+
+
+def defaults(given: Mapping[str, str]) -> dict[str, str]:
+    """The environment variables of a process that runs models: `given`, completed by DEFAULTS."""
+    return {**DEFAULTS, **given}
+
+
+def prepare() -> None:
+    """Set the variables and the garbage collector for a run, before torch is imported."""
+    os.environ.update(defaults(os.environ))
+    gc.set_threshold(GC_THRESHOLD)
+
+
+@contextlib.contextmanager
+def without_collections() -> Iterator[None]:
+    """Python's garbage collector waits until the end of the block.
+
+    A full collection takes 35 ms, ten times a short prompt. Where it falls depends on how many
+    objects a process allocated before: it would hit the same sample of every process of an arm,
+    so that two equal arms seem to differ.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def prepare_compiler(device_type: str) -> None:
+    """Set the compiler's variables for a device of this type, before the first compilation."""
+    if device_type == "cpu":
+        for name, value in CPU_COMPILER.items():
+            os.environ.setdefault(name, value)
+
+
+def use_threads(config: RunConfig) -> RunConfig:
+    """Set torch's threads as `config` asks; returns the config that gives as many elsewhere.
+
+    Prints a warning if there are more threads than cores. Raises UsageError if there are more than
+    OMP_THREAD_LIMIT allows.
+    """
+    import torch
+
+    variables, where = dict(os.environ), launch.place()
+    if launch.is_torchrun() and variables.get("OMP_NUM_THREADS") == "1":
+        del variables["OMP_NUM_THREADS"]  # torchrun sets that whatever cores there are
+    ranks = where.local_size if where else 1
+    chosen = threads.choose(config.threads, threads.cores(), variables, ranks)
+    if warning := chosen.warning():
+        say(warning)
+    if chosen.count is not None:
+        torch.set_num_threads(chosen.count)
+        if torch.get_num_interop_threads() != chosen.count:
+            try:
+                torch.set_num_interop_threads(chosen.count)
+            except RuntimeError:
+                pass  # torch allows it once a process: a second run keeps the first one's
+    return replace(config, threads=chosen.recorded)
+
+
+def in_force() -> Environment:
+    """The settings of this process at this moment."""
+    import torch
+
+    named = {name: os.environ[name] for name in sorted(os.environ) if _is_recorded(name)}
+    return Environment(
+        threads=torch.get_num_threads(),
+        interop_threads=torch.get_num_interop_threads(),
+        cores=threads.cores(),
+        gc_threshold=gc.get_threshold()[0],
+        system_huge_pages=system_huge_pages(),
+        huge_page_bytes=huge_page_bytes(),
+        variables=named,
+    )
+
+
+def system_huge_pages(path: Path = HUGE_PAGES) -> str | None:
+    """The kernel's setting, which is in brackets in its file: always, madvise or never."""
+    try:
+        return path.read_text().partition("[")[2].partition("]")[0] or None
+    except OSError:
+        return None
+
+
+def huge_page_bytes(path: Path = MEMORY_MAP) -> int | None:
+    """Bytes of this process's anonymous memory that lie in transparent huge pages."""
+    try:
+        for line in path.read_text().splitlines():
+            if line.startswith("AnonHugePages:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+def _is_recorded(name: str) -> bool:
+    return name in RECORDED or name.startswith(RECORDED_PREFIXES)

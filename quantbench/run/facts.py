@@ -1,0 +1,257 @@
+"""What a run is (`Facts`), what was measured (`Measured`), and the log line.
+
+Importing this module needs no torch. `Measured.to_json` is what --output_json_path writes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from quantbench.experts.traffic import PhaseFigures, Phases, TwoTiers, total
+from quantbench.log.config import RunConfig, repro
+from quantbench.log.record import Record
+from quantbench.models.config import ModelConfig
+from quantbench.run import machine
+from quantbench.run.energy import NO_COUNTER, Energy, NotCounted
+from quantbench.run.environment import Environment
+from quantbench.run.generation import Timed
+from quantbench.run.machine import MachineUse
+from quantbench.run.trust import Trust, judge
+from quantbench.typed_json import OMITTED, omitted, to_json
+
+Peak = dict[str, int]  # bytes by kind, as devices.peak_memory gives them; the first is logged
+
+
+@dataclass(frozen=True)
+class Device:
+    """The device of a run."""
+
+    type: str  # cpu, cuda, …
+    name: str  # the processor's
+    threads: int | None = omitted()  # torch's; None on an accelerator
+    driver: str | None = omitted()  # its version; None where there is none
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """The ranks of a run, each of which has a part of the model."""
+
+    ranks: int
+    backend: str  # what they exchange numbers through: shared memory, gloo or nccl
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a run before its first sample."""
+
+    config: RunConfig
+    model: str  # its name in the log
+    architecture: ModelConfig
+    scheme: str
+    kernel: str  # of the linear layers; with the number of layers for each, if they differ
+    decoder: str  # how a decoding step is carried out: a name of run/decoding.py
+    decoder_reason: str | None  # why that is not cpu-step
+    attention_kernel: str  # of decode attention: a name of ops/attention.py
+    attention_reason: str | None  # why it is not the device's own
+    prompt_tokens: int  # of each row
+    cache_size: int  # positions
+    weight_bytes: int  # of all weights but the embedding's, of all ranks
+    kv_cache: str  # dense, int8, …
+    kv_cache_bytes: int  # of all layers, of all ranks
+    device: Device
+    environment: Environment
+    versions: dict[str, str | None]  # None: not installed
+    git_commit: str | None
+    parallel: Parallel | None = omitted()  # None: one process has the whole model
+    # Bytes of weights that a decoding step reads, of all ranks; of the experts of a mixture those
+    # that are chosen. JSON of earlier versions lacks it, or has 0: then it is weight_bytes.
+    step_weight_bytes: int = 0
+    experts: TwoTiers | None = omitted()  # None: they lie in one memory, or there are none
+
+    def __post_init__(self) -> None:
+        if not self.step_weight_bytes:
+            object.__setattr__(self, "step_weight_bytes", self.weight_bytes)
+
+
+@dataclass(frozen=True)
+class Ready:
+    """How long compilation and warm-up took."""
+
+    compile_seconds: float | None  # of the first, compiling sample; None if nothing is compiled
+    warm_ups: list[float]  # seconds of each warm-up sample
+    warm_up_steady: bool  # whether the last two agree
+    # Seconds from the start of the process to the first token and to the last of FIRST_TOKENS. None
+    # in a process that does more than this run.
+    first_token_s: float | None = omitted()
+    first_steps_s: float | None = omitted()
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The speed of one sample. Rates count the tokens of one row."""
+
+    prefill_seconds: float
+    decode_seconds: float
+    tok_s: float  # new tokens ÷ total seconds, prefill included
+    prefill_tok_s: float  # prompt tokens ÷ prefill_seconds
+    decode_tok_s: float | None  # new tokens but the first ÷ decode_seconds; None if there is one
+    # What used the cores meanwhile. Left out of the JSON of a sample that has no such figures.
+    machine: MachineUse | None = dataclasses.field(
+        default=None, kw_only=True, metadata={OMITTED: True}
+    )
+    experts: Phases | None = dataclasses.field(default=None, kw_only=True, metadata={OMITTED: True})
+
+    @staticmethod
+    def of(
+        timed: Timed,
+        prompt_tokens: int,
+        new_tokens: int,
+        machine: MachineUse | None = None,
+        experts: Phases | None = None,
+    ) -> Sample:
+        prefill, decode = timed.prefill_seconds, timed.decode_seconds
+        return Sample(
+            prefill_seconds=prefill,
+            decode_seconds=decode,
+            tok_s=new_tokens / (prefill + decode),
+            prefill_tok_s=prompt_tokens / prefill,
+            decode_tok_s=(new_tokens - 1) / decode if new_tokens > 1 else None,
+            machine=machine,
+            experts=experts,
+        )
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The samples in a few figures. Medians are None if no sample has the figure."""
+
+    tok_s: float  # mean; tokens of one row
+    tok_s_all_rows: float  # mean; tokens of all rows
+    prefill_tok_s: float | None  # median
+    decode_tok_s: float | None  # median
+    time_to_first_token_s: float | None  # median of prefill_seconds
+    weight_bytes_per_s: float  # tok_s · bytes of weights that a step reads
+
+    @staticmethod
+    def of(samples: Sequence[Sample], batch_size: int, step_weight_bytes: int) -> Summary:
+        tok_s = statistics.fmean(sample.tok_s for sample in samples)
+        return Summary(
+            tok_s=tok_s,
+            tok_s_all_rows=tok_s * batch_size,
+            prefill_tok_s=_median([sample.prefill_tok_s for sample in samples]),
+            decode_tok_s=_median([sample.decode_tok_s for sample in samples]),
+            time_to_first_token_s=_median([sample.prefill_seconds for sample in samples]),
+            weight_bytes_per_s=tok_s * step_weight_bytes,
+        )
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """Peak memory of each phase."""
+
+    load: Peak
+    warm_up: Peak
+    generate: Peak
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The result of a run."""
+
+    facts: Facts
+    ready: Ready
+    text: str | None  # of the last sample's first row; None if it is random
+    peaks: Peaks
+    samples: list[Sample]
+    load_average: float | None = None  # over the minute before the last sample's end
+    # Why each of the scheme's kernels cannot run, where one cannot.
+    kernels: dict[str, str | None] = dataclasses.field(default_factory=dict)
+    energy: Energy | NotCounted = NotCounted(NO_COUNTER)  # of one sample, all rows
+
+    @property
+    def trust(self) -> Trust:
+        """Whether the samples' mean can be trusted."""
+        uses = [sample.machine for sample in self.samples if sample.machine]
+        on_cpu = self.facts.device.type == "cpu"
+        return judge(
+            [sample.tok_s for sample in self.samples],
+            machine.together(uses),
+            self.facts.environment.threads if on_cpu else 1,
+            self.load_average,
+        )
+
+    @property
+    def summary(self) -> Summary:
+        facts = self.facts
+        return Summary.of(self.samples, facts.config.batch_size, facts.step_weight_bytes)
+
+    @property
+    def expert_phases(self) -> dict[str, PhaseFigures]:
+        """What two tiers of experts did for all samples: "prompts" and "steps"; or nothing."""
+        facts, known = self.facts, [(s, s.experts) for s in self.samples if s.experts]
+        if facts.experts is None or not known:
+            return {}
+        layers, steps = len(facts.experts.by_layer), facts.config.max_new_tokens - 1
+        prompts = total([phases.prompt for _, phases in known])
+        decode = total([phases.decode for _, phases in known])
+        return {
+            "prompts": PhaseFigures.of(
+                prompts, sum(s.prefill_seconds for s, _ in known), len(known), layers
+            ),
+            "steps": PhaseFigures.of(
+                decode, sum(s.decode_seconds for s, _ in known), len(known) * steps, layers
+            ),
+        }
+
+    def to_json(self) -> dict[str, object]:
+        """What --output_json_path writes, but for the log line and the estimate."""
+        phases = {f"expert_{name}": to_json(p) for name, p in self.expert_phases.items()}
+        return {
+            **to_json(self.facts),
+            **to_json(self.ready),
+            "text": self.text,
+            "peak_memory_bytes": to_json(self.peaks),
+            **to_json(self.summary),
+            **to_json(self.trust),
+            "joules_per_token": self.joules_per_token,
+            "energy": to_json(self.energy),
+            **phases,
+            "samples": to_json(self.samples),
+        }
+
+    @property
+    def joules_per_token(self) -> float | None:
+        """For each new token, without the idle machine's; None where nothing counts them."""
+        if isinstance(self.energy, NotCounted):
+            return None
+        config = self.facts.config
+        return self.energy.joules / (config.batch_size * config.max_new_tokens)
+
+
+def make_record(facts: Facts, tok_s: float, peak: Peak) -> Record:
+    """The log line. tok_s: mean over the samples. peak: peak memory while they were taken."""
+    config = facts.config
+    return Record(
+        timestamp=time.strftime("%Y%m%d%H%M%S"),
+        tok_s=tok_s,
+        mem_s=tok_s * facts.weight_bytes / 1e9,
+        peak_mem=next(iter(peak.values())) / 1e9,
+        model_size=facts.weight_bytes / 1e9,
+        quant="None" if facts.scheme == "none" else facts.scheme,
+        mod=facts.model,
+        kv_quant=facts.kv_cache != "dense",
+        compile=config.compile,
+        compile_prefill=config.compile_prefill,
+        dtype=f"torch.{config.precision}",
+        device=config.device,
+        repro=repro(dataclasses.replace(config, save=None)),  # --save takes a new folder
+    )

@@ -1,0 +1,234 @@
+"""Starting the ranks of a run, and ending them all when one of them ends early.
+
+    torchrun --nproc_per_node 2 generate.py …       # torchrun starts the ranks
+    python generate.py --tp 2 …                     # or this file does; the log says torchrun
+
+    place()                 # this process among the ranks, from torchrun's variables; None: no rank
+    start(config)           # run the command as config.tp ranks, and wait for them
+
+Ranks that this file starts have torchrun's variables, too, but they meet through a file, so that no
+port has to be free. A rank that fails writes its message to a file; from all of these, one line is
+printed. No torch here: a mistake in the options is reported before it is imported.
+"""
+
+import contextlib
+import dataclasses
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from quantbench.cli import RANK_REPORTS
+from quantbench.errors import QuantbenchError
+from quantbench.log.config import RunConfig, argv
+
+COMMAND = ("-m", "quantbench", "generate")
+IN_CHECKOUT = Path(__file__).resolve().parents[2] / "generate.py"
+STORE, LIFELINE = "QUANTBENCH_RANK_STORE", "QUANTBENCH_LIFELINE"
+# What torch's backends say in a rank whose peer has ended: not the cause, only a consequence.
+LOST = re.compile(
+    r"closed by peer|reset by peer|Broken pipe|another rank has (ended|failed)|NCCL|store"
+)
+SECONDS_FOR_CAUSE = 3  # in which a cause may follow a consequence
+SECONDS_TO_AGREE = 5  # in which the other ranks may fail for the same reason
+SECONDS_TO_END = 5  # between SIGTERM and SIGKILL
+
+
+@dataclass(frozen=True)
+class Place:
+    """A process among the ranks of a run."""
+
+    rank: int
+    size: int
+    local_rank: int  # among those on this machine
+    local_size: int
+
+
+class RankFailed(QuantbenchError):
+    """A rank failed, or the system ended it."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def place(variables: Mapping[str, str] | None = None) -> Place | None:
+    """This process's place, from torchrun's variables (os.environ); None if there are none, or if
+    it is the only rank."""
+    given = os.environ if variables is None else variables
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    numbers = [given.get(name, "") for name in names]
+    if not all(number.isdecimal() for number in numbers) or int(numbers[1]) < 2:
+        return None
+    return Place(*map(int, numbers))
+
+
+def is_torchrun(variables: Mapping[str, str] | None = None) -> bool:
+    """Whether torchrun started this process, rather than `start`."""
+    given = os.environ if variables is None else variables
+    return place(given) is not None and STORE not in given
+
+
+def become_rank(config: RunConfig) -> RunConfig:
+    """Prepare this process if it is a rank; returns the options that it has to carry out.
+
+    Only rank 0 prints and writes files. A rank whose launcher has ended ends, too.
+    """
+    where = place()
+    if where is None:
+        return config
+    end_with_launcher()
+    config = dataclasses.replace(config, tp=where.size)
+    if where.rank == 0:
+        return config
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # until the process ends
+    if not config.debug:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    # `save` stays: how the model is read depends on it.
+    return dataclasses.replace(config, write_result="none", output_json_path=None)
+
+
+def end_with_launcher() -> None:
+    """End this process when its launcher ends, if `run_ranks` started it."""
+    if lifeline := os.environ.get(LIFELINE):
+        threading.Thread(target=_end_with, args=(int(lifeline),), daemon=True).start()
+
+
+def _end_with(lifeline: int) -> None:
+    os.read(lifeline, 1)  # the launcher never writes: this returns when it has ended
+    shutil.rmtree(Path(os.environ[STORE]).parent, ignore_errors=True)  # which it could not remove
+    os._exit(1)
+
+
+# ---------------------------------------------------------------------------------- starting
+
+
+def command(config: RunConfig) -> list[str]:
+    """The command that runs generate with these options in a process of its own."""
+    program = (str(IN_CHECKOUT),) if IN_CHECKOUT.exists() else COMMAND
+    return [sys.executable, *program, *argv(config, said=True)]
+
+
+def start(config: RunConfig) -> None:
+    """Run generate.py with these options as config.tp ranks on this machine, until all have ended.
+
+    Raises RankFailed, one line, if one of them fails; the others are ended first.
+    """
+    with run_ranks(command(dataclasses.replace(config, tp=1)), config.tp, config.debug) as ranks:
+        ranks.wait()
+
+
+@contextlib.contextmanager
+def run_ranks(command: Sequence[str], size: int, debug: bool = False) -> Iterator["Running"]:
+    """Start `size` processes of a command as ranks; end those that are left at the end."""
+    with tempfile.TemporaryDirectory(prefix="quantbench-ranks-") as folder:
+        ranks = Running(command, size, Path(folder), debug)
+        try:
+            yield ranks
+        finally:
+            ranks.end()
+
+
+class Running:
+    """The ranks of one run, as processes."""
+
+    def __init__(self, command: Sequence[str], size: int, folder: Path, debug: bool) -> None:
+        self.size, self.folder = size, folder
+        theirs, self.lifeline = os.pipe()
+        self.processes: list[subprocess.Popen[bytes]] = []
+        for rank in range(size):
+            quiet = rank > 0 and not debug
+            with open(folder / f"{rank}.stderr", "wb") as stderr:
+                self.processes.append(
+                    subprocess.Popen(
+                        command,
+                        env=variables_of(rank, size, folder) | {LIFELINE: str(theirs)},
+                        pass_fds=[theirs],
+                        stdin=subprocess.DEVNULL if rank else None,
+                        stdout=subprocess.DEVNULL if rank else None,
+                        stderr=stderr if quiet else None,
+                        # Ctrl-C on the terminal reaches only the launcher, which ends the ranks.
+                        start_new_session=True,
+                    )
+                )
+        os.close(theirs)
+
+    def wait(self) -> None:
+        """Wait until all ranks have ended. Raises RankFailed as soon as one has failed."""
+        deadline = None
+        while True:
+            codes = [process.poll() for process in self.processes]
+            if not any(code is None or code for code in codes):
+                return
+            failures = {rank: code for rank, code in enumerate(codes) if code}
+            causes = {r: c for r, c in failures.items() if not LOST.search(self._report(r, c))}
+            if failures:
+                deadline = deadline or time.monotonic() + SECONDS_FOR_CAUSE
+            if causes or (deadline and time.monotonic() > deadline):
+                rank, code = next(iter((causes or failures).items()))
+                self._wait_briefly()
+                self.end()
+                raise RankFailed(self._report(rank, code), code if code > 0 else 1)
+            time.sleep(0.05)
+
+    def _wait_briefly(self) -> None:
+        """Wait for what other ranks say as well: what all of them say is not about one rank."""
+        deadline = time.monotonic() + SECONDS_TO_AGREE
+        while time.monotonic() < deadline and not all(map(self._has_said, range(self.size))):
+            time.sleep(0.02)
+
+    def _has_said(self, rank: int) -> bool:
+        report = self.folder / f"{rank}.report"
+        ended = self.processes[rank].poll() is not None
+        return ended or (report.exists() and report.stat().st_size > 0)
+
+    def end(self) -> None:
+        """End the ranks that are still running."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for process in self.processes:
+                if process.poll() is None:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(process.pid, number)
+            deadline = time.monotonic() + SECONDS_TO_END
+            while time.monotonic() < deadline and any(p.poll() is None for p in self.processes):
+                time.sleep(0.02)
+        if self.lifeline >= 0:
+            os.close(self.lifeline)
+            self.lifeline = -1
+
+    def _report(self, rank: int, code: int) -> str:
+        """Why a rank has failed, in one line."""
+        who = f"rank {rank} of {self.size}"
+        written = self.folder / f"{rank}.report"
+        if written.exists():
+            message = written.read_text()
+            others = [file.read_text() for file in self.folder.glob("*.report") if file != written]
+            return message if code == 2 or message in others else f"{who}: {message}"
+        if code == -signal.SIGKILL:
+            return f"{who} was killed (SIGKILL), as the system does when memory runs out"
+        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        lines = (self.folder / f"{rank}.stderr").read_text(errors="replace").strip().splitlines()
+        last = f": {lines[-1]}" if lines else ""
+        return f"{who} ended {how}{last}; nothing was logged"
+
+
+def variables_of(rank: int, size: int, folder: Path) -> dict[str, str]:
+    """The environment of a rank on this machine."""
+    return {
+        "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
+        **os.environ,
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(size),
+        STORE: str(folder / "store"),
+        RANK_REPORTS: str(folder / f"{rank}.report"),
+    }

@@ -1,0 +1,273 @@
+"""How a run is measured: compiled, warmed up, sampled. run/facts.py has the types of what results.
+
+    one_sample = sampler(plan, generator)
+    ready = get_ready(plan.config, plan.device, one_sample)             # compiles and warms up
+    measured = measure(plan, generator, loaded, one_sample, ready)      # takes the samples
+
+Importing this module needs no torch.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from quantbench.cli import progress, say
+from quantbench.errors import QuantbenchError
+from quantbench.log.config import RunConfig
+from quantbench.log.origin import git_commit, versions
+from quantbench.run import environment, machine
+from quantbench.run.energy import Energy, Meter, NotCounted
+from quantbench.run.facts import Device, Facts, Measured, Parallel, Peak, Peaks, Ready, Sample
+from quantbench.run.generation import Generates, Generation, OneSample, Timed
+
+if TYPE_CHECKING:
+    import torch
+
+    from quantbench.run.loading import Loaded
+    from quantbench.run.plan import Plan
+
+AGREEMENT = 0.05  # largest relative difference in seconds of two warm-up samples that agree
+MAX_WARM_UPS = 5  # samples; more, up to MAX_SHORT_WARM_UPS, until they took WARM_UP_SECONDS
+MAX_SHORT_WARM_UPS, WARM_UP_SECONDS = 30, 0.5
+WARM_UP_TOKENS = 24  # new tokens of a warm-up sample, at most
+FIRST_TOKENS = 3  # new tokens of the sample that compiles: a prompt and two decoding steps
+QUIET_SECONDS = 2  # least time between two lines of progress, for more than ten samples
+
+
+def measure(
+    plan: Plan, generator: Generates, loaded: Loaded, one_sample: OneSample, ready: Ready
+) -> Measured:
+    """Take samples, their energy and peak memory; write the traces that were asked for."""
+    from quantbench import devices
+    from quantbench.quantize.registry import available
+    from quantbench.run.tracing import trace
+
+    config, device, scheme = plan.config, plan.device, plan.spec.scheme
+    warm_up_peak = devices.peak_memory(device)
+    check_logits(plan, generator)
+    devices.reset_peak_memory(device)
+    samples, tokens, joules = metered(plan, one_sample)
+    load_average = machine.load_average()
+    phases = loaded.peak_memory, warm_up_peak, devices.peak_memory(device)
+    peaks = Peaks(*(of_all_ranks(plan, peak) for peak in phases))
+    first = plan.ranks.rank == 0
+    trace(device, config.profile, config.memory_profile, lambda: one_sample(0), say, first)
+    return Measured(
+        facts_of(plan, generator, loaded.kernels),
+        ready,
+        readable(plan, tokens),
+        peaks,
+        samples,
+        load_average,
+        available(scheme, device, plan.precision) if scheme else {},
+        joules,
+    )
+
+
+def check_logits(plan: Plan, generator: Generates) -> None:
+    """Raise QuantbenchError where the prompt, which a sample has read, is not followed by finite
+    logits: the speed of such a model would be taken for that of one that works."""
+    import torch
+
+    config = plan.config
+    last = torch.tensor([plan.prompt[-1:]] * config.batch_size, device=plan.device)
+    position = torch.tensor([config.context_depth + len(plan.prompt) - 1], device=plan.device)
+    with torch.no_grad():
+        logits = generator.decoder.step(last, position)
+    if not logits.isfinite().all():
+        raise QuantbenchError(
+            f"{plan.name} as {plan.spec} in {config.precision} gives logits that are not finite: "
+            "try another --precision or --quantization; if none helps, the checkpoint is damaged"
+        )
+
+
+def readable(plan: Plan, tokens: list[int]) -> str | None:
+    """The prompt and its continuation, up to the end token; None if either is random."""
+    config = plan.config
+    if config.prefill_size or config.context_depth or config.checkpoint_path.startswith("dummy:"):
+        return None
+    eos = plan.tokenizer.eos_ids
+    end = next((i for i, token in enumerate(tokens) if token in eos), len(tokens))
+    return plan.tokenizer.decode([*plan.prompt, *tokens[:end]])
+
+
+def facts_of(plan: Plan, generator: Generates, kernels: str) -> Facts:
+    """The facts of a planned run with its Generator. kernels: as in run.loading.Loaded."""
+    from quantbench import devices
+    from quantbench.experts.watch import two_tiers
+
+    held = (
+        generator.model.weight_bytes(),
+        generator.model.step_bytes(plan.config.batch_size),
+        sum(cache.nbytes for cache in generator.caches),
+    )
+    weight_bytes, step_weight_bytes, kv_cache_bytes = map(int, plan.ranks.total(held, plan.device))
+    parallel = None
+    if plan.split:
+        from quantbench.run.parallel import backend
+
+        parallel = Parallel(plan.ranks.size, backend(plan.ranks))
+    decoder, attention = generator.decoder, generator.attention
+    return Facts(
+        config=plan.config,
+        model=plan.name,
+        architecture=plan.architecture,
+        scheme=str(plan.spec),
+        kernel=kernels,
+        decoder=decoder.name,
+        decoder_reason=decoder.reason,
+        attention_kernel=attention.name,
+        attention_reason=attention.reason,
+        prompt_tokens=len(plan.prompt),
+        cache_size=plan.cache_size,
+        weight_bytes=weight_bytes,
+        kv_cache=plan.kv_cache,
+        kv_cache_bytes=kv_cache_bytes,
+        device=Device(plan.device.type, **devices.describe(plan.device)),  # type: ignore[arg-type]
+        environment=environment.in_force(),
+        versions=versions(),
+        git_commit=git_commit(),
+        parallel=parallel,
+        step_weight_bytes=step_weight_bytes,
+        experts=two_tiers(generator.model, plan.config.expert_policy, plan.config.expert_placement),
+    )
+
+
+def of_all_ranks(plan: Plan, peak: Peak) -> Peak:
+    """The sum of all ranks' peaks, by kind. They need not have been at one moment."""
+    totals = plan.ranks.total(list(peak.values()), plan.device)
+    return dict(zip(peak, map(int, totals), strict=True))
+
+
+def sampler(plan: Plan, generator: Generates) -> OneSample:
+    """A function that takes one sample, of --max_new_tokens tokens if not given another number."""
+    import torch
+
+    from quantbench.experts.tiers import tiers_of
+    from quantbench.experts.watch import Watch
+
+    config = plan.config
+    prompt = torch.tensor([plan.prompt] * config.batch_size, device=plan.device)
+    tiers = tiers_of(generator.model)
+
+    def one_sample(
+        index: int,
+        tokens: int | None = None,
+        after_token: Callable[[], object] = lambda: None,
+    ) -> Generation:
+        torch.manual_seed(config.seed + index)  # a sample does not depend on the warm-up's length
+        count = config.max_new_tokens if tokens is None else tokens
+        watch, before = Watch(tiers), machine.Counters.read()
+        generation = generator.generate(
+            prompt, count, config.context_depth, watch.first(after_token)
+        )
+        use = machine.Counters.read().since(before)
+        # All ranks take rank 0's seconds, so that they agree when they are warm.
+        own_seconds = generation.prefill_seconds, generation.decode_seconds
+        prefill_seconds, decode_seconds = plan.ranks.first(own_seconds, plan.device)
+        (own,) = plan.ranks.total([use.own_cores], plan.device)
+        use = use.of_processes(own)
+        seconds = prefill_seconds, decode_seconds
+        return Generation(generation.tokens, *seconds, use, watch.phases())
+
+    return one_sample
+
+
+def get_ready(
+    config: RunConfig, device: torch.device, one_sample: OneSample, since: float | None = None
+) -> Ready:
+    """Reset the peak memory, compile and warm up.
+
+    since: time.perf_counter() when the process started; if given, the time to the first token is
+    printed and returned.
+    """
+    from quantbench import devices
+
+    devices.reset_peak_memory(device)
+    compiling = config.compile or config.compile_prefill
+    arrivals: list[float] = []  # time.perf_counter() after each token
+    with progress("Compiling" if compiling else "First steps"):
+        started = time.perf_counter()
+        tokens = min(FIRST_TOKENS, config.max_new_tokens)
+        one_sample(0, tokens, lambda: arrivals.append(time.perf_counter()))
+        first_seconds = time.perf_counter() - started
+    if since is not None:
+        line = f"From the start to the first token: {arrivals[0] - since:.1f} s"
+        if config.compile and tokens > 1:
+            line += f"; to token {tokens}, compilation included: {arrivals[-1] - since:.1f} s"
+        say(line)
+    tokens = min(WARM_UP_TOKENS, config.max_new_tokens)
+    seconds, steady = warm_up(lambda index: one_sample(index, tokens))
+    return Ready(
+        compile_seconds=first_seconds if compiling else None,
+        warm_ups=seconds,
+        warm_up_steady=steady,
+        first_token_s=None if since is None else arrivals[0] - since,
+        first_steps_s=None if since is None else arrivals[-1] - since,
+    )
+
+
+def warm_up(one_sample: Callable[[int], Timed]) -> tuple[list[float], bool]:
+    """Take samples until two in a row agree, or MAX_WARM_UPS of them that took WARM_UP_SECONDS.
+
+    Returns the seconds of each sample, and whether the last two agree. One warm-up sample is not
+    enough: CUDA graphs are captured on the second call, and the processor's clock, the caches and
+    the page tables need time to settle.
+    """
+    seconds: list[float] = []
+    steady = False
+    with progress("Warming up"):
+        while not steady and len(seconds) < MAX_SHORT_WARM_UPS:
+            if len(seconds) >= MAX_WARM_UPS and sum(seconds) >= WARM_UP_SECONDS:
+                break
+            sample = one_sample(len(seconds))
+            seconds.append(sample.prefill_seconds + sample.decode_seconds)
+            steady = len(seconds) > 1 and abs(seconds[-1] / seconds[-2] - 1) <= AGREEMENT
+    count = len(seconds)
+    if steady:
+        say(f"Warm: samples {count - 1} and {count} of the warm-up agree within {AGREEMENT:.0%}")
+    else:
+        say(f"Not warm: of {count} warm-up samples no two in a row agree within {AGREEMENT:.0%}")
+    return seconds, steady
+
+
+def metered(
+    plan: Plan, one_sample: OneSample
+) -> tuple[list[Sample], list[int], Energy | NotCounted]:
+    """`take`, and the energy of a sample; or why it is not known. Samples that a coarse counter
+    needs further are not among those returned."""
+    meter = Meter.find(plan.device, plan.ranks)
+    if isinstance(meter, NotCounted):
+        return (*take(plan, one_sample), meter)
+    taken: list[tuple[list[Sample], list[int]]] = []
+
+    def runs() -> int:
+        if taken:
+            one_sample(0)
+            return 1
+        taken.append(take(plan, one_sample))
+        return plan.config.num_samples
+
+    used = meter.energy(runs)
+    return (*taken[0], used)
+
+
+def take(plan: Plan, one_sample: OneSample) -> tuple[list[Sample], list[int]]:
+    """Take --num_samples samples and print each one's speed.
+
+    Returns them, and the new tokens of the last sample's first row.
+    """
+    config, samples, last_line = plan.config, [], -math.inf
+    tokens: list[int] = []
+    for number in range(1, config.num_samples + 1):
+        generation = one_sample(number - 1)
+        tokens = generation.tokens[0].tolist()
+        use, traffic = generation.machine, generation.experts
+        samples.append(Sample.of(generation, len(plan.prompt), len(tokens), use, traffic))
+        if config.num_samples <= 10 or time.monotonic() > last_line + QUIET_SECONDS:
+            last_line = time.monotonic()
+            say(f"Sample {number} of {config.num_samples}: {samples[-1].tok_s:.2f} tok/s")
+    return samples, tokens

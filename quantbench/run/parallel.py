@@ -1,0 +1,98 @@
+"""Joining the ranks of a run (ops/ranks.py): gloo on CPUs, NCCL on CUDA.
+
+ranks = join(place(), device)       # ALONE if there is no place
+…
+meet(ranks)                         # wait for the others
+"""
+
+import os
+import secrets
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from quantbench.cli import say
+from quantbench.errors import UsageError
+from quantbench.ops.cpu import build
+from quantbench.ops.cpu import ranks as shared_memory
+from quantbench.ops.ranks import ALONE, Ranks
+from quantbench.run import threads
+from quantbench.run.launch import STORE, Place
+
+BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+
+
+def check(where: Place | None, device: torch.device) -> None:
+    """Raise UsageError if the ranks cannot run on this machine's devices; print a warning if they
+    have to share cores."""
+    if where is None:
+        return
+    line = warning(where, device)
+    if line and where.rank == 0:
+        say(line)
+
+
+def warning(where: Place, device: torch.device) -> str | None:
+    """A line that says what it costs if the ranks have to share cores; None if each has its own.
+
+    Raises UsageError if they cannot run on this machine's devices."""
+    if device.type not in BACKENDS:
+        raise UsageError(f"--tp {where.size}: ranks run on cpu or cuda, not on {device.type}")
+    if device.index is not None:
+        raise UsageError(
+            f"--tp {where.size}: --device {device} is one device, and every rank takes its own; "
+            f"give --device {device.type}"
+        )
+    if device.type == "cuda" and where.local_size > torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise UsageError(
+            f"--tp {where.local_size}: every rank needs a GPU of its own, and here "
+            f"{'is' if count == 1 else 'are'} {count}; --tp {count} is the most"
+        )
+    return threads.crowded(where.local_size, threads.cores()) if device.type == "cpu" else None
+
+
+def join(where: Place | None, device: torch.device) -> Ranks:
+    """Meet the other ranks. On CUDA each takes the device of its number on its machine."""
+    if where is None:
+        return ALONE
+    if device.type == "cuda":
+        torch.cuda.set_device(where.local_rank)
+    if not dist.is_initialized():
+        store = os.environ.get(STORE)
+        dist.init_process_group(
+            BACKENDS[device.type],
+            init_method=f"file://{store}" if store else "env://",
+            rank=where.rank,
+            world_size=where.size,
+        )
+    assert dist.group.WORLD is not None
+    ranks = Ranks(where.rank, where.size, dist.group.WORLD.group_name)
+    together = device.type == "cpu" and where.local_size == where.size
+    return replace(ranks, memory=_shared_memory(ranks)) if together else ranks
+
+
+def _shared_memory(ranks: Ranks) -> int:
+    """A handle of ops/cpu/ranks.py; 0 where one of the ranks cannot have it."""
+    folder = Path("/dev/shm")
+    path = [str(folder / f"quantbench-{secrets.token_hex(8)}")]
+    dist.broadcast_object_list(path)
+    possible = folder.is_dir() and build.refusal() is None
+    handle = shared_memory.open_memory(path[0], ranks.rank, ranks.size) if possible else 0
+    (opened,) = ranks.total([float(handle != 0)])
+    if ranks.rank == 0:
+        Path(path[0]).unlink(missing_ok=True)  # it lives as long as the ranks
+    return handle if opened == ranks.size else 0
+
+
+def meet(ranks: Ranks) -> None:
+    """Wait until all ranks have come here."""
+    if ranks.size > 1:
+        dist.barrier()
+
+
+def backend(ranks: Ranks) -> str:
+    """What the ranks of a model exchange numbers through: shared memory, gloo or nccl."""
+    return "shared memory" if ranks.memory else dist.get_backend()

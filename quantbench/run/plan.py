@@ -1,0 +1,215 @@
+"""The plan of a run: everything that is known before any weights are read, checked.
+
+plan = make_plan(config)
+plan.spec, plan.prompt, plan.cache_size
+"""
+
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+
+from quantbench import devices
+from quantbench.errors import CheckpointError, UsageError
+from quantbench.experts.routing import routers_of
+from quantbench.kv_cache import CACHES
+from quantbench.kv_cache.base import KVCache
+from quantbench.log.config import RunConfig, Unsaid
+from quantbench.models.checkpoints.load import load_config, model_name, tokenizer_folder
+from quantbench.models.checkpoints.names import SAVED
+from quantbench.models.checkpoints.saved import how_saved
+from quantbench.models.checkpoints.sources import locate
+from quantbench.models.config import ModelConfig
+from quantbench.models.registry import check_split
+from quantbench.models.split import Split
+from quantbench.models.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
+from quantbench.ops.ranks import ALONE, Ranks
+from quantbench.quantize.registry import kernels_for
+from quantbench.quantize.spec import Selection, Spec, parse
+from quantbench.run import environment, parallel
+from quantbench.run.checks import check_name
+from quantbench.run.cutting import split_for
+from quantbench.run.launch import place
+
+INTERACTIVE_CACHE = 4096  # positions for --interactive; less if the model's context is shorter
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run that was checked as far as that is possible without the weights."""
+
+    config: RunConfig  # with device and quantization resolved: no "auto"
+    name: str  # the model's name in the log
+    device: torch.device
+    precision: torch.dtype  # of what is not quantized
+    spec: Spec | Selection
+    architecture: ModelConfig
+    tokenizer: Tokenizer
+    prompt: list[int]  # token ids, the same for each row
+    cache_size: int  # positions
+    kv_cache: str  # its kind, a name of CACHES
+    split: Split | None = None  # this rank's share; None if there is one rank
+
+    @property
+    def cache(self) -> type[KVCache]:
+        return CACHES[self.kv_cache]
+
+    @property
+    def ranks(self) -> Ranks:
+        return self.split.ranks if self.split else ALONE
+
+
+def make_plan(config: RunConfig, asked: Spec | Selection | None = None) -> Plan:
+    """Resolve the device, scheme, kernel, architecture and tokenizer, and check that they fit.
+
+    asked: the scheme of config.quantization, if it was parsed before. Sets torch's threads.
+    Raises UsageError for options that name nothing or contradict each other, CheckpointError for a
+    checkpoint whose description cannot be read, KernelError for a kernel that cannot run.
+    """
+    where = place()
+    config = dataclasses.replace(
+        environment.use_threads(config), tp=where.size if where else config.tp
+    )
+    spec = scheme_of(config, asked or parse(config.quantization))
+    device = devices.resolve(config.device)
+    config = dataclasses.replace(config, device=str(device), quantization=str(spec))
+    if config.memory_profile and device.type not in ("cuda", "cpu"):
+        raise UsageError(f"--memory_profile works on cuda and cpu, not on {device.type}")
+    parallel.check(where, device)
+    precision: torch.dtype = getattr(torch, config.precision)
+    architecture = load_config(config.checkpoint_path)
+    if config.num_layers:
+        architecture = architecture.with_layers(config.num_layers)
+    if config.expert_memory is not None:
+        routers_of(architecture)  # refuses a model without experts
+    name = model_name(config.checkpoint_path)
+    check_name(config, name)
+    tokenizer = tokenizer_of(config.checkpoint_path, architecture.vocab_size)
+    if spec.scheme:
+        kernels_for(spec.scheme, config.kernel, device, precision)
+    if config.prefill_size:  # checked before prompt_of draws so many numbers
+        positions(config, config.prefill_size, architecture.max_position)
+    split = split_of(config, spec, architecture)
+    prompt = prompt_of(config, architecture.vocab_size, tokenizer)
+    cache_size = positions(config, len(prompt), architecture.max_position)
+    if split:  # last: a mistake in the options is reported before ranks have met
+        split = dataclasses.replace(split, ranks=parallel.join(where, device))
+    return Plan(
+        config=config,
+        name=name,
+        device=device,
+        precision=precision,
+        spec=spec,
+        architecture=architecture,
+        tokenizer=tokenizer,
+        prompt=prompt,
+        cache_size=cache_size,
+        kv_cache=kv_cache(config),
+        split=split,
+    )
+
+
+def split_of(config: RunConfig, spec: Spec | Selection, architecture: ModelConfig) -> Split | None:
+    """This rank's share of the model, not joined yet; None if there is one rank.
+
+    Raises UsageError where ranks cannot share the model, or this process is not one of them;
+    KernelError for a scheme whose groups do not fit.
+    """
+    if config.tp == 1:
+        return None
+    where = place()
+    if where is None:
+        raise UsageError(
+            f"--tp {config.tp}: this command measures one process; `python generate.py --tp "
+            f"{config.tp}` starts ranks"
+        )
+    check_split(architecture, config.tp)
+    how = how_saved(locate(config.checkpoint_path))
+    if how is None and (spec.scheme is None or spec.prunes):
+        raise UsageError(
+            f"--tp {config.tp}: {spec} is calibrated, which one process does; let it --save the "
+            "model, and give that as --checkpoint_path"
+        )
+    layers = how.layers if how else None
+    return split_for(architecture, Ranks(where.rank, where.size), spec.scheme, layers)
+
+
+def scheme_of(config: RunConfig, asked: Spec | Selection) -> Spec | Selection:
+    """The scheme `asked`, or the one with which the checkpoint was saved.
+
+    Raises UsageError if both are given and differ, CheckpointError for a damaged quantbench.json.
+    """
+    how = how_saved(locate(config.checkpoint_path))
+    if how is None:
+        return asked
+    try:
+        saved = parse(how.scheme)
+        for scheme, _ in how.layers.values():
+            parse(scheme)
+    except UsageError as error:
+        raise CheckpointError(f"{config.checkpoint_path}/{SAVED}: {error}") from None
+    if config.save:
+        raise UsageError(
+            f"--save: {config.checkpoint_path} is quantized and saved; copy the folder"
+        )
+    if asked != saved and not isinstance(config.quantization, Unsaid):
+        raise UsageError(
+            f"--quantization {asked}: {config.checkpoint_path} was saved as {saved}; leave "
+            "--quantization out, or load the full-precision checkpoint"
+        )
+    return saved
+
+
+def tokenizer_of(checkpoint_path: str, vocab_size: int) -> Tokenizer:
+    """The checkpoint's tokenizer; a ByteTokenizer if it has none. Raises CheckpointError."""
+    folder = tokenizer_folder(checkpoint_path)
+    return load_tokenizer(folder, vocab_size) if folder else ByteTokenizer(vocab_size)
+
+
+def prompt_of(config: RunConfig, vocab_size: int, tokenizer: Tokenizer) -> list[int]:
+    """The token ids of --prompt, or --prefill_size random ones."""
+    if not config.prefill_size:
+        return tokenizer.encode(config.prompt)
+    generator = torch.Generator().manual_seed(config.seed)
+    drawn: list[int] = torch.randint(
+        vocab_size, (config.prefill_size,), generator=generator
+    ).tolist()
+    return drawn
+
+
+def positions(config: RunConfig, prompt: int, context: int) -> int:
+    """How many positions the caches get.
+
+    prompt: its tokens. context: positions for which the model was trained. Raises UsageError if the
+    run needs more than --cache_size or the context.
+    """
+    if config.interactive:
+        if config.context_depth:
+            raise UsageError("--interactive begins at the beginning: leave out --context_depth")
+        return config.cache_size or min(context, INTERACTIVE_CACHE)
+    if prompt == 0:
+        raise UsageError("--prompt is empty, and this tokenizer has no token to begin with")
+    needed = config.context_depth + prompt + config.max_new_tokens
+    asked = f"{prompt} prompt tokens and --max_new_tokens {config.max_new_tokens} need {needed}"
+    if config.context_depth:
+        asked = f"--context_depth {config.context_depth}, {asked}"
+    if needed > context:
+        raise UsageError(f"{asked} positions; the model's context has {context}: ask for fewer")
+    if config.cache_size and config.cache_size < needed:
+        raise UsageError(f"{asked} positions; --cache_size {config.cache_size} is too small")
+    return config.cache_size or needed
+
+
+def kv_cache(config: RunConfig) -> str:
+    """The kind of cache that --kv_cache or --kv_cache_quantization asks for.
+
+    Raises UsageError if they ask for different kinds.
+    """
+    if not config.kv_cache_quantization:
+        return config.kv_cache
+    if config.kv_cache not in ("dense", "int8"):
+        raise UsageError(
+            f"--kv_cache {config.kv_cache} and --kv_cache_quantization, which is --kv_cache int8: "
+            "leave one out"
+        )
+    return "int8"

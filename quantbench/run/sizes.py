@@ -1,0 +1,336 @@
+"""The memory that a model needs, from shapes alone: nothing is allocated, a 70B takes a second.
+
+Most layers have the same shapes, so one of each kind is quantized on the meta device and multiplied
+by their number.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from quantbench.devices import stored_bytes
+from quantbench.errors import KernelError, MemoryShortage, UsageError
+from quantbench.experts.layout import whole_pages
+from quantbench.kv_cache import CACHES
+from quantbench.kv_cache.base import CacheFactory, KVCache
+from quantbench.log.config import RunConfig
+from quantbench.log.kinds import room_bytes
+from quantbench.models import build
+from quantbench.models.config import ModelConfig
+from quantbench.models.mixtral import MixtureOfExperts
+from quantbench.quantize.registry import Quantizer
+from quantbench.quantize.spec import MEASURED, SHOWN, Selection, Spec, parse_scheme
+from quantbench.run.launch import place
+from quantbench.run.plan import Plan, kv_cache
+from quantbench.text import aligned
+
+
+@dataclass(frozen=True)
+class Size:
+    """The size of a quantized model."""
+
+    model_bytes: int  # all weights but the embedding table
+    embedding_bytes: int  # the embedding table
+    memory_bytes: int  # both; a tied output that shares the table's memory counts once
+    bits_per_weight: float  # of linear layers as saved: with scales, without a kernel's padding
+    bits_read: float  # of linear layers as the kernel holds them: what model_bytes counts
+    kernel: str | None  # the kernel that would run; None if none can
+    reason: str | None = None  # why no kernel can run
+
+    @property
+    def widened(self) -> bool:
+        """Whether the kernel holds more than was saved: scales in a wider dtype."""
+        return self.bits_read - self.bits_per_weight > 0.05
+
+
+def size_of(
+    architecture: ModelConfig,
+    spec: Spec,
+    device: torch.device,
+    precision: torch.dtype,
+    kernel: str = "auto",
+) -> Size:
+    """The size of a model of this architecture in the scheme `spec`, on a kernel for `device`.
+
+    Raises KernelError if the scheme does not support the model's shapes.
+    """
+    kinds = architecture.kinds_of_layers()
+    with torch.device("meta"):
+        model = build(architecture.one_of_each_kind()).to(precision)
+    reason = None
+    try:
+        quantizer = Quantizer(spec, device, precision, kernel)
+    except KernelError as error:
+        reason, quantizer = str(error), Quantizer.of_shapes(spec, device, precision)
+    linears: dict[str, nn.Linear] = {}
+    read: dict[str, int] = {}  # bytes of a linear layer as its kernel holds it, without the bias
+    for name in [name for name, module in model.named_modules() if module._parameters]:
+        layer = quantizer.quantized(name, model.get_submodule(name))
+        if isinstance(layer, nn.Linear):
+            linears[name] = layer
+            if reason is None:
+                layer = quantizer.stored(name, layer)
+            bias = linears[name].bias
+            read[name] = sum(map(stored_bytes, layer.parameters()))
+            read[name] -= 0 if bias is None else stored_bytes(bias)
+        model.set_submodule(name, layer)
+    times = {name: kinds[int(name.split(".")[1])] if "layers." in name else 1 for name in linears}
+    in_layers = [sum(map(stored_bytes, layer.parameters())) for layer in model.layers]
+    packed = sum(stored_bytes(layer.weight) * times[name] for name, layer in linears.items())
+    count = sum(layer.weight.numel() * times[name] for name, layer in linears.items())
+    more = [size * (count - 1) for size, count in zip(in_layers, kinds, strict=True)]
+    model_bytes = model.weight_bytes() + sum(more)
+    table, output = model.tok_embeddings.weight, model.output.weight
+    alike = type(table.data) is type(output.data) and table.shape == output.shape
+    shared = architecture.tie_embeddings and alike
+    embedding_bytes = stored_bytes(table)
+    return Size(
+        model_bytes,
+        embedding_bytes,
+        model_bytes + (0 if shared else embedding_bytes),
+        8 * packed / count,
+        8 * sum(bytes_read * times[name] for name, bytes_read in read.items()) / count,
+        None if reason else ", ".join(quantizer.ran) or "torch",
+        reason,
+    )
+
+
+def expert_bytes(
+    architecture: ModelConfig,
+    spec: Spec,
+    device: torch.device,
+    precision: torch.dtype,
+    kernel: str = "auto",
+) -> int:
+    """Bytes of one expert of a mixture, as its kernels hold it.
+
+    Raises KernelError if the scheme does not support the expert's shapes.
+    """
+    with torch.device("meta"):
+        model = build(architecture.one_of_each_kind()).to(precision)
+    try:
+        quantizer = Quantizer(spec, device, precision, kernel)
+    except KernelError:
+        quantizer = Quantizer.of_shapes(spec, device, precision)
+    mixtures = (name for name, m in model.named_modules() if isinstance(m, MixtureOfExperts))
+    name = f"{next(mixtures)}.experts.0"
+    count = 0
+    for part, module in model.get_submodule(name).named_children():
+        layer = quantizer.quantized(f"{name}.{part}", module)
+        if isinstance(layer, nn.Linear) and quantizer.kernels:
+            layer = quantizer.stored(f"{name}.{part}", layer)
+        count += sum(map(stored_bytes, layer.parameters()))
+    return count
+
+
+def expert_slots(config: RunConfig, nbytes: int, free: float) -> int:
+    """For how many experts of so many bytes --expert_memory has room.
+
+    free: bytes for them, where it is "auto".
+    """
+    asked = config.expert_memory
+    assert asked is not None
+    if asked.isdigit():
+        return int(asked)
+    room = room_bytes(asked)
+    return int((free if room is None else room) // whole_pages(nbytes))
+
+
+def slow_bytes(
+    config: RunConfig,
+    architecture: ModelConfig,
+    spec: Spec,
+    device: torch.device,
+    precision: torch.dtype,
+) -> int:
+    """Bytes of the experts that --expert_memory leaves in slow memory alone, at most."""
+    mixture = architecture.mixture
+    if config.expert_memory is None or mixture is None:
+        return 0
+    nbytes = expert_bytes(architecture, spec, device, precision, config.kernel)
+    layers = sum(not mixture.is_dense(layer) for layer in range(architecture.num_layers))
+    least = mixture.experts_per_token * nbytes  # what "auto" takes where there is nothing more
+    return max(0, layers * mixture.num_experts - expert_slots(config, nbytes, least)) * nbytes
+
+
+def report(plan: Plan, free: int | None) -> str:
+    """What --dry_run prints. free: bytes of memory that are free; None if not known."""
+    config, architecture, spec, device = plan.config, plan.architecture, plan.spec, plan.device
+    precision, positions = plan.precision, plan.cache_size
+    rows = [("parameters", f"{architecture.parameters() / 1e9:.3f} billion")]
+    cached = kv_cache_bytes(architecture, config.batch_size, positions, precision, plan.cache)
+    cache = f"{cached / 1e9:.3f} GB for {positions} positions, batch {config.batch_size}"
+    scheme = spec.scheme
+    if scheme is None:
+        rows += [
+            ("model_size", f"not known before {spec} has measured"),
+            ("KV cache", cache),
+        ]
+    else:
+        size = size_of(architecture, scheme, device, precision, config.kernel)
+        slow = slow_bytes(config, architecture, scheme, device, precision)
+        need = size.memory_bytes - slow + cached
+        widened = f"; kernel {size.kernel} reads {size.bits_read:.2f}" if size.widened else ""
+        shared = size.model_bytes + size.embedding_bytes - size.memory_bytes
+        rows += [
+            ("model_size", f"{size.model_bytes / 1e9:.2f} GB as {scheme}"),
+            (
+                "embedding",
+                f"{size.embedding_bytes / 1e9:.2f} GB, not part of model_size"
+                + (", shared with the output layer" if shared else ""),
+            ),
+            ("KV cache", cache),
+            *(
+                [("slow memory", f"{slow / 1e9:.2f} GB of experts, not part of total")]
+                if slow
+                else []
+            ),
+            ("total", f"{need / 1e9:.2f} GB{_fitting(need, free, device)}"),
+            (
+                "bits per weight",
+                f"{size.bits_per_weight:.2f} on average in the quantized linear layers{widened}",
+            ),
+            ("kernel", size.kernel or f"none: {size.reason}"),
+        ]
+    head = "\n".join(f"{name:<16} {text}" for name, text in rows)
+    return f"{head}\n\n{table(architecture, device, precision, cached, free)}"
+
+
+def _fitting(need: int, free: int | None, device: torch.device) -> str:
+    if free is None:
+        return ""
+    fits = "fits" if need <= free else "does not fit"
+    return f" for weights, embedding and KV cache: {fits}, {free / 1e9:.2f} GB of {device} are free"
+
+
+def fits(plan: Plan, free: int | None) -> str:
+    """`check_memory` for a plan, or for this rank's share of it and of the free memory.
+
+    free: bytes, or None if not known.
+    """
+    architecture, where = plan.architecture, place()
+    if plan.split and where:
+        architecture = plan.split.config
+        if free is not None and plan.device.type == "cpu":
+            free //= where.local_size
+    line = check_memory(plan.config, architecture, plan.spec, plan.device, plan.cache_size, free)
+    return f"Each of {plan.ranks.size} ranks: {line}" if plan.split else line
+
+
+def check_memory(
+    config: RunConfig,
+    architecture: ModelConfig,
+    spec: Spec | Selection,
+    device: torch.device,
+    positions: int,
+    free: int | None,
+) -> str:
+    """A line that says how much memory weights and caches need.
+
+    Raises MemoryShortage if that is more than `free` bytes. The weights of autoquant count as
+    nothing, because their size is known only after it has chosen.
+    """
+    precision, name = getattr(torch, config.precision), kv_cache(config)
+    weights = 0
+    if spec.scheme:
+        size = size_of(architecture, spec.scheme, device, precision, config.kernel)
+        slow = slow_bytes(config, architecture, spec.scheme, device, precision)
+        weights = size.memory_bytes - slow
+
+    def cached(positions: int, kind: CacheFactory = CACHES[name]) -> int:
+        return kv_cache_bytes(architecture, config.batch_size, positions, precision, kind)
+
+    need = cached(positions)
+    shown = f"Weights: {_gb(weights)}; " if spec.scheme else ""
+    shown += f"experts in slow memory alone: {_gb(slow)}; " if spec.scheme and slow else ""
+    shown += f"KV cache: {_gb(need)}, {name}, {positions} positions"
+    if config.batch_size > 1:
+        shown += f", batch {config.batch_size}"
+    if free is None or weights + need <= free:
+        return shown
+    fitting = max(0, free - weights) // cached(1)
+    if fitting:
+        advice = f"--cache_size {fitting} is the largest that fits"
+        smaller = [name for name in CACHES if _takes(CACHES[name], architecture)]
+        smaller = [name for name in smaller if cached(positions, CACHES[name]) < need]
+        if smaller:
+            advice += f"; --kv_cache {' or '.join(smaller)} makes it smaller"
+    elif weights > free:
+        advice = "not even the weights fit: a --quantization makes them smaller"
+    else:
+        advice = "the weights fit, but no position of a KV cache with them"
+    raise MemoryShortage(
+        f"out of memory: weights of {_gb(weights)} and a KV cache of {_gb(need)} for {positions} "
+        f"positions need {_gb(weights + need)}, and {device} has {_gb(free)} free; {advice}"
+    )
+
+
+def _takes(kind: type[KVCache], architecture: ModelConfig) -> bool:
+    """Whether this kind of cache supports the model's head_dim."""
+    try:
+        kind(1, 1, 1, architecture.head_dim, torch.bfloat16, "meta")
+    except UsageError:
+        return False
+    return True
+
+
+def _gb(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.2f} MB"
+
+
+def kv_cache_bytes(
+    architecture: ModelConfig,
+    rows: int,
+    positions: int,
+    precision: torch.dtype,
+    cache: CacheFactory,
+) -> int:
+    """Bytes of the caches of all layers."""
+    layer = cache(
+        rows,
+        architecture.num_kv_heads,
+        positions,
+        architecture.head_dim,
+        precision,
+        "meta",
+        architecture.sliding_window,
+    )
+    return layer.nbytes * architecture.num_layers
+
+
+def table(
+    architecture: ModelConfig,
+    device: torch.device,
+    precision: torch.dtype,
+    cached: int,
+    free: int | None,
+) -> str:
+    """A line for each kind of scheme: its size for this model, and its kernel on this device.
+
+    cached: bytes of the KV cache. free: bytes of memory that are free; None if not known.
+    """
+    rows = [("scheme", "model_size", "bits/weight", "total", "fits?", f"kernel on {device.type}")]
+    widened: list[str] = []
+    for name in SHOWN:
+        try:
+            size = size_of(architecture, parse_scheme(name), device, precision)
+        except KernelError as error:
+            rows.append((name, "-", "-", "-", "-", f"none: {error}"))
+            continue
+        need = size.memory_bytes + cached
+        fits = "-" if free is None else "yes" if need <= free else "no"
+        bits = f"{size.bits_per_weight:.2f}"
+        kernel = size.kernel or f"none: {size.reason}"
+        rows.append((name, _gb(size.model_bytes), bits, _gb(need), fits, kernel))
+        if size.widened:
+            widened.append(f"{name} {size.bits_read:.2f}")
+    rows += [(name, "measured", "measured", "measured", "-", "measured") for name in MEASURED]
+    lines = [aligned(rows, left={0, len(rows[0]) - 1})]
+    lines.append("total: model_size + embedding + KV cache. bits/weight: as --save writes them.")
+    if widened:
+        lines.append(
+            f"On {device.type} the kernels hold scales of 8 bits in 16, which model_size counts; "
+            f"bits/weight there: {', '.join(widened)}"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,222 @@
+"""From --expert_memory to experts in two tiers: the slow one is a disk, or RAM under a card.
+
+tiers = open_tiers(plan, quantizer, say)    # before weights are read; None: no --expert_memory
+model = load_model(…, transform=tiers.after(quantizer))
+settle(plan, tiers, model, say)             # some experts lie in fast memory now
+"""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from quantbench import devices, files
+from quantbench.errors import UsageError
+from quantbench.experts.fused_costs import Step
+from quantbench.experts.kept import find
+from quantbench.experts.placement import PLACEMENTS, Placement, from_file, place
+from quantbench.experts.popularity import Routers
+from quantbench.experts.rehearsal import decide_by_costs
+from quantbench.experts.routing import identity, routers_of
+from quantbench.experts.slow import Disk, Memory, SlowTier, Unusable
+from quantbench.experts.store import POLICIES, Guesses
+from quantbench.experts.tiers import Tiers
+from quantbench.log.config import RunConfig
+from quantbench.models.checkpoints.saved import Stages, how_saved
+from quantbench.models.checkpoints.sources import locate
+from quantbench.models.config import ModelConfig
+from quantbench.models.llama import Transformer
+from quantbench.quantize.registry import Quantizer
+from quantbench.run import caches, decoding
+from quantbench.run.plan import Plan
+from quantbench.run.saved_experts import SavedTier, open_saved
+from quantbench.run.sizes import expert_bytes, expert_slots, kv_cache_bytes
+from quantbench.text import counted, size
+
+Say = Callable[[str], None]
+RESERVE = 0.1  # share of the free memory that --expert_memory auto leaves free
+# By --expert_prefetch: whether copies run beside the computing, and which guesses are followed.
+PREFETCH = {
+    "auto": (True, Guesses.WHILE_RIGHT),
+    "router": (True, Guesses.ALWAYS),
+    "off": (False, Guesses.NEVER),
+}
+CPU = torch.device("cpu")
+
+
+def checked(plan: Plan) -> Plan:
+    """The plan. Raises UsageError for options about experts that cannot be followed, as far as that
+    is known before weights are read: too little memory, counts of another model."""
+    config, device = plan.config, plan.device
+    if config.expert_memory is None:
+        return plan
+    if config.tp > 1:
+        raise UsageError("--expert_memory is for one process: leave out --tp")
+    if config.expert_folder and device.type != "cpu":
+        raise UsageError(
+            f"--expert_folder: with --device {device} experts lie in RAM, not on disk: leave it out"
+        )
+    if plan.spec.scheme and config.expert_memory != "auto":
+        how = plan.spec.scheme, device, plan.precision, config.kernel
+        nbytes = expert_bytes(plan.architecture, *how)
+        require_enough(config, plan.architecture, expert_slots(config, nbytes, 0), nbytes)
+    if config.expert_placement not in PLACEMENTS:
+        routers = routers_of(plan.architecture)
+        placed(config, routers, sum(routers.experts))
+    return plan
+
+
+def open_tiers(plan: Plan, quantizer: Quantizer | None, say: Say) -> Tiers | None:
+    """Tiers for the run's model; None if all of it lies in one memory. They are empty, unless
+    --save has left the experts beside the checkpoint.
+
+    quantizer: the run's; None where it is not known before weights are read.
+    Raises UsageError as `checked`, TierError for a slow tier that cannot be written.
+    """
+    config, device = plan.config, plan.device
+    if config.expert_memory is None:
+        return None
+    checked(plan)
+    policy = POLICIES[config.expert_policy]
+    ahead, guesses = PREFETCH[config.expert_prefetch]
+    policy = dataclasses.replace(policy, ahead=policy.fetches and ahead, guesses=guesses)
+    rest = plan.architecture, device, policy, _beneath(plan)
+    if device.type != "cpu":
+        return Tiers(Memory(pinned=True), *rest)
+    if saved := _saved(plan, quantizer, say):
+        tiers = Tiers(saved.slow, *rest)
+        tiers.lie_there(saved.linears)
+        return tiers
+    keeps = config.save is not None and config.expert_folder is None
+    return Tiers(
+        Disk(Path(config.save) if keeps and config.save else _folder(config), keeps), *rest
+    )
+
+
+def _saved(plan: Plan, quantizer: Quantizer | None, say: Say) -> SavedTier | None:
+    """The experts that --save left beside the checkpoint, unless another folder is asked for."""
+    config = plan.config
+    if config.expert_folder or config.save or how_saved(locate(config.checkpoint_path)) is None:
+        return None
+    try:
+        if quantizer and (saved := open_saved(plan, quantizer)):
+            return saved
+        reason = f"{config.checkpoint_path} holds no file of them"
+    except Unusable as unusable:
+        reason = str(unusable)
+    say(
+        f"{reason}: experts are written into {_folder(config)} until the run ends; generate.py "
+        "--save with --expert_memory writes them once"
+    )
+    return None
+
+
+def _folder(config: RunConfig) -> Path:
+    if config.expert_folder:
+        return Path(config.expert_folder)
+    return files.cache_folder() / "experts"
+
+
+def _beneath(plan: Plan) -> tuple[SlowTier, Stages] | None:
+    """What computes in RAM beneath a card: the CPU, by kernels of its own."""
+    if plan.device.type == "cpu" or not POLICIES[plan.config.expert_policy].computes_there:
+        return None
+    if plan.spec.scheme is None:
+        raise UsageError(
+            f"--expert_policy {plan.config.expert_policy}: {plan.spec} chooses kernels for the "
+            "card; --expert_policy cache computes nothing on the CPU"
+        )
+    return Memory(pinned=False), Quantizer(plan.spec.scheme, CPU, plan.precision)
+
+
+# ---------------------------------------------------------------------------------- how many
+
+
+def require_enough(config: RunConfig, architecture: ModelConfig, count: int, nbytes: int) -> None:
+    """Raise UsageError where fast memory for `count` experts is less than a layer needs."""
+    mixture = architecture.mixture
+    assert mixture is not None
+    least = mixture.experts_per_token
+    if POLICIES[config.expert_policy].fetches and count < least:
+        raise UsageError(
+            f"--expert_memory {config.expert_memory} has room for {counted(count, 'expert')} of "
+            f"{size(nbytes)}, and a layer needs the {least} of a token: --expert_memory {least} "
+            f"({size(least * nbytes)}) is the least that works"
+        )
+
+
+def _free(plan: Plan) -> float:
+    """Bytes for experts when everything else is loaded: what is free without the KV cache, the
+    activations of a pass and a reserve."""
+    free = devices.free_memory(plan.device)
+    if free is None:
+        raise UsageError(
+            f"--expert_memory auto: {plan.device} does not say how much memory is free; give a "
+            "size, such as 8GB"
+        )
+    config, architecture = plan.config, plan.architecture
+    cached = kv_cache_bytes(
+        architecture, config.batch_size, plan.cache_size, plan.precision, plan.cache
+    )
+    return max(0.0, free * (1 - RESERVE) - cached - activation_bytes(plan))
+
+
+def activation_bytes(plan: Plan) -> float:
+    """Bytes that a pass takes besides weights and caches, at most: float32 where some are."""
+    config, architecture = plan.config, plan.architecture
+    rows = config.batch_size
+    chunk = config.prefill_chunk or devices.prefill_chunk(plan.device, rows)
+    tokens = rows * min(chunk, len(plan.prompt))
+    mixture = architecture.mixture
+    assert mixture is not None
+    heads = architecture.num_heads + 2 * architecture.num_kv_heads
+    wide = max(
+        2 * architecture.ffn_dim,
+        2 * mixture.expert_dim,
+        2 * mixture.shared_dim,
+        heads * architecture.head_dim,
+    )
+    each = (4 + mixture.experts_per_token) * architecture.dim + 2 * wide
+    return 4.0 * (tokens * each + 2 * rows * architecture.vocab_size)
+
+
+# ---------------------------------------------------------------------------------- after loading
+
+
+def settle(plan: Plan, tiers: Tiers, model: Transformer, say: Say) -> None:
+    """Bring the first experts into fast memory, as --expert_placement says.
+
+    Raises UsageError for too little memory, or for counts that are not of this model; TierError.
+    """
+    config, every = plan.config, len(tiers.keys)
+    tiers.attach(model)
+    nbytes = tiers.layout.nbytes
+    free = _free(plan) if config.expert_memory == "auto" else 0.0
+    count = min(expert_slots(config, nbytes, free), every)
+    require_enough(config, plan.architecture, count, nbytes)
+    capacity = every if count == every else count - tiers.least
+    placement = placed(config, identity(model), capacity)
+    tiers.hold(placement.fast, count)
+    say(tiers.sentence())
+    if tiers.arrivals or count < every:
+        decide_by_costs(tiers, model, _fused(plan, model), config.batch_size)
+        for key in tiers.keys:  # what it computed in place is in the system's page cache
+            tiers.slow.drop(key)
+
+
+def _fused(plan: Plan, model: Transformer) -> Step | None:
+    """A decoding step as the run will take it, over caches of its own; None if it is not fused."""
+    config, how = plan.config, (plan.precision, plan.device)
+    kernel = caches.attention_of(plan.cache, model.config, *how).name
+    own = caches.of_layers(plan.cache, model.config, config.batch_size, 1, *how, kernel)
+    return decoding.fused_step(decoding.choose(config.decoder, model, own, config.batch_size))
+
+
+def placed(config: RunConfig, routers: Routers, capacity: int) -> Placement:
+    """The placement that --expert_placement asks for. Raises UsageError."""
+    option, how = "--expert_placement", config.expert_placement
+    if how not in PLACEMENTS:
+        return from_file(option, how, routers, capacity)
+    popularity = find(routers, f"{option} {how}") if how == "popularity" else None
+    return place(how, routers, capacity, popularity, config.seed)

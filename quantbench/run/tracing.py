@@ -1,0 +1,97 @@
+"""Writing the traces of --profile and --memory_profile."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from quantbench import files
+from quantbench.errors import LogError
+from quantbench.text import aligned
+
+LISTED = 5  # operations in the table
+WIDEST = 60  # characters of a name: those of CUDA kernels have hundreds
+
+
+def trace(
+    device: torch.device,
+    profile: str | None,
+    memory_profile: str | None,
+    once: Callable[[], object],
+    say: Callable[[str], None],
+    write: bool = True,
+) -> None:
+    """Call `once` for each file that is given, and write a trace of the call there.
+
+    profile: for a trace of operations. memory_profile: for a memory snapshot on CUDA, elsewhere for
+    a trace with allocations. say: prints a line. Raises LogError if a file cannot be written in
+    full; an older file of that name then stays unchanged. write: whether to trace; a rank that does
+    not calls `once` as often, because the others wait for it.
+    """
+    if not write:
+        for _ in filter(None, (profile, memory_profile)):
+            once()
+        return
+    if memory_profile and device.type == "cuda":
+        torch.cuda.memory._record_memory_history()
+        once()
+        _write("--memory_profile", memory_profile, torch.cuda.memory._dump_snapshot)
+        torch.cuda.memory._record_memory_history(enabled=None)
+        say(f"Wrote {memory_profile}; open it at https://docs.pytorch.org/memory_viz")
+    traces = {"--profile": profile}
+    if device.type != "cuda":
+        traces["--memory_profile"] = memory_profile
+    for option, path in traces.items():
+        if path:
+            with torch.profiler.profile(profile_memory=option == "--memory_profile") as events:
+                once()
+            _write(option, path, events.export_chrome_trace)
+            say(f"Wrote {path}; open it in https://ui.perfetto.dev")
+            if option == "--profile":
+                say(longest_operations(events))
+
+
+def longest_operations(events: torch.profiler.profile, count: int = LISTED) -> str:
+    """A table of the operations that took most of the traced sample, without what they called.
+
+    Times are the device's: on an accelerator those of its kernels, else the CPU's.
+    """
+    averages = events.key_averages()
+    on_device = any(event.self_device_time_total for event in averages)
+    timed = [
+        (event.self_device_time_total if on_device else event.self_cpu_time_total, event)
+        for event in averages
+    ]
+    total = sum(microseconds for microseconds, _ in timed) or 1
+    rows = [("operation", "calls", "time", "share")]
+    for microseconds, event in sorted(timed, key=lambda pair: -pair[0])[:count]:
+        name = event.key if len(event.key) <= WIDEST else f"{event.key[: WIDEST - 1]}…"
+        time = f"{microseconds / 1000:.2f} ms"
+        rows.append((name, str(event.count), time, f"{microseconds / total:.0%}"))
+    return aligned(rows, left={0})
+
+
+def _write(option: str, path: str, export: Callable[[str], object]) -> None:
+    """Replace `path` by what `export` writes. Raises LogError if that is incomplete: on a full disk
+    the profiler reports nothing."""
+
+    def write(file: Path) -> None:
+        try:
+            export(str(file))
+            if not file.is_file() or not _is_whole(file):
+                raise LogError(
+                    f"{option} {path}: the trace could not be written in full; is the disk full?"
+                )
+        finally:
+            file.with_name(f"{file.name}.tmp").unlink(missing_ok=True)  # left by the profiler
+
+    files.replace(option, path, write)
+
+
+def _is_whole(file: Path) -> bool:
+    """Whether a JSON file ends with its closing bracket; whether any other file is not empty."""
+    with open(file, "rb") as opened:
+        head = opened.read(1)
+        opened.seek(max(0, os.path.getsize(file) - 16))
+        return opened.read().rstrip().endswith(b"}") if head == b"{" else bool(head)

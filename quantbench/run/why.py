@@ -1,0 +1,121 @@
+"""Why a run is as fast as it is: what ran it, and what kept something faster from running."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from quantbench.run import energy
+from quantbench.run.energy import NotCounted
+from quantbench.run.facts import Facts, Measured
+
+STEP = {
+    "cpu-step": "a decoding step is one C++ op",
+    "cpu-stack": "all layers of a decoding step are one C++ op",
+    "cpu-layer": "a decoding step is a C++ op for each layer",
+    "modules": "a decoding step runs the model's modules",
+}
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What memory allows of a decoding step."""
+
+    step_bytes: float  # of weights and cache that a step reads, of all ranks
+    bytes_per_s: float  # of memory, as this machine's calibration read it
+
+    def share(self, step_seconds: float) -> float:
+        """Seconds that memory needs for these bytes ÷ those that a step took."""
+        return self.step_bytes / self.bytes_per_s / step_seconds
+
+    def sentence(self, step_seconds: float, estimated: float) -> str:
+        """How near a step came to the limit, and to its estimated seconds."""
+        return (
+            f"a step runs at {self.share(step_seconds):.0%} of what this machine allows for these "
+            f"bytes ({self.step_bytes / 1e9:.2f} GB at {self.bytes_per_s / 1e9:.1f} GB/s), and at "
+            f"{estimated / step_seconds:.0%} of what its own kernels reach"
+        )
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a calibration says of a run, before it."""
+
+    figures: dict[str, float] | None = None  # by the keys of `estimate` in the JSON of a run
+    limit: Limit | None = None
+    why_not: str | None = None  # None as well where this machine is not calibrated
+
+
+def of_single_run(measured: Measured) -> list[str]:
+    """Sentences without a full stop: how samples scatter, what else ran, and what ran this."""
+    trust, facts = measured.trust, measured.facts
+    sentences = [trust.spread.sentence()]
+    if trust.machine:
+        load = trust.load_average
+        average = "" if load is None else f"; load average {load:.1f}"
+        sentences.append(f"{trust.machine.sentence()}{average}")
+    step = STEP.get(facts.decoder, "a decoding step")
+    sentences.append(f"{step} (decoder {facts.decoder}), products run on kernel {facts.kernel}")
+    if facts.parallel:
+        ranks, through = facts.parallel.ranks, facts.parallel.backend
+        sentences.append(f"{ranks} ranks share the model and exchange numbers through {through}")
+    sentences += _experts(measured)
+    if isinstance(measured.energy, NotCounted):
+        said = energy.sentence(None, None, measured.energy.why_not, None)
+        sentences += [said] if said else []
+    return [*sentences, *held_back(facts, measured.kernels)]
+
+
+def _experts(measured: Measured) -> list[str]:
+    """Where experts lie in two tiers: how many, how often they were there, and what it took."""
+    where, phases = measured.facts.experts, measured.expert_phases
+    if where is None or not phases:
+        return []
+    return [
+        f"{where.fast} of {where.every} experts lie in fast memory (placed {where.placement}, "
+        f"policy {where.policy}), all on {where.slow}",
+        *(
+            f"{name}: {figures.sentence(where.slow)}"
+            for name, figures in phases.items()
+            if figures.passes
+        ),
+    ]
+
+
+def held_back(facts: Facts, kernels: Mapping[str, str | None]) -> list[str]:
+    """What keeps a run from being faster; sentences without a full stop.
+
+    kernels: of the run's scheme, each with why it cannot run here; None where it can.
+    """
+    sentences = [_kernel(facts, kernels), _decoder(facts), _attention(facts)]
+    if facts.decoder == "cpu-step":  # one op, with nothing to compile
+        pass
+    elif facts.architecture.mixture is not None:
+        sentences.append("nothing is compiled: which experts a step computes follows from numbers")
+    elif not facts.config.compile:
+        sentences.append("nothing is compiled: each step pays for Python (--compile)")
+    return [sentence for sentence in sentences if sentence]
+
+
+def _kernel(run: Facts, kernels: Mapping[str, str | None]) -> str | None:
+    if "reference" in run.kernel:
+        why = "; ".join(
+            f"{name}: {reason}"
+            for name, reason in kernels.items()
+            if reason and name != "reference"
+        )
+        return "plain torch (kernel reference) unpacks the weights at every step" + (
+            f", for there is no other kernel here ({why})" if why else ""
+        )
+    if "," in run.kernel:
+        return f"not every layer's shape fits its fastest kernel: {run.kernel}"
+    return None
+
+
+def _decoder(run: Facts) -> str | None:
+    if not run.decoder_reason:
+        return None
+    return f"a step is not one op (decoder {run.decoder}): {run.decoder_reason}"
+
+
+def _attention(run: Facts) -> str | None:
+    reason = run.attention_reason
+    return f"attention runs on plain torch: {reason}" if reason else None

@@ -1,0 +1,185 @@
+"""Reading JSON, and dataclasses to JSON and back by their own type hints.
+
+    @dataclass
+    class Row:
+        name: str
+        share: float | None = omitted()         # left out of the JSON while it is None
+
+    to_json(Row("fp6"))                         # {"name": "fp6"}
+    from_json(Row, {"name": "fp6"})             # Row("fp6", None)
+    parsed('{"name": "fp6"}')                   # {"name": "fp6"}
+
+A class whose JSON is not one key a field has a method `to_json` and a static method `from_json`.
+"""
+
+import dataclasses
+import json
+import types
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from quantbench.errors import QuantbenchError
+
+T = TypeVar("T")
+OMITTED = "omitted"  # key of a field's metadata
+NOTHING: Mapping[str, object] = types.MappingProxyType({})
+LARGEST_MEASURED = 1e18  # seconds, bytes, tokens per second
+MOST_DIGITS = 300  # of a whole number: float() takes no more
+
+
+def parsed(text: str | bytes) -> Any:
+    """The value that a JSON text holds. Raises ValueError, which says why and in which line,
+    for a text that is no JSON."""
+    try:
+        whole = text.decode("utf-8") if isinstance(text, bytes) else text
+        return json.loads(whole, parse_int=_whole)
+    except RecursionError:
+        why = "it is nested too deeply"
+    except json.JSONDecodeError as error:
+        why = f"line {error.lineno}, column {error.colno}: {error.msg}"
+    except UnicodeDecodeError:
+        why = "it is no UTF-8 text"
+    raise ValueError(f"it is no JSON ({why})")
+
+
+def omitted() -> Any:
+    """The default, None, of a field that is left out of the JSON while it is None."""
+    return dataclasses.field(default=None, metadata={OMITTED: True})
+
+
+def _whole(digits: str) -> float:
+    """A whole number beyond float's range is read as 1e400 is, as infinity: whoever reads the value
+    can then say which one is wrong."""
+    return int(digits) if len(digits) <= MOST_DIGITS else float(digits)
+
+
+def require(what: str, *values: float | None, above: float = 0.0) -> None:
+    """Raise ValueError for a measured value that is not above this and below LARGEST_MEASURED."""
+    for value in values:
+        if value is not None and not above < value < LARGEST_MEASURED:
+            raise ValueError(f"{what} takes numbers above {above:g}; given: {value:.6g}")
+
+
+def to_json(value: object) -> Any:
+    """What json.dumps takes. Tuples become lists."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        own = getattr(value, "to_json", None)
+        return own() if own else fields_to_json(value)
+    if isinstance(value, Mapping):
+        return {key: to_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(item) for item in value]
+    return value
+
+
+def fields_to_json(value: Any) -> dict[str, object]:
+    """A dataclass as a JSON object of one key a field."""
+    return {
+        field.name: to_json(item)
+        for field in dataclasses.fields(value)
+        if (item := getattr(value, field.name)) is not None or OMITTED not in field.metadata
+    }
+
+
+def from_json(kind: type[T], value: object) -> T:
+    """A `kind` from parsed JSON: of str, int, float, bool, list, dict, tuple, unions, dataclasses.
+
+    Unknown keys are passed over; a missing one takes the field's default, or None where the field
+    may be None. Raises ValueError: which value, what it takes.
+    """
+    return cast(T, _read(kind, value, getattr(kind, "__name__", str(kind))))
+
+
+def _read(kind: Any, value: Any, where: str) -> Any:
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is None:
+        return _read_plain(kind, value, where)
+    if origin is Union or origin is types.UnionType:
+        return _read_union(arguments, value, where)
+    if origin is Literal and value in arguments:
+        return value
+    if origin is list and isinstance(value, list):
+        return [_read(arguments[0], item, f"{where}[]") for item in value]
+    if origin is tuple and isinstance(value, list | tuple):
+        kinds = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
+        if len(kinds) == len(value):
+            pairs = zip(kinds, value, strict=True)
+            return tuple(_read(item_kind, item, f"{where}[]") for item_kind, item in pairs)
+    if origin is dict and isinstance(value, dict):
+        return {key: _read(arguments[1], value[key], f"{where}.{key}") for key in value}
+    raise _wrong(kind, value, where)
+
+
+def _read_union(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
+    if value is None and types.NoneType in kinds:
+        return None
+    wrong: list[ValueError] = []
+    for kind in kinds:
+        try:
+            return _read(kind, value, where)
+        except ValueError as error:
+            wrong.append(error)
+    raise wrong[0]
+
+
+def _read_plain(kind: Any, value: Any, where: str) -> Any:
+    if kind is Any or kind is object:
+        return value
+    if kind is types.NoneType and value is None:
+        return None
+    if dataclasses.is_dataclass(kind):
+        own = getattr(kind, "from_json", None)
+        if not isinstance(value, dict) and not own:
+            raise _wrong(kind, value, where)
+        return _read_by(own, value, where) if own else _read_fields(kind, value, where)
+    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if kind in (str, bool) and isinstance(value, kind):
+        return value
+    if kind is int and isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise _wrong(kind, value, where)
+
+
+def _read_by(read: Callable[[Any], object], value: Any, where: str) -> object:
+    """What a class's own `from_json` reads, which may meet any kind of value."""
+    try:
+        return read(value)
+    except KeyError as error:
+        raise ValueError(f"{where} lacks {error}") from None
+    except (QuantbenchError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def fields_from_json(kind: type[T], value: object, **read: object) -> T:
+    """A dataclass from a JSON object of one key a field, as `from_json` reads it. read: fields that
+    are read already. It is for a class with a `from_json` of its own."""
+    if not isinstance(value, dict):
+        raise _wrong(kind, value, kind.__name__)
+    return cast(T, _read_fields(kind, value, kind.__name__, read))
+
+
+def _read_fields(
+    kind: Any, value: Mapping[str, object], where: str, read: Mapping[str, object] = NOTHING
+) -> Any:
+    hints, arguments = _hints(kind), dict(read)
+    for field in dataclasses.fields(kind):
+        if field.name in read:
+            continue
+        if field.name in value:
+            arguments[field.name] = _read(
+                hints[field.name], value[field.name], f"{where}.{field.name}"
+            )
+        elif field.default is field.default_factory is dataclasses.MISSING:
+            arguments[field.name] = _read(hints[field.name], None, f"{where}.{field.name}")
+    return _read_by(lambda given: kind(**given), arguments, where)
+
+
+def _wrong(kind: Any, value: object, where: str) -> ValueError:
+    return ValueError(f"{where} takes {getattr(kind, '__name__', kind)}; given: {value!r:.80}")

@@ -1,0 +1,93 @@
+"""What a file of measurements says of the machine and the command that made it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from quantbench.log import about
+
+ROOT = Path(__file__).parents[2]
+
+XEON = """processor\t: 0
+model name\t: Intel(R) Xeon(R) Processor @ 2.60GHz
+flags\t\t: fpu avx2 avx512f avx512_vnni amx_tile amx_int8
+"""
+OLD = "model name\t: Old\nflags\t: sse2\n"
+ARM = "processor\t: 0\nFeatures\t: fp asimd\n"
+
+
+@pytest.mark.parametrize(
+    "text, cores, said",
+    [
+        (XEON, {0, 1}, "2 cores of Intel(R) Xeon(R) Processor @ 2.60GHz (AMX, AVX-512 VNNI)"),
+        (OLD, {3}, "1 core of Old"),
+        (ARM, {0, 1}, "(NEON)"),
+    ],
+)
+def test_the_processor(tmp_path, monkeypatch, text, cores, said):
+    (tmp_path / "cpuinfo").write_text(text)
+    monkeypatch.setattr(about, "CPU", tmp_path / "cpuinfo")
+    monkeypatch.setattr(about.os, "sched_getaffinity", lambda process: cores, raising=False)
+    assert said in about.processor()
+
+
+def test_a_card_comes_first(tmp_path, monkeypatch):
+    (tmp_path / "0000:01:00.0").mkdir()
+    file = tmp_path / "0000:01:00.0" / "information"
+    file.write_text("Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 1\n")
+    monkeypatch.setattr(about, "CARDS", tmp_path)
+    assert about.machine().startswith("NVIDIA H100 80GB HBM3, ")
+
+
+@pytest.mark.parametrize(
+    "argv, said",
+    [
+        (
+            ["/home/me/compare/__main__.py", "ab", "--arm", "a b"],
+            "python -m compare ab --arm 'a b'",
+        ),
+        (["/home/me/generate.py", "--compile"], "python generate.py --compile"),
+        (["/home/me/.venv/bin/quantbench", "ab"], "quantbench ab"),
+    ],
+)
+def test_the_command_as_it_was_typed(argv, said):
+    assert about.command(argv) == said
+
+
+@pytest.mark.parametrize(
+    "argv, module, said",
+    [
+        (
+            ["/me/tests/compare/trust.py", "--only", "tiny, side by side"],
+            "tests.compare.trust",
+            "python -m tests.compare.trust --only 'tiny, side by side'",
+        ),
+        (["/me/compare/__main__.py", "ab"], "quantbench.compare.__main__", "python -m compare ab"),
+        (["/me/generate.py"], None, "python generate.py"),
+    ],
+)
+def test_a_module_is_named_as_python_is_told(argv, module, said):
+    assert about.command(argv, module) == said
+
+
+def test_a_process_knows_the_module_that_it_runs(tmp_path):
+    """As a module inside of a package, started with -m."""
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "tool.py").write_text(
+        "from quantbench.log.about import about\nprint(about().command)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    words = [sys.executable, "-m", "package.tool", "--only", "a b"]
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.stdout == "python -m package.tool --only 'a b'\n", done.stderr
+
+
+def test_the_caption_is_one_line():
+    versions = {"python": "3.11.7", "torch": "2.13.0", "torchao": None}
+    told = about.About("quantbench ab", "2026-11-22", "0123456789-dirty", "2 cores of X", versions)
+    assert told.caption() == (
+        "<sub>2 cores of X, torch 2.13.0; 2026-11-22, commit 0123456-dirty: `quantbench ab`</sub>"
+    )

@@ -1,0 +1,397 @@
+"""The log under parallel writers, kills and full disks; and `quantbench log check`."""
+
+import dataclasses
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from quantbench.errors import LogError
+from quantbench.log import log
+from quantbench.log.config import RunConfig, repro
+from quantbench.log.record import Record
+
+ROOT = Path(__file__).parents[2]
+REFERENCE = Path(__file__).parents[1] / "data" / "torchao_llama_log.txt"
+RECORD = Record.parse(REFERENCE.read_text().splitlines()[2])
+LINE = dataclasses.replace(RECORD, repro=repro(RunConfig(device="cpu", compile=True))).render()
+
+# What the subprocesses below share: a whole record whose prompt says who wrote it.
+WRITER = f"""
+import dataclasses, itertools, json, os, sys
+from quantbench.log import log
+from quantbench.log.config import RunConfig, repro
+from quantbench.log.record import Record
+
+path, who, *rest = sys.argv[1:]
+record = Record.parse(open({str(REFERENCE)!r}).read().splitlines()[2])
+
+def line(count, words=1):
+    prompt = f"{{who}} {{count}} " + "word " * words
+    return dataclasses.replace(record, repro=repro(RunConfig(prompt=prompt))).render()
+"""
+
+
+def start(code, *arguments, **settings):
+    return subprocess.Popen(
+        [sys.executable, "-c", WRITER + code, *map(str, arguments)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        **settings,
+    )
+
+
+def check(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "quantbench", "log", *map(str, arguments)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+
+
+def written_by(path):
+    """(writer, count) of every record, in the order of the file."""
+    prompts = (record.config().prompt.split() for _, record in log.read(path).records)
+    return [(words[0], int(words[1])) for words in prompts]
+
+
+def test_append_makes_the_file_and_adds_whole_lines(tmp_path):
+    path = tmp_path / "benchmarks.txt"
+    log.append(path, LINE)
+    log.append(str(path), LINE)
+    assert path.read_text() == f"{LINE}\n{LINE}\n"
+
+
+@pytest.mark.parametrize("several", ["a\nb", "a\rb", "a\n"])
+def test_more_than_one_line_is_refused(tmp_path, several):
+    with pytest.raises(LogError):
+        log.append(tmp_path / "log", several)
+    assert not (tmp_path / "log").exists()
+
+
+def test_eight_processes_of_200_lines_each_lose_none(tmp_path):
+    path = tmp_path / "log"
+    writers = [
+        start("for count in range(200): log.append(path, line(count))", path, who)
+        for who in range(8)
+    ]
+    assert [writer.wait() for writer in writers] == [0] * 8
+    assert path.read_bytes().count(b"\n") == 1600
+    assert log.read(path).bad == []
+    assert sorted(written_by(path)) == sorted((str(w), c) for w in range(8) for c in range(200))
+
+
+def test_killed_writers_leave_no_torn_line(tmp_path):
+    """Lines of 200 kB, for a kill to land inside a write; every line reported as written is there,
+    whatever came after it."""
+    chance = random.Random(7)
+    for attempt in range(10):
+        path = tmp_path / f"log{attempt}"
+        writers = [
+            start(
+                "whole = line('COUNT', 40_000)\n"
+                "for count in itertools.count():\n"
+                "    log.append(path, whole.replace('COUNT', str(count)))\n"
+                "    os.write(1, f'{count}\\n'.encode())",
+                path,
+                who,
+            )
+            for who in range(2)
+        ]
+        reported = {(str(who), int(writer.stdout.readline())) for who, writer in enumerate(writers)}
+        time.sleep(chance.random() * 0.02)
+        for who, writer in enumerate(writers):
+            writer.send_signal(signal.SIGKILL)
+            reported |= {(str(who), int(count)) for count in writer.communicate()[0].split()}
+        log.append(path, LINE)
+        lines = path.read_text().splitlines()
+        assert lines.pop() == LINE
+        assert all(len(line) > 200_000 and line.endswith("word '") for line in lines)
+        prompts = [line.partition(" --prompt '")[2].split() for line in lines]
+        found = [(words[0], int(words[1])) for words in prompts]
+        assert reported <= set(found) and len(set(found)) == len(found)
+
+
+def test_every_place_to_be_cut_at_leaves_whole_records(tmp_path):
+    path = tmp_path / "log"
+    # After "--temperature 0" the rest could have been left out by whoever wrote the line.
+    ambiguous = LINE.index("--temperature 0") + len("--temperature 0")
+    for cut in range(1, len(LINE)):
+        path.write_text(f"heading\n{LINE}\n{LINE[:cut]}")
+        torn = log.read(path)
+        log.append(path, LINE)
+        lines = path.read_text().split("\n")
+        if cut < ambiguous:
+            assert lines == ["heading", LINE, LINE, ""]
+            assert len(torn.records) == 1
+            assert cut < 15 or "cut short, and removed by the next run" in torn.bad[0][1]
+        else:
+            assert lines == ["heading", LINE, LINE[:cut], LINE, ""]
+        assert log.read(path).bad == []
+
+
+@pytest.mark.parametrize(
+    "tail, kept",
+    [
+        ("llama 2", "llama 2\n"),
+        (LINE, f"{LINE}\n"),
+        (REFERENCE.read_text().splitlines()[-1], REFERENCE.read_text().splitlines()[-1] + "\n"),
+        ("what tok/s= means", "what tok/s= means\n"),
+        ("2024", ""),
+        ("20240831225155", ""),
+        ("20240831225155, tok/s=", ""),
+        ("", ""),
+    ],
+)
+def test_a_last_line_without_newline(tmp_path, tail, kept):
+    path = tmp_path / "log"
+    path.write_text(f"above\n{tail}")
+    log.append(path, LINE)
+    assert path.read_text() == f"above\n{kept}{LINE}\n"
+
+
+def test_a_tail_longer_than_one_block_is_seen_whole(tmp_path):
+    path = tmp_path / "log"
+    path.write_text(f"above\n{LINE} --prompt '{'a' * 200_000}")
+    log.append(path, LINE)
+    assert path.read_text() == f"above\n{LINE}\n"
+
+
+@pytest.mark.parametrize("room", [0, 1, 40, 300])
+@pytest.mark.parametrize("before", ["", f"llama 2\n{LINE}\n", "llama 2"])
+def test_a_file_size_limit_leaves_the_log_as_it_was(tmp_path, room, before):
+    path = tmp_path / "log"
+    path.write_text(before)
+    writer = start(
+        "import resource\n"
+        "from quantbench.errors import LogError\n"
+        "limit = os.path.getsize(path) + int(rest[0])\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))\n"
+        "appends = (lambda: log.append(path, line(1)),\n"
+        "           lambda: log.append_json(path, {'a': 'b' * 400}))\n"
+        "for append in appends:\n"
+        "    try: append()\n"
+        "    except LogError as error: print(error)\n"
+        "    else: print('no error')",
+        path,
+        "limited",
+        room,
+    )
+    said = writer.communicate()[0].splitlines()
+    assert writer.returncode == 0
+    assert said == [f"cannot append to {str(path)!r}: File too large"] * 2
+    assert path.read_text() == before
+
+
+def test_a_short_write_on_a_full_disk_is_taken_back(tmp_path, monkeypatch):
+    path = tmp_path / "log"
+    path.write_text("llama 2\n")
+    true_write = os.write
+    written = []
+
+    def full_disk(descriptor, data):
+        if written:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written.append(true_write(descriptor, data[:10]))
+        return 10
+
+    monkeypatch.setattr(os, "write", full_disk)
+    with pytest.raises(LogError, match="No space left on device"):
+        log.append(path, LINE)
+    assert written and path.read_text() == "llama 2\n"
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), KeyboardInterrupt()])
+def test_a_failed_fsync_or_ctrl_c_takes_the_line_back(tmp_path, monkeypatch, error):
+    path = tmp_path / "log"
+    path.write_text("llama 2\n")
+
+    def failing(descriptor):
+        raise error
+
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(LogError if isinstance(error, OSError) else KeyboardInterrupt):
+        log.append(path, LINE)
+    assert path.read_text() == "llama 2\n"
+
+
+def test_json_lines(tmp_path):
+    path = tmp_path / "samples.jsonl"
+    values = [{"a": [1.5, "é\n\u2028"]}, {"b": None}]
+    for value in values:
+        log.append_json(path, value)
+    assert [json.loads(line) for line in path.read_text().splitlines()] == values
+    whole = path.read_text()
+    path.write_text(whole + whole[:9])  # cut short
+    log.append_json(path, {"c": 1})
+    assert path.read_text() == whole + '{"c": 1}\n'
+    path.write_text(whole.rstrip("\n"))
+    log.append_json(path, {"c": 1})
+    assert path.read_text() == whole + '{"c": 1}\n'
+    path.write_text("not of ours")
+    log.append_json(path, {"c": 1})
+    assert path.read_text() == 'not of ours\n{"c": 1}\n'
+    with pytest.raises(LogError, match="not JSON compliant"):
+        log.append_json(path, {"c": float("nan")})
+
+
+def test_the_writable_check_accepts_without_touching(tmp_path):
+    path = tmp_path / "log"
+    log.check_writable(path)
+    assert not path.exists()
+    path.write_text("llama 2")
+    os.utime(path, (1, 1))
+    log.check_writable(path)
+    assert path.read_text() == "llama 2" and path.stat().st_mtime == 1
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    log.check_writable(tmp_path / "link")
+    log.append(tmp_path / "link", LINE)
+    assert (tmp_path / "target").read_text() == f"{LINE}\n"
+
+
+def unwritable(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "nowhere").symlink_to(tmp_path / "missing" / "log")
+    return {
+        str(tmp_path / "folder"): "Is a directory",
+        str(tmp_path / "missing" / "log"): f"there is no folder {str(tmp_path / 'missing')!r}",
+        str(tmp_path / "nowhere"): f"there is no folder {str(tmp_path / 'missing')!r}",
+        str(tmp_path / "file" / "log"): "Not a directory",
+        str(tmp_path / "new") + "/": "Is a directory",
+        str(tmp_path / "pipe"): "not a regular file",
+        str(tmp_path / ("x" * 300)): "File name too long",
+        "/dev/full": "not a regular file",
+        "": "no such file",
+    }
+
+
+def test_unwritable_logs_are_one_line_each_before_and_at_the_append(tmp_path):
+    for path, reason in unwritable(tmp_path).items():
+        for act in (log.check_writable, lambda path: log.append(path, LINE)):
+            with pytest.raises(LogError) as raised:
+                act(path)
+            assert str(raised.value) == f"cannot append to {path!r}: {reason}"
+
+
+NOBODY = 65534
+
+
+def as_nobody(work):
+    """What work() returns in a child without root's privileges, who may write everywhere."""
+    reading, writing = os.pipe()
+    if child := os.fork():
+        os.close(writing)
+        with open(reading) as pipe:
+            answer = pipe.read()
+        os.waitpid(child, 0)
+        return json.loads(answer)
+    try:
+        if os.geteuid() == 0:
+            os.setgroups([])
+            os.setresgid(NOBODY, NOBODY, NOBODY)
+            os.setresuid(NOBODY, NOBODY, NOBODY)
+        os.write(writing, json.dumps(work()).encode())
+    finally:
+        os._exit(0)
+
+
+def test_permissions_are_seen():
+    def refusals():
+        reasons = []
+        for path in (writable, locked, open_folder / "new", closed_folder / "new"):
+            try:
+                log.check_writable(path)
+                reasons.append("")
+            except LogError as error:
+                reasons.append(str(error))
+        return reasons
+
+    with tempfile.TemporaryDirectory() as name:  # pytest's own folders are root's alone
+        writable, locked = Path(name, "writable"), Path(name, "locked")
+        open_folder, closed_folder = Path(name, "open"), Path(name, "closed")
+        for path, mode in ((writable, 0o666), (locked, 0o444)):
+            path.touch()
+            path.chmod(mode)
+        for path, mode in ((open_folder, 0o777), (closed_folder, 0o555), (Path(name), 0o755)):
+            path.mkdir(exist_ok=True)
+            path.chmod(mode)
+        reasons = as_nobody(refusals)
+    assert [bool(reason) for reason in reasons] == [False, True, False, True]
+    assert all(reason.endswith(": Permission denied") for reason in reasons if reason)
+
+
+def test_reading_tells_records_headings_and_bad_lines_apart(tmp_path):
+    path = tmp_path / "log"
+    foreign = f"{LINE} --sparsity semi"
+    path.write_bytes(
+        f"README\n\n{LINE}\n20240831225155, of another kind\nx{LINE}\n2024 was a year\n"
+        f"{foreign}\n".encode()
+        + b"caf\xe9\n"
+        + LINE.encode()
+    )
+    reading = log.read(path)
+    assert [number for number, _ in reading.records] == [3, 7, 9]
+    assert [number for number, _ in reading.bad] == [4, 5, 7]
+    assert "did you mean" in reading.bad[2][1] or "no such option" in reading.bad[2][1]
+
+
+def test_names_that_are_not_utf8_go_through_the_file(tmp_path):
+    path = tmp_path / "log"
+    record = dataclasses.replace(Record.parse(LINE), mod=os.fsdecode(b"caf\xe9"))
+    log.append(path, record.render())
+    assert b"mod: caf\xe9, kv_quant" in path.read_bytes()
+    assert log.read(path).records == [(1, record)]
+
+
+def test_check_of_the_reference_log():
+    result = check("check", REFERENCE)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout == (
+        "29 records, all intact; 10 repro commands lacked a space, which was inserted\n"
+    )
+
+
+def test_check_names_every_bad_line(tmp_path):
+    path = tmp_path / "log"
+    path.write_text(f"llama 2\n{LINE}\n\n{LINE.replace('tok/s=', 'tok/s= ')}\n{LINE[:60]}\n")
+    result = check("check", path)
+    assert result.returncode == 1
+    one, two, last = result.stdout.splitlines()
+    assert one.startswith(f"{path}:4: column 23: ") and two.startswith(f"{path}:5: column 60: ")
+    assert last == "2 records, 2 damaged lines"
+
+
+def test_check_of_an_empty_and_of_a_single_record(tmp_path):
+    path = tmp_path / "log"
+    path.write_text("")
+    assert check("check", path).stdout == "0 records, intact\n"
+    path.write_text(LINE)
+    assert check("check", path).stdout == "1 record, intact\n"
+
+
+@pytest.mark.parametrize(
+    "arguments, code, says",
+    [
+        (["check", "missing.txt"], 1, "error: cannot read 'missing.txt': no such file"),
+        (["check", "."], 1, "error: cannot read '.': Is a directory"),
+        (["check"], 2, "error: FILE is missing; see --help"),
+        ([], 2, "error: Missing command. There are check, table; --help says what each does"),
+        (["chekc"], 2, "error: No such command 'chekc'."),
+    ],
+)
+def test_check_fails_in_one_line(arguments, code, says):
+    result = check(*arguments)
+    assert (result.returncode, result.stdout) == (code, "")
+    assert result.stderr.startswith(says) and result.stderr.count("\n") == 1

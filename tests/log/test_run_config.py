@@ -1,0 +1,394 @@
+"""RunConfig against the commands of the real log, bash, shlex, and arbitrary values."""
+
+import dataclasses
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quantbench.cli import Command
+from quantbench.errors import UsageError
+from quantbench.log.config import (
+    KERNELS,
+    RunConfig,
+    argv,
+    breaks_off,
+    has_glued_option,
+    options,
+    parse,
+    repro,
+    split,
+)
+from quantbench.ops.names import EXPERT_POLICIES, EXPERT_PREFETCH
+
+REFERENCE = Path(__file__).parents[1] / "data" / "torchao_llama_log.txt"
+COMMANDS = [
+    line.partition(" repro: ")[2] for line in REFERENCE.read_text().splitlines() if "tok/s=" in line
+]
+
+# No command line can carry a NUL; RunConfig refuses it, tested below.
+TEXTS = st.text(
+    st.characters(codec="utf-8", exclude_characters="\0"), max_size=40
+) | st.sampled_from(
+    [
+        "--",
+        "--compile",
+        "-5",
+        "5--compile",
+        "8192--kv_cache_quantization",
+        "a\nb",
+        "'",
+        "\\",
+        "$'",
+        "!",
+    ]
+)
+PATHS = TEXTS.filter(bool)
+COUNTS = st.integers(1, 2**63 - 1)
+CONFIGS = st.builds(
+    RunConfig,
+    quantization=st.sampled_from(["none", "int8wo", "int4wo-64-hqq"]) | PATHS,
+    checkpoint_path=PATHS,
+    device=st.sampled_from(["auto", "cpu", "cuda:1"]) | PATHS,
+    precision=st.sampled_from(["bfloat16", "float16", "float32", "torch.float32"]),
+    compile=st.booleans(),
+    compile_prefill=st.booleans(),
+    num_samples=COUNTS,
+    max_new_tokens=COUNTS,
+    top_k=COUNTS,
+    temperature=st.floats(0, allow_nan=False, allow_infinity=False),
+    cache_size=st.none() | COUNTS,
+    kv_cache_quantization=st.booleans(),
+    kv_cache=st.sampled_from(["dense", "int8", "fp8", "int4"]),
+    linear_causal_mask=st.booleans(),
+    prefill_chunk=st.none() | COUNTS,
+    context_depth=st.integers(0, 2**63 - 1),
+    prompt=TEXTS,
+    prefill_size=st.none() | COUNTS,
+    batch_size=COUNTS,
+    seed=st.integers(0, 2**63 - 1),
+    num_layers=st.none() | COUNTS,
+    kernel=st.sampled_from(KERNELS),
+    expert_memory=st.none() | st.sampled_from(["auto", "12", "8GB", "0.5GB", "500MB"]),
+    expert_placement=st.sampled_from(["uniform", "first", "popularity"]) | PATHS,
+    expert_policy=st.sampled_from(EXPERT_POLICIES),
+    expert_prefetch=st.sampled_from(EXPERT_PREFETCH),
+    expert_folder=st.none() | PATHS,
+    write_result=PATHS,
+    output_json_path=st.none() | PATHS,
+    profile=st.none() | PATHS,
+    memory_profile=st.none() | PATHS,
+    interactive=st.booleans(),
+    debug=st.booleans(),
+)
+
+
+def test_the_reference_log_is_here_whole():
+    assert len(COMMANDS) == 29
+    assert sum(map(has_glued_option, COMMANDS)) == 10
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_repro_equals_the_command_of_every_reference_line(command):
+    spaced = re.sub(r"(\d)--", r"\1 --", command)
+    assert repro(parse(split(command)[2:])) == spaced
+
+
+def test_a_reference_line_worked_by_hand():
+    command = next(c for c in COMMANDS if "8192--kv_cache_quantization --linear" in c)
+    config = parse(split(command)[2:])
+    assert config == RunConfig(
+        checkpoint_path="../../../checkpoints/meta-llama/Meta-Llama-3.1-8B/model.pth",
+        device="cuda",
+        precision="bfloat16",
+        num_samples=5,
+        max_new_tokens=200,
+        top_k=200,
+        temperature=0.8,
+        cache_size=8192,
+        kv_cache_quantization=True,
+        linear_causal_mask=True,
+    )
+
+
+@settings(deadline=None)  # a busy machine is not a failure
+@given(CONFIGS)
+def test_argv_and_repro_read_back_as_the_same_config(config):
+    assert parse(argv(config)) == config
+    line = repro(config)
+    assert len(line.splitlines()) == 1
+    assert line.isprintable() or not re.search(r"[\x00-\x1f\x7f]", line)
+    words = split(line)
+    assert words == ["python", "generate.py", *argv(config)]
+    assert parse(words[2:]) == config
+    assert not breaks_off(line)
+
+
+@settings(deadline=None)  # a busy machine is not a failure
+@given(CONFIGS)
+def test_dashes_and_equals_signs_are_the_same_as_underscores_and_spaces(config):
+    words = []
+    for field in dataclasses.fields(config):
+        value, name = getattr(config, field.name), field.name.replace("_", "-")
+        if value is True:
+            words.append(f"--{name}")
+        elif value not in (None, False):
+            words.append(f"--{name}={value!r}" if field.type is float else f"--{name}={value}")
+        elif value == 0 and value is not False:
+            words.append(f"--{name}=0")
+    assert parse(words) == dataclasses.replace(config)
+
+
+NASTY = [
+    "",
+    "two words",
+    "--compile",
+    "-",
+    'it\'s "quoted" `ls` $HOME ${HOME} $(ls) \\ !! !ls * ? [a] {a,b} ~ # ; & | < >',
+    "line one\nline two\ttab\rreturn",
+    "$'\\n'",
+    "\n'\\!$`\"",
+    "\x01\x02\x1b[31m\x7f\x85\u2028\u2029 0a\x0bcafe",
+    "naïve 漢字 🦙 \u00a0\u200d",
+    "\u00e9\n漢字 🦙",
+    "\udcff is not UTF-8",
+    "trailing backslash \\",
+    "trailing newline\n",
+    "8192--kv_cache_quantization",
+]
+
+
+@pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
+@pytest.mark.parametrize("prompt", NASTY)
+def test_bash_reads_the_repro_line_as_the_same_words(prompt, locale):
+    config = RunConfig(prompt=prompt, checkpoint_path=prompt or "tiny", compile=True)
+    printed = subprocess.run(
+        ["bash", "-c", f"printf '%s\\0' {repro(config)}"],
+        env={**os.environ, "LC_ALL": locale},
+        capture_output=True,
+        check=True,
+    ).stdout
+    words = [os.fsdecode(word) for word in printed.split(b"\0")[:-1]]
+    assert words == ["python", "generate.py", *argv(config)]
+    assert parse(words[2:]) == config
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        r"a 'b c' "
+        r'"d \" \\ e" f\ g ',
+        "  spaced\tout  ''  \"\" x''y",
+        "'a'\"b\"c",
+        "a\u00a0b '\n'",
+    ],
+)
+def test_ordinary_quoting_splits_as_shlex_does(command):
+    assert split(command) == shlex.split(command)
+
+
+@pytest.mark.parametrize(
+    "command, words",
+    [
+        (r"$'a\tb\x41\101\u00e9\U0001F999\e\'\\\q'", ["a\tbAAé🦙\x1b'\\\\q"]),
+        (r'"$"' + r" $'a'b'c' $x $", ["$", "abc", "$x", "$"]),
+        ("one \\\n two", ["one", "two"]),
+        (r'"\$5 \n"', [r"$5 \n"]),
+    ],
+)
+def test_splitting_worked_by_hand(command, words):
+    assert split(command) == words
+
+
+@pytest.mark.parametrize(
+    "command", ["'open", '"open', "$'open", "a \\", r"$'\U00110000'", "'\ud800'"]
+)
+def test_what_cannot_be_split_is_an_error(command):
+    with pytest.raises(UsageError):
+        split(command)
+
+
+@pytest.mark.parametrize(
+    "command, apart",
+    [
+        ("--cache_size 8192--kv_cache_quantization", "--cache_size 8192 --kv_cache_quantization"),
+        (
+            "--cache_size 8192--kv_cache_quantization--linear_causal_mask --compile",
+            "--cache_size 8192 --kv_cache_quantization --linear_causal_mask --compile",
+        ),
+        ("--cache-size 8--kv-cache-quantization", "--cache-size 8 --kv-cache-quantization"),
+        ("--temperature 0.8--cache_size 8", "--temperature 0.8 --cache_size 8"),
+    ],
+)
+def test_an_option_glued_to_a_number_is_taken_apart(command, apart):
+    assert split(command) == apart.split(" ")
+    assert has_glued_option(command)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "--prompt '8192--kv_cache_quantization'",
+        "--prompt 8192--kv_cache_quantization",
+        "--prompt '--cache_size 8192--kv_cache_quantization'",
+        "--cache_size '8192--kv_cache_quantization'",
+        "--checkpoint_path runs/7--compile",
+        "--cache_size 8192--unknown",
+        "--cache_size 8192",
+    ],
+)
+def test_nothing_else_is_taken_apart(command):
+    assert split(command) == shlex.split(command)
+    assert not has_glued_option(command)
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        ("--num_samples 0", "--num_samples takes a whole number from 1"),
+        ("--num_samples 1.5", "given: '1.5'"),
+        ("--num_samples many", "given: 'many'"),
+        ("--num_samples 1_0", "given: '1_0'"),
+        ("--max_new_tokens 0", "--max_new_tokens takes"),
+        ("--max_new_tokens -3", "given: '-3'"),
+        ("--max-new-tokens=-3", "given: '-3'"),
+        ("--top_k 0", "--top_k takes"),
+        ("--temperature -0.1", "--temperature takes a finite number of at least 0"),
+        ("--temperature nan", "--temperature takes"),
+        ("--temperature inf", "--temperature takes"),
+        ("--temperature 1e999", "--temperature takes"),
+        ("--temperature warm", "given: 'warm'"),
+        ("--cache_size 0", "--cache_size takes"),
+        ("--prefill_size 0", "--prefill_size takes"),
+        ("--batch_size 0", "--batch_size takes"),
+        ("--num_layers 0", "--num_layers takes"),
+        ("--seed -1", "--seed takes a whole number from 0"),
+        ("--seed 9223372036854775808", "2**63-1"),
+        ("--seed " + "9" * 6000, "--seed takes"),
+        ("--precision int8", "bfloat16, float16, float32; given: 'int8'"),
+        ("--kernel cuda", "auto, torchao, cpu, triton, bitsandbytes, reference"),
+        ("--device=", "--device takes"),
+        ("--profile=", "--profile takes"),
+        ("--prompt=\0", "--prompt takes text without NUL characters"),
+        ("--prompt=\ud800", "--prompt takes text"),
+        ("--compile=yes", "--compile takes no value"),
+        ("--top_k", "--top_k takes a value, and none is given"),
+        ("--prompt --compile", "--prompt=VALUE"),
+        ("--max_tokens 5", "did you mean --max_new_tokens?"),
+        ("--quantisation int8wo", "did you mean --quantization?"),
+        ("--complie", "did you mean --compile?"),
+        ("--zzzzzz", "--help"),
+        ("-c", "no such option: '-c'"),
+        ("-compile", "did you mean --compile?"),
+        ("--", "no such option: '--'"),
+        ("hello", "'hello' belongs to no option"),
+        ("--prompt hello world", "'world' belongs to no option"),
+        ("--help", "no such option"),
+    ],
+)
+def test_every_wrong_argument_is_one_line_that_names_it(words, says, capfd):
+    with pytest.raises(UsageError, match=re.escape(says)) as raised:
+        parse(words.split(" "))
+    assert len(str(raised.value).splitlines()) == 1
+    assert len(str(raised.value)) < 250
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"top_k": True}, {"compile": 1}, {"prompt": None}, {"temperature": 10**400}, {"top_k": 2.0}],
+)
+def test_values_of_the_wrong_type_are_refused(wrong):
+    with pytest.raises(UsageError):
+        RunConfig(**wrong)
+
+
+def test_values_are_stored_in_one_form():
+    config = RunConfig(top_k="50", temperature=1, precision="torch.float16")
+    assert (config.top_k, config.temperature, config.precision) == (50, 1.0, "float16")
+    assert repr(RunConfig(temperature=-0.0).temperature) == "0.0"
+    assert parse(["--top_k", "5", "--top-k=7"]).top_k == 7
+
+
+def test_only_what_old_logs_always_wrote_is_written_at_its_default():
+    assert repro(RunConfig(device="cpu")) == (
+        "python generate.py --checkpoint_path tiny --device cpu --precision torch.bfloat16 "
+        "--num_samples 5 --max_new_tokens 200 --top_k 200 --temperature 0.8"
+    )
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        RunConfig(compile=True, prompt="it's\n--here", cache_size=7, temperature=0, seed=5),
+        RunConfig(prompt="--compile", quantization="int8wo", prefill_size=9, debug=True),
+        RunConfig(),
+    ],
+)
+@pytest.mark.parametrize("command_class", [Command, click.Command])
+def test_a_click_command_receives_the_same_config(given, command_class):
+    received = []
+
+    @click.command(cls=command_class)
+    @options()
+    def main(**values):
+        received.append(RunConfig(**values))
+
+    result = CliRunner().invoke(main, argv(given), catch_exceptions=False)
+    assert result.exit_code == 0
+    dashed = [re.sub("_", "-", word) if word.startswith("--") else word for word in argv(given)]
+    assert CliRunner().invoke(main, dashed, catch_exceptions=False).exit_code == 0
+    assert received == [given, given]
+
+
+def test_the_command_raises_what_parse_raises_and_its_help_gives_each_option_one_line():
+    @click.command(cls=Command)
+    @options()
+    def main(**values):
+        raise AssertionError("not reached")
+
+    with pytest.raises(UsageError, match="did you mean --compile"):
+        CliRunner().invoke(main, ["--complie"], catch_exceptions=False)
+    with pytest.raises(UsageError, match="--prompt=VALUE"):
+        CliRunner().invoke(main, ["--prompt", "--compile"], catch_exceptions=False)
+    shown = CliRunner().invoke(main, ["--help"], terminal_width=100).output.splitlines()
+    for field in dataclasses.fields(RunConfig):
+        (row,) = [line for line in shown if re.match(rf"  --{field.name}( |$)", line)]
+        assert row.split("  ")[-1]
+    assert all(line.startswith("  --") for line in shown[3:] if line.startswith("  "))
+
+
+def test_a_command_is_seen_to_break_off_until_its_last_options():
+    config = RunConfig(device="cpu", prompt="it's here", seed=77, compile=True)
+    line = repro(config)
+    kept = [cut for cut in range(len(line)) if not breaks_off(line[:cut])]
+    ends = [line[line.index("--temperature") + len("--temperature ") : cut] for cut in kept]
+    # What is left reads as a command that somebody could have given, and only then.
+    assert ends == [
+        *("0", "0.", "0.8", "0.8 "),
+        *(f"0.8 --prompt {prompt}" for prompt in PROMPT_CUTS),
+        "0.8 --prompt 'it'\"'\"'s here' --seed 7",
+    ]
+    for cut in kept:
+        parse(split(line[:cut])[2:])
+
+
+# shlex writes it's here as three quoted pieces; a cut between them leaves no quote open.
+PROMPT_CUTS = ["'it'", "'it'\"'\"", "'it'\"'\"'s here'", "'it'\"'\"'s here' "]
+
+
+def test_importing_the_package_imports_no_torch():
+    code = (
+        "import sys, benchlog.config, benchlog.record, benchlog.log, benchlog.__main__\n"
+        "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    )
+    root = Path(__file__).parents[2]
+    assert subprocess.run([sys.executable, "-c", code], cwd=root).returncode == 0
