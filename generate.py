@@ -411,5 +411,10 @@ def finish(config: RunConfig, measured: Measured) -> None:
         say(sentence)
 
 
+if __name__ == "generate":  # imported in the checkout by its short name: be quantbench.generate
+    from quantbench.short_names import names
+
+    names.bind(__name__)
+
 if __name__ == "__main__":
     main()

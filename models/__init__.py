@@ -42,3 +42,9 @@ def load(
     load_quantized = pkgutil.resolve_name("quantbench.run.loading:load_quantized")
     model: Transformer = load_quantized(checkpoint_path, device, precision, quantization)
     return model
+
+
+if __name__ == "models":  # imported in the checkout by its short name: be quantbench.models
+    from quantbench.short_names import names
+
+    names.bind(__name__)

@@ -76,11 +76,9 @@ class Everything(Commands):
 
     def spelled(self, example: str) -> str:
         generate = "python generate.py"
-        return (
-            example.replace(generate, "quantbench generate")
-            if example.startswith(generate)
-            else example
-        )
+        if example.startswith(generate):
+            return "quantbench generate" + example.removeprefix(generate)
+        return example
 
     def described(self, name: str) -> str:
         return OTHERS[name] if name in OTHERS else super().described(name)

@@ -77,8 +77,9 @@ def test_an_arm_of_two_ranks(tmp_path):
     arms = ("", "--tp 2")
     short = ("--max_new_tokens", "4", "--tokens", "64", "--processes", "1", "--samples", "2")
     done = subprocess.run(
-        [sys.executable, "-m", "quantbench", "ab", *(word for arm in arms for word in ("--arm", arm)),
-         *short, "--device", "cpu", "--output", "out"],
+        [sys.executable, "-m", "quantbench", "ab", *short,
+         *(word for arm in arms for word in ("--arm", arm)),
+         "--device", "cpu", "--output", "out"],
         cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=200,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -48,15 +48,8 @@ class OldCommit:
     @property
     def command(self) -> Sequence[str]:
         """The command that starts a worker of the old commit."""
-        present = str(process.ROOT.resolve())
-        return (
-            sys.executable,
-            "-c",
-            LAUNCH,
-            str(self.folder),
-            present,
-            _package(self.folder) + WORKER,
-        )
+        folders = (str(self.folder), str(process.ROOT.resolve()))
+        return (sys.executable, "-c", LAUNCH, *folders, _package(self.folder) + WORKER)
 
     def not_built(self) -> str | None:
         """Why its C++ kernels do not build where the present ones do. Builds both, if need be.
