@@ -94,7 +94,7 @@ class OptionOfOptions(click.Option):
 
 
 class TableOption(click.Option):
-    """An option of benchlog.config.RunConfig, which checks its value. Help shows one spelling."""
+    """An option of log.config.RunConfig, which checks its value. Help shows one spelling."""
 
     def __init__(self, *arguments: Any, group: str, **settings: Any) -> None:
         super().__init__(*arguments, **settings)

@@ -12,7 +12,6 @@ from click.testing import CliRunner
 
 from quantbench import generate
 from quantbench.__main__ import commands
-from quantbench.__main__ import commands as compare
 
 ROOT = Path(__file__).parent.parent
 WANTED = (
@@ -71,11 +70,6 @@ def test_help_needs_no_torch():
     lines = done.stdout.splitlines()
     assert len(lines) >= len(WANTED), done.stderr
     assert all(line.endswith(" 0 False") for line in lines), done.stdout
-
-
-def test_help_of_a_checkout_has_the_checkout_s_examples():
-    shown = CliRunner().invoke(compare, ["ab", "--help"], prog_name="quantbench").stdout
-    assert "  quantbench ab " in shown and "quantbench ab" not in shown
 
 
 BAD = [

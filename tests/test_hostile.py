@@ -212,7 +212,7 @@ def shell(command, cwd, timeout=300):
     )  # fmt: skip
 
 
-CHECK = "$PY -m benchlog check $HERE/benchmarks.txt"
+CHECK = "$PY -m quantbench log check $HERE/benchmarks.txt"
 RUN = "cd $HERE; $PY $ROOT/generate.py --num_samples 1 --max_new_tokens 2 --device cpu"
 
 
@@ -223,11 +223,11 @@ RUN = "cd $HERE; $PY $ROOT/generate.py --num_samples 1 --max_new_tokens 2 --devi
         (f"{CHECK} >&-", 1, "error: stdout is closed; redirect it to a file or to /dev/null\n"),
         (f"{CHECK} 2>&-", 0, ""),
         (f"{CHECK}", 0, ""),
-        ("set -o pipefail; $PY -m benchlog check --help | (exec <&-; sleep 1)", 1,
+        ("set -o pipefail; $PY -m quantbench log check --help | (exec <&-; sleep 1)", 1,
          "error: cannot write to stdout: Broken pipe\n"),
-        ("$PY -m benchlog check /nope 2>&-", 1, ""),
-        ("$PY -m benchlog check /nope 2>/dev/full", 1, ""),
-        ("$PY -m benchlog check /nope <&- >&- 2>&-", 1, ""),
+        ("$PY -m quantbench log check /nope 2>&-", 1, ""),
+        ("$PY -m quantbench log check /nope 2>/dev/full", 1, ""),
+        ("$PY -m quantbench log check /nope <&- >&- 2>&-", 1, ""),
         ("$PY generate.py --help >/dev/full", 1,
          "error: cannot write to stdout: No space left on device\n"),
         ("$PY -m compare --help >/dev/full", 1,
@@ -257,12 +257,12 @@ RUN = "cd $HERE; $PY $ROOT/generate.py --num_samples 1 --max_new_tokens 2 --devi
         ("$PY -m compare ab --text /dev/zero --arm '' --arm '--quantization int8wo'", 2,
          "error: --text /dev/zero: not a regular file"),
         ("$PY -m compare caches --json=$HERE/benchmarks.txt", 2, "holds something that is no JSON"),
-        ("$PY -m benchlog check $HERE/binary", 1, "is no log: byte 1 is zero"),
-        ("$PY -m benchlog check $HERE/utf16", 1, "is zero, as in binary data"),
-        ("$PY -m benchlog check $HERE/prose.txt", 1, "holds no line of a run"),
-        ("$PY -m benchlog table $HERE/deep", 1, "/deep:1 is not what generate.py"),
-        ("$PY -m benchlog table $HERE/empty_peak", 1, "/empty_peak:1 is not what generate.py"),
-        ("$PY -m benchlog table /dev/zero", 1, "error: cannot read /dev/zero: not a regular file"),
+        ("$PY -m quantbench log check $HERE/binary", 1, "is no log: byte 1 is zero"),
+        ("$PY -m quantbench log check $HERE/utf16", 1, "is zero, as in binary data"),
+        ("$PY -m quantbench log check $HERE/prose.txt", 1, "holds no line of a run"),
+        ("$PY -m quantbench log table $HERE/deep", 1, "/deep:1 is not what generate.py"),
+        ("$PY -m quantbench log table $HERE/empty_peak", 1, "/empty_peak:1 is not what generate.py"),
+        ("$PY -m quantbench log table /dev/zero", 1, "error: cannot read /dev/zero: not a regular file"),
     ],
 )  # fmt: skip
 def test_every_command_has_one_policy(place, command, code, error):
@@ -281,7 +281,7 @@ def test_every_command_has_one_policy(place, command, code, error):
 
 def test_a_line_of_fifty_megabytes_is_no_record(place):
     Path("long.txt").write_text(f"{LINE}\n" + "x" * 50_000_000 + "\n")
-    done = shell("$PY -m benchlog check $HERE/long.txt", place)
+    done = shell("$PY -m quantbench log check $HERE/long.txt", place)
     assert done.returncode == 1 and done.stderr == ""
     assert done.stdout.splitlines()[0].endswith(
         "long.txt:2: 50000000 characters, which no run writes"

@@ -1,4 +1,4 @@
-"""The names that options accept for kernels, decoders and experts. No torch: benchlog reads it.
+"""The names that options accept for kernels, decoders and experts. No torch: the log reads it.
 
 Tests compare these lists with the registries (quantize/registry.py, run/decoding.py,
 experts/tiers.py).

@@ -144,8 +144,9 @@ def test_a_comparison_without_further_processes_has_no_nursery():
 MEMORY = """
 import json, re, sys
 from quantbench import generate
-import quantize.registry, run.saved_model, run.loading, run.decoding, run.sizes, run.bandwidth
-import compare.sampling.clock, compare.sampling.worker
+from quantbench.quantize import registry
+from quantbench.run import bandwidth, decoding, loading, saved_model, sizes
+from quantbench.compare.sampling import clock, worker
 from pathlib import Path
 for line in sys.stdin:
     text = Path("/proc/self/status").read_text()

@@ -65,7 +65,7 @@ def test_the_command_as_it_was_typed(argv, said):
             "tests.compare.trust",
             "python -m tests.compare.trust --only 'tiny, side by side'",
         ),
-        (["/me/compare/__main__.py", "ab"], "quantbench.compare.__main__", "python -m compare ab"),
+        (["/me/quantbench/__main__.py", "ab"], "quantbench.__main__", "python -m quantbench ab"),
         (["/me/generate.py"], None, "python generate.py"),
     ],
 )

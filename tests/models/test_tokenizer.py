@@ -500,7 +500,7 @@ def test_bytes_stand_in_for_a_tokenizer():
 
 def test_importing_it_imports_none_of_the_libraries():
     code = (
-        "import sys, models.tokenizer, models.chat;"
+        "import sys, quantbench.models.tokenizer, quantbench.models.chat;"
         "print({'torch', 'tiktoken', 'tokenizers', 'sentencepiece'} & set(sys.modules))"
     )
     assert run(code).stdout == "set()\n"

@@ -19,9 +19,7 @@ from quantbench.typed_json import from_json, to_json
 
 COMMAND = (sys.executable, "-m", "quantbench.compare.sampling.worker")
 ROOT = Path(__file__).parents[3]
-INSTALLED = __name__.startswith(
-    "quantbench."
-)  # setup.py: an installed copy has that name before it
+INSTALLED = not (ROOT / "generate.py").exists()  # in a checkout it stands beside the package
 PATIENCE = 5  # seconds for ranks to end
 T = TypeVar("T")
 
