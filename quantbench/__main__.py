@@ -5,7 +5,7 @@
     quantbench ab --checkpoint_path DIR --arms all       # every scheme that runs here
     quantbench schemes --list                            # which schemes there are
 
-`generate` is generate.py, `log` is log/command.py, and all others are the files of compare/commands/.
+`generate` is generate.py, `log` is log/command.py, and the others are files of compare/commands/.
 Nothing is imported but the command that was asked for.
 """
 

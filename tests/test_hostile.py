@@ -205,14 +205,16 @@ def test_a_value_of_ten_megabytes_is_shortened(place):
 
 def shell(command, cwd, timeout=300):
     """The command line as a shell runs it, from the repository's root with `cwd` in $HERE."""
-    environment = {**os.environ, "PY": sys.executable, "HERE": str(cwd), "ROOT": str(ROOT)}
+    log = f"{sys.executable} -m quantbench log"
+    environment = {**os.environ, "LOG": log, "HERE": str(cwd), "ROOT": str(ROOT)}
+    environment["PY"] = sys.executable
     return subprocess.run(
         ["bash", "-c", command], cwd=ROOT, env=environment, capture_output=True, text=True,
         timeout=timeout,
     )  # fmt: skip
 
 
-CHECK = "$PY -m quantbench log check $HERE/benchmarks.txt"
+CHECK = "$LOG check $HERE/benchmarks.txt"
 RUN = "cd $HERE; $PY $ROOT/generate.py --num_samples 1 --max_new_tokens 2 --device cpu"
 
 
@@ -223,11 +225,11 @@ RUN = "cd $HERE; $PY $ROOT/generate.py --num_samples 1 --max_new_tokens 2 --devi
         (f"{CHECK} >&-", 1, "error: stdout is closed; redirect it to a file or to /dev/null\n"),
         (f"{CHECK} 2>&-", 0, ""),
         (f"{CHECK}", 0, ""),
-        ("set -o pipefail; $PY -m quantbench log check --help | (exec <&-; sleep 1)", 1,
+        ("set -o pipefail; $LOG check --help | (exec <&-; sleep 1)", 1,
          "error: cannot write to stdout: Broken pipe\n"),
-        ("$PY -m quantbench log check /nope 2>&-", 1, ""),
-        ("$PY -m quantbench log check /nope 2>/dev/full", 1, ""),
-        ("$PY -m quantbench log check /nope <&- >&- 2>&-", 1, ""),
+        ("$LOG check /nope 2>&-", 1, ""),
+        ("$LOG check /nope 2>/dev/full", 1, ""),
+        ("$LOG check /nope <&- >&- 2>&-", 1, ""),
         ("$PY generate.py --help >/dev/full", 1,
          "error: cannot write to stdout: No space left on device\n"),
         ("$PY -m compare --help >/dev/full", 1,
@@ -257,12 +259,12 @@ RUN = "cd $HERE; $PY $ROOT/generate.py --num_samples 1 --max_new_tokens 2 --devi
         ("$PY -m compare ab --text /dev/zero --arm '' --arm '--quantization int8wo'", 2,
          "error: --text /dev/zero: not a regular file"),
         ("$PY -m compare caches --json=$HERE/benchmarks.txt", 2, "holds something that is no JSON"),
-        ("$PY -m quantbench log check $HERE/binary", 1, "is no log: byte 1 is zero"),
-        ("$PY -m quantbench log check $HERE/utf16", 1, "is zero, as in binary data"),
-        ("$PY -m quantbench log check $HERE/prose.txt", 1, "holds no line of a run"),
-        ("$PY -m quantbench log table $HERE/deep", 1, "/deep:1 is not what generate.py"),
-        ("$PY -m quantbench log table $HERE/empty_peak", 1, "/empty_peak:1 is not what generate.py"),
-        ("$PY -m quantbench log table /dev/zero", 1, "error: cannot read /dev/zero: not a regular file"),
+        ("$LOG check $HERE/binary", 1, "is no log: byte 1 is zero"),
+        ("$LOG check $HERE/utf16", 1, "is zero, as in binary data"),
+        ("$LOG check $HERE/prose.txt", 1, "holds no line of a run"),
+        ("$LOG table $HERE/deep", 1, "/deep:1 is not what generate.py"),
+        ("$LOG table $HERE/empty_peak", 1, "/empty_peak:1 is not what generate.py"),
+        ("$LOG table /dev/zero", 1, "error: cannot read /dev/zero: not a regular file"),
     ],
 )  # fmt: skip
 def test_every_command_has_one_policy(place, command, code, error):
@@ -281,7 +283,7 @@ def test_every_command_has_one_policy(place, command, code, error):
 
 def test_a_line_of_fifty_megabytes_is_no_record(place):
     Path("long.txt").write_text(f"{LINE}\n" + "x" * 50_000_000 + "\n")
-    done = shell("$PY -m quantbench log check $HERE/long.txt", place)
+    done = shell("$LOG check $HERE/long.txt", place)
     assert done.returncode == 1 and done.stderr == ""
     assert done.stdout.splitlines()[0].endswith(
         "long.txt:2: 50000000 characters, which no run writes"

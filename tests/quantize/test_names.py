@@ -27,5 +27,6 @@ def test_every_kernel_can_be_asked_for(kernel):
 
 
 def test_the_grammar_and_the_options_need_no_torch():
-    code = "import quantbench.log.config, quantbench.quantize.spec, sys; assert 'torch' not in sys.modules"
+    code = "import sys, quantbench.log.config, quantbench.quantize.spec"
+    code += "; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
