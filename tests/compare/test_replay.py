@@ -149,12 +149,13 @@ def repository(tmp_path_factory):
     git(folder, "init", "--quiet")
     git(folder, "commit", "--allow-empty", "-m", "empty")
     git(folder, "tag", "empty")
-    sampling = folder / "compare" / "sampling"
+    package = folder / "quantbench"
+    sampling = package / "compare" / "sampling"
     sampling.mkdir(parents=True)
-    built = folder / "ops" / "cpu"
+    built = package / "ops" / "cpu"
     built.mkdir(parents=True)
-    for package in (folder / "compare", sampling, built.parent, built):
-        (package / "__init__.py").touch()
+    for inside in (package, sampling.parent, sampling, built.parent, built):
+        (inside / "__init__.py").touch()
     ready = f"READY = {json.dumps(to_json(arm_facts()))!r}\n"
     (folder / "log.txt").write_text(RECORDS[0][1].render() + "\n")
     for tag, seconds, worker in (
@@ -166,7 +167,7 @@ def repository(tmp_path_factory):
         reason = "step.cpp:7: error: g++ says no" if tag == "unbuilt" else None
         (built / "build.py").write_text(f"def refusal():\n    return {reason!r}\n")
         (sampling / "worker.py").write_text(worker)
-        (folder / "compare" / "speed.py").write_text(f"SECONDS = {seconds}\n")
+        (package / "compare" / "speed.py").write_text(f"SECONDS = {seconds}\n")
         git(folder, "add", ".")
         git(folder, "commit", "-m", tag)
         git(folder, "tag", tag)
