@@ -35,8 +35,7 @@ def test_every_command_is_there_and_explained():
 
 GROUPS = {"experts": ("experts profile", "experts show")}  # commands that do nothing themselves
 SINGLE = sorted(
-    {*compare.list_commands(None), "generate", "log check", "latency check", "latency tables"}
-    - GROUPS.keys()
+    {*compare.list_commands(None), "generate", "log check", "latency tables"} - GROUPS.keys()
     | {name for names in GROUPS.values() for name in names}
 )
 
@@ -117,7 +116,7 @@ BAD = [
         "--format takes one of md, csv, json, answer; given: 'html'",
     ),
     ("metrics --baseline x", 2, "--target is missing; it takes DIR[:ARM]; see --help\n"),
-    ("latency chek x.md", 2, "no such command 'chek'; did you mean check?\n"),
+    ("latency tabels x", 2, "no such command 'tabels'; did you mean tables?\n"),
     ("latency zzzz", 2, "'zzzz' belongs to no option; give a model as --checkpoint_path, a scheme"),
     (
         "recommend some/model",

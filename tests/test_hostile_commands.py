@@ -109,7 +109,6 @@ NO_FILES = [  # inputs that are no regular file: reading them would never end
     ("replay benchmarks.txt --all --history pipe", 2, "--history pipe: not a regular file"),
     ("replay benchmarks.txt --all --checkpoint_root pipe", 2, "pipe: it is no folder"),
     ("replay benchmarks.txt --all --checkpoint_root /nope", 2, "/nope: No such file"),
-    ("latency check /dev/zero", 1, "not a regular file"),
     ("latency tables of_pipe", 2, "of_pipe: results.json: not a regular file"),
     ("latency --resume of_pipe", 2, "of_pipe: results.json: not a regular file"),
     ("metrics --baseline of_pipe --target sweep:none", 2, "results.json: not a regular file"),
