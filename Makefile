@@ -58,7 +58,8 @@ test-gpu: .venv/installed-dev
 # interrupted; delete one to measure it anew. make -k gpu-report goes on past one that fails.
 CARD := $(or $(CARD),$(if $(filter gpu-report,$(MAKECMDGOALS)),$(shell nvidia-smi \
 	--query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1 | tr 'A-Z ' 'a-z-')),card)
-GPU := $(if $(wildcard $(PY)),$(PY),$(PYTHON)) -m
+GPU_PY := $(if $(wildcard $(PY)),$(PY),$(PYTHON))
+GPU := $(GPU_PY) -m
 GPU_MODEL := dummy:Meta-Llama-3-8B
 GPU_FOLDER := docs/data/$(CARD)
 GPU_AB := build/gpu-report/$(CARD)/ab
@@ -83,12 +84,13 @@ $(GPU_FOLDER)/schemes.json: | $(GPU_FOLDER)
 $(GPU_FOLDER)/caches.json: | $(GPU_FOLDER)
 	$(GPU) quantbench caches $(ON_GPU) --context_depth 32768 --json $@
 
-# Arms of four processes, with which there are verdicts. One that fails (exit code 1) says so in its row;
-# a report is there if there are rows.
+# Arms of four processes, with which there are verdicts. One that fails (exit code 1) says so in its row.
 $(GPU_FOLDER)/ab.json: | $(GPU_FOLDER) $(dir $(GPU_AB))
 	$(GPU) quantbench ab $(if $(wildcard $(GPU_AB)/results.json),--resume $(GPU_AB),$(GPU_COMPARED)) \
 	  || test $$? -eq 1
-	test -s $(GPU_AB)/report.md && cp $(GPU_AB)/results.json $@
+	$(GPU_PY) -c 'import json; r = json.load(open("$(GPU_AB)/results.json")).get("rows"); \
+	  assert r and not r[0]["failed"], "no baseline: see $(GPU_AB), and delete it to try again"'
+	cp $(GPU_AB)/results.json $@
 
 $(GPU_FOLDER)/roofline.json: | $(GPU_FOLDER)
 	$(GPU) quantbench roofline $(ON_GPU) --parts layers --json $@
