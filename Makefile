@@ -53,10 +53,47 @@ test-fast: .venv/installed-dev
 test-gpu: .venv/installed-dev
 	$(PY) -m pytest -m gpu $(ARGS)
 
-# On a machine with an NVIDIA card, with whichever Python has torch: nothing is installed. What was
-# measured lies in docs/data/CARD/; the same command goes on where it was interrupted.
-gpu-report:
-	$(if $(wildcard $(PY)),$(PY),$(PYTHON)) -m quantbench gpu_report $(ARGS)
+# On a machine with an NVIDIA card, with whichever Python has torch, pytest-xdist and torchao: nothing
+# is installed. A file of docs/data/CARD/ that exists is kept, so the same command goes on where it was
+# interrupted; delete one to measure it anew. make -k gpu-report goes on past one that fails.
+CARD := $(or $(CARD),$(if $(filter gpu-report,$(MAKECMDGOALS)),$(shell nvidia-smi \
+	--query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1 | tr 'A-Z ' 'a-z-')),card)
+GPU_PY := $(if $(wildcard $(PY)),$(PY),$(PYTHON))
+GPU := $(GPU_PY) -m
+GPU_MODEL := dummy:Meta-Llama-3-8B
+GPU_FOLDER := docs/data/$(CARD)
+GPU_AB := build/gpu-report/$(CARD)/ab
+ON_GPU := --device cuda --checkpoint_path $(GPU_MODEL)
+GPU_COMPARED := $(ON_GPU) --compile --max_new_tokens 100 --tokens 0 --processes 4 --max_minutes 2 \
+	$(foreach scheme,none int8wo int4wo-64 fp6,--arm "--quantization $(scheme)") \
+	--write_result none --output $(GPU_AB)
+
+gpu-report: $(addprefix $(GPU_FOLDER)/,tests.xml schemes.json caches.json ab.json roofline.json)
+
+$(GPU_FOLDER) $(dir $(GPU_AB)):
+	mkdir -p $@
+
+# Exit code 1: tests failed, which the file says. The machine's name is nobody's business.
+$(GPU_FOLDER)/tests.xml: | $(GPU_FOLDER)
+	$(GPU) pytest -m gpu -n 8 -q -p no:cacheprovider --junitxml=$@ tests || test $$? -eq 1
+	sed -i 's/ hostname="[^"]*"//' $@
+
+$(GPU_FOLDER)/schemes.json: | $(GPU_FOLDER)
+	$(GPU) quantbench schemes $(ON_GPU) --json $@
+
+$(GPU_FOLDER)/caches.json: | $(GPU_FOLDER)
+	$(GPU) quantbench caches $(ON_GPU) --context_depth 32768 --json $@
+
+# Arms of four processes, with which there are verdicts. One that fails (exit code 1) says so in its row.
+$(GPU_FOLDER)/ab.json: | $(GPU_FOLDER) $(dir $(GPU_AB))
+	$(GPU) quantbench ab $(if $(wildcard $(GPU_AB)/results.json),--resume $(GPU_AB),$(GPU_COMPARED)) \
+	  || test $$? -eq 1
+	$(GPU_PY) -c 'import json; r = json.load(open("$(GPU_AB)/results.json")).get("rows"); \
+	  assert r and not r[0]["failed"], "no baseline: see $(GPU_AB), and delete it to try again"'
+	cp $(GPU_AB)/results.json $@
+
+$(GPU_FOLDER)/roofline.json: | $(GPU_FOLDER)
+	$(GPU) quantbench roofline $(ON_GPU) --parts layers --json $@
 
 # First thousands of simulated comparisons, ten minutes, into docs/data/trust_simulated.json; then real
 # ones into docs/data/trust_real.json, of each condition 40: hours. TRUST="--only tiny --minutes 20"

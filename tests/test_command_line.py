@@ -34,7 +34,7 @@ def test_every_command_is_there_and_explained():
 
 GROUPS = {"experts": ("experts profile", "experts show")}  # commands that do nothing themselves
 SINGLE = sorted(
-    {*commands.list_commands(None), "log check", "latency check", "latency tables"}
+    {*commands.list_commands(None), "log check", "latency tables"}
     - {"log", *GROUPS}
     | {name for names in GROUPS.values() for name in names}
 )
@@ -111,7 +111,7 @@ BAD = [
         "--format takes one of md, csv, json, answer; given: 'html'",
     ),
     ("metrics --baseline x", 2, "--target is missing; it takes DIR[:ARM]; see --help\n"),
-    ("latency chek x.md", 2, "no such command 'chek'; did you mean check?\n"),
+    ("latency tabels x", 2, "no such command 'tabels'; did you mean tables?\n"),
     ("latency zzzz", 2, "'zzzz' belongs to no option; give a model as --checkpoint_path, a scheme"),
     (
         "recommend some/model",

@@ -5,7 +5,7 @@ def latency(…): …                           # quantbench latency --runs 10
 
 @latency.subcommand
 @click.command(cls=Command)
-def check(…): …                             # quantbench latency check FILE
+def tables(…): …                            # quantbench latency tables DIR
 """
 
 import difflib

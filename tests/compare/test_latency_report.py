@@ -1,7 +1,8 @@
-"""Results of latencies as Markdown in both styles, as CSV and as a picture."""
+"""Results of latencies as Markdown, as CSV and as a picture."""
 
 import csv
 import io
+import re
 from xml.etree import ElementTree
 
 import pytest
@@ -9,10 +10,8 @@ from click.testing import CliRunner
 
 from quantbench.__main__ import commands
 from quantbench.compare.figures.latency import Cell
-from quantbench.compare.figures.latency_checks import findings
 from quantbench.compare.output.latency_pictures import BATCH, LATENCY, PROMPT, RANKS, draw, panels
 from quantbench.compare.output.latency_report import NOT_REACHED, report, samples
-from quantbench.compare.output.latency_tables import read
 from quantbench.compare.sampling.latency_results import LatencyResults
 from tests.compare.latency_folders import plan, results
 
@@ -26,35 +25,32 @@ def made():
     return everything
 
 
-@pytest.mark.parametrize("style", ["correct", "legacy"])
-def test_a_report_reads_back_and_names_every_reason(made, style):
-    text = report(made, style)
-    tables = read(text).tables
-    assert [at.table.kind for at in tables] == ["parameters", "latency", "throughput"] * 2
-    assert all(at.renders for at in tables)
-    wrong = [finding.text for finding in findings(read(text))]
-    assert all(style == "legacy" and ": p90 " in line for line in wrong), wrong
+def test_a_report_names_every_reason(made):
+    text = report(made)
+    for heading, count in (("| Parameter", 2), ("| Step", 4), ("# tiny, ", 2)):
+        assert len(re.findall(f"^{re.escape(heading)}", text, re.MULTILINE)) == count
     assert "- batch size 2: out of \\| memory 2 GB\n" in text
     assert f"- batch size 4: {NOT_REACHED}" in text
-    rows = {(r.step, r.batch_size): r for r in tables[4].table.rows}
-    prefill = next(step for step, _ in rows)
-    assert rows[prefill, 1].figures.average > 0
-    assert all(str(rows[prefill, size].figures.average) == "nan" for size in (2, 4))
+    second = text[text.index("# tiny, int8wo") :]
+    prefill = re.findall(r"^\| Prefill \(TTFT\) +\| (\d) +\| (\S+) ms", second, re.MULTILINE)
+    assert [size for size, average in prefill if average == "NaN"] == ["2", "4"]
+    assert [float(average) > 0 for _, average in prefill] == [True, False, False]
 
 
-def test_the_old_table_of_parameters(made):
-    table = read(report(made, "legacy")).tables[0].table
-    assert [name for name, _ in table.parameters] == [
-        "Model", "Sequence Length", "Decode Length", "N Runs", "Warmups", "Temperature", "Top K",
-        "Top P", "Typical P", "Repetition Penalty", "Watermark", "Do Sample",
+def test_the_table_of_parameters(made):
+    lines = report(made).split("\n\n")[1].splitlines()[2:]
+    pairs = dict([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+    assert list(pairs) == [
+        "Model", "Sequence Length", "Decode Length", "N Runs", "Warmups", "Sampling", "Arm",
+        "Tensor Parallel", "Precision", "Kernel", "Decoder", "Compiled", "Device", "Machine",
     ]  # fmt: skip
-    assert table.number("Decode Length") == 3 and table.number("N Runs") == 10
+    assert (pairs["Decode Length"], pairs["N Runs"]) == ("3", "10")
 
 
 def test_cells_of_fewer_runs_are_named(made):
     made.tables[0].cells[0] = Cell(1, made.tables[0].cells[0].samples[:6])
-    assert "- batch size 1: 6 of 10 runs\n" in report(made, "correct")
-    assert report(LatencyResults(plan()), "correct") == "Nothing was measured.\n"
+    assert "- batch size 1: 6 of 10 runs\n" in report(made)
+    assert report(LatencyResults(plan())) == "Nothing was measured.\n"
 
 
 def test_every_sample_is_in_the_csv(made):
@@ -111,12 +107,8 @@ def tables(*words):
 def test_the_command(made, tmp_path):
     made.save(tmp_path)
     done = tables(tmp_path, "--csv", tmp_path / "s.csv", "--picture", tmp_path / "p.svg")
-    assert done.exit_code == 0 and done.stdout == report(made, "correct")
+    assert done.exit_code == 0 and done.stdout == report(made)
     assert (tmp_path / "s.csv").read_text() == samples(made)
-    assert tables(tmp_path, "--style", "legacy").stdout == report(made, "legacy")
-    (tmp_path / "report.md").write_text(done.stdout)
-    checked = CliRunner().invoke(commands, ["latency", "check", str(tmp_path / "report.md")])
-    assert checked.exit_code == 0 and "6 tables, of which 6 are intact" in checked.stdout
 
 
 def test_what_the_command_refuses(made, tmp_path):
@@ -126,7 +118,6 @@ def test_what_the_command_refuses(made, tmp_path):
         ((), "takes one results folder; given: 0"),
         ((tmp_path, tmp_path), "takes one results folder; given: 2"),
         ((tmp_path / "nope",), "nope: results.json: "),
-        ((tmp_path, "--style", "old"), "--style takes correct or legacy; given: 'old'"),
         ((tmp_path, "--csv", tmp_path / "notes"), "holds something that is no table of samples"),
         ((tmp_path, "--picture", tmp_path / "notes"), "holds something that is no SVG"),
     ):

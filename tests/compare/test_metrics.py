@@ -340,7 +340,7 @@ def test_two_folders_and_numbers_of_ranks(folders):
          "1, 2 ranks"),
         ("--baseline new --target ranks --target_tp 0", "--target_tp takes a whole number from 1"),
         ("--baseline new", "--target is missing"),
-        ("--baseline both:none --target new --narrative report.txt", "ends with .md or .tex"),
+        ("--baseline both:none --target new --narrative report.txt", "path that ends with .md"),
         ("--baseline both:none --target new --narrative other.md", "holds something that is no"),
         ("--baseline both:none --target new --json /nope/x", "No such file"),
     ],

@@ -14,15 +14,13 @@ import click
 from quantbench import files
 from quantbench.cli import Command, say
 from quantbench.compare.figures.metrics import CONFIDENCE, Comparison, Metric, Side, Value, compare
-from quantbench.compare.output.narrative import Form, narrative
+from quantbench.compare.output import metrics_report
 from quantbench.compare.sampling.latency_results import LatencyResults
 from quantbench.compare.sampling.results import report_output, write_json
 from quantbench.errors import UsageError
 from quantbench.text import aligned, shown
 
-FORMS: dict[str, Form] = {"markdown": "markdown", "latex": "latex"}
-SUFFIXES: dict[str, Form] = {".md": "markdown", ".tex": "latex"}
-PROSE = (b"# `", b"\\documentclass")  # how a report of ours begins, which a new one replaces
+PROSE = b"# `"  # how a report of ours begins, which a new one replaces
 HEADINGS = ["", "tokens", "baseline", "target", "ratio", "interval", "target is"]
 
 
@@ -44,8 +42,8 @@ HEADINGS = ["", "tokens", "baseline", "target", "ratio", "interval", "target is"
 @click.option(
     "--narrative",
     "prose",
-    metavar="markdown|latex|PATH",
-    help="Print a report in prose, or write it to PATH, which ends with .md or .tex",
+    metavar="PATH",
+    help="Write a report in prose here, too, as Markdown: PATH ends with .md",
 )
 @click.option("--json", "json_path", metavar="PATH", help="Write all figures here, too")
 def metrics(
@@ -60,36 +58,19 @@ def metrics(
 
     Ratio_Latency is target ÷ baseline, Ratio_Throughput is baseline ÷ target.
     """
-    form = _form(prose)
+    if prose is not None and Path(prose).suffix != ".md":
+        raise UsageError(f"--narrative takes a path that ends with .md; given: {shown(prose)}")
     comparisons = _pairs(
         sides("--baseline", baseline, baseline_tp), sides("--target", target, target_tp)
     )
-    path = None if prose in FORMS else prose
-    written = files.Output("--narrative", path, files.begins_with(*PROSE), "report in prose")
+    written = files.Output("--narrative", prose, files.begins_with(PROSE), "report in prose")
     files.check_outputs([written, report_output(json_path)])
     if json_path:
         write_json(json_path, {"comparisons": comparisons})
-    if form is None:
-        click.echo("\n\n".join(map(table, comparisons)))
-        return
-    text = narrative(comparisons, form)
-    if path is None:
-        click.echo(text, nl=False)
-    else:
-        files.write_text("--narrative", path, text)
-        say(f"Wrote {path}")
-
-
-def _form(prose: str | None) -> Form | None:
-    if prose is None:
-        return None
-    form = FORMS.get(prose) or SUFFIXES.get(Path(prose).suffix)
-    if form is None:
-        raise UsageError(
-            f"--narrative takes markdown, latex, or a path that ends with .md or .tex; "
-            f"given: {shown(prose)}"
-        )
-    return form
+    if prose:
+        files.write_text("--narrative", prose, metrics_report.text(comparisons))
+        say(f"Wrote {prose}")
+    click.echo("\n\n".join(map(table, comparisons)))
 
 
 # ---------------------------------------------------------------------------------- which tables

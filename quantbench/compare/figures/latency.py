@@ -1,23 +1,19 @@
 """Latency of prefill and of decoding at several batch sizes: from samples to the rows of tables.
 
     cells = [Cell(1, samples), Cell(2, [], "out of memory")]
-    latency_rows(cells, "correct")          # a Row for each step and batch size, in milliseconds
-    rate_rows(cells, "correct", 1024)       # tokens/s and requests/s
+    latency_rows(cells)                     # a Row for each step and batch size, in milliseconds
+    rate_rows(cells, 1024)                  # tokens/s and requests/s
 
 A run of `decode_length` tokens is one prefill, which ends with the first token, and
 decode_length - 1 decoding steps. Usual names: prefill is the time to first token (TTFT), the mean
 step is the time per output token (TPOT), a single step is the inter-token latency (ITL).
 
-Two styles. "correct": percentiles of the sorted samples; an average rate is all work divided by all
-time. "legacy" is what text-generation-inference's benchmark computes: percentile p is the sample at
-⌊p · n⌋ in the order of arrival, the average rate is the mean of the runs' rates, and prefill's
-"tokens/secs" are requests per second.
+Percentiles are of the sorted samples; an average rate is all work divided by all time.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Literal
 
 import numpy as np
 from scipy import stats
@@ -25,8 +21,6 @@ from scipy import stats
 from quantbench.run.energy import Energy, NotCounted
 from quantbench.typed_json import omitted
 
-Style = Literal["legacy", "correct"]
-STYLES: tuple[Style, ...] = ("correct", "legacy")
 CONFIDENCE = 0.95
 LEAST_RUNS = 4  # for an interval: with fewer, Student's t says little but that there are few
 INTERPOLATION = "linear interpolation between neighbours (Hyndman and Fan's type 7)"
@@ -130,44 +124,34 @@ class Row:
     figures: Summary | Rate | Against
 
 
-# Steps of both styles, and the milliseconds that a sample has of each.
-STEPS: dict[Style, dict[str, Callable[[LatencySample], list[float]]]] = {
-    "legacy": {
-        "Prefill": lambda sample: [1e3 * sample.prefill_seconds],
-        "Decode (token)": lambda sample: [1e3 * sample.token_seconds],
-        "Decode (total)": lambda sample: [1e3 * sample.decode_seconds],
-    },
-    "correct": {
-        "Prefill (TTFT)": lambda sample: [1e3 * sample.prefill_seconds],
-        "Decode (token, TPOT)": lambda sample: [1e3 * sample.token_seconds],
-        "Decode (total)": lambda sample: [1e3 * sample.decode_seconds],
-        "Decode (single steps, ITL)": lambda sample: [1e3 * s for s in sample.step_seconds],
-    },
+# Steps, and the milliseconds that a sample has of each.
+STEPS: dict[str, Callable[[LatencySample], list[float]]] = {
+    "Prefill (TTFT)": lambda sample: [1e3 * sample.prefill_seconds],
+    "Decode (token, TPOT)": lambda sample: [1e3 * sample.token_seconds],
+    "Decode (total)": lambda sample: [1e3 * sample.decode_seconds],
+    "Decode (single steps, ITL)": lambda sample: [1e3 * s for s in sample.step_seconds],
 }
-# Rates of both styles: the step, and the unit.
-RATES: dict[Style, tuple[tuple[str, str], ...]] = {
-    "legacy": (("Prefill", "tokens/secs"), ("Decode", "tokens/secs")),
-    "correct": (("Prefill", "tokens/s"), ("Prefill", "requests/s"), ("Decode", "tokens/s")),
-}
+# Rates: the step, and the unit.
+RATES = (("Prefill", "tokens/s"), ("Prefill", "requests/s"), ("Decode", "tokens/s"))
 
 # Steps that are estimated, and their names in an estimate.
 ESTIMATED = {"Prefill (TTFT)": "prompt_seconds", "Decode (token, TPOT)": "token_seconds"}
 
 
-def latency_rows(cells: Sequence[Cell], style: Style) -> list[Row]:
+def latency_rows(cells: Sequence[Cell]) -> list[Row]:
     """A row for each step and cell."""
     rows = []
-    for step, milliseconds in STEPS[style].items():
+    for step, milliseconds in STEPS.items():
         for cell in cells:
             runs = [milliseconds(sample) for sample in cell.counted]
-            rows.append(Row(step, cell.batch_size, "ms", summary(runs, style)))
+            rows.append(Row(step, cell.batch_size, "ms", summary(runs)))
     return rows
 
 
-def rate_rows(cells: Sequence[Cell], style: Style, sequence_length: int) -> list[Row]:
+def rate_rows(cells: Sequence[Cell], sequence_length: int) -> list[Row]:
     """A row for each rate and cell. sequence_length: tokens of each prompt."""
     rows = []
-    for step, unit in RATES[style]:
+    for step, unit in RATES:
         for cell in cells:
             if step == "Decode":
                 # Runs of one cell decode equally many tokens; the first one is prefill's.
@@ -176,7 +160,7 @@ def rate_rows(cells: Sequence[Cell], style: Style, sequence_length: int) -> list
             else:
                 tokens = sequence_length if unit == "tokens/s" else 1
                 seconds = [sample.prefill_seconds for sample in cell.counted]
-            figures = rate(cell.batch_size * tokens, seconds, style)
+            figures = rate(cell.batch_size * tokens, seconds)
             rows.append(Row(step, cell.batch_size, unit, figures))
     return rows
 
@@ -187,16 +171,16 @@ def estimate_rows(cells: Sequence[Cell]) -> list[Row]:
         return []
     rows = []
     for step, name in ESTIMATED.items():
-        milliseconds = STEPS["correct"][step]
+        milliseconds = STEPS[step]
         for cell in cells:
-            measured = summary([milliseconds(sample) for sample in cell.counted], "correct").average
+            measured = summary([milliseconds(sample) for sample in cell.counted]).average
             estimated = 1e3 * (cell.estimate or {}).get(name, math.nan)
             figures = Against(estimated, measured, estimated / measured - 1)
             rows.append(Row(step, cell.batch_size, "ms", figures))
     return rows
 
 
-def summary(runs: Sequence[Sequence[float]], style: Style) -> Summary:
+def summary(runs: Sequence[Sequence[float]]) -> Summary:
     """Figures of all runs' milliseconds, which come in the order of arrival.
 
     A run may have several values, as many as it has steps. The interval is that of the average,
@@ -205,22 +189,17 @@ def summary(runs: Sequence[Sequence[float]], style: Style) -> Summary:
     values = [value for run in runs for value in run]
     if not values:
         return Summary(math.nan, math.nan, math.nan, math.nan, math.nan, math.nan)
-    if style == "legacy":
-        at = [values[int(p / 100 * len(values))] for p in PERCENTILES]
-        return Summary(sum(values) / len(values), min(values), max(values), at[0], at[1], at[2])
     p50, p90, p99 = (float(v) for v in np.percentile(values, PERCENTILES, method="linear"))
     means = [math.fsum(run) / len(run) for run in runs if run]
     average = math.fsum(values) / len(values)
     return Summary(average, min(values), max(values), p50, p90, p99, interval=interval(means))
 
 
-def rate(work: float, seconds: Sequence[float], style: Style) -> Rate:
+def rate(work: float, seconds: Sequence[float]) -> Rate:
     """Work per second. work: of one run. A run without work or time has no rate."""
     if not seconds or not work or min(seconds) <= 0:
         return Rate(math.nan, math.nan, math.nan)
     rates = [work / value for value in seconds]
-    if style == "legacy":
-        return Rate(sum(rates) / len(rates), min(rates), max(rates))
     ends = interval(seconds)
     inverted = (work / ends[1], work / ends[0]) if ends else None
     average = work * len(seconds) / math.fsum(seconds)

@@ -1,10 +1,10 @@
-"""Latency results as files for people: Markdown in either style, CSV with every sample.
+"""Latency results as files for people: Markdown, and CSV with every sample.
 
-    (folder / "report.md").write_text(report(results, "correct"))
+    (folder / "report.md").write_text(report(results))
     (folder / "samples.csv").write_text(samples(results))
 
 Every table of a sweep is a section: the table of parameters, the latencies, the rates, and why a
-cell is NaN. `quantbench latency check` reads them back.
+cell is NaN.
 """
 
 import csv
@@ -16,12 +16,11 @@ from quantbench.compare.figures.latency import (
     INTERPOLATION,
     LEAST_RUNS,
     Cell,
-    Style,
     estimate_rows,
     latency_rows,
     rate_rows,
 )
-from quantbench.compare.output.latency_tables import NO_INTERVAL, Pairs, Table, table_text
+from quantbench.compare.output.latency_tables import NO_INTERVAL, Pairs, pairs_text, rows_text
 from quantbench.compare.sampling.latency_plan import LatencyPlan
 from quantbench.compare.sampling.latency_results import LatencyResults, TableResult
 from quantbench.run import energy
@@ -29,36 +28,29 @@ from quantbench.run.energy import Energy, NotCounted
 from quantbench.text import counted, one_line
 
 NOT_REACHED = "not measured yet; --resume goes on"
-NOTES: dict[Style, str] = {
-    "legacy": (
-        "Percentile p is the run at ⌊p · n⌋ in the order of arrival, an average rate is the mean "
-        "of the runs' rates, and Prefill's tokens/secs are requests per second. A blank cell "
-        "equals the one above it."
-    ),
-    "correct": (
-        f"Percentiles are of sorted samples, by {INTERPOLATION}. Intervals of the averages are "
-        f"{100 * CONFIDENCE:.0f} % by Student's t on their logarithms, over runs of one process; "
-        f"{NO_INTERVAL} with fewer than {LEAST_RUNS}. An average rate is all work ÷ all time. "
-        "TTFT: time to first token; TPOT: time per output token, the mean of a run's steps; ITL: "
-        "latency between two tokens."
-    ),
-}
+NOTE = (
+    f"Percentiles are of sorted samples, by {INTERPOLATION}. Intervals of the averages are "
+    f"{100 * CONFIDENCE:.0f} % by Student's t on their logarithms, over runs of one process; "
+    f"{NO_INTERVAL} with fewer than {LEAST_RUNS}. An average rate is all work ÷ all time. "
+    "TTFT: time to first token; TPOT: time per output token, the mean of a run's steps; ITL: "
+    "latency between two tokens."
+)
 FIELDS = ("model", "arm", "ranks", "sequence_length", "batch_size", "run", "step", "seconds")
 
 
-def report(results: LatencyResults, style: Style) -> str:
+def report(results: LatencyResults) -> str:
     """All tables that have a cell, as one Markdown text."""
-    sections = [section(table, results.plan, style) for table in results.tables]
+    sections = [section(table, results.plan) for table in results.tables]
     return "\n".join(sections) if sections else "Nothing was measured.\n"
 
 
-def section(table: TableResult, plan: LatencyPlan, style: Style) -> str:
+def section(table: TableResult, plan: LatencyPlan) -> str:
     """One model, arm, number of ranks and sequence length."""
     every = cells(table, plan)
     tables = [
-        Table("parameters", "legacy", parameters=parameters(table, plan, style)),
-        Table("latency", style, tuple(latency_rows(every, style))),
-        Table("throughput", style, tuple(rate_rows(every, style, table.sequence_length))),
+        pairs_text(parameters(table, plan)),
+        rows_text("latency", latency_rows(every)),
+        rows_text("throughput", rate_rows(every, table.sequence_length)),
     ]
     heading = f"# {_plain(table.checkpoint)}, {_plain(table.arm)}, " + ", ".join(
         [counted(table.ranks, "rank"), f"prompts of {counted(table.sequence_length, 'token')}"]
@@ -71,9 +63,7 @@ def section(table: TableResult, plan: LatencyPlan, style: Style) -> str:
         for cell in every
         if not cell.reason and len(cell.samples) < plan.runs
     ]
-    parts = [heading, *map(table_text, tables), NOTES[style]]
-    if style == "correct":
-        parts += _estimates(every)
+    parts = [heading, *tables, NOTE, *_estimates(every)]
     if missing:
         parts += ["NaN is what could not be measured:", "\n".join(missing)]
     if short:
@@ -89,7 +79,7 @@ def _estimates(every: Sequence[Cell]) -> list[str]:
             "Estimated before the first run, by this machine's calibration. Measured is the "
             "average above; the error is (estimated − measured) ÷ measured."
         )
-        parts.append(table_text(Table("estimates", "correct", tuple(rows))))
+        parts.append(rows_text("estimates", rows))
     if joules := [line for cell in every if (line := _joules(cell))]:
         parts += ["Energy, the prompt's included:", "\n".join(joules)]
     return parts
@@ -114,8 +104,8 @@ def cells(table: TableResult, plan: LatencyPlan) -> list[Cell]:
     ]
 
 
-def parameters(table: TableResult, plan: LatencyPlan, style: Style) -> Pairs:
-    """Rows of the table of parameters: the old tool's, or those and what else describes a run."""
+def parameters(table: TableResult, plan: LatencyPlan) -> Pairs:
+    """Rows of the table of parameters: what describes a run."""
     name = table.model.name if table.model else table.checkpoint
     rows = [
         ("Model", name),
@@ -123,30 +113,20 @@ def parameters(table: TableResult, plan: LatencyPlan, style: Style) -> Pairs:
         ("Decode Length", str(plan.decode_length)),
         ("N Runs", str(plan.runs)),
         ("Warmups", str(plan.warmups)),
+        ("Sampling", "the likeliest token; end of text is ignored"),
+        ("Arm", table.arm),
+        ("Tensor Parallel", counted(table.ranks, "rank")),
     ]
-    if style == "legacy":
-        unset = ("Temperature", "Top K", "Top P", "Typical P", "Repetition Penalty")
+    carried = table.carried
+    if carried is not None:
         rows += [
-            *((what, "None") for what in unset),
-            ("Watermark", "false"),
-            ("Do Sample", "false"),
+            ("Precision", carried.precision),
+            ("Kernel", carried.kernel or "-"),
+            ("Decoder", carried.decoder or "-"),
+            ("Compiled", ", ".join(carried.compiled) or "nothing"),
+            ("Device", carried.device),
+            ("Machine", carried.machine),
         ]
-    else:
-        rows += [
-            ("Sampling", "the likeliest token; end of text is ignored"),
-            ("Arm", table.arm),
-            ("Tensor Parallel", counted(table.ranks, "rank")),
-        ]
-        carried = table.carried
-        if carried is not None:
-            rows += [
-                ("Precision", carried.precision),
-                ("Kernel", carried.kernel or "-"),
-                ("Decoder", carried.decoder or "-"),
-                ("Compiled", ", ".join(carried.compiled) or "nothing"),
-                ("Device", carried.device),
-                ("Machine", carried.machine),
-            ]
     return tuple((what, _plain(value)) for what, value in rows)
 
 
