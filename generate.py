@@ -177,10 +177,13 @@ class Generator:
         step: list[Callable[..., Any]] = [self._step, self.decoder.step]
         prompt: list[Callable[..., Any]] = [self._prefill, self._fill, self._logits]
         settings: dict[str, Any] = {"fullgraph": True, "options": compiling.options(self.device)}
-        if compile_decode and not self.decoder.one_op:
+        compile_decode = compile_decode and not self.decoder.one_op
+        compile_prefill = compile_prefill and model.compilable
+        self.compiles = compile_decode or compile_prefill  # whether anything is compiled
+        if compile_decode:
             # A compiled call checks every weight first: for 300 of them longer than Python takes.
             step = [torch.compile(function, **settings) for function in step]
-        if compile_prefill and model.compilable:
+        if compile_prefill:
             if self.device.type != "cpu":  # no CUDA graphs: they have one length, prompts many
                 settings["options"] = {}
             compiled = [torch.compile(function, **settings) for function in prompt]
@@ -358,7 +361,7 @@ def run_command(config: RunConfig, scheme: Spec | Selection) -> None:
         chat.chat(plan, generator)
         return
     one_sample = measure.sampler(plan, generator)
-    ready = measure.get_ready(config, device, one_sample, since=STARTED)
+    ready = measure.get_ready(config, device, one_sample, generator.compiles, since=STARTED)
     measured = measure.measure(plan, generator, loaded, one_sample, ready)
     parallel.meet(plan.ranks)  # nothing is logged unless all ranks have come to the end
     if plan.ranks.rank == 0:

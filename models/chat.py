@@ -1,4 +1,9 @@
-"""Chat templates as data: the markers around a message that an instruct model was trained on.
+"""Chat templates: the markers around a message that an instruct model was trained on.
+
+    chat = chat_of(tokenizer, "Llama-2-7b-chat-hf")  # the checkpoint's own template, in Jinja,
+    ids, start = chat.ask("Hello")                   # or where it brings none, one of this file
+    ...generate from these ids, at position `start`, until one of chat.stop_ids...
+    chat.answered(ids_of_the_answer)
 
     template = template_for(tokenizer, "Llama-2-7b-chat-hf")      # None for a base model
     ids = template.encode_turn(tokenizer, "Hello", first=True, system="Be brief.")
@@ -13,9 +18,13 @@ Markers that are special tokens are written by id, and no message can contain on
 first Mistral's [INST] is ordinary text: a message that contains "[INST]" imitates the marker.
 """
 
+import json
 import re
+import time
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+from quantbench.errors import CheckpointError, UsageError
 from quantbench.models.tokenizer import Tokenizer
 
 
@@ -69,6 +78,129 @@ class Template:
         special = [part.piece for part in parts if isinstance(part, Special)]
         has_markers = all(tokenizer.token_id(piece) is not None for piece in special)
         return has_markers and re.search(self.models, model_name, re.IGNORECASE) is not None
+
+
+class Chat(ABC):
+    """A conversation: which ids a line of the user adds to what the KV cache holds."""
+
+    def __init__(self, tokenizer: Tokenizer, stop_ids: frozenset[int]) -> None:
+        self.tokenizer = tokenizer
+        self.stop_ids = stop_ids  # the ids that end an answer
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the conversation."""
+        self.turns: list[tuple[str, list[int]]] = []  # lines with the ids of their answers
+        self._cached: list[int] = []
+        self._asked: tuple[str, list[int]] = ("", [])
+
+    def ask(self, line: str) -> tuple[list[int], int]:
+        """The ids to read for this line, and the position of the first of them in the caches.
+
+        What the caches hold of the conversation is not read again. Raises UsageError for a line
+        that cannot be asked.
+        """
+        ids = self._conversation(line)
+        same = 0
+        while same < min(len(ids) - 1, len(self._cached)) and ids[same] == self._cached[same]:
+            same += 1
+        self._asked = line, ids
+        return ids[same:], same
+
+    def answered(self, ids: list[int]) -> None:
+        """Note the answer to what was asked, without the id that ended it."""
+        line, asked = self._asked
+        self.turns.append((line, ids))
+        self._cached = asked + ids[:-1]  # the last id may have been generated and not read
+
+    @abstractmethod
+    def _conversation(self, line: str) -> list[int]:
+        """The ids of the whole conversation, ending where the answer to `line` begins."""
+
+
+class CheckpointChat(Chat):
+    """A conversation by the checkpoint's own template, as transformers renders it.
+
+    A template may rewrite earlier turns, for example to drop their reasoning.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Raises CheckpointError for a template that is not valid Jinja."""
+        import jinja2
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        def refuse(message: str) -> None:
+            raise UsageError(f"the chat template refuses this conversation: {message}")
+
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
+        environment.globals.update(
+            raise_exception=refuse, strftime_now=lambda form: time.strftime(form)
+        )
+        try:
+            self._template = environment.from_string(tokenizer.chat_template or "")
+        except jinja2.TemplateError as error:
+            raise CheckpointError(f"the checkpoint's chat template is not valid: {error}") from None
+        self._error = jinja2.TemplateError
+        self._special = {tokenizer.token_id(piece): piece for piece in tokenizer.special_pieces()}
+        super().__init__(tokenizer, tokenizer.eos_ids)
+        messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "~"}]
+        after = tokenizer.encode_marked(self._render(messages, asks=False).rpartition("~")[2])
+        ends = [id for id in after if id in self._special][:1]  # the marker that ends an answer
+        self.stop_ids = tokenizer.eos_ids.union(ends)
+
+    def _conversation(self, line: str) -> list[int]:
+        if marker := next((piece for piece in self._special.values() if piece in line), None):
+            raise UsageError(f"{marker} is a special token of this model: leave it out")
+        messages = []
+        for asked, answer in [*self.turns, (line, None)]:
+            messages.append({"role": "user", "content": asked})
+            if answer is not None:
+                content = self.tokenizer.decode(answer)
+                messages.append({"role": "assistant", "content": content})
+        return self.tokenizer.encode_marked(self._render(messages, asks=True))
+
+    def _render(self, messages: list[dict[str, str]], asks: bool) -> str:
+        ends = (self._special[id] for id in self.tokenizer.eos_ids if id in self._special)
+        try:
+            return self._template.render(
+                messages=messages,
+                add_generation_prompt=asks,
+                bos_token=self._special.get(self.tokenizer.bos_id, ""),
+                eos_token=next(ends, ""),
+            )
+        except self._error as error:
+            raise UsageError(f"the checkpoint's chat template fails: {error}") from None
+
+
+class MarkerChat(Chat):
+    """A conversation by a template of this file or, without one, a text that is continued."""
+
+    def __init__(self, tokenizer: Tokenizer, template: "Template | None") -> None:
+        self.template = template
+        super().__init__(tokenizer, template.stop_ids(tokenizer) if template else tokenizer.eos_ids)
+
+    def _conversation(self, line: str) -> list[int]:
+        ids: list[int] = []
+        for asked, answer in [*self.turns, (line, [])]:
+            if self.template:
+                ids += self.template.encode_turn(self.tokenizer, asked, first=not ids)
+            else:
+                ids += self.tokenizer.encode(asked, bos=not ids)
+            ids += answer
+        return ids
+
+
+def chat_of(tokenizer: Tokenizer, model_name: str) -> Chat:
+    """A conversation by the checkpoint's template, else by the one that its name tells, else none.
+
+    Raises CheckpointError for a checkpoint whose template is not valid.
+    """
+    if tokenizer.chat_template:
+        return CheckpointChat(tokenizer)
+    return MarkerChat(tokenizer, template_for(tokenizer, model_name))
 
 
 def template_for(tokenizer: Tokenizer, model_name: str) -> Template | None:

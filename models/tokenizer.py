@@ -23,7 +23,7 @@ import os
 import re
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,7 @@ def load_tokenizer(folder: Path, vocab_size: int) -> "Tokenizer":
             f"{path} has {tokenizer.size} ids, but the model only {vocab_size}:"
             " use the tokenizer that came with this checkpoint"
         )
+    tokenizer.chat_template = chat_template(folder)
     return tokenizer
 
 
@@ -83,6 +84,7 @@ class Tokenizer(ABC):
     eos_ids: frozenset[int] = frozenset()
     size: int
     leading_spaces: int = 0
+    chat_template: str | None = None  # the checkpoint's own, in Jinja
 
     def encode(self, text: str, bos: bool = True) -> list[int]:
         """The ids of `text`, after `bos_id` if there is one and `bos` is true.
@@ -110,6 +112,21 @@ class Tokenizer(ABC):
     @abstractmethod
     def _encode(self, text: str) -> list[int]:
         """The ids of well-formed `text` alone."""
+
+    def encode_marked(self, text: str) -> list[int]:
+        """The ids of `text`, in which special tokens that are written out are special tokens."""
+        pieces = sorted(self.special_pieces(), key=len, reverse=True)
+        if not pieces:
+            return self._encode(text)
+        ids: list[int] = []
+        for part in re.split(f"({'|'.join(map(re.escape, pieces))})", text):
+            special = self.token_id(part) if part in pieces else None
+            ids += self._encode(part) if special is None else [special]
+        return ids
+
+    def special_pieces(self) -> Collection[str]:
+        """The names of the special tokens."""
+        return ()
 
     def _endings(self, hints: "Hints") -> frozenset[int]:
         named = (*ENDINGS, hints.eos_token or "")
@@ -179,6 +196,10 @@ class SentencePieceTokenizer(Tokenizer):
         is_special = self._model.is_control(id) or self._model.is_unknown(id)
         return id if is_special and self._model.id_to_piece(id) == piece else None
 
+    def special_pieces(self) -> Collection[str]:
+        ids = filter(self._model.is_control, range(self.size))
+        return [self._model.id_to_piece(id) for id in ids]
+
     def piece(self, id: int) -> bytes:
         if not 0 <= id < self.size or self._model.is_control(id):
             return b""
@@ -242,6 +263,9 @@ class TiktokenTokenizer(Tokenizer):
 
     def token_id(self, piece: str) -> int | None:
         return self._special.get(piece)
+
+    def special_pieces(self) -> Collection[str]:
+        return self._special
 
     def piece(self, id: int) -> bytes:
         return self._pieces[id] if 0 <= id < len(self._pieces) else b""
@@ -334,6 +358,16 @@ class JsonTokenizer(Tokenizer):
 
     def token_id(self, piece: str) -> int | None:
         return self._special.get(piece)
+
+    def special_pieces(self) -> Collection[str]:
+        return self._special
+
+    def encode_marked(self, text: str) -> list[int]:
+        self._model.encode_special_tokens = False  # the library's own rules around a special token
+        try:
+            return self._encode(text)
+        finally:
+            self._model.encode_special_tokens = True
 
     def piece(self, id: int) -> bytes:
         token = self._model.id_to_token(id) if id >= 0 else None
@@ -432,6 +466,21 @@ class Hints:
             eos_token=_content(file, "eos_token", tokenizer.get("eos_token")),
             eos_ids=frozenset(ids),
         )
+
+
+def chat_template(folder: Path) -> str | None:
+    """The Jinja text of chat_template.jinja or of tokenizer_config.json; None if it has neither.
+
+    Raises CheckpointError for a template that is no text.
+    """
+    path, file = folder / "chat_template.jinja", folder / "tokenizer_config.json"
+    if os.path.lexists(path):
+        return _read(path).decode("utf-8", "replace")
+    given = _read_json(file).get("chat_template")
+    if isinstance(given, list):  # several, by name
+        named = [item for item in given if isinstance(item, dict)]
+        given = next((i.get("template") for i in named if i.get("name") == "default"), None)
+    return _content(file, "chat_template", given)
 
 
 def _content(file: Path, key: str, token: Any) -> str | None:

@@ -71,6 +71,11 @@ class Quantization:
         return self.like
 
     @property
+    def rounds_activations(self) -> bool:
+        """Whether activations are rounded to 8 bits before they are multiplied."""
+        return any(spec.rounds_activations for spec in self.candidates)
+
+    @property
     def prunes(self) -> bool:
         """Whether weights are zeroed before they are quantized, as a calibration text decides."""
         return False
@@ -85,6 +90,10 @@ class Spec(Quantization):
         """The dtype of both factors of a product, where activations are rounded to it; None where
         weights become --precision's numbers first."""
         return None
+
+    @property
+    def rounds_activations(self) -> bool:
+        return self.multiplied is not None
 
     @property
     def scheme(self) -> "Spec":
@@ -209,6 +218,10 @@ class Int8DynamicActivationInt4Weight(Spec):
     shown = ("int8dq-int4wo-32",)
     choices = {"group_size": GROUP_SIZES}
     group_size: int = 32
+
+    @property
+    def rounds_activations(self) -> bool:
+        return True
 
 
 @dataclass(frozen=True)

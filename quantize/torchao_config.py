@@ -5,7 +5,6 @@ root. So layers are changed in place, as torch.nn.utils.parametrize changes them
 the same object, with its hooks, wherever else it is used, and gets another class.
 """
 
-import sys
 import weakref
 from dataclasses import dataclass
 
@@ -73,21 +72,15 @@ class QuantizeConfig(AOBaseConfig):
 
 @register_quantize_module_handler(QuantizeConfig)
 def _apply(module: nn.Module, config: QuantizeConfig) -> nn.Module:
-    config.apply(_name_of(module), module)
+    config.apply(_described(module), module)
     return module
 
 
-def _name_of(module: nn.Module) -> str:
-    """The layer's name in the model, for errors: quantize_ has it, but does not pass it on."""
-    frame = sys._getframe(1)
-    for _ in range(4):
-        if frame.f_back is None:
-            break
-        frame = frame.f_back
-        for variable in ("cur_fqn", "module_fqn"):  # torchao 0.18
-            if isinstance(name := frame.f_locals.get(variable), str):
-                return name.rstrip(".") or "the layer"
-    return "the layer"
+def _described(module: nn.Module) -> str:
+    """A layer in an error's words; torchao does not pass its name on."""
+    weight = getattr(module, "weight", None)
+    shape = " x ".join(map(str, weight.shape)) if isinstance(weight, torch.Tensor) else "no"
+    return f"a {type(module).__name__} with {shape} weights"
 
 
 def _has_packed_weight(module: nn.Module) -> bool:

@@ -24,6 +24,7 @@ from torch import nn
 
 from quantbench import devices
 from quantbench.estimate.calibration import Calibration, Speed
+from quantbench.kv_cache import CACHES
 from quantbench.quantize.spec import COMPARED
 from quantbench.run.bandwidth import Bandwidth
 from quantbench.run.machine import Counters, MachineUse
@@ -46,7 +47,7 @@ class Settings:
     device: torch.device
     precision: torch.dtype
     schemes: Sequence[str] = COMPARED
-    caches: Sequence[str] = ("dense", "int8", "int4")
+    caches: Sequence[str] = tuple(CACHES)
 
 
 class Probe:

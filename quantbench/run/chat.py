@@ -8,7 +8,8 @@ import click
 import torch
 
 from quantbench.cli import say
-from quantbench.models.chat import template_for
+from quantbench.errors import UsageError
+from quantbench.models.chat import MarkerChat, chat_of
 from quantbench.models.tokenizer import Tokenizer, stream
 from quantbench.run.generation import Generates
 from quantbench.run.plan import Plan
@@ -45,13 +46,14 @@ def converse(
     A model without a chat template continues the text instead of answering. After each answer it
     says how many tokens came how fast. Lines that COMMAND matches are commands.
     """
-    template = template_for(tokenizer, name)
-    stop = template.stop_ids(tokenizer) if template else tokenizer.eos_ids
-    if template is None:
-        say(f"{name} has no known chat template, so it continues the text that you write")
+    chat = chat_of(tokenizer, name)
+    continues = isinstance(chat, MarkerChat) and chat.template is None
+    if continues:
+        say(
+            f"{name} brings no chat template, and its name tells none: it continues the text that "
+            "you write"
+        )
     say(HELP)
-    start = 0  # the next free position
-    unread: list[int] = []  # the last token printed, until the cache holds it
     while True:
         try:
             line = input("> ")
@@ -60,42 +62,42 @@ def converse(
             return
         if COMMAND.fullmatch(line.strip()):
             if line.strip() == "/reset":
-                start, unread = 0, []
+                chat.reset()
                 say("Forgotten: the next line begins a new conversation")
             else:
                 say(HELP)
             continue
-        first = start == 0
-        if template:
-            turn = template.encode_turn(tokenizer, line, first)
-        else:
-            turn = tokenizer.encode(line, bos=first)
-        ids = [*unread, *turn]
+        try:
+            ids, start = chat.ask(line)
+        except UsageError as error:
+            say(str(error))
+            continue
         room = min(cache_size - start - len(ids), max_new_tokens)
         if room < 1:
             say(
                 f"The context is full: it has {cache_size} positions; --cache_size gives it more, "
                 "and /reset begins anew"
             )
-            if start == 0:  # not even this line fits
+            if not chat.turns:  # not even this line fits
                 return
             continue
         if not ids:
             continue
-        text = stream(tokenizer, () if template else ids)
-        start, unread = start + len(ids), []
+        text = stream(tokenizer, ids if continues else ())
+        answer: list[int] = []
         arrivals = [time.perf_counter()]
-        for token in next_tokens(ids, start - len(ids)):
+        for token in next_tokens(ids, start):
             arrivals.append(time.perf_counter())
-            if token in stop:
+            if token in chat.stop_ids:
                 break
-            start, unread = start + len(unread), [token]
+            answer.append(token)
             click.echo(text.push(token), nl=False)
             room -= 1
             if room == 0:
                 break
+        chat.answered(answer)
         click.echo(text.flush())
-        say(rate(arrivals))
+        say(rate(arrivals) if answer else "The model ended its answer at once")
 
 
 def rate(arrivals: list[float]) -> str:

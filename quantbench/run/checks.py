@@ -16,7 +16,7 @@ from quantbench.log import log
 from quantbench.log.config import RunConfig
 from quantbench.log.record import held_name
 from quantbench.models.checkpoints.names import SAVED
-from quantbench.quantize.spec import Selection, Spec, parse
+from quantbench.quantize.spec import Quantization, Selection, Spec, parse
 from quantbench.run.launch import place
 
 DEFAULT = RunConfig()
@@ -40,13 +40,13 @@ INSTEAD = {
 
 
 # Options that only some schemes take: whether one does, by its name, and what to say of another.
-OF_SCHEMES: Mapping[str, tuple[Callable[[str], bool], str]] = {
+OF_SCHEMES: Mapping[str, tuple[Callable[[Quantization], bool], str]] = {
     "calibration_text": (
-        lambda scheme: scheme.startswith("autoquant") or "wanda" in scheme,
+        lambda spec: isinstance(spec, Selection) or spec.prunes,
         "--calibration_text: {} is not calibrated; sparse-marlin-wanda and autoquant are",
     ),
     "min_sqnr": (
-        lambda scheme: scheme.startswith("autoquant"),
+        lambda spec: isinstance(spec, Selection),
         "--min_sqnr is for --quantization autoquant; given: {}",
     ),
 }
@@ -83,11 +83,11 @@ def check_options(config: RunConfig) -> Spec | Selection:
 
 def unused(config: RunConfig) -> list[str]:
     """The options of OF_SCHEMES that are given, and that the scheme does not take."""
-    scheme = str(parse(config.quantization))
+    spec = parse(config.quantization)
     return [
         name
         for name, (takes, _) in OF_SCHEMES.items()
-        if getattr(config, name) != getattr(DEFAULT, name) and not takes(scheme)
+        if getattr(config, name) != getattr(DEFAULT, name) and not takes(spec)
     ]
 
 

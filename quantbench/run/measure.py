@@ -1,7 +1,7 @@
 """How a run is measured: compiled, warmed up, sampled. run/facts.py has the types of what results.
 
     one_sample = sampler(plan, generator)
-    ready = get_ready(plan.config, plan.device, one_sample)             # compiles and warms up
+    ready = get_ready(plan.config, plan.device, one_sample, generator.compiles)  # warms up
     measured = measure(plan, generator, loaded, one_sample, ready)      # takes the samples
 
 Importing this module needs no torch.
@@ -177,32 +177,36 @@ def sampler(plan: Plan, generator: Generates) -> OneSample:
 
 
 def get_ready(
-    config: RunConfig, device: torch.device, one_sample: OneSample, since: float | None = None
+    config: RunConfig,
+    device: torch.device,
+    one_sample: OneSample,
+    compiles: bool,
+    since: float | None = None,
 ) -> Ready:
     """Reset the peak memory, compile and warm up.
 
+    compiles: whether the Generator compiles anything (its `compiles`), whatever was asked.
     since: time.perf_counter() when the process started; if given, the time to the first token is
     printed and returned.
     """
     from quantbench import devices
 
     devices.reset_peak_memory(device)
-    compiling = config.compile or config.compile_prefill
     arrivals: list[float] = []  # time.perf_counter() after each token
-    with progress("Compiling" if compiling else "First steps"):
+    with progress("Compiling" if compiles else "First steps"):
         started = time.perf_counter()
         tokens = min(FIRST_TOKENS, config.max_new_tokens)
         one_sample(0, tokens, lambda: arrivals.append(time.perf_counter()))
         first_seconds = time.perf_counter() - started
     if since is not None:
         line = f"From the start to the first token: {arrivals[0] - since:.1f} s"
-        if config.compile and tokens > 1:
+        if compiles and tokens > 1:
             line += f"; to token {tokens}, compilation included: {arrivals[-1] - since:.1f} s"
         say(line)
     tokens = min(WARM_UP_TOKENS, config.max_new_tokens)
     seconds, steady = warm_up(lambda index: one_sample(index, tokens))
     return Ready(
-        compile_seconds=first_seconds if compiling else None,
+        compile_seconds=first_seconds if compiles else None,
         warm_ups=seconds,
         warm_up_steady=steady,
         first_token_s=None if since is None else arrivals[0] - since,

@@ -86,10 +86,12 @@ def held_back(facts: Facts, kernels: Mapping[str, str | None]) -> list[str]:
     kernels: of the run's scheme, each with why it cannot run here; None where it can.
     """
     sentences = [_kernel(facts, kernels), _decoder(facts), _attention(facts)]
-    if facts.decoder == "cpu-step":  # one op, with nothing to compile
-        pass
+    asked = "--compile had no effect" if facts.config.compile else "nothing is compiled"
+    if facts.decoder == "cpu-step":
+        if facts.config.compile:
+            sentences.append(f"{asked}: decoder cpu-step runs a step as one C++ op")
     elif facts.architecture.mixture is not None:
-        sentences.append("nothing is compiled: which experts a step computes follows from numbers")
+        sentences.append(f"{asked}: the router's output decides which experts a step computes")
     elif not facts.config.compile:
         sentences.append("nothing is compiled: each step pays for Python (--compile)")
     return [sentence for sentence in sentences if sentence]

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from quantbench import devices
+from quantbench import devices, files
 from quantbench.quantize.autoquant.race import Timing
 from quantbench.typed_json import parsed
 
@@ -76,12 +76,17 @@ def write(path: Path | None, key: Mapping[str, Any], clock: Clock) -> None:
     """Other entries stay; the file is replaced whole, so that a reader never sees half of it."""
     if path is None:
         return
-    entries = _entries(path) | {_text(key): dataclasses.asdict(clock)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.")
-    except OSError:
+        with open(path.with_name(f"{path.name}.lock"), "w") as held:
+            files.lock(held)  # between reading and replacing, another process adds nothing
+            _replace(path, _entries(path) | {_text(key): dataclasses.asdict(clock)})
+    except OSError:  # a folder that cannot be written to: the next run times again
         return
+
+
+def _replace(path: Path, entries: Mapping[str, Any]) -> None:
+    handle, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             json.dump({"timings": entries}, file, indent=1)

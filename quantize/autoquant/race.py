@@ -312,8 +312,5 @@ def last_level_cache(device: torch.device, root: Path = Path("/sys/devices/syste
 def _budget(device: torch.device) -> int:
     if device.type == "cuda":
         return min(torch.cuda.mem_get_info(device)[0] // 4, 4 * MOST_BYTES)
-    free, meminfo = MOST_BYTES, Path("/proc/meminfo")
-    for line in meminfo.read_text().splitlines() if meminfo.exists() else ():
-        if line.startswith("MemAvailable:"):
-            free = int(line.split()[1]) * 1024
-    return min(free // 4, MOST_BYTES)
+    free = devices.free_memory(device)
+    return min((MOST_BYTES if free is None else free) // 4, MOST_BYTES)

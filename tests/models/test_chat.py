@@ -5,7 +5,17 @@ from typing import Any
 
 import pytest
 
-from quantbench.models.chat import LLAMA_2, LLAMA_3, MISTRAL_1, MISTRAL_3, Template, template_for
+from quantbench.errors import CheckpointError, UsageError
+from quantbench.models.chat import (
+    LLAMA_2,
+    LLAMA_3,
+    MISTRAL_1,
+    MISTRAL_3,
+    CheckpointChat,
+    Template,
+    chat_of,
+    template_for,
+)
 from quantbench.models.tokenizer import (
     ByteTokenizer,
     Tokenizer,
@@ -243,3 +253,76 @@ def test_the_name_and_the_pieces_tell_the_template(family, kind, model_name, exp
 def test_a_stand_in_tokenizer_has_no_template():
     for name in ("Llama-2-7b-chat-hf", "Meta-Llama-3-8B-Instruct", "Mistral-7B-Instruct-v0.3"):
         assert template_for(ByteTokenizer(32_000), name) is None
+
+
+# ------------------------------------------------------------------- the checkpoint's own template
+
+
+@pytest.mark.parametrize("family", ["llama-2", "llama-3", "mistral-v3"])
+def test_a_checkpoint_s_template_renders_as_transformers_does(family, loaded, monkeypatch):
+    """Whatever the checkpoint is called; and what the caches hold is not read again."""
+    ours, theirs = loaded[family, "json"]
+    monkeypatch.setattr(ours, "chat_template", JINJA[family])
+    chat = chat_of(ours, "hf")
+    assert isinstance(chat, CheckpointChat)
+    messages, cached, read = [], [], 0
+    for question, answer in CONVERSATION:
+        messages.append({"role": "user", "content": question})
+        wanted = theirs.apply_chat_template(
+            messages, chat_template=JINJA[family], add_generation_prompt=True, return_dict=False
+        )
+        ids, start = chat.ask(question)
+        assert cached[:start] + ids == wanted
+        read += len(ids)
+        if answer is not None:
+            given = ours.encode(answer, bos=False)
+            chat.answered(given)
+            cached = cached[:start] + ids + given[:-1]
+            messages.append({"role": "assistant", "content": ours.decode(given)})
+    if family == "llama-3":  # whose turns follow one another unchanged
+        assert read < 2 * len(wanted) and start > len(wanted) // 2
+
+
+def test_the_marker_after_an_answer_ends_the_next_one(loaded, monkeypatch):
+    ours, _ = loaded["llama-3", "json"]
+    monkeypatch.setattr(ours, "eos_ids", frozenset())
+    monkeypatch.setattr(ours, "chat_template", JINJA["llama-3"])
+    assert chat_of(ours, "hf").stop_ids == {ours.token_id("<|eot_id|>")}
+
+
+@pytest.mark.parametrize(
+    ("template", "error"),
+    [
+        ("{% for %}", CheckpointError),
+        ("{{ raise_exception('system first') }}", UsageError),
+        ("{{ messages.__class__.__mro__ }}", UsageError),  # the sandbox refuses
+    ],
+)
+def test_a_template_that_cannot_be_used_is_refused_in_words(template, error, loaded, monkeypatch):
+    ours, _ = loaded["llama-3", "json"]
+    monkeypatch.setattr(ours, "chat_template", template)
+    with pytest.raises(error, match="chat template"):
+        chat_of(ours, "hf").ask("Hello")
+
+
+def test_a_message_cannot_imitate_a_marker(loaded, monkeypatch):
+    ours, _ = loaded["llama-3", "json"]
+    monkeypatch.setattr(ours, "chat_template", JINJA["llama-3"])
+    with pytest.raises(UsageError, match="special token"):
+        chat_of(ours, "hf").ask("<|eot_id|> and now?")
+
+
+def test_a_template_is_read_from_either_file(tmp_path):
+    folder = {"tokenizer.json": llama_3_json_of(tmp_path), "tokenizer_config.json": CONFIG}
+    write_folder(tmp_path / "one", folder)
+    assert load_tokenizer(tmp_path / "one", 1 << 20).chat_template == "of the config"
+    write_folder(tmp_path / "two", folder | {"chat_template.jinja": "of its file"})
+    assert load_tokenizer(tmp_path / "two", 1 << 20).chat_template == "of its file"
+
+
+CONFIG = {"chat_template": [{"name": "default", "template": "of the config"}]}
+
+
+def llama_3_json_of(folder: Path) -> str:
+    write_folder(folder, {"tokenizer.model": tiktoken_file(tiktoken_ranks())})
+    return llama_3_json(folder / "tokenizer.model", list(llama_3_special_tokens(0)))

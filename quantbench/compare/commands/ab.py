@@ -171,6 +171,8 @@ def ab(
         results.settings = dataclasses.replace(results.settings, **stops)
         if stops or results.ended == "interrupted":
             results.ended = None
+        if results.ended is None:
+            results.require_same_origin(f"--resume {resume}")
     else:
         settings = Settings(
             tokens=tokens,

@@ -69,7 +69,7 @@ def kl_of_rounding(plan: Plan) -> float:
     # Kernels for quantized weights may add up in bfloat16 whatever the model's dtype.
     if str(plan.spec) != "none":
         epsilon = max(epsilon, 2.0**-8)
-    if "activations" in plan.spec.numerics or plan.kv_cache != "dense":
+    if plan.spec.rounds_activations or plan.kv_cache != "dense":
         epsilon, units = max(epsilon, 2.0**-8), ROUNDINGS_OF_ACTIVATIONS
     return max(UNNOTICED, plan.architecture.num_layers * (units * epsilon) ** 2)
 

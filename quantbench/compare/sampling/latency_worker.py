@@ -276,8 +276,7 @@ class LatencyWorker:
 
     def _compiles(self) -> bool:
         assert self.generator is not None
-        config = self.plan.config
-        return config.compile_prefill or (config.compile and not self.generator.decoder.one_op)
+        return self.generator.compiles
 
     def _serves(self, length: int, rows: int) -> bool:
         return self.generator is not None and self.length == length and rows in self.shared

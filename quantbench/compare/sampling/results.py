@@ -224,6 +224,25 @@ class Results:
         except OSError as error:
             raise LogError(f"cannot write {folder / FILE}: {error.strerror}") from None
 
+    def require_same_origin(self, option: str) -> None:
+        """Raise UsageError where samples that are taken now would be of another commit, torch or
+        machine than those that are there: an interval over both would be of neither."""
+        if self.about is None:  # written before files said where they are from
+            return
+        here = about()
+        pairs = {
+            "commit": (self.about.commit, here.commit),
+            "machine": (self.about.machine, here.machine),
+            "torch": (self.about.versions.get("torch"), here.versions.get("torch")),
+            "torchao": (self.about.versions.get("torchao"), here.versions.get("torchao")),
+        }
+        for what, (then, now) in pairs.items():
+            if then != now:
+                raise UsageError(
+                    f"{option}: it was measured with {what} {then}, and this is {now}; "
+                    "samples of both would be mixed: begin anew with --output"
+                )
+
     @staticmethod
     def load(folder: Path, option: str = "--resume") -> "Results":
         """What `save` wrote. option: that named the folder. Raises UsageError where nothing of the

@@ -142,7 +142,7 @@ class Worker:
         plan, device = self.plan, self.plan.device
         generator = generate.make_generator(plan, self.loaded.model)
         self.one_sample = measure.sampler(plan, generator)
-        ready = measure.get_ready(plan.config, device, self.one_sample)
+        ready = measure.get_ready(plan.config, device, self.one_sample, generator.compiles)
         warm_up = sum(ready.warm_ups)
         self.seconds["compile"] = time.perf_counter() - started - warm_up
         self.seconds["warm_up"] = warm_up

@@ -41,6 +41,11 @@ def unavailable() -> str | None:
     """
     if sys.platform != "linux":
         return f"the C++ kernels are built on Linux only, not on {sys.platform}"
+    if "ATen parallel backend: OpenMP" not in torch.__config__.parallel_info():
+        return (
+            "the C++ kernels' threads wait for each other, which needs a torch that runs threads "
+            "by OpenMP, as the wheels on PyPI do"
+        )
     if reason := compiler.unavailable():
         return reason
     library = _library()

@@ -207,7 +207,34 @@ Coding coding(const std::string& format, ScalarType type) {
     return type == ScalarType::BFloat16 ? Coding::bf16
            : type == ScalarType::Half   ? Coding::f16
                                         : Coding::f32;
+  STD_TORCH_CHECK(format == "nf4" || format == "bnb-fp4", "pack_linear knows no format ", format);
   return Coding::table;
+}
+
+int64_t byte_count(const Tensor& tensor) { return tensor.numel() * tensor.element_size(); }
+
+// The planes and scales have the sizes that unpack and write_scales read; see ops/formats.py.
+void check_sizes(const Header& h, const MaybeTensor* planes, const int* widths, int64_t bits,
+                 const Tensor& scale, const MaybeTensor& zero) {
+  const bool sparse = h.coding == Coding::sparse;
+  const int sparse_widths[] = {4, 2, 0}, whole[] = {int(bits), 0, 0};
+  const int64_t stored = sparse ? h.columns / 2 : h.columns;
+  if (sparse) widths = sparse_widths;
+  else if (bits % 8 == 0) widths = whole;
+  for (int i = 0; i < 3; ++i) {
+    STD_TORCH_CHECK(planes[i].has_value() == (widths[i] > 0), "pack_linear: plane ", i,
+                    widths[i] ? " is missing" : " is one too many");
+    if (widths[i])
+      STD_TORCH_CHECK(byte_count(*planes[i]) == h.rows * (stored * widths[i] / 8),
+                      "pack_linear: plane ", i, " has not the bytes of (", h.rows, ", ", stored,
+                      ") codes of ", widths[i], " bits");
+  }
+  const int64_t groups = h.scales == Scales::row ? 1 : (h.columns + h.scale_columns - 1) / h.scale_columns;
+  STD_TORCH_CHECK(scale.size(0) == h.rows && scale.size(1) == groups,
+                  "pack_linear: scales have to be (", h.rows, ", ", groups, ")");
+  if (zero)
+    STD_TORCH_CHECK(byte_count(*zero) == byte_count(scale),
+                    "pack_linear: zeros have not the size of the scales");
 }
 
 void advise_huge_pages(void* data, int64_t bytes) {
@@ -240,6 +267,9 @@ Tensor pack_linear(const Tensor& plane0, const MaybeTensor& plane1, const MaybeT
   header.zeros = zero.has_value();
   header.rounding = static_cast<Rounding>(rounding);
   header.factor = float(factor);
+  STD_TORCH_CHECK(table.has_value() == (header.coding == Coding::table) &&
+                      (!table || byte_count(*table) == sizeof header.table),
+                  "pack_linear: format ", format, " and its table do not fit");
   if (table) std::memcpy(header.table, table->const_data_ptr(), sizeof header.table);
 
   Source source{header, {bytes_of(plane0), bytes_of(plane1), bytes_of(plane2)}, {}, bytes_of(scale),
@@ -247,6 +277,8 @@ Tensor pack_linear(const Tensor& plane0, const MaybeTensor& plane1, const MaybeT
   int planes = 0;
   for (int width : {4, 2, 1})
     if (bits & width) source.widths[planes++] = width;
+  const MaybeTensor given[] = {plane0, plane1, plane2};
+  check_sizes(header, given, source.widths, bits, scale, zero);
   const Geometry g = geometry(header);
   const int64_t size = sizeof(Header) + g.blocks * g.block_bytes;
   Tensor packed = torch::stable::new_empty(plane0, {size}, ScalarType::Byte);
