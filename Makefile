@@ -107,7 +107,7 @@ check: .venv/installed-dev
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	.venv/bin/lint-imports
-	$(PY) -m quantbench log check benchmarks.txt
+	$(PY) -m quantbench log check docs/data/benchmarks.txt
 	$(PY) -m quantbench readme --check
 	$(PY) -m tests.ops.check_syntax
 

@@ -34,8 +34,7 @@ def test_every_command_is_there_and_explained():
 
 GROUPS = {"experts": ("experts profile", "experts show")}  # commands that do nothing themselves
 SINGLE = sorted(
-    {*commands.list_commands(None), "log check", "latency tables"}
-    - {"log", *GROUPS}
+    {*commands.list_commands(None), "log check", "latency tables"} - {"log", *GROUPS}
     | {name for names in GROUPS.values() for name in names}
 )
 

@@ -232,7 +232,7 @@ RUN = "cd $HERE; $PY $ROOT/generate.py --num_samples 1 --max_new_tokens 2 --devi
         ("$LOG check /nope <&- >&- 2>&-", 1, ""),
         ("$PY generate.py --help >/dev/full", 1,
          "error: cannot write to stdout: No space left on device\n"),
-        ("$PY -m compare --help >/dev/full", 1,
+        ("$PY -m quantbench --help >/dev/full", 1,
          "error: cannot write to stdout: No space left on device\n"),
         ("$PY -m quantize --help >/dev/full", 1,
          "error: cannot write to stdout: No space left on device\n"),
@@ -242,23 +242,23 @@ RUN = "cd $HERE; $PY $ROOT/generate.py --num_samples 1 --max_new_tokens 2 --devi
         ("$PY -m kv_cache --no-such", 2, "error: no such option: '--no-such'; --help lists"),
         ("$PY -m quantize --jsom x", 2, "error: no such option: '--jsom'; did you mean --json?"),
         ("$PY -m quantize fp6x", 2, "error: --quantization 'fp6x' is no scheme; nearest: fp6"),
-        ("$PY -m compare quality --limit 3", 2, "error: --limit is of the documents"),
-        ("$PY -m compare quality --json /nope/x", 1, "error: --json /nope/x: No such file"),
-        ("$PY -m compare quality --json $HERE/benchmarks.txt", 2, "holds something that is no"),
-        ("$PY -m compare quality --text=", 2, "error: --text takes a value; given: ''"),
-        ("$PY -m compare roofline --json /nope/x", 1, "error: --json /nope/x: No such file"),
-        ("$PY -m compare growth --over none --chart /nope/x.svg", 1, "error: --chart /nope/x.svg:"),
-        ("$PY -m compare replay $HERE/benchmarks.txt --all --tolerance=", 2,
+        ("$PY -m quantbench quality --limit 3", 2, "error: --limit is of the documents"),
+        ("$PY -m quantbench quality --json /nope/x", 1, "error: --json /nope/x: No such file"),
+        ("$PY -m quantbench quality --json $HERE/benchmarks.txt", 2, "holds something that is no"),
+        ("$PY -m quantbench quality --text=", 2, "error: --text takes a value; given: ''"),
+        ("$PY -m quantbench roofline --json /nope/x", 1, "error: --json /nope/x: No such file"),
+        ("$PY -m quantbench growth --over none --chart /nope/x.svg", 1, "error: --chart /nope/x.svg:"),
+        ("$PY -m quantbench replay $HERE/benchmarks.txt --all --tolerance=", 2,
          "error: --tolerance takes a value; given: ''"),
-        ("$PY -m compare replay $HERE/benchmarks.txt --all --write_result /nope/x", 1,
+        ("$PY -m quantbench replay $HERE/benchmarks.txt --all --write_result /nope/x", 1,
          "error: cannot append to '/nope/x': there is no folder '/nope'"),
-        ("$PY -m compare replay $HERE/benchmarks.txt --all --write_result $HERE/binary", 2,
+        ("$PY -m quantbench replay $HERE/benchmarks.txt --all --write_result $HERE/binary", 2,
          "holds something that is no log of runs"),
-        ("$PY -m compare ab --arm --nope --arm ''", 2, "error: arm 1, the baseline, '--nope'"),
-        ("$PY -m compare ab --arm '' --arm --nope", 2, "error: arm 2, '--nope': no such option"),
-        ("$PY -m compare ab --text /dev/zero --arm '' --arm '--quantization int8wo'", 2,
+        ("$PY -m quantbench ab --arm --nope --arm ''", 2, "error: arm 1, the baseline, '--nope'"),
+        ("$PY -m quantbench ab --arm '' --arm --nope", 2, "error: arm 2, '--nope': no such option"),
+        ("$PY -m quantbench ab --text /dev/zero --arm '' --arm '--quantization int8wo'", 2,
          "error: --text /dev/zero: not a regular file"),
-        ("$PY -m compare caches --json=$HERE/benchmarks.txt", 2, "holds something that is no JSON"),
+        ("$PY -m quantbench caches --json=$HERE/benchmarks.txt", 2, "holds something that is no JSON"),
         ("$LOG check $HERE/binary", 1, "is no log: byte 1 is zero"),
         ("$LOG check $HERE/utf16", 1, "is zero, as in binary data"),
         ("$LOG check $HERE/prose.txt", 1, "holds no line of a run"),
@@ -324,7 +324,7 @@ def test_documents_are_not_begun_where_their_picture_cannot_be_written(place):
         paths = f"{place}/growth.json {place}/{picture}"
         marks = f"# title\n<!-- readme: growth {paths} title -->\n<!-- end -->\n"
         Path("README.md").write_text(marks)
-        done = shell("$PY -m compare readme $HERE/README.md", place)
+        done = shell("$PY -m quantbench readme $HERE/README.md", place)
         assert done.returncode != 0 and reason in done.stderr, done.stderr
         assert done.stderr.count("\n") == 1 and Path("README.md").read_text() == marks
 

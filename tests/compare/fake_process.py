@@ -60,7 +60,7 @@ class World:
 
     def install(self, monkeypatch):
         for module in MODULES:
-            monkeypatch.setattr(f"compare.sampling.{module}.time", Clock(self))
+            monkeypatch.setattr(f"quantbench.compare.sampling.{module}.time", Clock(self))
         monkeypatch.setattr("quantbench.compare.sampling.workers.Process", self.start)
 
     def command(self, number):

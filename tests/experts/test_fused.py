@@ -240,7 +240,7 @@ def refuses(queue, reads):
 
 @pytest.mark.parametrize(("where", "what"), [("opened", lambda: None), ("Queue.submit", refuses)])
 def test_logits_where_the_kernel_refuses_to_read(where, what, tmp_path, monkeypatch):
-    monkeypatch.setattr(f"experts.aio.{where}", what)
+    monkeypatch.setattr(f"quantbench.experts.aio.{where}", what)
     expected = logits(whole("tiny_moe", "int8wo"), 2, decoder="cpu-step")
     model, tiers = tiered("tiny_moe", "int8wo", replace(POLICIES["cache"], ahead=True), tmp_path)
     tiers.hold(FAST, 12)

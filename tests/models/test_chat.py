@@ -258,7 +258,7 @@ def test_a_stand_in_tokenizer_has_no_template():
 # ------------------------------------------------------------------- the checkpoint's own template
 
 
-@pytest.mark.parametrize("family", ["llama-2", "llama-3", "mistral-v3"])
+@pytest.mark.parametrize("family", ["llama-2", "llama-3"])
 def test_a_checkpoint_s_template_renders_as_transformers_does(family, loaded, monkeypatch):
     """Whatever the checkpoint is called; and what the caches hold is not read again."""
     ours, theirs = loaded[family, "json"]

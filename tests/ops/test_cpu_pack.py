@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from quantbench.ops.cpu import build
+from quantbench.ops.cpu import linear as linear  # defines the op
 
 pytestmark = pytest.mark.skipif(bool(build.unavailable()), reason=str(build.unavailable()))
 ROWS, COLUMNS = 32, 64

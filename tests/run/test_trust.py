@@ -1,5 +1,6 @@
 """A single run says how its samples scatter and what else used the machine."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -123,7 +124,13 @@ def test_the_table_shows_the_spread_and_marks_what_scatters():
 
 
 def test_one_op_is_not_told_to_compile():
-    assert held_back(FACTS, {}) == []  # --compile leaves a step that is one op as it is
+    assert held_back(FACTS, {}) == []
+
+
+def test_compile_without_effect_is_said():
+    asked = dataclasses.replace(FACTS, config=dataclasses.replace(FACTS.config, compile=True))
+    (sentence,) = held_back(asked, {})
+    assert sentence.startswith("--compile had no effect") and "cpu-step" in sentence
 
 
 def test_steady_is_not_said_of_samples(tmp_path):

@@ -144,6 +144,8 @@ def tune(
         results.settings = dataclasses.replace(results.settings, **stops)
         if stops or results.ended == "interrupted":
             results.ended = None
+        if results.ended is None:
+            results.require_same_origin(f"--resume {resume}")
         log.check(results.write_result)
     else:
         common = RunConfig(**(given | ({"precision": dtype} if dtype else {})))

@@ -231,7 +231,7 @@ class Results:
             return
         here = about()
         pairs = {
-            "commit": (self.about.commit, here.commit),
+            "commit": (_clean(self.about.commit), _clean(here.commit)),
             "machine": (self.about.machine, here.machine),
             "torch": (self.about.versions.get("torch"), here.versions.get("torch")),
             "torchao": (self.about.versions.get("torchao"), here.versions.get("torchao")),
@@ -258,6 +258,11 @@ class Results:
             return results
 
         return read_results(option, folder, "ab", accept)
+
+
+def _clean(commit: str | None) -> str | None:
+    """A commit without "-dirty": a log that grows in the checkout makes it so, too."""
+    return commit and commit.removesuffix("-dirty")
 
 
 def read_results(option: str, folder: Path, command: str, accept: Callable[[Any], T]) -> T:
