@@ -1,7 +1,7 @@
 """Train the embedded model: a 6.4 M parameter Llama on the source of Python's standard library.
 
     python -m quantbench.models.tiny.train                 # one to two hours on 2 cores with AMX
-    python -m quantbench.models.tiny.train --steps 20      # a try-out; writes to --output like the real one
+    python -m quantbench.models.tiny.train --steps 20  # a try-out, into --output, too
 
 What comes out, in models/tiny/: model.safetensors (bfloat16, Hugging Face names), config.json,
 tokenizer.model (sentencepiece, 4096 pieces), heldout.txt (whole modules that no batch contained)

@@ -1,8 +1,8 @@
 """Train the embedded mixture of experts: 10.3 M parameters, of which a token uses 7.4 M.
 
     python -m quantbench.models.tiny_moe.train                     # half an hour on one core
-    python -m quantbench.models.tiny_moe.train --minutes 9         # a piece; the same command goes on from it
-    python -m quantbench.models.tiny_moe.train --steps 20          # a try-out; writes to --output, too
+    python -m quantbench.models.tiny_moe.train --minutes 9   # a piece; the next call goes on
+    python -m quantbench.models.tiny_moe.train --steps 20    # a try-out, into --output, too
 
 What comes out, in models/tiny_moe/: model.safetensors (linear layers in 8 bits, the rest in
 bfloat16, Qwen2-MoE's names), config.json, the tokenizer and training.json. Text, tokenizer and

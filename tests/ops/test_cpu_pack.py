@@ -1,4 +1,4 @@
-"""What cpu_pack_linear refuses: formats that it does not know, and sizes that would be read past."""
+"""What cpu_pack_linear refuses: unknown formats, and sizes that would be read past their end."""
 
 import pytest
 import torch
