@@ -69,7 +69,6 @@ def made(tmp_path_factory):
     counts = counted.counts_of(counted.ROUTERS, 40, 1)
     counted.popularity_of(counts).save("--output", folder / "popularity.json")
     shutil.copy(ROOT / "docs" / "data" / "growth.json", folder)
-    shutil.copy(ROOT / "tests" / "data" / "mixtral_offload_runs.json", folder / "recorded.json")
     shutil.copytree(ROOT / "tests" / "estimate" / "published", folder / "published")
     return folder
 
@@ -115,7 +114,6 @@ NO_FILES = [  # inputs that are no regular file: reading them would never end
     ("ab --resume of_pipe", 2, "of_pipe: results.json: not a regular file"),
     ("recommend --from of_pipe", 2, "of_pipe: results.json: not a regular file"),
     ("tune --resume of_pipe", 2, "of_pipe: results.json: not a regular file"),
-    ("tune --recorded pipe", 2, "--recorded pipe: not a regular file"),
     ("readme pipe", 1, "cannot read pipe: not a regular file"),
     ("growth --over none --json pipe --chart c.svg", 1, "--json pipe: not a regular file"),
     (f"{ESTIMATE} --calibration pipe", 2, "--calibration pipe: not a regular file"),
@@ -255,7 +253,7 @@ NAMED = [
     *("latency tables @", "latency --resume @", "latency --output @"),
     *("metrics --baseline @ --target sweep:none", f"metrics {SIDES} --json @"),
     *("ab --resume @", f"{AB} --output @", f"{AB} --write_result @", f"{AB} --text @"),
-    *("recommend --from @", "recommend --output @", "tune --recorded @", f"{TUNE} --output @"),
+    *("recommend --from @", "recommend --output @", f"{TUNE} --output @"),
     *("growth --over none --json @ --chart c.svg", f"{ESTIMATE} --calibration @"),
     *("quality --text @", "calibrate --json @", "experts show @", f"{TIERED} --expert_folder @"),
     *("experts profile --output @", "peers --runtimes llama.cpp --gguf @"),
@@ -283,7 +281,6 @@ READERS = {  # the option and the command that reads the JSON file or folder @
     "ab --resume of_@": "--resume of_@",
     "recommend --from of_@": "--from of_@",
     "tune --resume of_@": "--resume of_@",
-    "tune --recorded @.json": "--recorded @.json",
     "growth --over none --chart c.svg --json @.json": "--json @.json",
     "experts show @.json": "@.json",
     "experts show popularity.json --against @.json": "--against @.json",
@@ -345,7 +342,6 @@ WRITERS = {  # commands that print, and the files that they write as well
     "latency tables sweep --csv new.csv": ("new.csv",),
     "experts show popularity.json --json new.json": ("new.json",),
     "recommend --from ab": (),
-    "tune --recorded recorded.json": (),
     "growth --over none --json growth.json --chart new.svg": ("new.svg",),
     f"{ESTIMATE} --json new.json": ("new.json",),
     f"estimate audit {PUBLISHED}": (),

@@ -77,13 +77,6 @@ BAD = [
     (("--over", "threads=1,2", "--over", "threads=3,4"), "--over threads is given twice"),
     (("--over", "threads=" + ",".join(map(str, range(1, 34))), "--over", "compile=on,off"),
      f"33 × 2 = 66 settings, and {MOST_SETTINGS} at most"),
-    (("--recorded", "x.json", "--over", "threads=1,2"), "--over: --recorded FILE measures nothing"),
-    (("--recorded", "x.json", "--max_minutes", "1"), "--max_minutes: --recorded FILE measures"),
-    (("--recorded", "x.json", "--threads", "1"), "--threads: --recorded FILE measures nothing"),
-    (("--recorded", "x.json"), "--recorded x.json: No such file"),
-    (("--recorded", "x.json", "--default", "threads"), "--default takes KEY=VALUE"),
-    (("--recorded", "x.json", "--metric", "speed"), "--metric takes one of generate, prefill"),
-    (("--metric", "decode", "--over", "threads=1,2"), "belong to --recorded FILE"),
     (("--resume", "full", "--over", "threads=1,2"), "--over: --resume goes on with the settings"),
     (("--resume", "full", "--precision", "float32"), "--precision float32: --resume goes on"),
     (("--resume", "nowhere"), "--resume nowhere: results.json: No such file"),
@@ -105,14 +98,6 @@ def test_bad_input_is_one_line(tmp_path, monkeypatch, words, message):
     assert message in one_line(result)
     assert isinstance(result.exception, QuantbenchError) or result.exception.exit_code == 2
     assert (tmp_path / "benchmarks.txt").read_text() == "the log\n"
-
-
-def test_a_default_that_no_run_has(tmp_path):
-    path = tmp_path / "runs.json"
-    path.write_text(json.dumps([{"threads": n, "token_ms": [1.0 + n, 1]} for n in (1, 2)]))
-    expected = {"thread=1": "did you mean threads?", "threads=3": "no run that counts has it"}
-    for given, message in expected.items():
-        assert message in one_line(run("--recorded", str(path), "--default", given))
 
 
 # ------------------------------------------------------------------------------- identical plans

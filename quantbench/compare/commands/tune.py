@@ -3,18 +3,17 @@
     quantbench tune --over threads=1,2 --over quantization=int8wo,int4wo-128
     quantbench tune --checkpoint_path DIR --compile --over kv_cache=dense,int8 --output tuned
     quantbench tune --resume tuned --max_minutes 30                # more of the same
-    quantbench tune --recorded runs.json --metric decode           # from somebody's runs
 
 The settings are every combination of the values. Those that come to the same plan are measured
 once; the others are the arms of an ab, with the command line without --over, the default, as the
-baseline. --recorded draws the same conclusions from runs that were taken elsewhere.
+baseline.
 """
 
 import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import click
 
@@ -22,13 +21,10 @@ from quantbench.cli import say
 from quantbench.compare.arguments import refuse_beside, split_precision
 from quantbench.compare.commands import ab
 from quantbench.compare.figures.choices import Limits, TuneAnswer
-from quantbench.compare.figures.recorded import conclude
-from quantbench.compare.figures.recorded_runs import read
-from quantbench.compare.figures.recorded_times import METRICS, Metric
 from quantbench.compare.figures.row import Row
 from quantbench.compare.figures.tuning import answer
 from quantbench.compare.limit_options import limit_options, limits
-from quantbench.compare.output import recorded_tables, tables, tune_tables
+from quantbench.compare.output import tables, tune_tables
 from quantbench.compare.sampling.answers import PlannedRuns
 from quantbench.compare.sampling.comparison import SAMPLES, SAMPLES_IN_TURN
 from quantbench.compare.sampling.grid import Setting, Tuned, group, read_grid, said
@@ -37,7 +33,6 @@ from quantbench.compare.sampling.results import Results, Settings
 from quantbench.errors import UsageError
 from quantbench.log import log
 from quantbench.log.config import RunConfig, argv, options
-from quantbench.text import shown
 
 DEFAULT = Settings()
 FORMATS: ab.Formats = {
@@ -49,19 +44,11 @@ SHOWN = {**FORMATS, "table": tune_tables.terminal}
 # Options that may change what is predicted: with one of them in the grid, quality is measured.
 NUMBERS = ("quantization", "precision", "kv_cache", "kv_cache_quantization", "calibration_text",
            "min_sqnr")  # fmt: skip
-OF_RECORDED = ("recorded", "metric", "defaults", "form", "debug")  # the options beside --recorded
 
 
 @click.command(cls=ab.ShortOutput)
 @click.option("--over", "overs", multiple=True, metavar="OPTION=A,B",
               help="Try these values of an option of generate; once for each option")  # fmt: skip
-@click.option("--recorded", metavar="FILE",
-              help="Measure nothing: draw conclusions from a JSON file of runs")  # fmt: skip
-@click.option("--metric", type=click.Choice(METRICS), metavar="|".join(METRICS),
-              help="Compare recorded runs by the time of the whole, the prompt or steps "
-              "[generate]")  # fmt: skip
-@click.option("--default", "defaults", multiple=True, metavar="KEY=VALUE",
-              help="What recorded runs are compared with [the first run's setting]")  # fmt: skip
 @click.option(
     "--precision", "precisions", multiple=True, metavar="X|NAME",
     help="Stop when intervals are this narrow, as 2% or 0.02 [2%]; for the dtype there is --dtype",
@@ -95,9 +82,6 @@ def tune(
     context: click.Context,
     /,
     overs: tuple[str, ...],
-    recorded: str | None,
-    metric: str | None,
-    defaults: tuple[str, ...],
     precisions: tuple[str, ...],
     max_minutes: float | None,
     processes: int | None,
@@ -116,13 +100,6 @@ def tune(
     **given: Any,
 ) -> None:
     """Find the fastest of many settings, if it is shown to be faster than the default."""
-    if recorded is not None:
-        refuse_beside(context, OF_RECORDED, "--recorded FILE measures nothing: the other options "
-                      "are --metric, --default and --format")  # fmt: skip
-        answer_from(recorded, cast(Metric, metric or METRICS[0]), defaults, form)
-        return
-    if metric is not None or defaults:
-        raise UsageError("--metric and --default belong to --recorded FILE: give that, or --over")
     if show and not (output or resume):
         raise UsageError("--open shows the report that --output DIR writes: give --output, too")
     limited = (max_memory, max_perplexity_increase, min_tok_s)
@@ -210,16 +187,3 @@ def nothing_to_measure(tuned: Tuned, asked: Limits) -> TuneAnswer:
         )
     line = f"Keep {only.arm.name}: every setting comes to the same plan, so there is "
     return TuneAnswer(asked, [f"{line}nothing to measure"], None)
-
-
-def answer_from(path: str, metric: Metric, defaults: Sequence[str], form: str | None) -> None:
-    """Print what recorded runs tell. Raises UsageError for a file that tells nothing."""
-    named: dict[str, str] = {}
-    for text in defaults:
-        key, equals, value = text.partition("=")
-        if not equals or not key or not value:
-            raise UsageError(f"--default takes KEY=VALUE, such as threads=16; given: {shown(text)}")
-        named[key.strip()] = value.strip()
-    conclusions = conclude(read(path, metric), named)
-    show = recorded_tables.FORMATS[form] if form else recorded_tables.terminal
-    click.echo(show(conclusions).rstrip("\n"))
