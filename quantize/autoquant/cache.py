@@ -78,9 +78,12 @@ def write(path: Path | None, key: Mapping[str, Any], clock: Clock) -> None:
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path.with_name(f"{path.name}.lock"), "w") as held:
-            files.lock(held)  # between reading and replacing, another process adds nothing
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            files.lock(folder)  # between reading and replacing, another process adds nothing
             _replace(path, _entries(path) | {_text(key): dataclasses.asdict(clock)})
+        finally:
+            os.close(folder)
     except OSError:  # a folder that cannot be written to: the next run times again
         return
 

@@ -36,7 +36,8 @@ def test_inductor_takes_a_compiler_of_several_words(words, tmp_path):
     if reason := build.unavailable():
         pytest.skip(reason)
     program = (
-        "import torch\nfrom cli import explained\nfrom run import compiling\n"
+        "import torch\nfrom quantbench.cli import explained\n"
+        "from quantbench.run import compiling\n"
         "options = compiling.options(torch.device('cpu'))\n"
         "x = torch.ones(100)\n"
         "try:\n"
