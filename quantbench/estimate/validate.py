@@ -1,42 +1,30 @@
 """Estimates held against what was measured, and whether the estimator had seen the case.
 
-    cases = [*of_tables(["published_a5000.rst"]), *of_results("accuracy.json")]
-    print(report(cases))
+    print(report(of_results("accuracy.json")))
 
 A case is held out if no constant of its estimate was fitted to it. Errors are given twice, by both
-denominators: published tables divide by the estimate, which makes a large overestimate small.
+denominators: dividing by the estimate makes a large overestimate small.
 """
 
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from quantbench import files
-from quantbench.errors import QuantbenchError, UsageError
-from quantbench.estimate.audit_energy import cards, unmeasured
-from quantbench.estimate.datasheets import Datasheet, find, known
+from quantbench.errors import QuantbenchError
 from quantbench.estimate.own_results import SUFFIXES, figures, named
-from quantbench.estimate.published import (
-    AT_LEAST,
-    Constants,
-    Counted,
-    chosen_without,
-    counted_rows,
-    fitted,
-    left_out,
-)
-from quantbench.estimate.tables import grid, read
+from quantbench.text import aligned
 from quantbench.text import counted as number_of
 from quantbench.typed_json import parsed
 
-# Each quantity: its title in a table, what its figures are multiplied by, and their format.
+# Each quantity: its unit in a table, what its figures are multiplied by, and their format.
 QUANTITIES = {
-    "runtime": ("Runtime (ms)", 1e3, "{:.2f}"),
-    "memory": ("Memory (GiB)", 1 / (1 << 30), "{:.2f}"),
-    "energy": ("Energy (J/token)", 1.0, "{:.4g}"),
-    "throughput": ("Throughput (tokens/s)", 1.0, "{:,.0f}"),
+    "runtime": ("ms", 1e3, "{:.2f}"),
+    "memory": ("GiB", 1 / (1 << 30), "{:.2f}"),
+    "energy": ("J/token", 1.0, "{:.4g}"),
+    "throughput": ("tokens/s", 1.0, "{:,.0f}"),
 }
 
 
@@ -50,7 +38,7 @@ class Case:
     held_out: bool
     measured: dict[str, float]
     estimated: dict[str, float]
-    # Known for a run of ours, not for a published row.
+    # None where the file does not say it.
     scheme: str | None = None
     batch: int | None = None
     positions: int | None = None  # of the prompt, or before a step
@@ -73,116 +61,6 @@ class Case:
         return (estimated - measured) / (estimated if by_estimate else measured)
 
 
-# ---------------------------------------------------------------------------------- published
-
-
-def of_tables(paths: Sequence[str | Path], device: str | None = None) -> list[Case]:
-    """The rows of published tables, estimated by constants of the first card that has enough.
-
-    Its own rows are estimated by constants fitted to the other rows, which is held out, and by
-    those fitted to all of them; where there are rows enough, also with the form of the model chosen
-    by the other rows. Rows of other cards are held out. device: a card for which that card's models
-    are estimated, too, where the tables have no row of them; nothing is fitted to its own rows.
-
-    Raises UsageError for a device that has the only rows to which constants can be fitted.
-    """
-    target = None if device is None else find(device)
-    rows: list[Counted] = []
-    for path in paths:
-        for table in read(path):
-            hollow = unmeasured(table)
-            rows += [
-                replace(row, energy=None) if row.row.device in hollow else row
-                for row in counted_rows(table, Path(path).parent)
-            ]
-    by_device: dict[str, list[Counted]] = {}
-    for row in rows:
-        by_device.setdefault(row.row.device, []).append(row)
-    enough = [own for own in by_device.values() if sum(bool(r.seconds) for r in own) > AT_LEAST]
-    if not enough:
-        raise QuantbenchError(
-            f"{paths[0]}: to leave out a row and fit two constants to the others, a card needs "
-            f"{AT_LEAST + 1} measured rows"
-        )
-    others = [own for own in enough if target is None or _card(own[0]) != target]
-    if target is not None and not others:
-        raise UsageError(
-            f"--device {target.name}: the table has enough rows of no other card to predict it by; "
-            "leave --device out, and each of its rows is estimated by the others"
-        )
-    own = min(others, key=lambda rows: cards(rows[0].row.device)[0])  # of one card, if any is
-    constants = fitted(own, str(Path(paths[0]).name))
-    alone = f"{own[0].row.device}, each row left out of its fit"
-    cases = [
-        _case(row, alone, True, seconds) for row, seconds in zip(own, left_out(own), strict=True)
-    ]
-    cases += [
-        _case(row, f"{alone} and of the choice of its form", True, chosen[0])
-        for row, chosen in zip(own, chosen_without(own), strict=True)
-        if chosen
-    ]
-    cases += [
-        _case(row, f"{row.row.device}, all rows in the fit", False,
-              constants.seconds(row.demand))
-        for row in own
-    ]  # fmt: skip
-    elsewhere = [row for row in rows if row.row.device != own[0].row.device]
-    cases += [_of_another(row, constants) for row in elsewhere]
-    if target is not None:
-        there = {row.row.model for row in elsewhere if _card(row) == target}
-        cases += [_on(target, row, constants) for row in own if row.row.model not in there]
-    return cases
-
-
-def _card(row: Counted) -> Datasheet | None:
-    """The datasheet of the one card that a row is of."""
-    count, card = cards(row.row.device)
-    return known(card) if count == 1 else None
-
-
-def _of_another(row: Counted, constants: Constants) -> Case:
-    """A row of another card than that of the constants."""
-    count, card = cards(row.row.device)
-    if count > 1:  # nothing says how they share a pass
-        case = _case(row, f"{row.row.device}: several cards, not estimated", True, None)
-        return replace(case, estimated={})
-    if (sheet := known(card)) is None:
-        return _case(row, f"{card}, of which there is no datasheet", True, None)
-    group = f"{row.row.device}, by the datasheets' ratio"
-    return _case(row, group, True, constants.on(sheet).seconds(row.demand))
-
-
-def _case(row: Counted, group: str, held_out: bool, seconds: float | None) -> Case:
-    measured: dict[str, float] = {}
-    estimated = {"memory": float(row.demand.peak.allocated)}
-    if row.seconds:
-        measured |= {"runtime": row.seconds, "throughput": row.tokens / row.seconds}
-    if row.memory:
-        measured["memory"] = row.memory * (1 << 30)
-    if row.energy is not None:
-        measured["energy"] = row.energy
-    if seconds:
-        estimated |= _of_seconds(seconds, row.tokens, row.row.device)
-    return Case(row.row.model, row.row.device, group, held_out, measured, estimated)
-
-
-def _on(sheet: Datasheet, row: Counted, constants: Constants) -> Case:
-    """A row's model on a card of which no row is published."""
-    seconds = constants.on(sheet).seconds(row.demand)
-    estimated = _of_seconds(seconds, row.tokens, sheet.name)
-    estimated["memory"] = float(row.demand.peak.allocated)
-    return Case(row.row.model, sheet.name, f"{sheet.name}, predicted", True, {}, estimated)
-
-
-def _of_seconds(seconds: float, tokens: int, device: str) -> dict[str, float]:
-    """Energy is the power limit × time, an upper bound."""
-    figures = {"runtime": seconds, "throughput": tokens / seconds}
-    count, card = cards(device)
-    if sheet := known(card):
-        figures["energy"] = sheet.power * count * seconds / tokens
-    return figures
-
-
 # ---------------------------------------------------------------------------------- our results
 
 
@@ -202,7 +80,7 @@ def of_results(path: str | Path) -> list[Case]:
         except ValueError:
             raise QuantbenchError(
                 f"{path}: it is neither JSON nor JSON lines; --validate takes results that hold "
-                "measured_seconds and estimated_seconds, or a published table (.rst, .md)"
+                "measured_seconds and estimated_seconds"
             ) from None
     cases = list(_cases(content, {}))
     if not cases:
@@ -244,7 +122,7 @@ def _cases(content: Any, above: dict[str, Any]) -> Iterator[Case]:
 
 
 def report(cases: Sequence[Case]) -> str:
-    """A grid table for the cases that were held out, one for the others, and mean errors."""
+    """A table of the cases that were held out, one of the others, and mean errors."""
     parts = []
     for held_out, title in ((True, "Held out"), (False, "Calibrated on")):
         group = [case for case in cases if case.held_out == held_out]
@@ -257,10 +135,11 @@ def _table(cases: Sequence[Case]) -> str:
     present = [
         name for name in QUANTITIES if any(name in c.measured or name in c.estimated for c in cases)
     ]
-    columns = ("Measured", "Estimated", "Error ÷ measured", "Error ÷ estimated")
-    head: list[tuple[str, Sequence[str]]] = [("Model", ()), ("Device", ())]
-    head += [(QUANTITIES[name][0], columns) for name in present]
-    rows = []
+    head = ["Model", "Device"]
+    for name in present:
+        unit = QUANTITIES[name][0]
+        head += [f"Measured, {unit}", f"Estimated, {unit}", "Error ÷ measured", "Error ÷ estimated"]
+    rows = [head]
     for case in cases:
         row = [case.name, case.device]
         for name in present:
@@ -271,7 +150,7 @@ def _table(cases: Sequence[Case]) -> str:
             errors = (case.error(name), case.error(name, by_estimate=True))
             row += ["" if error is None else f"{error:+.2%}" for error in errors]
         rows.append(row)
-    return grid(head, rows)
+    return aligned(rows, left=(0, 1))
 
 
 # What mean errors are given for: words before the group's name, and the group of a case; None for a

@@ -80,7 +80,6 @@ def test_only_what_lies_between_the_markers_changes():
         ("<!-- readme: runs empty.txt q -->\n<!-- end -->\n", "empty.txt holds no line of a run"),
         ("<!-- readme: runs empty.txt -->\n<!-- end -->\n", "is runs LOG JSON; given: empty.txt"),
         ("<!-- readme: printed a.txt -->\n<!-- end -->\n", "is printed FILE JSON; given: a.txt"),
-        ("<!-- readme: cases cases.json X_Y -->\n<!-- end -->\n", "no kind 'X Y'; it has A; B"),
         ("<!-- readme: growth no.json a.svg x -->\n<!-- end -->\n", "cannot read no.json"),
     ],
 )
@@ -89,7 +88,6 @@ def test_bad_input_is_one_line_and_changes_nothing(folder, text, reason):
     Path("list.json").write_text("[]")
     Path("torn.json").write_text('{"about": ')
     Path("empty.txt").touch()
-    Path("cases.json").write_text('[{"model": "m", "kind": "A"}, {"model": "m", "kind": "B"}]')
     result = run("D.md")
     message = str(result.exception).replace("no table 'x'", "needs a line")
     assert reason in message and "\n" not in message
@@ -287,9 +285,9 @@ def test_predictions_are_what_estimate_says(folder):
 
 def test_no_table_with_figures_is_typed_by_hand():
     """Outside of the blocks that are written, no cell of a table is a number alone; but in the log,
-    each of whose entries has its command, and beside the rows that others published."""
+    each of whose entries has its command."""
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
-        if path.name in ("LOG.md", "published.md"):
+        if path.name == "LOG.md":
             continue
         text = re.sub(r"<!-- readme: .*?<!-- end -->", "", path.read_text(), flags=re.S)
         cells = re.findall(r"(?<=\|)\s*≤?[\d.,]+ ?(?:%|ms|s|GB|MB|tok/s|×)?\s*(?=\|)", text)
@@ -301,18 +299,6 @@ def test_what_a_command_printed(folder):
     save("demo.json")
     text = f"```\narm  tok/s\nnone 1.00\n```\n\n{CAPTION}"
     assert TABLES["printed"](["demo.txt", "demo.json"]) == text
-
-
-def test_cases_of_a_kind_without_the_columns_that_they_lack(folder):
-    case = {"model": "facebook/opt-1.3b", "device": "X", "held_out": True}
-    estimated = {"estimated_seconds": 0.7, "estimated_bytes": 1.5 * 2**30}
-    known = {"measured_seconds": 0.35, "measured_bytes": 2**30}
-    cases = [case | {"kind": "here", **estimated, **known}, case | {"kind": "A 1", **estimated}]
-    Path("c.json").write_text(json.dumps(cases))
-    rows, caption = shown("cases", "c.json", "here")
-    assert rows == [["opt-1.3b", "350.0", "700.0", "+100.0%", "1.00", "1.50"]]
-    assert caption == "<sub>here; from `c.json`</sub>"
-    assert shown("cases", "c.json", "A_1")[0] == [["opt-1.3b", "700.0", "1.50"]]
 
 
 def test_a_table_is_markdown():

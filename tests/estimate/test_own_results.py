@@ -5,10 +5,11 @@ import json
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from quantbench.compare.commands.estimate import estimate
 from quantbench.compare.figures.latency import estimate_rows
 from quantbench.compare.figures.rows import rows
-from quantbench.compare.output.published import validated
 from quantbench.errors import QuantbenchError
 from quantbench.estimate.beside import Report, beside
 from quantbench.estimate.calibration import Power, WholePoint
@@ -143,15 +144,60 @@ def test_our_three_kinds_of_files_in_one_table(tmp_path, monkeypatch):
     written(tmp_path / "runs.jsonl", monkeypatch)
     results = with_figures(example_results())
     results.save(tmp_path, rows(results))
-    text, cases = validated([str(tmp_path / "runs.jsonl"), str(tmp_path / "results.json")])
+    again = tmp_path / "again.json"
+    text = validated(tmp_path / "runs.jsonl", tmp_path / "results.json", "--json", again).output
+    cases = json.loads(again.read_text())
     assert len(cases) == 12 and "Held out" in text
     assert "- scheme int8wo: runtime: " in text
     assert "- model TinyLlama-1.1B-Chat-v1.0: memory: mean |error| 50.00% ÷ measured" in text
-    (tmp_path / "again.json").write_text(json.dumps(cases))
-    assert as_json(of_results(tmp_path / "again.json")) == cases
+    assert as_json(of_results(again)) == cases
+
+
+def validated(*words):
+    return CliRunner().invoke(estimate, ["--validate", *map(str, words)])
+
+
+def test_results_in_json_are_cases(tmp_path):
+    path = tmp_path / "results.json"
+    path.write_text(
+        '{"device": "here", "cases": [{"model": "a", "kind": "token", "measured_seconds": 2,'
+        ' "estimated_seconds": 1.9}, {"model": "b", "measured_bytes": 4e9, "estimated_bytes": 5e9,'
+        ' "held_out": false}, {"model": "c", "measured_seconds": 1}]}'
+    )
+    first, second = of_results(path)
+    assert (first.model, first.device, first.group, first.held_out) == ("a", "here", "token", True)
+    assert first.error("runtime") == pytest.approx(-0.05)
+    assert second.error("memory") == pytest.approx(0.25) and not second.held_out
+    shown = validated(path).output
+    assert "Held out\n" in shown and "Calibrated on\n" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], "--checkpoint_path PATH or --validate FILE; nothing is given"),
+        (["something"], "given: 'something'"),
+        (["--validate", "none.json"], "none.json"),
+        (["--validate", __file__], "it is neither JSON nor JSON lines"),
+    ],
+    ids=str,
+)
+def test_bad_input_is_one_line(words, expected):
+    result = CliRunner().invoke(estimate, words)
+    assert isinstance(result.exception, QuantbenchError), result.output
+    assert expected in str(result.exception) and "\n" not in str(result.exception)
 
 
 # ---------------------------------------------------------------------------------- names, groups
+
+
+def test_errors_by_both_denominators():
+    case = Case("m", "d", "g", True, {"runtime": 0.8}, {"runtime": 1.0})
+    assert case.error("runtime") == pytest.approx(0.25)
+    assert case.error("runtime", by_estimate=True) == pytest.approx(0.2)
+    text = report([case])
+    assert "+25.00%" in text and "+20.00%" in text
+    assert "mean |error| 25.00% ÷ measured, 20.00% ÷ estimated" in text
 
 
 def test_means_by_kind_scheme_and_model():

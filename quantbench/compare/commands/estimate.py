@@ -3,12 +3,9 @@
     quantbench estimate --checkpoint_path tiny --quantization int8wo
     quantbench estimate --checkpoint_path tiny --device "NVIDIA L4" --all_schemes
     quantbench estimate --checkpoint_path dummy:Llama-3.1-8B --device L4 --what_fits 24GB
-    quantbench estimate audit published.rst      # what is wrong with a published table
-    quantbench estimate --validate published.rst --device "NVIDIA RTX A6000"
-    quantbench estimate --validate results.json --rst table.rst
+    quantbench estimate --validate results.json more.json     # estimates against what was measured
 
-An estimate is held out if nothing was fitted to its case. The rows of a published table are each
-estimated by two constants that are fitted to the other rows of its card (docs/estimates.md).
+An estimate is held out if nothing was fitted to its case.
 """
 
 import json
@@ -26,19 +23,16 @@ from quantbench.log.config import PRECISIONS
 from quantbench.run import environment
 from quantbench.text import shown
 
-# How our tables in reStructuredText begin, which a new one replaces.
-RST = (b"Held out", b"Calibrated on")
-OF_VALIDATING = ("words", "validate", "device", "rst_path", "json_path", "debug")
+OF_VALIDATING = ("words", "validate", "json_path", "debug")
 
 
 @click.command(cls=Command)
-@click.argument("words", metavar="[audit] [FILE...]", nargs=-1)
+@click.argument("words", metavar="[FILE...]", nargs=-1)
 @click.option(
     "--checkpoint_path", metavar="PATH", help="The model, as in generate.py, or its config.json"
 )
 @click.option("--device", metavar="NAME", help="here, or the name of a card [here]")
-@click.option("--calibration", metavar="FILE",
-              help="What `calibrate --json` wrote, or published rows (.rst, .md)")  # fmt: skip
+@click.option("--calibration", metavar="FILE", help="What `calibrate --json` wrote")
 @click.option("--quantization", default="none", metavar="SCHEME", help="Quantization [none]")
 @click.option("--kv_cache", default="dense", help=f"KV cache: {', '.join(CACHES)} [dense]")
 @click.option(
@@ -46,8 +40,8 @@ OF_VALIDATING = ("words", "validate", "device", "rst_path", "json_path", "debug"
 )
 @click.option("--batch_size", type=click.IntRange(1), default=1, help="Sequences at once [1]")
 @click.option("--sequence_length", type=click.IntRange(1), default=128, help="Prompt tokens [128]")
-@click.option("--new_tokens", type=click.IntRange(0),
-              help="Tokens to generate; 0: the prompt alone [128; with a table 0]")  # fmt: skip
+@click.option("--new_tokens", type=click.IntRange(0), default=128,
+              help="Tokens to generate; 0: the prompt alone [128]")  # fmt: skip
 @click.option(
     "--context_depth", type=click.IntRange(0), default=0, help="Tokens already cached [0]"
 )
@@ -56,8 +50,7 @@ OF_VALIDATING = ("words", "validate", "device", "rst_path", "json_path", "debug"
 @click.option("--all_schemes", is_flag=True, help="Estimate every scheme, a row each")
 @click.option("--what_fits", metavar="SIZE", help="What fits into 24GB: schemes, caches, depths")
 @click.option("--validate", metavar="FILE",
-              help="Results, or a published table (.rst, .md); more may follow")  # fmt: skip
-@click.option("--rst", "rst_path", metavar="PATH", help="With --validate: the table, here too")
+              help="Results to hold estimates against; more files may follow")  # fmt: skip
 @click.option("--json", "json_path", metavar="PATH", help="Write all of it here, too")
 @click.option("--debug", is_flag=True, help="Show tracebacks")
 @click.pass_context
@@ -73,53 +66,39 @@ def estimate(
     precision: str,
     batch_size: int,
     sequence_length: int,
-    new_tokens: int | None,
+    new_tokens: int,
     context_depth: int,
     num_layers: int | None,
     tp: int,
     all_schemes: bool,
     what_fits: str | None,
     validate: str | None,
-    rst_path: str | None,
     json_path: str | None,
     debug: bool,
 ) -> None:
-    """Estimate seconds, memory, energy and tokens per second, each with its source; or audit a
-    published table of estimates, or hold estimates against results."""
+    """Estimate seconds, memory, energy and tokens per second, each with its source; or hold
+    estimates against results."""
     inputs = {"--checkpoint_path": checkpoint_path, "--calibration": calibration,
               "--validate": validate}  # fmt: skip
     files.check_outputs([
-        files.Output("--rst", rst_path, files.begins_with(*RST), "reStructuredText"),
         files.Output("--json", json_path, _is_estimate, "JSON of such a command"),
     ], inputs | {f"FILE {number}": path for number, path in enumerate(words, 1)})  # fmt: skip
-    if words[:1] == ("audit",):
-        refuse_beside(context, ("words", "debug"), "estimate audit takes files alone, and no "
-                      "option")  # fmt: skip
-        if not words[1:]:
-            raise UsageError("estimate audit takes published tables (.rst, .md); none is given")
-        from quantbench.compare.output.published import audited
-
-        click.echo(audited(words[1:]))
-    elif validate is not None:
+    if validate is not None:
         refuse_beside(context, OF_VALIDATING, "--validate reads what was measured: beside it there "
-                      "are --device, --rst and --json")  # fmt: skip
-        from quantbench.compare.output.published import validated
+                      "is --json")  # fmt: skip
+        from quantbench.estimate.validate import as_json, of_results, report
 
-        text, cases = validated([validate, *words], device)
-        if rst_path:
-            files.write_text("--rst", rst_path, text)
+        cases = [case for path in (validate, *words) for case in of_results(path)]
         if json_path:
-            files.write_text("--json", json_path, json.dumps(cases, indent=1) + "\n")
-        click.echo(text, nl=False)
+            files.write_text("--json", json_path, json.dumps(as_json(cases), indent=1) + "\n")
+        click.echo(report(cases), nl=False)
     elif words:
-        raise UsageError(f"estimate takes audit FILE, or --validate FILE; given: {shown(words[0])}")
+        raise UsageError(f"estimate takes --validate FILE; given: {shown(words[0])}")
     elif checkpoint_path is None:
         raise UsageError(
-            "estimate takes --checkpoint_path PATH, audit FILE, or --validate FILE; nothing is "
-            "given"
+            "estimate takes --checkpoint_path PATH or --validate FILE; nothing is given"
         )
     else:
-        refuse_given(context, ["rst_path"], "--validate writes it: leave it out")
         if all_schemes and what_fits is not None:
             raise UsageError("--all_schemes and --what_fits are two tables: leave one of them out")
         if all_schemes or what_fits is not None:

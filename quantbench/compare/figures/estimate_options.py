@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from quantbench.cli import progress
 from quantbench.errors import KernelError, UsageError
-from quantbench.estimate.tables import is_table
 from quantbench.kv_cache import CACHES
 from quantbench.log.config import PRECISIONS, RunConfig
 from quantbench.quantize.spec import COMPARED, SHOWN, parse_scheme
@@ -33,7 +32,7 @@ class Asked:
     precision: str
     batch_size: int
     sequence_length: int
-    new_tokens: int | None  # None: not said
+    new_tokens: int
     context_depth: int
     num_layers: int | None
     tp: int
@@ -45,9 +44,6 @@ class Asked:
         ):
             if value not in names:
                 raise UsageError(f"{option} takes {', '.join(names)}; given: {value!r}")
-        if self.new_tokens is None:  # published rows are passes, and no new tokens follow them
-            published = self.calibration is not None and is_table(self.calibration)
-            object.__setattr__(self, "new_tokens", 0 if published else 128)
         object.__setattr__(self, "quantization", str(parse_scheme(self.quantization)))
 
 
@@ -74,7 +70,7 @@ def _predicted(asked: Asked, all_schemes: bool, what_fits: str | None) -> tuple[
     from quantbench.estimate.fits import what_fits_into
     from quantbench.estimate.predict import Request, predict
 
-    machine = estimating.machine_of(asked.device, asked.calibration, comparing=all_schemes)
+    machine = estimating.machine_of(asked.device, asked.calibration)
     config = estimating.model_of(asked.checkpoint_path, asked.num_layers)
     if isinstance(config, str):
         machine.warnings += doubts(config)
@@ -84,7 +80,7 @@ def _predicted(asked: Asked, all_schemes: bool, what_fits: str | None) -> tuple[
         asked.kv_cache,
         asked.batch_size,
         asked.sequence_length,
-        asked.new_tokens or 0,
+        asked.new_tokens,
         asked.tp,
         asked.context_depth,
         asked.precision,

@@ -5,51 +5,34 @@ from pathlib import Path
 from quantbench import devices
 from quantbench.errors import CheckpointError, MemoryShortage, UsageError
 from quantbench.estimate import calibration_file
-from quantbench.estimate.as_published import AsPublished
-from quantbench.estimate.audit_energy import cards
 from quantbench.estimate.calibration import Calibration
 from quantbench.estimate.calibration_file import of_this_machine
-from quantbench.estimate.datasheets import DATASHEETS, Datasheet, find, known
+from quantbench.estimate.datasheets import DATASHEETS, find, known
 from quantbench.estimate.predict import (
     Calibrated,
-    Efficiency,
     Estimate,
     FromDatasheet,
     Machine,
     Request,
+    efficiency_by_a5000,
     efficiency_of,
-    efficiency_of_published,
 )
 from quantbench.estimate.probe import speed_now
-from quantbench.estimate.published import Constants, counted_rows, fitted
-from quantbench.estimate.tables import is_table, read
 from quantbench.log.origin import versions
 from quantbench.models.checkpoints.load import load_config
 from quantbench.models.config import ModelConfig
 from quantbench.text import size
 
 HERE = "here"
-# Two constants, fitted to six published rows of the RTX A5000. A test fits them anew
-# (tests/estimate/published).
-RELATIVE = Constants(
-    "NVIDIA RTX A5000",
-    1.347e-14,
-    1.825e-12,
-    "six published rows of the NVIDIA RTX A5000, two constants",
-    0.0144,
-)
 HOW_TO = "quantbench calibrate measures it, in some minutes"
 
 
-def machine_of(device: str, calibration: str | None, comparing: bool = False) -> Machine:
+def machine_of(device: str, calibration: str | None) -> Machine:
     """What predicts runs on `device`: "here", or the name of a card.
 
-    calibration: the file that --calibration names. comparing: whether all schemes are estimated,
-    and in one way, where published rows say something of unquantized passes alone. Raises
-    UsageError for a device of which nothing is known, and for a file that is no calibration.
+    calibration: the file that --calibration names. Raises UsageError for a device of which nothing
+    is known, and for a file that is no calibration.
     """
-    if calibration and is_table(calibration):
-        return _of_published(device, calibration, comparing)
     given = calibration_file.load(calibration) if calibration else None
     if device == HERE:
         return _here(given)
@@ -59,7 +42,7 @@ def machine_of(device: str, calibration: str | None, comparing: bool = False) ->
         return Calibrated(given, old)
     sheet = sheet or find(device)
     if given is None:
-        return FromDatasheet(sheet, published_efficiency(sheet))
+        return FromDatasheet(sheet, efficiency_by_a5000(sheet))
     relative = known(given.name)
     if relative is None:
         raise UsageError(
@@ -76,28 +59,6 @@ def _here(given: Calibration | None) -> Machine:
         raise UsageError(f"--device here: this machine is not calibrated; {HOW_TO}")
     warnings = calibration.warnings({"type": where.type, **devices.describe(where)}, versions())
     return Calibrated(calibration, warnings, None if given else speed_now(calibration, where))
-
-
-def _of_published(device: str, path: str, comparing: bool) -> Machine:
-    """A card, by the measured rows of a published table: its own, or those of another card."""
-    if device == HERE:
-        raise UsageError(f"--calibration {path}: published rows are of a card; give --device one")
-    sheet = find(device)
-    rows = [row for table in read(path) for row in counted_rows(table, Path(path).parent)]
-    constants = fitted(rows, Path(path).name)
-    constants.refuse(path)
-    own = known(cards(constants.device)[1])
-    if own is None or own.name != sheet.name:
-        constants = constants.on(sheet)
-    if comparing:
-        return FromDatasheet(sheet, efficiency_of_published(constants, sheet))
-    return AsPublished(sheet, constants)
-
-
-def published_efficiency(sheet: Datasheet) -> Efficiency:
-    """How much of a card's peak speeds a run reaches: as on the card of RELATIVE, the only one with
-    published measured rows."""
-    return efficiency_of_published(RELATIVE.on(sheet), sheet)
 
 
 def model_of(checkpoint_path: str, num_layers: int | None) -> ModelConfig | str:

@@ -9,7 +9,6 @@ from typing import TypeVar
 from quantbench.compare.output.columns import Columns, markdown, number
 from quantbench.compare.output.doc_data import captioned, one_file, read
 from quantbench.compare.output.documents import Block
-from quantbench.errors import UsageError
 from quantbench.log.about import About
 
 R = TypeVar("R")
@@ -155,56 +154,8 @@ def estimates(words: Sequence[str]) -> str:
     return captioned(ERRORS, rows, data.about)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Case:
-    """A run, as `estimate --validate --json` writes it."""
-
-    model: str
-    kind: str
-    measured_seconds: float | None = None
-    measured_bytes: float | None = None
-    estimated_seconds: float | None = None
-    estimated_bytes: float | None = None
-    estimated_tokens_per_second: float | None = None
-    estimated_joules_per_token: float | None = None
-
-    @property
-    def error(self) -> float | None:
-        """The relative error of the estimated seconds."""
-        if self.measured_seconds is None or self.estimated_seconds is None:
-            return None
-        return self.estimated_seconds / self.measured_seconds - 1
-
-
-CASES: Columns[_Case] = [
-    ("model", lambda case: case.model.rpartition("/")[2]),
-    ("measured, ms", number(lambda case: case.measured_seconds, ".1f", 1e3)),
-    ("estimated, ms", number(lambda case: case.estimated_seconds, ".1f", 1e3)),
-    ("error ÷ measured", number(lambda case: case.error, "+.1%")),
-    ("measured, GiB", number(lambda case: case.measured_bytes, ".2f", 1 / (1 << 30))),
-    ("estimated, GiB", number(lambda case: case.estimated_bytes, ".2f", 1 / (1 << 30))),
-    ("tokens/s, estimated", number(lambda case: case.estimated_tokens_per_second, ",.0f")),
-    ("J/token, at most", number(lambda case: case.estimated_joules_per_token, ".4f")),
-]
-
-
-def cases(words: Sequence[str]) -> str:
-    """cases FILE KIND: the runs of a kind, underscores for the spaces in it, as `estimate
-    --validate --json FILE` wrote them; without the columns that none of them has."""
-    path, *kinds = one_file(words), *words[1:]
-    everything = read(list[_Case], path)
-    kind = " ".join(kinds).replace("_", " ")
-    rows = [case for case in everything if case.kind == kind]
-    if not rows:
-        kinds = list(dict.fromkeys(case.kind for case in everything))
-        raise UsageError(f"{path} has no kind {kind!r}; it has {'; '.join(kinds)}")
-    columns = [column for column in CASES if any(column[1](row) != "-" for row in rows)]
-    return f"{markdown(columns, rows)}\n\n<sub>{kind}; from `{path}`</sub>"
-
-
 TABLES: Mapping[str, Block] = {
     "trust": trust,
     "trust_real": trust_real,
     "estimates": estimates,
-    "cases": cases,
 }
