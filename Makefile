@@ -1,6 +1,7 @@
 # make demo: set up and run the main job.  make test: set up and run every test;
 # make test-fast: those that take three minutes together.
 # ARGS reaches pytest: make test ARGS="-k kv_cache"; ARGS="-n 0 --pdb" runs them in one process.
+SHELL := bash
 PYTHON ?= python3
 PY := .venv/bin/python
 DEMO := demo
@@ -18,8 +19,8 @@ FAST_TESTS = tests/test_house.py tests/test_test_run.py tests/log tests/models \
 	$(addprefix tests/quantize/test_,spec.py numbers.py int8.py) tests/kv_cache/test_caches.py \
 	$(addprefix tests/compare/test_,comparison.py log_tables.py) tests/run/test_sizes.py
 
-.PHONY: report-picture demo test test-fast check test-gpu gpu-report trust sanitize clean
-.SILENT: demo sanitize .venv/installed .venv/installed-dev
+.PHONY: size report-picture demo test test-fast check test-gpu gpu-report trust sanitize clean
+.SILENT: size demo sanitize .venv/installed .venv/installed-dev
 
 # On a shape whose weights do not fit into the processor's cache: there schemes differ as they do in
 # use. Speed does not depend on the weights' values; quality is taken on the embedded model. Llama 3.2
@@ -119,6 +120,15 @@ sanitize: .venv/installed-dev
 	$(CHECKED) $(PY) -c "from quantbench.ops.cpu import build; build.built()"
 	LD_PRELOAD="$(foreach name,asan stdc++,$$(g++ -print-file-name=lib$(name).so))" \
 		$(CHECKED) $(CHECKS) $(PY) -m pytest -q -x -s $(CPU_TESTS) -k "not compile" $(ARGS)
+
+# Lines of the product's Python, of C++ and of tests.
+size:
+	for part in "product:generate.py models quantize kv_cache quantbench:py" \
+	    "C++:quantbench/ops:cpp h" "tests:tests:py"; do \
+	  IFS=: read -r name folders kinds <<< "$$part"; \
+	  for kind in $$kinds; do git ls-files $$folders | grep "\.$$kind$$"; done | \
+	    xargs -d '\n' sh -c 'for f; do test -L "$$f" || cat "$$f"; done' - | wc -l | xargs echo "$$name:"; \
+	done
 
 clean:
 	rm -rf .venv build *.egg-info

@@ -18,6 +18,7 @@ from quantbench.compare.sampling.comparison import (
     turns,
 )
 from quantbench.compare.sampling.results import Results, Settings
+from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig
 from tests.compare.fake_process import Behaviour, World
 
@@ -444,3 +445,21 @@ def test_memory_is_that_of_the_first_process(compare):
             for sample in arm.samples
         ]
     assert rows(results)[1].peak_memory_bytes["generate"] == {"resident": 5 + SAMPLES - 1}
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"commit": "0" * 40}, "commit"),
+        ({"machine": "an abacus"}, "machine"),
+        ({"versions": {"torch": "1.0"}}, "torch"),
+    ],
+)
+def test_samples_of_another_origin_are_not_mixed(changes, what):
+    results = Results.begin(Settings.of_rounds(8, 4), make_arms(COMMON, ARMS), "none")
+    results.require_same_origin("--resume out")
+    results.about = replace(results.about, commit=f"{results.about.commit}-dirty")
+    results.require_same_origin("--resume out")  # a log that grew in the checkout
+    results.about = replace(results.about, **changes)
+    with pytest.raises(UsageError, match=f"with {what} .*mixed"):
+        results.require_same_origin("--resume out")

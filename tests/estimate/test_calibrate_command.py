@@ -101,8 +101,8 @@ def test_what_it_writes_is_what_estimate_reads(tmp_path):
     )
     assert {p.model for p in measured.wholes} == {*calibration_models.MODELS}
     assert {p.rows for p in measured.products} == {1, 4, 16, 64}
-    assert {p.cache for p in measured.attention} == {"dense", "int8", "int4"}
-    assert {p.name for p in measured.cache_stacks} == {"dense", "int8", "int4"}
+    assert {p.cache for p in measured.attention} == {"dense", "int8", "fp8", "int4"}
+    assert {p.name for p in measured.cache_stacks} == {"dense", "int8", "fp8", "int4"}
     assert {(p.name, p.rows) for p in measured.weight_stacks} == {
         (scheme, rows) for scheme in SCHEMES for rows in (1, 4, 16)
     }

@@ -4,6 +4,8 @@ import dataclasses
 import json
 import math
 import os
+import subprocess
+import sys
 import time
 from collections import Counter
 
@@ -718,3 +720,19 @@ def test_on_a_gpu(compile, monkeypatch):
     assert {"torch", "torchao", "triton"} <= timed
     assert made.rotated >= made.cache
     assert all(m.agreement > verdict.AGREEMENT for m in made.measurements if m.timing)
+
+
+def test_two_processes_keep_each_other_s_timings(tmp_path):
+    """Each reads the file, adds an entry and replaces it."""
+    path = tmp_path / "timings.json"
+    program = (
+        "import sys\nfrom pathlib import Path\n"
+        "from quantbench.quantize.autoquant import cache\n"
+        "for number in range(40):\n"
+        "    key = {'writer': sys.argv[2], 'number': number}\n"
+        "    cache.write(Path(sys.argv[1]), key, cache.Clock({}, 1, 1))\n"
+    )
+    command = [sys.executable, "-c", program, str(path)]
+    writers = [subprocess.Popen([*command, name]) for name in ("first", "second")]
+    assert [writer.wait() for writer in writers] == [0, 0]
+    assert len(json.loads(path.read_text())["timings"]) == 80

@@ -85,3 +85,17 @@ def test_a_mistyped_scheme_is_one_line_that_says_what_works(name, said):
 def test_a_spec_made_by_hand_is_checked_too():
     with pytest.raises(UsageError, match="N in uintx-N-G"):
         UintX(bits=8)
+
+
+@pytest.mark.parametrize(
+    ("name", "rounds"),
+    [
+        *(("int8dq", True), ("float8dq-row", True), ("int8dq-int4wo-32", True), ("bnb-int8", True)),
+        *(("none", False), ("int8wo", False), ("bnb-nf4", False), ("autoquant", None)),
+    ],
+)
+def test_which_schemes_round_activations(name, rounds):
+    spec = parse(name)
+    if rounds is None:
+        rounds = any(candidate.rounds_activations for candidate in spec.candidates)
+    assert spec.rounds_activations == rounds

@@ -79,7 +79,7 @@ def read_grid(common: RunConfig, texts: Sequence[str]) -> Grid:
     if not texts:
         raise UsageError(
             "nothing to tune: give --over OPTION=VALUE,VALUE, such as --over threads=1,2, once for "
-            "each option; or --recorded FILE with runs"
+            "each option"
         )
     axes = [_axis(common, text) for text in texts]
     names = [axis.option for axis in axes]
