@@ -129,7 +129,7 @@ def test_figures_against_ones_computed_another_way(tmp_path):
     assert not figures["decoding"]["differs"] and figures["decoding"]["tokens"] == 64
     assert "Decoding by " in result.stdout
     for value in (figures["perplexity"], figures["kl"], figures["top1"]):
-        assert f"{value:.4f}"[:-1] in result.stdout
+        assert str(value)[:5] in result.stdout  # cut, as rounding may change every digit
 
 
 def test_the_noise_floor_is_below_any_scheme(tmp_path):
