@@ -44,9 +44,8 @@ def caches(
     files.check_outputs([report_output(json_path)], {"--checkpoint_path": checkpoint_path})
     environment.prepare()
     quiet(debug)
-    from quantbench.compare.sampling import (
-        cache_timing,  # torch takes its seconds after the options
-    )
+    # torch takes its seconds after the options
+    from quantbench.compare.sampling import cache_timing
 
     environment.use_threads(RunConfig(device=device))
     report = cache_timing.measured(

@@ -92,9 +92,8 @@ def quality(
     )
     quiet(config.debug)
     tasks = find(lm_eval) if lm_eval else None
-    from quantbench.compare.fidelity.measure import (
-        measure,  # torch takes its seconds after the options
-    )
+    # torch takes its seconds after the options
+    from quantbench.compare.fidelity.measure import measure
 
     measured = measure(config, text, tokens, tasks, limit, say)
     if json_path:

@@ -96,9 +96,8 @@ def readme(documents: tuple[str, ...], check: bool, redraw: bool) -> None:
 
 
 def _predictions(words: Sequence[str]) -> str:
-    from quantbench.compare.figures.doc_predictions import (
-        predictions,  # imports torch, which takes seconds
-    )
+    # imports torch, which takes seconds
+    from quantbench.compare.figures.doc_predictions import predictions
 
     return predictions(words)
 

@@ -70,9 +70,8 @@ def schemes(
         files.read_text("--text", text)
     files.check_outputs([report_output(json_path)], {"--text": text})
     quiet(debug)
-    from quantbench.compare.figures import (
-        schemes as figures,  # torch takes its seconds after the options
-    )
+    # torch takes its seconds after the options
+    from quantbench.compare.figures import schemes as figures
 
     rows = figures.rows(base, names, measure, tokens, say)
     if json_path:

@@ -1,6 +1,6 @@
 """Another project's runtime in a process of its own, as compare/sampling/worker.py is for ours.
 
-    quantbench.peers.worker       # one JSON object a line in, one a line out
+    python -m quantbench.compare.peers.worker       # one JSON object a line in, one a line out
 
     {"do": "load", "argv": ["{\"runtime\": \"llama.cpp\", \"file\": \"model.gguf\", …}"]}
     {"do": "get_ready"}

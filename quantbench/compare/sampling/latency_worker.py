@@ -1,6 +1,6 @@
 """The worker of latency tables: it loads one model, and measures cells of it.
 
-    quantbench.sampling.latency_worker           # requests as in compare/sampling/worker.py
+    python -m quantbench.compare.sampling.latency_worker   # requests as in sampling/worker.py
 
     {"do": "check", "argv": […], "ranks": [1, 2]}       # before anything is measured
     {"do": "describe", "argv": […], "cells": [[100, 1], [100, 2]], "decode_length": 8}

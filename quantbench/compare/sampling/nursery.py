@@ -5,8 +5,8 @@ several times. An arm's peaks have to be those of generate.py, so a fork first t
 libraries that the nursery has in memory (compare/sampling/file_pages.py). Where that cannot be done
 the nursery is not `honest`: an arm's first process, whose peaks count, is then started anew.
 
-`Nursery` is the coordinator's side of it; `quantbench.sampling.nursery FD` is the process,
-which reads requests from the socket FD and ends when whoever holds its other end does.
+`Nursery` is the coordinator's side of it. `python -m quantbench.compare.sampling.nursery FD` is the
+process, which reads requests from the socket FD and ends when whoever holds its other end does.
 
 On Linux only, and only with a torch for the CPU: CUDA does not survive a fork. Elsewhere `fork`
 gives None, and workers are started the long way.

@@ -1,6 +1,6 @@
 """One arm in a process of its own: it loads a model, warms up, and takes a sample when asked.
 
-    quantbench.sampling.worker        # one JSON object a line in, one a line out
+    python -m quantbench.compare.sampling.worker        # one JSON object a line in, one a line out
 
     {"do": "load", "argv": ["--quantization", "int8wo"], "saved": null, "headroom": 0, "others": 0}
     {"do": "quality", "tokens": 2048, "text": null, "reference": null, "keep": "logits"}
