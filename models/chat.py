@@ -136,9 +136,7 @@ class CheckpointChat(Chat):
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
         environment.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
-        environment.globals.update(
-            raise_exception=refuse, strftime_now=lambda form: time.strftime(form)
-        )
+        environment.globals.update(raise_exception=refuse, strftime_now=time.strftime)
         try:
             self._template = environment.from_string(tokenizer.chat_template or "")
         except jinja2.TemplateError as error:

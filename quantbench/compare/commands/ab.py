@@ -168,11 +168,7 @@ def ab(
             asked = limits(
                 max_memory, max_perplexity_increase, min_tok_s, results.recommendation.limits
             )
-        results.settings = dataclasses.replace(results.settings, **stops)
-        if stops or results.ended == "interrupted":
-            results.ended = None
-        if results.ended is None:
-            results.require_same_origin(f"--resume {resume}")
+        results.go_on(stops, f"--resume {resume}")
     else:
         settings = Settings(
             tokens=tokens,

@@ -9,7 +9,6 @@ once; the others are the arms of an ab, with the command line without --over, th
 baseline.
 """
 
-import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -118,11 +117,7 @@ def tune(
         if results.tune is None and results.recommendation is not None:
             raise UsageError(f"--resume {resume} is a comparison of ab: quantbench ab goes on")
         asked = limits(*limited, results.tune.limits) if results.tune else asked
-        results.settings = dataclasses.replace(results.settings, **stops)
-        if stops or results.ended == "interrupted":
-            results.ended = None
-        if results.ended is None:
-            results.require_same_origin(f"--resume {resume}")
+        results.go_on(stops, f"--resume {resume}")
         log.check(results.write_result)
     else:
         common = RunConfig(**(given | ({"precision": dtype} if dtype else {})))

@@ -5,8 +5,8 @@
 
 import json
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -223,6 +223,17 @@ class Results:
             os.replace(scratch, folder / FILE)
         except OSError as error:
             raise LogError(f"cannot write {folder / FILE}: {error.strerror}") from None
+
+    def go_on(self, stops: Mapping[str, Any], option: str) -> None:
+        """Take these settings of when to stop, and measure on where the run was not finished.
+
+        Raises UsageError where more would be measured and `require_same_origin` refuses.
+        """
+        self.settings = replace(self.settings, **stops)
+        if stops or self.ended == "interrupted":
+            self.ended = None
+        if self.ended is None:
+            self.require_same_origin(option)
 
     def require_same_origin(self, option: str) -> None:
         """Raise UsageError where samples that are taken now would be of another commit, torch or
