@@ -57,6 +57,8 @@ def of_single_run(measured: Measured) -> list[str]:
     if facts.parallel:
         ranks, through = facts.parallel.ranks, facts.parallel.backend
         sentences.append(f"{ranks} ranks share the model and exchange numbers through {through}")
+    if facts.config.compile and facts.decoder == "cpu-step":
+        sentences.append("--compile had no effect: decoder cpu-step runs a step as one C++ op")
     sentences += _experts(measured)
     if isinstance(measured.energy, NotCounted):
         said = energy.sentence(None, None, measured.energy.why_not, None)
@@ -86,11 +88,10 @@ def held_back(facts: Facts, kernels: Mapping[str, str | None]) -> list[str]:
     kernels: of the run's scheme, each with why it cannot run here; None where it can.
     """
     sentences = [_kernel(facts, kernels), _decoder(facts), _attention(facts)]
-    asked = "--compile had no effect" if facts.config.compile else "nothing is compiled"
     if facts.decoder == "cpu-step":
-        if facts.config.compile:
-            sentences.append(f"{asked}: decoder cpu-step runs a step as one C++ op")
+        pass  # one C++ op leaves nothing to compile
     elif facts.architecture.mixture is not None:
+        asked = "--compile had no effect" if facts.config.compile else "nothing is compiled"
         sentences.append(f"{asked}: the router's output decides which experts a step computes")
     elif not facts.config.compile:
         sentences.append("nothing is compiled: each step pays for Python (--compile)")
