@@ -362,7 +362,7 @@ def test_generating_past_the_end_is_told_before_it_begins():
 def test_names_that_do_not_exist_are_told():
     with pytest.raises(UsageError, match="kv_cache 'int3': there are dense, int8, fp8, int4"):
         Generator(small_model(), kv_cache="int3")
-    with pytest.raises(KernelError, match="--decoder fast: there are auto, cpu-step, cpu-stack"):
+    with pytest.raises(KernelError, match="--decoder fast: there are auto, cpu-step, modules"):
         Generator(small_model(), decoder="fast")
 
 

@@ -250,7 +250,8 @@ def attention_of_prompts(settings: Settings, probe: Probe) -> Iterator[Attention
             sides = [torch.randn(rows, n, S, E, device=device) for n in (H, K, K)]
             query, key, value = (side.to(settings.precision) for side in sides)
             past = cache.stored("key", rows), cache.stored("value", rows)
-            speed, seconds = probe.timed(AT_LEAST, chunk_attention, query, key, value, *past, start)
+            given = (query, key, value, *past, torch.arange(start, start + S))
+            speed, seconds = probe.timed(AT_LEAST, chunk_attention, *given)
             yield AttentionPoint(kind, rows, S, start, *heads, cache.nbytes, seconds, speed)
 
 
@@ -274,10 +275,11 @@ class _StoresOnly:
     def __init__(self, cache: KVCache, result: Tensor) -> None:
         self.cache, self.result = cache, result
 
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, positions: Tensor, start: int
-    ) -> Tensor:
-        self.cache.update(positions, key, value)
+    def update(self, positions: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        self.cache.store(positions, key, value)
+        return key, value
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *rest: object) -> Tensor:
         return self.result
 
 
@@ -310,8 +312,9 @@ def rest(settings: Settings, probe: Probe) -> Iterator[RestPoint]:
             cache = CACHES["dense"](B, K, S, E, dtype, device)
             stores = _StoresOnly(cache, noise(B, H, S, E))
             positions = torch.arange(S, device=device)
-            cos, sin = rotation(config, positions)
+            cos, sin = rotation(config, positions, device)
             x = noise(B, S, D)
-            speed, seconds = probe.timed(AT_LEAST, block, x, cos, sin, positions, stores, 0)
+            block.attention.attend = stores.attend
+            speed, seconds = probe.timed(AT_LEAST, block, x, cos, sin, positions, stores)
             normed = (H + K) * E if config.qk_norm else 0
             yield RestPoint(B * S, D, (H + 2 * K) * E, F, normed, seconds, speed)

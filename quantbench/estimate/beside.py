@@ -9,7 +9,7 @@ just after the samples, instead of the calibration's.
 """
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -21,6 +21,7 @@ from quantbench.estimate.calibration import Calibration, Speed
 from quantbench.estimate.calibration_file import of_this_machine
 from quantbench.estimate.predict import Calibrated, Estimate, Figure, Request, pass_of, predict
 from quantbench.estimate.probe import speed_now
+from quantbench.log import table
 from quantbench.log.origin import versions
 from quantbench.run import bandwidth, why
 from quantbench.run.energy import NO_COUNTER
@@ -90,10 +91,42 @@ class Report:
     estimate: Beside
     reasons: list[str]  # sentences
 
+    @property
+    def row(self) -> table.Run:
+        """What the terminal's table shows of the run."""
+        facts, summary, trust = self.measured.facts, self.measured.summary, self.measured.trust
+        at_speed, figures = self.estimate.at_speed, self.estimate.figures
+        second = None
+        if at_speed is not None:
+            token = _shown(at_speed.figures).get("token_seconds")
+            second = table.AtSpeed(at_speed.read, token)
+        return table.Run(
+            scheme=facts.scheme,
+            kernel=facts.kernel,
+            tok_s=summary.tok_s,
+            prefill_tok_s=summary.prefill_tok_s,
+            decode_tok_s=summary.decode_tok_s,
+            weight_bytes_per_s=summary.weight_bytes_per_s,
+            weight_bytes=facts.weight_bytes,
+            peak_memory_bytes=table.Peaks(self.measured.peaks.generate),
+            decoder=facts.decoder,
+            samples=[table.Speed(sample.tok_s) for sample in self.measured.samples],
+            trustworthy=trust.trustworthy,
+            why_not_trustworthy=trust.why_not_trustworthy,
+            estimate=table.Estimates(**_shown(figures), at_speed=second),
+        )
+
     def to_json(self) -> dict[str, object]:
         """What --output_json_path writes, but for the log line."""
         estimate = to_json(self.estimate)
         return {**to_json(self.measured), "estimate": estimate, "why": self.reasons}
+
+
+def _shown(figures: Mapping[str, Compared]) -> dict[str, table.Estimated]:
+    return {
+        name: table.Estimated(figure.estimated, figure.measured, figure.error, figure.at_most)
+        for name, figure in figures.items()
+    }
 
 
 def report_of(measured: Measured) -> Report:

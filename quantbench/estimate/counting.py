@@ -204,8 +204,10 @@ def _pass(
         def call(recorder: Recorder) -> Tensor:
             if split is not None:
                 split.ranks.recorder = recorder  # type: ignore[attr-defined]
-            caches: Any = [_CountedCache(cache, batch, recorder, device) for cache in stored]
-            x = model.hidden(ids, positions, caches, start=depth)
+            caches: Any = [_CountedCache(cache, batch, depth, recorder, device) for cache in stored]
+            for layer, cache in zip(model.layers, caches, strict=True):
+                layer.attention.attend = cache.attend  # type: ignore[union-attr]
+            x = model.hidden(ids, positions, caches)
             if logits == "none":
                 return x
             return model.logits(x[:, -1:] if logits == "last" else x)
@@ -306,21 +308,21 @@ class _CountedCache:
     """
 
     def __init__(
-        self, cache: KVCache, sequences: int, recorder: Recorder, device: torch.device
+        self,
+        cache: KVCache,
+        sequences: int,
+        depth: int,
+        recorder: Recorder,
+        device: torch.device,
     ) -> None:
         self.cache, self.recorder, self.device = cache, recorder, device
-        self.sequences = sequences
+        self.sequences, self.depth = sequences, depth
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        input_pos: Tensor,
-        start: int | None = None,
-    ) -> Tensor:
-        assert start is not None
-        cache, (B, H, S, E) = self.cache, query.shape
+    def update(self, positions: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        return key, value
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *rest: object) -> Tensor:
+        cache, start, (B, H, S, E) = self.cache, self.depth, query.shape
         a_slot = cache.nbytes // (cache.slots * self.sequences)  # of one sequence
         end = start + S
         own = B * S * a_slot  # what is stored of the chunk

@@ -26,6 +26,7 @@ from quantbench.experts.plan import Costs, Line, Overlap, Parts, Where, plan_lay
 from quantbench.experts.store import POLICIES, Policy, Turn
 from quantbench.experts.tiers import Tiers
 from quantbench.models.llama import Transformer
+from quantbench.models.weight_bytes import step_bytes
 from quantbench.quantize.autoquant.race import last_level_cache
 
 TOKENS = (1, 4, 16)  # of each expert
@@ -71,7 +72,7 @@ class _MadeUp:
         self.x = torch.randn(max(TOKENS), model.config.dim, device=tiers.device).to(weight.dtype)
         # Twice the last cache replaces all that is in it.
         most = min(2 * last_level_cache(tiers.device), MOST_READ)
-        count = min(model.step_bytes(1), most) if tiers.device.type == "cpu" else most
+        count = min(step_bytes(model, 1), most) if tiers.device.type == "cpu" else most
         self.others = torch.zeros(max(1, count // 4), device=tiers.device)
         self.turns = 0
         norm = torch.ones(model.config.dim, device=tiers.device)

@@ -90,13 +90,14 @@ def _through_the_model(
     A layer runs before it is pruned, so all norms are those of the unpruned model.
     """
     x = ids
-    cos, sin = rotation(architecture, torch.arange(ids.shape[1], device=ids.device))
+    positions = torch.arange(ids.shape[1])
+    cos, sin = rotation(architecture, positions, ids.device)
     while True:
         name, part = yield
         if isinstance(part, nn.Linear):  # the output layer, whose logits are not needed
             wanda.prune(part, x.flatten(0, -2).float().norm(dim=0))
             continue
-        inputs = (x, cos, sin) if name.startswith("layers.") else (x,)
+        inputs = (x, cos, sin, positions) if name.startswith("layers.") else (x,)
         outputs: list[Tensor] = []
         wanda.prune_linears(part, lambda: outputs.append(part(*inputs)))  # noqa: B023
         x = outputs[0]

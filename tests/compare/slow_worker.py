@@ -42,8 +42,8 @@ class SlowWorker(Worker):
 
         def make_slow_generator(*arguments):
             generator = make_generator(*arguments)
-            generator.step = slowed(generator.step, self.share, self.late)
-            generator.prefill = slowed(generator.prefill, self.share, self.late)
+            for name in ("decode_one_token", "read_chunk"):
+                setattr(generator, name, slowed(getattr(generator, name), self.share, self.late))
             return generator
 
         generate.make_generator = make_slow_generator

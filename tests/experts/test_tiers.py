@@ -17,6 +17,7 @@ from quantbench.experts.store import POLICIES
 from quantbench.experts.tiers import Tiers
 from quantbench.models.checkpoints.load import load_config
 from quantbench.models.checkpoints.saved import inner_tensors
+from quantbench.models.weight_bytes import step_bytes, weight_bytes
 from quantbench.ops.cpu import build
 from quantbench.quantize.registry import SCHEMES
 from quantbench.quantize.spec import SHOWN, parse
@@ -206,8 +207,10 @@ def test_experts_without_tokens_are_neither_fetched_nor_computed(place):
 def test_sizes_count_all_experts_wherever_they_lie(place):
     one = whole("tiny_moe", "int4wo-32")
     model, tiers = tiered("tiny_moe", "int4wo-32", POLICIES["cache"], place)
-    assert model.weight_bytes() == one.weight_bytes()
-    assert [model.step_bytes(rows) for rows in (1, 4)] == [one.step_bytes(rows) for rows in (1, 4)]
+    assert weight_bytes(model) == weight_bytes(one)
+    assert [step_bytes(model, rows) for rows in (1, 4)] == [
+        step_bytes(one, rows) for rows in (1, 4)
+    ]
     experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
     assert experts == len(tiers.keys) * tiers.layout.weight_bytes
     assert all(p.is_meta for name, p in model.named_parameters() if ".experts." in name)
