@@ -229,18 +229,6 @@ class Plans:
         pass
 
 
-class NoNursery:
-    """In the place of the process that forks workers: a world has none."""
-
-    honest = False
-
-    def __init__(self, environment):
-        pass
-
-    def close(self):
-        pass
-
-
 @pytest.fixture
 def measured(monkeypatch):
     """Tune in a world whose settings take so many seconds a token, the default first."""
@@ -251,7 +239,6 @@ def measured(monkeypatch):
         )
         world.install(monkeypatch)
         monkeypatch.setattr(command, "Process", Plans)
-        monkeypatch.setattr(ab, "Nursery", NoNursery)
         monkeypatch.setattr(ab, "Comparison", functools.partial(Comparison, command=world.command))
         return run("--device", "cpu", "--write_result", "none", "--max_new_tokens", "4", *words)
 
