@@ -40,7 +40,7 @@ NEEDS = {
     "git": r"needs git",
     "asynchronous-io": r"no native asynchronous I/O",
     "disk": r"this file system keeps its files in memory",
-    "chromium": r"needs chromium and chromedriver|could not import 'selenium'",
+    "chromium": r"needs chromium",
     "thread-sanitizer": r"thread sanitizer: ",
     "huge-pages": r"no transparent huge pages here",
     "gpu": r"no CUDA device here",
