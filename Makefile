@@ -20,7 +20,7 @@ FAST_TESTS = tests/test_house.py tests/test_test_run.py tests/log tests/models \
 	$(addprefix tests/quantize/test_,spec.py numbers.py int8.py) tests/kv_cache/test_caches.py \
 	$(addprefix tests/compare/test_,comparison.py log_tables.py) tests/run/test_sizes.py
 
-.PHONY: size report-picture demo test test-fast check test-gpu gpu-report trust sanitize clean
+.PHONY: size demo test test-fast check test-gpu gpu-report trust sanitize clean
 .SILENT: size demo sanitize .venv/installed .venv/installed-dev
 
 # On a shape whose weights do not fit into the processor's cache: there schemes differ as they do in
@@ -112,10 +112,6 @@ check: .venv/installed-dev
 	$(PY) -m quantbench log check docs/data/benchmarks.txt
 	$(PY) -m quantbench readme --check
 	$(PY) -m tests.ops.check_syntax
-
-# docs/report.png and docs/report-dark.png; RESULTS=FOLDER: of what ab --output FOLDER left.
-report-picture: .venv/installed-dev
-	$(PY) -m tests.compare.report_picture $(RESULTS)
 
 sanitize: .venv/installed-dev
 	$(CHECKED) $(PY) -c "from quantbench.ops.cpu import build; build.built()"

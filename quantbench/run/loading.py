@@ -244,7 +244,7 @@ class Loading:
             nonlocal last_line
             if time.monotonic() > last_line + SECONDS_BETWEEN_LINES:
                 last_line = time.monotonic()
-                say(f"Prepared {done} of {total} candidates")
+                say(f"Timed {done} of {total} shapes")
 
         self.choices = autoquant.choose(
             calibration.samples(self._model(None, 1), self._calibration()),
