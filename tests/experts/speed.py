@@ -33,7 +33,7 @@ from quantbench.experts.tiers import Tiers, tiers_of
 from quantbench.experts.traffic import Traffic
 from quantbench.generate import Generator
 from quantbench.log.config import parse
-from quantbench.models.checkpoints.sources import EMBEDDED
+from quantbench.models.formats import EMBEDDED
 from quantbench.models.llama import Transformer
 from quantbench.run import environment, loading
 from quantbench.run.decoding import fused_step

@@ -15,7 +15,7 @@ from quantbench.experts.rehearsal import decide_by_costs
 from quantbench.experts.slow import Memory
 from quantbench.experts.store import POLICIES
 from quantbench.experts.tiers import Tiers
-from quantbench.models.checkpoints.load import load_config, load_model
+from quantbench.models.loading import load_config, load_model
 from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import parse
 from tests.experts.small import CPU, Drawn, some

@@ -15,8 +15,8 @@ from quantbench.experts.layout import Layout, without_weights
 from quantbench.experts.slow import Disk, Memory, TierError
 from quantbench.experts.store import POLICIES
 from quantbench.experts.tiers import Tiers
-from quantbench.models.checkpoints.load import load_config
-from quantbench.models.checkpoints.saved import inner_tensors
+from quantbench.models.formats.saved import inner_tensors
+from quantbench.models.loading import load_config
 from quantbench.ops.cpu import build
 from quantbench.quantize.registry import SCHEMES
 from quantbench.quantize.spec import SHOWN, parse
@@ -339,7 +339,7 @@ def test_an_expert_stored_in_another_way_is_refused():
 @pytest.mark.parametrize("scheme", ["none", "int8wo"])
 def test_a_card_over_ram(scheme):
     """The same logits to the bit with fetching; computing on the CPU, as near as its sums are."""
-    from quantbench.models.checkpoints.load import load_model
+    from quantbench.models.loading import load_model
     from quantbench.quantize.registry import Quantizer
 
     card, spec, dtype = torch.device("cuda"), parse(scheme), torch.bfloat16
