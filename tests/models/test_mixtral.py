@@ -18,10 +18,10 @@ from quantbench import models
 from quantbench.compare.commands.generate import generate
 from quantbench.errors import CheckpointError
 from quantbench.generate import Generator
-from quantbench.models.checkpoints.load import load_config, load_model
-from quantbench.models.checkpoints.sources import EMBEDDED
 from quantbench.models.config import from_fields
+from quantbench.models.formats import EMBEDDED
 from quantbench.models.hugging_face import from_hugging_face
+from quantbench.models.loading import load_config, load_model
 from quantbench.models.mixtral import MixtureOfExperts, Router, tokens_per_expert
 from quantbench.models.presets import PRESETS
 from quantbench.models.weight_bytes import step_bytes, weight_bytes
@@ -30,6 +30,7 @@ from quantbench.quantize.packed import PackedWeight
 from quantbench.quantize.pruning import input_norms
 from quantbench.quantize.registry import SCHEMES, Quantizer
 from quantbench.quantize.spec import SHOWN, parse
+from quantbench.run import decoding
 from quantbench.run.sizes import size_of
 from tests.models.hugging_face import EXPERTS, MIXTURES, SIZES, model, saved
 
@@ -335,4 +336,4 @@ def test_it_generates_with_every_cache_and_is_never_compiled(wide):
         generator = Generator(made, 1, 16, kind, compile_decode=True, compile_prefill=True)
         tokens = generator.generate(prompt, 4).tokens
         assert kind != "dense" or torch.equal(tokens, expected)
-    assert not made.compilable and isinstance(made.layers[0].feed_forward.router, nn.Module)
+    assert not decoding.compiles(made) and isinstance(made.layers[0].feed_forward.router, nn.Module)
