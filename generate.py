@@ -319,7 +319,7 @@ class Generator:
 
 def run(config: RunConfig, scheme: Spec | Selection, started: float) -> None:
     """Plan, load, warm up, measure, print and log. started: time.perf_counter() of the process."""
-    plan = tiers.checked(make_plan(config, scheme))
+    plan = parallel.begin(tiers.checked(make_plan(config, scheme)))  # threads set, ranks joined
     config, free = plan.config, devices.free_memory(plan.device)
     if config.dry_run:
         click.echo(sizes.report(plan, free))

@@ -1,5 +1,7 @@
 """Sampling against the distribution it should draw from; compiled steps against eager ones."""
 
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
@@ -321,6 +323,24 @@ def test_two_generators_on_one_model_do_not_meet():
     turns = [[next(stream) for stream in streams] for _ in range(12)]
     for tokens, wanted in zip(zip(*turns, strict=True), alone, strict=True):
         assert torch.equal(torch.cat(tokens, 1), wanted)
+
+
+@pytest.mark.parametrize("how", ["cpu-step", "modules", "compiled"])
+def test_a_deleted_generator_s_memory_is_free_at_once(how, compilations):
+    """Nothing waits for Python's garbage collector: the next one's caches may need the memory."""
+    compiled = how == "compiled"
+    decoder = "modules" if compiled else how
+    made = tiny(decoder=decoder, compile_decode=compiled, compile_prefill=compiled)
+    gc.disable()
+    try:
+        made.generate(PROMPT, 4)
+        left = [weakref.ref(made), weakref.ref(made.caches[0].key_codes)]
+        del made
+        if compiled:
+            torch._dynamo.reset()  # what is compiled may hold its constants
+        assert not any(reference() is not None for reference in left)
+    finally:
+        gc.enable()
 
 
 def test_a_model_is_left_as_it_was():

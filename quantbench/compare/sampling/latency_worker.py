@@ -93,15 +93,15 @@ class LatencyWorker:
 
     def describe(self, argv: list[str], cells: list[Place], decode_length: int) -> Described:
         """Describe the model, and say which cells cannot be measured and why."""
+        from quantbench.run import parallel
         from quantbench.run import plan as planning
 
         config = parse(argv)
         quiet(config.debug)
-        self.plan = planning.make_plan(
-            dataclasses.replace(
-                config, batch_size=1, prefill_size=1, max_new_tokens=1, temperature=0.0
-            )
+        config = dataclasses.replace(
+            config, batch_size=1, prefill_size=1, max_new_tokens=1, temperature=0.0
         )
+        self.plan = parallel.begin(planning.make_plan(config))
         self.decode_length = decode_length
         refusals = self._refusals(cells)
         refused = {(r.sequence_length, r.batch_size) for r in refusals}

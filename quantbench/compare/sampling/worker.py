@@ -95,7 +95,7 @@ class Worker:
         config = parse(argv)
         quiet(config.debug)
         started = time.perf_counter()
-        self.plan = plan = planning.make_plan(config)
+        self.plan = plan = parallel.begin(planning.make_plan(config))
         free = devices.free_memory(plan.device)
         if free is not None:
             try:
