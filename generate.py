@@ -39,17 +39,7 @@ from quantbench.log import log, table
 from quantbench.log.config import RunConfig
 from quantbench.models.llama import Transformer
 from quantbench.quantize.spec import Selection, Spec
-from quantbench.run import (
-    caches,
-    chat,
-    compiling,
-    decoding,
-    loading,
-    measure,
-    parallel,
-    sizes,
-    tiers,
-)
+from quantbench.run import caches, compiling, decoding, loading, measure, parallel, sizes
 from quantbench.run.decoding import Decoder
 from quantbench.run.environment import without_collections
 from quantbench.run.facts import Measured, make_record
@@ -319,7 +309,12 @@ class Generator:
 
 def run(config: RunConfig, scheme: Spec | Selection, started: float) -> None:
     """Plan, load, warm up, measure, print and log. started: time.perf_counter() of the process."""
-    plan = parallel.begin(tiers.checked(make_plan(config, scheme)))  # threads set, ranks joined
+    plan = make_plan(config, scheme)
+    if config.expert_memory is not None:
+        from quantbench.run import tiers
+
+        tiers.checked(plan)
+    plan = parallel.begin(plan)  # threads are set, and ranks joined
     config, free = plan.config, devices.free_memory(plan.device)
     if config.dry_run:
         click.echo(sizes.report(plan, free))
@@ -330,7 +325,9 @@ def run(config: RunConfig, scheme: Spec | Selection, started: float) -> None:
         loaded = loading.load(plan, report, say)
     generator = make_generator(plan, loaded.model)
     if config.interactive:
-        chat.chat(plan, generator)
+        from quantbench.run.chat import chat
+
+        chat(plan, generator)
         return
     one_sample = measure.sampler(plan, generator)
     ready = measure.get_ready(config, plan.device, one_sample, generator.compiles, since=started)

@@ -14,15 +14,12 @@ not know (`why_not_fused`).
 import dataclasses
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
 from quantbench.errors import KernelError
-from quantbench.experts.fused import Fused
-from quantbench.experts.layer import TieredLayer
-from quantbench.experts.tiers import tiers_of
 from quantbench.kv_cache import CACHES
 from quantbench.kv_cache.base import KVCache
 from quantbench.log.config import RunConfig
@@ -41,6 +38,10 @@ from quantbench.ops.kv import WRITTEN_BY_STEPS
 from quantbench.quantize.across import RoundedAcross
 from quantbench.quantize.cpu import PackedLinear
 from quantbench.quantize.kernel import fused_weight
+
+if TYPE_CHECKING:
+    from quantbench.experts.fused import Fused
+    from quantbench.experts.layer import TieredLayer
 
 # The fields of ModelConfig that the C++ op implements. It refuses a model in which any other field
 # differs from its default.
@@ -260,8 +261,8 @@ class CpuStep:
     reason: str | None = None
 
     def __init__(self, model: Transformer, caches: list[KVCache]) -> None:
-        layers, tiers = cast("list[Block]", list(model.layers)), tiers_of(model)
-        self.model, self.moving = model, tiers.fused if tiers else None
+        layers = cast("list[Block]", list(model.layers))
+        self.model, self.moving = model, _moving(model)
         self.shape = shape_of(model)
         # Tables of experts in `parts` hold addresses of weights, which `model` keeps valid; where
         # experts are in two tiers, `moving` does.
@@ -292,6 +293,15 @@ class CpuStep:
             )
 
 
+def _moving(model: Transformer) -> "Fused | None":
+    """What brings experts into fast memory while a step runs; None: all of them stay there."""
+    for module in model.modules():
+        if isinstance(module, MixtureOfExperts) and module.elsewhere is not None:
+            store = cast("TieredLayer", module.elsewhere).store
+            return cast("Fused | None", getattr(store, "fused", None))
+    return None
+
+
 DECODERS = (CpuStep.name, Modules.name)  # fastest first
 
 
@@ -314,7 +324,7 @@ def block_region(
     return y
 
 
-def fused_layer(layer: Block, moving: Fused | None = None) -> step.Layer:
+def fused_layer(layer: Block, moving: "Fused | None" = None) -> step.Layer:
     """A layer's weights as the C++ op takes them. The layer must be one that it does not refuse.
 
     moving: where the model's experts are in two tiers of memory.
@@ -336,7 +346,7 @@ def fused_layer(layer: Block, moving: Fused | None = None) -> step.Layer:
     )
 
 
-def _mixture(mixture: MixtureOfExperts, moving: Fused | None) -> tuple[step.Linear, step.Linear]:
+def _mixture(mixture: MixtureOfExperts, moving: "Fused | None") -> tuple[step.Linear, step.Linear]:
     """The router and the table of the experts, in the places of w13 and w2."""
     how, layer, shared = mixture.router.mixture, mixture.elsewhere, hasattr(mixture, "shared")
     every = _networks(cast("list[FeedForward]", list(mixture.experts)))
@@ -348,8 +358,8 @@ def _mixture(mixture: MixtureOfExperts, moving: Fused | None) -> tuple[step.Line
         _networks([mixture.shared] if shared else []),
         mixture.shared_gate.weight.flatten() if shared else None,
     )
-    if moving and isinstance(layer, TieredLayer):
-        table = moving.table(layer, experts)
+    if moving and layer is not None:
+        table = moving.table(cast("TieredLayer", layer), experts)
     else:
         table = experts.table()
     return step.Linear(experts.router, experts.shared_gate), step.Linear(table, None)

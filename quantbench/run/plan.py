@@ -11,7 +11,6 @@ import torch
 
 from quantbench import devices
 from quantbench.errors import CheckpointError, UsageError
-from quantbench.experts.routing import routers_of
 from quantbench.kv_cache import CACHES
 from quantbench.kv_cache.base import KVCache
 from quantbench.log.config import RunConfig, Unsaid
@@ -88,6 +87,8 @@ def make_plan(config: RunConfig, asked: Spec | Selection | None = None) -> Plan:
     if config.num_layers:
         architecture = architecture.with_layers(config.num_layers)
     if config.expert_memory is not None:
+        from quantbench.experts.routing import routers_of
+
         routers_of(architecture)  # refuses a model without experts
     check_name(config, checkpoint.name)
     tokenizer = checkpoint.tokenizer(architecture.vocab_size)

@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from quantbench.errors import KernelError
+from quantbench.errors import KernelError, TierError
 from quantbench.experts import slow
 from quantbench.experts.layout import Layout, without_weights
-from quantbench.experts.slow import Disk, Memory, TierError
+from quantbench.experts.slow import Disk, Memory
 from quantbench.experts.store import POLICIES
 from quantbench.experts.tiers import Tiers
 from quantbench.models.formats.saved import inner_tensors
