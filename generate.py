@@ -320,7 +320,7 @@ def run(config: RunConfig, scheme: Spec | Selection, started: float) -> None:
         click.echo(sizes.report(plan, free))
         return
     say(sizes.fits(plan, free))
-    parallel.meet(plan.ranks)  # or one that is late would find memory taken by the others
+    parallel.meet(plan.ranks)  # before loading: else a late rank would find less free memory
     with progress(f"Loading {plan.name} as {plan.spec}") as report:
         loaded = loading.load(plan, report, say)
     generator = make_generator(plan, loaded.model)

@@ -108,7 +108,7 @@ class Block(nn.Module):
     def __init__(
         self, config: ModelConfig, ranks: Ranks = ALONE, feed_forward: nn.Module | None = None
     ) -> None:
-        """feed_forward: what stands in its place; a FeedForward if not given."""
+        """feed_forward: the second half; a FeedForward if not given."""
         super().__init__()
         self.attention_norm = nn.RMSNorm(config.dim, config.norm_eps)
         self.attention = Attention(config, ranks)

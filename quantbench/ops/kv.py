@@ -28,7 +28,7 @@ class Stored:
 
     codes: Tensor
     scale: Tensor | None  # None for dense
-    format: str  # dense, int8, fp8 or int4; another one is codes · scale
+    format: str  # dense, int8, fp8 or int4; every other format is codes · scale
     kernel: str = "torch"  # of ops/attention.py, for one query a row
 
     def slots(self, begin: int, end: int) -> "Stored":
@@ -48,8 +48,8 @@ class Chunk:
 
     own: Tensor  # (B, K, S, D), encoded and decoded again: as later positions will read them
     past: Stored
-    # Of a sliding window: what the chunk has overwritten in `past`, the first S (at most T) of the
-    # last T positions before it.
+    # What the chunk has overwritten in a sliding window's `past`: the first S (at most T) of the last
+    # T positions before the chunk.
     overwritten: Stored | None = None
 
 

@@ -80,7 +80,7 @@ class Preparation:
         self.thread: threading.Thread | None = None
 
     def begin(self) -> None:
-        """Begin now, unless it has begun or the device needs none."""
+        """Start the thread, unless it runs or the device needs none."""
         if self.device.type != "cpu" or self.thread is not None:
             return
         environment.prepare_compiler(self.device.type)
@@ -88,7 +88,7 @@ class Preparation:
         self.thread.start()
 
     def wait(self) -> None:
-        """Wait until it is done; return at once if it has not begun."""
+        """Wait until the thread ends; return at once if none was started."""
         if self.thread is not None:
             self.thread.join()
 

@@ -113,7 +113,7 @@ def compiles(model: Transformer) -> bool:
 
 
 def may_be_fused(layer: nn.Module) -> bool:
-    """Whether cpu-step may take a layer that was just loaded; another one may still refuse."""
+    """Whether cpu-step may take a layer that was just loaded; another layer may still refuse."""
     return not isinstance(layer, nn.Linear) or fused_weight(layer) is not None
 
 
@@ -125,7 +125,7 @@ def why_not_fused(model: Transformer, caches: Sequence[KVCache], rows: int) -> s
     if model.split is not None and not model.split.ranks.memory:
         return "the ranks share no memory, and the op sums through it"
     device = model.tok_embeddings.weight.device.type
-    if device not in ("cpu", "meta"):  # meta: shapes that stand for weights on the CPU
+    if device not in ("cpu", "meta"):  # meta: shapes of weights on the CPU
         return f"the model is on {device}, and the op is C++ for the CPU"
     # On the meta device a run is only planned, and nothing is built.
     if reason := build.refusal() if device == "cpu" else build.unavailable():
@@ -150,7 +150,7 @@ def _unknown_cache(caches: Sequence[KVCache]) -> str | None:
     for cache in caches:
         if cache.kernel != "cpu":
             return f"attention over the KV cache runs on {cache.kernel}, not on the C++ kernel"
-        # A class of its own may encode in its own way, whatever the format in which it is read.
+        # A contributed class may encode differently, whatever the format in which it is read.
         known = cache.format in WRITTEN_BY_STEPS and type(cache) is CACHES.get(cache.format)
         if not known or cache.format != caches[0].format:
             return f"the KV cache is a {type(cache).__name__}, which the op cannot write"

@@ -54,7 +54,7 @@ class Environment:
     cores: int | None  # physical cores that the process may use; None: not known
     gc_threshold: int  # objects allocated between two garbage collections
     system_huge_pages: str | None  # always, madvise or never; None: not known
-    huge_page_bytes: int | None  # bytes of the process that lie in huge pages; None: not known
+    huge_page_bytes: int | None  # bytes of the process in huge pages; None: not known
     variables: dict[str, str]  # environment variables by name
 
 
@@ -117,7 +117,7 @@ def use_threads(config: RunConfig) -> None:
             try:
                 torch.set_num_interop_threads(chosen.count)
             except RuntimeError:
-                pass  # torch allows it once a process: a second run keeps the first one's
+                pass  # torch allows it once a process: a second run keeps the first run's
 
 
 def in_force() -> Environment:
@@ -145,7 +145,7 @@ def system_huge_pages(path: Path = HUGE_PAGES) -> str | None:
 
 
 def huge_page_bytes(path: Path = MEMORY_MAP) -> int | None:
-    """Bytes of this process's anonymous memory that lie in transparent huge pages."""
+    """Bytes of this process's anonymous memory in transparent huge pages."""
     try:
         for line in path.read_text().splitlines():
             if line.startswith("AnonHugePages:"):

@@ -41,7 +41,7 @@ QUIET_SECONDS = 2  # least time between two lines of progress, for more than ten
 def measure(
     plan: Plan, generator: Generates, loaded: Loaded, one_sample: OneSample, ready: Ready
 ) -> Measured:
-    """Take samples, their energy and peak memory; write the traces that were asked for."""
+    """Take samples, their energy and peak memory; write the traces that the options name."""
     from quantbench import devices
     from quantbench.quantize.registry import available
     from quantbench.run.tracing import trace

@@ -94,7 +94,7 @@ def make_plan(config: RunConfig, asked: Spec | Selection | None = None) -> Plan:
     tokenizer = checkpoint.tokenizer(architecture.vocab_size)
     if spec.scheme:
         kernels_for(spec.scheme, config.kernel, device, precision)
-    if config.prefill_size:  # checked before prompt_of draws so many numbers
+    if config.prefill_size:  # checked before prompt_of draws the numbers
         positions(config, config.prefill_size, architecture.max_position)
     split = split_of(config, spec, architecture, checkpoint)
     prompt = prompt_of(config, architecture.vocab_size, tokenizer)

@@ -68,7 +68,7 @@ class LatencyWorker:
     meter: Meter | NotCounted
 
     def check(self, argv: list[str], ranks: list[int]) -> Possible:
-        """Whether so many ranks can share the model. Raises UsageError where they cannot."""
+        """Whether these numbers of ranks can share the model. Raises UsageError where they cannot."""
         from quantbench import devices
         from quantbench.estimate.beside import damaged
         from quantbench.models.formats import open_checkpoint
@@ -203,7 +203,7 @@ class LatencyWorker:
         samples: list[LatencySample] = []
         started = time.perf_counter()
         while len(samples) < count:
-            # All ranks stop when rank 0 does, and none begins before the others.
+            # All ranks stop when rank 0 does, and none starts before the others.
             (passed,) = ranks.first([time.perf_counter() - started], device)
             if samples and passed > seconds:
                 break
@@ -320,7 +320,7 @@ class LatencyWorker:
         return generate.make_generator(plan, self.model, any_rows=True)
 
     def _decoder(self, rows: int) -> str | None:
-        """The name of the decoder for so many rows; None where none can run."""
+        """The name of the decoder for `rows` rows; None if no decoder can run."""
         from quantbench.run import decoding
 
         assert self.generator is not None

@@ -45,7 +45,7 @@ class Networks:
 
     w13: Sequence[Tensor]  # of each network, all plain (2 · width, D) or all packed alike
     w2: Sequence[Tensor]  # of each network, all plain (D, width) or all packed alike
-    width: int  # 0 where there are none
+    width: int  # 0 if there are no networks
 
     def head(self) -> list[int]:
         """The width, then the bytes of each network's packed w13 and w2; 0 for plain ones."""
