@@ -48,8 +48,8 @@ class Chunk:
 
     own: Tensor  # (B, K, S, D), encoded and decoded again: as later positions will read them
     past: Stored
-    # What the chunk has overwritten in a sliding window's `past`: the first S (at most T) of the last
-    # T positions before the chunk.
+    # What the chunk has overwritten in a sliding window's `past`: the first S (at most T) of the
+    # last T positions before the chunk.
     overwritten: Stored | None = None
 
 

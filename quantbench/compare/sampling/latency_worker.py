@@ -69,7 +69,7 @@ class LatencyWorker:
     meter: Meter | NotCounted
 
     def check(self, argv: list[str], ranks: list[int]) -> Possible:
-        """Whether these numbers of ranks can share the model. Raises UsageError where they cannot."""
+        """Whether these numbers of ranks can share the model. Raises UsageError if not."""
         from quantbench import devices
         from quantbench.estimate.beside import damaged
         from quantbench.models.formats import open_checkpoint
