@@ -103,7 +103,7 @@ def test_lines_that_a_condition_chooses_are_counted_with_the_time_left(monkeypat
     assert len(names) == 2
     first, second = [line for line in result.stderr.splitlines() if " of 2: " in line]
     assert first == f"1 of 2: {names[0]}"
-    assert second.startswith(f"2 of 2: {names[1]}, about ") and second.endswith(" left")
+    assert second.startswith(f"2 of 2: {names[1]}; about ") and second.endswith(" left")
 
 
 # ------------------------------------------------------------------------- beside an old commit

@@ -1,7 +1,6 @@
 """Process timings, the observations of the statistics, computed from a comparison's samples.
 
     fitted = fit(of(results))                   # seconds per token, arms ÷ baseline
-    late_steps(process_timings(results))
 
 A block has one process of every arm. Side by side its rounds go through all arms; in turn each
 round is one arm's turn, and the baseline has several turns in a block.

@@ -228,7 +228,6 @@ def _best(rows: Sequence[Row]) -> list[str]:
 
 def _remarks(row: Row, reasons: bool) -> list[str]:
     remarks = [f"failed: {row.failed}"] if row.failed else []
-    remarks += [row.late_sentence] if row.late_sentence else []
     remarks += [f"no quality: {row.why_no_quality}"] if row.why_no_quality else []
     remarks += [row.decoding_differs] if row.decoding_differs else []
     if row.warm_up_steady is False:
