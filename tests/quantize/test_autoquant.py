@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from quantbench.errors import CheckpointError, KernelError
-from quantbench.models.checkpoints.load import load_model
+from quantbench.models.loading import load_model
 from quantbench.ops.cpu import build
 from quantbench.quantize import scheme
 from quantbench.quantize.autoquant import choose as autoquant

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from quantbench import devices
 from quantbench.compare.sampling.answers import Product, Shape, ShapeTimings
 from quantbench.errors import KernelError
-from quantbench.models.checkpoints.load import load_config
+from quantbench.models.loading import load_config
 from quantbench.quantize.autoquant.race import Timing, module_bytes, race
 from quantbench.quantize.registry import Quantizer, kernels_for
 from quantbench.quantize.spec import parse_scheme
