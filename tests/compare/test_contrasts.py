@@ -19,8 +19,8 @@ from quantbench.compare.figures.contrasts import (
 from tests.seeds import new_generator
 
 
-def timing(arm, block, seconds, time=0.0, variance=0.0, typical=None, late=0.0):
-    return ProcessTiming(arm, block, time, seconds, typical or seconds, late, variance)
+def timing(arm, block, seconds, time=0.0, variance=0.0, typical=None):
+    return ProcessTiming(arm, block, time, seconds, typical or seconds, variance)
 
 
 def complete(values, noise=None):
