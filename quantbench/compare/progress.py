@@ -38,7 +38,7 @@ class Progress:
         self.speak(line)
 
     def at(self, what: str, now: bool = False) -> None:
-        """What is being done; said if no line was said for EVERY seconds, or `now`."""
+        """Set the current activity; print a line if the last one is EVERY seconds old, or `now`."""
         self.what = what
         if now or self.clock() >= self.spoken + EVERY:
             self.say(self.line())

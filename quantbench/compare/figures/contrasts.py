@@ -57,7 +57,7 @@ UNEVEN = 0.01  # level of the test for an arm whose variance is not the pooled o
 
 @dataclass(frozen=True)
 class SampleTimes:
-    """One sample: the prompt's seconds and those of each decoding step, and when it began."""
+    """One sample: the prompt's seconds and those of each decoding step, and its start."""
 
     prefill_seconds: float
     token_seconds: Sequence[float]
@@ -74,8 +74,8 @@ class ProcessTiming:
     seconds_per_token: float  # all seconds of all samples ÷ all tokens
     typical_step: float  # seconds: mean over samples of their median step
     relative_variance: float  # of seconds_per_token, from the samples' scatter; nan for one sample
-    bandwidth: float = math.nan  # bytes per second, read beside this process; nan where it was not
-    process: int | None = None  # of the arm's; None: one that no other timing is of
+    bandwidth: float = math.nan  # bytes per second, read next to this process; nan where it was not
+    process: int | None = None  # number of the arm's process; None: not shared with another timing
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Fit:
     blocks: Array  # (J) how many blocks each arm has been in
     lowest: Array  # (J) of the arm's log ratios by block
     highest: Array  # (J)
-    slope: float | None = None  # of the covariate, where it was kept
+    slope: float | None = None  # of the covariate, if the fit uses it
 
 
 def process_timing(

@@ -81,7 +81,7 @@ def best_of(results: Results) -> Callable[[Sequence[int]], set[int]]:
 
 
 def _fitted(results: Results) -> Fit | None:
-    """The statistics of the results; None where no arm was measured beside the baseline."""
+    """The statistics of the results; None without a measured arm and baseline."""
     values = timings.of(results)
     return fit(values) if values.arms and len(values.values) else None
 

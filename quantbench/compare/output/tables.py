@@ -173,7 +173,7 @@ def remarks(results: Results, rows: Sequence[Row], reasons: bool = True) -> list
 
 
 def _brackets(rows: Sequence[Row]) -> list[str]:
-    """What the speed-ups are, and the ends beside them."""
+    """What the speed-ups and the ends in brackets are."""
     words = dict.fromkeys(row.speed_up.word for row in rows if row.speed_up)
     intervals = [word for word in words if word != "range"]
     if not words:

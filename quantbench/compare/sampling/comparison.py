@@ -27,7 +27,7 @@ from quantbench.compare.sampling.workers import Command, DoesNotFit, Workers
 
 BETWEEN_BASELINES = 3  # arms that are measured between two turns of the baseline
 SAMPLES, SAMPLES_IN_TURN, LEAST_SAMPLES, MOST_SAMPLES = 4, 3, 2, 50  # of each process
-WORTH_A_START = 0.3  # seconds: shorter is a process not measured, as starting it takes as long
+WORTH_A_START = 0.3  # seconds of samples, at least: starting a process takes longer
 SETTLING = 1  # samples that do not count: arms that were steady alone are not yet steady in turns
 SETTLED = 0.02  # seconds: threads of the previous sample spin for a few milliseconds
 SAVE_EVERY = 1.0  # seconds
@@ -58,8 +58,8 @@ class Comparison:
         self.schedule = Schedule(results, self.say, extend)
         self.saved = 0.0  # time.monotonic() of the last save
         self.first_block = results.blocks  # of this session
-        self.announced: set[int] = set()  # arms whose loading was said
-        self.baseline_stays = True  # in turn, while other arms are loaded
+        self.announced: set[int] = set()  # arms whose loading was announced
+        self.baseline_stays = True  # when arms are loaded one by one
         self.workers: Workers
 
     def run(self) -> None:
@@ -194,7 +194,7 @@ class Comparison:
         else:
             try:
                 self._load(number, where)
-            except DoesNotFit:  # beside the baseline
+            except DoesNotFit:  # next to the baseline
                 self.baseline_stays = False
                 workers.unload_all()
                 self._load(number, where)

@@ -117,7 +117,7 @@ class Sweep:
         return left, worker.answer(Carried, "load") if left else None
 
     def _give_up(self, load: Load, length: int, size: int, reason: str) -> None:
-        """Give a cell the reason why it has no figures; samples from before it failed are kept."""
+        """Give a cell the reason why it has no figures; samples from before the failure stay."""
         table = self.results.begin(load, length)
         samples = next((cell.samples for cell in table.cells if cell.batch_size == size), [])
         self.results.put(load, length, Cell(size, samples, reason))
