@@ -97,12 +97,9 @@ $(GPU_FOLDER)/ab.json: | $(GPU_FOLDER) $(dir $(GPU_AB))
 $(GPU_FOLDER)/roofline.json: | $(GPU_FOLDER)
 	$(GPU) quantbench roofline $(ON_GPU) --parts layers --json $@
 
-# First thousands of simulated comparisons, ten minutes, into docs/data/trust_simulated.json; then real
-# ones into docs/data/trust_real.json, of each condition 40: hours. TRUST="--only tiny --minutes 20"
-# does a part, and the next call goes on.
+# Thousands of simulated comparisons, ten minutes, into docs/data/trust_simulated.json.
 trust: .venv/installed-dev
 	PYTHONPATH=. $(PY) -m tests.compare.trust_simulation
-	PYTHONPATH=. $(PY) -m tests.compare.trust $(TRUST)
 
 check: .venv/installed-dev
 	$(PY) -m ruff check .

@@ -51,7 +51,6 @@ NEEDS = {
 IMPOSSIBLE = "|".join(
     (
         "int4 has groups of 32",
-        "the kernel does not take the dtype, and says so",
         "the interpreter takes subnormal bfloat16 for something else",
         # tests/ops/test_prefill_attention.py: what only some ways of attending to the past promise
         "slow, and no other than with fewer positions",

@@ -107,7 +107,7 @@ class Worker:
                 except MemoryShortage as error:
                     raise NeverFits(str(error)) from None
                 raise
-        parallel.meet(plan.ranks)  # or one that is late would find memory taken by the others
+        parallel.meet(plan.ranks)  # or a late rank would find less memory free
         folder = Path(saved) if saved else None
         self.loaded = saved_model.load(plan, folder, lambda done, total: None, say)
         quantizing = self.loaded.quantize_seconds
@@ -130,7 +130,7 @@ class Worker:
         keep = keep if self.plan.ranks.rank == 0 else None
         with devices.returning_memory():  # else scoring would raise the peak of generating
             answer = fidelity.quick(self.plan, self.loaded.model, tokens, text, reference, keep)
-            gc.collect()  # models of its own lie in cycles: up to 10 MB, which would count as peak
+            gc.collect()  # reference cycles hold models: up to 10 MB, which would count as peak
         self.seconds["quality"] = time.perf_counter() - started
         return answer
 
