@@ -8,6 +8,7 @@ from torch import Tensor
 
 # The largest relative error of rounding to the dtype.
 UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+DTYPES = tuple(UNIT)
 
 
 def causal(queries: Tensor, keys: Tensor, window: int | None = None) -> Tensor:

@@ -60,7 +60,7 @@ def test_streams_begin_at_unequal_distances(cut):
 
 @pytest.mark.parametrize("isa", ["portable", "avx2", "avx512vnni"])
 @pytest.mark.parametrize(
-    "form", [("int", 8, None), ("int", 4, 32), ("fp6", 6, None), ("2:4", 4, 64), "dense"], ids=str
+    "form", [("int", 8, None), ("int", 4, 32), ("fp6", 6, None), ("2:4", 4, 64)], ids=str
 )
 def test_a_cut_changes_no_bit(isa, form):
     """The product with one thread's long share is what short ones, which are cut evenly, give."""

@@ -125,7 +125,9 @@ struct Float6 {
   alignas(64) uint8_t tables[2][64];
   explicit Float6(const Header&) {
     for (int code = 0; code < 64; ++code) {
-      const int value = int(small_float(code, 3, 2) * 16) + 4 * CENTRE[1];
+      int exponent = code >> 2 & 7, mantissa = code & 3;  // by shifts: this runs for every block
+      int sixteenths = exponent ? (4 + mantissa) << (exponent - 1) : mantissa;
+      int value = (code & 32 ? -sixteenths : sixteenths) + 4 * CENTRE[1];
       tables[0][code] = value & 3, tables[1][code] = value >> 2;
     }
   }
