@@ -53,12 +53,6 @@ IMPOSSIBLE = "|".join(
     (
         "int4 has groups of 32",
         "the kernel does not take the dtype, and says so",
-        "the interpreter takes subnormal bfloat16 for something else",
-        # tests/ops/test_prefill_attention.py: what only some ways of attending to the past promise
-        "slow, and no other than with fewer positions",
-        "only the kernel is built for several",
-        "this is what the kernel is for",
-        "torch's own kernels do not promise that",
     )
 )
 

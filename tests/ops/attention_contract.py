@@ -39,7 +39,7 @@ class Kernel:
     name: str  # of ops.attention.decode_attention
     label: str
     begin: Callable[[], None] = lambda: None  # may skip the test
-    allowed: Callable[..., dict] = field(default=lambda *_: {})  # what Exact.check is told
+    allowed: Callable[..., dict] = field(default=lambda *_: {})  # arguments of Exact.check
     device: str = "cpu"
     most_slots: int = 600
     draws: int = 12

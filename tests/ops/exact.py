@@ -38,7 +38,7 @@ class Exact:
         or sums to the dtype on the way. `beside`: what else the kernel may be off by. The result is
         rounded once more.
 
-        An error e of a score changes its weight by the share e, and the denominator by as much.
+        An error e of a score changes its weight by the share e, and the denominator by the same.
         A float32 score is off by D roundings of its terms' size at the most; sums over T, by fewer:
         64 of them are allowed, for most cancel.
         """

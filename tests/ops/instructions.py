@@ -39,7 +39,7 @@ def small_pieces():
 
 @pytest.fixture
 def threads():
-    """torch has as many threads afterwards as before."""
+    """Sets the number of torch's threads; the test's end restores it."""
     count = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(count)

@@ -179,7 +179,7 @@ def cpu_allowed(case: Case) -> Tensor:
     """
     x, w, K = case.x, case.numbers, case.numbers.shape[1]
     terms, zero = case.terms, case.weight.zero
-    if zero is not None:  # its part is summed by itself
+    if zero is not None:  # the zero points' part is summed separately
         terms = terms + 2 * case.terms_of(zero)
     unit = UNIT[x.dtype]
     in_turn = min(K, 256) if x.shape[:-1].numel() > 1 else 0

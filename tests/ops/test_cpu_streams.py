@@ -44,7 +44,7 @@ def test_streams_have_each_unit_once_and_the_first_is_the_longest(cut):
         assert len(begin) == 5 and begin[0] == first and begin[-1] == last
         lengths = [end - start for start, end in itertools.pairwise(begin)]
         assert min(lengths) >= 0 and lengths[0] == max(lengths)
-        # A round has a unit of each stream: few streams end before the first one does.
+        # A round has a unit of each stream: few streams end before the first stream does.
         assert 4 * lengths[0] - sum(lengths) <= 6
 
 

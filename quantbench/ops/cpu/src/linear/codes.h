@@ -3,7 +3,7 @@
 //
 // Codes become one byte each, 8 quads of 64. They share bytes as in ops/packing.py's planes, but a
 // byte of a plane of 4, 2 or 1 bits has the codes of 2, 4 or 8 quads, where ops/packing.py has those
-// of as many columns; the first quad's are in its lowest bits. 6-bit codes fill three vectors of 64
+// of the same number of columns; the first quad's are in its lowest bits. 6-bit codes fill three vectors of 64
 // bytes for four quads: the fourth quad's are in the two high bits of the other three.
 
 template <int BITS>
