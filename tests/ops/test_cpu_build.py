@@ -1,7 +1,7 @@
 """How the C++ kernels are built: reasons, the cache, damage, and two processes at once.
 
 The whole library takes a while to build, so these tests build a smaller one from a folder of their
-own; that the real one builds, test_cpu_attention.py shows.
+own; that the real one builds, test_linear.py shows.
 """
 
 import os

@@ -274,6 +274,7 @@ def test_what_it_does_not_take_is_an_error():
 # ---------------------------------------------------------------------------------- the contract
 
 
+@NEEDS_COMPILER
 def test_the_contract_finds_a_number_that_is_a_little_off():
     """One element beyond its bound, in the last column of the last row, fails every kernel."""
     for kernel in CPU:
