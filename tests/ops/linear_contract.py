@@ -82,10 +82,8 @@ class Kernel:
     rows: tuple[int, ...] = (1, 2, 3, 4, 5, 7, 9, 16, 17, 33, 50, 130)
     most_columns: int = 700
     device: str = "cpu"
-
-    @property
-    def draws(self) -> int:
-        return 2 if self.most_columns < 700 else 16
+    draws: int = 16  # of each form
+    slow: bool = False  # Triton's interpreter: fewer and smaller problems
 
 
 def check(kernel: Kernel, x: Tensor, weight: Packed | Tensor, activation: str | None = None):
@@ -292,7 +290,7 @@ def float32(x: Tensor) -> torch.dtype:
 REFERENCE = Kernel(
     "reference", lambda x, w, _: reference.linear(x, w), reference_allowed, float32, of_packed
 )
-SMALL = {"rows": (1, 2, 3, 5, 9, 33, 64), "most_columns": 300}  # the interpreter is slow
+SMALL = {"rows": (1, 2, 3, 5, 9, 33, 64), "most_columns": 300, "draws": 2, "slow": True}
 TRITON = Kernel("triton", triton_multiply, triton_allowed, float32, of_packed, **SMALL)
 ON_GPU = Kernel("triton-gpu", triton_multiply, triton_allowed, float32, of_packed, device="cuda")
 CPU = [kernel for isa in build.ISAS if isa != "avx512" for kernel in cpu_kernels(isa)]
