@@ -140,13 +140,6 @@ struct Step {
 
   bool has_experts(int64_t layer) const { return part(layer, W2).scalar_type() == ScalarType::Long; }
 
-  // The next layer with experts after this one, or the number of layers.
-  int64_t next_with_experts(int64_t layer) const {
-    do ++layer;
-    while (layer < count && !has_experts(layer));
-    return layer;
-  }
-
   // Stores a layer's new keys and values; attention over all of them.
   std::unique_ptr<Attending> attending(const Rows& rows, int64_t layer, Tensor& qkv) {
     caches.store(rows, qkv, heads, layer, (end - 1) % caches.slots);
