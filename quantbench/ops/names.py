@@ -10,5 +10,5 @@ KERNELS = ("torchao", "cpu", "triton", "bitsandbytes", "reference", "torch")
 DECODERS = ("cpu-step", "cpu-stack", "cpu-layer", "modules")
 # What happens to an expert that is chosen and does not lie in fast memory.
 EXPERT_POLICIES = ("auto", "fetch", "compute_there", "cache")
-# How the next layer's experts are guessed, to be fetched ahead.
+# Values of --expert_prefetch in old logs; a run accepts auto alone.
 EXPERT_PREFETCH = ("auto", "router", "off")

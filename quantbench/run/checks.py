@@ -117,6 +117,11 @@ def _check_experts(config: RunConfig) -> None:
             f"--{given[0]}: there is no second tier of memory: --expert_memory says how many "
             "experts the fast one holds"
         )
+    if config.expert_prefetch != DEFAULT.expert_prefetch:
+        raise UsageError(
+            f"--expert_prefetch {config.expert_prefetch}: copies always overlap with computing, "
+            "and the next layer's experts are no longer guessed; leave it out"
+        )
     if config.expert_memory is not None and config.tp > 1:
         raise UsageError("--expert_memory is for one process: leave out --tp")
     if config.expert_folder is not None:

@@ -17,7 +17,6 @@ import torch
 from quantbench import devices
 from quantbench.errors import KernelError
 from quantbench.experts.routing import routers_of
-from quantbench.experts.store import POLICIES
 from quantbench.log.config import option_table
 from quantbench.models import build
 from quantbench.models.llama import Transformer
@@ -26,7 +25,7 @@ from quantbench.quantize.spec import Spec
 from quantbench.run import caches, decoding, threads
 from quantbench.run.plan import Plan
 from quantbench.run.sizes import expert_bytes, expert_slots
-from quantbench.run.tiers import placed
+from quantbench.run.tiers import placed, policy_of
 
 # Options that change no generated token's time: what is written where, and how much is measured.
 BESIDE = (
@@ -84,10 +83,8 @@ def _experts(plan: Plan, scheme: Spec) -> dict[str, object]:
     count = min(expert_slots(config, nbytes, 0), every)
     values["expert_memory"] = count
     if count == every:  # nothing is ever moved
-        return values | dict.fromkeys(("expert_placement", "expert_policy", "expert_prefetch"))
-    fetches = POLICIES[config.expert_policy].fetches
-    if not fetches:
-        values["expert_prefetch"] = None
+        return values | dict.fromkeys(("expert_placement", "expert_policy"))
+    fetches = policy_of(config).fetches
     capacity = count - fetches * routers.experts_per_token  # the others are where experts arrive
     if capacity <= 0:
         values["expert_placement"] = None

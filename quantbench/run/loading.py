@@ -231,7 +231,7 @@ class Loading:
             nonlocal last_line
             if time.monotonic() > last_line + SECONDS_BETWEEN_LINES:
                 last_line = time.monotonic()
-                say(f"Prepared {done} of {total} candidates")
+                say(f"Timed {done} of {total} shapes")
 
         self.choices = autoquant.choose(
             calibration.samples(

@@ -71,14 +71,11 @@ def _experts(measured: Measured) -> list[str]:
     where, phases = measured.facts.experts, measured.expert_phases
     if where is None or not phases:
         return []
+    policy = where.policy + (f": {where.followed}" if where.policy == "auto" else "")
     return [
         f"{where.fast} of {where.every} experts lie in fast memory (placed {where.placement}, "
-        f"policy {where.policy}), all on {where.slow}",
-        *(
-            f"{name}: {figures.sentence(where.slow)}"
-            for name, figures in phases.items()
-            if figures.passes
-        ),
+        f"policy {policy}), all on {where.slow}",
+        *(f"{name}: {figures.sentence()}" for name, figures in phases.items() if figures.passes),
     ]
 
 

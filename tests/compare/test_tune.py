@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import html
 import json
 import os
 import re
@@ -147,9 +148,6 @@ ALIKE = [
     ("--expert_memory 20", "--expert_memory 20 --expert_placement first", False),
     ("--expert_memory 2", "--expert_memory 2 --expert_placement first", True),  # none stays
     ("--expert_memory 900", "--expert_memory 8GB --expert_policy fetch", True),  # all experts fit
-    ("--expert_memory 20 --expert_policy compute_there",
-     "--expert_memory 20 --expert_policy compute_there --expert_prefetch off", True),
-    ("--expert_memory 20", "--expert_memory 20 --expert_prefetch off", False),
     ("", "--expert_memory 900", False),
     ("--expert_memory 20", "--expert_memory 20 --decoder cpu-step", True),
     ("--expert_memory 20 --batch_size 2",
@@ -229,18 +227,6 @@ class Plans:
         pass
 
 
-class NoNursery:
-    """In the place of the process that forks workers: a world has none."""
-
-    honest = False
-
-    def __init__(self, environment):
-        pass
-
-    def close(self):
-        pass
-
-
 @pytest.fixture
 def measured(monkeypatch):
     """Tune in a world whose settings take so many seconds a token, the default first."""
@@ -251,7 +237,6 @@ def measured(monkeypatch):
         )
         world.install(monkeypatch)
         monkeypatch.setattr(command, "Process", Plans)
-        monkeypatch.setattr(ab, "Nursery", NoNursery)
         monkeypatch.setattr(ab, "Comparison", functools.partial(Comparison, command=world.command))
         return run("--device", "cpu", "--write_result", "none", "--max_new_tokens", "4", *words)
 
@@ -277,10 +262,8 @@ def test_the_fastest_setting_is_taken(measured, tmp_path):
         assert f"\n{name} " in result.stdout
     results = Results.load(folder)
     assert all(line in (folder / "report.md").read_text() for line in results.tune.all_lines())
-    page = re.search(r'id="data">(.*?)</script>', (folder / "report.html").read_text(), re.S)
-    lines = json.loads(page[1])["answer"]["lines"]
-    assert [line["text"] for line in lines] == results.tune.lines
-    assert lines[0]["command"] == results.tune.command
+    page = html.unescape((folder / "report.html").read_text())
+    assert all(line in page for line in results.tune.all_lines())
     assert results.recommendation is None
 
 

@@ -18,8 +18,7 @@ from tests.run.loading_peak import peak_of
 
 def load(folder: str):
     options = {"checkpoint_path": folder, "device": "cpu", "expert_memory": "4"}
-    # Without the cost model, whose measuring is no part of loading.
-    plan = make_plan(RunConfig(**options, expert_policy="fetch", expert_prefetch="off"))
+    plan = make_plan(RunConfig(**options, expert_policy="fetch"))
     return loading.load(plan, lambda done, total: None, lambda line: None).model
 
 

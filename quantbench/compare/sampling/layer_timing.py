@@ -101,8 +101,7 @@ class Products:
             bandwidth=BYTES / result.beside.seconds,
             bandwidth_probe=self.bandwidth.probe,
             bandwidth_caveat=self.bandwidth.caveat,
-            # With two copies of each weight, the bandwidth is read between two uses of a copy.
-            rotated=result.rotated + BYTES * (result.least_copies > 1),
+            rotated=result.rotated + BYTES,  # a round also reads the bandwidth probe
             cache=result.cache,
         )
 

@@ -112,10 +112,8 @@ std::vector<float> scores_of(const Rows& rows, const Experts& layer, const Tenso
 }
 
 // What the experts chosen for each row of x (B, D) return, weighed and summed, this rank's part of it.
-// Each expert computes all of its rows at once. following: the next layer's experts, if it is to be guessed
-// which of them will be wanted; `guess` (B, D) is what their router is given for that.
-Tensor mixed(const Rows& rows, Experts& layer, const Tensor& x, const Experts* following,
-             const Tensor& guess) {
+// Each expert computes all of its rows at once.
+Tensor mixed(const Rows& rows, Experts& layer, const Tensor& x) {
   struct Share {
     int64_t row;
     float weight;
@@ -133,11 +131,6 @@ Tensor mixed(const Rows& rows, Experts& layer, const Tensor& x, const Experts* f
     layer.begin();
     for (int64_t e = 0; e < layer.count; ++e)
       if (!shares[e].empty()) layer.want(e, shares[e].size());
-    if (following) {
-      const std::vector<float> next = scores_of(rows, *following, guess);
-      for (int64_t b = 0; b < B; ++b)
-        layer.guess(*following, next.data() + b * following->count, experts);
-    }
   }
   std::vector<std::optional<Tensor>> results(layer.count + 1);  // (rows of its share, D), of each expert
   auto compute = [&](int64_t e) {
@@ -176,11 +169,6 @@ Tensor mixed(const Rows& rows, Experts& layer, const Tensor& x, const Experts* f
 
 Tensor one_op_after_another(Step& step) {
   Tensor x = step.x;
-  auto experts_of = [&](int64_t i) {
-    const Tensor& gate = step.part(i, W13_BIAS);
-    return Experts(step.part(i, W13), gate.numel() ? vector(gate, x, x.size(1)) : nullptr,
-                   step.part(i, W2), step.x);
-  };
   for (int64_t i = 0; i < step.count; ++i) {
     auto part = [&](Part p) -> const Tensor& { return step.part(i, p); };
     Tensor qkv = before_attention(x, part(NORM), step.epsilon, part(WQKV), maybe(part(WQKV_BIAS)),
@@ -200,16 +188,10 @@ Tensor one_op_after_another(Step& step) {
       continue;
     }
     const Rows rows = rows_of(x);
-    Experts layer = experts_of(i);
+    const Tensor& gate = part(W13_BIAS);
+    Experts layer(part(W13), gate.numel() ? vector(gate, x, x.size(1)) : nullptr, part(W2), step.x);
     Tensor middle = attended(rows, y, x, part(WO), maybe(part(WO_BIAS)), step.ranks);
-    Tensor own = normed(rows, middle, part(FFN_NORM), step.epsilon), guess = own;
-    const int64_t j = layer.guesses() ? step.next_with_experts(i) : step.count;
-    std::unique_ptr<Experts> following;
-    if (j < step.count) {
-      following.reset(new Experts(experts_of(j)));
-      guess = normed(rows, middle, step.part(j, FFN_NORM), step.epsilon);
-    }
-    Tensor result = mixed(rows, layer, own, following.get(), guess);
+    Tensor result = mixed(rows, layer, normed(rows, middle, part(FFN_NORM), step.epsilon));
     sum_over(step.ranks, rows, result);
     add(rows, result, middle);
     x = result;

@@ -23,8 +23,7 @@ namespace {
 
 Rows rows_of(const Tensor& x) {
   const Number number = number_of(x.scalar_type());
-  if (isa() >= Isa::avx512vnni) return rows_avx512vnni(number);
-  return isa() >= Isa::avx2 ? rows_avx2(number) : rows_portable(number);
+  return BEST_VARIANT(rows)(number);
 }
 
 // A norm's weight or a bias, which applies to every row of x.
@@ -140,13 +139,6 @@ struct Step {
   const Tensor& part(int64_t layer, Part part) const { return parts[layer * PARTS + part]; }
 
   bool has_experts(int64_t layer) const { return part(layer, W2).scalar_type() == ScalarType::Long; }
-
-  // The next layer with experts after this one, or the number of layers.
-  int64_t next_with_experts(int64_t layer) const {
-    do ++layer;
-    while (layer < count && !has_experts(layer));
-    return layer;
-  }
 
   // Stores a layer's new keys and values; attention over all of them.
   std::unique_ptr<Attending> attending(const Rows& rows, int64_t layer, Tensor& qkv) {
