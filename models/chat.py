@@ -58,12 +58,12 @@ TEMPLATES = {
         ("<s>", "</s>"),
         r"mi[sx]tral.*instruct",
     ),
-    "llama-2": Template(  # every turn begins a new sequence
+    "llama-2": Template(  # every turn opens a new sequence
         "{% for m in messages %}{% if m.role == 'user' %}"
         "{{ bos_token + '[INST] ' + (m.content | trim) + ' [/INST]' }}"
         "{% else %}{{ ' ' + (m.content | trim) + ' ' + eos_token }}{% endif %}{% endfor %}",
         ("<s>", "</s>"),
-        # TinyLlama's chat model and CodeLlama 70B have formats of their own.
+        # TinyLlama's chat model and CodeLlama 70B have other formats.
         r"llama[-_ ]?2(?!\d).*chat|codellama-(7|13|34)b-instruct",
     ),
 }
@@ -97,13 +97,13 @@ class Chat:
         return ids[same:], same
 
     def answered(self, ids: list[int]) -> None:
-        """Note the answer to what was asked, without the id that ended it."""
+        """Add the answer to the last line, without the id that ended it."""
         line, asked = self._asked
         self.turns.append((line, ids))
         self._cached = asked + ids[:-1]  # the last id may have been generated and not read
 
     def _conversation(self, line: str) -> list[int]:
-        """The ids of the whole conversation, ending where the answer to `line` begins."""
+        """The ids of the whole conversation, up to the answer to `line`."""
         ids: list[int] = []
         for asked, answer in [*self.turns, (line, [])]:
             ids += self.tokenizer.encode(asked, bos=not ids) + answer
@@ -185,7 +185,7 @@ def chat_of(tokenizer: Tokenizer, model_name: str) -> Chat:
 
 
 def family_of(tokenizer: Tokenizer, model_name: str) -> str | None:
-    """The name in TEMPLATES for a model without a template of its own; None for a base model."""
+    """The name in TEMPLATES of the template that fits the model; None for a base model."""
     for name, template in TEMPLATES.items():
         fits = tokenizer.special.keys() >= set(template.markers)
         if fits and re.search(template.models, model_name, re.IGNORECASE):

@@ -1,7 +1,7 @@
 """Text to ids and back: sentencepiece, tokenizer.json, and (tiktoken_file.py) Llama 3's files.
 
     tokenizer = load_tokenizer(Path("checkpoints/Llama-2-7b-chat-hf"), vocab_size=32000)
-    ids = tokenizer.encode("Hello")            # begins with the id that opens a sequence
+    ids = tokenizer.encode("Hello")            # the first id opens a sequence
     text = stream(tokenizer, after=ids)
     print(text.push(id), end="")               # as each id is generated; text.flush() at the end
 
@@ -31,7 +31,7 @@ FILES = ("tokenizer.json", "tokenizer.model", "original/tokenizer.model")
 # The special tokens that end a text in the families we run, whether or not a config lists them.
 ENDINGS = ("</s>", "<|end_of_text|>", "<|eot_id|>")
 LLAMA_3_BEGINNING = "<|begin_of_text|>"
-UNFINISHED = "\ufffd"  # what stands for bytes that are no whole character
+UNFINISHED = "\ufffd"  # in the place of bytes that are no whole character
 
 
 def load_tokenizer(folder: Path, vocab_size: int) -> "Tokenizer":
@@ -273,7 +273,7 @@ class Hints:
 
     @classmethod
     def of(cls, folder: Path) -> "Hints":
-        """Read from whichever of the three files `folder` has; CheckpointError where one is bad."""
+        """Read from whichever of the three files `folder` has; CheckpointError for a damaged file."""
         file = folder / "tokenizer_config.json"
         tokenizer, ids = _read_json(file), set[int]()
         if (add_bos := tokenizer.get("add_bos_token")) is not None:

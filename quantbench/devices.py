@@ -99,10 +99,10 @@ class Mps(Device):
 
 
 class Cpu(Device):
-    chunk = 512  # for all rows together; the activations of a 1 B Llama take 40 MB
-    # For each row at least so many: the activations of many rows would be memory that the system
-    # has to clear and hand out in every layer.
-    least_chunk = 32
+    # For all rows together: the system would have to clear and hand out the memory of larger
+    # activations in every layer. Those of a 1 B Llama take 40 MB.
+    chunk = 512
+    least_chunk = 32  # for each row
     # Precompiling the header takes 9 s and saves less than 1 s for each of a step's few kernels.
     # Inductor's freezing and max-autotune are not used: they made steps 17 % faster, but took twice
     # the memory and eight times the compilation time (docs/LOG.md).
@@ -268,7 +268,7 @@ def returning_memory() -> Iterator[None]:
     try:
         yield
     finally:
-        mallopt(M_MMAP_THRESHOLD, 32 << 20)  # the largest value that glibc chooses by itself,
+        mallopt(M_MMAP_THRESHOLD, 32 << 20)  # the largest value that glibc chooses,
         mallopt(M_TRIM_THRESHOLD, 64 << 20)  # and what it chooses with it
         return_freed()
 

@@ -156,7 +156,7 @@ def test_llama_3_by_hand(loaded):
 
 
 def test_mistral_v3_by_hand(loaded):
-    """mistral-common: each text is encoded alone, so each begins with sentencepiece's space."""
+    """mistral-common: each text is encoded alone, so each has sentencepiece's space in front."""
     tokenizer, _ = loaded["mistral-v3", "sentencepiece"]
     chat = chat_of(tokenizer, NAMED["mistral-v3"])
     inst, end_inst = 3, 4  # as in Mistral's own file: control symbols come after <unk>, <s>, </s>
@@ -171,7 +171,7 @@ NAMES = {
     "mistral-v1": ("mistralai/Mixtral-8x7B-Instruct-v0.1",),
     "mistral-v3": (),
 }
-# Base models, and models that have a format of their own.
+# Base models, and models that have another format.
 UNNAMED = {
     "llama-2": ("Llama-2-7b-hf", "CodeLlama-7b-Python-hf", "tiny", "CodeLlama-70b-Instruct-hf",
                 "TinyLlama-1.1B-Chat-v1.0"),

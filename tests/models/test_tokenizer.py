@@ -51,7 +51,7 @@ texts = st.one_of(
     st.lists(st.sampled_from([*HARD_TEXTS, " ", "  ", "é", "\n"]), max_size=5).map("".join),
 )
 # Loading is done once; Hypothesis need not reset fixtures that nothing changes.
-quick = settings(max_examples=150, deadline=None)
+quick = settings(max_examples=40, deadline=None)
 
 
 @pytest.fixture(scope="module")
