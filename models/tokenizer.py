@@ -273,7 +273,7 @@ class Hints:
 
     @classmethod
     def of(cls, folder: Path) -> "Hints":
-        """Read from whichever of the three files `folder` has; CheckpointError for a damaged file."""
+        """From those of three files that `folder` has. Raises CheckpointError for a bad one."""
         file = folder / "tokenizer_config.json"
         tokenizer, ids = _read_json(file), set[int]()
         if (add_bos := tokenizer.get("add_bos_token")) is not None:
