@@ -187,7 +187,7 @@ class Machine:
         return Phase(parts, max(bounds, key=lambda name: bounds[name]))
 
     def _operations(self, work: Work) -> float:
-        """Cards multiply whole tiles of columns: one that is not full takes as long as a full one."""
+        """Cards multiply whole tiles of columns: a part of one takes as long."""
         if self.is_cpu or work.kind != "linear" or not work.outer:
             return work.flops
         return work.flops * (-(-work.outer // TILE) * TILE / work.outer)

@@ -5,11 +5,11 @@ energy = meter.energy(runs)                 # of one run; idle power is subtract
 """
 
 import contextlib
+import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 POWERCAP = Path("/sys/class/powercap")
 NO_COUNTER = "no counter; power limit × time is an upper bound"
 IDLE_SECONDS = 1.0  # for which the idle machine is read; only where there is a counter
-ENOUGH = 50  # updates of the counter that a measurement spans: one of them is 2 %
-Library = Any  # pynvml, or a fake of it
+UPDATES = 50  # of the counter that a measurement spans: one of them is 2 %
 
 
 class NoCounter(Exception):
@@ -51,17 +50,17 @@ class NotCounted:
 
 @dataclass(frozen=True)
 class Counter:
-    """Counters of energy that are read together."""
+    """Counters of energy that are read together. read() may raise NoCounter."""
 
-    name: str  # "RAPL (package-0, dram)", "NVML (2 GPUs)"
-    joules: Callable[[], list[float]]  # a running total each; only differences mean anything
-    ends: Sequence[float]  # joules at which each starts again from zero; infinite for NVML
+    name: str  # "RAPL (package-0, dram package-0)", "NVML (2 GPUs)"
+    read: Callable[[], list[float]]  # joules since some time, a counter each
+    ends: Sequence[float]  # joules at which each counter starts again from zero
     interval: float  # seconds between updates
 
-    def since(self, before: Sequence[float]) -> float:
-        """Joules since an earlier reading; a counter that is lower than before wrapped once."""
-        pairs = zip(before, self.joules(), self.ends, strict=True)
-        return sum(now - was + (end if now < was else 0.0) for was, now, end in pairs)
+    def between(self, before: Sequence[float], after: Sequence[float]) -> float:
+        """Joules between two readings; a counter that is lower than before wrapped once."""
+        each = zip(before, after, self.ends, strict=True)
+        return sum(now - was + (end if now < was else 0.0) for was, now, end in each)
 
 
 def zones(root: Path = POWERCAP) -> dict[str, Path]:
@@ -72,7 +71,7 @@ def zones(root: Path = POWERCAP) -> dict[str, Path]:
     for folder in sorted(folders, key=lambda path: ("mmio" in path.name, path.name)):
         with contextlib.suppress(OSError):
             name = (folder / "name").read_text().strip()
-            if name == "dram":  # of the package that its folder's name begins with
+            if name == "dram":  # inside the package whose folder's name its own begins with
                 name += f" {(root / folder.name.rpartition(':')[0] / 'name').read_text().strip()}"
             if name.startswith(("package", "dram")):
                 found.setdefault(name, folder)
@@ -84,74 +83,65 @@ def rapl(root: Path = POWERCAP) -> Counter:
     if not (found := zones(root)):
         raise NoCounter(f"there is no RAPL counter in {root}")
 
-    def read(file: str) -> list[float]:
+    def read(file: str = "energy_uj") -> list[float]:
         try:
             return [int((folder / file).read_text()) / 1e6 for folder in found.values()]
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise NoCounter(f"the RAPL counter cannot be read: {reason}") from None
 
-    read("energy_uj")
-    name = f"RAPL ({', '.join(found)})"
-    return Counter(name, partial(read, "energy_uj"), read("max_energy_range_uj"), 1e-3)
+    read()
+    return Counter(f"RAPL ({', '.join(found)})", read, read("max_energy_range_uj"), 1e-3)
 
 
-def nvml(indices: Sequence[int], library: Library = None) -> Counter:
-    """The counters of CUDA's devices of these numbers, by their UUID: NVML numbers cards otherwise.
-    Raises NoCounter."""
-    library = library or _pynvml()
-    handles = _handles(indices, library)
+def nvml(indices: Sequence[int], library: Any = None) -> Counter:
+    """The counters of CUDA's devices of these numbers, found by their UUID, for NVML numbers cards
+    otherwise. library: pynvml. Raises NoCounter."""
+    import torch
+
+    try:
+        import pynvml
+
+        library = library or pynvml
+    except ImportError:
+        if library is None:
+            raise NoCounter("NVIDIA's counter needs a package: pip install nvidia-ml-py") from None
+    try:
+        uuids = [torch.cuda.get_device_properties(index).uuid for index in indices]
+    except (AssertionError, AttributeError, RuntimeError):  # torch's, of a number without a card
+        raise NoCounter(f"CUDA has no device {max(indices)} here, or hides its UUID") from None
 
     def read() -> list[float]:
         try:
-            return [library.nvmlDeviceGetTotalEnergyConsumption(one) / 1e3 for one in handles]
+            library.nvmlInit()
+            cards = [library.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}") for uuid in uuids]
+            return [library.nvmlDeviceGetTotalEnergyConsumption(card) / 1e3 for card in cards]
         except library.NVMLError as error:
             raise NoCounter(f"NVIDIA's driver counts no energy here: {error}") from None
 
     read()
-    name = f"NVML ({len(handles)} GPU{'s' * (len(handles) != 1)})"
-    return Counter(name, read, [float("inf")] * len(handles), 0.1)
-
-
-def _pynvml() -> Library:
-    try:
-        import pynvml
-    except ImportError:
-        raise NoCounter("NVIDIA's counter needs a package: pip install nvidia-ml-py") from None
-    return pynvml
-
-
-def _handles(indices: Sequence[int], library: Library) -> list[Any]:
-    import torch
-
-    try:
-        library.nvmlInit()
-        uuids = [torch.cuda.get_device_properties(index).uuid for index in indices]
-        return [library.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}") for uuid in uuids]
-    except library.NVMLError as error:
-        raise NoCounter(f"NVIDIA's driver counts no energy here: {error}") from None
-    except (AssertionError, AttributeError, RuntimeError):  # torch's, of a number without a card
-        raise NoCounter(f"CUDA has no device {max(indices)} here, or hides its UUID") from None
+    count = f"{len(uuids)} GPU{'s' * (len(uuids) != 1)}"
+    return Counter(f"NVML ({count})", read, [math.inf] * len(uuids), 0.1)
 
 
 def find(device_type: str, indices: Sequence[int] = (0,)) -> Counter:
     """The counter of a device. Raises NoCounter where there is none."""
-    kinds: Mapping[str, Callable[[], Counter]] = {"cuda": partial(nvml, indices), "cpu": rapl}
-    if device_type not in kinds:
-        raise NoCounter(f"there is no counter of energy for {device_type}")
-    return kinds[device_type]()
+    if device_type == "cuda":
+        return nvml(indices)
+    if device_type == "cpu":
+        return rapl()
+    raise NoCounter(f"there is no counter of energy for {device_type}")
 
 
 def power_limit(root: Path = POWERCAP) -> float | None:
     """Watts to which the firmware holds the processor packages in the long term; None where nothing
     tells. Anyone may read it, unlike the counters on most systems."""
     total = 0.0
-    for folder in (path for name, path in zones(root).items() if name.startswith("package")):
-        for name in folder.glob("constraint_*_name"):
-            with contextlib.suppress(OSError, ValueError):
-                if name.read_text().strip() == "long_term":
-                    limit = name.with_name(name.name.replace("_name", "_power_limit_uw"))
-                    total += int(limit.read_text()) / 1e6
+    for file in (f for folder in zones(root).values() for f in folder.glob("constraint_*_name")):
+        with contextlib.suppress(OSError, ValueError):
+            if file.read_text().strip() == "long_term":
+                limit = file.with_name(file.name.replace("_name", "_power_limit_uw"))
+                total += int(limit.read_text()) / 1e6
     return total or None
 
 
@@ -168,70 +158,58 @@ class Meter:
     @staticmethod
     def find(device: "torch.device", ranks: "Ranks") -> "Meter | NotCounted":
         """The meter, or why there is none. Where there is a counter it takes IDLE_SECONDS."""
+        cards = range(ranks.size) if ranks.size > 1 else [device.index or 0]
         try:
-            counter = find(
-                device.type, range(ranks.size) if ranks.size > 1 else [device.index or 0]
-            )
-            before, started = counter.joules(), time.perf_counter()
+            counter = find(device.type, cards)
+            before, started = counter.read(), time.perf_counter()
             time.sleep(IDLE_SECONDS)
-            idle = counter.since(before) / (time.perf_counter() - started)
+            idle = counter.between(before, counter.read()) / (time.perf_counter() - started)
         except NoCounter as error:
             ranks.total([0.0], device)
             return NotCounted(f"{NO_COUNTER} ({error})")
-        (counting,) = ranks.total([1.0], device)
-        every = counting == ranks.size
-        return (
-            Meter(counter, idle, device, ranks)
-            if every
-            else NotCounted(f"{NO_COUNTER} (of some ranks)")
-        )
+        if ranks.total([1.0], device)[0] < ranks.size:
+            return NotCounted(f"{NO_COUNTER} (of some ranks)")
+        return Meter(counter, idle, device, ranks)
 
     def energy(self, runs: Callable[[], int]) -> Energy | NotCounted:
         """The energy of a run. runs() carries out one or more and returns their number; it is
-        repeated until the counter was updated ENOUGH times."""
-        repeats, spent, seconds, going = 0, 0.0, 0.0, True
+        repeated until the counter was updated UPDATES times."""
+        counter, first, going = self.counter, self.ranks.rank == 0, True
+        repeats, spent, seconds, started = 0, 0.0, 0.0, time.perf_counter()
         try:
-            last, started = (
-                self.counter.joules() if self.ranks.rank == 0 else [],
-                time.perf_counter(),
-            )
+            last = counter.read() if first else []
             while going:
                 repeats += runs()
-                if self.ranks.rank == 0:
-                    spent += self.counter.since(last)  # run by run: a counter wraps once at most
-                    last, seconds = self.counter.joules(), time.perf_counter() - started
-                going = self._rank_0_says(seconds < ENOUGH * self.counter.interval)
+                if first:  # run by run: a counter wraps once at most
+                    now, seconds = counter.read(), time.perf_counter() - started
+                    spent, last = spent + counter.between(last, now), now
+                going = self._rank_0_says(seconds < UPDATES * counter.interval)
         except NoCounter as error:
             self._rank_0_says(False)
-            return NotCounted(f"{self.counter.name} stopped while it was read: {error}")
-        if self.ranks.rank:
+            return NotCounted(f"{counter.name} stopped while it was read: {error}")
+        if not first:
             return NotCounted("rank 0 counts the energy of all")
         if not spent:
-            return NotCounted(f"{self.counter.name} does not move in {seconds:.0f} s")
-        joules = max(0.0, spent - self.idle_watts * seconds) / repeats
-        return Energy(
-            self.counter.name, joules, spent / repeats, seconds / repeats, self.idle_watts, repeats,
-            self.counter.interval / seconds,
-        )  # fmt: skip
+            return NotCounted(f"{counter.name} does not move in {seconds:.1f} s")
+        net = max(0.0, spent - self.idle_watts * seconds)
+        net, spent, each = net / repeats, spent / repeats, seconds / repeats
+        resolution = counter.interval / seconds
+        return Energy(counter.name, net, spent, each, self.idle_watts, repeats, resolution)
 
     def _rank_0_says(self, going: bool) -> bool:
-        (said,) = self.ranks.first([float(going)], self.device)
-        return said > 0
+        return self.ranks.first([float(going)], self.device)[0] > 0
 
 
 def pooled(energies: Sequence[Energy]) -> Energy:
     """The energy of a run that was counted several times: means over all repeats. The idle power is
     the mean of its readings, the resolution the coarsest."""
     repeats = [one.repeats for one in energies]
-    means = {
-        name: statistics.fmean([getattr(one, name) for one in energies], repeats)
-        for name in ("joules", "joules_with_idle", "seconds")
-    }
+    net = statistics.fmean((one.joules for one in energies), repeats)
+    spent = statistics.fmean((one.joules_with_idle for one in energies), repeats)
+    seconds = statistics.fmean((one.seconds for one in energies), repeats)
     idle = statistics.fmean(one.idle_watts for one in energies)
     resolution = max(one.resolution for one in energies)
-    return replace(
-        energies[0], **means, idle_watts=idle, repeats=sum(repeats), resolution=resolution
-    )  # type: ignore[arg-type]
+    return Energy(energies[0].counter, net, spent, seconds, idle, sum(repeats), resolution)
 
 
 def sentence(
