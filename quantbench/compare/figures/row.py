@@ -46,12 +46,12 @@ class Row:
     joules_per_token: float | None = omitted()  # of a new token, without the idle machine's
     idle_watts: float | None = omitted()  # of the idle machine
     why_no_joules: str | None = omitted()  # why there are none
-    # Where the machine is calibrated: seconds, tokens per second and bytes as estimated before, and
+    # Seconds, tokens per second and bytes as estimated before, and
     # (estimated − measured) ÷ measured. Keys: prompt_seconds, token_seconds, …
     estimated: dict[str, float] | None = omitted()
     estimate_errors: dict[str, float] | None = omitted()
     share_of_limit: float | None = omitted()  # seconds that memory needs for a step ÷ measured
-    why_no_estimate: str | None = omitted()  # where the machine is calibrated
+    why_no_estimate: str | None = omitted()
     perplexity: float | None = None
     perplexity_ratio: Interval | None = omitted()  # arm ÷ baseline, of the same tokens; 95 %
     kl: float | None = None  # of the next token, baseline to arm

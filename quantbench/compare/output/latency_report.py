@@ -76,7 +76,7 @@ def _estimates(every: Sequence[Cell]) -> list[str]:
     parts = []
     if rows := estimate_rows(every):
         parts.append(
-            "Estimated before the first run, by this machine's calibration. Measured is the "
+            "Estimated before the first run, by the speed of this machine then. Measured is the "
             "average above; the error is (estimated − measured) ÷ measured."
         )
         parts.append(rows_text("estimates", rows))

@@ -36,10 +36,10 @@ class ArmFacts:
     start_seconds: list[dict[str, float]] = dataclasses.field(default_factory=list)
     # A sample's energy, counted in each of the arm's processes before its first sample; or why not.
     energy: list[Energy | NotCounted] = dataclasses.field(default_factory=list)
-    # What the machine's calibration predicts, by the keys of `estimate`; None: nothing does.
+    # What was estimated, by the keys of `estimate`; None: nothing was.
     estimate: dict[str, float] | None = None
     limit: Limit | None = None  # of a step, where there is an estimate
-    no_estimate: str | None = None  # why there is none, where this machine is calibrated
+    no_estimate: str | None = None  # why there is none
 
     @staticmethod
     def of_run(

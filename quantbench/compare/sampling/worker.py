@@ -199,21 +199,23 @@ class Worker:
         )
 
     def expected(self, run: Facts) -> Expected:
-        """What this machine's calibration predicts of a run. It is for a worker that measures no
-        memory: the estimator and its libraries take 38 MB, and generate.py imports them only when
-        its samples are taken."""
+        """What is estimated of a run. It is for a worker that measures no memory: the estimator and
+        its libraries take 38 MB, and generate.py imports them only when its samples are taken."""
         from quantbench.estimate.beside import expected
 
-        return expected(run)
+        return expected(run, self._reader(run.device.type))
 
     def bandwidth(self, device: str) -> Reading:
+        probe = self._reader(device)
+        return Reading(probe.measure(), None, probe.probe, probe.caveat)
+
+    def _reader(self, device: str) -> Bandwidth:
         from quantbench import devices
         from quantbench.run.bandwidth import Bandwidth
 
         if self.probe is None:
             self.probe = Bandwidth(devices.resolve(device))
-        probe = self.probe
-        return Reading(probe.measure(), None, probe.probe, probe.caveat)
+        return self.probe
 
     def schemes(self, argv: list[str]) -> SchemeNames:
         """Every kind of scheme that has a kernel here."""
