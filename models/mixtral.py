@@ -18,7 +18,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quantbench.devices import stored_bytes
 from quantbench.models.config import ModelConfig
 from quantbench.models.llama import Block, FeedForward, Transformer
 from quantbench.models.mixture import Mixture
@@ -27,8 +26,6 @@ from quantbench.ops.ranks import ALONE, Ranks
 
 class Mixtral(Transformer):
     """The whole model; see models.llama.Transformer."""
-
-    compilable = False  # which experts are computed depends on the numbers
 
     def block(self, number: int, ranks: Ranks) -> Block:
         experts = self.config.mixture
@@ -44,20 +41,6 @@ class Mixtral(Transformer):
         how = config.head_dim, config.norm_eps, ranks
         attention.q_norm = JointNorm(config.num_heads, *how)
         attention.k_norm = JointNorm(config.num_kv_heads, *how)
-
-    def step_bytes(self, rows: int = 1) -> int:
-        """Bytes of weights that one decode step of so many rows reads: of the experts those that
-        are chosen.
-
-        One row reads k of X experts. Several rows are taken to choose independently and evenly:
-        then a step reads X · (1 - (1 - k/X)^rows) of them on average.
-        """
-        unread = 0.0
-        for module in self.modules():
-            if isinstance(module, MixtureOfExperts):
-                share = 1 - module.experts_per_token / len(module.experts)
-                unread += share**rows * sum(map(stored_bytes, module.experts.parameters()))
-        return self.weight_bytes() - round(unread)
 
 
 # (tokens (T, D), rows of them by expert's number) -> what each expert returns for its rows, in the

@@ -67,8 +67,8 @@ def _carried_out(plan: Plan, scheme: Spec) -> dict[str, object]:
     return {
         "kernel": ", ".join(sorted(kernels)),
         "decoder": decoder,
-        "compile": config.compile and model.compilable and not one_op,
-        "compile_prefill": config.compile_prefill and model.compilable,
+        "compile": config.compile and decoding.compiles(model) and not one_op,
+        "compile_prefill": config.compile_prefill and decoding.compiles(model),
     }
 
 

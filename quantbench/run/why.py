@@ -9,8 +9,6 @@ from quantbench.run.facts import Facts, Measured
 
 STEP = {
     "cpu-step": "a decoding step is one C++ op",
-    "cpu-stack": "all layers of a decoding step are one C++ op",
-    "cpu-layer": "a decoding step is a C++ op for each layer",
     "modules": "a decoding step runs the model's modules",
 }
 

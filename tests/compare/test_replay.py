@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from quantbench.compare.commands.generate import generate
 from quantbench.compare.commands.replay import checkpoint, mapped, replay
 from quantbench.compare.sampling.replayed import Replayed
-from quantbench.generate import main as generate
 from quantbench.log import log
 from quantbench.log.config import parse
 from quantbench.typed_json import to_json

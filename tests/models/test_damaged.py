@@ -13,8 +13,8 @@ import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file
 
+from quantbench.compare.commands.generate import generate
 from quantbench.errors import CheckpointError, QuantbenchError
-from quantbench.generate import main as generate
 from quantbench.models.formats import open_checkpoint
 from quantbench.models.hugging_face import from_hugging_face
 from quantbench.models.loading import load_config, load_model
@@ -365,7 +365,7 @@ limit = int(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 import signal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-from quantbench.generate import main
+from quantbench.compare.commands.generate import generate as main
 main(["--quantization", "int8wo", "--num_layers", "1", "--num_samples", "1", "--device", "cpu",
       "--max_new_tokens", "1", "--write_result", "none", "--save", sys.argv[2]])
 """

@@ -14,7 +14,7 @@ from quantbench.ops.kv import WRITTEN_BY_STEPS, dequantize
 from tests import seeds
 from tests.ops.exact import DTYPES
 from tests.ops.instructions import NEEDS_COMPILER
-from tests.ops.test_cpu_step import MIXTURE, PLAIN, built, error
+from tests.ops.test_cpu_step import MIXTURE, PLAIN, built, decoder_step, error
 
 pytestmark = NEEDS_COMPILER
 
@@ -72,10 +72,10 @@ def stored_by_a_step(name, heads):
         w13=step.Linear(torch.zeros(2 * width, D, dtype=dtype), None),
         w2=step.Linear(torch.zeros(D, width, dtype=dtype), None),
     )
-    cos = torch.ones(E // 2)
     caches = step.Caches(list(cache.buffers()), cache.format)
-    shape = step.Shape(K, K, width, 1e-5)
-    step.layers(ones[None], layer.parts(), caches, cos, 0 * cos, torch.tensor([1]), shape)
+    shape, output = step.Shape(K, K, width, 1e-5), step.Linear(torch.zeros(1, D, dtype=dtype), None)
+    how = (torch.zeros(E // 2), torch.tensor([1]), shape, ones, output, [1])  # rotates by nothing
+    step.decode(ones[None], None, layer.parts(), caches, *how)
     return cache
 
 
@@ -206,7 +206,7 @@ def test_a_cache_that_only_python_can_write(kind):
     caches = [kind(1, 2, 8, 16, torch.float32, "cpu", None, "cpu") for _ in model.layers]
     reason = f"the KV cache is a {kind.__name__}, which the op cannot write"
     assert why_not_fused(model, caches, 1) == reason
-    assert name_of("auto", model, caches, 1) == "cpu-layer"
+    assert name_of("auto", model, caches, 1) == "modules"
 
 
 def test_layers_that_differ_in_their_caches():
@@ -225,16 +225,15 @@ def test_every_format_that_is_written_is_a_cache():
 def test_what_does_not_fit_is_an_error():
     model = built(dataclasses.replace(PLAIN, head_dim=32), torch.bfloat16)
     decoder = Generator(model, 1, 8, "int4", decoder="cpu-step").decoder
-    x, cos = torch.randn(1, 96).bfloat16(), torch.ones(16)
+    x = torch.randn(1, 96).bfloat16()
 
     def run(index=0, tensor=decoder.cached.tensors[0], format="int4", drop=0):
         tensors = list(decoder.cached.tensors)
         tensors[index] = tensor
         caches = step.Caches(tensors[drop:], format)
-        position = torch.tensor([0])
-        return step.layers(x, decoder.parts, caches, cos, 0 * cos, position, decoder.shape)
+        return decoder_step(decoder, x, None, caches=caches)
 
-    assert run().shape == x.shape
+    assert run().shape == (1, 50)
     codes, scale = decoder.cached.tensors[:2]
     for given, message in (
         ({"format": "int3"}, "stores no keys and values as int3"),

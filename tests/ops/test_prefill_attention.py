@@ -9,6 +9,7 @@ import torch
 
 from quantbench.kv_cache import CACHES
 from quantbench.ops import prefill_attention as chunk
+from quantbench.ops.attend import attend
 from quantbench.ops.attention import Choice
 from quantbench.ops.cpu.build import unavailable
 from quantbench.ops.kv import Stored, dequantize
@@ -77,7 +78,7 @@ def check(query, own_key, own_value, key, value, slots, format="dense", window=N
     start, S, dtype = key.shape[2], query.shape[2], query.dtype
     sides = [x.to(device) for x in (query, own_key, own_value)]
     stored = [moved(past(x, slots, format), device) for x in (key, value)]
-    y = chunk_attention(*sides, *stored, start, window)
+    y = chunk_attention(*sides, *stored, torch.arange(start, start + S), window)
     assert y.is_contiguous()
     y = y.cpu()
 
@@ -187,8 +188,10 @@ def test_stored_codes_are_read_as_they_are(format, path, monkeypatch):
 @pytest.mark.parametrize("path", ["codes"], indirect=True)
 def test_any_number_of_threads_gives_the_same_bits(path, same_for_any_threads):
     query, own_key, own_value, key, value = problem(2, 8, 2, 64, 3000, 70, torch.bfloat16)
+    positions = torch.arange(3000, 3070)
     for format in CACHES:
-        given = query, own_key, own_value, *(past(x, 3100, format) for x in (key, value)), 3000
+        stored = [past(x, 3100, format) for x in (key, value)]
+        given = query, own_key, own_value, *stored, positions
         same_for_any_threads(lambda given=given: chunk_attention(*given))
 
 
@@ -254,7 +257,8 @@ def test_views_and_fewer_rows(format, path):
     larger = CACHES[format](5, 2, 40, 32, torch.float32, "cpu")
     larger.update(torch.arange(20), key, value)
     apart = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (query, own_key, own_value)]
-    y = chunk_attention(*apart, larger.stored("key", 2), larger.stored("value", 2), 20)
+    past = larger.stored("key", 2), larger.stored("value", 2)
+    y = chunk_attention(*apart, *past, torch.arange(20, 29))
     torch.testing.assert_close(y, expected, atol=1e-6, rtol=1e-5)
 
 
@@ -266,7 +270,8 @@ def test_the_op_is_registered_as_torch_wants_it(format, window):
     (k, ks), (v, vs) = ((side.codes, side.scale) for side in stored)
     if format == "dense":  # opcheck compares, and NaN equals nothing
         k, v = k.nan_to_num(), v.nan_to_num()
-    arguments = (query, own_key, own_value, k, ks, v, vs, format, 20, window)
+    arguments = (query, own_key, own_value, k, ks, v, vs, format, torch.arange(20, 29), window)
+    arguments += (None, 30.0, None, None, None, None)  # softcap
     torch.library.opcheck(torch.ops.quantbench.chunk_attention.default, arguments)
 
 
@@ -278,13 +283,14 @@ def test_compiled_it_takes_any_start_and_length_without_compiling_anew():
         compilations.append(graph)
         return graph.forward
 
-    def step(query, key, value, start):
-        return chunk_attention(query * 2, key, value, stored, stored, start) + 1
+    def step(query, key, value, positions):
+        return chunk_attention(query * 2, key, value, stored, stored, positions) + 1
 
     compiled = torch.compile(step, fullgraph=True, backend=counting, dynamic=True)
     for start, S in ((5, 7), (12, 16), (40, 33), (73, 2)):
         given = [torch.randn(1, heads, S, 32) for heads in (4, 2, 2)]
-        assert torch.equal(compiled(*given, start), step(*given, start))
+        positions = torch.arange(start, start + S)
+        assert torch.equal(compiled(*given, positions), step(*given, positions))
     assert len(compilations) == 1
 
 
@@ -307,7 +313,12 @@ def test_memory_grows_with_the_chunk_and_not_with_the_cache(
         cache = CACHES[format](1, K, slots, D, torch.bfloat16, "cpu", slots if window else None)
         sides = [torch.randn(1, n, S, D).bfloat16() for n in (H, K, K)]
         positions = torch.arange(slots - S, slots)
-        return allocated(lambda: cache.attend(*sides, positions), tmp_path)
+        query, key, value = sides
+
+        def layer():
+            attend(query, *cache.update(positions, key, value), positions, cache.window)
+
+        return allocated(layer, tmp_path)
 
     _, shallow = measured(20_480)
     largest, deep = measured(81_920)

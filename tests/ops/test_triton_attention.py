@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from quantbench.kv_cache import CACHES
+from quantbench.ops.attend import attend
 from quantbench.ops.kv import Stored, dequantize
 from tests.ops import attention_contract, exact
 from tests.ops.attention_contract import TRITON, triton_allowed
@@ -114,11 +115,15 @@ def test_a_compiled_cache_decodes_with_it(device):
     dtype = FLOAT32
     caches = [CACHES["int8"](1, 2, 60, 64, dtype, device, 16) for _ in range(2)]
     caches[0].kernel = "triton"
-    compiled = torch.compile(caches[0].attend, fullgraph=True, backend="aot_eager")
-    steps = [compiled, caches[1].attend]
+
+    def layer(cache, query, key, value, positions):
+        return attend(query, *cache.update(positions, key, value), positions, cache.window)
+
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     for position in range(20):  # past the window, so that its ring wraps
         parts = [torch.randn(1, heads, 1, 64, device=device) for heads in (8, 2, 2)]
-        ys = [step(*parts, torch.tensor([position], device=device)) for step in steps]
+        where = torch.tensor([position], device=device)
+        ys = [step(c, *parts, where) for step, c in zip((compiled, layer), caches, strict=True)]
         torch.testing.assert_close(*ys, atol=1e-5, rtol=1e-5)  # float32 sums in another order
 
 

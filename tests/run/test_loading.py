@@ -16,6 +16,7 @@ from quantbench.log.config import RunConfig
 from quantbench.models.formats import EMBEDDED, open_checkpoint
 from quantbench.models.loading import load_config, load_model
 from quantbench.models.tokenizer import load_tokenizer
+from quantbench.models.weight_bytes import weight_bytes
 from quantbench.ops.cpu import build
 from quantbench.quantize.spec import SHOWN, parse
 from quantbench.run.loading import Loading
@@ -72,7 +73,7 @@ def test_a_saved_model_has_the_same_logits_bit_for_bit(small, tmp_path):
         again, second = load(checkpoint_path=folder)
         assert torch.equal(logits(model), logits(again)), scheme
         assert first.kernels == second.kernels and str(second.spec) == scheme
-        assert model.weight_bytes() == again.weight_bytes()
+        assert weight_bytes(model) == weight_bytes(again)
     if MAPS.exists():  # pages of a file that stays mapped would count as memory
         assert "quantized-0" not in MAPS.read_text()
 
@@ -239,7 +240,7 @@ def test_sizes_from_shapes_are_those_of_the_loaded_model(small):
     for scheme in random.sample(schemes, len(schemes) // 3):
         model, loading = load(checkpoint_path=path, quantization=scheme)
         size = size_of(load_config(path), parse(scheme), CPU, torch.bfloat16)
-        assert size.model_bytes == model.weight_bytes() and size.kernel == loading.kernels
+        assert size.model_bytes == weight_bytes(model) and size.kernel == loading.kernels
 
 
 def test_layers_that_the_best_kernel_refuses_get_another_and_it_is_said(small, monkeypatch):

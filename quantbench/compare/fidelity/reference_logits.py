@@ -28,6 +28,7 @@ from quantbench.compare.sampling.answers import LogitsFile, Quality
 from quantbench.errors import LogError
 from quantbench.log.config import RunConfig
 from quantbench.run.loading import load
+from quantbench.run.parallel import begin
 from quantbench.run.plan import Plan, make_plan
 from quantbench.typed_json import from_json, to_json
 
@@ -67,7 +68,7 @@ def reference(config: RunConfig, ids: Tensor, context: int, say: Say) -> Referen
     full = dataclasses.replace(
         config, quantization="none", kernel="auto", kv_cache="dense", kv_cache_quantization=False
     )
-    plan = make_plan(full)
+    plan = begin(make_plan(full))
     folder = files.cache_folder() / "logits"
     key = content_hash(plan, ids, context)
     about, logits = folder / f"{key}.json", folder / f"{key}.logits"
@@ -135,7 +136,7 @@ def _make(plan: Plan, ids: Tensor, context: int, path: str, say: Say) -> Referen
     del model  # before the next one is loaded
     other = dataclasses.replace(plan.config, precision=OTHER_DTYPE[precision])
     say(f"Full precision in {other.precision}, for the noise floor …")
-    plan = make_plan(other)
+    plan = begin(make_plan(other))
     model = load(plan, lambda done, total: None, say).model
     floor = summary(score(through_cache(plan, model, ids, context), Logits(file)))
     return Reference(file, summary(scores), floor, other.precision)

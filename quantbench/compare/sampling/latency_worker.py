@@ -20,7 +20,6 @@ import math
 import time
 from typing import TYPE_CHECKING
 
-from quantbench import generate
 from quantbench.cli import quiet
 from quantbench.compare.figures.latency import LatencySample
 from quantbench.compare.sampling.latency_answers import (
@@ -42,6 +41,7 @@ from quantbench.text import size
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from quantbench import generate
     from quantbench.estimate.machines import Speed
     from quantbench.models.config import ModelConfig
     from quantbench.models.llama import Transformer
@@ -68,7 +68,7 @@ class LatencyWorker:
     meter: Meter | NotCounted
 
     def check(self, argv: list[str], ranks: list[int]) -> Possible:
-        """Whether so many ranks can share the model. Raises UsageError where they cannot."""
+        """Whether the model can be shared by each number of ranks; UsageError where it cannot."""
         from quantbench import devices
         from quantbench.models.formats import open_checkpoint
         from quantbench.ops.ranks import Ranks
@@ -92,15 +92,15 @@ class LatencyWorker:
 
     def describe(self, argv: list[str], cells: list[Place], decode_length: int) -> Described:
         """Describe the model, and say which cells cannot be measured and why."""
+        from quantbench.run import parallel
         from quantbench.run import plan as planning
 
         config = parse(argv)
         quiet(config.debug)
-        self.plan = planning.make_plan(
-            dataclasses.replace(
-                config, batch_size=1, prefill_size=1, max_new_tokens=1, temperature=0.0
-            )
+        config = dataclasses.replace(
+            config, batch_size=1, prefill_size=1, max_new_tokens=1, temperature=0.0
         )
+        self.plan = parallel.begin(planning.make_plan(config))
         self.decode_length = decode_length
         refusals = self._refusals(cells)
         refused = {(r.sequence_length, r.batch_size) for r in refusals}
@@ -109,6 +109,8 @@ class LatencyWorker:
 
     def load(self) -> Carried:
         """Load and quantize the weights; says how the model is run."""
+        from quantbench import generate
+        from quantbench.models.weight_bytes import weight_bytes
         from quantbench.run import loading, measure, parallel
 
         plan = self.plan
@@ -117,13 +119,13 @@ class LatencyWorker:
         self.model, self.kernels = loaded.model, loaded.kernels
         measure.check_logits(plan, generate.make_generator(plan, self.model))
         self.meter = Meter.find(plan.device, plan.ranks)
-        (weight_bytes,) = plan.ranks.total([self.model.weight_bytes()], plan.device)
+        (weights,) = plan.ranks.total([weight_bytes(self.model)], plan.device)
         return Carried(
             machine=machine(),
             device=str(plan.device),
             precision=str(plan.precision),
             kernel=loaded.kernels,
-            weight_bytes=int(weight_bytes),
+            weight_bytes=int(weights),
         )
 
     def cell(self, sequence_length: int, batch_size: int) -> CellReady:
@@ -203,7 +205,7 @@ class LatencyWorker:
         samples: list[LatencySample] = []
         started = time.perf_counter()
         while len(samples) < count:
-            # All ranks stop when rank 0 does, and none begins before the others.
+            # All ranks stop when rank 0 does, and none starts before the others.
             (passed,) = ranks.first([time.perf_counter() - started], device)
             if samples and passed > seconds:
                 break
@@ -287,11 +289,7 @@ class LatencyWorker:
         from quantbench import devices
 
         plan = self.plan
-        if self.generator is not None:
-            # Its compiled functions refer to it, so its caches would stay until Python looks for
-            # such circles, which takes 0.2 s.
-            vars(self.generator).clear()
-        self.generator = None
+        self.generator = None  # and its caches are free
         reason = self._too_large(length, rows, 0, devices.free_memory(plan.device))
         if reason:
             raise MemoryShortage(reason)
@@ -309,27 +307,22 @@ class LatencyWorker:
             and (number <= rows or not self._too_large(length, number, 0, free))
         ]
         if max(self.shared) > rows:
-            vars(self.generator).clear()
+            self.generator = None
             self.generator = self._generator(length, max(self.shared))
 
     def _generator(self, length: int, rows: int) -> generate.Generator:
         import torch
 
-        from quantbench.run import compiling
+        from quantbench import generate
 
         torch._dynamo.reset()  # else the compiler takes the other caches' sizes for variable ones
         config = dataclasses.replace(self.plan.config, batch_size=rows)
         positions = config.cache_size or self._positions(length)
         plan = dataclasses.replace(self.plan, config=config, cache_size=positions)
-        made = generate.make_generator(plan, self.model)
-        if config.compile and not made.decoder.one_op:
-            made.step = compiling.for_any_rows(made.step)
-        if config.compile_prefill:
-            made.prefill, made.fill = map(compiling.for_any_rows, (made.prefill, made.fill))
-        return made
+        return generate.make_generator(plan, self.model, any_rows=True)
 
     def _decoder(self, rows: int) -> str | None:
-        """The name of the decoder for so many rows; None where none can run."""
+        """The name of the decoder for `rows` rows; None if no decoder can run."""
         from quantbench.run import decoding
 
         assert self.generator is not None

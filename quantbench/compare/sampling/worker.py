@@ -32,7 +32,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from quantbench import generate
 from quantbench.cli import explained, quiet, say
 from quantbench.compare.sampling import ranks
 from quantbench.compare.sampling.answers import (
@@ -96,7 +95,7 @@ class Worker:
         config = parse(argv)
         quiet(config.debug)
         started = time.perf_counter()
-        self.plan = plan = planning.make_plan(config)
+        self.plan = plan = parallel.begin(planning.make_plan(config))
         free = devices.free_memory(plan.device)
         if free is not None:
             try:
@@ -136,7 +135,7 @@ class Worker:
 
     def get_ready(self) -> ArmFacts:
         """Compile, warm up, and count the energy of a sample."""
-        from quantbench import devices
+        from quantbench import devices, generate
 
         started = time.perf_counter()
         plan, device = self.plan, self.plan.device
