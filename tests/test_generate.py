@@ -408,12 +408,14 @@ def test_a_chat_of_two_turns_is_its_whole_text_at_once(in_tmp):
     tokenizer = sentencepiece.SentencePieceProcessor(str(TINY / "tokenizer.model"))
     model, ids, answers = load_model("tiny"), [], []
     for message in ("def read(path):", "class Reader:"):
-        ids += [1, *tokenizer.encode(f"[INST] {message} [/INST]")]
+        prompt = f"[INST] {message} [/INST]"
+        begin = len(ids)
+        ids += [1, *tokenizer.encode(prompt)]
         answer = []
         while len(answer) < 9 and answer[-1:] != [2]:
             answer.append(int(model(torch.tensor([ids + answer]))[0, -1].argmax()))
         answers.append(tokenizer.decode([token for token in answer if token != 2]))
-        ids += [token for token in answer if token != 2] + [2]
+        ids[begin:] = [1, *tokenizer.encode(f"{prompt} {answers[-1].strip()} "), 2]
     assert chat.stdout == f"> {answers[0]}\n> {answers[1]}\n> "
 
 

@@ -18,25 +18,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quantbench import devices
 from quantbench.ops.cpu import build
 from quantbench.run import environment
 
 Options = dict[str, str | int | bool | Callable[..., Any]]  # the `options` of torch.compile
 
-# CUDA graphs remove the cost of launching each kernel. On the CPU inductor's freezing and
-# max-autotune are not used: they made steps 17 % faster, but took twice the memory and eight times
-# the compilation time (docs/LOG.md).
-_CUDA = {"triton.cudagraphs": True, "coordinate_descent_tuning": True}
-
 
 def options(device: torch.device) -> Options:
     """The `options` of torch.compile for a decoding step on `device`."""
-    if device.type == "cuda":
-        return dict(_CUDA)
+    chosen: Options = dict(devices.KINDS[device.type].compile_options)
     if device.type != "cpu":
-        return {}
-    # Precompiling the header takes 9 s and saves less than 1 s for each of a step's few kernels.
-    chosen: Options = {"cpp_cache_precompile_headers": False, **build.options_of_inductor()}
+        return chosen
+    chosen |= build.options_of_inductor()
     # For each instruction set of the CPU, inductor compiles a file to see whether the compiler
     # supports it: 8 s on two cores. The compiler that built the C++ kernels supports them all.
     if platform.machine() == "x86_64" and build.refusal() is None:

@@ -5,6 +5,7 @@ import functools
 import html
 import json
 import os
+import random
 import re
 import sys
 
@@ -348,11 +349,10 @@ def test_nothing_but_the_default_can_run(monkeypatch):
     )
 
 
-@pytest.mark.parametrize("spread", [0.01, 0.05])
-def test_equal_settings_are_hardly_ever_told_apart(measured, spread):
-    """Of 30 tunes in which nothing differs, at most 2 % take a setting: 4 come once in 4000."""
-    taken = 0
-    for seed in range(30):
+def test_equal_settings_are_hardly_ever_told_apart(measured):
+    """Of 15 tunes in which nothing differs, at most 2 % take a setting: 4 come once in 5000."""
+    taken, spread = 0, random.choice([0.01, 0.05])
+    for seed in random.sample(range(1000), 15):
         result = measured((1.0,) * 4, *GRID, "--processes", "6", "-o", "answer", seed=seed,
                           between=spread)  # fmt: skip
         taken += "Take" in result.stdout

@@ -147,9 +147,9 @@ def test_the_shards_experts_are_not_read(saved, monkeypatch):
 
     monkeypatch.setattr(SavedTensors, "read", noted)
     assert run().exit_code == 0
-    experts = {name.rsplit(".w", 1)[0] for name in names if ".experts." in name}
+    experts = {name.partition(".w")[0] for name in names if ".experts." in name}
     assert experts == {f"layers.{i}.feed_forward.experts.{e}" for i, e in ((0, 0), (4, 7))}
-    assert "layers.3.attention.wo" in names
+    assert any(name.startswith("layers.3.attention.wo.") for name in names)
 
 
 def test_pages_of_shards_are_dropped(saved, monkeypatch):

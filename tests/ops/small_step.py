@@ -1,4 +1,4 @@
-"""A decoding step of a few small layers, for tests that run it in a process of their own."""
+"""A decoding step of a few small layers, for tests that run it in a separate process."""
 
 import ctypes
 
@@ -11,7 +11,7 @@ DIM, HEADS, KV_HEADS, HEAD_DIM, WIDTH, LAYERS, SLOTS = 256, 4, 2, 64, 512, 4, 32
 
 
 class SmallStep:
-    """Layers with random weights of their own; `run` puts one token through them."""
+    """Layers with random weights; `run` puts one token through them."""
 
     def __init__(self, seed: int = 0) -> None:
         generator = torch.Generator().manual_seed(seed)

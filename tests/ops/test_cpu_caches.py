@@ -1,6 +1,7 @@
 """The caches that a decoding step in C++ fills, against those that Python fills, bit for bit."""
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -8,17 +9,16 @@ import torch
 from quantbench.generate import Generator
 from quantbench.kv_cache import CACHES
 from quantbench.models.mixture import Mixture
-from quantbench.ops.cpu import build, step
+from quantbench.ops.cpu import step
 from quantbench.ops.kv import WRITTEN_BY_STEPS, dequantize
-from tests.ops.instructions import best as best
-from tests.ops.instructions import use
-from tests.ops.test_cpu_step import DTYPES, ISAS, MIXTURE, PLAIN, built, decoder_step, error
+from tests import seeds
+from tests.ops.exact import DTYPES
+from tests.ops.instructions import NEEDS_COMPILER
+from tests.ops.test_cpu_step import MIXTURE, PLAIN, built, decoder_step, error
 
-pytestmark = pytest.mark.skipif(bool(build.unavailable()), reason=str(build.unavailable()))
+pytestmark = NEEDS_COMPILER
 
 QUANTIZED = [name for name in CACHES if name != "dense"]
-ON_EVERY_ISA = pytest.mark.parametrize("isa", ISAS)
-OF_EVERY_DTYPE = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
 # ---------------------------------------------------------------------------------- numbers
@@ -79,30 +79,24 @@ def stored_by_a_step(name, heads):
     return cache
 
 
-@ON_EVERY_ISA
-@OF_EVERY_DTYPE
-@pytest.mark.parametrize("E", [32, 64, 96, 256, 8, 80])
 @pytest.mark.parametrize("name", CACHES)
-def test_any_numbers(isa, dtype, E, name):
-    use(isa)
-    if name == "int4" and E % 32:
-        pytest.skip("int4 has groups of 32")
-    x = heads_of(dtype, E)
-    expected = CACHES[name].encode(CACHES[name](1, 1, 1, E, dtype, "cpu"), x[None, :, None])
-    cache = stored_by_a_step(name, x)
-    for part, tensor in expected.items():
-        for side in ("key", "value"):
+def test_any_numbers(isa, name):
+    for dtype, E in itertools.product(DTYPES, (32, 64, 96, 256, 8, 80)):
+        if name == "int4" and E % 32:
+            continue
+        x = heads_of(dtype, E)
+        expected = CACHES[name].encode(CACHES[name](1, 1, 1, E, dtype, "cpu"), x[None, :, None])
+        cache = stored_by_a_step(name, x)
+        for (part, tensor), side in itertools.product(expected.items(), ("key", "value")):
             buffer = getattr(cache, f"{side}_{part}")
-            assert torch.equal(buffer[:, :, 1:], tensor), (side, part)
+            assert torch.equal(buffer[:, :, 1:], tensor), (dtype, E, side, part)
             assert (buffer[:, :, 0] == 0).all()
 
 
-@ON_EVERY_ISA
-@OF_EVERY_DTYPE
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", CACHES)
 def test_numbers_that_are_not_finite(isa, dtype, name):
     """They are read back as no finite numbers; what shares no scale with them is as it would be."""
-    use(isa)
     x = with_some_not_finite(heads_of(dtype, 64))
     cache = stored_by_a_step(name, x)
     whole = type(cache)(1, len(x), 2, 64, dtype, "cpu")
@@ -131,24 +125,21 @@ def decoded_by(decoder, model, tokens, cache, start, size, rows=None):
 SHAPES = ((64, None), (80, 5), (128, None), (32, 5))
 
 
-def models(name, dtype):
-    for E, window in SHAPES:
-        if name != "int4" or E % 32 == 0:
-            config = dataclasses.replace(PLAIN, head_dim=E, sliding_window=window)
-            yield built(dataclasses.replace(config, qk_norm=E == 128), dtype)
+def models(name):
+    """Some of the models and batches: each as a model and tokens (rows, 9)."""
+    every = [(E, window) for E, window in SHAPES if name != "int4" or E % 32 == 0]
+    for (E, window), rows, dtype in seeds.sample(itertools.product(every, (1, 3), DTYPES), 5):
+        config = dataclasses.replace(PLAIN, head_dim=E, sliding_window=window, qk_norm=E == 128)
+        yield built(config, dtype), torch.randint(0, 50, (rows, 9))
 
 
-@ON_EVERY_ISA
-@OF_EVERY_DTYPE
-@pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("name", QUANTIZED)
-def test_a_whole_step_in_one_op(isa, dtype, rows, name):
+def test_a_whole_step_in_one_op(isa, name):
     """Its rotation and its last norm round otherwise than the modules', so a number may go to the
     code beside the other's. But the first layer's keys and values depend on tokens alone: they are
     those that the step stores in a dense cache, as Python encodes them."""
-    use(isa)
-    for model in models(name, dtype):
-        tokens = torch.randint(0, 50, (rows, 9))
+    for model, tokens in models(name):
+        rows = len(tokens)
         logits, caches = decoded_by("cpu-step", model, tokens, name, 0, 12, 4)
         _, dense = decoded_by("cpu-step", model, tokens, "dense", 0, 12, 4)
         for side in ("key", "value"):
@@ -163,21 +154,19 @@ def test_a_whole_step_in_one_op(isa, dtype, rows, name):
         assert error(logits, expected) < {"int4": 0.1, "fp8": 0.04, "int8": 0.03}[name]
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3, 4])
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("name", QUANTIZED)
-def test_behind_a_deep_context(rows, threads, name):
+def test_behind_a_deep_context(rows, name, threads):
     """More than a thread takes alone, so that a team shares attention."""
     model = built(dataclasses.replace(PLAIN, head_dim=64, max_position=2048), torch.bfloat16)
     tokens = torch.randint(0, 50, (rows, 3))
     given = (model, tokens, name, 1500, 1503)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        fused, modules = (decoded_by(decoder, *given)[0] for decoder in ("cpu-step", "modules"))
-    finally:
-        torch.set_num_threads(before)
-    assert error(fused, modules) < {"int4": 0.1, "fp8": 0.04, "int8": 0.03}[name]
+    expected, found = decoded_by("modules", *given)[0], []
+    for count in (1, 2, 3, 4):
+        threads(count)
+        found.append(decoded_by("cpu-step", *given)[0])
+        assert torch.equal(found[-1], found[0])
+    assert error(found[0], expected) < {"int4": 0.1, "fp8": 0.04, "int8": 0.03}[name]
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -199,7 +188,7 @@ def test_mixtures_of_experts(rows, name):
 
 
 class Halving(CACHES["int8"]):  # type: ignore[misc]
-    """Read as int8 is, but encoded in a way of its own."""
+    """Read as int8 is, but encoded differently."""
 
     def encode(self, x):
         return super().encode(x / 2)

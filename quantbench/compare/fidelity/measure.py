@@ -1,4 +1,4 @@
-"""What `quantbench quality` measures; in a file of its own because it needs torch."""
+"""What `quantbench quality` measures; in a separate file because it needs torch."""
 
 import dataclasses
 import math

@@ -1,6 +1,6 @@
 """The full-precision model's logits on a text, kept so that they are computed once.
 
-They lie in $XDG_CACHE_HOME/quantbench/logits (~/.cache/…), named by a hash of all they were made
+They are in $XDG_CACHE_HOME/quantbench/logits (~/.cache/…), named by a hash of all they were made
 from: the checkpoint's bytes, the tokens, dtype, device, torch. They are kept in the model's own
 dtype, so nothing is lost. A JSON file next to them has the noise floor: how far the same model in
 another dtype is from them, which no quantized model can be expected to undercut. Above MOST_BYTES,
@@ -89,7 +89,7 @@ def reference(config: RunConfig, ids: Tensor, context: int, say: Say) -> Referen
             made = _at(logits, made)
             os.replace(f"{scratch}/logits", logits)
             Path(scratch, "about").write_text(json.dumps(to_json(Kept(size, made))))
-            os.replace(f"{scratch}/about", about)  # last: it says that the logits are whole
+            os.replace(f"{scratch}/about", about)  # last: marks the logits as complete
         discard_old(folder)
     except OSError as error:
         raise LogError(f"cannot keep logits in {folder}: {error.strerror}") from None
@@ -112,9 +112,7 @@ def discard_old(folder: Path) -> None:
     for number, (path, about) in enumerate(_newest_first(folder, "*.logits")):
         total += about.st_size
         if number and total > MOST_BYTES:
-            path.with_suffix(".json").unlink(
-                missing_ok=True
-            )  # first: it says that the logits are whole
+            path.with_suffix(".json").unlink(missing_ok=True)  # first: marks the logits as complete
             path.unlink(missing_ok=True)
     for path, about in _newest_first(folder, f"{SCRATCH}*"):
         if about.st_mtime < time.time() - 86400:

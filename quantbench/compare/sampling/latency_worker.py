@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from quantbench import generate
-    from quantbench.estimate.beside import Estimator
+    from quantbench.estimate.machines import Speed
     from quantbench.models.config import ModelConfig
     from quantbench.models.llama import Transformer
     from quantbench.run.plan import Plan
@@ -65,13 +65,12 @@ class LatencyWorker:
     shared: list[int]  # the batch sizes for which the generator is
     prompt: Tensor  # of the present cell, (B, S)
     kernels: str  # of the model's linear layers
-    estimator: Estimator | None = None  # where this machine is calibrated
+    speed: Speed | None = None  # of this machine, if it was read
     meter: Meter | NotCounted
 
     def check(self, argv: list[str], ranks: list[int]) -> Possible:
-        """Whether these numbers of ranks can share the model. Raises UsageError if not."""
+        """Whether the model can be shared by each number of ranks; UsageError where it cannot."""
         from quantbench import devices
-        from quantbench.estimate.beside import damaged
         from quantbench.models.formats import open_checkpoint
         from quantbench.ops.ranks import Ranks
         from quantbench.quantize.spec import parse as parse_scheme
@@ -84,7 +83,7 @@ class LatencyWorker:
         spec = scheme_of(config, parse_scheme(config.quantization), checkpoint)
         architecture, device = checkpoint.config(), devices.resolve(config.device)
         layers = checkpoint.saved.layers if checkpoint.saved else None
-        warnings = [damaged(device.type)]
+        warnings: list[str | None] = []
         for number in ranks:
             if number > 1:
                 where = launch.Place(0, number, 0, number)
@@ -112,7 +111,6 @@ class LatencyWorker:
     def load(self) -> Carried:
         """Load and quantize the weights; says how the model is run."""
         from quantbench import generate
-        from quantbench.estimate.beside import Estimator
         from quantbench.models.weight_bytes import weight_bytes
         from quantbench.run import loading, measure, parallel
 
@@ -121,9 +119,6 @@ class LatencyWorker:
         loaded = loading.load(plan, lambda done, total: None, lambda line: None)
         self.model, self.kernels = loaded.model, loaded.kernels
         measure.check_logits(plan, generate.make_generator(plan, self.model))
-        if plan.ranks.rank == 0:
-            estimator = Estimator.of(None, plan.device.type)
-            self.estimator = estimator if isinstance(estimator, Estimator) else None
         self.meter = Meter.find(plan.device, plan.ranks)
         (weights,) = plan.ranks.total([weight_bytes(self.model)], plan.device)
         return Carried(
@@ -162,7 +157,8 @@ class LatencyWorker:
         return CellReady(decoder.name, compiled, seconds, self._estimate(batch_size, ids))
 
     def _estimate(self, batch_size: int, ids: list[int]) -> dict[str, float] | None:
-        """What the calibration of this machine says of a run of the cell."""
+        """What is estimated of a run of the cell. The machine's speed is read before the first."""
+        from quantbench.estimate import beside, machines
         from quantbench.run.measure import facts_of
 
         assert self.generator is not None
@@ -173,7 +169,13 @@ class LatencyWorker:
             self.plan, config=config, prompt=ids, cache_size=self.generator.cache_size
         )
         facts = facts_of(plan, self.generator, self.kernels)  # for which all ranks meet
-        return self.estimator.expected(facts).figures if self.estimator else None
+        if beside.why_not(facts) is not None:
+            return None
+        try:
+            self.speed = self.speed or machines.read_speed(plan.device, plan.precision)
+        except MemoryShortage:
+            return None
+        return beside.expected(facts, speed=self.speed).figures
 
     def runs(self, count: int, seconds: float, metered: bool = False) -> Runs:
         """So many runs of the cell; fewer, at least one, if they take longer than `seconds`.
