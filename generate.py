@@ -144,7 +144,7 @@ class Generator:
         kv_cache: a name of kv_cache.CACHES.
         decoder: "auto" or a name of run.decoding.DECODERS.
         compile_decode, compile_prefill: whether to compile the decoding step and the prefill. A
-        mixture of experts is never compiled: which experts it computes depends on the numbers.
+        mixture's prompts never are, and its steps are on CUDA, with all experts in one memory.
         prefill_chunk: prompt tokens of a row per forward pass; devices.prefill_chunk if not given.
         sampling: greedy if not given.
 
@@ -178,7 +178,7 @@ class Generator:
         prompt: list[Callable[..., Any]] = [self._prefill, self._fill, self._logits]
         settings: dict[str, Any] = {"fullgraph": True, "options": compiling.options(self.device)}
         compile_decode = compile_decode and not self.decoder.one_op
-        compile_prefill = compile_prefill and model.compilable
+        compile_prefill = compile_prefill and config.mixture is None
         self.compiles = compile_decode or compile_prefill  # whether anything is compiled
         if compile_decode:
             # A compiled call checks every weight first: for 300 of them longer than Python takes.

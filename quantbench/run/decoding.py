@@ -37,7 +37,8 @@ from quantbench.models.llama import (
     frequencies,
     rotation,
 )
-from quantbench.models.mixtral import JointNorm, Mixtral, MixtureOfExperts
+from quantbench.models.mixtral import JointNorm, Mixtral, MixtureOfExperts, stack_experts
+from quantbench.models.mixture import compiles
 from quantbench.ops.cpu import build, step
 from quantbench.ops.kv import WRITTEN_BY_STEPS
 from quantbench.quantize.across import RoundedAcross
@@ -94,11 +95,12 @@ def name_of(name: str, model: Transformer, caches: Sequence[KVCache], rows: int)
 def compiles_anyway(config: RunConfig, architecture: ModelConfig, device: torch.device) -> bool:
     """Whether a run will compile something, as far as can be said before its weights are read.
 
-    Neither a step that is one op (cpu-step) nor a mixture of experts is ever compiled, whatever
-    --compile says.
+    A step that is one op (cpu-step) is never compiled, whatever --compile says, nor is the prompt
+    of a mixture of experts; its step is where `mixture.compiles` says so.
     """
     if architecture.mixture is not None:
-        return False
+        apart = config.expert_memory is not None
+        return config.compile and compiles(architecture.mixture, device.type, apart)
     one_op_is_possible = (
         device.type == "cpu"
         and config.decoder in ("auto", CpuStep.name)
@@ -270,6 +272,8 @@ class Modules(_OverCaches):
     name = "modules"
 
     def _prepare(self, compiled: bool) -> None:
+        if compiled:
+            stack_experts(self.model)
         nested = compiled and all(map(_is_plain, self.model.parameters()))
         self.call_layer = block_region if nested else Block.__call__
 
