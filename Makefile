@@ -1,6 +1,7 @@
 # make demo: set up and run the main job.  make test: set up and run every test;
-# make test-fast: those that take three minutes together.
-# ARGS reaches pytest: make test ARGS="-k kv_cache"; ARGS="-n 0 --pdb" runs them in one process.
+# make test-fast: those that take two minutes together.
+# ARGS reaches pytest, or ab in make demo: make test ARGS="-k kv_cache"; ARGS="-n 0 --pdb" runs the
+# tests in one process.
 SHELL := bash
 PYTHON ?= python3
 PY := .venv/bin/python
@@ -19,7 +20,7 @@ FAST_TESTS = tests/test_house.py tests/test_test_run.py tests/log tests/models \
 	$(addprefix tests/quantize/test_,spec.py numbers.py int8.py) tests/kv_cache/test_caches.py \
 	$(addprefix tests/compare/test_,comparison.py log_tables.py) tests/run/test_sizes.py
 
-.PHONY: size report-picture demo test test-fast check test-gpu gpu-report trust sanitize clean
+.PHONY: size demo test test-fast check test-gpu gpu-report trust sanitize clean
 .SILENT: size demo sanitize .venv/installed .venv/installed-dev
 
 # On a shape whose weights do not fit into the processor's cache: there schemes differ as they do in
@@ -34,7 +35,7 @@ demo: .venv/installed
 	  --arm "--quantization none" --arm "--quantization int8wo" \
 	  --arm "--quantization int4wo-64" --arm "--quantization uintx-2-64" \
 	  --processes 2 --max_minutes 0.7 \
-	  --output $(DEMO) --write_result $(DEMO)/log.txt
+	  --output $(DEMO) --write_result $(DEMO)/log.txt $(ARGS)
 	echo; echo "The report: $(DEMO)/$$(ls $(DEMO) | grep -x report.html || echo report.md)"
 	echo "Your own model: .venv/bin/quantbench ab --checkpoint_path PATH --compile --arms all"
 
@@ -111,10 +112,6 @@ check: .venv/installed-dev
 	$(PY) -m quantbench log check docs/data/benchmarks.txt
 	$(PY) -m quantbench readme --check
 	$(PY) -m tests.ops.check_syntax
-
-# docs/report.png and docs/report-dark.png; RESULTS=FOLDER: of what ab --output FOLDER left.
-report-picture: .venv/installed-dev
-	$(PY) -m tests.compare.report_picture $(RESULTS)
 
 sanitize: .venv/installed-dev
 	$(CHECKED) $(PY) -c "from quantbench.ops.cpu import build; build.built()"

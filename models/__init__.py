@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
     from quantbench.models.llama import Transformer
 
-__all__ = ["build", "load"]
+__all__ = ["SAVED", "build", "load"]
+
+SAVED = "quantbench.json"  # the file that marks a folder written by --save
 
 
 def load(

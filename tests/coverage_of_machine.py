@@ -33,20 +33,19 @@ NEEDS = {
     # The other compilers that read the C++ in `make check`: tests/ops/check_syntax.py
     "clang": r"not checked with clang\+\+: ",
     "aarch64-gcc": r"not checked with aarch64-linux-gnu-g\+\+: ",
-    "linux": r"needs Linux|reads /proc|forks on Linux only|glibc's malloc|needs bash",
+    "linux": r"needs Linux|reads /proc|glibc's malloc|needs bash",
     "venv": r"needs the Makefile's \.venv",
     "dev": r"could not import '(triton|gguf|transformers)\b|pip install lm-eval"
     r"|ray is not installed",
     "git": r"needs git",
     "asynchronous-io": r"no native asynchronous I/O",
     "disk": r"this file system keeps its files in memory",
-    "chromium": r"needs chromium and chromedriver|could not import 'selenium'",
+    "chromium": r"needs chromium",
     "thread-sanitizer": r"thread sanitizer: ",
     "huge-pages": r"no transparent huge pages here",
     "gpu": r"no CUDA device here",
     "llama-cpp": r"no llama-cpp-python",
     "no-gpu": r"has CUDA|Triton runs on the GPU here|a GPU has as many as it has",
-    "cpu-torch": r"no fork of this torch",
 }
 # Combinations of parameters that no machine can run.
 IMPOSSIBLE = "|".join(

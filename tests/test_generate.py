@@ -21,7 +21,7 @@ from quantbench.generate import main
 from quantbench.log import log
 from quantbench.log.config import parse, split
 from quantbench.log.record import Record
-from quantbench.models.checkpoints.load import load_model
+from quantbench.models.loading import load_model
 from quantbench.ops.cpu import build
 from quantbench.run import energy
 from quantbench.run.energy import NoCounter

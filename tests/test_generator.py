@@ -13,7 +13,7 @@ from quantbench.errors import KernelError, UsageError
 from quantbench.generate import Generator, Sampling, sample
 from quantbench.kv_cache import CACHES
 from quantbench.log.config import RunConfig
-from quantbench.models.checkpoints.load import load_model
+from quantbench.models.loading import load_model
 from quantbench.ops import attention as decode
 from quantbench.ops import prefill_attention as chunk
 from quantbench.ops.cpu import build

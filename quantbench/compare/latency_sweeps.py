@@ -20,8 +20,7 @@ from quantbench.compare.sampling.latency_plan import LatencyPlan, make_plan, who
 from quantbench.compare.sampling.latency_progress import LatencyProgress
 from quantbench.compare.sampling.latency_results import LatencyResults
 from quantbench.compare.sampling.latency_sweep import Sweep
-from quantbench.compare.sampling.nursery import Nursery
-from quantbench.compare.sampling.process import Process, WorkerFailed, environment
+from quantbench.compare.sampling.process import WorkerFailed
 from quantbench.compare.sampling.results import FILE
 from quantbench.errors import LogError, QuantbenchError, UsageError
 from quantbench.log.about import about, machine
@@ -197,17 +196,8 @@ def measure(
 
 def _measure_here(results: LatencyResults, keep: Callable[[], None], timeout: float | None) -> None:
     """Measure one load after the other on this machine."""
-    alone = [load for load in results.plan.loads if load.ranks == 1 and results.left(load)]
-    nursery = Nursery(environment())  # which starts with the first worker that it forks
-
-    def start(ranks: int) -> Process:
-        return latency_sweep.start(ranks, nursery if len(alone) > 1 else None)
-
-    try:
-        with LatencyProgress(results.plan, say) as progress:
-            Sweep(results, keep, progress, start, timeout).run()
-    finally:
-        nursery.close()
+    with LatencyProgress(results.plan, say) as progress:
+        Sweep(results, keep, progress, latency_sweep.start, timeout).run()
 
 
 def _keeper(results: LatencyResults, folder: Path | None) -> Callable[[], None]:

@@ -11,7 +11,7 @@ from quantbench import files
 from quantbench.errors import UsageError
 from quantbench.estimate.calibration import FORMAT, Calibration
 from quantbench.estimate.plausible import check
-from quantbench.quantize.autoquant.cache import default_cache
+from quantbench.files import cache_folder
 from quantbench.text import shown
 from quantbench.typed_json import from_json
 
@@ -39,7 +39,7 @@ def load(path: str, what: str = "--calibration") -> Calibration:
 
 def default_path() -> Path:
     """Where `calibrate` writes, and where commands look for this machine's calibration."""
-    return default_cache().with_name("calibration.json")
+    return cache_folder() / "calibration.json"
 
 
 def of_this_machine(device_type: str) -> Calibration | None:

@@ -31,8 +31,7 @@ from torch import Tensor
 from quantbench import files
 from quantbench.errors import QuantbenchError
 from quantbench.experts.layout import PAGE
-from quantbench.models.checkpoints.names import EXPERTS
-from quantbench.models.checkpoints.saved import SavedExperts
+from quantbench.models.formats.saved import EXPERTS, SavedExperts
 from quantbench.text import size
 
 Key = tuple[int, int]  # the number of a layer and of an expert in it

@@ -28,9 +28,10 @@ from quantbench.experts.layout import Layout, without_weights
 from quantbench.experts.slow import Disk, Key, SlowTier
 from quantbench.experts.store import Policy, Store
 from quantbench.experts.traffic import Traffic
-from quantbench.models.checkpoints.saved import SavedExperts, Stages
 from quantbench.models.config import ModelConfig
+from quantbench.models.formats.saved import SavedExperts
 from quantbench.models.llama import Transformer
+from quantbench.models.loading import Stages
 from quantbench.models.mixtral import Mixtral, MixtureOfExperts
 from quantbench.quantize.registry import with_weight
 from quantbench.text import size
@@ -167,7 +168,7 @@ class Tiers(Store):
 
 
 class Arriving:
-    """A quantizer (models.checkpoints.saved.Stages) whose experts go to the slow tier."""
+    """A quantizer (models.loading.Stages) whose experts go to the slow tier."""
 
     def __init__(self, stages: Stages, tiers: Tiers) -> None:
         self.stages, self.tiers = stages, tiers
@@ -178,7 +179,7 @@ class Arriving:
         return self.built(name, self.quantized(name, module))
 
     def held(self, name: str) -> nn.Module | None:
-        """As models.checkpoints.saved.Holding."""
+        """As models.loading.Holding."""
         match = LINEAR.fullmatch(name)
         if match is None or not self.tiers.pattern:
             return None

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from quantbench import files
 from quantbench.errors import UsageError
-from quantbench.models.checkpoints.sources import EMBEDDED
 from quantbench.models.config import ModelConfig
+from quantbench.models.formats import EMBEDDED
 from quantbench.models.llama import Transformer, rotation
 from quantbench.models.tokenizer import Tokenizer
 from quantbench.quantize import pruning as wanda

@@ -15,7 +15,7 @@ from quantbench.errors import CheckpointError, UsageError
 from quantbench.log import log
 from quantbench.log.config import RunConfig
 from quantbench.log.record import held_name
-from quantbench.models.checkpoints.names import SAVED
+from quantbench.models import SAVED
 from quantbench.quantize.spec import Quantization, Selection, Spec, parse
 from quantbench.run.launch import place
 

@@ -21,10 +21,9 @@ from quantbench.experts.slow import Disk, Memory, SlowTier, Unusable
 from quantbench.experts.store import POLICIES, Policy
 from quantbench.experts.tiers import Tiers
 from quantbench.log.config import RunConfig
-from quantbench.models.checkpoints.saved import Stages, how_saved
-from quantbench.models.checkpoints.sources import locate
 from quantbench.models.config import ModelConfig
 from quantbench.models.llama import Transformer
+from quantbench.models.loading import Stages
 from quantbench.quantize.registry import Quantizer
 from quantbench.run import caches, decoding
 from quantbench.run.plan import Plan
@@ -86,7 +85,7 @@ def open_tiers(plan: Plan, quantizer: Quantizer | None, say: Say) -> Tiers | Non
 def _saved(plan: Plan, quantizer: Quantizer | None, say: Say) -> SavedTier | None:
     """The experts that --save left beside the checkpoint, unless another folder is asked for."""
     config = plan.config
-    if config.expert_folder or config.save or how_saved(locate(config.checkpoint_path)) is None:
+    if config.expert_folder or config.save or plan.checkpoint.saved is None:
         return None
     try:
         if quantizer and (saved := open_saved(plan, quantizer)):

@@ -66,7 +66,7 @@ class World:
     def command(self, number):
         return (str(number),)
 
-    def start(self, command, nursery=None):
+    def start(self, command):
         return FakeProcess(self, int(command[0]))
 
     def asked(self, what):

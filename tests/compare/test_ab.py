@@ -260,12 +260,6 @@ def children(pid):
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def workers_of(pid):
-    """The coordinator's children, or those that its one child, the nursery, has forked."""
-    own = children(pid)
-    return children(own[0]) if len(own) == 1 else own
-
-
 def processor_seconds(pid):
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -311,7 +305,7 @@ def test_a_killed_worker_and_a_killed_coordinator(tmp_path):
     process = start(tmp_path, *arms, *SHORT, *ENDLESS, "--output", "out", "--write_result", "none")
     out = tmp_path / "out"
     wait_for(lambda: rounds_in(out) > 2)
-    workers = workers_of(process.pid)
+    workers = children(process.pid)
     # The first arm's; the one that reads the memory and estimates, as soon as there is an arm to
     # estimate; and the other two arms'.
     assert len(workers) == 4

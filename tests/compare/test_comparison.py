@@ -436,7 +436,7 @@ def test_a_fixed_measurement_has_its_rounds_and_one_look(compare):
 
 
 def test_memory_is_that_of_the_first_process(compare):
-    """Later ones are forks, which share what they have imported."""
+    """Later ones load the saved quantized form, with other peaks."""
     results = begin(ARMS[:2], processes=2)
     compare(results, all_equal(2))
     for arm in results.arms:

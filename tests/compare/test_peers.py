@@ -20,7 +20,7 @@ from quantbench.compare.sampling.comparison import Comparison
 from quantbench.compare.sampling.results import ArmResult, Results, Settings
 from quantbench.errors import LogError, UsageError
 from quantbench.log.config import RunConfig, argv
-from quantbench.models.checkpoints.load import load_config, load_model
+from quantbench.models.loading import load_config, load_model
 from tests.models.small import small_checkpoint
 
 HERE = Path(__file__).parent

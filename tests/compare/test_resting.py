@@ -12,7 +12,7 @@ from quantbench.compare.sampling import resting
 from quantbench.devices import prefill_chunk
 from quantbench.estimate.calibration import LeftBehind
 from quantbench.estimate.counting import count_model
-from quantbench.models.checkpoints.load import load_config
+from quantbench.models.loading import load_config
 
 ROOT = Path(__file__).parents[2]
 

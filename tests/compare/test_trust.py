@@ -65,10 +65,10 @@ def test_a_planted_difference_is_found(monkeypatch, mode):
     started = []
     monkeypatch.setattr(
         "quantbench.compare.sampling.workers.Process",
-        lambda command, nursery: (
+        lambda command: (
             started.append(command) or world.start(["1" if "slow_worker" in command[1] else "0"])
         ),
     )
-    found = one_run(cell, 0, 12, 1000.0, None)
+    found = one_run(cell, 0, 12, 1000.0)
     assert found.found == [True] and not found.false_verdict and found.covered == [True]
     assert ("0.05",) in {command[2:] for command in started}

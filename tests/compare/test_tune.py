@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import html
 import json
 import os
 import re
@@ -226,18 +227,6 @@ class Plans:
         pass
 
 
-class NoNursery:
-    """In the place of the process that forks workers: a world has none."""
-
-    honest = False
-
-    def __init__(self, environment):
-        pass
-
-    def close(self):
-        pass
-
-
 @pytest.fixture
 def measured(monkeypatch):
     """Tune in a world whose settings take so many seconds a token, the default first."""
@@ -248,7 +237,6 @@ def measured(monkeypatch):
         )
         world.install(monkeypatch)
         monkeypatch.setattr(command, "Process", Plans)
-        monkeypatch.setattr(ab, "Nursery", NoNursery)
         monkeypatch.setattr(ab, "Comparison", functools.partial(Comparison, command=world.command))
         return run("--device", "cpu", "--write_result", "none", "--max_new_tokens", "4", *words)
 
@@ -274,10 +262,8 @@ def test_the_fastest_setting_is_taken(measured, tmp_path):
         assert f"\n{name} " in result.stdout
     results = Results.load(folder)
     assert all(line in (folder / "report.md").read_text() for line in results.tune.all_lines())
-    page = re.search(r'id="data">(.*?)</script>', (folder / "report.html").read_text(), re.S)
-    lines = json.loads(page[1])["answer"]["lines"]
-    assert [line["text"] for line in lines] == results.tune.lines
-    assert lines[0]["command"] == results.tune.command
+    page = html.unescape((folder / "report.html").read_text())
+    assert all(line in page for line in results.tune.all_lines())
     assert results.recommendation is None
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from quantbench.compare.sampling.nursery import IMPORTED
 from quantbench.compare.sampling.process import Process
 
 ROOT = Path(__file__).parents[2]
@@ -74,8 +73,3 @@ def test_a_worker_imports_next_to_nothing_that_generate_does_not(of_generate, tm
     assert "torch" in found & of_generate
     more = {name for name in found - of_generate if not name.startswith(OURS)}
     assert more <= OF_PYTHON
-
-
-def test_what_the_nursery_imports_is_what_a_worker_does(of_generate):
-    """Forks have all of it in memory."""
-    assert not [name for name in IMPORTED if name not in of_generate and not name.startswith(OURS)]

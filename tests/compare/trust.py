@@ -28,8 +28,7 @@ import click
 from quantbench.compare.figures.families import FALSE_VERDICTS, Interval
 from quantbench.compare.figures.plan import shown
 from quantbench.compare.sampling.comparison import Comparison
-from quantbench.compare.sampling.nursery import Nursery
-from quantbench.compare.sampling.process import COMMAND, environment
+from quantbench.compare.sampling.process import COMMAND
 from quantbench.compare.sampling.results import ArmResult, Results, Settings
 from quantbench.log.about import About, about
 from quantbench.log.config import RunConfig, argv
@@ -147,7 +146,7 @@ def right(truth: float) -> str:
     return "no difference shown" if truth == 1 else ("faster" if truth < 1 else "slower")
 
 
-def one_run(cell: Cell, seed: int, processes: int, minutes: float, nursery: Nursery | None) -> Run:
+def one_run(cell: Cell, seed: int, processes: int, minutes: float) -> Run:
     """One comparison of the cell's arms."""
     question, started = cell.question, time.monotonic()
     config = dataclasses.replace(CONFIGS[cell.model], write_result="none")
@@ -166,7 +165,7 @@ def one_run(cell: Cell, seed: int, processes: int, minutes: float, nursery: Nurs
         late = (str(LATE),) * (number in question.late)
         return (*SLOW, str(share), *late) if share else COMMAND
 
-    Comparison(results, None, lambda line: None, command, nursery).run()
+    Comparison(results, None, lambda line: None, command).run()
     if results.ended == "interrupted":
         raise KeyboardInterrupt
     base = question.shares[0]
@@ -285,18 +284,14 @@ def main(
         save(joined([document, *map(read, map(Path, join))]), file)
         return
     document.commands.append(about().command)
-    nursery = Nursery(environment())
-    try:
-        while (cell := next_cell(cells, document.runs, runs)) is not None:
-            if time.monotonic() > started + 60 * minutes:
-                break
-            run = one_run(cell, len(document.runs), processes, run_minutes, nursery)
-            document = counted([*document.runs, run], document.commands)
-            save(document, file)
-            said = ", ".join(f"{one.verdict} {one.ratio:.3f}" for one in run.intervals)
-            click.echo(f"{run.cell}: {said}; {run.blocks} blocks, {run.seconds:.0f} s")
-    finally:
-        nursery.close()
+    while (cell := next_cell(cells, document.runs, runs)) is not None:
+        if time.monotonic() > started + 60 * minutes:
+            break
+        run = one_run(cell, len(document.runs), processes, run_minutes)
+        document = counted([*document.runs, run], document.commands)
+        save(document, file)
+        said = ", ".join(f"{one.verdict} {one.ratio:.3f}" for one in run.intervals)
+        click.echo(f"{run.cell}: {said}; {run.blocks} blocks, {run.seconds:.0f} s")
     for row in document.cells:
         click.echo(json.dumps(row))
     sys.exit("\n".join(document.requirements_missed) if document.requirements_missed else 0)

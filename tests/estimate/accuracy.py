@@ -73,7 +73,7 @@ def cases(scheme: str, model: str) -> list[tuple[str, int, int]]:
 
 
 def configs():
-    from quantbench.models.checkpoints.load import load_config
+    from quantbench.models.loading import load_config
 
     return {
         name: dataclasses.replace(load_config(path).with_layers(layers), name=name)

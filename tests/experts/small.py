@@ -9,7 +9,7 @@ from quantbench.experts.slow import Disk, Memory
 from quantbench.experts.store import Policy
 from quantbench.experts.tiers import Tiers
 from quantbench.generate import Generator
-from quantbench.models.checkpoints.load import load_config, load_model
+from quantbench.models.loading import load_config, load_model
 from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import parse
 

@@ -11,7 +11,7 @@ from quantbench.experts import stopwatch, trial
 from quantbench.experts.slow import Memory
 from quantbench.experts.store import POLICIES
 from quantbench.experts.tiers import Tiers
-from quantbench.models.checkpoints.load import load_config, load_model
+from quantbench.models.loading import load_config, load_model
 from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import parse
 from tests.experts.small import CPU, some

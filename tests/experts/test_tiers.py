@@ -14,8 +14,8 @@ from quantbench.experts.layout import Layout, without_weights
 from quantbench.experts.slow import Disk, Memory, TierError
 from quantbench.experts.store import POLICIES
 from quantbench.experts.tiers import Tiers
-from quantbench.models.checkpoints.load import load_config
-from quantbench.models.checkpoints.saved import inner_tensors
+from quantbench.models.formats.saved import inner_tensors
+from quantbench.models.loading import load_config
 from quantbench.ops.cpu import build
 from quantbench.quantize.registry import SCHEMES
 from quantbench.quantize.spec import SHOWN, parse

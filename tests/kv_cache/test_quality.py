@@ -9,8 +9,8 @@ import torch.nn.functional as F
 
 from quantbench.generate import Generator
 from quantbench.kv_cache import CACHES
-from quantbench.models.checkpoints.load import load_model
-from quantbench.models.checkpoints.sources import EMBEDDED
+from quantbench.models.formats import EMBEDDED
+from quantbench.models.loading import load_model
 from quantbench.models.tokenizer import load_tokenizer
 from quantbench.ops.cpu.build import unavailable
 from tests.ops.exact import attention, causal

@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
 from quantbench import models
 from quantbench.errors import CheckpointError
-from quantbench.models.checkpoints.compressed import EIGHT_BIT, packed
-from quantbench.models.checkpoints.load import load_config, load_model
+from quantbench.models.formats.compressed_tensors import EIGHT_BIT, packed
+from quantbench.models.loading import load_config, load_model
 from tests.models.hugging_face import model, saved
 
 TOKENS = torch.arange(5, 35)[None]

@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 
 from quantbench.errors import CheckpointError, QuantbenchError
 from quantbench.generate import main as generate
-from quantbench.models.checkpoints.load import load_config, load_model
-from quantbench.models.checkpoints.sources import locate
+from quantbench.models.formats import open_checkpoint
 from quantbench.models.hugging_face import from_hugging_face
+from quantbench.models.loading import load_config, load_model
 from quantbench.models.tokenizer import load_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -421,10 +421,10 @@ def test_a_gguf_file_is_told_what_to_give_instead(tmp_path, name):
     (tmp_path / name).write_bytes(b"GGUF\3\0\0\0")
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(CheckpointError, match="is a GGUF file: .* hub id of the model that it was"):
-        locate(str(tmp_path / name))
+        open_checkpoint(str(tmp_path / name))
 
 
 def test_a_folder_of_gguf_files_is_told_as_well(tmp_path):
     (tmp_path / "model-Q8_0.gguf").write_bytes(b"GGUF\3\0\0\0")
     with pytest.raises(CheckpointError, match="holds GGUF files: llama.cpp's format is not read"):
-        locate(str(tmp_path))
+        open_checkpoint(str(tmp_path))

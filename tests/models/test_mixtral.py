@@ -18,16 +18,11 @@ from quantbench import models
 from quantbench.errors import CheckpointError
 from quantbench.generate import Generator
 from quantbench.generate import main as generate
-from quantbench.models.checkpoints.load import load_config, load_model
-from quantbench.models.checkpoints.sources import EMBEDDED
 from quantbench.models.config import from_fields
+from quantbench.models.formats import EMBEDDED
 from quantbench.models.hugging_face import from_hugging_face
-from quantbench.models.mixtral import (
-    MixtureOfExperts,
-    Router,
-    stack_experts,
-    tokens_per_expert,
-)
+from quantbench.models.loading import load_config, load_model
+from quantbench.models.mixtral import MixtureOfExperts, Router, stack_experts, tokens_per_expert
 from quantbench.models.mixture import compiles
 from quantbench.models.presets import PRESETS
 from quantbench.models.stacked import Stacked

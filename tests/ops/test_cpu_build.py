@@ -245,8 +245,9 @@ def test_an_instruction_set_that_the_compiler_does_not_know_is_left_out(
         'case "$*" in *-mamx*) echo "error: unrecognized -mamx-tile" >&2; exit 1;; esac',
     )
     visible = '__attribute__((visibility("default")))'
-    (small / "amx.cpp").write_text("int amx() { return 1; }\n")
-    (small / "avx2.cpp").write_text("int avx2() { return 2; }\n")
+    (small / "variants.cpp").write_text(
+        "// Variants: portable avx2 amx\nint VARIANT() { return 2; }\n"
+    )
     (small / "one.cpp").write_text(
         "__attribute__((weak)) int amx();\n__attribute__((weak)) int avx2();\n"
         f'extern "C" {visible} int answer() {{ return (amx ? 10 : 0) + (avx2 ? avx2() : 0); }}\n'

@@ -45,7 +45,7 @@ def main(checkpoint_path: str, num_layers: int, schemes: str, rows: str) -> None
     import torch
 
     from quantbench.generate import Generator
-    from quantbench.models.checkpoints.load import load_model
+    from quantbench.models.loading import load_model
     from quantbench.quantize.registry import Quantizer
     from quantbench.quantize.spec import parse_scheme
     from quantbench.run.bandwidth import Bandwidth

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from quantbench.compare.sampling.nursery import Nursery
-from quantbench.compare.sampling.process import Process, environment
+from quantbench.compare.sampling.process import Process
 from quantbench.generate import Generator
 from quantbench.log import log
 from quantbench.log.config import RunConfig, split
@@ -55,8 +54,8 @@ def generated(tmp_path):
     return run
 
 
-def of_a_worker(*options, nursery=None):
-    worker = Process(nursery=nursery)
+def of_a_worker(*options):
+    worker = Process()
     try:
         worker.ask("load", argv=[*OPTIONS, *options])
         return worker.ask("get_ready")
@@ -76,11 +75,6 @@ def test_generate_and_the_workers_of_compare_run_under_the_same(generated):
     assert facts["environment"]["gc_threshold"] == 100_000
     assert facts["environment"]["threads"] == facts["device"]["threads"]
     assert same(of_a_worker("--compile")) == same(facts)
-    nursery = Nursery(environment())
-    try:
-        assert same(of_a_worker("--compile", nursery=nursery)) == same(facts)
-    finally:
-        nursery.close()
     assert "--threads" not in record.repro
 
 

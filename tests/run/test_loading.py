@@ -12,9 +12,9 @@ import torch
 
 from quantbench.errors import CheckpointError, QuantbenchError, UsageError
 from quantbench.log.config import RunConfig
-from quantbench.models.checkpoints.load import load_config, load_model, tokenizer_folder
-from quantbench.models.checkpoints.sources import EMBEDDED
-from quantbench.models.tokenizer import ByteTokenizer, load_tokenizer
+from quantbench.models.formats import EMBEDDED, open_checkpoint
+from quantbench.models.loading import load_config, load_model
+from quantbench.models.tokenizer import load_tokenizer
 from quantbench.ops.cpu import build
 from quantbench.quantize.spec import SHOWN, parse
 from quantbench.run.loading import Loading
@@ -49,10 +49,9 @@ def own_cache(tmp_path, monkeypatch):
 
 def load(said=None, **options):
     config = RunConfig(device="cpu", **options)
-    folder = tokenizer_folder(config.checkpoint_path)
-    vocab = load_config(config.checkpoint_path).vocab_size
-    tokenizer = load_tokenizer(folder, vocab) if folder else ByteTokenizer(vocab)
-    loading = Loading(config, scheme_of(config, parse(config.quantization)), CPU, tokenizer)
+    checkpoint = open_checkpoint(config.checkpoint_path)
+    spec = scheme_of(config, parse(config.quantization), checkpoint)
+    loading = Loading(config, spec, CPU, checkpoint=checkpoint)
     said = [] if said is None else said
     return loading.load(lambda done, total: None, said.append), loading
 
@@ -126,7 +125,7 @@ def test_a_saved_model_can_be_cut_to_some_layers(small, tmp_path):
 
 
 def test_many_shards(small, tmp_path, monkeypatch):
-    monkeypatch.setattr("quantbench.models.checkpoints.saved.SHARD_BYTES", 100_000)
+    monkeypatch.setattr("quantbench.models.formats.saver.SHARD_BYTES", 100_000)
     folder = tmp_path / "saved"
     model, _ = load(checkpoint_path=small(), quantization="int4wo-32", save=str(folder))
     assert len(list(folder.glob("quantized-*.safetensors"))) > 3

@@ -12,9 +12,9 @@ from quantbench import devices, generate
 from quantbench.errors import MemoryShortage
 from quantbench.kv_cache.dense import DenseKVCache
 from quantbench.log.config import RunConfig
-from quantbench.models.checkpoints.load import load_config, load_model
-from quantbench.models.checkpoints.saved import inner_tensors
-from quantbench.models.checkpoints.sources import EMBEDDED
+from quantbench.models.formats import EMBEDDED
+from quantbench.models.formats.saved import inner_tensors
+from quantbench.models.loading import load_config, load_model
 from quantbench.models.presets import PRESETS
 from quantbench.ops.cpu.build import unavailable
 from quantbench.quantize.registry import Quantizer

@@ -91,7 +91,7 @@ def _profiled(
 
     from quantbench.experts.routing import profile as count
     from quantbench.experts.routing import routers_of
-    from quantbench.models.checkpoints.sources import EMBEDDED
+    from quantbench.models.formats import EMBEDDED
     from quantbench.run import loading
     from quantbench.run.plan import make_plan
 

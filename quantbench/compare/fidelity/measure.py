@@ -16,8 +16,7 @@ from quantbench.compare.sampling.answers import LayerSqnr, Quality
 from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig
 from quantbench.log.origin import git_commit, versions
-from quantbench.models.checkpoints.saved import how_saved
-from quantbench.models.checkpoints.sources import locate
+from quantbench.models.formats import open_checkpoint
 from quantbench.run.loading import load
 from quantbench.run.plan import make_plan
 
@@ -57,7 +56,7 @@ def measure(
     """tokens: of the text, 0 for all. tasks: of lm-evaluation-harness, with at most `limit`
     documents each. Raises UsageError for a checkpoint that is quantized already.
     """
-    if how_saved(locate(config.checkpoint_path)):
+    if open_checkpoint(config.checkpoint_path).saved:
         raise UsageError(
             f"--checkpoint_path {config.checkpoint_path} was saved quantized; quality is measured "
             "against full precision: give that checkpoint, and --quantization"

@@ -27,7 +27,6 @@ from quantbench.compare.fidelity.scores import Logits, score, summary, through_c
 from quantbench.compare.sampling.answers import LogitsFile, Quality
 from quantbench.errors import LogError
 from quantbench.log.config import RunConfig
-from quantbench.models.checkpoints.sources import locate
 from quantbench.run.loading import load
 from quantbench.run.plan import Plan, make_plan
 from quantbench.typed_json import from_json, to_json
@@ -146,7 +145,6 @@ def _make(plan: Plan, ids: Tensor, context: int, path: str, say: Say) -> Referen
 
 def content_hash(plan: Plan, ids: Tensor, context: int) -> str:
     """A hash of everything that the logits depend on."""
-    checkpoint = locate(plan.config.checkpoint_path, weights=True)
     digest = hashlib.blake2b(digest_size=16)
     facts = {
         "format": FORMAT,
@@ -158,7 +156,7 @@ def content_hash(plan: Plan, ids: Tensor, context: int) -> str:
     }
     digest.update(json.dumps(facts, sort_keys=True, default=str).encode())
     digest.update(ids.cpu().numpy().tobytes())
-    for path in checkpoint.files:
+    for path in plan.checkpoint.files:
         with open(path, "rb") as file:
             digest.update(hashlib.file_digest(file, "blake2b").digest())
     return digest.hexdigest()

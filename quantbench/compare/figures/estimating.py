@@ -19,8 +19,8 @@ from quantbench.estimate.predict import (
 )
 from quantbench.estimate.probe import speed_now
 from quantbench.log.origin import versions
-from quantbench.models.checkpoints.load import load_config
 from quantbench.models.config import ModelConfig
+from quantbench.models.loading import load_config
 from quantbench.text import size
 
 HERE = "here"

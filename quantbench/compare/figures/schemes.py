@@ -18,7 +18,7 @@ from quantbench.compare.figures.block_errors import perplexity_ratio
 from quantbench.compare.figures.json_rows import SchemeRow
 from quantbench.errors import KernelError
 from quantbench.log.config import RunConfig
-from quantbench.models.checkpoints.load import load_config
+from quantbench.models.loading import load_config
 from quantbench.quantize.spec import MEASURED, SHOWN, START_WITH, parse
 from quantbench.run.loading import Loading
 from quantbench.run.plan import make_plan

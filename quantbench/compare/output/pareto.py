@@ -44,24 +44,6 @@ BEHIND = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.8}  
 STYLE: Any = {"svg.hashsalt": "quantbench", "svg.fonttype": "none", "font.size": 10}
 
 
-def objectives(row: Row) -> tuple[float, float, float] | None:
-    """Seconds per token, bytes of weights and cache, and perplexity, 0 where it was not measured;
-    less is better. None for an arm without samples."""
-    if row.failed or row.tok_s is None:
-        return None
-    memory = (row.weight_bytes or 0) + (row.kv_cache_bytes or 0)
-    return 1 / row.tok_s, memory, row.perplexity or 0.0
-
-
-def front(rows: Sequence[Row]) -> list[bool]:
-    """Whether no other arm is at least as good in everything and better in something."""
-    places = [objectives(row) for row in rows]
-    return [
-        place is not None and not any(rival and _beats(rival, place) for rival in places)
-        for place in places
-    ]
-
-
 def draw(rows: Sequence[Row], paths: Sequence[Path], title: str = "") -> None:
     """Draw into each file, by its ending. title: model, machine, how it decoded. Raises OSError."""
     import matplotlib

@@ -118,7 +118,7 @@ class HuggingFace:
         import torch
         import transformers
 
-        from quantbench.models.checkpoints.load import load_config
+        from quantbench.models.loading import load_config
 
         architecture = load_config(work.checkpoint)
         if work.num_layers:
@@ -187,8 +187,8 @@ def hugging_face(checkpoint: str, num_layers: int | None) -> Any:
     from torch import nn
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from quantbench.models.checkpoints.load import load_config, load_model
-    from quantbench.models.checkpoints.names import hugging_face as names
+    from quantbench.models.formats.names import hugging_face as names
+    from quantbench.models.loading import load_config, load_model
 
     ours = load_config(checkpoint)
     if num_layers:

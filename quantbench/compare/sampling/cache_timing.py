@@ -16,7 +16,7 @@ from quantbench.compare.countdown import Countdown
 from quantbench.errors import UsageError
 from quantbench.kv_cache import CACHES
 from quantbench.kv_cache.base import KVCache
-from quantbench.models.checkpoints.load import load_config
+from quantbench.models.loading import load_config
 from quantbench.ops import attention as decode
 from quantbench.run.bandwidth import Bandwidth
 from quantbench.run.environment import Environment, in_force

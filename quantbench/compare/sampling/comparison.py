@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from quantbench.compare.sampling import process
-from quantbench.compare.sampling.nursery import Nursery
 from quantbench.compare.sampling.process import WorkerFailed
 from quantbench.compare.sampling.progress import Progress
 from quantbench.compare.sampling.results import MOST_BESIDE, Results
@@ -43,18 +42,17 @@ class Comparison:
         folder: Path | None,
         say: Callable[[str], None],
         command: Command = process.COMMAND,
-        nursery: Nursery | None = None,
         probe_rounds: bool = False,
         extend: bool = False,
     ) -> None:
         """
         folder: where the results are saved
-        command, nursery: as Workers takes them
+        command: as Workers takes it
         probe_rounds: side by side, read the bandwidth before each round, not only at both ends
         extend: as Schedule takes it
         """
         self.results, self.settings, self.folder = results, results.settings, folder
-        self.command, self.nursery, self.probe_rounds = command, nursery, probe_rounds
+        self.command, self.probe_rounds = command, probe_rounds
         self.progress = Progress(say)
         self.say = self.progress.say
         self.schedule = Schedule(results, self.say, extend)
@@ -73,7 +71,7 @@ class Comparison:
         with tempfile.TemporaryDirectory(prefix="quantbench-") as scratch:
             arms = self.folder / "arms" if self.folder else Path(scratch, "arms")
             once = self.settings.processes == 1  # then nothing would be read back
-            given = (self.command, self.nursery, None if once else arms)
+            given = (self.command, None if once else arms)
             self.workers = Workers(results, Path(scratch), self.say, *given)
             with self.progress.ticking():
                 try:

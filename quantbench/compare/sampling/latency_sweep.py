@@ -20,7 +20,6 @@ from quantbench.compare.sampling.latency_answers import CellReady, Described, Ru
 from quantbench.compare.sampling.latency_plan import Load
 from quantbench.compare.sampling.latency_progress import LatencyProgress
 from quantbench.compare.sampling.latency_results import Carried, LatencyResults, TableResult
-from quantbench.compare.sampling.nursery import Nursery
 from quantbench.compare.sampling.process import Process, WorkerFailed
 from quantbench.run.energy import Energy, NotCounted, pooled
 
@@ -30,10 +29,8 @@ GOES_ON = ("memory", "usage", "refused")  # kinds of failures after which a work
 Left = list[tuple[int, int]]  # cells: sequence length, batch size
 
 
-def start(number_of_ranks: int, nursery: Nursery | None = None) -> Process:
-    """Start a worker of so many ranks. nursery: forks the worker if that has one rank."""
-    alone = nursery if number_of_ranks == 1 else None
-    return Process(ranks.command(number_of_ranks, WORKER), alone)
+def start(number_of_ranks: int) -> Process:
+    return Process(ranks.command(number_of_ranks, WORKER))
 
 
 class Sweep:

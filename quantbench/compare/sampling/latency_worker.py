@@ -71,9 +71,7 @@ class LatencyWorker:
         """Whether so many ranks can share the model. Raises UsageError where they cannot."""
         from quantbench import devices
         from quantbench.estimate.beside import damaged
-        from quantbench.models.checkpoints.load import load_config
-        from quantbench.models.checkpoints.saved import how_saved
-        from quantbench.models.checkpoints.sources import locate
+        from quantbench.models.formats import open_checkpoint
         from quantbench.ops.ranks import Ranks
         from quantbench.quantize.spec import parse as parse_scheme
         from quantbench.run import parallel
@@ -81,14 +79,15 @@ class LatencyWorker:
         from quantbench.run.plan import scheme_of
 
         config = parse(argv)
-        spec = scheme_of(config, parse_scheme(config.quantization))
-        how = how_saved(locate(config.checkpoint_path))
-        architecture, device = load_config(config.checkpoint_path), devices.resolve(config.device)
+        checkpoint = open_checkpoint(config.checkpoint_path)
+        spec = scheme_of(config, parse_scheme(config.quantization), checkpoint)
+        architecture, device = checkpoint.config(), devices.resolve(config.device)
+        layers = checkpoint.saved.layers if checkpoint.saved else None
         warnings = [damaged(device.type)]
         for number in ranks:
             if number > 1:
                 where = launch.Place(0, number, 0, number)
-                split_for(architecture, Ranks(0, number), spec.scheme, how.layers if how else None)
+                split_for(architecture, Ranks(0, number), spec.scheme, layers)
                 warnings.append(parallel.warning(where, device))
         return Possible([line for line in warnings if line])
 

@@ -289,7 +289,7 @@ class Worker:
 
 
 def _age() -> float:
-    """Seconds since the process was started or forked; 0 where the system does not tell."""
+    """Seconds since the process was started; 0 where the system does not tell."""
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         uptime = float(Path("/proc/uptime").read_text().split()[0])

@@ -1,4 +1,13 @@
-// Numbers of other formats as floats, and the exponential. Included in a variant's namespace.
+// The variant's vectors, numbers of other formats as floats, and the exponential. Included in a variant's
+// namespace.
+
+#if LEVEL >= LEVEL_avx512
+#include "vector/lanes_avx512.h"
+#elif LEVEL == LEVEL_avx2
+#include "vector/lanes_avx2.h"
+#else
+#include "vector/lanes_portable.h"
+#endif
 
 inline float as_float(uint32_t bits) {
   float x;

@@ -125,9 +125,7 @@ struct Float6 {
   alignas(64) uint8_t tables[2][64];
   explicit Float6(const Header&) {
     for (int code = 0; code < 64; ++code) {
-      int exponent = code >> 2 & 7, mantissa = code & 3;
-      int sixteenths = exponent ? (4 + mantissa) << (exponent - 1) : mantissa;
-      int value = (code & 32 ? -sixteenths : sixteenths) + 4 * CENTRE[1];
+      const int value = int(small_float(code, 3, 2) * 16) + 4 * CENTRE[1];
       tables[0][code] = value & 3, tables[1][code] = value >> 2;
     }
   }
@@ -208,42 +206,9 @@ struct Sparse {
   }
 };
 
-// A format of floats calls `next` with two columns of 16 rows each, until it has read the unit.
-struct BFloat16 {
-  static constexpr Kind KIND = Kind::floats;
-  static constexpr int BYTES = UNIT * ROWS * 2;
-  template <class F>
-  static void read(const uint8_t* p, F next) {
-    for (int i = 0; i < UNIT / 2; ++i) {
-      Bits pairs = load<Bits>(p + 64 * i);
-      next(2 * i, low_half(pairs), high_half(pairs));
-    }
-  }
-};
-
-struct Float16 {
-  static constexpr Kind KIND = Kind::floats;
-  static constexpr int BYTES = UNIT * ROWS * 2;
-  template <class F>
-  static void read(const uint8_t* p, F next) {
-    for (int i = 0; i < UNIT / 2; ++i)
-      next(2 * i, from_f16(load<HalfWords>(p + 64 * i)), from_f16(load<HalfWords>(p + 64 * i + 32)));
-  }
-};
-
-struct Float32 {
-  static constexpr Kind KIND = Kind::floats;
-  static constexpr int BYTES = UNIT * ROWS * 4;
-  template <class F>
-  static void read(const uint8_t* p, F next) {
-    for (int i = 0; i < UNIT / 2; ++i)
-      next(2 * i, load<Floats>(p + 128 * i), load<Floats>(p + 128 * i + 64));
-  }
-};
-
 // E4M3. A normal number's bits are those of a bfloat16 but for the bias of the exponent. The few
-// vectors that have subnormal numbers take the slower way. Columns of a quad come in the order
-// 0, 2, 1, 3.
+// vectors that have subnormal numbers take the slower way. `next` is called with two columns of 16 rows each,
+// until the unit is read; columns of a quad come in the order 0, 2, 1, 3.
 struct Float8 {
   static constexpr Kind KIND = Kind::floats;
   static constexpr int BYTES = UNIT * ROWS;

@@ -19,7 +19,7 @@ constexpr int LARGEST_CHUNK = 256;  // columns: sums of that many products of 8 
 constexpr int TABLE = 16;           // codes that a table has values for
 constexpr int TILE = 4;             // most tokens that go through the inner loop together
 
-enum class Coding : int32_t { integer, fp6, fp4, table, sparse, fp8, bf16, f16, f32 };
+enum class Coding : int32_t { integer, fp6, fp4, table, sparse, fp8 };
 enum class Scales : int32_t { row, bf16, f16, f32 };  // row: float32, one per row
 enum class Rounding : int32_t { none, int8, int8_asymmetric };  // of activations
 
@@ -40,7 +40,7 @@ struct Header {
 static_assert(sizeof(Header) == 128);
 constexpr uint64_t MAGIC = 0x31306c62746e6171;
 
-static inline bool as_floats(Coding coding) { return coding >= Coding::fp8; }
+static inline bool as_floats(Coding coding) { return coding == Coding::fp8; }
 
 struct Geometry {
   int64_t blocks, chunks;
@@ -89,6 +89,4 @@ struct FewVariant {
   void (*multiply)(const Problem&, int64_t first, int64_t last);
 };
 
-FewVariant few_portable();
-OPTIONAL_VARIANT FewVariant few_avx2();
-OPTIONAL_VARIANT FewVariant few_avx512vnni();
+VARIANTS(FewVariant, few);

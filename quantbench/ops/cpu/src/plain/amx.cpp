@@ -1,7 +1,7 @@
 // Plain bfloat16 weights times x in AMX: a tile of the weight, 16 rows by 32 columns, is loaded from
 // where it lies, and a tile of x has 16 tokens, two columns of each side by side.
-
-#include <immintrin.h>
+//
+// Variants: amx
 
 #include "plain/plain.h"
 

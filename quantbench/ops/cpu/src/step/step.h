@@ -23,8 +23,7 @@ namespace {
 
 Rows rows_of(const Tensor& x) {
   const Number number = number_of(x.scalar_type());
-  if (isa() >= Isa::avx512vnni) return rows_avx512vnni(number);
-  return isa() >= Isa::avx2 ? rows_avx2(number) : rows_portable(number);
+  return BEST_VARIANT(rows)(number);
 }
 
 // A norm's weight or a bias, which applies to every row of x.

@@ -159,16 +159,14 @@ struct SideBySide {
   }
 };
 
-template <class C, int T, bool FINE>
+template <class C, int T, bool>
 struct FloatChunk {
   explicit FloatChunk(const Header&) {}
 
   INLINE const uint8_t* operator()(const Header& header, const uint8_t* p, int units, Tile x,
                             Floats* totals) const {
     const float* floats = x.floats;
-    const uint8_t* scales = p;
-    ScaleAndZero by = read_scale(header, p);
-    if (FINE) p = scales + fine_scales(header) * (p - scales);
+    const ScaleAndZero by = read_scale(header, p);
     Floats sums[T][2] = {};
     for (int unit = 0; unit < units; ++unit, p += C::BYTES, floats += UNIT * T) {
       fetch_ahead<T, C::BYTES>(p);
@@ -176,17 +174,9 @@ struct FloatChunk {
         const float* at = floats + column * T;
         for (int t = 0; t < T; ++t) sums[t][0] += one * at[t];
         for (int t = 0; t < T; ++t) sums[t][1] += other * at[T + t];
-        if (FINE && column % 8 == 6) {
-          if (header.scale_columns == 8 || column % 16 == 6) by = read_scale(header, scales);
-          for (int t = 0; t < T; ++t) {
-            totals[t] += (sums[t][0] + sums[t][1]) * by.scale;
-            sums[t][0] = sums[t][1] = Floats{};
-          }
-        }
       });
     }
-    if (!FINE)
-      for (int t = 0; t < T; ++t) totals[t] += (sums[t][0] + sums[t][1]) * by.scale;
+    for (int t = 0; t < T; ++t) totals[t] += (sums[t][0] + sums[t][1]) * by.scale;
     return p;
   }
 };

@@ -20,8 +20,6 @@ struct ManyVariant {
   void (*multiply)(const Problem&, void* x, int64_t first, int64_t last);
 };
 
-ManyVariant many_portable();
-OPTIONAL_VARIANT ManyVariant many_avx2();
-OPTIONAL_VARIANT ManyVariant many_avx512vnni();
+VARIANTS(ManyVariant, many);
 OPTIONAL_VARIANT ManyVariant many_amx();
 OPTIONAL_VARIANT ManyVariant many_bytes_amx();

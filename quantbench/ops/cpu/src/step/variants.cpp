@@ -1,10 +1,11 @@
+// Variants: portable avx2 avx512vnni
+
 #include "step/rows.h"
 
 namespace {
 #include "vector/wide.h"
-#include "vector/wide_portable.h"
 
 #include "step/rows_loop.h"
 }  // namespace
 
-Rows rows_portable(Number type) { return rows(type); }
+Rows NAMED(rows)(Number type) { return rows(type); }

@@ -7,8 +7,6 @@ dimension: a projection that is fused in the model comes from several.
 import re
 from collections.abc import Callable, Iterable, Mapping
 
-SAVED = "quantbench.json"  # the file that marks a folder written by --save (see saved.py)
-EXPERTS = "experts.safetensors"  # experts beside it, in the form of their kernels
 _LAYER = re.compile(r"layers\.(\d+)\.(.+)\.(weight|bias)")
 _EXPERT = re.compile(r"(?<=\.experts\.)\d+")  # its number; # in the tables
 

@@ -1,9 +1,15 @@
-// The loop of hqq/hqq.h, in whatever instructions the including file has chosen. Included in a
-// variant's namespace, after vector/wide.h and one of wide_*.h.
+// The loop of hqq/hqq.h.
 //
 // A lane of a vector has a group, so sums over a group's columns need no sums over lanes. Its numbers
 // are those of ops/hqq.py, bit for bit: no product is fused with a sum (ops/cpu/compiler.py has the
 // flag), and every sum is of four sums of every fourth number.
+//
+// Variants: portable avx2 avx512vnni
+
+#include "hqq/hqq.h"
+
+namespace {
+#include "vector/wide.h"
 
 constexpr float NARROWER[] = {0.95f, 0.9f, 0.85f, 0.8f, 0.7f};  // of the range
 constexpr int REFITS = 3;
@@ -226,3 +232,7 @@ inline void fit_blocks(const Groups& groups, int64_t first, int64_t last) {
       case Number::f16: fit_block<Number::f16>(groups, block); break;
     }
 }
+
+}  // namespace
+
+FitGroups NAMED(hqq)() { return fit_blocks; }

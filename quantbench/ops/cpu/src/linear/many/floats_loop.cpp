@@ -1,7 +1,24 @@
-// Products of many tokens in vectors of float32. Included in a variant's namespace, after
-// linear/results.h and three definitions: Native, the machine's vector of floats; MANY, the tokens that
-// weights are multiplied by at a time; BESIDE, the blocks whose rows lie side by side. The sums of MANY
-// tokens and BESIDE blocks have to fit the registers.
+// Products of many tokens in vectors of float32.
+//
+// Variants: portable avx2 avx512vnni
+
+#include "linear/many/many.h"
+
+namespace {
+#include "linear/inner.h"
+
+// Native: the machine's vector of floats. MANY: the tokens that weights are multiplied by at a time. BESIDE:
+// the blocks whose rows lie side by side. The sums of MANY tokens and BESIDE blocks have to fit the registers.
+#if LEVEL == LEVEL_avx512vnni
+typedef float Native __attribute__((vector_size(64)));
+constexpr int MANY = 12, BESIDE = 2;
+#elif LEVEL == LEVEL_avx2
+typedef float Native __attribute__((vector_size(32)));
+constexpr int MANY = 6, BESIDE = 1;
+#else
+typedef float Native __attribute__((vector_size(16)));
+constexpr int MANY = 3, BESIDE = 1;
+#endif
 
 constexpr int MOST_TOKENS = 240;  // that go through weights together: their sums fit the first cache
 
@@ -166,3 +183,7 @@ void multiply_floats(const Problem& problem, void* x, int64_t first, int64_t las
     for (int64_t group = first; group < last; ++group)
       work.multiply(group * BESIDE, tile, tile + together < tiles ? tile + together : tiles);
 }
+
+}  // namespace
+
+ManyVariant NAMED(many)() { return {MANY, 4, BESIDE, prepare_floats, multiply_floats}; }

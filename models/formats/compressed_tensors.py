@@ -9,28 +9,64 @@ A layer X with N rows and K columns has these tensors instead of X.weight:
                                                      group of columns, (1,) for one
 
 The weight is value · scale. Value i of a packed row has its bits at bit i · bits, lowest first, and
-is stored with 2^(bits - 1) added. `models/compression.py` says which checkpoints are read.
+is stored with 2^(bits - 1) added.
+
+compressed-tensors (https://github.com/vllm-project/compressed-tensors) is the format of vLLM's
+llm-compressor. Read are checkpoints whose weights alone are quantized, symmetrically; what else a
+`quantization_config` says would change the result, and is refused.
 """
 
 import functools
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from quantbench.errors import CheckpointError
-from quantbench.models import compression
-from quantbench.models.checkpoints.tensor_files import Stored
+from quantbench.models.accepted import OBJECT
+from quantbench.models.formats.tensor_files import Stored
 from quantbench.text import shown
 
-_VALUES = (torch.int8, torch.float8_e4m3fn)
-_BITS = (4, 8)  # of packed values; none of them crosses a byte
+METHOD = "compressed-tensors"
+_FORMATS = ("int-quantized", "naive-quantized", "float-quantized", "pack-quantized")
 
+# The values that each key may have. A key that is not here changes no weight (_HARMLESS), or is an
+# error unless it is null.
+_CONFIG: dict[str, tuple[Any, ...]] = {
+    "quant_method": (METHOD,),
+    "format": (*_FORMATS, "mixed-precision"),
+    "quantization_status": ("compressed",),
+    "kv_cache_scheme": (None,),
+    "sparsity_config": (None, {}),
+    "transform_config": (None, {}),
+}
+_GROUP: dict[str, tuple[Any, ...]] = {
+    "format": (*_FORMATS, None),
+    "input_activations": (None,),
+    "output_activations": (None,),
+}
+_WEIGHTS: dict[str, tuple[Any, ...]] = {
+    "num_bits": (8, 4),
+    "type": ("int", "float"),
+    "symmetric": (True,),
+    "strategy": ("channel", "group", "tensor"),
+    "dynamic": (False,),
+    "actorder": (None, False, "weight", "static"),  # of others the columns are permuted
+}
+# Which weights are quantized, and the size of a group, show in the tensors themselves.
+_HARMLESS = {
+    "config_groups", "global_compression_ratio", "group_size", "ignore", "observer",
+    "observer_kwargs", "scale_dtype", "targets", "version", "weights", "zp_dtype",
+}  # fmt: skip
+_HINT = "or give the full-precision checkpoint and --quantization"
+_VALUES = (torch.int8, torch.float8_e4m3fn)
+_BITS = (4, 8)  # per packed value; no value crosses a byte
 
 # The quantization_config of a checkpoint whose linear layers are stored as `packed` returns them.
 EIGHT_BIT = {
-    "quant_method": compression.METHOD,
+    "quant_method": METHOD,
     "format": "pack-quantized",
     "quantization_status": "compressed",
     "ignore": ["re:.*mlp.gate$", "re:.*shared_expert_gate$"],  # routers
@@ -118,3 +154,41 @@ def _unpacked(packed: Tensor, shape: Tensor, where: str) -> Tensor:
     if bits[0] == 4:
         stored = torch.stack((stored & 15, stored >> 4), -1).view(rows, -1)
     return stored[:, :columns].short() - (1 << (bits[0] - 1))
+
+
+# ---------------------------------------------------------------------------------- config
+
+
+def check(config: Any, where: object) -> None:
+    """Raise CheckpointError unless checkpoints with this `quantization_config` are read.
+
+    where: the file that holds it, for the message.
+    """
+    where = f"{where}: quantization_config"
+    OBJECT.check(where, "its value", config)
+    if config.get("quant_method") != METHOD:
+        raise CheckpointError(
+            f"{where}: quant_method {shown(config.get('quant_method'))} is not read; "
+            f"{METHOD} is, {_HINT}"
+        )
+    _require(where, config, _CONFIG)
+    groups = config.get("config_groups")
+    OBJECT.check(where, "config_groups", groups)
+    for name, group in groups.items():
+        within = f"{where}: {shown(name)}"
+        OBJECT.check(where, f"config_groups.{name}", group)
+        OBJECT.check(within, "weights", group.get("weights"))
+        _require(within, group, _GROUP)
+        _require(f"{within}: weights", group["weights"], _WEIGHTS)
+
+
+def _require(where: str, given: Mapping[str, Any], accepted: Mapping[str, tuple[Any, ...]]) -> None:
+    for key, value in given.items():
+        if key in accepted and value not in accepted[key]:
+            takes = " or ".join("null" if v is None else str(v) for v in accepted[key] if v != {})
+            what = "given" if isinstance(value, Mapping) else shown(value)
+            raise CheckpointError(f"{where}: {key} {what} is not read; {takes} is, {_HINT}")
+        if key not in accepted and key not in _HARMLESS and value is not None:
+            raise CheckpointError(
+                f"{where}: key {shown(key)} is not understood, and it may change the result"
+            )

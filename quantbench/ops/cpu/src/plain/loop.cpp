@@ -1,5 +1,11 @@
-// The inner loop over plain weights, in whatever instructions the including file has chosen.
-// Included in a variant's namespace, after vector/wide.h and one of wide_*.h.
+// The inner loop over plain weights.
+//
+// Variants: portable avx2 avx512vnni
+
+#include "plain/plain.h"
+
+namespace {
+#include "vector/wide.h"
 
 constexpr int WHOLE = 32;         // columns at a time
 constexpr int STREAMS = Streams::COUNT;  // rows at a time, far apart
@@ -140,3 +146,7 @@ inline void multiply(const Plain& problem, int64_t first, int64_t last) {
     case Number::f16: return multiply<Number::f16>(problem, first, last);
   }
 }
+
+}  // namespace
+
+PlainVariant NAMED(plain)() { return {prepare, multiply}; }

@@ -1,10 +1,15 @@
-// Decode attention's inner loop, in whatever vectors the including file has chosen.
+// Decode attention's inner loop; in AVX-512 dense bfloat16 caches are read from their lines instead.
 //
 // Slots are taken LOOP_BLOCK at a time: their codes become floats in L1, once for all heads of the
 // group; products with tiles of heads × slots follow, then softmax as it goes along (Milakov and
-// Gimelshein 2018), then the values the same way. Everything is in the including file's namespace,
-// and nothing here calls the standard library: a function compiled for two instruction sets must
-// not be merged into one by the linker.
+// Gimelshein 2018), then the values the same way.
+//
+// Variants: portable avx2 avx512
+
+#include "attention/attention.h"
+
+namespace {
+#include "attention/numbers.h"
 
 constexpr int LOOP_BLOCK = 32;    // slots at a time
 constexpr int PREFETCHED = 4096;  // bytes ahead: some ten lines' latency at full speed
@@ -183,4 +188,32 @@ inline void attend(const Part& part) {
     case KvFormat::fp8: return attend_format<KvFormat::fp8>(part);
     case KvFormat::int4: return attend_format<KvFormat::int4>(part);
   }
+}
+
+#if LEVEL == LEVEL_avx512
+#include "attention/blocks.h"
+
+#include "attention/lines.h"
+
+constexpr int LONG_SLOT = 256;  // bytes: 64 such keys and values leave the next ones no room in L1
+
+template <int SLOTS>
+void attend_dense(const Part& part) {
+  Lines<KvFormat::bf16, SLOTS> lines(part);
+  lines.all_slots();
+  lines.finish();
+}
+#endif
+
+}  // namespace
+
+void NAMED(attend)(const Part& part) {
+#if LEVEL == LEVEL_avx512
+  if (part.format == KvFormat::bf16 && in_bf16(part) && part.head_dim % LINE == 0) {
+    // With more heads computing takes longer than reading, and longer in short blocks.
+    if (part.key.slot_bytes >= LONG_SLOT && part.heads <= QUAD) return attend_dense<BLOCK / 2>(part);
+    return attend_dense<BLOCK>(part);
+  }
+#endif
+  attend(part);
 }

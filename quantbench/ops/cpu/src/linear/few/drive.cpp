@@ -1,5 +1,12 @@
 // A thread's blocks of a linear layer of few tokens: each goes through the loop of its format
-// (linear/few/loop.h). Included in a variant's namespace, after linear/results.h.
+// (linear/few/loop.h).
+//
+// Variants: portable avx2 avx512vnni
+
+#include "linear/layout.h"
+
+namespace {
+#include "linear/inner.h"
 
 typedef void (*Loop)(const Problem&, const uint8_t* const*, int, Tile, Floats (*)[TILE]);
 
@@ -55,3 +62,7 @@ inline void multiply(const Problem& problem, int64_t first, int64_t last) {
     }
   }
 }
+
+}  // namespace
+
+FewVariant NAMED(few)() { return {prepare, multiply}; }
