@@ -147,7 +147,7 @@ class Generator:
         kv_cache: a name of kv_cache.CACHES.
         decoder: "auto" or a name of run.decoding.DECODERS.
         compile_decode, compile_prefill: whether to compile the decoding step and the prefill. A
-        mixture of experts is never compiled: which experts it computes depends on the numbers.
+        mixture's prompts never are, and its steps are on CUDA, with all experts in one memory.
         any_rows: whether what is compiled for several rows serves any other number from 2 on.
         prefill_chunk: prompt tokens of a row per forward pass; devices.prefill_chunk if not given.
         sampling: greedy if not given.
@@ -168,9 +168,9 @@ class Generator:
         how = dtype, self.device, self.attention.name
         self.caches = caches.of_layers(kind, config, batch_size, self.cache_size, *how)
         compile_decode = compile_decode and decoding.compiles(model)
-        compile_prefill = compile_prefill and decoding.compiles(model)
         self.decoder = decoding.choose(decoder, model, self.caches, batch_size, compile_decode)
         compile_decode = compile_decode and not self.decoder.one_op
+        compile_prefill = compile_prefill and config.mixture is None
         self.compiles = compile_decode or compile_prefill  # whether anything is compiled
 
         options = compiling.options(self.device)

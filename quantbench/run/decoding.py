@@ -23,6 +23,7 @@ from quantbench.errors import KernelError
 from quantbench.kv_cache import CACHES
 from quantbench.kv_cache.base import KVCache
 from quantbench.log.config import RunConfig
+from quantbench.models import mixture
 from quantbench.models.config import ModelConfig
 from quantbench.models.llama import (
     Attention,
@@ -32,7 +33,7 @@ from quantbench.models.llama import (
     frequencies,
     rotation,
 )
-from quantbench.models.mixtral import JointNorm, Mixtral, MixtureOfExperts
+from quantbench.models.mixtral import JointNorm, Mixtral, MixtureOfExperts, stack_experts
 from quantbench.ops.cpu import build, step
 from quantbench.ops.kv import WRITTEN_BY_STEPS
 from quantbench.quantize.across import RoundedAcross
@@ -91,11 +92,12 @@ def name_of(name: str, model: Transformer, caches: Sequence[KVCache], rows: int)
 def compiles_anyway(config: RunConfig, architecture: ModelConfig, device: torch.device) -> bool:
     """Whether a run will compile something, as far as can be said before its weights are read.
 
-    Neither a step that is one op (cpu-step) nor a mixture of experts is ever compiled, whatever
-    --compile says.
+    A step that is one op (cpu-step) is never compiled, whatever --compile says, nor is the prompt
+    of a mixture of experts; its step is where `mixture.compiles` says so.
     """
-    if architecture.mixture is not None:  # as `compiles` says
-        return False
+    if architecture.mixture is not None:
+        apart = config.expert_memory is not None
+        return config.compile and mixture.compiles(architecture.mixture, device.type, apart)
     one_op_is_possible = (
         device.type == "cpu"
         and config.decoder in ("auto", CpuStep.name)
@@ -107,9 +109,13 @@ def compiles_anyway(config: RunConfig, architecture: ModelConfig, device: torch.
 
 
 def compiles(model: Transformer) -> bool:
-    """Whether torch.compile can make one graph of it: not where the numbers decide which experts
-    are computed."""
-    return model.config.mixture is None
+    """Whether torch.compile makes one graph of a decoding step (models/mixture.py)."""
+    two_tiers = any(
+        isinstance(module, MixtureOfExperts) and module.elsewhere is not None
+        for module in model.modules()
+    )
+    device = model.tok_embeddings.weight.device.type
+    return mixture.compiles(model.config.mixture, device, two_tiers)
 
 
 def may_be_fused(layer: nn.Module) -> bool:
@@ -240,6 +246,8 @@ class Modules:
     ) -> None:
         """reason: why the decoder is not cpu-step. compiled: torch.compile will have the step."""
         self.model, self.caches, self.reason = model, caches, reason
+        if compiled:
+            stack_experts(model)
         self.nested = compiled and all(map(_is_plain, model.parameters()))
 
     def step(self, tokens: Tensor, position: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from quantbench.experts.routing import routers_of
 from quantbench.log.config import option_table
 from quantbench.models import build
 from quantbench.models.llama import Transformer
+from quantbench.models.mixture import compiles
 from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import Spec
 from quantbench.run import caches, decoding, threads
@@ -64,11 +65,12 @@ def _carried_out(plan: Plan, scheme: Spec) -> dict[str, object]:
     model, kernels = shapes(plan, scheme)
     decoder = _decoder(plan, model)
     one_op = decoder == decoding.CpuStep.name
+    mixture, apart = plan.architecture.mixture, config.expert_memory is not None
     return {
         "kernel": ", ".join(sorted(kernels)),
         "decoder": decoder,
-        "compile": config.compile and decoding.compiles(model) and not one_op,
-        "compile_prefill": config.compile_prefill and decoding.compiles(model),
+        "compile": config.compile and compiles(mixture, plan.device.type, apart) and not one_op,
+        "compile_prefill": config.compile_prefill and mixture is None,
     }
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from quantbench.models.mixture import compiles
 from quantbench.run import energy
 from quantbench.run.energy import NotCounted
 from quantbench.run.facts import Facts, Measured
@@ -84,9 +85,12 @@ def held_back(facts: Facts, kernels: Mapping[str, str | None]) -> list[str]:
     sentences = [_kernel(facts, kernels), _decoder(facts), _attention(facts)]
     if facts.decoder == "cpu-step":
         pass  # one C++ op leaves nothing to compile
-    elif facts.architecture.mixture is not None:
+    elif not compiles(facts.architecture.mixture, facts.device.type, facts.experts is not None):
         asked = "--compile had no effect" if facts.config.compile else "nothing is compiled"
-        sentences.append(f"{asked}: the router's output decides which experts a step computes")
+        reason = "the router's output decides which experts a step computes"
+        if facts.experts is not None:
+            reason = "a compiled step cannot fetch experts from a second tier of memory"
+        sentences.append(f"{asked}: {reason}")
     elif not facts.config.compile:
         sentences.append("nothing is compiled: each step pays for Python (--compile)")
     return [sentence for sentence in sentences if sentence]

@@ -28,6 +28,7 @@ WARM_UPS = 3
 HEATS = 3  # rounds after which a layer that is too slow is dropped
 ROUNDS, MAX_ROUNDS = 20, 200  # the minimum; further rounds while SECONDS have not passed
 SECONDS = 1.0
+DEVICE_COPIES = 8  # at least, outside the CPU: one product is too short to be timed there
 MAX_COPY_BYTES = 1 << 30  # some virtual machines report caches of hundreds of megabytes
 CACHE_IF_UNKNOWN = 32 << 20
 LAUNCH_CYCLES = 200_000  # about 0.1 ms of a GPU: longer than launching a graph takes
@@ -88,7 +89,8 @@ def race(
         results |= heats
         calls = {i: call for i, call in calls.items() if heats[i].seconds <= limit}
     cache, size = last_level_cache(x.device), sum(module_bytes(layers[i]) for i in calls)
-    number = copies(size, cache, devices.free_memory(x.device) or MAX_COPY_BYTES)
+    least = 1 if x.device.type == "cpu" else DEVICE_COPIES
+    number = copies(size, cache, devices.free_memory(x.device) or MAX_COPY_BYTES, least)
     runs: dict[int, Run] = {}
     for i, call in calls.items():
         rotation = [layers[i], *(copy.deepcopy(layers[i]) for _ in range(number - 1))]
@@ -186,11 +188,11 @@ def _run(call: Call, rotation: list[nn.Module], x: Tensor, compile: bool) -> Run
     return one_graph
 
 
-def copies(size: int, cache: int, free: int) -> int:
+def copies(size: int, cache: int, free: int, least: int = 1) -> int:
     """How many copies of each layer to make: all together they fill the cache twice, since a round
     reads every copy once. size: bytes of one copy of each. At most a quarter of `free` bytes."""
-    budget = min(free // 4, MAX_COPY_BYTES)
-    return max(1, min(math.ceil(2 * cache / max(1, size)), budget // max(1, size)))
+    wanted = max(least, math.ceil(2 * cache / max(1, size)))
+    return max(1, min(wanted, min(free // 4, least * MAX_COPY_BYTES) // max(1, size)))
 
 
 def module_bytes(module: nn.Module) -> int:

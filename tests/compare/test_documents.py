@@ -294,9 +294,3 @@ def test_what_a_command_printed(folder):
 
 def test_a_table_is_markdown():
     assert table(["a", "b"], [["1", "2"]]) == "| a | b |\n| --- | --- |\n| 1 | 2 |"
-
-
-def test_this_project_s_documents_are_not_stale(monkeypatch):
-    monkeypatch.chdir(ROOT)
-    result = run("--check")
-    assert result.exit_code == 0 and result.exception is None, result.output

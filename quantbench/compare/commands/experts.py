@@ -20,7 +20,7 @@ from quantbench.cli import Command, Group, progress, quiet, say
 from quantbench.compare.output import expert_picture, expert_tables
 from quantbench.compare.sampling.results import report_output, write_json
 from quantbench.errors import UsageError
-from quantbench.experts.placement import HitRates, capacities, hit_rates, tried_on_the_other_half
+from quantbench.experts.placement import HitRates, hit_rates
 from quantbench.experts.popularity import Popularity
 from quantbench.experts.skew import LayerSkew, skews
 from quantbench.log.config import PRECISIONS, RunConfig
@@ -145,11 +145,9 @@ def show(popularity: str, against: str | None, output: str | None, json_path: st
     files.check_outputs(
         [drawing, report_output(json_path)], {"POPULARITY": popularity, "--against": against}
     )
-    sizes = capacities(counts.routers)
-    if other is None:
-        rates = tried_on_the_other_half(counts, sizes)
-    else:
-        rates = list(hit_rates(counts.routers, counts.counts, other.counts, sizes))
+    first, second = counts.halves
+    pairs = [(first, second), (second, first)] if other is None else [(counts.counts, other.counts)]
+    rates = hit_rates(counts.routers, pairs)
     layers = skews(counts)
     lines = expert_tables.lines(counts, layers)
     lines += ["", *expert_tables.rate_lines(rates, other.text if other else None)]
