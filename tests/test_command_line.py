@@ -118,7 +118,6 @@ BAD = [
         "'some/model' belongs to no option; give a model as --checkpoint_p",
     ),
     ("growth some/model", 2, "no option; give a model as --checkpoint_path; see --help\n"),
-    ("calibrate some/model", 2, "'some/model' belongs to no option; see --help\n"),
     ("peers --runtimes ollama", 2, "--runtimes takes llama.cpp, transformers; given: 'ollama'\n"),
     ("peers --runtimes ollama,x", 2, "transformers; given: 'ollama' in 'ollama,x'\n"),
     ("log check /nope/log", 1, "cannot read '/nope/log': there is no folder"),

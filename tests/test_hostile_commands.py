@@ -24,7 +24,6 @@ from quantbench.errors import LogError, UsageError
 from quantbench.typed_json import from_json, parsed, require
 from tests.compare import latency_folders
 from tests.compare.example_results import example_results
-from tests.estimate import invented
 from tests.experts import counted
 from tests.test_hostile import LINE, ROOT, only_error
 
@@ -65,7 +64,6 @@ def made(tmp_path_factory):
     compared.save(folder / "ab")
     (folder / "sweep").mkdir()
     latency_folders.results({"none": 1.0, "int8wo": 0.6}).save(folder / "sweep")
-    invented.calibration().save("--json", str(folder / "calibration.json"))
     counts = counted.counts_of(counted.ROUTERS, 40, 1)
     counted.popularity_of(counts).save("--output", folder / "popularity.json")
     shutil.copy(ROOT / "docs" / "data" / "growth.json", folder)
@@ -96,7 +94,7 @@ def refused(place, command, code, message):
 ARMS = "--arm '' --arm '--quantization int8wo'"
 AB, TUNE = f"ab {ARMS}", "tune --over threads=1,2"
 SIDES = "--baseline sweep:none --target sweep:int8wo"
-ESTIMATE = "estimate --checkpoint_path tiny --calibration calibration.json"
+ESTIMATE = "estimate --checkpoint_path tiny --device L4"
 TIERED = "generate --device cpu --checkpoint_path tiny_moe --expert_memory 16"
 
 NO_FILES = [  # inputs that are no regular file: reading them would never end
@@ -114,7 +112,6 @@ NO_FILES = [  # inputs that are no regular file: reading them would never end
     ("tune --resume of_pipe", 2, "of_pipe: results.json: not a regular file"),
     ("readme pipe", 1, "cannot read pipe: not a regular file"),
     ("growth --over none --json pipe --chart c.svg", 1, "--json pipe: not a regular file"),
-    (f"{ESTIMATE} --calibration pipe", 2, "--calibration pipe: not a regular file"),
     (f"{ESTIMATE} --checkpoint_path pipe", 1, "pipe: not a regular file"),
     ("estimate --validate /dev/zero", 1, "/dev/zero: not a regular file"),
     ("experts show pipe", 2, "pipe: not a regular file"),
@@ -140,11 +137,9 @@ NO_FILES = [  # inputs that are no regular file: reading them would never end
 OUTPUTS = [  # that cannot be written, hold something else, or are the file of another option
     ("caches --json other.json", 2, "other.json holds something that is no JSON of such a command"),
     ("schemes int8wo --json popularity.json", 2, "holds something that is no JSON of such a"),
-    ("quality --json calibration.json", 2, "holds something that is no JSON of such a command"),
+    ("quality --json popularity.json", 2, "holds something that is no JSON of such a command"),
     ("roofline --json /nope/x", 1, "--json /nope/x: No such file or directory: /nope"),
     ("peers --runtimes llama.cpp --json other.json", 2, "holds something that is no JSON of such"),
-    ("calibrate --json growth.json", 2, "growth.json holds something that is no calibration"),
-    (f"{ESTIMATE} --json calibration.json", 2, "--json and --calibration name the same file"),
     (f"{ESTIMATE} --json sweep/results.json", 2, "holds something that is no JSON of such a"),
     (
         "estimate --validate ab/results.json --json ./ab/results.json",
@@ -257,8 +252,8 @@ NAMED = [
     *("metrics --baseline @ --target sweep:none", f"metrics {SIDES} --json @"),
     *("ab --resume @", f"{AB} --output @", f"{AB} --write_result @", f"{AB} --text @"),
     *("recommend --from @", "recommend --output @", f"{TUNE} --output @"),
-    *("growth --over none --json @ --chart c.svg", f"{ESTIMATE} --calibration @"),
-    *("quality --text @", "calibrate --json @", "experts show @", f"{TIERED} --expert_folder @"),
+    *("growth --over none --json @ --chart c.svg", "quality --text @"),
+    *("experts show @", f"{TIERED} --expert_folder @"),
     *("experts profile --output @", "peers --runtimes llama.cpp --gguf @"),
     *(f"{name} --json @" for name in ("quality", "caches", "schemes", "roofline", ESTIMATE)),
 ]
@@ -287,8 +282,7 @@ READERS = {  # the option and the command that reads the JSON file or folder @
     "growth --over none --chart c.svg --json @.json": "--json @.json",
     "experts show @.json": "@.json",
     "experts show popularity.json --against @.json": "--against @.json",
-    f"{ESTIMATE} --calibration @.json": "--calibration @.json",
-    "estimate --checkpoint_path @.json --calibration calibration.json": "@.json",
+    "estimate --checkpoint_path @.json --device L4": "@.json",
     "estimate --validate @.json": "@.json",
     f"{TIERED} --expert_placement @.json": "--expert_placement @.json",
 }
@@ -313,16 +307,12 @@ def test_a_damaged_value_is_named(place, tmp_path):
         ("ab/results.json", ("arms", 0, "facts", "config", "top_k"), "x", "config.top_k takes int"),
         ("sweep/results.json", ("tables", 0, "cells", 0, "samples", 0, "prefill_seconds"), 1e308,
          "given: 1e+308"),
-        ("calibration.json", ("wholes", 0, "seconds"), 0, "seconds of a WholePoint takes"),
-        ("calibration.json", ("attention", 0, "bytes"), 0, "bytes of an AttentionPoint takes"),
-        ("calibration.json", ("precision",), "x", "precision takes bfloat16"),
         ("growth.json", ("points", 0, "axis"), "width", "given: 'width'"),
         ("growth.json", ("points", 0, "decode_tok_s"), float("nan"), "given: nan"),
     ]  # fmt: skip
     command = {
         "ab/results.json": "recommend --from ab",
         "sweep/results.json": "latency tables sweep",
-        "calibration.json": ESTIMATE,
         "growth.json": "growth --over none --json growth.json --chart c.svg",
     }
     for file, keys, value, message in damages:
