@@ -16,6 +16,7 @@ was compiled for one batch size serves the others.
 from __future__ import annotations
 
 import dataclasses
+import gc
 import math
 import time
 from typing import TYPE_CHECKING
@@ -289,7 +290,7 @@ class LatencyWorker:
         from quantbench import devices
 
         plan = self.plan
-        self.generator = None  # and its caches are free
+        self._forget()
         reason = self._too_large(length, rows, 0, devices.free_memory(plan.device))
         if reason:
             raise MemoryShortage(reason)
@@ -307,15 +308,22 @@ class LatencyWorker:
             and (number <= rows or not self._too_large(length, number, 0, free))
         ]
         if max(self.shared) > rows:
-            self.generator = None
+            self._forget()
             self.generator = self._generator(length, max(self.shared))
 
-    def _generator(self, length: int, rows: int) -> generate.Generator:
+    def _forget(self) -> None:
+        """Drop the present Generator, and free its caches."""
         import torch
 
+        compiled = self.generator is not None and self._compiles()
+        self.generator = None
+        torch._dynamo.reset()  # else the compiler takes the other caches' sizes for variable ones
+        if compiled:
+            gc.collect()  # what dynamo traced with refers to itself, and to the caches
+
+    def _generator(self, length: int, rows: int) -> generate.Generator:
         from quantbench import generate
 
-        torch._dynamo.reset()  # else the compiler takes the other caches' sizes for variable ones
         config = dataclasses.replace(self.plan.config, batch_size=rows)
         positions = config.cache_size or self._positions(length)
         plan = dataclasses.replace(self.plan, config=config, cache_size=positions)
