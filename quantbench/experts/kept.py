@@ -35,7 +35,6 @@ def find(routers: Routers, option: str) -> Popularity:
     if not path.exists():
         raise UsageError(
             f"{option}: the cache folder has no counts of {routers.model}'s experts; write them "
-            "with "
-            "quantbench experts profile --checkpoint_path …"
+            "with quantbench experts profile --checkpoint_path …"
         )
     return Popularity.load(option, path).of_model(routers, option, str(path))
