@@ -18,23 +18,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quantbench.devices import stored_bytes
 from quantbench.models.config import ModelConfig
 from quantbench.models.llama import Block, FeedForward, Transformer
-from quantbench.models.mixture import Mixture, compiles
+from quantbench.models.mixture import Mixture
 from quantbench.models.stacked import Stacked
 from quantbench.ops.ranks import ALONE, Ranks
 
 
 class Mixtral(Transformer):
     """The whole model; see models.llama.Transformer."""
-
-    @property
-    def compilable(self) -> bool:  # type: ignore[override]
-        """Whether torch.compile can make one graph of a decoding step (`compiles`)."""
-        mixtures = [m for m in self.modules() if isinstance(m, MixtureOfExperts)]
-        apart = any(mixture.elsewhere is not None for mixture in mixtures)
-        return compiles(self.config.mixture, self.tok_embeddings.weight.device.type, apart)
 
     def block(self, number: int, ranks: Ranks) -> Block:
         experts = self.config.mixture
@@ -50,20 +42,6 @@ class Mixtral(Transformer):
         how = config.head_dim, config.norm_eps, ranks
         attention.q_norm = JointNorm(config.num_heads, *how)
         attention.k_norm = JointNorm(config.num_kv_heads, *how)
-
-    def step_bytes(self, rows: int = 1) -> int:
-        """Bytes of weights that one decode step of so many rows reads: of the experts those that
-        are chosen.
-
-        One row reads k of X experts. Several rows are taken to choose independently and evenly:
-        then a step reads X · (1 - (1 - k/X)^rows) of them on average.
-        """
-        unread = 0.0
-        for module in self.modules():
-            if isinstance(module, MixtureOfExperts):
-                share = 1 - module.experts_per_token / len(module.experts)
-                unread += share**rows * sum(map(stored_bytes, module.experts.parameters()))
-        return self.weight_bytes() - round(unread)
 
 
 def stack_experts(model: nn.Module) -> None:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from quantbench.devices import return_freed
 
 PIECE = 64 << 20  # bytes of memory that weights share
-LARGEST = 16 << 20  # bytes of a weight that is moved: larger ones lie in huge pages anyway
-LINE = 64  # bytes; each weight begins on a cache line
+LARGEST = 16 << 20  # bytes of a weight that is moved: the system gives larger ones huge pages
+LINE = 64  # bytes; each weight is aligned to a cache line
 KEPT = 1 << 20  # bytes of weights that were moved away, after which malloc returns their memory
 
 
@@ -47,7 +47,7 @@ class Pool:
         lines = -(-size // LINE) * LINE
         if lines > len(self.free):
             self.free = torch.empty(PIECE, dtype=torch.uint8, device="cpu")
-        # By way of numpy each weight has a storage of its own. To torch.compile, parts of one
+        # numpy gives each weight a separate storage. To torch.compile, parts of one
         # storage are aliases, and a region that is compiled once for all layers takes none.
         taken = torch.from_numpy(self.free[:size].numpy())
         self.free = self.free[lines:]

@@ -5,7 +5,7 @@
     quantbench ab --checkpoint_path DIR --arms all       # every scheme that runs here
     quantbench schemes --list                            # which schemes there are
 
-`generate` is generate.py, `log` is log/command.py, and the others are files of compare/commands/.
+`log` is log/command.py, and the others are files of compare/commands/.
 Nothing is imported but the command that was asked for.
 """
 
@@ -23,7 +23,6 @@ from quantbench.cli import Group
 
 # Commands that are no file of compare/commands/, and what --help says about them.
 OTHERS = {
-    "generate": "generate text, and log speed and memory",
     "log": "check a log of runs, or show runs as a table",
 }
 FIRST = ("generate", "ab", "recommend", "schemes")  # in this order before all others
@@ -64,8 +63,6 @@ class Everything(Commands):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         command: click.Command | None
         match cmd_name:
-            case "generate":
-                from quantbench.generate import main as command
             case "log":
                 from quantbench.log.command import commands as command
             case _:

@@ -55,7 +55,7 @@ def open_checkpoint(checkpoint_path: str) -> Checkpoint:
         return HubModel(checkpoint_path)
     if not path.is_dir():
         _refuse_irregular(path)
-    # Links are not followed: a linked file's config lies beside the link, in the named folder.
+    # Links are not followed: a linked file's config is in the folder of the link.
     path = Path(os.path.abspath(path))
     folder = path if path.is_dir() else path.parent
     for place in dict.fromkeys((path, folder)):  # a file that no format knows means its folder

@@ -50,7 +50,7 @@ class Checkpoint(ABC):
     """A checkpoint that was found, in one format. Nothing but its description is read."""
 
     saved: SavedScheme | None = None  # the scheme in which the file's weights are quantized
-    needs_tokenizer: ClassVar[bool] = True  # whether a folder without one is refused
+    needs_tokenizer: ClassVar[bool] = True  # whether a folder without a tokenizer is refused
 
     def __init__(self, path: Path) -> None:
         """path: absolute; one that `sniff` accepts."""

@@ -65,7 +65,7 @@ class HuggingFace(Checkpoint):
 
 
 class HubModel(HuggingFace):
-    """An entry of the Hugging Face hub. Its weights are downloaded when they are asked for."""
+    """An entry of the Hugging Face hub. `files` downloads its weights."""
 
     def __init__(self, hub_id: str) -> None:
         """Raises CheckpointError where the hub has none, does not allow it, or is not reached."""
@@ -123,7 +123,7 @@ def _index(file: Path) -> dict[str, str]:
 
 
 def _check_index(index: Path, tensors: Mapping[str, Stored]) -> None:
-    """Raise CheckpointError unless every tensor lies in the file that the index names for it."""
+    """Raise CheckpointError unless every tensor is in the file that the index names for it."""
     for name, shard in _index(index).items():
         if name not in tensors or tensors[name].file != index.parent / shard:
             raise CheckpointError(

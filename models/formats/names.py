@@ -1,6 +1,6 @@
 """How other projects name the parameters of models/llama.py.
 
-Each parameter name maps to the checkpoint's tensors that it is made of, stacked along their first
+A parameter name maps to one or more checkpoint tensors, which are stacked along their first
 dimension: a projection that is fused in the model comes from several.
 """
 
@@ -41,7 +41,7 @@ _META = {  # gpt-fast and torchao use these names, too; their checkpoints may ho
 }
 
 NameMap = Callable[[str], tuple[str, ...]]
-Layers = Mapping[str, tuple[str, ...]]  # a layer's parameters; # stands for an expert's number
+Layers = Mapping[str, tuple[str, ...]]  # a layer's parameters; # is an expert's number
 
 
 def hugging_face(name: str) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from quantbench.models.formats.base import SavedScheme
 from quantbench.models.formats.saved import EXPERTS, VERSION, SavedExperts, inner_tensors
 from quantbench.models.tokenizer import FILES
 
-SHARD_BYTES = 1 << 29  # least size of a file; the last one may be smaller
+SHARD_BYTES = 1 << 29  # least size of a file, except the last
 _TOKENIZER_FILES = (
     *FILES,
     "tokenizer_config.json",

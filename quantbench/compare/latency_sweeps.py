@@ -17,7 +17,6 @@ from quantbench.compare.output import latency_pictures, latency_report
 from quantbench.compare.sampling import latency_ray, latency_sweep
 from quantbench.compare.sampling.latency_answers import Possible
 from quantbench.compare.sampling.latency_plan import LatencyPlan, make_plan, whole_numbers
-from quantbench.compare.sampling.latency_progress import LatencyProgress
 from quantbench.compare.sampling.latency_results import LatencyResults
 from quantbench.compare.sampling.latency_sweep import Sweep
 from quantbench.compare.sampling.process import WorkerFailed
@@ -184,7 +183,7 @@ def measure(
         if ray is not None:
             latency_ray.run(results, ray, keep, say, timeout)
         else:
-            _measure_here(results, keep, timeout)
+            Sweep(results, keep, say, latency_sweep.start, timeout).run()
     finally:
         if folder:
             results.save(folder)
@@ -192,12 +191,6 @@ def measure(
         if not any(cell.samples for table in results.tables for cell in table.cells):
             raise KeyboardInterrupt
         say(f"Interrupted: --resume {folder} goes on" if folder else "Interrupted")
-
-
-def _measure_here(results: LatencyResults, keep: Callable[[], None], timeout: float | None) -> None:
-    """Measure one load after the other on this machine."""
-    with LatencyProgress(results.plan, say) as progress:
-        Sweep(results, keep, progress, latency_sweep.start, timeout).run()
 
 
 def _keeper(results: LatencyResults, folder: Path | None) -> Callable[[], None]:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from quantbench.errors import KernelError
+from quantbench.errors import KernelError, TierError
 from quantbench.experts import copies, stopwatch
 from quantbench.experts.copies import Slot
 from quantbench.experts.layout import Layout
-from quantbench.experts.slow import Key, SlowTier, TierError, pages
+from quantbench.experts.slow import Key, SlowTier, pages
 from quantbench.experts.traffic import Traffic
 
 

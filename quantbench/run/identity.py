@@ -2,8 +2,8 @@
 
     identity(make_plan(parse(["--kernel", "cpu"]))) == identity(make_plan(parse([])))
 
-Options whose value is what would be taken anyway, and options without an effect beside the others,
-leave no trace: --threads as many as there are cores, --kernel or --decoder naming what auto takes,
+Options whose value is the default's, and options that have no effect given the others, leave no
+trace: --threads as many as there are cores, --kernel or --decoder naming what auto takes,
 --compile where a step is one op, --top_k at temperature 0. Everything else of the configuration is
 in it by its name, so that an option which is new to RunConfig tells runs apart until a line here
 says when it does not.
@@ -29,7 +29,7 @@ from quantbench.run.sizes import expert_bytes, expert_slots
 from quantbench.run.tiers import placed, policy_of
 
 # Options that change no generated token's time: what is written where, and how much is measured.
-BESIDE = (
+NOT_TIMED = (
     *("num_samples", "write_result", "output_json_path", "profile", "memory_profile", "save"),
     *("dry_run", "interactive", "debug", "linear_causal_mask", "kv_cache_quantization"),
 )
@@ -39,7 +39,7 @@ def identity(plan: Plan) -> dict[str, str]:
     """What the run does, by the option's name. Nothing is loaded or built but shapes."""
     config = plan.config
     values: dict[str, Any] = {
-        name: getattr(config, name) for name in option_table() if name not in BESIDE
+        name: getattr(config, name) for name in option_table() if name not in NOT_TIMED
     }
     values["quantization"] = plan.spec
     values["kv_cache"] = plan.kv_cache

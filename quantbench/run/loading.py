@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from quantbench import devices
-from quantbench.experts.slow import TierError
-from quantbench.experts.tiers import Tiers
+from quantbench.errors import TierError
 from quantbench.log.config import RunConfig, Unsaid
 from quantbench.models.formats import Checkpoint, open_checkpoint
 from quantbench.models.formats.base import SavedScheme
@@ -27,14 +27,16 @@ from quantbench.models.llama import Transformer
 from quantbench.models.loading import Stages, load_model
 from quantbench.models.split import Split
 from quantbench.models.tokenizer import Tokenizer
-from quantbench.quantize.autoquant import choose as autoquant
 from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import Selection, Spec, parse
 from quantbench.run import calibration, compiling
 from quantbench.run.cutting import RankStages
 from quantbench.run.decoding import compiles_anyway, may_be_fused
 from quantbench.run.plan import Plan, scheme_of
-from quantbench.run.tiers import open_tiers, settle
+
+if TYPE_CHECKING:
+    from quantbench.experts.tiers import Tiers
+    from quantbench.quantize.autoquant import choose as autoquant
 
 Report = Callable[[int, int], None]
 Say = Callable[[str], None]
@@ -71,7 +73,10 @@ def load(
     loading = Loading(config, plan.spec, plan.device, plan.tokenizer, plan.split, checkpoint)
     loading.saver = saver or loading.saver
     try:
-        loading.tiers = open_tiers(plan, loading.known_quantizer, say)
+        if config.expert_memory is not None:
+            from quantbench.run.tiers import open_tiers, settle
+
+            loading.tiers = open_tiers(plan, loading.known_quantizer, say)
     except TierError:
         if loading.saver:
             loading.saver.clear()
@@ -219,9 +224,11 @@ class Loading:
         tokenizer = self.tokenizer or self.checkpoint.tokenizer(vocab_size)
         return calibration.token_ids(self.config.calibration_text, tokenizer, self.device)
 
-    def _autoquantizer(self, say: Say) -> autoquant.AutoQuantizer:
+    def _autoquantizer(self, say: Say) -> "autoquant.AutoQuantizer":
         """Choose a scheme for each shape of layer, on the inputs of the first layer and of the
         output; for a saved checkpoint, take the choices that were saved."""
+        from quantbench.quantize.autoquant import choose as autoquant
+
         if saved := self.checkpoint.saved:
             return autoquant.AutoQuantizer([], self.device, self.precision, saved.layers)
         say("Timing every candidate for each shape of layer …")

@@ -1,6 +1,6 @@
 """The plan of a run: everything that is known before any weights are read, checked.
 
-plan = make_plan(config)
+plan = make_plan(config)        # a value: run/parallel.py sets threads and joins ranks
 plan.spec, plan.prompt, plan.cache_size
 """
 
@@ -11,7 +11,6 @@ import torch
 
 from quantbench import devices
 from quantbench.errors import CheckpointError, UsageError
-from quantbench.experts.routing import routers_of
 from quantbench.kv_cache import CACHES
 from quantbench.kv_cache.base import KVCache
 from quantbench.log.config import RunConfig, Unsaid
@@ -65,13 +64,15 @@ class Plan:
 def make_plan(config: RunConfig, asked: Spec | Selection | None = None) -> Plan:
     """Resolve the device, scheme, kernel, architecture and tokenizer, and check that they fit.
 
-    asked: the scheme of config.quantization, if it was parsed before. Sets torch's threads.
+    asked: the scheme of config.quantization, if it was parsed before.
     Raises UsageError for options that name nothing or contradict each other, CheckpointError for a
     checkpoint whose description cannot be read, KernelError for a kernel that cannot run.
     """
     where = place()
     config = dataclasses.replace(
-        environment.use_threads(config), tp=where.size if where else config.tp
+        config,
+        threads=environment.threads_of(config).recorded,
+        tp=where.size if where else config.tp,
     )
     checkpoint = open_checkpoint(config.checkpoint_path)
     spec = scheme_of(config, asked or parse(config.quantization), checkpoint)
@@ -79,24 +80,25 @@ def make_plan(config: RunConfig, asked: Spec | Selection | None = None) -> Plan:
     config = dataclasses.replace(config, device=str(device), quantization=str(spec))
     if config.memory_profile and device.type not in ("cuda", "cpu"):
         raise UsageError(f"--memory_profile works on cuda and cpu, not on {device.type}")
-    parallel.check(where, device)
+    if where:
+        parallel.warning(where, device)  # raises what cannot be
     precision: torch.dtype = getattr(torch, config.precision)
     architecture = checkpoint.config()
     if config.num_layers:
         architecture = architecture.with_layers(config.num_layers)
     if config.expert_memory is not None:
+        from quantbench.experts.routing import routers_of
+
         routers_of(architecture)  # refuses a model without experts
     check_name(config, checkpoint.name)
     tokenizer = checkpoint.tokenizer(architecture.vocab_size)
     if spec.scheme:
         kernels_for(spec.scheme, config.kernel, device, precision)
-    if config.prefill_size:  # checked before prompt_of draws so many numbers
+    if config.prefill_size:  # checked before prompt_of draws the numbers
         positions(config, config.prefill_size, architecture.max_position)
     split = split_of(config, spec, architecture, checkpoint)
     prompt = prompt_of(config, architecture.vocab_size, tokenizer)
     cache_size = positions(config, len(prompt), architecture.max_position)
-    if split:  # last: a mistake in the options is reported before ranks have met
-        split = dataclasses.replace(split, ranks=parallel.join(where, device))
     return Plan(
         config=config,
         checkpoint=checkpoint,
@@ -118,7 +120,7 @@ def split_of(
     architecture: ModelConfig,
     checkpoint: Checkpoint,
 ) -> Split | None:
-    """This rank's share of the model, not joined yet; None if there is one rank.
+    """This rank's share of the model; None if there is one rank.
 
     Raises UsageError where ranks cannot share the model, or this process is not one of them;
     KernelError for a scheme whose groups do not fit.

@@ -183,4 +183,4 @@ def _too_small(plan: Plan, folder: Path) -> str | None:
     free = shutil.disk_usage(folder).free
     if free >= needed:
         return None
-    return f"{folder} has {free / 1e9:.1f} GB free, and {needed / 1e9:.1f} GB are asked for"
+    return f"{folder} has {free / 1e9:.1f} GB free, and {needed / 1e9:.1f} GB are needed"

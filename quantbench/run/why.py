@@ -10,8 +10,6 @@ from quantbench.run.facts import Facts, Measured
 
 STEP = {
     "cpu-step": "a decoding step is one C++ op",
-    "cpu-stack": "all layers of a decoding step are one C++ op",
-    "cpu-layer": "a decoding step is a C++ op for each layer",
     "modules": "a decoding step runs the model's modules",
 }
 
@@ -21,28 +19,27 @@ class Limit:
     """What memory allows of a decoding step."""
 
     step_bytes: float  # of weights and cache that a step reads, of all ranks
-    bytes_per_s: float  # of memory, as this machine's calibration read it
+    bytes_per_s: float  # of memory, as it was read beside the run
 
     def share(self, step_seconds: float) -> float:
         """Seconds that memory needs for these bytes ÷ those that a step took."""
         return self.step_bytes / self.bytes_per_s / step_seconds
 
-    def sentence(self, step_seconds: float, estimated: float) -> str:
-        """How near a step came to the limit, and to its estimated seconds."""
+    def sentence(self, step_seconds: float) -> str:
+        """How near a step came to the limit."""
         return (
-            f"a step runs at {self.share(step_seconds):.0%} of what this machine allows for these "
-            f"bytes ({self.step_bytes / 1e9:.2f} GB at {self.bytes_per_s / 1e9:.1f} GB/s), and at "
-            f"{estimated / step_seconds:.0%} of what its own kernels reach"
+            f"a step runs at {self.share(step_seconds):.0%} of what memory allows for these bytes "
+            f"({self.step_bytes / 1e9:.2f} GB at {self.bytes_per_s / 1e9:.1f} GB/s)"
         )
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What a calibration says of a run, before it."""
+    """What is estimated of a run, before it."""
 
     figures: dict[str, float] | None = None  # by the keys of `estimate` in the JSON of a run
     limit: Limit | None = None
-    why_not: str | None = None  # None as well where this machine is not calibrated
+    why_not: str | None = None  # None as well where memory's speed says nothing of the run
 
 
 def of_single_run(measured: Measured) -> list[str]:

@@ -173,12 +173,10 @@ def test_open_shows_the_report(tmp_path, monkeypatch, has_a_browser):
     assert ("--open: there is no browser here" in result.stderr) != has_a_browser
 
 
-def test_bars_and_pareto_name_every_arm(tmp_path):
-    from quantbench.compare.output import bars, pareto
+def test_the_picture_names_every_arm(tmp_path):
+    from quantbench.compare.output import pareto
 
     arm_rows = rows(example_results())
-    bars.draw(arm_rows, tmp_path / "bars.svg", "title")
     pareto.draw(arm_rows, [tmp_path / "pareto.svg"], "title")
-    for name in ("bars.svg", "pareto.svg"):
-        text = (tmp_path / name).read_text()
-        assert all(f">{arm}<" in text for arm, *_ in ARMS)
+    text = (tmp_path / "pareto.svg").read_text()
+    assert all(f">{arm}<" in text for arm, *_ in ARMS)

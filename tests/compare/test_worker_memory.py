@@ -15,12 +15,13 @@ OPTIONS = ["--num_samples", "1", "--max_new_tokens", "4", "--device", "cpu"]
 GENERATE = """
 import json, sys
 from quantbench import generate
+from quantbench.compare.commands.generate import generate as main
 
 def tell(*given):
     print("modules", json.dumps(sorted(sys.modules)))
 
 generate.finish = tell
-generate.main(sys.argv[1:], standalone_mode=False)
+main(sys.argv[1:], standalone_mode=False)
 """
 WORKER = """
 import sys

@@ -11,6 +11,7 @@ import sys
 import torch
 
 from quantbench.log.config import RunConfig
+from quantbench.models.weight_bytes import weight_bytes
 from quantbench.run import loading
 from quantbench.run.plan import make_plan
 from tests.run.loading_peak import peak_of
@@ -25,7 +26,7 @@ def load(folder: str):
 def main(folder: str, small: str) -> None:
     load(small)
     model, peak = peak_of(lambda: load(folder))
-    print(json.dumps({"peak": peak, "weights": model.weight_bytes()}))
+    print(json.dumps({"peak": peak, "weights": weight_bytes(model)}))
 
 
 if __name__ == "__main__":

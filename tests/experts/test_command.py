@@ -9,12 +9,12 @@ import pytest
 from click.testing import CliRunner
 
 from quantbench import devices
+from quantbench.compare.commands.generate import generate
 from quantbench.errors import UsageError
 from quantbench.experts import slow, tiers, trial
 from quantbench.experts.layout import whole_pages
 from quantbench.experts.popularity import Popularity, Routers
 from quantbench.experts.store import POLICIES
-from quantbench.generate import main as generate
 from quantbench.log.config import parse
 from quantbench.ops import names
 from quantbench.ops.cpu import build

@@ -8,14 +8,15 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from quantbench.errors import KernelError
+from quantbench.errors import KernelError, TierError
 from quantbench.experts import slow
 from quantbench.experts.layout import Layout, without_weights
-from quantbench.experts.slow import Disk, Memory, TierError
+from quantbench.experts.slow import Disk, Memory
 from quantbench.experts.store import POLICIES
 from quantbench.experts.tiers import Tiers
 from quantbench.models.formats.saved import inner_tensors
 from quantbench.models.loading import load_config
+from quantbench.models.weight_bytes import step_bytes, weight_bytes
 from quantbench.ops.cpu import build
 from quantbench.quantize.registry import SCHEMES
 from quantbench.quantize.spec import SHOWN, parse
@@ -173,8 +174,10 @@ def test_experts_without_tokens_are_neither_fetched_nor_computed(place):
 def test_sizes_count_all_experts_wherever_they_lie(place):
     one = whole("tiny_moe", "int4wo-32")
     model, tiers = tiered("tiny_moe", "int4wo-32", POLICIES["cache"], place)
-    assert model.weight_bytes() == one.weight_bytes()
-    assert [model.step_bytes(rows) for rows in (1, 4)] == [one.step_bytes(rows) for rows in (1, 4)]
+    assert weight_bytes(model) == weight_bytes(one)
+    assert [step_bytes(model, rows) for rows in (1, 4)] == [
+        step_bytes(one, rows) for rows in (1, 4)
+    ]
     experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
     assert experts == len(tiers.keys) * tiers.layout.weight_bytes
     assert all(p.is_meta for name, p in model.named_parameters() if ".experts." in name)

@@ -115,7 +115,7 @@ def test_gpt_fast_pickle(tmp_path, fused, described_by):
 
 
 def test_a_linked_checkpoint_goes_by_the_name_of_its_link(tmp_path):
-    """The hub's cache links each file to a blob elsewhere; the config lies beside the link."""
+    """The hub's cache links each file to a blob elsewhere; the config is in the link's folder."""
     folder, theirs = saved("llama-3", tmp_path)
     (folder / "model.safetensors").unlink()
     torch.save(meta_layout(theirs, fused=True), tmp_path / "blob")

@@ -115,6 +115,12 @@ def test_the_old_and_the_new_spelling_of_rotary_scaling_are_one():
     assert from_hugging_face(old, "a") == from_hugging_face(new, "a")
 
 
+def test_what_transformers_keeps_of_a_model_changes_nothing():
+    """It writes these into the config.json of a model that it read from GGUF."""
+    kept = {"_model_name_or_path": "b", "unk_token_id": 0}
+    assert from_hugging_face(GOOD | kept, "a") == from_hugging_face(GOOD, "a")
+
+
 @pytest.mark.parametrize(
     "change, message",
     [

@@ -1,7 +1,7 @@
 """How the C++ kernels are built: reasons, the cache, damage, and two processes at once.
 
 The whole library takes a while to build, so these tests build a smaller one from a folder of their
-own; that the real one builds, test_cpu_attention.py shows.
+own; that the real one builds, test_linear.py shows.
 """
 
 import os
@@ -23,7 +23,7 @@ SOURCE = 'extern "C" int answer() { return 42; }\n'
 
 @pytest.fixture
 def small(tmp_path, monkeypatch) -> Path:
-    """One small source to build, and an empty cache beside it."""
+    """One small source to build, and an empty cache."""
     if reason := build.unavailable():
         pytest.skip(reason)
     sources = tmp_path / "sources"
@@ -125,7 +125,7 @@ def test_a_damaged_library_is_built_again(small, damage):
 
 
 def contents(tmp_path: Path) -> list[str]:
-    """What lies in the cache, by the endings and beginnings of names."""
+    """What is in the cache, by the ends and starts of names."""
     names = sorted(path.name for path in (tmp_path / "cache" / "quantbench").iterdir())
     return [name if "-" not in name else name[: name.index("-")] + name[-3:] for name in names]
 

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantbench.estimate import exchanging
 from quantbench.generate import Generator, Sampling
 from quantbench.log.config import RunConfig
 from quantbench.models.formats import open_checkpoint
@@ -220,8 +219,3 @@ def wait_for_memory(path: str, ready: Any) -> None:
 def numbers_of(rank: int, index: int, length: int) -> Tensor:
     generator = torch.Generator().manual_seed(1000 * rank + index)
     return torch.randint(-9, 9, (1, length), generator=generator).float()
-
-
-def exchange_times(ranks: Ranks, sums: tuple[int, ...], gathers: tuple[int, ...]):
-    device = torch.device("cpu")
-    return exchanging.timed(ranks, device, torch.bfloat16, sums, gathers)

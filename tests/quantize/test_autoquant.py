@@ -350,6 +350,7 @@ def test_layers_that_a_scheme_or_a_kernel_refuses(monkeypatch):
 @pytest.fixture
 def races(monkeypatch):
     """How many layers each race had. Timings are made up."""
+    monkeypatch.setattr(autoquant, "SQNR_ROWS", 2)
     counted = []
 
     def instant(layers, x, *_, **__):

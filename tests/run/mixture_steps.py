@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from quantbench.models.weight_bytes import step_bytes
 from quantbench.run import environment
 
 environment.prepare()  # before torch is imported: it reads the variables once
@@ -62,10 +63,10 @@ def main(checkpoint_path: str, num_layers: int, schemes: str, rows: str) -> None
             seconds(fused, WARM_UP)
             taken, shares = [], []
             for _ in range(ROUNDS):
-                limit = model.step_bytes(count) / bandwidth.measure()
+                limit = step_bytes(model, count) / bandwidth.measure()
                 taken.append(seconds(fused, STEPS))
                 shares.append(limit / taken[-1])
-            line = f"{scheme}, {count} rows: {model.step_bytes(count) / 1e6:.0f} MB in "
+            line = f"{scheme}, {count} rows: {step_bytes(model, count) / 1e6:.0f} MB in "
             line += f"{statistics.median(taken) * 1e3:.2f} ms, {statistics.median(shares):.2f} of "
             line += f"the limit ({min(shares):.2f} to {max(shares):.2f})"
             if count > 1:

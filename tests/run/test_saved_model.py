@@ -10,6 +10,7 @@ import torch
 from quantbench import generate
 from quantbench.log.config import RunConfig
 from quantbench.models.formats import EMBEDDED, saver
+from quantbench.models.weight_bytes import weight_bytes
 from quantbench.ops.cpu import build
 from quantbench.quantize.spec import SHOWN
 from quantbench.run import loading, saved_model
@@ -58,7 +59,7 @@ def facts(plan, loaded):
     with torch.no_grad():
         logits = loaded.model(TOKENS)
     decoder = made.decoder.name, made.decoder.reason
-    return logits, (loaded.kernels, decoder, loaded.model.weight_bytes(), plan.name, plan.prompt)
+    return logits, (loaded.kernels, decoder, weight_bytes(loaded.model), plan.name, plan.prompt)
 
 
 @pytest.mark.parametrize("scheme", [*SHOWN, "autoquant"])

@@ -93,9 +93,10 @@ def _profiled(
     from quantbench.experts.routing import routers_of
     from quantbench.models.formats import EMBEDDED
     from quantbench.run import loading
+    from quantbench.run.parallel import begin
     from quantbench.run.plan import make_plan
 
-    plan = make_plan(config)
+    plan = begin(make_plan(config))
     routers_of(plan.architecture)  # a dense model is refused before its weights are read
     if words is None:
         words = files.read_text("", EMBEDDED / "heldout.txt")

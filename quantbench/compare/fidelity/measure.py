@@ -1,4 +1,4 @@
-"""What `quantbench quality` measures; in a file of its own because it needs torch."""
+"""What `quantbench quality` measures; in a separate file because it needs torch."""
 
 import dataclasses
 import math
@@ -18,6 +18,7 @@ from quantbench.log.config import RunConfig
 from quantbench.log.origin import git_commit, versions
 from quantbench.models.formats import open_checkpoint
 from quantbench.run.loading import load
+from quantbench.run.parallel import begin
 from quantbench.run.plan import make_plan
 
 DECODED, STEPS = 129, 64  # one window of 129 tokens is read both ways, its last 64 by steps
@@ -61,7 +62,7 @@ def measure(
             f"--checkpoint_path {config.checkpoint_path} was saved quantized; quality is measured "
             "against full precision: give that checkpoint, and --quantization"
         )
-    plan = make_plan(config)
+    plan = begin(make_plan(config))
     ids = token_ids(plan, tokens, text)
     context = window(plan, tokens)
     ids = ids.to(plan.device)

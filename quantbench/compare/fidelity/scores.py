@@ -37,6 +37,7 @@ from quantbench.models.formats import EMBEDDED
 from quantbench.models.llama import Transformer
 from quantbench.run.checks import EXPERTS
 from quantbench.run.loading import Loading
+from quantbench.run.parallel import begin
 from quantbench.run.plan import Plan, make_plan
 from quantbench.run.scoring import perplexity, predictions
 
@@ -232,7 +233,7 @@ def embedded(plan: Plan) -> tuple[Plan, Transformer]:
     fields = RunConfig.__dataclass_fields__
     changes: dict[str, Any] = {name: fields[name].default for name in OF_THE_RUN}
     changes |= {"checkpoint_path": EMBEDDED_MODEL, "compile": False, "compile_prefill": False}
-    plan = make_plan(dataclasses.replace(plan.config, **changes))
+    plan = begin(make_plan(dataclasses.replace(plan.config, **changes)))
     loading = Loading(
         plan.config, plan.spec, plan.device, plan.tokenizer, plan.split, plan.checkpoint
     )

@@ -173,7 +173,7 @@ def remarks(results: Results, rows: Sequence[Row], reasons: bool = True) -> list
 
 
 def _brackets(rows: Sequence[Row]) -> list[str]:
-    """What the speed-ups are, and the ends beside them."""
+    """What the speed-ups and the ends in brackets are."""
     words = dict.fromkeys(row.speed_up.word for row in rows if row.speed_up)
     intervals = [word for word in words if word != "range"]
     if not words:
@@ -228,7 +228,6 @@ def _best(rows: Sequence[Row]) -> list[str]:
 
 def _remarks(row: Row, reasons: bool) -> list[str]:
     remarks = [f"failed: {row.failed}"] if row.failed else []
-    remarks += [row.late_sentence] if row.late_sentence else []
     remarks += [f"no quality: {row.why_no_quality}"] if row.why_no_quality else []
     remarks += [row.decoding_differs] if row.decoding_differs else []
     if row.warm_up_steady is False:

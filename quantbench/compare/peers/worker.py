@@ -6,7 +6,7 @@
     {"do": "get_ready"}
     {"do": "sample", "index": 3}
 
-Each runtime has a process of its own because libraries compete for threads; while others are
+Each runtime has its own process because libraries compete for threads; while others are
 measured it waits for its input and takes no processor time. Every runtime reads a prompt and then
 takes the likeliest token, again and again; we time the same work that generate.py does.
 """
@@ -297,7 +297,7 @@ class _Seconds(NamedTuple):
 
 
 def _check_memory(needed: int, headroom: int) -> None:
-    """Raise MemoryShortage unless so many bytes, and `headroom` more, are free."""
+    """Raise MemoryShortage unless this many bytes, and `headroom` more, are free."""
     import torch
 
     from quantbench import devices

@@ -18,7 +18,7 @@ from quantbench.typed_json import from_json, to_json
 
 COMMAND = (sys.executable, "-m", "quantbench.compare.sampling.worker")
 ROOT = Path(__file__).parents[3]
-INSTALLED = not (ROOT / "generate.py").exists()  # in a checkout it stands beside the package
+INSTALLED = not (ROOT / "generate.py").exists()  # in a checkout it is next to the package
 PATIENCE = 5  # seconds for ranks to end
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ class Process:
     def __init__(self, command: Sequence[str] = COMMAND) -> None:
         self.stderr = tempfile.TemporaryFile()
         self.is_ranks = ranks.are_started_by(command)
-        # In a session of its own, so that Ctrl-C on the terminal reaches only this process, which
+        # In a separate session, so that Ctrl-C on the terminal reaches only this process, which
         # then ends the worker and every compiler that the worker started.
         self.spawned = subprocess.Popen(
             command,
@@ -113,7 +113,7 @@ class Process:
                 self.stdin.close()  # ranks end with their input, and their memory is free then
                 self.spawned.wait(PATIENCE)
         self.kill()
-        self.spawned.kill()  # it may have no session of its own yet
+        self.spawned.kill()  # it may not have its own session yet
         self.spawned.wait()
         for stream in (self.stdin, self.stdout):
             with contextlib.suppress(OSError):

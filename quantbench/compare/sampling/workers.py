@@ -140,8 +140,8 @@ class Workers:
             readings.append(dataclasses.replace(reading, round=round))
 
     def _expected(self, facts: ArmFacts) -> Expected:
-        """What the machine's calibration predicts of an arm's run. Nothing where no worker tells:
-        those of an older commit, which `replay --against` starts, do not."""
+        """What is estimated of an arm's run. Nothing where no worker tells: those of an older
+        commit, which `replay --against` starts, do not."""
         if facts.run is None:
             return Expected()
         try:

@@ -122,7 +122,7 @@ def identity(compiler: Words) -> list[str]:
 
 
 def version(compiler: Words) -> str:
-    """What the compiler says of itself."""
+    """The compiler's answer to --version."""
     return subprocess.run([*compiler, "--version"], capture_output=True, text=True).stdout
 
 
@@ -140,7 +140,7 @@ class Unit:
 
     source: Path
     variant: str | None  # the instruction set, where the source has variants
-    options: Words  # besides `flags`
+    options: Words  # in addition to `flags`
 
     @property
     def object_name(self) -> str:

@@ -54,7 +54,7 @@ def _(
     factor,
     rounding,
 ):
-    """A tensor of as many bytes as geometry() in linear/pack.cpp computes."""
+    """A tensor of the size that geometry() in linear/layout.cpp computes."""
     unit = UNIT * ROWS * (3 if format == "2:4" else bits) // 8
     units = -(-columns // UNIT)
     chunks = -(-units // max(1, scale_columns // UNIT)) if scale_columns else 0

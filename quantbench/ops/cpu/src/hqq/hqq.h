@@ -22,7 +22,7 @@ struct Groups {
   float inverses[ITERATIONS];  // 1 / β
 };
 
-// Blocks of AT_ONCE groups; the last one may have fewer.
+// Blocks of AT_ONCE groups; the last block may have fewer.
 using FitGroups = void (*)(const Groups&, int64_t first_block, int64_t last_block);
 
 VARIANTS(FitGroups, hqq);

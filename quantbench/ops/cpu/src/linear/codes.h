@@ -3,7 +3,7 @@
 //
 // Codes become one byte each, 8 quads of 64. They share bytes as in ops/packing.py's planes, but a
 // byte of a plane of 4, 2 or 1 bits has the codes of 2, 4 or 8 quads, where ops/packing.py has those
-// of as many columns; the first quad's are in its lowest bits. 6-bit codes fill three vectors of 64
+// of the same number of columns; the first quad's are in its lowest bits. 6-bit codes fill three vectors of 64
 // bytes for four quads: the fourth quad's are in the two high bits of the other three.
 
 template <int BITS>
@@ -125,7 +125,9 @@ struct Float6 {
   alignas(64) uint8_t tables[2][64];
   explicit Float6(const Header&) {
     for (int code = 0; code < 64; ++code) {
-      const int value = int(small_float(code, 3, 2) * 16) + 4 * CENTRE[1];
+      int exponent = code >> 2 & 7, mantissa = code & 3;  // by shifts: this runs for every block
+      int sixteenths = exponent ? (4 + mantissa) << (exponent - 1) : mantissa;
+      int value = (code & 32 ? -sixteenths : sixteenths) + 4 * CENTRE[1];
       tables[0][code] = value & 3, tables[1][code] = value >> 2;
     }
   }

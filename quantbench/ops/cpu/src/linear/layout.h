@@ -67,7 +67,7 @@ struct Problem {
   Geometry geometry;
   const uint8_t* blocks;
   int64_t tokens;   // rows of x as the inner loop sees them; a float32 row counts twice
-  // The next three lie in tiles of TILE, 2 or 1 tokens, one behind the other; a tile has columns by
+  // The next three are tiles of TILE, 2 or 1 tokens, one behind the other; a tile has columns by
   // tokens.
   int32_t* quads;   // integer formats: (quads, tile, 2)
   int32_t* sums;    // (padded columns / 8, tile): of the 8 columns, or of a chunk in its first place

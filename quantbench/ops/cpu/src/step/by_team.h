@@ -34,7 +34,7 @@ class ByTeam {
   explicit ByTeam(Step& step)
       : step(step), rows(rows_of(step.x)), size(step.x.element_size()), D(step.x.size(1)),
         qkv(torch::stable::new_empty(step.x, {1, (step.heads + 2 * step.kv_heads) * step.E})),
-        result(torch::stable::new_empty(step.x, {1, step.ending ? step.ending->outputs : D})),
+        result(torch::stable::new_empty(step.x, {1, step.ending.outputs})),
         of_wo(D * size), of_w2(D * size),
         of_w13(2 * step.width * size) {
     for (int64_t i = 0; i < step.count; ++i) {
@@ -58,10 +58,9 @@ class ByTeam {
       heads_norm(&step.part(i, KEY_NORM), step.x, step.kv_heads, step.E);
     }
     first_product.push_back(products.size());
-    if (const Ending* ending = step.ending) {
-      vector(ending->norm, step.x, D);
-      add(ending->weight, D, ending->outputs);
-    }
+    vector(step.ending.norm, step.x, D);
+    add(step.ending.weight, D, step.ending.outputs);
+    if (step.ending.bias) vector(*step.ending.bias, step.x, step.ending.outputs);
   }
 
   Tensor run() {
@@ -71,6 +70,8 @@ class ByTeam {
     } catch (const std::bad_alloc&) {
       STD_TORCH_CHECK(false, "a thread of the decoding step could not allocate memory");
     }
+    if (const Maybe& bias = step.ending.bias)
+      rows.add(data(result), data(*bias), step.ending.outputs, data(result));
     return result;
   }
 
@@ -162,12 +163,8 @@ class ByTeam {
       sum_ranks(member, next, i, W2_BIAS, of_w2);
       sum(i, W2_BIAS, of_w2.data(), middle, x);
     }
-    if (step.ending) {
-      rows.norm(x, data(step.ending->norm), float(step.epsilon), D, normed);
-      multiply(member, first_product[step.count], normed, data(result));
-    } else if (member.index == 0) {
-      std::memcpy(data(result), x, D * size);
-    }
+    rows.norm(x, data(step.ending.norm), float(step.epsilon), D, normed);
+    multiply(member, first_product[step.count], normed, data(result));
   }
 
   // normed becomes what the experts chosen for it return, weighed and summed; with several ranks,

@@ -89,9 +89,10 @@ enum Part { NORM, WQKV, WQKV_BIAS, QUERY_NORM, KEY_NORM, WO, WO_BIAS, FFN_NORM, 
 
 Maybe maybe(const Tensor& t) { return t.numel() ? Maybe(t) : std::nullopt; }
 
-// What follows the layers where logits are wanted.
+// What follows the layers.
 struct Ending {
   const Tensor &norm, &weight;
+  const Maybe& bias;
   int64_t outputs;
 };
 
@@ -108,7 +109,7 @@ struct Step {
   double epsilon;
   int64_t heads, kv_heads, width;
   LocalRanks* ranks;
-  const Ending* ending;
+  const Ending& ending;
   int64_t count, B, E, end;
   Caches caches;
   Tensor first, filled;  // (B,) as decode attention wants them
@@ -116,7 +117,7 @@ struct Step {
   Step(const std::vector<Tensor>& parts, std::vector<Tensor>& caches, const std::string& format,
        const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& position, bool wraps,
        double epsilon, int64_t heads, int64_t kv_heads, int64_t width, int64_t handle,
-       const Ending* ending = nullptr)
+       const Ending& ending)
       : parts(parts), x(x), cos(cos), sin(sin), epsilon(epsilon), heads(heads), kv_heads(kv_heads),
         width(width), ranks(LocalRanks::of(handle)), ending(ending), count(parts.size() / PARTS),
         B(x.size(0)), E(2 * cos.numel()), end(one_position(position) + 1),

@@ -1,5 +1,5 @@
 // Vectors of 64 bytes. Included in a variant's namespace. Here is what every compiler has; wide_halves.h
-// makes each of two registers of 32 bytes, and at the end comes what needs instructions of its own.
+// makes each of two registers of 32 bytes, and the end includes what needs an instruction set's own instructions.
 
 #if LEVEL == LEVEL_avx2
 #include "vector/wide_halves.h"

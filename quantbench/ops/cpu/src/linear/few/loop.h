@@ -7,8 +7,8 @@ constexpr int STREAMS = Streams::COUNT;
 constexpr int PREFETCHED = 1024;  // bytes ahead in each of them
 
 // The same for T tokens and a format whose units have BYTES. For several tokens a chunk of each stream is
-// read in turn, so the next turn's chunk, of up to 4 KB, has to be fetched. For one token a unit is: twice
-// as many bytes ahead where its arithmetic is longer, or no difference (docs/LOG.md).
+// read interleaved, so the next round's chunk, of up to 4 KB, has to be fetched. For one token a unit is: 2048
+// bytes ahead instead of 1024 where its arithmetic is longer, or no difference (docs/LOG.md).
 template <int T, int BYTES>
 constexpr int AHEAD = T > 1 ? 4096 : BYTES < 8 * 64 ? 2048 : PREFETCHED;
 
@@ -134,7 +134,7 @@ struct IntegerChunk {
   }
 };
 
-// A chunk of STREAMS blocks of integers at once, for one token: a unit of each in turn, so that memory
+// A chunk of STREAMS blocks of integers at once, for one token: units interleaved, so that memory
 // is read in all of their places all the time.
 template <class C>
 struct SideBySide {

@@ -5,7 +5,7 @@ constexpr int MOST_TILES = 32;          // of x that go through weights together
 constexpr int LEAST_TILES = 8;          // for which weights are worth converting, in cache or not
 constexpr int64_t X_BYTES = 1 << 20;    // of x that the second-level cache has room for
 constexpr int SUMS = TOKENS * ROWS;     // of a tile of results
-constexpr int MOST_ASKED = 2 * TOKENS;  // lines of results that are asked for before they are computed
+constexpr int MOST_ASKED = 2 * TOKENS;  // lines of results that are prefetched before they are computed
 
 // Which tile register holds what. Macros, because GCC pastes the text into the instruction.
 #define SUMS_00 0
@@ -127,7 +127,7 @@ struct Pair {
   const Bf16* x;
   const Values values;
   const ToTiles make;
-  int64_t blocks[2];  // the same twice, if there is no other
+  int64_t blocks[2];  // the same twice, for a last single block
   alignas(64) Bf16 tiles[2][STRETCH * TILE_NUMBERS];
   alignas(64) float sums[MOST_TILES][2][SUMS];
 
