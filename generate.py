@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from quantbench.cli import Command, progress, quiet, say
+from quantbench.cli import OneLineErrors, progress, quiet, say
 from quantbench.errors import UsageError
 from quantbench.log import log, table
 from quantbench.log.config import RunConfig, options
@@ -327,7 +327,7 @@ class Generator:
 # ---------------------------------------------------------------------------------- the command
 
 
-@click.command(cls=Command, epilog="The log is checked by: quantbench log check FILE")
+@click.command(cls=OneLineErrors, epilog="The log is checked by: quantbench log check FILE")
 @options()
 def main(**given: Any) -> None:
     """Generate text with a quantized Llama-family model and log its speed and memory."""

@@ -37,10 +37,8 @@ class Clock:
 
 
 def default_cache() -> Path:
-    """Where timings are kept: under $XDG_CACHE_HOME, or ~/.cache."""
-    given, home = os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~")
-    at_home = Path(home, ".cache") if os.path.isabs(home) else Path(tempfile.gettempdir())
-    return (Path(given) if os.path.isabs(given) else at_home) / "quantbench" / "autoquant.json"
+    """Where timings are kept."""
+    return files.cache_folder() / "autoquant.json"
 
 
 def key(layer: nn.Linear, batch_size: int, compile: bool) -> dict[str, Any]:
