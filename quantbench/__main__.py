@@ -5,7 +5,7 @@
     quantbench ab --checkpoint_path DIR --arms all       # every scheme that runs here
     quantbench schemes --list                            # which schemes there are
 
-`generate` is generate.py, `log` is log/command.py, and the others are files of compare/commands/.
+`log` is log/command.py, and the others are files of compare/commands/.
 Nothing is imported but the command that was asked for.
 """
 
@@ -23,7 +23,6 @@ from quantbench.cli import Group
 
 # Commands that are no file of compare/commands/: module, attribute, and what --help says.
 OTHERS = {
-    "generate": ("quantbench.generate", "main", "generate text, and log speed and memory"),
     "log": ("quantbench.log.command", "commands",
             "check a log of runs, or show runs as a table"),
 }  # fmt: skip

@@ -126,7 +126,7 @@ OFFERED = [
     ("generate --quantization=int8", {"int8wo", "int8dq", "int8dq-int4wo-32"}),
     ("generate --quantization int8w", {"int8wo"}),
     ("generate --compile --kv_cache f", {"fp8"}),
-    ("generate --decoder cpu-l", {"cpu-layer"}),
+    ("generate --decoder cpu", {"cpu-step"}),
     ("generate --expert_policy c", {"cache", "compute_there"}),
     ("generate --expert-prefetch r", {"router"}),
     ("generate --expert_placement pop", {"popularity"}),

@@ -1,5 +1,7 @@
 """Sampling against the distribution it should draw from; compiled steps against eager ones."""
 
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from quantbench.errors import KernelError, UsageError
 from quantbench.generate import Generator, Sampling, sample
 from quantbench.kv_cache import CACHES
 from quantbench.log.config import RunConfig
-from quantbench.models.checkpoints.load import load_model
+from quantbench.models.loading import load_model
 from quantbench.ops import attention as decode
 from quantbench.ops import prefill_attention as chunk
 from quantbench.ops.cpu import build
@@ -323,6 +325,24 @@ def test_two_generators_on_one_model_do_not_meet():
         assert torch.equal(torch.cat(tokens, 1), wanted)
 
 
+@pytest.mark.parametrize("how", ["cpu-step", "modules", "compiled"])
+def test_a_deleted_generator_s_memory_is_free_at_once(how, compilations):
+    """Nothing waits for Python's garbage collector: the next one's caches may need the memory."""
+    compiled = how == "compiled"
+    decoder = "modules" if compiled else how
+    made = tiny(decoder=decoder, compile_decode=compiled, compile_prefill=compiled)
+    gc.disable()
+    try:
+        made.generate(PROMPT, 4)
+        left = [weakref.ref(made), weakref.ref(made.caches[0].key_codes)]
+        del made
+        if compiled:
+            torch._dynamo.reset()  # what is compiled may hold its constants
+        assert not any(reference() is not None for reference in left)
+    finally:
+        gc.enable()
+
+
 def test_a_model_is_left_as_it_was():
     model = small_model()
     before = {name: dict(vars(module)) for name, module in model.named_modules()}
@@ -362,7 +382,7 @@ def test_generating_past_the_end_is_told_before_it_begins():
 def test_names_that_do_not_exist_are_told():
     with pytest.raises(UsageError, match="kv_cache 'int3': there are dense, int8, fp8, int4"):
         Generator(small_model(), kv_cache="int3")
-    with pytest.raises(KernelError, match="--decoder fast: there are auto, cpu-step, cpu-stack"):
+    with pytest.raises(KernelError, match="--decoder fast: there are auto, cpu-step, modules"):
         Generator(small_model(), decoder="fast")
 
 

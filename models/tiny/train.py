@@ -31,9 +31,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from quantbench.cli import OneLineErrors
-from quantbench.models.checkpoints.compressed import EIGHT_BIT, packed
-from quantbench.models.checkpoints.names import hugging_face
 from quantbench.models.config import ModelConfig
+from quantbench.models.formats.compressed_tensors import EIGHT_BIT, packed
+from quantbench.models.formats.names import hugging_face
 from quantbench.models.llama import Transformer
 from quantbench.models.registry import build
 
@@ -181,7 +181,7 @@ def export(model: Transformer, folder: Path, eight_bit: bool = False) -> None:
     """Write the model as a Hugging Face folder: model.safetensors and config.json.
 
     eight_bit: linear layers are stored in 8 bits with a scale for each row, in compressed-tensors'
-    format (models/checkpoints/compressed.py). Everything else is stored in bfloat16.
+    format (models/formats/compressed_tensors.py). Everything else is stored in bfloat16.
     """
     linear = model.config.linear_shapes()
     tensors = {}

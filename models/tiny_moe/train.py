@@ -40,8 +40,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quantbench.cli import OneLineErrors
-from quantbench.models.checkpoints.load import load_model
 from quantbench.models.llama import Attention, FeedForward, Transformer
+from quantbench.models.loading import load_model
 from quantbench.models.mixtral import MixtureOfExperts, Router
 from quantbench.models.mixture import Mixture
 from quantbench.models.registry import build

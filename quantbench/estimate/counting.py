@@ -3,33 +3,92 @@
     count_module(module, tokens)                                # any nn.Module on the meta device
     count_model(config, "int4wo-128", batch=4, tokens=1, depth=1024)    # ours: a decoding step
 
-Bytes of a product are those of its weight as it is stored, and of the activations in and out, each
-once. Caches of the processor, and operations that a compiler fuses, are left to whoever turns
-bytes into seconds.
+The pass runs on the meta device, where a tensor is a shape and a dtype; torch's dispatch mode sees
+each operation, and torch.utils.flop_counter knows the operations of products. Layers with packed
+weights and attention over our caches are recorded whole and do not run. Bytes are those of the
+stored weight, and of the activations in and out, each once.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+import math
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
 
 from quantbench.devices import stored_bytes
 from quantbench.errors import KernelError, UsageError
-from quantbench.estimate.recording import Alive, Collective, Kind, Recorder, Work, merged, pairs
 from quantbench.kv_cache import CACHES
 from quantbench.kv_cache.base import KVCache
 from quantbench.models import build
 from quantbench.models.config import ModelConfig
 from quantbench.models.split import Split
 from quantbench.ops.ranks import Ranks
+from quantbench.quantize.kernel import KernelLinear
 from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import FullPrecision, Spec, parse_scheme
 from quantbench.run.cutting import split_for
 from quantbench.run.sizes import kv_cache_bytes
 
+Kind = Literal["linear", "attention", "rest"]
 Logits = Literal["last", "all", "none"]
+MIB = 1 << 20
+aten = torch.ops.aten
+# Operations that read only the chosen rows of a table, not all of it.
+_GATHER = {aten.embedding, aten.index, aten.index_select, aten.gather, aten.take}
+# Operations that write into a tensor only what they are given; the latter also read those rows.
+_SCATTER = {aten.index_put_, aten.index_copy_, aten.scatter_, aten.copy_, aten._index_put_impl_}
+_SCATTER_ADD = {aten.index_add_, aten.scatter_add_}
+_ALLOCATE = {aten.empty, aten.new_empty, aten.empty_like, aten.empty_strided,
+             aten.new_empty_strided}  # fmt: skip
+_PRODUCTS = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm}
+# Products of rows (R, K), sorted by experts, with the experts' weights (X, K, N).
+_GROUPED = {"aten._grouped_mm", "transformers.grouped_mm_fallback"}
+# Models of transformers ask about numbers whether nothing is padded; there are none: yes.
+_YES = {(True, False): 1.0, (False, True): True, (False, False): 1}
+
+
+@dataclass(frozen=True)
+class Work:
+    """All calls of one operation with the same shapes.
+
+    A product is (rows, inner) times (inner, outer). Attention has the query positions of all
+    sequences as rows, the width of a head as inner, and the positions it reads as outer.
+    """
+
+    operation: str  # "aten.add", "linear:int4wo-128", "attention:decode"
+    kind: Kind
+    format: str  # dtype of the numbers, or the packed format: "bfloat16", "int8wo"
+    rows: int
+    inner: int
+    outer: int
+    flops: float  # of all calls; a multiplication and an addition each
+    bytes_read: int  # of all calls
+    bytes_written: int  # of all calls
+    calls: int = 1
+
+    def times(self, count: int) -> "Work":
+        flops, read, written = (count * n for n in (self.flops, self.bytes_read,
+                                                    self.bytes_written))  # fmt: skip
+        calls = count * self.calls
+        return replace(self, flops=flops, bytes_read=read, bytes_written=written, calls=calls)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Collective:
+    """What the ranks of one model exchange, in calls of the same size."""
+
+    kind: Literal["all_reduce", "all_gather"]
+    bytes: int  # of one rank's tensor, in one call
+    calls: int
 
 
 @dataclass(frozen=True)
@@ -38,13 +97,10 @@ class Count:
 
     works: tuple[Work, ...]
     collectives: tuple[Collective, ...]
-    weight_bytes: int  # of all weights in memory; one that is used twice counts once
+    weight_bytes: int  # of all weights in memory; a tied weight counts once
+    block_bytes: int  # of the blocks in which torch's allocator for cards keeps these weights
     kv_cache_bytes: int  # of the caches as they are allocated
-    peak_activation_bytes: int  # of tensors that the pass makes, at the moment when they are most
-    peak_tensors: tuple[Alive, ...]  # the tensors that are alive at that moment
-    # What is allocated and freed: (number of the tensor, its bytes, or 0 when it is freed).
-    events: tuple[tuple[int, int], ...] = field(default=(), repr=False)
-    weight_tensors: tuple[int, ...] = field(default=(), repr=False)  # bytes of each, in order
+    peak_activation_bytes: int  # most bytes of tensors of the pass that are alive at once
 
     @property
     def flops(self) -> float:
@@ -52,60 +108,252 @@ class Count:
 
     @property
     def bytes(self) -> int:
-        """Bytes read and written."""
         return sum(work.bytes_read + work.bytes_written for work in self.works)
 
     def of_kind(self, kind: Kind) -> tuple[Work, ...]:
         return tuple(work for work in self.works if work.kind == kind)
 
 
-def count_module(module: nn.Module, *inputs: Any, **named: Any) -> Count:
-    """Count module(*inputs, **named). Module and inputs are on the meta device.
+def block(size: int) -> int:
+    """Bytes that a tensor of `size` bytes occupies on a card: a multiple of 512; from 10 MiB on
+    torch's allocator asks the driver for a multiple of 2 MiB, and keeps a rest of up to 1 MiB in
+    the block (c10/cuda/CUDACachingAllocator.cpp)."""
+    size = -(-size // 512) * 512
+    whole = -(-size // (2 * MIB)) * 2 * MIB
+    return whole if size >= 10 * MIB and whole - size <= MIB else size
 
-    Raises UsageError where they are not, for there everything would really be computed.
-    """
-    return counted(module, inputs, named, lambda recorder: module(*inputs, **named))
+
+def pairs(queries: int, keys: int, depth: int = 0, window: int | None = None) -> int:
+    """How many (query, key) pairs causal attention computes for one head of one sequence: query i
+    stands at position depth + i, and attends to the last `window` keys up to its own."""
+    most = keys if window is None else min(keys, window)
+    growing = min(max(most - depth, 0), queries)  # queries that see fewer keys than `most`
+    return growing * depth + growing * (growing + 1) // 2 + (queries - growing) * most
+
+
+def count_module(module: nn.Module, *inputs: Any, **named: Any) -> Count:
+    """Count module(*inputs, **named), both on the meta device. Raises UsageError elsewhere."""
+    return counted(module, (inputs, named), lambda recorder: module(*inputs, **named))
 
 
 def counted(
     module: nn.Module,
-    inputs: Any,
-    named: Any,
-    call: Any,
-    formats: dict[str, str] | None = None,
-    read_shares: dict[str, float] | None = None,
+    inputs: object,
+    call: Callable[["Recorder"], object],
+    formats: Mapping[str, str] | None = None,
+    read_shares: Mapping[str, float] | None = None,
 ) -> Count:
+    """Count call(recorder). By the name of a linear layer: formats, its packed format; read_shares,
+    how often its weight is read for each time that it is called here (1 where it is missing)."""
     given = [*module.parameters(), *module.buffers()]
-    elsewhere = next((t for t in given if not t.is_meta), None)
-    if elsewhere is not None:
+    if (elsewhere := next((t for t in given if not t.is_meta), None)) is not None:
         raise UsageError(
             f"a module is counted on the meta device; this one is on {elsewhere.device}: build it "
             'inside `with torch.device("meta"):`'
         )
-    recorder = Recorder(module, (inputs, named), formats, read_shares)
+    recorder = Recorder(module, inputs, formats or {}, read_shares or {})
     with torch.no_grad(), recorder:
         result = call(recorder)
-    events = tuple(recorder.events)
-    del result  # what it returns is alive until here
-    sizes = tuple(map(stored_bytes, module.parameters()))  # a tied weight is one parameter
-    return Count(
-        merged(recorder.works),
-        exchanged(recorder.collectives),
-        sum(sizes),
-        0,
-        recorder.peak_bytes,
-        recorder.peak_tensors,
-        events,
-        sizes,
-    )
+    del result  # alive until here
+    sizes = [stored_bytes(parameter) for parameter in module.parameters()]
+    blocks = sum(map(block, sizes))
+    works, collectives = _summed(recorder.works), _exchanged(recorder.collectives)
+    return Count(works, collectives, sum(sizes), blocks, 0, recorder.peak_bytes)
 
 
-def exchanged(collectives: Sequence[Collective]) -> tuple[Collective, ...]:
-    """The collectives with those of the same kind and size summed."""
+def _summed(works: Sequence[Work]) -> tuple[Work, ...]:
+    """One Work for each operation and its shapes; none where the calls come to 0."""
+    sums: dict[tuple[Any, ...], list[Any]] = {}
+    for work in works:
+        shape, cost = tuple(vars(work).values())[:6], tuple(vars(work).values())[6:]
+        sums[shape] = [a + b for a, b in zip(sums.get(shape, [0] * 4), cost, strict=True)]
+    return tuple(Work(*shape, *cost) for shape, cost in sums.items() if cost[3])
+
+
+def _exchanged(collectives: Sequence[Collective]) -> tuple[Collective, ...]:
     calls: dict[tuple[Any, int], int] = {}
     for one in collectives:
         calls[one.kind, one.bytes] = calls.get((one.kind, one.bytes), 0) + one.calls
-    return tuple(Collective(kind, size, count) for (kind, size), count in calls.items())
+    return tuple(Collective(*key, count) for key, count in calls.items() if count)
+
+
+# ---------------------------------------------------------------------------------- recording
+
+
+class Recorder(TorchDispatchMode):
+    """Records what `module` does while it is entered. Weights, buffers and inputs are not counted
+    among the tensors that are alive."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        inputs: object,
+        formats: Mapping[str, str],
+        read_shares: Mapping[str, float],
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.works: list[Work] = []
+        self.collectives: list[Collective] = []
+        self.live_bytes = self.peak_bytes = 0
+        self._module, self._formats, self._shares = module, formats, read_shares
+        given = [*module.parameters(), *module.buffers(), *tree_leaves(inputs)]
+        ids = (t for t in given if isinstance(t, Tensor) and t.dtype == torch.long)
+        self._tokens = next((t.numel() for t in ids), 0)
+        self._given = [s for tensor in given for s in _storages(tensor)]  # keeps their ids valid
+        self._seen: dict[int, object] = {id(storage): storage for storage in self._given}
+        weights = (s for parameter in module.parameters() for s in _storages(parameter))
+        self._weights = {id(storage) for storage in weights}
+        self._attention = _Attention(self)
+
+    def __enter__(self) -> "Recorder":
+        for name, layer in self._module.named_modules():
+            if isinstance(layer, KernelLinear) or name in self._formats:
+                format, share = self._formats.get(name), self._shares.get(name, 1.0)
+                layer.forward = partial(self._linear, layer, format, share)
+            elif name in self._shares and isinstance(layer, nn.Linear):
+                layer.forward = partial(self._linear, layer, None, self._shares[name])  # type: ignore[method-assign]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        self._attention.__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._attention.__exit__(*error)  # type: ignore[no-untyped-call]
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        for layer in self._module.modules():
+            layer.__dict__.pop("forward", None)
+
+    def _linear(self, layer: Any, format: str | None, share: float, x: Tensor) -> Tensor:
+        """The product of a linear layer with a weight that may be packed."""
+        inner, outer = layer.in_features, layer.out_features
+        rows, y = x.numel() // inner, x.new_empty((*x.shape[:-1], outer))
+        read = x.nbytes + round(share * stored_bytes(layer.weight))
+        read += 0 if layer.bias is None else layer.bias.nbytes
+        name = f"linear:{format}" if format else "aten.mm"
+        flops = 2.0 * rows * inner * outer
+        numbers = format or _dtype(layer.weight)
+        self.works.append(Work(name, "linear", numbers, rows, inner, outer, flops, read, y.nbytes))
+        return y
+
+    def attention(
+        self, query: Tensor, seen: int, width: int, read: int, format: str, keys: int,
+        operation: str = "attention", written: int = 0,
+    ) -> Tensor:  # fmt: skip
+        """Attention of query (…, L, E) that computes `seen` pairs of a query and a key over all
+        heads and sequences; returns (…, L, width). read, written: bytes of keys and values."""
+        y = query.new_empty((*query.shape[:-1], width))
+        inner, rows = query.shape[-1], query.shape[0] * query.shape[-2]
+        self.works.append(
+            Work(operation, "attention", format, rows, inner, keys, 2.0 * seen * (inner + width),
+                 read + query.nbytes, written + y.nbytes)
+        )  # fmt: skip
+        return y
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs, packet = kwargs or {}, func.overloadpacket
+        if packet is aten._local_scalar_dense:
+            return _YES[args[0].dtype.is_floating_point, args[0].dtype == torch.bool]
+        result = func(*args, **kwargs)
+        taken = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        before = {id(storage) for tensor in taken for storage in _storages(tensor)}
+        fresh = [t for t in made if not {id(storage) for storage in _storages(t)} <= before]
+        for storage in (storage for tensor in fresh for storage in _storages(tensor)):
+            self._appears(storage)
+        if packet not in _ALLOCATE and (fresh or func._schema.is_mutable):
+            flops = 0.0
+            if packet in flop_registry:
+                flops = float(flop_registry[packet](*args, **kwargs, out_val=result))
+            self.works.append(self._operation(packet, flops, taken, made))
+        return result
+
+    def _operation(
+        self, packet: Any, flops: float, taken: list[Tensor], made: list[Tensor]
+    ) -> Work:
+        read, written = sum(map(_bytes, taken)), sum(map(_bytes, made))
+        kind: Kind = "rest"
+        rows = inner = outer = 0
+        if packet in flop_registry:
+            weights = {id(s) for tensor in taken for s in _storages(tensor)} & self._weights
+            kind = "linear" if weights else "attention"
+        if packet in _PRODUCTS:
+            left, right = taken[-2:]
+            inner, outer = right.shape[-2:]
+            rows = left.numel() // max(inner, 1)
+        elif packet in _GATHER:
+            read = written + sum(_bytes(t) for t in taken if not t.is_floating_point())
+        elif packet in _SCATTER:
+            read, written = sum(map(_bytes, taken[1:])), max(map(_bytes, taken[1:]), default=0)
+        elif packet in _SCATTER_ADD:
+            written = _bytes(taken[-1])
+            read = written + sum(map(_bytes, taken[1:]))
+        elif str(packet) in _GROUPED:
+            left, right = taken[:2]
+            kind, rows, (experts, inner, outer) = "linear", len(left), right.shape
+            flops = 2.0 * rows * inner * outer
+            tokens = self._tokens if self._tokens and rows % self._tokens == 0 else rows
+            each = min(rows // max(tokens, 1), experts)  # experts that a token chooses
+            read -= round((1 - each / experts) ** tokens * _bytes(right))  # of experts not chosen
+        format = next(map(_dtype, (*made, *taken)), "")
+        return Work(str(packet), kind, format, rows, inner, outer, flops, read, written)
+
+    def _appears(self, storage: Any) -> None:
+        key = id(storage)
+        if key in self._seen:
+            return
+        self._seen[key] = weakref.ref(storage, partial(self._disappears, key, storage.nbytes()))
+        self.live_bytes += storage.nbytes()
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+
+    def _disappears(self, key: int, size: int, _: object) -> None:
+        self._seen.pop(key)
+        self.live_bytes -= size
+
+
+class _Attention(TorchFunctionMode):
+    """Records F.scaled_dot_product_attention whole, which torch would take apart on the meta
+    device. Fused kernels leave out the pairs that is_causal excludes, and none for a mask."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is not F.scaled_dot_product_attention:
+            return func(*args, **(kwargs or {}))
+        named = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args,
+                         strict=False)) | (kwargs or {})  # fmt: skip
+        query, key, value = (named[name] for name in ("query", "key", "value"))
+        length, keys = query.shape[-2], key.shape[-2]
+        each = pairs(length, keys) if named.get("is_causal") else length * keys
+        seen = each * query.numel() // max(1, length * query.shape[-1])
+        read = sum(_bytes(t) for t in (key, value, named.get("attn_mask")) if t is not None)
+        return self.recorder.attention(query, seen, value.shape[-1], read, _dtype(query), keys)
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _bytes(tensor: Tensor) -> int:
+    """Bytes that an operation reads or writes of a tensor: expanded dimensions count once."""
+    if hasattr(tensor, "__tensor_flatten__"):
+        return stored_bytes(tensor)
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return math.prod(n for n, step in sizes if step or not n) * tensor.element_size()
+
+
+def _storages(tensor: object) -> Iterator[Any]:
+    """The storage of a tensor; of a tensor subclass, those of the tensors inside it."""
+    if isinstance(tensor, Tensor):
+        if hasattr(tensor, "__tensor_flatten__"):
+            for name in tensor.__tensor_flatten__()[0]:
+                yield from _storages(getattr(tensor, name))
+        else:
+            yield tensor.untyped_storage()
 
 
 # ---------------------------------------------------------------------------------- our models
@@ -137,120 +385,109 @@ def count_model(
     a scheme that does not take the model's shapes.
     """
     spec = parse_scheme(scheme) if isinstance(scheme, str) else scheme
-    device = torch.device(device)
-    size = cache_size or depth + tokens
     split = split_for(config, _CountedRanks(0, tp), spec) if tp > 1 else None
-    mine = split.config if split else config
-    steps = range(0, tokens, chunk or tokens)
+    size, chunk = cache_size or depth + tokens, chunk or tokens
+    one_pass = partial(
+        _Pass, split, spec, kv_cache, batch, precision, torch.device(device), size
+    )  # fmt: skip
     passes = [
-        _pass(
-            config,
-            split,
-            spec,
-            kv_cache,
-            batch,
-            min(chunk or tokens, tokens - first),
-            depth + first,
-            size,
-            logits if first == steps[-1] or logits == "all" else "none",
-            precision,
-            device,
-        )
-        for first in steps
-    ]
-    peak = max(passes, key=lambda one: one.peak_activation_bytes)
+        one_pass(min(chunk, tokens - first), depth + first,
+                 logits if first + chunk >= tokens or logits == "all" else "none").of(config)
+        for first in range(0, tokens, chunk)
+    ]  # fmt: skip
     return replace(
-        peak,
-        works=merged([work for one in passes for work in one.works]),
-        collectives=exchanged([c for one in passes for c in one.collectives]),
-        kv_cache_bytes=kv_cache_bytes(mine, batch, size, precision, CACHES[kv_cache]),
+        max(passes, key=lambda one: one.peak_activation_bytes),
+        works=_summed([work for one in passes for work in one.works]),
+        collectives=_exchanged([c for one in passes for c in one.collectives]),
+        kv_cache_bytes=kv_cache_bytes(
+            split.config if split else config, batch, size, precision, CACHES[kv_cache]
+        ),
     )
 
 
-def _pass(
-    config: ModelConfig,
-    split: Split | None,
-    spec: Spec,
-    kv_cache: str,
-    batch: int,
-    tokens: int,
-    depth: int,
-    cache_size: int,
-    logits: Logits,
-    precision: torch.dtype,
-    device: torch.device,
-) -> Count:
-    """One pass. Layers of a kind are alike, so a second one's work stands for that of the rest."""
+@dataclass(frozen=True)
+class _Pass:
+    """One pass of a model."""
 
-    def of_layers(few: ModelConfig) -> Count:
-        layers = few.num_layers
-        cut = None if split is None else Split(few, split.ranks, split.unit)
+    split: Split | None
+    spec: Spec
+    kv_cache: str
+    batch: int
+    precision: torch.dtype
+    device: torch.device
+    cache_size: int
+    tokens: int
+    depth: int
+    logits: Logits
+
+    def of(self, config: ModelConfig) -> Count:
+        """Count the layers of a kind once: what a second one adds stands for each of the rest."""
+        kinds, alike = config.kinds_of_layers(), config
+        if len(kinds) > 1 and config.mixture:  # layers with experts come first among the kinds
+            alike = replace(config, mixture=replace(config.mixture, dense_layers=()))
+        first = total = self.of_layers(alike.with_layers(1))
+        further = [(alike.with_layers(2), kinds[0] - 1)] if kinds[0] > 1 else []
+        for few, more in [*further, *((config.one_of_each_kind(), n) for n in kinds[1:])]:
+            total = _with_more(total, first, self.of_layers(few), more)
+        return total
+
+    def of_layers(self, few: ModelConfig) -> Count:
+        cut = self.split and Split(few, self.split.ranks, self.split.unit)
         with torch.device("meta"):
-            model = build(few, cut).to(precision)
-        formats = _quantize(model, spec, device, precision)
-        table, output = model.tok_embeddings, model.output
+            model = build(few, cut).to(self.precision)
+        formats = _quantize(model, self.spec, self.device, self.precision)
+        table, output, own = model.tok_embeddings, model.output, model.config
         alike = type(table.weight.data) is type(output.weight.data)
-        if config.tie_embeddings and alike and table.weight.shape == output.weight.shape:
+        if few.tie_embeddings and alike and table.weight.shape == output.weight.shape:
             output.weight = table.weight  # packed, it would have another shape
-        own = model.config
         stored = [
-            CACHES[kv_cache](batch, own.num_kv_heads, cache_size, own.head_dim, precision, "meta",
-                             own.sliding_window)
-            for _ in range(layers)
+            CACHES[self.kv_cache](self.batch, own.num_kv_heads, self.cache_size, own.head_dim,
+                                  self.precision, "meta", own.sliding_window)
+            for _ in range(few.num_layers)
         ]  # fmt: skip
-        ids = torch.empty(batch, tokens, dtype=torch.long, device="meta")
-        positions = torch.empty(tokens, dtype=torch.long, device="meta")
+        ids = torch.empty(self.batch, self.tokens, dtype=torch.long, device="meta")
+        positions = torch.empty(self.tokens, dtype=torch.long, device="meta")
 
         def call(recorder: Recorder) -> Tensor:
-            if split is not None:
-                split.ranks.recorder = recorder  # type: ignore[attr-defined]
-            caches: Any = [_CountedCache(cache, batch, recorder, device) for cache in stored]
-            x = model.hidden(ids, positions, caches, start=depth)
-            if logits == "none":
+            if self.split is not None:
+                self.split.ranks.recorder = recorder  # type: ignore[attr-defined]
+            caches: Any = [
+                _CountedCache(c, self.batch, self.depth, recorder, self.device) for c in stored
+            ]
+            for layer, cache in zip(model.layers, caches, strict=True):
+                layer.attention.attend = cache.attend  # type: ignore[union-attr]
+            x = model.hidden(ids, positions, caches)
+            if self.logits == "none":
                 return x
-            return model.logits(x[:, -1:] if logits == "last" else x)
+            return model.logits(x[:, -1:] if self.logits == "last" else x)
 
-        shares = _read_shares(model, few, batch * tokens)
-        return counted(model, (ids, positions), {}, call, formats, shares)
-
-    kinds, alike = config.kinds_of_layers(), config
-    if len(kinds) > 1 and config.mixture:  # layers with experts come first among the kinds
-        alike = replace(config, mixture=replace(config.mixture, dense_layers=()))
-    first = total = of_layers(alike.with_layers(1))
-    further = [(alike.with_layers(2), kinds[0] - 1)] if kinds[0] > 1 else []
-    further += [(config.one_of_each_kind(), more) for more in kinds[1:]]
-    for two, more in further:
-        total = _with_more(total, first, of_layers(two), more)
-    return total
+        shares = _read_shares(model, few, self.batch * self.tokens)
+        return counted(model, (ids, positions), call, formats, shares)
 
 
 def _with_more(total: Count, first: Count, second: Count, more: int) -> Count:
     """The total with `more` layers of which each adds what `second` has beyond `first`."""
     works = [*total.works, *(work.times(more) for work in second.works)]
     works += [work.times(-more) for work in first.works]
-    exchanges = [*total.collectives, *(one.times(more) for one in second.collectives)]
-    exchanges += [one.times(-more) for one in first.collectives]
-    peak = second.peak_activation_bytes - first.peak_activation_bytes
-    return replace(
-        second,
-        works=tuple(work for work in merged(works) if work.calls),
-        collectives=tuple(one for one in exchanged(exchanges) if one.calls),
-        weight_bytes=total.weight_bytes + more * (second.weight_bytes - first.weight_bytes),
-        peak_activation_bytes=total.peak_activation_bytes + more * peak,
-    )
+    exchanges = [*total.collectives]
+    for one, sign in ((second, more), (first, -more)):
+        exchanges += [replace(c, calls=sign * c.calls) for c in one.collectives]
+    added = {
+        name: getattr(total, name) + more * (getattr(second, name) - getattr(first, name))
+        for name in ("weight_bytes", "block_bytes", "peak_activation_bytes")
+    }
+    return replace(second, works=_summed(works), collectives=_exchanged(exchanges), **added)
 
 
 def _read_shares(model: nn.Module, config: ModelConfig, tokens: int) -> dict[str, float]:
     """How often an expert's weight is read for each expert that is counted, by the layers' names.
 
     On the meta device tokens are spread over as many experts as possible. Really some choose the
-    same ones: so many that X · (1 − (1 − k/X)^tokens) are read on average.
+    same ones, so that X · (1 − (1 − k/X)^tokens) are read on average.
     """
-    mixture = config.mixture
-    if mixture is None:
+    if (mixture := config.mixture) is None:
         return {}
-    counted = min(mixture.num_experts, tokens * mixture.experts_per_token)
-    share = mixture.distinct(tokens) / counted
+    share = mixture.distinct(tokens) / min(mixture.num_experts, tokens * mixture.experts_per_token)
     return {name: share for name, _ in model.named_modules() if ".experts." in name}
 
 
@@ -268,13 +505,12 @@ def _quantize(
         quantizer, runs = Quantizer.of_shapes(spec, device, precision), False
     formats = {}
     for name, module in list(model.named_modules()):
-        if not isinstance(module, nn.Linear | nn.Embedding):
-            continue
-        layer = quantizer.quantized(name, module)
-        if isinstance(layer, nn.Linear):
-            formats[name] = str(spec)
-            layer = quantizer.stored(name, layer) if runs else layer
-        model.set_submodule(name, layer)
+        if isinstance(module, nn.Linear | nn.Embedding):
+            layer = quantizer.quantized(name, module)
+            if isinstance(layer, nn.Linear):
+                formats[name] = str(spec)
+                layer = quantizer.stored(name, layer) if runs else layer
+            model.set_submodule(name, layer)
     return formats
 
 
@@ -287,13 +523,12 @@ class _CountedRanks(Ranks):
         object.__setattr__(self, name, value)
 
     def sum(self, x: Tensor) -> Tensor:
-        self.recorder.exchange("all_reduce", x)
+        self.recorder.collectives.append(Collective("all_reduce", x.nbytes, 1))
         return x
 
     def gather(self, x: Tensor, widths: Sequence[int] | None = None) -> Tensor:
-        self.recorder.exchange("all_gather", x)
-        width = sum(widths) if widths else self.size * x.shape[-1]
-        return self.recorder.make(x, (*x.shape[:-1], width), "all_gather")
+        self.recorder.collectives.append(Collective("all_gather", x.nbytes, 1))
+        return x.new_empty((*x.shape[:-1], sum(widths) if widths else self.size * x.shape[-1]))
 
 
 class _CountedCache:
@@ -306,34 +541,33 @@ class _CountedCache:
     """
 
     def __init__(
-        self, cache: KVCache, sequences: int, recorder: Recorder, device: torch.device
+        self,
+        cache: KVCache,
+        sequences: int,
+        depth: int,
+        recorder: Recorder,
+        device: torch.device,
     ) -> None:
         self.cache, self.recorder, self.device = cache, recorder, device
-        self.sequences = sequences
+        self.slot_bytes = cache.nbytes // (cache.slots * sequences)  # of one sequence
+        self.depth = depth
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        input_pos: Tensor,
-        start: int | None = None,
-    ) -> Tensor:
-        assert start is not None
-        cache, (B, H, S, E) = self.cache, query.shape
-        a_slot = cache.nbytes // (cache.slots * self.sequences)  # of one sequence
-        end = start + S
-        own = B * S * a_slot  # what is stored of the chunk
+    def update(self, positions: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        return key, value
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *rest: object) -> Tensor:
+        cache, start, (B, H, S, E) = self.cache, self.depth, query.shape
         if S == 1:
-            keys = min(end, cache.slots)
-            seen, read, name = keys, B * keys * a_slot, "attention:decode"
+            seen = keys = min(start + 1, cache.slots)
+            read, name = B * keys * self.slot_bytes, "attention:decode"
         else:
             past = min(start, cache.slots)
             keys, name = past + S, "attention:prompt"
-            read = B * past * a_slot + key.nbytes + value.nbytes
-            seen = pairs(S, end, start, cache.window)
+            read = B * past * self.slot_bytes + key.nbytes + value.nbytes
+            seen = pairs(S, start + S, start, cache.window)
             if self.device.type == "cpu":
                 seen += S * S - pairs(S, S, 0, cache.window)
+        written = B * S * self.slot_bytes
         return self.recorder.attention(
-            query, read, B * H * seen, E, cache.format, name, keys=keys, written=own
+            query, B * H * seen, E, read, cache.format, keys, name, written
         )

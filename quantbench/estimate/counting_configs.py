@@ -14,8 +14,7 @@ from torch import Tensor
 
 from quantbench import files
 from quantbench.errors import CheckpointError, QuantbenchError, UsageError
-from quantbench.estimate.counting import Count, Logits, counted
-from quantbench.estimate.recording import Recorder
+from quantbench.estimate.counting import Count, Logits, Recorder, counted
 from quantbench.models.accepted import COUNT, LAYERS
 from quantbench.models.hugging_face import check_keys
 from quantbench.text import shown
@@ -151,11 +150,11 @@ def count_config(
             given["past_key_values"] = DynamicCache(config=made)
         if depth:
             before = torch.empty(batch, depth, dtype=torch.long, device="meta")
-            with torch.device("meta"), torch.no_grad(), Recorder(model, before):
+            with torch.device("meta"), torch.no_grad(), Recorder(model, before, {}, {}):
                 model(before, use_cache=True, past_key_values=given["past_key_values"])
         ids = torch.empty(batch, tokens, dtype=torch.long, device="meta")
         with torch.device("meta"):
-            count = counted(model, ids, given, lambda recorder: model(ids, **given))
+            count = counted(model, (ids, given), lambda recorder: model(ids, **given))
         return _with_cache(count, given.get("past_key_values"))
     except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
         raise QuantbenchError(

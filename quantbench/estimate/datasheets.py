@@ -174,7 +174,7 @@ _AS_MUCH = 0.08  # GB are 1e9 bytes or 2**30, and a B200 of 180 GB is sold as 19
 def find(name: str) -> Datasheet:
     """The datasheet of a device, by its name or a common short form; case does not matter.
 
-    Raises UsageError, with the nearest names and how to calibrate, if there is none.
+    Raises UsageError, with the nearest names, if there is none.
     """
     if (sheet := known(name)) is not None:
         return sheet
@@ -183,7 +183,7 @@ def find(name: str) -> Datasheet:
     near = list(dict.fromkeys(spellings[spelling] for spelling in close))[:3] or list(DATASHEETS)
     raise UsageError(
         f"--device {name!r}: no datasheet; nearest: {', '.join(near)}. Or on that machine: "
-        "quantbench calibrate --json FILE, then here --calibration FILE"
+        "quantbench estimate --device here"
     )
 
 

@@ -1,7 +1,6 @@
 """Seconds in which the ranks of a model exchange numbers: sums and gathers, by their size.
 
     ring_seconds("all_reduce", 8192, ranks=8, link=sheet.link_among(8))     # on a card by its sheet
-    Exchanges(calibration.exchanges).seconds("all_reduce", 8192, ranks=2)   # as it was measured
 
 Bytes are those of one rank's tensor. On cards the model is NCCL's own, by which it chooses among
 its algorithms (https://github.com/NVIDIA/nccl, src/graph/tuning.cc, of June 2026): a fixed time, a
@@ -10,14 +9,8 @@ short messages sends as many bytes of flags as of numbers, so that it has half o
 Nothing of this was measured here.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from scipy.optimize import nnls
-
-from quantbench.errors import UsageError
-from quantbench.estimate.calibration import ExchangePoint
 from quantbench.estimate.datasheets import Link
 
 
@@ -57,32 +50,3 @@ def ring_seconds(kind: str, size: int, ranks: int, link: Link) -> float:
         + sent / (one.share * link.rate)
         for one in PROTOCOLS
     )
-
-
-class Exchanges:
-    """What was measured by size, between ranks on one machine: seconds = call + bytes sent ÷ rate,
-    for each kind. Calls of more ranks than were measured take as many times longer as they have
-    steps."""
-
-    def __init__(self, points: Sequence[ExchangePoint]) -> None:
-        self.fits: dict[str, tuple[float, float, int]] = {}
-        for kind in dict.fromkeys(point.kind for point in points):
-            own = [point for point in points if point.kind == kind]
-            ranks = own[0].ranks
-            terms = np.array([[1.0, ring_bytes(kind, p.bytes, ranks)] for p in own])
-            seconds = np.array([point.seconds for point in own])
-            relative = terms / seconds[:, None]
-            scale = relative.max(0)
-            (call, byte), _ = nnls(relative / scale, np.ones(len(own)))
-            self.fits[kind] = float(call / scale[0]), float(byte / scale[1]), ranks
-
-    def seconds(self, kind: str, size: int, ranks: int) -> float:
-        """Seconds of one call. Raises UsageError where exchanges of this kind were not measured."""
-        if kind not in self.fits:
-            raise UsageError(
-                f"--tp {ranks}: the calibration is of one process; `quantbench calibrate` of this "
-                "version measures what ranks exchange, too"
-            )
-        call, byte, measured = self.fits[kind]
-        steps = ring_steps(kind, ranks) / ring_steps(kind, measured)
-        return call * steps + byte * ring_bytes(kind, size, ranks)

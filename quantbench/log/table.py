@@ -38,23 +38,14 @@ class Estimated:
 
 
 @dataclass(frozen=True)
-class AtSpeed:
-    """The estimate for the speed that was read just after the samples."""
-
-    read: float  # bytes per second, of memory
-    token_seconds: Estimated | None = None
-
-
-@dataclass(frozen=True)
 class Estimates:
-    """What was estimated; nothing where there is no calibration."""
+    """What was estimated of a run."""
 
     prompt_seconds: Estimated | None = None
     token_seconds: Estimated | None = None
     tokens_per_second: Estimated | None = None
     peak_memory_bytes: Estimated | None = None
     joules_per_token: Estimated | None = None
-    at_speed: AtSpeed | None = None
 
 
 @dataclass(frozen=True)
@@ -110,7 +101,7 @@ def one_run(run: Run) -> str:
 
 def estimates(estimate: Estimates) -> str:
     """A line for each figure that was estimated, with what was measured and the error; "" where
-    nothing was estimated. A step has a second estimate, for the memory's speed beside the run."""
+    nothing was estimated."""
     rows: list[tuple[str, ...]] = []
     for name, (words, show) in ESTIMATED.items():
         figure: Estimated | None = getattr(estimate, name)
@@ -118,10 +109,6 @@ def estimates(estimate: Estimates) -> str:
             continue
         note = NO_COUNTER if figure.at_most and figure.measured is None else ""
         rows.append((words, *_against(figure, show), note))
-        at = estimate.at_speed
-        if name == "token_seconds" and at is not None and at.token_seconds is not None:
-            words = f"a step at {at.read / 1e9:.1f} GB/s"
-            rows.append((words, *_against(at.token_seconds, show), READ_BESIDE))
     if not rows:
         return ""
     return aligned([("", "estimated", "measured", "error"), *rows], left={0, 4})
@@ -144,7 +131,6 @@ ESTIMATED: dict[str, tuple[str, Callable[[float], str]]] = {
     "joules_per_token": ("energy", lambda joules: f"{joules:.3g} J/token"),
 }
 NO_COUNTER = "no counter; power limit × time is an upper bound"  # as run/energy.py says it
-READ_BESIDE = "read speed just after the samples"
 
 
 def remarks(runs: Sequence[Run]) -> list[str]:

@@ -3,14 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from quantbench.models.mixture import compiles
 from quantbench.run import energy
 from quantbench.run.energy import NotCounted
 from quantbench.run.facts import Facts, Measured
 
 STEP = {
     "cpu-step": "a decoding step is one C++ op",
-    "cpu-stack": "all layers of a decoding step are one C++ op",
-    "cpu-layer": "a decoding step is a C++ op for each layer",
     "modules": "a decoding step runs the model's modules",
 }
 
@@ -20,28 +19,27 @@ class Limit:
     """What memory allows of a decoding step."""
 
     step_bytes: float  # of weights and cache that a step reads, of all ranks
-    bytes_per_s: float  # of memory, as this machine's calibration read it
+    bytes_per_s: float  # of memory, as it was read beside the run
 
     def share(self, step_seconds: float) -> float:
         """Seconds that memory needs for these bytes ÷ those that a step took."""
         return self.step_bytes / self.bytes_per_s / step_seconds
 
-    def sentence(self, step_seconds: float, estimated: float) -> str:
-        """How near a step came to the limit, and to its estimated seconds."""
+    def sentence(self, step_seconds: float) -> str:
+        """How near a step came to the limit."""
         return (
-            f"a step runs at {self.share(step_seconds):.0%} of what this machine allows for these "
-            f"bytes ({self.step_bytes / 1e9:.2f} GB at {self.bytes_per_s / 1e9:.1f} GB/s), and at "
-            f"{estimated / step_seconds:.0%} of what its own kernels reach"
+            f"a step runs at {self.share(step_seconds):.0%} of what memory allows for these bytes "
+            f"({self.step_bytes / 1e9:.2f} GB at {self.bytes_per_s / 1e9:.1f} GB/s)"
         )
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What a calibration says of a run, before it."""
+    """What is estimated of a run, before it."""
 
     figures: dict[str, float] | None = None  # by the keys of `estimate` in the JSON of a run
     limit: Limit | None = None
-    why_not: str | None = None  # None as well where this machine is not calibrated
+    why_not: str | None = None  # None as well where memory's speed says nothing of the run
 
 
 def of_single_run(measured: Measured) -> list[str]:
@@ -71,14 +69,11 @@ def _experts(measured: Measured) -> list[str]:
     where, phases = measured.facts.experts, measured.expert_phases
     if where is None or not phases:
         return []
+    policy = where.policy + (f": {where.followed}" if where.policy == "auto" else "")
     return [
         f"{where.fast} of {where.every} experts lie in fast memory (placed {where.placement}, "
-        f"policy {where.policy}), all on {where.slow}",
-        *(
-            f"{name}: {figures.sentence(where.slow)}"
-            for name, figures in phases.items()
-            if figures.passes
-        ),
+        f"policy {policy}), all on {where.slow}",
+        *(f"{name}: {figures.sentence()}" for name, figures in phases.items() if figures.passes),
     ]
 
 
@@ -90,9 +85,12 @@ def held_back(facts: Facts, kernels: Mapping[str, str | None]) -> list[str]:
     sentences = [_kernel(facts, kernels), _decoder(facts), _attention(facts)]
     if facts.decoder == "cpu-step":
         pass  # one C++ op leaves nothing to compile
-    elif facts.architecture.mixture is not None:
+    elif not compiles(facts.architecture.mixture, facts.device.type, facts.experts is not None):
         asked = "--compile had no effect" if facts.config.compile else "nothing is compiled"
-        sentences.append(f"{asked}: the router's output decides which experts a step computes")
+        reason = "the router's output decides which experts a step computes"
+        if facts.experts is not None:
+            reason = "a compiled step cannot fetch experts from a second tier of memory"
+        sentences.append(f"{asked}: {reason}")
     elif not facts.config.compile:
         sentences.append("nothing is compiled: each step pays for Python (--compile)")
     return [sentence for sentence in sentences if sentence]

@@ -5,9 +5,9 @@ import json
 
 import pytest
 import torch
+from quantbench.estimate.calibration import Power, Speed
 
 from quantbench.estimate.beside import Estimator, Expected, beside, damaged, expected, report_of
-from quantbench.estimate.calibration import Power, Speed
 from quantbench.log.table import Estimates, estimates
 from quantbench.models.presets import preset
 from quantbench.run.facts import Device, Measured, Peaks, Ready, Sample

@@ -11,13 +11,13 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from quantbench.errors import QuantbenchError, UsageError
-from quantbench.estimate.counting import count_model, count_module
+from quantbench.estimate.counting import count_model, count_module, pairs
 from quantbench.estimate.counting_configs import count_config, doubts
-from quantbench.estimate.recording import pairs
 from quantbench.models import build
 from quantbench.models.config import ModelConfig
 from quantbench.models.mixture import Mixture
 from quantbench.models.presets import preset
+from quantbench.models.weight_bytes import step_bytes, weight_bytes
 from quantbench.quantize.spec import parse_scheme
 from quantbench.run.sizes import size_of
 
@@ -58,7 +58,7 @@ def test_a_layer_with_grouped_heads_is_counted_as_worked_by_hand():
     }
     wqkv = works[64, 128]
     assert (wqkv.bytes_read, wqkv.bytes_written) == (2 * 64 * 128 + 2 * 6 * 64, 2 * 6 * 128)
-    assert wqkv.operation == "linear" and wqkv.format == "bfloat16" and wqkv.calls == 1
+    assert wqkv.format == "bfloat16" and wqkv.calls == 1
     (attention,) = count.of_kind("attention")
     assert attention.flops == 168 * 4 * 16
     query = 2 * 4 * 3 * 16 * 2
@@ -205,13 +205,8 @@ def test_any_module_and_what_is_alive_at_its_peak():
     assert count.flops == 2 * 6 * (4 * 10 + 10 * 2)
     assert count.weight_bytes == 4 * (40 + 10 + 20 + 2)
     assert count.peak_activation_bytes == 4 * (60 + 60)
-    assert [(alive.name, alive.shape) for alive in count.peak_tensors] == [
-        ("0: linear", (6, 10)),
-        ("1: aten.relu", (6, 10)),
-    ]
     (relu,) = count.of_kind("rest")
     assert (relu.bytes_read, relu.bytes_written, relu.flops) == (240, 240, 0)
-    assert [size for _, size in count.events] == [240, 240, 0, 48, 0]  # y stays
 
 
 def test_views_cost_nothing_and_expanded_tensors_are_read_once():
@@ -415,7 +410,7 @@ def test_experts_are_read_as_often_as_they_are_chosen(tokens):
     experts = [work for work in count.works if (work.inner, work.outer) in ((64, 192), (96, 64))]
     inputs = sum(work.calls * work.rows * work.inner * 2 for work in experts)
     read = sum(work.bytes_read for work in experts) - inputs
-    unread = model.weight_bytes() - model.step_bytes(tokens)
+    unread = weight_bytes(model) - step_bytes(model, tokens)
     assert read == pytest.approx(3 * 8 * (2 * 64 * 192 + 2 * 96 * 64) - unread, abs=100)
     # Each token goes through two experts, of 3 · 64 · 96 multiplications.
     assert sum(work.flops for work in experts) == 2 * 3 * tokens * 2 * 3 * 64 * 96

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from quantbench.estimate.calibration import Power
 
 from quantbench.__main__ import commands
-from quantbench.estimate.calibration import Power
 from tests.estimate import invented
 
 OPT = str(Path(__file__).parent / "opt-1.3b.json")

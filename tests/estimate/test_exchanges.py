@@ -1,9 +1,9 @@
 """What ranks exchange: NCCL's own model on cards, and what was measured, by size."""
 
 import pytest
+from quantbench.estimate.calibration import ExchangePoint
 
 from quantbench.errors import UsageError
-from quantbench.estimate.calibration import ExchangePoint
 from quantbench.estimate.datasheets import find
 from quantbench.estimate.exchanges import Exchanges, ring_seconds
 from tests.estimate import invented

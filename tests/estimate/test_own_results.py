@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from quantbench.estimate.calibration import Power, WholePoint
 
 from quantbench.compare.commands.estimate import estimate
 from quantbench.compare.figures.latency import estimate_rows
 from quantbench.compare.figures.rows import rows
 from quantbench.errors import QuantbenchError
 from quantbench.estimate.beside import Report, beside
-from quantbench.estimate.calibration import Power, WholePoint
 from quantbench.estimate.validate import Case, as_json, of_results, report
 from quantbench.log import log
 from quantbench.models.presets import preset

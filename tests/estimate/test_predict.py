@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 import torch
+from quantbench.estimate.calibration import Power
 
 from quantbench.compare.figures import estimating
 from quantbench.errors import MemoryShortage, UsageError
-from quantbench.estimate.calibration import Power
 from quantbench.estimate.counting import count_model
 from quantbench.estimate.datasheets import find
 from quantbench.estimate.exchanges import ring_seconds

@@ -8,22 +8,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from quantbench.ops.ranks import Ranks
+from quantbench.ops.ranks import ALONE, Ranks
 from quantbench.run import energy
-from quantbench.run.energy import Energy, NoCounter, NotCounted, Nvml, Rapl
+from quantbench.run.energy import Counter, Energy, Meter, NoCounter, NotCounted
 
 RANGE = 262_143_328_850  # microjoules, as Intel's driver says
-
-
-class Clock:
-    """Seconds that pass only when the test says so."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        self.now += 0.001
-        return self.now
+CPU = torch.device("cpu")
 
 
 class Tree:
@@ -52,122 +42,28 @@ class Tree:
             (self.root / folder / "energy_uj").write_text(f"{self.microjoules[folder]}\n")
 
 
-def test_packages_and_memory_are_summed_each_once(tmp_path):
-    tree = Tree(tmp_path)
-    counter = Rapl(tmp_path)
-    before = counter.joules()
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds that pass only when the test says so."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(energy.time, "perf_counter", lambda: clock.now)
+    return clock
+
+
+def fake(ranks=ALONE, total=None, idle=0.0):
+    """A meter of a counter that the test moves on: `total` is a list of one number."""
+    total = total if total is not None else [0.0]
+    return Meter(Counter("a fake", lambda: list(total), [math.inf], 1e-3), idle, CPU, ranks)
+
+
+@pytest.mark.parametrize("start", [0, RANGE - 2_000_000])  # the second ends two joules later
+def test_packages_and_memory_are_summed_each_once(tmp_path, start):
+    tree = Tree(tmp_path, start)
+    counter = energy.rapl(tmp_path)
+    before = counter.read()
     tree.spend(5)
-    assert counter.difference(before, counter.joules()) == pytest.approx(15)  # two packages, dram
-    assert counter.name == "RAPL (package-0, dram 0, package-1)"
-
-
-def test_a_counter_that_starts_again_goes_on(tmp_path):
-    tree = Tree(tmp_path, start=RANGE - 2_000_000)  # two joules before its end
-    counter = Rapl(tmp_path)
-    before = counter.joules()
-    tree.spend(7)
-    after = counter.joules()
-    assert after[0] < before[0]
-    assert counter.difference(before, after) == pytest.approx(3 * 7)
-
-
-def test_idle_is_subtracted_and_short_runs_are_repeated(tmp_path):
-    """Every run takes 3 J in 0.1 s on top of 20 W idle, and the idle counters move by 1.196 J at
-    once, so by 2.5 times as much under 150 W instead of 60: 2 % of the whole are that after 150 J,
-    which are 10 runs of 3 zones · (3 + 2) J."""
-    tree, clock = Tree(tmp_path), Clock()
-    counter = Rapl(tmp_path)
-
-    def one_run():
-        clock.now += 0.1
-        tree.spend(3 + 20 * 0.1)
-        return 1
-
-    measured = energy.measure(counter, one_run, idle=60.0, step=1.196, clock=clock)
-    # 3 %: the fake clock's own milliseconds lower the power that the step is scaled by
-    assert measured.repeats == 10 and measured.resolution == pytest.approx(2.99 / 150, rel=0.03)
-    assert measured.joules_with_idle == pytest.approx(15)
-    assert measured.joules == pytest.approx(9, rel=0.05)  # three zones; the clock itself takes 1 %
-    assert measured.idle_watts == 60.0
-
-
-def test_a_run_is_measured_across_the_counters_ends(tmp_path):
-    """10 J a run in each of three zones, whose counters end 25 J after the start: in the third of
-    five runs. 2.99 J at once are 2 % of the 150 J of all five."""
-    tree, clock = Tree(tmp_path, start=RANGE - 25_000_000), Clock()
-    counter, seen = Rapl(tmp_path), []
-
-    def one_run():
-        clock.now += 0.1
-        tree.spend(10)
-        seen.append(counter.joules()[0])
-        return 1
-
-    measured = energy.measure(counter, one_run, idle=0.0, step=2.99, clock=clock)
-    assert seen[1] > seen[2] and measured.repeats == len(seen) == 5
-    assert measured.joules == pytest.approx(30) == measured.joules_with_idle
-
-
-def test_the_energy_of_a_run_on_two_gpus(monkeypatch):
-    """Each run takes 2 J on one and 3 J on the other in 0.1 s; both idle at 20 W together."""
-    cuda_devices(monkeypatch, "b", "d")
-    library, clock = Library(), Clock()
-
-    def one_run():
-        clock.now += 0.1
-        library.millijoules["GPU-b"] += 2000
-        library.millijoules["GPU-d"] += 3000
-        return 1
-
-    measured = energy.measure(Nvml((0, 1), library), one_run, idle=20.0, step=0.2, clock=clock)
-    assert (measured.counter, measured.repeats) == ("NVML (2 GPUs)", 5)
-    assert measured.joules_with_idle == pytest.approx(5)
-    assert measured.joules == pytest.approx(3, rel=0.05)  # the clock itself takes 1 %
-
-
-@pytest.mark.parametrize("phase", [0.0, 0.03, 0.07, 0.0999])
-def test_a_counter_that_is_renewed_every_tenth_of_a_second(phase):
-    """It grows by 7 J at once while idle, at 70 W, and by 70 J under load: only runs of 5 s count
-    within 2 %, whenever the counter is renewed."""
-    clock = SimpleNamespace(now=phase)
-
-    def spent(seconds):
-        renewed = seconds // 0.1 * 0.1
-        return 70 * min(renewed, 10) + 700 * max(0, renewed - 10)  # the load begins after 10 s
-
-    counter = SimpleNamespace(name="a fake", difference=lambda a, b: b[0] - a[0])
-    counter.joules = lambda: [spent(clock.now)]
-
-    def read_the_clock():
-        clock.now += 1e-4
-        return clock.now
-
-    def one_run():
-        clock.now += 0.05
-        return 1
-
-    step = energy.step_of(counter, read_the_clock)
-    assert step == pytest.approx(7)
-    clock.now = 10 + phase
-    measured = energy.measure(counter, one_run, 70.0, step, read_the_clock)
-    assert measured.resolution <= 0.02 and measured.seconds * measured.repeats >= 4.9
-    assert measured.joules == pytest.approx(630 * 0.05, rel=0.025)  # of which idle was subtracted
-
-
-def test_a_counter_that_cannot_be_read_any_more_ends_no_run(tmp_path):
-    tree = Tree(tmp_path)
-    counter = Rapl(tmp_path)
-
-    def one_run():
-        tree.spend(1)
-        (tmp_path / "intel-rapl:1" / "energy_uj").unlink()
-        return 1
-
-    energy_or_reason = energy.measure(counter, one_run, idle=0.0, step=9.0, clock=Clock())
-    assert energy_or_reason == NotCounted(
-        f"{counter.name} stopped while it was read: the RAPL counter cannot be read: No such file "
-        "or directory"
-    )
+    assert counter.between(before, counter.read()) == pytest.approx(15)  # two packages, dram
+    assert counter.name == "RAPL (package-0, dram package-0, package-1)"
 
 
 def test_memory_is_counted_once_where_another_zone_comes_before_its_package(tmp_path):
@@ -177,52 +73,47 @@ def test_memory_is_counted_once_where_another_zone_comes_before_its_package(tmp_
         (tmp_path / folder).mkdir()
         for file, text in (("name", name), ("max_energy_range_uj", RANGE), ("energy_uj", 0)):
             (tmp_path / folder / file).write_text(f"{text}\n")
-    assert Rapl(tmp_path).name == "RAPL (package-0, dram 0)"
+    assert energy.rapl(tmp_path).name == "RAPL (package-0, dram package-0)"
 
 
-def runs_of(counter, clock, joules, seconds=0.1):
-    """A function that runs once, in which the fake counter goes on by so much."""
+def test_a_run_net_of_the_idle_machine(tmp_path, clock):
+    """20 J in 0.02 s in each of three zones, which end 50 J after the start. RAPL is updated every
+    millisecond: 50 of these take three runs. 600 W of the idle machine are 12 J of a run's 60."""
+    tree = Tree(tmp_path, start=RANGE - 50_000_000)
 
     def one_run():
-        clock.now += seconds
-        counter.total += joules
+        clock.now += 0.02
+        tree.spend(20)
         return 1
 
-    return one_run
+    used = Meter(energy.rapl(tmp_path), 600.0, CPU, ALONE).energy(one_run)
+    assert used == Energy(
+        "RAPL (package-0, dram package-0, package-1)", pytest.approx(48), pytest.approx(60),
+        pytest.approx(0.02), 600.0, 3, pytest.approx(1 / 60),
+    )  # fmt: skip
 
 
-@pytest.fixture
-def counter():
-    counter = SimpleNamespace(total=0.0, name="a fake", difference=lambda a, b: b[0] - a[0])
-    counter.joules = lambda: [counter.total]
-    return counter
+def test_a_counter_that_cannot_be_read_any_more_ends_no_run(tmp_path):
+    tree = Tree(tmp_path)
 
+    def one_run():
+        tree.spend(1)
+        (tmp_path / "intel-rapl:1" / "energy_uj").unlink()
+        return 1
 
-def test_what_a_counter_does_not_resolve_is_not_known(counter):
-    """1 J a run and 1 J at once: 2 % would take 50 runs, and 3 s are over after 30."""
-    clock = Clock()
-    found = energy.measure(counter, runs_of(counter, clock, 1.0), 0.0, 1.0, clock, most=3.0)
-    assert found == NotCounted(
-        "a fake moves by 1 J at once, 3% of what it counted in 3 s of runs; at most 2% are accepted"
+    counter = energy.rapl(tmp_path)
+    assert Meter(counter, 0.0, CPU, ALONE).energy(one_run) == NotCounted(
+        f"{counter.name} stopped while it was read: the RAPL counter cannot be read: No such file "
+        "or directory"
     )
-    found = energy.measure(counter, runs_of(counter, clock, 1.0), 0.0, 1.0, clock, most=6.0)
-    assert (found.repeats, found.resolution) == (50, 0.02)
 
 
-@pytest.mark.parametrize(("joules", "step"), [(0.0, 1.0), (1.0, math.inf)])
-def test_a_counter_that_does_not_move_counts_nothing(counter, joules, step):
-    clock = Clock()
-    found = energy.measure(counter, runs_of(counter, clock, joules), 0.0, step, clock, most=3.0)
-    assert found.why_not.startswith("a fake does not move")
+def test_a_counter_that_does_not_move_counts_nothing(clock):
+    def one_run():
+        clock.now += 0.1
+        return 1
 
-
-def test_a_slow_counter_is_watched_until_it_moves(counter):
-    """It moves every second, which is more than the 0.3 s for which a counter is watched."""
-    clock = Clock()
-    counter.joules = lambda: [7.0 * int(clock.now)]
-    assert energy.step_of(counter, clock) == 7.0
-    counter.joules = lambda: [7.0]
-    assert energy.step_of(counter, Clock()) == math.inf
+    assert fake().energy(one_run) == NotCounted("a fake does not move in 0.1 s")
 
 
 def test_energies_of_several_processes_are_one():
@@ -250,28 +141,28 @@ def of_two_ranks(work):
         return list(pool.map(lambda rank: work(TwoRanks(rank, 2)), (0, 1)))
 
 
-def test_ranks_repeat_a_run_as_often_as_the_first_one_needs(counter):
-    """1 J a run, and 0.05 J at once: three runs. The second rank's own counter plays no part."""
-    ran = {0: 0, 1: 0}
+def test_ranks_repeat_a_run_as_often_as_the_first_one_needs(clock):
+    """0.02 s a run: three runs span 50 milliseconds. The second rank's own counter is not read."""
+    ran, total = {0: 0, 1: 0}, [0.0]
 
     def metered(ranks):
-        own = counter if ranks.rank == 0 else None
-
         def one_run():
             ran[ranks.rank] += 1
-            counter.total += 1.0 if ranks.rank == 0 else 0.0
+            if ranks.rank == 0:
+                clock.now += 0.02
+                total[0] += 1.0
             return 1
 
-        return energy.Meter(own, 0.0, 0.05, torch.device("cpu"), ranks).energy(one_run)
+        return fake(ranks, total).energy(one_run)
 
     first, second = of_two_ranks(metered)
-    assert first.repeats == 3 and ran == {0: 3, 1: 3}
+    assert first.repeats == 3 and first.joules == 1.0 and ran == {0: 3, 1: 3}
     assert isinstance(second, NotCounted)
 
 
-def test_ranks_count_where_each_has_a_counter(monkeypatch, counter):
-    monkeypatch.setattr(energy, "idle_watts", lambda counter: 5.0)
-    monkeypatch.setattr(energy, "step_of", lambda counter: 0.05)
+def test_ranks_count_where_each_has_a_counter(monkeypatch):
+    monkeypatch.setattr(energy, "IDLE_SECONDS", 0.0)
+    counter = fake().counter
     there = [counter, counter, counter, None]
 
     def found(kind, cards):
@@ -280,32 +171,31 @@ def test_ranks_count_where_each_has_a_counter(monkeypatch, counter):
         raise NoCounter("there is none here")
 
     monkeypatch.setattr(energy, "find", found)
-    for meter in of_two_ranks(lambda ranks: energy.Meter.find(torch.device("cpu"), ranks)):
-        assert (meter.counter, meter.idle_watts, meter.step) == (counter, 5.0, 0.05)
-    reasons = {m.why_not for m in of_two_ranks(lambda r: energy.Meter.find(torch.device("cpu"), r))}
+    for meter in of_two_ranks(lambda ranks: Meter.find(CPU, ranks)):
+        assert (meter.counter, meter.idle_watts) == (counter, 0.0)
+    reasons = {meter.why_not for meter in of_two_ranks(lambda ranks: Meter.find(CPU, ranks))}
     assert {reason.rpartition(" (")[2] for reason in reasons} == {
         "of some ranks)", "there is none here)",
     }  # fmt: skip
 
 
-def test_a_step_is_what_the_counter_grows_by_at_once(monkeypatch):
-    readings = iter([0.0, 0.0, 0.5, 0.5, 0.5, 1.25, 1.25] + [1.25] * 1000)
-    counter = SimpleNamespace(
-        joules=lambda: [next(readings)], difference=lambda a, b: sum(b) - sum(a)
-    )
-    assert energy.step_of(counter, Clock()) == 0.75
-
-
-def test_idle_is_watts():
-    passed = Clock()
-    counter = SimpleNamespace(
-        joules=lambda: [12.0 * passed.now], difference=lambda a, b: sum(b) - sum(a)
-    )
+def test_the_idle_machine_is_watched_only_where_something_counts(monkeypatch, clock):
+    slept = []
 
     def sleep(seconds):
-        passed.now += seconds
+        slept.append(seconds)
+        clock.now += seconds
 
-    assert energy.idle_watts(counter, sleep, passed) == pytest.approx(12, rel=0.01)
+    monkeypatch.setattr(energy.time, "sleep", sleep)
+    meter = fake()
+    moving = Counter("a fake", lambda: [12.0 * clock.now], [math.inf], 1e-3)
+    monkeypatch.setattr(energy, "find", lambda kind, cards: moving)
+    assert Meter.find(CPU, ALONE).idle_watts == pytest.approx(12) and slept == [1.0]
+    monkeypatch.setattr(energy, "find", lambda kind, cards: energy.rapl(energy.Path("/none")))
+    assert Meter.find(CPU, ALONE) == NotCounted(
+        "no counter; power limit × time is an upper bound (there is no RAPL counter in /none)"
+    )
+    assert slept == [1.0] and meter.idle_watts == 0.0
 
 
 def cuda_devices(monkeypatch, *uuids):
@@ -337,64 +227,57 @@ class Library:
             raise self.NVMLError("Not Supported")
         return self.millijoules[handle]
 
-    def nvmlDeviceGetEnforcedPowerLimit(self, handle):
-        return 300_000  # milliwatts
 
-
-def test_gpus_are_summed(monkeypatch):
-    cuda_devices(monkeypatch, "b", "d")
-    library = Library()
-    counter = Nvml((0, 1), library)
-    before = counter.joules()
-    library.millijoules |= {"GPU-b": 3500, "GPU-d": 5500}
-    assert counter.difference(before, counter.joules()) == pytest.approx(3.0)
-    assert counter.name == "NVML (2 GPUs)"
-
-
-def test_a_gpu_is_the_one_that_cuda_has_at_that_number(monkeypatch):
+def test_the_gpus_that_cuda_has_at_these_numbers_are_summed(monkeypatch):
     """CUDA_VISIBLE_DEVICES=3,1: NVML's order is another, and has all four."""
     cuda_devices(monkeypatch, "d", "b")
     library = Library()
-    assert Nvml((0,), library).joules() == [5.0]
-    assert Nvml((1,), library).joules() == [1.0]
-    library.nvmlDeviceGetEnforcedPowerLimit = {"GPU-d": 450_000, "GPU-b": 300_000}.get
-    assert energy.power_limit("cuda", (0,), library=library) == 450.0
+    assert energy.nvml((0,), library).read() == [5.0]
+    counter = energy.nvml((0, 1), library)
+    before = counter.read()
+    library.millijoules |= {"GPU-b": 3500, "GPU-d": 5500}
+    assert counter.between(before, counter.read()) == pytest.approx(3.0)
+    assert counter.name == "NVML (2 GPUs)"
 
 
 @pytest.mark.parametrize(
     ("device", "ranks", "numbers"),
     [("cuda", 1, [0]), ("cuda:3", 1, [3]), ("cuda:0", 4, [0, 1, 2, 3]), ("cpu", 1, [0])],
 )
-def test_the_cards_of_a_run(device, ranks, numbers):
-    assert list(energy.cards(torch.device(device), ranks)) == numbers
+def test_the_cards_of_a_run(monkeypatch, device, ranks, numbers):
+    asked = []
+
+    def found(kind, cards):
+        asked.extend(cards)
+        raise NoCounter("none")
+
+    monkeypatch.setattr(energy, "find", found)
+    several = SimpleNamespace(size=ranks, total=lambda values, device: values)
+    Meter.find(torch.device(device), several)
+    assert asked == numbers
 
 
-def test_a_gpu_that_cuda_or_nvml_does_not_have(monkeypatch):
-    def no_such_device(index):
-        raise AssertionError("Invalid device id")
-
-    monkeypatch.setattr(torch.cuda, "get_device_properties", no_such_device)
-    with pytest.raises(NoCounter, match="CUDA has no device 1 here"):
-        Nvml((1,), Library())
-    assert energy.power_limit("cuda", (1,), library=Library()) is None
-    cuda_devices(monkeypatch, "of a partition")
-    with pytest.raises(NoCounter, match="counts no energy here: Not Found"):
-        Nvml((0,), Library())
+def no_such_device(index):
+    raise AssertionError("Invalid device id")
 
 
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda path: Rapl(path), "there is no RAPL counter"),
-        (lambda path: Rapl(path / "missing"), "there is no RAPL counter"),
-        (lambda path: Nvml((0,), Library(counts=False)), "counts no energy here: Not Supported"),
+        (lambda path: energy.rapl(path), "there is no RAPL counter"),
+        (lambda path: energy.rapl(path / "missing"), "there is no RAPL counter"),
+        (lambda path: energy.nvml((0,), Library(counts=False)), "no energy here: Not Supported"),
+        (lambda path: energy.nvml((1,), Library()), "counts no energy here: Not Found"),
         (lambda path: energy.find("mps"), "no counter of energy for mps"),
     ],
 )
 def test_no_counter_says_why(tmp_path, monkeypatch, make, reason):
-    cuda_devices(monkeypatch, "a")
+    cuda_devices(monkeypatch, "a", "of a partition")
     with pytest.raises(NoCounter, match=reason):
         make(tmp_path)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", no_such_device)
+    with pytest.raises(NoCounter, match="CUDA has no device 1 here"):
+        energy.nvml((1,), Library())
 
 
 def test_a_counter_that_must_not_be_read(tmp_path):
@@ -403,19 +286,16 @@ def test_a_counter_that_must_not_be_read(tmp_path):
         (tmp_path / folder / "energy_uj").unlink()
         (tmp_path / folder / "energy_uj").mkdir()  # cannot be read, even by root
     with pytest.raises(NoCounter, match="cannot be read: Is a directory"):
-        Rapl(tmp_path)
+        energy.rapl(tmp_path)
 
 
-def test_power_limits_of_packages_and_cards(tmp_path, monkeypatch):
+def test_power_limits_of_packages(tmp_path):
     """The long-term limits of two packages. Memory has none; another driver shows one twice."""
-    cuda_devices(monkeypatch, "a", "b")
     Tree(tmp_path)
     for folder, watts in (("intel-rapl:0", 65), ("intel-rapl:1", 65), ("intel-rapl-mmio:0", 65)):
         for number, name, factor in ((0, "long_term", 1), (1, "short_term", 2)):
             (tmp_path / folder / f"constraint_{number}_name").write_text(f"{name}\n")
             limit = tmp_path / folder / f"constraint_{number}_power_limit_uw"
             limit.write_text(f"{watts * factor * 1_000_000}\n")
-    assert energy.power_limit("cpu", root=tmp_path) == 130.0
-    assert energy.power_limit("cuda", (0, 1), library=Library()) == 600.0
-    assert energy.power_limit("cpu", root=tmp_path / "none") is None
-    assert energy.power_limit("mps") is None
+    assert energy.power_limit(tmp_path) == 130.0
+    assert energy.power_limit(tmp_path / "none") is None

@@ -32,7 +32,6 @@ OF_VALIDATING = ("words", "validate", "json_path", "debug")
     "--checkpoint_path", metavar="PATH", help="The model, as in generate.py, or its config.json"
 )
 @click.option("--device", metavar="NAME", help="here, or the name of a card [here]")
-@click.option("--calibration", metavar="FILE", help="What `calibrate --json` wrote")
 @click.option("--quantization", default="none", metavar="SCHEME", help="Quantization [none]")
 @click.option("--kv_cache", default="dense", help=f"KV cache: {', '.join(CACHES)} [dense]")
 @click.option(
@@ -60,7 +59,6 @@ def estimate(
     words: tuple[str, ...],
     checkpoint_path: str | None,
     device: str | None,
-    calibration: str | None,
     quantization: str,
     kv_cache: str,
     precision: str,
@@ -78,8 +76,7 @@ def estimate(
 ) -> None:
     """Estimate seconds, memory, energy and tokens per second, each with its source; or hold
     estimates against results."""
-    inputs = {"--checkpoint_path": checkpoint_path, "--calibration": calibration,
-              "--validate": validate}  # fmt: skip
+    inputs = {"--checkpoint_path": checkpoint_path, "--validate": validate}
     files.check_outputs([
         files.Output("--json", json_path, _is_estimate, "JSON of such a command"),
     ], inputs | {f"FILE {number}": path for number, path in enumerate(words, 1)})  # fmt: skip
@@ -109,7 +106,7 @@ def estimate(
         from quantbench.compare.figures.estimate_options import Asked, predicted
 
         asked = Asked(
-            checkpoint_path, device or "here", calibration, quantization, kv_cache, precision,
+            checkpoint_path, device or "here", quantization, kv_cache, precision,
             batch_size, sequence_length, new_tokens, context_depth, num_layers, tp,
         )  # fmt: skip
         environment.prepare()

@@ -38,7 +38,7 @@ def predictions(words: Sequence[str]) -> str:
         raise UsageError(f"a table of predictions is {USAGE}; given: {' '.join(words)}")
     model, device, ranks, prompt, schemes, sizes = words
     machine_name = device.replace("_", " ")
-    machine = estimating.machine_of(machine_name, None)
+    machine = estimating.machine_of(machine_name)
     config = estimating.model_of(model, None)
     rows = []
     for size in map(int, sizes.split(",")):

@@ -22,7 +22,6 @@ class Asked:
 
     checkpoint_path: str
     device: str
-    calibration: str | None
     quantization: str
     kv_cache: str
     precision: str
@@ -47,18 +46,6 @@ def predicted(asked: Asked, all_schemes: bool, what_fits: str | None) -> tuple[s
     """The text for the terminal, and the JSON. Raises QuantbenchError for what cannot be estimated,
     and for a run that needs more memory than the device has."""
     try:
-        return _predicted(asked, all_schemes, what_fits)
-    except (ValueError, LookupError, ArithmeticError) as error:
-        if asked.calibration is None:
-            raise
-        raise UsageError(
-            f"--calibration {asked.calibration}: no estimate can be made of its points ({error}); "
-            "calibrate again"
-        ) from error
-
-
-def _predicted(asked: Asked, all_schemes: bool, what_fits: str | None) -> tuple[str, object]:
-    try:
         memory = None if what_fits is None else bytes_in(what_fits, least=1e6)
     except ValueError:
         raise UsageError(
@@ -71,10 +58,10 @@ def _predicted(asked: Asked, all_schemes: bool, what_fits: str | None) -> tuple[
     from quantbench.estimate.fits import what_fits_into
     from quantbench.estimate.predict import Request, predict
 
-    machine = estimating.machine_of(asked.device, asked.calibration)
     config = estimating.model_of(asked.checkpoint_path, asked.num_layers)
+    machine = estimating.machine_of(asked.device, asked.precision)
     if isinstance(config, str):
-        machine.warnings += doubts(config)
+        machine.warnings.extend(doubts(config))
     request = Request(
         config,
         asked.quantization,
@@ -97,12 +84,12 @@ def _predicted(asked: Asked, all_schemes: bool, what_fits: str | None) -> tuple[
         return text, to_json(value | {"warnings": machine.warnings})
     estimating.check_context(request)
     if all_schemes:
-        names = machine.schemes or COMPARED
-        each = {name: _estimated(replace(request, scheme=name), machine) for name in names}
-        text = tables.table(each, machine, estimating.memory_of(machine))
+        each = {name: _estimated(replace(request, scheme=name), machine) for name in COMPARED}
+        text = tables.table(each, machine, machine.memory_bytes)
         value = {"device": machine.name, "schemes": each, "warnings": machine.warnings}
         return text, to_json(value)
     one = predict(request, machine)
+    machine.warnings.extend(estimating.check_cache(one, machine))
     estimating.check_memory(one, machine, ours=not isinstance(config, str))
     return "\n".join(tables.lines(one)), to_json(one)
 

@@ -1,64 +1,40 @@
-"""What `estimate` needs before it predicts: the device's model of cost, and the architecture."""
+"""What `estimate` needs before it predicts: the machine, and the architecture."""
 
 from pathlib import Path
 
+import torch
+
 from quantbench import devices
 from quantbench.errors import CheckpointError, MemoryShortage, UsageError
-from quantbench.estimate import calibration_file
-from quantbench.estimate.calibration import Calibration
-from quantbench.estimate.calibration_file import of_this_machine
-from quantbench.estimate.datasheets import DATASHEETS, find, known
-from quantbench.estimate.predict import (
-    Calibrated,
-    Estimate,
-    FromDatasheet,
-    Machine,
-    Request,
-    efficiency_by_a5000,
-    efficiency_of,
-)
-from quantbench.estimate.probe import speed_now
-from quantbench.log.origin import versions
-from quantbench.models.checkpoints.load import load_config
+from quantbench.estimate import machines
+from quantbench.estimate.predict import Estimate, Machine, Request
 from quantbench.models.config import ModelConfig
+from quantbench.models.loading import load_config
+from quantbench.run import bandwidth
 from quantbench.text import size
 
 HERE = "here"
-HOW_TO = "quantbench calibrate measures it, in some minutes"
 
 
-def machine_of(device: str, calibration: str | None) -> Machine:
-    """What predicts runs on `device`: "here", or the name of a card.
-
-    calibration: the file that --calibration names. Raises UsageError for a device of which nothing
-    is known, and for a file that is no calibration.
-    """
-    given = calibration_file.load(calibration) if calibration else None
-    if device == HERE:
-        return _here(given)
-    sheet = known(device)
-    old = given.warnings({}, versions()) if given else []  # the card may be in another machine
-    if given is not None and given.name == (sheet.name if sheet else device):
-        return Calibrated(given, old)
-    sheet = sheet or find(device)
-    if given is None:
-        return FromDatasheet(sheet, efficiency_by_a5000(sheet))
-    relative = known(given.name)
-    if relative is None:
-        raise UsageError(
-            f"--calibration {calibration}: it is of {given.name}, which has no datasheet here, so "
-            f"that it says nothing of {sheet.name}; give one of a card: {', '.join(DATASHEETS)}"
-        )
-    return FromDatasheet(sheet, efficiency_of(given, relative), old)
+def machine_of(device: str, precision: str = "bfloat16") -> Machine:
+    """This machine, whose speed is read now, for "here"; or the card of that name. Raises
+    UsageError for a name that no data sheet has, MemoryShortage where the speed cannot be read."""
+    if device != HERE:
+        return machines.card(device)
+    dtype: torch.dtype = getattr(torch, precision)
+    return machines.here(devices.resolve("auto"), dtype)
 
 
-def _here(given: Calibration | None) -> Machine:
-    where = devices.resolve("auto")
-    calibration = given or of_this_machine(where.type)
-    if calibration is None:
-        raise UsageError(f"--device here: this machine is not calibrated; {HOW_TO}")
-    warnings = calibration.warnings({"type": where.type, **devices.describe(where)}, versions())
-    return Calibrated(calibration, warnings, None if given else speed_now(calibration, where))
+def check_cache(estimate: Estimate, machine: Machine) -> list[str]:
+    """A warning where the model lies in this machine's caches, whose speed is not read."""
+    cache = bandwidth.last_level_cache(machine.device) if machine.is_cpu else None
+    weights = max(memory.weights for memory in estimate.memory.values())
+    if cache is None or weights >= cache:
+        return []
+    return [
+        f"weights of {size(weights)} fit into the last-level cache of {size(cache)}: steps may be "
+        "several times as fast"
+    ]
 
 
 def model_of(checkpoint_path: str, num_layers: int | None) -> ModelConfig | str:
@@ -106,19 +82,10 @@ def context_of(config: ModelConfig | str) -> int | None:
     return next((number for number in said if isinstance(number, int) and number > 0), None)
 
 
-def memory_of(machine: Machine) -> float | None:
-    """Bytes of a device's memory; None where they are not known."""
-    if isinstance(machine, FromDatasheet):
-        return machine.sheet.memory
-    if isinstance(machine, Calibrated):
-        return machine.calibration.memory_bytes
-    return None
-
-
 def check_memory(estimate: Estimate, machine: Machine, ours: bool = True) -> None:
     """Raise MemoryShortage where a run needs more memory than the device has. ours: whether the
     model is one of ours, of which there are tables of what fits, and not one of transformers."""
-    there, needed = memory_of(machine), estimate.peak_memory_bytes.value
+    there, needed = machine.memory_bytes, estimate.peak_memory_bytes.value
     if there is not None and needed > there:
         memory = max(estimate.memory.values(), key=lambda phase: phase.total)
         tables = "--all_schemes and --what_fits show what fits"

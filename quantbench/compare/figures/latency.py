@@ -52,7 +52,7 @@ class Cell:
     batch_size: int
     samples: list[LatencySample]  # in the order of arrival
     reason: str | None = None  # why it cannot be measured
-    # What was estimated before the first run, where the machine is calibrated: prompt_seconds,
+    # What was estimated before the first run: prompt_seconds,
     # token_seconds (a step in the middle of the new tokens), joules_per_token, …
     estimate: dict[str, float] | None = omitted()
     # Joules of each new token, the prompt's included and the idle machine's left out; None where

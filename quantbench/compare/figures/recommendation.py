@@ -202,7 +202,7 @@ def _choice(arm: _Arm, what: list[What], tied: list[str], as_good: list[str]) ->
 
 
 def _fastest(arms: Sequence[_Arm], best_of: BestOf | None) -> list[_Arm]:
-    """The arms that cannot be told from the fastest of them."""
+    """The arms that may be the fastest of them."""
     fastest = max(arms, key=lambda arm: arm.speed.value)
     ranges = any(arm.row.speed_up and arm.row.speed_up.confidence is None for arm in arms)
     if best_of is not None and not ranges:

@@ -46,12 +46,12 @@ class Row:
     joules_per_token: float | None = omitted()  # of a new token, without the idle machine's
     idle_watts: float | None = omitted()  # of the idle machine
     why_no_joules: str | None = omitted()  # why there are none
-    # Where the machine is calibrated: seconds, tokens per second and bytes as estimated before, and
+    # Seconds, tokens per second and bytes as estimated before, and
     # (estimated − measured) ÷ measured. Keys: prompt_seconds, token_seconds, …
     estimated: dict[str, float] | None = omitted()
     estimate_errors: dict[str, float] | None = omitted()
     share_of_limit: float | None = omitted()  # seconds that memory needs for a step ÷ measured
-    why_no_estimate: str | None = omitted()  # where the machine is calibrated
+    why_no_estimate: str | None = omitted()
     perplexity: float | None = None
     perplexity_ratio: Interval | None = omitted()  # arm ÷ baseline, of the same tokens; 95 %
     kl: float | None = None  # of the next token, baseline to arm
@@ -68,14 +68,10 @@ class Row:
     ratio_throughput: Ratio | None = omitted()  # 1 ÷ speed_up: below 1 is faster
     ratio_latency: Ratio | None = omitted()  # seconds per decoding step: arm ÷ baseline
     typical_step: SpeedUp | None = omitted()  # of the median step; above 1 is faster
-    late_share: float | None = omitted()  # of the arm's steps that took 1.5 × their median
-    baseline_late_share: float | None = omitted()
-    late_sentence: str = ""  # where speed_up and typical_step disagree: why
     verdict: Verdict = "not measured"
     can_be_best: bool | None = omitted()  # False where another arm is shown to be faster
     dropped: bool = False  # no longer measured: settled, and beaten by another arm
     processes: int = 0
-    in_words: str | None = omitted()
     why: list[str] = field(default_factory=list)  # reasons for being no faster than the baseline
     argv: list[str] = field(default_factory=list)  # the arm as options of generate.py
     command: str | None = omitted()  # that runs the arm

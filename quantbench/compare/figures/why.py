@@ -1,4 +1,4 @@
-"""Why an arm is as slow as it is, as far as the measurements can tell."""
+"""Reasons, from the measurements, for an arm's speed."""
 
 from quantbench.compare.figures.row import Row
 from quantbench.compare.sampling.answers import ArmFacts
@@ -19,11 +19,10 @@ def reasons(row: Row, arm: ArmFacts) -> list[str]:
 
 
 def _limit(row: Row, arm: ArmFacts) -> str | None:
-    """How near a step is to what this machine's calibration says of it."""
-    estimated = (arm.estimate or {}).get("token_seconds")
-    if arm.limit is None or estimated is None or not row.decode_tok_s:
+    """How near a step is to what memory allows."""
+    if arm.limit is None or not row.decode_tok_s:
         return None
-    return arm.limit.sentence(1 / row.decode_tok_s, estimated)
+    return arm.limit.sentence(1 / row.decode_tok_s)
 
 
 def _bandwidth(share: float | None) -> str | None:

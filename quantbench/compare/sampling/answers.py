@@ -36,10 +36,10 @@ class ArmFacts:
     start_seconds: list[dict[str, float]] = dataclasses.field(default_factory=list)
     # A sample's energy, counted in each of the arm's processes before its first sample; or why not.
     energy: list[Energy | NotCounted] = dataclasses.field(default_factory=list)
-    # What the machine's calibration predicts, by the keys of `estimate`; None: nothing does.
+    # What was estimated, by the keys of `estimate`; None: nothing was.
     estimate: dict[str, float] | None = None
     limit: Limit | None = None  # of a step, where there is an estimate
-    no_estimate: str | None = None  # why there is none, where this machine is calibrated
+    no_estimate: str | None = None  # why there is none
 
     @staticmethod
     def of_run(
@@ -155,7 +155,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class PlannedRuns:
-    """One for each run that was asked about."""
+    """One for each run in the request."""
 
     runs: list[Planned]
 
@@ -260,7 +260,7 @@ class LogitsFile:
 
 @dataclass(frozen=True)
 class QualityAnswer:
-    """An arm's quality, and the file of its logits where it was asked to keep them."""
+    """An arm's quality, and the file of its logits if the request named one."""
 
     quality: Quality | NoQuality
     logits: LogitsFile | None = None

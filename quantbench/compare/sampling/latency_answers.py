@@ -38,7 +38,7 @@ class CellReady:
     decoder: str  # of run/decoding.py
     compiled: bool  # whether something was compiled for it; else it takes what another cell left
     compile_seconds: float  # for the first steps, which compile; 0 where nothing may be compiled
-    estimate: dict[str, float] | None = None  # of the cell, where the machine is calibrated
+    estimate: dict[str, float] | None = None  # of the cell
 
 
 @dataclass(frozen=True)
