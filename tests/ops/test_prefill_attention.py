@@ -36,13 +36,13 @@ def path(request, monkeypatch):
     elif reason := unavailable():
         pytest.skip(reason)
     if request.param == "any device":
-        monkeypatch.setattr(chunk, "_flash", chunk._plain)
+        monkeypatch.setattr(chunk, "_flash", lambda *given: chunk._plain(*given, None))
     if request.param == "card":
 
-        def flash(query, key, value, is_causal):
+        def flash(query, key, value, is_causal, scale):
             assert query.shape[1] == key.shape[1] == value.shape[1]
             return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-                query, key, value, is_causal=is_causal
+                query, key, value, is_causal=is_causal, scale=scale
             )
 
         monkeypatch.setattr(chunk, "_card_takes", lambda query: True)
@@ -203,7 +203,7 @@ def test_a_card_s_flash_attention_takes_what_it_is_given(N, path):
 
     with FakeTensorMode():
         query, key = (torch.empty(2, 4, n, 96, device="cuda", dtype=torch.float16) for n in (70, N))
-        output, denominator = flash_on_card(query, key, key, is_causal=False)
+        output, denominator = flash_on_card(query, key, key, is_causal=False, scale=None)
     assert output.shape == (2, 4, 70, 96) and output.dtype == torch.float16
     assert denominator.shape == (2, 4, 70) and denominator.dtype == torch.float32
 
