@@ -1,6 +1,7 @@
 # make demo: set up and run the main job.  make test: set up and run every test;
-# make test-fast: those that take three minutes together.
-# ARGS reaches pytest: make test ARGS="-k kv_cache"; ARGS="-n 0 --pdb" runs them in one process.
+# make test-fast: those that take two minutes together.
+# ARGS reaches pytest, or ab in make demo: make test ARGS="-k kv_cache"; ARGS="-n 0 --pdb" runs the
+# tests in one process.
 SHELL := bash
 PYTHON ?= python3
 PY := .venv/bin/python
@@ -12,14 +13,15 @@ DEMO := demo
 CHECKED := CXX=g++ CXXFLAGS="-O1 -g -fno-omit-frame-pointer -D_GLIBCXX_ASSERTIONS \
 	-fsanitize=address,undefined -fno-sanitize-recover=all"
 CHECKS := ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
-CPU_TESTS = $(filter-out %_build.py,$(wildcard tests/ops/test_cpu_*.py))
+CPU_TESTS = $(filter-out %_build.py,$(wildcard tests/ops/test_cpu_*.py)) \
+	$(addprefix tests/ops/test_,linear.py decode_attention.py prefill_attention.py hqq.py)
 
 FAST_TESTS = tests/test_house.py tests/test_test_run.py tests/log tests/models \
-	$(addprefix tests/ops/test_,formats.py packing.py reference.py cpu_build.py attention.py) \
+	$(addprefix tests/ops/test_,formats.py packing.py cpu_build.py attention.py) \
 	$(addprefix tests/quantize/test_,spec.py numbers.py int8.py) tests/kv_cache/test_caches.py \
 	$(addprefix tests/compare/test_,comparison.py log_tables.py) tests/run/test_sizes.py
 
-.PHONY: size report-picture demo test test-fast check test-gpu gpu-report trust sanitize clean
+.PHONY: size demo test test-fast check test-gpu gpu-report trust sanitize clean
 .SILENT: size demo sanitize .venv/installed .venv/installed-dev
 
 # On a shape whose weights do not fit into the processor's cache: there schemes differ as they do in
@@ -34,7 +36,7 @@ demo: .venv/installed
 	  --arm "--quantization none" --arm "--quantization int8wo" \
 	  --arm "--quantization int4wo-64" --arm "--quantization uintx-2-64" \
 	  --processes 2 --max_minutes 0.7 \
-	  --output $(DEMO) --write_result $(DEMO)/log.txt
+	  --output $(DEMO) --write_result $(DEMO)/log.txt $(ARGS)
 	echo; echo "The report: $(DEMO)/$$(ls $(DEMO) | grep -x report.html || echo report.md)"
 	echo "Your own model: .venv/bin/quantbench ab --checkpoint_path PATH --compile --arms all"
 
@@ -96,12 +98,9 @@ $(GPU_FOLDER)/ab.json: | $(GPU_FOLDER) $(dir $(GPU_AB))
 $(GPU_FOLDER)/roofline.json: | $(GPU_FOLDER)
 	$(GPU) quantbench roofline $(ON_GPU) --parts layers --json $@
 
-# First thousands of simulated comparisons, ten minutes, into docs/data/trust_simulated.json; then real
-# ones into docs/data/trust_real.json, of each condition 40: hours. TRUST="--only tiny --minutes 20"
-# does a part, and the next call goes on.
+# Thousands of simulated comparisons, ten minutes, into docs/data/trust_simulated.json.
 trust: .venv/installed-dev
 	PYTHONPATH=. $(PY) -m tests.compare.trust_simulation
-	PYTHONPATH=. $(PY) -m tests.compare.trust $(TRUST)
 
 check: .venv/installed-dev
 	$(PY) -m ruff check .
@@ -112,14 +111,11 @@ check: .venv/installed-dev
 	$(PY) -m quantbench readme --check
 	$(PY) -m tests.ops.check_syntax
 
-# docs/report.png and docs/report-dark.png; RESULTS=FOLDER: of what ab --output FOLDER left.
-report-picture: .venv/installed-dev
-	$(PY) -m tests.compare.report_picture $(RESULTS)
-
 sanitize: .venv/installed-dev
 	$(CHECKED) $(PY) -c "from quantbench.ops.cpu import build; build.built()"
 	LD_PRELOAD="$(foreach name,asan stdc++,$$(g++ -print-file-name=lib$(name).so))" \
-		$(CHECKED) $(CHECKS) $(PY) -m pytest -q -x -s $(CPU_TESTS) -k "not compile" $(ARGS)
+		$(CHECKED) $(CHECKS) $(PY) -m pytest -q -x -s $(CPU_TESTS) \
+		-k "not compile and not triton" $(ARGS)
 
 # Lines of the product's Python, of C++ and of tests.
 size:
@@ -129,6 +125,7 @@ size:
 	  for kind in $$kinds; do git ls-files $$folders | grep "\.$$kind$$"; done | \
 	    xargs -d '\n' sh -c 'for f; do test -L "$$f" || cat "$$f"; done' - | wc -l | xargs echo "$$name:"; \
 	done
+	@$(PYTHON) tests/import_closure.py
 
 clean:
 	rm -rf .venv build *.egg-info

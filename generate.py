@@ -8,43 +8,45 @@
     generator.generate(prompt, max_new_tokens=100).tokens
 
 The file has this order: how a token is drawn (`sample`), how a prompt is read (`prefill`), one
-decoding step (`decode_one_token`), the loop around them (`Generator`), and the command. The command
-plans a run, loads the model, warms up, measures, and appends one line to benchmarks.txt that ends
-with the command to repeat the run. Each of these steps, and the decoders, is a file in run/. The
-README says what the numbers mean.
+decoding step (`decode_one_token`), the loop around them (`Generator`), and the run of the command
+(`run`): plan, load, warm up, measure, and append one line to benchmarks.txt that ends with the
+command to repeat the run. Each of these steps, and the decoders, is a file in quantbench/run/; the
+options are in quantbench/compare/commands/generate.py. The README says what the numbers mean.
 """
 
-from __future__ import annotations
+if __name__ == "__main__":  # options are read, and variables set, before torch is imported
+    from quantbench.compare.commands.generate import generate as main
 
+    main()
+
+import functools
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
+import torch
+from torch import Tensor
 
-from quantbench.cli import OneLineErrors, progress, quiet, say
+from quantbench import devices
+from quantbench.cli import progress, say
 from quantbench.errors import UsageError
+from quantbench.kv_cache import CACHES
+from quantbench.kv_cache.base import KVCache
 from quantbench.log import log, table
-from quantbench.log.config import RunConfig, options
-from quantbench.run import environment, launch
-from quantbench.run.checks import check
-from quantbench.typed_json import from_json, to_json
+from quantbench.log.config import RunConfig
+from quantbench.models.llama import Transformer
+from quantbench.quantize.spec import Selection, Spec
+from quantbench.run import caches, compiling, decoding, loading, measure, parallel, sizes
+from quantbench.run.decoding import Decoder
+from quantbench.run.environment import without_collections
+from quantbench.run.facts import Measured, make_record
+from quantbench.run.generation import Generation
+from quantbench.run.plan import Plan, make_plan
+from quantbench.typed_json import to_json
 
-if TYPE_CHECKING:  # torch takes seconds to import, and neither --help nor a usage error needs it
-    from torch import Tensor
-
-    from quantbench.kv_cache.base import KVCache
-    from quantbench.models.llama import Transformer
-    from quantbench.quantize.spec import Selection, Spec
-    from quantbench.run.decoding import Decoder
-    from quantbench.run.facts import Measured
-    from quantbench.run.generation import Generation
-    from quantbench.run.plan import Plan
-
-STARTED = time.perf_counter()  # start of the process, but for 0.1 s of Python and the imports above
 LARGEST_DEFAULT_CACHE = 4096  # positions of a Generator's caches, if cache_size is not given
 
 
@@ -73,44 +75,44 @@ def sample(logits: Tensor, how: Sampling) -> Tensor:
     return tokens.gather(-1, (probabilities / noise).argmax(-1, keepdim=True))
 
 
+def read_chunk(
+    model: Transformer, tokens: Tensor, positions: Tensor, caches: Sequence[KVCache]
+) -> Tensor:
+    """The last layer's output (B, S, D) for a chunk (B, S) of a prompt at positions (S,)."""
+    return model.hidden(tokens, positions, caches)
+
+
 def prefill(
     model: Transformer,
+    chunks: Iterator[tuple[Tensor, Tensor]],
     caches: Sequence[KVCache],
-    tokens: Tensor,
-    positions: Tensor,
-    start: int,
     how: Sampling,
-) -> tuple[Tensor, Tensor]:
-    """Read the last or only chunk of a prompt: tokens (B, S) at positions (S,), from `start` on.
+    read: Callable[..., Tensor] = read_chunk,
+) -> Tensor:
+    """Read a prompt in chunks (tokens, positions). Returns the next token (B, 1)."""
+    for tokens, positions in chunks:
+        x = read(model, tokens, positions, caches)
+    return sample(model.logits(x[:, -1]), how)
 
-    Returns the next token (B, 1) and its position (1,).
-    """
-    logits = model(tokens, positions, caches, last_only=True, start=start)
-    return next_token(logits[:, -1], positions[-1:], how)
+
+def step_logits(decoder: Decoder, token: Tensor, position: Tensor) -> Tensor:
+    """Logits (B, V) after one token of every row, (B, 1), at position (1,)."""
+    return decoder.step(token, position)
 
 
 def decode_one_token(
-    decoder: Decoder, token: Tensor, position: Tensor, how: Sampling
+    decoder: Decoder,
+    token: Tensor,
+    position: Tensor,
+    how: Sampling,
+    logits_of: Callable[..., Tensor] = step_logits,
 ) -> tuple[Tensor, Tensor]:
     """Read one token of every row, (B, 1), at position (1,). Returns the next token and position.
 
     The shapes are the same in every step, so it is compiled once. Inputs and outputs stay on the
     device, so the CPU need not wait for an accelerator between steps.
     """
-    return next_token(decoder.step(token, position), position, how)
-
-
-def next_token(logits: Tensor, position: Tensor, how: Sampling) -> tuple[Tensor, Tensor]:
-    """`sample` of logits (B, V) at position (1,), and the position after it.
-
-    On the CPU it is an opaque op (run/compiling.py), which a Generator registers.
-    """
-    if logits.device.type != "cpu":
-        return sample(logits, how), position + 1
-    import torch
-
-    token, following = torch.ops.quantbench.draw(logits, position, how.temperature, how.top_k)
-    return token, following
+    return sample(logits_of(decoder, token, position), how), position + 1
 
 
 # ---------------------------------------------------------------------------------- the loop
@@ -136,6 +138,7 @@ class Generator:
         *,
         compile_decode: bool = False,
         compile_prefill: bool = False,
+        any_rows: bool = False,
         prefill_chunk: int | None = None,
         sampling: Sampling | None = None,
     ) -> None:
@@ -144,7 +147,8 @@ class Generator:
         kv_cache: a name of kv_cache.CACHES.
         decoder: "auto" or a name of run.decoding.DECODERS.
         compile_decode, compile_prefill: whether to compile the decoding step and the prefill. A
-        mixture of experts is never compiled: which experts it computes depends on the numbers.
+        mixture's prompts never are, and its steps are on CUDA, with all experts in one memory.
+        any_rows: whether what is compiled for several rows serves any other number from 2 on.
         prefill_chunk: prompt tokens of a row per forward pass; devices.prefill_chunk if not given.
         sampling: greedy if not given.
 
@@ -152,12 +156,6 @@ class Generator:
         UsageError for a kind of cache that does not exist or does not support the model's head_dim,
         KernelError for a decoder that cannot run.
         """
-        import torch
-
-        from quantbench.kv_cache import CACHES
-        from quantbench.run import caches, compiling, decoding
-
-        compiling.opaque_draw(lambda logits, *how: sample(logits, Sampling(*how)))
         config, weight = model.config, model.tok_embeddings.weight
         self.model, self.device, self.batch_size = model, weight.device, batch_size
         self.sampling = sampling or Sampling()
@@ -169,28 +167,36 @@ class Generator:
         self.attention = caches.attention_of(kind, config, dtype, self.device)
         how = dtype, self.device, self.attention.name
         self.caches = caches.of_layers(kind, config, batch_size, self.cache_size, *how)
-        compile_decode = compile_decode and model.compilable
+        compile_decode = compile_decode and decoding.compiles(model)
         self.decoder = decoding.choose(decoder, model, self.caches, batch_size, compile_decode)
-
-        # For a step and for a prompt's chunks: the functions that draw a token, and those that give
-        # logits. `fill` is for the chunks before a prompt's last one.
-        step: list[Callable[..., Any]] = [self._step, self.decoder.step]
-        prompt: list[Callable[..., Any]] = [self._prefill, self._fill, self._logits]
-        settings: dict[str, Any] = {"fullgraph": True, "options": compiling.options(self.device)}
         compile_decode = compile_decode and not self.decoder.one_op
-        compile_prefill = compile_prefill and model.compilable
+        compile_prefill = compile_prefill and config.mixture is None
         self.compiles = compile_decode or compile_prefill  # whether anything is compiled
+
+        options = compiling.options(self.device)
+        self.step_logits: Callable[..., Tensor] = step_logits
+        self.decode_one_token: Callable[..., tuple[Tensor, Tensor]] = decode_one_token
+        self.read_chunk: Callable[..., Tensor] = read_chunk
         if compile_decode:
-            # A compiled call checks every weight first: for 300 of them longer than Python takes.
-            step = [torch.compile(function, **settings) for function in step]
+            self.step_logits = torch.compile(step_logits, fullgraph=True, options=options)
+            if self.device.type == "cpu":  # inductor takes seconds for a draw of microseconds
+                draw = functools.partial(decode_one_token, logits_of=self.step_logits)
+                self.decode_one_token = draw
+            else:
+                self.decode_one_token = torch.compile(
+                    decode_one_token, fullgraph=True, options=options
+                )
         if compile_prefill:
             if self.device.type != "cpu":  # no CUDA graphs: they have one length, prompts many
-                settings["options"] = {}
-            compiled = [torch.compile(function, **settings) for function in prompt]
-            prompt = [compiling.for_any_length(function) for function in compiled]
-        self.step, self.step_logits = map(torch.no_grad(), step)
-        self.prefill, self.fill, self.prompt_logits = map(torch.no_grad(), prompt)
+                options = {}
+            self.read_chunk = compiling.for_any_length(
+                torch.compile(read_chunk, fullgraph=True, options=options)
+            )
+        if any_rows and self.compiles:
+            self.decode_one_token = compiling.for_any_rows(self.decode_one_token)
+            self.read_chunk = compiling.for_any_rows(self.read_chunk)
 
+    @torch.no_grad()
     def forward(self, tokens: Tensor, start: int = 0) -> Tensor:
         """Logits (B, S, V) of tokens (B, S) at positions start, start + 1, …, through the caches.
 
@@ -198,41 +204,39 @@ class Generator:
         are a prompt, a part of one, or with S = 1 a decoding step, which the decoder carries out.
         Raises UsageError for positions or rows that the caches do not have.
         """
-        import torch
-
         self._check(tokens, start)
         if tokens.shape[1] == 1:
-            step: Tensor = self.step_logits(tokens, self._positions(tokens, start))
+            step = self.step_logits(self.decoder, tokens, self._position(start))
             return step[:, None].clone()
-        pieces = []
-        for chunk in self._chunks(tokens):
-            pieces.append(self.prompt_logits(chunk, self._positions(chunk, start), start))
-            start += chunk.shape[1]
+        pieces = [
+            self.model.logits(self.read_chunk(self.model, *chunk, self.caches))
+            for chunk in self._chunks(tokens, start)
+        ]
         return torch.cat(pieces, 1)
 
+    @torch.no_grad()
     def stream(self, prompt: Tensor, start: int = 0) -> Iterator[Tensor]:
         """Read a prompt (B, S) at positions start, start + 1, …, and yield new tokens (B, 1).
 
         It goes on until the caller stops; raises UsageError when the caches are full. Each token is
         copied, because a CUDA graph overwrites the result of its last run.
         """
-        from quantbench.run.compiling import fusing_attention
-
         self._check(prompt, start)
-        *chunks, last = self._chunks(prompt)
-        for chunk in chunks:
-            self.fill(chunk, self._positions(chunk, start), start)
-            start += chunk.shape[1]
-        positions = self._positions(last, start)
-        if last.shape[1] == 1:
-            token, position = self.step(last, positions)
+        end = start + prompt.shape[1]  # position of the first new token
+        if prompt.shape[1] == 1:
+            token, position = self.decode_one_token(
+                self.decoder, prompt, self._position(start), self.sampling
+            )
         else:
-            token, position = self.prefill(last, positions, start)
+            chunks = self._chunks(prompt, start)
+            token = prefill(self.model, chunks, self.caches, self.sampling, self.read_chunk)
+            position = self._position(end)
         yield token.clone()
-        for end in itertools.count(start + last.shape[1]):
-            self._check(token, end)
-            with fusing_attention(self.device):
-                token, position = self.step(token.clone(), position.clone())
+        for now in itertools.count(end):
+            self._check(token, now)
+            token, position = self.decode_one_token(
+                self.decoder, token.clone(), position.clone(), self.sampling
+            )
             yield token.clone()
 
     def generate(
@@ -250,61 +254,37 @@ class Generator:
         Raises UsageError for positions or rows that the caches do not have. The last new token
         needs no position.
         """
-        import torch
-
-        from quantbench.devices import synchronize
-        from quantbench.run.environment import without_collections
-        from quantbench.run.generation import Generation
-
         self._check(prompt, start, more=max_new_tokens - 1)
-        synchronize(self.device)
+        devices.synchronize(self.device)
         with without_collections():
             started = time.perf_counter()
             stream = self.stream(prompt, start)
             tokens = [next(stream)]
-            synchronize(self.device)
+            devices.synchronize(self.device)
             prefilled = time.perf_counter()
             after_token()
             for _ in range(max_new_tokens - 1):
                 tokens.append(next(stream))
                 after_token()
-            synchronize(self.device)
+            devices.synchronize(self.device)
             ended = time.perf_counter()
         return Generation(torch.cat(tokens, 1), prefilled - started, ended - prefilled)
 
+    @torch.no_grad()
     def fill_randomly(self, depth: int) -> None:
         """Put random keys and values at positions 0 to depth - 1 of every layer."""
-        import torch
+        for cache in self.caches:
+            cache.fill(depth)
 
-        with torch.no_grad():
-            for cache in self.caches:
-                cache.fill(depth)
+    def _chunks(self, tokens: Tensor, start: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Parts of tokens (B, S), and their positions, which stay on the CPU (ops/attend.py)."""
+        size = self.prefill_chunk or devices.prefill_chunk(self.device, tokens.shape[0])
+        for chunk in torch.split(tokens, size, dim=1):
+            yield chunk, torch.arange(start, start + chunk.shape[1])
+            start += chunk.shape[1]
 
-    def _prefill(self, tokens: Tensor, positions: Tensor, start: int) -> tuple[Tensor, Tensor]:
-        return prefill(self.model, self.caches, tokens, positions, start, self.sampling)
-
-    def _fill(self, tokens: Tensor, positions: Tensor, start: int) -> Tensor:
-        return self.model.hidden(tokens, positions, self.caches, start=start)
-
-    def _step(self, token: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
-        return decode_one_token(self.decoder, token, position, self.sampling)
-
-    def _logits(self, tokens: Tensor, positions: Tensor, start: int) -> Tensor:
-        logits: Tensor = self.model(tokens, positions, self.caches, start=start)
-        return logits
-
-    def _chunks(self, tokens: Tensor) -> Sequence[Tensor]:
-        import torch
-
-        from quantbench.devices import prefill_chunk
-
-        size = self.prefill_chunk or prefill_chunk(self.device, tokens.shape[0])
-        return torch.split(tokens, size, dim=1)
-
-    def _positions(self, tokens: Tensor, start: int) -> Tensor:
-        import torch
-
-        return torch.arange(start, start + tokens.shape[1], device=self.device)
+    def _position(self, number: int) -> Tensor:
+        return torch.full((1,), number, device=self.device)
 
     def _check(self, tokens: Tensor, start: int, more: int = 0) -> None:
         """Raise UsageError unless the caches have these rows, positions and `more` after them."""
@@ -324,54 +304,41 @@ class Generator:
             )
 
 
-# ---------------------------------------------------------------------------------- the command
+# ---------------------------------------------------------------------------------- the run
 
 
-@click.command(cls=OneLineErrors, epilog="The log is checked by: quantbench log check FILE")
-@options()
-def main(**given: Any) -> None:
-    """Generate text with a quantized Llama-family model and log its speed and memory."""
-    environment.prepare()
-    config = RunConfig(**given)
-    scheme = check(config)
-    quiet(config.debug)
-    if config.tp > 1 and launch.place() is None:
-        launch.start(config)
-    else:
-        run_command(launch.become_rank(config), scheme)
+def run(config: RunConfig, scheme: Spec | Selection, started: float) -> None:
+    """Plan, load, warm up, measure, print and log. started: time.perf_counter() of the process."""
+    plan = make_plan(config, scheme)
+    if config.expert_memory is not None:
+        from quantbench.run import tiers
 
-
-def run_command(config: RunConfig, scheme: Spec | Selection) -> None:
-    """Plan, load, warm up, measure, print and log."""
-    with progress("Starting torch", lasting=False):
-        from quantbench import devices
-        from quantbench.run import chat, loading, measure, parallel, sizes, tiers
-        from quantbench.run.plan import make_plan
-    plan = tiers.checked(make_plan(config, scheme))
-    config, device, free = plan.config, plan.device, devices.free_memory(plan.device)
+        tiers.checked(plan)
+    plan = parallel.begin(plan)  # threads are set, and ranks joined
+    config, free = plan.config, devices.free_memory(plan.device)
     if config.dry_run:
         click.echo(sizes.report(plan, free))
         return
     say(sizes.fits(plan, free))
-    parallel.meet(plan.ranks)  # or one that is late would find memory taken by the others
+    parallel.meet(plan.ranks)  # before loading: else a late rank would find less free memory
     with progress(f"Loading {plan.name} as {plan.spec}") as report:
         loaded = loading.load(plan, report, say)
     generator = make_generator(plan, loaded.model)
     if config.interactive:
-        chat.chat(plan, generator)
+        from quantbench.run.chat import chat
+
+        chat(plan, generator)
         return
     one_sample = measure.sampler(plan, generator)
-    ready = measure.get_ready(config, device, one_sample, generator.compiles, since=STARTED)
+    ready = measure.get_ready(config, plan.device, one_sample, generator.compiles, since=started)
     measured = measure.measure(plan, generator, loaded, one_sample, ready)
     parallel.meet(plan.ranks)  # nothing is logged unless all ranks have come to the end
     if plan.ranks.rank == 0:
         finish(config, measured)
 
 
-def make_generator(plan: Plan, model: Transformer) -> Generator:
+def make_generator(plan: Plan, model: Transformer, any_rows: bool = False) -> Generator:
     """The Generator for a plan, its caches filled up to --context_depth."""
-    import torch
-
     config = plan.config
     generator = Generator(
         model,
@@ -381,6 +348,7 @@ def make_generator(plan: Plan, model: Transformer) -> Generator:
         config.decoder,
         compile_decode=config.compile,
         compile_prefill=config.compile_prefill,
+        any_rows=any_rows,
         prefill_chunk=config.prefill_chunk,
         sampling=Sampling(config.temperature, config.top_k),
     )
@@ -396,7 +364,6 @@ def make_generator(plan: Plan, model: Transformer) -> Generator:
 def finish(config: RunConfig, measured: Measured) -> None:
     """Append to the log and to --output_json_path, then print the text, the table and the why."""
     from quantbench.estimate.beside import report_of
-    from quantbench.run.facts import make_record
 
     report = report_of(measured)
     line = make_record(measured.facts, measured.summary.tok_s, measured.peaks.generate).render()
@@ -408,9 +375,9 @@ def finish(config: RunConfig, measured: Measured) -> None:
         say(f"Appended every sample to {config.output_json_path}")
     if measured.text is not None:  # printed last: with a closed or full stdout the log is complete
         click.echo(measured.text + "\n")
-    run = from_json(table.Run, to_json(report))
-    click.echo(table.one_run(run))
-    for sentence in [*(f"- {reason}" for reason in report.reasons), *table.remarks([run])]:
+    row = report.row
+    click.echo(table.one_run(row))
+    for sentence in [*(f"- {reason}" for reason in report.reasons), *table.remarks([row])]:
         say(sentence)
 
 
@@ -418,6 +385,3 @@ if __name__ == "generate":  # imported in the checkout by its short name: be qua
     from quantbench.short_names import names
 
     names.bind(__name__)
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,8 @@
-"""What the model needs of a KV cache, and what all kinds of cache share. Each layer has its own."""
+"""What the model needs of a KV cache, and what all kinds of cache share. Each layer has its own.
+
+key, value = cache.update(positions, key, value)
+y = attend(query, key, value, positions)            # ops/attend.py
+"""
 
 from collections.abc import Callable
 from typing import ClassVar
@@ -6,16 +10,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from quantbench.ops.attention import decode_attention
-from quantbench.ops.kv import Stored, dequantize
-from quantbench.ops.prefill_attention import chunk_attention
+from quantbench.ops.kv import Chunk, Stored, dequantize
 
 Shape = tuple[int, int, int, int]
 FILLED_AT_ONCE = 4096  # positions for which `fill` draws random numbers at a time
 
 
 class KVCache(nn.Module):
-    """Keys and values of one layer, and attention over them.
+    """Keys and values of one layer.
 
     B rows, K key/value heads, T slots, D head_dim. T is the number of positions, but at most
     `window`, if there is one: then a query attends only to the last `window` positions, and a new
@@ -60,61 +62,53 @@ class KVCache(nn.Module):
         """The codes and the scale of keys or values x (B, K, S, D), by the names of `allocate`."""
         raise NotImplementedError
 
-    def update(self, input_pos: Tensor, key: Tensor, value: Tensor) -> None:
-        """Store key and value, (B, K, S, D), at the S consecutive positions `input_pos`."""
+    def update(
+        self, positions: Tensor, key: Tensor, value: Tensor
+    ) -> tuple[Stored | Chunk, Stored | Chunk]:
+        """Store key and value, (B, K, S, D), at the S consecutive `positions`; return what
+        ops.attend reads: of one position all that is stored, of more a chunk and its past."""
+        sides = {"key": self.encode(key), "value": self.encode(value)}
+        if key.shape[2] == 1:
+            self._write(positions, sides)
+            return self.stored("key", len(key)), self.stored("value", len(value))
+        own = {
+            name: dequantize(Stored(x["codes"], x.get("scale"), self.format), key.dtype)
+            for name, x in sides.items()
+        }
+        past = {name: self.stored(name, len(key)) for name in sides}
+        first = self._slots(positions[: self.slots])
+        before = {name: x.gathered(first) if self.wraps else None for name, x in past.items()}
+        self._write(positions, sides)
+        key_chunk, value_chunk = (Chunk(own[name], past[name], before[name]) for name in sides)
+        return key_chunk, value_chunk
+
+    @property
+    def wraps(self) -> bool:
+        """Whether a new position may overwrite an older one."""
+        return self.window is not None and self.slots == self.window
+
+    def store(self, positions: Tensor, key: Tensor, value: Tensor) -> None:
+        """`update` alone."""
+        self._write(positions, {"key": self.encode(key), "value": self.encode(value)})
+
+    def _write(self, positions: Tensor, sides: dict[str, dict[str, Tensor]]) -> None:
         last = slice(-self.slots, None)  # if there are more positions than slots, the last ones
-        slots = input_pos[last] if self.window is None else input_pos[last] % self.slots
-        for name, x in (("key", key), ("value", value)):
-            for part, tensor in self.encode(x[:, :, last]).items():
-                getattr(self, f"{name}_{part}")[: x.shape[0], :, slots] = tensor
+        slots = self._slots(positions[last])
+        for name, parts in sides.items():
+            for part, x in parts.items():
+                getattr(self, f"{name}_{part}")[: x.shape[0], :, slots] = x[:, :, last]
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        input_pos: Tensor,
-        start: int | None = None,
-    ) -> Tensor:
-        """Store key and value; return the causal attention of the query to all that is stored.
-
-        query (B, H, S, D), H a multiple of K; key and value (B, K, S, D); input_pos (S,) int64,
-        consecutive. start: input_pos[0] as an int; if not given and S > 1, it is read from the
-        device. Returns (B, H, S, D) in query's dtype. With S = 1 only the slots that are filled are
-        read, once for all heads that share them.
-        """
-        if query.shape[2] == 1:
-            self.update(input_pos, key, value)
-            return self._decode(query[:, :, 0], input_pos)[:, :, None]
-        rows = query.shape[0]
-        start = int(input_pos[0]) if start is None else start
-        own = [self._as_read(x) for x in (key, value)]
-        past = [self.stored(name, rows) for name in ("key", "value")]
-        y = chunk_attention(query, *own, *past, start, self.window)
-        self.update(input_pos, key, value)  # last, because it may overwrite the oldest slots
-        return y
-
-    def _decode(self, query: Tensor, input_pos: Tensor) -> Tensor:
-        """Attention of one position's query (B, H, D)."""
-        rows, end = query.shape[0], input_pos + 1
-        count = end.clamp(max=self.slots)
-        first = torch.zeros_like(end) if self.window is None else (end - count) % self.slots
-        key, value = (self.stored(name, rows) for name in ("key", "value"))
-        return decode_attention(
-            self.kernel, query, key, value, first.expand(rows), count.expand(rows)
-        )
-
-    def _as_read(self, x: Tensor) -> Tensor:
-        """Keys or values (B, K, S, D), encoded and decoded again."""
-        parts = self.encode(x)
-        stored = Stored(parts["codes"], parts.get("scale"), self.format)
-        return dequantize(stored, x.dtype)
+    def _slots(self, positions: Tensor) -> Tensor:
+        # A chunk's positions come from the host; waiting for them would wait for the device.
+        slots = positions.to(self.key_codes.device, non_blocking=True)
+        return slots % self.slots if self.wraps else slots
 
     def stored(self, name: str, rows: int) -> Stored:
         """The "key" or "value" of the first `rows` rows, as kernels take them."""
         scale = getattr(self, f"{name}_scale", None)
         codes = getattr(self, f"{name}_codes")
-        return Stored(codes[:rows], None if scale is None else scale[:rows], self.format)
+        scale = None if scale is None else scale[:rows]
+        return Stored(codes[:rows], scale, self.format, self.kernel)
 
     def fill(self, depth: int) -> None:
         """Store random keys and values at positions 0 to depth - 1, to measure a long context."""
@@ -122,7 +116,7 @@ class KVCache(nn.Module):
             buffer = self.key_codes
             shape = (*buffer.shape[:2], len(positions), self.head_dim)
             key, value = (torch.randn(shape, device=buffer.device).to(self.dtype) for _ in "kv")
-            self.update(positions.to(buffer.device), key, value)
+            self.store(positions, key, value)
 
     def reset(self) -> None:
         """Set all slots to zero."""

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
     from quantbench.models.llama import Transformer
 
-__all__ = ["build", "load"]
+__all__ = ["SAVED", "build", "load"]
+
+SAVED = "quantbench.json"  # the file that marks a folder written by --save
 
 
 def load(
@@ -37,8 +39,8 @@ def load(
     Raises UsageError for a scheme or device that does not exist, CheckpointError for a checkpoint
     that cannot be read, KernelError for a scheme that has no kernel here.
     """
-    # Models know nothing of schemes, and run/ stands above them (tests/test_house.py): hence the
-    # import by name, at the time of the call.
+    # models/ may not import run/, which imports models/ (pyproject.toml): hence the import by name,
+    # at the time of the call.
     load_quantized = pkgutil.resolve_name("quantbench.run.loading:load_quantized")
     model: Transformer = load_quantized(checkpoint_path, device, precision, quantization)
     return model

@@ -1,5 +1,5 @@
 """A model's architecture as data. models/hugging_face.py reads it from config.json, and
-models/meta_params.py from Meta's params.json.
+models/formats/meta.py from Meta's params.json.
 """
 
 from dataclasses import dataclass, replace

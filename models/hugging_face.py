@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from quantbench.errors import CheckpointError
-from quantbench.models import compression
 from quantbench.models import mixture as mixtures
 from quantbench.models.accepted import (
     COUNT,
@@ -42,14 +41,16 @@ _OPTIONAL = {
     "max_position_embeddings": "max_position",
     "head_dim": "head_dim",
 }
-# Keys that change no logit: training, bookkeeping, generation defaults, memory strategies.
+# Keys that change no logit: training, bookkeeping, generation defaults, memory strategies; and
+# quantization_config, which formats/ checks. A leading underscore marks transformers' own notes.
 _HARMLESS = {
-    "_name_or_path", "architectures", "attention_dropout", "auto_map", "bos_token_id",
+    "architectures", "attention_dropout", "auto_map", "bos_token_id",
     "chunk_size_feed_forward", "decoder_start_token_id", "dtype", "eos_token_id", "id2label",
     "initializer_range", "is_encoder_decoder", "label2id", "max_window_layers", "model_type",
     "output_attentions", "output_hidden_states", "pad_token_id", "pretraining_tp",
-    "problem_type", "return_dict", "torch_dtype", "torchscript", "transformers_version",
-    "unsloth_fixed", "unsloth_version", "use_cache", "use_sliding_window",
+    "problem_type", "quantization_config", "return_dict", "torch_dtype", "torchscript",
+    "transformers_version", "unk_token_id", "unsloth_fixed", "unsloth_version", "use_cache",
+    "use_sliding_window",
 }  # fmt: skip
 # Keys with the only value that is supported; with another the model would compute something else.
 _FIXED = {
@@ -152,11 +153,8 @@ def _understood(row: Architecture, config: Mapping[str, Any], where: object) -> 
             raise CheckpointError(
                 f"{where}: {key} {given} is not supported; only {fixed[key]!r} is"
             )
-        if key == "quantization_config" and value is not None:
-            compression.check(value, where)
-            continue
         known = any(key in keys for keys in (_REQUIRED, _OPTIONAL, harmless, fixed, accepted))
-        if not known and value is not None:
+        if not known and value is not None and not key.startswith("_"):
             raise CheckpointError(
                 f"{where}: config key {shown(key)} is not understood, and it may change the result"
             )

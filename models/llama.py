@@ -24,12 +24,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quantbench.devices import stored_bytes
 from quantbench.kv_cache.base import KVCache
 from quantbench.models.config import ModelConfig, RopeScaling
 from quantbench.models.split import Split
+from quantbench.ops.attend import attend
 from quantbench.ops.ranks import ALONE, Ranks
-from quantbench.ops.reference import attention
 
 
 class Transformer(nn.Module):
@@ -38,8 +37,6 @@ class Transformer(nn.Module):
     It is a function of its weights, the tokens, their positions and the caches. Apart from what the
     caches store, no call affects a later one.
     """
-
-    compilable = True  # whether torch.compile can make one graph of it
 
     def __init__(self, config: ModelConfig, split: Split | None = None) -> None:
         """split: this rank's share, if several ranks compute the model; then `self.config` has this
@@ -56,63 +53,34 @@ class Transformer(nn.Module):
         """Layer `number`, from 0."""
         return Block(self.config, ranks)
 
-    def weight_bytes(self) -> int:
-        """Bytes of all weights but the embedding table.
-
-        Everything that a quantized weight stores counts: packed values, scales, zero points. Only
-        shapes are used, so the meta device gives the same number.
-        """
-        modules = (m for m in self.modules() if not isinstance(m, nn.Embedding))
-        weights = (p for module in modules for p in module.parameters(recurse=False))
-        return sum(map(stored_bytes, weights))
-
-    def step_bytes(self, rows: int = 1) -> int:
-        """Bytes of weights that one decode step of so many rows reads."""
-        return self.weight_bytes()
-
     def forward(
         self,
         tokens: Tensor,
         positions: Tensor | None = None,
         caches: Sequence[KVCache] | None = None,
-        *,
-        last_only: bool = False,
-        start: int | None = None,
-        call_layer: "CallLayer | None" = None,
     ) -> Tensor:
-        """Logits (B, S, V) for tokens (B, S), or the last position's alone, (B, 1, V).
+        """Logits (B, S, V) for tokens (B, S).
 
-        positions: (S,) int64, consecutive; 0, 1, … if not given.
+        positions: (S,) int64, consecutive; 0, 1, … if not given. Those of a prompt are best on the
+        CPU, wherever the model is: attention reads the first.
         caches: one for each layer. The tokens attend to what the caches hold, and are stored there.
         Without caches the tokens attend only to one another.
-        start: positions[0] as an int; if not given, it is read from the device.
-        call_layer: called with a layer and its arguments, instead of the layer itself.
         """
-        x = self.hidden(tokens, positions, caches, start=start, call_layer=call_layer)
-        if last_only:
-            x = x[:, -1:]
-        return self.logits(x)
+        return self.logits(self.hidden(tokens, positions, caches))
 
     def hidden(
         self,
         tokens: Tensor,
         positions: Tensor | None = None,
         caches: Sequence[KVCache] | None = None,
-        *,
-        start: int | None = None,
-        call_layer: "CallLayer | None" = None,
     ) -> Tensor:
         """The last layer's output (B, S, D), before the final norm; arguments as for `forward`."""
-        x = self.embed(tokens)  # (B, S, D)
         if positions is None:
-            positions = torch.arange(tokens.shape[1], device=tokens.device)
-            start = 0
-        elif caches is not None and start is None and tokens.shape[1] > 1:
-            start = int(positions[0])
-        cos, sin = rotation(self.config, positions)
-        call = call_layer or Block.__call__
+            positions = torch.arange(tokens.shape[1], device="cpu")
+        x = self.embed(tokens)  # (B, S, D)
+        cos, sin = rotation(self.config, positions, tokens.device)
         for layer, cache in zip(self.layers, caches or [None] * len(self.layers), strict=True):
-            x = call(layer, x, cos, sin, positions, cache, start)
+            x = layer(x, cos, sin, positions, cache)
         return x
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -140,7 +108,7 @@ class Block(nn.Module):
     def __init__(
         self, config: ModelConfig, ranks: Ranks = ALONE, feed_forward: nn.Module | None = None
     ) -> None:
-        """feed_forward: what stands in its place; a FeedForward if not given."""
+        """feed_forward: the second half; a FeedForward if not given."""
         super().__init__()
         self.attention_norm = nn.RMSNorm(config.dim, config.norm_eps)
         self.attention = Attention(config, ranks)
@@ -152,23 +120,18 @@ class Block(nn.Module):
         x: Tensor,
         cos: Tensor,
         sin: Tensor,
-        positions: Tensor | None = None,
+        positions: Tensor,
         cache: KVCache | None = None,
-        start: int | None = None,
     ) -> Tensor:
         """x (B, S, D) → (B, S, D); cos and sin (S, 1, E/2) as `rotation` gives them."""
-        x = x + self.attention(self.attention_norm(x), cos, sin, positions, cache, start)
+        x = x + self.attention(self.attention_norm(x), cos, sin, positions, cache)
         return x + self.feed_forward(self.ffn_norm(x))
-
-
-# (layer, x, cos, sin, positions, cache, start) -> x. It returns what Block.__call__ returns.
-CallLayer = Callable[
-    [Block, Tensor, Tensor, Tensor, Tensor | None, KVCache | None, int | None], Tensor
-]
 
 
 class Attention(nn.Module):
     """Grouped-query attention: H query heads share K key/value heads."""
+
+    attend: Callable[..., Tensor] = staticmethod(attend)
 
     def __init__(self, config: ModelConfig, ranks: Ranks = ALONE) -> None:
         super().__init__()
@@ -189,38 +152,20 @@ class Attention(nn.Module):
         x: Tensor,
         cos: Tensor,
         sin: Tensor,
-        positions: Tensor | None = None,
+        positions: Tensor,
         cache: KVCache | None = None,
-        start: int | None = None,
     ) -> Tensor:
-        """x (B, S, D) → (B, S, D); cos and sin (S, 1, E/2).
-
-        With a cache, `positions` (S,) are required: keys and values are stored there.
-        """
+        """x (B, S, D) → (B, S, D); cos and sin (S, 1, E/2); positions (S,)."""
         B, S, _ = x.shape
         H, K, E = self.num_heads, self.num_kv_heads, self.head_dim
         query, key, value = self.wqkv(x).view(B, S, H + 2 * K, E).split((H, K, K), dim=2)
         query = rotate(self.q_norm(query), cos, sin).transpose(1, 2)  # (B, H, S, E)
         key = rotate(self.k_norm(key), cos, sin).transpose(1, 2)  # (B, K, S, E)
         value = value.transpose(1, 2)
-        if cache is None:
-            y = self.attend_without_cache(query, key, value)
-        else:
-            assert positions is not None
-            y = cache.attend(query, key, value, positions, start)
+        if cache is not None:
+            key, value = cache.update(positions, key, value)  # and all that came before
+        y = self.attend(query, key, value, positions, self.window)  # (B, H, S, E)
         return self.ranks.sum(self.wo(y.transpose(1, 2).reshape(B, S, H * E)))
-
-    def attend_without_cache(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Causal attention of the S positions to one another.
-
-        query (B, H, S, E), key and value (B, K, S, E) → (B, H, S, E), in query's dtype.
-        """
-        S = query.shape[2]
-        within_window = self.window is None or S <= self.window
-        if within_window and self.num_heads == self.num_kv_heads:
-            return F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        positions = torch.arange(S, device=query.device)
-        return attention(query, key, value, positions, positions, self.window)
 
 
 class FeedForward(nn.Module):
@@ -239,13 +184,14 @@ class FeedForward(nn.Module):
         return self.ranks.sum(self.w2(F.silu(gate) * up))
 
 
-def rotation(config: ModelConfig, positions: Tensor) -> tuple[Tensor, Tensor]:
+def rotation(config: ModelConfig, positions: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
     """Cosines and sines, each (S, 1, E/2) float32, of the rotary angles at positions (S,).
 
     They are computed in each step: E/2 products are cheaper than reading a table, and a context of
     131072 positions takes no memory.
     """
-    angles = positions[:, None, None].float() * frequencies(config, positions.device)
+    here = positions.to(device, non_blocking=True)
+    angles = here[:, None, None].float() * frequencies(config, device)
     return angles.cos(), angles.sin()
 
 

@@ -18,17 +18,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quantbench.devices import stored_bytes
 from quantbench.models.config import ModelConfig
 from quantbench.models.llama import Block, FeedForward, Transformer
 from quantbench.models.mixture import Mixture
+from quantbench.models.stacked import Stacked
 from quantbench.ops.ranks import ALONE, Ranks
 
 
 class Mixtral(Transformer):
     """The whole model; see models.llama.Transformer."""
-
-    compilable = False  # which experts are computed depends on the numbers
 
     def block(self, number: int, ranks: Ranks) -> Block:
         experts = self.config.mixture
@@ -45,19 +43,14 @@ class Mixtral(Transformer):
         attention.q_norm = JointNorm(config.num_heads, *how)
         attention.k_norm = JointNorm(config.num_kv_heads, *how)
 
-    def step_bytes(self, rows: int = 1) -> int:
-        """Bytes of weights that one decode step of so many rows reads: of the experts those that
-        are chosen.
 
-        One row reads k of X experts. Several rows are taken to choose independently and evenly:
-        then a step reads X · (1 - (1 - k/X)^rows) of them on average.
-        """
-        unread = 0.0
-        for module in self.modules():
-            if isinstance(module, MixtureOfExperts):
-                share = 1 - module.experts_per_token / len(module.experts)
-                unread += share**rows * sum(map(stored_bytes, module.experts.parameters()))
-        return self.weight_bytes() - round(unread)
+def stack_experts(model: nn.Module) -> None:
+    """Prepare a model for torch.compile: its graph then computes no expert that no token takes."""
+    made: list[Stacked] = []
+    for module in model.modules():
+        if isinstance(module, MixtureOfExperts) and not (module.stacked or module.elsewhere):
+            module.stacked = Stacked.of(module.experts, made)
+            made += [module.stacked] if module.stacked else []
 
 
 # (tokens (T, D), rows of them by expert's number) -> what each expert returns for its rows, in the
@@ -70,6 +63,8 @@ class MixtureOfExperts(nn.Module):
 
     # Computes the experts where their weights are not all in the modules (experts/tiers.py).
     elsewhere: Outputs | None = None
+    # For a compiled graph (`stack_experts`); without it the graph computes all experts.
+    stacked: Stacked | None = None
 
     def __init__(self, config: ModelConfig, ranks: Ranks = ALONE) -> None:
         super().__init__()
@@ -98,6 +93,8 @@ class MixtureOfExperts(nn.Module):
         tokens (T, D); chosen (T, k) int64, the experts' numbers; weights (T, k) float32. Each
         expert computes all of its tokens at once, and none that has no token.
         """
+        if torch.compiler.is_compiling():
+            return self.routed_in_graph(tokens, chosen, weights)
         if len(tokens) == 1 and not tokens.is_meta:
             return self.routed_one(tokens, chosen[0].tolist(), weights[0])
         order = chosen.flatten().argsort(stable=True)  # assignments, expert by expert
@@ -117,6 +114,31 @@ class MixtureOfExperts(nn.Module):
         work = dict.fromkeys(sorted(chosen), row)
         for expert, output in (self.elsewhere or self.outputs)(token, work):
             y += output.float() * weights[chosen.index(expert)]
+        return y
+
+    def routed_in_graph(self, tokens: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """`routed` without a number that is read from the device, in the same order of sums.
+
+        Each token's experts are gathered (models/stacked.py), as long as these are at most all
+        experts. Otherwise all experts compute all tokens.
+        """
+        chosen, order = chosen.sort(-1)
+        weights, (T, k) = weights.gather(1, order), chosen.shape
+        y = torch.zeros(tokens.shape, dtype=torch.float32, device=tokens.device)
+        if self.stacked and T * k <= len(self.experts):
+            results = [
+                self.stacked(tokens[t : t + 1], chosen[t, j : j + 1]).float() * weights[t, j]
+                for t in range(T)
+                for j in range(k)
+            ]
+            return y + torch.cat(results).view(T, k, -1).sum(1)
+        every = weights.new_zeros(T, len(self.experts))
+        shares = every.scatter(1, chosen, weights)
+        taken = every.bool().scatter(1, chosen, True)
+        for number, expert in enumerate(self.experts):
+            result = self.stacked(tokens, number) if self.stacked else expert(tokens)
+            output = result.float() * shares[:, number, None]
+            y = y + output.masked_fill(~taken[:, number, None], 0.0)
         return y
 
     def outputs(self, tokens: Tensor, rows: Mapping[int, Tensor]) -> Iterator[tuple[int, Tensor]]:

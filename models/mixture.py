@@ -59,6 +59,15 @@ class Mixture:
         return self.num_experts * (1 - left)
 
 
+def compiles(mixture: Mixture | None, device: str, two_tiers: bool) -> bool:
+    """Whether torch.compile makes one graph of a decoding step.
+
+    A mixture's is compiled only on CUDA, where reading the experts' numbers stalls the device. A
+    graph cannot fetch experts from a second tier of memory. device: its type.
+    """
+    return mixture is None or (device == "cuda" and not two_tiers)
+
+
 def from_fields(fields: Any, name: str) -> Mixture | None:
     """The mixture that `dataclasses.asdict` turned into these fields; None for None.
 

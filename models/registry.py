@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # Which layers have config.json's sliding_window: none; all; all, if use_sliding_window; those from
 # max_window_layers on, if use_sliding_window; every second one, if use_sliding_window.
 Window = Literal["none", "all", "all if used", "last if used", "every second if used"]
-NameTable = Mapping[str, tuple[str, ...]]  # as models/checkpoints/names.py has it
+NameTable = Mapping[str, tuple[str, ...]]  # as models/formats/names.py has it
 
 ATTENTION_BIAS = {"attention_bias": ("qkv_bias", "attention_out_bias")}
 

@@ -24,7 +24,7 @@ from quantbench.ops.ranks import Ranks
 
 Range = tuple[int, int]  # from the first, up to but without the last
 # Columns of the feed-forward network are cut at multiples of this, if that gives equal parts: the
-# C++ kernels read so many at a time.
+# C++ kernels read 32 at a time.
 PREFERRED = 32
 
 

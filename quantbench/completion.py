@@ -12,7 +12,7 @@ from click.shell_completion import BashComplete, CompletionItem, add_completion_
 from quantbench.kv_cache import CACHES
 from quantbench.log.config import DECODERS, KERNELS, PRECISIONS
 from quantbench.models.presets import PRESETS
-from quantbench.ops.names import EXPERT_POLICIES, EXPERT_PREFETCH
+from quantbench.ops.names import EXPERT_POLICIES
 from quantbench.quantize.spec import MEASURED, SHOWN
 
 # What is offered for an option or argument of that name.
@@ -30,7 +30,6 @@ VALUES: dict[str, tuple[str, ...]] = {
     "expert_memory": ("auto",),
     "expert_placement": ("popularity", "uniform", "first"),
     "expert_policy": EXPERT_POLICIES,
-    "expert_prefetch": EXPERT_PREFETCH,
 }
 LISTS = {"schemes"}  # their values are several, with commas between
 FOLDERS = {"checkpoint_path"}  # beside the options whose placeholder is DIR

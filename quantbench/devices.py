@@ -1,25 +1,23 @@
-"""What differs between cpu, cuda, xpu and mps: names, synchronization, and memory, in bytes."""
+"""A class per kind of device: memory in bytes, its peak, prompts' chunks, compile options, names.
+
+devices.resolve("auto")                 # the first accelerator present, or the CPU
+devices.free_memory(device)             # and so on: each asks the device's class in KINDS
+"""
 
 import contextlib
 import ctypes
 import os
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from quantbench.errors import UsageError
 
-ACCELERATORS = ("cuda", "xpu", "mps")
 STATUS, MEMINFO = Path("/proc/self/status"), Path("/proc/meminfo")
-# Prompt tokens per forward pass: enough to keep all cores busy, and few enough that the activations
-# take little memory: 40 MB for a 1 B Llama on the CPU.
-PREFILL_CHUNK = {"cpu": 512, "cuda": 2048, "xpu": 2048, "mps": 1024}
-# On the CPU those of all rows together, but at least so many of each row: activations of many rows
-# would be memory that the system has to clear and hand out in every layer.
-LEAST_CHUNK = {"cpu": 32}
 CLEAR_REFERENCES = Path("/proc/self/clear_refs")
 # A control group's files, version 2 and then version 1: its limit, its usage, its usage by kind.
 CONTROL_GROUP_FILES = (
@@ -31,12 +29,128 @@ CONTROL_GROUP_FILES = (
 )
 
 
+class Device:
+    """A kind of device. The methods are those of cuda and xpu, whose modules in torch are alike."""
+
+    # Prompt tokens per forward pass: enough to keep the device busy, and few enough that the
+    # activations take little memory.
+    chunk = 2048
+    compile_options: Mapping[str, Any] = {}  # of torch.compile, for a decoding step
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    @property
+    def module(self) -> Any:
+        """Its module in torch, such as torch.cuda."""
+        return getattr(torch, self.kind)
+
+    def count(self) -> int:
+        """Devices of this kind that are present."""
+        return self.module.device_count() if self.module.is_available() else 0
+
+    def synchronize(self) -> None:
+        self.module.synchronize()
+
+    def prefill_chunk(self, rows: int) -> int:
+        return self.chunk
+
+    def free_memory(self, device: torch.device) -> int | None:
+        unused = self.module.memory_reserved(device) - self.module.memory_allocated(device)
+        return self.module.mem_get_info(device)[0] + unused
+
+    def reset_peak_memory(self, device: torch.device) -> None:
+        self.module.reset_peak_memory_stats(device)
+
+    def peak_memory(self, device: torch.device) -> dict[str, int]:
+        return {
+            "reserved": self.module.max_memory_reserved(device),
+            "allocated": self.module.max_memory_allocated(device),
+        }
+
+    def describe(self, device: torch.device) -> dict[str, str | int]:
+        return {"name": self.module.get_device_name(device)}
+
+
+class Cuda(Device):
+    # CUDA graphs remove the cost of launching each kernel.
+    compile_options = {"triton.cudagraphs": True, "coordinate_descent_tuning": True}
+
+    def describe(self, device: torch.device) -> dict[str, str | int]:
+        version = Path("/proc/driver/nvidia/version")
+        driver = version.read_text().splitlines()[0] if version.exists() else "unknown"
+        return super().describe(device) | {"driver": driver}
+
+
+class Mps(Device):
+    chunk = 1024
+
+    def free_memory(self, device: torch.device) -> int | None:
+        return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
+
+    def reset_peak_memory(self, device: torch.device) -> None:
+        """torch counts no peak for mps."""
+
+    def peak_memory(self, device: torch.device) -> dict[str, int]:
+        return {"reserved": torch.mps.driver_allocated_memory()}
+
+    def describe(self, device: torch.device) -> dict[str, str | int]:
+        return {"name": _processor(), "threads": torch.get_num_threads()}
+
+
+class Cpu(Device):
+    # For all rows together: the system would have to clear and hand out the memory of larger
+    # activations in every layer. Those of a 1 B Llama take 40 MB.
+    chunk = 512
+    least_chunk = 32  # for each row
+    # Precompiling the header takes 9 s and saves less than 1 s for each of a step's few kernels.
+    # Inductor's freezing and max-autotune are not used: they made steps 17 % faster, but took twice
+    # the memory and eight times the compilation time (docs/LOG.md).
+    compile_options = {"cpp_cache_precompile_headers": False}
+
+    def count(self) -> int:
+        return 1
+
+    def synchronize(self) -> None:
+        """A call returns when its work is done."""
+
+    def prefill_chunk(self, rows: int) -> int:
+        return max(self.chunk // max(1, rows), self.least_chunk)
+
+    def free_memory(self, device: torch.device) -> int | None:
+        limits = [_available_memory(), *(_left_to_group(*files) for files in CONTROL_GROUP_FILES)]
+        return min((free for free in limits if free is not None), default=None)
+
+    def reset_peak_memory(self, device: torch.device) -> None:
+        with contextlib.suppress(OSError):  # refused: peak_memory reports resident_since_start
+            CLEAR_REFERENCES.write_text("5")  # 5 resets the peak resident set (man 5 proc)
+
+    def peak_memory(self, device: torch.device) -> dict[str, int]:
+        if STATUS.exists():
+            for line in STATUS.read_text().splitlines():
+                if line.startswith("VmHWM:"):
+                    kind = "resident" if can_reset_peak() else "resident_since_start"
+                    return {kind: int(line.split()[1]) * 1024}
+        import resource  # here, because Windows has none: importing this module must not fail there
+
+        unit = 1 if sys.platform == "darwin" else 1024
+        return {"resident_since_start": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
+
+    def describe(self, device: torch.device) -> dict[str, str | int]:
+        return {"name": _processor(), "threads": torch.get_num_threads()}
+
+
+CPU = Cpu("cpu")
+ACCELERATORS = {"cuda": Cuda("cuda"), "xpu": Device("xpu"), "mps": Mps("mps")}
+KINDS: dict[str, Device] = {"cpu": CPU, **ACCELERATORS}
+
+
 def resolve(name: str) -> torch.device:
     """The device called `name`; "auto" is the first accelerator present, or the CPU.
 
     Raises UsageError, with the names of the devices present, for any other.
     """
-    present = [kind for kind in ACCELERATORS if _module(kind).is_available()]
+    present = [kind for kind, accelerator in ACCELERATORS.items() if accelerator.count()]
     if name == "auto":
         return torch.device(present[0] if present else "cpu")
     accepted = ", ".join(["auto", "cpu", *present])
@@ -44,34 +158,29 @@ def resolve(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise UsageError(f"--device {name!r} is no device; here there are {accepted}") from None
-    if device.type not in ("cpu", *ACCELERATORS):
+    if device.type not in KINDS:
         raise UsageError(f"--device {name!r} is not supported; here there are {accepted}")
-    if device.type != "cpu" and device.type not in present:
+    count = KINDS[device.type].count()
+    if not count:
         raise UsageError(f"--device {name}: torch finds no {device.type} here; use {accepted}")
-    if (device.index or 0) >= (1 if device.type == "cpu" else _module(device.type).device_count()):
+    if (device.index or 0) >= count:
         raise UsageError(f"--device {name}: there is no device of that number here")
     return device
 
 
 def synchronize(device: torch.device) -> None:
     """Wait until the device has finished all work that was issued to it."""
-    if device.type != "cpu":
-        _module(device.type).synchronize()
+    KINDS[device.type].synchronize()
 
 
 def prefill_chunk(device: torch.device, rows: int) -> int:
     """Prompt tokens of each of `rows` rows per forward pass."""
-    at_once = PREFILL_CHUNK.get(device.type, 512)
-    return max(at_once // max(1, rows), LEAST_CHUNK.get(device.type, at_once))
+    return KINDS[device.type].prefill_chunk(rows)
 
 
 def reset_peak_memory(device: torch.device) -> None:
     """Reset the peak that `peak_memory` reports. On Linux this resets the kernel's VmHWM."""
-    if device.type in ("cuda", "xpu"):
-        _module(device.type).reset_peak_memory_stats(device)
-    elif device.type == "cpu":
-        with contextlib.suppress(OSError):  # refused: peak_memory reports resident_since_start
-            CLEAR_REFERENCES.write_text("5")  # 5 resets the peak resident set (man 5 proc)
+    KINDS[device.type].reset_peak_memory(device)
 
 
 def peak_memory(device: torch.device) -> dict[str, int]:
@@ -81,32 +190,7 @@ def peak_memory(device: torch.device) -> dict[str, int]:
     process. Where the system does not allow a reset (macOS, some sandboxes) it is
     "resident_since_start", the peak since the process started, which is never less.
     """
-    if device.type in ("cuda", "xpu"):
-        module = _module(device.type)
-        return {
-            "reserved": module.max_memory_reserved(device),
-            "allocated": module.max_memory_allocated(device),
-        }
-    if device.type == "mps":
-        return {"reserved": torch.mps.driver_allocated_memory()}
-    if STATUS.exists():
-        for line in STATUS.read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                kind = "resident" if _can_reset_peak() else "resident_since_start"
-                return {kind: int(line.split()[1]) * 1024}
-    import resource  # here, because Windows has none: importing our modules must not fail there
-
-    unit = 1 if sys.platform == "darwin" else 1024
-    return {"resident_since_start": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
-
-
-def _can_reset_peak() -> bool:
-    """Whether the kernel allows the reset. If not, opening the file fails."""
-    try:
-        os.close(os.open(CLEAR_REFERENCES, os.O_WRONLY))
-    except OSError:
-        return False
-    return True
+    return KINDS[device.type].peak_memory(device)
 
 
 def free_memory(device: torch.device) -> int | None:
@@ -115,14 +199,21 @@ def free_memory(device: torch.device) -> int | None:
     Linux: MemAvailable, or what is left of the control group's limit if that is less. CUDA and xpu:
     what the driver reports free, plus what torch has reserved and does not use.
     """
-    if device.type in ("cuda", "xpu"):
-        module = _module(device.type)
-        unused = module.memory_reserved(device) - module.memory_allocated(device)
-        return module.mem_get_info(device)[0] + unused
-    if device.type == "mps":
-        return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
-    limits = [_available_memory(), *(_left_to_group(*files) for files in CONTROL_GROUP_FILES)]
-    return min((free for free in limits if free is not None), default=None)
+    return KINDS[device.type].free_memory(device)
+
+
+def describe(device: torch.device) -> dict[str, str | int]:
+    """The device's name, its driver's version where there is one, and torch's thread count."""
+    return KINDS[device.type].describe(device)
+
+
+def can_reset_peak() -> bool:
+    """Whether the kernel allows the reset of the CPU's peak. If not, opening the file fails."""
+    try:
+        os.close(os.open(CLEAR_REFERENCES, os.O_WRONLY))
+    except OSError:
+        return False
+    return True
 
 
 def _available_memory() -> int | None:
@@ -177,7 +268,7 @@ def returning_memory() -> Iterator[None]:
     try:
         yield
     finally:
-        mallopt(M_MMAP_THRESHOLD, 32 << 20)  # the largest value that glibc chooses by itself,
+        mallopt(M_MMAP_THRESHOLD, 32 << 20)  # the largest value that glibc chooses,
         mallopt(M_TRIM_THRESHOLD, 64 << 20)  # and what it chooses with it
         return_freed()
 
@@ -187,24 +278,6 @@ def return_freed() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
-
-
-def describe(device: torch.device) -> dict[str, str | int]:
-    """The device's name, its driver's version where there is one, and torch's thread count."""
-    if device.type == "cuda":
-        return {"name": torch.cuda.get_device_name(device), "driver": _cuda_driver()}
-    if device.type == "xpu":
-        return {"name": torch.xpu.get_device_name(device)}
-    return {"name": _processor(), "threads": torch.get_num_threads()}
-
-
-def _module(kind: str):
-    return getattr(torch, kind)
-
-
-def _cuda_driver() -> str:
-    version = Path("/proc/driver/nvidia/version")
-    return version.read_text().splitlines()[0] if version.exists() else "unknown"
 
 
 def _processor() -> str:

@@ -27,3 +27,7 @@ class MemoryShortage(QuantbenchError):
 
 class LogError(QuantbenchError):
     """The benchmark log could not be read or appended to; it is left as it was."""
+
+
+class TierError(QuantbenchError):
+    """The slow tier of experts cannot be written or read."""

@@ -37,7 +37,7 @@ def _int8_asymmetric(x: Tensor) -> tuple[Tensor, Tensor]:
 def _int8_bitsandbytes(x: Tensor) -> tuple[Tensor, Tensor]:
     """Rounds as bitsandbytes' int8_vectorwise_quant without outliers: float16, -127 to 127."""
     # torch.compile drops a cast to float16 and back, and with it the rounding (torch 2.13); it
-    # keeps one whose bits are looked at.
+    # keeps the one whose bits the kernel reads.
     x = (x.half().view(torch.int16) & -1).view(torch.float16).float()
     scale = x.abs().amax(-1, keepdim=True) / 127
     return (x * torch.where(scale > 0, 1 / scale, 0.0)).round(), scale

@@ -1,6 +1,6 @@
 """The kernels named "cpu": C++ (ops/cpu) for quantized weights and for plain ones."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,12 +24,10 @@ class PackedLinear(KernelLinear):
     @classmethod
     def of(cls, layer: nn.Linear, spec: Any) -> nn.Module:
         """Raises KernelError for scales that are not finite, and if the library cannot be built."""
-        weight, columns = layer.weight.data, layer.in_features
-        quantized = isinstance(weight, PackedWeight)
-        activation = weight.activation if quantized else None
+        weight = cast(PackedWeight, layer.weight.data)
+        activation = weight.activation
         in_kernel = activation if activation in linear.ROUNDINGS else None
-        packed = linear.pack(weight.parts if quantized else weight, columns, in_kernel)
-        made = cls.like(layer, packed)
+        made = cls.like(layer, linear.pack(weight.parts, layer.in_features, in_kernel))
         made.rounds_before = None if in_kernel else activation
         return made
 

@@ -71,5 +71,5 @@ class Kernel:
     prepare: Callable[[], object] = nothing
     # Whether `build` works on the meta device. If not, its weight's size is the PackedWeight's.
     takes_shapes: bool = False
-    # spec -> whether it rounds activations by itself, whatever the PackedWeight says.
+    # spec -> whether the kernel rounds activations, whatever the PackedWeight says.
     rounds: Callable[[Any], bool] = lambda spec: False

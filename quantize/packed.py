@@ -159,7 +159,7 @@ class PackedWeight(TorchAOBaseTensor):
         return self.replaced(**changes)
 
     def dequantize(self, output_dtype: torch.dtype | None = None) -> Tensor:
-        """The (N, K) numbers it stands for, in `output_dtype` or its own dtype."""
+        """The (N, K) numbers that it encodes, in `output_dtype` or its own dtype."""
         dtype = output_dtype or self.dtype
         # Some formats round the largest weights up, past the end of float16.
         most = torch.finfo(dtype).max

@@ -257,7 +257,7 @@ def _check_vectors(name: str, module: nn.Module) -> None:
 
 
 def _check_finite(name: str, weight: Tensor) -> None:
-    """A sum can overflow though every weight is finite; only the weights can tell."""
+    """A sum can overflow though every weight is finite; so the weights are checked one by one."""
     bad = sum(int((~rows.isfinite()).sum()) for rows in weight.split(1024))
     if bad:
         hint = " or give --precision bfloat16" * (weight.dtype == torch.float16)

@@ -32,11 +32,11 @@ class Quantization:
     Raises UsageError for a field outside its choices.
     """
 
-    # The spelling: {field} stands for one of the field's `choices`, [-word] for a switch.
+    # The spelling: {field} is one of the field's `choices`, [-word] for a switch.
     pattern: ClassVar[str]
     numerics: ClassVar[str]  # what it does to the linear layers, in words
     phrase: ClassVar[str]  # what a person who chooses has to know, in words
-    like: ClassVar[str]  # llama.cpp's type of about as many bits, made in a similar way
+    like: ClassVar[str]  # llama.cpp's type with a similar number of bits, made in a similar way
     choices: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     shown: ClassVar[tuple[str, ...]]  # the names that tables list
 
@@ -325,7 +325,7 @@ class AutoQuant(Selection):
         return (*eight_bits, *four_bits) if self.int4 else eight_bits
 
 
-# In the order in which they stand above.
+# In the order of their definitions.
 SPECS: tuple[type[Spec], ...] = tuple(Spec.__subclasses__())
 SELECTIONS: tuple[type[Selection], ...] = tuple(Selection.__subclasses__())
 _ALL: tuple[type[Spec] | type[Selection], ...] = (*SPECS, *SELECTIONS)
@@ -401,7 +401,7 @@ def _takes(spec: type[Quantization], name: str) -> str:
 
 
 def _regex(spec: type[Quantization], strict: bool = True) -> re.Pattern[str]:
-    """What the scheme's names look like; not `strict`, any number may stand for a choice."""
+    """What the scheme's names look like; not `strict`, any number is accepted as a choice."""
 
     def alternatives(field: re.Match[str]) -> str:
         allowed = "|".join(map(str, spec.choices[field[1]])) if strict else r"\d+"

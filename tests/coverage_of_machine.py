@@ -1,13 +1,14 @@
 """What this machine let the tests run, and what it has to let them run.
 
 A skipped test is no proof. The summary counts the skipped tests by reason, and names the
-instruction sets under which kernels ran. QUANTBENCH_EXPECT=compiler,portable,avx2 states what a
-machine must have: a test that skips for the lack of one of these fails, and so does a test that
-skips for a reason that NEEDS does not know. `.ci/run` sets it. Without it every reason is accepted.
+instruction sets and the numbers of threads with which kernels ran.
+QUANTBENCH_EXPECT=compiler,portable,avx2 states what a machine must have: a test that skips for the
+lack of one of these fails, and so does a test that skips for a reason that NEEDS does not know.
+`.ci/run` sets it. Without it every reason is accepted.
 So does a compiler that `make check` lacks (tests/ops/check_syntax.py): it is named as well.
 
 With `pytest -n 2` tests run in worker processes: the process that prints the summary sees their
-reports, and each worker sends it the instruction sets when it ends.
+reports, and each worker sends it the instruction sets and threads when it ends.
 """
 
 import importlib
@@ -33,36 +34,30 @@ NEEDS = {
     # The other compilers that read the C++ in `make check`: tests/ops/check_syntax.py
     "clang": r"not checked with clang\+\+: ",
     "aarch64-gcc": r"not checked with aarch64-linux-gnu-g\+\+: ",
-    "linux": r"needs Linux|reads /proc|forks on Linux only|glibc's malloc|needs bash",
+    "linux": r"needs Linux|reads /proc|glibc's malloc|needs bash",
     "venv": r"needs the Makefile's \.venv",
     "dev": r"could not import '(triton|gguf|transformers)\b|pip install lm-eval"
     r"|ray is not installed",
     "git": r"needs git",
     "asynchronous-io": r"no native asynchronous I/O",
     "disk": r"this file system keeps its files in memory",
-    "chromium": r"needs chromium and chromedriver|could not import 'selenium'",
+    "chromium": r"needs chromium",
     "thread-sanitizer": r"thread sanitizer: ",
     "huge-pages": r"no transparent huge pages here",
     "gpu": r"no CUDA device here",
     "llama-cpp": r"no llama-cpp-python",
     "no-gpu": r"has CUDA|Triton runs on the GPU here|a GPU has as many as it has",
-    "cpu-torch": r"no fork of this torch",
 }
 # Combinations of parameters that no machine can run.
 IMPOSSIBLE = "|".join(
     (
         "int4 has groups of 32",
         "the kernel does not take the dtype, and says so",
-        "the interpreter takes subnormal bfloat16 for something else",
-        # tests/ops/test_prefill_attention.py: what only some ways of attending to the past promise
-        "slow, and no other than with fewer positions",
-        "only the kernel is built for several",
-        "this is what the kernel is for",
-        "torch's own kernels do not promise that",
     )
 )
 
 ran: Counter[str] = Counter()  # instruction set → tests that used it; tests.ops.instructions counts
+threads: Counter[int] = Counter()  # number of threads → results compared with others'
 skipped: Counter[str] = Counter()  # reason → tests
 
 
@@ -134,17 +129,22 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if (output := getattr(session.config, "workeroutput", None)) is not None:
-        output["ran"] = dict(ran)
+        output["ran"], output["threads"] = dict(ran), dict(threads)
 
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist: a worker has ended
 def pytest_testnodedown(node: Any) -> None:
-    ran.update(getattr(node, "workeroutput", {}).get("ran", {}))
+    output = getattr(node, "workeroutput", {})
+    ran.update(output.get("ran", {}))
+    threads.update(output.get("threads", {}))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if ran:
         sets = ", ".join(f"{isa} in {count} tests" for isa, count in ran.items())
         terminalreporter.write_line(f"instruction sets covered: {sets}")
+    if threads:
+        counts = ", ".join(f"{count} in {n} results" for count, n in sorted(threads.items()))
+        terminalreporter.write_line(f"numbers of threads covered: {counts}")
     for reason, count in skipped.most_common():
         terminalreporter.write_line(f"skipped {count}: {reason}", yellow=True)

@@ -12,7 +12,7 @@ import random
 import re
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -47,6 +47,22 @@ def seed_all(seed: int) -> None:
 def new_generator() -> np.random.Generator:
     """numpy's generator of the test that asks: default_rng() alone draws what no seed repeats."""
     return np.random.default_rng(np.random.randint(2**31))
+
+
+def sample(items: Iterable[Any], count: int) -> list[Any]:
+    """Some of the items, others in every run: in the place of a test for each of a product."""
+    items = list(items)
+    return random.sample(items, min(count, len(items)))
+
+
+@contextmanager
+def naming(drawn: Any) -> Iterator[None]:
+    """An error inside says what had been drawn."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"drawn: {drawn}")
+        raise
 
 
 def seed_for(config: pytest.Config, name: str) -> int:

@@ -16,11 +16,11 @@ import torch
 from click.testing import CliRunner
 
 from quantbench import devices
-from quantbench.generate import main
+from quantbench.compare.commands.generate import generate as main
 from quantbench.log import log
 from quantbench.log.config import parse, split
 from quantbench.log.record import Record
-from quantbench.models.checkpoints.load import load_model
+from quantbench.models.loading import load_model
 from quantbench.ops.cpu import build
 from quantbench.run import energy
 from quantbench.run.energy import NoCounter
@@ -303,7 +303,7 @@ def test_a_dummy_needs_no_tokenizer(in_tmp):
          "layers.0.attention.wqkv is a Int8Linear, which has no C++ kernel"),
         ("--quantization float8dq-row", "modules",
          "layers.0.attention.wqkv rounds activations to float8-row outside of its C++ kernel"),
-        ("--quantization embed-int8", "cpu-stack", "the embedding is quantized"),
+        ("--quantization embed-int8", "cpu-step", None),
         ("--kv_cache int8", "cpu-step", None),
         ("--kv_cache int4 --batch_size 2", "cpu-step", None),
         ("--batch_size 17", "modules", "there are 17 rows, and the op is for 16 at most"),
@@ -409,12 +409,14 @@ def test_a_chat_of_two_turns_is_its_whole_text_at_once(in_tmp):
     tokenizer = sentencepiece.SentencePieceProcessor(str(TINY / "tokenizer.model"))
     model, ids, answers = load_model("tiny"), [], []
     for message in ("def read(path):", "class Reader:"):
-        ids += [1, *tokenizer.encode(f"[INST] {message} [/INST]")]
+        prompt = f"[INST] {message} [/INST]"
+        begin = len(ids)
+        ids += [1, *tokenizer.encode(prompt)]
         answer = []
         while len(answer) < 9 and answer[-1:] != [2]:
-            answer.append(int(model(torch.tensor([ids + answer]), last_only=True).argmax()))
+            answer.append(int(model(torch.tensor([ids + answer]))[0, -1].argmax()))
         answers.append(tokenizer.decode([token for token in answer if token != 2]))
-        ids += [token for token in answer if token != 2] + [2]
+        ids[begin:] = [1, *tokenizer.encode(f"{prompt} {answers[-1].strip()} "), 2]
     assert chat.stdout == f"> {answers[0]}\n> {answers[1]}\n> "
 
 

@@ -1,5 +1,7 @@
 """Sampling against the distribution it should draw from; compiled steps against eager ones."""
 
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from quantbench.errors import KernelError, UsageError
 from quantbench.generate import Generator, Sampling, sample
 from quantbench.kv_cache import CACHES
 from quantbench.log.config import RunConfig
-from quantbench.models.checkpoints.load import load_model
+from quantbench.models.loading import load_model
 from quantbench.ops import attention as decode
 from quantbench.ops import prefill_attention as chunk
 from quantbench.ops.cpu import build
@@ -32,6 +34,16 @@ def tiny(sampling=GREEDY, scheme="none", precision=torch.float32, rows=1, **opti
     quantizer = Quantizer(parse(scheme), torch.device("cpu"), precision)
     model = load_model("tiny", precision=precision, transform=quantizer)
     return Generator(model, rows, 64, sampling=sampling, **options)
+
+
+def fused_model():
+    """A small model that cpu-step takes, if there is a compiler."""
+    model = small_model()
+    quantizer = Quantizer(parse("none"), torch.device("cpu"), torch.float32)
+    for name, module in list(model.named_modules()):
+        if isinstance(module, torch.nn.Linear):
+            model.set_submodule(name, quantizer(name, module))
+    return model
 
 
 def test_samples_follow_the_softmax_of_the_top_k():
@@ -323,6 +335,24 @@ def test_two_generators_on_one_model_do_not_meet():
         assert torch.equal(torch.cat(tokens, 1), wanted)
 
 
+@pytest.mark.parametrize("how", ["auto", "modules", "compiled"])
+def test_a_deleted_generator_s_memory_is_free_at_once(how, compilations):
+    """Nothing waits for Python's garbage collector: the next one's caches may need the memory."""
+    compiled, decoder = how == "compiled", how.replace("compiled", "modules")
+    options = {"decoder": decoder, "compile_decode": compiled, "compile_prefill": compiled}
+    made = Generator(fused_model(), 1, 32, **options)
+    made.generate(PROMPT, 4)
+    gc.collect()  # what dynamo traced with refers to itself
+    gc.disable()
+    try:
+        left = [weakref.ref(made), weakref.ref(made.caches[0].key_codes)]
+        del made
+        torch._dynamo.reset()
+        assert not any(reference() is not None for reference in left)
+    finally:
+        gc.enable()
+
+
 def test_a_model_is_left_as_it_was():
     model = small_model()
     before = {name: dict(vars(module)) for name, module in model.named_modules()}
@@ -362,7 +392,7 @@ def test_generating_past_the_end_is_told_before_it_begins():
 def test_names_that_do_not_exist_are_told():
     with pytest.raises(UsageError, match="kv_cache 'int3': there are dense, int8, fp8, int4"):
         Generator(small_model(), kv_cache="int3")
-    with pytest.raises(KernelError, match="--decoder fast: there are auto, cpu-step, cpu-stack"):
+    with pytest.raises(KernelError, match="--decoder fast: there are auto, cpu-step, modules"):
         Generator(small_model(), decoder="fast")
 
 

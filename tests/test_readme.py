@@ -43,18 +43,18 @@ def make(folder, *arguments):
 
 
 def test_make_demo(clone):
-    """It says which scheme to take, and leaves the tree as it was: its log is one of its own."""
+    """On one layer, to be short: it recommends a scheme, and leaves the tree clean."""
     identity = ["-c", "user.name=somebody", "-c", "user.email=somebody@example.org"]
     for command in (["init", "-q"], ["add", "--all"], ["commit", "-q", "-m", "a fresh clone"]):
         subprocess.run(["git", *identity, *command], cwd=clone, check=True)
-    done = make(clone, "demo")
+    done = make(clone, "demo", "ARGS=--num_layers 1 --max_minutes 0.1 --tokens 512")
     assert done.returncode == 0, done.stderr
     schemes = ["none", "int8wo", "int4wo-64", "uintx-2-64"]
     for scheme in schemes:
         assert re.search(rf"^{scheme} +[\d.]+", done.stdout, re.M)
     assert done.stdout.count("\nRecommendation: ") == 1
-    # Which verdict is a matter of time: beside another process none may be shown to be faster.
-    said = "faster|slower|no difference shown"
+    # Which verdict depends on the time and on what else runs.
+    said = "faster|slower|no difference shown|too few processes"
     verdicts = re.findall(rf"^(\S+) +[\d.]+ +[\d.]+ \(.*\) +(?:{said})", done.stdout, re.M)
     assert verdicts == schemes[1:]
     report = re.search(r"^The report: (demo/report\.(?:html|md))$", done.stdout, re.M)
@@ -143,8 +143,7 @@ COMMANDS = sorted(
     {line or inline for line, inline in LINE.findall(DOCUMENTS.replace("\\\n", " "))},
 )
 # Modules that are run by name and read no options of ours.
-SCRIPTS = ("quantbench.models.tiny.train", "tests.compare.trust_simulation", "tests.compare.trust",
-           "tests.experts.speed")  # fmt: skip
+SCRIPTS = ("quantbench.models.tiny.train", "tests.compare.trust_simulation")
 
 
 def test_the_documents_have_commands_of_every_program():

@@ -226,7 +226,7 @@ def test_every_reason_to_skip_is_known():
     """Or a test that skips by chance, or on another machine, fails where QUANTBENCH_EXPECT is."""
     files = [path for path in ROOT.glob("tests/**/*.py") if path != Path(__file__)]
     reasons = {reason for path in files for reason in reasons_in(path)}
-    assert len(reasons) > 20 and "could not import 'selenium'" in reasons
+    assert len(reasons) > 20 and "needs chromium (apt: chromium)" in reasons
     expected = {"gpu"}  # any: all that matters is that something is
     failures = [coverage_of_machine.why_skipping_fails(reason, expected) for reason in reasons]
     assert [failure for failure in failures if failure and "does not know" in failure] == []

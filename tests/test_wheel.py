@@ -1,7 +1,7 @@
 """What a wheel installs: one name, `quantbench`, that works beside everybody else's modules.
 
-The wheel is built from a copy of the tree, without network, and installed into an environment of
-its own, which sees the packages of the one that runs the tests.
+The wheel is built from a copy of the tree, without network, and installed into an environment that
+has the packages which the wheel declares, and no other.
 """
 
 import json
@@ -9,12 +9,14 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 import venv
 import zipfile
+from email import message_from_bytes
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parent.parent
 HIDDEN = (".*", "__pycache__", "build", "demo", "docs", "tests", "*.egg-info")
@@ -26,15 +28,44 @@ def done(*command, **settings):
     return subprocess.run(command, capture_output=True, text=True, **settings)
 
 
-def environment(folder, *words):
-    """A new environment in a folder, into which pip installs `words`; its bin/."""
+def needed(requirements):
+    """The installed distributions that requirements ask for, and those that these ask for."""
+    found, waiting = {}, list(requirements)
+    while waiting:
+        requirement = Requirement(waiting.pop())
+        asked = [{"extra": extra} for extra in requirement.extras] or [{"extra": ""}]
+        wanted = not requirement.marker or any(requirement.marker.evaluate(e) for e in asked)
+        if not wanted or requirement.name in found:
+            continue
+        distribution = metadata.distribution(requirement.name)
+        found[requirement.name] = distribution
+        for further in distribution.requires or []:
+            marker = Requirement(further).marker
+            if not marker or any(marker.evaluate(extra) for extra in asked):
+                waiting.append(further)
+    return found.values()
+
+
+def environment(folder, wheel):
+    """A new environment with a wheel and what it declares to need, and nothing else; its bin/.
+
+    The packages are links to those of the environment that runs the tests. pip refuses the wheel if
+    one that it declares is not among them.
+    """
     venv.create(folder)
     packages = next(folder.glob("lib/python*/site-packages"))
-    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    options = ("--quiet", "--no-deps", "--no-index", "--disable-pip-version-check")
-    options += ("--ignore-installed",)  # whatever the environment of the tests holds, it keeps
+    with zipfile.ZipFile(wheel) as archive:
+        (about,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        declared = message_from_bytes(archive.read(about)).get_all("Requires-Dist")
+    declared = [line for line in declared if "extra ==" not in line]
+    for distribution in needed(declared):
+        for name in {file.parts[0] for file in distribution.files or []} - {"..", "__pycache__"}:
+            link = packages / name
+            if not link.exists():
+                link.symlink_to(Path(distribution.locate_file(name)).resolve())
+    options = ("--quiet", "--no-index", "--disable-pip-version-check")
     command = (sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "install")
-    pip = done(*command, *options, *words)
+    pip = done(*command, *options, wheel)
     assert pip.returncode == 0, pip.stderr
     return folder / "bin"
 
@@ -120,6 +151,16 @@ def test_generate_runs_on_the_embedded_model(installed, elsewhere):
     assert log == "1 record, intact\n"
 
 
+def test_ab_and_recommend_run_on_the_embedded_model(installed, elsewhere):
+    """Declared dependencies are all that comparing needs, tables and pictures included."""
+    short = ("--max_new_tokens", 8, "--processes", 2, "--tokens", 512, "--max_minutes", 0.2)
+    arms = ("--arm", "--quantization none", "--arm", "--quantization int8wo")
+    run(installed, elsewhere, "quantbench", "ab", *arms, *short, "--output", "ab")
+    assert (elsewhere / "ab" / "report.html").exists()
+    out = run(installed, elsewhere, "quantbench", "recommend", "--from", "ab")
+    assert "quantbench generate" in out
+
+
 def test_a_worker_starts(installed, elsewhere):
     """compare's processes are started by the name of their module; here it answers, and is ours."""
     text = (
@@ -143,12 +184,11 @@ def test_version_and_help_need_no_torch(installed, elsewhere):
 
 
 def test_it_is_imported_beside_others(installed, elsewhere):
-    """transformers in the same process, and modules of theirs that are named as ours are."""
+    """In a process with modules of theirs that are named as ours are."""
     for name in THEIRS:
         (elsewhere / f"{name}.py").write_text("whose = 'theirs'\n")
     text = (
-        "import quantbench, transformers, models, errors\n"
-        "from transformers import LlamaConfig\n"
+        "import quantbench, models, errors\n"
         "model = quantbench.load('tiny', quantization='int8wo')\n"
         "generator = quantbench.Generator(model, cache_size=8)\n"
         "import text, files, run, cli\n"

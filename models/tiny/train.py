@@ -30,10 +30,10 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from quantbench.cli import OneLineErrors
-from quantbench.models.checkpoints.compressed import EIGHT_BIT, packed
-from quantbench.models.checkpoints.names import hugging_face
+from quantbench.cli import Command
 from quantbench.models.config import ModelConfig
+from quantbench.models.formats.compressed_tensors import EIGHT_BIT, packed
+from quantbench.models.formats.names import hugging_face
 from quantbench.models.llama import Transformer
 from quantbench.models.registry import build
 
@@ -181,7 +181,7 @@ def export(model: Transformer, folder: Path, eight_bit: bool = False) -> None:
     """Write the model as a Hugging Face folder: model.safetensors and config.json.
 
     eight_bit: linear layers are stored in 8 bits with a scale for each row, in compressed-tensors'
-    format (models/checkpoints/compressed.py). Everything else is stored in bfloat16.
+    format (models/formats/compressed_tensors.py). Everything else is stored in bfloat16.
     """
     linear = model.config.linear_shapes()
     tensors = {}
@@ -231,7 +231,7 @@ def hugging_face_config(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-@click.command(cls=OneLineErrors)
+@click.command(cls=Command)
 @click.option("--steps", type=click.IntRange(1), default=3000, show_default=True,
               help=f"steps of {ROWS * CONTEXT} tokens")  # fmt: skip
 @click.option("--seed", type=click.IntRange(0), default=1, show_default=True)

@@ -39,9 +39,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quantbench.cli import OneLineErrors
-from quantbench.models.checkpoints.load import load_model
+from quantbench.cli import Command
 from quantbench.models.llama import Attention, FeedForward, Transformer
+from quantbench.models.loading import load_model
 from quantbench.models.mixtral import MixtureOfExperts, Router
 from quantbench.models.mixture import Mixture
 from quantbench.models.registry import build
@@ -245,7 +245,7 @@ def held_out_bits(model: Transformer) -> float:
     return nats / math.log(2) / len(text.encode())
 
 
-@click.command(cls=OneLineErrors)
+@click.command(cls=Command)
 @click.option("--steps", type=click.IntRange(1), default=300, show_default=True,
               help="The learning rate falls over the second half of them.")  # fmt: skip
 @click.option("--rows", type=click.IntRange(1), default=4, show_default=True,

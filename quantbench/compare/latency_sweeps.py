@@ -17,11 +17,9 @@ from quantbench.compare.output import latency_pictures, latency_report
 from quantbench.compare.sampling import latency_ray, latency_sweep
 from quantbench.compare.sampling.latency_answers import Possible
 from quantbench.compare.sampling.latency_plan import LatencyPlan, make_plan, whole_numbers
-from quantbench.compare.sampling.latency_progress import LatencyProgress
 from quantbench.compare.sampling.latency_results import LatencyResults
 from quantbench.compare.sampling.latency_sweep import Sweep
-from quantbench.compare.sampling.nursery import Nursery
-from quantbench.compare.sampling.process import Process, WorkerFailed, environment
+from quantbench.compare.sampling.process import WorkerFailed
 from quantbench.compare.sampling.results import FILE
 from quantbench.errors import LogError, QuantbenchError, UsageError
 from quantbench.log.about import about, machine
@@ -185,7 +183,7 @@ def measure(
         if ray is not None:
             latency_ray.run(results, ray, keep, say, timeout)
         else:
-            _measure_here(results, keep, timeout)
+            Sweep(results, keep, say, latency_sweep.start, timeout).run()
     finally:
         if folder:
             results.save(folder)
@@ -193,21 +191,6 @@ def measure(
         if not any(cell.samples for table in results.tables for cell in table.cells):
             raise KeyboardInterrupt
         say(f"Interrupted: --resume {folder} goes on" if folder else "Interrupted")
-
-
-def _measure_here(results: LatencyResults, keep: Callable[[], None], timeout: float | None) -> None:
-    """Measure one load after the other on this machine."""
-    alone = [load for load in results.plan.loads if load.ranks == 1 and results.left(load)]
-    nursery = Nursery(environment())  # which starts with the first worker that it forks
-
-    def start(ranks: int) -> Process:
-        return latency_sweep.start(ranks, nursery if len(alone) > 1 else None)
-
-    try:
-        with LatencyProgress(results.plan, say) as progress:
-            Sweep(results, keep, progress, start, timeout).run()
-    finally:
-        nursery.close()
 
 
 def _keeper(results: LatencyResults, folder: Path | None) -> Callable[[], None]:

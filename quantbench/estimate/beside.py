@@ -8,6 +8,7 @@ Memory and a product are read once, just after the samples or before ab's first:
 """
 
 import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -15,6 +16,7 @@ import torch
 from quantbench.errors import QuantbenchError
 from quantbench.estimate.machines import Speed, here, read_speed
 from quantbench.estimate.predict import Estimate, Figure, Machine, Request, pass_of, predict
+from quantbench.log import table
 from quantbench.run import bandwidth, why
 from quantbench.run.bandwidth import Bandwidth
 from quantbench.run.energy import NO_COUNTER
@@ -75,10 +77,38 @@ class Report:
     estimate: Beside
     reasons: list[str]  # sentences
 
+    @property
+    def row(self) -> table.Run:
+        """What the terminal's table shows of the run."""
+        facts, summary, trust = self.measured.facts, self.measured.summary, self.measured.trust
+        figures = self.estimate.figures
+        return table.Run(
+            scheme=facts.scheme,
+            kernel=facts.kernel,
+            tok_s=summary.tok_s,
+            prefill_tok_s=summary.prefill_tok_s,
+            decode_tok_s=summary.decode_tok_s,
+            weight_bytes_per_s=summary.weight_bytes_per_s,
+            weight_bytes=facts.weight_bytes,
+            peak_memory_bytes=table.Peaks(self.measured.peaks.generate),
+            decoder=facts.decoder,
+            samples=[table.Speed(sample.tok_s) for sample in self.measured.samples],
+            trustworthy=trust.trustworthy,
+            why_not_trustworthy=trust.why_not_trustworthy,
+            estimate=table.Estimates(**_shown(figures)),
+        )
+
     def to_json(self) -> dict[str, object]:
         """What --output_json_path writes, but for the log line."""
         estimate = to_json(self.estimate)
         return {**to_json(self.measured), "estimate": estimate, "why": self.reasons}
+
+
+def _shown(figures: Mapping[str, Compared]) -> dict[str, table.Estimated]:
+    return {
+        name: table.Estimated(figure.estimated, figure.measured, figure.error, figure.at_most)
+        for name, figure in figures.items()
+    }
 
 
 def report_of(measured: Measured) -> Report:

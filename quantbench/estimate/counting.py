@@ -451,8 +451,12 @@ class _Pass:
         def call(recorder: Recorder) -> Tensor:
             if self.split is not None:
                 self.split.ranks.recorder = recorder  # type: ignore[attr-defined]
-            caches: Any = [_CountedCache(c, self.batch, recorder, self.device) for c in stored]
-            x = model.hidden(ids, positions, caches, start=self.depth)
+            caches: Any = [
+                _CountedCache(c, self.batch, self.depth, recorder, self.device) for c in stored
+            ]
+            for layer, cache in zip(model.layers, caches, strict=True):
+                layer.attention.attend = cache.attend  # type: ignore[union-attr]
+            x = model.hidden(ids, positions, caches)
             if self.logits == "none":
                 return x
             return model.logits(x[:, -1:] if self.logits == "last" else x)
@@ -537,16 +541,22 @@ class _CountedCache:
     """
 
     def __init__(
-        self, cache: KVCache, sequences: int, recorder: Recorder, device: torch.device
+        self,
+        cache: KVCache,
+        sequences: int,
+        depth: int,
+        recorder: Recorder,
+        device: torch.device,
     ) -> None:
         self.cache, self.recorder, self.device = cache, recorder, device
         self.slot_bytes = cache.nbytes // (cache.slots * sequences)  # of one sequence
+        self.depth = depth
 
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, input_pos: Tensor, start: int | None = None
-    ) -> Tensor:
-        assert start is not None
-        cache, (B, H, S, E) = self.cache, query.shape
+    def update(self, positions: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        return key, value
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *rest: object) -> Tensor:
+        cache, start, (B, H, S, E) = self.cache, self.depth, query.shape
         if S == 1:
             seen = keys = min(start + 1, cache.slots)
             read, name = B * keys * self.slot_bytes, "attention:decode"

@@ -1,2 +1,1 @@
-"""Experts in two tiers of memory: how often each is chosen, which stay in fast memory, what a step
-costs."""
+"""Mixtures of experts in two tiers of memory: placement, cache, copies, report."""

@@ -8,14 +8,13 @@ from pathlib import Path
 
 from quantbench.errors import LogError, UsageError
 from quantbench.experts.popularity import Popularity, Routers
-from quantbench.files import named
-from quantbench.quantize.autoquant.cache import default_cache
+from quantbench.files import cache_folder, named
 
 
 def path_of(routers: Routers) -> Path:
     """The file for a model's counts. A quantized or shortened copy of the model has the same."""
     digest = next((digest for digest in routers.digests if digest), "unread")
-    return default_cache().parent / "popularity" / f"{digest}.json"
+    return cache_folder() / "popularity" / f"{digest}.json"
 
 
 def keep(popularity: Popularity) -> Path:

@@ -2,13 +2,13 @@
 
     placement = place("popularity", routers, capacity=20, popularity=popularity)
     placement.fast[layer]                       # experts of that layer in fast memory
-    hit_rate(placement, counts)                 # the share of assignments that they serve
+    hits(placement, counts)                     # how many assignments they serve
 
 A capacity is a number of experts over all layers; all experts of a model are equally large.
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quantbench import files
@@ -145,16 +145,6 @@ def hits(placement: Placement, counts: Counts) -> int:
     )
 
 
-def hit_rate(placement: Placement, counts: Counts) -> float:
-    """Hits ÷ assignments, from 0 to 1; 0 without assignments."""
-    return hits(placement, counts) / max(1, assignments(counts))
-
-
-def assignments(counts: Counts) -> int:
-    """The number of times that a token was sent to an expert, over all layers."""
-    return sum(map(sum, counts))
-
-
 def uniform_hits(counts: Counts, capacity: int) -> float:
     """The expected hits of a uniform placement, over all ways to draw it."""
     shares = even_shares(tuple(map(len, counts)), capacity)
@@ -165,15 +155,14 @@ def uniform_hits(counts: Counts, capacity: int) -> float:
     )
 
 
-def ideal_hits(counts: Counts, capacity: int) -> int:
-    """The most hits that any placement of `capacity` experts has on these counts."""
-    every = sorted((count for of_layer in counts for count in of_layer), reverse=True)
-    return sum(every[:capacity])
+def popular_hits(profiled: Counts, held_out: Counts, capacity: int) -> int:
+    """The hits in `held_out` of the experts that are chosen most often in `profiled`."""
+    return sum(held_out[layer][e] for layer, e in by_popularity(profiled)[:capacity])
 
 
 @dataclass(frozen=True)
 class HitRates:
-    """What each way of placing `capacity` experts gives on held-out counts."""
+    """What each way of placing `capacity` experts gives on held-out counts: hits ÷ assignments."""
 
     capacity: int
     share: float  # of all experts
@@ -183,23 +172,6 @@ class HitRates:
     popularity_hits: int
     ideal: float  # placed by the held-out counts themselves: no placement does better
     ideal_hits: int
-
-    @staticmethod
-    def of(
-        capacity: int, share: float, assignments: int, uniform: float, popularity: int, ideal: int
-    ) -> "HitRates":
-        """Rates from hits. uniform: expected hits."""
-        all_of_them = max(1, assignments)
-        return HitRates(
-            capacity=capacity,
-            share=share,
-            assignments=assignments,
-            uniform=uniform / all_of_them,
-            popularity=popularity / all_of_them,
-            popularity_hits=popularity,
-            ideal=ideal / all_of_them,
-            ideal_hits=ideal,
-        )
 
     @property
     def gain(self) -> float:
@@ -213,56 +185,32 @@ class HitRates:
         return self.gain / possible if possible > 1e-9 else None
 
 
-def capacities(routers: Routers) -> list[int]:
-    """Eighths of a model's experts, rounded up, that are enough for a token, and all of them."""
+def hit_rates(routers: Routers, pairs: Sequence[tuple[Counts, Counts]]) -> list[HitRates]:
+    """Placements of eighths of the experts by the first counts of a pair, tried on the second;
+    hits and assignments of all pairs are added up.
+
+    Eighths are rounded up; those that are not enough for a token are left out.
+    """
     every = sum(routers.experts)
     eighths = dict.fromkeys(-(-every * eighth // 8) for eighth in range(1, 9))
-    return [capacity for capacity in eighths if capacity >= routers.experts_per_token]
-
-
-def hit_rates(
-    routers: Routers, profiled: Counts, held_out: Counts, capacities: Sequence[int]
-) -> Iterator[HitRates]:
-    """For each capacity, placements by the counts `profiled`, tried on the counts `held_out`."""
-    every, order = sum(routers.experts), by_popularity(profiled)
-    for capacity in capacities:
-        yield HitRates.of(
-            capacity,
-            capacity / max(1, every),
-            assignments(held_out),
-            uniform_hits(held_out, capacity),
-            sum(held_out[layer][expert] for layer, expert in order[:capacity]),
-            ideal_hits(held_out, capacity),
+    assignments = sum(sum(map(sum, held_out)) for _, held_out in pairs)
+    rates = []
+    for capacity in (c for c in eighths if c >= routers.experts_per_token):
+        uniform = sum(uniform_hits(held_out, capacity) for _, held_out in pairs)
+        popular = sum(popular_hits(*pair, capacity) for pair in pairs)
+        ideal = sum(popular_hits(held_out, held_out, capacity) for _, held_out in pairs)
+        shares = (hits / max(1, assignments) for hits in (uniform, popular, ideal))
+        uniform_rate, popular_rate, ideal_rate = shares
+        rates.append(
+            HitRates(
+                capacity=capacity,
+                share=capacity / max(1, every),
+                assignments=assignments,
+                uniform=uniform_rate,
+                popularity=popular_rate,
+                popularity_hits=popular,
+                ideal=ideal_rate,
+                ideal_hits=ideal,
+            )
         )
-
-
-def require_room(option: str, given: str, capacity: int, routers: Routers) -> None:
-    """Raise UsageError if memory for `capacity` experts is less than a layer needs for a token.
-
-    option, given: what was asked for, for the message.
-    """
-    if capacity < routers.experts_per_token:
-        raise UsageError(
-            f"{option} {given} holds {capacity} experts, and a token of {routers.model} goes "
-            f"through {routers.experts_per_token} in each layer; give at least "
-            f"{routers.experts_per_token}"
-        )
-
-
-def tried_on_the_other_half(popularity: Popularity, capacities: Sequence[int]) -> list[HitRates]:
-    """Placements by each half of a text, tried on its other half: hits of both ÷ assignments of
-    both."""
-    first, second = popularity.halves
-    there = hit_rates(popularity.routers, first, second, capacities)
-    back = hit_rates(popularity.routers, second, first, capacities)
-    return [
-        HitRates.of(
-            one.capacity,
-            one.share,
-            one.assignments + other.assignments,
-            one.uniform * one.assignments + other.uniform * other.assignments,
-            one.popularity_hits + other.popularity_hits,
-            one.ideal_hits + other.ideal_hits,
-        )
-        for one, other in zip(there, back, strict=True)
-    ]
+    return rates

@@ -29,18 +29,13 @@ import torch
 from torch import Tensor
 
 from quantbench import files
-from quantbench.errors import QuantbenchError
+from quantbench.errors import TierError
 from quantbench.experts.layout import PAGE
-from quantbench.models.checkpoints.names import EXPERTS
-from quantbench.models.checkpoints.saved import SavedExperts
+from quantbench.models.formats.saved import EXPERTS, SavedExperts
 from quantbench.text import size
 
 Key = tuple[int, int]  # the number of a layer and of an expert in it
 PREFIX = "experts-"  # of the file's name
-
-
-class TierError(QuantbenchError):
-    """The slow tier cannot be written or read."""
 
 
 class SlowTier(Protocol):

@@ -1,9 +1,9 @@
 """How long pieces of work take on the device that does them.
 
 started = stopwatch.start()
-…                               # a card is asked for work, and has not done it yet
+…                               # on CUDA: launch work, which is not done yet
 stopwatch.stop(started)
-stopwatch.seconds()             # of all pieces since this was last asked
+stopwatch.seconds()             # of all pieces since the last call
 """
 
 import time
@@ -19,8 +19,7 @@ class Stopwatch(Protocol):
 
     def stop(self, started: Any) -> None: ...
 
-    def seconds(self) -> float:
-        """Since this was last asked."""
+    def seconds(self) -> float: ...
 
 
 def of(device: torch.device) -> Stopwatch:
@@ -28,7 +27,7 @@ def of(device: torch.device) -> Stopwatch:
 
 
 class OfProcess:
-    """The processor has done the work when a call returns."""
+    """For a processor that has done the work when a call returns."""
 
     def __init__(self) -> None:
         self.total = 0.0
@@ -45,16 +44,14 @@ class OfProcess:
 
 
 class OfCard:
-    """Events in a card's queue: nobody waits for the card before the seconds are asked for."""
+    """CUDA events: only `seconds` synchronizes."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        cuda: Any = torch.cuda  # whose classes have no types
-        self.event = cuda.Event
         self.pairs: list[tuple[Any, Any]] = []
 
     def start(self) -> Any:
-        event = self.event(enable_timing=True)
+        event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self.device))
         return event
 

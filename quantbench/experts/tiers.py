@@ -23,20 +23,22 @@ from quantbench.errors import UsageError
 from quantbench.experts import copies
 from quantbench.experts.copies import Slot
 from quantbench.experts.fused import Fused
-from quantbench.experts.layer import Following, TieredLayer
+from quantbench.experts.layer import TieredLayer
 from quantbench.experts.layout import Layout, without_weights
 from quantbench.experts.slow import Disk, Key, SlowTier
 from quantbench.experts.store import Policy, Store
 from quantbench.experts.traffic import Traffic
-from quantbench.models.checkpoints.saved import SavedExperts, Stages
 from quantbench.models.config import ModelConfig
+from quantbench.models.formats.saved import SavedExperts
 from quantbench.models.llama import Transformer
+from quantbench.models.loading import Stages
 from quantbench.models.mixtral import Mixtral, MixtureOfExperts
 from quantbench.quantize.registry import with_weight
 from quantbench.text import size
 
 LINEAR = re.compile(r"layers\.(\d+)\.feed_forward\.experts\.(\d+)\.(\w+)")
 LINEARS = {"w13", "w2"}  # of a FeedForward
+AT_ONCE = 64  # experts that are read together when fast memory is filled
 
 
 def keys_of(architecture: ModelConfig) -> list[Key]:
@@ -91,16 +93,11 @@ class Tiers(Store):
     def attach(self, model: Transformer) -> None:
         """Let a model compute with these experts: `hold` says how many lie in fast memory."""
         assert isinstance(model, Mixtral)
-        following: Following | None = None
-        for number, block in reversed([*enumerate(model.layers)]):
+        for number, block in enumerate(model.layers):
             mixture = block.get_submodule("feed_forward")
             if isinstance(mixture, MixtureOfExperts):
-                norm = block.get_parameter("ffn_norm.weight")
-                layer = TieredLayer(self, number, norm, following)
-                self.layers[number] = mixture.elsewhere = layer
+                self.layers[number] = mixture.elsewhere = TieredLayer(self, number)
                 self.skeleton = mixture.experts[0]
-                following = Following(layer, norm, mixture.router.weight)
-        self.layers = dict(sorted(self.layers.items()))
         if self.device.type == "cpu":
             self.fused = Fused(self, self.layers)
 
@@ -122,40 +119,30 @@ class Tiers(Store):
                 f"fast memory for {slots} experts cannot hold {count} and {landing} that are "
                 "fetched"
             )
-        self.release()
+        for layer in self.layers.values():  # their memory is free before new memory is taken
+            for expert in list(layer.own):
+                layer.give_up(expert)
+        self.landing.clear()
         empty = slots - count - landing if self.policy.caches else 0
         room = copies.buffers(count + landing + empty, self.layout.nbytes, self.device)
         made = [Slot(buffer, self.layout.expert(self.skeleton, buffer)) for buffer in room]
-        for number, layer in self.layers.items():
-            for expert in sorted(fast[number]):
-                slot = made.pop()
-                self.copies.now(slot, (number, expert))
-                layer.keep(expert, slot)
-            layer.quota = len(layer.own)
-        self._share_out(empty)
-        self.landing, self.arrivals = made, landing
-        self.copies.waited()
-
-    def _share_out(self, empty: int) -> None:
-        """Let layers keep so many more experts: always the one that keeps the fewest."""
-        for _ in range(empty):
-            min(self.layers.values(), key=lambda layer: layer.quota).quota += 1
-
-    def release(self) -> None:
-        """Empty fast memory."""
-        self.finish_copies()
-        self.landing.clear()
+        for slot in made:
+            self.copies.done(slot)
+        keys = [(number, e) for number in self.layers for e in sorted(fast[number])]
+        held, self.landing = made[:count], made[count:]
+        for start in range(0, count, AT_ONCE):
+            pairs = list(zip(held, keys, strict=True))[start : start + AT_ONCE]
+            self.copies.begin(pairs)
+            for slot, _ in pairs:
+                self.copies.wait(slot)
+        for slot, (number, expert) in zip(held, keys, strict=True):
+            self.layers[number].keep(expert, slot)
         for layer in self.layers.values():
-            for expert in list(layer.own):
-                layer.give_up(expert)
-
-    def finish_copies(self) -> None:
-        """Wait for all copies that were asked for ahead, and give them up. Raises TierError."""
-        for slot in [*self.coming.values(), *self.abandoned]:
-            self.copies.wait(slot)
-        self.coming.clear()
-        self.abandoned.clear()
-        self.asked.clear()
+            layer.quota = len(layer.own)
+        for _ in range(empty):  # each to the layer that keeps the fewest
+            min(self.layers.values(), key=lambda layer: layer.quota).quota += 1
+        self.arrivals = landing
+        self.copies.waited()
 
     @property
     def quotas(self) -> list[int]:
@@ -176,16 +163,12 @@ class Tiers(Store):
         if self.fused:
             self.fused.count()
         self.traffic.expert_seconds += self.stopwatch.seconds()
-        never_begun = self.copies.cancelled()
-        self.traffic.fetches -= never_begun
-        self.traffic.unused -= never_begun
-        self.traffic.bytes_moved -= never_begun * self.layout.nbytes
         self.traffic.waiting_seconds += self.copies.waited()
         return self.traffic.copy()
 
 
 class Arriving:
-    """A quantizer (models.checkpoints.saved.Stages) whose experts go to the slow tier."""
+    """A quantizer (models.loading.Stages) whose experts go to the slow tier."""
 
     def __init__(self, stages: Stages, tiers: Tiers) -> None:
         self.stages, self.tiers = stages, tiers
@@ -196,7 +179,7 @@ class Arriving:
         return self.built(name, self.quantized(name, module))
 
     def held(self, name: str) -> nn.Module | None:
-        """As models.checkpoints.saved.Holding."""
+        """As models.loading.Holding."""
         match = LINEAR.fullmatch(name)
         if match is None or not self.tiers.pattern:
             return None

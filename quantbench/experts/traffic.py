@@ -13,18 +13,12 @@ class Traffic:
 
     assignments: int = 0
     hits: int = 0  # assignments whose expert lay in fast memory when its layer's turn came
-    ahead: int = 0  # … had been asked for before its layer's turn
-    fetched: int = 0  # … was fetched when its layer's turn had come
-    there: int = 0  # … was computed in the slow tier
+    fetched: int = 0  # assignments whose expert was fetched
+    there: int = 0  # assignments whose expert was computed in the slow tier
     fetches: int = 0  # experts copied into fast memory
-    unused: int = 0  # of these, asked for ahead, and then no token took them
     bytes_moved: int = 0
-    waiting_seconds: float = 0.0  # in which nothing was computed, for an expert was on its way
+    waiting_seconds: float = 0.0  # in which nothing was computed because a copy was under way
     expert_seconds: float = 0.0  # for the experts of all layers, waiting included
-    expected_seconds: float = 0.0  # for the same, by the cost model; 0 where there is none
-    # By which the rest of the steps takes longer for it, by the cost model of fused steps: what
-    # copies and Python leave in the processor's caches is not what attention had left there.
-    expected_after_seconds: float = 0.0
 
     def copy(self) -> "Traffic":
         return dataclasses.replace(self)
@@ -42,16 +36,11 @@ class Traffic:
     def sentence(self) -> str:
         """Without a full stop: "hits 812 of 1000 assignments (81.2 %), …"."""
         parts = [f"hits {self.hits} of {self.assignments} assignments ({self.hit_rate:.1%})"]
-        for count, what in (
-            (self.ahead, "fetched ahead"),
-            (self.fetched, "fetched when needed"),
-            (self.there, "computed where they lie"),
-        ):
-            if count:
-                parts.append(f"{count} {what}")
+        if self.fetched:
+            parts.append(f"{self.fetched} fetched when needed")
+        if self.there:
+            parts.append(f"{self.there} computed where they lie")
         parts.append(f"{counted(self.fetches, 'expert')} moved, {size(self.bytes_moved)}")
-        if self.unused:
-            parts.append(f"{self.unused} of them for nothing")
         return ", ".join(parts)
 
 
@@ -76,7 +65,6 @@ class PhaseFigures:
     passes: int  # prompts or steps
     ms: float  # of a pass
     expert_ms: float  # of these, for the experts of all layers
-    expected_expert_ms: float | None  # the same by the cost model; None: there is none
     layer_ms: float  # for the experts of one layer
     waiting_ms: float  # of expert_ms, with nothing to compute
     hit_rate: float  # hits ÷ assignments
@@ -86,30 +74,22 @@ class PhaseFigures:
     def of(traffic: Traffic, seconds: float, passes: int, layers: int) -> "PhaseFigures":
         """seconds: of all passes. layers: of those with experts."""
         each = 1e3 / max(1, passes)
-        expected = traffic.expected_seconds
         return PhaseFigures(
             passes=passes,
             ms=seconds * each,
             expert_ms=traffic.expert_seconds * each,
-            expected_expert_ms=expected * each if expected else None,
             layer_ms=traffic.expert_seconds * each / max(1, layers),
             waiting_ms=traffic.waiting_seconds * each,
             hit_rate=traffic.hit_rate,
             traffic=traffic,
         )
 
-    def sentence(self, slow: str = "RAM") -> str:
-        """Without a full stop: what was moved, and what a pass takes. slow: as TwoTiers has it."""
-        expected = ""
-        if self.expected_expert_ms is not None:
-            error = self.expected_expert_ms / self.expert_ms - 1
-            cold = self.traffic.there and slow == "disk"
-            of = ", were none of the file in the page cache" if cold else ""
-            expected = f", expected {self.expected_expert_ms:.2f} ms{of} ({error:+.0%})"
+    def sentence(self) -> str:
+        """Without a full stop: what was moved, and what a pass takes."""
         return (
             f"{self.traffic.sentence()}; each takes {self.ms:.2f} ms, its experts "
-            f"{self.expert_ms:.2f} ms{expected}: {self.layer_ms:.3f} ms a layer, "
-            f"{self.waiting_ms:.2f} ms of it waiting"
+            f"{self.expert_ms:.2f} ms: {self.layer_ms:.3f} ms a layer, {self.waiting_ms:.2f} ms of "
+            "it waiting"
         )
 
 
@@ -124,6 +104,6 @@ class TwoTiers:
     expert_bytes: int  # of each, as it is moved
     slow: str  # disk or RAM
     slow_place: str  # the folder, and how it is read
-    policy: str
+    policy: str  # as the option names it
+    followed: str  # the policy that `policy` auto has chosen, or `policy`
     placement: str
-    ahead: bool  # whether experts are fetched beside the computing, and the next layer's ahead

@@ -24,8 +24,8 @@ def two_tiers(model: Transformer, policy: str, placement: str) -> TwoTiers | Non
         slow=tiers.slow.name,
         slow_place=tiers.slow.place,
         policy=policy,
+        followed=tiers.policy.name,
         placement=placement,
-        ahead=tiers.policy.ahead,
     )
 
 

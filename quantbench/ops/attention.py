@@ -30,13 +30,23 @@ class Choice:
 
 
 def choose(
-    device: torch.device, head_dim: int, group: int, dtype: torch.dtype, format: str = "dense"
+    device: torch.device,
+    head_dim: int,
+    group: int,
+    dtype: torch.dtype,
+    format: str = "dense",
+    scale: float | None = None,
+    softcap: float | None = None,
 ) -> Choice:
     """The fastest kernel for heads of `head_dim`, `group` query heads for each key head, in
-    `dtype`, over a cache of that format.
+    `dtype`, over a cache of that format. scale, softcap: as in ops.attend; None: as usual.
 
     On the CPU the first call builds the kernel, which takes a minute.
     """
+    if softcap is not None:
+        return Choice("torch", f"no kernel bounds scores (softcap {softcap:g})")
+    if scale is not None:
+        return Choice("torch", f"no kernel scales scores by {scale:g}; they scale by 1/√head_dim")
     if format not in READ_BY_KERNELS:
         return Choice("torch", f"no kernel reads keys and values stored as {format}")
     if head_dim % 8 or head_dim > HEAD_DIM:

@@ -4,7 +4,7 @@
 
     w ≈ (code - 2**(bits - 1)) · scale + zero
 
-It begins with the scale and zero that span the group's range, and tries others:
+It starts with the scale and zero that span the group's range, and tries others:
 
 - half-quadratic optimization (Badri and Shaji 2023, https://mobiusml.github.io/hqq_blog), which
   minimizes |error|**0.7 and so gives up outliers; it ends for a group whose zero changes no more;
@@ -20,7 +20,7 @@ of every fourth number, then their sum.
 import torch
 from torch import Tensor
 
-NORM, BETA, KAPPA, ITERATIONS = 0.7, 10.0, 1.01, 20  # β begins at BETA and grows by KAPPA
+NORM, BETA, KAPPA, ITERATIONS = 0.7, 10.0, 1.01, 20  # β starts at BETA and grows by KAPPA
 MOST_STEPS = 2e4  # of codes for a unit of weight: for groups of equal weights
 NARROWER = (0.95, 0.9, 0.85, 0.8, 0.7)  # of the range
 REFITS = 3

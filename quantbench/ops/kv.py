@@ -28,12 +28,29 @@ class Stored:
 
     codes: Tensor
     scale: Tensor | None  # None for dense
-    format: str  # dense, int8, fp8 or int4; another one is codes · scale
+    format: str  # dense, int8, fp8 or int4; every other format is codes · scale
+    kernel: str = "torch"  # of ops/attention.py, for one query a row
 
     def slots(self, begin: int, end: int) -> "Stored":
         """The slots from `begin` up to `end`, without copying."""
         scale = None if self.scale is None else self.scale[:, :, begin:end]
         return Stored(self.codes[:, :, begin:end], scale, self.format)
+
+    def gathered(self, slots: Tensor) -> "Stored":
+        """A copy of the slots with these numbers, (S,) int64."""
+        scale = None if self.scale is None else self.scale[:, :, slots]
+        return Stored(self.codes[:, :, slots], scale, self.format)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """The keys, or the values, of S positions of a prompt, and those of the positions before."""
+
+    own: Tensor  # (B, K, S, D), encoded and decoded again: as later positions will read them
+    past: Stored
+    # What the chunk has overwritten in a sliding window's `past`: the first S (at most T) of the
+    # last T positions before the chunk.
+    overwritten: Stored | None = None
 
 
 def dequantize(stored: Stored, dtype: torch.dtype = torch.float32) -> Tensor:

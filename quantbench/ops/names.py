@@ -7,8 +7,8 @@ experts/tiers.py).
 # Mechanisms by which a weight multiplies.
 KERNELS = ("torchao", "cpu", "triton", "bitsandbytes", "reference", "torch")
 # How a decoding step is carried out, fastest first (run/decoding.py).
-DECODERS = ("cpu-step", "cpu-stack", "cpu-layer", "modules")
+DECODERS = ("cpu-step", "modules")
 # What happens to an expert that is chosen and does not lie in fast memory.
 EXPERT_POLICIES = ("auto", "fetch", "compute_there", "cache")
-# How the next layer's experts are guessed, to be fetched ahead.
+# Values of --expert_prefetch in old logs; a run accepts auto alone.
 EXPERT_PREFETCH = ("auto", "router", "off")

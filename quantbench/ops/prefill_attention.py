@@ -17,6 +17,7 @@ from torch import Tensor
 
 from quantbench.ops.attention import choose
 from quantbench.ops.kv import Stored, dequantize
+from quantbench.ops.reference import capped_scores
 
 BLOCK = 4096  # positions that are dequantized at a time
 
@@ -27,15 +28,20 @@ def chunk_attention(
     value: Tensor,
     past_key: Stored,
     past_value: Stored,
-    start: int,
+    positions: Tensor,
     window: int | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    old_key: Stored | None = None,
+    old_value: Stored | None = None,
 ) -> Tensor:
-    """Causal attention of S queries at positions start, start + 1, …
+    """Causal attention of S queries at consecutive positions (S,), of which the first is read.
 
     query (B, H, S, D), key and value (B, K, S, D) in query's dtype, H a multiple of K. The past
-    (B, K, T, …) holds position p < start in slot p % T, the last T of them if there are more. With
-    a `window` a query sees only the last `window` positions, its own included. Returns (B, H, S, D)
-    in query's dtype.
+    (B, K, T, …) holds position p < start in slot p % T, the last T of them if there are more. Where
+    it holds the chunk by now, `old` is what stood there: positions start - T, start - T + 1, … With
+    a `window` a query sees only the last `window` positions, its own included. scale, softcap: as
+    in ops.attend. Returns (B, H, S, D) in query's dtype.
 
     It is an opaque op, because the number of blocks is known only when it runs.
     """
@@ -48,8 +54,12 @@ def chunk_attention(
         past_value.codes,
         past_value.scale,
         past_key.format,
-        start,
+        positions,
         window,
+        scale,
+        softcap,
+        *([old_key.codes, old_key.scale] if old_key else [None, None]),
+        *([old_value.codes, old_value.scale] if old_value else [None, None]),
     )
 
 
@@ -57,7 +67,9 @@ def chunk_attention(
     "quantbench::chunk_attention",
     mutates_args=(),
     schema="(Tensor query, Tensor key, Tensor value, Tensor past_key, Tensor? key_scale, "
-    "Tensor past_value, Tensor? value_scale, str format, SymInt start, SymInt? window) -> Tensor",
+    "Tensor past_value, Tensor? value_scale, str format, Tensor positions, int? window, "
+    "float? scale, float? softcap, Tensor? old_key, Tensor? old_key_scale, Tensor? old_value, "
+    "Tensor? old_value_scale) -> Tensor",
 )
 def _chunk_attention(
     query: Tensor,
@@ -68,26 +80,36 @@ def _chunk_attention(
     past_value: Tensor,
     value_scale: Tensor | None,
     format: str,
-    start: int,
+    positions: Tensor,
     window: int | None,
+    scale: float | None,
+    softcap: float | None,
+    old_key: Tensor | None,
+    old_key_scale: Tensor | None,
+    old_value: Tensor | None,
+    old_value_scale: Tensor | None,
 ) -> Tensor:
     B, H, S, D = query.shape
-    K = key.shape[1]
-    if start == 0 and query.device.type != "cpu" and (window is None or S <= window):
+    K, start, how = key.shape[1], int(positions[0]), (scale, softcap)
+    all_seen = window is None or S <= window
+    if start == 0 and query.device.type != "cpu" and all_seen and softcap is None:
         return F.scaled_dot_product_attention(
-            query, key, value, is_causal=True, enable_gqa=H > K
+            query, key, value, is_causal=True, enable_gqa=H > K, scale=scale
         ).contiguous()
     # The query heads that share a key head are folded into the positions, so no key is repeated.
     folded = query.reshape(B, K, H // K * S, D)
-    if _card_takes(query) and (window is None or S <= window):
+    if _card_takes(query) and all_seen and softcap is None:
         sides = (side.repeat_interleave(H // K, 1) for side in (key, value))  # only the chunk's
-        own, denominator = _flash_on_card(query, *sides, is_causal=True)
+        own, denominator = _flash_on_card(query, *sides, is_causal=True, scale=scale)
         own, denominator = own.reshape(folded.shape), denominator.reshape(folded.shape[:-1])
     else:
-        own, denominator = _attention(folded, key, value, _causal(S, window, query.device))
+        own, denominator = _attention(folded, key, value, _causal(S, window, query.device), *how)
     output = own.float()
     past = Stored(past_key, key_scale, format), Stored(past_value, value_scale, format)
-    for more, further in _over_past(folded, *past, start, S, window):
+    old = None
+    if old_key is not None and old_value is not None:
+        old = Stored(old_key, old_key_scale, format), Stored(old_value, old_value_scale, format)
+    for more, further in _over_past(folded, past, old, start, S, window, *how):
         total = torch.logaddexp(denominator, further)
         output = output * (denominator - total).exp()[..., None]
         output += more.float() * (further - total).exp()[..., None]
@@ -96,12 +118,22 @@ def _chunk_attention(
 
 
 @_chunk_attention.register_fake
-def _(query, key, value, past_key, key_scale, past_value, value_scale, format, start, window):
+def _(query, *rest):
     return query.new_empty(query.shape)
 
 
+Sides = tuple[Stored, Stored]  # keys and values
+
+
 def _over_past(
-    query: Tensor, key: Stored, value: Stored, start: int, S: int, window: int | None
+    query: Tensor,
+    past: Sides,
+    old: Sides | None,
+    start: int,
+    S: int,
+    window: int | None,
+    scale: float | None,
+    softcap: float | None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Attention of query (B, K, G · S, D), at S positions from `start` on, to the earlier
     positions.
@@ -109,28 +141,32 @@ def _over_past(
     Yields for one part of these positions after another the output (B, K, G · S, D) and the
     logarithm of the softmax denominator (B, K, G · S).
     """
-    T = key.codes.shape[2]
+    T = past[0].codes.shape[2]
     oldest = start - min(start, T)
     seen_by_all = oldest  # the first position that is in the window of every query
     if window is not None:
         oldest = max(oldest, start + 1 - window)
         seen_by_all = min(max(oldest, start + S - window), start)
-    end = start  # positions before it are dequantized
-    if seen_by_all < start and _reads_codes(query, key.format):
-        end = seen_by_all
-        yield _over_slots(query, key, value, seen_by_all % T, start - seen_by_all)
-    for keys, values, begin in _blocks(key, value, oldest, end, query.dtype):
-        mask = None
-        if window is not None and begin < seen_by_all:
-            positions = torch.arange(begin, begin + keys.shape[2], device=query.device)
-            mask = _within(positions, start, S, window)
-        yield _attention(query, keys, values, mask)
+    reads_codes = _reads_codes(query, past[0].format, scale, softcap)
+    if seen_by_all < start and reads_codes:
+        yield _over_slots(query, *past, seen_by_all % T, start - seen_by_all)
+    # The chunk overwrites just those positions that not all of its queries see.
+    first = 0 if old is None else start - T
+    blocks = _blocks(old or past, first, oldest, seen_by_all, query.dtype)
+    for keys, values, begin in blocks:
+        assert window is not None  # or all positions are seen by all
+        positions = torch.arange(begin, begin + keys.shape[2], device=query.device)
+        yield _attention(query, keys, values, _within(positions, start, S, window), scale, softcap)
+    if not reads_codes:
+        for keys, values, _ in _blocks(past, 0, seen_by_all, start, query.dtype):
+            yield _attention(query, keys, values, None, scale, softcap)
 
 
-def _reads_codes(query: Tensor, format: str) -> bool:
+def _reads_codes(query: Tensor, format: str, scale: float | None, softcap: float | None) -> bool:
     """Whether there is a kernel that reads the cache as it is stored; it takes any number of
     queries per key head."""
-    return choose(query.device, query.shape[-1], 1, query.dtype, format).name == "cpu"
+    how = query.dtype, format, scale, softcap
+    return choose(query.device, query.shape[-1], 1, *how).name == "cpu"
 
 
 def _over_slots(
@@ -147,16 +183,16 @@ def _over_slots(
 
 
 def _blocks(
-    key: Stored, value: Stored, begin: int, end: int, dtype: torch.dtype
+    sides: Sides, first: int, begin: int, end: int, dtype: torch.dtype
 ) -> Iterator[tuple[Tensor, Tensor, int]]:
     """Keys and values of the positions from `begin` up to `end` in blocks, and each block's first
-    position."""
-    T = key.codes.shape[2]
+    position. first: the position in slot 0, a multiple of all slots off."""
+    T = sides[0].codes.shape[2]
     while begin < end:
-        slot = begin % T
+        slot = (begin - first) % T
         count = min(BLOCK, end - begin, T - slot)
-        sides = (dequantize(side.slots(slot, slot + count), dtype) for side in (key, value))
-        yield *sides, begin
+        keys, values = (dequantize(side.slots(slot, slot + count), dtype) for side in sides)
+        yield keys, values, begin
         begin += count
 
 
@@ -176,24 +212,33 @@ def _within(positions: Tensor, start: int, S: int, window: int) -> Tensor:
 
 
 def _attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scale: float | None,
+    softcap: float | None,
 ) -> tuple[Tensor, Tensor]:
     """Attention of query (B, K, G · S, D), and the logarithm of its softmax's denominator
     (B, K, G · S), over key and value (B, K, N, D). A mask (S, N) holds for each of the G heads."""
-    if mask is None and _card_takes(query):
-        return _flash_on_card(query, key, value, is_causal=False)
+    if mask is None and softcap is None and _card_takes(query):
+        return _flash_on_card(query, key, value, is_causal=False, scale=scale)
     if mask is not None:
         mask = mask.repeat(query.shape[2] // mask.shape[0], 1)
-    return (_flash if query.device.type == "cpu" else _plain)(query, key, value, mask)
+    if query.device.type == "cpu" and softcap is None:
+        return _flash(query, key, value, mask, scale)
+    return _plain(query, key, value, mask, scale, softcap)
 
 
-def _flash(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+def _flash(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None
+) -> tuple[Tensor, Tensor]:
     """Attention of a prompt on the CPU."""
     bias = None
     if mask is not None:
         bias = torch.zeros(mask.shape, dtype=query.dtype).masked_fill_(~mask, -math.inf)
     output, denominator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        query, key, value, attn_mask=bias
+        query, key, value, attn_mask=bias, scale=scale
     )
     if mask is not None:  # the op returns 0 for a query that attends to no position
         denominator = denominator.masked_fill(~mask.any(-1), -math.inf)
@@ -212,20 +257,26 @@ def _card_takes(query: Tensor) -> bool:
 
 
 def _flash_on_card(
-    query: Tensor, key: Tensor, value: Tensor, is_causal: bool
+    query: Tensor, key: Tensor, value: Tensor, is_causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor]:
     """On a card, as many key heads as query heads and no mask. Scores stay on the chip; those of
     `_plain` are as large as the chunk times the block, for each head, several times over."""
     output, denominator, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
-        query, key, value, is_causal=is_causal
+        query, key, value, is_causal=is_causal, scale=scale
     )
     return output, denominator
 
 
-def _plain(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """On any device. Scores are float32: in 16 bits they could overflow, and the rounding error of
-    a large score would change its weight noticeably."""
-    scores = (query.float() / math.sqrt(query.shape[-1])) @ key.float().mT
+def _plain(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scale: float | None,
+    softcap: float | None,
+) -> tuple[Tensor, Tensor]:
+    """On any device."""
+    scores = capped_scores(query, key, scale, softcap)
     if mask is not None:
         scores = scores.masked_fill_(~mask, -math.inf)
     denominator = scores.logsumexp(-1)

@@ -1,5 +1,7 @@
 """Every kernel in plain torch: slow and readable, and the oracle in the tests of the fast ones."""
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -59,34 +61,69 @@ def attention(
     query_positions: Tensor,
     key_positions: Tensor,
     window: int | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
     """Causal grouped-query attention: each query sees the keys at its own position and before.
 
     query is (B, H, S, D); key and value are (B, K, T, D) with H a multiple of K, query head h
     reading key head h // (H // K). Positions are (S,) and (T,) integers. With a `window` a query
-    sees only the last `window` positions, its own included. Returns (B, H, S, D) in query's dtype.
+    sees only the last `window` positions, its own included. scale: of scores, 1/√D if not given;
+    softcap: bounds them by softcap · tanh(score / softcap). Returns (B, H, S, D) in query's dtype.
 
     The G = H // K query heads that share a key head are folded into the sequence dimension, so
     key and value are read as they lie and never repeated.
     """
     B, H, S, D = query.shape
     K = key.shape[1]
+    if H == K and softcap is None and key_positions is query_positions and (window or S) >= S:
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)
     visible = key_positions <= query_positions[:, None]
     if window is not None:
         visible &= key_positions > query_positions[:, None] - window
     folded = query.reshape(B, K, H // K * S, D)
-    output = F.scaled_dot_product_attention(folded, key, value, visible.repeat(H // K, 1))
+    visible = visible.repeat(H // K, 1)
+    if softcap is not None:
+        return _capped(folded, key, value, visible, scale, softcap).view(B, H, S, D)
+    output = F.scaled_dot_product_attention(folded, key, value, visible, scale=scale)
     return output.view(B, H, S, D)
 
 
+def capped_scores(query: Tensor, key: Tensor, scale: float | None, softcap: float | None) -> Tensor:
+    """Scores (…, S, T) float32 of query (…, S, D) and key (…, T, D). In 16 bits they could
+    overflow, and the rounding error of a large score would change its weight noticeably."""
+    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scores = (query.float() * factor) @ key.float().mT
+    return scores if softcap is None else softcap * (scores / softcap).tanh()
+
+
+def _capped(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    visible: Tensor,
+    scale: float | None,
+    softcap: float | None,
+) -> Tensor:
+    scores = capped_scores(query, key, scale, softcap).masked_fill(~visible, -math.inf)
+    return (scores.softmax(-1) @ value.float()).to(query.dtype)
+
+
 def decode_attention(
-    query: Tensor, key: Stored, value: Stored, first: Tensor, count: Tensor
+    query: Tensor,
+    key: Stored,
+    value: Stored,
+    first: Tensor,
+    count: Tensor,
+    scale: float | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
     """Attention of one new token per row over the slots that its cache has filled.
 
     query (B, H, D), H a multiple of the cache's K heads, query head h reading head h // (H // K);
     first and count (B,) integers on the same device: row b sees the slots (first[b] + i) % T for
-    i < count[b]. Returns (B, H, D) in query's dtype; sums and softmax are float32.
+    i < count[b]. scale and softcap: as in `attention`. Returns (B, H, D) in query's dtype; sums and
+    softmax are float32.
     """
     B, H, D = query.shape
     keys, values = dequantize_kv(key), dequantize_kv(value)
@@ -94,5 +131,8 @@ def decode_attention(
     slots = torch.arange(T, device=query.device)
     visible = (slots - first[:, None]) % T < count[:, None]  # (B, T)
     folded = query.float().view(B, K, H // K, D)
-    y = F.scaled_dot_product_attention(folded, keys, values, visible[:, None, None])
+    seen = visible[:, None, None]
+    if softcap is not None:
+        return _capped(folded, keys, values, seen, scale, softcap).reshape(B, H, D).to(query.dtype)
+    y = F.scaled_dot_product_attention(folded, keys, values, seen, scale=scale)
     return y.reshape(B, H, D).to(query.dtype)

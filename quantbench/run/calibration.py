@@ -6,18 +6,21 @@ each weight by the norm of its inputs (`pruning`).
 
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from quantbench import files
 from quantbench.errors import UsageError
-from quantbench.models.checkpoints.sources import EMBEDDED
 from quantbench.models.config import ModelConfig
+from quantbench.models.formats import EMBEDDED
 from quantbench.models.llama import Transformer, rotation
 from quantbench.models.tokenizer import Tokenizer
 from quantbench.quantize import pruning as wanda
-from quantbench.quantize.autoquant.choose import Sample
+
+if TYPE_CHECKING:
+    from quantbench.quantize.autoquant.choose import Sample
 
 ROWS, TOKENS = 8, 256  # of the calibration text: 8 sequences of 256 tokens
 SAMPLED_EXPERTS = 2  # of a layer, for autoquant
@@ -41,7 +44,7 @@ def token_ids(path: str | None, tokenizer: Tokenizer, device: torch.device) -> T
     return torch.tensor(ids[: rows * length], device=device).view(rows, length)
 
 
-def samples(model: Transformer, ids: Tensor) -> list[Sample]:
+def samples(model: Transformer, ids: Tensor) -> "list[Sample]":
     """Every linear layer with its inputs (tokens, in_features), for token ids (B, S).
 
     An expert's inputs are the tokens that are routed to it. Only the SAMPLED_EXPERTS with the most
@@ -56,6 +59,8 @@ def samples(model: Transformer, ids: Tensor) -> list[Sample]:
         )
     inputs["output"] = model.norm(model.hidden(ids)).flatten(0, -2)
     taken = [name for name in linears if name not in _left_out(inputs)]
+    from quantbench.quantize.autoquant.choose import Sample
+
     return [Sample(name, linears[name], inputs[name]) for name in taken if name in inputs]
 
 
@@ -90,13 +95,14 @@ def _through_the_model(
     A layer runs before it is pruned, so all norms are those of the unpruned model.
     """
     x = ids
-    cos, sin = rotation(architecture, torch.arange(ids.shape[1], device=ids.device))
+    positions = torch.arange(ids.shape[1])
+    cos, sin = rotation(architecture, positions, ids.device)
     while True:
         name, part = yield
         if isinstance(part, nn.Linear):  # the output layer, whose logits are not needed
             wanda.prune(part, x.flatten(0, -2).float().norm(dim=0))
             continue
-        inputs = (x, cos, sin) if name.startswith("layers.") else (x,)
+        inputs = (x, cos, sin, positions) if name.startswith("layers.") else (x,)
         outputs: list[Tensor] = []
         wanda.prune_linears(part, lambda: outputs.append(part(*inputs)))  # noqa: B023
         x = outputs[0]

@@ -9,7 +9,7 @@ import torch
 
 from quantbench.cli import say
 from quantbench.errors import UsageError
-from quantbench.models.chat import MarkerChat, chat_of
+from quantbench.models.chat import TemplateChat, chat_of
 from quantbench.models.tokenizer import Tokenizer, stream
 from quantbench.run.generation import Generates
 from quantbench.run.plan import Plan
@@ -47,7 +47,7 @@ def converse(
     says how many tokens came how fast. Lines that COMMAND matches are commands.
     """
     chat = chat_of(tokenizer, name)
-    continues = isinstance(chat, MarkerChat) and chat.template is None
+    continues = not isinstance(chat, TemplateChat)
     if continues:
         say(
             f"{name} brings no chat template, and its name tells none: it continues the text that "

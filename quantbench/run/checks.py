@@ -15,7 +15,7 @@ from quantbench.errors import CheckpointError, UsageError
 from quantbench.log import log
 from quantbench.log.config import RunConfig
 from quantbench.log.record import held_name
-from quantbench.models.checkpoints.names import SAVED
+from quantbench.models import SAVED
 from quantbench.quantize.spec import Quantization, Selection, Spec, parse
 from quantbench.run.launch import place
 
@@ -116,6 +116,11 @@ def _check_experts(config: RunConfig) -> None:
         raise UsageError(
             f"--{given[0]}: there is no second tier of memory: --expert_memory says how many "
             "experts the fast one holds"
+        )
+    if config.expert_prefetch != DEFAULT.expert_prefetch:
+        raise UsageError(
+            f"--expert_prefetch {config.expert_prefetch}: copies always overlap with computing, "
+            "and the next layer's experts are no longer guessed; leave it out"
         )
     if config.expert_memory is not None and config.tp > 1:
         raise UsageError("--expert_memory is for one process: leave out --tp")

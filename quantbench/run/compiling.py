@@ -10,7 +10,6 @@ Most of a cold compilation's time is preparation; compiling the step itself is t
 (docs/LOG.md).
 """
 
-import contextlib
 import platform
 import threading
 from collections.abc import Callable
@@ -18,27 +17,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from quantbench import devices
 from quantbench.ops.cpu import build
 from quantbench.run import environment
 
 Options = dict[str, str | int | bool | Callable[..., Any]]  # the `options` of torch.compile
 
-# CUDA graphs remove the cost of launching each kernel. On the CPU inductor's freezing and
-# max-autotune are not used: they made steps 17 % faster, but took twice the memory and eight times
-# the compilation time (docs/LOG.md).
-_CUDA = {"triton.cudagraphs": True, "coordinate_descent_tuning": True}
-
 
 def options(device: torch.device) -> Options:
     """The `options` of torch.compile for a decoding step on `device`."""
-    if device.type == "cuda":
-        return dict(_CUDA)
+    chosen: Options = dict(devices.KINDS[device.type].compile_options)
     if device.type != "cpu":
-        return {}
-    # Precompiling the header takes 9 s and saves less than 1 s for each of a step's few kernels.
-    chosen: Options = {"cpp_cache_precompile_headers": False, **build.options_of_inductor()}
+        return chosen
+    chosen |= build.options_of_inductor()
     # For each instruction set of the CPU, inductor compiles a file to see whether the compiler
     # supports it: 8 s on two cores. The compiler that built the C++ kernels supports them all.
     if platform.machine() == "x86_64" and build.refusal() is None:
@@ -46,64 +38,26 @@ def options(device: torch.device) -> Options:
     return chosen
 
 
-def opaque(
-    name: str, schema: str, implementation: Callable[..., Any], fake: Callable[..., Any]
-) -> None:
-    """Register a function as the op quantbench::`name` on the CPU, which inductor does not compile.
+def for_any_length(compiled: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A compiled function of a model, tokens (B, S) and positions (S,), so that it is not compiled
+    again for another S."""
 
-    This is for functions that run in microseconds and would take seconds to compile. Registering a
-    name again has no effect. fake: the same for tensors without data, as torch.library takes it.
-    """
-    if hasattr(torch.ops.quantbench, name):
-        return
-    torch.library.define(f"quantbench::{name}", schema)
-    torch.library.impl(f"quantbench::{name}", "CPU", implementation)
-    torch.library.register_fake(f"quantbench::{name}", fake)
-
-
-def opaque_draw(sample: Callable[[Tensor, float, int], Tensor]) -> None:
-    """Register the op quantbench::draw, which gives the next token of every row and its position.
-
-    sample: of logits (B, V), the temperature and top_k; returns tokens (B, 1).
-    """
-    opaque(
-        "draw",
-        "(Tensor logits, Tensor position, float temperature, int top_k) -> (Tensor, Tensor)",
-        lambda logits, position, *how: (sample(logits, *how), position + 1),
-        lambda logits, position, *how: (
-            position.new_empty((logits.shape[0], 1)),
-            position.new_empty(position.shape),
-        ),
-    )
-
-
-def fusing_attention(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """On CUDA, make inductor fuse a single query's attention; flash kernels need many."""
-    if device.type != "cuda":
-        return contextlib.nullcontext()
-    return sdpa_kernel(SDPBackend.MATH)
-
-
-def for_any_length(compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """A compiled function of tokens (B, S), positions (S,) and the first position (an int), so that
-    it is not compiled again for another S."""
-
-    def call(tokens: Tensor, positions: Tensor, start: int) -> Any:
+    def call(model: object, tokens: Tensor, positions: Tensor, *rest: Any) -> Tensor:
         torch._dynamo.maybe_mark_dynamic(tokens, 1)
         torch._dynamo.maybe_mark_dynamic(positions, 0)
-        return compiled(tokens, positions, start)
+        return compiled(model, tokens, positions, *rest)
 
     return call
 
 
 def for_any_rows(compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """A compiled function whose first argument is tokens (B, S), so that what is compiled for one
-    B above 1 serves every other; B = 1 has code of its own."""
+    """A compiled function of a model and tokens (B, S), so that what is compiled for one B above 1
+    serves every other; B = 1 has code of its own."""
 
-    def call(tokens: Tensor, *rest: Any) -> Any:
+    def call(model: object, tokens: Tensor, *rest: Any) -> Any:
         if tokens.shape[0] > 1:
             torch._dynamo.maybe_mark_dynamic(tokens, 0)
-        return compiled(tokens, *rest)
+        return compiled(model, tokens, *rest)
 
     return call
 
@@ -120,7 +74,7 @@ class Preparation:
         self.thread: threading.Thread | None = None
 
     def begin(self) -> None:
-        """Begin now, unless it has begun or the device needs none."""
+        """Start the thread, unless it runs or the device needs none."""
         if self.device.type != "cpu" or self.thread is not None:
             return
         environment.prepare_compiler(self.device.type)
@@ -128,7 +82,7 @@ class Preparation:
         self.thread.start()
 
     def wait(self) -> None:
-        """Wait until it is done; return at once if it has not begun."""
+        """Wait until the thread ends; return at once if none was started."""
         if self.thread is not None:
             self.thread.join()
 

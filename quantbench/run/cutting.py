@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor, nn
 
 from quantbench.errors import KernelError
-from quantbench.models.checkpoints.saved import Stages
 from quantbench.models.config import ModelConfig
+from quantbench.models.loading import Stages
 from quantbench.models.split import Cut, Split, feed_forward_widths
 from quantbench.ops.ranks import Ranks
 from quantbench.quantize.across import RoundedAcross
@@ -56,7 +56,7 @@ def split_for(
 
 
 class RankStages:
-    """The stages of quantizing (models.checkpoints.saved.Stages), with a cut between them."""
+    """The stages of quantizing (models.loading.Stages), with a cut between them."""
 
     def __init__(self, stages: Stages, split: Split, whole: bool = False) -> None:
         """whole: whether all layers are quantized whole, to be saved."""
@@ -64,9 +64,6 @@ class RankStages:
         # Parts by (address of the whole, cut): an output that shares the embedding's weight goes on
         # sharing it.
         self._parts: dict[tuple[int, Cut], nn.Parameter] = {}
-
-    def __call__(self, name: str, module: nn.Module) -> nn.Module:
-        return self.built(name, self.quantized(name, module))
 
     def reads_whole(self, name: str) -> bool:
         """Whether a module is read and quantized whole."""

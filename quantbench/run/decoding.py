@@ -1,33 +1,29 @@
-"""How a decoding step is carried out: by the model's modules, or by C++ ops that fuse them.
+"""How a decoding step is carried out: by the model's modules, or by a C++ op that fuses them.
 
     cpu-step     the whole step in one op: tokens to logits
-    cpu-stack    all layers in one op; the embedding and the output by their modules
-    cpu-layer    one layer in three ops: what precedes attention, attention, what follows it
     modules      the readable model, compiled or not
 
     decoder = choose("auto", model, caches, rows=1)
     logits = decoder.step(tokens, position)     # (B, 1), (1,) -> (B, V)
-    decoder.name, decoder.reason                # "cpu-stack", "the embedding is quantized"
+    decoder.name, decoder.reason                # "modules", "the model is on cuda, …"
 
-The ops implement models/llama.py a second time. So each refuses a model with any part that it does
+The op implements models/llama.py a second time. So it refuses a model with any part that it does
 not know (`why_not_fused`).
 """
 
 import dataclasses
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
 from quantbench.errors import KernelError
-from quantbench.experts.fused import Fused
-from quantbench.experts.layer import TieredLayer
-from quantbench.experts.tiers import tiers_of
 from quantbench.kv_cache import CACHES
 from quantbench.kv_cache.base import KVCache
 from quantbench.log.config import RunConfig
+from quantbench.models import mixture
 from quantbench.models.config import ModelConfig
 from quantbench.models.llama import (
     Attention,
@@ -37,14 +33,18 @@ from quantbench.models.llama import (
     frequencies,
     rotation,
 )
-from quantbench.models.mixtral import JointNorm, Mixtral, MixtureOfExperts
+from quantbench.models.mixtral import JointNorm, Mixtral, MixtureOfExperts, stack_experts
 from quantbench.ops.cpu import build, step
 from quantbench.ops.kv import WRITTEN_BY_STEPS
 from quantbench.quantize.across import RoundedAcross
 from quantbench.quantize.cpu import PackedLinear
 from quantbench.quantize.kernel import fused_weight
 
-# The fields of ModelConfig that the C++ ops implement. They refuse a model in which any other field
+if TYPE_CHECKING:
+    from quantbench.experts.fused import Fused
+    from quantbench.experts.layer import TieredLayer
+
+# The fields of ModelConfig that the C++ op implements. It refuses a model in which any other field
 # differs from its default.
 UNDERSTOOD = {
     *("name", "architecture", "dim", "num_layers", "num_heads", "num_kv_heads", "head_dim"),
@@ -73,32 +73,31 @@ def choose(
     rows: the batch size. compiled: whether torch.compile will compile the step. Raises KernelError,
     with the reason, for a decoder that does not support them.
     """
-    _, make = DECODERS[name_of(name, model, caches, rows)]
-    return make(model, list(caches), why_not_fused(model, caches, rows), compiled)
+    if name_of(name, model, caches, rows) == CpuStep.name:
+        return CpuStep(model, list(caches))
+    return Modules(model, list(caches), why_not_fused(model, caches, rows), compiled)
 
 
 def name_of(name: str, model: Transformer, caches: Sequence[KVCache], rows: int) -> str:
     """The name of the decoder that `choose` makes. The model and the caches may be on the meta
     device, where they stand for a model on the CPU."""
-    for candidate, (refuses, _) in DECODERS.items():
-        if name not in ("auto", candidate):
-            continue
-        refusal = refuses(model, caches, rows)
-        if refusal is None:
-            return candidate
-        if name != "auto":
-            raise KernelError(f"--decoder {name}: {refusal}; auto takes what can run")
-    raise KernelError(f"--decoder {name}: there are auto, {', '.join(DECODERS)}")
+    if name not in ("auto", *DECODERS):
+        raise KernelError(f"--decoder {name}: there are auto, {', '.join(DECODERS)}")
+    refusal = None if name == Modules.name else why_not_fused(model, caches, rows)
+    if refusal and name != "auto":
+        raise KernelError(f"--decoder {name}: {refusal}; auto takes what can run")
+    return Modules.name if refusal or name == Modules.name else CpuStep.name
 
 
 def compiles_anyway(config: RunConfig, architecture: ModelConfig, device: torch.device) -> bool:
     """Whether a run will compile something, as far as can be said before its weights are read.
 
-    Neither a step that is one op (cpu-step) nor a mixture of experts is ever compiled, whatever
-    --compile says.
+    A step that is one op (cpu-step) is never compiled, whatever --compile says, nor is the prompt
+    of a mixture of experts; its step is where `mixture.compiles` says so.
     """
     if architecture.mixture is not None:
-        return False
+        apart = config.expert_memory is not None
+        return config.compile and mixture.compiles(architecture.mixture, device.type, apart)
     one_op_is_possible = (
         device.type == "cpu"
         and config.decoder in ("auto", CpuStep.name)
@@ -109,32 +108,30 @@ def compiles_anyway(config: RunConfig, architecture: ModelConfig, device: torch.
     return config.compile_prefill or (config.compile and not one_op_is_possible)
 
 
+def compiles(model: Transformer) -> bool:
+    """Whether torch.compile makes one graph of a decoding step (models/mixture.py)."""
+    two_tiers = any(
+        isinstance(module, MixtureOfExperts) and module.elsewhere is not None
+        for module in model.modules()
+    )
+    device = model.tok_embeddings.weight.device.type
+    return mixture.compiles(model.config.mixture, device, two_tiers)
+
+
 def may_be_fused(layer: nn.Module) -> bool:
-    """Whether cpu-step may take a layer that was just loaded; another one may still refuse."""
-    if isinstance(layer, nn.Linear):
-        return fused_weight(layer) is not None
-    return not isinstance(layer, nn.Embedding) or type(layer.weight.data) is Tensor
+    """Whether cpu-step may take a layer that was just loaded; another layer may still refuse."""
+    return not isinstance(layer, nn.Linear) or fused_weight(layer) is not None
 
 
 # ---------------------------------------------------------------------------------- what refuses
 
 
 def why_not_fused(model: Transformer, caches: Sequence[KVCache], rows: int) -> str | None:
-    """The first reason why the whole step cannot be one op (cpu-step), or None if it can."""
-    return _why_not_stack(model, caches, rows) or _why_not_ends(model)
-
-
-def _why_not_layer(model: Transformer, caches: Sequence[KVCache], rows: int) -> str | None:
-    if model.config.mixture is not None:
-        return "the layers have a mixture of experts, and the ops for one layer know none"
-    return _why_not_any(model, caches, rows)
-
-
-def _why_not_any(model: Transformer, caches: Sequence[KVCache], rows: int) -> str | None:
+    """The first reason why the step cannot be one op (cpu-step), or None if it can."""
     if model.split is not None and not model.split.ranks.memory:
         return "the ranks share no memory, and the op sums through it"
     device = model.tok_embeddings.weight.device.type
-    if device not in ("cpu", "meta"):  # meta: shapes that stand for weights on the CPU
+    if device not in ("cpu", "meta"):  # meta: shapes of weights on the CPU
         return f"the model is on {device}, and the op is C++ for the CPU"
     # On the meta device a run is only planned, and nothing is built.
     if reason := build.refusal() if device == "cpu" else build.unavailable():
@@ -148,31 +145,22 @@ def _why_not_any(model: Transformer, caches: Sequence[KVCache], rows: int) -> st
     for number, layer in enumerate(model.layers):
         if reason := _unknown_part(layer, model.config.norm_eps):
             return f"layers.{number}{reason}"
-    if any(cache.kernel != "cpu" for cache in caches):
-        return f"attention over the KV cache runs on {caches[0].kernel}, not on the C++ kernel"
-    return None
-
-
-def _why_not_stack(model: Transformer, caches: Sequence[KVCache], rows: int) -> str | None:
-    if reason := _why_not_any(model, caches, rows):
-        return reason
-    for cache in caches:
-        # A class of its own may encode in its own way, whatever the format in which it is read.
-        known = cache.format in WRITTEN_BY_STEPS and type(cache) is CACHES.get(cache.format)
-        if not known or cache.format != caches[0].format:
-            return f"the KV cache is a {type(cache).__name__}, which the op cannot write"
-    return None
-
-
-def _why_not_ends(model: Transformer) -> str | None:
-    table = model.tok_embeddings
-    if type(table) is not nn.Embedding or type(table.weight.data) is not Tensor:
-        return "the embedding is quantized"
     if reason := _not_this_norm(model.norm, model.config.norm_eps):
         return f"norm{reason}"
     if fused_weight(model.output) is None:
         return f"output{_not_in_cpp(model.output)}"
-    return "output has a bias" if model.output.bias is not None else None
+    return _unknown_cache(caches)
+
+
+def _unknown_cache(caches: Sequence[KVCache]) -> str | None:
+    for cache in caches:
+        if cache.kernel != "cpu":
+            return f"attention over the KV cache runs on {cache.kernel}, not on the C++ kernel"
+        # A contributed class may encode differently, whatever the format in which it is read.
+        known = cache.format in WRITTEN_BY_STEPS and type(cache) is CACHES.get(cache.format)
+        if not known or cache.format != caches[0].format:
+            return f"the KV cache is a {type(cache).__name__}, which the op cannot write"
+    return None
 
 
 def _unknown_field(config: ModelConfig) -> str | None:
@@ -244,10 +232,10 @@ def _not_in_cpp(linear: nn.Module) -> str:
 # ---------------------------------------------------------------------------------- decoders
 
 
-class _OverCaches:
-    """What every decoder holds: a model, a cache for each layer, and why it is not cpu-step."""
+class Modules:
+    """The model's own modules. If `compiled`, one layer is compiled and called for every layer."""
 
-    one_op = False
+    name, one_op = "modules", False
 
     def __init__(
         self,
@@ -256,110 +244,78 @@ class _OverCaches:
         reason: str | None = None,
         compiled: bool = False,
     ) -> None:
+        """reason: why the decoder is not cpu-step. compiled: torch.compile will have the step."""
         self.model, self.caches, self.reason = model, caches, reason
-        self._prepare(compiled)
-
-    def _prepare(self, compiled: bool) -> None:
-        """Gather once what every step needs; `compiled`: torch.compile will have the step."""
-        raise NotImplementedError
-
-
-class Modules(_OverCaches):
-    """The model's own modules. If `compiled`, one layer is compiled and called for every layer."""
-
-    name = "modules"
-
-    def _prepare(self, compiled: bool) -> None:
-        nested = compiled and all(map(_is_plain, self.model.parameters()))
-        self.call_layer = block_region if nested else Block.__call__
+        if compiled:
+            stack_experts(model)
+        self.nested = compiled and all(map(_is_plain, model.parameters()))
 
     def step(self, tokens: Tensor, position: Tensor) -> Tensor:
-        logits: Tensor = self.model(tokens, position, self.caches, call_layer=self.call_layer)
-        return logits[:, -1]
+        model = self.model
+        if not self.nested or type(model).hidden is not Transformer.hidden:
+            logits: Tensor = model(tokens, position, self.caches)
+            return logits[:, -1]
+        x = model.embed(tokens)
+        cos, sin = rotation(model.config, position, tokens.device)
+        for layer, cache in zip(model.layers, self.caches, strict=True):
+            x = block_region(cast("Block", layer), x, cos, sin, position, cache)
+        return model.logits(x)[:, -1]
 
 
-class CpuLayer(Modules):
-    """A decoding step of three ops for each layer; the one for attention supports any KV cache."""
+class CpuStep:
+    """A decoding step, tokens to logits, in one op. `model` must not be refused."""
 
-    name = "cpu-layer"
+    name, one_op = "cpu-step", True
+    reason: str | None = None
 
-    def _prepare(self, compiled: bool) -> None:
-        self.call_layer = fused_region if compiled else call_fused
-
-
-class CpuStack(_OverCaches):
-    """A decoding step with all layers in one op."""
-
-    name = "cpu-stack"
-
-    def _prepare(self, compiled: bool) -> None:
-        self.shape = shape_of(self.model)
-        layers = cast("list[Block]", list(self.model.layers))
-        tiers = tiers_of(self.model)
-        self.moving = tiers.fused if tiers else None
-        self.parts = [p for layer in layers for p in fused_layer(layer, self.moving).parts()]
-        self.weights = [weight for layer in layers for weight in layer.parameters()]
-        # Tables of experts in `parts` hold addresses of weights, which `weights` keeps valid; where
+    def __init__(self, model: Transformer, caches: list[KVCache]) -> None:
+        layers = cast("list[Block]", list(model.layers))
+        self.model, self.moving = model, _moving(model)
+        self.shape = shape_of(model)
+        # Tables of experts in `parts` hold addresses of weights, which `model` keeps valid; where
         # experts are in two tiers, `moving` does.
-        buffers = [buffer for cache in self.caches for buffer in cache.buffers()]
-        self.cached = step.Caches(buffers, self.caches[0].format)
+        self.parts = [p for layer in layers for p in fused_layer(layer, self.moving).parts()]
+        buffers = [buffer for cache in caches for buffer in cache.buffers()]
+        self.cached = step.Caches(buffers, caches[0].format)
+        embedding, table = model.tok_embeddings, model.tok_embeddings.weight.data
+        plain = type(embedding) is nn.Embedding and type(table) is Tensor
+        self.table = table if plain else None  # None: its own module reads it
+        self.norm, self.output = model.norm.weight.data, _linear(model.output)
+        self.frequencies = frequencies(model.config, table.device)
+        split = model.split
+        self.vocabularies = split.vocabularies if split else [model.output.out_features]
 
     def step(self, tokens: Tensor, position: Tensor) -> Tensor:
         with self.moving.stepping() if self.moving else nullcontext():
-            return self._step(tokens, position)
+            return step.decode(
+                tokens if self.table is not None else self.model.embed(tokens)[:, 0],
+                self.table,
+                self.parts,
+                self.cached,
+                self.frequencies,
+                position,
+                self.shape,
+                self.norm,
+                self.output,
+                self.vocabularies,
+            )
 
-    def _step(self, tokens: Tensor, position: Tensor) -> Tensor:
-        x = self.model.embed(tokens)[:, 0]
-        cos, sin = rotation(self.model.config, position)
-        x = step.layers(x, self.parts, self.cached, cos, sin, position, self.shape)
-        return self.model.logits(x)
+
+def _moving(model: Transformer) -> "Fused | None":
+    """What brings experts into fast memory while a step runs; None: all of them stay there."""
+    for module in model.modules():
+        if isinstance(module, MixtureOfExperts) and module.elsewhere is not None:
+            store = cast("TieredLayer", module.elsewhere).store
+            return cast("Fused | None", getattr(store, "fused", None))
+    return None
 
 
-class CpuStep(CpuStack):
-    """A decoding step, tokens to logits, in one op."""
-
-    name = "cpu-step"
-    one_op = True
-
-    def _prepare(self, compiled: bool) -> None:
-        super()._prepare(compiled)
-        model = self.model
-        self.table, self.norm = model.tok_embeddings.weight.data, model.norm.weight.data
-        output = fused_weight(model.output)
-        assert output is not None  # or why_not_fused would have said so
-        self.output = output
-        self.frequencies = frequencies(model.config, self.table.device)
-        self.vocabularies = model.split.vocabularies if model.split else []
-
-    def _step(self, tokens: Tensor, position: Tensor) -> Tensor:
-        return step.decode(
-            tokens,
-            self.table,
-            self.parts,
-            self.cached,
-            self.frequencies,
-            position,
-            self.shape,
-            self.norm,
-            self.output,
-            self.vocabularies,
-        )
+DECODERS = (CpuStep.name, Modules.name)  # fastest first
 
 
 def fused_step(decoder: Decoder) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """A decoder's step if one op has all layers of it; otherwise None."""
-    return decoder.step if isinstance(decoder, CpuStack) else None
-
-
-# Fastest first: for each decoder, why it does not support a model (or None), and its class.
-Refuses = Callable[[Transformer, Sequence[KVCache], int], str | None]
-Makes = Callable[[Transformer, list[KVCache], str | None, bool], Decoder]
-DECODERS: dict[str, tuple[Refuses, Makes]] = {
-    "cpu-step": (why_not_fused, CpuStep),
-    "cpu-stack": (_why_not_stack, CpuStack),
-    "cpu-layer": (_why_not_layer, CpuLayer),
-    "modules": (lambda model, caches, rows: None, Modules),
-}
+    """A decoder's step if it is one op; otherwise None."""
+    return decoder.step if isinstance(decoder, CpuStep) else None
 
 
 @torch.compiler.nested_compile_region
@@ -368,53 +324,16 @@ def block_region(
     x: Tensor,
     cos: Tensor,
     sin: Tensor,
-    positions: Tensor | None,
-    cache: KVCache | None,
-    start: int | None,
+    positions: Tensor,
+    cache: KVCache,
 ) -> Tensor:
     """A layer as a nested compile region: compiled once, called for every layer."""
-    y: Tensor = layer(x, cos, sin, positions, cache, start)
+    y: Tensor = layer(x, cos, sin, positions, cache)
     return y
 
 
-def call_fused(
-    layer: Block,
-    x: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    positions: Tensor,
-    cache: KVCache,
-    start: int | None,
-) -> Tensor:
-    """A layer's output (B, 1, D) for one position of each row, from x (B, 1, D), by three ops."""
-    weights, attention = fused_layer(layer), layer.attention
-    H, K = attention.num_heads, attention.num_kv_heads
-    epsilon = cast("float", layer.attention_norm.eps)  # None would be the dtype's own
-    width, ranks = layer.feed_forward.w2.in_features, attention.ranks.memory
-    shape = step.Shape(H, K, width, epsilon, ranks=ranks)
-    x = x[:, 0]
-    qkv = step.before_attention(x, weights, cos, sin, shape)  # (B, H + 2 K, E)
-    query, key, value = torch.split(qkv[:, :, None], [H, K, K], dim=1)
-    y = cache.attend(query, key, value, positions)  # (B, H, 1, E)
-    return step.after_attention(y.flatten(1), x, weights, shape)[:, None]
-
-
-@torch.compiler.nested_compile_region
-def fused_region(
-    layer: Block,
-    x: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    positions: Tensor,
-    cache: KVCache,
-    start: int | None,
-) -> Tensor:
-    """`call_fused` as a nested compile region."""
-    return call_fused(layer, x, cos, sin, positions, cache, start)
-
-
-def fused_layer(layer: Block, moving: Fused | None = None) -> step.Layer:
-    """A layer's weights as the C++ ops take them. The layer must be one that they do not refuse.
+def fused_layer(layer: Block, moving: "Fused | None" = None) -> step.Layer:
+    """A layer's weights as the C++ op takes them. The layer must be one that it does not refuse.
 
     moving: where the model's experts are in two tiers of memory.
     """
@@ -435,7 +354,7 @@ def fused_layer(layer: Block, moving: Fused | None = None) -> step.Layer:
     )
 
 
-def _mixture(mixture: MixtureOfExperts, moving: Fused | None) -> tuple[step.Linear, step.Linear]:
+def _mixture(mixture: MixtureOfExperts, moving: "Fused | None") -> tuple[step.Linear, step.Linear]:
     """The router and the table of the experts, in the places of w13 and w2."""
     how, layer, shared = mixture.router.mixture, mixture.elsewhere, hasattr(mixture, "shared")
     every = _networks(cast("list[FeedForward]", list(mixture.experts)))
@@ -447,8 +366,8 @@ def _mixture(mixture: MixtureOfExperts, moving: Fused | None) -> tuple[step.Line
         _networks([mixture.shared] if shared else []),
         mixture.shared_gate.weight.flatten() if shared else None,
     )
-    if moving and isinstance(layer, TieredLayer):
-        table = moving.table(layer, experts)
+    if moving and layer is not None:
+        table = moving.table(cast("TieredLayer", layer), experts)
     else:
         table = experts.table()
     return step.Linear(experts.router, experts.shared_gate), step.Linear(table, None)

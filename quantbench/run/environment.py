@@ -1,7 +1,7 @@
 """The environment of a run: set here for every command, and recorded by every run.
 
     environment.prepare()                     # first, before torch is imported
-    config = environment.use_threads(config)  # after the options are read
+    environment.use_threads(config)           # after the options are read
     environment.in_force()                    # for the JSON, after the model is loaded
 
 Variables that the user has set are not changed. torch is imported only where it is needed.
@@ -11,7 +11,7 @@ import contextlib
 import gc
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from quantbench.cli import say
@@ -54,7 +54,7 @@ class Environment:
     cores: int | None  # physical cores that the process may use; None: not known
     gc_threshold: int  # objects allocated between two garbage collections
     system_huge_pages: str | None  # always, madvise or never; None: not known
-    huge_page_bytes: int | None  # bytes of the process that lie in huge pages; None: not known
+    huge_page_bytes: int | None  # bytes of the process in huge pages; None: not known
     variables: dict[str, str]  # environment variables by name
 
 
@@ -93,19 +93,22 @@ def prepare_compiler(device_type: str) -> None:
             os.environ.setdefault(name, value)
 
 
-def use_threads(config: RunConfig) -> RunConfig:
-    """Set torch's threads as `config` asks; returns the config that gives as many elsewhere.
-
-    Prints a warning if there are more threads than cores. Raises UsageError if there are more than
-    OMP_THREAD_LIMIT allows.
-    """
-    import torch
-
+def threads_of(config: RunConfig) -> threads.Threads:
+    """The threads that `config` asks for. Raises UsageError beyond OMP_THREAD_LIMIT."""
     variables, where = dict(os.environ), launch.place()
     if launch.is_torchrun() and variables.get("OMP_NUM_THREADS") == "1":
         del variables["OMP_NUM_THREADS"]  # torchrun sets that whatever cores there are
     ranks = where.local_size if where else 1
-    chosen = threads.choose(config.threads, threads.cores(), variables, ranks)
+    return threads.choose(config.threads, threads.cores(), variables, ranks)
+
+
+def use_threads(config: RunConfig) -> None:
+    """Set torch's threads as `config` asks; print a warning if they are more than the cores.
+
+    Raises UsageError as `threads_of`."""
+    import torch
+
+    chosen = threads_of(config)
     if warning := chosen.warning():
         say(warning)
     if chosen.count is not None:
@@ -114,8 +117,7 @@ def use_threads(config: RunConfig) -> RunConfig:
             try:
                 torch.set_num_interop_threads(chosen.count)
             except RuntimeError:
-                pass  # torch allows it once a process: a second run keeps the first one's
-    return replace(config, threads=chosen.recorded)
+                pass  # torch allows it once a process: a second run keeps the first run's
 
 
 def in_force() -> Environment:
@@ -143,7 +145,7 @@ def system_huge_pages(path: Path = HUGE_PAGES) -> str | None:
 
 
 def huge_page_bytes(path: Path = MEMORY_MAP) -> int | None:
-    """Bytes of this process's anonymous memory that lie in transparent huge pages."""
+    """Bytes of this process's anonymous memory in transparent huge pages."""
     try:
         for line in path.read_text().splitlines():
             if line.startswith("AnonHugePages:"):

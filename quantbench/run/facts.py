@@ -33,7 +33,7 @@ class Device:
     type: str  # cpu, cuda, …
     name: str  # the processor's
     threads: int | None = omitted()  # torch's; None on an accelerator
-    driver: str | None = omitted()  # its version; None where there is none
+    driver: str | None = omitted()  # its version, if the device has one
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Facts:
     # Bytes of weights that a decoding step reads, of all ranks; of the experts of a mixture those
     # that are chosen. JSON of earlier versions lacks it, or has 0: then it is weight_bytes.
     step_weight_bytes: int = 0
-    experts: TwoTiers | None = omitted()  # None: they lie in one memory, or there are none
+    experts: TwoTiers | None = omitted()  # None: all in one memory, or the model has no experts
 
     def __post_init__(self) -> None:
         if not self.step_weight_bytes:

@@ -2,8 +2,8 @@
 
     identity(make_plan(parse(["--kernel", "cpu"]))) == identity(make_plan(parse([])))
 
-Options whose value is what would be taken anyway, and options without an effect beside the others,
-leave no trace: --threads as many as there are cores, --kernel or --decoder naming what auto takes,
+Options whose value is the default's, and options that have no effect given the others, leave no
+trace: --threads as many as there are cores, --kernel or --decoder naming what auto takes,
 --compile where a step is one op, --top_k at temperature 0. Everything else of the configuration is
 in it by its name, so that an option which is new to RunConfig tells runs apart until a line here
 says when it does not.
@@ -17,19 +17,19 @@ import torch
 from quantbench import devices
 from quantbench.errors import KernelError
 from quantbench.experts.routing import routers_of
-from quantbench.experts.store import POLICIES
 from quantbench.log.config import option_table
 from quantbench.models import build
 from quantbench.models.llama import Transformer
+from quantbench.models.mixture import compiles
 from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import Spec
 from quantbench.run import caches, decoding, threads
 from quantbench.run.plan import Plan
 from quantbench.run.sizes import expert_bytes, expert_slots
-from quantbench.run.tiers import placed
+from quantbench.run.tiers import placed, policy_of
 
 # Options that change no generated token's time: what is written where, and how much is measured.
-BESIDE = (
+NOT_TIMED = (
     *("num_samples", "write_result", "output_json_path", "profile", "memory_profile", "save"),
     *("dry_run", "interactive", "debug", "linear_causal_mask", "kv_cache_quantization"),
 )
@@ -39,7 +39,7 @@ def identity(plan: Plan) -> dict[str, str]:
     """What the run does, by the option's name. Nothing is loaded or built but shapes."""
     config = plan.config
     values: dict[str, Any] = {
-        name: getattr(config, name) for name in option_table() if name not in BESIDE
+        name: getattr(config, name) for name in option_table() if name not in NOT_TIMED
     }
     values["quantization"] = plan.spec
     values["kv_cache"] = plan.kv_cache
@@ -65,11 +65,12 @@ def _carried_out(plan: Plan, scheme: Spec) -> dict[str, object]:
     model, kernels = shapes(plan, scheme)
     decoder = _decoder(plan, model)
     one_op = decoder == decoding.CpuStep.name
+    mixture, apart = plan.architecture.mixture, config.expert_memory is not None
     return {
         "kernel": ", ".join(sorted(kernels)),
         "decoder": decoder,
-        "compile": config.compile and model.compilable and not one_op,
-        "compile_prefill": config.compile_prefill and model.compilable,
+        "compile": config.compile and compiles(mixture, plan.device.type, apart) and not one_op,
+        "compile_prefill": config.compile_prefill and mixture is None,
     }
 
 
@@ -84,10 +85,8 @@ def _experts(plan: Plan, scheme: Spec) -> dict[str, object]:
     count = min(expert_slots(config, nbytes, 0), every)
     values["expert_memory"] = count
     if count == every:  # nothing is ever moved
-        return values | dict.fromkeys(("expert_placement", "expert_policy", "expert_prefetch"))
-    fetches = POLICIES[config.expert_policy].fetches
-    if not fetches:
-        values["expert_prefetch"] = None
+        return values | dict.fromkeys(("expert_placement", "expert_policy"))
+    fetches = policy_of(config).fetches
     capacity = count - fetches * routers.experts_per_token  # the others are where experts arrive
     if capacity <= 0:
         values["expert_placement"] = None

@@ -112,7 +112,7 @@ def _end_with(lifeline: int) -> None:
 
 
 def command(config: RunConfig) -> list[str]:
-    """The command that runs generate with these options in a process of its own."""
+    """The command that runs generate with these options in a separate process."""
     program = (str(IN_CHECKOUT),) if IN_CHECKOUT.exists() else COMMAND
     return [sys.executable, *program, *argv(config, said=True)]
 
@@ -162,7 +162,7 @@ class Running:
         os.close(theirs)
 
     def wait(self) -> None:
-        """Wait until all ranks have ended. Raises RankFailed as soon as one has failed."""
+        """Wait until all ranks have ended. Raises RankFailed as soon as a rank has failed."""
         deadline = None
         while True:
             codes = [process.poll() for process in self.processes]

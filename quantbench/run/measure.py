@@ -18,6 +18,7 @@ from quantbench.cli import progress, say
 from quantbench.errors import QuantbenchError
 from quantbench.log.config import RunConfig
 from quantbench.log.origin import git_commit, versions
+from quantbench.models.weight_bytes import step_bytes, weight_bytes
 from quantbench.run import environment, machine
 from quantbench.run.energy import Energy, Meter, NotCounted
 from quantbench.run.facts import Device, Facts, Measured, Parallel, Peak, Peaks, Ready, Sample
@@ -40,7 +41,7 @@ QUIET_SECONDS = 2  # least time between two lines of progress, for more than ten
 def measure(
     plan: Plan, generator: Generates, loaded: Loaded, one_sample: OneSample, ready: Ready
 ) -> Measured:
-    """Take samples, their energy and peak memory; write the traces that were asked for."""
+    """Take samples, their energy and peak memory; write the traces that the options name."""
     from quantbench import devices
     from quantbench.quantize.registry import available
     from quantbench.run.tracing import trace
@@ -100,11 +101,11 @@ def facts_of(plan: Plan, generator: Generates, kernels: str) -> Facts:
     from quantbench.experts.watch import two_tiers
 
     held = (
-        generator.model.weight_bytes(),
-        generator.model.step_bytes(plan.config.batch_size),
+        weight_bytes(generator.model),
+        step_bytes(generator.model, plan.config.batch_size),
         sum(cache.nbytes for cache in generator.caches),
     )
-    weight_bytes, step_weight_bytes, kv_cache_bytes = map(int, plan.ranks.total(held, plan.device))
+    weights, step_weights, kv_cache_bytes = map(int, plan.ranks.total(held, plan.device))
     parallel = None
     if plan.split:
         from quantbench.run.parallel import backend
@@ -123,7 +124,7 @@ def facts_of(plan: Plan, generator: Generates, kernels: str) -> Facts:
         attention_reason=attention.reason,
         prompt_tokens=len(plan.prompt),
         cache_size=plan.cache_size,
-        weight_bytes=weight_bytes,
+        weight_bytes=weights,
         kv_cache=plan.kv_cache,
         kv_cache_bytes=kv_cache_bytes,
         device=Device(plan.device.type, **devices.describe(plan.device)),  # type: ignore[arg-type]
@@ -131,7 +132,7 @@ def facts_of(plan: Plan, generator: Generates, kernels: str) -> Facts:
         versions=versions(),
         git_commit=git_commit(),
         parallel=parallel,
-        step_weight_bytes=step_weight_bytes,
+        step_weight_bytes=step_weights,
         experts=two_tiers(generator.model, plan.config.expert_policy, plan.config.expert_placement),
     )
 

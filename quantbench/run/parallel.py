@@ -1,14 +1,15 @@
 """Joining the ranks of a run (ops/ranks.py): gloo on CPUs, NCCL on CUDA.
 
-ranks = join(place(), device)       # ALONE if there is no place
+plan = begin(make_plan(config))     # its ranks can exchange numbers
 …
-meet(ranks)                         # wait for the others
+meet(plan.ranks)                    # wait for the others
 """
 
 import os
 import secrets
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -18,20 +19,26 @@ from quantbench.errors import UsageError
 from quantbench.ops.cpu import build
 from quantbench.ops.cpu import ranks as shared_memory
 from quantbench.ops.ranks import ALONE, Ranks
-from quantbench.run import threads
-from quantbench.run.launch import STORE, Place
+from quantbench.run import environment, threads
+from quantbench.run.launch import STORE, Place, place
+
+if TYPE_CHECKING:
+    from quantbench.run.plan import Plan
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
-def check(where: Place | None, device: torch.device) -> None:
-    """Raise UsageError if the ranks cannot run on this machine's devices; print a warning if they
-    have to share cores."""
-    if where is None:
-        return
-    line = warning(where, device)
+def begin(plan: "Plan") -> "Plan":
+    """Set torch's threads as a plan says, and join its ranks: the plan, its ranks able to exchange
+    numbers. Prints a warning where threads or ranks have to share cores."""
+    environment.use_threads(plan.config)
+    where = place()
+    if where is None or plan.split is None:
+        return plan
+    line = warning(where, plan.device)
     if line and where.rank == 0:
         say(line)
+    return replace(plan, split=replace(plan.split, ranks=join(where, plan.device)))
 
 
 def warning(where: Place, device: torch.device) -> str | None:

@@ -1,6 +1,6 @@
 """The plan of a run: everything that is known before any weights are read, checked.
 
-plan = make_plan(config)
+plan = make_plan(config)        # a value: run/parallel.py sets threads and joins ranks
 plan.spec, plan.prompt, plan.cache_size
 """
 
@@ -11,18 +11,15 @@ import torch
 
 from quantbench import devices
 from quantbench.errors import CheckpointError, UsageError
-from quantbench.experts.routing import routers_of
 from quantbench.kv_cache import CACHES
 from quantbench.kv_cache.base import KVCache
 from quantbench.log.config import RunConfig, Unsaid
-from quantbench.models.checkpoints.load import load_config, model_name, tokenizer_folder
-from quantbench.models.checkpoints.names import SAVED
-from quantbench.models.checkpoints.saved import how_saved
-from quantbench.models.checkpoints.sources import locate
+from quantbench.models import SAVED
 from quantbench.models.config import ModelConfig
+from quantbench.models.formats import Checkpoint, open_checkpoint
 from quantbench.models.registry import check_split
 from quantbench.models.split import Split
-from quantbench.models.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
+from quantbench.models.tokenizer import Tokenizer
 from quantbench.ops.ranks import ALONE, Ranks
 from quantbench.quantize.registry import kernels_for
 from quantbench.quantize.spec import Selection, Spec, parse
@@ -39,7 +36,7 @@ class Plan:
     """A run that was checked as far as that is possible without the weights."""
 
     config: RunConfig  # with device and quantization resolved: no "auto"
-    name: str  # the model's name in the log
+    checkpoint: Checkpoint
     device: torch.device
     precision: torch.dtype  # of what is not quantized
     spec: Spec | Selection
@@ -49,6 +46,11 @@ class Plan:
     cache_size: int  # positions
     kv_cache: str  # its kind, a name of CACHES
     split: Split | None = None  # this rank's share; None if there is one rank
+
+    @property
+    def name(self) -> str:
+        """The model's name in the log."""
+        return self.checkpoint.name
 
     @property
     def cache(self) -> type[KVCache]:
@@ -62,41 +64,44 @@ class Plan:
 def make_plan(config: RunConfig, asked: Spec | Selection | None = None) -> Plan:
     """Resolve the device, scheme, kernel, architecture and tokenizer, and check that they fit.
 
-    asked: the scheme of config.quantization, if it was parsed before. Sets torch's threads.
+    asked: the scheme of config.quantization, if it was parsed before.
     Raises UsageError for options that name nothing or contradict each other, CheckpointError for a
     checkpoint whose description cannot be read, KernelError for a kernel that cannot run.
     """
     where = place()
     config = dataclasses.replace(
-        environment.use_threads(config), tp=where.size if where else config.tp
+        config,
+        threads=environment.threads_of(config).recorded,
+        tp=where.size if where else config.tp,
     )
-    spec = scheme_of(config, asked or parse(config.quantization))
+    checkpoint = open_checkpoint(config.checkpoint_path)
+    spec = scheme_of(config, asked or parse(config.quantization), checkpoint)
     device = devices.resolve(config.device)
     config = dataclasses.replace(config, device=str(device), quantization=str(spec))
     if config.memory_profile and device.type not in ("cuda", "cpu"):
         raise UsageError(f"--memory_profile works on cuda and cpu, not on {device.type}")
-    parallel.check(where, device)
+    if where:
+        parallel.warning(where, device)  # raises what cannot be
     precision: torch.dtype = getattr(torch, config.precision)
-    architecture = load_config(config.checkpoint_path)
+    architecture = checkpoint.config()
     if config.num_layers:
         architecture = architecture.with_layers(config.num_layers)
     if config.expert_memory is not None:
+        from quantbench.experts.routing import routers_of
+
         routers_of(architecture)  # refuses a model without experts
-    name = model_name(config.checkpoint_path)
-    check_name(config, name)
-    tokenizer = tokenizer_of(config.checkpoint_path, architecture.vocab_size)
+    check_name(config, checkpoint.name)
+    tokenizer = checkpoint.tokenizer(architecture.vocab_size)
     if spec.scheme:
         kernels_for(spec.scheme, config.kernel, device, precision)
-    if config.prefill_size:  # checked before prompt_of draws so many numbers
+    if config.prefill_size:  # checked before prompt_of draws the numbers
         positions(config, config.prefill_size, architecture.max_position)
-    split = split_of(config, spec, architecture)
+    split = split_of(config, spec, architecture, checkpoint)
     prompt = prompt_of(config, architecture.vocab_size, tokenizer)
     cache_size = positions(config, len(prompt), architecture.max_position)
-    if split:  # last: a mistake in the options is reported before ranks have met
-        split = dataclasses.replace(split, ranks=parallel.join(where, device))
     return Plan(
         config=config,
-        name=name,
+        checkpoint=checkpoint,
         device=device,
         precision=precision,
         spec=spec,
@@ -109,8 +114,13 @@ def make_plan(config: RunConfig, asked: Spec | Selection | None = None) -> Plan:
     )
 
 
-def split_of(config: RunConfig, spec: Spec | Selection, architecture: ModelConfig) -> Split | None:
-    """This rank's share of the model, not joined yet; None if there is one rank.
+def split_of(
+    config: RunConfig,
+    spec: Spec | Selection,
+    architecture: ModelConfig,
+    checkpoint: Checkpoint,
+) -> Split | None:
+    """This rank's share of the model; None if there is one rank.
 
     Raises UsageError where ranks cannot share the model, or this process is not one of them;
     KernelError for a scheme whose groups do not fit.
@@ -124,27 +134,28 @@ def split_of(config: RunConfig, spec: Spec | Selection, architecture: ModelConfi
             f"{config.tp}` starts ranks"
         )
     check_split(architecture, config.tp)
-    how = how_saved(locate(config.checkpoint_path))
-    if how is None and (spec.scheme is None or spec.prunes):
+    saved = checkpoint.saved
+    if saved is None and (spec.scheme is None or spec.prunes):
         raise UsageError(
             f"--tp {config.tp}: {spec} is calibrated, which one process does; let it --save the "
             "model, and give that as --checkpoint_path"
         )
-    layers = how.layers if how else None
+    layers = saved.layers if saved else None
     return split_for(architecture, Ranks(where.rank, where.size), spec.scheme, layers)
 
 
-def scheme_of(config: RunConfig, asked: Spec | Selection) -> Spec | Selection:
+def scheme_of(
+    config: RunConfig, asked: Spec | Selection, checkpoint: Checkpoint
+) -> Spec | Selection:
     """The scheme `asked`, or the one with which the checkpoint was saved.
 
     Raises UsageError if both are given and differ, CheckpointError for a damaged quantbench.json.
     """
-    how = how_saved(locate(config.checkpoint_path))
-    if how is None:
+    if checkpoint.saved is None:
         return asked
     try:
-        saved = parse(how.scheme)
-        for scheme, _ in how.layers.values():
+        saved = parse(checkpoint.saved.scheme)
+        for scheme, _ in checkpoint.saved.layers.values():
             parse(scheme)
     except UsageError as error:
         raise CheckpointError(f"{config.checkpoint_path}/{SAVED}: {error}") from None
@@ -158,12 +169,6 @@ def scheme_of(config: RunConfig, asked: Spec | Selection) -> Spec | Selection:
             "--quantization out, or load the full-precision checkpoint"
         )
     return saved
-
-
-def tokenizer_of(checkpoint_path: str, vocab_size: int) -> Tokenizer:
-    """The checkpoint's tokenizer; a ByteTokenizer if it has none. Raises CheckpointError."""
-    folder = tokenizer_folder(checkpoint_path)
-    return load_tokenizer(folder, vocab_size) if folder else ByteTokenizer(vocab_size)
 
 
 def prompt_of(config: RunConfig, vocab_size: int, tokenizer: Tokenizer) -> list[int]:

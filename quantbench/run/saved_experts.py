@@ -17,8 +17,9 @@ from quantbench.experts.layout import Layout
 from quantbench.experts.slow import Key, Saved, Unusable, pages
 from quantbench.experts.tiers import keys_of
 from quantbench.models import build
-from quantbench.models.checkpoints.saved import SavedWeights, saved_experts
-from quantbench.models.checkpoints.sources import architecture_of, locate
+from quantbench.models.formats.base import Tensors
+from quantbench.models.formats.saved import SavedModel
+from quantbench.models.loading import read_packed
 from quantbench.models.mixtral import MixtureOfExperts
 from quantbench.quantize.registry import Quantizer
 from quantbench.run.plan import Plan
@@ -39,17 +40,15 @@ def open_saved(plan: Plan, quantizer: Quantizer) -> SavedTier | None:
     quantizer: the run's; it notes its kernels for all of these experts, which it will not see.
     Raises Unusable, CheckpointError, KernelError.
     """
-    checkpoint = locate(plan.config.checkpoint_path)
-    saved = saved_experts(checkpoint)
-    if saved is None:
+    checkpoint = plan.checkpoint
+    if not isinstance(checkpoint, SavedModel) or checkpoint.experts is None:
         return None
-    assert checkpoint.folder is not None
-    every, keys = keys_of(architecture_of(checkpoint)), keys_of(plan.architecture)
-    weights, compared = SavedWeights(checkpoint, "cpu"), dict.fromkeys((keys[0], keys[-1]))
+    every, keys = keys_of(checkpoint.config()), keys_of(plan.architecture)
+    weights, compared = checkpoint.tensors(), dict.fromkeys((keys[0], keys[-1]))
     experts = {key: _packed(plan, quantizer, weights, key) for key in compared}
     layout = Layout.of(experts[keys[0]])
     try:
-        slow = Saved(checkpoint.folder, saved, every, layout.nbytes)
+        slow = Saved(checkpoint.file.parent, checkpoint.experts, every, layout.nbytes)
         _compare(slow, layout, experts)
     except Unusable:
         quantizer.ran.clear()
@@ -59,9 +58,7 @@ def open_saved(plan: Plan, quantizer: Quantizer) -> SavedTier | None:
     return SavedTier(slow, experts[keys[0]])
 
 
-def _packed(
-    plan: Plan, quantizer: Quantizer, weights: SavedWeights, key: Key
-) -> dict[str, nn.Module]:
+def _packed(plan: Plan, quantizer: Quantizer, weights: Tensors, key: Key) -> dict[str, nn.Module]:
     """An expert's linear layers as this run's kernels hold them, read from the shards."""
     with torch.device("meta"):
         model = build(plan.architecture.one_of_each_kind()).to(plan.precision)
@@ -70,9 +67,8 @@ def _packed(
     linears = {}
     for part, module in mixture.experts[0].named_children():
         layer = quantizer.quantized(f"{name}.{part}", module)
-        weights.fill(f"{name}.{part}", layer)
+        read_packed(weights, f"{name}.{part}", layer)
         linears[part] = quantizer.built(f"{name}.{part}", layer)
-        weights.settle(linears[part])
     return linears
 
 

@@ -23,9 +23,9 @@ import torch
 from quantbench import models, ops, quantize
 from quantbench.errors import CheckpointError, KernelError
 from quantbench.log.origin import versions
-from quantbench.models.checkpoints.load import tokenizer_folder
-from quantbench.models.checkpoints.saved import How, NotSaved, Saver, how_saved
-from quantbench.models.checkpoints.sources import Checkpoint, locate
+from quantbench.models.formats.base import SavedScheme
+from quantbench.models.formats.saved import SavedModel
+from quantbench.models.formats.saver import NotSaved, Saver
 from quantbench.models.tokenizer import FILES
 from quantbench.quantize.spec import FullPrecision
 from quantbench.run import calibration
@@ -50,15 +50,15 @@ def load(plan: Plan, folder: Path | None, report: Report, say: Say) -> Loaded:
     facts = _facts(plan)
     if _holds(folder, facts):
         try:
-            return load_anew(plan, report, say, saved=folder)
+            return load_anew(plan, report, say, saved=SavedModel(folder))
         except (CheckpointError, KernelError):  # whatever it is, the original is there
             pass
     if reason := _clear(folder) or _too_small(plan, folder):
         say(f"The quantized model is not kept for the next process: {reason}")
         return load_anew(plan, report, say)
     try:
-        how = How(str(plan.spec), plan.config.precision)
-        saver = Saver(folder, how, None, SHARD_BYTES)
+        scheme = SavedScheme(str(plan.spec), plan.config.precision)
+        saver = Saver(folder, scheme, None, SHARD_BYTES)
         loaded = load_anew(plan, report, say, saver=saver)
         _seal(folder, facts)
         return loaded
@@ -71,11 +71,7 @@ def load(plan: Plan, folder: Path | None, report: Report, say: Say) -> Loaded:
 def _is_worth_it(plan: Plan) -> bool:
     if plan.split is not None:
         return False
-    return not isinstance(plan.spec, FullPrecision) and how_saved(_source(plan)) is None
-
-
-def _source(plan: Plan) -> Checkpoint:
-    return locate(plan.config.checkpoint_path, weights=True)
+    return not isinstance(plan.spec, FullPrecision) and plan.checkpoint.saved is None
 
 
 # ---------------------------------------------------------------------------------- what it is
@@ -86,7 +82,7 @@ def _facts(plan: Plan) -> dict[str, Any]:
     facts = {
         "config": dataclasses.asdict(plan.config),
         "architecture": dataclasses.asdict(plan.architecture),
-        "weights": [_stamp(file) for file in _source(plan).files],
+        "weights": [_stamp(file) for file in plan.checkpoint.files],
         "calibration": [_stamp(file) for file in _calibration_files(plan)],
         "versions": versions(),
         "code": _digest_of_code(),
@@ -96,7 +92,7 @@ def _facts(plan: Plan) -> dict[str, Any]:
 
 
 def _calibration_files(plan: Plan) -> list[Path]:
-    text, folder = plan.config.calibration_text, tokenizer_folder(plan.config.checkpoint_path)
+    text, folder = plan.config.calibration_text, plan.checkpoint.tokenizer_folder
     tokenizer = [folder / name for name in FILES] if folder else []
     return [*([Path(text)] if text else []), *tokenizer]
 
@@ -187,4 +183,4 @@ def _too_small(plan: Plan, folder: Path) -> str | None:
     free = shutil.disk_usage(folder).free
     if free >= needed:
         return None
-    return f"{folder} has {free / 1e9:.1f} GB free, and {needed / 1e9:.1f} GB are asked for"
+    return f"{folder} has {free / 1e9:.1f} GB free, and {needed / 1e9:.1f} GB are needed"

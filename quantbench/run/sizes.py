@@ -19,6 +19,7 @@ from quantbench.log.kinds import room_bytes
 from quantbench.models import build
 from quantbench.models.config import ModelConfig
 from quantbench.models.mixtral import MixtureOfExperts
+from quantbench.models.weight_bytes import weight_bytes
 from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import MEASURED, SHOWN, Selection, Spec, parse_scheme
 from quantbench.run.launch import place
@@ -80,7 +81,7 @@ def size_of(
     packed = sum(stored_bytes(layer.weight) * times[name] for name, layer in linears.items())
     count = sum(layer.weight.numel() * times[name] for name, layer in linears.items())
     more = [size * (count - 1) for size, count in zip(in_layers, kinds, strict=True)]
-    model_bytes = model.weight_bytes() + sum(more)
+    model_bytes = weight_bytes(model) + sum(more)
     table, output = model.tok_embeddings.weight, model.output.weight
     alike = type(table.data) is type(output.data) and table.shape == output.shape
     shared = architecture.tie_embeddings and alike

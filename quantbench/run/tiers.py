@@ -5,7 +5,6 @@ model = load_model(…, transform=tiers.after(quantizer))
 settle(plan, tiers, model, say)             # some experts lie in fast memory now
 """
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,20 +12,18 @@ import torch
 
 from quantbench import devices, files
 from quantbench.errors import UsageError
-from quantbench.experts.fused_costs import Step
+from quantbench.experts import trial
 from quantbench.experts.kept import find
 from quantbench.experts.placement import PLACEMENTS, Placement, from_file, place
 from quantbench.experts.popularity import Routers
-from quantbench.experts.rehearsal import decide_by_costs
 from quantbench.experts.routing import identity, routers_of
 from quantbench.experts.slow import Disk, Memory, SlowTier, Unusable
-from quantbench.experts.store import POLICIES, Guesses
+from quantbench.experts.store import POLICIES, Policy
 from quantbench.experts.tiers import Tiers
 from quantbench.log.config import RunConfig
-from quantbench.models.checkpoints.saved import Stages, how_saved
-from quantbench.models.checkpoints.sources import locate
 from quantbench.models.config import ModelConfig
 from quantbench.models.llama import Transformer
+from quantbench.models.loading import Stages
 from quantbench.quantize.registry import Quantizer
 from quantbench.run import caches, decoding
 from quantbench.run.plan import Plan
@@ -36,12 +33,6 @@ from quantbench.text import counted, size
 
 Say = Callable[[str], None]
 RESERVE = 0.1  # share of the free memory that --expert_memory auto leaves free
-# By --expert_prefetch: whether copies run beside the computing, and which guesses are followed.
-PREFETCH = {
-    "auto": (True, Guesses.WHILE_RIGHT),
-    "router": (True, Guesses.ALWAYS),
-    "off": (False, Guesses.NEVER),
-}
 CPU = torch.device("cpu")
 
 
@@ -78,10 +69,7 @@ def open_tiers(plan: Plan, quantizer: Quantizer | None, say: Say) -> Tiers | Non
     if config.expert_memory is None:
         return None
     checked(plan)
-    policy = POLICIES[config.expert_policy]
-    ahead, guesses = PREFETCH[config.expert_prefetch]
-    policy = dataclasses.replace(policy, ahead=policy.fetches and ahead, guesses=guesses)
-    rest = plan.architecture, device, policy, _beneath(plan)
+    rest = plan.architecture, device, policy_of(config), _beneath(plan)
     if device.type != "cpu":
         return Tiers(Memory(pinned=True), *rest)
     if saved := _saved(plan, quantizer, say):
@@ -97,7 +85,7 @@ def open_tiers(plan: Plan, quantizer: Quantizer | None, say: Say) -> Tiers | Non
 def _saved(plan: Plan, quantizer: Quantizer | None, say: Say) -> SavedTier | None:
     """The experts that --save left beside the checkpoint, unless another folder is asked for."""
     config = plan.config
-    if config.expert_folder or config.save or how_saved(locate(config.checkpoint_path)) is None:
+    if config.expert_folder or config.save or plan.checkpoint.saved is None:
         return None
     try:
         if quantizer and (saved := open_saved(plan, quantizer)):
@@ -120,7 +108,7 @@ def _folder(config: RunConfig) -> Path:
 
 def _beneath(plan: Plan) -> tuple[SlowTier, Stages] | None:
     """What computes in RAM beneath a card: the CPU, by kernels of its own."""
-    if plan.device.type == "cpu" or not POLICIES[plan.config.expert_policy].computes_there:
+    if plan.device.type == "cpu" or plan.config.expert_policy not in ("auto", "compute_there"):
         return None
     if plan.spec.scheme is None:
         raise UsageError(
@@ -133,12 +121,17 @@ def _beneath(plan: Plan) -> tuple[SlowTier, Stages] | None:
 # ---------------------------------------------------------------------------------- how many
 
 
+def policy_of(config: RunConfig) -> Policy:
+    """The policy with which a run begins; auto chooses when the model is loaded."""
+    return POLICIES["cache" if config.expert_policy == "auto" else config.expert_policy]
+
+
 def require_enough(config: RunConfig, architecture: ModelConfig, count: int, nbytes: int) -> None:
     """Raise UsageError where fast memory for `count` experts is less than a layer needs."""
     mixture = architecture.mixture
     assert mixture is not None
     least = mixture.experts_per_token
-    if POLICIES[config.expert_policy].fetches and count < least:
+    if policy_of(config).fetches and count < least:
         raise UsageError(
             f"--expert_memory {config.expert_memory} has room for {counted(count, 'expert')} of "
             f"{size(nbytes)}, and a layer needs the {least} of a token: --expert_memory {least} "
@@ -195,22 +188,30 @@ def settle(plan: Plan, tiers: Tiers, model: Transformer, say: Say) -> None:
     free = _free(plan) if config.expert_memory == "auto" else 0.0
     count = min(expert_slots(config, nbytes, free), every)
     require_enough(config, plan.architecture, count, nbytes)
-    capacity = every if count == every else count - tiers.least
-    placement = placed(config, identity(model), capacity)
-    tiers.hold(placement.fast, count)
+    routers = identity(model)
+
+    def fill() -> None:
+        capacity = every if count == every else count - tiers.least
+        tiers.hold(placed(config, routers, capacity).fast, count)
+
+    fill()
+    if config.expert_policy == "auto" and count < every:
+        chosen = _faster(plan, tiers, model)
+        say(f"--expert_policy auto: {chosen.name} is faster here")
+        if chosen != tiers.policy:
+            tiers.policy = chosen
+            fill()
     say(tiers.sentence())
-    if tiers.arrivals or count < every:
-        decide_by_costs(tiers, model, _fused(plan, model), config.batch_size)
-        for key in tiers.keys:  # what it computed in place is in the system's page cache
-            tiers.slow.drop(key)
 
 
-def _fused(plan: Plan, model: Transformer) -> Step | None:
-    """A decoding step as the run will take it, over caches of its own; None if it is not fused."""
+def _faster(plan: Plan, tiers: Tiers, model: Transformer) -> Policy:
+    """The policy whose decoding steps are faster, as the run will take them."""
     config, how = plan.config, (plan.precision, plan.device)
+    tokens = trial.tokens_of(plan.prompt, config.batch_size)
     kernel = caches.attention_of(plan.cache, model.config, *how).name
-    own = caches.of_layers(plan.cache, model.config, config.batch_size, 1, *how, kernel)
-    return decoding.fused_step(decoding.choose(config.decoder, model, own, config.batch_size))
+    own = caches.of_layers(plan.cache, model.config, config.batch_size, len(tokens), *how, kernel)
+    decoder = decoding.choose(config.decoder, model, own, config.batch_size)
+    return trial.faster(tiers, decoder.step, tokens)
 
 
 def placed(config: RunConfig, routers: Routers, capacity: int) -> Placement:

@@ -3,14 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from quantbench.models.mixture import compiles
 from quantbench.run import energy
 from quantbench.run.energy import NotCounted
 from quantbench.run.facts import Facts, Measured
 
 STEP = {
     "cpu-step": "a decoding step is one C++ op",
-    "cpu-stack": "all layers of a decoding step are one C++ op",
-    "cpu-layer": "a decoding step is a C++ op for each layer",
     "modules": "a decoding step runs the model's modules",
 }
 
@@ -70,14 +69,11 @@ def _experts(measured: Measured) -> list[str]:
     where, phases = measured.facts.experts, measured.expert_phases
     if where is None or not phases:
         return []
+    policy = where.policy + (f": {where.followed}" if where.policy == "auto" else "")
     return [
         f"{where.fast} of {where.every} experts lie in fast memory (placed {where.placement}, "
-        f"policy {where.policy}), all on {where.slow}",
-        *(
-            f"{name}: {figures.sentence(where.slow)}"
-            for name, figures in phases.items()
-            if figures.passes
-        ),
+        f"policy {policy}), all on {where.slow}",
+        *(f"{name}: {figures.sentence()}" for name, figures in phases.items() if figures.passes),
     ]
 
 
@@ -89,9 +85,12 @@ def held_back(facts: Facts, kernels: Mapping[str, str | None]) -> list[str]:
     sentences = [_kernel(facts, kernels), _decoder(facts), _attention(facts)]
     if facts.decoder == "cpu-step":
         pass  # one C++ op leaves nothing to compile
-    elif facts.architecture.mixture is not None:
+    elif not compiles(facts.architecture.mixture, facts.device.type, facts.experts is not None):
         asked = "--compile had no effect" if facts.config.compile else "nothing is compiled"
-        sentences.append(f"{asked}: the router's output decides which experts a step computes")
+        reason = "the router's output decides which experts a step computes"
+        if facts.experts is not None:
+            reason = "a compiled step cannot fetch experts from a second tier of memory"
+        sentences.append(f"{asked}: {reason}")
     elif not facts.config.compile:
         sentences.append("nothing is compiled: each step pays for Python (--compile)")
     return [sentence for sentence in sentences if sentence]

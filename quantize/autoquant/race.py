@@ -1,17 +1,14 @@
-"""Layers timed against each other: in turn, compiled as decode is, their weights from memory.
+"""Time layers against each other: interleaved, compiled as decode is, their weights from memory.
 
-    result = race([layer, other], x, compile=True)
-    result.timings[0].seconds       # the median of one product, and its quartiles
+    race([layer, other], x, compile=True).timings[0].seconds    # the median of one product
 
-A layer that has just been multiplied lies in the processor's cache, and in a model it never does:
-so each layer has copies, as many as it takes for a copy to have left the cache before its turn
-comes again. In turn, because clocks and neighbours change from second to second: what slows one
-layer slows the others too.
+A model's weights are never in the processor's cache when a layer is multiplied, so each layer has
+enough copies for a copy to be evicted before it is used again. Layers are interleaved because
+clocks and neighbours change within seconds: what slows one layer then slows the others too.
 """
 
 import copy
 import math
-import random
 import statistics
 import time
 import types
@@ -28,24 +25,22 @@ from quantbench.ops.cpu import build
 from quantbench.quantize.kernel import fused_weight
 
 WARM_UPS = 3
-HEATS = 3  # rounds of a layer that turns out to be too slow to take part in the others
-ROUNDS, MAX_ROUNDS = 20, 200  # at least so many; more, while they take less than SECONDS in all
+HEATS = 3  # rounds after which a layer that is too slow is dropped
+ROUNDS, MAX_ROUNDS = 20, 200  # the minimum; further rounds while SECONDS have not passed
 SECONDS = 1.0
-TURNS = WARM_UPS + MAX_ROUNDS
-MOST_BYTES = 1 << 30  # of copies: some virtual machines claim caches of hundreds of megabytes
+DEVICE_COPIES = 8  # at least, outside the CPU: one product is too short to be timed there
+MAX_COPY_BYTES = 1 << 30  # some virtual machines report caches of hundreds of megabytes
 CACHE_IF_UNKNOWN = 32 << 20
-# What generate.Generator compiles decode with, but for CUDA graphs: those are captured here.
-COMPILE_OPTIONS = {"cuda": {"coordinate_descent_tuning": True}}
+LAUNCH_CYCLES = 200_000  # about 0.1 ms of a GPU: longer than launching a graph takes
 
 Call = Callable[[nn.Module, Tensor], Tensor]
+Run = Callable[[], float]  # -> seconds of one product
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one product: median and quartiles over so many rounds."""
-
-    seconds: float
-    low: float
+    seconds: float  # of one product: the median over the rounds
+    low: float  # quartiles
     high: float
     rounds: int
 
@@ -54,26 +49,16 @@ class Timing:
             raise ValueError("a timing is three positive numbers in order")
 
     def times(self, factor: float) -> "Timing":
-        """The timing of something that takes `factor` times as long."""
-        quartiles = (factor * seconds for seconds in (self.seconds, self.low, self.high))
-        return Timing(*quartiles, self.rounds)
+        return Timing(factor * self.seconds, factor * self.low, factor * self.high, self.rounds)
 
 
 @dataclass(frozen=True)
 class Race:
-    """What came out, layer by layer: a timing, or why there is none; the first product, or None.
-
-    rotated: bytes of weights that are read before any weight is read again; cache: bytes of the
-    last-level cache. Where rotated < cache, some weights may have come from the cache. beside: what
-    else was timed in every round. least_copies: of any layer, so many.
-    """
-
-    timings: list[Timing | str]
-    outputs: list[Tensor | None]
-    rotated: int
-    cache: int
-    beside: Timing | None = None
-    least_copies: int = 1
+    timings: list[Timing | str]  # per layer; or why it could not be timed
+    outputs: list[Tensor | None]  # per layer: its first product
+    rotated: int  # bytes of weights read before a copy is read again; if less than
+    cache: int  # bytes of the last-level cache, some weights may have come from it
+    beside: Timing | None = None  # the extra measurement
 
 
 @torch.no_grad()
@@ -81,99 +66,68 @@ def race(
     layers: Sequence[nn.Module],
     x: Tensor,
     compile: bool,
-    done: Callable[[], None] = lambda: None,
     beside: Callable[[], float] | None = None,
     too_slow: float = math.inf,
 ) -> Race:
-    """Time layer(x) for every layer; `done` is called as each is compiled. `beside` times something
-    else, in seconds, once a round. A layer that takes `too_slow` times as long as the fastest is
-    timed HEATS times only.
+    """Time layer(x) for every layer; a layer that cannot be compiled or run gets the reason.
 
-    A layer that cannot be compiled or run is left out, with the reason. One that a fused decoding
-    step takes over is a single op, and is not compiled.
+    beside: an extra measurement in every round, in seconds. too_slow: a layer that takes this many
+    times as long as the fastest gets HEATS rounds only. A layer that fused decoding takes over is
+    one op, and is not compiled.
     """
-    opaque = [fused_weight(layer) is not None for layer in layers]
-    calls = [_compiled(x.device) if compile and not one else _product for one in opaque]
-    firsts: list[Tensor | str] = []
-    for call, layer in zip(calls, layers, strict=True):
-        firsts.append(attempt(lambda: call(layer, x).clone()))  # noqa: B023
-        done()
-    running = [i for i, first in enumerate(firsts) if isinstance(first, Tensor)]
-    slow: dict[int, Timing] = {}
+    results: dict[int, Any] = {}
+    outputs: list[Tensor | None] = [None] * len(layers)
+    calls: dict[int, Call] = {}
+    for i, layer in enumerate(layers):
+        call = _compiled(x.device) if compile and fused_weight(layer) is None else _product
+        results[i] = attempt(lambda: call(layer, x).clone())  # noqa: B023
+        if isinstance(results[i], Tensor):
+            calls[i], outputs[i] = call, results[i]
     if too_slow < math.inf:
-        slow = _heats([(i, calls[i], layers[i]) for i in running], x, too_slow)
-    running = [i for i in running if i not in slow]
-    sizes = [module_bytes(layers[i]) for i in running]
-    cache, whole = last_level_cache(x.device), x.device.type != "cpu"
-    numbers = copies(sizes, cache, _budget(x.device), whole)
-    prepare = _preparation(x.device, compile)
-    results: dict[int, Timing | str] = {i: str(first) for i, first in enumerate(firsts)} | slow
-    runs: dict[int, Callable[[int], float]] = {}
-    for i, number in zip(running, numbers, strict=True):
+        heats = interleaved({i: _run(calls[i], [layers[i]], x, compile) for i in calls}, HEATS)
+        limit = too_slow * min((one.seconds for one in heats.values()), default=0.0)
+        results |= heats
+        calls = {i: call for i, call in calls.items() if heats[i].seconds <= limit}
+    cache, size = last_level_cache(x.device), sum(module_bytes(layers[i]) for i in calls)
+    least = 1 if x.device.type == "cpu" else DEVICE_COPIES
+    number = copies(size, cache, devices.free_memory(x.device) or MAX_COPY_BYTES, least)
+    runs: dict[int, Run] = {}
+    for i, call in calls.items():
         rotation = [layers[i], *(copy.deepcopy(layers[i]) for _ in range(number - 1))]
-        run = attempt(lambda: prepare(calls[i], rotation, x))  # noqa: B023
-        if isinstance(run, str):
-            results[i] = run
-        else:
-            runs[i] = run
-    if not whole:
-        torch.ones(
-            min(cache, MOST_BYTES), dtype=torch.uint8
-        )  # evicts the copies from the last-level cache
+        results[i] = attempt(lambda: _run(call, rotation, x, compile))  # noqa: B023
+        if callable(results[i]):
+            runs[i] = results[i]
     if beside:
-        runs[-1] = lambda turn: beside()
-    timed = interleaved(runs)
-    results |= timed
-    return Race(
-        [results[i] for i in range(len(layers))],
-        [first if isinstance(first, Tensor) else None for first in firsts],
-        rotated(sizes, numbers, cache, whole),
-        cache,
-        timed.get(-1),
-        min(numbers, default=1),
-    )
+        runs[-1] = beside
+    results |= interleaved(runs)
+    timings = [results[i] for i in range(len(layers))]
+    return Race(timings, outputs, number * size, cache, results.get(-1))
 
 
-def _heats(
-    entries: Sequence[tuple[int, Call, nn.Module]], x: Tensor, too_slow: float
-) -> dict[int, Timing]:
-    """The timings of those that take `too_slow` times as long as the fastest. Their weights may
-    come from the cache, so in the other rounds they would be slower still."""
-    seconds: dict[int, list[float]] = {i: [] for i, *_ in entries}
-    for _ in range(HEATS):
-        for i, call, layer in entries:
-            devices.synchronize(x.device)
-            started = time.perf_counter()
-            call(layer, x)
-            devices.synchronize(x.device)
-            seconds[i].append(time.perf_counter() - started)
-    best = min((min(taken) for taken in seconds.values()), default=0.0)
-    return {i: _summary(taken) for i, taken in seconds.items() if min(taken) > too_slow * best}
+def interleaved(runs: Mapping[int, Run], rounds: int | None = None) -> dict[int, Timing]:
+    """Call every run once a round, always in the same order; the first WARM_UPS do not count.
 
-
-def interleaved(runs: Mapping[int, Callable[[int], float]]) -> dict[int, Timing]:
-    """Call run(round) -> seconds of every run in every round, each round in another order."""
+    rounds: that many, instead of ROUNDS and more while SECONDS have not passed.
+    """
     seconds: dict[int, list[float]] = {i: [] for i in runs}
-    order, shuffler = list(runs), random.Random(0)
-    started, rounds = time.perf_counter(), -WARM_UPS
-    while rounds < ROUNDS or (rounds < MAX_ROUNDS and time.perf_counter() - started < SECONDS):
-        shuffler.shuffle(order)
-        for i in order:
-            taken = runs[i](rounds + WARM_UPS)
-            if rounds >= 0:
+    least, most = (rounds, rounds) if rounds else (ROUNDS, MAX_ROUNDS)
+    started, number = time.perf_counter(), -WARM_UPS
+    while number < least or (number < most and time.perf_counter() - started < SECONDS):
+        for i, run in runs.items():
+            taken = run()
+            if number >= 0:
                 seconds[i].append(taken)
-        rounds += 1
-    return {i: _summary(taken) for i, taken in seconds.items()}
-
-
-def _summary(seconds: list[float]) -> Timing:
-    low, middle, high = statistics.quantiles(seconds, n=4, method="inclusive")
-    return Timing(middle, low, high, len(seconds))
+        number += 1
+    timings = {}
+    for i, measured in seconds.items():
+        low, middle, high = statistics.quantiles(measured, n=4, method="inclusive")
+        timings[i] = Timing(middle, low, high, len(measured))
+    return timings
 
 
 def attempt(action: Callable[[], Any]) -> Any:
-    """What the action returns, or the first line of what it raised: a candidate that a compiler or
-    a kernel chokes on is out of the race, and the others go on."""
+    """The action's result, or the first line of its error: a candidate on which a compiler or a
+    kernel fails is out of the race, and the others go on."""
     try:
         return action()
     except Exception as error:
@@ -186,40 +140,21 @@ def _product(layer: nn.Module, x: Tensor) -> Tensor:
 
 
 def _compiled(device: torch.device) -> Call:
-    """_product, compiled apart from every other: dynamo keeps what it compiled by code object.
-
-    A layer's weights are inputs of what is compiled, so its copies share it.
-    """
+    """A separately compiled _product: dynamo caches by code object. Copies of a layer share it,
+    since weights are inputs of the compiled function."""
     own = types.FunctionType(_product.__code__.replace(), _product.__globals__, "product")
-    options = COMPILE_OPTIONS.get(device.type, {})
+    # As the Generator compiles decode, without CUDA graphs: _run captures those.
+    options = {"coordinate_descent_tuning": True} if device.type == "cuda" else {}
     if device.type == "cpu":
         options = build.options_of_inductor()
     return torch.compile(own, fullgraph=True, dynamic=False, options=options)
 
 
-def _preparation(
-    device: torch.device, compile: bool
-) -> Callable[[Call, list[nn.Module], Tensor], Callable[[int], float]]:
-    """How a layer is timed: from (call, copies, x), run(round) -> seconds of one product."""
-    if device.type == "cpu":
-        return _one_a_round
-    return _captured if device.type == "cuda" and compile else _all_a_round
+def _run(call: Call, rotation: list[nn.Module], x: Tensor, compile: bool) -> Run:
+    """Times all copies of a layer, as a mean. Compiled for CUDA they are one graph, as decode is:
+    launches cost nothing."""
 
-
-def _one_a_round(call: Call, rotation: list[nn.Module], x: Tensor) -> Callable[[int], float]:
-    def run(turn: int) -> float:
-        layer = rotation[turn % len(rotation)]
-        started = time.perf_counter()
-        call(layer, x)
-        return time.perf_counter() - started
-
-    return run
-
-
-def _all_a_round(call: Call, rotation: list[nn.Module], x: Tensor) -> Callable[[int], float]:
-    """All copies at once: devices work behind. Not compiled, launching a kernel has its cost."""
-
-    def run(turn: int) -> float:
+    def all_copies() -> float:
         devices.synchronize(x.device)
         started = time.perf_counter()
         for layer in rotation:
@@ -227,11 +162,8 @@ def _all_a_round(call: Call, rotation: list[nn.Module], x: Tensor) -> Callable[[
         devices.synchronize(x.device)
         return (time.perf_counter() - started) / len(rotation)
 
-    return run
-
-
-def _captured(call: Call, rotation: list[nn.Module], x: Tensor) -> Callable[[int], float]:
-    """A CUDA graph over all copies: decode is one graph, so launching costs it nothing."""
+    if x.device.type != "cuda" or not compile:
+        return all_copies
     with torch.cuda.device(x.device):
         stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
         stream.wait_stream(torch.cuda.current_stream())
@@ -243,52 +175,24 @@ def _captured(call: Call, rotation: list[nn.Module], x: Tensor) -> Callable[[int
             for layer in rotation:
                 call(layer, x)
 
-    def run(turn: int) -> float:
+    def one_graph() -> float:
         with torch.cuda.device(x.device):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            graph.replay()  # while it runs the next one is launched, so no launch is timed
+            torch.cuda._sleep(LAUNCH_CYCLES)  # meanwhile the graph is launched
             begin.record()
             graph.replay()
             end.record()
             end.synchronize()
         return begin.elapsed_time(end) / 1e3 / len(rotation)
 
-    return run
+    return one_graph
 
 
-# ----------------------------------------------------------------------------------------- memory
-
-
-def copies(sizes: Sequence[int], cache: int, budget: int, whole: bool) -> list[int]:
-    """How many copies of layers of so many bytes are needed, and the budget allows; at least one.
-
-    `whole`: a layer's turn goes through all its copies, which have to fill the cache by themselves,
-    twice over. Otherwise a turn takes one copy, and the other layers' turns come between: before
-    it is used again, all rounds but one go by, whatever their order, and the copy itself. There
-    are no more copies than turns.
-    """
-    if not sizes:
-        return []
-    if whole:
-        wanted = [math.ceil(2 * cache / max(1, size)) for size in sizes]
-    else:
-        missing = max(0, cache - min(sizes))
-        rounds = 1 + math.ceil(missing / max(1, sum(sizes)))
-        wanted = [min(rounds, TURNS)] * len(sizes)
-    total = sum(map(int.__mul__, sizes, wanted))
-    share = min(1.0, budget / max(1, total))
-    return [max(1, int(number * share)) for number in wanted]
-
-
-def rotated(sizes: Sequence[int], numbers: Sequence[int], cache: int, whole: bool) -> int:
-    """Bytes that are read before any copy is read again, at the least; as many as the cache holds
-    where no copy is."""
-    if not sizes:
-        return 0
-    if whole:
-        return min(map(int.__mul__, sizes, numbers))
-    between = (min(numbers) - 1) * sum(sizes) + min(sizes)
-    return max(between, cache) if min(numbers) >= TURNS else between
+def copies(size: int, cache: int, free: int, least: int = 1) -> int:
+    """How many copies of each layer to make: all together they fill the cache twice, since a round
+    reads every copy once. size: bytes of one copy of each. At most a quarter of `free` bytes."""
+    wanted = max(least, math.ceil(2 * cache / max(1, size)))
+    return max(1, min(wanted, min(free // 4, least * MAX_COPY_BYTES) // max(1, size)))
 
 
 def module_bytes(module: nn.Module) -> int:
@@ -296,21 +200,10 @@ def module_bytes(module: nn.Module) -> int:
 
 
 def last_level_cache(device: torch.device, root: Path = Path("/sys/devices/system/cpu")) -> int:
-    """Bytes of the device's largest cache, as it says itself; CACHE_IF_UNKNOWN if it does not."""
+    """Bytes of the device's largest cache; CACHE_IF_UNKNOWN where the system does not say."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).L2_cache_size
-    sizes = []
-    if device.type == "cpu":
-        units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-        for path in root.glob("cpu0/cache/index*/size"):
-            size = path.read_text().strip()
-            if size[:-1].isdigit() and size[-1] in units:
-                sizes.append(int(size[:-1]) * units[size[-1]])
-    return max(sizes, default=CACHE_IF_UNKNOWN)
-
-
-def _budget(device: torch.device) -> int:
-    if device.type == "cuda":
-        return min(torch.cuda.mem_get_info(device)[0] // 4, 4 * MOST_BYTES)
-    free = devices.free_memory(device)
-    return min((MOST_BYTES if free is None else free) // 4, MOST_BYTES)
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    found = [path.read_text().strip() for path in root.glob("cpu0/cache/index*/size")]
+    sizes = [int(size[:-1]) * units[size[-1]] for size in found if size[:-1].isdigit()]
+    return max(sizes, default=CACHE_IF_UNKNOWN) if device.type == "cpu" else CACHE_IF_UNKNOWN

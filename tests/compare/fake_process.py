@@ -19,7 +19,7 @@ from quantbench.run.energy import Energy
 from quantbench.typed_json import from_json, to_json
 from tests.compare.facts import arm_facts
 
-MODULES = ("workers", "comparison", "progress")  # of compare.sampling, that read the time
+MODULES = ("sampling.workers", "sampling.comparison", "progress")  # of compare, that read the time
 
 
 @dataclass
@@ -60,13 +60,13 @@ class World:
 
     def install(self, monkeypatch):
         for module in MODULES:
-            monkeypatch.setattr(f"quantbench.compare.sampling.{module}.time", Clock(self))
+            monkeypatch.setattr(f"quantbench.compare.{module}.time", Clock(self))
         monkeypatch.setattr("quantbench.compare.sampling.workers.Process", self.start)
 
     def command(self, number):
         return (str(number),)
 
-    def start(self, command, nursery=None):
+    def start(self, command):
         return FakeProcess(self, int(command[0]))
 
     def asked(self, what):

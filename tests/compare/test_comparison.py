@@ -64,8 +64,6 @@ def test_plain_differences_are_settled_at_the_first_look(compare):
         assert row.ratio_throughput.value == pytest.approx(1 / row.speed_up.value)
         assert row.ratio_latency.value == pytest.approx(1 / speed, rel=0.05)
         assert row.typical_step.value == pytest.approx(speed, rel=0.05)
-    value = found[1].speed_up.value
-    assert found[1].in_words.startswith(f"{value - 1:.0%} faster: {value:.2f} × the baseline's")
     assert found[1].processes == 4 and found[1].samples == 4 * SAMPLES
     assert found[1].can_be_best and not found[2].can_be_best and not found[0].can_be_best
 
@@ -87,7 +85,7 @@ def test_of_one_process_there_is_a_range_and_no_verdict(compare):
     assert found[1].speed_up.value == pytest.approx(1 / 3, rel=0.1)
 
 
-def test_late_steps_decide_the_verdict_and_are_named(compare):
+def test_late_steps_decide_the_verdict_and_not_the_typical_step(compare):
     """One of three steps takes ten times as long: 13 ÷ 4 of the baseline's seconds, though the
     typical step is the same."""
     exact = Behaviour(between=0.001)
@@ -95,8 +93,6 @@ def test_late_steps_decide_the_verdict_and_are_named(compare):
     assert found[1].verdict == "slower"
     assert found[1].speed_up.value == pytest.approx(4 / 13, rel=0.01)
     assert found[1].typical_step.value == pytest.approx(1, rel=0.01)
-    assert found[1].late_share == pytest.approx(1 / 3) and found[1].baseline_late_share == 0
-    assert "33.3% of its steps are late" in found[1].late_sentence
 
 
 def test_a_loser_is_dropped_once_it_is_settled(compare):
@@ -436,7 +432,7 @@ def test_a_fixed_measurement_has_its_rounds_and_one_look(compare):
 
 
 def test_memory_is_that_of_the_first_process(compare):
-    """Later ones are forks, which share what they have imported."""
+    """Later ones load the saved quantized form, with other peaks."""
     results = begin(ARMS[:2], processes=2)
     compare(results, all_equal(2))
     for arm in results.arms:

@@ -19,8 +19,8 @@ from quantbench.compare.figures.contrasts import (
 from tests.seeds import new_generator
 
 
-def timing(arm, block, seconds, time=0.0, variance=0.0, typical=None, late=0.0):
-    return ProcessTiming(arm, block, time, seconds, typical or seconds, late, variance)
+def timing(arm, block, seconds, time=0.0, variance=0.0, typical=None):
+    return ProcessTiming(arm, block, time, seconds, typical or seconds, variance)
 
 
 def complete(values, noise=None):
@@ -39,7 +39,6 @@ def test_seconds_per_token_are_those_of_whole_samples():
     process = process_timing(2, 3, samples)
     assert process.seconds_per_token == pytest.approx((0.5 + 1.2 + 0.7 + 0.4) / 10)
     assert process.typical_step == pytest.approx(0.1)
-    assert process.late_share == pytest.approx(1 / 8)
     assert (process.arm, process.block, process.time) == (2, 3, 15.0)
     # samples of 1.7 and 1.1 s: variance of their mean 0.18 / 2, relative to 1.4 s squared
     assert process.relative_variance == pytest.approx(0.18 / 2 / 1.4**2)
@@ -48,7 +47,7 @@ def test_seconds_per_token_are_those_of_whole_samples():
 def test_one_sample_tells_no_variance_and_one_token_has_no_step():
     process = process_timing(0, 0, [SampleTimes(0.5, [])])
     assert math.isnan(process.relative_variance)
-    assert process.seconds_per_token == process.typical_step == 0.5 and process.late_share == 0
+    assert process.seconds_per_token == process.typical_step == 0.5
 
 
 @pytest.mark.parametrize("samples", [[], [SampleTimes(0.0, [])], [SampleTimes(1.0, [-2.0])]])

@@ -247,15 +247,6 @@ def test_simulated_trust_has_its_bounds():
     assert "trust_simulation" in caption and "commit and machine not recorded" in caption
 
 
-def test_real_trust(folder):
-    share = {"share": 0.1, "count": 1, "of": 10, "low": 0.0025, "high": 0.445}
-    cell = {"cell": "tiny, equal", "runs": 10, "blocks_mean": 9.6, "false_verdicts": share}
-    save("t.json", cells=[cell, cell | {"found": share}], runs=[])
-    rows, caption = shown("trust_real", "t.json")
-    assert rows[0] == ["tiny, equal", "10", "10.0% (0.2% to 44.5%)", "-", "-", "10"]
-    assert rows[1][4] == "10.0% (0.2% to 44.5%)" and caption == CAPTION
-
-
 def test_predictions_are_what_estimate_says(folder):
     words = ["dummy:Llama-3.2-1B", "H100_SXM", "2", "64", "none,int8wo", "1,4"]
     _, _, *lines, empty, caption = predictions(words).splitlines()
@@ -303,9 +294,3 @@ def test_what_a_command_printed(folder):
 
 def test_a_table_is_markdown():
     assert table(["a", "b"], [["1", "2"]]) == "| a | b |\n| --- | --- |\n| 1 | 2 |"
-
-
-def test_this_project_s_documents_are_not_stale(monkeypatch):
-    monkeypatch.chdir(ROOT)
-    result = run("--check")
-    assert result.exit_code == 0 and result.exception is None, result.output

@@ -10,7 +10,6 @@ import pytest
 
 from quantbench.compare.figures.latency import Cell, LatencySample, estimate_rows
 from quantbench.compare.output.latency_report import report, samples
-from quantbench.compare.sampling.latency_progress import LatencyProgress
 from quantbench.compare.sampling.latency_results import LatencyResults
 from quantbench.compare.sampling.latency_sweep import Sweep
 from quantbench.run.energy import Energy, NotCounted
@@ -73,8 +72,7 @@ def swept(**world):
     """One cell of 10 runs, in answers of 3: 2 rows and 3 tokens."""
     results = LatencyResults(plan(("none",), batch_sizes=[2]))
     world = World(estimate=ESTIMATE, **world)
-    progress = LatencyProgress(results.plan, lambda line: None)
-    Sweep(results, lambda: None, progress, world.start).run()
+    Sweep(results, lambda: None, lambda line: None, world.start).run()
     return results, world
 
 

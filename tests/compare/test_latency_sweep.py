@@ -15,8 +15,7 @@ def swept(tmp_path):
 
     def run(world, results=None, **changes):
         results = results or LatencyResults(plan(**changes))
-        progress = LatencyProgress(results.plan, lambda line: None)
-        Sweep(results, lambda: results.save(tmp_path), progress, world.start).run()
+        Sweep(results, lambda: results.save(tmp_path), lambda line: None, world.start).run()
         assert world.alive == 0
         return results
 
@@ -109,8 +108,7 @@ def test_overhead_is_what_neither_runs_nor_compiles(swept):
 def test_a_cell_that_takes_too_long_is_ended(tmp_path):
     world = World(hangs_at={(100, 2)})
     results = LatencyResults(plan(("none",)))
-    progress = LatencyProgress(results.plan, lambda line: None)
-    Sweep(results, lambda: None, progress, world.start, timeout=1).run()
+    Sweep(results, lambda: None, lambda line: None, world.start, timeout=1).run()
     assert cells(results)[2].reason == "timed out: it takes longer than --timeout 1 s"
     assert len(cells(results)[4].samples) == 10
     assert world.journal.count("start 1") == 2
@@ -120,24 +118,24 @@ def test_a_cell_that_takes_too_long_is_ended(tmp_path):
 
 
 def test_the_time_that_is_left():
-    """Loads of 5 s; cells whose time goes with their tokens, 0.1 s for each of a run."""
-    now = [0.0]
+    """Time is proportional to a run's tokens: 0.1 s for each, the load of 5 s included."""
+    now, said = [0.0], []
     made = plan(arms=("a", "b"), batch_sizes=[1, 2], runs=10, warmups=0)
-    said = []
-    progress = LatencyProgress(made, said.append, lambda: now[0])
-    progress.begin([(load, 100, size) for load in made.loads for size in (1, 2)])
+    cells = [(load, 100, size) for load in made.loads for size in (1, 2)]
+    progress = LatencyProgress(made, said.append, cells)
+    progress.clock, progress.started = (lambda: now[0]), 0.0
     first = made.loads[0]
-    assert progress.seconds_left() is None
+    assert progress.left() is None
     progress.loading(first)
-    now[0] += 5
+    one, two = (10 * (size * 100 + 32 * 2) for size in (1, 2))  # tokens of a cell
     progress.measuring(first, 100, 1)
-    one, two = (10 * 0.1 * (size * 100 + 32 * 2) for size in (1, 2))  # seconds of a cell
-    now[0] += one / 2
+    now[0] += 0.05 * one
     progress.measuring(first, 100, 1, 0.5)
-    assert progress.seconds_left() == pytest.approx(one / 2 + two + one + two + 5)
-    now[0] += one / 2
-    progress.done(first, 100, 1)
-    progress.done(first, 100, 2, measured=False)  # given up: its work took no time
-    assert progress.seconds_left() == pytest.approx(one + two)  # nothing of this load is left
+    assert progress.left() == pytest.approx(0.1 * (one / 2 + two + one + two))
+    now[0] += 0.05 * one
+    progress.finish(100, 1)
+    progress.measuring(first, 100, 2)
+    progress.finish(100, 2, measured=False)  # given up: its work took no time
+    assert progress.left() == pytest.approx(0.1 * (one + two))
     assert said[0] == "0 of 4 cells: loading a"
-    assert progress.line().startswith("2 of 4 cells: a: prompts of 100, batch size 1; about 7 min")
+    assert progress.line() == "2 of 4 cells: a: prompts of 100, batch size 2; about 7 min left"

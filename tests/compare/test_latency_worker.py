@@ -6,7 +6,7 @@ import torch
 from quantbench import devices
 from quantbench.compare.sampling.latency_worker import LatencyWorker
 from quantbench.errors import MemoryShortage, UsageError
-from quantbench.models.checkpoints.load import load_config
+from quantbench.models.loading import load_config
 from quantbench.ops.ranks import ALONE
 from quantbench.run.energy import Meter, NotCounted
 from quantbench.run.why import Expected

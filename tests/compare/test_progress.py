@@ -1,83 +1,54 @@
-"""What a comparison says of how far it is: arithmetic by hand, on a clock of the test's own."""
+"""Progress lines: arithmetic by hand, on a clock of the test's own."""
 
 import pytest
 
-from quantbench.compare.sampling import progress
-from quantbench.compare.sampling.progress import Progress, minutes
+from quantbench.compare import progress
+from quantbench.compare.progress import Progress, duration
 
 
-@pytest.fixture
-def clock(monkeypatch):
-    class Clock:
-        now = 0.0
-
-        def monotonic(self):
-            return self.now
-
-    clock = Clock()
-    monkeypatch.setattr(progress, "time", clock)
-    return clock
-
-
-def test_in_the_first_block_time_left_is_that_of_its_steps(clock):
-    """The first of 40 steps takes 60 s, the next ten 100 s: 290 s for the rest, and 400 s for
-    another block. From the first step alone nobody can say."""
-    shown = Progress(lambda line: None)
-    assert shown.left() == "" and shown.where() == ""
-    shown.plan(2, 2)
-    shown.begin_block(1, loads=0, units=40)
-    shown.at("fp6: loading")
-    clock.now = 60.0
-    shown.unit_done(1.0)
-    assert shown.left() == ""
-    for _ in range(10):
-        clock.now += 10.0
-        shown.unit_done(1.0)
-    assert shown.line() == "fp6: loading; block 1 of 2; about 12 min left"
+def test_pieces_and_the_time_that_is_left():
+    now, said = [100.0], []
+    pieces = Progress(said.append, 4, "line", clock=lambda: now[0])
+    for name, seconds in (("a", 60), ("b", 120), ("c", 30), ("", 1)):
+        pieces.next(name)
+        now[0] += seconds
+    assert said == [
+        "line 1 of 4: a",
+        "line 2 of 4: b; about 3 min left",  # 60 s a piece, three are left
+        "line 3 of 4: c; about 3 min left",  # 90 s a piece, two are left
+        "line 4 of 4; about 70 s left",
+    ]
 
 
-def test_how_long_loading_took_is_no_measure_of_the_samples(clock):
-    """Three arms are filled 65536 positions deep, in 100 s each; a sample takes 5 s, of which 4 s
-    count. Of 15 samples two are taken: 65 s for the rest. Another block takes 300 + 75 s, and
-    180 s of measuring are 3 blocks of 15 · 4 s."""
-    shown = Progress(lambda line: None)
-    shown.plan(4, 8, lambda each: int(180 / each))
-    shown.begin_block(1, loads=3, units=15)
-    for _ in range(3):
-        clock.now += 100.0
-        shown.load_done()
-        assert shown.left() == "" and shown.where() == "block 1 of 4, at most 8"
-    for done in (1, 2):
-        clock.now += 5.0
-        shown.unit_done(measuring=4.0 * done)
-    assert shown.where() == "block 1 of 3"
-    assert shown.left() == f"about {minutes(65 + 2 * 375)} left" == "about 14 min left"
+def test_a_line_comes_every_ten_seconds_and_at_once_where_it_matters():
+    now, said = [0.0], []
+    shown = Progress(said.append, total=10, clock=lambda: now[0])
+    shown.where = "block 1 of 2"
+    for now[0] in range(25):
+        shown.at(f"at {now[0]}")
+        shown.done = now[0] / 10
+    shown.at("loading", now=True)
+    assert said == [
+        "block 1 of 2: at 10; about 2 min left",  # 10 s for 0.9 of 10
+        "block 1 of 2: at 20; about 85 s left",
+        "block 1 of 2: loading; about 76 s left",
+    ]
 
 
-def test_later_blocks_take_as_long_as_the_last(clock):
-    """60 s a block; 15 s into the third of four, of at most 10."""
-    shown = Progress(lambda line: None)
-    shown.begin_block(2, loads=0, units=4)
-    clock.now = 60.0
-    shown.end_block()
-    shown.plan(4, 10)
-    shown.begin_block(3, loads=0, units=4)
-    clock.now, shown.done = 75.0, 1
-    assert shown.left() == "about 2 min to the next look, 8 min at most"
-    assert shown.where() == "block 3 of 4, at most 10"
-
-
-def test_it_speaks_where_nothing_else_does(monkeypatch):
+def test_a_thread_speaks_while_the_command_waits(monkeypatch):
     monkeypatch.setattr(progress, "EVERY", 0.05)
     said = []
     shown = Progress(said.append)
-    shown.at("none: loading")
+    shown.at("none: loading", now=True)
     with shown.ticking():
-        while len(said) < 2:
+        while len(said) < 3:
             pass
-    assert said[:2] == ["none: loading"] * 2
+    assert said[:3] == ["none: loading"] * 3
 
 
-@pytest.mark.parametrize("seconds, text", [(4.4, "4 s"), (89, "89 s"), (91, "2 min")])
-def test_minutes(seconds, text):
-    assert minutes(seconds) == text
+@pytest.mark.parametrize(
+    "seconds, shown",
+    [(0.1, "1 s"), (89, "89 s"), (91, "2 min"), (5000, "83 min"), (9000, "2.5 h")],
+)
+def test_durations_are_rounded_for_people(seconds, shown):
+    assert duration(seconds) == shown

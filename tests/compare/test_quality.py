@@ -23,8 +23,8 @@ from quantbench.compare.sampling.answers import LogitsFile
 from quantbench.errors import KernelError, UsageError
 from quantbench.generate import Generator
 from quantbench.log.config import RunConfig, parse
-from quantbench.models.checkpoints.load import load_model
-from quantbench.models.checkpoints.sources import EMBEDDED
+from quantbench.models.formats import EMBEDDED
+from quantbench.models.loading import load_model
 from quantbench.models.tokenizer import load_tokenizer
 from quantbench.ops.cpu import build
 from quantbench.quantize.registry import Quantizer

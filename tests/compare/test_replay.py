@@ -1,5 +1,6 @@
 """quantbench replay: the old log's lines, then beside now, and what is refused."""
 
+import contextlib
 import json
 import re
 import shlex
@@ -9,9 +10,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from quantbench.compare.commands.generate import generate
 from quantbench.compare.commands.replay import checkpoint, mapped, replay
 from quantbench.compare.sampling.replayed import Replayed
-from quantbench.generate import main as generate
 from quantbench.log import log
 from quantbench.log.config import parse
 from quantbench.typed_json import to_json
@@ -48,19 +49,26 @@ def test_full_sizes_are_those_of_the_log():
         assert float(now) == pytest.approx(float(then), rel=0.015)
 
 
-@pytest.fixture
-def short_log(tmp_path, monkeypatch):
-    """A log with one line, of a short run on the embedded model."""
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(scope="module")
+def short_run(tmp_path_factory):
+    """The log line of a short run on the embedded model."""
+    folder = tmp_path_factory.mktemp("run")
     short = "--num_samples 2 --max_new_tokens 5 --device cpu --output_json_path old.jsonl"
-    result = CliRunner().invoke(generate, shlex.split(short))
+    with contextlib.chdir(folder):
+        result = CliRunner().invoke(generate, shlex.split(short))
     assert result.exit_code == 0, result.stderr
+    return (folder / "benchmarks.txt").read_text()
+
+
+@pytest.fixture
+def short_log(short_run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "benchmarks.txt").write_text(short_run)
     return tmp_path / "benchmarks.txt"
 
 
 def test_then_and_now(short_log):
     (_, record), before = log.read(short_log).records[0], short_log.read_text()
-    (short_log.parent / "old.jsonl").unlink()
     result = run("benchmarks.txt", "--all", "--write_result", "again.txt")
     assert result.exit_code == 0, result.stderr
     assert short_log.read_text() == before and not Path("old.jsonl").exists()
@@ -103,7 +111,7 @@ def test_lines_that_a_condition_chooses_are_counted_with_the_time_left(monkeypat
     assert len(names) == 2
     first, second = [line for line in result.stderr.splitlines() if " of 2: " in line]
     assert first == f"1 of 2: {names[0]}"
-    assert second.startswith(f"2 of 2: {names[1]}, about ") and second.endswith(" left")
+    assert second.startswith(f"2 of 2: {names[1]}; about ") and second.endswith(" left")
 
 
 # ------------------------------------------------------------------------- beside an old commit

@@ -31,7 +31,7 @@ def test_nothing_to_say_of_an_arm_that_runs_as_it_should():
             None,
             "attention runs on plain torch: no compiler",
         ),
-        ({"config": RunConfig(), "decoder": "cpu-layer"}, None, "nothing is compiled"),
+        ({"config": RunConfig(), "decoder": "modules"}, None, "nothing is compiled"),
         ({"kernel": "cpu, torchao"}, None, "not every layer's shape fits"),
         (
             {"kernel": "reference", "kernels": {"cpu": "no compiler", "reference": None}},

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from quantbench.compare.sampling.nursery import IMPORTED
 from quantbench.compare.sampling.process import Process
 
 ROOT = Path(__file__).parents[2]
@@ -16,12 +15,13 @@ OPTIONS = ["--num_samples", "1", "--max_new_tokens", "4", "--device", "cpu"]
 GENERATE = """
 import json, sys
 from quantbench import generate
+from quantbench.compare.commands.generate import generate as main
 
 def tell(*given):
     print("modules", json.dumps(sorted(sys.modules)))
 
 generate.finish = tell
-generate.main(sys.argv[1:], standalone_mode=False)
+main(sys.argv[1:], standalone_mode=False)
 """
 WORKER = """
 import sys
@@ -74,8 +74,3 @@ def test_a_worker_imports_next_to_nothing_that_generate_does_not(of_generate, tm
     assert "torch" in found & of_generate
     more = {name for name in found - of_generate if not name.startswith(OURS)}
     assert more <= OF_PYTHON
-
-
-def test_what_the_nursery_imports_is_what_a_worker_does(of_generate):
-    """Forks have all of it in memory."""
-    assert not [name for name in IMPORTED if name not in of_generate and not name.startswith(OURS)]

@@ -17,6 +17,7 @@ from quantbench.models import build
 from quantbench.models.config import ModelConfig
 from quantbench.models.mixture import Mixture
 from quantbench.models.presets import preset
+from quantbench.models.weight_bytes import step_bytes, weight_bytes
 from quantbench.quantize.spec import parse_scheme
 from quantbench.run.sizes import size_of
 
@@ -409,7 +410,7 @@ def test_experts_are_read_as_often_as_they_are_chosen(tokens):
     experts = [work for work in count.works if (work.inner, work.outer) in ((64, 192), (96, 64))]
     inputs = sum(work.calls * work.rows * work.inner * 2 for work in experts)
     read = sum(work.bytes_read for work in experts) - inputs
-    unread = model.weight_bytes() - model.step_bytes(tokens)
+    unread = weight_bytes(model) - step_bytes(model, tokens)
     assert read == pytest.approx(3 * 8 * (2 * 64 * 192 + 2 * 96 * 64) - unread, abs=100)
     # Each token goes through two experts, of 3 · 64 · 96 multiplications.
     assert sum(work.flops for work in experts) == 2 * 3 * tokens * 2 * 3 * 64 * 96

@@ -11,6 +11,7 @@ import sys
 import torch
 
 from quantbench.log.config import RunConfig
+from quantbench.models.weight_bytes import weight_bytes
 from quantbench.run import loading
 from quantbench.run.plan import make_plan
 from tests.run.loading_peak import peak_of
@@ -18,15 +19,14 @@ from tests.run.loading_peak import peak_of
 
 def load(folder: str):
     options = {"checkpoint_path": folder, "device": "cpu", "expert_memory": "4"}
-    # Without the cost model, whose measuring is no part of loading.
-    plan = make_plan(RunConfig(**options, expert_policy="fetch", expert_prefetch="off"))
+    plan = make_plan(RunConfig(**options, expert_policy="fetch"))
     return loading.load(plan, lambda done, total: None, lambda line: None).model
 
 
 def main(folder: str, small: str) -> None:
     load(small)
     model, peak = peak_of(lambda: load(folder))
-    print(json.dumps({"peak": peak, "weights": model.weight_bytes()}))
+    print(json.dumps({"peak": peak, "weights": weight_bytes(model)}))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from quantbench.experts.slow import Disk, Memory
 from quantbench.experts.store import Policy
 from quantbench.experts.tiers import Tiers
 from quantbench.generate import Generator
-from quantbench.models.checkpoints.load import load_config, load_model
+from quantbench.models.loading import load_config, load_model
 from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import parse
 
@@ -68,20 +68,3 @@ def decoded(model, tokens: torch.Tensor, decoder: str, kv_cache: str = "dense") 
     with torch.no_grad():
         steps = [generator.forward(tokens[:, i : i + 1], i) for i in range(tokens.shape[1])]
     return torch.cat(steps, 1)
-
-
-class Drawn:
-    """A decision (store.Decide) by chance: half of the missing experts are computed there."""
-
-    def __init__(self, draw: random.Random) -> None:
-        self.draw = draw
-
-    def __call__(self, tokens, fast, asked, arriving=()):
-        missing = [e for e, n in enumerate(tokens) if n and e not in fast]
-        return [e for e in missing if self.draw.random() < 0.5], 0.0
-
-    def resident(self, experts: int, tokens: int) -> float:
-        return 0.0
-
-    def turn(self, turn) -> float:
-        return 0.0

@@ -1,36 +1,31 @@
-"""A card over RAM, where the CPU computes with experts of its own: what is calibrated, what is
-decided by that, and the order in which both processors are asked. A CPU stands in for the card;
-with a card the same tests run there."""
+"""A card over RAM, where the CPU computes with experts of its own. A CPU stands in for the card;
+where there is a card, the same tests run there, too."""
 
-import dataclasses
 import random
 
 import pytest
 import torch
 
 from quantbench.experts import layer as layers
-from quantbench.experts import stopwatch
-from quantbench.experts.costs import measure
-from quantbench.experts.rehearsal import decide_by_costs
+from quantbench.experts import stopwatch, trial
 from quantbench.experts.slow import Memory
 from quantbench.experts.store import POLICIES
 from quantbench.experts.tiers import Tiers
-from quantbench.models.checkpoints.load import load_config, load_model
+from quantbench.models.loading import load_config, load_model
 from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import parse
-from tests.experts.small import CPU, Drawn, some
+from tests.experts.small import CPU, some
 
 CARDS = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-AUTO = POLICIES["auto"]
 DTYPE = torch.bfloat16
 
 
-def over_ram(device, policy, scheme="int8wo"):
+def over_ram(device, scheme="int8wo"):
     """tiny_moe on a device, its experts in RAM, in the form of both processors."""
     card, spec = torch.device(device), parse(scheme)
     beneath = Memory(pinned=False), Quantizer(spec, CPU, DTYPE)
     slow = Memory(pinned=device == "cuda")
-    tiers = Tiers(slow, load_config("tiny_moe"), card, policy, beneath)
+    tiers = Tiers(slow, load_config("tiny_moe"), card, POLICIES["cache"], beneath)
     stages = tiers.after(Quantizer(spec, card, DTYPE))
     model = load_model("tiny_moe", card, DTYPE, transform=stages)
     tiers.attach(model)
@@ -44,32 +39,33 @@ def logits(model, device):
 
 
 @pytest.mark.parametrize("device", CARDS)
-@pytest.mark.parametrize("ahead", [False, True])
-def test_logits_are_those_of_one_memory(ahead, device):
-    """Whoever computes. Beneath a card sums have another order: 5 % of the largest logit is more
-    than bfloat16 makes of that in five layers, and less than any wrong expert does."""
-    card, spec = torch.device(device), parse("int8wo")
+@pytest.mark.parametrize("scheme", ["none", "int8wo"])
+def test_logits_are_those_of_one_memory(scheme, device):
+    """To the bit with fetching. Under a card the CPU adds in another order: 5 % of the largest
+    logit is more than bfloat16 makes of that in five layers, and less than any wrong expert does.
+    """
+    card, spec = torch.device(device), parse(scheme)
     whole = load_model("tiny_moe", card, DTYPE, transform=Quantizer(spec, card, DTYPE))
     expected = logits(whole, device)
     draw = random.Random(torch.initial_seed())
-    model, tiers = over_ram(device, dataclasses.replace(AUTO, ahead=ahead))
-    tiers.decide = Drawn(draw)
-    for count in (0, *(draw.randint(1, 30) for _ in range(3))):
-        tiers.hold(some(tiers, count, draw), count + 2 + draw.randint(0, 7))
-        got = logits(model, device)
-        if device == "cpu":
-            assert torch.equal(got, expected)
-        else:
-            assert (got - expected).abs().max() <= 0.05 * expected.abs().max()
+    model, tiers = over_ram(device, scheme)
+    for policy in POLICIES.values():
+        tiers.policy = policy
+        for count in (0, draw.randint(1, 30)):
+            tiers.hold(some(tiers, count, draw), count + 2 + draw.randint(0, 7))
+            got = logits(model, device)
+            if policy.fetches or device == "cpu":
+                assert torch.equal(got, expected)
+            else:
+                assert (got - expected).abs().max() <= 0.05 * expected.abs().max()
     assert tiers.counted().there > 0
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-def test_the_processor_beneath_computes_while_the_other_is_busy(ahead, monkeypatch):
-    """A card is asked for all that it will do, copies included, before the CPU begins."""
-    model, tiers = over_ram("cpu", dataclasses.replace(AUTO, ahead=ahead))
-    tiers.decide = Drawn(random.Random(torch.initial_seed()))
-    tiers.hold([{0, 1, 2}] * 5, 15 + 2)
+def test_the_processor_beneath_computes_while_the_other_is_busy(monkeypatch):
+    """A card is given all that it will compute before the CPU begins."""
+    model, tiers = over_ram("cpu")
+    tiers.policy = POLICIES["compute_there"]
+    tiers.hold([{0, 1, 2, 3}] * 5, 20)
     compute, in_place, order = layers._Turn._compute, Tiers.in_place, []
 
     def on_the_card(self, expert, slot):
@@ -92,27 +88,25 @@ def test_the_processor_beneath_computes_while_the_other_is_busy(ahead, monkeypat
 
 
 @pytest.mark.parametrize("device", CARDS)
-@pytest.mark.parametrize("ahead", [False, True])
-def test_costs_are_measured_and_decide(ahead, device):
-    """With the copies of a run; nothing of it stays but the costs."""
-    policy = dataclasses.replace(AUTO, ahead=ahead)
-    model, tiers = over_ram(device, policy)
+@pytest.mark.parametrize("slower", ["cache", "compute_there"])
+def test_auto_takes_the_faster_policy_and_leaves_no_count(slower, device):
+    model, tiers = over_ram(device)
     tiers.hold([{0}, {1, 2}, set(), set(), {7}], 8)
-    landing, traffic = list(tiers.landing), tiers.counted()
-    own = {number: list(layer.own) for number, layer in tiers.layers.items()}
-    with torch.no_grad():
-        costs = measure(tiers, model)
-        assert costs.fast.seconds(1) > 0 and costs.slow.seconds(1) > 0
-        decide_by_costs(tiers, model)
-    assert tiers.policy == policy and tiers.decide is not None
-    assert tiers.landing == landing and tiers.counted() == traffic
-    assert {number: list(layer.own) for number, layer in tiers.layers.items()} == own
-    there, seconds = tiers.decide([3, 1, 0, 2], {1}, [])
-    assert set(there) <= {0, 3} and seconds > 0
-    logits(model, device)
-    spent = tiers.counted().since(traffic)
-    assert spent.expected_seconds > 0 and spent.expert_seconds > 0
-    assert spent.hits + spent.ahead + spent.fetched + spent.there == spent.assignments
+    before, policies, clock = tiers.counted(), [], [0.0]
+
+    def step(tokens, position):
+        policies.append(tiers.policy.name)
+        clock[0] += 1.0 + (tiers.policy.name == slower)
+        model(tokens)
+
+    tokens = trial.tokens_of([5, 6, 7], 2)
+    assert tokens[:3].flatten().tolist() == [5, 6, 7, 5, 6, 7]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trial.time, "perf_counter", lambda: clock[0])
+        chosen = trial.faster(tiers, step, tokens)
+    assert chosen.name == {"cache": "compute_there", "compute_there": "cache"}[slower]
+    assert policies == ["cache", "compute_there"] * 13
+    assert tiers.policy is POLICIES["cache"] and tiers.counted() == before
 
 
 @pytest.mark.parametrize("device", CARDS)

@@ -9,19 +9,18 @@ import pytest
 from click.testing import CliRunner
 
 from quantbench import devices
+from quantbench.compare.commands.generate import generate
 from quantbench.errors import UsageError
-from quantbench.experts import slow, tiers
+from quantbench.experts import slow, tiers, trial
 from quantbench.experts.layout import whole_pages
 from quantbench.experts.popularity import Popularity, Routers
 from quantbench.experts.store import POLICIES
-from quantbench.generate import main as generate
 from quantbench.log.config import parse
 from quantbench.ops import names
 from quantbench.ops.cpu import build
 from quantbench.run import loading
 from quantbench.run.plan import make_plan
 from quantbench.run.sizes import expert_bytes
-from quantbench.run.tiers import PREFETCH
 from tests.experts.small import CPU
 
 SHORT = ("--num_samples", "2", "--max_new_tokens", "4", "--device", "cpu", "--threads", "1")
@@ -54,18 +53,17 @@ def expert_megabytes():
 
 
 def test_the_names_of_options_are_those_of_the_registries():
-    assert set(names.EXPERT_POLICIES) == set(POLICIES)
-    assert names.EXPERT_PREFETCH == tuple(PREFETCH)
+    assert set(names.EXPERT_POLICIES) == {"auto", *POLICIES}
 
 
 def test_what_is_printed_and_in_json(place):
-    words = ("--expert_memory", "12", "--expert_policy", "fetch", "--expert_prefetch", "off")
+    words = ("--expert_memory", "12", "--expert_policy", "fetch")
     result = run(*words, "--output_json_path", "runs.jsonl")
     assert result.exit_code == 0, result.stderr
     record = json.loads(Path("runs.jsonl").read_text())
     where = record["experts"]
     assert (where["fast"], where["landing"], where["every"]) == (10, 2, 40)
-    assert where["by_layer"] == [2] * 5 and where["slow"] == "disk" and not where["ahead"]
+    assert where["by_layer"] == [2] * 5 and where["slow"] == "disk"
     assert record["kernel"] and record["decoder"] == DECODER
     prompts, steps = record["expert_prompts"], record["expert_steps"]
     tokens = record["prompt_tokens"]
@@ -89,34 +87,19 @@ def test_what_is_printed_and_in_json(place):
     assert not list(Path("slow").iterdir())
 
 
-class TenMilliseconds:
-    """A decision (store.Decide): everything is fetched, and a layer's experts take 10 ms."""
-
-    def __call__(self, tokens, fast, asked, arriving=()):
-        return (), 0.010
-
-
-def test_the_estimate_beside_it_is_the_sum_over_layers(place, monkeypatch):
-    def decide(tiers, *rest):
-        tiers.decide = TenMilliseconds()
-
-    monkeypatch.setattr("quantbench.run.tiers.decide_by_costs", decide)
-    words = ("--expert_memory", "12", "--expert_policy", "fetch", "--decoder", "modules")
-    result = run(*words, "--output_json_path", "runs.jsonl")
+@pytest.mark.parametrize("faster", ["cache", "compute_there"])
+def test_auto_follows_the_faster_policy_and_says_which(faster, place, monkeypatch):
+    monkeypatch.setattr(trial, "faster", lambda *arguments: POLICIES[faster])
+    result = run("--expert_memory", "12", "--output_json_path", "runs.jsonl")
     assert result.exit_code == 0, result.stderr
     record = json.loads(Path("runs.jsonl").read_text())
-    for phase in (record["expert_prompts"], record["expert_steps"]):
-        assert phase["expected_expert_ms"] == pytest.approx(5 * 10)
-        error = f"{50 / phase['expert_ms'] - 1:+.0%}"
-        assert f", expected 50.00 ms ({error}): " in result.stderr
-
-
-def test_what_is_expected_of_experts_on_a_disk_is_said_to_be_without_its_page_cache(place):
-    """The system keeps the pages of a mapped file: experts are computed in RAM all the same."""
-    for policy, said in (("compute_there", True), ("fetch", False)):
-        result = run("--expert_memory", "12", "--expert_policy", policy)
-        assert result.exit_code == 0, result.stderr
-        assert (" ms, were none of the file in the page cache (" in result.stderr) is said
+    where, steps = record["experts"], record["expert_steps"]["traffic"]
+    assert (where["policy"], where["followed"]) == ("auto", faster)
+    assert f"--expert_policy auto: {faster} is faster here" in result.stderr
+    assert f"(placed uniform, policy auto: {faster})" in result.stderr
+    there = faster == "compute_there"
+    assert (where["fast"], where["landing"]) == ((12, 0) if there else (10, 2))
+    assert (steps["there"] > 0) is there and (steps["fetches"] > 0) is not there
 
 
 def test_auto_takes_what_is_free_without_the_cache_activations_and_a_reserve(monkeypatch, place):
@@ -198,6 +181,11 @@ BAD = [
     ("--expert_memory 1 --dry_run", 2, "is the least that works"),
     ("--expert_memory 0.001MB", 2, "--expert_memory 0.001MB has room for 0 experts of "),
     ("--expert_memory 4 --expert_policy lru", 2, "--expert_policy takes one of auto, fetch"),
+    *(
+        (f"--expert_memory 4 --expert_prefetch {how}", 2, f"--expert_prefetch {how}: copies always")
+        for how in ("off", "router")
+    ),
+    ("--expert_memory 4 --expert_prefetch on", 2, "--expert_prefetch takes one of auto, router"),
     ("--expert_memory 4 --tp 2", 2, "--expert_memory is for one process: leave out --tp"),
     ("--expert_memory 4 --checkpoint_path tiny", 2, "is no mixture of experts"),
     ("--expert_memory 4 --checkpoint_path tiny --dry_run", 2, "is no mixture of experts"),

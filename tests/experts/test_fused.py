@@ -1,10 +1,10 @@
-"""The fused decoding step over experts in two tiers: what it counts, what it fetches ahead, and how
-it ends when experts cannot be brought. That its logits are those of one memory: test_tiers.py."""
+"""The fused decoding step over experts in two tiers: what it counts, that it waits for what
+arrives, and how it ends when experts cannot be brought. More of its logits: test_tiers.py."""
 
+import random
 import threading
 import time
 from collections import OrderedDict
-from dataclasses import replace
 
 import pytest
 import torch
@@ -12,13 +12,13 @@ import torch
 from quantbench.errors import QuantbenchError
 from quantbench.experts import aio, copies
 from quantbench.experts.copies import BySystem, ByThreads
-from quantbench.experts.rehearsal import decide_by_costs
 from quantbench.experts.slow import Disk, Memory, pages
 from quantbench.experts.store import POLICIES
 from quantbench.generate import Generator
 from quantbench.ops.cpu import build
 from quantbench.run.decoding import why_not_fused
-from tests.experts.small import CPU, decoded, logits, tiered, whole
+from tests.experts.small import CPU, decoded, logits, some, tiered, whole
+from tests.models.hugging_face import saved
 
 REFUSAL = build.refusal()
 pytestmark = pytest.mark.skipif(REFUSAL is not None, reason=str(REFUSAL))
@@ -58,7 +58,7 @@ def test_hits_are_those_of_the_routing(tokens):
     traffic, tiers = spent(POLICIES["fetch"], tokens)
     assert traffic.assignments == 40 * 5 * 2
     assert traffic.hits == hits and traffic.fetched == traffic.fetches == 400 - hits
-    assert traffic.ahead == traffic.there == traffic.unused == 0
+    assert traffic.there == 0
     assert traffic.bytes_moved == traffic.fetches * tiers.layout.nbytes
     assert 0 < traffic.waiting_seconds < traffic.expert_seconds
     assert [set(layer.own) for layer in tiers.layers.values()] == FAST
@@ -85,14 +85,6 @@ def test_the_cache_is_that_of_a_simulation(tokens):
     assert [set(layer.own) for layer in tiers.layers.values()] == [set(layer) for layer in own]
 
 
-def test_the_next_layers_experts_are_fetched_ahead(tokens):
-    fetched, _ = spent(POLICIES["fetch"], tokens)
-    traffic, tiers = spent(replace(POLICIES["fetch"], ahead=True), tokens)
-    assert traffic.hits == fetched.hits and traffic.ahead > 0
-    assert traffic.hits + traffic.ahead + traffic.fetched == traffic.assignments == 400
-    assert traffic.fetches == traffic.ahead + traffic.fetched + traffic.unused + len(tiers.coming)
-
-
 def test_what_is_computed_there_is_counted(tokens):
     fetched, _ = spent(POLICIES["fetch"], tokens)
     traffic, _ = spent(POLICIES["compute_there"], tokens)
@@ -103,17 +95,17 @@ def test_what_is_computed_there_is_counted(tokens):
 def test_modules_and_the_fused_step_share_one_cache(tokens):
     """A prompt by the modules, steps by the op, and a prompt again: always the same numbers."""
     expected = logits(whole("tiny_moe", "int8wo"), 1, 9, "cpu-step")
-    model, tiers = tiered("tiny_moe", "int8wo", replace(POLICIES["cache"], ahead=True), None)
+    model, tiers = tiered("tiny_moe", "int8wo", POLICIES["cache"], None)
     tiers.hold(FAST, 14)
     for _ in range(3):
         assert torch.equal(logits(model, 1, 9, "cpu-step"), expected)
     slots = [slot for layer in tiers.layers.values() for slot in layer.own.values()]
-    slots += [*tiers.landing, *tiers.coming.values(), *tiers.abandoned]
+    slots += tiers.landing
     assert len({id(slot) for slot in slots}) == len(slots) == 14
 
 
 def test_two_decodes_at_once(tmp_path, tokens):
-    model, tiers = tiered("tiny_moe", "int8wo", replace(POLICIES["cache"], ahead=True), tmp_path)
+    model, tiers = tiered("tiny_moe", "int8wo", POLICIES["cache"], tmp_path)
     tiers.hold(FAST, 14)
     inputs = [tokens, tokens.flip(1)]
     expected = [decoded(whole("tiny_moe", "int8wo"), each, "cpu-step") for each in inputs]
@@ -163,8 +155,7 @@ class Broken(QuantbenchError):
 def test_what_goes_wrong_in_the_middle_of_a_step_ends_it(error, rows, tmp_path, monkeypatch):
     """… and nothing else: the next step computes what it should."""
     expected = logits(whole("tiny_moe", "int8wo"), rows, decoder="cpu-step")
-    ahead = replace(POLICIES["fetch"], ahead=True)
-    model, tiers = tiered("tiny_moe", "int8wo", ahead, tmp_path)
+    model, tiers = tiered("tiny_moe", "int8wo", POLICIES["fetch"], tmp_path)
     tiers.hold(FAST, 10)
     logits(model, rows)
     wait, left = tiers.copies.wait, [3]
@@ -193,30 +184,99 @@ def test_a_kernel_that_is_not_cpp_says_why_it_is_not_fused(tmp_path):
     assert "which has no C++ kernel" in reason and generator.decoder.reason == reason
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_costs_are_decided_for_both_decoders(policy, tmp_path, tokens):
-    """Rehearsing leaves everything as it was, and steps are then expected to take some time."""
-    expected = decoded(whole("tiny_moe", "int8wo"), tokens, "cpu-step")
-    made = replace(POLICIES[policy], ahead=POLICIES[policy].fetches)
-    model, tiers = tiered("tiny_moe", "int8wo", made, tmp_path)
-    tiers.hold(FAST, 10)
-    generator = Generator(model, 1, 8)
-    landing, before = list(tiers.landing), tiers.counted()
-    own = [list(layer.own) for layer in tiers.layers.values()]
-    decide_by_costs(tiers, model, generator.decoder.step)
-    assert tiers.policy is made and tiers.landing == landing and tiers.counted() == before
-    assert [set(layer.own) for layer in tiers.layers.values()] == list(map(set, own))
-    assert tiers.decide.costs.fast.seconds(1) > 0 and tiers.fused.decide.costs.fast.seconds(1) > 0
-    assert torch.equal(decoded(model, tokens, "cpu-step"), expected)
-    assert tiers.counted().since(before).expected_seconds > 0
-
-
 @pytest.mark.parametrize("kv_cache", ["int8", "fp8", "int4"])
 def test_quantized_caches(kv_cache, tmp_path, tokens):
     expected = decoded(whole("tiny_moe", "int8wo"), tokens, "cpu-step", kv_cache)
     model, tiers = tiered("tiny_moe", "int8wo", POLICIES["fetch"], tmp_path)
     tiers.hold(FAST, 10)
     assert torch.equal(decoded(model, tokens, "cpu-step", kv_cache), expected)
+
+
+# ---------------------------------------------------------------------------------- arrivals
+
+
+class Late:
+    """Copies (copies.Copies) that are made at the last moment: until then a slot holds rubbish."""
+
+    def __init__(self, slow):
+        self.slow, self.waits = slow, 0
+
+    def waited(self):
+        return 0.0
+
+    def begin(self, pairs):
+        for slot, key in pairs:
+            slot.buffer.fill_(255)  # as float32 numbers: NaN
+            slot.coming = key
+
+    def wait(self, slot):
+        self.waits += slot.coming is not None
+        if slot.coming is not None:
+            self.slow.read(slot.coming, slot.buffer)
+            slot.coming = None
+
+    def done(self, slot):
+        pass
+
+
+@pytest.mark.parametrize("scheme", ["none", "int8wo", "int4wo-32"])
+def test_nothing_is_computed_with_an_expert_that_has_not_arrived(scheme):
+    draw = random.Random(torch.initial_seed())
+    one = whole("tiny_moe", scheme)
+    expected = [logits(one, rows, decoder="cpu-step") for rows in (1, 3)]
+    model, tiers = tiered("tiny_moe", scheme, POLICIES["cache"], None)
+    tiers.copies = late = Late(tiers.slow)
+    for name in ("fetch", "cache"):
+        tiers.policy = POLICIES[name]
+        count = draw.randint(5, 25)
+        tiers.hold(some(tiers, count, draw), count + tiers.least + draw.randint(0, 7))
+        late.waits = 0
+        for rows, same in zip((1, 3), expected, strict=True):
+            assert torch.equal(logits(model, rows, decoder="cpu-step"), same), (name, count)
+        assert late.waits
+
+
+@pytest.mark.parametrize("path", ["tiny_moe", "qwen-2-moe"])
+def test_a_slow_reader_changes_no_logit(path, tmp_path, monkeypatch):
+    """Each copy takes another while, so that a later one is often there first."""
+    draw = random.Random(torch.initial_seed())
+    path = path if path == "tiny_moe" else str(saved(path, tmp_path)[0])
+    expected = [logits(whole(path, "int8wo"), rows, decoder="cpu-step") for rows in (1, 3)]
+    model, tiers = tiered(path, "int8wo", POLICIES["cache"], None)
+    assert isinstance(tiers.copies, ByThreads)
+    count = len(tiers.keys) // 3
+    tiers.hold(some(tiers, count, draw), count + tiers.least + 2)
+    read = tiers.slow.read
+
+    def slowly(key, buffer):
+        time.sleep(draw.random() * 2e-3)
+        read(key, buffer)
+
+    monkeypatch.setattr(tiers.slow, "read", slowly)
+    for rows, same in zip((1, 3), expected, strict=True):
+        assert torch.equal(logits(model, rows, decoder="cpu-step"), same)
+
+
+def test_the_op_waits_only_where_something_arrives(monkeypatch):
+    """It asks, computes what is there, and then waits; what computes there is not waited for."""
+    model, tiers = tiered("tiny_moe", "int8wo", POLICIES["fetch"], None)
+    calls = []
+    tiers.hold([set(range(0, 8, 2))] * 5, 20 + 2)  # of eight experts, of which a token takes two
+    for name in ("_begin", "_finish"):
+        inner = getattr(tiers.fused, name)
+
+        def noted(layer, name=name, inner=inner):
+            calls.append((name, layer.number))
+            return inner(layer)
+
+        monkeypatch.setattr(tiers.fused, name, noted)
+    logits(model, decoder="cpu-step")
+    begun = [number for name, number in calls if name == "_begin"]
+    assert begun and calls == [(n, number) for number in begun for n in ("_begin", "_finish")]
+    tiers.policy = POLICIES["compute_there"]
+    calls.clear()
+    logits(model, decoder="cpu-step")
+    assert {name for name, _ in calls} == {"_begin"}
 
 
 # ---------------------------------------------------------------------------------- who reads
@@ -242,10 +302,10 @@ def refuses(queue, reads):
 def test_logits_where_the_kernel_refuses_to_read(where, what, tmp_path, monkeypatch):
     monkeypatch.setattr(f"quantbench.experts.aio.{where}", what)
     expected = logits(whole("tiny_moe", "int8wo"), 2, decoder="cpu-step")
-    model, tiers = tiered("tiny_moe", "int8wo", replace(POLICIES["cache"], ahead=True), tmp_path)
+    model, tiers = tiered("tiny_moe", "int8wo", POLICIES["cache"], tmp_path)
     tiers.hold(FAST, 12)
     assert torch.equal(logits(model, 2, decoder="cpu-step"), expected)
-    assert tiers.traffic.ahead > 0
+    assert tiers.traffic.fetched > 0
 
 
 def test_a_queue_reads_parts_of_files(tmp_path):

@@ -9,10 +9,10 @@ import pytest
 import sentencepiece
 import torch
 
-from quantbench.experts.placement import capacities, hits, place, uniform_hits
+from quantbench.experts.placement import hit_rates, hits, place
 from quantbench.experts.routing import profile
 from quantbench.experts.store import POLICIES
-from quantbench.models.checkpoints.sources import EMBEDDED, EMBEDDED_MODELS
+from quantbench.models.formats import EMBEDDED, EMBEDDED_MODELS
 from tests.experts.small import tiered, whole
 
 CONTEXT = 512  # positions of a window
@@ -32,25 +32,14 @@ def popularity(tokens):
     return profile(model, tokens, CONTEXT, "heldout.txt")
 
 
-def best(counts, capacity):
-    """The most hits of any placement, in hindsight: each expert by itself, one after the other."""
-    left = {(i, e): n for i, of_layer in enumerate(counts) for e, n in enumerate(of_layer)}
-    return sum(left.pop(max(left, key=left.__getitem__)) for _ in range(capacity))
-
-
 def test_popularity_is_above_uniform_on_text_that_it_has_not_seen(popularity):
-    for counted, held_out in (popularity.halves, reversed(popularity.halves)):
-        made = profile_of(popularity, counted)
-        gains = 0.0
-        for capacity in capacities(popularity.routers):
-            served = hits(place("popularity", popularity.routers, capacity, made), held_out)
-            uniform, ideal = uniform_hits(held_out, capacity), best(held_out, capacity)
-            assert served <= ideal
-            if capacity < sum(popularity.routers.experts):
-                assert served > uniform
-                gains = max(gains, (served - uniform) / (ideal - uniform))
+    first, second = popularity.halves
+    for pair in ((first, second), (second, first)):
+        *partial, whole = hit_rates(popularity.routers, [pair])
+        assert all(row.uniform < row.popularity <= row.ideal for row in partial)
+        assert whole.popularity == 1
         # What a text's halves have in common is most of what there is to gain.
-        assert gains > 0.5
+        assert max(row.gain_share for row in partial) > 0.5
 
 
 def profile_of(popularity, counts):

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from quantbench.__main__ import commands
 from quantbench.compare.output.expert_tables import heat
 from quantbench.experts.popularity import Popularity
-from quantbench.models.checkpoints.sources import EMBEDDED
+from quantbench.models.formats import EMBEDDED
 from tests.experts.counted import ROUTERS, counts_of
 
 WORDS = (EMBEDDED / "heldout.txt").read_text()[:3000]
@@ -69,9 +69,7 @@ def test_fewer_layers_and_tokens(files):
 
 
 def test_without_output_the_counts_are_kept_in_the_cache_folder(files, monkeypatch):
-    monkeypatch.setattr(
-        "quantbench.experts.kept.default_cache", lambda: files / "cache" / "autoquant.json"
-    )
+    monkeypatch.setattr("quantbench.experts.kept.cache_folder", lambda: files / "cache")
     result = run("profile", *ARGUMENTS, "--tokens", "50")
     assert result.exit_code == 0, result.output
     (path,) = (files / "cache" / "popularity").glob("*.json")

@@ -4,7 +4,6 @@ import pytest
 
 from quantbench.errors import UsageError
 from quantbench.experts.kept import find, keep, path_of
-from quantbench.experts.placement import hit_rates, tried_on_the_other_half
 from quantbench.experts.popularity import Popularity
 from quantbench.experts.skew import skews
 from tests.experts.counted import ROUTERS, counts_of
@@ -25,16 +24,6 @@ def test_by_hand():
     # Experts 1 and 2 serve 9 of 20, then 0 and 2 serve 9: less than even.
     assert flat.half_serves == pytest.approx(9 / 20) and flat.is_flat
     assert flat.effective == pytest.approx(4, abs=0.01)
-
-
-def test_halves_are_tried_on_each_other():
-    there = list(hit_rates(ROUTERS, FIRST, SECOND, [0, 3, 8]))
-    back = list(hit_rates(ROUTERS, SECOND, FIRST, [0, 3, 8]))
-    both = tried_on_the_other_half(POPULARITY, [0, 3, 8])
-    for a, b, mean in zip(there, back, both, strict=True):
-        assert mean.popularity == pytest.approx((a.popularity + b.popularity) / 2)
-        assert mean.uniform == pytest.approx(mean.share)
-        assert mean.capacity == a.capacity
 
 
 def test_counts_are_kept_by_their_routers(tmp_path, monkeypatch):

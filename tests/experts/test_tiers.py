@@ -1,7 +1,6 @@
 """Experts in two tiers: the same logits as in one memory, wherever experts lie and however they
 come; what is counted; what goes wrong with the slow tier."""
 
-import dataclasses
 import os
 import random
 
@@ -9,21 +8,21 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from quantbench.errors import KernelError
+from quantbench.errors import KernelError, TierError
 from quantbench.experts import slow
 from quantbench.experts.layout import Layout, without_weights
-from quantbench.experts.slow import Disk, Memory, TierError
+from quantbench.experts.slow import Disk, Memory
 from quantbench.experts.store import POLICIES
 from quantbench.experts.tiers import Tiers
-from quantbench.models.checkpoints.load import load_config
-from quantbench.models.checkpoints.saved import inner_tensors
+from quantbench.models.formats.saved import inner_tensors
+from quantbench.models.loading import load_config
+from quantbench.models.weight_bytes import step_bytes, weight_bytes
 from quantbench.ops.cpu import build
 from quantbench.quantize.registry import SCHEMES
 from quantbench.quantize.spec import SHOWN, parse
-from tests.experts.small import CPU, Drawn, logits, quantizer, some, tiered, whole
+from tests.experts.small import CPU, logits, quantizer, some, tiered, whole
 from tests.models.hugging_face import saved
 
-AHEAD = [dataclasses.replace(p, ahead=p.fetches) for p in POLICIES.values()]
 SCHEME_NAMES = ("none", "int8wo", "int4wo-32")
 REFUSAL = build.refusal()
 needs_fused = pytest.mark.skipif(REFUSAL is not None, reason=str(REFUSAL))
@@ -43,15 +42,13 @@ def place(tmp_path):
     ("scheme", "over_disk"), [*((scheme, True) for scheme in SCHEME_NAMES), ("int8wo", False)]
 )
 def test_logits_are_those_of_one_memory(scheme, over_disk, decoder, place):
-    """Random placements, every policy, with and without fetching ahead."""
+    """Random placements, every policy."""
     draw = random.Random(torch.initial_seed())
     one = whole("tiny_moe", scheme)
     expected = [logits(one, rows, decoder=decoder) for rows in (1, 3)]
     model, tiers = tiered("tiny_moe", scheme, POLICIES["cache"], place if over_disk else None)
-    for policy in [*POLICIES.values(), *AHEAD]:
+    for policy in POLICIES.values():
         tiers.policy = policy
-        chooses = policy.fetches and policy.computes_there
-        tiers.decide = tiers.fused.decide = Drawn(draw) if chooses else None
         count = draw.randint(0, len(tiers.keys) - 1)
         tiers.hold(some(tiers, count, draw), count + tiers.least + draw.randint(0, 7))
         for rows, same in zip((1, 3), expected, strict=True):
@@ -72,7 +69,7 @@ def test_logits_of_other_families(family, scheme, decoder, tmp_path):
     path = str(saved(family, tmp_path)[0])
     one = whole(path, scheme)
     expected = [logits(one, rows, decoder=decoder) for rows in (1, 2)]
-    for policy in AHEAD[:3]:
+    for policy in POLICIES.values():
         model, tiers = tiered(path, scheme, policy, tmp_path / "slow")
         count = draw.randint(0, 6)
         tiers.hold(some(tiers, count, draw), count + tiers.least)
@@ -144,7 +141,7 @@ def test_the_counts_are_those_of_the_routing(place):
     )
     fetches = sum(len(set(c.flatten().tolist()) - fast[i % 5]) for i, c in enumerate(chosen))
     assert (traffic.assignments, traffic.hits) == (assignments, hits)
-    assert traffic.fetched == assignments - hits and traffic.ahead == traffic.there == 0
+    assert traffic.fetched == assignments - hits and traffic.there == 0
     assert traffic.fetches == fetches
     assert traffic.bytes_moved == fetches * tiers.layout.nbytes
     assert 0 < traffic.waiting_seconds < traffic.expert_seconds
@@ -164,36 +161,6 @@ def test_the_least_recently_used_expert_gives_way(place):
     assert seen == [*((0, [7, 0]), (0, [0, 1]), (1, [1, 0]), (0, [0, 2]), (0, [2, 1]), (0, [1, 0]))]
 
 
-def test_an_expert_that_was_asked_for_ahead_need_not_be_fetched_again(place):
-    ahead = dataclasses.replace(POLICIES["fetch"], ahead=True)
-    model, tiers = tiered("tiny_moe", "int8wo", ahead, place)
-    nothing = [set()] * 5
-    tiers.hold(nothing, 2)
-    row, x = torch.tensor([0]), torch.randn(1, 256).bfloat16()
-    likely = tiers.layers[0].likely(x)
-    assert len(likely) == 2
-    list(tiers.layers[0](x, {3: row}))
-    asked = sorted(expert for _, expert in tiers.coming)
-    assert asked and set(asked) <= set(likely)
-    other = next(e for e in range(8) if e not in likely)
-    list(tiers.layers[1](x, {asked[0]: row, other: row}))
-    assert (tiers.traffic.ahead, tiers.traffic.fetched) == (1, 2)
-    assert tiers.traffic.unused == len(asked) - 1
-
-
-def test_the_guess_is_the_next_layers_router_on_the_next_layers_norm():
-    """Exact where a layer adds nothing: then both routers see the same sum."""
-    _, tiers = tiered("tiny_moe", "none", POLICIES["fetch"], None, torch.float32)
-    model = whole("tiny_moe", "none", torch.float32)
-    x = torch.randn(20, 256)
-    this, following = model.layers[2], model.layers[3]
-    expected = following.feed_forward.router(following.ffn_norm(x))[0]
-    likely = tiers.layers[2].likely(this.ffn_norm(x))
-    assert set(likely) == set(expected.flatten().tolist())
-    counts = expected.flatten().bincount(minlength=8)
-    assert [int(counts[e]) for e in likely] == sorted(counts[counts > 0].tolist(), reverse=True)
-
-
 def test_experts_without_tokens_are_neither_fetched_nor_computed(place):
     model, tiers = tiered("tiny_moe", "int8wo", POLICIES["fetch"], place)
     tiers.hold([set()] * 5, 2)
@@ -206,8 +173,10 @@ def test_experts_without_tokens_are_neither_fetched_nor_computed(place):
 def test_sizes_count_all_experts_wherever_they_lie(place):
     one = whole("tiny_moe", "int4wo-32")
     model, tiers = tiered("tiny_moe", "int4wo-32", POLICIES["cache"], place)
-    assert model.weight_bytes() == one.weight_bytes()
-    assert [model.step_bytes(rows) for rows in (1, 4)] == [one.step_bytes(rows) for rows in (1, 4)]
+    assert weight_bytes(model) == weight_bytes(one)
+    assert [step_bytes(model, rows) for rows in (1, 4)] == [
+        step_bytes(one, rows) for rows in (1, 4)
+    ]
     experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
     assert experts == len(tiers.keys) * tiers.layout.weight_bytes
     assert all(p.is_meta for name, p in model.named_parameters() if ".experts." in name)
@@ -268,17 +237,11 @@ def cut_one_byte(tiers):
 
 @pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize(
-    ("policy", "ahead", "damage"),
-    [
-        ("fetch", False, truncate),
-        ("cache", True, truncate),
-        ("fetch", False, cut_one_byte),
-        ("compute_there", False, cut_one_byte),
-    ],
+    ("policy", "damage"),
+    [("cache", truncate), ("fetch", cut_one_byte), ("compute_there", cut_one_byte)],
 )
-def test_a_damaged_file_is_an_error_of_one_line(policy, damage, ahead, decoder, place):
-    policy = dataclasses.replace(POLICIES[policy], ahead=ahead)
-    model, tiers = tiered("tiny_moe", "int8wo", policy, place)
+def test_a_damaged_file_is_an_error_of_one_line(policy, damage, decoder, place):
+    model, tiers = tiered("tiny_moe", "int8wo", POLICIES[policy], place)
     tiers.hold([set()] * 5, 2)
     logits(model)
     damage(tiers)
@@ -330,37 +293,3 @@ def test_an_expert_stored_in_another_way_is_refused():
     arrive(stages, 0)
     with pytest.raises(Exception, match="stored in another way"):
         arrive(other, 1)
-
-
-# ---------------------------------------------------------------------------------- a card
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("scheme", ["none", "int8wo"])
-def test_a_card_over_ram(scheme):
-    """The same logits to the bit with fetching; computing on the CPU, as near as its sums are."""
-    from quantbench.models.checkpoints.load import load_model
-    from quantbench.quantize.registry import Quantizer
-
-    card, spec, dtype = torch.device("cuda"), parse(scheme), torch.bfloat16
-    draw = random.Random(torch.initial_seed())
-    plain = load_model("tiny_moe", card, dtype, transform=Quantizer(spec, card, dtype))
-    tokens = torch.randint(4096, (2, 40), device=card)
-    expected = plain(tokens)
-    for policy in [*POLICIES.values(), *AHEAD]:
-        beneath = None
-        if policy.computes_there:
-            beneath = Memory(pinned=False), Quantizer(spec, CPU, dtype)
-        config = load_config("tiny_moe")
-        tiers = Tiers(Memory(pinned=True), config, card, policy, beneath)
-        stages = tiers.after(Quantizer(spec, card, dtype))
-        model = load_model("tiny_moe", card, dtype, transform=stages)
-        tiers.attach(model)
-        tiers.hold(some(tiers, 12, draw), 16)
-        for _ in range(3):
-            got = model(tokens)
-            if policy.computes_there and not policy.fetches:
-                assert (got - expected).abs().max() <= 0.05 * expected.abs().max()
-            else:
-                assert torch.equal(got, expected)
-        assert tiers.copies.waited() >= 0

@@ -10,6 +10,7 @@ from quantbench.kv_cache.dense import DenseKVCache
 from quantbench.kv_cache.eight_bit import Float8KVCache, Int8KVCache
 from quantbench.kv_cache.int4 import Int4KVCache
 from quantbench.ops import prefill_attention as chunk
+from quantbench.ops.attend import attend
 from quantbench.ops.cpu.build import unavailable
 from quantbench.ops.kv import dequantize
 from tests.ops.exact import UNIT, attention, causal
@@ -48,13 +49,18 @@ def sequence(B, H, K, L, D, dtype=torch.float32):
     return (torch.randn(B, heads, L, D).to(dtype) for heads in (H, K, K))
 
 
+def attended(cache, query, key, value, positions):
+    """What a layer of a model does."""
+    return attend(query, *cache.update(positions, key, value), positions, cache.window)
+
+
 def through(cache, query, key, value, lengths, start=0):
     """All positions of a sequence, in pieces of these lengths; those of one are decode."""
     outputs = []
     for positions in (torch.arange(query.shape[2]) + start).split(lengths):
         piece = positions - start
         parts = (x[:, :, piece] for x in (query, key, value))
-        outputs.append(cache.attend(*parts, positions))
+        outputs.append(attended(cache, *parts, positions))
     return torch.cat(outputs, 2)
 
 
@@ -162,19 +168,6 @@ def test_chunks_of_any_length_are_one_prefill_and_token_by_token(format, window)
 
 @FORMATS
 @pytest.mark.parametrize("window", [None, 9])
-def test_the_start_that_a_caller_knows_changes_nothing(format, window):
-    query, key, value = sequence(1, 4, 2, 30, 32)
-    outputs = []
-    for start in (None, 20):
-        cache = made(format, 1, 2, 40, 32, window=window)
-        through(cache, query[:, :, :20], key[:, :, :20], value[:, :, :20], 20)
-        rest = (x[:, :, 20:] for x in (query, key, value))
-        outputs.append(cache.attend(*rest, torch.arange(20, 30), start))
-    assert torch.equal(*outputs)
-
-
-@FORMATS
-@pytest.mark.parametrize("window", [None, 9])
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_fewer_rows_than_the_cache_has(format, window, kernel):
     """The same bits as in a cache of their own, and the other rows stay as they are."""
@@ -226,8 +219,8 @@ def test_without_reset_later_positions_are_not_seen(format):
 def test_fill_leaves_what_update_leaves(format, window, depth, monkeypatch):
     monkeypatch.setattr(base, "FILLED_AT_ONCE", 8)
     filled, written = (made(format, 2, 3, 30, 32, torch.bfloat16, window) for _ in range(2))
-    calls, update = [], filled.update
-    monkeypatch.setattr(filled, "update", lambda *call: (calls.append(call), update(*call)))
+    calls, update = [], filled.store
+    monkeypatch.setattr(filled, "store", lambda *call: (calls.append(call), update(*call)))
     filled.fill(depth)
     at = torch.cat([positions for positions, _, _ in calls])
     assert torch.equal(at, torch.arange(depth))

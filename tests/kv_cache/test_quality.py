@@ -9,9 +9,10 @@ import torch.nn.functional as F
 
 from quantbench.generate import Generator
 from quantbench.kv_cache import CACHES
-from quantbench.models.checkpoints.load import load_model
-from quantbench.models.checkpoints.sources import EMBEDDED
+from quantbench.models.formats import EMBEDDED
+from quantbench.models.loading import load_model
 from quantbench.models.tokenizer import load_tokenizer
+from quantbench.ops.attend import attend
 from quantbench.ops.cpu.build import unavailable
 from tests.ops.exact import attention, causal
 
@@ -107,7 +108,9 @@ def attended(format, kernel, key, value, query):
         cache.kernel = kernel
     positions = torch.arange(key.shape[2])
     cache.update(positions[:-new], key[:, :, :-new], value[:, :, :-new])
-    return cache.attend(query[:, :, -new:], key[:, :, -new:], value[:, :, -new:], positions[-new:])
+    last = positions[-new:]
+    sides = cache.update(last, key[:, :, -new:], value[:, :, -new:])
+    return attend(query[:, :, -new:], *sides, last)
 
 
 def error(y, expected):

@@ -61,9 +61,9 @@ def test_the_command_as_it_was_typed(argv, said):
     "argv, module, said",
     [
         (
-            ["/me/tests/compare/trust.py", "--only", "tiny, side by side"],
-            "tests.compare.trust",
-            "python -m tests.compare.trust --only 'tiny, side by side'",
+            ["/me/tests/compare/trust_simulation.py", "--only", "tiny, side by side"],
+            "tests.compare.trust_simulation",
+            "python -m tests.compare.trust_simulation --only 'tiny, side by side'",
         ),
         (["/me/quantbench/__main__.py", "ab"], "quantbench.__main__", "python -m quantbench ab"),
         (["/me/generate.py"], None, "python generate.py"),

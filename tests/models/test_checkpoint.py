@@ -18,9 +18,9 @@ from torchao.quantization import Int8WeightOnlyConfig, quantize_
 from transformers import AutoModelForCausalLM
 
 from quantbench.errors import CheckpointError, UsageError
-from quantbench.models.checkpoints import load as load_module
-from quantbench.models.checkpoints import names, tensor_files
-from quantbench.models.checkpoints.load import load_config, load_model, model_name, tokenizer_folder
+from quantbench.models.formats import names, open_checkpoint, tensor_files
+from quantbench.models.formats.dummy import PERIOD
+from quantbench.models.loading import load_config, load_model
 from tests.models.hugging_face import SIZES, saved
 
 TOKENS = torch.arange(5, 35)[None]
@@ -111,11 +111,11 @@ def test_gpt_fast_pickle(tmp_path, fused, described_by):
     torch.save(meta_layout(theirs, fused), folder / "model.pth")
     for path in (folder / "model.pth", folder):
         assert_same(load_model(str(path)), theirs)
-        assert model_name(str(path)) == "llama-3"
+        assert open_checkpoint(str(path)).name == "llama-3"
 
 
 def test_a_linked_checkpoint_goes_by_the_name_of_its_link(tmp_path):
-    """The hub's cache links each file to a blob elsewhere; the config lies beside the link."""
+    """The hub's cache links each file to a blob elsewhere; the config is in the link's folder."""
     folder, theirs = saved("llama-3", tmp_path)
     (folder / "model.safetensors").unlink()
     torch.save(meta_layout(theirs, fused=True), tmp_path / "blob")
@@ -123,7 +123,7 @@ def test_a_linked_checkpoint_goes_by_the_name_of_its_link(tmp_path):
     (tmp_path / "mine").symlink_to(folder)
     path = str(tmp_path / "mine" / "model.pth")
     assert_same(load_model(path), theirs)
-    assert model_name(path) == model_name(str(tmp_path / "mine")) == "mine"
+    assert open_checkpoint(path).name == open_checkpoint(str(tmp_path / "mine")).name == "mine"
 
 
 def test_gpt_fast_pickle_described_by_its_folders_name(tmp_path):
@@ -170,7 +170,9 @@ def test_tied_output_shares_the_embedding(tmp_path):
 
 def test_the_embedded_model_is_found_from_anywhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert model_name("tiny") == "tiny" and tokenizer_folder("tiny").is_dir()
+    assert (
+        open_checkpoint("tiny").name == "tiny" and open_checkpoint("tiny").tokenizer_folder.is_dir()
+    )
     assert load_model("tiny").config.vocab_size == 4096
 
 
@@ -187,7 +189,7 @@ def test_dummy_weights_are_random_and_the_same_each_time(tmp_path):
     folder, _ = saved("qwen-2", tmp_path)
     path = f"dummy:{folder / 'config.json'}"
     first, again = load_model(path), load_model(path)
-    assert model_name(path) == "qwen-2" and tokenizer_folder(path) is None
+    assert open_checkpoint(path).name == "qwen-2" and open_checkpoint(path).tokenizer_folder is None
     for (name, a), b in zip(first.named_parameters(), again.parameters(), strict=True):
         assert torch.equal(a, b)
         if "norm" in name:
@@ -215,7 +217,7 @@ def test_a_dummy_weight_follows_from_its_name_and_place(tmp_path):
     for name, weight in part.named_parameters():
         assert torch.equal(weight, whole.get_parameter(name))
     table = whole.tok_embeddings.weight.flatten()
-    block = load_module._DUMMY_PERIOD
+    block = PERIOD
     assert len(table) > 2 * block
     for repeated in table.split(block)[1:]:
         assert torch.equal(repeated, table[: len(repeated)])
@@ -223,7 +225,7 @@ def test_a_dummy_weight_follows_from_its_name_and_place(tmp_path):
 
 def test_dummy_presets_need_no_files():
     assert load_config("dummy:Meta-Llama-3.1-70B").num_layers == 80
-    assert tokenizer_folder("dummy:Meta-Llama-3.1-70B") is None
+    assert open_checkpoint("dummy:Meta-Llama-3.1-70B").tokenizer_folder is None
     model = load_model("dummy:Qwen3-0.6B", precision=torch.bfloat16, num_layers=1)
     assert model.config.num_layers == 1
 
@@ -499,7 +501,10 @@ def test_a_hub_id_is_downloaded_and_named_by_its_last_part(tmp_path, monkeypatch
     assert not {".safetensors", ".bin"} & {file.suffix for file in cache.iterdir()}
     assert_same(load_model(hub_id), theirs)
     times = len(asked)
-    assert model_name(hub_id) == f"Small-{pickled}" and tokenizer_folder(hub_id) == cache
+    assert (
+        open_checkpoint(hub_id).name == f"Small-{pickled}"
+        and open_checkpoint(hub_id).tokenizer_folder == cache
+    )
     assert_same(load_model(hub_id), theirs)
     assert len(asked) == times and set(asked) == {hub_id}  # once a run
     assert not (cache / "consolidated.safetensors").exists()

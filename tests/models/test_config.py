@@ -5,8 +5,8 @@ import json
 import pytest
 
 from quantbench.errors import CheckpointError, UsageError
+from quantbench.models.formats.meta import from_params
 from quantbench.models.hugging_face import from_hugging_face
-from quantbench.models.meta_params import from_params
 from quantbench.models.presets import PRESETS, preset
 from tests.models.hugging_face import FAMILIES, model
 
@@ -115,6 +115,12 @@ def test_the_old_and_the_new_spelling_of_rotary_scaling_are_one():
     assert from_hugging_face(old, "a") == from_hugging_face(new, "a")
 
 
+def test_what_transformers_keeps_of_a_model_changes_nothing():
+    """It writes these into the config.json of a model that it read from GGUF."""
+    kept = {"_model_name_or_path": "b", "unk_token_id": 0}
+    assert from_hugging_face(GOOD | kept, "a") == from_hugging_face(GOOD, "a")
+
+
 @pytest.mark.parametrize(
     "change, message",
     [
@@ -130,7 +136,6 @@ def test_the_old_and_the_new_spelling_of_rotary_scaling_are_one():
         ({"rms_norm_eps": -1.0}, "norm_eps is -1.0"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; only 'silu' is"),
         ({"attention_multiplier": 0.5}, "'attention_multiplier' is not understood"),
-        ({"quantization_config": {"bits": 4}}, "quant_method None is not read"),
         ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rotary scaling 'yarn'"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rotary scaling lacks"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),

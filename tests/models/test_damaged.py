@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -12,11 +13,11 @@ import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file
 
+from quantbench.compare.commands.generate import generate
 from quantbench.errors import CheckpointError, QuantbenchError
-from quantbench.generate import main as generate
-from quantbench.models.checkpoints.load import load_config, load_model
-from quantbench.models.checkpoints.sources import locate
+from quantbench.models.formats import open_checkpoint
 from quantbench.models.hugging_face import from_hugging_face
+from quantbench.models.loading import load_config, load_model
 from quantbench.models.tokenizer import load_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -50,55 +51,41 @@ def rope(**changes):
     return {"rope_scaling": {**LLAMA_3, **changes}}
 
 
-WRONG_TYPES = [
-    ({"model_type": ["llama"]}, "model_type"),
-    ({"model_type": {"a": 1}}, "model_type"),
-    ({"model_type": 7}, "model_type"),
-    ({"rope_scaling": "linear"}, "rope_scaling"),
-    ({"rope_scaling": 7}, "rope_scaling"),
-    ({"rope_scaling": [1, 2]}, "rope_scaling"),
-    ({"rope_parameters": "default"}, "rope_parameters"),
-    (rope(factor="8"), "factor"),
-    (rope(factor=0), "factor"),
-    (rope(factor=-8), "factor"),
-    (rope(factor=1e-300), "factor"),
-    (rope(factor=0.5), "factor"),
-    (rope(factor=True), "factor"),
-    (rope(factor=10**400), "factor"),
-    (rope(factor=None), "factor"),
-    (rope(low_freq_factor=0), "low_freq_factor"),
-    (rope(high_freq_factor=1.0), "high_freq_factor"),
-    (rope(original_max_position_embeddings=512.5), "original_max_position_embeddings"),
-    (rope(rope_type=["llama3"]), "rope_type"),
-    ({"tie_word_embeddings": "false"}, "tie_word_embeddings"),
-    ({"tie_word_embeddings": 2}, "tie_word_embeddings"),
-    ({"tie_word_embeddings": []}, "tie_word_embeddings"),
-    ({"attention_bias": "no"}, "attention_bias"),
-    ({"mlp_bias": 1}, "mlp_bias"),
-    ({"model_type": "qwen2", "use_sliding_window": "false"}, "use_sliding_window"),
-    ({"model_type": "qwen2", "max_window_layers": "3"}, "max_window_layers"),
-    ({"model_type": "qwen2", "layer_types": 5}, "layer_types"),
-    ({"model_type": "qwen2", "layer_types": [{}]}, "layer_types"),
-    ({"hidden_size": "256"}, "hidden_size"),
-    ({"hidden_size": 256.0}, "hidden_size"),
-    ({"num_hidden_layers": 10**12}, "num_hidden_layers"),
-    ({"num_hidden_layers": [5]}, "num_hidden_layers"),
-    ({"vocab_size": 2**63}, "vocab_size"),
-    ({"num_key_value_heads": "4"}, "num_key_value_heads"),
-    ({"rms_norm_eps": "1e-5"}, "rms_norm_eps"),
-    ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
-    ({"rope_theta": [10000]}, "rope_theta"),
-    ({"rope_theta": -1}, "rope_theta"),
-    ({"max_position_embeddings": "1024"}, "max_position_embeddings"),
-    ({"sliding_window": "16", "model_type": "mistral"}, "sliding_window"),
-]
+WHOLE = ["256", 256.5, 0, -1, True, [5], 10**12]
+ABOVE_0 = ["1e-5", float("nan"), -1, 0, True, [10000], 10**400]
+TRUTHS = ["false", 2, [], 1, 0.0]
+WRONG = {  # what each key does not accept
+    "model_type": [7, ["llama"], {"a": 1}],
+    **dict.fromkeys(("rope_scaling", "rope_parameters"), ["linear", 7, [1, 2]]),
+    **dict.fromkeys(("tie_word_embeddings", "attention_bias", "mlp_bias"), TRUTHS),
+    **dict.fromkeys(("hidden_size", "num_hidden_layers", "num_key_value_heads"), WHOLE),
+    **dict.fromkeys(("vocab_size", "max_position_embeddings", "head_dim"), [*WHOLE, 2**63]),
+    **dict.fromkeys(("rms_norm_eps", "rope_theta"), ABOVE_0),
+    "use_sliding_window": TRUTHS,
+    "max_window_layers": ["3", -1, 2.5],
+    "layer_types": [5, [{}], "full_attention"],
+    "sliding_window": ["16", 1.5, True],
+}
+WRONG_ROPE = {
+    "factor": ["8", 0, -8, 1e-300, 0.5, True, 10**400, None],
+    "low_freq_factor": [0, "1"],
+    "high_freq_factor": [1.0, -4],
+    "original_max_position_embeddings": [512.5, "512"],
+    "rope_type": [["llama3"], 3],
+}
+OF_QWEN = ("use_sliding_window", "max_window_layers", "layer_types")
 
 
-@pytest.mark.parametrize("changes, key", WRONG_TYPES, ids=str)
-def test_a_config_of_wrong_types_names_file_and_key(copy, changes, key):
-    (copy / "config.json").write_text(json.dumps(CONFIG | changes))
-    message = refusal(load_config, "mine")
-    assert "config.json" in message and key in message
+def test_a_config_of_wrong_types_names_file_and_key(copy):
+    """One value of each key, drawn anew in every run."""
+    for key, values in (WRONG | WRONG_ROPE).items():
+        value = random.choice(values)
+        changes = {key: value} if key in WRONG else rope(**{key: value})
+        kind = {"model_type": "qwen2"} if key in OF_QWEN else {}
+        kind |= {"model_type": "mistral"} if key == "sliding_window" else {}
+        (copy / "config.json").write_text(json.dumps(CONFIG | kind | changes))
+        message = refusal(load_config, "mine")
+        assert "config.json" in message and key in message, (key, value)
 
 
 def test_null_is_as_good_as_leaving_a_key_out():
@@ -111,17 +98,20 @@ def test_null_is_as_good_as_leaving_a_key_out():
 PARAMS = {"dim": 64, "n_layers": 2, "n_heads": 2, "norm_eps": 1e-5, "vocab_size": 100}
 
 
-@pytest.mark.parametrize(
-    "key, value",
-    [("dim", "64"), ("dim", 0), ("n_layers", 10**9), ("n_heads", None), ("n_kv_heads", "2"),
-     ("multiple_of", 0), ("ffn_dim_multiplier", "1"), ("vocab_size", "100"), ("vocab_size", [1]),
-     ("norm_eps", -1), ("rope_theta", "x"), ("use_scaled_rope", "yes"), ("moe", {})],
-)  # fmt: skip
-def test_params_json_of_wrong_types(tmp_path, key, value):
+def test_params_json_of_wrong_types(tmp_path):
     torch.save({}, tmp_path / "consolidated.00.pth")
-    (tmp_path / "params.json").write_text(json.dumps(PARAMS | {key: value}))
-    message = refusal(load_config, str(tmp_path))
-    assert "params.json" in message and key in message
+    for key, values in {
+        **dict.fromkeys(("dim", "n_heads", "n_kv_heads", "multiple_of"), ["64", 0, 1.5]),
+        "n_layers": [10**9, 0],
+        "vocab_size": ["100", [1]],
+        **dict.fromkeys(("ffn_dim_multiplier", "norm_eps", "rope_theta"), ["1", -1]),
+        "use_scaled_rope": ["yes", 1],
+        "moe": [{}],
+    }.items():
+        for value in values:
+            (tmp_path / "params.json").write_text(json.dumps(PARAMS | {key: value}))
+            message = refusal(load_config, str(tmp_path))
+            assert "params.json" in message and key in message
 
 
 @pytest.mark.parametrize(
@@ -155,7 +145,6 @@ def test_json_nested_too_deeply(copy, name):
 INPUTS = ["config.json", "tokenizer.model", "model.safetensors", "tokenizer_config.json"]
 
 
-@pytest.mark.parametrize("name", INPUTS)
 @pytest.mark.parametrize(
     "kind, says",
     [
@@ -166,22 +155,18 @@ INPUTS = ["config.json", "tokenizer.model", "model.safetensors", "tokenizer_conf
         ("loop", "leads back to itself"),
     ],
 )
-def test_an_input_that_is_no_regular_file_is_named(copy, name, kind, says):
-    path = copy / name
+def test_an_input_that_is_no_regular_file_is_named(copy, kind, says):
+    path = copy / random.choice(INPUTS)
     path.unlink(missing_ok=True)
     match kind:
         case "pipe":
             os.mkfifo(path)
-        case "zero":
-            path.symlink_to("/dev/zero")
         case "folder":
             path.mkdir()
-        case "dangling":
-            path.symlink_to("nowhere")
-        case "loop":
-            path.symlink_to(name)
+        case _:
+            path.symlink_to({"zero": "/dev/zero", "dangling": "nowhere", "loop": path.name}[kind])
     message = refusal(lambda: (load_model("mine"), load_tokenizer(copy, 4096)))
-    assert name in message and says in message
+    assert path.name in message and says in message
 
 
 @pytest.mark.parametrize(
@@ -315,49 +300,50 @@ def setting(value, *keys):
     return change
 
 
-@pytest.mark.parametrize(
-    "change, says",
-    [
-        (without("files"), "no files"),
-        (without("aliases"), "no aliases"),
-        (without("how"), "no how"),
-        (without("how", "scheme"), "no how.scheme"),
-        (setting(["int8wo"], "how"), "how is"),
-        (setting(1, "how", "more"), "how.more is not understood"),
-        (setting(5, "how", "scheme"), "how.scheme is 5"),
-        (setting("int9", "how", "scheme"), "'int9' is no scheme"),
-        (setting("int8", "how", "precision"), "how.precision is 'int8'"),
-        (setting([1], "how", "precision"), "how.precision is [1]"),
-        (setting(5, "how", "layers"), "how.layers is 5"),
-        (setting({"output": ["int8wo"]}, "how", "layers"), "how.layers is"),
-        (setting([1], "files"), "files is [1]"),
-        (setting({}, "files"), "files is {}"),
-        (setting(["../x.safetensors"], "files"), "names '../x.safetensors', which is not inside"),
-        (setting(["x" * 300], "files"), "File name too long"),
-        (setting(["gone.safetensors"], "files"), "names gone.safetensors, which is not there"),
-        (setting([1], "aliases"), "aliases is [1]"),
-        (setting({"output.weight.q": 1}, "aliases"), "aliases is"),
-        (setting(5, "architecture"), "architecture is 5"),
-        (setting("8", "architecture", "rope_scaling"), "rope_scaling is '8'"),
-        (setting({"factor": 0}, "architecture", "rope_scaling"), "factor is 0"),
-        (setting("false", "architecture", "tie_embeddings"), "tie_embeddings is 'false'"),
-        (setting({}, "architecture"), "its architecture is damaged"),
-        (setting("one", "version"), "of version 'one'"),
-    ],
-)
-def test_a_quantbench_json_that_was_edited(saved, tmp_path, change, says):
+EDITED = [
+    (without("files"), "no files"),
+    (without("aliases"), "no aliases"),
+    (without("how"), "no how"),
+    (without("how", "scheme"), "no how.scheme"),
+    (setting(["int8wo"], "how"), "how is"),
+    (setting(1, "how", "more"), "how.more is not understood"),
+    (setting(5, "how", "scheme"), "how.scheme is 5"),
+    (setting("int9", "how", "scheme"), "'int9' is no scheme"),
+    (setting("int8", "how", "precision"), "how.precision is 'int8'"),
+    (setting([1], "how", "precision"), "how.precision is [1]"),
+    (setting(5, "how", "layers"), "how.layers is 5"),
+    (setting({"output": ["int8wo"]}, "how", "layers"), "how.layers is"),
+    (setting([1], "files"), "files is [1]"),
+    (setting({}, "files"), "files is {}"),
+    (setting(["../x.safetensors"], "files"), "names '../x.safetensors', which is not inside"),
+    (setting(["x" * 300], "files"), "File name too long"),
+    (setting(["gone.safetensors"], "files"), "names gone.safetensors, which is not there"),
+    (setting([1], "aliases"), "aliases is [1]"),
+    (setting({"output.weight.q": 1}, "aliases"), "aliases is"),
+    (setting(5, "architecture"), "architecture is 5"),
+    (setting("8", "architecture", "rope_scaling"), "rope_scaling is '8'"),
+    (setting({"factor": 0}, "architecture", "rope_scaling"), "factor is 0"),
+    (setting("false", "architecture", "tie_embeddings"), "tie_embeddings is 'false'"),
+    (setting({}, "architecture"), "its architecture is damaged"),
+    (setting("one", "version"), "of version 'one'"),
+]
+
+
+def test_a_quantbench_json_that_was_edited(saved, tmp_path):
+    """A third of the edits, drawn anew in every run."""
     folder = tmp_path / "mine"
     shutil.copytree(saved, folder)
     file = folder / "quantbench.json"
-    content = json.loads(file.read_text())
-    change(content)
-    file.write_text(json.dumps(content))
-    result = CliRunner().invoke(
-        generate, ["--checkpoint_path", str(folder), "--device", "cpu", "--write_result", "none"]
-    )
-    (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-    assert says in line and "quantbench.json" in line and "report it" not in line
-    assert result.exit_code == 1
+    original = json.loads(file.read_text())
+    given = ["--checkpoint_path", str(folder), "--device", "cpu", "--write_result", "none"]
+    for change, says in random.sample(EDITED, len(EDITED) // 3):
+        content = json.loads(json.dumps(original))
+        change(content)
+        file.write_text(json.dumps(content))
+        result = CliRunner().invoke(generate, given)
+        (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+        assert says in line and "quantbench.json" in line and "report it" not in line
+        assert result.exit_code == 1
 
 
 def test_an_alias_that_is_no_embedding(saved, tmp_path):
@@ -379,15 +365,15 @@ limit = int(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 import signal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-from quantbench.generate import main
+from quantbench.compare.commands.generate import generate as main
 main(["--quantization", "int8wo", "--num_layers", "1", "--num_samples", "1", "--device", "cpu",
       "--max_new_tokens", "1", "--write_result", "none", "--save", sys.argv[2]])
 """
 
 
-# The disk ends within the tokenizer, within the weights, and within the weights' last bytes.
-@pytest.mark.parametrize("limit, exists", [(10, False), (100_000, True), (1_000_000, False)])
-def test_a_save_that_the_disk_is_too_small_for_can_be_repeated(tmp_path, limit, exists):
+def test_a_save_that_the_disk_is_too_small_for_can_be_repeated(tmp_path):
+    # The disk ends within the tokenizer, within the weights, or within the weights' last bytes.
+    limit, exists = random.choice([(10, False), (100_000, True), (1_000_000, False)])
     folder = tmp_path / "mine"
     if exists:
         folder.mkdir()
@@ -417,14 +403,14 @@ def test_a_save_that_was_killed_can_be_repeated(saved, tmp_path):
 
 @pytest.mark.parametrize("name", ["model-Q4_K_M.gguf", "renamed.bin"])
 def test_a_gguf_file_is_told_what_to_give_instead(tmp_path, name):
-    """Even beside weights that could be read: they may be another model's."""
+    """Even if the folder has weights that could be read: they may be another model's."""
     (tmp_path / name).write_bytes(b"GGUF\3\0\0\0")
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(CheckpointError, match="is a GGUF file: .* hub id of the model that it was"):
-        locate(str(tmp_path / name))
+        open_checkpoint(str(tmp_path / name))
 
 
 def test_a_folder_of_gguf_files_is_told_as_well(tmp_path):
     (tmp_path / "model-Q8_0.gguf").write_bytes(b"GGUF\3\0\0\0")
     with pytest.raises(CheckpointError, match="holds GGUF files: llama.cpp's format is not read"):
-        locate(str(tmp_path))
+        open_checkpoint(str(tmp_path))

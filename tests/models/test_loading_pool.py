@@ -5,7 +5,7 @@ import gc
 import torch
 from torch import nn
 
-from quantbench.models.checkpoints.pool import Pool
+from quantbench.models.pool import Pool
 
 
 def test_weights_side_by_side_share_no_storage():

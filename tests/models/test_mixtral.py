@@ -15,20 +15,24 @@ from torch import nn
 from transformers import AutoModelForCausalLM, MixtralConfig, Qwen2MoeConfig
 
 from quantbench import models
+from quantbench.compare.commands.generate import generate
 from quantbench.errors import CheckpointError
 from quantbench.generate import Generator
-from quantbench.generate import main as generate
-from quantbench.models.checkpoints.load import load_config, load_model
-from quantbench.models.checkpoints.sources import EMBEDDED
 from quantbench.models.config import from_fields
+from quantbench.models.formats import EMBEDDED
 from quantbench.models.hugging_face import from_hugging_face
-from quantbench.models.mixtral import MixtureOfExperts, Router, tokens_per_expert
+from quantbench.models.loading import load_config, load_model
+from quantbench.models.mixtral import MixtureOfExperts, Router, stack_experts, tokens_per_expert
+from quantbench.models.mixture import compiles
 from quantbench.models.presets import PRESETS
+from quantbench.models.stacked import Stacked
+from quantbench.models.weight_bytes import step_bytes, weight_bytes
 from quantbench.ops.cpu import build as build_cpp
 from quantbench.quantize.packed import PackedWeight
 from quantbench.quantize.pruning import input_norms
 from quantbench.quantize.registry import SCHEMES, Quantizer
 from quantbench.quantize.spec import SHOWN, parse
+from quantbench.run import decoding
 from quantbench.run.sizes import size_of
 from tests.models.hugging_face import EXPERTS, MIXTURES, SIZES, model, saved
 
@@ -201,14 +205,12 @@ needs_cpp = pytest.mark.skipif(bool(build_cpp.unavailable()), reason=str(build_c
 
 
 @needs_cpp
-@pytest.mark.parametrize("decoder", ["cpu-step", "cpu-stack"])
 @pytest.mark.parametrize("family", MIXTURES)
-def test_decoding_in_cpp(family, decoder, tmp_path):
+def test_decoding_in_cpp(family, tmp_path):
     folder, theirs = saved(family, tmp_path)
     made, expected = models.load(str(folder)), theirs(TOKENS).logits
     for rows in (TOKENS, *TOKENS[:, None]):  # those of a batch choose different experts
-        generator = Generator(made, len(rows), 12, decoder=decoder)
-        assert generator.decoder.name == decoder
+        generator = Generator(made, len(rows), 12, decoder="cpu-step")
         logits = torch.cat([generator.forward(rows[:, [i]], i) for i in range(12)], 1)
         which = [i for i, row in enumerate(TOKENS) if (rows == row).all(-1).any()]
         assert (logits - expected[which]).abs().max() <= 1e-4 * expected.abs().max()
@@ -252,7 +254,7 @@ def test_sizes_from_shapes_are_those_of_the_loaded_model(family, tmp_path):
         spec = parse(name).scheme
         loaded = models.load(folder, precision=torch.bfloat16, quantization=name)
         assert size_of(loaded.config, spec, CPU, torch.bfloat16).model_bytes == (
-            loaded.weight_bytes()
+            weight_bytes(loaded)
         )
 
 
@@ -261,10 +263,10 @@ def test_a_step_reads_the_chosen_experts():
     with torch.device("meta"):
         made = models.build(PRESETS["Mixtral-8x7B-v0.1"]).bfloat16()
     expert = 3 * 4096 * 14336 * 2  # bytes
-    assert made.weight_bytes() - made.step_bytes(1) == 32 * 6 * expert
+    assert weight_bytes(made) - step_bytes(made, 1) == 32 * 6 * expert
     # Two rows choose 8 · (1 - (3/4)²) = 3.5 different experts on average.
-    assert made.weight_bytes() - made.step_bytes(2) == 32 * 4.5 * expert
-    assert made.step_bytes(1) == pytest.approx(12.88e9 * 2 - 32000 * 4096 * 2, rel=1e-3)
+    assert weight_bytes(made) - step_bytes(made, 2) == 32 * 4.5 * expert
+    assert step_bytes(made, 1) == pytest.approx(12.88e9 * 2 - 32000 * 4096 * 2, rel=1e-3)
 
 
 def test_json_tells_what_is_kept_from_what_a_step_reads(wide, tmp_path, monkeypatch):
@@ -328,12 +330,78 @@ def test_a_checkpoint_that_lacks_an_expert(tmp_path):
         load_model(str(folder))
 
 
-def test_it_generates_with_every_cache_and_is_never_compiled(wide):
+def test_it_generates_with_every_cache_and_is_compiled_on_cuda_alone(wide):
     made = models.load(str(wide))
     prompt = TOKENS[:1, :4]
     expected = Generator(made, 1, 16, decoder="modules").generate(prompt, 4).tokens
     for kind in ("dense", "int8", "int4"):
         generator = Generator(made, 1, 16, kind, compile_decode=True, compile_prefill=True)
         tokens = generator.generate(prompt, 4).tokens
-        assert kind != "dense" or torch.equal(tokens, expected)
-    assert not made.compilable and isinstance(made.layers[0].feed_forward.router, nn.Module)
+        assert not generator.compiles and (kind != "dense" or torch.equal(tokens, expected))
+    mixture = made.config.mixture
+    assert compiles(None, "cpu", False) and compiles(mixture, "cuda", False)
+    assert not compiles(mixture, "cuda", True) and not compiles(mixture, "cpu", False)
+
+
+# ---------------------------------------------------------------------------------- compiled
+
+
+def compiled_step(model, rows, backend):
+    """Logits of a prompt's last token as a compiled step gives them, and as the modules do."""
+    tokens = TOKENS[torch.arange(rows) % 3]
+    last, position = tokens[:, -1:], torch.tensor([tokens.shape[1] - 1])
+    generator = Generator(model, rows, 16, decoder="modules")
+    torch._dynamo.reset()
+    with torch.no_grad():
+        generator.forward(tokens[:, :-1])
+        expected = generator.decoder.step(last, position)
+        decoder = decoding.choose("modules", model, generator.caches, rows, compiled=True)
+        step = torch.compile(decoder.step, backend=backend, fullgraph=True)
+        return tokens, step(last, position), expected
+
+
+@pytest.mark.parametrize(
+    ("family", "backend", "rows"),
+    [("mixtral", "aot_eager", 1), ("qwen-3-moe-dense", "eager", 2), ("qwen-2-moe", "eager", 7),
+     ("olmoe", "eager", 1)],
+)  # fmt: skip
+def test_a_compiled_step_gives_hugging_faces_logits(family, backend, rows, tmp_path):
+    """As one graph: experts are gathered for a few rows, and for many each computes all rows."""
+    folder, theirs = saved(family, tmp_path)
+    made = load_model(str(folder), transform=Quantizer(parse("none"), CPU, torch.float32, "torch"))
+    tokens, logits, _ = compiled_step(made, rows, backend)
+    with torch.no_grad():
+        expected = theirs(tokens).logits[:, -1]
+    assert (logits - expected).abs().max() <= 1e-4 * expected.abs().max()  # as test_llama.py
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize(
+    ("scheme", "kernel"),
+    [("int8wo", "torchao"), ("int4wo-32", "reference"), ("nvfp4", "reference"), ("none", "auto")],
+)
+def test_a_compiled_step_of_quantized_experts(scheme, kernel, rows, wide):
+    """A weight that is gathered multiplies as the expert's own: its kernel adds as it does."""
+    stages = Quantizer(parse(scheme), CPU, torch.float32, kernel)
+    made = load_model(str(wide), precision=torch.float32, transform=stages)
+    _, logits, expected = compiled_step(made, rows, "aot_eager")
+    assert made.layers[0].feed_forward.stacked
+    assert (logits - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+def test_stacked_weights_are_those_of_the_experts(wide):
+    """Nothing is stored twice, and a kernel that keeps more than weights is left alone."""
+    made = load_model(str(wide))
+    before = {name: weight.clone() for name, weight in made.named_parameters()}
+    stack_experts(made)
+    mixture = made.layers[0].feed_forward
+    assert all(torch.equal(before[name], weight) for name, weight in made.named_parameters())
+    stacked, held = mixture.stacked, {p.data_ptr() for p in mixture.experts.parameters()}
+    for stack in stacked.stacks:
+        assert {stack[i].data_ptr() for i in range(len(stack))} <= held
+    stack_experts(made)
+    assert mixture.stacked is stacked
+    mixture.experts[1].w2.register_buffer("state", torch.zeros(1))
+    assert Stacked.of(mixture.experts) is None
+    mixture.experts[1].w2 = nn.Linear(256, 256, dtype=torch.float64)
+    assert Stacked.of(mixture.experts) is None

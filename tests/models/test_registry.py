@@ -13,12 +13,12 @@ from click.testing import CliRunner
 from transformers import AutoModelForCausalLM, GraniteConfig
 
 from quantbench import models
+from quantbench.compare.commands.generate import generate
 from quantbench.errors import CheckpointError, UsageError
 from quantbench.generate import Generator
-from quantbench.generate import main as generate
 from quantbench.models import registry
 from quantbench.models.accepted import POSITIVE
-from quantbench.models.checkpoints.load import load_config
+from quantbench.models.loading import load_config
 from quantbench.models.registry import ARCHITECTURES, ATTENTION_BIAS, Architecture
 from tests.models.hugging_face import SIZES
 

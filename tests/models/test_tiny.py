@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from quantbench.models.checkpoints.load import load_config, load_model
+from quantbench.models.loading import load_config, load_model
 from quantbench.models.tiny.train import HELD_OUT, HERE, corpus, export, held_out_nats
 from quantbench.models.tokenizer import load_tokenizer
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
-from quantbench.models.checkpoints.load import load_config, load_model
+from quantbench.models.loading import load_config, load_model
 from quantbench.models.mixtral import Router
 from quantbench.models.tiny import train as dense
 from quantbench.models.tiny_moe.train import CONFIG, HERE, clusters, upcycled

@@ -1,4 +1,4 @@
-"""Small tokenizers of every kind, built on the spot for the tests beside this file."""
+"""Small tokenizers of every kind, built for the tests in this folder."""
 
 import base64
 import io

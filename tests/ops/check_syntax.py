@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from quantbench.ops.cpu import build, compiler
 from tests.coverage_of_machine import expected, why_skipping_fails
@@ -21,16 +20,15 @@ STRICT = ("-O0", "-Wextra", "-Werror", "-Wno-unused-parameter", "-fsyntax-only")
 COMPILERS = {"clang++": True, "aarch64-linux-gnu-g++": False}  # whether x86's instructions are its
 
 
-def complaint(program: str, source: Path) -> str:
+def complaint(program: str, unit: compiler.Unit) -> str:
     """What the compiler says about a source: nothing, if all is well."""
-    own = compiler.INSTRUCTIONS.get(source.stem, ())
-    command = [program, *FLAGS, *STRICT, *own, f"-I{build.SOURCES}", str(source)]
+    command = [program, *FLAGS, *STRICT, *unit.options, str(unit.source)]
     done = subprocess.run(command, capture_output=True, text=True)
     return done.stderr if done.returncode else ""
 
 
 def main() -> int:
-    sources = sorted(build.SOURCES.rglob("*.cpp"))
+    units = compiler.units(build.SOURCES)
     checks, failures = [], []
     for program, x86 in COMPILERS.items():
         if shutil.which(program) is None:
@@ -40,7 +38,7 @@ def main() -> int:
             failures += [failure] if failure else []
             continue
         x86 = x86 and os.uname().machine == "x86_64"
-        checks += [(program, s) for s in sources if x86 or s.stem not in compiler.INSTRUCTIONS]
+        checks += [(program, unit) for unit in units if x86 or unit.variant in (None, "portable")]
     with ThreadPoolExecutor(compiler.jobs()) as pool:
         complaints = list(filter(None, pool.map(lambda check: complaint(*check), checks)))
     print(*complaints, sep="\n", end="", file=sys.stderr)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 # The largest relative error of rounding to the dtype.
 UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+DTYPES = tuple(UNIT)
 
 
 def causal(queries: Tensor, keys: Tensor, window: int | None = None) -> Tensor:
@@ -37,7 +38,7 @@ class Exact:
         or sums to the dtype on the way. `beside`: what else the kernel may be off by. The result is
         rounded once more.
 
-        An error e of a score changes its weight by the share e, and the denominator by as much.
+        An error e of a score changes its weight by the share e, and the denominator by the same.
         A float32 score is off by D roundings of its terms' size at the most; sums over T, by fewer:
         64 of them are allowed, for most cancel.
         """

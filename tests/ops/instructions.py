@@ -1,20 +1,31 @@
-"""For tests that run under every instruction set: `best` is to be imported, to be in force."""
+"""Instruction sets and threads of the C++ kernels. conftest.py makes fixtures of what is here."""
 
 import ctypes
+from collections.abc import Callable, Iterator
 
 import pytest
+import torch
 
 from quantbench.errors import KernelError
 from quantbench.ops.cpu import build
 from tests import coverage_of_machine
 
+NEEDS_COMPILER = pytest.mark.skipif(bool(build.unavailable()), reason=str(build.unavailable()))
+before: list[str] = []  # the instruction set that the process had, once a test has used another
+
 
 @pytest.fixture(scope="module", autouse=True)
-def best():
+def best() -> Iterator[None]:
     """The instruction set the process had, again."""
-    before = build.isa()
     yield
-    build.use_isa(before)
+    if before:
+        build.use_isa(before[0])
+
+
+@pytest.fixture(params=build.ISAS)
+def isa(request) -> str:
+    use(request.param)
+    return request.param
 
 
 @pytest.fixture
@@ -26,7 +37,35 @@ def small_pieces():
     set_limits(*(ctypes.c_int64(number) for number in (-1, 0, 0)))
 
 
+@pytest.fixture
+def threads():
+    """Sets the number of torch's threads; the test's end restores it."""
+    count = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(count)
+
+
+@pytest.fixture
+def same_for_any_threads(threads):
+    """The result of a function, if 1 to 4 threads give it bit for bit."""
+
+    def result(function: Callable[[], torch.Tensor]) -> torch.Tensor:
+        results = []
+        for count in (1, 2, 3, 4):
+            threads(count)
+            coverage_of_machine.threads[count] += 1
+            results.append(function())
+        assert all(torch.equal(results[0], other) for other in results)
+        return results[0]
+
+    return result
+
+
 def use(isa: str) -> None:
+    if reason := build.unavailable():
+        pytest.skip(reason)
+    if not before:
+        before.append(build.isa())
     try:
         build.use_isa(isa)
     except KernelError as error:

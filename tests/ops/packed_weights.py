@@ -1,11 +1,13 @@
-"""Random packed weights of every format, for the tests of kernels."""
+"""Random packed weights of every format, for the tests of kernels.
+
+A form is (format, bits, columns per group; None for one scale per row).
+"""
 
 import torch
 
 from quantbench.ops.formats import Packed
 from quantbench.ops.packing import PLANES
 
-# (format, bits, columns per group; None for one scale per row)
 FORMATS = [
     *(("int", bits, 64) for bits in range(1, 8)),
     *(("int", 4, 8), ("int", 8, 32), ("int", 8, None), ("int", 4, None)),

@@ -1,4 +1,4 @@
-"""A decoding step of a few small layers, for tests that run it in a process of their own."""
+"""A decoding step of a few small layers, for tests that run it in a separate process."""
 
 import ctypes
 
@@ -11,7 +11,7 @@ DIM, HEADS, KV_HEADS, HEAD_DIM, WIDTH, LAYERS, SLOTS = 256, 4, 2, 64, 512, 4, 32
 
 
 class SmallStep:
-    """Layers with random weights of their own; `run` puts one token through them."""
+    """Layers with random weights; `run` puts one token through them."""
 
     def __init__(self, seed: int = 0) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -23,27 +23,27 @@ class SmallStep:
         qkv = (HEADS + 2 * KV_HEADS) * HEAD_DIM
         self.weights, self.caches = [], []
         for _ in range(LAYERS):
-            # In the order of `Part` in ops/cpu/src/step/op.cpp; no biases, no norms of heads.
+            # In the order of `Part` in ops/cpu/src/step/step.h; no biases, no norms of heads.
             self.weights += [
                 *(1 + random(DIM), random(qkv, DIM), missing, missing, missing),
                 *(random(DIM, HEADS * HEAD_DIM), missing),
                 *(1 + random(DIM), random(2 * WIDTH, DIM), missing, random(DIM, WIDTH), missing),
             ]
             self.caches += [torch.zeros(1, KV_HEADS, SLOTS, HEAD_DIM) for _ in range(2)]
-        self.x = random(1, DIM)
+        self.x, self.output = random(1, DIM), random(DIM, DIM)
 
     def run(self, position: int) -> torch.Tensor:
-        """What the layers make of x at this position, whose keys and values they store."""
-        angles = position * 10.0 ** -torch.linspace(0, 4, HEAD_DIM // 2)
-        return torch.ops.quantbench.cpu_layers(
+        """The logits after x at this position, whose keys and values the layers store."""
+        return torch.ops.quantbench.cpu_decode(
             self.x,
+            None,
             self.weights,
             self.caches,
             "dense",
-            angles.cos(),
-            angles.sin(),
+            10.0 ** -torch.linspace(0, 4, HEAD_DIM // 2),
             torch.tensor([position]),
-            *(False, 1e-5, HEADS, KV_HEADS, WIDTH, 0),
+            *(False, 1e-5, HEADS, KV_HEADS, WIDTH),
+            *(torch.ones(DIM), self.output, None, 0, [DIM]),
         )
 
     def sequence(self) -> torch.Tensor:

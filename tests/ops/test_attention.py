@@ -1,7 +1,6 @@
-"""Which kernel decodes where, and plain torch's decode attention against float64."""
+"""Which kernel decodes where, and what memory it takes. Numbers: test_decode_attention.py."""
 
 import importlib.util
-import math
 
 import pytest
 import torch
@@ -12,15 +11,13 @@ from quantbench.generate import Generator
 from quantbench.kv_cache import CACHES
 from quantbench.ops.attention import Choice, choose, decode_attention
 from quantbench.ops.cpu import build
-from quantbench.ops.cpu.build import unavailable
 from tests.memory import allocated
 from tests.models.small import small_model
-from tests.ops.decoding import expected, stored
-from tests.ops.exact import UNIT
+from tests.ops.decoding import stored
+from tests.ops.instructions import NEEDS_COMPILER
 
 FORMATS = pytest.mark.parametrize("format", CACHES)
 BFLOAT16, FLOAT16, FLOAT32 = torch.bfloat16, torch.float16, torch.float32
-NEEDS_COMPILER = pytest.mark.skipif(bool(unavailable()), reason=str(unavailable()))
 
 # ---------------------------------------------------------------------------------- which kernel
 
@@ -89,62 +86,7 @@ def test_without_a_compiler_a_model_speaks_the_same(no_compiler):
     assert torch.equal(*tokens)
 
 
-# ---------------------------------------------------------------------------------- plain torch
-
-
-def check(query, key, value, first, count):
-    y = decode_attention("torch", query, key, value, first, count)
-    expected(query, key, value, first, count).check(y[:, :, None])
-    return y
-
-
-@FORMATS
-@pytest.mark.parametrize("dtype", UNIT, ids=str)
-@pytest.mark.parametrize(
-    ("B", "H", "K", "T", "D"),
-    [(1, 8, 2, 300, 64), (5, 6, 6, 67, 80), (2, 16, 2, 129, 128), (1, 9, 1, 70, 256)],
-)
-def test_plain_torch_is_right_over_rings_and_ragged_rows(format, dtype, B, H, K, T, D):
-    if format == "int4" and D % 32:
-        pytest.skip("int4 has groups of 32")
-    query = torch.randn(B, H, D).to(dtype)
-    key, value = (stored(torch.randn(B, K, T, D).to(dtype), format, 2) for _ in range(2))
-    whole = torch.full((B,), T)
-    for first, count in (
-        (torch.zeros_like(whole), whole),
-        (torch.zeros_like(whole), torch.randint(1, T + 1, (B,))),
-        (torch.randint(0, T, (B,)), torch.randint(1, T + 1, (B,))),
-        (torch.randint(0, T, (B,)), whole),
-        (torch.full((B,), T - 1), torch.ones_like(whole)),
-        (torch.full((B,), T - 1), torch.full((B,), 2)),
-        (torch.zeros_like(whole), torch.ones_like(whole)),
-    ):
-        check(query, key, value, first, count)
-
-
-@FORMATS
-@NEEDS_COMPILER
-def test_by_any_name_it_is_the_same(format):
-    query = torch.randn(3, 8, 64)
-    key, value = (stored(torch.randn(3, 2, 90, 64), format) for _ in range(2))
-    first, count = torch.tensor([0, 50, 89]), torch.tensor([90, 60, 1])
-    plain, fast = (
-        decode_attention(kernel, query, key, value, first, count) for kernel in ("torch", "cpu")
-    )
-    # float32 sums over at most 90 slots in another order
-    torch.testing.assert_close(fast, plain, atol=1e-5, rtol=1e-5)
-
-
-@FORMATS
-def test_what_is_not_filled_is_not_read(format):
-    """It holds NaN, and takes no time and no memory: of a cache not wrapped, the head is read."""
-    query = torch.randn(2, 4, 64)
-    key, value = (stored(torch.randn(2, 2, 50, 64), format) for _ in range(2))
-    first, count = torch.tensor([0, 0]), torch.tensor([20, 7])
-    expected = check(query, key, value, first, count)
-    for side in (key, value):
-        (side.codes if side.scale is None else side.scale)[:, :, 20:] = math.nan
-    assert torch.equal(decode_attention("torch", query, key, value, first, count), expected)
+# -------------------------------------------------------------------------------------- memory
 
 
 @pytest.mark.parametrize("kernel", ["torch", pytest.param("cpu", marks=NEEDS_COMPILER)])

@@ -1,7 +1,7 @@
 """How the C++ kernels are built: reasons, the cache, damage, and two processes at once.
 
 The whole library takes a while to build, so these tests build a smaller one from a folder of their
-own; that the real one builds, test_cpu_attention.py shows.
+own; that the real one builds, test_linear.py shows.
 """
 
 import os
@@ -23,7 +23,7 @@ SOURCE = 'extern "C" int answer() { return 42; }\n'
 
 @pytest.fixture
 def small(tmp_path, monkeypatch) -> Path:
-    """One small source to build, and an empty cache beside it."""
+    """One small source to build, and an empty cache."""
     if reason := build.unavailable():
         pytest.skip(reason)
     sources = tmp_path / "sources"
@@ -125,7 +125,7 @@ def test_a_damaged_library_is_built_again(small, damage):
 
 
 def contents(tmp_path: Path) -> list[str]:
-    """What lies in the cache, by the endings and beginnings of names."""
+    """What is in the cache, by the ends and starts of names."""
     names = sorted(path.name for path in (tmp_path / "cache" / "quantbench").iterdir())
     return [name if "-" not in name else name[: name.index("-")] + name[-3:] for name in names]
 
@@ -245,8 +245,9 @@ def test_an_instruction_set_that_the_compiler_does_not_know_is_left_out(
         'case "$*" in *-mamx*) echo "error: unrecognized -mamx-tile" >&2; exit 1;; esac',
     )
     visible = '__attribute__((visibility("default")))'
-    (small / "amx.cpp").write_text("int amx() { return 1; }\n")
-    (small / "avx2.cpp").write_text("int avx2() { return 2; }\n")
+    (small / "variants.cpp").write_text(
+        "// Variants: portable avx2 amx\nint VARIANT() { return 2; }\n"
+    )
     (small / "one.cpp").write_text(
         "__attribute__((weak)) int amx();\n__attribute__((weak)) int avx2();\n"
         f'extern "C" {visible} int answer() {{ return (amx ? 10 : 0) + (avx2 ? avx2() : 0); }}\n'

@@ -1,6 +1,7 @@
 """The caches that a decoding step in C++ fills, against those that Python fills, bit for bit."""
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -8,17 +9,16 @@ import torch
 from quantbench.generate import Generator
 from quantbench.kv_cache import CACHES
 from quantbench.models.mixture import Mixture
-from quantbench.ops.cpu import build, step
+from quantbench.ops.cpu import step
 from quantbench.ops.kv import WRITTEN_BY_STEPS, dequantize
-from tests.ops.instructions import best as best
-from tests.ops.instructions import use
-from tests.ops.test_cpu_step import DTYPES, ISAS, MIXTURE, PLAIN, built, error
+from tests import seeds
+from tests.ops.exact import DTYPES
+from tests.ops.instructions import NEEDS_COMPILER
+from tests.ops.test_cpu_step import MIXTURE, PLAIN, built, decoder_step, error
 
-pytestmark = pytest.mark.skipif(bool(build.unavailable()), reason=str(build.unavailable()))
+pytestmark = NEEDS_COMPILER
 
 QUANTIZED = [name for name in CACHES if name != "dense"]
-ON_EVERY_ISA = pytest.mark.parametrize("isa", ISAS)
-OF_EVERY_DTYPE = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
 # ---------------------------------------------------------------------------------- numbers
@@ -72,37 +72,31 @@ def stored_by_a_step(name, heads):
         w13=step.Linear(torch.zeros(2 * width, D, dtype=dtype), None),
         w2=step.Linear(torch.zeros(D, width, dtype=dtype), None),
     )
-    cos = torch.ones(E // 2)
     caches = step.Caches(list(cache.buffers()), cache.format)
-    shape = step.Shape(K, K, width, 1e-5)
-    step.layers(ones[None], layer.parts(), caches, cos, 0 * cos, torch.tensor([1]), shape)
+    shape, output = step.Shape(K, K, width, 1e-5), step.Linear(torch.zeros(1, D, dtype=dtype), None)
+    how = (torch.zeros(E // 2), torch.tensor([1]), shape, ones, output, [1])  # rotates by nothing
+    step.decode(ones[None], None, layer.parts(), caches, *how)
     return cache
 
 
-@ON_EVERY_ISA
-@OF_EVERY_DTYPE
-@pytest.mark.parametrize("E", [32, 64, 96, 256, 8, 80])
 @pytest.mark.parametrize("name", CACHES)
-def test_any_numbers(isa, dtype, E, name):
-    use(isa)
-    if name == "int4" and E % 32:
-        pytest.skip("int4 has groups of 32")
-    x = heads_of(dtype, E)
-    expected = CACHES[name].encode(CACHES[name](1, 1, 1, E, dtype, "cpu"), x[None, :, None])
-    cache = stored_by_a_step(name, x)
-    for part, tensor in expected.items():
-        for side in ("key", "value"):
+def test_any_numbers(isa, name):
+    for dtype, E in itertools.product(DTYPES, (32, 64, 96, 256, 8, 80)):
+        if name == "int4" and E % 32:
+            continue
+        x = heads_of(dtype, E)
+        expected = CACHES[name].encode(CACHES[name](1, 1, 1, E, dtype, "cpu"), x[None, :, None])
+        cache = stored_by_a_step(name, x)
+        for (part, tensor), side in itertools.product(expected.items(), ("key", "value")):
             buffer = getattr(cache, f"{side}_{part}")
-            assert torch.equal(buffer[:, :, 1:], tensor), (side, part)
+            assert torch.equal(buffer[:, :, 1:], tensor), (dtype, E, side, part)
             assert (buffer[:, :, 0] == 0).all()
 
 
-@ON_EVERY_ISA
-@OF_EVERY_DTYPE
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", CACHES)
 def test_numbers_that_are_not_finite(isa, dtype, name):
     """They are read back as no finite numbers; what shares no scale with them is as it would be."""
-    use(isa)
     x = with_some_not_finite(heads_of(dtype, 64))
     cache = stored_by_a_step(name, x)
     whole = type(cache)(1, len(x), 2, 64, dtype, "cpu")
@@ -127,48 +121,25 @@ def decoded_by(decoder, model, tokens, cache, start, size, rows=None):
     return torch.cat(logits, 1), generator.caches
 
 
-def assert_same(one, other):
-    """Logits and all that caches hold."""
-    assert torch.equal(one[0], other[0])
-    for cache, like in zip(one[1], other[1], strict=True):
-        for (name, buffer), wanted in zip(cache.named_buffers(), like.buffers(), strict=True):
-            assert torch.equal(buffer.view(torch.uint8), wanted.view(torch.uint8)), name
-
-
 # head_dim and sliding window; the window's slots are overwritten
 SHAPES = ((64, None), (80, 5), (128, None), (32, 5))
 
 
-def models(name, dtype):
-    for E, window in SHAPES:
-        if name != "int4" or E % 32 == 0:
-            config = dataclasses.replace(PLAIN, head_dim=E, sliding_window=window)
-            yield built(dataclasses.replace(config, qk_norm=E == 128), dtype)
+def models(name):
+    """Some of the models and batches: each as a model and tokens (rows, 9)."""
+    every = [(E, window) for E, window in SHAPES if name != "int4" or E % 32 == 0]
+    for (E, window), rows, dtype in seeds.sample(itertools.product(every, (1, 3), DTYPES), 5):
+        config = dataclasses.replace(PLAIN, head_dim=E, sliding_window=window, qk_norm=E == 128)
+        yield built(config, dtype), torch.randint(0, 50, (rows, 9))
 
 
-@ON_EVERY_ISA
-@OF_EVERY_DTYPE
-@pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("name", QUANTIZED)
-def test_all_layers_in_one_op_are_an_op_for_each(isa, dtype, rows, name):
-    use(isa)
-    for model in models(name, dtype):
-        tokens = torch.randint(0, 50, (rows, 9))
-        given = (model, tokens, name, 0, 12, 4)  # rows of the cache that are not in use
-        assert_same(decoded_by("cpu-stack", *given), decoded_by("cpu-layer", *given))
-
-
-@ON_EVERY_ISA
-@OF_EVERY_DTYPE
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("name", QUANTIZED)
-def test_a_whole_step_in_one_op(isa, dtype, rows, name):
+def test_a_whole_step_in_one_op(isa, name):
     """Its rotation and its last norm round otherwise than the modules', so a number may go to the
     code beside the other's. But the first layer's keys and values depend on tokens alone: they are
     those that the step stores in a dense cache, as Python encodes them."""
-    use(isa)
-    for model in models(name, dtype):
-        tokens = torch.randint(0, 50, (rows, 9))
+    for model, tokens in models(name):
+        rows = len(tokens)
         logits, caches = decoded_by("cpu-step", model, tokens, name, 0, 12, 4)
         _, dense = decoded_by("cpu-step", model, tokens, "dense", 0, 12, 4)
         for side in ("key", "value"):
@@ -178,25 +149,24 @@ def test_a_whole_step_in_one_op(isa, dtype, rows, name):
                 stored = getattr(caches[0], f"{side}_{part}")
                 assert torch.equal(stored[:rows, :, :filled], tensor[:, :, :filled])
                 assert (stored[rows:] == 0).all() and (stored[:, :, filled:] == 0).all()
-        expected, _ = decoded_by("cpu-layer", model, tokens, name, 0, 12, 4)
+        expected, _ = decoded_by("modules", model, tokens, name, 0, 12, 4)
         # two layers, in which some codes are others, and of bfloat16 some ten roundings
         assert error(logits, expected) < {"int4": 0.1, "fp8": 0.04, "int8": 0.03}[name]
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3, 4])
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("name", QUANTIZED)
-def test_behind_a_deep_context(rows, threads, name):
+def test_behind_a_deep_context(rows, name, threads):
     """More than a thread takes alone, so that a team shares attention."""
     model = built(dataclasses.replace(PLAIN, head_dim=64, max_position=2048), torch.bfloat16)
     tokens = torch.randint(0, 50, (rows, 3))
     given = (model, tokens, name, 1500, 1503)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        assert_same(decoded_by("cpu-stack", *given), decoded_by("cpu-layer", *given))
-    finally:
-        torch.set_num_threads(before)
+    expected, found = decoded_by("modules", *given)[0], []
+    for count in (1, 2, 3, 4):
+        threads(count)
+        found.append(decoded_by("cpu-step", *given)[0])
+        assert torch.equal(found[-1], found[0])
+    assert error(found[0], expected) < {"int4": 0.1, "fp8": 0.04, "int8": 0.03}[name]
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -214,27 +184,11 @@ def test_mixtures_of_experts(rows, name):
         assert error(*(dequantize(c.stored("key", rows)) for c in (cache, wanted))) < 0.05
 
 
-@pytest.mark.parametrize("name", QUANTIZED)
-def test_compiled_around_it(name):
-    """Where the output is not the op's, a compiler has the rest: it must not copy the caches."""
-    model = built(dataclasses.replace(PLAIN, head_dim=32), torch.float32)
-    tokens = torch.randint(0, 50, (1, 3))
-    plain = Generator(model, 1, 8, name, "cpu-stack")
-    compiled = Generator(model, 1, 8, name, "cpu-stack")
-    compiled.step_logits = torch.compile(compiled.decoder.step, fullgraph=True)
-    for i in range(3):
-        y, expected = (g.forward(tokens[:, [i]], i) for g in (compiled, plain))
-        assert error(y, expected) < 1e-5
-    for cache, like in zip(compiled.caches, plain.caches, strict=True):
-        assert error(*(dequantize(c.stored("value", 1)) for c in (cache, like))) < 0.05
-        assert (cache.key_scale[:, :, :3] != 0).any() and (cache.key_scale[:, :, 3:] == 0).all()
-
-
 # ---------------------------------------------------------------------------------- refusals
 
 
 class Halving(CACHES["int8"]):  # type: ignore[misc]
-    """Read as int8 is, but encoded in a way of its own."""
+    """Read as int8 is, but encoded differently."""
 
     def encode(self, x):
         return super().encode(x / 2)
@@ -252,7 +206,7 @@ def test_a_cache_that_only_python_can_write(kind):
     caches = [kind(1, 2, 8, 16, torch.float32, "cpu", None, "cpu") for _ in model.layers]
     reason = f"the KV cache is a {kind.__name__}, which the op cannot write"
     assert why_not_fused(model, caches, 1) == reason
-    assert name_of("auto", model, caches, 1) == "cpu-layer"
+    assert name_of("auto", model, caches, 1) == "modules"
 
 
 def test_layers_that_differ_in_their_caches():
@@ -271,16 +225,15 @@ def test_every_format_that_is_written_is_a_cache():
 def test_what_does_not_fit_is_an_error():
     model = built(dataclasses.replace(PLAIN, head_dim=32), torch.bfloat16)
     decoder = Generator(model, 1, 8, "int4", decoder="cpu-step").decoder
-    x, cos = torch.randn(1, 96).bfloat16(), torch.ones(16)
+    x = torch.randn(1, 96).bfloat16()
 
     def run(index=0, tensor=decoder.cached.tensors[0], format="int4", drop=0):
         tensors = list(decoder.cached.tensors)
         tensors[index] = tensor
         caches = step.Caches(tensors[drop:], format)
-        position = torch.tensor([0])
-        return step.layers(x, decoder.parts, caches, cos, 0 * cos, position, decoder.shape)
+        return decoder_step(decoder, x, None, caches=caches)
 
-    assert run().shape == x.shape
+    assert run().shape == (1, 50)
     codes, scale = decoder.cached.tensors[:2]
     for given, message in (
         ({"format": "int3"}, "stores no keys and values as int3"),

@@ -27,7 +27,7 @@ DRAWN = re.compile(r"^ *(\d+) +row +(\d+), column +(\d+) +row +(\d+), column +(\
 
 
 def test_a_unit_of_4_bits_lies_as_the_readme_draws_it():
-    weight = packed(("int", 4, 32), 16, 64)  # two chunks of one unit; the first is looked at
+    weight = packed(("int", 4, 32), 16, 64)  # two chunks of one unit; the test reads the first
     codes = unpack(weight.planes, 4)
     scales = 16 * 2  # bfloat16, one a row: the group is the unit
     begin = linear.HEADER + scales

@@ -57,7 +57,7 @@ for _ in range(5):
     run(program, "one core", OMP_NUM_THREADS="4")
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("threads", [2, 3, 7])
 def test_any_number_of_threads_gives_the_same_bits(threads):
     program = f"""
 torch.set_num_threads({threads})
@@ -83,7 +83,7 @@ assert not wrong, wrong
     run(program)
 
 
-@pytest.mark.parametrize("limit", ["1", "2", "3"])
+@pytest.mark.parametrize("limit", ["1", "3"])
 def test_fewer_threads_than_wanted(limit):
     program = """
 torch.set_num_threads(4)

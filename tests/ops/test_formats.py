@@ -14,7 +14,7 @@ ONE = torch.ones(1, 1)
 
 
 def numbers(codes: list[int], format: str, bits: int) -> list[float]:
-    """What codes stand for, all scales 1; padded with the first to whole bytes."""
+    """The numbers of codes, all scales 1; padded with the first to whole bytes."""
     padded = codes + codes[:1] * (-len(codes) % 8)
     planes = pack(torch.tensor([padded], dtype=torch.uint8), bits)
     weight = Packed(planes, ONE, None, None, format, bits, len(padded))

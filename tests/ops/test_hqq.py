@@ -4,12 +4,9 @@ import pytest
 import torch
 
 from quantbench.ops import hqq
-from quantbench.ops.cpu import build
 from quantbench.ops.cpu import hqq as cpp
-from tests.ops.instructions import best as best
-from tests.ops.instructions import use
+from tests.ops.instructions import NEEDS_COMPILER
 
-NEEDS_COMPILER = pytest.mark.skipif(bool(build.unavailable()), reason=str(build.unavailable()))
 SIZES = [(1, 8), (2, 64), (3, 32), (4, 64), (4, 256), (7, 16)]  # bits, columns of a group
 
 
@@ -36,12 +33,8 @@ def same(one, other):
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-@NEEDS_COMPILER
-@pytest.mark.parametrize("isa", ["portable", "avx2", "avx512vnni"])
 @pytest.mark.parametrize("kind", ["gaussian", "heavy-tailed", "off-centre", "small"])
 def test_cpp_gives_the_bits_of_torch(isa, kind):
-    build.load()
-    use(isa)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         w = weights(kind, dtype)
         for bits, size in SIZES:
@@ -50,17 +43,13 @@ def test_cpp_gives_the_bits_of_torch(isa, kind):
 
 
 @NEEDS_COMPILER
-def test_a_group_does_not_know_of_others_nor_of_threads():
+def test_a_group_does_not_know_of_others_nor_of_threads(threads):
     w = torch.randn(2100, 64)
     scale, zero = of_range(w, 4, 32)
     whole = cpp.fit(w, scale, zero, 4)
     assert same([x[7:9] for x in whole], cpp.fit(w[7:9], scale[7:9], zero[7:9], 4))
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1 + threads % 2)
-        assert same(whole, cpp.fit(w, scale, zero, 4))
-    finally:
-        torch.set_num_threads(threads)
+    threads(1 + torch.get_num_threads() % 2)
+    assert same(whole, cpp.fit(w, scale, zero, 4))
 
 
 @pytest.mark.parametrize(

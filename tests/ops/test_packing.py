@@ -11,7 +11,7 @@ from quantbench.ops.packing import PLANES, columns_per_unit, pack, unpack
 @pytest.mark.parametrize(
     "bits, codes, planes",
     [
-        # The first column lies in the lowest bits: read from the right.
+        # The first column is in the lowest bits: read from the right.
         (1, [1, 0, 1, 1, 0, 0, 1, 0], [[0b01001101]]),
         (2, [3, 0, 1, 2], [[0b10_01_00_11]]),
         (4, [0xA, 0x5, 0x0, 0xF], [[0x5A, 0xF0]]),

@@ -1,29 +1,32 @@
 """Attention of a chunk against float64: what a cache holds, in rings too, and the chunk itself."""
 
+import itertools
 import math
+import random
 
 import pytest
 import torch
 
 from quantbench.kv_cache import CACHES
 from quantbench.ops import prefill_attention as chunk
+from quantbench.ops.attend import attend
 from quantbench.ops.attention import Choice
-from quantbench.ops.cpu import build
 from quantbench.ops.cpu.build import unavailable
 from quantbench.ops.kv import Stored, dequantize
 from quantbench.ops.prefill_attention import chunk_attention
+from tests import seeds
 from tests.memory import allocated
 from tests.ops.decoding import byte_products
 from tests.ops.exact import UNIT, attention, causal
-from tests.ops.instructions import best as best
-from tests.ops.instructions import use
 
 FORMATS = pytest.mark.parametrize("format", CACHES)
 BLOCK = 16
-flash_on_card = chunk._flash_on_card  # as it is; tests of the path "card" replace it
+flash_on_card = chunk._flash_on_card  # as it is; the path "card" replaces it
+PATHS = ("codes", "dequantized", "any device", "card")
+ON_EVERY_PATH = pytest.mark.parametrize("path", PATHS, indirect=True)
 
 
-@pytest.fixture(params=["codes", "dequantized", "any device", "card"], autouse=True)
+@pytest.fixture
 def path(request, monkeypatch):
     """The C++ kernel; without it, torch's on the CPU and on any device, over blocks so small that
     there are many. For "card", the CPU's flash attention takes the place of CUDA's."""
@@ -33,13 +36,13 @@ def path(request, monkeypatch):
     elif reason := unavailable():
         pytest.skip(reason)
     if request.param == "any device":
-        monkeypatch.setattr(chunk, "_flash", chunk._plain)
+        monkeypatch.setattr(chunk, "_flash", lambda *given: chunk._plain(*given, None))
     if request.param == "card":
 
-        def flash(query, key, value, is_causal):
+        def flash(query, key, value, is_causal, scale):
             assert query.shape[1] == key.shape[1] == value.shape[1]
             return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-                query, key, value, is_causal=is_causal
+                query, key, value, is_causal=is_causal, scale=scale
             )
 
         monkeypatch.setattr(chunk, "_card_takes", lambda query: True)
@@ -75,7 +78,7 @@ def check(query, own_key, own_value, key, value, slots, format="dense", window=N
     start, S, dtype = key.shape[2], query.shape[2], query.dtype
     sides = [x.to(device) for x in (query, own_key, own_value)]
     stored = [moved(past(x, slots, format), device) for x in (key, value)]
-    y = chunk_attention(*sides, *stored, start, window)
+    y = chunk_attention(*sides, *stored, torch.arange(start, start + S), window)
     assert y.is_contiguous()
     y = y.cpu()
 
@@ -100,48 +103,74 @@ def check(query, own_key, own_value, key, value, slots, format="dense", window=N
     return y
 
 
-@FORMATS
-@pytest.mark.parametrize("dtype", UNIT, ids=str)
-@pytest.mark.parametrize(
-    ("B", "H", "K", "D"), [(1, 4, 4, 64), (5, 8, 2, 96), (2, 8, 1, 128), (1, 16, 2, 256)]
-)
-def test_shapes_and_formats(format, dtype, B, H, K, D):
-    for start, S in ((0, 21), (1, 3), (BLOCK, BLOCK), (40, 21)):
-        check(*problem(B, H, K, D, start, S, dtype), start + S, format)
+def drawn(path):
+    """A problem of any shape: where the chunk begins, how long it is, slots, format, window, dtype.
+
+    A window's ring has as many slots as the window and wraps where it is deeper, or has more."""
+    format, dtype = random.choice(list(CACHES)), random.choice(list(UNIT))
+    K, unit = random.choice((1, 2, 3)), 32 if format == "int4" else 8
+    D = unit * random.randint(1, 128 // unit)
+    start = random.choice((0, 1, BLOCK, 2 * BLOCK + 1, random.randint(1, 100), 300))
+    S = random.choice((1, 2, BLOCK, 3 * BLOCK + 1, random.randint(1, 70)))
+    window = random.choice((None, None, 1, 7, BLOCK + 1, 2 * BLOCK + 5, random.randint(1, 200)))
+    least = start + S if window is None else window
+    slots = random.choice((least, least, least + random.randint(1, 90)))
+    shape = (random.choice((1, 2, 5)), K * random.choice((1, 2, 3, 8)), K, D, start, S)
+    return shape, slots, format, window, dtype
 
 
+@ON_EVERY_PATH
+@pytest.mark.parametrize("group", range(5))
+def test_chunks_of_any_shape(path, group):
+    for _ in range(16):
+        shape, slots, format, window, dtype = given = drawn(path)
+        with seeds.naming(given):
+            check(*problem(*shape, dtype), slots, format, window)
+
+
+@ON_EVERY_PATH
+def test_chunks_and_depths_at_the_edges_of_blocks(path):
+    starts = (0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK - 1, 2 * BLOCK, 2 * BLOCK + 1)
+    lengths = (1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK)
+    for start, S in itertools.product(starts, lengths):
+        with seeds.naming((start, S)):
+            check(*problem(2, 4, 2, 32, start, S), start + S + 3)
+
+
+@ON_EVERY_PATH
+def test_windows_and_rings_at_the_edges_of_blocks(path):
+    windows = (1, 2, 7, BLOCK, BLOCK + 1, 2 * BLOCK + 5, 200)
+    chunks = ((0, 5), (0, 40), (3, 40), (30, 3), (50, 40), (BLOCK, 1), (90, 2 * BLOCK))
+    for window, (start, S) in itertools.product(windows, chunks):
+        format = random.choice(list(CACHES))
+        with seeds.naming((window, start, S, format)):
+            check(*problem(2, 4, 2, 32, start, S), window, format, window)
+    for window, S in itertools.product((4, BLOCK, 3 * BLOCK), (5, 30)):  # caches that keep more
+        check(*problem(1, 4, 2, 32, 70, S), 120, window=window)
+
+
+@ON_EVERY_PATH
 @FORMATS
-@pytest.mark.parametrize("dtype", UNIT, ids=str)
-@pytest.mark.parametrize("start", [0, 1, 100, 5000])
-@pytest.mark.parametrize("S", [2, 17, 64, 130, 512])
-def test_chunks_over_depths(format, dtype, start, S, path, monkeypatch):
-    """At the size of blocks that is used."""
-    if path in ("any device", "card") and start == 5000 and S > 64:
-        pytest.skip("slow, and no other than with fewer positions")
+def test_deep_chunks_at_the_size_of_blocks_that_is_used(path, format, monkeypatch):
     monkeypatch.setattr(chunk, "BLOCK", 4096)
-    check(*problem(1, 4, 2, 64, start, S, dtype), start + S, format)
+    for start, S in ((5000, 2), (5000, 64), (100, 512)):
+        check(*problem(1, 4, 2, 64, start, S, random.choice(list(UNIT))), start + S, format)
 
 
-@pytest.mark.skipif(bool(unavailable()), reason=str(unavailable()))
-@pytest.mark.parametrize("isa", build.ISAS)
+@pytest.mark.parametrize("path", ["codes"], indirect=True)
 @FORMATS
-@pytest.mark.parametrize("dtype", UNIT, ids=str)
-def test_instruction_sets(isa, format, dtype, path):
+def test_instruction_sets(isa, path, format):
     """More queries of a key head than the kernel takes at once: 4 · 70; rows; a window's ring."""
-    if path != "codes":
-        pytest.skip("only the kernel is built for several")
-    use(isa)
-    for window in (None, 300):
+    for dtype, window in itertools.product(UNIT, (None, 300)):
         check(*problem(3, 8, 2, 64, 333, 70, dtype), window or 410, format, window)
         check(*problem(2, 3, 3, 96, 333, 17, dtype), window or 350, format, window)
 
 
+@pytest.mark.parametrize("path", ["codes"], indirect=True)
 @FORMATS
 def test_stored_codes_are_read_as_they_are(format, path, monkeypatch):
     """Only positions at a window's edge, which not all of the chunk's queries see, are dequantized:
     of 17 queries the last sees 16 fewer than the first."""
-    if path != "codes":
-        pytest.skip("this is what the kernel is for")
     dequantized = []
 
     def counting(stored, dtype):
@@ -156,21 +185,14 @@ def test_stored_codes_are_read_as_they_are(format, path, monkeypatch):
     assert sum(dequantized) == 2 * 16
 
 
-def test_any_number_of_threads_gives_the_same_bits(path):
-    if path != "codes":
-        pytest.skip("torch's own kernels do not promise that")
+@pytest.mark.parametrize("path", ["codes"], indirect=True)
+def test_any_number_of_threads_gives_the_same_bits(path, same_for_any_threads):
     query, own_key, own_value, key, value = problem(2, 8, 2, 64, 3000, 70, torch.bfloat16)
-    before = torch.get_num_threads()
-    try:
-        for format in CACHES:
-            stored = [past(x, 3100, format) for x in (key, value)]
-            results = []
-            for threads in (1, 2, 3, 4):
-                torch.set_num_threads(threads)
-                results.append(chunk_attention(query, own_key, own_value, *stored, 3000))
-            assert all(torch.equal(results[0], result) for result in results)
-    finally:
-        torch.set_num_threads(before)
+    positions = torch.arange(3000, 3070)
+    for format in CACHES:
+        stored = [past(x, 3100, format) for x in (key, value)]
+        given = query, own_key, own_value, *stored, positions
+        same_for_any_threads(lambda given=given: chunk_attention(*given))
 
 
 @pytest.mark.parametrize("path", ["card"], indirect=True)
@@ -181,7 +203,7 @@ def test_a_card_s_flash_attention_takes_what_it_is_given(N, path):
 
     with FakeTensorMode():
         query, key = (torch.empty(2, 4, n, 96, device="cuda", dtype=torch.float16) for n in (70, N))
-        output, denominator = flash_on_card(query, key, key, is_causal=False)
+        output, denominator = flash_on_card(query, key, key, is_causal=False, scale=None)
     assert output.shape == (2, 4, 70, 96) and output.dtype == torch.float16
     assert denominator.shape == (2, 4, 70) and denominator.dtype == torch.float32
 
@@ -196,46 +218,16 @@ def test_on_cuda(format, dtype, window):
         check(*sides, window or start + S, format, window, device="cuda")
 
 
-@pytest.mark.parametrize("D", [8, 40, 80, 72])
-@pytest.mark.parametrize("format", ["dense", "int8", "fp8"])
-def test_head_dims_that_are_no_multiple_of_32(format, D):
-    check(*problem(2, 6, 3, D, 19, 5), 24, format)
-
-
-@pytest.mark.parametrize("S", [1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK])
-@pytest.mark.parametrize(
-    "start", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK - 1, 2 * BLOCK, 2 * BLOCK + 1]
-)
-def test_chunks_and_depths_at_the_edges_of_blocks(start, S):
-    check(*problem(2, 4, 2, 32, start, S), start + S + 3)
-
-
-@FORMATS
-@pytest.mark.parametrize("window", [1, 2, 7, BLOCK, BLOCK + 1, 2 * BLOCK + 5, 200])
-@pytest.mark.parametrize(
-    ("start", "S"), [(0, 5), (0, 40), (3, 40), (30, 3), (50, 40), (BLOCK, 1), (90, 2 * BLOCK)]
-)
-def test_windows_and_rings(format, window, start, S):
-    """The ring has as many slots as the window, and wraps where it is deeper."""
-    check(*problem(2, 4, 2, 32, start, S), window, format, window)
-
-
-@pytest.mark.parametrize("window", [4, BLOCK, 3 * BLOCK])
-def test_a_window_over_a_cache_that_keeps_more(window):
-    """Blocks that no query sees, some that only a few of them see."""
-    for start, S in ((70, 5), (70, 30)):
-        check(*problem(1, 4, 2, 32, start, S), 120, window=window)
-        check(*problem(1, 4, 2, 32, start, S), window + 7, window=window)
-
-
+@ON_EVERY_PATH
 @pytest.mark.parametrize("dtype", UNIT, ids=str)
-def test_scores_that_decide(dtype):
+def test_scores_that_decide(dtype, path):
     """One key takes nearly all the weight: scores keep more than 16 bits, or it is off by much."""
     query, own_key, own_value, key, value = problem(1, 4, 2, 64, 40, 12, dtype)
     check(query * 8, own_key, own_value, key, value, 60)
 
 
-def test_products_beyond_float16_are_finite():
+@ON_EVERY_PATH
+def test_products_beyond_float16_are_finite(path):
     """64 · 40² = 102400 before it is divided by √64; float16 ends at 65504. Scores are integers, so
     that float32 holds them exactly in whichever order they are summed."""
     sides = problem(1, 2, 2, 64, 40, 12, torch.float16)
@@ -248,22 +240,25 @@ def test_products_beyond_float16_are_finite():
     assert (y[:, :, 0].double() - mean).abs().max() < 4 * UNIT[torch.float16]
 
 
-def test_a_key_that_takes_all_the_weight_or_none():
+@ON_EVERY_PATH
+def test_a_key_that_takes_all_the_weight_or_none(path):
     query, own_key, own_value, key, value = problem(1, 4, 2, 32, 40, 12)
     key[:, :, 7] *= 1e4
     own_key[:, :, 3] *= 1e4
     assert check(query, own_key, own_value, key, value, 60).isfinite().all()
 
 
+@ON_EVERY_PATH
 @FORMATS
-def test_views_and_fewer_rows(format):
+def test_views_and_fewer_rows(format, path):
     """A cache's first rows, and heads that lie apart, as the model has them."""
     query, own_key, own_value, key, value = problem(2, 4, 2, 32, 20, 9)
     expected = check(query, own_key, own_value, key, value, 40, format)
     larger = CACHES[format](5, 2, 40, 32, torch.float32, "cpu")
     larger.update(torch.arange(20), key, value)
     apart = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (query, own_key, own_value)]
-    y = chunk_attention(*apart, larger.stored("key", 2), larger.stored("value", 2), 20)
+    past = larger.stored("key", 2), larger.stored("value", 2)
+    y = chunk_attention(*apart, *past, torch.arange(20, 29))
     torch.testing.assert_close(y, expected, atol=1e-6, rtol=1e-5)
 
 
@@ -275,7 +270,8 @@ def test_the_op_is_registered_as_torch_wants_it(format, window):
     (k, ks), (v, vs) = ((side.codes, side.scale) for side in stored)
     if format == "dense":  # opcheck compares, and NaN equals nothing
         k, v = k.nan_to_num(), v.nan_to_num()
-    arguments = (query, own_key, own_value, k, ks, v, vs, format, 20, window)
+    arguments = (query, own_key, own_value, k, ks, v, vs, format, torch.arange(20, 29), window)
+    arguments += (None, 30.0, None, None, None, None)  # softcap
     torch.library.opcheck(torch.ops.quantbench.chunk_attention.default, arguments)
 
 
@@ -287,18 +283,25 @@ def test_compiled_it_takes_any_start_and_length_without_compiling_anew():
         compilations.append(graph)
         return graph.forward
 
-    def step(query, key, value, start):
-        return chunk_attention(query * 2, key, value, stored, stored, start) + 1
+    def step(query, key, value, positions):
+        return chunk_attention(query * 2, key, value, stored, stored, positions) + 1
 
     compiled = torch.compile(step, fullgraph=True, backend=counting, dynamic=True)
     for start, S in ((5, 7), (12, 16), (40, 33), (73, 2)):
         given = [torch.randn(1, heads, S, 32) for heads in (4, 2, 2)]
-        assert torch.equal(compiled(*given, start), step(*given, start))
+        positions = torch.arange(start, start + S)
+        assert torch.equal(compiled(*given, positions), step(*given, positions))
     assert len(compilations) == 1
 
 
-@FORMATS
-@pytest.mark.parametrize("window", [False, True])
+@pytest.mark.parametrize(
+    "path, format, window",
+    [
+        *[("codes", "dense", False), ("codes", "int4", True), ("dequantized", "int8", False)],
+        *[("dequantized", "fp8", True), ("any device", "dense", True), ("card", "int4", False)],
+    ],
+    indirect=["path"],
+)
 def test_memory_grows_with_the_chunk_and_not_with_the_cache(
     format, window, path, monkeypatch, tmp_path
 ):
@@ -310,7 +313,12 @@ def test_memory_grows_with_the_chunk_and_not_with_the_cache(
         cache = CACHES[format](1, K, slots, D, torch.bfloat16, "cpu", slots if window else None)
         sides = [torch.randn(1, n, S, D).bfloat16() for n in (H, K, K)]
         positions = torch.arange(slots - S, slots)
-        return allocated(lambda: cache.attend(*sides, positions), tmp_path)
+        query, key, value = sides
+
+        def layer():
+            attend(query, *cache.update(positions, key, value), positions, cache.window)
+
+        return allocated(layer, tmp_path)
 
     _, shallow = measured(20_480)
     largest, deep = measured(81_920)

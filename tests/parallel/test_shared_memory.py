@@ -105,14 +105,11 @@ def test_a_step_of_every_scheme(pool, memory, wide, scheme):
 @pytest.mark.parametrize(
     ("kv_cache", "decoder", "rows"),
     [
-        ("dense", "cpu-stack", 1),
-        ("int8", "cpu-layer", 2),
-        ("int8", "cpu-stack", 2),
         ("int8", "cpu-step", 1),
         ("fp8", "cpu-step", 2),
     ],
 )
-def test_smaller_ops_and_quantized_caches(pool, memory, kv_cache, decoder, rows):
+def test_quantized_caches(pool, memory, kv_cache, decoder, rows):
     options = {"checkpoint_path": "tiny", "precision": "bfloat16", "quantization": "int8wo"}
     given = (memory, TOKENS[:rows], options, kv_cache)
     alone, _ = decoded(pool, 1, *given, decoder)

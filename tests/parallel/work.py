@@ -9,9 +9,7 @@ from torch import Tensor
 
 from quantbench.generate import Generator, Sampling
 from quantbench.log.config import RunConfig
-from quantbench.models.checkpoints.load import load_config
-from quantbench.models.checkpoints.saved import how_saved
-from quantbench.models.checkpoints.sources import locate
+from quantbench.models.formats import open_checkpoint
 from quantbench.models.llama import Transformer
 from quantbench.ops.cpu import ranks as shared_memory
 from quantbench.ops.cpu.ranks import CAPACITY
@@ -53,11 +51,12 @@ def load(ranks: Ranks, checkpoint_path: str, quantization: str = "none", **optio
         device="cpu",
         **{"precision": "float32"} | given | options,
     )
-    spec = scheme_of(config, parse(quantization))
+    checkpoint = open_checkpoint(checkpoint_path)
+    spec = scheme_of(config, parse(quantization), checkpoint)
     split = None
     if ranks.size > 1:
-        how = how_saved(locate(checkpoint_path))
-        split = split_for(load_config(checkpoint_path), ranks, spec.scheme, how and how.layers)
+        layers = checkpoint.saved and checkpoint.saved.layers
+        split = split_for(checkpoint.config(), ranks, spec.scheme, layers)
     loading = Loading(config, spec, torch.device("cpu"), split=split)
     return loading, loading.load(lambda done, total: None, lambda line: None)
 

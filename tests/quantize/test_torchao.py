@@ -15,7 +15,7 @@ from torchao.quantization import quantize_
 
 from quantbench import quantize
 from quantbench.errors import CheckpointError, KernelError, UsageError
-from quantbench.models.checkpoints.load import load_model
+from quantbench.models.loading import load_model
 from quantbench.ops.cpu import build
 from quantbench.quantize.activation import rounded
 from quantbench.quantize.cpu import PackedLinear

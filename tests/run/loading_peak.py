@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from quantbench.devices import stored_bytes
-from quantbench.models.checkpoints.load import load_model
+from quantbench.models.loading import load_model
 from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import parse
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from quantbench.models.weight_bytes import step_bytes
 from quantbench.run import environment
 
 environment.prepare()  # before torch is imported: it reads the variables once
@@ -45,7 +46,7 @@ def main(checkpoint_path: str, num_layers: int, schemes: str, rows: str) -> None
     import torch
 
     from quantbench.generate import Generator
-    from quantbench.models.checkpoints.load import load_model
+    from quantbench.models.loading import load_model
     from quantbench.quantize.registry import Quantizer
     from quantbench.quantize.spec import parse_scheme
     from quantbench.run.bandwidth import Bandwidth
@@ -62,10 +63,10 @@ def main(checkpoint_path: str, num_layers: int, schemes: str, rows: str) -> None
             seconds(fused, WARM_UP)
             taken, shares = [], []
             for _ in range(ROUNDS):
-                limit = model.step_bytes(count) / bandwidth.measure()
+                limit = step_bytes(model, count) / bandwidth.measure()
                 taken.append(seconds(fused, STEPS))
                 shares.append(limit / taken[-1])
-            line = f"{scheme}, {count} rows: {model.step_bytes(count) / 1e6:.0f} MB in "
+            line = f"{scheme}, {count} rows: {step_bytes(model, count) / 1e6:.0f} MB in "
             line += f"{statistics.median(taken) * 1e3:.2f} ms, {statistics.median(shares):.2f} of "
             line += f"the limit ({min(shares):.2f} to {max(shares):.2f})"
             if count > 1:

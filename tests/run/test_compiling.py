@@ -94,7 +94,7 @@ def test_waiting_for_what_has_not_begun_takes_nothing(monkeypatch):
         ({"compile": True}, False),  # cpu-step is one op
         ({"compile": True, "quantization": "int8wo"}, False),
         ({"compile": True, "quantization": "float8dq-row"}, True),  # rounds in Python
-        ({"compile": True, "quantization": "embed-int8"}, True),
+        ({"compile": True, "quantization": "embed-int8"}, False),
         ({"compile": True, "quantization": "int8wo", "kernel": "torchao"}, True),
         ({"compile": True, "kv_cache": "int4"}, False),
         ({"compile": True, "kv_cache_quantization": True}, False),

@@ -1,6 +1,5 @@
 """One environment for every command: the processes themselves say what is in force in them."""
 
-import dataclasses
 import gc
 import json
 import os
@@ -13,8 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from quantbench.compare.sampling.nursery import Nursery
-from quantbench.compare.sampling.process import Process, environment
+from quantbench.compare.sampling.process import Process
 from quantbench.generate import Generator
 from quantbench.log import log
 from quantbench.log.config import RunConfig, split
@@ -24,6 +22,7 @@ from quantbench.run.environment import (
     use_threads,
     without_collections,
 )
+from quantbench.run.plan import make_plan
 from tests.models.small import small_checkpoint, small_model
 
 ROOT = Path(__file__).parents[2]
@@ -55,8 +54,8 @@ def generated(tmp_path):
     return run
 
 
-def of_a_worker(*options, nursery=None):
-    worker = Process(nursery=nursery)
+def of_a_worker(*options):
+    worker = Process()
     try:
         worker.ask("load", argv=[*OPTIONS, *options])
         return worker.ask("get_ready")
@@ -76,11 +75,6 @@ def test_generate_and_the_workers_of_compare_run_under_the_same(generated):
     assert facts["environment"]["gc_threshold"] == 100_000
     assert facts["environment"]["threads"] == facts["device"]["threads"]
     assert same(of_a_worker("--compile")) == same(facts)
-    nursery = Nursery(environment())
-    try:
-        assert same(of_a_worker("--compile", nursery=nursery)) == same(facts)
-    finally:
-        nursery.close()
     assert "--threads" not in record.repro
 
 
@@ -190,9 +184,12 @@ def test_the_collector_is_left_as_it_was(enabled):
 def test_threads_reach_torch_in_this_process(monkeypatch):
     before = torch.get_num_threads()
     try:
-        config = use_threads(RunConfig(threads=3))
-        assert torch.get_num_threads() == 3 and config.threads == 3
-        config = use_threads(dataclasses.replace(config, threads=None))
-        assert config.threads is None and torch.get_num_threads() != 3
+        use_threads(RunConfig(threads=3))
+        assert torch.get_num_threads() == 3
+        plans = [make_plan(RunConfig(device="cpu", threads=n)) for n in (2, None)]
+        assert torch.get_num_threads() == 3  # a plan is a value
+        assert plans[0].config.threads == 2
+        use_threads(plans[1].config)
+        assert torch.get_num_threads() != 3
     finally:
         torch.set_num_threads(before)

@@ -9,8 +9,8 @@ import torch
 
 from quantbench import generate
 from quantbench.log.config import RunConfig
-from quantbench.models.checkpoints import saved
-from quantbench.models.checkpoints.sources import EMBEDDED
+from quantbench.models.formats import EMBEDDED, saver
+from quantbench.models.weight_bytes import weight_bytes
 from quantbench.ops.cpu import build
 from quantbench.quantize.spec import SHOWN
 from quantbench.run import loading, saved_model
@@ -59,7 +59,7 @@ def facts(plan, loaded):
     with torch.no_grad():
         logits = loaded.model(TOKENS)
     decoder = made.decoder.name, made.decoder.reason
-    return logits, (loaded.kernels, decoder, loaded.model.weight_bytes(), plan.name, plan.prompt)
+    return logits, (loaded.kernels, decoder, weight_bytes(loaded.model), plan.name, plan.prompt)
 
 
 @pytest.mark.parametrize("scheme", [*SHOWN, "autoquant"])
@@ -163,7 +163,7 @@ def test_a_full_disk_only_costs_time(arm, reads, tmp_path, monkeypatch):
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(saved, "save_file", full)
+    monkeypatch.setattr(saver, "save_file", full)
     said = []
     for _ in range(2):
         logits, again = facts(*arm(said=said, quantization="int8wo"))
@@ -191,15 +191,15 @@ def test_a_folder_that_cannot_be_made_only_costs_time(arm, tmp_path):
 def test_keeping_it_takes_no_memory(arm):
     """What waits to be written is never more than a layer, so that the peak is generate.py's."""
     waiting = []
-    add = saved.Saver._add
+    add = saver.Saver.add
 
     def watched(self, name, module):
         add(self, name, module)
-        waiting.append(sum(map(saved.stored_bytes, self.pending.values())))
+        waiting.append(sum(map(saver.stored_bytes, self.pending.values())))
 
-    saved.Saver._add = watched
+    saver.Saver.add = watched
     try:
         arm(quantization="int8wo", num_layers=2)
     finally:
-        saved.Saver._add = add
+        saver.Saver.add = add
     assert waiting and max(waiting) < saved_model.SHARD_BYTES

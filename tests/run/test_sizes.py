@@ -8,13 +8,14 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from quantbench import devices, generate
+from quantbench import devices
+from quantbench.compare.commands.generate import generate
 from quantbench.errors import MemoryShortage
 from quantbench.kv_cache.dense import DenseKVCache
 from quantbench.log.config import RunConfig
-from quantbench.models.checkpoints.load import load_config, load_model
-from quantbench.models.checkpoints.saved import inner_tensors
-from quantbench.models.checkpoints.sources import EMBEDDED
+from quantbench.models.formats import EMBEDDED
+from quantbench.models.formats.saved import inner_tensors
+from quantbench.models.loading import load_config, load_model
 from quantbench.models.presets import PRESETS
 from quantbench.ops.cpu.build import unavailable
 from quantbench.quantize.registry import Quantizer
@@ -202,7 +203,7 @@ def test_a_sliding_window_takes_its_window_and_no_more():
 
 
 def dry_run(*arguments):
-    result = CliRunner().invoke(generate.main, [*arguments, "--dry_run", "--device", "cpu"])
+    result = CliRunner().invoke(generate, [*arguments, "--dry_run", "--device", "cpu"])
     assert result.exit_code == 0, result.output
     return result.stdout
 

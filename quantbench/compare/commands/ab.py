@@ -31,8 +31,7 @@ from quantbench.compare.output import tables as report
 from quantbench.compare.sampling.answers import PlannedRuns, SchemeNames
 from quantbench.compare.sampling.arm import NOT_IN_ARMS, Arm, every_scheme, make_arms, read_arms
 from quantbench.compare.sampling.comparison import SAMPLES, SAMPLES_IN_TURN, Comparison
-from quantbench.compare.sampling.nursery import Nursery
-from quantbench.compare.sampling.process import Process, environment
+from quantbench.compare.sampling.process import Process
 from quantbench.compare.sampling.results import FILE, MOST_BESIDE, Results, Settings
 from quantbench.compare.sampling.schedule import PROCESSES, PROCESSES_OF_MANY
 from quantbench.errors import LogError, QuantbenchError, UsageError
@@ -207,15 +206,12 @@ def compare(
     if folder:
         _make(folder)
     results.save(folder)
-    nursery = Nursery(environment())
     try:
-        Comparison(results, folder, say, nursery=nursery, extend=extend).run()
+        Comparison(results, folder, say, extend=extend).run()
     except UsageError:
         if folder:
             (folder / FILE).unlink(missing_ok=True)
         raise
-    finally:
-        nursery.close()
     if results.ended == "interrupted" and results.rounds == 0:
         raise KeyboardInterrupt
     arm_rows = rows(results)

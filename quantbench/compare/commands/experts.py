@@ -20,7 +20,7 @@ from quantbench.cli import Command, Group, progress, quiet, say
 from quantbench.compare.output import expert_picture, expert_tables
 from quantbench.compare.sampling.results import report_output, write_json
 from quantbench.errors import UsageError
-from quantbench.experts.placement import HitRates, capacities, hit_rates, tried_on_the_other_half
+from quantbench.experts.placement import HitRates, hit_rates
 from quantbench.experts.popularity import Popularity
 from quantbench.experts.skew import LayerSkew, skews
 from quantbench.log.config import PRECISIONS, RunConfig
@@ -91,11 +91,12 @@ def _profiled(
 
     from quantbench.experts.routing import profile as count
     from quantbench.experts.routing import routers_of
-    from quantbench.models.checkpoints.sources import EMBEDDED
+    from quantbench.models.formats import EMBEDDED
     from quantbench.run import loading
+    from quantbench.run.parallel import begin
     from quantbench.run.plan import make_plan
 
-    plan = make_plan(config)
+    plan = begin(make_plan(config))
     routers_of(plan.architecture)  # a dense model is refused before its weights are read
     if words is None:
         words = files.read_text("", EMBEDDED / "heldout.txt")
@@ -144,11 +145,9 @@ def show(popularity: str, against: str | None, output: str | None, json_path: st
     files.check_outputs(
         [drawing, report_output(json_path)], {"POPULARITY": popularity, "--against": against}
     )
-    sizes = capacities(counts.routers)
-    if other is None:
-        rates = tried_on_the_other_half(counts, sizes)
-    else:
-        rates = list(hit_rates(counts.routers, counts.counts, other.counts, sizes))
+    first, second = counts.halves
+    pairs = [(first, second), (second, first)] if other is None else [(counts.counts, other.counts)]
+    rates = hit_rates(counts.routers, pairs)
     layers = skews(counts)
     lines = expert_tables.lines(counts, layers)
     lines += ["", *expert_tables.rate_lines(rates, other.text if other else None)]

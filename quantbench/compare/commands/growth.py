@@ -166,7 +166,7 @@ def growth(
                 dataclasses.replace(point, quantization=scheme) for scheme in chosen
             ]
     if checkpoint_path and configs:
-        from quantbench.models.checkpoints.load import load_config  # torch takes its seconds
+        from quantbench.models.loading import load_config  # torch takes its seconds
 
         load_config(checkpoint_path)  # or every point would fail for a path that names no model
     failed = False

@@ -174,15 +174,14 @@ def needed(common: RunConfig, schemes: Sequence[str]) -> tuple[dict[str, int], i
     """Bytes of weights, embedding and KV cache for each scheme, as --dry_run counts them, and the
     bytes that are free. A scheme that cannot take the model's shapes is left out."""
     from quantbench import devices
-    from quantbench.models.checkpoints.saved import how_saved
-    from quantbench.models.checkpoints.sources import locate
+    from quantbench.models.formats import open_checkpoint
     from quantbench.quantize.spec import parse_scheme
     from quantbench.run.plan import make_plan
     from quantbench.run.sizes import kv_cache_bytes, size_of
 
-    if how := how_saved(locate(common.checkpoint_path)):
+    if saved := open_checkpoint(common.checkpoint_path).saved:
         raise UsageError(
-            f"--checkpoint_path {common.checkpoint_path} was saved as {how.scheme}: schemes are "
+            f"--checkpoint_path {common.checkpoint_path} was saved as {saved.scheme}: schemes are "
             "compared on the full-precision checkpoint; give that one"
         )
     plan = make_plan(dataclasses.replace(common, quantization="none"))

@@ -23,10 +23,10 @@ import click
 from quantbench import files
 from quantbench.cli import Command, say
 from quantbench.compare.arguments import fraction, refuse_given
-from quantbench.compare.countdown import Countdown
 from quantbench.compare.figures.block_errors import LEAST_BLOCKS
 from quantbench.compare.figures.history import History
 from quantbench.compare.figures.interval import Ratio
+from quantbench.compare.progress import Progress
 from quantbench.compare.sampling.old_commit import OldCommit, old_commit
 from quantbench.compare.sampling.replayed import beside, measured
 from quantbench.errors import LogError, QuantbenchError, UsageError
@@ -171,7 +171,7 @@ def replay(
     worse = []
     with contextlib.ExitStack() as stack:
         old = stack.enter_context(old_commit(against)) if against and not dry_run else None
-        pieces = Countdown(len(chosen_lines), say if not dry_run else lambda text: None)
+        pieces = Progress(say if not dry_run else lambda text: None, len(chosen_lines))
         for line in chosen_lines:
             pieces.next(line.name)
             try:

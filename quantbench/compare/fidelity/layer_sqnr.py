@@ -1,7 +1,7 @@
 """What quantization does to each layer: signal-to-noise ratio of its weights and of its outputs.
 
-The quantized model runs a little text, and the inputs of each layer are kept. Then the checkpoint
-is read once more, layer by layer, in full precision, and each layer is compared with the quantized
+The quantized model runs a little text, and hooks store the inputs of each layer. The checkpoint is
+read once more, layer by layer, in full precision, and each layer is compared with the quantized
 one: the two models are never in memory together.
 """
 
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from quantbench.compare.sampling.answers import LayerSqnr
 from quantbench.models import build
-from quantbench.models.checkpoints.load import load_model
 from quantbench.models.llama import Transformer
+from quantbench.models.loading import load_model
 from quantbench.run.plan import Plan
 
 COLUMNS = 256  # sampled per weight; the error does not vary by column
@@ -88,5 +88,5 @@ def _inputs(model: Transformer, ids: Tensor) -> dict[str, Tensor]:
 
 
 def _is_elsewhere(module: nn.Module) -> bool:
-    """Whether a layer's weights lie in a tier of memory, and not in the layer."""
+    """Whether a tier of memory holds the layer's weights."""
     return any(parameter.is_meta for parameter in module.parameters())

@@ -1,4 +1,4 @@
-"""What `quantbench quality` measures; in a file of its own because it needs torch."""
+"""What `quantbench quality` measures; in a separate file because it needs torch."""
 
 import dataclasses
 import math
@@ -16,9 +16,9 @@ from quantbench.compare.sampling.answers import LayerSqnr, Quality
 from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig
 from quantbench.log.origin import git_commit, versions
-from quantbench.models.checkpoints.saved import how_saved
-from quantbench.models.checkpoints.sources import locate
+from quantbench.models.formats import open_checkpoint
 from quantbench.run.loading import load
+from quantbench.run.parallel import begin
 from quantbench.run.plan import make_plan
 
 DECODED, STEPS = 129, 64  # one window of 129 tokens is read both ways, its last 64 by steps
@@ -57,12 +57,12 @@ def measure(
     """tokens: of the text, 0 for all. tasks: of lm-evaluation-harness, with at most `limit`
     documents each. Raises UsageError for a checkpoint that is quantized already.
     """
-    if how_saved(locate(config.checkpoint_path)):
+    if open_checkpoint(config.checkpoint_path).saved:
         raise UsageError(
             f"--checkpoint_path {config.checkpoint_path} was saved quantized; quality is measured "
             "against full precision: give that checkpoint, and --quantization"
         )
-    plan = make_plan(config)
+    plan = begin(make_plan(config))
     ids = token_ids(plan, tokens, text)
     context = window(plan, tokens)
     ids = ids.to(plan.device)

@@ -1,6 +1,6 @@
 """The full-precision model's logits on a text, kept so that they are computed once.
 
-They lie in $XDG_CACHE_HOME/quantbench/logits (~/.cache/…), named by a hash of all they were made
+They are in $XDG_CACHE_HOME/quantbench/logits (~/.cache/…), named by a hash of all they were made
 from: the checkpoint's bytes, the tokens, dtype, device, torch. They are kept in the model's own
 dtype, so nothing is lost. A JSON file next to them has the noise floor: how far the same model in
 another dtype is from them, which no quantized model can be expected to undercut. Above MOST_BYTES,
@@ -27,8 +27,8 @@ from quantbench.compare.fidelity.scores import Logits, score, summary, through_c
 from quantbench.compare.sampling.answers import LogitsFile, Quality
 from quantbench.errors import LogError
 from quantbench.log.config import RunConfig
-from quantbench.models.checkpoints.sources import locate
 from quantbench.run.loading import load
+from quantbench.run.parallel import begin
 from quantbench.run.plan import Plan, make_plan
 from quantbench.typed_json import from_json, to_json
 
@@ -68,7 +68,7 @@ def reference(config: RunConfig, ids: Tensor, context: int, say: Say) -> Referen
     full = dataclasses.replace(
         config, quantization="none", kernel="auto", kv_cache="dense", kv_cache_quantization=False
     )
-    plan = make_plan(full)
+    plan = begin(make_plan(full))
     folder = files.cache_folder() / "logits"
     key = content_hash(plan, ids, context)
     about, logits = folder / f"{key}.json", folder / f"{key}.logits"
@@ -89,7 +89,7 @@ def reference(config: RunConfig, ids: Tensor, context: int, say: Say) -> Referen
             made = _at(logits, made)
             os.replace(f"{scratch}/logits", logits)
             Path(scratch, "about").write_text(json.dumps(to_json(Kept(size, made))))
-            os.replace(f"{scratch}/about", about)  # last: it says that the logits are whole
+            os.replace(f"{scratch}/about", about)  # last: marks the logits as complete
         discard_old(folder)
     except OSError as error:
         raise LogError(f"cannot keep logits in {folder}: {error.strerror}") from None
@@ -112,9 +112,7 @@ def discard_old(folder: Path) -> None:
     for number, (path, about) in enumerate(_newest_first(folder, "*.logits")):
         total += about.st_size
         if number and total > MOST_BYTES:
-            path.with_suffix(".json").unlink(
-                missing_ok=True
-            )  # first: it says that the logits are whole
+            path.with_suffix(".json").unlink(missing_ok=True)  # first: marks the logits as complete
             path.unlink(missing_ok=True)
     for path, about in _newest_first(folder, f"{SCRATCH}*"):
         if about.st_mtime < time.time() - 86400:
@@ -138,7 +136,7 @@ def _make(plan: Plan, ids: Tensor, context: int, path: str, say: Say) -> Referen
     del model  # before the next one is loaded
     other = dataclasses.replace(plan.config, precision=OTHER_DTYPE[precision])
     say(f"Full precision in {other.precision}, for the noise floor …")
-    plan = make_plan(other)
+    plan = begin(make_plan(other))
     model = load(plan, lambda done, total: None, say).model
     floor = summary(score(through_cache(plan, model, ids, context), Logits(file)))
     return Reference(file, summary(scores), floor, other.precision)
@@ -146,7 +144,6 @@ def _make(plan: Plan, ids: Tensor, context: int, path: str, say: Say) -> Referen
 
 def content_hash(plan: Plan, ids: Tensor, context: int) -> str:
     """A hash of everything that the logits depend on."""
-    checkpoint = locate(plan.config.checkpoint_path, weights=True)
     digest = hashlib.blake2b(digest_size=16)
     facts = {
         "format": FORMAT,
@@ -158,7 +155,7 @@ def content_hash(plan: Plan, ids: Tensor, context: int) -> str:
     }
     digest.update(json.dumps(facts, sort_keys=True, default=str).encode())
     digest.update(ids.cpu().numpy().tobytes())
-    for path in checkpoint.files:
+    for path in plan.checkpoint.files:
         with open(path, "rb") as file:
             digest.update(hashlib.file_digest(file, "blake2b").digest())
     return digest.hexdigest()

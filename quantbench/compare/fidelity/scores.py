@@ -33,11 +33,11 @@ from quantbench.compare.sampling.answers import (
 from quantbench.errors import KernelError, UsageError
 from quantbench.generate import Generator
 from quantbench.log.config import RunConfig
-from quantbench.models.checkpoints.saved import how_saved
-from quantbench.models.checkpoints.sources import EMBEDDED, locate
+from quantbench.models.formats import EMBEDDED
 from quantbench.models.llama import Transformer
 from quantbench.run.checks import EXPERTS
 from quantbench.run.loading import Loading
+from quantbench.run.parallel import begin
 from quantbench.run.plan import Plan, make_plan
 from quantbench.run.scoring import perplexity, predictions
 
@@ -217,7 +217,7 @@ def _layers(plan: Plan, model: Transformer, ids: Tensor) -> list[LayerSqnr] | No
     none of a rank, which has only parts of layers."""
     if plan.split is not None:
         return None
-    known = str(plan.spec) != "none" and not how_saved(locate(plan.config.checkpoint_path))
+    known = str(plan.spec) != "none" and not plan.checkpoint.saved
     if not known or plan.architecture.parameters() > READ_AGAIN:
         return None
     return sqnr_of_layers(plan, model, plan.config.checkpoint_path, ids)
@@ -233,8 +233,10 @@ def embedded(plan: Plan) -> tuple[Plan, Transformer]:
     fields = RunConfig.__dataclass_fields__
     changes: dict[str, Any] = {name: fields[name].default for name in OF_THE_RUN}
     changes |= {"checkpoint_path": EMBEDDED_MODEL, "compile": False, "compile_prefill": False}
-    plan = make_plan(dataclasses.replace(plan.config, **changes))
-    loading = Loading(plan.config, plan.spec, plan.device, plan.tokenizer, plan.split)
+    plan = begin(make_plan(dataclasses.replace(plan.config, **changes)))
+    loading = Loading(
+        plan.config, plan.spec, plan.device, plan.tokenizer, plan.split, plan.checkpoint
+    )
     return plan, loading.load(lambda done, total: None, lambda line: None)
 
 

@@ -29,7 +29,7 @@ class Estimate:
     freedom: int
 
     def ends(self, confidence: float = 0.95) -> tuple[float, float]:
-        """The interval's ends; infinite where there is no standard error."""
+        """The interval's ends; infinite without a standard error."""
         if not math.isfinite(self.standard_error):
             return -math.inf, math.inf
         from scipy import special  # 13 MB: a worker imports this file, and its peak memory counts

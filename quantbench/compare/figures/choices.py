@@ -9,7 +9,7 @@ from quantbench.text import counted, size
 
 What = Literal["fastest", "smallest", "compromise"]
 Limit = Literal["max_memory", "min_tok_s", "max_perplexity_increase"]
-NAMED = 4  # arms that are listed by name; of more, only the number is said
+NAMED = 4  # arms that are listed by name; the rest are counted
 HEADINGS: dict[What, str] = {
     "fastest": "fastest that keeps quality",
     "smallest": "smallest",
@@ -52,7 +52,7 @@ class Choice:
     perplexity: float | None
     perplexity_ratio: Interval | None  # to the baseline's
     quality_model: str | None  # where that is another model than the arm's
-    tied: list[str]  # arms, itself too, that cannot be told from the fastest
+    tied: list[str]  # arms, this one too, that may be the fastest
     as_good: list[str]  # other arms that may be as good a compromise
     command: str
 

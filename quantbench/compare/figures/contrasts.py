@@ -10,7 +10,7 @@ the only location whose ratio is the ratio of throughputs: BenchmarkDotNet's rem
 hidden half of a heavy-tailed mean. An arm is compared with the baseline by the difference of the
 logarithms of these means, process by process, averaged over processes (delta method: for a
 coefficient of variation v of a process's mean this differs from the log ratio of the expectations
-by v² / 2, 0.1 % for v = 5 %). Medians of steps stand beside it (late_steps.py), never instead.
+by v² / 2, 0.1 % for v = 5 %). The median step is shown next to it, never instead.
 
 **Unit of replication.** Two processes of one arm differ for as long as they live (docs/LOG.md), so
 rounds of one process are not independent replicates, however many: the observations are processes.
@@ -49,16 +49,15 @@ import numpy as np
 from scipy import special
 
 Array = np.ndarray
-Quantity = Literal["seconds_per_token", "typical_step", "late_share", "bandwidth"]
+Quantity = Literal["seconds_per_token", "typical_step", "bandwidth"]
 BASELINE = 0  # the baseline's arm number
 LEAST_FREEDOM = 3  # below, Student's t at 99 % exceeds 6: a range is more honest than an interval
 UNEVEN = 0.01  # level of the test for an arm whose variance is not the pooled one
-LATE = 1.5  # times the median step of its sample: a step that took longer is late
 
 
 @dataclass(frozen=True)
 class SampleTimes:
-    """One sample: the prompt's seconds and those of each decoding step, and when it began."""
+    """One sample: the prompt's seconds and those of each decoding step, and its start."""
 
     prefill_seconds: float
     token_seconds: Sequence[float]
@@ -74,11 +73,9 @@ class ProcessTiming:
     time: float  # seconds: mean start of its samples, for interpolation between baselines
     seconds_per_token: float  # all seconds of all samples ÷ all tokens
     typical_step: float  # seconds: mean over samples of their median step
-    late_share: float  # of all steps, 0 to 1
     relative_variance: float  # of seconds_per_token, from the samples' scatter; nan for one sample
-    bandwidth: float = math.nan  # bytes per second, read beside this process; nan where it was not
-    process: int | None = None  # of the arm's; None: one that no other timing is of
-    prompt_share: float = 0.0  # of all seconds
+    bandwidth: float = math.nan  # bytes per second, read next to this process; nan where it was not
+    process: int | None = None  # number of the arm's process; None: not shared with another timing
 
 
 @dataclass(frozen=True)
@@ -112,7 +109,7 @@ class Fit:
     blocks: Array  # (J) how many blocks each arm has been in
     lowest: Array  # (J) of the arm's log ratios by block
     highest: Array  # (J)
-    slope: float | None = None  # of the covariate, where it was kept
+    slope: float | None = None  # of the covariate, if the fit uses it
 
 
 def process_timing(
@@ -135,9 +132,6 @@ def process_timing(
         raise ValueError(f"arm {arm}, block {block}: a sample of {seconds.min()} s, above 0 needed")
     steps = [np.asarray(sample.token_seconds) for sample in samples if len(sample.token_seconds)]
     medians = [float(np.median(sample)) for sample in steps]
-    late = sum(
-        int((sample > LATE * median).sum()) for sample, median in zip(steps, medians, strict=True)
-    )
     typical = np.mean(medians) if steps else (seconds / tokens).mean()
     mean = float(seconds.sum() / tokens.sum())
     count = len(samples)
@@ -149,10 +143,8 @@ def process_timing(
         time=float(np.mean([sample.started for sample in samples])),
         seconds_per_token=mean,
         typical_step=float(typical),
-        late_share=late / max(1, sum(map(len, steps))),
         relative_variance=variance / float(seconds.sum()) ** 2,
         bandwidth=bandwidth,
-        prompt_share=sum(sample.prefill_seconds for sample in samples) / float(seconds.sum()),
         process=process,
     )
 
@@ -163,9 +155,8 @@ def contrasts(
     """Contrasts with the baseline, block by block, for arms side by side and in turn alike.
 
     A block without a baseline process is left out. Two processes of an arm in a block are averaged.
-    late_share is compared by difference and not by logarithm, as it may be 0. A baseline that stays
-    loaded while others take turns is one process: what it differs by from others of its kind is
-    common to the whole block, so its weights are added up.
+    A baseline that stays loaded while others take turns is one process: what it differs by from
+    others of its kind is common to the whole block, so its weights are added up.
     """
     arms = tuple(sorted({timing.arm for timing in timings} - {BASELINE}))
     blocks = sorted({timing.block for timing in timings if timing.arm == BASELINE})
@@ -386,8 +377,7 @@ def _of(timings: Sequence[ProcessTiming], block: int, arm: int) -> list[ProcessT
 
 
 def _level(timing: ProcessTiming, quantity: Quantity) -> float:
-    value = float(getattr(timing, quantity))
-    return value if quantity == "late_share" else math.log(value)
+    return math.log(float(getattr(timing, quantity)))
 
 
 def _noise(timings: Sequence[ProcessTiming], arm: int) -> float:

@@ -8,8 +8,8 @@ from quantbench import devices
 from quantbench.errors import CheckpointError, MemoryShortage, UsageError
 from quantbench.estimate import machines
 from quantbench.estimate.predict import Estimate, Machine, Request
-from quantbench.models.checkpoints.load import load_config
 from quantbench.models.config import ModelConfig
+from quantbench.models.loading import load_config
 from quantbench.run import bandwidth
 from quantbench.text import size
 

@@ -1,7 +1,7 @@
 """Many arms at once: against the baseline (Dunnett) and against the best of the others (Hsu).
 
     against_baseline(fitted, level=0.02)        # an Interval for each arm
-    against_best(fitted, level=0.02)            # which arms cannot be told from the fastest
+    against_best(fitted, level=0.02)            # which arms may be the fastest
 
 A verdict is read off the interval that is shown: "faster" means that the whole interval lies below
 1. The intervals of one call hold simultaneously: with probability 1 - level all of them contain the

@@ -2,7 +2,7 @@
 
     plan = Plan(candidates=1, most_blocks=16)
     looks = []
-    blocks = plan.first_blocks                       # run so many blocks, then
+    blocks = plan.first_blocks                       # run this many blocks, then
     while blocks is not None:
         looks.append(plan.look(looks, fitted))       # fitted: of all blocks so far
         blocks = plan.next_blocks(looks, fitted)     # None: the run is over

@@ -68,14 +68,10 @@ class Row:
     ratio_throughput: Ratio | None = omitted()  # 1 ÷ speed_up: below 1 is faster
     ratio_latency: Ratio | None = omitted()  # seconds per decoding step: arm ÷ baseline
     typical_step: SpeedUp | None = omitted()  # of the median step; above 1 is faster
-    late_share: float | None = omitted()  # of the arm's steps that took 1.5 × their median
-    baseline_late_share: float | None = omitted()
-    late_sentence: str = ""  # where speed_up and typical_step disagree: why
     verdict: Verdict = "not measured"
     can_be_best: bool | None = omitted()  # False where another arm is shown to be faster
     dropped: bool = False  # no longer measured: settled, and beaten by another arm
     processes: int = 0
-    in_words: str | None = omitted()
     why: list[str] = field(default_factory=list)  # reasons for being no faster than the baseline
     argv: list[str] = field(default_factory=list)  # the arm as options of generate.py
     command: str | None = omitted()  # that runs the arm

@@ -5,8 +5,11 @@ for row in rows(results):
 best_of(results)({0, 2, 5})                 # of these rows, those that may be the fastest
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from quantbench.compare.figures import timings
 from quantbench.compare.figures.contrasts import Fit, contrasts, fit
@@ -18,7 +21,6 @@ from quantbench.compare.figures.families import (
 )
 from quantbench.compare.figures.interval import Interval as Figure
 from quantbench.compare.figures.interval import Ratio
-from quantbench.compare.figures.late_steps import LateSteps, late_steps, scatter_sentence
 from quantbench.compare.figures.plan import shown
 from quantbench.compare.figures.readings import is_limit, median
 from quantbench.compare.figures.row import Row
@@ -36,7 +38,7 @@ class Compared:
 
     throughput: Mapping[int, Interval]  # seconds per token, prompt included: arm ÷ baseline
     latency: Mapping[int, Interval]  # seconds per decoding step: arm ÷ baseline
-    steps: Mapping[int, LateSteps]
+    steps: Mapping[int, Interval]  # the median decoding step: arm ÷ baseline
     best: set[int] | None  # that may be the fastest; None where nobody can say
 
 
@@ -53,13 +55,13 @@ def compare(results: Results) -> Compared:
         return Compared({}, {}, {}, None)
     decoding = contrasts(timings.decode_timings(results))
     latency = against_baseline(fit(decoding), level, confidence=1 - FALSE_VERDICTS)
-    steps = late_steps(timings.process_timings(results))
+    steps = contrasts(timings.process_timings(results), "typical_step")
     running = [n for n, arm in enumerate(results.arms) if arm.failed is None and not arm.dropped]
     best = best_of(results)(running)
     return Compared(
         throughput=shown(results.looks),
         latency={interval.arm: interval for interval in latency},
-        steps={arm.arm: arm for arm in steps},
+        steps={one.arm: one for one in against_baseline(fit(steps), FALSE_VERDICTS)},
         best=best if len(best) < len(running) or len(results.looks[-1].intervals) else None,
     )
 
@@ -79,7 +81,7 @@ def best_of(results: Results) -> Callable[[Sequence[int]], set[int]]:
 
 
 def _fitted(results: Results) -> Fit | None:
-    """The statistics of the results; None where no arm was measured beside the baseline."""
+    """The statistics of the results; None without a measured arm and baseline."""
     values = timings.of(results)
     return fit(values) if values.arms and len(values.values) else None
 
@@ -132,7 +134,7 @@ def _add_samples(row: Row, arm: ArmResult, run: Facts) -> None:
         setattr(row, name, value)
     if steps := [seconds for sample in arm.samples for seconds in sample.token_seconds]:
         row.token_p50_s, row.token_p90_s, row.token_p99_s = (
-            percentile(steps, percent) for percent in (50, 90, 99)
+            float(value) for value in np.percentile(steps, (50, 90, 99))
         )
     first = [s for s in arm.samples if s.process == arm.samples[0].process]
     row.peak_memory_bytes = (row.peak_memory_bytes or {}) | {
@@ -204,30 +206,20 @@ def _add_ratios(row: Row, number: int, interval: Interval, compared: Compared) -
     if number in compared.latency:
         row.ratio_latency = Ratio.of(compared.latency[number])
     if steps := compared.steps.get(number):
-        row.typical_step = Ratio.of(steps.typical).inverse
-        row.late_share, row.baseline_late_share = steps.share, steps.baseline_share
-        row.late_sentence = steps.sentence()
-    row.in_words = in_words(row.speed_up, row.verdict)
-
-
-def in_words(speed_up: Ratio, verdict: str) -> str:
-    """The speed-up as a sentence without a full stop."""
-    times = speed_up.value
-    ends = f"{speed_up.word} {speed_up.low:.2f} to {speed_up.high:.2f}"
-    interval = f"{times:.2f} × the baseline's speed ({ends})"
-    if verdict == "faster":
-        return f"{times - 1:.0%} faster: {interval}"
-    if verdict == "slower":
-        return f"{1 - times:.0%} slower: {interval}"
-    if speed_up.confidence is None:
-        return f"too few processes for a verdict: {interval}"
-    return f"no difference shown: {interval}"
+        row.typical_step = Ratio.of(steps).inverse
 
 
 def scatter(results: Results) -> str:
     """How far processes of one arm scatter on this machine, as a sentence without a full stop."""
     fitted = _fitted(results)
-    return "" if fitted is None else scatter_sentence(fitted)
+    if fitted is None:
+        return ""
+    if not math.isfinite(float(fitted.scatter)):
+        return "too few processes to say how far they scatter on this machine"
+    return (
+        f"processes of one arm scatter by {float(fitted.scatter):.1%} on this machine (standard "
+        f"deviation, {int(np.max(fitted.freedom))} degrees of freedom)"
+    )
 
 
 def identical_plans(results: Results) -> list[str]:
@@ -237,15 +229,6 @@ def identical_plans(results: Results) -> list[str]:
         for arm in results.arms
         if arm.also
     ]
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """Linear between the two nearest values, as numpy's default."""
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * percent / 100
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
 def _highest(peaks: Sequence[Peak]) -> Peak:

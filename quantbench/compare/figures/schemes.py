@@ -18,9 +18,10 @@ from quantbench.compare.figures.block_errors import perplexity_ratio
 from quantbench.compare.figures.json_rows import SchemeRow
 from quantbench.errors import KernelError
 from quantbench.log.config import RunConfig
-from quantbench.models.checkpoints.load import load_config
+from quantbench.models.loading import load_config
 from quantbench.quantize.spec import MEASURED, SHOWN, START_WITH, parse
 from quantbench.run.loading import Loading
+from quantbench.run.parallel import begin
 from quantbench.run.plan import make_plan
 from quantbench.run.sizes import size_of
 from quantbench.text import aligned
@@ -59,7 +60,7 @@ def _measure(
 ) -> None:
     """Fill in the perplexities; full precision is measured first, even if it has no row."""
     base = dataclasses.replace(base, device=str(device))
-    ids = token_ids(make_plan(base), limit, base.calibration_text).to(device)
+    ids = token_ids(begin(make_plan(base)), limit, base.calibration_text).to(device)
 
     def scores(name: str) -> Scores:
         plan = make_plan(dataclasses.replace(base, quantization=name))

@@ -1,7 +1,6 @@
 """Process timings, the observations of the statistics, computed from a comparison's samples.
 
     fitted = fit(of(results))                   # seconds per token, arms ÷ baseline
-    late_steps(process_timings(results))
 
 A block has one process of every arm. Side by side its rounds go through all arms; in turn each
 round is one arm's turn, and the baseline has several turns in a block.
@@ -23,7 +22,7 @@ from quantbench.compare.sampling.results import ArmResult, ArmSample, Results
 
 
 def of(results: Results) -> Contrasts:
-    """Contrasts of seconds per token; in turn, with the bandwidth readings as covariate."""
+    """Contrasts of seconds per token; bandwidth is a covariate for arms loaded one by one."""
     timings = process_timings(results)
     return with_bandwidth(timings) if results.in_turn else contrasts(timings)
 
@@ -55,7 +54,7 @@ def _timings(
 
 
 def _groups(results: Results, arm: ArmResult) -> dict[tuple[int, int | None], list[ArmSample]]:
-    """The samples that become one timing, by block and, where arms are loaded in turn, by round."""
+    """The samples that become one timing, by block and, for arms loaded one by one, by round."""
     groups: dict[tuple[int, int | None], list[ArmSample]] = {}
     for sample in arm.samples:
         if not results.blocks or sample.block < results.blocks:

@@ -1,4 +1,4 @@
-"""Why an arm is as slow as it is, as far as the measurements can tell."""
+"""Reasons, from the measurements, for an arm's speed."""
 
 from quantbench.compare.figures.row import Row
 from quantbench.compare.sampling.answers import ArmFacts

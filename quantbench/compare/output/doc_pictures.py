@@ -5,7 +5,6 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from quantbench.compare.output import bars as bars_picture
 from quantbench.compare.output import lines
 from quantbench.compare.output import pareto as pareto_picture
 from quantbench.compare.output.doc_data import read, rows_and_title
@@ -41,12 +40,6 @@ def pareto(path: str) -> str:
     return _drawn(lambda file: pareto_picture.draw(rows, [file], title))
 
 
-def bars(path: str) -> str:
-    """Speed and quality of every arm, from `ab --output`'s results.json."""
-    rows, title = rows_and_title(path)
-    return _drawn(lambda file: bars_picture.draw(rows, file, title))
-
-
 def _drawn(draw: Callable[[Path], object]) -> str:
     with tempfile.TemporaryDirectory(prefix="quantbench-") as folder:
         file = Path(folder) / "picture.svg"
@@ -65,5 +58,4 @@ CAPTIONS: Mapping[str, Callable[[str], str]] = {"growth": growth_caption}
 PICTURES: Mapping[str, Callable[[str], str]] = {
     "growth": growth,
     "pareto": pareto,
-    "bars": bars,
 }

@@ -9,7 +9,7 @@ from quantbench.quantize import spec
 
 # The model that the last column of `cache_bytes` is about.
 LLAMA_3_1 = {"heads": 8, "head_dim": 128, "layers": 32, "positions": 131072}
-# For each cache how its keys and values lie in memory, and the bytes of one head's key by head_dim.
+# For each cache the layout of keys and values, and the bytes of one head's key by head_dim.
 CACHE_BYTES: Mapping[str, tuple[str, Callable[[int], float]]] = {
     "dense": ("as `--precision` has them", lambda width: 2 * width),
     "int8": ("a scale for each token and head", lambda width: width + 2),

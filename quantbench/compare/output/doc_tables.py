@@ -225,7 +225,7 @@ PEERS: Columns[PeerRow] = [
 
 
 def peers(words: Sequence[str]) -> str:
-    """peers FILE: ours beside other runtimes, as `peers --json FILE` wrote them."""
+    """peers FILE: ours and other runtimes, as `peers --json FILE` wrote them."""
     data = read(_Peers, one_file(words))
     return captioned(PEERS, data.rows, data.about)
 

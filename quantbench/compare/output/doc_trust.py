@@ -74,38 +74,6 @@ def trust(words: Sequence[str]) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class _RealCell:
-    cell: str
-    runs: int
-    blocks_mean: float
-    false_verdicts: _Share
-    coverage_shown: _Share | None
-    found: _Share | None
-
-
-@dataclasses.dataclass(frozen=True)
-class _RealTrust:
-    about: About
-    cells: list[_RealCell]
-
-
-REAL: Columns[_RealCell] = [
-    ("what differs", lambda cell: cell.cell),
-    ("runs", lambda cell: str(cell.runs)),
-    ("false verdicts", share(lambda cell: cell.false_verdicts)),
-    ("intervals shown that hold", share(lambda cell: cell.coverage_shown)),
-    ("differences found", share(lambda cell: cell.found)),
-    ("processes an arm", number(lambda cell: cell.blocks_mean, ".0f")),
-]
-
-
-def trust_real(words: Sequence[str]) -> str:
-    """trust_real FILE: how often real comparisons erred, as `make trust` wrote it."""
-    data = read(_RealTrust, one_file(words))
-    return captioned(REAL, data.cells, data.about)
-
-
-@dataclasses.dataclass(frozen=True)
 class _About:
     about: About
 
@@ -132,6 +100,5 @@ def estimates(words: Sequence[str]) -> str:
 
 TABLES: Mapping[str, Block] = {
     "trust": trust,
-    "trust_real": trust_real,
     "estimates": estimates,
 }

@@ -1,93 +1,213 @@
-"""report.html: a comparison as one page that works offline and asks no network for anything.
+"""report.html: a comparison as one page that works offline and loads nothing from the network.
 
-    write(folder, results, rows)
+    write(folder, results, rows, table, remarks)
 
-The page is assets/report.html around three things: plotly's script, the scripts and the style of
-assets/, and a block of JSON, from which they draw. Names of arms are a person's text: they are in
-that block alone, and the scripts only ever set them as text. A Content-Security-Policy lets the
-page run these scripts and no other, and load nothing.
+The page is assets/report.html filled by jinja2, which escapes arms' names: these are a person's
+text. Charts are plotly's. A Content-Security-Policy allows these scripts only.
 """
 
 import base64
 import hashlib
-import json
-import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Sequence
 from functools import cache
 from html import escape
 from importlib import resources
 from pathlib import Path
-from string import Template
+from typing import Any
 
+import jinja2
 import numpy as np
+from markupsafe import Markup
 
 from quantbench.compare.figures.readings import span
 from quantbench.compare.figures.row import Row
 from quantbench.compare.figures.rows import identical_plans
-from quantbench.compare.output import pareto
-from quantbench.compare.output.points import WORDS, points
+from quantbench.compare.output.points import COLOURS, LABELS, Point, points, staircase
 from quantbench.compare.sampling.answers import Quality
 from quantbench.compare.sampling.results import ArmResult, Results
 from quantbench.log import shell
 from quantbench.log.config import repro
 from quantbench.run.facts import Facts
 from quantbench.text import counted
-from quantbench.typed_json import to_json
 
 FILE = "report.html"
-SCRIPTS = ("page.js", "charts.js", "table.js", "report.js")
+FRONTS = {"same": ("same",), "near": ("same", "near")}  # bands of arms that a dashed line joins
 # Percentiles of the decoding steps that are drawn; more of them in the slow tail, which matters.
 PERCENTS = (1, 5, 10, 25, 50, 75, 90, 95, 98, 99, 99.5, 99.9, 100)
-SERIES_DIGITS = 6  # of a sample's figures, which are drawn, not read
+SCRIPT = re.compile(r"<script[^>]*>(.*?)</script>", re.S)
+Table = Sequence[Sequence[str]]  # headings, then a row for each arm
 
 
 def write(
-    folder: Path,
-    results: Results,
-    rows: Sequence[Row],
-    remarks: Sequence[str] = (),
+    folder: Path, results: Results, rows: Sequence[Row], table: Table, remarks: Sequence[str] = ()
 ) -> None:
-    """The page, into the folder. Raises OSError."""
-    page = render(results, rows, remarks)
-    (folder / FILE).write_text(page, encoding="utf-8")
+    """The page, into the folder. remarks: sentences on the measurement. Raises OSError."""
+    (folder / FILE).write_text(render(results, rows, table, remarks), encoding="utf-8")
 
 
-def render(
-    results: Results,
-    rows: Sequence[Row],
-    remarks: Sequence[str],
-) -> str:
-    """The page's text.
-
-    remarks: sentences on how it was measured
-    """
+def render(results: Results, rows: Sequence[Row], table: Table, remarks: Sequence[str]) -> str:
     run = next((arm.facts.run for arm in results.arms if arm.facts and arm.facts.run), None)
-    data = _finite(
-        {
-            "rows": to_json(rows),
-            "points": [vars(point) for point in points(rows)],
-            "front": pareto.front(rows),
-            "bands": WORDS,
-            "answer": _answer(results),
-            "arms": [_arm(arm) for arm in results.arms],
-            "percents": PERCENTS,
-            "remarks": list(remarks),
-            "machine": _machine(results, run),
-            "repeat": _repeat(results),
-        }
+    lines, answer_remarks = _answer(results)
+    values: dict[str, Any] = {
+        "title": f"{run.model} on {run.device.name}" if run else "Nothing was loaded",
+        "subtitle": _subtitle(results, run),
+        "lines": lines,
+        "answer_remarks": answer_remarks,
+        "figures": _figures(results, rows),
+        "table": table,
+        "remarks": remarks,
+        "arms": [_arm(arm) for arm in results.arms],
+        "repeat": _repeat(results),
+        "machine": _machine(results, run),
+    }
+    page = _template().render(**values, policy="")
+    return page.replace('content=""', f'content="{_policy(page)}"', 1)
+
+
+@cache
+def _template() -> jinja2.Template:
+    text = resources.files("quantbench.compare.output").joinpath("assets", FILE)
+    return jinja2.Environment(autoescape=True).from_string(text.read_text(encoding="utf-8"))
+
+
+def _policy(page: str) -> str:
+    """Scripts by their hash; inline styles, which plotly sets; pictures that the page makes."""
+    hashes = {hashlib.sha256(script.encode()).digest() for script in SCRIPT.findall(page)}
+    allowed = " ".join(f"'sha256-{base64.b64encode(each).decode()}'" for each in hashes)
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
-    theme, plotly = _asset("theme.js"), _plotly()
-    script = "\n".join(_asset(name) for name in SCRIPTS)
-    return Template(_asset("report.html")).substitute(
-        title=escape(f"{run.model} on {run.device.name}" if run else "Nothing was loaded"),
-        subtitle=escape(_subtitle(results, run)),
-        policy=_policy([theme, plotly, script]),
-        style=_asset("report.css"),
-        theme=theme,
-        plotly=plotly,
-        data=_in_script(data),
-        script=script,
+
+
+# ----------------------------------------------------------------------------------------- charts
+
+
+def _figures(results: Results, rows: Sequence[Row]) -> list[tuple[str, str, Markup]]:
+    """(heading, text, chart) of each chart that has data."""
+    from plotly import graph_objects as go
+
+    made: list[tuple[str, str, Markup]] = []
+
+    def add(heading: str, text: str, traces: Sequence[Any], **axes: Any) -> None:
+        if traces:
+            figure = go.Figure(traces)
+            clear, grey = "rgba(0,0,0,0)", "#808080"  # on light and dark pages
+            figure.update_layout(
+                paper_bgcolor=clear,
+                plot_bgcolor=clear,
+                font_color=grey,
+                legend={"orientation": "h", "y": -0.2},
+                margin={"t": 10},
+                **axes,
+            )
+            figure.update_xaxes(gridcolor="#80808040").update_yaxes(gridcolor="#80808040")
+            html = figure.to_html(
+                {"displayModeBar": False}, full_html=False, include_plotlyjs=not made
+            )
+            made.append((heading, text, Markup(html)))
+
+    log = {"type": "log"}
+    add(
+        "Speed, memory and quality",
+        "Up is faster, left is smaller. The dashed lines join the fastest arms of each size within "
+        "1 % and within 5 % of the baseline's perplexity.",
+        _pareto(go, [point for point in points(rows) if point.speed_up is not None]),
+        xaxis=log | {"title": "weights and KV cache, bytes (log scale)"},
+        yaxis=log | {"title": "speed-up over the baseline (log scale)"},
     )
+
+    def arms(lines: Callable[[ArmResult], tuple[Any, Any]]) -> list[Any]:
+        traces = []
+        for arm in results.arms:
+            x, y = lines(arm)
+            if len(x):
+                traces.append(go.Scatter(x=x, y=y, name=escape(arm.name), connectgaps=False))
+        return traces
+
+    add(
+        "Speed of each sample",
+        "By round. A gap in a line is a new process of the arm.",
+        arms(_samples),
+        xaxis_title="round",
+        yaxis_title="tokens per second",
+    )
+    add(
+        "Latency of a decoding step",
+        "The share of steps that took at most this long. A rise at the right is a tail of late "
+        "steps.",
+        arms(_latency),
+        xaxis_title="percent of the steps",
+        yaxis=log | {"title": "ms (log scale)"},
+    )
+    add(
+        "Quality by layer",
+        "Signal-to-noise ratio of each linear layer's output against full precision: 20 dB is an "
+        "error of a tenth.",
+        arms(_layers),
+        yaxis_title="dB",
+    )
+    return made
+
+
+def _pareto(go: Any, shown: Sequence[Point]) -> list[Any]:
+    traces = []
+    fastest = {point.arm for point in shown if point.baseline}
+    for band, bands in FRONTS.items():
+        if steps := staircase(shown, bands):
+            fastest |= {point.arm for point in steps}
+            x = [*(p.memory_bytes for p in steps), max(p.memory_bytes for p in shown)]
+            y = [*(p.speed_up for p in steps), steps[-1].speed_up]
+            line = {"shape": "hv", "dash": "dash", "color": COLOURS[band]}
+            traces.append(go.Scatter(x=x, y=y, mode="lines", line=line, showlegend=False))
+    for band, label in LABELS.items():
+        if own := [point for point in shown if point.band == band]:
+            speeds = [point.speed_up or 0 for point in own]
+            names = [escape(point.arm) for point in own]
+            up = [(p.high or speed) - speed for p, speed in zip(own, speeds, strict=True)]
+            down = [speed - (p.low or speed) for p, speed in zip(own, speeds, strict=True)]
+            traces.append(
+                go.Scatter(
+                    x=[point.memory_bytes for point in own],
+                    y=speeds,
+                    error_y={"type": "data", "array": up, "arrayminus": down},
+                    text=[name * (p.arm in fastest) for name, p in zip(names, own, strict=True)],
+                    hovertext=names,
+                    textposition="top center",
+                    mode="markers+text",
+                    marker={"color": COLOURS[band], "size": 10},
+                    name=label,
+                )
+            )
+    return traces
+
+
+def _samples(arm: ArmResult) -> tuple[list[float], list[float | None]]:
+    x: list[float] = []
+    y: list[float | None] = []
+    for before, sample in zip([None, *arm.samples], arm.samples, strict=False):
+        if before and before.process != sample.process:
+            x.append(sample.round - 0.5)
+            y.append(None)
+        x.append(sample.round)
+        y.append(float(f"{sample.tok_s:.6g}"))
+    return x, y
+
+
+def _latency(arm: ArmResult) -> tuple[Sequence[float], Sequence[float]]:
+    steps = [seconds for sample in arm.samples for seconds in sample.token_seconds]
+    if not steps:
+        return (), ()
+    return PERCENTS, [float(f"{1e3 * s:.6g}") for s in np.percentile(steps, PERCENTS)]
+
+
+def _layers(arm: ArmResult) -> tuple[Sequence[str], Sequence[float | None]]:
+    layers = arm.quality.layers or [] if isinstance(arm.quality, Quality) else []
+    return [layer.name for layer in layers], [layer.outputs for layer in layers]
+
+
+# ------------------------------------------------------------------------------------------ words
 
 
 def title(results: Results) -> str:
@@ -121,50 +241,29 @@ def _how(run: Facts) -> list[str]:
     return parts + ([f"{run.device.threads} threads"] if run.device.threads else [])
 
 
-def _answer(results: Results) -> dict[str, object] | None:
-    """The answer in words, as the terminal has it: lines with their commands, and remarks."""
+def _answer(results: Results) -> tuple[list[tuple[str, str]], list[str]]:
+    """The answer as on the terminal: lines with their commands, and remarks."""
     if results.tune:
         first, *more = results.tune.lines
         lines = [(first, results.tune.command or ""), *((line, "") for line in more)]
-        remarks = identical_plans(results)
-    elif results.recommendation:
-        recommendation = results.recommendation
-        choices = [(choice.line(), choice.command) for choice in recommendation.choices]
-        lines = choices or [(line, "") for line in recommendation.lines()]
-        said = (recommendation.conditions(), recommendation.exclusions(), recommendation.note)
-        remarks = [remark for remark in said if remark]
-    else:
-        return None
-    return {
-        "lines": [{"text": text, "command": command} for text, command in lines],
-        "remarks": remarks,
-    }
+        return lines, identical_plans(results)
+    if not results.recommendation:
+        return [], []
+    recommendation = results.recommendation
+    choices = [(choice.line(), choice.command) for choice in recommendation.choices]
+    remarks = recommendation.conditions(), recommendation.exclusions(), recommendation.note
+    return (
+        choices or [(line, "") for line in recommendation.lines()],
+        [remark for remark in remarks if remark],
+    )
 
 
-def _arm(arm: ArmResult) -> dict[str, object]:
-    """What the page shows of an arm besides its row."""
+def _arm(arm: ArmResult) -> tuple[str, str, str]:
+    """Name, facts and command."""
     run = arm.facts.run if arm.facts else None
-    steps = [seconds for sample in arm.samples for seconds in sample.token_seconds]
-    return {
-        "name": arm.name,
-        "command": repro(run.config) if run else "",
-        "options": shell.join(arm.argv) or arm.text,
-        "samples": {
-            "round": [sample.round for sample in arm.samples],
-            "process": [sample.process for sample in arm.samples],
-            "tok_s": [_rounded(sample.tok_s) for sample in arm.samples],
-        },
-        "latency_s": [_rounded(s) for s in np.percentile(steps, PERCENTS)] if steps else [],
-        "layers": _layers(arm),
-        "ran": _ran(run),
-        "about": arm.facts.about if arm.facts else None,
-    }
-
-
-def _layers(arm: ArmResult) -> list[object]:
-    """SQNR of each layer, where the results hold it."""
-    quality = arm.quality if isinstance(arm.quality, Quality) else None
-    return [to_json(layer) for layer in (quality and quality.layers) or []]
+    facts = " · ".join(f"{name} {value}" for name, value in _ran(run).items())
+    about = (arm.facts and arm.facts.about) or "it never ran"
+    return arm.name, facts or about, repro(run.config) if run else shell.join(arm.argv) or arm.text
 
 
 def _ran(run: Facts | None) -> dict[str, str]:
@@ -209,51 +308,3 @@ def _repeat(results: Results) -> str:
     settings = results.settings
     words += ["--max_minutes", f"{settings.max_minutes:g}", "--tokens", str(settings.tokens)]
     return shell.join(words + (["--text", settings.text] if settings.text else []))
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.{SERIES_DIGITS}g}")
-
-
-def _finite(value: object) -> object:
-    """The value with None in place of infinity and not-a-number, for which JSON has no word."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
-
-
-def _in_script(value: object) -> str:
-    """The value as JSON for a script element: no text in it can end the element."""
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))  # ASCII, so no U+2028
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _policy(scripts: Sequence[str]) -> str:
-    """Scripts by their hash; style as plotly sets it; pictures that the page makes itself."""
-    hashes = [
-        base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts
-    ]
-    allowed = " ".join(f"'sha256-{value}'" for value in hashes)
-    return (
-        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; "
-        "img-src data: blob:; base-uri 'none'; form-action 'none'"
-    )
-
-
-@cache
-def _asset(name: str) -> str:
-    text = resources.files("quantbench.compare.output").joinpath("assets", name)
-    return text.read_text(encoding="utf-8")
-
-
-@cache
-def _plotly() -> str:
-    """plotly's own bundle, licence included."""
-    from plotly.offline import get_plotlyjs
-
-    script: str = get_plotlyjs()
-    return script

@@ -60,7 +60,7 @@ def panels(results: LatencyResults) -> dict[str, Lines]:
 
 
 def draw(results: LatencyResults, path: Path) -> bool:
-    """Draw SVG. Returns False, and writes no file, where there is no panel. Raises OSError."""
+    """Draw SVG. Returns False, and writes no file, without a panel. Raises OSError."""
     import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.ticker import NullLocator

@@ -72,7 +72,7 @@ def section(table: TableResult, plan: LatencyPlan) -> str:
 
 
 def _estimates(every: Sequence[Cell]) -> list[str]:
-    """What was estimated before the first run beside what was measured, and energy."""
+    """The estimate made before the first run, the measurement, and energy."""
     parts = []
     if rows := estimate_rows(every):
         parts.append(
@@ -158,5 +158,5 @@ def _against(cell: Cell, step: int, seconds: float) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """A text from elsewhere on one line, which begins and ends no cell of a table."""
+    """A text from elsewhere on one line, without the characters that separate cells."""
     return one_line(text).replace("\\", "/").replace("|", "\\|")

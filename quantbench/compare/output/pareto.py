@@ -24,42 +24,8 @@ from quantbench.compare.output.points import (
 MARKERS = {"same": "o", "near": "D", "worse": "v", BROKEN: "o", UNKNOWN: "s"}
 FRONTS = (("same", ("same",)), ("near", ("same", "near")))
 TICKS = [digits * 10**power for power in (-1, 0, 1, 2) for digits in (1, 1.5, 2, 3, 4, 5, 7)]
-# Where a label may stand: points from its marker, and how it is aligned there. Nearest first.
-PLACES = tuple(
-    (dx * distance, dy * distance, horizontal, vertical)
-    for distance in (7, 14, 24, 38, 56)
-    for dx, dy, horizontal, vertical in (
-        (0, 1, "center", "bottom"),
-        (1, 0, "left", "center"),
-        (-1, 0, "right", "center"),
-        (0, -1, "center", "top"),
-        (1, 1, "left", "bottom"),
-        (-1, 1, "right", "bottom"),
-        (1, -1, "left", "top"),
-        (-1, -1, "right", "top"),
-    )
-)
-LEADER = {"arrowstyle": "-", "color": "#7d8590", "lw": 0.7, "shrinkA": 0, "shrinkB": 3}
-BEHIND = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.8}  # a label
+MOST_NAMED = 16  # arms that are all named
 STYLE: Any = {"svg.hashsalt": "quantbench", "svg.fonttype": "none", "font.size": 10}
-
-
-def objectives(row: Row) -> tuple[float, float, float] | None:
-    """Seconds per token, bytes of weights and cache, and perplexity, 0 where it was not measured;
-    less is better. None for an arm without samples."""
-    if row.failed or row.tok_s is None:
-        return None
-    memory = (row.weight_bytes or 0) + (row.kv_cache_bytes or 0)
-    return 1 / row.tok_s, memory, row.perplexity or 0.0
-
-
-def front(rows: Sequence[Row]) -> list[bool]:
-    """Whether no other arm is at least as good in everything and better in something."""
-    places = [objectives(row) for row in rows]
-    return [
-        place is not None and not any(rival and _beats(rival, place) for rival in places)
-        for place in places
-    ]
 
 
 def draw(rows: Sequence[Row], paths: Sequence[Path], title: str = "") -> None:
@@ -84,7 +50,7 @@ def draw(rows: Sequence[Row], paths: Sequence[Path], title: str = "") -> None:
         axes.grid(color="#e6e9ee")
         axes.spines[["top", "right"]].set_visible(False)
         if shown:
-            _labels(figure, axes, shown, unit)
+            _labels(axes, shown, unit)
         for path in paths:
             metadata = {"Date": None} if path.suffix == ".svg" else {}
             figure.savefig(path, dpi=150, metadata=metadata)
@@ -165,53 +131,17 @@ def _legend(figure: Any, shown: Sequence[Point]) -> None:
     )  # fmt: skip
 
 
-def _labels(figure: Any, axes: Any, shown: Sequence[Point], unit: float) -> None:
-    """Each name where it covers no marker, no other name and no edge; with a thin line to its
-    marker where that is not near. Without such a place it is left out: report.html has it."""
-    from matplotlib.text import Text
-
-    figure.draw_without_rendering()
-    frame = axes.get_window_extent()
-    taken = [_box_of_marker(axes, point, unit) for point in shown]
-    for point in sorted(shown, key=lambda point: (point.band == BROKEN, -(point.speed_up or 0))):
-        xy = (point.memory_bytes / unit, point.speed_up)
-        for dx, dy, horizontal, vertical in PLACES:
-            is_far = abs(dx) > 7 or abs(dy) > 7
-            label = axes.annotate(
+def _labels(axes: Any, shown: Sequence[Point], unit: float) -> None:
+    """Names at their markers; of many arms only the fastest of each size. report.html has all."""
+    fastest = {point.arm for _, bands in FRONTS for point in staircase(shown, bands)}
+    for number, point in enumerate(sorted(shown, key=lambda point: point.memory_bytes)):
+        if len(shown) <= MOST_NAMED or point.baseline or point.arm in fastest:
+            axes.annotate(
                 point.arm,
-                xy,
-                xytext=(dx, dy),
+                (point.memory_bytes / unit, point.speed_up),
+                xytext=(8, (8, -12)[number % 2]),
                 textcoords="offset points",
-                ha=horizontal,
-                va=vertical,
+                ha="right" if point.baseline else "left",
                 fontsize=8.5,
-                color="#1a1f26",
-                zorder=4,
-                annotation_clip=False,
                 parse_math=False,
-                arrowprops=LEADER if is_far else None,
-                bbox=BEHIND,
             )
-            label.get_window_extent()  # puts it into its place
-            text_box = Text.get_window_extent(label)  # without the line to its marker
-            inside = frame.x0 <= text_box.x0 and text_box.x1 <= frame.x1
-            inside = inside and frame.y0 <= text_box.y0 and text_box.y1 <= frame.y1
-            if inside and not any(text_box.overlaps(other) for other in taken):
-                taken.append(text_box.padded(1))
-                break
-            label.remove()
-
-
-def _box_of_marker(axes: Any, point: Point, unit: float) -> Any:
-    """Pixels that a marker and its bar cover."""
-    from matplotlib.transforms import Bbox
-
-    x, y = point.memory_bytes / unit, point.speed_up
-    low, high = point.low or y, point.high or y
-    (left, bottom), (right, top) = axes.transData.transform([(x, low), (x, high)])
-    return Bbox([[left - 8, bottom - 8], [right + 8, top + 8]])
-
-
-def _beats(rival: Sequence[float], point: Sequence[float]) -> bool:
-    pairs = list(zip(rival, point, strict=True))
-    return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)

@@ -14,13 +14,6 @@ from quantbench.compare.figures.row import Row
 # arm is drawn hollow, since its speed is of no use.
 BANDS = (("same", 1.01), ("near", 1.05), ("worse", 2.0))
 BROKEN, UNKNOWN = "broken", "unknown"
-WORDS = {
-    "same": "perplexity at most 1 % above the baseline's",
-    "near": "at most 5 % above",
-    "worse": "more than 5 % above",
-    BROKEN: "broken: more than twice the baseline's",
-    UNKNOWN: "quality not measured",
-}
 
 # Short names of the quality bands, and their colours on white, for pictures.
 LABELS = {
@@ -51,7 +44,7 @@ class Point:
     high: float | None
     confidence: float | None  # of the interval; None: low and high are a range
     perplexity_ratio: float | None  # perplexity ÷ the baseline's
-    band: str  # a key of WORDS
+    band: str  # a key of LABELS
     baseline: bool
 
 
@@ -61,7 +54,7 @@ def points(rows: Sequence[Row]) -> list[Point]:
 
 
 def band(perplexity_ratio: float | None) -> str:
-    """The quality band that an arm's perplexity is in: a key of WORDS."""
+    """The quality band that an arm's perplexity is in: a key of LABELS."""
     if perplexity_ratio is None:
         return UNKNOWN
     return next((name for name, most in BANDS if perplexity_ratio <= most), BROKEN)

@@ -14,6 +14,7 @@ from quantbench.compare.figures.rows import identical_plans, scatter
 from quantbench.compare.output import html as page
 from quantbench.compare.output import pareto as picture
 from quantbench.compare.output.columns import Columns, aligned, interval, number, size, with_error
+from quantbench.compare.output.documents import table
 from quantbench.compare.sampling.answers import Quality
 from quantbench.compare.sampling.results import FILE, MOST_BESIDE, Results
 from quantbench.errors import LogError
@@ -107,9 +108,16 @@ def answer(results: Results) -> str:
     return said.text() if said else ""
 
 
-def markdown(results: Results, rows: Sequence[Row]) -> str:
+def full_table(rows: Sequence[Row]) -> list[list[str]]:
+    """Headings, then every column of every row."""
     speed = [*RATE, *SPEED_UP, *VERDICT, *TYPICAL_STEP_ENDS, *RATIO, *LATENCY]
     columns = [*ARM, *speed, *MEMORY, *QUALITY, *KERNEL]
+    cells = [[show(row) for _, show in columns] for row in rows]
+    return [[heading for heading, _ in columns], *cells]
+
+
+def markdown(results: Results, rows: Sequence[Row]) -> str:
+    headings, *cells = full_table(rows)
     runs = [arm.facts.run for arm in results.arms if arm.facts]
     run = next((run for run in runs if run), None)
     model = f"{run.model} on {run.device.name}" if run else "nothing was loaded"
@@ -117,9 +125,7 @@ def markdown(results: Results, rows: Sequence[Row]) -> str:
         f"# {model}",
         "",
         *([said.markdown()] if (said := results.tune or results.recommendation) else []),
-        "| " + " | ".join(heading for heading, _ in columns) + " |",
-        "|" + "---|" * len(columns),
-        *("| " + " | ".join(show(row) for _, show in columns) + " |" for row in rows),
+        table(headings, cells),
         "",
         "![speed, memory and quality](pareto.svg)",
         "",
@@ -167,7 +173,7 @@ def remarks(results: Results, rows: Sequence[Row], reasons: bool = True) -> list
 
 
 def _brackets(rows: Sequence[Row]) -> list[str]:
-    """What the speed-ups are, and the ends beside them."""
+    """What the speed-ups and the ends in brackets are."""
     words = dict.fromkeys(row.speed_up.word for row in rows if row.speed_up)
     intervals = [word for word in words if word != "range"]
     if not words:
@@ -222,7 +228,6 @@ def _best(rows: Sequence[Row]) -> list[str]:
 
 def _remarks(row: Row, reasons: bool) -> list[str]:
     remarks = [f"failed: {row.failed}"] if row.failed else []
-    remarks += [row.late_sentence] if row.late_sentence else []
     remarks += [f"no quality: {row.why_no_quality}"] if row.why_no_quality else []
     remarks += [row.decoding_differs] if row.decoding_differs else []
     if row.warm_up_steady is False:
@@ -280,7 +285,7 @@ def write(folder: Path, results: Results, rows: Sequence[Row]) -> None:
         (folder / TABLE).write_text(as_csv(rows))
         (folder / REPORT).write_text(markdown(results, rows))
         picture.draw(rows, [folder / name for name in PICTURES], page.title(results))
-        page.write(folder, results, rows, remarks(results, rows))
+        page.write(folder, results, rows, full_table(rows), remarks(results, rows))
     except OSError as error:
         raise LogError(f"cannot write into {folder}: {error.strerror}") from None
 

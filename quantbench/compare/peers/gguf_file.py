@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from quantbench.errors import LogError, UsageError
 from quantbench.models import build
-from quantbench.models.checkpoints.load import load_config, load_model
 from quantbench.models.config import ModelConfig
 from quantbench.models.llama import Transformer, scaled
+from quantbench.models.loading import load_config, load_model
 
 FORMATS = ("BF16", "Q8_0", "Q6_K", "Q4_0")
 ELEMENTS_AT_ONCE = 1 << 17  # of a matrix: its float32 copies stay in the second-level cache

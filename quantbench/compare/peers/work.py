@@ -1,4 +1,4 @@
-"""What every runtime of `quantbench peers` is asked to do."""
+"""The work of every runtime of `quantbench peers`."""
 
 from dataclasses import dataclass
 

@@ -6,7 +6,7 @@
     {"do": "get_ready"}
     {"do": "sample", "index": 3}
 
-Each runtime has a process of its own because libraries compete for threads; while others are
+Each runtime has its own process because libraries compete for threads; while others are
 measured it waits for its input and takes no processor time. Every runtime reads a prompt and then
 takes the likeliest token, again and again; we time the same work that generate.py does.
 """
@@ -118,7 +118,7 @@ class HuggingFace:
         import torch
         import transformers
 
-        from quantbench.models.checkpoints.load import load_config
+        from quantbench.models.loading import load_config
 
         architecture = load_config(work.checkpoint)
         if work.num_layers:
@@ -187,8 +187,8 @@ def hugging_face(checkpoint: str, num_layers: int | None) -> Any:
     from torch import nn
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from quantbench.models.checkpoints.load import load_config, load_model
-    from quantbench.models.checkpoints.names import hugging_face as names
+    from quantbench.models.formats.names import hugging_face as names
+    from quantbench.models.loading import load_config, load_model
 
     ours = load_config(checkpoint)
     if num_layers:
@@ -297,7 +297,7 @@ class _Seconds(NamedTuple):
 
 
 def _check_memory(needed: int, headroom: int) -> None:
-    """Raise MemoryShortage unless so many bytes, and `headroom` more, are free."""
+    """Raise MemoryShortage unless this many bytes, and `headroom` more, are free."""
     import torch
 
     from quantbench import devices

@@ -155,7 +155,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class PlannedRuns:
-    """One for each run that was asked about."""
+    """One for each run in the request."""
 
     runs: list[Planned]
 
@@ -260,7 +260,7 @@ class LogitsFile:
 
 @dataclass(frozen=True)
 class QualityAnswer:
-    """An arm's quality, and the file of its logits where it was asked to keep them."""
+    """An arm's quality, and the file of its logits if the request named one."""
 
     quality: Quality | NoQuality
     logits: LogitsFile | None = None

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 
 from quantbench import devices
-from quantbench.compare.countdown import Countdown
+from quantbench.compare.progress import Progress
 from quantbench.errors import UsageError
 from quantbench.kv_cache import CACHES
 from quantbench.kv_cache.base import KVCache
-from quantbench.models.checkpoints.load import load_config
+from quantbench.models.loading import load_config
 from quantbench.ops import attention as decode
 from quantbench.run.bandwidth import Bandwidth
 from quantbench.run.environment import Environment, in_force
@@ -82,7 +82,7 @@ def measured(
             layer.fill(depth)
         return layers
 
-    filling = Countdown(len(CACHES), say, "filling layers, kind")
+    filling = Progress(say, len(CACHES), "filling layers, kind")
     kinds: dict[str, list[KVCache]] = {}
     refused = []
     for name, cache in CACHES.items():
@@ -106,7 +106,7 @@ def measured(
 
     speeds = []
     timings: dict[str, list[float]] = {name: [] for name in kinds}
-    timing = Countdown(rounds + 1, say, "round")
+    timing = Progress(say, rounds + 1, "round")
     for _ in range(rounds + 1):
         timing.next()
         speeds.append(read.measure())

@@ -18,17 +18,16 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from quantbench.compare.progress import Progress, duration
 from quantbench.compare.sampling import process
-from quantbench.compare.sampling.nursery import Nursery
 from quantbench.compare.sampling.process import WorkerFailed
-from quantbench.compare.sampling.progress import Progress
 from quantbench.compare.sampling.results import MOST_BESIDE, Results
 from quantbench.compare.sampling.schedule import Schedule
 from quantbench.compare.sampling.workers import Command, DoesNotFit, Workers
 
 BETWEEN_BASELINES = 3  # arms that are measured between two turns of the baseline
 SAMPLES, SAMPLES_IN_TURN, LEAST_SAMPLES, MOST_SAMPLES = 4, 3, 2, 50  # of each process
-WORTH_A_START = 0.3  # seconds: shorter is a process not measured, as starting it takes as long
+WORTH_A_START = 0.3  # seconds of samples, at least: starting a process takes longer
 SETTLING = 1  # samples that do not count: arms that were steady alone are not yet steady in turns
 SETTLED = 0.02  # seconds: threads of the previous sample spin for a few milliseconds
 SAVE_EVERY = 1.0  # seconds
@@ -43,24 +42,24 @@ class Comparison:
         folder: Path | None,
         say: Callable[[str], None],
         command: Command = process.COMMAND,
-        nursery: Nursery | None = None,
         probe_rounds: bool = False,
         extend: bool = False,
     ) -> None:
         """
         folder: where the results are saved
-        command, nursery: as Workers takes them
+        command: as Workers takes it
         probe_rounds: side by side, read the bandwidth before each round, not only at both ends
         extend: as Schedule takes it
         """
         self.results, self.settings, self.folder = results, results.settings, folder
-        self.command, self.nursery, self.probe_rounds = command, nursery, probe_rounds
+        self.command, self.probe_rounds = command, probe_rounds
         self.progress = Progress(say)
         self.say = self.progress.say
         self.schedule = Schedule(results, self.say, extend)
         self.saved = 0.0  # time.monotonic() of the last save
-        self.announced: set[int] = set()  # arms whose loading was said
-        self.baseline_stays = True  # in turn, while other arms are loaded
+        self.first_block = results.blocks  # of this session
+        self.announced: set[int] = set()  # arms whose loading was announced
+        self.baseline_stays = True  # when arms are loaded one by one
         self.workers: Workers
 
     def run(self) -> None:
@@ -73,7 +72,7 @@ class Comparison:
         with tempfile.TemporaryDirectory(prefix="quantbench-") as scratch:
             arms = self.folder / "arms" if self.folder else Path(scratch, "arms")
             once = self.settings.processes == 1  # then nothing would be read back
-            given = (self.command, self.nursery, None if once else arms)
+            given = (self.command, None if once else arms)
             self.workers = Workers(results, Path(scratch), self.say, *given)
             with self.progress.ticking():
                 try:
@@ -101,9 +100,10 @@ class Comparison:
                 if results.plan is None:
                     plan = results.plan = self.schedule.make_plan()
                     target = plan.most_blocks if self.settings.fixed else plan.first_blocks
-                    self.progress.plan(target, plan.most_blocks)
                     if self._nothing_to_compare() is None:
-                        self.say(f"The first block is done; {self.progress.left()}")
+                        self.progress.total = target - self.first_block
+                        left = duration(self.progress.left() or 0.0)
+                        self.say(f"The first block is done; about {left} left")
                 self._keep(at_once=True)
                 if self.settings.fixed and self.schedule.is_over_budget():
                     break
@@ -124,8 +124,10 @@ class Comparison:
     def _block(self, target: int) -> None:
         results = self.results
         before = self.workers.measuring
-        most = results.plan.most_blocks if results.plan else target
-        self.progress.plan(target, max(most, target), self.schedule.affordable)
+        most = max(target, results.plan.most_blocks if results.plan else target)
+        self.progress.where = f"block {results.blocks + 1} of {target}"
+        self.progress.where += f", at most {most}" * (most > target)
+        self.progress.total = target - self.first_block
         try:
             if not results.in_turn:
                 try:
@@ -135,7 +137,7 @@ class Comparison:
                     results.in_turn = True
             if results.in_turn:
                 self._block_in_turn()
-            self.progress.end_block()
+            self.progress.done = results.blocks + 1 - self.first_block
         finally:
             self.workers.unload_all()
             results.measuring_seconds += self.workers.measuring - before
@@ -143,8 +145,6 @@ class Comparison:
     def _block_beside(self) -> None:
         """A block with all arms loaded side by side. Raises DoesNotFit, in the first block only."""
         results, order = self.results, self._order()
-        samples = len(order) * (SETTLING + self._samples())
-        self.progress.begin_block(results.blocks + 1, len(order), samples, self.workers.measuring)
         loading = order
         if self.workers.wants_logits():
             loading = sorted(order, key=bool)  # the others are compared with the baseline's
@@ -154,7 +154,6 @@ class Comparison:
             self.workers.probe(0, self.results.numbers)
         for _ in range(SETTLING):
             self._round(order, counted=False)
-        self.progress.units = len(order) * (SETTLING + self._samples())  # known by the first one
         taken = 0
         while taken < self._samples() and self.workers.loaded:
             if self.probe_rounds:
@@ -168,7 +167,6 @@ class Comparison:
         """A sample of every arm."""
         for number in order:
             self._sample(number, counted)
-            self.progress.unit_done(self.workers.measuring)
             time.sleep(SETTLED)
 
     def _block_in_turn(self) -> None:
@@ -181,12 +179,11 @@ class Comparison:
         }
         arms = [number for number in self._order() if number and number not in done]
         order = turns(arms)
-        self.progress.begin_block(results.blocks + 1, 0, len(order), self.workers.measuring)
         place = 0
         for number in order:
             place += bool(number)
             self._turn(number, f"arm {place} of {len(arms)}" if number else "the baseline's turn")
-            self.progress.unit_done(self.workers.measuring)
+            self.progress.done += 1 / len(order)
             self._keep(at_once=True)
 
     def _turn(self, number: int, where: str) -> None:
@@ -197,7 +194,7 @@ class Comparison:
         else:
             try:
                 self._load(number, where)
-            except DoesNotFit:  # beside the baseline
+            except DoesNotFit:  # next to the baseline
                 self.baseline_stays = False
                 workers.unload_all()
                 self._load(number, where)
@@ -226,8 +223,6 @@ class Comparison:
             if self.results.in_turn or self.results.blocks == 0:
                 raise
             self.workers.fail(number, WorkerFailed(str(error), "memory"))
-        if not self.results.in_turn:
-            self.progress.load_done()
 
     def _sample(self, number: int, counted: bool = True) -> None:
         """Take a sample of an arm. How long the first one of a run takes decides how many samples

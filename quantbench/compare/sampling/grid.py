@@ -3,7 +3,7 @@ the same plan.
 
     grid = read_grid(common, ["threads=1,2", "quantization=int8wo,int4wo-128"])
     settings = grid.settings()              # the default first, then the four combinations
-    tuned = group(settings, planned)        # arms to measure, and what else each stands for
+    tuned = group(settings, planned)        # arms to measure, and the settings that share its plan
 
 The default is the command line without --over: it is the baseline, and what stays if nothing else
 is shown to be faster. "default" as a value leaves an option as it is there, and switches take on
@@ -52,7 +52,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Grid:
-    """All axes, and the options that the command line gives besides."""
+    """All axes, and the other options of the command line."""
 
     common: RunConfig
     axes: list[Axis]

@@ -96,7 +96,7 @@ class LatencyPlan:
         return len(self.loads) * len(self.sequence_lengths) * len(self.batch_sizes)
 
     def difference(self, given: "LatencyPlan") -> str | None:
-        """The first thing in which a plan that was kept differs from the given one."""
+        """The first difference between the saved plan and the given one."""
         pairs = zip(self.arms, given.arms, strict=False)
         changed = next((a.name for a, b in pairs if a.text == b.text and a.argv != b.argv), None)
         if changed is not None:

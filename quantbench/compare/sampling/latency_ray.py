@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from quantbench.compare.countdown import duration
 from quantbench.compare.figures.latency import Cell
+from quantbench.compare.progress import duration
 from quantbench.compare.sampling.latency_plan import LatencyPlan, Load
-from quantbench.compare.sampling.latency_progress import LatencyProgress, name
+from quantbench.compare.sampling.latency_progress import name
 from quantbench.compare.sampling.latency_results import Carried, LatencyResults, TableResult
 from quantbench.compare.sampling.latency_sweep import Sweep
 from quantbench.compare.sampling.process import environment
@@ -39,12 +39,7 @@ def measure(plan: str, timeout: float | None) -> str:
     returns the tables as JSON."""
     results = LatencyResults(from_json(LatencyPlan, json.loads(plan)))
     (load,) = results.plan.loads
-    Sweep(
-        results,
-        lambda: None,
-        LatencyProgress(results.plan, lambda line: None),
-        timeout=timeout,
-    ).run()
+    Sweep(results, lambda: None, lambda line: None, timeout=timeout).run()
     here = f"{machine()}, {node()}"
     config = parse(load.arm.argv)
     for table in results.tables:

@@ -56,7 +56,7 @@ class Spent:
 
     runs: float = 0.0  # prompts and decoding steps, those of warm-ups among them
     compiling: float = 0.0  # first steps of cells for which steps may be compiled
-    overhead: float = 0.0  # everything else from the first cell's beginning to the last one's end
+    overhead: float = 0.0  # all other seconds from the first cell's start to the last cell's end
     overhead_share: float | None = None  # overhead ÷ runs
 
     def add(self, wall: float, runs: float, compiling: float) -> None:

@@ -1,6 +1,6 @@
 """A sweep of latencies: every cell of a plan that has no figures yet is measured.
 
-    Sweep(results, keep, progress, start).run()     # results.ended says how it ended
+    Sweep(results, keep, say, start).run()     # results.ended says how it ended
 
 Each (model, arm, ranks) has a worker process, which loads the model once and measures its cells one
 after the other, short prompts first. What goes wrong with a cell is that cell's reason; the others
@@ -20,7 +20,6 @@ from quantbench.compare.sampling.latency_answers import CellReady, Described, Ru
 from quantbench.compare.sampling.latency_plan import Load
 from quantbench.compare.sampling.latency_progress import LatencyProgress
 from quantbench.compare.sampling.latency_results import Carried, LatencyResults, TableResult
-from quantbench.compare.sampling.nursery import Nursery
 from quantbench.compare.sampling.process import Process, WorkerFailed
 from quantbench.run.energy import Energy, NotCounted, pooled
 
@@ -30,10 +29,8 @@ GOES_ON = ("memory", "usage", "refused")  # kinds of failures after which a work
 Left = list[tuple[int, int]]  # cells: sequence length, batch size
 
 
-def start(number_of_ranks: int, nursery: Nursery | None = None) -> Process:
-    """Start a worker of so many ranks. nursery: forks the worker if that has one rank."""
-    alone = nursery if number_of_ranks == 1 else None
-    return Process(ranks.command(number_of_ranks, WORKER), alone)
+def start(number_of_ranks: int) -> Process:
+    return Process(ranks.command(number_of_ranks, WORKER))
 
 
 class Sweep:
@@ -43,7 +40,7 @@ class Sweep:
         self,
         results: LatencyResults,
         keep: Callable[[], None],
-        progress: LatencyProgress,
+        say: Callable[[str], None],
         start: Callable[[int], Process] = start,
         timeout: float | None = None,
     ) -> None:
@@ -52,7 +49,7 @@ class Sweep:
         start: a function that starts a worker of so many ranks
         timeout: seconds after which a cell is given up; None: never
         """
-        self.results, self.keep, self.progress = results, keep, progress
+        self.results, self.keep, self.say = results, keep, say
         self.start, self.timeout = start, timeout
         self.ended_at = 0.0  # time.perf_counter() when the last cell ended
 
@@ -60,13 +57,13 @@ class Sweep:
         """Measure until the plan is complete or Ctrl-C comes; `results.ended` says which."""
         results = self.results
         left = {load.key: results.left(load) for load in results.plan.loads}
-        self.progress.begin(
-            [(load, *cell) for load in results.plan.loads for cell in left[load.key]]
-        )
+        cells = [(load, *cell) for load in results.plan.loads for cell in left[load.key]]
+        self.progress = LatencyProgress(results.plan, self.say, cells)
         results.ended = None
         try:
-            for load in results.plan.loads:
-                self._measure(load, left[load.key])
+            with self.progress.ticking():
+                for load in results.plan.loads:
+                    self._measure(load, left[load.key])
             results.ended = "complete"
         except KeyboardInterrupt:
             results.ended = "interrupted"
@@ -120,11 +117,11 @@ class Sweep:
         return left, worker.answer(Carried, "load") if left else None
 
     def _give_up(self, load: Load, length: int, size: int, reason: str) -> None:
-        """Give a cell the reason why it has no figures; samples from before it failed are kept."""
+        """Give a cell the reason why it has no figures; samples from before the failure stay."""
         table = self.results.begin(load, length)
         samples = next((cell.samples for cell in table.cells if cell.batch_size == size), [])
         self.results.put(load, length, Cell(size, samples, reason))
-        self.progress.done(load, length, size, measured=False)
+        self.progress.finish(length, size, measured=False)
         self.keep()
 
     # ------------------------------------------------------------------------- a cell
@@ -156,7 +153,7 @@ class Sweep:
             now = time.perf_counter()
             table.spent.add(now - self.ended_at, seconds, compiling)
             self.ended_at = now
-        self.progress.done(load, length, size)
+        self.progress.finish(length, size)
 
     def _runs(
         self, worker: Process, count: int, energies: list[Energy | NotCounted] | None = None

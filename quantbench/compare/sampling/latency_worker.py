@@ -16,11 +16,11 @@ was compiled for one batch size serves the others.
 from __future__ import annotations
 
 import dataclasses
+import gc
 import math
 import time
 from typing import TYPE_CHECKING
 
-from quantbench import generate
 from quantbench.cli import quiet
 from quantbench.compare.figures.latency import LatencySample
 from quantbench.compare.sampling.latency_answers import (
@@ -42,6 +42,7 @@ from quantbench.text import size
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from quantbench import generate
     from quantbench.estimate.machines import Speed
     from quantbench.models.config import ModelConfig
     from quantbench.models.llama import Transformer
@@ -68,11 +69,9 @@ class LatencyWorker:
     meter: Meter | NotCounted
 
     def check(self, argv: list[str], ranks: list[int]) -> Possible:
-        """Whether so many ranks can share the model. Raises UsageError where they cannot."""
+        """Whether the model can be shared by each number of ranks; UsageError where it cannot."""
         from quantbench import devices
-        from quantbench.models.checkpoints.load import load_config
-        from quantbench.models.checkpoints.saved import how_saved
-        from quantbench.models.checkpoints.sources import locate
+        from quantbench.models.formats import open_checkpoint
         from quantbench.ops.ranks import Ranks
         from quantbench.quantize.spec import parse as parse_scheme
         from quantbench.run import parallel
@@ -80,28 +79,29 @@ class LatencyWorker:
         from quantbench.run.plan import scheme_of
 
         config = parse(argv)
-        spec = scheme_of(config, parse_scheme(config.quantization))
-        how = how_saved(locate(config.checkpoint_path))
-        architecture, device = load_config(config.checkpoint_path), devices.resolve(config.device)
+        checkpoint = open_checkpoint(config.checkpoint_path)
+        spec = scheme_of(config, parse_scheme(config.quantization), checkpoint)
+        architecture, device = checkpoint.config(), devices.resolve(config.device)
+        layers = checkpoint.saved.layers if checkpoint.saved else None
         warnings: list[str | None] = []
         for number in ranks:
             if number > 1:
                 where = launch.Place(0, number, 0, number)
-                split_for(architecture, Ranks(0, number), spec.scheme, how.layers if how else None)
+                split_for(architecture, Ranks(0, number), spec.scheme, layers)
                 warnings.append(parallel.warning(where, device))
         return Possible([line for line in warnings if line])
 
     def describe(self, argv: list[str], cells: list[Place], decode_length: int) -> Described:
         """Describe the model, and say which cells cannot be measured and why."""
+        from quantbench.run import parallel
         from quantbench.run import plan as planning
 
         config = parse(argv)
         quiet(config.debug)
-        self.plan = planning.make_plan(
-            dataclasses.replace(
-                config, batch_size=1, prefill_size=1, max_new_tokens=1, temperature=0.0
-            )
+        config = dataclasses.replace(
+            config, batch_size=1, prefill_size=1, max_new_tokens=1, temperature=0.0
         )
+        self.plan = parallel.begin(planning.make_plan(config))
         self.decode_length = decode_length
         refusals = self._refusals(cells)
         refused = {(r.sequence_length, r.batch_size) for r in refusals}
@@ -110,6 +110,8 @@ class LatencyWorker:
 
     def load(self) -> Carried:
         """Load and quantize the weights; says how the model is run."""
+        from quantbench import generate
+        from quantbench.models.weight_bytes import weight_bytes
         from quantbench.run import loading, measure, parallel
 
         plan = self.plan
@@ -118,13 +120,13 @@ class LatencyWorker:
         self.model, self.kernels = loaded.model, loaded.kernels
         measure.check_logits(plan, generate.make_generator(plan, self.model))
         self.meter = Meter.find(plan.device, plan.ranks)
-        (weight_bytes,) = plan.ranks.total([self.model.weight_bytes()], plan.device)
+        (weights,) = plan.ranks.total([weight_bytes(self.model)], plan.device)
         return Carried(
             machine=machine(),
             device=str(plan.device),
             precision=str(plan.precision),
             kernel=loaded.kernels,
-            weight_bytes=int(weight_bytes),
+            weight_bytes=int(weights),
         )
 
     def cell(self, sequence_length: int, batch_size: int) -> CellReady:
@@ -204,7 +206,7 @@ class LatencyWorker:
         samples: list[LatencySample] = []
         started = time.perf_counter()
         while len(samples) < count:
-            # All ranks stop when rank 0 does, and none begins before the others.
+            # All ranks stop when rank 0 does, and none starts before the others.
             (passed,) = ranks.first([time.perf_counter() - started], device)
             if samples and passed > seconds:
                 break
@@ -288,11 +290,7 @@ class LatencyWorker:
         from quantbench import devices
 
         plan = self.plan
-        if self.generator is not None:
-            # Its compiled functions refer to it, so its caches would stay until Python looks for
-            # such circles, which takes 0.2 s.
-            vars(self.generator).clear()
-        self.generator = None
+        self._forget()
         reason = self._too_large(length, rows, 0, devices.free_memory(plan.device))
         if reason:
             raise MemoryShortage(reason)
@@ -310,27 +308,29 @@ class LatencyWorker:
             and (number <= rows or not self._too_large(length, number, 0, free))
         ]
         if max(self.shared) > rows:
-            vars(self.generator).clear()
+            self._forget()
             self.generator = self._generator(length, max(self.shared))
 
-    def _generator(self, length: int, rows: int) -> generate.Generator:
+    def _forget(self) -> None:
+        """Drop the present Generator, and free its caches."""
         import torch
 
-        from quantbench.run import compiling
-
+        compiled = self.generator is not None and self._compiles()
+        self.generator = None
         torch._dynamo.reset()  # else the compiler takes the other caches' sizes for variable ones
+        if compiled:
+            gc.collect()  # what dynamo traced with refers to itself, and to the caches
+
+    def _generator(self, length: int, rows: int) -> generate.Generator:
+        from quantbench import generate
+
         config = dataclasses.replace(self.plan.config, batch_size=rows)
         positions = config.cache_size or self._positions(length)
         plan = dataclasses.replace(self.plan, config=config, cache_size=positions)
-        made = generate.make_generator(plan, self.model)
-        if config.compile and not made.decoder.one_op:
-            made.step = compiling.for_any_rows(made.step)
-        if config.compile_prefill:
-            made.prefill, made.fill = map(compiling.for_any_rows, (made.prefill, made.fill))
-        return made
+        return generate.make_generator(plan, self.model, any_rows=True)
 
     def _decoder(self, rows: int) -> str | None:
-        """The name of the decoder for so many rows; None where none can run."""
+        """The name of the decoder for `rows` rows; None if no decoder can run."""
         from quantbench.run import decoding
 
         assert self.generator is not None

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from quantbench import devices
 from quantbench.compare.sampling.answers import Product, Shape, ShapeTimings
 from quantbench.errors import KernelError
-from quantbench.models.checkpoints.load import load_config
+from quantbench.models.loading import load_config
 from quantbench.quantize.autoquant.race import Timing, module_bytes, race
 from quantbench.quantize.registry import Quantizer, kernels_for
 from quantbench.quantize.spec import parse_scheme
@@ -101,8 +101,7 @@ class Products:
             bandwidth=BYTES / result.beside.seconds,
             bandwidth_probe=self.bandwidth.probe,
             bandwidth_caveat=self.bandwidth.caveat,
-            # With two copies of each weight, the bandwidth is read between two uses of a copy.
-            rotated=result.rotated + BYTES * (result.least_copies > 1),
+            rotated=result.rotated + BYTES,  # a round also reads the bandwidth probe
             cache=result.cache,
         )
 

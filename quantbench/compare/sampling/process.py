@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from quantbench.compare.sampling import ranks
-from quantbench.compare.sampling.nursery import Nursery
 from quantbench.errors import QuantbenchError, UsageError
 from quantbench.run.environment import defaults
 from quantbench.typed_json import from_json, to_json
 
 COMMAND = (sys.executable, "-m", "quantbench.compare.sampling.worker")
 ROOT = Path(__file__).parents[3]
-INSTALLED = not (ROOT / "generate.py").exists()  # in a checkout it stands beside the package
+INSTALLED = not (ROOT / "generate.py").exists()  # in a checkout it is next to the package
 PATIENCE = 5  # seconds for ranks to end
 T = TypeVar("T")
 
@@ -53,33 +52,23 @@ def environment() -> dict[str, str]:
 class Process:
     """One worker. Its stderr goes to a temporary file."""
 
-    def __init__(self, command: Sequence[str] = COMMAND, nursery: Nursery | None = None) -> None:
-        """`nursery`: what forks it, if it can."""
+    def __init__(self, command: Sequence[str] = COMMAND) -> None:
         self.stderr = tempfile.TemporaryFile()
-        self.spawned: subprocess.Popen[bytes] | None = None
-        self.nursery = nursery
         self.is_ranks = ranks.are_started_by(command)
-        self.exit_code: int | None = None
-        their_stdin, our_stdin = os.pipe()
-        our_stdout, their_stdout = os.pipe()
-        streams = (their_stdin, their_stdout, self.stderr.fileno())
-        pid = nursery.fork(command[1:], streams) if nursery else None
-        if pid is None:
-            # In a session of its own, so that Ctrl-C on the terminal reaches only this process,
-            # which then ends the worker and every compiler that the worker started.
-            self.spawned = subprocess.Popen(
-                command,
-                stdin=their_stdin,
-                stdout=their_stdout,
-                stderr=self.stderr,
-                start_new_session=True,
-                env=environment(),
-            )
-            pid = self.spawned.pid
-        self.pid: int = pid
-        os.close(their_stdin)
-        os.close(their_stdout)
-        self.stdin, self.stdout = os.fdopen(our_stdin, "w"), os.fdopen(our_stdout)
+        # In a separate session, so that Ctrl-C on the terminal reaches only this process, which
+        # then ends the worker and every compiler that the worker started.
+        self.spawned = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.stderr,
+            start_new_session=True,
+            env=environment(),
+            text=True,
+        )
+        assert self.spawned.stdin and self.spawned.stdout
+        self.pid = self.spawned.pid
+        self.stdin, self.stdout = self.spawned.stdin, self.spawned.stdout
 
     def answer(self, kind: type[T], do: str, **arguments: object) -> T:
         """`ask`, its answer read as a `kind` of compare/sampling/answers.py.
@@ -119,31 +108,20 @@ class Process:
 
     def close(self) -> None:
         """End it, and whatever it started."""
-        if self.spawned and self.is_ranks:
+        if self.is_ranks:
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                 self.stdin.close()  # ranks end with their input, and their memory is free then
                 self.spawned.wait(PATIENCE)
         self.kill()
-        if self.exit_code is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)  # it may have no session of its own yet
-            self._wait()
+        self.spawned.kill()  # it may not have its own session yet
+        self.spawned.wait()
         for stream in (self.stdin, self.stdout):
             with contextlib.suppress(OSError):
                 stream.close()
         self.stderr.close()
 
-    def _wait(self) -> int:
-        if self.exit_code is None:
-            self.exit_code = self.spawned.wait() if self.spawned else self._forked_exit_code()
-        return self.exit_code
-
-    def _forked_exit_code(self) -> int:
-        assert self.nursery
-        return self.nursery.wait(self.pid)
-
     def _last_words(self) -> str:
-        code = self._wait()
+        code = self.spawned.wait()
         if code == -signal.SIGKILL:
             return "killed (SIGKILL), as the system does when memory runs out"
         if code < 0:

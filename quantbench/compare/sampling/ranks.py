@@ -23,12 +23,12 @@ SHORT = ".short"  # suffix of a file of a rank that had too little memory
 
 
 def command(ranks: int, module: str) -> tuple[str, ...]:
-    """What starts a worker, whose file is `module`, as so many ranks."""
+    """The command that starts the worker in `module` as this many ranks."""
     return of((sys.executable, "-m", module), ranks)
 
 
 def of(worker: Sequence[str], ranks: int) -> tuple[str, ...]:
-    """What starts a worker as so many ranks. worker: the command that starts it as one process."""
+    """The command that starts a worker as this many ranks. worker: that for one process."""
     if ranks == 1:
         return tuple(worker)
     python, *words = worker

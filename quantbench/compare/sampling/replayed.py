@@ -34,7 +34,7 @@ class Replayed:
 
 @dataclass(frozen=True)
 class Beside:
-    """A run, measured beside an older commit."""
+    """A run, measured interleaved with an older commit."""
 
     record: Record  # now
     speed: Ratio  # now ÷ then; above 1 it became faster

@@ -26,12 +26,12 @@ T = TypeVar("T")
 FORMAT = 4
 FILE = "results.json"
 MOST_NAMED = 5  # arms that failed, in a message
-MOST_BESIDE = 8  # arms side by side: a round of more takes so long that the machine drifts in it
+MOST_BESIDE = 8  # arms side by side: the machine drifts within longer rounds
 
 
 @dataclass(frozen=True)
 class Settings:
-    """When to stop, and what to measure besides. See the options of the same names."""
+    """When to stop, and what else to measure. See the options of the same names."""
 
     precision: float = 0.02
     max_minutes: float = 10
@@ -62,7 +62,7 @@ class ArmSample(TimedSample):
     """A sample that counts."""
 
     block: int  # from 0; a block has one process of every arm
-    round: int  # from 0, over all blocks; in turn, each turn of an arm is a round
+    round: int  # from 0, over all blocks; when arms are loaded one by one, each turn is a round
     process: int  # from 0: which of the arm's processes took it
     started: float  # seconds, time.monotonic() of the coordinator
 

@@ -2,7 +2,7 @@
 
     schedule = Schedule(results, say)
     while (blocks := schedule.target()) is not None:
-        …                                       # run until there are so many blocks
+        …                                       # run until there are this many blocks
         schedule.look()
     results.ended = schedule.why_ended()
 
@@ -25,7 +25,7 @@ VERDICTS: tuple[Verdict, ...] = ("faster", "slower", "no difference shown")
 class Schedule:
     """When to look at what was measured, and when to stop.
 
-    What was decided and seen is kept in `results`, so that --resume can go on.
+    `results` stores all decisions and looks, so that --resume can go on.
     """
 
     def __init__(self, results: Results, say: Callable[[str], None], extend: bool = False) -> None:
@@ -57,7 +57,7 @@ class Schedule:
         return Plan(max(1, len(self.results.running) - 1), PROCESSES).first_blocks
 
     def make_plan(self) -> Plan:
-        """The plan, made after the first block: as many blocks as the budget allows."""
+        """The plan, made after the first block: its blocks fill the budget."""
         candidates = max(1, len(self.results.running) - 1)
         return Plan(candidates, self._most_blocks(), self.settings.precision)
 
@@ -95,7 +95,7 @@ class Schedule:
         return min(max(size, results.blocks + 2), allowed)
 
     def _fitted(self) -> Fit | None:
-        """The statistics of all blocks; None where no arm was measured beside the baseline."""
+        """The statistics of all blocks; None without a measured arm and baseline."""
         values = timings.of(self.results)
         return fit(values) if values.arms and len(values.values) else None
 

@@ -32,7 +32,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from quantbench import generate
 from quantbench.cli import explained, quiet, say
 from quantbench.compare.sampling import ranks
 from quantbench.compare.sampling.answers import (
@@ -96,7 +95,7 @@ class Worker:
         config = parse(argv)
         quiet(config.debug)
         started = time.perf_counter()
-        self.plan = plan = planning.make_plan(config)
+        self.plan = plan = parallel.begin(planning.make_plan(config))
         free = devices.free_memory(plan.device)
         if free is not None:
             try:
@@ -107,7 +106,7 @@ class Worker:
                 except MemoryShortage as error:
                     raise NeverFits(str(error)) from None
                 raise
-        parallel.meet(plan.ranks)  # or one that is late would find memory taken by the others
+        parallel.meet(plan.ranks)  # or a late rank would find less memory free
         folder = Path(saved) if saved else None
         self.loaded = saved_model.load(plan, folder, lambda done, total: None, say)
         quantizing = self.loaded.quantize_seconds
@@ -130,13 +129,13 @@ class Worker:
         keep = keep if self.plan.ranks.rank == 0 else None
         with devices.returning_memory():  # else scoring would raise the peak of generating
             answer = fidelity.quick(self.plan, self.loaded.model, tokens, text, reference, keep)
-            gc.collect()  # models of its own lie in cycles: up to 10 MB, which would count as peak
+            gc.collect()  # reference cycles hold models: up to 10 MB, which would count as peak
         self.seconds["quality"] = time.perf_counter() - started
         return answer
 
     def get_ready(self) -> ArmFacts:
         """Compile, warm up, and count the energy of a sample."""
-        from quantbench import devices
+        from quantbench import devices, generate
 
         started = time.perf_counter()
         plan, device = self.plan, self.plan.device
@@ -291,7 +290,7 @@ class Worker:
 
 
 def _age() -> float:
-    """Seconds since the process was started or forked; 0 where the system does not tell."""
+    """Seconds since the process was started; 0 where the system does not tell."""
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         uptime = float(Path("/proc/uptime").read_text().split()[0])

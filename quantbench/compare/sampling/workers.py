@@ -23,7 +23,6 @@ from quantbench.compare.sampling.answers import (
     Reading,
     TimedSample,
 )
-from quantbench.compare.sampling.nursery import Nursery
 from quantbench.compare.sampling.process import Process, WorkerFailed
 from quantbench.compare.sampling.results import ArmResult, ArmSample, Results
 from quantbench.errors import UsageError
@@ -49,17 +48,15 @@ class Workers:
         scratch: Path,
         say: Callable[[str], None],
         command: Command = process.COMMAND,
-        nursery: Nursery | None = None,
         arms: Path | None = None,
     ) -> None:
         """
         scratch: a folder for this session
         command: starts a worker; or a function that gives the command for an arm's number
-        nursery: forks the workers, where it can
         arms: a folder where an arm may be kept as it was quantized, for its later processes
         """
         self.results, self.scratch, self.say = results, scratch, say
-        self.command, self.nursery, self.arms = command, nursery, arms
+        self.command, self.arms = command, arms
         self.loaded: dict[int, Process] = {}
         self.probes: dict[str, Process] = {}
         self.reference: LogitsFile | None = None
@@ -157,7 +154,7 @@ class Workers:
     def _prober(self, device: str) -> Process:
         """The worker that has no arm: it reads the device's bandwidth and estimates runs on it."""
         if device not in self.probes:
-            self.probes[device] = Process(self._command(0), self._nursery(0))
+            self.probes[device] = Process(self._command(0))
         return self.probes[device]
 
     def unload(self, number: int) -> None:
@@ -186,17 +183,10 @@ class Workers:
         argv = self.results.arms[number].argv
         of_ours = not argv or argv[0].startswith("--")  # another runtime's is one JSON object
         size = parse(argv).tp if of_ours else 1
-        if size == 1:
-            return Process(self._command(number), self._nursery(number))
         return Process(ranks.of(self._command(number), size))
 
     def _command(self, number: int) -> Sequence[str]:
         return self.command(number) if callable(self.command) else self.command
-
-    def _nursery(self, number: int) -> Nursery | None:
-        """The peaks of an arm's first process count, so not every nursery may fork it."""
-        known, nursery = self.results.arms[number].facts is not None, self.nursery
-        return nursery if nursery is not None and (known or nursery.honest) else None
 
     def _measure_quality(self, number: int, worker: Process) -> None:
         """Measure this arm's quality, once; the baseline's again if its logits are missing."""

@@ -29,7 +29,7 @@ from quantbench.errors import KernelError, LogError
 from quantbench.ops.cpu import compiler
 
 SOURCES = Path(__file__).parent / "src"
-ISAS = ("portable", *compiler.INSTRUCTIONS)
+ISAS = tuple(compiler.INSTRUCTIONS)
 MAX_LIBRARIES = 3  # of a checkout that stay in the cache: the newest
 DIGEST_BYTES = hashlib.sha256().digest_size
 

@@ -1,13 +1,15 @@
 """Finding the machine's C++ compiler and building a library with it.
 
-A source file's name says which instructions it may use (INSTRUCTIONS): each family of kernels has
-the same loop in several files, portable.cpp, avx2.cpp and so on. An instruction set that the
-compiler does not support is left out of the library, and so are all better ones.
+A source with a line "// Variants: portable avx2" is compiled once for each instruction set that the
+line names, with that set's flags and -DVARIANT=avx2; other sources once, with neither. An
+instruction set that the compiler does not support is left out of the library, and so are all better
+ones.
 """
 
 import contextlib
 import os
 import platform
+import re
 import shlex
 import shutil
 import signal
@@ -15,6 +17,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -35,11 +38,13 @@ AVX512 = (
 )
 AVX512VNNI = (*AVX512, "-mavx512vnni", "-mavx512vbmi")
 INSTRUCTIONS = {
+    "portable": (),
     "avx2": AVX2,
     "avx512": AVX512,
     "avx512vnni": AVX512VNNI,
     "amx": (*AVX512VNNI, *(f"-mamx-{part}" for part in ("tile", "bf16", "int8"))),
 }
+_VARIANTS = re.compile(r"^// Variants: (.*)$", re.MULTILINE)
 # For the sources in a folder. hqq rounds products before it adds them, so that all instruction sets
 # give the same bits.
 FLAGS_OF_FOLDERS = {"hqq": ("-ffp-contract=off",)}
@@ -117,7 +122,7 @@ def identity(compiler: Words) -> list[str]:
 
 
 def version(compiler: Words) -> str:
-    """What the compiler says of itself."""
+    """The compiler's answer to --version."""
     return subprocess.run([*compiler, "--version"], capture_output=True, text=True).stdout
 
 
@@ -129,23 +134,48 @@ def _own_flags() -> list[str]:
     return os.environ.get("CXXFLAGS", "").split()
 
 
+@dataclass(frozen=True)
+class Unit:
+    """A source, compiled once."""
+
+    source: Path
+    variant: str | None  # the instruction set, where the source has variants
+    options: Words  # in addition to `flags`
+
+    @property
+    def object_name(self) -> str:
+        return f"{self.source.parent.name}-{self.source.stem}-{self.variant}.o"
+
+
+def units(sources: Path) -> list[Unit]:
+    """What is compiled of the folder `sources`."""
+    made = []
+    for source in sorted(sources.rglob("*.cpp")):
+        named = _VARIANTS.search(source.read_text())
+        own = (*FLAGS_OF_FOLDERS.get(source.parent.name, ()), f"-I{sources}")
+        for variant in named[1].split() if named else [None]:
+            extra = (*INSTRUCTIONS[variant], f"-DVARIANT={variant}") if variant else ()
+            made.append(Unit(source, variant, (*extra, *own)))
+    return made
+
+
 def library(compiler: Words, sources: Path, scratch: Path) -> Path:
     """Compile all sources into one library in the folder `scratch`. Raises KernelError."""
     processes = _Processes(scratch)
     with ThreadPoolExecutor(jobs()) as pool, processes.ended_with_this_one():
-        every = sorted(sources.rglob("*.cpp"))
-        wanted = [name for name in INSTRUCTIONS if any(path.stem == name for path in every)]
-        known = _known(compiler, wanted, processes, pool)
-        defined = f'-DQUANTBENCH_BUILT=" {" ".join(("portable", *known))} "'
+        every = units(sources)
+        used = {unit.variant for unit in every}
+        wanted = [name for name in PROBES if name in used]
+        known = ["portable", *_known(compiler, wanted, processes, pool)]
+        defined = f'-DQUANTBENCH_BUILT=" {" ".join(known)} "'
 
-        def compile_one(source: Path) -> Path:
-            target = scratch / f"{'-'.join(source.relative_to(sources).parts)}.o"
-            own = INSTRUCTIONS.get(source.stem, ()) + FLAGS_OF_FOLDERS.get(source.parent.name, ())
-            options = (*flags(), *own, defined, f"-I{sources}")
-            processes.run(compiler, [*options, "-c", source, "-o", target])
+        def compile_one(unit: Unit) -> Path:
+            target = scratch / unit.object_name
+            options = (*flags(), *unit.options, defined)
+            processes.run(compiler, [*options, "-c", unit.source, "-o", target])
             return target
 
-        chosen = [path for path in every if path.stem not in INSTRUCTIONS or path.stem in known]
+        chosen = [unit for unit in every if unit.variant is None or unit.variant in known]
         objects = list(pool.map(compile_one, chosen))
         target = scratch / "kernels.so"
         link = ["-shared", *objects, f"-L{TORCH / 'lib'}", "-ltorch_cpu", "-o", target]

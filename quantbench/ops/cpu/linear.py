@@ -1,7 +1,7 @@
 """The product of x with a transposed packed weight on the CPU, in C++. For a few rows of x, the
 weight is read once.
 
-    packed = pack(weight)                  # a ops.formats.Packed, or plain float weights
+    packed = pack(weight, columns)         # an ops.formats.Packed
     y = linear(x, packed, rows)
 
 It computes what ops.reference.linear computes. Activations are rounded to 8 bits only if the scheme
@@ -54,7 +54,7 @@ def _(
     factor,
     rounding,
 ):
-    """A tensor of as many bytes as geometry() in linear/pack.cpp computes."""
+    """A tensor of the size that geometry() in linear/layout.cpp computes."""
     unit = UNIT * ROWS * (3 if format == "2:4" else bits) // 8
     units = -(-columns // UNIT)
     chunks = -(-units // max(1, scale_columns // UNIT)) if scale_columns else 0
@@ -94,19 +94,16 @@ def refuses(weight: Packed, columns: int) -> str | None:
     return None
 
 
-def pack(weight: Packed | Tensor, columns: int, activation: str | None = None) -> Tensor:
-    """A quantized or float (N, K) weight in the order in which the kernel reads it: (bytes,) uint8.
+def pack(weight: Packed, columns: int, activation: str | None = None) -> Tensor:
+    """A quantized (N, K) weight in the order in which the kernel reads it: (bytes,) uint8.
 
     columns: K. activation: how the scheme rounds activations, "int8", "int8-asymmetric" or None.
     On the meta device the result has the right shape, and no library is needed. Raises KernelError
     for shapes that `refuses` rejects, and for weights or scales that are not finite.
     """
-    if not (weight if isinstance(weight, Tensor) else weight.scale).is_meta:
+    if not weight.scale.is_meta:
         build.load()
-    if isinstance(weight, Tensor):
-        ones = torch.ones(weight.shape[0], 1, device=weight.device)
-        weight = Packed([weight], ones, None, None, "dense", weight.itemsize * 8, columns)
-    elif reason := refuses(weight, columns):
+    if reason := refuses(weight, columns):
         raise KernelError(f"a weight {reason}")
     scale, zero, scale_columns = _scales(weight, columns)
     factor = _UNITS.get(weight.format, 1.0)

@@ -1,15 +1,11 @@
-"""A decoding step of a Llama in C++, fused: norms, biases, rotation, gates and sums are in the same
-op as the matrix products. As 110 small ops, a step with 4-bit weights spends a fifth of its time
-between them.
+"""A decoding step of a Llama in one C++ op, tokens to logits.
 
-    decode(…)                                   # tokens to logits
-    layers(…)                                   # all layers, if the embedding or output differs
-    before_attention(…), after_attention(…)     # one layer, around attention over a cache that only
-                                                # Python fills
+Norms, biases, rotation, gates and sums stand between the matrix products of the same op. As 110
+small ops, a step with 4-bit weights spends a fifth of its time between them.
 
-The ops compute what models.llama.Block computes, and round to x's dtype where its modules round.
-`decode` and `layers` also take layers with a mixture of experts (models/mixtral.py).
-B rows, D model width, E head width, V vocabulary. Ranks that share memory exchange in the ops.
+The op computes what models/llama.py and models/mixtral.py compute, and rounds to x's dtype where
+their modules round. B rows, D model width, E head width, V vocabulary. Ranks that share memory
+exchange numbers in the op.
 """
 
 from collections.abc import Sequence
@@ -22,76 +18,17 @@ MAX_FUSED_ROWS = 16  # above this, products take nearly all of the time and fusi
 
 torch.library.define(
     "quantbench::cpu_decode",
-    "(Tensor tokens, Tensor table, Tensor[] parts, Tensor(a!)[] caches, str format, "
+    "(Tensor x, Tensor? table, Tensor[] parts, Tensor(a!)[] caches, str format, "
     "Tensor frequencies, Tensor position, bool wraps, float epsilon, int heads, int kv_heads, "
-    "int width, Tensor norm, Tensor output, int ranks, int[] vocabularies) -> Tensor",
-)
-torch.library.define(
-    "quantbench::cpu_layers",
-    "(Tensor x, Tensor[] parts, Tensor(a!)[] caches, str format, Tensor cos, Tensor sin, "
-    "Tensor position, bool wraps, float epsilon, int heads, int kv_heads, int width, int ranks) "
+    "int width, Tensor norm, Tensor output, Tensor? output_bias, int ranks, int[] vocabularies) "
     "-> Tensor",
-)
-torch.library.define(
-    "quantbench::cpu_before_attention",
-    "(Tensor x, Tensor norm, float epsilon, Tensor weight, Tensor? bias, Tensor? query_norm, "
-    "Tensor? key_norm, Tensor cos, Tensor sin, int heads, int kv_heads) "
-    "-> Tensor",
-)
-torch.library.define(
-    "quantbench::cpu_after_attention",
-    "(Tensor y, Tensor x, Tensor wo, Tensor? wo_bias, Tensor norm, float epsilon, Tensor w13, "
-    "Tensor? w13_bias, Tensor w2, Tensor? w2_bias, int width, int ranks) -> Tensor",
 )
 
 
 @torch.library.register_fake("quantbench::cpu_decode")
-def _(
-    tokens,
-    table,
-    parts,
-    caches,
-    format,
-    frequencies,
-    position,
-    wraps,
-    epsilon,
-    heads,
-    kv_heads,
-    width,
-    norm,
-    output,
-    ranks,
-    vocabularies,
-):
-    return table.new_empty((tokens.numel(), sum(vocabularies) if ranks else table.shape[0]))
-
-
-@torch.library.register_fake("quantbench::cpu_layers")
-def _(x, parts, caches, format, cos, sin, position, wraps, epsilon, heads, kv_heads, width, ranks):
-    return x.new_empty(x.shape)
-
-
-@torch.library.register_fake("quantbench::cpu_before_attention")
-def _(
-    x,
-    norm,
-    epsilon,
-    weight,
-    bias,
-    query_norm,
-    key_norm,
-    cos,
-    sin,
-    heads,
-    kv_heads,
-):
-    return x.new_empty((x.shape[0], (heads + 2 * kv_heads) * 2 * cos.numel()))
-
-
-@torch.library.register_fake("quantbench::cpu_after_attention")
-def _(y, x, wo, wo_bias, norm, epsilon, w13, w13_bias, w2, w2_bias, width, ranks):
-    return x.new_empty(x.shape)
+def _(x, table, parts, caches, format, frequencies, position, wraps, epsilon, heads, kv_heads,
+      width, norm, output, output_bias, ranks, vocabularies):  # fmt: skip
+    return norm.new_empty((x.shape[0], sum(vocabularies)))
 
 
 @dataclass(frozen=True)
@@ -108,7 +45,7 @@ class Networks:
 
     w13: Sequence[Tensor]  # of each network, all plain (2 · width, D) or all packed alike
     w2: Sequence[Tensor]  # of each network, all plain (D, width) or all packed alike
-    width: int  # 0 where there are none
+    width: int  # 0 if there are no networks
 
     def head(self) -> list[int]:
         """The width, then the bytes of each network's packed w13 and w2; 0 for plain ones."""
@@ -216,101 +153,29 @@ class Caches:
     format: str  # one of ops.kv.WRITTEN_BY_STEPS
 
 
-def before_attention(x: Tensor, layer: Layer, cos: Tensor, sin: Tensor, shape: Shape) -> Tensor:
-    """Rotated queries, rotated keys, and values of x (B, D): (B, heads + 2 · kv_heads, E).
-
-    cos and sin: E / 2 float32 numbers each, for the position of all rows.
-    """
-    y = torch.ops.quantbench.cpu_before_attention(
-        x,
-        layer.attention_norm,
-        shape.epsilon,
-        layer.wqkv.weight,
-        layer.wqkv.bias,
-        layer.query_norm,
-        layer.key_norm,
-        cos,
-        sin,
-        shape.heads,
-        shape.kv_heads,
-    )
-    return y.view(len(x), shape.heads + 2 * shape.kv_heads, -1)
-
-
-def after_attention(y: Tensor, x: Tensor, layer: Layer, shape: Shape) -> Tensor:
-    """A layer's output (B, D), from attention's output y (B, heads · E) and the layer's input x
-    (B, D)."""
-    return torch.ops.quantbench.cpu_after_attention(
-        y,
-        x,
-        layer.wo.weight,
-        layer.wo.bias,
-        layer.ffn_norm,
-        shape.epsilon,
-        layer.w13.weight,
-        layer.w13.bias,
-        layer.w2.weight,
-        layer.w2.bias,
-        shape.width,
-        shape.ranks,
-    )
-
-
-def layers(
-    x: Tensor,
-    parts: Sequence[Tensor],
-    caches: Caches,
-    cos: Tensor,
-    sin: Tensor,
-    position: Tensor,
-    shape: Shape,
-) -> Tensor:
-    """The last layer's output (B, D), from the first layer's input x (B, D) at `position` (1,)
-    int64.
-
-    parts: the `Layer.parts` of all layers. cos and sin: as for before_attention. Raises
-    RuntimeError for a position that is not in the caches, and when another rank has ended or
-    failed.
-    """
-    return torch.ops.quantbench.cpu_layers(
-        x,
-        parts,
-        caches.tensors,
-        caches.format,
-        cos,
-        sin,
-        position,
-        shape.wraps,
-        shape.epsilon,
-        shape.heads,
-        shape.kv_heads,
-        shape.width,
-        shape.ranks,
-    )
-
-
 def decode(
-    tokens: Tensor,
-    table: Tensor,
+    x: Tensor,
+    table: Tensor | None,
     parts: Sequence[Tensor],
     caches: Caches,
     frequencies: Tensor,
     position: Tensor,
     shape: Shape,
     norm: Tensor,
-    output: Tensor,
-    vocabularies: Sequence[int] = (),
+    output: Linear,
+    vocabularies: Sequence[int],
 ) -> Tensor:
-    """Logits (B, V) of the next tokens, after `tokens` (B, 1) int64 at `position` (1,) int64.
+    """Logits (B, V) of the next tokens, after those at `position` (1,) int64.
 
-    table: the embedding, (V, D). frequencies: radians per position of each of a head's E / 2 pairs,
-    float32. norm: the weight of the final norm. output: the weight of the output layer, unquantized
-    or packed. vocabularies: how many tokens each rank has in its table and output, if `shape` has
-    ranks; V is their sum then. The other arguments are as for `layers`. Raises RuntimeError as
-    `layers` does, and for tokens that are not in the table.
+    x: their tokens (B, 1) int64, and table: the embedding (V, D); or x: their embeddings (B, D),
+    and no table. parts: the `Layer.parts` of all layers. frequencies: radians per position of each
+    of a head's E / 2 pairs, float32. norm: the weight of the final norm. vocabularies: how many
+    tokens each rank has in its table and output; V is their sum. Raises RuntimeError for a position
+    that is not in the caches, for tokens that are not in the table, and when another rank has ended
+    or failed.
     """
     return torch.ops.quantbench.cpu_decode(
-        tokens,
+        x,
         table,
         parts,
         caches.tensors,
@@ -323,7 +188,8 @@ def decode(
         shape.kv_heads,
         shape.width,
         norm,
-        output,
+        output.weight,
+        output.bias,
         shape.ranks,
         list(vocabularies),
     )

@@ -32,7 +32,7 @@ TILE = 8192
 # Rows of a product at the most: with more, more programs read the same slots. float32 runs on
 # ordinary cores, which take a product's whole operands into registers.
 ROWS = {torch.float32: 16, torch.bfloat16: 64, torch.float16: 64}
-# Processors assumed where there is none: in Triton's interpreter.
+# Processors assumed in Triton's interpreter, which has no device.
 INTERPRETED = 3
 
 _TRITON = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}

@@ -38,7 +38,7 @@ VECTOR_ROWS = 2
 # Rows of x from which numbers are written once and multiplied by cuBLAS: the tile kernel would
 # convert every weight anew for each 64 rows.
 UNPACKED_ROWS = 64
-MOST_UNPACKED = 256 << 20  # bytes of numbers at a time; a layer of a 70 B model has twice as many
+MOST_UNPACKED = 256 << 20  # bytes of numbers at a time; a layer of a 70 B model has 512 MiB
 
 # The dtype of a word by its bits: a unit's part of a plane fills one word.
 _WORDS = {8: torch.uint8, 16: torch.int16, 32: torch.int32}

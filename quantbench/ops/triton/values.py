@@ -139,7 +139,7 @@ def e4m3(code):
 
 @triton.jit
 def lookup_table(VALUES: tl.constexpr):
-    """16 numbers as a tensor in registers, which needs no device memory besides the kernel."""
+    """16 numbers as a tensor in registers, which needs no device memory."""
     place = tl.arange(0, 16)
     table = tl.full([16], 0.0, tl.float32)
     for k in tl.static_range(16):

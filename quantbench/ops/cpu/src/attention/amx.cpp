@@ -1,27 +1,18 @@
 // Decode attention's inner loop in AMX. What does not fill tiles, or would not be exact enough in
 // them, goes to AVX-512.
-
-#include <immintrin.h>
+//
+// Variants: amx
 
 #include "attention/attention.h"
 
 namespace {
-#include "vector/lanes_avx512.h"
-
 #include "attention/numbers.h"
-
 #include "common/tiles.h"
-
 #include "attention/blocks.h"
-
 #include "attention/bytes.h"
-
 #include "attention/amx.h"
-
 #include "attention/fp8.h"
-
 #include "attention/amx_bf16.h"
-
 #include "attention/amx_bytes.h"
 
 #undef SCORES_A

@@ -19,7 +19,7 @@ inline __m512i lower_halves(__m512i first, __m512i second) {
                                    _mm512_set1_epi32(0xffff), 0xf8);
 }
 
-// 64 numbers of a slot, two units, as bfloat16; `number_at` says which lies where.
+// 64 numbers of a slot, two units, as bfloat16, in the order that `number_at` gives.
 template <KvFormat F>
 inline void widen(const char* codes, __m512i units[2]) {
   if constexpr (F == KvFormat::bf16) {
@@ -36,7 +36,7 @@ inline void widen(const char* codes, __m512i units[2]) {
   }
 }
 
-// The same numbers of two slots, lane by lane: of a unit's two rows, one has those at even places.
+// The same numbers of two slots, lane by lane: a unit's first row has the numbers at even places.
 template <KvFormat F>
 inline void interleave(const char* a, const char* b, Row* rows[2][2]) {
   __m512i of_a[2], of_b[2];
@@ -64,7 +64,7 @@ struct Widened : Blocks<Widened<F>, 1> {
   using Base::part, Base::groups, Base::slot_bytes, Base::ahead;
 
   const int units;
-  const int heads;  // at a time: as many columns of a product
+  const int heads;  // per product: its columns
 
   alignas(64) Bf16 query[MAX_GROUP / QUAD][MAX_UNITS][ROWS * MAX_HEADS * 2];
   alignas(64) Row keys[MAX_UNITS][BLOCK];
@@ -104,7 +104,7 @@ struct Widened : Blocks<Widened<F>, 1> {
     }
   }
 
-  // The same where numbers lie in a unit as in the head. Number by number it takes about as long as
+  // The same where a unit has the head's order. Number by number it takes about as long as
   // ten slots.
   void put_query_in_order(int first, int chunk) {
     const __m512i rows = _mm512_mullo_epi32(lane(), _mm512_set1_epi32(heads));
@@ -189,7 +189,7 @@ struct Widened : Blocks<Widened<F>, 1> {
     compiler_barrier();
   }
 
-  // Heads h to h + 3 of the chunk. A weight's upper 16 bits go into a row of their own, the rest
+  // Heads h to h + 3 of the chunk. A weight's upper 16 bits go into one row, the rest
   // into another, `heads` below.
   void weigh(int first, int h, int slots) {
     Vector scores[BLOCK / ROWS][QUAD], most[QUAD], total[QUAD];

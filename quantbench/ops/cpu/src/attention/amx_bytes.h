@@ -118,7 +118,7 @@ struct Codes : ByteBlocks<Codes<F>, F> {
     }
   }
 
-  // Row r of a tile has slots r, 32 + r, 16 + r and 48 + r in turn, as `weigh` puts its weights.
+  // Row r of a tile interleaves slots r, 32 + r, 16 + r and 48 + r, as `weigh` puts its weights.
   void read_values(const Slots& value) {
     for (int i = 0; i < slot_bytes / 16; ++i) {
       const char* a = value.codes + i * 16;

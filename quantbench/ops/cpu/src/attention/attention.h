@@ -10,15 +10,14 @@ enum class KvFormat { f32, bf16, f16, int8, fp8, int4 };
 constexpr int MAX_HEAD_DIM = 256;
 constexpr int MAX_GROUP = 128;    // query heads of one key head
 constexpr int HEAD_DIM_UNIT = 16;  // head_dim is padded to a multiple of it: a vector of AVX-512
-constexpr int INT4_GROUP = 32;
-// A part's slots are a multiple: whole blocks of every inner loop, unless a cache's end lies in it.
+// A part has a multiple of these slots: whole blocks of every inner loop, but at a cache's end.
 constexpr int SLOTS_UNIT = 128;
 
 // Keys, or values, of one row and head.
 struct Slots {
   const char* codes;
   const char* scale;
-  int64_t slot_bytes;    // from a slot's codes to the next one's
+  int64_t slot_bytes;    // from a slot's codes to the next slot's
   int64_t slot_scales;   // scales of a slot
   Number scale_type;
 };

@@ -1,23 +1,16 @@
 // Decode attention's inner loop in AVX-512 VNNI: int8 and int4 caches in byte products, fp8 ones from
 // their lines. Other formats, and queries that bytes would not be exact enough for, go to AVX-512.
-
-#include <immintrin.h>
+//
+// Variants: avx512vnni
 
 #include "attention/attention.h"
 
 namespace {
-#include "vector/lanes_avx512.h"
-
 #include "attention/numbers.h"
-
 #include "attention/blocks.h"
-
 #include "attention/bytes.h"
-
 #include "attention/vnni_bytes.h"
-
 #include "attention/fp8.h"
-
 #include "attention/lines.h"
 
 template <>

@@ -68,7 +68,7 @@ template <typename Work, int MAX_GROUPS, int SLOTS = BLOCK>
 struct Blocks {
   static_assert(SLOTS_UNIT % SLOTS == 0);
   static constexpr bool COPIES_TAIL = true;
-  static constexpr int BLOCKS_AHEAD = 1;  // how far memory is asked for
+  static constexpr int BLOCKS_AHEAD = 1;  // blocks that are prefetched
 
   const Part& part;
   const int groups;  // of scales that a slot has

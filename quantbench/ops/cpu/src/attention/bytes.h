@@ -23,7 +23,7 @@ inline float query_bytes(const float* query, int padded, int8_t* high, int8_t* l
   for (int d = 0; d < padded; d += LANES) {
     const Vector x = load(query + d);
     most = larger(most, _mm512_abs_ps(x));
-    odd = multiply_add(x, all(0), odd);  // NaN if one is NaN or infinite
+    odd = multiply_add(x, all(0), odd);  // NaN if a number is NaN or infinite
   }
   const float step = (largest(most) + sum(odd)) / QUERY_STEPS, steps = step > 0 ? 1 / step : 0;
   for (int d = 0; d < padded; d += LANES) {
@@ -56,7 +56,7 @@ struct ByteBlocks : Blocks<Work, F == KvFormat::int4 ? MAX_HEAD_DIM / INT4_GROUP
       store(key_scale[g] + s, scales(key.scale + s * scale_bytes, groups, g));
       const Vector x = scales(value.scale + s * scale_bytes, groups, g);
       most = larger(most, _mm512_abs_ps(x));
-      odd = multiply_add(x, all(0), odd);  // NaN if one is NaN or infinite
+      odd = multiply_add(x, all(0), odd);  // NaN if a number is NaN or infinite
       store(value_scale[g] + s, x);
     }
     const float top = largest(most), steps = top > 0 ? WEIGHT_STEPS / top : 0;

@@ -4,15 +4,8 @@ struct Fp8Table {
   alignas(64) uint8_t high[128], low[128];  // bytes, by a code without its sign
   constexpr Fp8Table() : high(), low() {
     for (int code = 0; code < 128; ++code) {
-      int exponent = code >> 3, mantissa = code & 7, bits = 0;
-      if (code == 127) {
-        bits = 0x7fc0;  // NaN
-      } else if (exponent) {
-        bits = (exponent - 7 + 127) << 7 | mantissa << 4;
-      } else if (mantissa) {  // denormal: mantissa · 2^-9
-        int top = mantissa >= 4 ? 2 : mantissa >= 2 ? 1 : 0;
-        bits = (top - 9 + 127) << 7 | (mantissa - (1 << top)) << (7 - top);
-      }
+      const uint32_t wide = __builtin_bit_cast(uint32_t, small_float(code, 4, 3));
+      const uint32_t bits = code == 127 ? 0x7fc0 : wide >> 16;  // 127: NaN
       high[code] = uint8_t(bits >> 8), low[code] = uint8_t(bits);
     }
   }

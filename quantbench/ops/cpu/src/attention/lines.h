@@ -36,7 +36,7 @@ inline __attribute__((always_inline)) void split(__m512i line, Vector& even, Vec
   odd = _mm512_castsi512_ps(_mm512_and_si512(line, _mm512_set1_epi32(int(0xffff0000))));
 }
 
-// What is kept of a line, and its numbers as bfloat16.
+// A line as the cache stores it, and its numbers as bfloat16.
 template <KvFormat>
 struct Line;
 
@@ -110,7 +110,7 @@ struct Lines : Blocks<Lines<F, SLOTS>, 1, SLOTS> {
     for (int s = 0; s < slots; ++s) multiply_keys<HEADS>(head, keys + s * slot_bytes, 0, s);
   }
 
-  // Scores of AT_ONCE slots, as many bytes `apart`, the first of which is the block's slot s.
+  // Scores of AT_ONCE slots from the block's slot s on, `apart` bytes from each other.
   template <int HEADS>
   inline __attribute__((always_inline)) void multiply_keys(int head, const char* keys, int64_t apart,
                                                            int s) {

@@ -1,4 +1,13 @@
-// Numbers of other formats as floats, and the exponential. Included in a variant's namespace.
+// The variant's vectors, numbers of other formats as floats, and the exponential. Included in a variant's
+// namespace.
+
+#if LEVEL >= LEVEL_avx512
+#include "vector/lanes_avx512.h"
+#elif LEVEL == LEVEL_avx2
+#include "vector/lanes_avx2.h"
+#else
+#include "vector/lanes_portable.h"
+#endif
 
 inline float as_float(uint32_t bits) {
   float x;
@@ -7,7 +16,7 @@ inline float as_float(uint32_t bits) {
 }
 
 // A float of fewer bits as a 32-bit one: `magnitude` is all but its sign, moved to where a 32-bit
-// float has it. Exponent 0 stands for denormals: 1.m less 1, at the smallest exponent.
+// float has it. Exponent 0 means denormals: 1.m less 1, at the smallest exponent.
 template <int EXPONENT_BITS>
 inline float widened(uint32_t magnitude, uint32_t sign, uint32_t not_finite) {
   constexpr uint32_t up = 128 - (1u << (EXPONENT_BITS - 1));  // between the two biases

@@ -3,7 +3,7 @@
 //
 // A part is some slots of one row and key head, for at most MAX_GROUP of the query heads that share
 // it. Slots and heads are split by counts and shapes alone, never by the number of threads; each
-// thread takes a share of its own, then what others have left; and the thread that finishes the last
+// thread takes its share, then what others have left; and the thread that finishes the last
 // part of some query heads adds their parts up in order. So the result is the same, bit for bit, for
 // any number of threads.
 
@@ -36,9 +36,9 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
 constexpr int64_t HEADS_UNIT = 8;    // query heads that the inner loops take at a time, at most
-constexpr int64_t PARTS = 128;       // about as many in all, or fewer, so that threads finish together
+constexpr int64_t PARTS = 128;       // at most about 128 in all, so that threads finish together
 constexpr int64_t MIN_SLOTS = 256;   // of a part
-constexpr int64_t MIN_NUMBERS = 32 << 10;  // of its keys, for ALONE_HEADS: to begin it takes a microsecond
+constexpr int64_t MIN_NUMBERS = 32 << 10;  // of its keys, for ALONE_HEADS: starting a part takes 1 µs
 constexpr int64_t ALONE = 64 << 10;  // bytes that one thread reads faster than others wake up
 constexpr int64_t ALONE_HEADS = 16;  // for this many query heads; more take longer than the reading
 
@@ -107,7 +107,7 @@ struct Side {
   }
 };
 
-// Where element d of a head lies in the order of the inner loop.
+// The place of a head's element d in the order of the inner loop.
 int place(KvFormat format, int d) {
   if (format != KvFormat::int4) return d;
   int group = d / INT4_GROUP * INT4_GROUP, i = d % INT4_GROUP;
@@ -166,7 +166,7 @@ void add_up(float* parts, int64_t count, int64_t step, int64_t heads, int64_t he
   }
 }
 
-// Each row's parts: the first one's number, and how many slots a part has.
+// A row's visible slots, and its parts: how many slots each has, how many there are, the first's number.
 struct Row {
   int64_t first, count, part_slots, parts, begin;
 };
@@ -197,7 +197,7 @@ struct Attention {
   std::unique_ptr<std::atomic<int64_t>[]> missing;  // parts of each row, key head and piece
   Tensor out;                                       // in the query's dtype; float32 if `denominator`
   void* out_data;
-  std::optional<Tensor> denominator;  // (B, H) float32, if it is asked for
+  std::optional<Tensor> denominator;  // (B, H) float32; only for past_attention
   float* denominator_data = nullptr;
   Attend attend = version();
   int64_t threads;
@@ -239,7 +239,7 @@ struct Attention {
     STD_TORCH_CHECK(key_codes.size(0) == B && key_codes.size(3) == (int4 ? D / 2 : D),
                     "query and cache differ in rows or head_dim");
     STD_TORCH_CHECK(K > 0 && H > 0 && H % K == 0,
-                    "decode attention takes as many query heads for each key head; not ", H,
+                    "decode attention takes a multiple of the key heads as query heads, not ", H,
                     " for ", K);
     STD_TORCH_CHECK(D % (int4 ? INT4_GROUP : 8) == 0 && D > 0 && D <= MAX_HEAD_DIM,
                     "decode attention takes a head_dim up to ", MAX_HEAD_DIM, ", a multiple of ",
@@ -330,7 +330,7 @@ struct Attention {
     }
   }
 
-  // A thread takes the parts of its own share in order, for a part asks for the beginning of the one
+  // A thread takes the parts of its share in order, for a part prefetches the first lines of the one
   // behind it; then those that others have left. So parts that are worked on at a time are far
   // apart, too: in parts side by side two threads read 15 % less.
   void work() {

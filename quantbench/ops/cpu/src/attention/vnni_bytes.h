@@ -7,7 +7,7 @@
 //     keys    a lane is a slot, its bytes are four numbers; the query's same four are broadcast
 //     values  a lane is a number, its bytes are four slots; the weights of these four are broadcast
 //
-// So each lane of a product is a result of its own, and no lanes have to be added up.
+// So each lane of a product is a separate result, and no lanes have to be added up.
 
 constexpr int SPAN = 32;  // bytes of a slot that are rearranged at a time
 
@@ -73,10 +73,10 @@ struct Codes : ByteBlocks<Codes<F>, F> {
   using Base::GROUPED, Base::MAX_GROUPS, Base::part, Base::groups, Base::slot_bytes;
   using Base::key_scale, Base::step, Base::next_key, Base::next_value;
   static constexpr int CODE = 1;                  // what a code is multiplied by
-  static constexpr int ZERO = GROUPED ? 8 : 128;  // the unsigned code that stands for 0
+  static constexpr int ZERO = GROUPED ? 8 : 128;  // the unsigned code of 0
   static constexpr int GROUP_COLUMNS = INT4_GROUP / 4;
 
-  // Lines are asked for between products, where loads wait for nothing: as many in a step of a loop over
+  // Lines are prefetched between products, where loads wait for nothing: N in a step of a loop over
   // columns, or over rows of values, as make a block. In int4 the loop over columns asks for both: one over
   // rows that asked made GCC 12 keep more of its sums in memory. The next block is too near: its first
   // lines would be asked for just before they are read.
@@ -138,7 +138,7 @@ struct Codes : ByteBlocks<Codes<F>, F> {
     return _mm512_xor_si512(bytes, _mm512_set1_epi8(char(ZERO)));
   }
 
-  // Rearranges the span that begins at a slot's byte `at`.
+  // Rearranges the span from a slot's byte `at` on.
   template <bool WHOLE>
   void read(const char* key, const char* value, int at) {
     const Span<WHOLE> span(slot_bytes - at);

@@ -1,5 +1,5 @@
 // quantbench::cpu_read: reads a tensor's bytes and does next to nothing with them, on all threads.
-// What time it takes is the limit for any kernel that has to read as many.
+// Its time is the limit of any kernel that has to read the same bytes.
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>

@@ -5,3 +5,8 @@
 enum class Isa { portable, avx2, avx512, avx512vnni, amx };
 
 Isa isa();
+
+// The best of the VARIANTS of a function (common/variant.h).
+#define BEST_VARIANT(name)                                  \
+  (isa() >= Isa::avx512vnni ? name##_avx512vnni             \
+   : isa() >= Isa::avx2     ? name##_avx2 : name##_portable)

@@ -4,8 +4,8 @@
 #include <cstdint>
 
 struct Limits {
-  int64_t alone_bytes = 64 << 10;  // one thread reads so many faster than others wake up
-  int64_t alone_products = 1 << 20;  // one thread multiplies so many faster than others wake up
+  int64_t alone_bytes = 64 << 10;  // up to this, one thread reads faster than others wake up
+  int64_t alone_products = 1 << 20;  // up to this, one thread multiplies faster than others wake up
   int64_t piece_bytes = 64 << 10;  // the least that a thread takes of what is not cut evenly
 };
 

@@ -47,7 +47,7 @@ class Sharing {
     return {half * member / members, half * (member + 1) / members};
   }
 
-  // Calls `some` with ranges of `units`, each of so many bytes.
+  // Calls `some` with ranges of `units`, each of `unit_bytes`.
   template <typename F>
   void share(int64_t units, int64_t unit_bytes, int64_t member, int64_t members, F some) {
     const Range mine = own(units, member, members);
@@ -64,7 +64,7 @@ class Sharing {
   }
 
  private:
-  // Of the second half. Written by all members, so on lines (which come in pairs) that hold nothing else.
+  // Units of the second half. Written by all members, so on lines (which come in pairs) that hold nothing else.
   alignas(128) std::atomic<int64_t> taken{0};
 
   static int64_t evenly(int64_t units, int64_t members) { return members > 1 ? units / 2 : units; }
@@ -89,7 +89,7 @@ class Product {
   // What some of the weight's units give: some elements of y (N,).
   virtual void multiply(const PreparedRow& x, void* y, int64_t first, int64_t last) const = 0;
 
-  // What one of so many members does of the whole product, which is done once.
+  // A member's share of the whole product, which can be shared once.
   void share(const void* x, void* y, int64_t member, int64_t members) {
     thread_local Scratch scratch;
     const PreparedRow row = prepared(x, scratch);
@@ -105,7 +105,7 @@ class Product {
     });
   }
 
-  // `multiply` reads a range of units as Streams::COUNT streams: where the one of this index begins,
+  // `multiply` reads a range of units as Streams::COUNT streams: where the stream of this index starts,
   // and its bytes.
   const char* stream(int index, Sharing::Range range, int64_t& bytes) const {
     const Streams streams(range.first, range.last);
@@ -126,7 +126,7 @@ class Product {
 
 std::unique_ptr<Product> packed_product(const torch::stable::Tensor& packed, Number x);
 std::unique_ptr<Product> plain_product(const torch::stable::Tensor& weight, Number x);
-// The same of a weight that lies there: `bytes` of a packed one; a plain one's rows one behind the other.
+// The same from a pointer: to `bytes` of a packed weight, or to a plain weight's contiguous rows.
 std::unique_ptr<Product> packed_product(const void* packed, int64_t bytes, Number x);
 std::unique_ptr<Product> plain_product(const void* weight, int64_t rows, int64_t columns, Number type);
 

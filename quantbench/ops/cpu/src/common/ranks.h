@@ -1,11 +1,11 @@
 // Processes of one machine that compute one model together: they exchange numbers through memory that
 // they share. It takes some microseconds, and gloo's sockets some hundred, twice for each layer.
 //
-// Each rank writes into a place of its own, then counts up its round, then waits until all have. There
+// Each rank writes into its place, then counts up its round, then waits until all have. There
 // are two places for each rank, used in turns: who writes into one for round r + 2 has seen every rank
-// begin round r + 1, and so end its reading of round r. All ranks have to make the same calls.
+// start round r + 1, and so end its reading of round r. All ranks have to make the same calls.
 //
-// A rank that cannot go on says so (`abandon`), and one that has ended holds no lock on its byte of the
+// A rank that cannot go on calls `abandon`, and a rank that has ended holds no lock on its byte of the
 // memory's file any more. Those that wait look for both ten times a second, and throw.
 #pragma once
 

@@ -1,6 +1,6 @@
 // A number that one thread sets and others wait for: awake at first, because most waits end within
 // microseconds, then asleep, because the thread that they wait for may need their core. Setting it
-// makes a system call only while somebody sleeps. With ACROSS_PROCESSES it lies in memory that several
+// makes a system call only while somebody sleeps. With ACROSS_PROCESSES it is in memory that several
 // processes share; memory of zeros is such a signal.
 #pragma once
 

@@ -1,7 +1,7 @@
-// A thread reads its share of a weight at several places in turn, because a core keeps more lines on
+// A thread reads its share of a weight interleaved from several places, because a core keeps more lines on
 // their way from memory then: see bandwidth/op.cpp. Here is the one definition of these places.
 //
-// No two neighbouring streams are as long as each other: they would begin at equal distances, and the
+// No two neighbouring streams are as long as each other: they would start at equal distances, and the
 // loops for several tokens, which go from stream to stream, then read as little as 0.6 times as fast,
 // whatever the distance is. A processor's prefetcher may take such steps for a stride and fetch what
 // lies behind the last stream. One unit of difference is enough (docs/LOG.md).

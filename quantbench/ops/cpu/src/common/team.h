@@ -2,7 +2,7 @@
 // products would otherwise wake them and join them a hundred times.
 //
 // All members have to run at the same time: torch's OpenMP does that. There may be fewer than torch
-// was told to use (OMP_THREAD_LIMIT, or threads that are in use already: then one).
+// has threads set (OMP_THREAD_LIMIT, or threads that are in use already: then one).
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -26,7 +26,7 @@ class Team {
     }
   };
 
-  // Calls `work` with each member, on a thread of its own. If it throws in one of them, the others
+  // Calls `work` with each member, on a separate thread. If it throws in one of them, the others
   // stop where they meet next, and the first exception is thrown here.
   template <typename F>
   void run(F work) {

@@ -22,9 +22,7 @@ struct Groups {
   float inverses[ITERATIONS];  // 1 / β
 };
 
-// Blocks of AT_ONCE groups; the last one may have fewer.
+// Blocks of AT_ONCE groups; the last block may have fewer.
 using FitGroups = void (*)(const Groups&, int64_t first_block, int64_t last_block);
 
-FitGroups hqq_portable();
-OPTIONAL_VARIANT FitGroups hqq_avx2();
-OPTIONAL_VARIANT FitGroups hqq_avx512vnni();
+VARIANTS(FitGroups, hqq);

@@ -21,11 +21,6 @@ using torch::stable::Tensor;
 constexpr double NORM = 0.7, BETA = 10.0, KAPPA = 1.01;
 constexpr int64_t GRAIN = 16;  // blocks that are worth another thread
 
-FitGroups variant() {
-  if (isa() >= Isa::avx512vnni) return hqq_avx512vnni();
-  return isa() >= Isa::avx2 ? hqq_avx2() : hqq_portable();
-}
-
 std::tuple<Tensor, Tensor> fit(const Tensor& w, const Tensor& scale, const Tensor& zero,
                                int64_t bits) {
   STD_TORCH_CHECK(w.dim() == 2 && w.is_contiguous(), "the weight has to be contiguous, (N, K)");
@@ -57,7 +52,7 @@ std::tuple<Tensor, Tensor> fit(const Tensor& w, const Tensor& scale, const Tenso
     groups.inverses[i] = float(1 / beta);
   }
   const int64_t blocks = (groups.count + AT_ONCE - 1) / AT_ONCE;
-  const FitGroups run = variant();
+  const FitGroups run = BEST_VARIANT(hqq)();
   torch::stable::parallel_for(0, blocks, GRAIN, [&](int64_t first, int64_t last) {
     run(groups, first, last);
   });

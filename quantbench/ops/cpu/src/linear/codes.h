@@ -3,7 +3,7 @@
 //
 // Codes become one byte each, 8 quads of 64. They share bytes as in ops/packing.py's planes, but a
 // byte of a plane of 4, 2 or 1 bits has the codes of 2, 4 or 8 quads, where ops/packing.py has those
-// of as many columns; the first quad's are in its lowest bits. 6-bit codes fill three vectors of 64
+// of the same number of columns; the first quad's are in its lowest bits. 6-bit codes fill three vectors of 64
 // bytes for four quads: the fourth quad's are in the two high bits of the other three.
 
 template <int BITS>
@@ -125,7 +125,7 @@ struct Float6 {
   alignas(64) uint8_t tables[2][64];
   explicit Float6(const Header&) {
     for (int code = 0; code < 64; ++code) {
-      int exponent = code >> 2 & 7, mantissa = code & 3;
+      int exponent = code >> 2 & 7, mantissa = code & 3;  // by shifts: this runs for every block
       int sixteenths = exponent ? (4 + mantissa) << (exponent - 1) : mantissa;
       int value = (code & 32 ? -sixteenths : sixteenths) + 4 * CENTRE[1];
       tables[0][code] = value & 3, tables[1][code] = value >> 2;
@@ -208,42 +208,9 @@ struct Sparse {
   }
 };
 
-// A format of floats calls `next` with two columns of 16 rows each, until it has read the unit.
-struct BFloat16 {
-  static constexpr Kind KIND = Kind::floats;
-  static constexpr int BYTES = UNIT * ROWS * 2;
-  template <class F>
-  static void read(const uint8_t* p, F next) {
-    for (int i = 0; i < UNIT / 2; ++i) {
-      Bits pairs = load<Bits>(p + 64 * i);
-      next(2 * i, low_half(pairs), high_half(pairs));
-    }
-  }
-};
-
-struct Float16 {
-  static constexpr Kind KIND = Kind::floats;
-  static constexpr int BYTES = UNIT * ROWS * 2;
-  template <class F>
-  static void read(const uint8_t* p, F next) {
-    for (int i = 0; i < UNIT / 2; ++i)
-      next(2 * i, from_f16(load<HalfWords>(p + 64 * i)), from_f16(load<HalfWords>(p + 64 * i + 32)));
-  }
-};
-
-struct Float32 {
-  static constexpr Kind KIND = Kind::floats;
-  static constexpr int BYTES = UNIT * ROWS * 4;
-  template <class F>
-  static void read(const uint8_t* p, F next) {
-    for (int i = 0; i < UNIT / 2; ++i)
-      next(2 * i, load<Floats>(p + 128 * i), load<Floats>(p + 128 * i + 64));
-  }
-};
-
 // E4M3. A normal number's bits are those of a bfloat16 but for the bias of the exponent. The few
-// vectors that have subnormal numbers take the slower way. Columns of a quad come in the order
-// 0, 2, 1, 3.
+// vectors that have subnormal numbers take the slower way. `next` is called with two columns of 16 rows each,
+// until the unit is read; columns of a quad come in the order 0, 2, 1, 3.
 struct Float8 {
   static constexpr Kind KIND = Kind::floats;
   static constexpr int BYTES = UNIT * ROWS;

@@ -14,9 +14,6 @@ inline auto with_format(const Header& header, F f) {
     case Coding::table: return f(Format<Table4>());
     case Coding::sparse: return f(Format<Sparse>());
     case Coding::fp8: return f(Format<Float8>());
-    case Coding::bf16: return f(Format<BFloat16>());
-    case Coding::f16: return f(Format<Float16>());
-    case Coding::f32: return f(Format<Float32>());
     case Coding::integer: break;
   }
   switch (header.bits) {

@@ -31,9 +31,6 @@ bool bits_fit(Coding coding, int bits) {
     case Coding::table: return bits == 4;
     case Coding::sparse: return bits == 3;  // on average: half of 4, and 2 for every second place
     case Coding::fp8: return bits == 8;
-    case Coding::bf16:
-    case Coding::f16: return bits == 16;
-    case Coding::f32: return bits == 32;
   }
   return false;
 }

@@ -19,7 +19,7 @@ constexpr int LARGEST_CHUNK = 256;  // columns: sums of that many products of 8 
 constexpr int TABLE = 16;           // codes that a table has values for
 constexpr int TILE = 4;             // most tokens that go through the inner loop together
 
-enum class Coding : int32_t { integer, fp6, fp4, table, sparse, fp8, bf16, f16, f32 };
+enum class Coding : int32_t { integer, fp6, fp4, table, sparse, fp8 };
 enum class Scales : int32_t { row, bf16, f16, f32 };  // row: float32, one per row
 enum class Rounding : int32_t { none, int8, int8_asymmetric };  // of activations
 
@@ -40,7 +40,7 @@ struct Header {
 static_assert(sizeof(Header) == 128);
 constexpr uint64_t MAGIC = 0x31306c62746e6171;
 
-static inline bool as_floats(Coding coding) { return coding >= Coding::fp8; }
+static inline bool as_floats(Coding coding) { return coding == Coding::fp8; }
 
 struct Geometry {
   int64_t blocks, chunks;
@@ -67,7 +67,7 @@ struct Problem {
   Geometry geometry;
   const uint8_t* blocks;
   int64_t tokens;   // rows of x as the inner loop sees them; a float32 row counts twice
-  // The next three lie in tiles of TILE, 2 or 1 tokens, one behind the other; a tile has columns by
+  // The next three are tiles of TILE, 2 or 1 tokens, one behind the other; a tile has columns by
   // tokens.
   int32_t* quads;   // integer formats: (quads, tile, 2)
   int32_t* sums;    // (padded columns / 8, tile): of the 8 columns, or of a chunk in its first place
@@ -89,6 +89,4 @@ struct FewVariant {
   void (*multiply)(const Problem&, int64_t first, int64_t last);
 };
 
-FewVariant few_portable();
-OPTIONAL_VARIANT FewVariant few_avx2();
-OPTIONAL_VARIANT FewVariant few_avx512vnni();
+VARIANTS(FewVariant, few);

@@ -22,12 +22,6 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-
-FewVariant variant() {
-  if (isa() >= Isa::avx512vnni) return few_avx512vnni();
-  return isa() >= Isa::avx2 ? few_avx2() : few_portable();
-}
-
 Header header_at(const void* packed, int64_t bytes) {
   STD_TORCH_CHECK(bytes >= int64_t(sizeof(Header)), "this is no weight packed by cpu_pack_linear");
   Header header;
@@ -72,7 +66,7 @@ void take_scratch(Problem& problem, Scratch& scratch) {
 struct PackedProduct : Product {
   Header header;
   Problem problem;
-  FewVariant run = variant();
+  FewVariant run = BEST_VARIANT(few)();
 
   PackedProduct(const Header& given, const void* packed, Number x)
       : Product(given.rows, given.columns), header(given),
@@ -145,7 +139,7 @@ Tensor linear(const Tensor& x, const Tensor& packed, int64_t rows) {
   }
   thread_local Scratch scratch;
   take_scratch(problem, scratch);
-  const FewVariant run = variant();
+  const FewVariant run = BEST_VARIANT(few)();
   run.prepare(problem);
   torch::stable::parallel_for(0, g.blocks, alone ? g.blocks : 1, [&](int64_t begin, int64_t end) {
     run.multiply(problem, begin, end);

@@ -126,18 +126,6 @@ void write_chunk_scales(const Source& from, int64_t first, int64_t chunk, uint8_
       write_scales(from, first, chunk * count + i, to + i * (bytes / count));
 }
 
-// Dense weights: pairs of columns of bfloat16, single ones of the others.
-void write_floats(const Source& from, int64_t first, int64_t column, uint8_t* to) {
-  const Header& h = from.header;
-  const int size = h.bits / 8, pair = h.coding == Coding::bf16 ? 2 : 1;
-  const int64_t columns = std::min<int64_t>(UNIT, h.columns - column);
-  for (int r = 0; r < ROWS && first + r < h.rows; ++r) {
-    const uint8_t* row = from.planes[0] + ((first + r) * h.columns + column) * size;
-    for (int64_t k = 0; k < columns; ++k)
-      std::memcpy(to + ((k / pair * ROWS + r) * pair + k % pair) * size, row + k * size, size);
-  }
-}
-
 // Codes, a byte each, of 16 rows: of what is stored, and of its places in sparse weights.
 struct Codes {
   int64_t columns;
@@ -182,31 +170,23 @@ void write_codes(const Codes& from, const Header& h, int64_t unit, uint8_t* to) 
 void write_block(const Source& from, const Geometry& g, int64_t block, Codes& codes, uint8_t* to) {
   const Header& h = from.header;
   const int64_t first = block * ROWS;
-  const bool floats = h.coding >= Coding::bf16;
   std::memset(to, 0, g.block_bytes);
-  if (!floats) read_codes(from, first, codes);
+  read_codes(from, first, codes);
   for (int64_t chunk = 0, unit = 0; chunk < g.chunks; ++chunk) {
     if (g.scale_bytes) write_chunk_scales(from, first, chunk, to, g.scale_bytes);
     to += g.scale_bytes;
     const int units = chunk + 1 < g.chunks ? g.units : g.last_units;
-    for (int i = 0; i < units; ++i, ++unit, to += g.unit_bytes) {
-      if (floats) write_floats(from, first, unit * UNIT, to);
-      else write_codes(codes, h, unit, to);
-    }
+    for (int i = 0; i < units; ++i, ++unit, to += g.unit_bytes) write_codes(codes, h, unit, to);
   }
   if (h.scales == Scales::row) write_scales(from, first, 0, to);
 }
 
-Coding coding(const std::string& format, ScalarType type) {
+Coding coding(const std::string& format) {
   if (format == "int") return Coding::integer;
   if (format == "fp6") return Coding::fp6;
   if (format == "fp4") return Coding::fp4;
   if (format == "fp8") return Coding::fp8;
   if (format == "2:4") return Coding::sparse;
-  if (format == "dense")
-    return type == ScalarType::BFloat16 ? Coding::bf16
-           : type == ScalarType::Half   ? Coding::f16
-                                        : Coding::f32;
   STD_TORCH_CHECK(format == "nf4" || format == "bnb-fp4", "pack_linear knows no format ", format);
   return Coding::table;
 }
@@ -217,10 +197,10 @@ int64_t byte_count(const Tensor& tensor) { return tensor.numel() * tensor.elemen
 void check_sizes(const Header& h, const MaybeTensor* planes, const int* widths, int64_t bits,
                  const Tensor& scale, const MaybeTensor& zero) {
   const bool sparse = h.coding == Coding::sparse;
-  const int sparse_widths[] = {4, 2, 0}, whole[] = {int(bits), 0, 0};
+  const int sparse_widths[] = {4, 2, 0}, whole[] = {8, 0, 0};
   const int64_t stored = sparse ? h.columns / 2 : h.columns;
   if (sparse) widths = sparse_widths;
-  else if (bits % 8 == 0) widths = whole;
+  else if (bits == 8) widths = whole;
   for (int i = 0; i < 3; ++i) {
     STD_TORCH_CHECK(planes[i].has_value() == (widths[i] > 0), "pack_linear: plane ", i,
                     widths[i] ? " is missing" : " is one too many");
@@ -255,7 +235,7 @@ Tensor pack_linear(const Tensor& plane0, const MaybeTensor& plane1, const MaybeT
   header.magic = MAGIC;
   header.rows = plane0.size(0);
   header.columns = columns;
-  header.coding = coding(format, plane0.scalar_type());
+  header.coding = coding(format);
   const bool sparse = header.coding == Coding::sparse;
   header.bits = sparse ? 3 : int32_t(bits);
   const ScalarType type = scale.scalar_type();
@@ -288,7 +268,7 @@ Tensor pack_linear(const Tensor& plane0, const MaybeTensor& plane1, const MaybeT
   torch::stable::parallel_for(0, g.blocks, 1, [&](int64_t begin, int64_t end) {
     Codes codes;
     codes.columns = g.padded_columns / (sparse ? 2 : 1);
-    if (header.coding < Coding::bf16) codes.codes.resize(ROWS * codes.columns);
+    codes.codes.resize(ROWS * codes.columns);
     if (sparse) codes.places.resize(ROWS * codes.columns);
     for (int64_t block = begin; block < end; ++block)
       write_block(source, g, block, codes, to + sizeof(Header) + block * g.block_bytes);

@@ -27,7 +27,7 @@ inline char* results_of(const Problem& problem, int64_t token, int64_t block) {
   return static_cast<char*>(problem.y) + (token * problem.header->rows + block * ROWS) * size;
 }
 
-// Asks for the lines that results will be written to while there is something to compute. Each lies in
+// Prefetches the lines that results will be written to while there is something to compute. Each is in
 // another page, and writing to lines that are not there would wait for one after the other. Lines that
 // are a multiple of a page apart would displace each other before they are written.
 inline void ask_for_results(const Problem& problem, int64_t token, int64_t end, int64_t block) {

@@ -1,7 +1,7 @@
 // Plain bfloat16 weights times x in AMX: a tile of the weight, 16 rows by 32 columns, is loaded from
 // where it lies, and a tile of x has 16 tokens, two columns of each side by side.
-
-#include <immintrin.h>
+//
+// Variants: amx
 
 #include "plain/plain.h"
 
@@ -14,7 +14,7 @@ constexpr int SIDE = 16;      // rows of a tile, and tokens
 constexpr int COLUMNS = 32;   // of a tile
 constexpr int BLOCK = 2 * SIDE;  // rows of the weight, and tokens, that go together
 constexpr int TILE_BYTES = SIDE * 64;
-constexpr int AHEAD = 8;  // tiles along a row that are asked for before they are needed
+constexpr int AHEAD = 8;  // tiles along a row that are prefetched
 
 // Which tile register holds what. Macros, because GCC pastes the text into the instruction.
 #define SUM_00 0
@@ -66,7 +66,7 @@ void put(const Plain& problem, const float* sums, int64_t token, int64_t row) {
   }
 }
 
-// 32 rows of the weight times all tokens. `next` is where the rows after them begin.
+// 32 rows of the weight times all tokens. `next` points to the rows after them.
 template <bool TWO>
 void block_by_tokens(const Plain& problem, const char* weight, const char* next, int64_t row,
                      int64_t token) {

@@ -23,11 +23,6 @@ using torch::stable::Tensor;
 
 constexpr int64_t BLOCK = 32, SIDE = 16;  // rows and tokens: AMX
 
-PlainVariant variant() {
-  if (isa() >= Isa::avx512vnni) return plain_avx512vnni();
-  return isa() >= Isa::avx2 ? plain_avx2() : plain_portable();
-}
-
 // From two rows of x on tiles are faster.
 bool in_tiles(const Plain& problem) {
   return isa() == Isa::amx && problem.type == Number::bf16 && problem.tokens > 1 &&
@@ -61,7 +56,7 @@ void multiply_in_tiles(Plain& problem, Scratch& scratch) {
 
 struct PlainProduct : Product {
   Plain problem{};
-  PlainVariant run = variant();
+  PlainVariant run = BEST_VARIANT(plain)();
 
   PlainProduct(const void* weight, int64_t outputs, int64_t inputs, Number type)
       : Product(outputs, inputs) {
@@ -127,7 +122,7 @@ Tensor plain(const Tensor& x, const Tensor& weight) {
   }
   scratch.reserve(problem.tokens * problem.padded * sizeof(float));
   problem.floats = scratch.take<float>(problem.tokens * problem.padded);
-  const PlainVariant run = variant();
+  const PlainVariant run = BEST_VARIANT(plain)();
   run.prepare(problem, 0, problem.tokens);
   in_parallel(rows, alone ? rows : 1, [&](int64_t first, int64_t last) {
     run.multiply(problem, first, last);

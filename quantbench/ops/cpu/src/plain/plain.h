@@ -26,7 +26,5 @@ struct PlainVariant {
   void (*multiply)(const Plain&, int64_t first, int64_t last);
 };
 
-PlainVariant plain_portable();
-OPTIONAL_VARIANT PlainVariant plain_avx2();
-OPTIONAL_VARIANT PlainVariant plain_avx512vnni();
+VARIANTS(PlainVariant, plain);
 OPTIONAL_VARIANT PlainVariant plain_amx();

@@ -34,7 +34,7 @@ class ByTeam {
   explicit ByTeam(Step& step)
       : step(step), rows(rows_of(step.x)), size(step.x.element_size()), D(step.x.size(1)),
         qkv(torch::stable::new_empty(step.x, {1, (step.heads + 2 * step.kv_heads) * step.E})),
-        result(torch::stable::new_empty(step.x, {1, step.ending ? step.ending->outputs : D})),
+        result(torch::stable::new_empty(step.x, {1, step.ending.outputs})),
         of_wo(D * size), of_w2(D * size),
         of_w13(2 * step.width * size) {
     for (int64_t i = 0; i < step.count; ++i) {
@@ -58,10 +58,9 @@ class ByTeam {
       heads_norm(&step.part(i, KEY_NORM), step.x, step.kv_heads, step.E);
     }
     first_product.push_back(products.size());
-    if (const Ending* ending = step.ending) {
-      vector(ending->norm, step.x, D);
-      add(ending->weight, D, ending->outputs);
-    }
+    vector(step.ending.norm, step.x, D);
+    add(step.ending.weight, D, step.ending.outputs);
+    if (step.ending.bias) vector(*step.ending.bias, step.x, step.ending.outputs);
   }
 
   Tensor run() {
@@ -71,6 +70,8 @@ class ByTeam {
     } catch (const std::bad_alloc&) {
       STD_TORCH_CHECK(false, "a thread of the decoding step could not allocate memory");
     }
+    if (const Maybe& bias = step.ending.bias)
+      rows.add(data(result), data(*bias), step.ending.outputs, data(result));
     return result;
   }
 
@@ -87,7 +88,7 @@ class ByTeam {
 
   // What the members share of a layer's experts: written by all, read by all.
   struct Mixture {
-    std::vector<float> scores, next_scores;  // of a layer's router; of the next one's, for a guess
+    std::vector<float> scores;  // of a layer's router
     std::vector<char> of_first, of_second;   // products, of one expert behind the other
     // Where experts come and go: the places, in a token's list, of those that are in memory, and of those
     // that arrive while these are computed.
@@ -98,19 +99,16 @@ class ByTeam {
         if (int64_t(numbers.size()) < n) numbers.resize(n);
       };
       at_least(scores, experts.count);
-      at_least(next_scores, experts.count);
       at_least(of_first, 2 * experts.widths() * size);
       at_least(of_second, experts.taken() * D * size);
     }
   } mixture;
 
   // What each member has for itself while it mixes experts: those of the token, the places of all of them,
-  // what each one's result weighs, the products with their matrices, and the sum of their results; and for
-  // a guess what the next layer's router is given, and the experts that it would choose.
+  // what each one's result weighs, the products with their matrices, and the sum of their results.
   struct Mixing {
-    std::vector<int64_t> experts, places, likely;
+    std::vector<int64_t> experts, places;
     std::vector<float> weights, total;
-    std::vector<char> ahead;
     Bundle first, second;
   };
 
@@ -155,7 +153,7 @@ class ByTeam {
       sum(i, WO_BIAS, of_wo.data(), x, middle);
       norm(i, FFN_NORM, middle, normed);
       if (experts[i]) {
-        mix(member, i, mixing, next, middle, normed, gated);
+        mix(member, i, mixing, next, normed, gated);
         rows.add(step.ranks ? of_w2.data() : normed, middle, D, x);
         continue;
       }
@@ -165,31 +163,21 @@ class ByTeam {
       sum_ranks(member, next, i, W2_BIAS, of_w2);
       sum(i, W2_BIAS, of_w2.data(), middle, x);
     }
-    if (step.ending) {
-      rows.norm(x, data(step.ending->norm), float(step.epsilon), D, normed);
-      multiply(member, first_product[step.count], normed, data(result));
-    } else if (member.index == 0) {
-      std::memcpy(data(result), x, D * size);
-    }
+    rows.norm(x, data(step.ending.norm), float(step.epsilon), D, normed);
+    multiply(member, first_product[step.count], normed, data(result));
   }
 
   // normed becomes what the experts chosen for it return, weighed and summed; with several ranks,
-  // of_w2 becomes it. middle: what was normed. What is read next is product `next`.
-  void mix(const Team::Member& member, int64_t i, Mixing& mine, int64_t next, const char* middle,
-           char* normed, char* gated) {
+  // of_w2 becomes it. What is read next is product `next`.
+  void mix(const Team::Member& member, int64_t i, Mixing& mine, int64_t next, char* normed,
+           char* gated) {
     Experts& layer = *experts[i];
     score(member, layer, normed, mixture.scores);
-    const int64_t j = layer.guesses() ? step.next_with_experts(i) : step.count;
-    if (j < step.count) {
-      mine.ahead.resize(D * size);
-      norm(j, FFN_NORM, middle, mine.ahead.data());
-      score(member, *experts[j], mine.ahead.data(), mixture.next_scores);
-    }
     member.meet([] { return false; });
     // Each member chooses for itself: that takes less time than to wait for another's choice.
     layer.choose(rows, normed, mixture.scores.data(), mine.experts, mine.weights);
     if (layer.moves()) {
-      if (member.index == 0) bring(layer, j < step.count ? experts[j].get() : nullptr, mine);
+      if (member.index == 0) bring(layer, mine);
       member.meet([] { return false; });
     }
     mine.places.resize(layer.taken());
@@ -243,13 +231,11 @@ class ByTeam {
     for (int64_t e = begin; e < end; ++e) scores[e] = rows.dot(x, layer.row(e), D);
   }
 
-  // Begins to bring a token's experts into memory, for all members; `following`: whose experts it will
-  // probably want next, or null.
-  void bring(Experts& layer, const Experts* following, Mixing& mine) {
+  // Begins to bring a token's experts into memory, for all members.
+  void bring(Experts& layer, const Mixing& mine) {
     layer.begin();
     for (int64_t expert : mine.experts)
       if (expert < layer.count) layer.want(expert, 1);
-    if (following) layer.guess(*following, mixture.next_scores.data(), mine.likely);
     STD_TORCH_CHECK(layer.bring() == layer.chosen(), "a token's experts are not in memory together");
     mixture.here.clear(), mixture.arriving.clear();
     for (int64_t place = 0; place < layer.taken(); ++place)

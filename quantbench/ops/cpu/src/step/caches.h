@@ -39,7 +39,7 @@ constexpr Storage STORAGES[] = {
     {"dense", std::nullopt, 1, 0, &Rows::dense},
     {"int8", ScalarType::Char, 1, WHOLE_HEAD, &Rows::int8},
     {"fp8", ScalarType::Float8_e4m3fn, 1, WHOLE_HEAD, &Rows::fp8},
-    {"int4", ScalarType::Byte, 2, 32, &Rows::int4},
+    {"int4", ScalarType::Byte, 2, INT4_GROUP, &Rows::int4},
 };
 
 const Storage& storage_of(const std::string& format) {

@@ -1,8 +1,6 @@
 // A head's new key or value as the KV caches store it: what `encode` of kv_cache/ computes in Python, bit
 // for bit. Included in a variant's namespace, by step/rows_loop.h.
 
-constexpr int64_t INT4_GROUP = 32;
-
 // The largest magnitude of n numbers; NaN if one of them is.
 template <Number N>
 inline float largest(const char* x, int64_t n) {

@@ -20,7 +20,7 @@
 namespace {
 
 // What a step and experts/fused.py tell each other about a turn: one layer's experts in one step. The same
-// numbers serve all layers; they are followed by three lists (Experts::wanted and so on).
+// numbers serve all layers; they are followed by two lists (Experts::wanted and tokens_each).
 struct Turn {
   // Begins to bring the wanted experts of a layer. Returns how many of them, the first ones of the list, are
   // in memory or on their way; less than 1 if it failed. Those that are in memory have their addresses in the
@@ -28,20 +28,11 @@ struct Turn {
   int64_t (*ask)(int64_t layer);
   // Waits for those that are on their way, and writes their addresses into the table. 0 if it failed.
   int64_t (*wait)(int64_t layer);
-  int64_t guesses;      // how to guess which experts the next layer will want: `Guesses`
   int64_t clock;        // how many uses of an expert were noted
   int64_t assignments;  // tokens times experts of each
   int64_t hits;         // of these, how many experts' addresses were known when their turn began
   int64_t nanoseconds;  // of all turns
-  // Of turns that asked for nothing: experts, tokens of all experts, and time.
-  int64_t calm_experts, calm_assignments, calm_nanoseconds;
-  int64_t wanted, guessed;  // how many numbers these lists have
-};
-
-enum Guesses : int64_t {
-  NO_GUESSES,
-  ASK_FOR_GUESSES,  // ask as well where nothing but a guessed expert is not in memory
-  NOTE_GUESSES,     // guess, and ask only where a wanted expert is not in memory
+  int64_t wanted;       // how many numbers each list has
 };
 
 // Several products that are shared among threads as if their weights were one weight, each product's
@@ -172,13 +163,12 @@ struct Experts {
     weights[k] = float(1 / (1 + std::exp(-double(rows.dot(x, gate, D)))));
   }
 
-  // A turn of experts that come and go, by one thread: begin; want and guess; bring and wait until all are
-  // there; end. A layer has one turn in a step, and none where its experts stay.
+  // A turn of experts that come and go, by one thread: begin; want; bring and wait until all are there; end. A
+  // layer has one turn in a step, and none where its experts stay.
   bool moves() const { return head->turn; }
-  bool guesses() const { return moves() && head->turn->guesses; }
 
   void begin() {
-    head->turn->wanted = head->turn->guessed = 0;
+    head->turn->wanted = 0;
     started = Clock::now();
   }
 
@@ -189,17 +179,6 @@ struct Experts {
     head->used[expert] = ++turn.clock;
     turn.assignments += tokens;
     if (is_here(expert)) turn.hits += tokens;
-    ++experts_wanted, assignments += tokens;
-  }
-
-  // The experts that a token will probably want of `following`, by these scores of its router.
-  void guess(const Experts& following, const float* scores, std::vector<int64_t>& experts) {
-    following.best_first(scores, experts);
-    Turn& turn = *head->turn;
-    for (int64_t i = 0; i < head->chosen; ++i) {
-      unknown_guess |= turn.guesses == ASK_FOR_GUESSES && !following.is_here(experts[i]);
-      guessed()[turn.guessed++] = experts[i];
-    }
   }
 
   // Returns how many of the wanted experts, the first ones, are in memory (`is_here`) or arrive while those are
@@ -209,8 +188,7 @@ struct Experts {
     const bool all_here = std::all_of(wanted(), wanted() + turn.wanted,
                                       [&](int64_t expert) { return is_here(expert); });
     int64_t there = turn.wanted;
-    if (!all_here || unknown_guess) {
-      calm = unknown_guess = false;
+    if (!all_here) {
       there = turn.ask(head->layer);
       STD_TORCH_CHECK(there > 0 && there <= turn.wanted, "experts of layer ", head->layer,
                       " could not be brought into memory");
@@ -228,12 +206,7 @@ struct Experts {
   bool is_here(int64_t expert) const { return addresses[expert].w13; }
 
   void end() {
-    Turn& turn = *head->turn;
-    const int64_t taken = std::chrono::nanoseconds(Clock::now() - started).count();
-    turn.nanoseconds += taken;
-    if (!calm) return;
-    turn.calm_experts += experts_wanted, turn.calm_assignments += assignments;
-    turn.calm_nanoseconds += taken;
+    head->turn->nanoseconds += std::chrono::nanoseconds(Clock::now() - started).count();
   }
 
   // The products with the first matrices (2 · width, D) of the experts at these places of a list, and with
@@ -274,15 +247,11 @@ struct Experts {
   const Number number;
   const Head* const head;
   const Addresses* const addresses;
-  // Of this turn.
-  Clock::time_point started;
-  int64_t experts_wanted = 0, assignments = 0;
-  bool calm = true, unknown_guess = false;
+  Clock::time_point started;  // this turn
 
-  // The turn's lists: X wanted experts, the tokens of each, and the guesses.
+  // The turn's lists: X wanted experts, and the tokens of each.
   int64_t* wanted() const { return reinterpret_cast<int64_t*>(head->turn + 1); }
   int64_t* tokens_each() const { return wanted() + count; }
-  int64_t* guessed() const { return wanted() + 2 * count; }
 
   // All experts' numbers, as many as a token has with the highest scores first.
   void best_first(const float* scores, std::vector<int64_t>& experts) const {

@@ -1,6 +1,5 @@
-// quantbench::cpu_decode: a whole Llama, from the newest token of each row to logits, over caches of any
-// format. cpu_layers: its layers alone. cpu_before_attention and cpu_after_attention: one layer, for
-// caches that only Python fills. Between two products lie some microseconds of work; a compiled graph makes several
+// quantbench::cpu_decode: a decoding step of a whole Llama, from the newest token of each row to logits, over
+// caches of any format. Between two products lie some microseconds of work; a compiled graph makes several
 // calls and allocations for it, each of which takes as long as the work itself.
 //
 // Ranks that share memory (common/ranks.h) each have a part of the heads, of the feed-forward network and
@@ -39,22 +38,6 @@ Tensor normed(const Rows& rows, const Tensor& x, const Tensor& weight, double ep
   return y;
 }
 
-Tensor before_attention(const Tensor& x, const Tensor& norm, double epsilon, const Tensor& weight,
-                        const Maybe& bias, const Maybe& query_norm, const Maybe& key_norm,
-                        const Tensor& cos, const Tensor& sin, int64_t heads, int64_t kv_heads) {
-  check_rows(x);
-  for (const Tensor* t : {&cos, &sin})
-    STD_TORCH_CHECK(t->is_contiguous() && t->scalar_type() == ScalarType::Float,
-                    "cosines and sines have to be float32, contiguous");
-  const int64_t half = cos.numel(), head_dim = 2 * half, all = heads + 2 * kv_heads;
-  STD_TORCH_CHECK(sin.numel() == half, "there are ", half, " cosines and ", sin.numel(), " sines");
-  const Rows rows = rows_of(x);
-  Tensor y = product(rows, normed(rows, x, norm, epsilon), weight, bias, all * head_dim);
-  turn_heads(rows, y, query_norm ? &*query_norm : nullptr, key_norm ? &*key_norm : nullptr, epsilon,
-             cos, sin, heads, kv_heads);
-  return y;
-}
-
 // to += other, element by element.
 void add(const Rows& rows, Tensor& to, const Tensor& other) {
   STD_TORCH_CHECK(other.scalar_type() == to.scalar_type() && other.numel() == to.numel(),
@@ -84,21 +67,6 @@ Tensor fed_forward(const Rows& rows, const Tensor& x, const Tensor& w13, const M
   return product(rows, gated, w2, w2_bias, x.size(1));
 }
 
-Tensor after_attention(const Tensor& y, const Tensor& x, const Tensor& wo, const Maybe& wo_bias,
-                       const Tensor& norm, double epsilon, const Tensor& w13,
-                       const Maybe& w13_bias, const Tensor& w2, const Maybe& w2_bias,
-                       int64_t width, int64_t handle) {
-  check_rows(x);
-  LocalRanks* ranks = LocalRanks::of(handle);
-  const Rows rows = rows_of(x);
-  Tensor middle = attended(rows, y, x, wo, wo_bias, ranks);
-  Tensor result = fed_forward(rows, normed(rows, middle, norm, epsilon), w13, w13_bias, w2, w2_bias,
-                              width);
-  sum_over(ranks, rows, result);
-  add(rows, result, middle);
-  return result;
-}
-
 // Scores (B, X) that a layer's router gives the rows of x (B, D).
 std::vector<float> scores_of(const Rows& rows, const Experts& layer, const Tensor& x) {
   const int64_t B = x.size(0), bytes = row_bytes(x);
@@ -112,10 +80,8 @@ std::vector<float> scores_of(const Rows& rows, const Experts& layer, const Tenso
 }
 
 // What the experts chosen for each row of x (B, D) return, weighed and summed, this rank's part of it.
-// Each expert computes all of its rows at once. following: the next layer's experts, if it is to be guessed
-// which of them will be wanted; `guess` (B, D) is what their router is given for that.
-Tensor mixed(const Rows& rows, Experts& layer, const Tensor& x, const Experts* following,
-             const Tensor& guess) {
+// Each expert computes all of its rows at once.
+Tensor mixed(const Rows& rows, Experts& layer, const Tensor& x) {
   struct Share {
     int64_t row;
     float weight;
@@ -133,11 +99,6 @@ Tensor mixed(const Rows& rows, Experts& layer, const Tensor& x, const Experts* f
     layer.begin();
     for (int64_t e = 0; e < layer.count; ++e)
       if (!shares[e].empty()) layer.want(e, shares[e].size());
-    if (following) {
-      const std::vector<float> next = scores_of(rows, *following, guess);
-      for (int64_t b = 0; b < B; ++b)
-        layer.guess(*following, next.data() + b * following->count, experts);
-    }
   }
   std::vector<std::optional<Tensor>> results(layer.count + 1);  // (rows of its share, D), of each expert
   auto compute = [&](int64_t e) {
@@ -175,49 +136,40 @@ Tensor mixed(const Rows& rows, Experts& layer, const Tensor& x, const Experts* f
 }
 
 Tensor one_op_after_another(Step& step) {
+  const Rows rows = rows_of(step.x);
   Tensor x = step.x;
-  auto experts_of = [&](int64_t i) {
-    const Tensor& gate = step.part(i, W13_BIAS);
-    return Experts(step.part(i, W13), gate.numel() ? vector(gate, x, x.size(1)) : nullptr,
-                   step.part(i, W2), step.x);
-  };
   for (int64_t i = 0; i < step.count; ++i) {
     auto part = [&](Part p) -> const Tensor& { return step.part(i, p); };
-    Tensor qkv = before_attention(x, part(NORM), step.epsilon, part(WQKV), maybe(part(WQKV_BIAS)),
-                                  maybe(part(QUERY_NORM)), maybe(part(KEY_NORM)), step.cos,
-                                  step.sin, step.heads, step.kv_heads);
-    auto attending = step.attending(rows_of(qkv), i, qkv);
+    Tensor qkv = product(rows, normed(rows, x, part(NORM), step.epsilon), part(WQKV),
+                         maybe(part(WQKV_BIAS)), (step.heads + 2 * step.kv_heads) * step.E);
+    turn_heads(rows, qkv, &part(QUERY_NORM), &part(KEY_NORM), step.epsilon, step.cos, step.sin,
+               step.heads, step.kv_heads);
+    auto attending = step.attending(rows, i, qkv);
     if (attending->alone()) attending->work();
     else
       torch::stable::parallel_for(0, torch::stable::get_num_threads(), 1,
                                   [&](int64_t, int64_t) { attending->work(); });
     Tensor y = attending->out();
     y = torch::stable::view(y, {step.B, step.heads * step.E});
+    Tensor middle = attended(rows, y, x, part(WO), maybe(part(WO_BIAS)), step.ranks);
+    Tensor own = normed(rows, middle, part(FFN_NORM), step.epsilon);
     if (!step.has_experts(i)) {
-      x = after_attention(y, x, part(WO), maybe(part(WO_BIAS)), part(FFN_NORM), step.epsilon,
-                          part(W13), maybe(part(W13_BIAS)), part(W2), maybe(part(W2_BIAS)),
-                          step.width, reinterpret_cast<int64_t>(step.ranks));
+      x = fed_forward(rows, own, part(W13), maybe(part(W13_BIAS)), part(W2), maybe(part(W2_BIAS)),
+                      step.width);
+      sum_over(step.ranks, rows, x);
+      add(rows, x, middle);
       continue;
     }
-    const Rows rows = rows_of(x);
-    Experts layer = experts_of(i);
-    Tensor middle = attended(rows, y, x, part(WO), maybe(part(WO_BIAS)), step.ranks);
-    Tensor own = normed(rows, middle, part(FFN_NORM), step.epsilon), guess = own;
-    const int64_t j = layer.guesses() ? step.next_with_experts(i) : step.count;
-    std::unique_ptr<Experts> following;
-    if (j < step.count) {
-      following.reset(new Experts(experts_of(j)));
-      guess = normed(rows, middle, step.part(j, FFN_NORM), step.epsilon);
-    }
-    Tensor result = mixed(rows, layer, own, following.get(), guess);
+    const Tensor& gate = part(W13_BIAS);
+    Experts layer(part(W13), gate.numel() ? vector(gate, x, x.size(1)) : nullptr, part(W2), step.x);
+    Tensor result = mixed(rows, layer, own);
     sum_over(step.ranks, rows, result);
     add(rows, result, middle);
     x = result;
   }
-  if (!step.ending) return x;
-  const Rows rows = rows_of(x);
-  return product(rows, normed(rows, x, step.ending->norm, step.epsilon), step.ending->weight,
-                 std::nullopt, step.ending->outputs);
+  const Ending& ending = step.ending;
+  return product(rows, normed(rows, x, ending.norm, step.epsilon), ending.weight, ending.bias,
+                 ending.outputs);
 }
 
 Tensor run(Step& step) {
@@ -228,15 +180,6 @@ Tensor run(Step& step) {
     if (step.ranks) step.ranks->abandon();  // or the others would wait for this one
     throw;
   }
-}
-
-Tensor layers(const Tensor& x, std::vector<Tensor> parts, std::vector<Tensor> caches,
-              const std::string& format, const Tensor& cos, const Tensor& sin,
-              const Tensor& position, bool wraps, double epsilon, int64_t heads, int64_t kv_heads,
-              int64_t width, int64_t ranks) {
-  Step step(parts, caches, format, x, cos, sin, position, wraps, epsilon, heads, kv_heads, width,
-            ranks);
-  return run(step);
 }
 
 // The rows of a table that tokens (B, 1) name, of `all` tokens. The table begins with token `first`;
@@ -257,30 +200,33 @@ Tensor embedded(const Tensor& tokens, const Tensor& table, int64_t first, int64_
   return x;
 }
 
-Tensor decode(const Tensor& tokens, const Tensor& table, std::vector<Tensor> parts,
-              std::vector<Tensor> caches, const std::string& format, const Tensor& frequencies,
-              const Tensor& position, bool wraps, double epsilon, int64_t heads, int64_t kv_heads,
-              int64_t width, const Tensor& norm, const Tensor& output, int64_t handle,
+// table: the embedding; x: tokens (B, 1), or without a table their embeddings (B, D). vocabularies: how many
+// tokens each rank has in its table and output.
+Tensor decode(const Tensor& x, const Maybe& table, std::vector<Tensor> parts, std::vector<Tensor> caches,
+              const std::string& format, const Tensor& frequencies, const Tensor& position, bool wraps,
+              double epsilon, int64_t heads, int64_t kv_heads, int64_t width, const Tensor& norm,
+              const Tensor& output, const Maybe& output_bias, int64_t handle,
               std::vector<int64_t> vocabularies) {
   STD_TORCH_CHECK(frequencies.is_contiguous() && frequencies.scalar_type() == ScalarType::Float,
                   "frequencies have to be float32, contiguous");
   LocalRanks* ranks = LocalRanks::of(handle);
-  STD_TORCH_CHECK(!ranks || int64_t(vocabularies.size()) == ranks->size, "there are ",
-                  vocabularies.size(), " vocabularies");
-  int64_t first = 0, all = ranks ? 0 : table.size(0);
-  for (int64_t i = 0; ranks && i < ranks->size; all += vocabularies[i++])
-    if (i < ranks->rank) first += vocabularies[i];
-  Tensor x = embedded(tokens, table, first, all);
-  sum_over(ranks, rows_of(x), x);
+  const int64_t rank = ranks ? ranks->rank : 0, size = ranks ? ranks->size : 1;
+  STD_TORCH_CHECK(int64_t(vocabularies.size()) == size, "there are ", vocabularies.size(),
+                  " vocabularies");
+  int64_t first = 0, all = 0;
+  for (int64_t i = 0; i < size; all += vocabularies[i++])
+    if (i < rank) first += vocabularies[i];
+  Tensor embeddings = table ? embedded(x, *table, first, all) : x;
+  if (table) sum_over(ranks, rows_of(embeddings), embeddings);
   Tensor cos = torch::stable::new_empty(frequencies, {frequencies.numel()});
   Tensor sin = torch::stable::new_empty(frequencies, {frequencies.numel()});
   const auto* of = static_cast<const float*>(frequencies.const_data_ptr());
   auto *c = static_cast<float*>(cos.mutable_data_ptr()), *s = static_cast<float*>(sin.mutable_data_ptr());
   for (int64_t at = one_position(position), i = 0; i < frequencies.numel(); ++i)
     c[i] = std::cos(float(at) * of[i]), s[i] = std::sin(float(at) * of[i]);
-  const Ending ending{norm, output, table.size(0)};
-  Step step(parts, caches, format, x, cos, sin, position, wraps, epsilon, heads, kv_heads, width,
-            handle, &ending);
+  const Ending ending{norm, output, output_bias, vocabularies[rank]};
+  Step step(parts, caches, format, embeddings, cos, sin, position, wraps, epsilon, heads, kv_heads, width,
+            handle, ending);
   Tensor logits = run(step);
   return ranks ? gather_rows(logits, *ranks, vocabularies) : logits;
 }
@@ -297,7 +243,4 @@ extern "C" __attribute__((visibility("default"))) void quantbench_fail_allocatio
 
 STABLE_TORCH_LIBRARY_IMPL(quantbench, CPU, library) {
   library.impl("cpu_decode", TORCH_BOX(&decode));
-  library.impl("cpu_layers", TORCH_BOX(&layers));
-  library.impl("cpu_before_attention", TORCH_BOX(&before_attention));
-  library.impl("cpu_after_attention", TORCH_BOX(&after_attention));
 }

@@ -32,6 +32,4 @@ struct Rows {
   Encode dense, int8, fp8, int4;
 };
 
-Rows rows_portable(Number);
-OPTIONAL_VARIANT Rows rows_avx2(Number);
-OPTIONAL_VARIANT Rows rows_avx512vnni(Number);
+VARIANTS(Rows, rows, Number);

@@ -23,8 +23,7 @@ namespace {
 
 Rows rows_of(const Tensor& x) {
   const Number number = number_of(x.scalar_type());
-  if (isa() >= Isa::avx512vnni) return rows_avx512vnni(number);
-  return isa() >= Isa::avx2 ? rows_avx2(number) : rows_portable(number);
+  return BEST_VARIANT(rows)(number);
 }
 
 // A norm's weight or a bias, which applies to every row of x.
@@ -90,9 +89,10 @@ enum Part { NORM, WQKV, WQKV_BIAS, QUERY_NORM, KEY_NORM, WO, WO_BIAS, FFN_NORM, 
 
 Maybe maybe(const Tensor& t) { return t.numel() ? Maybe(t) : std::nullopt; }
 
-// What follows the layers where logits are wanted.
+// What follows the layers.
 struct Ending {
   const Tensor &norm, &weight;
+  const Maybe& bias;
   int64_t outputs;
 };
 
@@ -109,7 +109,7 @@ struct Step {
   double epsilon;
   int64_t heads, kv_heads, width;
   LocalRanks* ranks;
-  const Ending* ending;
+  const Ending& ending;
   int64_t count, B, E, end;
   Caches caches;
   Tensor first, filled;  // (B,) as decode attention wants them
@@ -117,7 +117,7 @@ struct Step {
   Step(const std::vector<Tensor>& parts, std::vector<Tensor>& caches, const std::string& format,
        const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& position, bool wraps,
        double epsilon, int64_t heads, int64_t kv_heads, int64_t width, int64_t handle,
-       const Ending* ending = nullptr)
+       const Ending& ending)
       : parts(parts), x(x), cos(cos), sin(sin), epsilon(epsilon), heads(heads), kv_heads(kv_heads),
         width(width), ranks(LocalRanks::of(handle)), ending(ending), count(parts.size() / PARTS),
         B(x.size(0)), E(2 * cos.numel()), end(one_position(position) + 1),
@@ -140,13 +140,6 @@ struct Step {
   const Tensor& part(int64_t layer, Part part) const { return parts[layer * PARTS + part]; }
 
   bool has_experts(int64_t layer) const { return part(layer, W2).scalar_type() == ScalarType::Long; }
-
-  // The next layer with experts after this one, or the number of layers.
-  int64_t next_with_experts(int64_t layer) const {
-    do ++layer;
-    while (layer < count && !has_experts(layer));
-    return layer;
-  }
 
   // Stores a layer's new keys and values; attention over all of them.
   std::unique_ptr<Attending> attending(const Rows& rows, int64_t layer, Tensor& qkv) {

@@ -1,5 +1,9 @@
-// Vectors of 64 bytes in what every compiler has. Included in a variant's namespace, after vector/wide_halves.h
-// where registers have 32; wide_*.h has what needs instructions of its own.
+// Vectors of 64 bytes. Included in a variant's namespace. Here is what every compiler has; wide_halves.h
+// makes each of two registers of 32 bytes, and the end includes what needs an instruction set's own instructions.
+
+#if LEVEL == LEVEL_avx2
+#include "vector/wide_halves.h"
+#endif
 
 typedef uint16_t HalfWords __attribute__((vector_size(32)));
 
@@ -69,3 +73,11 @@ inline HalfWords as_bf16(Floats v) {
   Bits rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
   return converted<HalfWords>((~nan & rounded) | (nan & 0x7fc0u));
 }
+
+#if LEVEL >= LEVEL_avx512vnni
+#include "vector/wide_avx512vnni.h"
+#elif LEVEL == LEVEL_avx2
+#include "vector/wide_avx2.h"
+#else
+#include "vector/wide_portable.h"
+#endif

@@ -22,7 +22,7 @@ inline HalfWords as_f16(Floats v) {
   return (HalfWords)_mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 
-// 16 integers of 16 bits as signed bytes: 256 times the high one plus the low one is the number.
+// 16 integers of 16 bits as signed bytes: 256 times the high byte plus the low byte is the number.
 inline void split_bytes(const int16_t* x, __m128i& high, __m128i& low) {
   const __m512i wide = _mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i*)x));
   high = _mm512_cvtepi32_epi8(_mm512_srai_epi32(_mm512_add_epi32(wide, _mm512_set1_epi32(128)), 8));

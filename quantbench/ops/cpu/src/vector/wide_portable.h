@@ -1,4 +1,4 @@
-// What needs instructions of its own, in plain C++. Included after vector/wide.h.
+// What other instruction sets have instructions for, in plain C++. Included at the end of vector/wide.h.
 
 #include "vector/wide_words.h"
 

@@ -7,8 +7,8 @@ constexpr int STREAMS = Streams::COUNT;
 constexpr int PREFETCHED = 1024;  // bytes ahead in each of them
 
 // The same for T tokens and a format whose units have BYTES. For several tokens a chunk of each stream is
-// read in turn, so the next turn's chunk, of up to 4 KB, has to be fetched. For one token a unit is: twice
-// as many bytes ahead where its arithmetic is longer, or no difference (docs/LOG.md).
+// read interleaved, so the next round's chunk, of up to 4 KB, has to be fetched. For one token a unit is: 2048
+// bytes ahead instead of 1024 where its arithmetic is longer, or no difference (docs/LOG.md).
 template <int T, int BYTES>
 constexpr int AHEAD = T > 1 ? 4096 : BYTES < 8 * 64 ? 2048 : PREFETCHED;
 
@@ -134,7 +134,7 @@ struct IntegerChunk {
   }
 };
 
-// A chunk of STREAMS blocks of integers at once, for one token: a unit of each in turn, so that memory
+// A chunk of STREAMS blocks of integers at once, for one token: units interleaved, so that memory
 // is read in all of their places all the time.
 template <class C>
 struct SideBySide {
@@ -159,16 +159,14 @@ struct SideBySide {
   }
 };
 
-template <class C, int T, bool FINE>
+template <class C, int T, bool>
 struct FloatChunk {
   explicit FloatChunk(const Header&) {}
 
   INLINE const uint8_t* operator()(const Header& header, const uint8_t* p, int units, Tile x,
                             Floats* totals) const {
     const float* floats = x.floats;
-    const uint8_t* scales = p;
-    ScaleAndZero by = read_scale(header, p);
-    if (FINE) p = scales + fine_scales(header) * (p - scales);
+    const ScaleAndZero by = read_scale(header, p);
     Floats sums[T][2] = {};
     for (int unit = 0; unit < units; ++unit, p += C::BYTES, floats += UNIT * T) {
       fetch_ahead<T, C::BYTES>(p);
@@ -176,17 +174,9 @@ struct FloatChunk {
         const float* at = floats + column * T;
         for (int t = 0; t < T; ++t) sums[t][0] += one * at[t];
         for (int t = 0; t < T; ++t) sums[t][1] += other * at[T + t];
-        if (FINE && column % 8 == 6) {
-          if (header.scale_columns == 8 || column % 16 == 6) by = read_scale(header, scales);
-          for (int t = 0; t < T; ++t) {
-            totals[t] += (sums[t][0] + sums[t][1]) * by.scale;
-            sums[t][0] = sums[t][1] = Floats{};
-          }
-        }
       });
     }
-    if (!FINE)
-      for (int t = 0; t < T; ++t) totals[t] += (sums[t][0] + sums[t][1]) * by.scale;
+    for (int t = 0; t < T; ++t) totals[t] += (sums[t][0] + sums[t][1]) * by.scale;
     return p;
   }
 };

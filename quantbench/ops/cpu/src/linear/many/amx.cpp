@@ -1,21 +1,14 @@
 // Linear layers of many tokens in AMX.
-
-#include <immintrin.h>
+//
+// Variants: amx
 
 #include "linear/many/many.h"
 
 namespace {
-#include "vector/wide.h"
-#include "vector/wide_avx512vnni.h"
+#include "linear/inner.h"
 
 #include "common/tiles.h"
 
-#include "linear/codes.h"
-#include "linear/formats.h"
-#include "linear/few/loop.h"
-#include "linear/few/sparse_vnni.h"
-#include "linear/activations.h"
-#include "linear/results.h"
 #include "linear/many/weights_to_tiles.h"
 #include "linear/many/bf16_tiles.h"
 #include "linear/many/byte_tiles.h"

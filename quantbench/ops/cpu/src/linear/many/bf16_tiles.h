@@ -5,7 +5,7 @@ constexpr int MOST_TILES = 32;          // of x that go through weights together
 constexpr int LEAST_TILES = 8;          // for which weights are worth converting, in cache or not
 constexpr int64_t X_BYTES = 1 << 20;    // of x that the second-level cache has room for
 constexpr int SUMS = TOKENS * ROWS;     // of a tile of results
-constexpr int MOST_ASKED = 2 * TOKENS;  // lines of results that are asked for before they are computed
+constexpr int MOST_ASKED = 2 * TOKENS;  // lines of results that are prefetched before they are computed
 
 // Which tile register holds what. Macros, because GCC pastes the text into the instruction.
 #define SUMS_00 0
@@ -80,10 +80,10 @@ inline void two(const Bf16* x, const Bf16* first, const Bf16* second, int units,
 // 32 columns of x in the order that weights are in.
 struct Order {
   __m512i words, floats;
-  explicit Order(const Header& header) {
+  Order() {
     alignas(64) uint16_t word[UNIT], half[UNIT];
     for (int i = 0; i < UNIT; ++i) {
-      const int column = header.coding >= Coding::bf16 || i % 4 % 3 == 0 ? i : i ^ 3;
+      const int column = i % 4 % 3 == 0 ? i : i ^ 3;
       word[i] = uint16_t(column), half[i] = uint16_t(2 * column + 1);
     }
     words = _mm512_load_si512(word), floats = _mm512_load_si512(half);
@@ -96,7 +96,7 @@ void prepare_tiles(const Problem& problem, void* x, int64_t first, int64_t last)
   const int64_t columns = header.columns, padded = problem.geometry.padded_columns;
   const bool rounded = header.rounding != Rounding::none;
   const bool plain = problem.type == Number::bf16 && problem.x_step == 1 && !rounded;
-  const Order order(header);
+  const Order order;
   for (int64_t token = first * TOKENS; token < last * TOKENS; ++token) {
     Bf16* to = static_cast<Bf16*>(x) + token / TOKENS * TOKENS * padded + token % TOKENS * UNIT;
     if (token >= problem.outputs) {
@@ -127,7 +127,7 @@ struct Pair {
   const Bf16* x;
   const Values values;
   const ToTiles make;
-  int64_t blocks[2];  // the same twice, if there is no other
+  int64_t blocks[2];  // the same twice, for a last single block
   alignas(64) Bf16 tiles[2][STRETCH * TILE_NUMBERS];
   alignas(64) float sums[MOST_TILES][2][SUMS];
 
@@ -146,22 +146,16 @@ struct Pair {
     for (int64_t chunk = 0; chunk < g.chunks; chunk += step) {
       const int64_t next = chunk + step < g.chunks ? chunk + step : g.chunks;
       const int units = units_of(g, chunk, next);
-      const Bf16* weights[2];
-      for (int b = 0; b < 2; ++b)
-        if (make) {
-          const uint8_t* block_end = problem.blocks + (blocks[b] + 1) * g.block_bytes;
-          at[b] = make(problem, values, at[b], block_end, chunk, next, tiles[b]);
-          weights[b] = tiles[b];
-        } else {
-          weights[b] = reinterpret_cast<const Bf16*>(at[b]);
-          at[b] += int64_t(units) * g.unit_bytes;
-        }
+      for (int b = 0; b < 2; ++b) {
+        const uint8_t* block_end = problem.blocks + (blocks[b] + 1) * g.block_bytes;
+        at[b] = make(problem, values, at[b], block_end, chunk, next, tiles[b]);
+      }
       compiler_barrier();
       for (int64_t tile = first; tile < last; tile += 2) {
         const Bf16* from = x + x_at + (tile - first) * x_tile;
         float* to = sums[tile - first][0];
-        if (last - tile > 1) four(from, x_tile, weights[0], weights[1], units, to, chunk);
-        else two(from, weights[0], weights[1], units, to, chunk);
+        if (last - tile > 1) four(from, x_tile, tiles[0], tiles[1], units, to, chunk);
+        else two(from, tiles[0], tiles[1], units, to, chunk);
       }
       compiler_barrier();
       x_at += int64_t(units) * TILE_NUMBERS;

@@ -11,7 +11,7 @@
 #define BYTES_OF_WEIGHTS 4
 
 // Where x is: tiles of TOKENS tokens, for each of them (columns / width, 2, TOKENS, width) bytes, then
-// (chunks, TOKENS) scales and as many sums of integers.
+// (chunks, TOKENS) scales and (chunks, TOKENS) sums of integers.
 struct ByteTiles {
   static constexpr int BYTES = 3;  // for each number: a scale and a sum have at least UNIT of them
   int8_t* x;

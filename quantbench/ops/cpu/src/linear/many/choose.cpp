@@ -16,7 +16,7 @@ bool by_row(const Header& header) { return header.scales == Scales::row; }
 bool rounded(const Header& header) { return header.rounding != Rounding::none; }
 
 // Tiles of bfloat16: float32 and float16 have more bits, and rounded activations are promised exact
-// products, which weights times scales of their own are not.
+// products, which weights times scales are not.
 bool fits_tiles(const Header& header, Number x) {
   return rounded(header) ? by_row(header) : x == Number::bf16;
 }

@@ -6,8 +6,8 @@
 
 #include "linear/layout.h"
 
-// Multiplies, if there are so many rows of x that this is faster than reading the weight once for
-// every few of them. `problem` says what x, the weight and y are.
+// Multiplies if x has enough rows for this to be faster than reading the weight once for every four of
+// them. `problem` has x, the weight and y.
 bool linear_of_many(const Problem& problem);
 
 // One inner loop.
@@ -20,8 +20,6 @@ struct ManyVariant {
   void (*multiply)(const Problem&, void* x, int64_t first, int64_t last);
 };
 
-ManyVariant many_portable();
-OPTIONAL_VARIANT ManyVariant many_avx2();
-OPTIONAL_VARIANT ManyVariant many_avx512vnni();
+VARIANTS(ManyVariant, many);
 OPTIONAL_VARIANT ManyVariant many_amx();
 OPTIONAL_VARIANT ManyVariant many_bytes_amx();

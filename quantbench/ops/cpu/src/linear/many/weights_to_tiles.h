@@ -3,7 +3,7 @@
 //
 // Scales of rows are applied to the sums. Scales of columns are multiplied in, and the product is
 // rounded once. The two columns of a pair are those whose codes lie 16 bits apart, so that a quad's
-// columns come in the order 0, 2, 1, 3; those of 16- and 32-bit floats come in order.
+// columns come in the order 0, 2, 1, 3.
 
 typedef uint16_t Bf16;
 constexpr int TILE_NUMBERS = ROWS * UNIT;
@@ -50,18 +50,6 @@ struct Values {
       case Coding::fp8: return small_float(code, 4, 3);
       default: return header.table[code & 15] * header.factor;
     }
-  }
-
-  // IEEE 754's idea for any number of bits, without its infinities.
-  static float small_float(int code, int exponent_bits, int mantissa_bits) {
-    const int exponent = code >> mantissa_bits & ((1 << exponent_bits) - 1);
-    const int mantissa = code & ((1 << mantissa_bits) - 1);
-    const int bias = (1 << (exponent_bits - 1)) - 1;
-    const int power = (exponent ? exponent : 1) - bias - mantissa_bits;
-    float value = exponent ? mantissa + (1 << mantissa_bits) : mantissa;
-    for (int i = 0; i < power; ++i) value *= 2;
-    for (int i = 0; i < -power; ++i) value /= 2;
-    return code >> (exponent_bits + mantissa_bits) & 1 ? -value : value;
   }
 };
 
@@ -143,15 +131,6 @@ struct FloatTable {
   }
 };
 
-template <class C>  // of linear/few/loop.h
-struct PlainFloats {
-  static constexpr bool WHOLE = true;
-  template <class F>
-  static INLINE void read(const Values&, const uint8_t* p, F next) {
-    C::read(p, [&](int column, Floats one, Floats other) { next(column / 2, one, other); });
-  }
-};
-
 struct SparseCodes {
   static void read(const uint8_t* p, Bytes* quads) {
     Bytes read[1][QUADS];
@@ -211,11 +190,7 @@ ToTiles scaled(const Header& header) {
   return header.scales == Scales::row ? to_tiles<C, false> : to_tiles<C, true>;
 }
 
-// How each format becomes tiles; null where the packed unit is a tile.
-template <class C>
-ToTiles tile_maker_of(const Header& header, Format<C>) {
-  return scaled<PlainFloats<C>>(header);
-}
+// How each format becomes tiles.
 template <int BITS>
 ToTiles tile_maker_of(const Header& header, Format<Integer<BITS>>) {
   return scaled<ByTable64<Codes<BITS>>>(header);
@@ -244,7 +219,6 @@ inline ToTiles tile_maker_of(const Header& header, Format<Table4>) {
 inline ToTiles tile_maker_of(const Header& header, Format<Float8>) {
   return scaled<ByTable128<Codes<8>, true>>(header);
 }
-inline ToTiles tile_maker_of(const Header&, Format<BFloat16>) { return nullptr; }
 
 inline ToTiles tile_maker(const Header& header) {
   return with_format(header, [&](auto format) { return tile_maker_of(header, format); });

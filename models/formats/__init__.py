@@ -1,0 +1,80 @@
+"""Checkpoint formats, a class per format behind one interface (base.py).
+
+    checkpoint = open_checkpoint("path/to/folder")      # or tiny, dummy:NAME, org/name
+    checkpoint.config()                                 # its ModelConfig
+    checkpoint.tensors()                                # its weights, read one at a time
+    checkpoint.tokenizer(vocab_size)                    # its Tokenizer
+
+A new format is a file in this folder with a subclass of Checkpoint, and an entry in FORMATS.
+"""
+
+import os
+import re
+from pathlib import Path
+
+from quantbench import files
+from quantbench.errors import CheckpointError
+from quantbench.models.formats.base import Checkpoint
+from quantbench.models.formats.dummy import Dummy
+from quantbench.models.formats.hugging_face import HubModel, HuggingFace
+from quantbench.models.formats.meta import GptFast, Meta
+from quantbench.models.formats.saved import SavedModel
+from quantbench.text import shown
+
+__all__ = ["EMBEDDED", "EMBEDDED_MODELS", "FORMATS", "Checkpoint", "open_checkpoint"]
+
+# In this order: the first class that recognizes a path reads it.
+FORMATS: tuple[type[Checkpoint], ...] = (Dummy, SavedModel, HuggingFace, GptFast, Meta)
+EMBEDDED = Path(__file__).parent.parent / "tiny"
+# Models in the source tree, by the names that --checkpoint_path takes.
+EMBEDDED_MODELS = {"tiny": EMBEDDED, "tiny_moe": EMBEDDED.parent / "tiny_moe"}
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_LONGEST_HUB_ID = 200  # characters; the hub allows 96 for each half
+_NO_GGUF = (
+    "llama.cpp's format is not read, since its weights are quantized already; give the folder or "
+    "hub id of the model that it was made from (*.safetensors), and a --quantization"
+)
+
+
+def open_checkpoint(checkpoint_path: str) -> Checkpoint:
+    """The checkpoint that --checkpoint_path names. No weights are read or downloaded.
+
+    Raises CheckpointError or UsageError, one line, if there is nothing of that name.
+    """
+    if checkpoint_path.startswith(Dummy.PREFIX):
+        return Dummy(Path(checkpoint_path))
+    path = EMBEDDED_MODELS.get(checkpoint_path) or Path(checkpoint_path)
+    if why := files.missing(path):
+        if os.path.islink(path) or len(checkpoint_path) > _LONGEST_HUB_ID:
+            raise CheckpointError(f"--checkpoint_path {shown(checkpoint_path, 300)}: {why}")
+        if not _HUB_ID.fullmatch(checkpoint_path):
+            raise CheckpointError(
+                f"{checkpoint_path} does not exist; --checkpoint_path takes a folder, a model.pth, "
+                "a hub id such as org/name, dummy:NAME, tiny, or tiny_moe"
+            )
+        return HubModel(checkpoint_path)
+    if not path.is_dir():
+        _refuse_irregular(path)
+    # Links are not followed: a linked file's config is in the folder of the link.
+    path = Path(os.path.abspath(path))
+    folder = path if path.is_dir() else path.parent
+    for place in dict.fromkeys((path, folder)):  # a file that no format knows means its folder
+        for kind in FORMATS:
+            if kind.sniff(place):
+                return kind(place)
+    if "gguf" in folder.name.lower() or any(folder.glob("*.gguf")):
+        raise CheckpointError(f"{folder} holds GGUF files: {_NO_GGUF}")
+    raise CheckpointError(
+        f"{folder} holds no weights; looked for *.safetensors, pytorch_model*.bin, model.pth and "
+        "consolidated.*.pth"
+    )
+
+
+def _refuse_irregular(path: Path) -> None:
+    """Raise CheckpointError for a pipe, a device, or a GGUF file by its first bytes or name."""
+    with files.named("--checkpoint_path", path, CheckpointError):
+        files.require_regular(path)
+        with open(path, "rb") as file:
+            is_gguf = file.read(4) == b"GGUF" or path.suffix.lower() == ".gguf"
+    if is_gguf:
+        raise CheckpointError(f"--checkpoint_path {path} is a GGUF file: {_NO_GGUF}")

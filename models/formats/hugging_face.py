@@ -1,0 +1,161 @@
+"""Hugging Face folders (config.json with *.safetensors or pytorch_model*.bin) and hub entries."""
+
+import functools
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+from quantbench.errors import CheckpointError
+from quantbench.models.config import ModelConfig
+from quantbench.models.formats import compressed_tensors, names
+from quantbench.models.formats.base import Checkpoint, read_json, require_inside
+from quantbench.models.formats.stacked import StackedTensors
+from quantbench.models.formats.tensor_files import Stored, pickle_file, safetensors_file
+from quantbench.models.hugging_face import from_hugging_face
+from quantbench.models.registry import ARCHITECTURES
+from quantbench.text import shown
+
+_INDEX = "model.safetensors.index.json"
+_PATTERNS = ("*.safetensors", "pytorch_model*.bin")  # the first with a match
+# What is downloaded from the hub: descriptions, then the first pattern of weights with a match.
+_HUB_SMALL = ["*.json", "chat_template.jinja", "tokenizer.model", "original/tokenizer.model"]
+_HUB_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
+
+
+class HuggingFace(Checkpoint):
+    """A folder as transformers writes it, its weights in floating point or compressed-tensors."""
+
+    @classmethod
+    def sniff(cls, path: Path) -> bool:
+        return os.path.lexists(path / _INDEX) or bool(_weight_files(path))
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        assert self.folder is not None
+        index = self.folder / _INDEX
+        if not os.path.lexists(index):
+            return tuple(_weight_files(self.folder))
+        shards = sorted(set(_index(index).values()))
+        for shard in shards:
+            require_inside(index, shard)
+        return tuple(self.folder / shard for shard in shards)
+
+    def config(self) -> ModelConfig:
+        assert self.folder is not None
+        file = self.folder / "config.json"
+        if not os.path.lexists(file):
+            raise CheckpointError(f"{file} is missing")
+        return read_config(file, self.name)
+
+    def tensors(self, device: torch.device | str = "cpu") -> StackedTensors:
+        files, folder = self.files, self.folder
+        assert folder is not None
+        is_safetensors = files[0].suffix == ".safetensors"
+        tensors = _joined(files, safetensors_file if is_safetensors else pickle_file)
+        if is_safetensors and os.path.lexists(folder / _INDEX):
+            _check_index(folder / _INDEX, tensors)
+        described = read_json(folder / "config.json")
+        if described.get("quantization_config"):
+            tensors = compressed_tensors.dequantized(tensors)
+        row = ARCHITECTURES.get(str(described.get("model_type")))
+        name_map = names.of_architecture(row.weights if row else {}, tensors)
+        return StackedTensors(folder, tensors, name_map, self.config(), False, device)
+
+
+class HubModel(HuggingFace):
+    """An entry of the Hugging Face hub. `files` downloads its weights."""
+
+    def __init__(self, hub_id: str) -> None:
+        """Raises CheckpointError where the hub has none, does not allow it, or is not reached."""
+        self.hub_id, self.folder = hub_id, _download(hub_id, weights=False)
+        self.name = hub_id.split("/")[1]
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        folder = _download(self.hub_id, weights=True)
+        if not self.sniff(folder):
+            raise CheckpointError(f"{folder} holds no weights; looked for {', '.join(_PATTERNS)}")
+        return super().files
+
+
+def read_config(file: Path, name: str) -> ModelConfig:
+    """The architecture in a config.json. Raises CheckpointError."""
+    config = read_json(file)
+    if config.get("quantization_config") is not None:
+        compressed_tensors.check(config["quantization_config"], file)
+    return from_hugging_face(config, name, file)
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    for pattern in _PATTERNS:
+        # consolidated.safetensors is Mistral's copy of the same weights, under other names.
+        files = sorted(f for f in folder.glob(pattern) if "consolidated.safe" not in f.name)
+        if files:
+            return files
+    return []
+
+
+def _joined(
+    files: tuple[Path, ...], open_file: Callable[[Path], dict[str, Stored]]
+) -> dict[str, Stored]:
+    """The tensors of all files. Raises CheckpointError for two that hold the same tensor."""
+    tensors: dict[str, Stored] = {}
+    for file in files:
+        stored = open_file(file)
+        for name in stored.keys() & tensors.keys():
+            raise CheckpointError(
+                f"{tensors[name].file} and {file.name} both hold tensor {name}; remove the "
+                "file that does not belong to this checkpoint"
+            )
+        tensors |= stored
+    return tensors
+
+
+def _index(file: Path) -> dict[str, str]:
+    shards = read_json(file).get("weight_map")
+    if not isinstance(shards, dict) or not shards:
+        raise CheckpointError(f"{file} has no weight_map")
+    if not all(isinstance(shard, str) for shard in shards.values()):
+        raise CheckpointError(f"{file}: its weight_map must give a file's name for every tensor")
+    return shards
+
+
+def _check_index(index: Path, tensors: Mapping[str, Stored]) -> None:
+    """Raise CheckpointError unless every tensor is in the file that the index names for it."""
+    for name, shard in _index(index).items():
+        if name not in tensors or tensors[name].file != index.parent / shard:
+            raise CheckpointError(
+                f"{index} says that {shown(shard)} holds tensor {shown(name)}, which it does not"
+            )
+
+
+@functools.lru_cache(maxsize=2)
+def _download(hub_id: str, weights: bool) -> Path:
+    """The local snapshot of a hub entry: its configs, its tokenizer and, if asked, its weights."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+    )
+    from huggingface_hub.errors import RepositoryNotFoundError as NotFound
+
+    try:
+        folder = Path(snapshot_download(hub_id, allow_patterns=_HUB_SMALL))
+        for pattern in _HUB_WEIGHTS if weights else ():
+            snapshot_download(hub_id, allow_patterns=[*_HUB_SMALL, pattern])
+            if any(folder.glob(pattern)):
+                break
+        return folder
+    except GatedRepoError:
+        reason = "its licence has to be accepted on the hub first; then run `hf auth login`"
+    except NotFound:
+        reason = "the hub has no such model, or it is private (`hf auth login`)"
+    except HFValidationError:
+        reason = "it cannot be a hub id either; give a folder, a model.pth, dummy:NAME, or tiny"
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError):
+        reason = "the Hugging Face hub cannot be reached either; give a local folder or dummy:NAME"
+    raise CheckpointError(f"{hub_id} is no local path: {reason}")

@@ -1,0 +1,186 @@
+"""Quantized models on disk: what --save writes, and how it is read back.
+
+The folder contains
+
+    quantbench.json                what the model is and how it was quantized
+    the tokenizer's files          copied
+    quantized-00001.safetensors …  every parameter by its name in the model
+    experts.safetensors            with --expert_memory: a mixture's experts as kernels read them
+
+A parameter that is a tensor subclass is stored as its inner tensors, such as
+`layers.0.attention.wo.weight.plane0`. The format does not depend on a kernel: the layout that a
+kernel needs is made when the model is loaded. The experts' file depends on one, and holds nothing
+that the others lack: a run whose kernels have another layout, or that finds it damaged, reads the
+others.
+
+`quantbench.json` is written last, so that an interrupted save is no checkpoint. Until then the file
+`quantbench.json.unfinished` marks the folder as one that a later save may overwrite.
+"""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quantbench.errors import CheckpointError
+from quantbench.models import SAVED
+from quantbench.models.accepted import NAME, NAMES, OBJECT, Accepts, whole
+from quantbench.models.config import ModelConfig, from_fields
+from quantbench.models.formats.base import Checkpoint, SavedScheme, read_json, require_inside
+from quantbench.models.formats.tensor_files import Stored, safetensors_file
+from quantbench.models.llama import Transformer
+from quantbench.models.split import Cut
+from quantbench.text import shown
+
+EXPERTS = "experts.safetensors"  # experts in the form of their kernels
+VERSION = 1  # of the format of quantbench.json
+
+
+@dataclass(frozen=True)
+class SavedExperts:
+    """What identifies the file of experts in a saved mixture's folder (experts/slow.py)."""
+
+    sums: list[int]  # CRC-32 of each expert's bytes, in the file's order
+    modified: int  # when it was written, in ns since 1970; the sums are compared if that differs
+
+
+class SavedModel(Checkpoint):
+    """A folder that --save wrote."""
+
+    needs_tokenizer = False
+
+    def __init__(self, path: Path) -> None:
+        """Raises CheckpointError, with the key, if quantbench.json is damaged."""
+        super().__init__(path)
+        assert self.folder is not None
+        self.file = self.folder / SAVED
+        content = read_json(self.file)
+        if content.get("version") != VERSION:
+            raise CheckpointError(
+                f"{self.file} is of version {shown(content.get('version'))}; this program reads "
+                f"{VERSION}: save the model again"
+            )
+        self._check(content, {"how": OBJECT, "files": NAMES, "aliases": _TEXTS})
+        scheme = content["how"]
+        self._check(scheme, {"scheme": NAME, "precision": _PRECISION, "layers": _LAYERS}, "how.")
+        if extra := sorted(scheme.keys() - {"scheme", "precision", "layers"}):
+            raise CheckpointError(f"{self.file}: how.{extra[0]} is not understood")
+        self.saved = SavedScheme(**scheme)
+        self.aliases: Mapping[str, str] = content["aliases"]  # tensor → one with the same numbers
+        self.experts: SavedExperts | None = None
+        if "experts" in content:
+            self._check(content, {"experts": OBJECT})
+            given = content["experts"]
+            self._check(given, {"sums": _SUMS, "modified": whole(0, 1 << 63)}, "experts.")
+            self.experts = SavedExperts(given["sums"], given["modified"])
+        for name in content["files"]:
+            require_inside(self.file, name)
+        self._files = tuple(self.folder / name for name in content["files"])
+        self._architecture = content.get("architecture")
+
+    @classmethod
+    def sniff(cls, path: Path) -> bool:
+        if os.path.lexists(path / SAVED):
+            return True
+        unfinished = os.path.lexists(path / f"{SAVED}.unfinished")
+        if unfinished or any(path.glob("quantized-*.safetensors*")):
+            raise CheckpointError(
+                f"{path} has no {SAVED}: its --save did not finish; save it again"
+            )
+        return False
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Without those of experts alone."""
+        return self._files
+
+    def config(self) -> ModelConfig:
+        try:
+            return from_fields(self._architecture, self.name)
+        except CheckpointError as error:
+            raise CheckpointError(f"{self.file}: {error}") from None
+
+    def tensors(self, device: torch.device | str = "cpu") -> "SavedTensors":
+        tensors: dict[str, Stored] = {}
+        for file in self.files:
+            tensors |= safetensors_file(file)
+        return SavedTensors(self.file, tensors, self.aliases, device)
+
+    def _check(
+        self, given: Mapping[str, Any], accepted: Mapping[str, Accepts], prefix: str = ""
+    ) -> None:
+        for key, accepts in accepted.items():
+            if key not in given:
+                raise CheckpointError(f"{self.file} has no {prefix}{key}; save the model again")
+            accepts.check(self.file, f"{prefix}{key}", given[key])
+
+
+_PRECISION = Accepts(
+    "bfloat16, float16 or float32", ("bfloat16", "float16", "float32").__contains__
+)
+_TEXTS = Accepts(
+    "an object of texts",
+    lambda value: isinstance(value, dict) and all(isinstance(v, str) for v in value.values()),
+)
+_SUMS = Accepts(
+    "a list of whole numbers",
+    lambda value: isinstance(value, list) and all(type(number) is int for number in value),
+)
+_LAYERS = Accepts(
+    "an object with a scheme and a kernel for each layer",
+    lambda value: (
+        isinstance(value, dict) and all(NAMES.test(v) and len(v) == 2 for v in value.values())
+    ),
+)
+
+
+@dataclass
+class SavedTensors:
+    """Reads the numbers of a saved model as they are. What to expect follows from its scheme."""
+
+    file: Path  # quantbench.json
+    tensors: Mapping[str, Stored]
+    aliases: Mapping[str, str]
+    device: torch.device | str
+    # The embedding's tensors by name, for an output that shares them.
+    shared: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+
+    def check(self, model: Transformer, depth: int) -> None:
+        """A missing tensor is an error when it is read."""
+
+    def read(self, name: str, like: Tensor, cut: Cut | None = None) -> Tensor:
+        if name in self.aliases:
+            if self.aliases[name] not in self.shared:
+                raise CheckpointError(
+                    f"{self.file}: aliases says that {name} is {shown(self.aliases[name])}, which "
+                    "is no embedding; save the model again"
+                )
+            return self.shared[self.aliases[name]]
+        if name not in self.tensors:
+            raise CheckpointError(f"{self.file.parent} lacks tensor {name}; save the model again")
+        tensor = self.tensors[name].read()
+        if tensor.shape != like.shape or tensor.dtype != like.dtype:
+            raise CheckpointError(
+                f"{self.tensors[name].file}: tensor {name} is {tensor.dtype} "
+                f"{tuple(tensor.shape)}; its scheme says {like.dtype} {tuple(like.shape)}: save "
+                "the model again"
+            )
+        tensor = tensor.to(self.device, copy=True)
+        if name in self.aliases.values():
+            self.shared[name] = tensor
+        return tensor if cut is None else cut.of([tensor])
+
+
+def inner_tensors(name: str, tensor: Tensor) -> dict[str, Tensor]:
+    """{name: tensor}; for a tensor subclass, the tensors inside it as name.part."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        return {name: tensor}
+    tensors: dict[str, Tensor] = {}
+    for part in tensor.__tensor_flatten__()[0]:
+        tensors |= inner_tensors(f"{name}.{part}", getattr(tensor, part))
+    return tensors

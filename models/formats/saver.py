@@ -1,0 +1,171 @@
+"""--save: a quantized model's layers written as they are quantized (formats/saved.py)."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from quantbench import files
+from quantbench.devices import stored_bytes
+from quantbench.errors import CheckpointError
+from quantbench.models import SAVED
+from quantbench.models.config import ModelConfig
+from quantbench.models.formats.base import SavedScheme
+from quantbench.models.formats.saved import EXPERTS, VERSION, SavedExperts, inner_tensors
+from quantbench.models.tokenizer import FILES
+
+SHARD_BYTES = 1 << 29  # least size of a file, except the last
+_TOKENIZER_FILES = (
+    *FILES,
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "chat_template.jinja",
+)
+
+
+class NotSaved(CheckpointError):
+    """The folder of --save cannot be written."""
+
+
+class Saver:
+    """Writes a model's layers as they are quantized, so that the model is never in memory twice.
+
+        saver = Saver(folder, SavedScheme("int4wo-64", "bfloat16"), tokenizer_folder)
+        model = load_model(…, transform=quantizer, saver=saver)
+        saver.finish(model.config)
+
+    Raises NotSaved if the folder is not empty or cannot be written.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        scheme: SavedScheme,
+        tokenizer: Path | None,
+        shard_bytes: int | None = None,
+    ) -> None:
+        """tokenizer: the folder whose tokenizer is copied. shard_bytes: bytes of waiting tensors
+        that make a file; until then they stay in memory."""
+        self.folder, self.scheme = folder, scheme
+        self.shard_bytes = SHARD_BYTES if shard_bytes is None else shard_bytes
+        self.files: list[str] = []
+        self.pending: dict[str, Tensor] = {}
+        self.aliases: dict[str, str] = {}
+        self.embedding: dict[str, Tensor] = {}
+        self.unfinished = folder / f"{SAVED}.unfinished"
+        self.is_new = not os.path.lexists(folder)
+        with files.named("--save", folder, NotSaved):
+            folder.mkdir(parents=True, exist_ok=True)
+            if self.unfinished.is_file():
+                self.clear()  # left by a save that was killed
+            if any(folder.iterdir()):
+                raise NotSaved(f"--save {folder}: the folder is not empty; give a new one")
+        self._write(self.unfinished, lambda file: file.touch())
+        for name in _TOKENIZER_FILES if tokenizer else ():
+            if tokenizer and (tokenizer / name).is_file():
+                source = tokenizer / name
+                self._write(folder / name, lambda file, source=source: _copy(source, file))
+
+    def add(self, name: str, module: nn.Module) -> None:
+        """Save a quantized layer, in the form that does not depend on a kernel."""
+        for kind, parameter in module.named_parameters(recurse=False):
+            for key, tensor in inner_tensors(f"{name}.{kind}", parameter.data).items():
+                self._add_tensor(key, tensor)
+        if sum(map(stored_bytes, self.pending.values())) >= self.shard_bytes:
+            self._flush()
+
+    def _add_tensor(self, key: str, tensor: Tensor) -> None:
+        """Add a tensor; for an output tied to the embedding, only an alias."""
+        twin = key.replace("output.", "tok_embeddings.", 1)
+        first = self.embedding.get(twin) if key.startswith("output.") else None
+        if first is not None and _same(first, tensor):
+            self.aliases[key] = twin
+            return
+        if key.startswith("tok_embeddings."):
+            self.embedding[key] = tensor
+        self.pending[key] = tensor.contiguous().cpu()
+
+    def _flush(self) -> None:
+        name = f"quantized-{len(self.files) + 1:05d}.safetensors"
+        scheme = self.scheme
+        metadata = {"format": "pt", "scheme": scheme.scheme, "precision": scheme.precision}
+        self._write(self.folder / name, lambda file: save_file(self.pending, file, metadata))
+        self.files.append(name)
+        self.pending = {}
+
+    def finish(
+        self,
+        architecture: ModelConfig,
+        layers: dict[str, list[str]] | None = None,
+        experts: SavedExperts | None = None,
+    ) -> None:
+        """Write the remaining tensors and quantbench.json.
+
+        layers: as in SavedScheme, where they are known only now. experts: their file in the folder.
+        Raises NotSaved.
+        """
+        if self.pending:
+            self._flush()
+        scheme = dataclasses.replace(self.scheme, layers=layers or self.scheme.layers)
+        content = {
+            "version": VERSION,
+            "how": dataclasses.asdict(scheme),
+            "architecture": dataclasses.asdict(architecture),
+            "files": self.files,
+            "aliases": self.aliases,
+            **({"experts": dataclasses.asdict(experts)} if experts else {}),
+        }
+        text = json.dumps(content, indent=1) + "\n"
+        self._write(self.unfinished, lambda file: file.write_text(text))
+        os.replace(self.unfinished, self.folder / SAVED)
+
+    def _write(self, path: Path, write: Callable[[Path], object]) -> None:
+        """Call `write` with the path. If that fails, remove the whole save and raise
+        NotSaved."""
+        try:
+            with files.named("--save", path, NotSaved):
+                write(path)
+        except SafetensorError as error:  # raised for a full disk, for example
+            self.clear()
+            raise NotSaved(f"--save {path}: {error}") from None
+        except BaseException:
+            self.clear()
+            raise
+
+    def clear(self) -> None:
+        """Remove all that was written, and the folder if the save created it."""
+        written = [
+            file.name
+            for pattern in ("quantized-*.safetensors", "experts-*.safetensors", EXPERTS)
+            for file in self.folder.glob(pattern)
+        ]
+        with contextlib.suppress(OSError):
+            for name in (*_TOKENIZER_FILES, *written):
+                (self.folder / name).unlink(missing_ok=True)
+            for name in _TOKENIZER_FILES:
+                if (self.folder / name).parent != self.folder:
+                    with contextlib.suppress(OSError):
+                        (self.folder / name).parent.rmdir()
+            self.unfinished.unlink(missing_ok=True)
+            if self.is_new:
+                self.folder.rmdir()
+
+
+def _same(first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors have the same numbers; those at one address are not read."""
+    alike = first.shape == second.shape and first.dtype == second.dtype
+    return alike and (first.data_ptr() == second.data_ptr() or torch.equal(first, second))
+
+
+def _copy(source: Path, file: Path) -> None:
+    file.parent.mkdir(exist_ok=True)
+    shutil.copyfile(source, file)

@@ -1,0 +1,124 @@
+"""Floating-point weights of published checkpoints: found by name, checked, stacked, reordered."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from quantbench.errors import CheckpointError
+from quantbench.models.config import ModelConfig
+from quantbench.models.formats.names import NameMap
+from quantbench.models.formats.tensor_files import Stored
+from quantbench.models.llama import Transformer
+from quantbench.models.split import Cut
+
+_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+# Tensors that checkpoints hold and that follow from the config.
+_DERIVED = re.compile(r".*rotary_emb\.inv_freq|rope\.freqs|freqs_cis|causal_mask")
+_LAYER_NUMBER = re.compile(r"(?:model\.)?layers\.(\d+)\.")
+
+
+@dataclass(frozen=True)
+class StackedTensors:
+    """Reads a parameter from the tensors that it is made of, one or several."""
+
+    where: Path  # the checkpoint, for error messages
+    tensors: Mapping[str, Stored]
+    names: NameMap
+    config: ModelConfig
+    interleaved: bool  # whether q and k rows are in Meta's order, with rotary pairs (2i, 2i + 1)
+    device: torch.device | str = "cpu"
+
+    def check(self, model: Transformer, depth: int) -> None:
+        needed = {piece for name, _ in model.named_parameters() for piece in self._pieces(name)}
+        missing = sorted(needed - self.tensors.keys())
+        if missing:
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise CheckpointError(f"{self.where} lacks tensor {missing[0]}{more}")
+        for extra in sorted(self.tensors.keys() - needed):
+            layer = _LAYER_NUMBER.match(extra)
+            is_cut_off = layer and model.config.num_layers <= int(layer[1]) < depth
+            if not (is_cut_off or _DERIVED.fullmatch(extra) or self._is_tied_output(extra)):
+                raise CheckpointError(
+                    f"{self.tensors[extra].file} has tensor {extra}, which the model would not "
+                    "read; is its config.json the right one?"
+                )
+
+    def read(self, name: str, like: Tensor, cut: Cut | None = None) -> Tensor:
+        names = self._pieces(name)
+        # Each is a view of the mapped file, so what is cut away is not read.
+        pieces = [self.piece(piece) for piece in names]
+        for piece_name, piece, shape in zip(names, pieces, self._shapes(name, like), strict=True):
+            if tuple(piece.shape) != shape:
+                raise CheckpointError(
+                    f"{self.tensors[piece_name].file}: tensor {piece_name} has shape "
+                    f"{tuple(piece.shape)}; the config says {shape}"
+                )
+        E, heads = self.config.head_dim, self._heads
+        if cut is not None:
+            weight = cut.of(pieces)
+            heads = [(end - start) // E for start, end in cut.ranges]
+        elif len(pieces) > 1:
+            weight = torch.cat(pieces)
+        else:  # a pickled transposed tensor is column-major; the copy is row-major
+            weight = pieces[0].clone(memory_format=torch.contiguous_format)
+        if self.interleaved and ".wqkv." in name:
+            rotated = sum(heads[:2]) * E
+            weight[:rotated] = _half_split(weight[:rotated], E)
+        return weight.to(self.device)
+
+    def piece(self, name: str) -> Tensor:
+        """A checkpoint tensor. It may be a view of the mapped file: copy what is to stay.
+
+        Raises CheckpointError for a tensor that is missing, sparse, or of another dtype.
+        """
+        if name not in self.tensors:
+            raise CheckpointError(f"{self.where} lacks tensor {name}")
+        tensor, file = self.tensors[name].read(), self.tensors[name].file
+        if tensor.layout != torch.strided or tensor.is_meta:
+            kind = "without values (on the meta device)" if tensor.is_meta else "sparse"
+            raise CheckpointError(f"{file}: tensor {name} is {kind}; dense tensors are read")
+        if tensor.dtype not in _FLOATS:
+            raise CheckpointError(
+                f"{file}: tensor {name} is {tensor.dtype}: weights that other tools quantized are "
+                "read in compressed-tensors' format alone; give the full-precision checkpoint and "
+                "--quantization"
+            )
+        return tensor
+
+    def _pieces(self, name: str) -> tuple[str, ...]:
+        if name in self.tensors:  # gpt-fast stores some projections fused, under the model's name
+            return (name,)
+        if name == "output.weight" and self.config.tie_embeddings:
+            name = "tok_embeddings.weight"
+        return self.names(name)
+
+    def _shapes(self, name: str, like: Tensor) -> list[tuple[int, ...]]:
+        """The shapes of the pieces that are stacked into a parameter."""
+        count = len(self._pieces(name))
+        if count > 1 and ".wqkv." in name:
+            rows = [heads * self.config.head_dim for heads in self._heads]
+        else:
+            rows = [like.shape[0] // count] * count
+        return [(row, *like.shape[1:]) for row in rows]
+
+    @property
+    def _heads(self) -> list[int]:
+        """Heads of queries, keys and values."""
+        return [self.config.num_heads, self.config.num_kv_heads, self.config.num_kv_heads]
+
+    def _is_tied_output(self, name: str) -> bool:
+        """Whether `name` is the output layer of a tied checkpoint, equal to the embedding."""
+        if not self.config.tie_embeddings or name not in self.names("output.weight"):
+            return False
+        (embedding,) = self.names("tok_embeddings.weight")
+        return torch.equal(self.piece(name), self.piece(embedding))
+
+
+def _half_split(rows: Tensor, head_dim: int) -> Tensor:
+    """Rows in Meta's order, with rotary pairs (2i, 2i + 1), reordered to pairs (i, i + E/2)."""
+    pairs = rows.reshape(-1, head_dim // 2, 2, *rows.shape[1:])
+    return pairs.transpose(1, 2).reshape(rows.shape)

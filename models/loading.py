@@ -1,0 +1,238 @@
+"""Load a model layer by layer, so that it never exists in full precision as a whole.
+
+    config = load_config("dummy:Llama-3.2-1B")
+    model = load_model("path/to/folder", device="cuda", precision=torch.bfloat16)
+
+The model is built on the meta device, without memory. Then each layer is read, moved to the device,
+quantized, saved if --save asks for it, and brought into the form of its kernel.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from quantbench import devices
+from quantbench.errors import CheckpointError
+from quantbench.models.config import ModelConfig
+from quantbench.models.formats import Checkpoint, open_checkpoint
+from quantbench.models.formats.base import Tensors
+from quantbench.models.formats.saver import Saver
+from quantbench.models.llama import Transformer
+from quantbench.models.pool import Pool
+from quantbench.models.registry import build
+from quantbench.models.split import Split
+
+Transform = Callable[[str, nn.Module], nn.Module]
+_LAYER = re.compile(r"layers\.\d+(?=\.)")
+
+
+@runtime_checkable
+class Stages(Protocol):
+    """The two halves of quantizing a layer (quantize/registry.py): the numbers, then the kernel."""
+
+    def quantized(self, name: str, module: nn.Module) -> nn.Module:
+        """The layer with its weights quantized; works on the meta device, too."""
+
+    def built(self, name: str, layer: nn.Module) -> nn.Module:
+        """The quantized layer in the form that its kernel takes."""
+
+
+@runtime_checkable
+class Holding(Stages, Protocol):
+    """Stages that have some of a model's layers already."""
+
+    def held(self, name: str) -> nn.Module | None:
+        """The layer of that name, whose weights need not be read; None: it is to be read."""
+
+
+def load_config(checkpoint_path: str) -> ModelConfig:
+    """The architecture that `checkpoint_path` names, without reading its weights.
+
+    Raises CheckpointError or UsageError if there is none.
+    """
+    return open_checkpoint(checkpoint_path).config()
+
+
+@devices.returning_memory()
+def load_model(
+    checkpoint: Checkpoint | str,
+    device: torch.device | str = "cpu",
+    precision: torch.dtype = torch.float32,
+    num_layers: int | None = None,
+    transform: Transform | Stages | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    ready: Callable[[str, nn.Module], None] | None = None,
+    split: Split | None = None,
+    reads_whole: Callable[[str], bool] = lambda name: False,
+    saver: Saver | None = None,
+) -> Transformer:
+    """The model, ready to run, its weights on `device` in `precision`.
+
+    checkpoint: one that was opened, or what --checkpoint_path takes.
+    num_layers: the number of layers to load, from the first.
+    transform: called as (name, module) with every embedding, norm and linear layer as soon as its
+    weights are loaded, in the model's order. The module that it returns replaces the given one. For
+    a checkpoint whose weights are quantized, and for a saver, it must implement `Stages`.
+    progress: called as (bytes loaded, total bytes), both counted in `precision`.
+    ready: called as (name, module) with "tok_embeddings", "layers.0", …, "norm" and "output", each
+    complete and in full precision, before `transform` is called for the modules in it.
+    split: one rank's share; only that is read.
+    reads_whole: whether `transform` is given the whole module of a name, though there is a split;
+    it has to return this rank's part.
+    saver: writes each layer when it is quantized.
+
+    Raises CheckpointError for a tensor that is missing, superfluous, damaged or of a wrong shape.
+    """
+    if isinstance(checkpoint, str):
+        checkpoint = open_checkpoint(checkpoint)
+    saved = checkpoint.saved
+    if saved and not isinstance(transform, Stages):
+        raise CheckpointError(
+            f"{checkpoint.folder} is quantized as {saved.scheme}; load_model reads it back with "
+            "transform=Quantizer(…) of that scheme"
+        )
+    if saved and str(precision) != f"torch.{saved.precision}":
+        raise CheckpointError(
+            f"{checkpoint.folder} was saved with --precision {saved.precision}; give that one"
+        )
+    config = checkpoint.config()
+    depth = config.num_layers
+    if num_layers is not None:
+        config = config.with_layers(num_layers)
+    with torch.device("meta"):
+        split = replace(split, whole=config) if split else None
+        model, whole = build(config, split).to(precision), build(config).to(precision)
+    tensors = checkpoint.tensors(device)
+    tensors.check(whole, depth)
+    stages = transform if isinstance(transform, Stages) else _OneStage(transform)
+    loader = _Loader(model, whole, tensors, saved is not None, stages, saver, split, reads_whole)
+    sizes = {name: _bytes(module) for name, module in model.named_modules() if module._parameters}
+    done, total, pool = 0, sum(sizes.values()), Pool()
+    for part, names in _parts(sizes, whole_layers=ready is not None).items():
+        if not saved:
+            for name in names:
+                loader.fill(name)
+            if ready:
+                ready(part, model.get_submodule(part))
+        for name in names:
+            model.set_submodule(name, loader.finished(name))
+            if _LAYER.match(name):  # the output may share its weight with the embedding
+                pool.move(model.get_submodule(name))
+            done += sizes[name]
+            if progress:
+                progress(done, total)
+    return model.eval().requires_grad_(False)
+
+
+@dataclass(frozen=True)
+class _OneStage:
+    """A transform that is not divided into stages."""
+
+    transform: Transform | None
+
+    def quantized(self, name: str, module: nn.Module) -> nn.Module:
+        return module
+
+    def built(self, name: str, layer: nn.Module) -> nn.Module:
+        return self.transform(name, layer) if self.transform else layer
+
+
+@dataclass(frozen=True)
+class _Loader:
+    """Reads, quantizes and saves layers, and brings them into the form of their kernels."""
+
+    model: Transformer  # on the meta device, but for what was filled
+    whole: Transformer  # on the meta device; the model without the split
+    tensors: Tensors
+    is_packed: bool  # whether the tensors are quantized
+    stages: Stages
+    saver: Saver | None
+    split: Split | None
+    reads_whole: Callable[[str], bool]
+
+    def finished(self, name: str) -> nn.Module:
+        """The layer `name` quantized, saved, and in the form that its kernel takes."""
+        if not self.is_packed:
+            layer = self.stages.quantized(name, self.model.get_submodule(name))
+        else:
+            held = self.stages.held(name) if isinstance(self.stages, Holding) else None
+            if held is not None:
+                return held
+            layer = self._packed(name)
+        if self.saver:
+            self.saver.add(name, layer)
+        return self.stages.built(name, layer)
+
+    def fill(self, name: str) -> None:
+        """Give the model's module `name` its weights in full precision."""
+        module, split, tied = self.model.get_submodule(name), self.split, self._tied_output(name)
+        for kind, _ in list(module.named_parameters(recurse=False)):
+            full_name = f"{name}.{kind}"
+            cut = None if split is None or self.reads_whole(name) else split.cut(full_name)
+            weight = self._embedding() if tied and (split is None or cut is not None) else None
+            if weight is None:
+                like = self.whole.get_parameter(full_name)
+                weight = self.tensors.read(
+                    "tok_embeddings.weight" if tied else full_name, like, cut
+                )
+                weight = weight.to(like.dtype)
+            module.register_parameter(kind, self._parameter(full_name, weight))
+
+    def _packed(self, name: str) -> nn.Module:
+        """The layer `name` with quantized weights, which are read as the checkpoint has them.
+
+        Quantizing the layer on the meta device tells which tensors to expect."""
+        layer = self.stages.quantized(name, self.whole.get_submodule(name))
+        read_packed(self.tensors, name, layer)
+        for kind, parameter in list(layer.named_parameters(recurse=False)):
+            layer.register_parameter(kind, self._parameter(f"{name}.{kind}", parameter.data))
+        return layer
+
+    def _parameter(self, name: str, weight: Tensor) -> nn.Parameter:
+        if self.split and self.split.is_zero(name):
+            weight = torch.zeros_like(weight)
+        return nn.Parameter(weight, requires_grad=False)
+
+    def _tied_output(self, name: str) -> bool:
+        return name == "output" and self.model.config.tie_embeddings
+
+    def _embedding(self) -> Tensor | None:
+        """The embedding's weights, for a tied output to share; None where they are quantized."""
+        weight = getattr(self.model.tok_embeddings, "weight", None)
+        plain = isinstance(weight, nn.Parameter) and type(weight.data) is Tensor
+        return weight.data if plain and weight.is_floating_point() else None
+
+
+def read_packed(tensors: Tensors, name: str, layer: nn.Module) -> None:
+    """Give the quantized layer `name`, on the meta device, the checkpoint's weights."""
+    for kind, parameter in list(layer.named_parameters(recurse=False)):
+        weight = _inner(tensors, f"{name}.{kind}", parameter.data)
+        layer.register_parameter(kind, nn.Parameter(weight, requires_grad=False))
+
+
+def _inner(tensors: Tensors, name: str, like: Tensor) -> Tensor:
+    if not hasattr(like, "__tensor_flatten__"):
+        return tensors.read(name, like)
+    names, attributes = like.__tensor_flatten__()
+    inner = {part: _inner(tensors, f"{name}.{part}", getattr(like, part)) for part in names}
+    return type(like).__tensor_unflatten__(inner, attributes, like.shape, like.stride())
+
+
+def _bytes(module: nn.Module) -> int:
+    return sum(p.numel() * p.element_size() for p in module.parameters())
+
+
+def _parts(names: Iterable[str], whole_layers: bool) -> dict[str, list[str]]:
+    """What is loaded at a time: its name, and the names of its modules that have parameters.
+
+    A list of the modules themselves would keep those in memory that were replaced.
+    """
+    parts: dict[str, list[str]] = {}
+    for name in names:
+        layer = _LAYER.match(name)
+        parts.setdefault(layer[0] if layer and whole_layers else name, []).append(name)
+    return parts

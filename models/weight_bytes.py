@@ -1,0 +1,28 @@
+"""Bytes of a model's weights, from shapes alone, so that the meta device gives the same numbers."""
+
+from torch import nn
+
+from quantbench.devices import stored_bytes
+from quantbench.models.mixtral import MixtureOfExperts
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """Bytes of all weights but the embedding table's. Everything that a quantized weight stores
+    counts: packed values, scales, zero points."""
+    modules = (m for m in model.modules() if not isinstance(m, nn.Embedding))
+    return sum(stored_bytes(p) for module in modules for p in module.parameters(recurse=False))
+
+
+def step_bytes(model: nn.Module, rows: int = 1) -> int:
+    """Bytes of weights that one decoding step of so many rows reads: of the experts of a mixture
+    those that are chosen.
+
+    One row reads k of X experts. Several rows are taken to choose independently and evenly: then a
+    step reads X · (1 - (1 - k/X)^rows) of them on average.
+    """
+    unread = 0.0
+    for module in model.modules():
+        if isinstance(module, MixtureOfExperts):
+            share = 1 - module.experts_per_token / len(module.experts)
+            unread += share**rows * sum(map(stored_bytes, module.experts.parameters()))
+    return weight_bytes(model) - round(unread)

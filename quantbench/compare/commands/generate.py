@@ -1,0 +1,33 @@
+"""quantbench generate: generate text, and log speed and memory.
+
+The options are read here; generate.py, which needs torch, does the rest.
+"""
+
+import time
+from typing import Any
+
+import click
+
+from quantbench.cli import Command, progress, quiet
+from quantbench.log.config import RunConfig, options
+from quantbench.run import environment, launch
+from quantbench.run.checks import check
+
+STARTED = time.perf_counter()  # start of the process, but for 0.1 s of Python and the imports above
+
+
+@click.command(cls=Command, epilog="The log is checked by: quantbench log check FILE")
+@options()
+def generate(**given: Any) -> None:
+    """Generate text with a quantized Llama-family model and log its speed and memory."""
+    environment.prepare()
+    config = RunConfig(**given)
+    scheme = check(config)
+    quiet(config.debug)
+    if config.tp > 1 and launch.place() is None:
+        launch.start(config)
+        return
+    config = launch.become_rank(config)
+    with progress("Starting torch", lasting=False):
+        from quantbench.generate import run
+    run(config, scheme, STARTED)

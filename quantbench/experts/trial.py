@@ -1,0 +1,57 @@
+"""The policy `auto`: the better of `cache` and `compute_there`, by seconds of a few steps of each.
+
+    tiers.policy = faster(tiers, decoder.step, tokens)
+
+Results do not depend on the policy, only time does. Steps of both policies alternate, over the
+tokens of the run's own prompt, so that both meet the same routing and the same machine. Before a
+step that computes in place, the system drops the experts' pages from its page cache: the policy is
+chosen for a machine whose memory is used up, where --expert_memory is all that there is for them.
+"""
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from quantbench.experts.store import POLICIES, Policy
+from quantbench.experts.tiers import Tiers
+
+CANDIDATES = (POLICIES["cache"], POLICIES["compute_there"])
+STEPS = 12  # of each policy, whose median counts; before them one of each that does not count
+
+
+def tokens_of(prompt: Sequence[int], rows: int) -> Tensor:
+    """Tokens (steps, rows, 1) int64 for `faster`: the prompt's, from its start again and again."""
+    count = len(CANDIDATES) * (1 + STEPS)
+    tokens = list(itertools.islice(itertools.cycle(prompt), count * rows))
+    return torch.tensor(tokens).view(count, rows, 1)
+
+
+@torch.no_grad()
+def faster(tiers: Tiers, step: Callable[[Tensor, Tensor], object], tokens: Tensor) -> Policy:
+    """The policy whose steps take less time.
+
+    step: takes tokens (B, 1) and a position (1,), on the tiers' device. tokens: as `tokens_of`.
+    Raises TierError.
+    """
+    before, policy = tiers.counted(), tiers.policy
+    seconds: dict[Policy, list[float]] = {candidate: [] for candidate in CANDIDATES}
+    try:
+        for position, token in enumerate(tokens.to(tiers.device)):
+            tiers.policy = CANDIDATES[position % len(CANDIDATES)]
+            if not tiers.policy.fetches:
+                for key in tiers.keys:
+                    tiers.slow.drop(key)
+            started = time.perf_counter()
+            step(token, torch.tensor([position], device=tiers.device))
+            if tiers.device.type == "cuda":
+                torch.cuda.synchronize(tiers.device)
+            seconds[tiers.policy].append(time.perf_counter() - started)
+    finally:
+        tiers.policy = policy
+        tiers.counted()
+        tiers.traffic = before
+    return min(CANDIDATES, key=lambda candidate: statistics.median(seconds[candidate][1:]))

@@ -1,0 +1,68 @@
+// A thread's blocks of a linear layer of few tokens: each goes through the loop of its format
+// (linear/few/loop.h).
+//
+// Variants: portable avx2 avx512vnni
+
+#include "linear/layout.h"
+
+namespace {
+#include "linear/inner.h"
+
+typedef void (*Loop)(const Problem&, const uint8_t* const*, int, Tile, Floats (*)[TILE]);
+
+template <template <class, int, bool> class Chunk, class C, bool FINE>
+Loop by_tile(int tile) {
+  switch (tile) {
+    case 1: return blocks_by_tile<Chunk<C, 1, FINE>, 1>;
+    case 2: return blocks_by_tile<Chunk<C, 2, FINE>, 2>;
+    default: return blocks_by_tile<Chunk<C, 4, FINE>, 4>;
+  }
+}
+
+inline Loop loop_of(const Header& header, int tile) {
+  const bool fine = header.scale_columns < UNIT;
+  return with_format(header, [&]<class C>(Format<C>) -> Loop {
+    if constexpr (C::KIND == Kind::floats) return by_tile<FloatChunk, C, false>(tile);
+    else if constexpr (C::SPARSE) return by_tile<SparseChunk, C, false>(tile);
+    else return fine ? by_tile<IntegerChunk, C, true>(tile) : by_tile<IntegerChunk, C, false>(tile);
+  });
+}
+
+// Blocks first to last. The share is cut in STREAMS, each read from its first block to its last.
+inline void multiply(const Problem& problem, int64_t first, int64_t last) {
+  const Header& header = *problem.header;
+  const Geometry& g = problem.geometry;
+  const int64_t columns = g.padded_columns;
+  const int64_t sums_per_token = header.scale_columns < UNIT ? columns / 8 : g.chunks;
+  const Loop loops[] = {loop_of(header, 1), loop_of(header, 2), loop_of(header, 4)};
+  const bool doubled = problem.tokens != problem.outputs;
+  const Streams cut(first, last);
+  const int64_t* begin = cut.begin;
+  for (int64_t round = 0; begin[0] + round < begin[1]; ++round) {
+    const uint8_t* blocks[STREAMS];
+    int64_t index[STREAMS];
+    int streams = 0;
+    for (int s = 0; s < STREAMS; ++s)
+      if (int64_t block = begin[s] + round; block < begin[s + 1]) {
+        blocks[streams] = problem.blocks + block * g.block_bytes;
+        index[streams++] = block;
+      }
+    for (int64_t token = 0; token < problem.tokens;) {
+      const int tile = tile_of(problem.tokens - token);
+      Tile x{problem.quads + token * columns / 2, problem.sums + token * sums_per_token,
+             problem.scales + token * g.chunks, problem.floats + token * columns};
+      Floats totals[STREAMS][TILE];
+      loops[tile / 2](problem, blocks, streams, x, totals);
+      for (int s = 0; s < streams; ++s)
+        for (int t = 0; t < tile; t += doubled ? 2 : 1) {
+          Floats v = doubled ? totals[s][t] + totals[s][t + 1] : totals[s][t];
+          put_rows(problem, v * header.factor, (token + t) / (doubled ? 2 : 1), index[s]);
+        }
+      token += tile;
+    }
+  }
+}
+
+}  // namespace
+
+FewVariant NAMED(few)() { return {prepare, multiply}; }

@@ -1,0 +1,189 @@
+// Products of many tokens in vectors of float32.
+//
+// Variants: portable avx2 avx512vnni
+
+#include "linear/many/many.h"
+
+namespace {
+#include "linear/inner.h"
+
+// Native: the machine's vector of floats. MANY: the tokens that weights are multiplied by at a time. BESIDE:
+// the blocks whose rows lie side by side. The sums of MANY tokens and BESIDE blocks have to fit the registers.
+#if LEVEL == LEVEL_avx512vnni
+typedef float Native __attribute__((vector_size(64)));
+constexpr int MANY = 12, BESIDE = 2;
+#elif LEVEL == LEVEL_avx2
+typedef float Native __attribute__((vector_size(32)));
+constexpr int MANY = 6, BESIDE = 1;
+#else
+typedef float Native __attribute__((vector_size(16)));
+constexpr int MANY = 3, BESIDE = 1;
+#endif
+
+constexpr int MOST_TOKENS = 240;  // that go through weights together: their sums fit the first cache
+
+// Some chunks of a block as float32, (columns, BESIDE, ROWS), before scales of rows and the factor.
+// Returns where the next chunk is.
+typedef const uint8_t* (*ToFloats)(const Problem&, const uint8_t* p, int64_t first, int64_t last,
+                                   float* to);
+
+// A unit's columns, one after the other.
+template <class C>
+struct IntegerColumns {
+  static constexpr int BYTES = C::BYTES;
+  C codes;
+  explicit IntegerColumns(const Header& header) : codes(header) {}
+
+  template <class F>
+  INLINE void read(const uint8_t* p, F next) const {
+    Bytes read[C::PARTS][QUADS];
+    codes.read(p, read);
+    for (int column = 0; column < UNIT; ++column) {
+      Floats value{};
+      for (int part = 0; part < C::PARTS; ++part) {
+        Ints code = (Ints)((Bits)read[part][column / 4] >> (column % 4 * 8) & 255u);
+        Floats piece = floats(code - C::CENTRE[part]) * float(C::WEIGHT[part]);
+        value = part ? value + piece : piece;
+      }
+      next(column, value);
+    }
+  }
+};
+
+template <class C>
+struct FloatColumns {
+  static constexpr int BYTES = C::BYTES;
+  explicit FloatColumns(const Header&) {}
+
+  template <class F>
+  INLINE void read(const uint8_t* p, F next) const {
+    C::read(p, [&](int column, Floats one, Floats other) {
+      next(column, one);
+      next(column + 1, other);
+    });
+  }
+};
+
+template <class C>
+const uint8_t* to_floats(const Problem& problem, const uint8_t* p, int64_t first, int64_t last,
+                         float* to) {
+  const Header& header = *problem.header;
+  const Geometry& g = problem.geometry;
+  const C columns(header);
+  const bool scaled = header.scales != Scales::row;
+  // A table's integers have 24 bits: times a large x they could overflow a float32.
+  const float factor = header.coding == Coding::table ? header.factor : 1.0f;
+  const int columns_of_a_scale = scaled && header.scale_columns < UNIT ? header.scale_columns : UNIT;
+  for (int64_t chunk = first; chunk < last; ++chunk) {
+    const int units = chunk + 1 < g.chunks ? g.units : g.last_units;
+    const uint8_t* scales = p;
+    ScaleAndZero by = read_scale(header, scales);
+    p += g.scale_bytes;
+    for (int unit = 0; unit < units; ++unit, p += C::BYTES, to += UNIT * BESIDE * ROWS)
+      columns.read(p, [&](int column, Floats value) {
+        if (column && column % columns_of_a_scale == 0) by = read_scale(header, scales);
+        value *= factor;
+        store(to + column * BESIDE * ROWS, scaled ? value * by.scale + by.zero : value);
+      });
+  }
+  return p;
+}
+
+inline ToFloats float_maker(const Header& header) {
+  return with_format(header, []<class C>(Format<C>) -> ToFloats {
+    if constexpr (C::KIND == Kind::floats) return to_floats<FloatColumns<C>>;
+    else return to_floats<IntegerColumns<C>>;
+  });
+}
+
+// A tile of MANY tokens times BESIDE blocks, added to sums (MANY, BESIDE, ROWS). In the machine's own
+// vectors: wider ones, which the compiler cuts up, it keeps in memory.
+inline void add_products(const float* x, const float* weights, int columns, float* sums) {
+  constexpr int LANES = sizeof(Native) / sizeof(float), PIECES = BESIDE * ROWS / LANES;
+  Native products[MANY][PIECES] = {};
+  for (int k = 0; k < columns; ++k, x += MANY, weights += BESIDE * ROWS) {
+    Native w[PIECES];
+#pragma GCC unroll 8
+    for (int i = 0; i < PIECES; ++i) w[i] = load<Native>(weights + i * LANES);
+#pragma GCC unroll 16
+    for (int t = 0; t < MANY; ++t)
+#pragma GCC unroll 8
+      for (int i = 0; i < PIECES; ++i) products[t][i] += w[i] * x[t];
+  }
+#pragma GCC unroll 16
+  for (int t = 0; t < MANY; ++t)
+#pragma GCC unroll 8
+    for (int i = 0; i < PIECES; ++i, sums += LANES) store(sums, load<Native>(sums) + products[t][i]);
+}
+
+// Tiles of x, (padded columns, MANY) each.
+void prepare_floats(const Problem& problem, void* x, int64_t first, int64_t last) {
+  const Header& header = *problem.header;
+  const int64_t padded = problem.geometry.padded_columns;
+  for (int64_t token = first * MANY; token < last * MANY; ++token) {
+    float* to = static_cast<float*>(x) + token / MANY * MANY * padded + token % MANY;
+    if (token >= problem.outputs) {
+      for (int64_t k = 0; k < padded; ++k) to[k * MANY] = 0;
+      continue;
+    }
+    read_row(problem, token);
+    if (header.rounding != Rounding::none)
+      problem.token_scales[token] = round_row(header.rounding, problem.row, padded);
+    for (int64_t k = 0; k < padded; ++k) to[k * MANY] = problem.row[k];
+  }
+}
+
+// BESIDE blocks from `block` on, times tiles of x `first` to `last`.
+struct Group {
+  const Problem& problem;
+  const float* x;
+  const ToFloats make;
+  alignas(64) float weights[STRETCH * UNIT * BESIDE * ROWS];
+  alignas(64) float sums[MOST_TOKENS / MANY][BESIDE * MANY * ROWS];
+
+  Group(const Problem& problem, const void* x)
+      : problem(problem), x(static_cast<const float*>(x)), make(float_maker(*problem.header)) {}
+
+  void multiply(int64_t block, int64_t first, int64_t last) {
+    const Geometry& g = problem.geometry;
+    const int64_t step = chunks_at_once(g), x_tile = g.padded_columns * MANY;
+    const int count = g.blocks - block < BESIDE ? int(g.blocks - block) : BESIDE;
+    const uint8_t* at[BESIDE] = {};
+    for (int b = 0; b < count; ++b) at[b] = problem.blocks + (block + b) * g.block_bytes;
+    __builtin_memset(sums, 0, (last - first) * sizeof sums[0]);
+    if (count < BESIDE) __builtin_memset(weights, 0, sizeof weights);
+    const float* x_at = x + first * x_tile;
+    for (int64_t chunk = 0; chunk < g.chunks; chunk += step) {
+      const int64_t end = chunk + step < g.chunks ? chunk + step : g.chunks;
+      const int columns = units_of(g, chunk, end) * UNIT;
+      for (int b = 0; b < count; ++b)
+        at[b] = make(problem, at[b], chunk, end, weights + b * ROWS);
+      for (int64_t tile = first; tile < last; ++tile)
+        add_products(x_at + (tile - first) * x_tile, weights, columns, sums[tile - first]);
+      x_at += columns * MANY;
+    }
+    for (int b = 0; b < count; ++b) finish(block, b, first, last);
+  }
+
+  void finish(int64_t block, int b, int64_t first, int64_t last) const {
+    const Header& header = *problem.header;
+    Floats scales = row_scales(problem, block + b);
+    if (header.coding != Coding::table) scales *= header.factor;
+    for (int64_t token = first * MANY; token < last * MANY && token < problem.outputs; ++token) {
+      const float* at = sums[token / MANY - first] + (token % MANY * BESIDE + b) * ROWS;
+      put_rows(problem, load<Floats>(at) * scales, token, block + b);
+    }
+  }
+};
+
+void multiply_floats(const Problem& problem, void* x, int64_t first, int64_t last) {
+  const int64_t tiles = (problem.outputs + MANY - 1) / MANY, together = MOST_TOKENS / MANY;
+  Group work(problem, x);
+  for (int64_t tile = 0; tile < tiles; tile += together)
+    for (int64_t group = first; group < last; ++group)
+      work.multiply(group * BESIDE, tile, tile + together < tiles ? tile + together : tiles);
+}
+
+}  // namespace
+
+ManyVariant NAMED(many)() { return {MANY, 4, BESIDE, prepare_floats, multiply_floats}; }

@@ -1,0 +1,152 @@
+// The inner loop over plain weights.
+//
+// Variants: portable avx2 avx512vnni
+
+#include "plain/plain.h"
+
+namespace {
+#include "vector/wide.h"
+
+constexpr int WHOLE = 32;         // columns at a time
+constexpr int STREAMS = Streams::COUNT;  // rows at a time, far apart
+constexpr int PREFETCHED = 1024;  // bytes ahead in each of them
+constexpr int TILE = 4;           // tokens that go through the inner loop together, at most
+
+// 32 columns as two vectors. Of bfloat16 the first has the even columns, the second the odd ones.
+template <Number N>
+inline void read_whole(const char* p, Floats& a, Floats& b) {
+  if constexpr (N == Number::bf16) {
+    Bits pairs = load<Bits>(p);
+    a = low_half(pairs), b = high_half(pairs);
+  } else if constexpr (N == Number::f16) {
+    a = from_f16(load<HalfWords>(p)), b = from_f16(load<HalfWords>(p + 32));
+  } else {
+    a = load<Floats>(p), b = load<Floats>(p + 64);
+  }
+}
+
+template <Number N>
+constexpr int SIZE = N == Number::f32 ? 4 : 2;
+
+// The last columns, with zeros behind them.
+template <Number N>
+inline void read_rest(const char* p, int64_t columns, Floats& a, Floats& b) {
+  alignas(64) char copy[WHOLE * 4] = {};
+  __builtin_memcpy(copy, p, columns * SIZE<N>);
+  read_whole<N>(copy, a, b);
+}
+
+template <Number N>
+void prepare(const Plain& problem, int64_t first, int64_t last) {
+  const int64_t whole = problem.columns / WHOLE * WHOLE;
+  for (int64_t token = first; token < last; ++token) {
+    const char* row = problem.x + token * problem.x_row * SIZE<N>;
+    float* to = problem.floats + token * problem.padded;
+    for (int64_t k = 0; k < problem.padded; k += WHOLE) {
+      alignas(64) char copy[WHOLE * 4] = {};
+      const char* from = row + k * SIZE<N>;
+      if (problem.x_step != 1 || k == whole) {
+        const int64_t left = problem.columns - k < WHOLE ? problem.columns - k : WHOLE;
+        for (int64_t i = 0; i < left; ++i)
+          __builtin_memcpy(copy + i * SIZE<N>, row + (k + i) * problem.x_step * SIZE<N>, SIZE<N>);
+        from = copy;
+      }
+      Floats a, b;
+      read_whole<N>(from, a, b);
+      store(to + k, a), store(to + k + 16, b);
+    }
+  }
+}
+
+// STREAMS rows times T tokens.
+template <Number N, int T>
+void rows_by_tile(const Plain& problem, const char* const* rows, const float* x,
+                  Floats (*sums)[TILE]) {
+  const int64_t whole = problem.columns / WHOLE * WHOLE;
+  Floats sum[STREAMS][T] = {};
+  auto add = [&](int64_t k, int s, Floats a, Floats b) {
+    for (int t = 0; t < T; ++t) {
+      const float* at = x + t * problem.padded + k;
+      sum[s][t] += a * load<Floats>(at);
+      sum[s][t] += b * load<Floats>(at + 16);
+    }
+  };
+  for (int64_t k = 0; k < whole; k += WHOLE)
+    for (int s = 0; s < STREAMS; ++s) {
+      const char* p = rows[s] + k * SIZE<N>;
+      for (int line = 0; line < WHOLE * SIZE<N>; line += 64)
+        __builtin_prefetch(p + PREFETCHED + line);
+      Floats a, b;
+      read_whole<N>(p, a, b);
+      add(k, s, a, b);
+    }
+  if (whole < problem.columns)
+    for (int s = 0; s < STREAMS; ++s) {
+      Floats a, b;
+      read_rest<N>(rows[s] + whole * SIZE<N>, problem.columns - whole, a, b);
+      add(whole, s, a, b);
+    }
+  for (int s = 0; s < STREAMS; ++s)
+    for (int t = 0; t < T; ++t) sums[s][t] = sum[s][t];
+}
+
+template <Number N>
+inline void put(const Plain& problem, int64_t token, int64_t row, float value) {
+  char* to = static_cast<char*>(problem.y) + (token * problem.rows + row) * SIZE<N>;
+  if constexpr (N == Number::f32) {
+    __builtin_memcpy(to, &value, 4);
+  } else {
+    const Floats v = all(value);
+    const HalfWords halves = N == Number::bf16 ? as_bf16(v) : as_f16(v);
+    __builtin_memcpy(to, &halves, 2);
+  }
+}
+
+// Rows first to last: cut in STREAMS, of which each step does one row each.
+template <Number N>
+void multiply(const Plain& problem, int64_t first, int64_t last) {
+  const int64_t row_bytes = problem.columns * SIZE<N>;
+  const Streams cut(first, last);
+  const int64_t* begin = cut.begin;
+  for (int64_t step = 0; begin[0] + step < begin[1]; ++step) {
+    const char* rows[STREAMS];
+    int64_t row[STREAMS];
+    int streams = 0;
+    for (int s = 0; s < STREAMS; ++s)
+      if (begin[s] + step < begin[s + 1]) row[streams++] = begin[s] + step;
+    for (int s = 0; s < STREAMS; ++s)  // a stream that has ended repeats the first
+      rows[s] = problem.weight + row[s < streams ? s : 0] * row_bytes;
+    for (int64_t token = 0; token < problem.tokens;) {
+      const int64_t left = problem.tokens - token;
+      const int tile = left >= 4 ? 4 : left >= 2 ? 2 : 1;
+      const float* x = problem.floats + token * problem.padded;
+      Floats sums[STREAMS][TILE];
+      if (tile == 4) rows_by_tile<N, 4>(problem, rows, x, sums);
+      else if (tile == 2) rows_by_tile<N, 2>(problem, rows, x, sums);
+      else rows_by_tile<N, 1>(problem, rows, x, sums);
+      for (int s = 0; s < streams; ++s)
+        for (int t = 0; t < tile; ++t) put<N>(problem, token + t, row[s], total(sums[s][t]));
+      token += tile;
+    }
+  }
+}
+
+inline void prepare(const Plain& problem, int64_t first, int64_t last) {
+  switch (problem.type) {
+    case Number::f32: return prepare<Number::f32>(problem, first, last);
+    case Number::bf16: return prepare<Number::bf16>(problem, first, last);
+    case Number::f16: return prepare<Number::f16>(problem, first, last);
+  }
+}
+
+inline void multiply(const Plain& problem, int64_t first, int64_t last) {
+  switch (problem.type) {
+    case Number::f32: return multiply<Number::f32>(problem, first, last);
+    case Number::bf16: return multiply<Number::bf16>(problem, first, last);
+    case Number::f16: return multiply<Number::f16>(problem, first, last);
+  }
+}
+
+}  // namespace
+
+PlainVariant NAMED(plain)() { return {prepare, multiply}; }

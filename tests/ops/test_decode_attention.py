@@ -1,0 +1,323 @@
+"""Every kernel of decode attention against float64 (attention_contract.py)."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from quantbench.kv_cache import CACHES
+from quantbench.ops.cpu import attention
+from quantbench.ops.kv import Stored, dequantize
+from tests import seeds
+from tests.ops import at_once, decoding
+from tests.ops.attention_contract import CPU, EDGES, KERNELS, TORCH, check, draw, problem, shapes
+from tests.ops.decoding import stored
+from tests.ops.exact import DTYPES
+from tests.ops.instructions import NEEDS_COMPILER
+
+FORMATS = pytest.mark.parametrize("format", CACHES)
+ON_EVERY_KERNEL = pytest.mark.parametrize("kernel", KERNELS)
+ON_CPU = pytest.mark.parametrize("kernel", CPU, ids=lambda kernel: kernel.label)
+
+
+@ON_EVERY_KERNEL
+@FORMATS
+def test_attention(kernel, format):
+    """Over rings and ragged rows, of any shape and dtype."""
+    kernel.begin()
+    for shape in [*shapes(kernel, format), *[None] * kernel.draws]:
+        given = draw(kernel, format, shape)
+        with seeds.naming((given[0].shape, given[0].dtype, given[1].codes.shape, given[3:])):
+            check(kernel, *given)
+
+
+@pytest.mark.parametrize("kernel", [*CPU, TORCH], ids=lambda kernel: kernel.label)
+@FORMATS
+def test_counts_at_the_edges_of_blocks_and_parts(kernel, format):
+    """A row for each: 512 slots are a part, and a ring ends in the middle of it, and of a block."""
+    kernel.begin()
+    T = kernel.most_slots
+    counts = [count for count in EDGES if count <= T]
+    query, key, value = problem(len(counts), 4, 1, T, 64, torch.bfloat16, format, 0, kernel.device)
+    check(kernel, query, key, value, [(T - count // 2) % T for count in counts], counts)
+
+
+@ON_CPU
+@pytest.mark.parametrize("format", ["dense", "fp8"])
+def test_any_number_of_heads_and_lines(kernel, format):
+    """Kernels take four heads at a time, and one or two lines of 32 numbers; rows wrap."""
+    kernel.begin()
+    T = 131
+    for heads in range(1, 18):
+        D = seeds.sample((32, 96, 128, 256), 1)[0]
+        query, key, value = problem(1, heads, 1, T, D, torch.bfloat16, format)
+        check(kernel, query, key, value, [T - 3 * heads], [T - heads])
+
+
+@ON_EVERY_KERNEL
+def test_extreme_values(kernel):
+    kernel.begin()
+    T, first = 100, 0 if kernel is TORCH else 10  # torch's reads all slots before the last
+    for format, dtype in seeds.sample(itertools.product(CACHES, DTYPES), 4 if kernel.slow else 12):
+        query = torch.randn(1, 8, 64).to(kernel.device, dtype)
+        query[:, 3] = 0
+        keys, values = torch.randn(2, 1, 2, T, 64).to(kernel.device, dtype)
+        keys[:, :, 40] *= 1e3  # one key takes all the weight, or none of it
+        keys[:, :, 41], values[:, :, 42:50] = 0, 0
+        values[:, :, 50, 7], values[:, :, 51] = 1e4, values[:, :, 51] * 1e-3
+        given = query, stored(keys, format), stored(values, format), [first], [80]
+        with seeds.naming((format, dtype)):
+            expected = check(kernel, *given)
+            for side in given[1:3]:  # what no row sees may hold anything
+                hidden = side.codes if side.scale is None else side.scale
+                hidden[:, :, [*range(first), *range(first + 80, T)]] = math.nan
+            assert torch.equal(kernel(*given), expected)
+
+
+@ON_EVERY_KERNEL
+def test_numbers_near_the_ends_of_the_dtype(kernel):
+    kernel.begin()
+    interpreted = kernel.label == "triton"
+    # The interpreter takes subnormal bfloat16 for something else, and AMX for zeros.
+    for dtype in (torch.float16, *([] if interpreted else [torch.float32])):
+        query, keys, values = torch.randn(3, 1, 2, 30, D := 64)
+        query, keys = query[:, :, 0].to(kernel.device, dtype), keys.to(kernel.device, dtype)
+        scale = 2.0**13 if dtype == torch.float16 else 2.0**100
+        large = (values.clamp(-4, 4) * scale).to(kernel.device, dtype)
+        for format in CACHES if not interpreted else seeds.sample(CACHES, 2):
+            key = stored(keys, format)
+            with seeds.naming((format, dtype, D)):
+                check(kernel, query, key, stored(large, format), [0], [30])
+
+
+@ON_EVERY_KERNEL
+def test_zeros_give_zeros_and_nan_stays_in_its_head(kernel):
+    kernel.begin()
+    query = torch.randn(1, 4, 64, device=kernel.device)
+    for format in CACHES:
+        zeros = torch.zeros(1, 2, 40, 64, device=kernel.device)
+        nothing, broken = stored(zeros, format), stored(zeros, format)
+        assert (kernel(query, nothing, nothing, [0], [40]) == 0).all()
+        (broken.codes if broken.scale is None else broken.scale)[0, 0, 7] = math.nan
+        for pair in ((broken, nothing), (nothing, broken)):
+            y = kernel(query, *pair, [0], [40])
+            assert y[0, :2].isnan().any(-1).all() and (y[0, 2:] == 0).all()
+
+
+@ON_EVERY_KERNEL
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("format", ["int8", "fp8", "int4"])
+def test_every_code_is_read_as_it_is(kernel, format, dtype):
+    """With one visible slot attention returns its value; a key that is NaN gives NaN."""
+    kernel.begin()
+    codes = torch.arange(256, dtype=torch.uint8, device=kernel.device)
+    if format == "int4":
+        codes = codes.view(1, 2, 1, 128)
+    else:
+        codes = codes.view(torch.int8 if format == "int8" else torch.float8_e4m3fn)
+        codes = codes.view(1, 1, 1, 256)
+    K = codes.shape[1]
+    scale = torch.full(
+        (1, K, 1, 8 if format == "int4" else 1), 0.5, dtype=dtype, device=codes.device
+    )
+    value = Stored(codes, scale, format)
+    key = Stored(torch.zeros_like(codes.view(torch.uint8)).view(codes.dtype), scale, format)
+    query = torch.zeros(1, K, 256, dtype=dtype, device=codes.device)
+    y = kernel(query, key, value, [0], [1])
+    expected = dequantize(value, dtype).view(1, K, 256)
+    torch.testing.assert_close(y, expected, rtol=0, atol=0, equal_nan=True)
+    if format == "fp8":
+        assert kernel(query, value, value, [0], [1]).isnan().all()
+
+
+@ON_CPU
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_every_number_of_16_bits_is_read_as_it_is(kernel, dtype):
+    kernel.begin()
+    query = torch.zeros(1, 1, 256)
+    codes = torch.arange(-(2**15), 2**15).short().view(dtype)
+    codes = codes[codes.isfinite()]
+    if dtype == torch.bfloat16:  # AMX takes denormal bfloat16 for zeros
+        codes = codes[(codes == 0) | (codes.abs() >= torch.finfo(dtype).tiny)]
+        query = query.bfloat16()
+    codes = torch.cat([codes, codes.new_zeros(-len(codes) % 256)])
+    for chunk in codes.split(256):
+        value = Stored(chunk.view(1, 1, 1, 256), None, "dense")
+        y = kernel(query, value, value, [0], [1])
+        assert torch.equal(y.float(), dequantize(value).view(1, 1, 256))
+
+
+@ON_EVERY_KERNEL
+@pytest.mark.parametrize("format", ["int8", "int4"])
+def test_scales_of_both_signs_and_of_any_size(kernel, format):
+    """Codes that quantization does not use, -128, and scales below zero have a meaning, too. Groups
+    of int4 have weights of their own, so that small numbers are not lost beside large ones."""
+    kernel.begin()
+    K, T, D = 2, 150, 64
+    query = torch.randn(1, 4, D).to(kernel.device, torch.bfloat16)
+
+    def side(*factors):
+        low, high = (0, 256) if format == "int4" else (-128, 128)
+        columns, groups = (D // 2, D // 32) if format == "int4" else (D, 1)
+        dtype = torch.uint8 if format == "int4" else torch.int8
+        codes = torch.randint(low, high, (1, K, T, columns)).to(kernel.device, dtype)
+        scale = torch.randn(1, K, T, groups) / (5 if format == "int4" else 74)
+        scale = scale * torch.tensor(factors[:groups])
+        return Stored(codes, scale.to(kernel.device, torch.bfloat16), format)
+
+    check(kernel, query, side(1.0, 1.0), side(1.0, 1.0), [20], [T - 5])
+    check(kernel, query, side(1.0, 1.0), side(2.0**40, 1.0), [0], [T])
+
+
+@ON_CPU
+@FORMATS
+def test_a_head_whose_query_is_not_finite_has_no_attention(kernel, format):
+    kernel.begin()
+    for bad in (math.nan, math.inf, -math.inf):
+        query, key, value = problem(1, 4, 2, 100, 64, torch.bfloat16, format)
+        query[0, 1, 3] = bad
+        y = kernel(query, key, value, [0], [100])
+        assert y[0, 1].isnan().all() and y[0, [0, 2, 3]].isfinite().all()
+
+
+@ON_CPU
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_slots_whose_scores_are_minus_infinity_weigh_nothing(kernel, head_dim):
+    """Whole blocks of them, too, between others."""
+    kernel.begin()
+    T, begin, end = 250, 40, 200
+    query, key, value = problem(1, 6, 2, T, head_dim, torch.bfloat16, "dense")
+    query[:, :, 5] = 1
+    visible = torch.tensor([end]), torch.tensor([T - (end - begin)])  # all but begin to end
+    expected = decoding.expected(query, key, value, *visible)
+    key.codes[:, :, begin:end, 5] = -math.inf
+    expected.check(kernel(query, key, value, [0], [T])[:, :, None], dtype=query.dtype)
+
+
+@ON_EVERY_KERNEL
+@FORMATS
+def test_tensors_that_are_views(kernel, format):
+    """They give the same bits, but for torch's own kernel, which may sum in another order."""
+    kernel.begin()
+    query, key, value = problem(3, 8, 2, 50, 64, torch.float16, format, 2, kernel.device)
+    first, count = torch.tensor([0, 3, 40], device=kernel.device), torch.tensor([41, 9, 1])
+    key, value = key.slots(0, 41), value.slots(0, 41)  # heads lie apart, with slots between them
+    y = check(kernel, query, key, value, first, count)
+    apart = torch.zeros(3, 64, 8, dtype=torch.float16, device=query.device).mT  # elements apart
+    wide = torch.zeros(3, 16, 64, dtype=torch.float16, device=query.device)[:, 4:12]
+    for view in (apart, wide):
+        view.copy_(query)
+        viewed = check(kernel, view, key, value, first.int(), count.int())
+        assert kernel is TORCH or torch.equal(viewed, y)
+    same = torch.tensor([20], device=query.device).expand(3)
+    check(kernel, query, key, value, same, same)
+
+
+# -------------------------------------------------------------------------------- the C++ kernel
+
+
+@ON_CPU
+@FORMATS
+def test_the_past_of_a_chunk(kernel, format):
+    """As many queries a key head as the kernel takes at once, and more; rows wrap and differ.
+    Output and denominators are float32 whatever the query is."""
+    kernel.begin()
+    for queries in (1, 129, *seeds.sample((2, 5, 17, 68, 128, 300), 2)):
+        dtype = seeds.sample(DTYPES, 1)[0]
+        query, key, value = problem(2, 2 * queries, 2, 600, 64, dtype, format, 1)
+        first, count = torch.tensor([0, 580]), torch.tensor([600, 77])
+        y, denominator = attention.past_attention(query, key, value, first, count)
+        expected = decoding.expected(query, key, value, first, count)
+        beside = kernel.allowed(query, key, value, first, count, expected)["beside"]
+        expected.check(y[:, :, None], dtype=torch.float32, beside=beside)
+        keys = dequantize(key, torch.float64).repeat_interleave(queries, 1)
+        scores = (keys @ query.double()[..., None])[..., 0] / math.sqrt(query.shape[-1])
+        seen = decoding.visible(first, count, keys.shape[2])
+        exact = scores.masked_fill(~seen[:, None], -math.inf).logsumexp(-1)
+        # An error of every score, and of the sum; what bytes may be off by bounds the former.
+        relative = (beside / expected.mass).amax((-2, -1)) if torch.is_tensor(beside) else 0
+        allowed = 64 * 2.0**-24 * (1 + expected.score.amax((-2, -1)) + exact.abs())
+        assert denominator.dtype == torch.float32
+        assert ((denominator - exact).abs() <= allowed + relative).all()
+
+
+@NEEDS_COMPILER
+@FORMATS
+def test_a_deep_cache_and_a_first_beyond_its_end(format):
+    query, key, value = problem(1, 4, 1, 20000, 64, torch.float32, format)
+    first, count = torch.tensor([19990]), torch.tensor([19999])
+    y = attention.decode_attention(query, key, value, first, count)
+    decoding.expected(query, key, value, first, count).check(y[:, :, None])
+    assert torch.equal(attention.decode_attention(query, key, value, first - 20000, count), y)
+
+
+@ON_CPU
+@FORMATS
+def test_any_number_of_threads_gives_the_same_bits(kernel, format, same_for_any_threads):
+    kernel.begin()
+    for dtype in (torch.float32, torch.bfloat16):
+        query, key, value = problem(2, 8, 2, 3000, 64, dtype, format)
+        given = query, key, value, [5, 2990], [2900, 777]
+        same_for_any_threads(lambda given=given: kernel(*given))
+
+
+@NEEDS_COMPILER
+def test_two_calls_at_once():
+    problems = [problem(1, 8, 2, 4000, 64, torch.bfloat16, format) for format in ("int8", "int4")]
+    first, count = torch.tensor([7]), torch.tensor([3990])
+    at_once.check(attention.decode_attention, [(*p, first, count) for p in problems], 30)
+
+
+@NEEDS_COMPILER
+def test_compiles_once_however_the_position_moves():
+    query, key, value = problem(2, 8, 2, 200, 64, torch.bfloat16, "int8")
+    compilations = []
+
+    def counting(graph, inputs):
+        compilations.append(graph)
+        return graph.forward
+
+    def step(query, first, count):
+        return attention.decode_attention(query * 2, key, value, first, count) + 1
+
+    compiled = torch.compile(step, fullgraph=True, backend=counting)
+    for position in (1, 5, 64, 200):
+        first, count = torch.tensor([0, position - 1]), torch.tensor([position, 3])
+        assert torch.equal(compiled(query, first, count), step(query, first, count))
+    assert len(compilations) == 1
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("op", ["cpu_decode_attention", "cpu_past_attention"])
+def test_the_ops_are_registered_as_torch_wants_it(op):
+    query, key, value = problem(2, 8, 2, 20, 64, torch.bfloat16, "int8")
+    arguments = (query, key.codes, key.scale, value.codes, value.scale)
+    where = (torch.tensor([0, 1]), torch.tensor([5, 20]), "int8")
+    torch.library.opcheck(getattr(torch.ops.quantbench, op).default, (*arguments, *where))
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"count": torch.tensor([0])}, "row 0 sees no slot"),
+        ({"query": torch.randn(1, 3, 64)}, "3 for 2"),
+        ({"query": torch.randn(1, 4, 60)}, "head_dim"),
+        ({"query": torch.randn(1, 4, 64, dtype=torch.float64)}, "float32, bfloat16"),
+        ({"first": torch.zeros(2, dtype=torch.long)}, "first and count"),
+        ({"format": "int4"}, "int4"),
+        ({"format": "int3"}, "no format int3"),
+    ],
+    ids=["count", "heads", "head_dim", "dtype", "first", "scales", "format"],
+)
+def test_what_it_does_not_take_is_an_error(change, message):
+    query, key, value = problem(1, 4, 2, 10, 64, torch.float32, "int8")
+    empty = Stored(key.codes[:, :, :0].float(), None, "dense")
+    with pytest.raises(RuntimeError, match="the cache has no slots"):
+        attention.decode_attention(query, empty, empty, torch.tensor([0]), torch.tensor([1]))
+    given = {"query": query, "first": torch.tensor([0]), "count": torch.tensor([3])} | change
+    format = given.pop("format", "int8")
+    key, value = (Stored(side.codes, side.scale, format) for side in (key, value))
+    with pytest.raises(RuntimeError, match=message):
+        attention.decode_attention(given["query"], key, value, given["first"], given["count"])

@@ -1,0 +1,294 @@
+"""Every kernel of a linear layer against float64 (linear_contract.py)."""
+
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from quantbench.errors import KernelError
+from quantbench.ops.cpu import linear, plain
+from quantbench.ops.formats import dequantize
+from tests import seeds
+from tests.ops import at_once
+from tests.ops.exact import DTYPES
+from tests.ops.instructions import NEEDS_COMPILER, use
+from tests.ops.linear_contract import (
+    CPU,
+    FORMS,
+    FULL_PRECISION,
+    KERNELS,
+    Case,
+    check,
+    columns_of,
+    draw,
+)
+from tests.ops.packed_weights import packed
+
+ON_CPU = pytest.mark.parametrize("kernel", CPU, ids=lambda kernel: kernel.name)
+
+
+def forms(kernel, count):
+    """Some of the forms that the kernel takes."""
+    return seeds.sample(filter(kernel.takes, FORMS), count)
+
+
+def weight_of(form, N, K, device="cpu", **more):
+    if form == FULL_PRECISION:
+        return torch.randn(N, K, device=device).bfloat16()
+    return packed(form, N, K, device=device, **more)
+
+
+def multiplier(kernel, weight):
+    """Products by a weight that is packed once."""
+    if isinstance(weight, torch.Tensor):
+        return lambda x: kernel.multiply(x, weight, None)
+    columns = dequantize(weight).shape[1]
+    packed_bytes, N = linear.pack(weight, columns), len(weight.planes[0])
+    return lambda x: linear.linear(x, packed_bytes, N)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("group", range(6))
+def test_products(kernel, group):
+    """A sixth of the formats: random shapes, dtypes, groups, scales, zero points, activations."""
+    kernel.begin()
+    every = list(filter(kernel.takes, FORMS))
+    for form in every[group::6] or every:
+        for _ in range(kernel.draws):
+            check(kernel, *draw(kernel, form))
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_single_numbers_are_picked_out(kernel):
+    """By rows of the identity: each has to be right, zeros included. 256 rows have every code."""
+    kernel.begin()
+    for form in forms(kernel, 6 if kernel.slow else len(FORMS)):
+        K = 8 * columns_of(form) if columns_of(form) < 32 else columns_of(form)
+        weight = weight_of(form, 40 if kernel.slow else 256, K, kernel.device)
+        start = random.randrange(K - 6)
+        for M in (1, 6):
+            eye = torch.eye(K, device=kernel.device)[start : start + M]
+            check(kernel, eye.to(getattr(weight, "dtype", torch.float32)), weight)
+
+
+@ON_CPU
+def test_every_number_of_rows(kernel):
+    kernel.begin()
+    for form in forms(kernel, 3):
+        weight = weight_of(form, 40, 384)
+        for M in range(1, 36):
+            check(kernel, torch.randn(M, 384).bfloat16(), weight)
+
+
+@ON_CPU
+def test_errors_are_as_small_as_a_product_of_bfloat16s(kernel):
+    """torch's own, of the weight rounded to bfloat16: the mean error, of 9600 results."""
+    kernel.begin()
+    for form in forms(kernel, 8):
+        weight, x = weight_of(form, 96, 1024), torch.randn(100, 1024).bfloat16()
+        whole = weight if form == FULL_PRECISION else dequantize(weight)
+        wanted, torchs = x.double() @ whole.double().T, F.linear(x, whole.bfloat16())
+        y = kernel.multiply(x, weight, None)
+        error, its = ((found.double() - wanted).abs().mean() for found in (y, torchs))
+        assert error <= 1.1 * its, form
+
+
+def test_weights_halfway_between_two_bfloat16s(isa):
+    """The farthest that tiles of bfloat16 can be from a weight: 2**-8 of it just above 1/2."""
+    kernel = next(kernel for kernel in CPU if kernel.name in (f"cpu-{isa}", "cpu-avx2"))
+    weight = packed(("int", 8, 32), 20, 64, torch.float32)
+    weight.planes[0].fill_(1)
+    weight.scale.fill_(0.5 + 3 * 2.0**-9)
+    check(kernel, torch.randn(40, 64).bfloat16(), weight)
+
+
+@pytest.mark.parametrize("form, dtype", [(("fp6", 6, None), torch.float16),
+                                         (("int", 8, None), torch.float32)], ids=str)  # fmt: skip
+def test_short_prompts_stay_in_integers_with_vnni(form, dtype):
+    """Two products of integers for each weight are faster than floats up to 47 rows. Their sums are
+    exact: a row's results are those of the row alone, bit for bit, which floats' are not."""
+    use("avx512vnni")
+    x, packed_weight = torch.randn(64, 512).to(dtype), linear.pack(packed(form, 96, 512), 512)
+    alone = torch.cat([linear.linear(row[None], packed_weight, 96) for row in x])
+    for M in (17, 47):
+        assert torch.equal(linear.linear(x[:M], packed_weight, 96), alone[:M])
+    assert not torch.equal(linear.linear(x, packed_weight, 96), alone)
+
+
+@ON_CPU
+def test_what_is_not_finite_stays_in_its_row(kernel):
+    kernel.begin()
+    for form in forms(kernel, 4):
+        multiply = multiplier(kernel, weight_of(form, 20, 256))
+        for dtype in (torch.bfloat16,) if form == FULL_PRECISION else DTYPES:
+            for M, broken in ((5, (2, 3)), (37, (2, 33))):
+                x = torch.randn(M, 256).to(dtype)
+                clean = multiply(x)
+                x[broken[0], 100], x[broken[1], 5] = torch.nan, torch.inf
+                y = multiply(x)
+                assert y[broken[0]].isnan().all() and not y[broken[1]].isfinite().any()
+                others = [row for row in range(M) if row not in broken]
+                assert torch.equal(y[others], clean[others]), form
+
+
+@ON_CPU
+@pytest.mark.parametrize("pieces", ["whole", "small"])
+def test_any_number_of_threads_gives_the_same_bits(kernel, pieces, request, same_for_any_threads):
+    """Small: half of a weight is cut evenly, half handed out, here block by block."""
+    kernel.begin()
+    if pieces == "small":
+        request.getfixturevalue("small_pieces")
+    for form in forms(kernel, 5):
+        weight = weight_of(form, 16 * 37 + 5, 256)
+        for M in (1, 3, 75):
+            x = torch.randn(M, 256).bfloat16()
+            check(kernel, x, weight)
+            same_for_any_threads(lambda x=x, weight=weight: kernel.multiply(x, weight, None))
+
+
+@ON_CPU
+def test_a_row_is_the_same_among_any_others(kernel):
+    """And more of them than go through the weights together."""
+    kernel.begin()
+    multiply = multiplier(kernel, weight_of(forms(kernel, 1)[0], 20, 256))
+    for M, some in ((1100, slice(1050, 1099)), (40, slice(0, 33))):
+        x = torch.randn(M, 256).bfloat16()
+        assert torch.equal(multiply(x[some]), multiply(x)[some])
+
+
+@ON_CPU
+def test_tensors_that_are_views(kernel):
+    kernel.begin()
+    K, N = 96, 20
+    plain_weight = not kernel.takes(("int", 4, 32))
+    for dtype in DTYPES:
+        weight = torch.randn(N, K).to(dtype) if plain_weight else packed(("int", 4, 32), N, K)
+        multiply = multiplier(kernel, weight)
+        for rows in (4, 24):
+            x = torch.randn(rows, K).to(dtype)
+            y = check(kernel, x, weight)
+            elsewhere = torch.zeros(rows, K + 1, dtype=dtype)[:, 1:]  # off a vector's boundary
+            elsewhere.copy_(x)
+            columns = torch.zeros(K, rows, dtype=dtype).T
+            columns.copy_(x)
+            for same in (elsewhere, columns):
+                assert torch.equal(multiply(same), y)
+            assert torch.equal(multiply(x[:1].expand(rows, K)), y[:1].expand(rows, N))
+            if not plain_weight:
+                packed_bytes = linear.pack(weight, K)
+                moved = torch.zeros(len(packed_bytes) + 3, dtype=torch.uint8)[3:]
+                moved.copy_(packed_bytes)
+                deeper = linear.linear(x.view(2, rows // 2, K), moved, N)
+                assert torch.equal(deeper.view(rows, N), y)
+
+
+def test_many_rows_of_plain_weights_are_the_same_layer(isa):
+    """Without tiles torch's own library takes over, whose sums are float32 as well."""
+    kernel = next(kernel for kernel in CPU if kernel.name in (f"plain-{isa}", "plain-avx2"))
+    for dtype in DTYPES:
+        x, weight = torch.randn(2, 40, 64).to(dtype), torch.randn(30, 64).to(dtype)
+        y = plain.linear(x, weight)
+        assert y.shape == (2, 40, 30) and y.dtype == dtype
+        error = (y.double() - x.double() @ weight.double().T).abs().flatten(0, 1)
+        assert (error <= kernel.allowed(Case(x.flatten(0, 1), weight, None))).all()
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("rows", [(1, 5), (40, 100)])
+def test_two_calls_at_once(rows):
+    problems = [
+        (torch.randn(m, 512).bfloat16(), linear.pack(packed(form, N, 512), 512), N)
+        for m, form, N in zip(rows, (("int", 4, 64), ("fp6", 6, None)), (500, 300), strict=True)
+    ]
+    at_once.check(linear.linear, problems, 50)
+    plains = [(x, torch.randn(N, 512).bfloat16()) for x, _, N in problems]
+    at_once.check(plain.linear, plains, 50)
+
+
+# ----------------------------------------------------------------------- what torch and users see
+
+
+@NEEDS_COMPILER
+def test_nothing_comes_of_nothing():
+    packed_bytes = linear.pack(packed(("int", 4, 32), 5, 64), 64)
+    assert linear.linear(torch.zeros(0, 64), packed_bytes, 5).shape == (0, 5)
+    assert plain.linear(torch.zeros(0, 64), torch.zeros(5, 64)).shape == (0, 5)
+
+
+@NEEDS_COMPILER
+def test_compiles_and_is_registered_as_torch_wants_it():
+    packed_bytes = linear.pack(packed(("int", 4, 32), 20, 64), 64)
+    x = torch.randn(1, 3, 64).bfloat16()
+    torch.library.opcheck(torch.ops.quantbench.cpu_linear.default, (x[0], packed_bytes, 20))
+    arguments = torch.randn(3, 64), torch.randn(20, 64)
+    torch.library.opcheck(torch.ops.quantbench.cpu_plain.default, arguments)
+
+    def layer(x):
+        return linear.linear(x * 2, packed_bytes, 20) + 1
+
+    torch.testing.assert_close(torch.compile(layer, fullgraph=True)(x), layer(x))
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_weights_that_are_not_finite_are_refused(bad):
+    weight = packed(("int", 4, 32), 20, 64, zero=True)
+    for tensor in (weight.scale, weight.zero):
+        before, tensor[2, 1] = tensor[2, 1].clone(), bad
+        with pytest.raises(KernelError, match="NaN or infinite"):
+            linear.pack(weight, 64)
+        tensor[2, 1] = before
+    weight = packed(("fp8", 8, None), 20, 64)
+    weight.planes[0].view(torch.uint8)[7, 7] = 127
+    with pytest.raises(KernelError, match="NaN or infinite"):
+        linear.pack(weight, 64)
+
+
+@NEEDS_COMPILER
+def test_what_it_does_not_take_is_an_error():
+    packed_bytes = linear.pack(packed(("int", 8, None), 20, 64), 64)
+    x, whole = torch.randn(1, 64), torch.randn(20, 64)
+    for arguments, message in (
+        ((x.double(), packed_bytes, 20), "float32, bfloat16"),
+        ((x[:, :60], packed_bytes, 20), "64"),
+        ((x, packed_bytes, 21), "20 rows, not 21"),
+        ((x, packed_bytes[:-64], 20), "size"),
+        ((x, torch.zeros(500, dtype=torch.uint8), 20), "no weight packed"),
+        ((x, packed_bytes[:100], 20), "no weight packed"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            linear.linear(*arguments)
+    for plain_arguments, message in (
+        ((x.double(), whole.double()), "float32, bfloat16"),
+        ((x.bfloat16(), whole), "differ in dtype"),
+        ((x[:, :60], whole), "64"),
+        ((x, whole.T.contiguous().T), "contiguous"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            plain.linear(*plain_arguments)
+    with pytest.raises(KernelError, match="multiples of 8"):
+        linear.pack(packed(("int", 8, 4), 20, 64), 64)
+
+
+# ---------------------------------------------------------------------------------- the contract
+
+
+@NEEDS_COMPILER
+def test_the_contract_finds_a_number_that_is_a_little_off():
+    """One element beyond its bound, in the last column of the last row, fails every kernel."""
+    for kernel in CPU:
+        off = type(kernel)(**{**vars(kernel), "multiply": a_little_off(kernel)})
+        form = forms(kernel, 1)[0]
+        with pytest.raises(AssertionError, match="times what is allowed"):
+            check(off, torch.randn(3, 256).bfloat16(), weight_of(form, 20, 256))
+
+
+def a_little_off(kernel):
+    def multiply(x, weight, activation):
+        whole = weight if isinstance(weight, torch.Tensor) else dequantize(weight)
+        y = (x.double() @ whole.double().T).to(x.dtype)
+        y[-1, -1] += 0.1 * (x.abs() @ whole.abs().to(x.dtype).T)[-1, -1]
+        return y
+
+    return multiply
