@@ -22,7 +22,6 @@ from click.testing import CliRunner
 from quantbench.__main__ import commands
 from tests.compare import latency_folders
 from tests.compare.example_results import example_results
-from tests.estimate import invented
 from tests.experts import counted
 
 ROOT = Path(__file__).parent.parent
@@ -91,7 +90,6 @@ def made(tmp_path_factory):
     compared.save(folder / "ab")
     (folder / "sweep").mkdir()
     latency_folders.results({"none": 1.0, "int8wo": 0.6}).save(folder / "sweep")
-    invented.calibration().save("--json", str(folder / "calibration.json"))
     counts = counted.counts_of(counted.ROUTERS, 40, 1)
     counted.popularity_of(counts).save("--output", folder / "popularity.json")
     shutil.copy(ROOT / "docs" / "data" / "growth.json", folder)
@@ -161,7 +159,7 @@ def test_one_line_and_no_file_is_changed(place, request, refusal):
         assert answer == refusal.answer
 
 
-ESTIMATE = "estimate --checkpoint_path tiny --calibration calibration.json"
+ESTIMATE = "estimate --checkpoint_path tiny --device L4"
 
 WRITERS = {  # commands that print, and the files that they write as well
     "schemes --list": (),
