@@ -82,7 +82,9 @@ def test_where_memory_is_too_full_for_a_reading(monkeypatch):
 def test_a_model_in_the_processor_s_caches_has_no_estimate(monkeypatch):
     """And nothing is read for it."""
     monkeypatch.setattr(module, "read_speed", None)
-    facts = dataclasses.replace(measured().facts, weight_bytes=20_000_000)
+    facts = dataclasses.replace(
+        measured().facts, weight_bytes=20_000_000, step_weight_bytes=20_000_000
+    )
     report = report_of(dataclasses.replace(measured(), facts=facts))
     assert report.estimate.why_not == (
         "a step's weights, 20.00 MB, fit into the last-level cache of 33.55 MB, so that the speed "

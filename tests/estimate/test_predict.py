@@ -107,7 +107,7 @@ def test_two_devices_read_half_of_the_weights_each():
     card = whole("A6000")
     request = Request(CONFIG, prompt=16, new_tokens=8, precision="float16")
     one, two = predict(request, card), predict(dataclasses.replace(request, tp=2), card)
-    assert two.memory["token"].weights == pytest.approx(one.memory["token"].weights / 2, rel=0.01)
+    assert two.memory["token"].weights == pytest.approx(one.memory["token"].weights / 2, rel=0.05)
     assert two.parts["token"]["links"] > 0
     assert 0.45 < two.token_seconds.value / one.token_seconds.value < 0.75
     # Both cards draw power.
