@@ -150,7 +150,7 @@ class MixtureOfExperts(nn.Module):
 def tokens_per_expert(chosen: Tensor, experts: int) -> list[int]:
     """How many assignments each expert has. chosen (T, k): experts' numbers.
 
-    On the meta device, where there are no numbers, as many experts as possible have equally many.
+    On the meta device, which has no numbers, the assignments are spread evenly.
     """
     if not chosen.is_meta:
         counts: list[int] = chosen.flatten().bincount(minlength=experts).tolist()

@@ -21,55 +21,37 @@ import quantbench
 from quantbench import completion
 from quantbench.cli import Group
 
-# Commands that are no file of compare/commands/, and what --help says about them.
+# Commands that are no file of compare/commands/: module, attribute, and what --help says.
 OTHERS = {
-    "log": "check a log of runs, or show runs as a table",
-}
+    "log": ("quantbench.log.command", "commands",
+            "check a log of runs, or show runs as a table"),
+}  # fmt: skip
 FIRST = ("generate", "ab", "recommend", "schemes")  # in this order before all others
 COMMANDS = Path(__file__).parent / "compare" / "commands"
 
 
 class Commands(Group):
-    """A command for each file of a folder, which holds a click command of its name."""
+    """A command for each file of a folder, which holds a click command of its name; and OTHERS."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(module.name for module in pkgutil.iter_modules([str(COMMANDS)]))
+        names = {*OTHERS, *(module.name for module in pkgutil.iter_modules([str(COMMANDS)]))}
+        return [*FIRST, *sorted(names - {*FIRST})]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if not (COMMANDS / f"{cmd_name}.py").exists():
+        module, attribute, _ = OTHERS.get(
+            cmd_name, (f"quantbench.compare.commands.{cmd_name}", cmd_name, "")
+        )
+        if cmd_name not in self.list_commands(ctx):
             return None
-        module = importlib.import_module(f"quantbench.compare.commands.{cmd_name}")
-        command: click.Command = getattr(module, cmd_name)
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        if "_QUANTBENCH_COMPLETE" in os.environ:
+            completion.attach(command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            rows = [(name, self.described(name)) for name in self.list_commands(ctx)]
-            formatter.write_dl(rows)
-
-    def described(self, name: str) -> str:
-        """One line about a command: its docstring's first line, after the colon."""
-        text = ast.get_docstring(ast.parse((COMMANDS / f"{name}.py").read_text(encoding="utf-8")))
-        return (text or "").splitlines()[0].partition(": ")[2].rstrip(".")
-
-
-class Everything(Commands):
-    """The commands of compare, and the others."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        names = {*OTHERS, *super().list_commands(ctx)}
-        return [*(name for name in FIRST if name in names), *sorted(names - {*FIRST})]
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        command: click.Command | None
-        match cmd_name:
-            case "log":
-                from quantbench.log.command import commands as command
-            case _:
-                command = super().get_command(ctx, cmd_name)
-        if command is not None and "_QUANTBENCH_COMPLETE" in os.environ:
-            completion.attach(command)
-        return command
+            names = self.list_commands(ctx)
+            formatter.write_dl([(name, described(name)) for name in names])
 
     def spelled(self, example: str) -> str:
         generate = "python generate.py"
@@ -77,8 +59,13 @@ class Everything(Commands):
             return "quantbench generate" + example.removeprefix(generate)
         return example
 
-    def described(self, name: str) -> str:
-        return OTHERS[name] if name in OTHERS else super().described(name)
+
+def described(name: str) -> str:
+    """One line about a command: the first line of its file's docstring, after the colon."""
+    if name in OTHERS:
+        return OTHERS[name][2]
+    text = ast.get_docstring(ast.parse((COMMANDS / f"{name}.py").read_text(encoding="utf-8")))
+    return (text or "").splitlines()[0].partition(": ")[2].rstrip(".")
 
 
 def say_version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
@@ -93,7 +80,7 @@ eval "$(_QUANTBENCH_COMPLETE=bash_source quantbench)"
 """
 
 
-@click.group(cls=Everything, epilog=COMPLETION)
+@click.group(cls=Commands, epilog=COMPLETION)
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=say_version,
               help="Show the version and exit.")  # fmt: skip
 def commands() -> None:

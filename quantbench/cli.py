@@ -1,7 +1,7 @@
 """What all commands share: reading options, reporting a failure in one line, showing progress.
 
-    @click.command(cls=cli.OneLineErrors)       # a command on its own
-    @click.group(cls=cli.Group)                 # or one with subcommands, these of class Command
+    @click.command(cls=cli.OneLineErrors)
+    @click.group(cls=cli.Group)                 # a command with subcommands, these of class Command
 
 Exit codes: 2 if the command line is wrong, 1 if the run failed, 130 after Ctrl-C and 143 after
 SIGTERM. A failure is one line on stderr that begins with "error: "; with --debug it is a traceback.
@@ -10,6 +10,7 @@ SIGTERM. A failure is one line on stderr that begins with "error: "; with --debu
 import contextlib
 import difflib
 import errno
+import itertools
 import logging
 import os
 import signal
@@ -18,12 +19,14 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 from click import shell_completion
+from click.core import ParameterSource
 
 from quantbench import helptext
 from quantbench.errors import QuantbenchError, UsageError
@@ -37,56 +40,9 @@ RANK_REPORTS = "QUANTBENCH_RANK_REPORT"  # a file for the message of a rank that
 # ---------------------------------------------------------------------------------- options
 
 
-def pairs(
-    argv: Sequence[str],
-    takes_value: Mapping[str, bool],
-    dashed: Collection[str] = (),
-    words_allowed: bool = False,
-) -> Iterator[tuple[str, str | bool]]:
-    """Each option's underscore name with the text of its value, or True for a switch.
-
-    takes_value: every option's name, and whether it takes a value.
-    dashed: options whose value may begin with dashes.
-    words_allowed: whether to yield a word that belongs to no option, as ("", word).
-    Raises UsageError, one line, for anything else.
-    """
-    words = iter(argv)
-    for word in words:
-        if not word.startswith("-") or word == "-":
-            if words_allowed:
-                yield "", word
-                continue
-            raise UsageError(helptext.stray(word, takes_value))
-        spelling, equals, value = word.partition("=")
-        name = key(spelling)
-        if not spelling.startswith("--") or name not in takes_value:
-            raise UsageError(f"no such option: {shown(spelling)}; {_nearest(name, takes_value)}")
-        if not takes_value[name]:
-            if equals:
-                raise UsageError(f"--{name} takes no value; given: {shown(value)}")
-            yield name, True
-            continue
-        if not equals:
-            following = next(words, None)
-            if following is None:
-                raise UsageError(f"--{name} takes a value, and none is given")
-            if following.startswith("--") and name not in dashed:
-                raise UsageError(
-                    f"--{name} takes a value, and the option {shown(following)} follows it; "
-                    f"a value that begins with dashes is given as --{name}=VALUE"
-                )
-            value = following
-        yield name, value
-
-
 def key(spelling: str) -> str:
     """An option's name from any spelling: --top-k and --top_k are top_k."""
     return spelling.removeprefix("--").replace("-", "_")
-
-
-def _nearest(name: str, names: Mapping[str, bool]) -> str:
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"did you mean --{close[0]}?" if close else "--help lists them all"
 
 
 class OptionOfOptions(click.Option):
@@ -108,84 +64,82 @@ class TableOption(click.Option):
 
 
 class Command(click.Command):
-    """A click command that reads its options as generate.py does.
+    """A click command whose every failure is one line.
 
-    Underscores and dashes are the same. An option is never taken as the value of the one before it.
-    An empty value, and whatever cannot be read, is a UsageError of one line. Help lists the options
-    by group and ends with the examples of the command's file. Positional arguments are accepted if
-    the command declares any. Every command has --debug, whether it declares it or not.
+    Underscores and dashes are the same. An option is never taken as the value of the one before it,
+    and a value is not empty. Help lists the options by group and ends with the examples of the
+    command's file. Every command has --debug, whether it declares it or not.
     """
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
+        given = settings.get("context_settings") or {}
         settings["context_settings"] = {
-            "max_content_width": 100,
-            **(settings.get("context_settings") or {}),
-        }
+            "max_content_width": 100, "token_normalize_func": key, **given}  # fmt: skip
         super().__init__(*arguments, **settings)
-        if not any(param.name == "debug" for param in self.params):
-            text = "Show tracebacks"
-            self.params.append(
-                click.Option(["--debug"], is_flag=True, expose_value=False, help=text)
+        debug = next((param for param in self.params if param.name == "debug"), None)
+        if debug is None:
+            debug = click.Option(
+                ["--debug"], is_flag=True, expose_value=False, help="Show tracebacks"
             )
+            self.params.append(debug)
+        debug.is_eager, debug.callback = True, _note_debug
+
+    def texts(self, ctx: click.Context, args: Sequence[str]) -> dict[str, Any]:
+        """Each given option's name with the text of its value, or True for a switch. Raises
+        UsageError, one line, for what is no option, or no value of one."""
+        options = {
+            key(name): param
+            for param in self.get_params(ctx)
+            if isinstance(param, click.Option)
+            for name in param.opts
+        }
+        for word, value in itertools.pairwise(args):
+            option = options.get(key(word)) if word.startswith("--") else None
+            free = option is None or option.is_flag or isinstance(option, OptionOfOptions)
+            if value.startswith("--") and not free:
+                raise UsageError(
+                    f"--{key(word)} takes a value, and the option {shown(value)} follows it; "
+                    f"a value that begins with dashes is given as --{key(word)}=VALUE"
+                )
+        try:
+            if "--" in args:
+                raise click.NoSuchOption("--")
+            given, words, _ = self.make_parser(ctx).parse_args(list(args))
+        except click.UsageError as error:
+            raise UsageError(helptext.refusal(error, options, args)) from None
+        arguments = any(isinstance(param, click.Argument) for param in self.params)
+        if words and not arguments and not isinstance(self, click.Group):
+            raise UsageError(helptext.stray(words[0], options))
+        for option in options.values():
+            values = given.get(option.name or "")
+            texts = [
+                text
+                for text in (values if isinstance(values, list) else [values])
+                if isinstance(text, str)
+            ]
+            blank = [text for text in texts if not text.strip()]
+            if blank and not isinstance(option, OptionOfOptions | TableOption):
+                raise UsageError(f"{option.opts[0]} takes a value; given: {shown(blank[0])}")
+        return given
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        spelled, takes_value, may_be_empty = self._spellings(ctx)
         if ctx.resilient_parsing:  # the shell completes a line that is not finished
-            return super().parse_args(ctx, [spelled.get(key(word), word) for word in args])
-        dashed = [name for name in may_be_empty if may_be_empty[name] is OptionOfOptions]
-        words_allowed = any(isinstance(param, click.Argument) for param in self.params)
-        arguments, words = [], []
-        given: dict[str, str] = {}
-        for name, value in pairs(args, takes_value, dashed, words_allowed):
-            if not name:
-                words.append(str(value))
-            elif not takes_value[name]:
-                arguments.append(spelled[name])
-            elif not str(value).strip() and name not in may_be_empty:
-                raise UsageError(f"--{name} takes a value; given: {shown(value)}")
-            else:
-                arguments.append(f"{spelled[name]}={value}")
-                given[spelled[name]] = str(value)
+            return super().parse_args(ctx, args)
+        given = self.texts(ctx, args)
         try:
-            rest = super().parse_args(ctx, [*arguments, *(["--", *words] if words else [])])
+            rest = super().parse_args(ctx, args)
             helptext.check_numbers(ctx, self.get_params(ctx))
         except click.BadParameter as error:
-            raise UsageError(helptext.refusal(error, given)) from None
+            raise UsageError(helptext.refusal(error, {}, given=given)) from None
         return rest
-
-    def asks_for_debug(self, ctx: click.Context, args: Sequence[str]) -> bool:
-        """Whether --debug is among these arguments as an option, and not as an option's value."""
-        _, takes_value, _ = self._spellings(ctx)
-        words = iter(args)
-        for word in words:
-            name = key(word)
-            if word.startswith("--") and name == "debug":
-                return True
-            if word.startswith("--") and takes_value.get(name):
-                next(words, None)
-        return False
-
-    def _spellings(
-        self, ctx: click.Context
-    ) -> tuple[dict[str, str], dict[str, bool], dict[str, type]]:
-        """Three tables by underscore name: click's spelling, whether the option takes a value, and
-        the class of those options whose value may be empty."""
-        spelled, takes_value, may_be_empty = {}, {}, {}
-        for parameter in self.get_params(ctx):
-            if isinstance(parameter, click.Argument):
-                continue
-            for name in (*parameter.opts, *parameter.secondary_opts):
-                spelled[key(name)] = name
-                takes_value[key(name)] = not getattr(parameter, "is_flag", False)
-                if isinstance(parameter, OptionOfOptions | TableOption):
-                    may_be_empty[key(name)] = type(parameter)
-        return spelled, takes_value, may_be_empty
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         helptext.write_options(ctx, formatter, self.get_params(ctx))
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        _write_examples(self, ctx, formatter)
+        root = ctx.find_root().command
+        spelled = root.spelled if isinstance(root, Group) else str
+        helptext.write_examples(formatter, [*map(spelled, helptext.examples(self.callback))])
         super().format_epilog(ctx, formatter)
 
     def shell_complete(
@@ -201,24 +155,20 @@ class Command(click.Command):
         ]
 
 
-# ---------------------------------------------------------------------------------- failures
-
-
 class OneLineErrors(Command):
-    """A command without subcommands that reports every failure in one line."""
+    """A command that is run by its own name, and not as a subcommand."""
 
     def main(self, args: Sequence[str] | None = None, prog_name: str | None = None,
              **extra: Any) -> Any:  # fmt: skip
         return _carried_out(self, args, prog_name, extra)
 
 
-class Group(click.Group):
-    """A command with subcommands that reports every failure in one line."""
+class Group(OneLineErrors, click.Group):
+    """A command with subcommands. With invoke_without_command it does something itself, too."""
 
     command_class = Command
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
-        settings["context_settings"] = {"max_content_width": 100}
         super().__init__(*arguments, **{"no_args_is_help": False, **settings})
 
     def spelled(self, example: str) -> str:
@@ -226,56 +176,50 @@ class Group(click.Group):
         return example
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """--debug may stand before the command, too."""
-        names = ", ".join(self.list_commands(ctx))
-        if args[:1] == ["--debug"]:
-            args = [*args[1:2], *args[:1], *args[2:]]
-        if args in ([], ["--debug"]) and not ctx.resilient_parsing:
+        if not (args or self.invoke_without_command or ctx.resilient_parsing):
+            names = ", ".join(self.list_commands(ctx))
             raise UsageError(f"Missing command. There are {names}; --help says what each does")
-        known = {name for parameter in self.get_params(ctx) for name in parameter.opts}
-        if args[:1] and args[0].startswith("--") and args[0] not in known:
-            close = difflib.get_close_matches(args[0], known, n=1)
-            hint = f"did you mean {close[0]}?" if close else "--help lists the commands"
-            raise UsageError(f"no such option: {shown(args[0])}; {hint}")
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        self.format_commands(ctx, formatter)
-        helptext.write_options(ctx, formatter, self.get_params(ctx))
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        _write_examples(self, ctx, formatter)
-        super().format_epilog(ctx, formatter)
-
-    def main(self, args: Sequence[str] | None = None, prog_name: str | None = None,
-             **extra: Any) -> Any:  # fmt: skip
-        return _carried_out(self, args, prog_name, extra)
+        parts = [self.format_commands, super().format_options]
+        for write in reversed(parts) if self.invoke_without_command else parts:
+            write(ctx, formatter)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name, names = key(args[0]), self.list_commands(ctx)
-        if args[0].startswith("-"):
-            raise UsageError(f"no such option: {shown(args[0])}; --help lists the commands")
-        if name not in names:
-            close = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
-            hint = f"Did you mean {close[0]}?" if close else f"There are {', '.join(names)}"
-            raise UsageError(f"No such command {shown(args[0])}. {hint}")
-        return name, self.get_command(ctx, name), args[1:]
+        alone = not any(
+            ctx.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE
+            for param in self.params
+            if param.name != "debug"
+        )
+        if name in names and alone:
+            return name, self.get_command(ctx, name), args[1:]
+        if ctx.resilient_parsing:
+            return None, None, []
+        close = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+        if self.invoke_without_command and (not close or not alone):
+            raise UsageError(helptext.stray(args[0], [key(param.opts[0]) for param in self.params]))
+        hint = f"Did you mean {close[0]}?" if close else f"There are {', '.join(names)}"
+        raise UsageError(f"No such command {shown(args[0])}. {hint}")
 
-    def asks_for_debug(self, ctx: click.Context, args: Sequence[str]) -> bool:
-        if args[:1] == ["--debug"]:
-            return True
-        command = self.get_command(ctx, key(args[0])) if args else None
-        return isinstance(command, Command | Group) and command.asks_for_debug(ctx, args[1:])
+
+def _note_debug(ctx: click.Context, param: click.Parameter, wanted: bool) -> bool:
+    if wanted and isinstance(ctx.obj, _Debug):
+        ctx.obj.wanted = True
+    return wanted
 
 
-def _write_examples(
-    command: click.Command, ctx: click.Context, formatter: click.HelpFormatter
-) -> None:
-    root = ctx.find_root().command
-    spelled = root.spelled if isinstance(root, Group) else str
-    helptext.write_examples(formatter, [*map(spelled, helptext.examples(command.callback))])
+@dataclass
+class _Debug:
+    """Whether a command line has --debug: the object of its contexts."""
+
+    wanted: bool = False
+
+
+# ---------------------------------------------------------------------------------- failures
 
 
 class Terminated(KeyboardInterrupt):
@@ -283,7 +227,7 @@ class Terminated(KeyboardInterrupt):
 
 
 def _carried_out(
-    command: "OneLineErrors | Group",
+    command: Command,
     args: Sequence[str] | None,
     prog_name: str | None,
     extra: dict[str, Any],
@@ -298,20 +242,21 @@ def _carried_out(
         with command.make_context(name, given, **extra) as context:
             return command.invoke(context)
     _open_standard_streams()
+    debug = _Debug()
     try:
         _require_posix()
-        with _sigterm_interrupts():
+        with _sigterm_interrupts() as terminated:
             if sys.stdout is None:
                 raise QuantbenchError("stdout is closed; redirect it to a file or to /dev/null")
-            with command.make_context(name, given, **extra) as context:
+            with command.make_context(name, given, obj=debug, **extra) as context:
                 command.invoke(context)
             sys.stdout.flush()
-        code = 0
+        code = 128 + signal.SIGTERM if terminated else 0  # a command may keep what it has
     except click.exceptions.Exit as end:
         code = end.exit_code
     except (Exception, KeyboardInterrupt) as error:
         lost = _lost_stdout(error)
-        if lost is None and _debugging(command, name, given):
+        if lost is None and debug.wanted:
             raise
         message, code = explained(error) if lost is None else (lost, 1)
         if isinstance(error, KeyboardInterrupt) and sys.stderr and sys.stderr.isatty():
@@ -330,13 +275,6 @@ def _report(line: str, code: int) -> None:
     elif code != 2:
         with contextlib.suppress(OSError):
             click.echo(line, file=sys.__stderr__)  # sys.stderr of such a rank is silent
-
-
-def _debugging(command: "OneLineErrors | Group", name: str, given: list[str]) -> bool:
-    try:
-        return command.asks_for_debug(click.Context(command, info_name=name), given)
-    except Exception:  # the subcommand cannot be imported, and that is the failure to report
-        return "--debug" in given
 
 
 def explained(error: BaseException) -> tuple[str, int]:
@@ -363,6 +301,8 @@ def explained(error: BaseException) -> tuple[str, int]:
     out_of_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     if out_of_memory or "can't allocate memory" in str(error):  # torch's message on the CPU
         return "out of memory; try a smaller --cache_size, --batch_size or a --quantization", 1
+    if "Storage size calculation overflowed" in str(error):  # torch's
+        return "this needs more bytes than 64 bits can count; try a smaller --batch_size", 1
     if "InvalidCxxCompiler" in str(error):  # torch's inductor
         return (
             "torch.compile needs a C++ compiler; install g++ or set CXX, or leave out --compile",
@@ -416,19 +356,22 @@ def _lost_stdout(error: BaseException) -> str | None:
 
 
 @contextlib.contextmanager
-def _sigterm_interrupts() -> Iterator[None]:
-    """Make SIGTERM end the command as Ctrl-C does. A second SIGTERM ends the process at once."""
+def _sigterm_interrupts() -> Iterator[list[int]]:
+    """Make SIGTERM end the command as Ctrl-C does. A second SIGTERM ends the process at once.
+    Yields a list to which the signal is added when it arrives."""
+    arrived: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield arrived
         return
 
     def interrupt(number: int, frame: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        arrived.append(number)
         raise Terminated
 
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
-        yield
+        yield arrived
     finally:
         signal.signal(signal.SIGTERM, before)
 

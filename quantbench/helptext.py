@@ -6,11 +6,14 @@ The examples are those of the docstring at the top of the command's file: every 
 with "quantbench " or "python ", except the docstring's first.
 """
 
+import difflib
 import inspect
 import math
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 import click
 
@@ -28,6 +31,7 @@ PLACEHOLDERS = ((click.types.IntParamType, "N"), (click.types.FloatParamType, "X
 GIVEN = {"checkpoint_path": "a model", "quantization": "a scheme", "prompt": "text"}
 SPACES = "in quotes where it has spaces"
 
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 Row = tuple[str, str]  # an option with its placeholder, and what it does
 
 
@@ -93,16 +97,38 @@ def stray(word: str, options: Collection[str]) -> str:
     return f"{shown(word)} belongs to no option; {f'give {hint}; ' if hint else ''}see --help"
 
 
-def refusal(error: click.BadParameter, given: Mapping[str, str]) -> str:
-    """One line for an option that is missing, or whose value click cannot read. given: the last
-    value of each option by its name."""
-    option = error.param
-    if not isinstance(option, click.Option):
-        return f"{option.human_readable_name if option else 'a word'} is missing; see --help"
-    if isinstance(error, click.MissingParameter):
-        return f"{option.opts[0]} is missing; it takes {_row(option)[0].split()[-1]}; see --help"
-    value = next((given[name] for name in option.opts if name in given), "")
-    return f"{option.opts[0]} takes {accepted(option.type)}; given: {shown(value)}"
+def refusal(
+    error: click.UsageError,
+    options: Mapping[str, click.Option],
+    words: Sequence[str] = (),
+    given: Mapping[str, Any] = NOTHING,
+) -> str:
+    """One line for what click refuses. options: by name; words: of the command line; given: the
+    texts of the values by name."""
+    match error:
+        case click.NoSuchOption(option_name=spelling):
+            first = spelling.lstrip("-")  # of -compile, click names -c
+            typed = [word.partition("=")[0] for word in words if word.startswith("-")]
+            names = {word: word.lstrip("-").replace("-", "_") for word in typed}
+            word = next((word for word in typed if names[word].startswith(first)), spelling)
+            close = difflib.get_close_matches(names.get(word, ""), options, n=1, cutoff=0.5)
+            hint = f"did you mean --{close[0]}?" if close else "--help lists them all"
+            return f"no such option: {shown(word)}; {hint}"
+        case click.BadOptionUsage(option_name=spelling):
+            if options[spelling.removeprefix("--")].is_flag:
+                return f"{spelling} takes no value; leave out what follows the ="
+            return f"{spelling} takes a value, and none is given"
+        case click.MissingParameter(param=click.Option() as option):
+            return (
+                f"{option.opts[0]} is missing; it takes {_row(option)[0].split()[-1]}; see --help"
+            )
+        case click.BadParameter(param=click.Option() as option):
+            value = given[option.name or ""]
+            value = value[-1] if isinstance(value, list) else value
+            return f"{option.opts[0]} takes {accepted(option.type)}; given: {shown(value)}"
+        case click.BadParameter(param=param):
+            return f"{param.human_readable_name if param else 'a word'} is missing; see --help"
+    return error.format_message()
 
 
 def accepted(kind: click.ParamType) -> str:

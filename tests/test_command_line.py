@@ -71,71 +71,6 @@ def test_help_needs_no_torch():
     assert all(line.endswith(" 0 False") for line in lines), done.stdout
 
 
-BAD = [
-    # the command line, exit code, part of the one line
-    ("", 2, "Missing command. There are generate, ab,"),
-    ("log", 2, "Missing command. There are check, table"),
-    ("genrate", 2, "No such command 'genrate'. Did you mean generate?"),
-    ("log chek x", 2, "No such command 'chek'. Did you mean check?"),
-    ("zzzz", 2, "No such command 'zzzz'. There are generate, ab,"),
-    ("--verson", 2, "no such option: '--verson'; did you mean --version?"),
-    ("--nonsense generate", 2, "no such option: '--nonsense'; --help"),
-    ("generate --quantisation int8wo", 2, "no such option: '--quantisation'; did you mean --quant"),
-    ("generate --max-new-token 3", 2, "did you mean --max_new_tokens?"),
-    ("generate --top-k", 2, "--top_k takes a value, and none is given"),
-    ("generate int8wo", 2, "'int8wo' belongs to no option"),
-    ("generate --quantization int9wo", 2, "nearest: int8wo"),
-    ("generate --dtype float33", 2, "--precision takes one of bfloat16"),
-    ("ab --dtype float33 --arm=", 2, "--precision takes one of bfloat16"),
-    ("ab --precision 200%", 2, "--precision takes a share such as 2%"),
-    ("schemes int9wo", 2, "--quantization 'int9wo' is no scheme"),
-    ("schemes --mesure", 2, "did you mean --measure?"),
-    ("generate --nosuchoption", 2, "no such option: '--nosuchoption'; --help lists them all\n"),
-    ("generate --device=", 2, "--device takes a value that is not empty"),
-    ("caches --rounds 0", 2, "--rounds takes a whole number from 1 to 2**63-1; given: '0'\n"),
-    ("caches --rounds many", 2, "--rounds takes a whole number from 1 to 2**63-1; given: 'many'\n"),
-    ("caches --rounds 1.5", 2, "--rounds takes a whole number from 1 to 2**63-1; given: '1.5'\n"),
-    (f"caches --rounds {10**20}", 2, "--rounds takes a whole number from 1 to 2**63-1; given: '10"),
-    (
-        "ab --arms all --max_minutes ten",
-        2,
-        "--max_minutes takes a finite number of at least 0; giv",
-    ),
-    ("ab --arms all --max-minutes nan", 2, "of at least 0; given: 'nan'\n"),
-    ("ab --arms all --max_minutes inf", 2, "of at least 0; given: 'inf'\n"),
-    ("latency --timeout 0", 2, "--timeout takes a finite number above 0; given: '0'\n"),
-    (
-        "ab --arms all --format html",
-        2,
-        "--format takes one of md, csv, json, answer; given: 'html'",
-    ),
-    ("metrics --baseline x", 2, "--target is missing; it takes DIR[:ARM]; see --help\n"),
-    ("latency tabels x", 2, "no such command 'tabels'; did you mean tables?\n"),
-    ("latency zzzz", 2, "'zzzz' belongs to no option; give a model as --checkpoint_path, a scheme"),
-    (
-        "recommend some/model",
-        2,
-        "'some/model' belongs to no option; give a model as --checkpoint_p",
-    ),
-    ("growth some/model", 2, "no option; give a model as --checkpoint_path; see --help\n"),
-    ("calibrate some/model", 2, "'some/model' belongs to no option; see --help\n"),
-    ("peers --runtimes ollama", 2, "--runtimes takes llama.cpp, transformers; given: 'ollama'\n"),
-    ("peers --runtimes ollama,x", 2, "transformers; given: 'ollama' in 'ollama,x'\n"),
-    ("log check /nope/log", 1, "cannot read '/nope/log': there is no folder"),
-    ("replay", 2, "which log?"),
-]
-
-
-@pytest.mark.parametrize(("line", "code", "message"), BAD)
-def test_a_wrong_command_line_is_one_line(line, code, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    result = ended(*line.split())
-    assert result.exit_code == code
-    assert result.stderr.startswith("error: ") and message in result.stderr
-    assert result.stderr.count("\n") == 1 and result.stdout == ""
-    assert not any(tmp_path.iterdir())  # no log was begun
-
-
 def test_a_folder_that_was_removed_is_one_line(tmp_path, monkeypatch):
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
@@ -226,3 +161,17 @@ def test_bash_is_offered(line, offered, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert set(done.stdout.split()) == offered
+
+
+def test_a_command_that_keeps_what_it_has_ends_with_sigterm_s_code():
+    """As `latency` does, which goes on after the interruption to write its tables."""
+    text = (
+        "import os, signal, click; from quantbench.cli import OneLineErrors\n"
+        "@click.command(cls=OneLineErrors)\n"
+        "def keep():\n"
+        "    try: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    except KeyboardInterrupt: click.echo('kept')\n"
+        "keep.main([])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", text], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (143, "kept\n"), done.stderr

@@ -22,11 +22,10 @@ from quantbench.compare.commands.generate import generate
 from quantbench.compare.sampling.latency_worker import LatencyWorker
 from quantbench.compare.sampling.worker import Worker
 from quantbench.errors import LogError, QuantbenchError
+from tests.test_refusals import LINE, only_error
 
 ROOT = Path(__file__).parent.parent
 TINY = ROOT / "models" / "tiny"
-REFERENCE = (ROOT / "tests" / "data" / "torchao_llama_log.txt").read_text().splitlines()
-LINE = next(line for line in REFERENCE if line.startswith("2024"))
 SHORT = ("--num_samples", "1", "--max_new_tokens", "2", "--device", "cpu")
 
 
@@ -46,84 +45,6 @@ def place(tmp_path, monkeypatch):
     Path("dangling").symlink_to("nowhere/at/all")
     Path("loop").symlink_to("loop")
     return tmp_path
-
-
-def only_error(result):
-    """The command's one error line; nothing else on stderr is more than progress."""
-    lines = result.stderr.splitlines()
-    errors = [line for line in lines if line.startswith("error: ")]
-    assert len(errors) == 1 and lines[-1] == errors[0], result.stderr
-    assert "Traceback" not in result.output and "report it" not in errors[0]
-    assert len(errors[0]) < 1000
-    return errors[0]
-
-
-BAD = [
-    # outputs that coincide, or hold something else
-    ("--profile benchmarks.txt", 2, "--write_result and --profile name the same file"),
-    ("--profile hard", 2, "--write_result and --profile name the same file"),
-    ("--profile ./soft", 2, "--write_result and --profile name the same file"),
-    ("--write_result new --output_json_path ./new", 2, "name the same file"),
-    ("--write_result none --profile a --memory_profile a", 2, "name the same file"),
-    ("--write_result none --profile benchmarks.txt", 2, "--profile benchmarks.txt holds something"),
-    ("--write_result none --memory_profile runs.jsonl", 2, "holds something that is no trace"),
-    ("--profile prose.txt", 2, "holds something that is no trace"),
-    ("--write_result runs.jsonl", 2, "'runs.jsonl' holds something that is no log"),
-    ("--write_result trace.json", 2, "'trace.json' holds something that is no log"),
-    ("--write_result binary", 2, "'binary' holds something that is no log"),
-    ("--write_result prose.txt", 2, "'prose.txt' holds something that is no log"),
-    ("--output_json_path benchmarks.txt --write_result none", 2, "no JSON lines"),
-    ("--output_json_path trace.json", 2, "no JSON lines"),
-    ("--output_json_path binary", 2, "no JSON lines"),
-    ("--write_result empty/log --save empty", 2, "lies in the folder of --save"),
-    ("--save new/model --write_result new", 2, "--write_result new: --save new/model makes that"),
-    ("--save new --profile ./new", 2, "--profile ./new: --save new makes that a folder"),
-    ("--checkpoint_path tiny_moe --expert_memory 4 --expert_folder new --write_result new", 2,
-     "--write_result new: --expert_folder new makes that a folder"),
-    ("--checkpoint_path tiny_moe --expert_memory 4 --expert_folder new/er --memory_profile new",
-     2, "--memory_profile new: --expert_folder new/er makes that a folder"),
-    ("--write_result pipe", 1, "not a regular file"),
-    ("--write_result loop", 1, "loop"),
-    # ignored combinations
-    ("--interactive --prompt hi", 2, "leave out --prompt"),
-    ("--interactive --profile t", 2, "leave out --profile"),
-    ("--interactive --prefill_size 3", 2, "leave out --prefill_size"),
-    ("--interactive --output_json_path r", 2, "leave out --output_json_path"),
-    ("--dry_run --save new", 2, "--dry_run goes without it: leave out --save"),
-    ("--dry_run --profile t", 2, "leave out --profile"),
-    ("--prefill_size 3 --prompt hi", 2, "--prefill_size is a random prompt"),
-    ("--quantization int8wo --calibration_text /nope", 2, "int8wo is not calibrated"),
-    ("--quantization int8wo --min_sqnr 20", 2, "--min_sqnr is for --quantization autoquant"),
-    ("--write_result NONE", 2, "none is written small"),
-    ("--write_result None", 2, "./None"),
-    # inputs that are no regular file, or never end
-    ("--quantization autoquant --calibration_text /dev/zero", 2, "not a regular file"),
-    ("--quantization autoquant --calibration_text pipe", 2, "not a regular file"),
-    ("--quantization autoquant --calibration_text .", 2, "Is a directory"),
-    ("--quantization autoquant --calibration_text dangling", 2, "link to 'nowhere/at/all', which"),
-    ("--quantization autoquant --calibration_text loop", 2, "leads back to itself"),
-    # before anything is made or loaded
-    ("--prefill_size 200000000", 2, "200000000 prompt tokens and --max_new_tokens 2 need"),
-    # a path that no file can have: a NUL character, and more than 255 bytes
-    *((f"--{option}=a\0b", 2, f"--{option} takes a value that is not empty and has no NUL")
-      for option in ("checkpoint_path", "write_result", "output_json_path", "profile", "save")),
-    *((f"--{option} {'x' * 300}", 1, "File name too long") for option in (
-        "checkpoint_path", "write_result", "output_json_path", "profile", "memory_profile", "save"
-    )),
-    # --debug as a value is a value
-    ("--prompt --debug --checkpoint_path /nope", 2, "the option '--debug' follows it"),
-    ("--prompt=--debug --checkpoint_path /nope", 1, "/nope does not exist"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("arguments, code, message", BAD)
-def test_one_line_and_the_log_untouched(place, arguments, code, message):
-    Path("empty").mkdir()
-    before = {path.name: path.read_bytes() for path in place.iterdir() if path.is_file()}
-    result = CliRunner().invoke(generate, [*SHORT, *arguments.split()])
-    assert message in only_error(result)
-    assert result.exit_code == code
-    assert {path.name: path.read_bytes() for path in place.iterdir() if path.is_file()} == before
 
 
 OUTPUTS = ("write_result", "output_json_path", "profile", "memory_profile", "save")
@@ -239,38 +160,9 @@ RUN = "cd $HERE; $PY $ROOT/generate.py --num_samples 1 --max_new_tokens 2 --devi
         ("$QB schemes int8wo >/dev/full", 1,
          "error: cannot write to stdout: No space left on device\n"),
         (f"{RUN} >&-", 1, "error: stdout is closed; redirect it to a file or to /dev/null\n"),
-        ("$QB caches --no-such", 2, "error: no such option: '--no-such'; --help lists"),
-        ("$QB schemes --jsom x", 2, "error: no such option: '--jsom'; did you mean --json?"),
-        ("$QB schemes fp6x", 2, "error: --quantization 'fp6x' is no scheme; nearest: fp6"),
-        ("$QB quality --limit 3", 2, "error: --limit is of the documents"),
-        ("$QB quality --json /nope/x", 1, "error: --json /nope/x: No such file"),
-        ("$QB quality --json $HERE/benchmarks.txt", 2, "holds something that is no"),
-        ("$QB quality --text=", 2, "error: --text takes a value; given: ''"),
-        ("$QB roofline --json /nope/x", 1, "error: --json /nope/x: No such file"),
-        ("$QB growth --over none --chart /nope/x.svg", 1, "error: --chart /nope/x.svg:"),
-        ("$QB replay $HERE/benchmarks.txt --all --tolerance=", 2,
-         "error: --tolerance takes a value; given: ''"),
-        ("$QB replay $HERE/benchmarks.txt --all --write_result /nope/x", 1,
-         "error: cannot append to '/nope/x': there is no folder '/nope'"),
-        ("$QB replay $HERE/benchmarks.txt --all --write_result $HERE/binary", 2,
-         "holds something that is no log of runs"),
-        ("$QB ab --arm --nope --arm ''", 2, "error: arm 1, the baseline, '--nope'"),
-        ("$QB ab --arm '' --arm --nope", 2, "error: arm 2, '--nope': no such option"),
-        ("$QB ab --text /dev/zero --arm '' --arm '--quantization int8wo'", 2,
-         "error: --text /dev/zero: not a regular file"),
-        ("$QB caches --json=$HERE/benchmarks.txt", 2, "holds something that is no JSON"),
-        ("$LOG check $HERE/binary", 1, "is no log: byte 1 is zero"),
-        ("$LOG check $HERE/utf16", 1, "is zero, as in binary data"),
-        ("$LOG check $HERE/prose.txt", 1, "holds no line of a run"),
-        ("$LOG table $HERE/deep", 1, "/deep:1 is not what generate.py"),
-        ("$LOG table $HERE/empty_peak", 1, "/empty_peak:1 is not what generate.py"),
-        ("$LOG table /dev/zero", 1, "error: cannot read /dev/zero: not a regular file"),
     ],
 )  # fmt: skip
 def test_every_command_has_one_policy(place, command, code, error):
-    Path("utf16").write_bytes(f"{LINE}\n".encode("utf-16"))
-    Path("deep").write_text("[" * 100_000)
-    Path("empty_peak").write_text('{"peak_memory_bytes": {"generate": {}}}\n')
     done = shell(command, place)
     assert done.returncode == code, done.stderr
     if not error:

@@ -86,8 +86,8 @@ def of_results(path: str | Path) -> list[Case]:
     if not cases:
         raise QuantbenchError(
             f"{path}: there is no case in it that was both measured and estimated; --validate "
-            "takes what generate.py --output_json_path, ab and latency write where the machine "
-            f"is calibrated, or measured_X beside estimated_X, X one of {', '.join(SUFFIXES)}"
+            "takes what generate.py --output_json_path, ab and latency write where they have an "
+            f"estimate, or measured_X beside estimated_X, X one of {', '.join(SUFFIXES)}"
         )
     return cases
 
@@ -124,7 +124,7 @@ def _cases(content: Any, above: dict[str, Any]) -> Iterator[Case]:
 def report(cases: Sequence[Case]) -> str:
     """A table of the cases that were held out, one of the others, and mean errors."""
     parts = []
-    for held_out, title in ((True, "Held out"), (False, "Calibrated on")):
+    for held_out, title in ((True, "Held out"), (False, "Fitted to")):
         group = [case for case in cases if case.held_out == held_out]
         if group:
             parts.append(f"{title}\n{'-' * len(title)}\n\n{_table(group)}\n\n{_means(group)}")

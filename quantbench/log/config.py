@@ -14,12 +14,13 @@ import dataclasses
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 import click
 
-from quantbench.cli import TableOption, key, pairs
+from quantbench.cli import Command, TableOption, key
 from quantbench.errors import UsageError
 from quantbench.helptext import GROUPS
 from quantbench.kv_cache import CACHES
@@ -122,7 +123,7 @@ class RunConfig:
     expert_policy: str = _field("auto", EXPERTS, Choice(names.EXPERT_POLICIES),
         "What happens to others: " + ", ".join(names.EXPERT_POLICIES))
     expert_prefetch: str = _field("auto", EXPERTS, Choice(names.EXPERT_PREFETCH),
-        "Accepted as auto, because old logs contain it; no other value is run")
+        "Only auto; accepted because old logs contain it")
     expert_folder: str | None = _field(None, EXPERTS, Text("DIR"),
         "Disk for slow memory; default: quantbench's cache folder")
     save: str | None = _field(None, OUTPUT, Text("DIR"), "Write the quantized model to this folder")
@@ -163,26 +164,32 @@ def parse(argv: Sequence[str]) -> RunConfig:
 
     Raises UsageError, one line, for an unknown option, a missing value or one out of range.
     """
-    takes_value = {name: not _is_switch(option) for name, option in option_table().items()}
-    names = {alias: name for name, alias in ALIASES.items()}
-    takes_value |= {alias: takes_value[name] for alias, name in names.items()}
-    given: dict[str, Any] = {names.get(name, name): v for name, v in pairs(argv, takes_value)}
-    return RunConfig(**given)
+    command = _command()
+    context = click.Context(command, **command.context_settings)
+    return RunConfig(**command.texts(context, argv))
 
 
-def argv(config: RunConfig, said: bool = False) -> list[str]:
+@cache
+def _command() -> Command:
+    """A command of these options alone."""
+    return click.command(cls=Command, add_help_option=False)(options()(lambda **given: None))
+
+
+def argv(config: RunConfig, said: bool = False, always: Collection[str] | None = None) -> list[str]:
     """Arguments that `parse` turns back into the config.
 
     Options marked `always` are written even at their defaults, so that a default changed later does
     not change what an old line means. The others are written where they differ from the default.
 
     said: write --quantization none, too, where it was given. Log lines leave it out.
+    always: names of options to write even at their defaults, instead of those marked.
     """
     arguments: list[str] = []
     for field in dataclasses.fields(config):
         option, value = field.metadata["option"], getattr(config, field.name)
         given = said and isinstance(field.default, Unsaid) and not isinstance(value, Unsaid)
-        if value == field.default and not option.always and not given:
+        written = option.always if always is None else field.name in always
+        if value == field.default and not written and not given:
             continue
         text = option.kind.write(value)
         if _is_switch(option):

@@ -506,18 +506,18 @@ def test_the_worker_knows_what_runs_here():
     assert "fp6" in only and "none" not in only  # what is not quantized has no such kernel
 
 
-@pytest.mark.parametrize(("idle", "step", "repeats"), [(0.0, 0.2, 4), (5.0, 1e-6, 1)])
-def test_the_energy_of_an_arm_is_counted_until_it_is_resolved(monkeypatch, idle, step, repeats):
-    """Samples of 3 J by a counter that moves by 0.2 J at once: four of them. What the idle machine
-    takes is taken off. Samples that are timed are not repeated."""
+def test_the_energy_of_an_arm_is_counted_before_its_samples(monkeypatch):
+    """A sample of 3 J, from which the idle machine's 5 W are subtracted. Samples that are timed are
+    not repeated for it."""
     from quantbench.compare.sampling.worker import Worker
 
-    meter = Meter(Counter(), idle, step, torch.device("cpu"), ALONE)
+    idle = 5.0
+    meter = Meter(Counter(), idle, torch.device("cpu"), ALONE)
     monkeypatch.setattr(Meter, "find", lambda device, ranks: meter)
     worker = Worker()
     worker.load(["--device", "cpu", "--max_new_tokens", "4", "--checkpoint_path", "tiny"])
     (counted,) = worker.get_ready().energy
-    assert (counted.repeats, counted.joules_with_idle) == (repeats, 3.0)
+    assert (counted.repeats, counted.joules_with_idle) == (1, 3.0)
     assert counted.joules == pytest.approx(3.0 - idle * counted.seconds)
     looks = meter.counter.total
     worker.sample(0)

@@ -141,15 +141,15 @@ def test_quality(folder):
 
 
 def test_estimates(folder):
-    errors = {"cases": 3, "mape": 0.042, "worst": 0.11, "median": -0.02}
-    one = {"group": "scheme none", **errors, "mape_without_readings": 0.061}
-    save("e.json", summary=[one], memory_summary=errors)
-    rows, caption = shown("estimates", "e.json")
-    assert rows[0] == ["scheme none", "3", "4.2%", "11.0%", "-2.0%", "6.1%"]
-    assert rows[1] == ["peak memory", "3", "4.2%", "11.0%", "-2.0%", "-"]
-    assert caption == CAPTION
-    save("e.json", summary=[one], memory_summary={"cases": 0})
-    assert len(shown("estimates", "e.json")[0]) == 1
+    """By hand: errors of +10 % and −30 % are 20 % on average, and −10 % in the middle."""
+    cases = [
+        {"kind": "token", "measured_seconds": 1.0, "estimated_seconds": seconds}
+        for seconds in (1.1, 0.7)
+    ]
+    save("e.json", cases=[*cases, {"kind": "memory", "measured_bytes": 4, "estimated_bytes": 5}])
+    (token, memory), _ = shown("estimates", "e.json")
+    assert token[1:] == ["2", "20.0%", "30.0%", "-10.0%"] and token[0] == "token"
+    assert memory == ["memory", "1", "25.0%", "25.0%", "+25.0%"]
 
 
 def test_roofline(folder):

@@ -1,7 +1,5 @@
 """The worker of latencies: what it measures, and which cells it refuses beforehand."""
 
-import dataclasses
-
 import pytest
 import torch
 
@@ -11,6 +9,7 @@ from quantbench.errors import MemoryShortage, UsageError
 from quantbench.models.loading import load_config
 from quantbench.ops.ranks import ALONE
 from quantbench.run.energy import Meter, NotCounted
+from quantbench.run.why import Expected
 from tests.fake_counter import Counter
 
 FLOAT32 = ["--precision", "float32", "--device", "cpu", "--checkpoint_path", "tiny"]
@@ -130,40 +129,33 @@ def test_more_ranks_than_cores_are_warned_of(monkeypatch):
     assert LatencyWorker().check(FLOAT32, [1, 2]).warnings == []
 
 
-def test_a_calibration_that_cannot_be_read_is_warned_of(monkeypatch, tmp_path):
-    path = tmp_path / "calibration.json"
-    path.write_text("{}")
-    monkeypatch.setattr("quantbench.estimate.calibration_file.default_path", lambda: path)
-    (warning,) = LatencyWorker().check(FLOAT32, [1]).warnings
-    assert warning.startswith(f"this machine's calibration, {path}: no calibration; `quantbench")
-
-
 def test_a_cell_is_estimated_as_the_run_that_it_is(monkeypatch):
-    from quantbench.estimate.beside import Estimator, Expected
+    """Unless the model lies in the processor's caches, as the embedded one does."""
+    from quantbench.estimate import beside, machines
+    from quantbench.run import bandwidth
 
     worker, _ = ready([(30, 2)])
-    seen = []
+    monkeypatch.setattr(bandwidth, "last_level_cache", lambda device: 1 << 40)
+    assert worker.cell(30, 2).estimate is None
+    seen, speed = [], machines.Speed(1e10, 1e11)
+    monkeypatch.setattr(bandwidth, "last_level_cache", lambda device: None)
+    monkeypatch.setattr(machines, "read_speed", lambda device, precision: speed)
     monkeypatch.setattr(
-        Estimator, "expected", lambda self, facts: seen.append(facts) or Expected({"x": 1.0})
+        beside, "expected", lambda facts, speed: seen.append((facts, speed)) or Expected({"x": 1.0})
     )
-    worker.estimator = Estimator(None)
     assert worker.cell(30, 2).estimate == {"x": 1.0}
-    (facts,) = seen
+    ((facts, given),) = seen
     assert (facts.config.batch_size, facts.prompt_tokens, facts.cache_size) == (2, 30, 34)
     assert facts.config.max_new_tokens == 4 and facts.config.context_depth == 0
+    assert given == speed
 
 
 def test_the_energy_of_runs_is_counted_where_it_is_asked_for():
     worker, _ = ready([(10, 1)])
     worker.cell(10, 1)
-    worker.meter = meter = Meter(Counter(), 0.0, 0.05, torch.device("cpu"), ALONE)
+    worker.meter = Meter(Counter(), 0.0, torch.device("cpu"), ALONE)
     assert worker.runs(2, 60.0).energy is None
     found = worker.runs(2, 60.0, metered=True)
     assert len(found.samples) == 2 and found.energy.joules == pytest.approx(1.5)
-    # A step of 0.2 J is 2 % of 10 J: four runs of 3 J are the first to have so many.
-    worker.meter = dataclasses.replace(meter, step=0.2)
-    found = worker.runs(1, 60.0, metered=True)
-    assert len(found.samples) == 1 and found.energy.joules == pytest.approx(3.0)
-    assert (found.energy.repeats, found.energy.idle_watts) == (4, 0.0)
     worker.meter = NotCounted("there is no counter")
     assert worker.runs(1, 60.0, metered=True).energy == NotCounted("there is no counter")

@@ -4,11 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
-from quantbench.estimate.calibration import Power
 
 from quantbench.__main__ import commands
-from tests.estimate import invented
+from quantbench.errors import MemoryShortage
+from quantbench.estimate import machines
+from quantbench.estimate.machines import Speed
 
 OPT = str(Path(__file__).parent / "opt-1.3b.json")
 TINY = ("estimate", "--checkpoint_path", "dummy:TinyLlama-1.1B-Chat-v1.0")
@@ -23,30 +25,37 @@ def run(*words):
 
 
 @pytest.fixture
-def machine(tmp_path):
-    """A calibration of an invented machine, which is held to 65 W."""
-    path = tmp_path / "machine.json"
-    invented.calibration(power=Power(65.0, None, None, None)).save("--json", str(path))
-    return str(path)
+def machine(monkeypatch):
+    """This machine, whose speeds are invented: 50 GB/s and 400 Gflop/s; held to 65 W."""
+    speed = Speed(50e9, 400e9)
+    monkeypatch.setattr(machines, "read_speed", lambda *given: speed)
+    monkeypatch.setattr("quantbench.run.energy.power_limit", lambda: 65.0)
+    monkeypatch.setattr("quantbench.devices.resolve", lambda name: torch.device("cpu"))
+    monkeypatch.setattr("quantbench.devices.free_memory", lambda device: 64 << 30)
 
 
-def test_the_json_of_a_calibrated_machine(tmp_path, machine):
+def test_the_json_of_this_machine(tmp_path, machine):
+    """Each figure names its source: measured, assumed, or an upper bound."""
     out = tmp_path / "out.json"
-    result = run(*TINY, "--quantization", "int8wo", "--calibration", machine, "--json", str(out))
+    result = run(*TINY, "--quantization", "int8wo", "--json", str(out))
     assert result.exit_code == 0, result.output
     found = json.loads(out.read_text())
     for key in KEYS:
         assert found[key]["value"] > 0 and found[key]["source"] and found[key]["bound"]
-    assert found["token_seconds"]["low"] < found["token_seconds"]["high"]
-    expected = invented.whole(invented_config(), "int8wo", 1, 1, 192)
-    assert found["token_seconds"]["value"] == pytest.approx(expected, rel=0.02)
-    assert "nine in ten" in result.stdout and "no counter" in result.stdout
+    token = found["token_seconds"]
+    assert token["low"] < token["value"] < token["high"]
+    assert "measured now: memory 50.0 GB/s, a product 400 Gflop/s; assumed: " in token["source"]
+    # A byte and two operations for each weight but the embedding's, at 93 % of both speeds.
+    weights = 1.1e9 - 32000 * 2048
+    expected = weights / 0.93 / 50e9 + 2 * weights / 0.93 / 400e9
+    assert 1.0 < token["value"] / expected < 1.1
+    assert "nine in ten, assumed" in result.stdout and "no counter" in result.stdout
 
 
-def test_a_machine_whose_power_nothing_says(tmp_path):
-    path, out = str(tmp_path / "machine.json"), tmp_path / "out.json"
-    invented.calibration().save("--json", path)
-    result = run(*TINY, "--calibration", path, "--json", str(out))
+def test_a_machine_whose_power_nothing_says(tmp_path, machine, monkeypatch):
+    monkeypatch.setattr("quantbench.run.energy.power_limit", lambda: None)
+    out = tmp_path / "out.json"
+    result = run(*TINY, "--json", str(out))
     assert result.exit_code == 0, result.output
     joules = json.loads(out.read_text())["joules_per_token"]
     assert joules["value"] is None
@@ -55,31 +64,23 @@ def test_a_machine_whose_power_nothing_says(tmp_path):
     assert joules["source"] in line and "J/token" not in line
 
 
-def test_a_machine_that_is_not_calibrated(monkeypatch):
-    monkeypatch.setattr("quantbench.compare.figures.estimating.of_this_machine", lambda kind: None)
-    result = run(*TINY, "--device", "here")
-    assert result.exit_code == 2
-    (line,) = result.stderr.splitlines()
-    assert line.endswith(
-        "--device here: this machine is not calibrated; quantbench calibrate measures it, in some "
-        "minutes"
-    )
+def test_the_speed_of_this_machine_is_read(monkeypatch):
+    """With a block of 1 MiB, which says nothing of memory."""
+    monkeypatch.setattr("quantbench.run.bandwidth.BYTES", 1 << 20)
+    speed = machines.read_speed(torch.device("cpu"), torch.bfloat16)
+    assert 1e8 < speed.read < 1e13 and 1e8 < speed.multiply < 1e15
+    monkeypatch.setattr("quantbench.devices.free_memory", lambda device: 1 << 30)
+    with pytest.raises(MemoryShortage, match="takes 1.07 GB, and 1.07"):
+        machines.read_speed(torch.device("cpu"), torch.bfloat16)
 
 
-def test_a_machine_whose_calibration_cannot_be_read(monkeypatch, tmp_path):
-    path = tmp_path / "calibration.json"
-    path.write_text("{}")
-    monkeypatch.setattr("quantbench.estimate.calibration_file.default_path", lambda: path)
-    result = run(*TINY, "--device", "here")
-    assert result.exit_code == 2
-    (line,) = result.stderr.splitlines()
-    assert f"this machine's calibration, {path}: no calibration; `quantbench calibrate" in line
-
-
-def invented_config():
-    from quantbench.models.presets import preset
-
-    return preset("TinyLlama-1.1B-Chat-v1.0")
+def test_a_model_in_the_processor_s_caches_is_warned_of(machine, monkeypatch):
+    """On every line."""
+    monkeypatch.setattr("quantbench.run.bandwidth.last_level_cache", lambda device: 64 << 20)
+    result = run("estimate", "--checkpoint_path", "tiny")
+    assert result.exit_code == 0, result.output
+    mark = "fit into the last-level cache of 67.11 MB: steps may be several times as fast"
+    assert all(line.endswith(mark) for line in result.stdout.splitlines() if line)
 
 
 def test_a_card_and_all_schemes(tmp_path):
@@ -100,32 +101,17 @@ def test_what_fits(monkeypatch):
     assert "Into 24.00 GB" in result.stdout and "2048 (all of its context)" in result.stdout
 
 
-@pytest.mark.parametrize("table", [(), ("--all_schemes",), ("--what_fits", "24GB")], ids=str)
-def test_a_calibration_of_another_machine_is_warned_of(tmp_path, machine, table, monkeypatch):
-    """On every line, and in the JSON."""
-    monkeypatch.setattr("quantbench.compare.figures.estimate_options.SHOWN", ("none", "int8wo"))
-    out = tmp_path / "out.json"
-    result = run(*TINY, "--calibration", machine, *table, "--json", str(out))
-    assert result.exit_code == 0, result.output
-    warnings = json.loads(out.read_text())["warnings"]
-    assert warnings[0].startswith("calibrated with name Invented CPU, here ")
-    assert any(warning.startswith("calibrated with torch 2.12.0, here ") for warning in warnings)
-    mark = f"  ! {'; '.join(warnings)}"
-    assert all(line.endswith(mark) for line in result.stdout.splitlines() if line)
-
-
 BAD = [
     ((), "--checkpoint_path PATH", "nothing is given"),
-    (("--device", "RTX A600"), "no datasheet; nearest: ", "quantbench calibrate"),
+    (("--device", "RTX A600"), "no datasheet; nearest: ", "--device here"),
     (("--device", "L4", "--precision", "half"), "--precision takes bfloat16", "'half'"),
     (("--device", "L4", "--kv_cache", "int2"), "--kv_cache takes dense, int8", "'int2'"),
     (("--device", "L4", "--what_fits", "lots"), "takes a size such as 24GB", "'lots'"),
     (("--device", "L4", "--what_fits", "24"), "takes a size such as 24GB", "'24'"),
     (("--device", "L4", "--quantization", "int3"), "int3", "int4wo"),
-    (("--calibration", "missing.json"), "--calibration missing.json", "No such file"),
+    (("--calibration", "missing.json"), "no such option", "--calibration"),
     (("--device", "L4", "--batch_size", "4096"), "the run needs", "more than the 25.77 GB"),
     (("--device", "L4", "--tp", "3"), "--tp 3: TinyLlama-1.1B-Chat-v1.0 has 32", "--tp takes 1, 2"),
-    (("--calibration", __file__), "--calibration ", "it is no JSON"),
     (("--device", "L4", "--sequence_length", "5000"), "need 5128 positions", "context has 2048"),
     (("--device", "L4", "--sequence_length", "9" * 9), "positions; the model's context", "fewer"),
     (("--device", "L4", "--context_depth", "9" * 15), "positions; the model's context", "fewer"),
@@ -199,12 +185,13 @@ def test_an_encoder_is_said_to_generate_nothing(tmp_path):
     assert "the model's context has 512: ask for fewer" in result.stderr
 
 
-def test_an_architecture_that_transformers_knows():
-    """OPT is none of ours: a card predicts it, this machine's calibration does not."""
+def test_an_architecture_that_transformers_knows(machine):
+    """OPT is none of ours."""
     pytest.importorskip("transformers")
-    result = run("estimate", "--checkpoint_path", OPT, "--device", "A6000")
-    assert result.exit_code == 0, result.exception
-    assert "memory's bandwidth" in result.stdout
+    for device in ("A6000", "here"):
+        result = run("estimate", "--checkpoint_path", OPT, "--device", device)
+        assert result.exit_code == 0, result.exception
+        assert "memory's bandwidth" in result.stdout
 
 
 def test_what_does_not_fit_of_transformers_is_not_told_to_ask_for_tables_of_schemes():

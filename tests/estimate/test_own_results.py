@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from quantbench.estimate.calibration import Power, WholePoint
 
 from quantbench.compare.commands.estimate import estimate
 from quantbench.compare.figures.latency import estimate_rows
@@ -15,27 +14,25 @@ from quantbench.errors import QuantbenchError
 from quantbench.estimate.beside import Report, beside
 from quantbench.estimate.validate import Case, as_json, of_results, report
 from quantbench.log import log
-from quantbench.models.presets import preset
 from quantbench.run.energy import Energy
 from quantbench.typed_json import to_json
 from tests.compare.example_results import example_results
 from tests.compare.latency_folders import results as latency_results
 from tests.compare.test_estimated_rows import with_figures
 from tests.compare.test_latency_estimates import with_estimates
-from tests.estimate import accuracy_report, invented
-from tests.estimate.test_beside import measured
+from tests.estimate.test_beside import SPEED, measured
 
 KINDS = ["prompt", "token", "run", "memory"]
 
 
 def written(path, monkeypatch, **changes):
     """Two lines of generate.py --output_json_path, of runs on an invented machine."""
-    calibration = invented.calibration(power=Power(65.0, None, None, None))
-    monkeypatch.setattr("quantbench.estimate.beside.versions", lambda: calibration.versions)
+    monkeypatch.setattr("quantbench.run.bandwidth.last_level_cache", lambda device: None)
+    monkeypatch.setattr("quantbench.run.energy.power_limit", lambda: 65.0)
     energy = Energy("a counter", 22.0, 25.0, 1.0, 3.0, 1, 0.01)
     for step in (0.05, 0.06):
         run = dataclasses.replace(measured(step=step), energy=energy, **changes)
-        estimate = Report(run, beside(run, calibration), [])
+        estimate = Report(run, beside(run, SPEED), [])
         log.append_json(path, {"line": "", **to_json(estimate)})
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -116,7 +113,7 @@ def test_a_cell_that_failed_and_a_run_without_a_calibration_are_no_cases(tmp_pat
     cells = with_estimates(results.tables[0].cells)
     results.tables[0].cells = [dataclasses.replace(cells[0], reason="out of memory"), *cells[1:]]
     results.save(tmp_path)
-    with pytest.raises(QuantbenchError, match="where the machine is calibrated") as caught:
+    with pytest.raises(QuantbenchError, match="where they have an estimate") as caught:
         of_results(tmp_path / "results.json")
     assert "\n" not in str(caught.value)
 
@@ -169,7 +166,7 @@ def test_results_in_json_are_cases(tmp_path):
     assert first.error("runtime") == pytest.approx(-0.05)
     assert second.error("memory") == pytest.approx(0.25) and not second.held_out
     shown = validated(path).output
-    assert "Held out\n" in shown and "Calibrated on\n" in shown
+    assert "Held out\n" in shown and "Fitted to\n" in shown
 
 
 @pytest.mark.parametrize(
@@ -230,22 +227,3 @@ def test_the_accuracy_on_this_machine_is_validated():
         f"{first['model']} {first['scheme']} × {first['batch']}, {first['kind']} at "
         f"{first['positions']}"
     )
-
-
-def test_the_report_of_accuracy_writes_cases(tmp_path):
-    """A step of 4 rows that took 50 ms on the invented machine, and a peak of memory."""
-    config = preset("TinyLlama-1.1B-Chat-v1.0")
-    step = WholePoint("int8wo", "own", "dense", "cpu-step", 4, 1, 128, 0.05, invented.SPEED)
-    run = {"model": "own", "scheme": "none", "batch": 2, "prompt": 64, "cache_size": 72}
-    path = tmp_path / "memory.json"
-    path.write_text(json.dumps({"base_bytes": 4e8, "runs": [{**run, "peak_bytes": 3e9}]}))
-    calibration = invented.calibration()
-    cases = accuracy_report.errors(calibration, [step], {"own": config})
-    memory = accuracy_report.memory_errors(path, {"own": config}, calibration.name)
-    path.write_text(json.dumps({"cases": cases, "memory": memory}))
-    timed, peak = of_results(path)
-    assert (timed.name, timed.device) == ("own int8wo × 4, token at 128", "Invented CPU")
-    assert (peak.name, peak.device) == ("own none × 2, memory at 64", "Invented CPU")
-    law = invented.whole(config, "int8wo", 4, 1, 128)
-    assert timed.error("runtime") == pytest.approx(law / 0.05 - 1, abs=0.02)
-    assert peak.measured == {"memory": 3e9}

@@ -14,17 +14,16 @@ from typing import Any
 import click
 
 from quantbench import files
-from quantbench.cli import Command, OptionOfOptions, say
+from quantbench.cli import Command, Group, OptionOfOptions, say
 from quantbench.compare import latency_sweeps
 from quantbench.compare.output import latency_pictures, latency_report
 from quantbench.compare.sampling.latency_plan import DECIDED
 from quantbench.compare.sampling.latency_results import LatencyResults
-from quantbench.compare.subcommands import WithSubcommands
 from quantbench.errors import LogError, UsageError
 from quantbench.log.config import RunConfig, options
 
 
-@click.command(cls=WithSubcommands)
+@click.group(cls=Group, invoke_without_command=True)
 @click.option("--checkpoint_path", "checkpoints", multiple=True, metavar="PATH",
               help="Folder, model.pth, hub id, dummy:NAME, or tiny; several are measured in turn "
               "[tiny]")  # fmt: skip
@@ -54,6 +53,8 @@ def latency(
     **given: Any,
 ) -> None:
     """Measure latencies of prefill and decoding: batch sizes × prompts × ranks × ARMs."""
+    if click.get_current_context().invoked_subcommand:
+        return
     lists = ("batch_sizes", "sequence_lengths", "ranks", "decode_length", "runs", "warmups")
     asked = {name: value for name in lists if (value := given.pop(name)) is not None}
     common = RunConfig(**given)
@@ -73,8 +74,7 @@ def latency(
     latency_sweeps.check_measured(results)
 
 
-@latency.subcommand
-@click.command(cls=Command)
+@latency.command(cls=Command)
 @click.argument("folders", metavar="DIR", nargs=-1)
 @click.option("--csv", "csv_path", metavar="PATH", help="Write every sample here")
 @click.option("--picture", metavar="PATH", help="Draw latency against throughput, and scaling, SVG")

@@ -16,12 +16,12 @@ from the fastest (Hsu's comparisons with the best) are named, and of them the on
 memory is taken, then the one with the best quality.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from quantbench.cli import pairs
 from quantbench.compare.figures.choices import (
     Choice,
     Limit,
@@ -39,7 +39,6 @@ PERPLEXITY_WEIGHT = 10  # in the compromise: 1 % of perplexity counts as 10 % of
 SAME_MEMORY = 1.01  # peaks of equal runs differ by less
 PROGRAM = ("quantbench", "generate")
 MEASURING = ("max_new_tokens", "write_result")  # options that a comparison sets for its own sake
-ALWAYS = ("quantization", "checkpoint_path")  # options that a command names even at defaults
 
 
 BestOf = Callable[[Sequence[int]], set[int]]  # of these rows, those that may be the fastest
@@ -107,17 +106,9 @@ def recommend(rows: Sequence[Row], limits: Limits, best_of: BestOf | None = None
 
 def command(arguments: Sequence[str]) -> str:
     """The command that runs generate.py as the arm did; options at their defaults are left out."""
-    config, defaults = parse(arguments), RunConfig()
-    takes_value = {name: not isinstance(value, bool) for name, value in vars(defaults).items()}
-    words = list(PROGRAM)
-    for name, value in pairs(argv(config, said=True), takes_value):
-        if name in MEASURING:
-            continue
-        if value is True:
-            words.append(f"--{name}")
-        elif name in ALWAYS or getattr(config, name) != getattr(defaults, name):
-            words += [f"--{name}={value}"] if str(value)[:1] == "-" else [f"--{name}", str(value)]
-    return shell.join(words)
+    defaults = {name: getattr(RunConfig(), name) for name in MEASURING}
+    config = dataclasses.replace(parse(arguments), **defaults)
+    return shell.join([*PROGRAM, *argv(config, said=True, always=("checkpoint_path",))])
 
 
 def _note(rows: Sequence[Row]) -> str | None:

@@ -3,12 +3,14 @@ and estimates, each beside what was true or measured."""
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from quantbench.compare.output.columns import Columns, markdown, number
 from quantbench.compare.output.doc_data import captioned, one_file, read
 from quantbench.compare.output.documents import Block
+from quantbench.estimate.validate import QUANTITIES, of_results
 from quantbench.log.about import About
 
 R = TypeVar("R")
@@ -72,54 +74,28 @@ def trust(words: Sequence[str]) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Errors:
-    """Errors of estimates, as shares of what was measured."""
-
-    group: str
-    cases: int
-    mape: float  # mean of the errors' sizes
-    worst: float
-    median: float  # with its sign
-    mape_without_readings: float | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class _MemoryErrors:
-    cases: int
-    mape: float | None = None
-    worst: float | None = None
-    median: float | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class _Estimates:
+class _About:
     about: About
-    summary: list[_Errors]
-    memory_summary: _MemoryErrors
-    memory_about: About | None = None  # where memory was measured later than the rest
 
 
-ERRORS: Columns[_Errors] = [
-    ("cases", lambda row: row.group),
-    ("how many", lambda row: str(row.cases)),
-    ("mean error", number(lambda row: row.mape, ".1%")),
-    ("worst", number(lambda row: row.worst, ".1%")),
-    ("median, with its sign", number(lambda row: row.median, "+.1%")),
-    ("mean without the readings of speed", number(lambda row: row.mape_without_readings, ".1%")),
+ERRORS: Columns[tuple[str, list[float]]] = [
+    ("cases", lambda row: row[0]),
+    ("how many", lambda row: str(len(row[1]))),
+    ("mean error", number(lambda row: statistics.fmean(map(abs, row[1])), ".1%")),
+    ("worst", number(lambda row: max(map(abs, row[1])), ".1%")),
+    ("median, with its sign", number(lambda row: statistics.median(row[1]), "+.1%")),
 ]
 
 
 def estimates(words: Sequence[str]) -> str:
-    """estimates FILE: estimates against measurements, as tests.estimate.accuracy wrote them."""
-    data = read(_Estimates, one_file(words))
-    memory = data.memory_summary
-    rows = list(data.summary)
-    if memory.cases and memory.mape is not None:
-        errors = memory.mape, memory.worst or 0.0, memory.median or 0.0
-        then = data.memory_about.commit if data.memory_about else None
-        name = f"peak memory, commit {then[:7]}" if then else "peak memory"
-        rows.append(_Errors(name, memory.cases, *errors))
-    return captioned(ERRORS, rows, data.about)
+    """estimates FILE: errors of the estimates in a file as tests.estimate.fit_efficiency has it."""
+    file = one_file(words)
+    groups: dict[str, list[float]] = {}
+    for case in of_results(file):
+        error = next((e for name in QUANTITIES if (e := case.error(name)) is not None), None)
+        if error is not None:
+            groups.setdefault(case.group, []).append(error)
+    return captioned(ERRORS, list(groups.items()), read(_About, file).about)
 
 
 TABLES: Mapping[str, Block] = {

@@ -1,0 +1,189 @@
+"""Every refusal in messages.txt: one line on stderr, the exit code, and no file changed.
+
+An entry of messages.txt is a command line ("$ …") and its exit code with its message. A line
+"with FILE KEYS VALUE" before it damages a value of a JSON file first. Commands run inside this
+process, in a folder with a file of every kind that a command reads, and of many that none does;
+they are refused before anything is loaded. `--update-messages` writes the messages anew.
+"""
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from click.testing import CliRunner
+
+from quantbench.__main__ import commands
+from tests.compare import latency_folders
+from tests.compare.example_results import example_results
+from tests.experts import counted
+
+ROOT = Path(__file__).parent.parent
+MESSAGES = Path(__file__).with_name("messages.txt")
+REFERENCE = (ROOT / "tests" / "data" / "torchao_llama_log.txt").read_text().splitlines()
+LINE = next(line for line in REFERENCE if line.startswith("2024"))
+ENTRY = re.compile(r"(?:^with (.+)\n)?^\$ ?(.*)\n(.*)$", re.MULTILINE)
+SHORTENED = {  # what messages.txt writes for a part of a command
+    "<NUL>": "\0",
+    "<300 x>": "x" * 300,
+    "<400 nines>": "9" * 400,
+    "<5000 nines>": "9" * 5000,
+}
+BAD_JSON = {
+    "empty": b"",
+    "torn": b'{"arms": [',
+    "deep": b"[" * 100_000,
+    "utf16": "{}".encode("utf-16"),
+    "binary": bytes(range(256)),
+    "digits": b"[" + b"9" * 5000 + b"]",
+}
+
+
+class Refusal(NamedTuple):
+    damage: str  # FILE KEYS VALUE, or nothing
+    command: str
+    answer: str  # the exit code and the message
+
+
+def refusals() -> list[Refusal]:
+    return [Refusal(*found) for found in ENTRY.findall(MESSAGES.read_text())]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder with files of every kind."""
+    folder = tmp_path_factory.mktemp("made")
+    (folder / "benchmarks.txt").write_text(f"{LINE}\n")
+    (folder / "runs.jsonl").write_text('{"line": "x"}\n')
+    (folder / "trace.json").write_text('{\n  "schemaVersion": 1, "traceEvents": []}\n')
+    (folder / "prose.txt").write_text("Once upon a time\n" * 40)
+    (folder / "prose.md").write_text("Once upon a time\n")
+    (folder / "binary").write_bytes(bytes(range(256)) * 4)
+    (folder / "utf16").write_bytes(f"{LINE}\n".encode("utf-16"))
+    (folder / "deep").write_text("[" * 100_000)
+    (folder / "empty_peak").write_text('{"peak_memory_bytes": {"generate": {}}}\n')
+    (folder / "other.json").write_text('{"name": "of another program"}\n')
+    (folder / "page.svg").write_text("<html></html>")
+    (folder / "hard").hardlink_to(folder / "benchmarks.txt")
+    (folder / "soft").symlink_to("benchmarks.txt")
+    (folder / "dangling").symlink_to("nowhere/at/all")
+    (folder / "loop").symlink_to("loop")
+    os.mkfifo(folder / "pipe")
+    for name in ("bare", "empty", "of_pipe"):
+        (folder / name).mkdir()
+    os.mkfifo(folder / "of_pipe" / "results.json")
+    for name, data in BAD_JSON.items():
+        (folder / f"{name}.json").write_bytes(data)
+        (folder / f"of_{name}").mkdir()
+        (folder / f"of_{name}" / "results.json").write_bytes(data)
+    compared = example_results()
+    compared.arms = compared.arms[:3]
+    for arm in compared.arms:
+        arm.samples = [sample for sample in arm.samples if sample.round % 6 < 2]
+    (folder / "ab").mkdir()
+    compared.save(folder / "ab")
+    (folder / "sweep").mkdir()
+    latency_folders.results({"none": 1.0, "int8wo": 0.6}).save(folder / "sweep")
+    counts = counted.counts_of(counted.ROUTERS, 40, 1)
+    counted.popularity_of(counts).save("--output", folder / "popularity.json")
+    shutil.copy(ROOT / "docs" / "data" / "growth.json", folder)
+    return folder
+
+
+@pytest.fixture
+def place(made, monkeypatch):
+    monkeypatch.chdir(made)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return made
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    regular = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in regular}
+
+
+def only_error(result) -> str:
+    """The command's one error line; nothing else on stderr is more than progress."""
+    lines = result.stderr.splitlines()
+    errors = [line for line in lines if line.startswith("error: ")]
+    assert len(errors) == 1 and lines[-1] == errors[0], result.stderr
+    assert "Traceback" not in result.output and "report it" not in errors[0]
+    assert len(errors[0]) < 1000
+    return errors[0]
+
+
+def damage(folder: Path, text: str) -> None:
+    """Set a value of a JSON file: FILE KEYS VALUE, with slashes between the keys."""
+    file, keys, value = text.split(" ", 2)
+    document = json.loads((folder / file).read_text())
+    inner = document
+    *path, last = [int(key) if key.isdigit() else key for key in keys.split("/")]
+    for key in path:
+        inner = inner[key]
+    inner[last] = json.loads(value)
+    (folder / file).write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize("refusal", refusals(), ids=lambda refusal: refusal.command[:80])
+def test_one_line_and_no_file_is_changed(place, request, refusal):
+    intact = contents(place)
+    command = refusal.command
+    for short, whole in SHORTENED.items():
+        command = command.replace(short, whole)
+    try:
+        if refusal.damage:
+            damage(place, refusal.damage)
+        before = contents(place)
+        result = CliRunner().invoke(commands, shlex.split(command), prog_name="quantbench")
+        answer = f"{result.exit_code} {only_error(result)}"
+        assert result.exit_code in (1, 2)
+        assert len(result.stderr.splitlines()) == 1, result.stderr
+        assert contents(place) == before
+    finally:
+        for name, data in intact.items():
+            if refusal.damage.startswith(f"{name} "):
+                (place / name).write_bytes(data)
+    answer = answer.replace("x" * 300, "<300 x>").replace(str(place), "HERE")
+    if request.config.getoption("--update-messages"):
+        old, new = ("\n".join([f"$ {refusal.command}".rstrip(), line])
+                    for line in (refusal.answer, answer))  # fmt: skip
+        head = f"with {refusal.damage}\n" if refusal.damage else ""
+        MESSAGES.write_text(MESSAGES.read_text().replace(head + old + "\n", head + new + "\n"))
+    else:
+        assert answer == refusal.answer
+
+
+ESTIMATE = "estimate --checkpoint_path tiny --device L4"
+
+WRITERS = {  # commands that print, and the files that they write as well
+    "schemes --list": (),
+    "metrics --baseline sweep:none --target sweep:int8wo --json new.json": ("new.json",),
+    "latency tables sweep --csv new.csv": ("new.csv",),
+    "experts show popularity.json --json new.json": ("new.json",),
+    "recommend --from ab": (),
+    "growth --over none --json growth.json --chart new.svg": ("new.svg",),
+    f"{ESTIMATE} --json new.json": ("new.json",),
+}
+
+
+@pytest.mark.parametrize("command", WRITERS)
+def test_files_are_written_before_a_full_stdout_is(place, monkeypatch, capsys, command):
+    before = contents(place)
+    with open("/dev/full", "w") as full, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", full)
+        with pytest.raises(SystemExit) as end:
+            commands.main(shlex.split(command), prog_name="quantbench")
+        with contextlib.suppress(OSError):
+            full.close()
+    error = capsys.readouterr().err.splitlines()[-1]
+    new = contents(place).keys() - before.keys()
+    for name in new:
+        (place / name).unlink()
+    assert end.value.code == 1 and new == set(WRITERS[command])
+    assert error == "error: cannot write to stdout: No space left on device"
