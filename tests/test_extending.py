@@ -101,7 +101,7 @@ def copy(tmp_path_factory):
     (folder / "quantize/schemes/coarse.py").write_text(SCHEME)
     (folder / "kv_cache/half.py").write_text(CACHE)
     (folder / "quantbench/compare/commands/greet.py").write_text(COMMAND)
-    inserted(folder / "quantize/spec.py", "# In the order in which they stand above.\n", SPELLING)
+    inserted(folder / "quantize/spec.py", "# In the order of their definitions.\n", SPELLING)
     dense = '        "dense": "quantbench.kv_cache.dense:DenseKVCache",\n'
     inserted(folder / "kv_cache/__init__.py", dense, dense + LINE)
     return folder
