@@ -107,7 +107,7 @@ class RunConfig:
     num_layers: int | None = _field(None, MODEL, Whole(1), "Use only the first N layers")
     kernel: str = _field("auto", SPEED, Choice(KERNELS),
         "Kernel: " + ", ".join(KERNELS))
-    decoder: str = _field("auto", SPEED, Choice(DECODERS),
+    decoder: str = _field("auto", SPEED, Choice(DECODERS, former=names.FORMER_DECODERS),
         "Decoding step run by: " + ", ".join(DECODERS))
     min_sqnr: float = _field(35.0, MODEL, Number(), "autoquant: lowest SQNR to accept, in dB")
     calibration_text: str | None = _field(None, MODEL, Text("PATH"),
@@ -151,6 +151,14 @@ class RunConfig:
                 raise UsageError(
                     f"--{field.name} takes {kind.accepts}; given: {shown(value)}"
                 ) from None
+
+
+def refuse_former(config: RunConfig) -> None:
+    """Raise UsageError for a name that only old logs have."""
+    for name, option in option_table().items():
+        value = getattr(config, name)
+        if isinstance(option.kind, Choice) and value in option.kind.former:
+            raise UsageError(f"--{name} takes {option.kind.accepts}; given: {shown(value)}")
 
 
 def option_table() -> dict[str, Option]:

@@ -124,15 +124,17 @@ class Choice:
     choices: tuple[str, ...]
     prefix: str = ""  # always written before the name; optional when read
     metavar: str = "NAME"
+    former: tuple[str, ...] = ()  # names in old logs: readable, but a run refuses them
 
     @property
     def accepts(self) -> str:
         return "one of " + ", ".join(self.choices)
 
     def read(self, value: object) -> str:
-        if not isinstance(value, str) or value.removeprefix(self.prefix) not in self.choices:
+        name = value.removeprefix(self.prefix) if isinstance(value, str) else ""
+        if name not in (*self.choices, *self.former):
             raise ValueError
-        return value.removeprefix(self.prefix)
+        return name
 
     def write(self, value: str) -> str:
         return self.prefix + value

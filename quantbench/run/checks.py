@@ -13,7 +13,7 @@ from pathlib import Path
 from quantbench import files
 from quantbench.errors import CheckpointError, UsageError
 from quantbench.log import log
-from quantbench.log.config import RunConfig
+from quantbench.log.config import RunConfig, refuse_former
 from quantbench.log.record import held_name
 from quantbench.models import SAVED
 from quantbench.quantize.spec import Quantization, Selection, Spec, parse
@@ -69,6 +69,7 @@ def check_options(config: RunConfig) -> Spec | Selection:
 
     Raises UsageError, or LogError for a folder that cannot be written.
     """
+    refuse_former(config)
     spec = parse(config.quantization)
     for name in unused(config):
         raise UsageError(OF_SCHEMES[name][1].format(spec))

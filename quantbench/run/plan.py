@@ -13,7 +13,7 @@ from quantbench import devices
 from quantbench.errors import CheckpointError, UsageError
 from quantbench.kv_cache import CACHES
 from quantbench.kv_cache.base import KVCache
-from quantbench.log.config import RunConfig, Unsaid
+from quantbench.log.config import RunConfig, Unsaid, refuse_former
 from quantbench.models import SAVED
 from quantbench.models.config import ModelConfig
 from quantbench.models.formats import Checkpoint, open_checkpoint
@@ -68,6 +68,7 @@ def make_plan(config: RunConfig, asked: Spec | Selection | None = None) -> Plan:
     Raises UsageError for options that name nothing or contradict each other, CheckpointError for a
     checkpoint whose description cannot be read, KernelError for a kernel that cannot run.
     """
+    refuse_former(config)
     where = place()
     config = dataclasses.replace(
         config,

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quantbench.cli import Command
+from quantbench.compare.commands.generate import generate
 from quantbench.errors import UsageError
 from quantbench.log.config import (
     KERNELS,
@@ -28,6 +29,7 @@ from quantbench.log.config import (
     split,
 )
 from quantbench.ops.names import EXPERT_POLICIES, EXPERT_PREFETCH
+from quantbench.run.checks import check_options
 
 REFERENCE = Path(__file__).parents[1] / "data" / "torchao_llama_log.txt"
 COMMANDS = [
@@ -393,3 +395,14 @@ def test_importing_the_package_imports_no_torch():
     )
     root = Path(__file__).parents[2]
     assert subprocess.run([sys.executable, "-c", code], cwd=root).returncode == 0
+
+
+@pytest.mark.parametrize("decoder", ["cpu-stack", "cpu-layer"])
+def test_a_decoder_that_is_gone_is_readable_in_old_lines_and_refused_by_a_run(decoder):
+    line = repro(parse(["--decoder", decoder]))
+    assert f"--decoder {decoder}" in line and repro(parse(shlex.split(line)[2:])) == line
+    message = f"--decoder takes one of auto, cpu-step, modules; given: '{decoder}'"
+    with pytest.raises(UsageError, match=message):
+        check_options(RunConfig(decoder=decoder))
+    result = CliRunner().invoke(generate, ["--decoder", decoder, "--write_result", "none"])
+    assert result.exit_code == 2
