@@ -88,7 +88,7 @@ def test_debug_gives_a_traceback_wherever_it_stands(line):
 
 
 def test_dashes_are_underscores(monkeypatch):
-    monkeypatch.setattr(generate, "run_command", lambda config, scheme: print(config))
+    monkeypatch.setattr(generate, "run", lambda config, scheme, started: print(config))
     words = ("--max_new_tokens=7", "--kv_cache", "int8", "--dtype=float32", "--write_result=none")
     underscored = ended("generate", *words)
     dashed = ended("generate", *(word.replace("_", "-") for word in words))
@@ -109,7 +109,7 @@ def test_where_windows_lacks_modules_there_is_one_line(tmp_path):
     """No module of the commands needs fcntl or resource to be imported; running them says why."""
     text = (
         "import sys; sys.modules['fcntl'] = sys.modules['resource'] = None\n"
-        "import generate, quantbench.__main__, os\n"
+        "import quantbench.__main__, os\n"
         "os.name = 'nt'\n"
         "quantbench.__main__.commands.main(['generate'], prog_name='quantbench')\n"
     )
@@ -128,7 +128,6 @@ OFFERED = [
     ("generate --compile --kv_cache f", {"fp8"}),
     ("generate --decoder cpu", {"cpu-step"}),
     ("generate --expert_policy c", {"cache", "compute_there"}),
-    ("generate --expert-prefetch r", {"router"}),
     ("generate --expert_placement pop", {"popularity"}),
     ("generate --expert_memory a", {"auto"}),
     ("generate --max-n", {"--max-new-tokens"}),

@@ -216,7 +216,6 @@ def test_a_prompt_in_chunks_is_the_prompt_at_once(cache, window):
         ("cpu", 8, 64),
         ("cpu", 100, 32),
         ("cuda", 8, 2048),
-        ("privateuseone", 2, 512),
     ],
 )
 def test_many_rows_go_through_in_smaller_chunks_on_the_cpu(device, rows, size):

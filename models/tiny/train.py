@@ -168,7 +168,7 @@ def held_out_nats(model: Transformer, tokens: list[int]) -> float:
     """Total negative log-likelihood of the tokens, each predicted from at least half a context."""
     total, half = 0.0, CONTEXT // 2
     stream = torch.tensor([BOS, *tokens])
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+    with torch.no_grad():
         for start in range(0, len(stream) - 1, half):
             begin = max(0, start - half)
             window = stream[begin : start + half + 1]

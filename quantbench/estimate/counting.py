@@ -11,7 +11,7 @@ stored weight, and of the activations in and out, each once.
 
 import math
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -114,13 +114,29 @@ class Count:
         return tuple(work for work in self.works if work.kind == kind)
 
 
-def block(size: int) -> int:
-    """Bytes that a tensor of `size` bytes occupies on a card: a multiple of 512; from 10 MiB on
-    torch's allocator asks the driver for a multiple of 2 MiB, and keeps a rest of up to 1 MiB in
-    the block (c10/cuda/CUDACachingAllocator.cpp)."""
-    size = -(-size // 512) * 512
-    whole = -(-size // (2 * MIB)) * 2 * MIB
-    return whole if size >= 10 * MIB and whole - size <= MIB else size
+def blocks(sizes: Iterable[int]) -> int:
+    """Bytes that tensors allocated in this order occupy on a card (the rules are those of torch's
+    c10/cuda/CUDACachingAllocator.cpp).
+
+    A block has a multiple of 512 bytes. Above 1 MiB it is cut from the tightest rest of a segment:
+    of 20 MiB, or for 10 MiB and more a segment of its own, a multiple of 2 MiB. A rest of up to
+    1 MiB stays in the block.
+    """
+    total, rests = 0, list[int]()
+    for size in sizes:
+        size = -(-size // 512) * 512
+        if size > MIB:
+            whole = min((rest for rest in rests if rest >= size), default=0)
+            if whole:
+                rests.remove(whole)
+            else:
+                whole = 20 * MIB if size < 10 * MIB else -(-size // (2 * MIB)) * 2 * MIB
+            if whole - size > MIB:
+                rests.append(whole - size)
+            else:
+                size = whole
+        total += size
+    return total
 
 
 def pairs(queries: int, keys: int, depth: int = 0, window: int | None = None) -> int:
@@ -156,9 +172,8 @@ def counted(
         result = call(recorder)
     del result  # alive until here
     sizes = [stored_bytes(parameter) for parameter in module.parameters()]
-    blocks = sum(map(block, sizes))
     works, collectives = _summed(recorder.works), _exchanged(recorder.collectives)
-    return Count(works, collectives, sum(sizes), blocks, 0, recorder.peak_bytes)
+    return Count(works, collectives, sum(sizes), blocks(sizes), 0, recorder.peak_bytes)
 
 
 def _summed(works: Sequence[Work]) -> tuple[Work, ...]:

@@ -341,7 +341,7 @@ def test_growth_measures_one_point(tmp_path, monkeypatch):
         (["--over", "none", "--json", "wrong.json"], "is not what this command writes"),
         (["--schemes", "int9wo"], "int8wo"),
         (["--over", "none", "--chart", "growth.png"], "end its name in .svg"),
-        (["--over", "none,none", "--json", "none.json", "--chart", "a.svg"], "holds no points yet"),
+        (["--over", "none,none"], "--over names none twice; name it once"),
         (["--over", "batch,none"], "--over none measures nothing: leave out the others"),
         (
             ["--over", "batch", "--values", "1,0", "--json", "a.json", "--chart", "a.svg"],

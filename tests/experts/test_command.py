@@ -174,7 +174,7 @@ BAD = [
     ("--expert_prefetch off", 2, "--expert_prefetch: there is no second tier"),
     ("--expert_folder x", 2, "--expert_folder: there is no second tier"),
     ("--expert_memory 0", 2, "--expert_memory takes a number from 1, a size such as 8GB"),
-    ("--expert_memory 8TB", 2, "or auto; given: '8TB'"),
+    ("--expert_memory 8XB", 2, "or auto; given: '8XB'"),
     ("--expert_memory 1", 2, "--expert_memory 1 has room for 1 expert of "),
     ("--expert_memory 1", 2, "the 2 of a token: --expert_memory 2 ("),
     ("--expert_memory 1", 2, "is the least that works"),

@@ -35,7 +35,7 @@ def test_it_is_small_and_what_the_recipe_says():
 @pytest.mark.slow
 def test_held_out_text_is_predicted_as_recorded(tokens):
     bits = dense.held_out_nats(load_model("tiny_moe"), tokens) / math.log(2) / len(TEXT.encode())
-    assert bits == pytest.approx(RECORD["bits_per_byte"], rel=0.002)  # other sums of bfloat16
+    assert bits == pytest.approx(RECORD["bits_per_byte"], rel=0.002)  # which was in bfloat16
     of_the_embedded_model = json.loads((dense.HERE / "training.json").read_text())["curve"][-1]
     assert bits <= of_the_embedded_model["bits_per_byte"]
 

@@ -1,5 +1,9 @@
 """quantbench generate: generate text, and log speed and memory.
 
+    python generate.py --quantization int8wo --compile                  # the embedded model
+    python generate.py --checkpoint_path DIR --compile --interactive    # talk to your own
+    python generate.py --checkpoint_path dummy:Llama-3.2-1B --compile   # speed without a download
+
 The options are read here; generate.py, which needs torch, does the rest.
 """
 
