@@ -173,7 +173,7 @@ class Generator:
         compile_prefill = compile_prefill and config.mixture is None
         self.compiles = compile_decode or compile_prefill  # whether anything is compiled
 
-        options = compiling.options(self.device)
+        options = compiling.options(self.device) if self.compiles else {}
         self.step_logits: Callable[..., Tensor] = step_logits
         self.decode_one_token: Callable[..., tuple[Tensor, Tensor]] = decode_one_token
         self.read_chunk: Callable[..., Tensor] = read_chunk

@@ -10,9 +10,6 @@ projections. So a layer has four matrices instead of seven. Rotary embeddings ha
 layout: element i of a head rotates with element i + E/2. Checkpoints in Meta's interleaved layout
 are permuted when they are read.
 
-Ranks that share a model (models/split.py) have the same modules, only narrower. They sum what
-attention and the feed-forward network give, and gather the logits.
-
 Shapes: B rows, S positions, D model width, H query heads, K key/value heads, E head width,
 F feed-forward width, V vocabulary.
 """
@@ -26,9 +23,7 @@ from torch import Tensor, nn
 
 from quantbench.kv_cache.base import KVCache
 from quantbench.models.config import ModelConfig, RopeScaling
-from quantbench.models.split import Split
 from quantbench.ops.attend import attend
-from quantbench.ops.ranks import ALONE, Ranks
 
 
 class Transformer(nn.Module):
@@ -38,20 +33,17 @@ class Transformer(nn.Module):
     caches store, no call affects a later one.
     """
 
-    def __init__(self, config: ModelConfig, split: Split | None = None) -> None:
-        """split: this rank's share, if several ranks compute the model; then `self.config` has this
-        rank's widths."""
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.split, ranks = split, split.ranks if split else ALONE
-        self.config = config = split.config if split else config
+        self.config = config
         self.tok_embeddings = nn.Embedding(config.vocab_size, config.dim)
-        self.layers = nn.ModuleList(self.block(i, ranks) for i in range(config.num_layers))
+        self.layers = nn.ModuleList(self.block(i) for i in range(config.num_layers))
         self.norm = nn.RMSNorm(config.dim, config.norm_eps)
         self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
 
-    def block(self, number: int, ranks: Ranks) -> "Block":
+    def block(self, number: int) -> "Block":
         """Layer `number`, from 0."""
-        return Block(self.config, ranks)
+        return Block(self.config)
 
     def forward(
         self,
@@ -85,19 +77,11 @@ class Transformer(nn.Module):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """The embeddings (B, S, D) of tokens (B, S)."""
-        if self.split is None:
-            return self.tok_embeddings(tokens)
-        start, end = self.split.vocabulary
-        mine = (tokens >= start) & (tokens < end)
-        x = self.tok_embeddings((tokens - start).clamp(0, end - start - 1))
-        return self.split.ranks.sum(x.masked_fill(~mine[..., None], 0))
+        return self.tok_embeddings(tokens)
 
     def logits(self, x: Tensor) -> Tensor:
         """Logits (…, V) from the last layer's output (…, D)."""
-        y = self.output(self.norm(x))
-        if self.split is None:
-            return y
-        return self.split.ranks.gather(y, self.split.vocabularies)
+        return self.output(self.norm(x))
 
 
 class Block(nn.Module):
@@ -105,15 +89,13 @@ class Block(nn.Module):
 
     feed_forward: "FeedForward"
 
-    def __init__(
-        self, config: ModelConfig, ranks: Ranks = ALONE, feed_forward: nn.Module | None = None
-    ) -> None:
+    def __init__(self, config: ModelConfig, feed_forward: nn.Module | None = None) -> None:
         """feed_forward: the second half; a FeedForward if not given."""
         super().__init__()
         self.attention_norm = nn.RMSNorm(config.dim, config.norm_eps)
-        self.attention = Attention(config, ranks)
+        self.attention = Attention(config)
         self.ffn_norm = nn.RMSNorm(config.dim, config.norm_eps)
-        self.add_module("feed_forward", feed_forward or FeedForward(config, ranks))
+        self.add_module("feed_forward", feed_forward or FeedForward(config))
 
     def forward(
         self,
@@ -133,9 +115,8 @@ class Attention(nn.Module):
 
     attend: Callable[..., Tensor] = staticmethod(attend)
 
-    def __init__(self, config: ModelConfig, ranks: Ranks = ALONE) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.ranks = ranks
         self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
         self.head_dim, self.window = config.head_dim, config.sliding_window
         heads = config.num_heads + 2 * config.num_kv_heads
@@ -165,23 +146,23 @@ class Attention(nn.Module):
         if cache is not None:
             key, value = cache.update(positions, key, value)  # and all that came before
         y = self.attend(query, key, value, positions, self.window)  # (B, H, S, E)
-        return self.ranks.sum(self.wo(y.transpose(1, 2).reshape(B, S, H * E)))
+        return self.wo(y.transpose(1, 2).reshape(B, S, H * E))
 
 
 class FeedForward(nn.Module):
     """SwiGLU: w2(silu(gate) · up), where gate and up are the halves of w13's output."""
 
-    def __init__(self, config: ModelConfig, ranks: Ranks = ALONE, width: int | None = None) -> None:
+    def __init__(self, config: ModelConfig, width: int | None = None) -> None:
         """width: F; config.ffn_dim if not given."""
         super().__init__()
-        self.ranks, width = ranks, width or config.ffn_dim
+        width = width or config.ffn_dim
         self.w13 = nn.Linear(config.dim, 2 * width, bias=config.mlp_bias)
         self.w2 = nn.Linear(width, config.dim, bias=config.mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """x (…, D) → (…, D)."""
         gate, up = self.w13(x).chunk(2, dim=-1)
-        return self.ranks.sum(self.w2(F.silu(gate) * up))
+        return self.w2(F.silu(gate) * up)
 
 
 def rotation(config: ModelConfig, positions: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -28,18 +28,18 @@ from quantbench.ops.ranks import ALONE, Ranks
 class Mixtral(Transformer):
     """The whole model; see models.llama.Transformer."""
 
-    def block(self, number: int, ranks: Ranks) -> Block:
+    def block(self, number: int) -> Block:
         experts = self.config.mixture
         assert experts is not None
         dense = experts.is_dense(number)
-        block = Block(self.config, ranks, None if dense else MixtureOfExperts(self.config, ranks))
+        block = Block(self.config, None if dense else MixtureOfExperts(self.config))
         if self.config.joint_qk_norm:
-            self._norm_jointly(block, ranks)
+            self._norm_jointly(block)
         return block
 
-    def _norm_jointly(self, block: Block, ranks: Ranks) -> None:
+    def _norm_jointly(self, block: Block) -> None:
         config, attention = self.config, block.attention
-        how = config.head_dim, config.norm_eps, ranks
+        how = config.head_dim, config.norm_eps
         attention.q_norm = JointNorm(config.num_heads, *how)
         attention.k_norm = JointNorm(config.num_kv_heads, *how)
 
@@ -66,11 +66,11 @@ class MixtureOfExperts(nn.Module):
     # For a compiled graph (`stack_experts`); without it the graph computes all experts.
     stacked: Stacked | None = None
 
-    def __init__(self, config: ModelConfig, ranks: Ranks = ALONE) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         mixture = config.mixture
         assert mixture is not None
-        self.ranks, self.experts_per_token = ranks, mixture.experts_per_token
+        self.experts_per_token = mixture.experts_per_token
         self.router = Router(config.dim, mixture)
         self.experts = nn.ModuleList(
             FeedForward(config, width=mixture.expert_dim) for _ in range(mixture.num_experts)
@@ -85,7 +85,7 @@ class MixtureOfExperts(nn.Module):
         y = self.routed(tokens, *self.router(tokens))
         if hasattr(self, "shared"):
             y = y + self.shared(tokens).float() * self.shared_gate(tokens)
-        return self.ranks.sum(y.type_as(x).view_as(x))
+        return y.type_as(x).view_as(x)
 
     def routed(self, tokens: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """The weighed sum (T, D) float32 of what each token's experts return.
@@ -150,7 +150,7 @@ class MixtureOfExperts(nn.Module):
 def tokens_per_expert(chosen: Tensor, experts: int) -> list[int]:
     """How many assignments each expert has. chosen (T, k): experts' numbers.
 
-    On the meta device, where there are no numbers, as many experts as possible have equally many.
+    On the meta device, which has no numbers, the assignments are spread evenly.
     """
     if not chosen.is_meta:
         counts: list[int] = chosen.flatten().bincount(minlength=experts).tolist()
@@ -193,13 +193,18 @@ class Gate(nn.Module):
 class JointNorm(nn.Module):
     """RMS norm of all heads of a position together, those of other ranks included (OLMoE)."""
 
-    def __init__(self, heads: int, head_dim: int, epsilon: float, ranks: Ranks) -> None:
+    def __init__(self, heads: int, head_dim: int, epsilon: float) -> None:
         """heads: this rank's."""
         super().__init__()
         self.weight = nn.Parameter(torch.ones(heads * head_dim))
-        self.ranks, self.epsilon = ranks, epsilon
-        # Where several ranks have the same key head, all heads are counted equally often.
-        self.width = heads * head_dim * ranks.size
+        self.ranks, self.epsilon = ALONE, epsilon
+        self.width = heads * head_dim
+
+    def share(self, ranks: Ranks) -> None:
+        """Norm the heads of all ranks together. Where several ranks have the same key head, all
+        heads are counted equally often."""
+        self.ranks = ranks
+        self.width = self.weight.numel() * ranks.size
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, S, heads, E) → the same shape and dtype; computed in float32."""

@@ -125,5 +125,9 @@ def build(config: ModelConfig, split: Split | None = None) -> Transformer:
     split: one rank's share of it, if several ranks compute it.
     Raises CheckpointError for an architecture without a class.
     """
-    model: Transformer = pkgutil.resolve_name(of_config(config).model)(config, split)
-    return model
+    kind: type[Transformer] = pkgutil.resolve_name(of_config(config).model)
+    if split is None:
+        return kind(config)
+    from quantbench.models.tensor_parallel import build_share
+
+    return build_share(kind, split)

@@ -1,6 +1,6 @@
 """What all commands share: reading options, reporting a failure in one line, showing progress.
 
-    @click.command(cls=cli.Command)
+    @click.command(cls=cli.OneLineErrors)
     @click.group(cls=cli.Group)                 # a command with subcommands, these of class Command
 
 Exit codes: 2 if the command line is wrong, 1 if the run failed, 130 after Ctrl-C and 143 after
@@ -154,12 +154,16 @@ class Command(click.Command):
             if ("-" if dashes else "_") in item.value[2:] or not set("-_") & set(item.value[2:])
         ]
 
+
+class OneLineErrors(Command):
+    """A command that is run by its own name, and not as a subcommand."""
+
     def main(self, args: Sequence[str] | None = None, prog_name: str | None = None,
              **extra: Any) -> Any:  # fmt: skip
         return _carried_out(self, args, prog_name, extra)
 
 
-class Group(Command, click.Group):
+class Group(OneLineErrors, click.Group):
     """A command with subcommands. With invoke_without_command it does something itself, too."""
 
     command_class = Command
@@ -241,13 +245,13 @@ def _carried_out(
     debug = _Debug()
     try:
         _require_posix()
-        with _sigterm_interrupts():
+        with _sigterm_interrupts() as terminated:
             if sys.stdout is None:
                 raise QuantbenchError("stdout is closed; redirect it to a file or to /dev/null")
             with command.make_context(name, given, obj=debug, **extra) as context:
                 command.invoke(context)
             sys.stdout.flush()
-        code = 0
+        code = 128 + signal.SIGTERM if terminated else 0  # a command may keep what it has
     except click.exceptions.Exit as end:
         code = end.exit_code
     except (Exception, KeyboardInterrupt) as error:
@@ -297,6 +301,8 @@ def explained(error: BaseException) -> tuple[str, int]:
     out_of_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     if out_of_memory or "can't allocate memory" in str(error):  # torch's message on the CPU
         return "out of memory; try a smaller --cache_size, --batch_size or a --quantization", 1
+    if "Storage size calculation overflowed" in str(error):  # torch's
+        return "this needs more bytes than 64 bits can count; try a smaller --batch_size", 1
     if "InvalidCxxCompiler" in str(error):  # torch's inductor
         return (
             "torch.compile needs a C++ compiler; install g++ or set CXX, or leave out --compile",
@@ -350,19 +356,22 @@ def _lost_stdout(error: BaseException) -> str | None:
 
 
 @contextlib.contextmanager
-def _sigterm_interrupts() -> Iterator[None]:
-    """Make SIGTERM end the command as Ctrl-C does. A second SIGTERM ends the process at once."""
+def _sigterm_interrupts() -> Iterator[list[int]]:
+    """Make SIGTERM end the command as Ctrl-C does. A second SIGTERM ends the process at once.
+    Yields a list to which the signal is added when it arrives."""
+    arrived: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield arrived
         return
 
     def interrupt(number: int, frame: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        arrived.append(number)
         raise Terminated
 
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
-        yield
+        yield arrived
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -243,8 +243,11 @@ def check_folder(option: str, path: FilePath) -> None:
 
 
 def cache_folder() -> Path:
-    """Where what can be made again is kept: $XDG_CACHE_HOME/quantbench, or ~/.cache/quantbench."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "quantbench")
+    """Where what can be made again is kept: $XDG_CACHE_HOME/quantbench, or ~/.cache/quantbench.
+    As the standard says, a relative $XDG_CACHE_HOME is ignored. Without a home: $TMPDIR."""
+    given, home = os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~")
+    at_home = Path(home, ".cache") if os.path.isabs(home) else Path(tempfile.gettempdir())
+    return (Path(given) if os.path.isabs(given) else at_home) / "quantbench"
 
 
 def require_new_file(folder: FilePath) -> None:

@@ -1,9 +1,12 @@
 """Text for people: aligned columns, sizes with a unit, values shortened for a message."""
 
+import re
 from collections.abc import Collection, Sequence
 
 LONGEST_VALUE = 80  # characters of a value in a message
 LONGEST_LINE = 800  # characters of a whole message
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
 def aligned(rows: Sequence[Sequence[str]], left: Collection[int], widest: int = 10_000) -> str:
@@ -30,6 +33,18 @@ def size(count: float) -> str:
     """A number of bytes in GB (1e9 bytes) or MB (1e6 bytes), with two decimals."""
     unit, name = (1e9, "GB") if count >= 1e9 else (1e6, "MB")
     return f"{count / unit:.2f} {name}"
+
+
+def bytes_in(text: str, least: float = 1) -> float:
+    """The bytes in 8GB, 8 GB, 7.5GiB or 8e9, from `least` to 1e18. Raises ValueError for anything
+    else."""
+    match = re.fullmatch(r"\s*([0-9.]{1,40}(?:[eE][0-9]{1,3})?)\s*([A-Za-z]*)\s*", text)
+    if match is None or match[2].upper() not in UNITS:
+        raise ValueError(f"{shown(text)} is no size")
+    count = float(match[1]) * UNITS[match[2].upper()]
+    if not least <= count < 1e18:
+        raise ValueError(f"{shown(text)} is no size of a memory")
+    return count
 
 
 def seconds(count: float) -> str:

@@ -161,3 +161,17 @@ def test_bash_is_offered(line, offered, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert set(done.stdout.split()) == offered
+
+
+def test_a_command_that_keeps_what_it_has_ends_with_sigterm_s_code():
+    """As `latency` does, which goes on after the interruption to write its tables."""
+    text = (
+        "import os, signal, click; from quantbench.cli import OneLineErrors\n"
+        "@click.command(cls=OneLineErrors)\n"
+        "def keep():\n"
+        "    try: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    except KeyboardInterrupt: click.echo('kept')\n"
+        "keep.main([])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", text], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (143, "kept\n"), done.stderr

@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from quantbench.cli import Command
+from quantbench.cli import OneLineErrors
 from quantbench.models.config import ModelConfig
 from quantbench.models.formats.compressed_tensors import EIGHT_BIT, packed
 from quantbench.models.formats.names import hugging_face
@@ -231,7 +231,7 @@ def hugging_face_config(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-@click.command(cls=Command)
+@click.command(cls=OneLineErrors)
 @click.option("--steps", type=click.IntRange(1), default=3000, show_default=True,
               help=f"steps of {ROWS * CONTEXT} tokens")  # fmt: skip
 @click.option("--seed", type=click.IntRange(0), default=1, show_default=True)

@@ -39,7 +39,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quantbench.cli import Command
+from quantbench.cli import OneLineErrors
 from quantbench.models.llama import Attention, FeedForward, Transformer
 from quantbench.models.loading import load_model
 from quantbench.models.mixtral import MixtureOfExperts, Router
@@ -245,7 +245,7 @@ def held_out_bits(model: Transformer) -> float:
     return nats / math.log(2) / len(text.encode())
 
 
-@click.command(cls=Command)
+@click.command(cls=OneLineErrors)
 @click.option("--steps", type=click.IntRange(1), default=300, show_default=True,
               help="The learning rate falls over the second half of them.")  # fmt: skip
 @click.option("--rows", type=click.IntRange(1), default=4, show_default=True,

@@ -63,15 +63,17 @@ def refuse_given(context: click.Context, names: Collection[str | None], why: str
 def names_of(
     option: str, text: str | None, default: Sequence[str], known: Sequence[str] | None = None
 ) -> list[str]:
-    """The names in "A,B", each once; `default` without a text. Raises UsageError for none at all,
-    and for one that is not among `known`."""
+    """The names in "A,B"; `default` without a text. Raises UsageError for none at all, for one that
+    is not among `known`, and for one given twice."""
     names = [name.strip() for name in text.split(",")] if text is not None else list(default)
     for name in names:
         if not name or (known is not None and name not in known):
             what = ", ".join(known) if known is not None else "names with commas between them"
             given = repr(name) if name == text else f"{name!r} in {text!r}"
             raise UsageError(f"{option} takes {what}; given: {given}")
-    return list(dict.fromkeys(names))
+        if names.count(name) > 1:
+            raise UsageError(f"{option} names {name} twice; name it once")
+    return names
 
 
 def nearest(name: str, known: Sequence[str]) -> str:

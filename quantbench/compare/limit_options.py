@@ -6,7 +6,6 @@ def command(max_memory, max_perplexity_increase, min_tok_s, …):
 """
 
 import math
-import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -15,11 +14,10 @@ import click
 from quantbench.compare.arguments import fraction
 from quantbench.compare.figures.choices import Limits
 from quantbench.errors import UsageError
+from quantbench.text import bytes_in
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 DEFAULT = Limits()
-UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
 def limit_options(function: Decorated) -> Decorated:
@@ -60,26 +58,22 @@ def limits(
 
 
 def size_of(text: str) -> int:
-    """8GB, 8 GB, 7.5GiB or 8e9 as bytes. Raises UsageError for anything else."""
-    match = re.fullmatch(r"\s*([0-9.]+(?:[eE][0-9]+)?)\s*([A-Za-z]*)\s*", text)
-    unit = UNITS.get(match[2].upper()) if match else None
-    value = _number(match[1]) if match else math.nan
-    if unit is None or not 1 <= value * unit < 1e18:
-        raise UsageError(f"--max_memory takes a size such as 8GB or 7.5GiB; given: {text!r}")
-    return round(value * unit)
+    """The bytes in 8GB or 7.5GiB. Raises UsageError for what is no size."""
+    try:
+        return round(bytes_in(text))
+    except ValueError:
+        raise UsageError(
+            f"--max_memory takes a size such as 8GB or 7.5GiB; given: {text!r}"
+        ) from None
 
 
 def _speed(text: str) -> float:
-    value = _number(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
     if not 0 < value < 1e9:
         raise UsageError(
             f"--min_tok_s takes tokens per second, above 0 and below 1e9; given: {text!r}"
         )
     return value
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan

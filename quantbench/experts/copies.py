@@ -29,7 +29,7 @@ THREADS = 2  # that read at the same time
 
 
 class Slot:
-    """Room for one expert in fast memory, and the module that computes with what lies there."""
+    """Room for one expert in fast memory, and the module that computes with its weights."""
 
     def __init__(self, buffer: Tensor, expert: nn.Module) -> None:
         self.buffer, self.expert = buffer, expert
@@ -39,7 +39,7 @@ class Slot:
 
     @cached_property
     def addresses(self) -> tuple[int, int]:
-        """Where the matrices w13 and w2 of the expert begin."""
+        """The addresses of the matrices w13 and w2 of the expert."""
         return addresses(self.expert)
 
 
@@ -80,7 +80,7 @@ def make(slow: SlowTier, device: torch.device) -> Copies:
 
 
 def buffers(count: int, nbytes: int, device: torch.device) -> list[Tensor]:
-    """Room for so many experts of nbytes each."""
+    """Room for `count` experts of nbytes each."""
     if count == 0:
         return []
     if device.type == "cpu":

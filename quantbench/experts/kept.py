@@ -34,7 +34,7 @@ def find(routers: Routers, option: str) -> Popularity:
     path = path_of(routers)
     if not path.exists():
         raise UsageError(
-            f"{option}: no counts of {routers.model}'s experts are kept here; write them with "
-            "quantbench experts profile --checkpoint_path …"
+            f"{option}: the cache folder has no counts of {routers.model}'s experts; write them "
+            "with quantbench experts profile --checkpoint_path …"
         )
     return Popularity.load(option, path).of_model(routers, option, str(path))

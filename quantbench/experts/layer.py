@@ -21,7 +21,7 @@ class TieredLayer:
         self.own: OrderedDict[int, Slot] = OrderedDict()  # the least recently used one first
         self.quota = 0  # how many slots this layer has
         # For the fused step (fused.py): the addresses of each expert's two matrices, or zeros, and
-        # when each was last used, by a clock that begins anew each time. None without that step.
+        # when each was last used, by a clock that restarts each time. None without that step.
         self.places: memoryview | None = None
         self.used: memoryview | None = None
 

@@ -20,13 +20,13 @@ from quantbench.devices import stored_bytes
 from quantbench.errors import KernelError
 from quantbench.models.form import Forms, forms_of, with_children, with_parameters
 
-PAGE = 4096  # bytes; reads past the page cache begin and end at multiples of the disk's block
-ALIGNMENT = 128  # bytes at which each tensor begins
+PAGE = 4096  # bytes; reads past the page cache start and end at multiples of the disk's block
+ALIGNMENT = 128  # bytes; each tensor starts at a multiple
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each plain tensor of an expert's weights lies in its bytes."""
+    """Where each plain tensor of an expert's weights is in its bytes."""
 
     forms: Forms
     places: tuple[tuple[int, torch.dtype, tuple[int, ...]], ...]  # offset, dtype, shape of each
@@ -79,7 +79,7 @@ class Layout:
         return with_children(skeleton, made)
 
     def _views(self, buffer: Tensor) -> Iterator[Tensor]:
-        """The plain tensors that lie in a buffer (bytes,) uint8; they share its memory."""
+        """The plain tensors in a buffer (bytes,) uint8; they share its memory."""
         for start, dtype, shape in self.places:
             nbytes = math.prod(shape) * dtype.itemsize
             yield buffer[start : start + nbytes].view(dtype).view(shape)

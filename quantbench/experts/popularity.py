@@ -4,7 +4,7 @@
     popularity.counts[layer][expert]            # assignments; () for a layer without experts
     popularity.of_model(routers, "--expert_placement", path)    # or UsageError, of another model
 
-The file holds the counts of the text's two halves. A placement that is made from one half can be
+The file holds the counts of the text's two halves. A placement by the counts of one half can be
 tried on the other, so that it is judged by text that it has not seen.
 """
 

@@ -19,7 +19,7 @@ class LayerSkew:
 
     layer: int
     shares: tuple[float, ...]  # of the layer's assignments, by expert
-    effective: float  # so many experts, chosen evenly, would be as varied
+    effective: float  # this number of experts, chosen evenly, would be as varied
     # The share of assignments that the more popular half of the experts serves. The half is chosen
     # by one half of the text and tried on the other; the mean of both ways.
     half_serves: float

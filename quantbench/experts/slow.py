@@ -48,7 +48,7 @@ class SlowTier(Protocol):
         """For people: the folder, or the kind of memory, and how it is read."""
 
     def reserve(self, keys: Sequence[Key], nbytes: int) -> None:
-        """Make room for these experts of so many bytes each. Raises TierError."""
+        """Make room for these experts of nbytes each. Raises TierError."""
 
     def put(self, key: Key, block: Tensor) -> None:
         """Keep an expert's bytes. Raises TierError."""
@@ -83,7 +83,7 @@ def cut(whole: Tensor, nbytes: int) -> list[Tensor]:
 
 
 class File:
-    """A safetensors file of experts that lies on a disk, and how they are read."""
+    """A safetensors file of experts on a disk, and how they are read."""
 
     name = "disk"
 
@@ -106,7 +106,7 @@ class File:
         return str(self.path)
 
     def _lay_out(self, keys: Sequence[Key], nbytes: int) -> bytes:
-        """Note where each expert of so many bytes lies; returns the file's beginning."""
+        """Note where each expert of nbytes is; returns the file's beginning."""
         header = _header(keys, nbytes)
         self.nbytes, self.end = nbytes, len(header) + nbytes * len(keys)
         self.starts = {key: len(header) + i * nbytes for i, key in enumerate(keys)}
@@ -264,7 +264,7 @@ class Unusable(Exception):
 
 
 class Saved(File):
-    """The file of experts that a run with --save has left beside a model. It is only read."""
+    """The file of experts that a run with --save wrote into the model folder. It is only read."""
 
     def __init__(self, folder: Path, saved: SavedExperts, keys: Sequence[Key], nbytes: int) -> None:
         """keys: of all experts of the saved model. nbytes: of each in the form of this run's
@@ -359,7 +359,7 @@ def _remove_abandoned(folder: Path) -> None:
 
 
 class Memory:
-    """RAM, under the memory of a card, or of the CPU that stands in for one."""
+    """RAM, under the memory of a card, or of the CPU in its place."""
 
     name = "RAM"
 

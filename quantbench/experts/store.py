@@ -18,7 +18,7 @@ from quantbench.experts.traffic import Traffic
 
 @dataclass(frozen=True)
 class Policy:
-    """What happens to an expert that a token takes and that does not lie in fast memory."""
+    """What happens to an expert that a token takes and that is not in fast memory."""
 
     name: str
     fetches: bool  # it is copied into fast memory, or else computed in the slow tier
@@ -64,7 +64,7 @@ class Store:
 
     @property
     def layout(self) -> Layout:
-        """Of an expert in fast memory."""
+        """The layout of an expert in fast memory."""
         return self._layouts[False]
 
     def take(self, key: Key, linears: Mapping[str, nn.Module], beneath: bool = False) -> None:
@@ -84,7 +84,7 @@ class Store:
         slow.put(key, block)
 
     def know(self, layout: Layout) -> None:
-        """Set the layout of experts that lie in the slow tier already."""
+        """Set the layout of experts that are in the slow tier already."""
         self._layouts[False] = layout
 
     def in_place(self, key: Key) -> nn.Module:

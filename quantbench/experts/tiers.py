@@ -3,7 +3,7 @@
     tiers = Tiers(Disk(folder), architecture, device, POLICIES["cache"])
     model = load_model(…, transform=tiers.after(quantizer))     # each expert goes to the slow tier
     tiers.attach(model)                                         # now the model computes, slowly
-    tiers.hold(placement.fast, slots=20)                        # these experts lie in fast memory
+    tiers.hold(placement.fast, slots=20)                        # these experts are in fast memory
     tiers.traffic.hits
 
 Fast memory is a number of slots, each for one expert. A few of them are the landing: what is
@@ -72,11 +72,11 @@ class Tiers(Store):
         self.stages_beneath = beneath[1] if beneath else None
         self.layers: dict[int, TieredLayer] = {}
         self.fused: Fused | None = None  # for the fused step, which is the CPU's
-        # An expert's linear layers without weights, where all experts lie in the slow tier already.
+        # An expert's linear layers without weights, where all experts are in the slow tier already.
         self.pattern: dict[str, nn.Module] = {}
 
     def lie_there(self, linears: Mapping[str, nn.Module]) -> None:
-        """Note that the slow tier has all experts, in the layout of this one's linear layers."""
+        """Note that the slow tier has all experts, in the layout of these linear layers."""
         self.know(Layout.of(linears))
         self.pattern = {name: without_weights(linear) for name, linear in linears.items()}
 
@@ -91,7 +91,7 @@ class Tiers(Store):
     # ------------------------------------------------------------------------------ the model
 
     def attach(self, model: Transformer) -> None:
-        """Let a model compute with these experts: `hold` says how many lie in fast memory."""
+        """Let a model compute with these experts: `hold` says how many are in fast memory."""
         assert isinstance(model, Mixtral)
         for number, block in enumerate(model.layers):
             mixture = block.get_submodule("feed_forward")
@@ -214,7 +214,7 @@ def _moved(layer: nn.Module) -> nn.Module:
 
 
 def tiers_of(model: Transformer) -> Tiers | None:
-    """The tiers in which a model's experts lie; None if they lie in one memory."""
+    """The tiers of a model's experts; None if all are in one memory."""
     for module in model.modules():
         if isinstance(module, MixtureOfExperts) and isinstance(module.elsewhere, TieredLayer):
             store = module.elsewhere.store

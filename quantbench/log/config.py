@@ -123,7 +123,7 @@ class RunConfig:
     expert_policy: str = _field("auto", EXPERTS, Choice(names.EXPERT_POLICIES),
         "What happens to others: " + ", ".join(names.EXPERT_POLICIES))
     expert_prefetch: str = _field("auto", EXPERTS, Choice(names.EXPERT_PREFETCH),
-        "Accepted as auto, because old logs contain it; no other value is run")
+        "Only auto; accepted because old logs contain it")
     expert_folder: str | None = _field(None, EXPERTS, Text("DIR"),
         "Disk for slow memory; default: quantbench's cache folder")
     save: str | None = _field(None, OUTPUT, Text("DIR"), "Write the quantized model to this folder")

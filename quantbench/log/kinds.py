@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from quantbench.log import shell
+from quantbench.text import bytes_in
 
 MAX_INT = 2**63 - 1  # the largest int64, with which torch indexes
 
@@ -150,16 +151,15 @@ class Room:
             return str(int(text))
         if text.lower() == "auto":
             return "auto"
-        match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([MG]B)", text, re.IGNORECASE)
-        if match is None or float(match[1]) == 0:
+        bytes_in(text)
+        if text[-1:] not in "bB":
             raise ValueError
-        return f"{match[1]}{match[2].upper()}"
+        return re.sub(r"\s", "", text).upper().replace("IB", "iB")
 
     def write(self, value: str) -> str:
         return value
 
 
 def room_bytes(value: str) -> float | None:
-    """The bytes (1 GB: 1e9) in a value of the kind Room; None for a number of things, and auto."""
-    units = {"MB": 1e6, "GB": 1e9}
-    return float(value[:-2]) * units[value[-2:]] if value[-2:] in units else None
+    """The bytes in a value of the kind Room; None for a number of things, and auto."""
+    return bytes_in(value) if value[-1:] == "B" else None

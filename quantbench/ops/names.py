@@ -8,7 +8,7 @@ experts/tiers.py).
 KERNELS = ("torchao", "cpu", "triton", "bitsandbytes", "reference", "torch")
 # How a decoding step is carried out, fastest first (run/decoding.py).
 DECODERS = ("cpu-step", "modules")
-# What happens to an expert that is chosen and does not lie in fast memory.
+# What happens to an expert that is chosen and is not in fast memory.
 EXPERT_POLICIES = ("auto", "fetch", "compute_there", "cache")
 # Values of --expert_prefetch in old logs; a run accepts auto alone.
 EXPERT_PREFETCH = ("auto", "router", "off")

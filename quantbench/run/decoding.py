@@ -34,6 +34,7 @@ from quantbench.models.llama import (
     rotation,
 )
 from quantbench.models.mixtral import JointNorm, Mixtral, MixtureOfExperts, stack_experts
+from quantbench.models.tensor_parallel import kind_of, split_of
 from quantbench.ops.cpu import build, step
 from quantbench.ops.kv import WRITTEN_BY_STEPS
 from quantbench.quantize.across import RoundedAcross
@@ -128,7 +129,8 @@ def may_be_fused(layer: nn.Module) -> bool:
 
 def why_not_fused(model: Transformer, caches: Sequence[KVCache], rows: int) -> str | None:
     """The first reason why the step cannot be one op (cpu-step), or None if it can."""
-    if model.split is not None and not model.split.ranks.memory:
+    split = split_of(model)
+    if split is not None and not split.ranks.memory:
         return "the ranks share no memory, and the op sums through it"
     device = model.tok_embeddings.weight.device.type
     if device not in ("cpu", "meta"):  # meta: shapes of weights on the CPU
@@ -136,7 +138,7 @@ def why_not_fused(model: Transformer, caches: Sequence[KVCache], rows: int) -> s
     # On the meta device a run is only planned, and nothing is built.
     if reason := build.refusal() if device == "cpu" else build.unavailable():
         return reason
-    if type(model) not in (Transformer, Mixtral):
+    if kind_of(model) not in (Transformer, Mixtral):
         return f"the model is a {type(model).__name__}, and the op computes a Transformer"
     if rows > step.MAX_FUSED_ROWS:
         return f"there are {rows} rows, and the op is for {step.MAX_FUSED_ROWS} at most"
@@ -282,7 +284,7 @@ class CpuStep:
         self.table = table if plain else None  # None: its own module reads it
         self.norm, self.output = model.norm.weight.data, _linear(model.output)
         self.frequencies = frequencies(model.config, table.device)
-        split = model.split
+        split = split_of(model)
         self.vocabularies = split.vocabularies if split else [model.output.out_features]
 
     def step(self, tokens: Tensor, position: Tensor) -> Tensor:
@@ -390,7 +392,8 @@ def _linear(layer: nn.Linear) -> step.Linear:
 def shape_of(model: Transformer) -> step.Shape:
     """The sizes that all layers of a model share, and the ranks that share the model."""
     config, wraps = model.config, model.config.sliding_window is not None
-    ranks = model.split.ranks.memory if model.split else 0
+    split = split_of(model)
+    ranks = split.ranks.memory if split else 0
     return step.Shape(
         config.num_heads, config.num_kv_heads, config.ffn_dim, config.norm_eps, wraps, ranks
     )

@@ -26,6 +26,7 @@ from quantbench.models.formats.tensor_files import drop_pages
 from quantbench.models.llama import Transformer
 from quantbench.models.loading import Stages, load_model
 from quantbench.models.split import Split
+from quantbench.models.tensor_parallel import split_of
 from quantbench.models.tokenizer import Tokenizer
 from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import Selection, Spec, parse
@@ -184,7 +185,8 @@ class Loading:
             raise
         if saver:
             layers = {name: list(choice) for name, choice in (self.quantizer.layers or {}).items()}
-            saver.finish(model.split.whole if model.split else model.config, layers, experts)
+            shared = split_of(model)
+            saver.finish(shared.whole if shared else model.config, layers, experts)
             if self.config.save:
                 say(f"Saved to {saver.folder}: --checkpoint_path {saver.folder} loads it")
         return model

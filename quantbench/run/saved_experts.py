@@ -1,9 +1,9 @@
 """The file of experts that --save has left beside a model: whether this run can read it.
 
     saved = open_saved(plan, quantizer)     # None: there is none
-    saved.slow, saved.linears               # raises Unusable: the run writes a file of its own
+    saved.slow, saved.linears               # raises Unusable: the run writes its own file
 
-The file holds experts in the form of one kernel. So the first and the last one are quantized and
+The file holds experts in the form of one kernel. So the first and the last expert are quantized and
 packed as this run does it, from the shards of the same folder, and compared with the file's bytes.
 """
 

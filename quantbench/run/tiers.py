@@ -2,7 +2,7 @@
 
 tiers = open_tiers(plan, quantizer, say)    # before weights are read; None: no --expert_memory
 model = load_model(…, transform=tiers.after(quantizer))
-settle(plan, tiers, model, say)             # some experts lie in fast memory now
+settle(plan, tiers, model, say)             # some experts are in fast memory now
 """
 
 from collections.abc import Callable
@@ -83,7 +83,7 @@ def open_tiers(plan: Plan, quantizer: Quantizer | None, say: Say) -> Tiers | Non
 
 
 def _saved(plan: Plan, quantizer: Quantizer | None, say: Say) -> SavedTier | None:
-    """The experts that --save left beside the checkpoint, unless another folder is asked for."""
+    """The experts that --save wrote into the checkpoint folder, without --expert_folder."""
     config = plan.config
     if config.expert_folder or config.save or plan.checkpoint.saved is None:
         return None
@@ -107,7 +107,7 @@ def _folder(config: RunConfig) -> Path:
 
 
 def _beneath(plan: Plan) -> tuple[SlowTier, Stages] | None:
-    """What computes in RAM beneath a card: the CPU, by kernels of its own."""
+    """What computes in RAM beneath a card: the CPU, by its own kernels."""
     if plan.device.type == "cpu" or plan.config.expert_policy not in ("auto", "compute_there"):
         return None
     if plan.spec.scheme is None:
@@ -122,7 +122,7 @@ def _beneath(plan: Plan) -> tuple[SlowTier, Stages] | None:
 
 
 def policy_of(config: RunConfig) -> Policy:
-    """The policy with which a run begins; auto chooses when the model is loaded."""
+    """The policy at the start of a run; auto chooses when the model is loaded."""
     return POLICIES["cache" if config.expert_policy == "auto" else config.expert_policy]
 
 
@@ -156,7 +156,7 @@ def _free(plan: Plan) -> float:
 
 
 def activation_bytes(plan: Plan) -> float:
-    """Bytes that a pass takes besides weights and caches, at most: float32 where some are."""
+    """Bytes that a pass takes at most, without weights and caches: float32 where some are."""
     config, architecture = plan.config, plan.architecture
     rows = config.batch_size
     chunk = config.prefill_chunk or devices.prefill_chunk(plan.device, rows)

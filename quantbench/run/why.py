@@ -65,13 +65,13 @@ def of_single_run(measured: Measured) -> list[str]:
 
 
 def _experts(measured: Measured) -> list[str]:
-    """Where experts lie in two tiers: how many, how often they were there, and what it took."""
+    """Experts in two tiers: how many are in fast memory, hits, and milliseconds."""
     where, phases = measured.facts.experts, measured.expert_phases
     if where is None or not phases:
         return []
     policy = where.policy + (f": {where.followed}" if where.policy == "auto" else "")
     return [
-        f"{where.fast} of {where.every} experts lie in fast memory (placed {where.placement}, "
+        f"{where.fast} of {where.every} experts are in fast memory (placed {where.placement}, "
         f"policy {policy}), all on {where.slow}",
         *(f"{name}: {figures.sentence()}" for name, figures in phases.items() if figures.passes),
     ]

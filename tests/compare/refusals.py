@@ -4,7 +4,8 @@ from click.testing import Result
 
 
 def one_line(result: Result) -> str:
-    """The message of the one error that a command ended with."""
-    message = str(getattr(result.exception, "message", result.exception))
-    assert not isinstance(result.exception, SystemExit) and "\n" not in message
-    return message
+    """The message of the one error that a command ended with, which is its last line."""
+    *before, last = result.stderr.splitlines()
+    assert result.exit_code in (1, 2) and last.startswith("error: ")
+    assert not any(line.startswith(("error: ", "Traceback")) for line in before)
+    return last.removeprefix("error: ")

@@ -1,4 +1,4 @@
-"""Counts for tests, of a model of three layers: the middle one is dense, others have 4 experts."""
+"""Counts for tests, of a model of three layers: the first and the last have 4 experts."""
 
 import random
 
@@ -8,7 +8,7 @@ ROUTERS = Routers("mine", 4, 2, (1,), ("aaaa", "", "cccc"))
 
 
 def counts_of(routers, tokens, seed):
-    """Random assignments of so many tokens, skewed towards an expert's small numbers."""
+    """Random assignments of `tokens` tokens, skewed towards an expert's small numbers."""
     rng = random.Random(seed)
     layers = []
     for experts in routers.experts:

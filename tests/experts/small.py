@@ -34,7 +34,7 @@ def tiered(
     precision: torch.dtype = torch.bfloat16,
     kernel: str = "auto",
 ):
-    """The model and its tiers. slow: a folder; None: RAM under a CPU that stands in for a card."""
+    """The model and its tiers. slow: a folder; None: RAM under a CPU in the place of a card."""
     tier = Memory(pinned=False) if slow is None else Disk(slow)
     tiers = Tiers(tier, load_config(path), CPU, policy)
     stages = tiers.after(quantizer(scheme, precision, kernel))
@@ -52,7 +52,7 @@ def some(tiers: Tiers, count: int, draw: random.Random) -> list[set[int]]:
 
 
 def logits(model, rows: int = 1, steps: int = 4, decoder: str = "modules") -> torch.Tensor:
-    """Of a prompt in two chunks and of decoding steps, for rows of different tokens."""
+    """Logits of a prompt in two chunks and of decoding steps, for rows of different tokens."""
     generator = Generator(model, rows, 64, decoder=decoder)
     draw = torch.Generator().manual_seed(rows)
     tokens = torch.randint(model.config.vocab_size, (rows, 24 + steps), generator=draw)

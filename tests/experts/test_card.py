@@ -62,7 +62,7 @@ def test_logits_are_those_of_one_memory(scheme, device):
 
 
 def test_the_processor_beneath_computes_while_the_other_is_busy(monkeypatch):
-    """A card is given all that it will compute before the CPU begins."""
+    """A card is given all that it will compute before the CPU starts."""
     model, tiers = over_ram("cpu")
     tiers.policy = POLICIES["compute_there"]
     tiers.hold([{0, 1, 2, 3}] * 5, 20)

@@ -79,11 +79,11 @@ def test_what_is_printed_and_in_json(place):
         assert phase["layer_ms"] == pytest.approx(phase["expert_ms"] / 5)
     sample = record["samples"][0]["experts"]
     assert sample["decode"]["assignments"] == 3 * 5 * 2
-    assert "10 of 40 experts lie in fast memory (placed uniform, policy fetch)" in result.stderr
+    assert "10 of 40 experts are in fast memory (placed uniform, policy fetch)" in result.stderr
     hits = f"hits {steps['traffic']['hits']} of 60 assignments"
     assert hits in result.stderr and "ms a layer" in result.stderr
     assert " ".join(words) in record["line"]
-    gc.collect()  # in a process of its own the file goes with the process
+    gc.collect()  # outside of tests the file is removed when the process ends
     assert not list(Path("slow").iterdir())
 
 

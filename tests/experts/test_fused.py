@@ -238,7 +238,7 @@ def test_nothing_is_computed_with_an_expert_that_has_not_arrived(scheme):
 
 @pytest.mark.parametrize("path", ["tiny_moe", "qwen-2-moe"])
 def test_a_slow_reader_changes_no_logit(path, tmp_path, monkeypatch):
-    """Each copy takes another while, so that a later one is often there first."""
+    """Copies take random times, so that a later copy often arrives first."""
     draw = random.Random(torch.initial_seed())
     path = path if path == "tiny_moe" else str(saved(path, tmp_path)[0])
     expected = [logits(whole(path, "int8wo"), rows, decoder="cpu-step") for rows in (1, 3)]

@@ -1,4 +1,4 @@
-"""Placements hold as many experts as there is memory for, and their hit rates are hits ÷ all."""
+"""A placement never holds more experts than fit into memory, and their hit rates are hits ÷ all."""
 
 import itertools
 import random

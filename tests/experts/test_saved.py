@@ -101,11 +101,11 @@ def logits(**options):
     return torch.cat(parts, 1)
 
 
-SCHEMES = ["none", "int8wo", "int4wo-32", "fp6"]
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("policy", ["fetch", "compute_there"])
+@pytest.mark.parametrize(
+    ("scheme", "policy"),
+    [("none", "fetch"), ("int8wo", "compute_there"), ("int4wo-32", "fetch"),
+     ("fp6", "compute_there")],
+)  # fmt: skip
 def test_logits_are_the_same_to_the_bit(scheme, policy, place):
     how = {"checkpoint_path": "tiny_moe", "quantization": scheme}
     two = {"expert_memory": "9", "expert_policy": policy}
@@ -196,7 +196,7 @@ def a_folder(file):
 DAMAGE = [
     (cut_short, "experts.safetensors was truncated: 100000 of "),
     (removed, "experts.safetensors: No such file or directory"),
-    # 40 experts behind a header: the file's middle lies half a header before the 20th one's end.
+    # 40 experts behind a header: the file's middle is half a header before the end of the 20th.
     (one_byte, "experts.safetensors was changed: expert 3 of layer 2"),
     (no_safetensors, "experts.safetensors has another form than this run's kernels read"),
     (a_folder, "experts.safetensors: Is a directory"),
@@ -246,7 +246,7 @@ def test_experts_of_another_model_are_not_taken(saved, place):
     """Same shapes, other numbers: two experts have changed places, and so have their sums."""
     path, manifest = saved / "experts.safetensors", saved / "quantbench.json"
     data, noted = bytearray(path.read_bytes()), json.loads(manifest.read_text())
-    each = len(data) // 40 // 4096 * 4096  # less than a whole one is left over for the header
+    each = len(data) // 40 // 4096 * 4096  # the header is shorter than an expert
     start = len(data) - 40 * each
     one, two = slice(start, start + each), slice(start + each, start + 2 * each)
     data[one], data[two] = data[two], data[one]

@@ -28,7 +28,7 @@ def test_by_hand():
 
 def test_counts_are_kept_by_their_routers(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    message = "^--expert_placement popularity: no counts of mine's experts are kept here; write the"
+    message = "^--expert_placement popularity: the cache folder has no counts of mine's experts; wr"
     with pytest.raises(UsageError, match=message):
         find(ROUTERS, "--expert_placement popularity")
     assert keep(POPULARITY) == path_of(ROUTERS)

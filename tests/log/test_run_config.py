@@ -356,10 +356,10 @@ def test_the_command_raises_what_parse_raises_and_its_help_gives_each_option_one
         raise AssertionError("not reached")
 
     with pytest.raises(UsageError, match="did you mean --compile"):
-        CliRunner().invoke(main, ["--complie"], catch_exceptions=False, standalone_mode=False)
+        CliRunner().invoke(main, ["--complie"], catch_exceptions=False)
     with pytest.raises(UsageError, match="--prompt=VALUE"):
         words = ["--prompt", "--compile"]
-        CliRunner().invoke(main, words, catch_exceptions=False, standalone_mode=False)
+        CliRunner().invoke(main, words, catch_exceptions=False)
     shown = CliRunner().invoke(main, ["--help"], terminal_width=100).output.splitlines()
     for field in dataclasses.fields(RunConfig):
         (row,) = [line for line in shown if re.match(rf"  --{field.name}( |$)", line)]

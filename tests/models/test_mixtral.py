@@ -390,7 +390,7 @@ def test_a_compiled_step_of_quantized_experts(scheme, kernel, rows, wide):
 
 
 def test_stacked_weights_are_those_of_the_experts(wide):
-    """Nothing is stored twice, and a kernel that keeps more than weights is left alone."""
+    """The stacks share the memory of the weights; a kernel that keeps more is not stacked."""
     made = load_model(str(wide))
     before = {name: weight.clone() for name, weight in made.named_parameters()}
     stack_experts(made)

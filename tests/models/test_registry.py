@@ -31,8 +31,8 @@ from quantbench.models.llama import Block, Transformer
 
 
 class Granite(Transformer):
-    def block(self, number, ranks):
-        return GraniteBlock(self.config, ranks)
+    def block(self, number):
+        return GraniteBlock(self.config)
 
     def embed(self, tokens):
         return super().embed(tokens) * dict(self.config.extras)["embedding_multiplier"]
@@ -42,8 +42,8 @@ class Granite(Transformer):
 
 
 class GraniteBlock(Block):
-    def __init__(self, config, ranks):
-        super().__init__(config, ranks)
+    def __init__(self, config):
+        super().__init__(config)
         factors = dict(config.extras)
         self.residual = factors["residual_multiplier"]
         # Attention divides by the root of a head's width.

@@ -120,7 +120,7 @@ class Shown:
     """The contents of the file that --json names."""
 
     popularity: str  # the file
-    against: str | None  # the file with the held-out counts; None: each half of the text in turn
+    against: str | None  # the file with the held-out counts; None: the text's two halves
     layers: list[LayerSkew]
     hit_rates: list[HitRates]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from quantbench.cli import Command, progress, quiet
+from quantbench.cli import OneLineErrors, progress, quiet
 from quantbench.log.config import RunConfig, options
 from quantbench.run import environment, launch
 from quantbench.run.checks import check
@@ -16,7 +16,7 @@ from quantbench.run.checks import check
 STARTED = time.perf_counter()  # start of the process, but for 0.1 s of Python and the imports above
 
 
-@click.command(cls=Command, epilog="The log is checked by: quantbench log check FILE")
+@click.command(cls=OneLineErrors, epilog="The log is checked by: quantbench log check FILE")
 @options()
 def generate(**given: Any) -> None:
     """Generate text with a quantized Llama-family model and log its speed and memory."""

@@ -1,6 +1,5 @@
 """What `estimate` is asked on its command line, and the text and JSON that it answers."""
 
-import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -10,14 +9,11 @@ from quantbench.kv_cache import CACHES
 from quantbench.log.config import PRECISIONS, RunConfig
 from quantbench.quantize.spec import COMPARED, SHOWN, parse_scheme
 from quantbench.run import environment
+from quantbench.text import bytes_in
 from quantbench.typed_json import to_json
 
 if TYPE_CHECKING:
     from quantbench.estimate.predict import Estimate, Machine, Request
-
-UNITS = {"": 1.0, "b": 1.0, "mb": 1e6, "gb": 1e9, "tb": 1e12, "mib": 2**20, "gib": 2**30}
-
-MOST_BYTES = 1e18  # of a memory
 
 
 @dataclass(frozen=True)
@@ -49,7 +45,12 @@ class Asked:
 def predicted(asked: Asked, all_schemes: bool, what_fits: str | None) -> tuple[str, object]:
     """The text for the terminal, and the JSON. Raises QuantbenchError for what cannot be estimated,
     and for a run that needs more memory than the device has."""
-    memory = None if what_fits is None else bytes_of(what_fits)
+    try:
+        memory = None if what_fits is None else bytes_in(what_fits, least=1e6)
+    except ValueError:
+        raise UsageError(
+            f"--what_fits takes a size such as 24GB or 80GiB; given: {what_fits!r}"
+        ) from None
     environment.use_threads(RunConfig())
     from quantbench.compare.figures import estimating
     from quantbench.compare.output import estimate_tables as tables
@@ -101,12 +102,3 @@ def _estimated(request: "Request", machine: "Machine") -> "Estimate | str":
         return predict(request, machine)
     except (KernelError, UsageError) as error:
         return str(error)
-
-
-def bytes_of(text: str) -> float:
-    """24GB, 24 GiB or 25769803776 as bytes. Raises UsageError."""
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*", text)
-    unit = UNITS.get(match[2].lower()) if match else None
-    if match is None or unit is None or not 1e6 <= float(match[1]) * unit < MOST_BYTES:
-        raise UsageError(f"--what_fits takes a size such as 24GB or 80GiB; given: {text!r}")
-    return float(match[1]) * unit

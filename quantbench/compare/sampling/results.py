@@ -197,6 +197,11 @@ class Results:
         """Raise ValueError, with the value, for what no comparison measures."""
         if not self.arms:
             raise ValueError("it has no arms")
+        names = [arm.name for arm in self.arms]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"two arms have the name {min(twice)!r:.80}")
+        if self.looks and not self.arms[0].samples:
+            raise ValueError("the arms were compared, and the baseline has no samples")
         for reading in (reading for every in self.bandwidth.values() for reading in every):
             require("bandwidth", reading.bytes_per_s)
         for arm in self.arms:
