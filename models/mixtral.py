@@ -53,6 +53,12 @@ def stack_experts(model: nn.Module) -> None:
             made += [module.stacked] if module.stacked else []
 
 
+def elsewhere_of(model: nn.Module) -> "Outputs | None":
+    """What computes the experts of a model that are in another tier of memory; None if none are."""
+    mixtures = (module for module in model.modules() if isinstance(module, MixtureOfExperts))
+    return next((one.elsewhere for one in mixtures if one.elsewhere is not None), None)
+
+
 # (tokens (T, D), rows of them by expert's number) -> what each expert returns for its rows, in the
 # order of numbers.
 Outputs = Callable[[Tensor, Mapping[int, Tensor]], Iterable[tuple[int, Tensor]]]

@@ -17,6 +17,7 @@ import torch
 
 from quantbench.errors import UsageError
 
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 STATUS, MEMINFO = Path("/proc/self/status"), Path("/proc/meminfo")
 CLEAR_REFERENCES = Path("/proc/self/clear_refs")
 # A control group's files, version 2 and then version 1: its limit, its usage, its usage by kind.
@@ -200,6 +201,19 @@ def free_memory(device: torch.device) -> int | None:
     what the driver reports free, plus what torch has reserved and does not use.
     """
     return KINDS[device.type].free_memory(device)
+
+
+def last_level_cache(device: torch.device, root: Path = CACHES) -> int | None:
+    """Bytes of the largest cache that a core of the processor, or a card, has; None where the
+    system does not tell."""
+    if device.type == "cuda" and torch.cuda.is_available():
+        return int(torch.cuda.get_device_properties(device).L2_cache_size)
+    sizes = []
+    for file in root.glob("index*/size"):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            text = file.read_text().strip()
+            sizes.append(int(text[:-1]) * {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}[text[-1]])
+    return max(sizes, default=None) if device.type == "cpu" else None
 
 
 def describe(device: torch.device) -> dict[str, str | int]:

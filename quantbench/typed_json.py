@@ -23,7 +23,6 @@ from quantbench.errors import QuantbenchError
 
 T = TypeVar("T")
 OMITTED = "omitted"  # key of a field's metadata
-NOTHING: Mapping[str, object] = types.MappingProxyType({})
 LARGEST_MEASURED = 1e18  # seconds, bytes, tokens per second
 MOST_DIGITS = 300  # of a whole number: float() takes no more
 
@@ -157,21 +156,9 @@ def _hints(kind: Any) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
-def fields_from_json(kind: type[T], value: object, **read: object) -> T:
-    """A dataclass from a JSON object of one key a field, as `from_json` reads it. read: fields that
-    are read already. It is for a class with a `from_json` of its own."""
-    if not isinstance(value, dict):
-        raise _wrong(kind, value, kind.__name__)
-    return cast(T, _read_fields(kind, value, kind.__name__, read))
-
-
-def _read_fields(
-    kind: Any, value: Mapping[str, object], where: str, read: Mapping[str, object] = NOTHING
-) -> Any:
-    hints, arguments = _hints(kind), dict(read)
+def _read_fields(kind: Any, value: Mapping[str, object], where: str) -> Any:
+    hints, arguments = _hints(kind), dict[str, object]()
     for field in dataclasses.fields(kind):
-        if field.name in read:
-            continue
         if field.name in value:
             arguments[field.name] = _read(
                 hints[field.name], value[field.name], f"{where}.{field.name}"

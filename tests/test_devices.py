@@ -139,3 +139,15 @@ def test_temporaries_are_reused_while_memory_is_returned():
         del large
     if devices.can_reset_peak():
         assert with_it - after > 60 << 20
+
+
+def test_the_last_level_cache_is_the_largest(tmp_path):
+    for number, size in enumerate(("48K", "2M", "32768K", "unknown")):
+        (tmp_path / f"index{number}").mkdir()
+        (tmp_path / f"index{number}" / "size").write_text(f"{size}\n")
+    cpu = torch.device("cpu")
+    assert devices.last_level_cache(cpu, tmp_path) == 32 << 20
+    (tmp_path / "index3" / "size").write_text("1G\n")
+    assert devices.last_level_cache(cpu, tmp_path) == 1 << 30
+    assert devices.last_level_cache(cpu, tmp_path / "none") is None
+    assert devices.last_level_cache(cpu) is None or devices.last_level_cache(cpu) > 0

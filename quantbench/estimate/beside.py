@@ -8,17 +8,17 @@ Memory and a product are read once, just after the samples or before ab's first:
 """
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 
+from quantbench import devices
 from quantbench.errors import QuantbenchError
 from quantbench.estimate.machines import Speed, here, read_speed
 from quantbench.estimate.predict import Estimate, Figure, Machine, Request, pass_of, predict
 from quantbench.log import table
-from quantbench.run import bandwidth, why
-from quantbench.run.bandwidth import Bandwidth
+from quantbench.run import why
 from quantbench.run.energy import NO_COUNTER
 from quantbench.run.facts import Facts, Measured
 from quantbench.run.why import Expected
@@ -123,7 +123,7 @@ def why_not(facts: Facts) -> str | None:
         return "ranks share this machine, and its speed is not read meanwhile"
     if facts.experts is not None:
         return "experts lie in two tiers, and how often they are copied is not estimated"
-    cache = bandwidth.last_level_cache(torch.device(facts.device.type))
+    cache = devices.last_level_cache(torch.device(facts.device.type))
     read = facts.step_weight_bytes or facts.weight_bytes
     if cache is not None and read < cache:
         return (
@@ -144,13 +144,13 @@ def beside(measured: Measured, speed: Speed | None = None) -> Beside:
     return Beside(why_not=reason, sentences=[f"no estimate: {reason}"])
 
 
-def expected(facts: Facts, reader: Bandwidth | None = None, speed: Speed | None = None) -> Expected:
+def expected(facts: Facts, speed: Callable[[], Speed] | None = None) -> Expected:
     """The estimate of a run, before it; nothing for one that memory's speed says nothing of.
-    reader: of the device's memory, if there is one. speed: as in `beside`."""
+    speed: gives that of this machine, if an estimate needs it; it is read anew if not given."""
     if why_not(facts) is not None:
         return Expected()
     try:
-        machine = _machine(facts, speed, reader)
+        machine = _machine(facts, speed() if speed else None)
         request = _request(facts)
         estimate, limit = predict(request, machine), _limit(facts, machine, request)
     except QuantbenchError as error:
@@ -160,10 +160,10 @@ def expected(facts: Facts, reader: Bandwidth | None = None, speed: Speed | None 
     return Expected(figures, limit)
 
 
-def _machine(facts: Facts, speed: Speed | None, reader: Bandwidth | None = None) -> Machine:
+def _machine(facts: Facts, speed: Speed | None) -> Machine:
     device = torch.device(facts.device.type)
     precision: torch.dtype = getattr(torch, facts.config.precision)
-    return here(device, precision, speed or read_speed(device, precision, reader))
+    return here(device, precision, speed or read_speed(device, precision))
 
 
 def _request(facts: Facts) -> Request:

@@ -32,7 +32,7 @@ from quantbench.models.config import ModelConfig
 from quantbench.models.formats.saved import SavedExperts
 from quantbench.models.llama import Transformer
 from quantbench.models.loading import Stages
-from quantbench.models.mixtral import Mixtral, MixtureOfExperts
+from quantbench.models.mixtral import Mixtral, MixtureOfExperts, elsewhere_of
 from quantbench.quantize.registry import with_weight
 from quantbench.text import size
 
@@ -215,8 +215,6 @@ def _moved(layer: nn.Module) -> nn.Module:
 
 def tiers_of(model: Transformer) -> Tiers | None:
     """The tiers of a model's experts; None if all are in one memory."""
-    for module in model.modules():
-        if isinstance(module, MixtureOfExperts) and isinstance(module.elsewhere, TieredLayer):
-            store = module.elsewhere.store
-            return store if isinstance(store, Tiers) else None
-    return None
+    layer = elsewhere_of(model)
+    store = layer.store if isinstance(layer, TieredLayer) else None
+    return store if isinstance(store, Tiers) else None

@@ -1,10 +1,8 @@
 """How fast this device reads memory: the speed limit of decoding one row."""
 
-import contextlib
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
@@ -13,22 +11,8 @@ from quantbench.errors import KernelError
 from quantbench.ops.cpu import bandwidth as cpu
 
 BYTES = 1 << 30  # read in each measurement; with 256 MB, a cache of 480 MB kept a part of them
-CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 REPEATS = 3  # readings, of which `measure` returns the median
 TORCH, OURS = "torch.amax", "quantbench::cpu_read"  # the ops that can read
-
-
-def last_level_cache(device: torch.device, root: Path = CACHES) -> int | None:
-    """Bytes of the largest cache that a core of the processor, or a card, has; None where the
-    system does not tell."""
-    if device.type == "cuda" and torch.cuda.is_available():
-        return int(torch.cuda.get_device_properties(device).L2_cache_size)
-    sizes = []
-    for file in root.glob("index*/size"):
-        with contextlib.suppress(OSError, ValueError):
-            text = file.read_text().strip()
-            sizes.append(int(text[:-1]) * {"K": 1 << 10, "M": 1 << 20}.get(text[-1], 1))
-    return max(sizes, default=None) if device.type == "cpu" else None
 
 
 class Bandwidth:

@@ -12,7 +12,7 @@ not know (`why_not_fused`).
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -33,7 +33,13 @@ from quantbench.models.llama import (
     frequencies,
     rotation,
 )
-from quantbench.models.mixtral import JointNorm, Mixtral, MixtureOfExperts, stack_experts
+from quantbench.models.mixtral import (
+    JointNorm,
+    Mixtral,
+    MixtureOfExperts,
+    elsewhere_of,
+    stack_experts,
+)
 from quantbench.models.tensor_parallel import kind_of, split_of
 from quantbench.ops.cpu import build, step
 from quantbench.ops.kv import WRITTEN_BY_STEPS
@@ -111,12 +117,8 @@ def compiles_anyway(config: RunConfig, architecture: ModelConfig, device: torch.
 
 def compiles(model: Transformer) -> bool:
     """Whether torch.compile makes one graph of a decoding step (models/mixture.py)."""
-    two_tiers = any(
-        isinstance(module, MixtureOfExperts) and module.elsewhere is not None
-        for module in model.modules()
-    )
     device = model.tok_embeddings.weight.device.type
-    return mixture.compiles(model.config.mixture, device, two_tiers)
+    return mixture.compiles(model.config.mixture, device, elsewhere_of(model) is not None)
 
 
 def may_be_fused(layer: nn.Module) -> bool:
@@ -305,19 +307,13 @@ class CpuStep:
 
 def _moving(model: Transformer) -> "Fused | None":
     """What brings experts into fast memory while a step runs; None: all of them stay there."""
-    for module in model.modules():
-        if isinstance(module, MixtureOfExperts) and module.elsewhere is not None:
-            store = cast("TieredLayer", module.elsewhere).store
-            return cast("Fused | None", getattr(store, "fused", None))
-    return None
+    layer = elsewhere_of(model)
+    if layer is None:
+        return None
+    return cast("Fused | None", getattr(cast("TieredLayer", layer).store, "fused", None))
 
 
 DECODERS = (CpuStep.name, Modules.name)  # fastest first
-
-
-def fused_step(decoder: Decoder) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """A decoder's step if it is one op; otherwise None."""
-    return decoder.step if isinstance(decoder, CpuStep) else None
 
 
 @torch.compiler.nested_compile_region

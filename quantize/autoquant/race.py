@@ -14,7 +14,6 @@ import time
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -88,7 +87,8 @@ def race(
         limit = too_slow * min((one.seconds for one in heats.values()), default=0.0)
         results |= heats
         calls = {i: call for i, call in calls.items() if heats[i].seconds <= limit}
-    cache, size = last_level_cache(x.device), sum(module_bytes(layers[i]) for i in calls)
+    cache = devices.last_level_cache(x.device) or CACHE_IF_UNKNOWN
+    size = sum(module_bytes(layers[i]) for i in calls)
     least = 1 if x.device.type == "cpu" else DEVICE_COPIES
     number = copies(size, cache, devices.free_memory(x.device) or MAX_COPY_BYTES, least)
     runs: dict[int, Run] = {}
@@ -197,13 +197,3 @@ def copies(size: int, cache: int, free: int, least: int = 1) -> int:
 
 def module_bytes(module: nn.Module) -> int:
     return sum(map(devices.stored_bytes, module.parameters()))
-
-
-def last_level_cache(device: torch.device, root: Path = Path("/sys/devices/system/cpu")) -> int:
-    """Bytes of the device's largest cache; CACHE_IF_UNKNOWN where the system does not say."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).L2_cache_size
-    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-    found = [path.read_text().strip() for path in root.glob("cpu0/cache/index*/size")]
-    sizes = [int(size[:-1]) * units[size[-1]] for size in found if size[:-1].isdigit()]
-    return max(sizes, default=CACHE_IF_UNKNOWN) if device.type == "cpu" else CACHE_IF_UNKNOWN

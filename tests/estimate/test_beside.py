@@ -11,7 +11,6 @@ from quantbench.estimate.machines import Speed, here
 from quantbench.estimate.predict import predict
 from quantbench.log.table import Estimates, estimates
 from quantbench.models.presets import preset
-from quantbench.run.bandwidth import last_level_cache
 from quantbench.run.facts import Device, Measured, Peaks, Ready, Sample
 from quantbench.run.why import Expected
 from quantbench.typed_json import from_json, to_json
@@ -42,7 +41,7 @@ def measured(step=0.05, **changes):
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch):
-    monkeypatch.setattr("quantbench.run.bandwidth.last_level_cache", lambda device: 32 << 20)
+    monkeypatch.setattr("quantbench.devices.last_level_cache", lambda device: 32 << 20)
     monkeypatch.setattr("quantbench.run.energy.power_limit", lambda: None)
 
 
@@ -66,7 +65,7 @@ def test_the_share_of_what_memory_allows():
 
 
 def test_the_speed_is_read_for_a_report(monkeypatch):
-    monkeypatch.setattr(module, "read_speed", lambda device, precision, reader: SPEED)
+    monkeypatch.setattr(module, "read_speed", lambda device, precision: SPEED)
     report = report_of(measured())
     assert report.estimate == beside(measured(), SPEED)
     assert report.reasons[-2:] == report.estimate.sentences
@@ -94,17 +93,9 @@ def test_a_model_in_the_processor_s_caches_has_no_estimate(monkeypatch):
     assert expected(facts) == Expected()
 
 
-def test_the_last_level_cache_is_the_largest(tmp_path):
-    for number, size in enumerate(("48K", "2M", "32768K", "unknown")):
-        (tmp_path / f"index{number}").mkdir()
-        (tmp_path / f"index{number}" / "size").write_text(f"{size}\n")
-    assert last_level_cache(torch.device("cpu"), tmp_path) == 32 << 20
-    assert last_level_cache(torch.device("cpu"), tmp_path / "none") is None
-
-
 def test_what_is_expected_before_a_run():
     """The same figures as beside it, and its limit."""
-    before, after = expected(measured().facts, speed=SPEED), beside(measured(), SPEED)
+    before, after = expected(measured().facts, lambda: SPEED), beside(measured(), SPEED)
     assert before.figures == {name: one.estimated for name, one in after.figures.items()}
     assert before.limit.bytes_per_s == 50e9 and before.why_not is None
     assert before.limit.share(0.05) == after.share_of_limit

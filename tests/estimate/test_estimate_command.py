@@ -76,7 +76,7 @@ def test_the_speed_of_this_machine_is_read(monkeypatch):
 
 def test_a_model_in_the_processor_s_caches_is_warned_of(machine, monkeypatch):
     """On every line."""
-    monkeypatch.setattr("quantbench.run.bandwidth.last_level_cache", lambda device: 64 << 20)
+    monkeypatch.setattr("quantbench.devices.last_level_cache", lambda device: 64 << 20)
     result = run("estimate", "--checkpoint_path", "tiny")
     assert result.exit_code == 0, result.output
     mark = "fit into the last-level cache of 67.11 MB: steps may be several times as fast"

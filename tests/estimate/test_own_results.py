@@ -28,7 +28,7 @@ KINDS = ["prompt", "token", "run", "memory"]
 
 def written(path, monkeypatch, **changes):
     """Two lines of generate.py --output_json_path, of runs on an invented machine."""
-    monkeypatch.setattr("quantbench.run.bandwidth.last_level_cache", lambda device: None)
+    monkeypatch.setattr("quantbench.devices.last_level_cache", lambda device: None)
     monkeypatch.setattr("quantbench.run.energy.power_limit", lambda: 65.0)
     energy = Energy("a counter", 22.0, 25.0, 1.0, 3.0, 1, 0.01)
     for step in (0.05, 0.06):

@@ -10,7 +10,6 @@ from quantbench.estimate import machines
 from quantbench.estimate.predict import Estimate, Machine, Request
 from quantbench.models.config import ModelConfig
 from quantbench.models.loading import load_config
-from quantbench.run import bandwidth
 from quantbench.text import size
 
 HERE = "here"
@@ -27,7 +26,7 @@ def machine_of(device: str, precision: str = "bfloat16") -> Machine:
 
 def check_cache(estimate: Estimate, machine: Machine) -> list[str]:
     """A warning where the model lies in this machine's caches, whose speed is not read."""
-    cache = bandwidth.last_level_cache(machine.device) if machine.is_cpu else None
+    cache = devices.last_level_cache(machine.device) if machine.is_cpu else None
     weights = max(memory.weights for memory in estimate.memory.values())
     if cache is None or weights >= cache:
         return []

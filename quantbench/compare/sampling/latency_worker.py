@@ -169,13 +169,12 @@ class LatencyWorker:
             self.plan, config=config, prompt=ids, cache_size=self.generator.cache_size
         )
         facts = facts_of(plan, self.generator, self.kernels)  # for which all ranks meet
-        if beside.why_not(facts) is not None:
-            return None
-        try:
+
+        def speed() -> machines.Speed:
             self.speed = self.speed or machines.read_speed(plan.device, plan.precision)
-        except MemoryShortage:
-            return None
-        return beside.expected(facts, speed=self.speed).figures
+            return self.speed
+
+        return beside.expected(facts, speed).figures
 
     def runs(self, count: int, seconds: float, metered: bool = False) -> Runs:
         """So many runs of the cell; fewer, at least one, if they take longer than `seconds`.

@@ -57,6 +57,7 @@ from quantbench.typed_json import from_json, to_json
 
 if TYPE_CHECKING:
     from quantbench.compare.sampling.layer_timing import Products
+    from quantbench.estimate.machines import Speed
     from quantbench.run.bandwidth import Bandwidth
     from quantbench.run.loading import Loaded
     from quantbench.run.plan import Plan
@@ -74,6 +75,7 @@ class Worker:
     one_sample: OneSample
     seconds: dict[str, float]  # of the process, by phase of its start
     probe: Bandwidth | None = None
+    speed: Speed | None = None  # of this machine, if it was read
     timer: Products | None = None
 
     def load(
@@ -200,9 +202,18 @@ class Worker:
     def expected(self, run: Facts) -> Expected:
         """What is estimated of a run. It is for a worker that measures no memory: the estimator and
         its libraries take 38 MB, and generate.py imports them only when its samples are taken."""
-        from quantbench.estimate.beside import expected
+        import torch
 
-        return expected(run, self._reader(run.device.type))
+        from quantbench.estimate import beside, machines
+
+        def speed() -> machines.Speed:
+            if self.speed is None:  # once: a reading takes as long as some samples
+                kind, precision = run.device.type, getattr(torch, run.config.precision)
+                reader = self._reader(kind)
+                self.speed = machines.read_speed(torch.device(kind), precision, reader)
+            return self.speed
+
+        return beside.expected(run, speed)
 
     def bandwidth(self, device: str) -> Reading:
         probe = self._reader(device)
