@@ -22,6 +22,7 @@ from quantbench.run import loading
 from quantbench.run.plan import make_plan
 from quantbench.run.sizes import expert_bytes
 from tests.experts.small import CPU
+from tests.test_refusals import only_error
 
 SHORT = ("--num_samples", "2", "--max_new_tokens", "4", "--device", "cpu", "--threads", "1")
 DECODER = "modules" if build.refusal() else "cpu-step"
@@ -37,14 +38,6 @@ def place(tmp_path, monkeypatch):
 
 def run(*words):
     return CliRunner().invoke(generate, [*TIERED, "--expert_folder", "slow", *words])
-
-
-def only_error(result):
-    lines = result.stderr.splitlines()
-    errors = [line for line in lines if line.startswith("error: ")]
-    assert len(errors) == 1 and lines[-1] == errors[0], result.stderr
-    assert "Traceback" not in result.output
-    return errors[0]
 
 
 def expert_megabytes():

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 
 from quantbench.kv_cache import CACHES
 from quantbench.ops.cpu import attention
@@ -272,20 +273,16 @@ def test_two_calls_at_once():
 @NEEDS_COMPILER
 def test_compiles_once_however_the_position_moves():
     query, key, value = problem(2, 8, 2, 200, 64, torch.bfloat16, "int8")
-    compilations = []
-
-    def counting(graph, inputs):
-        compilations.append(graph)
-        return graph.forward
+    compiler = CompileCounter()
 
     def step(query, first, count):
         return attention.decode_attention(query * 2, key, value, first, count) + 1
 
-    compiled = torch.compile(step, fullgraph=True, backend=counting)
+    compiled = torch.compile(step, fullgraph=True, backend=compiler)
     for position in (1, 5, 64, 200):
         first, count = torch.tensor([0, position - 1]), torch.tensor([position, 3])
         assert torch.equal(compiled(query, first, count), step(query, first, count))
-    assert len(compilations) == 1
+    assert compiler.frame_count == 1
 
 
 @NEEDS_COMPILER

@@ -3,6 +3,7 @@ CUDA graphs; and whether it compiles for a GPU. Its numbers: test_decode_attenti
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 
 from quantbench.kv_cache import CACHES
 from quantbench.ops.attend import attend
@@ -94,20 +95,16 @@ def test_the_operator_keeps_its_promises_to_the_compiler(device):
     arguments = (query, key.codes, key.scale, value.codes, value.scale, *where, "int4")
     torch.library.opcheck(torch.ops.quantbench.triton_decode_attention.default, arguments)
 
-    graphs = []
-
-    def counting(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
+    compiler = CompileCounter()
 
     def step(query, first, count):
         return attention.decode_attention(query * 2, key, value, first, count) + 1
 
-    compiled = torch.compile(step, fullgraph=True, backend=counting)
+    compiled = torch.compile(step, fullgraph=True, backend=compiler)
     for position in (1, 5, 20):
         where[1].fill_(position)
         assert torch.equal(compiled(query, *where), step(query, *where))
-    assert len(graphs) == 1
+    assert compiler.frame_count == 1
 
 
 @DEVICES
