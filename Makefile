@@ -31,7 +31,8 @@ demo: .venv/installed
 	rm -rf $(DEMO)
 	mkdir $(DEMO)
 	echo "Four schemes on the shape of TinyLlama 1.1B, its first 4 layers, with random weights;" >&2
-	echo "their quality on the embedded model. About two minutes, all of it into $(DEMO)/" >&2
+	echo "their quality on the embedded model. About two minutes, all of it into $(DEMO)/; the first" >&2
+	echo "time about one more, to compile the C++ kernels." >&2
 	$(PY) -m quantbench ab --checkpoint_path dummy:TinyLlama-1.1B-Chat-v1.0 --num_layers 4 \
 	  --arm "--quantization none" --arm "--quantization int8wo" \
 	  --arm "--quantization int4wo-64" --arm "--quantization uintx-2-64" \
