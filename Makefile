@@ -1,7 +1,7 @@
 # make demo: set up and run the main job.  make test: set up and run every test;
 # make test-fast: those that take two minutes together.
-# ARGS reaches pytest, or ab in make demo: make test ARGS="-k kv_cache"; ARGS="-n 0 --pdb" runs the
-# tests in one process.
+# ARGS reaches pytest, and DEMO_ARGS make demo's ab: make test ARGS="-k kv_cache"; ARGS="-n 0 --pdb" runs
+# the tests in one process.
 SHELL := bash
 PYTHON ?= python3
 PY := .venv/bin/python
@@ -37,7 +37,7 @@ demo: .venv/installed
 	  --arm "--quantization none" --arm "--quantization int8wo" \
 	  --arm "--quantization int4wo-64" --arm "--quantization uintx-2-64" \
 	  --processes 2 --max_minutes 0.7 \
-	  --output $(DEMO) --write_result $(DEMO)/log.txt $(ARGS)
+	  --output $(DEMO) --write_result $(DEMO)/log.txt $(DEMO_ARGS)
 	echo; echo "The report: $(DEMO)/$$(ls $(DEMO) | grep -x report.html || echo report.md)"
 	echo "Your own model: .venv/bin/quantbench ab --checkpoint_path PATH --compile --arms all"
 

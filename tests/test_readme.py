@@ -47,7 +47,7 @@ def test_make_demo(clone):
     identity = ["-c", "user.name=somebody", "-c", "user.email=somebody@example.org"]
     for command in (["init", "-q"], ["add", "--all"], ["commit", "-q", "-m", "a fresh clone"]):
         subprocess.run(["git", *identity, *command], cwd=clone, check=True)
-    done = make(clone, "demo", "ARGS=--num_layers 1 --max_minutes 0.1 --tokens 512")
+    done = make(clone, "demo", "DEMO_ARGS=--num_layers 1 --max_minutes 0.1 --tokens 512")
     assert done.returncode == 0, done.stderr
     schemes = ["none", "int8wo", "int4wo-64", "uintx-2-64"]
     for scheme in schemes:
