@@ -7,10 +7,10 @@ import dataclasses
 
 import numpy as np
 
+from quantbench.bench.answers import LayerSqnr, NoQuality, Quality, Reading
 from quantbench.compare.figures import timings
 from quantbench.compare.figures.contrasts import fit
 from quantbench.compare.figures.plan import Plan
-from quantbench.compare.sampling.answers import LayerSqnr, NoQuality, Quality, Reading
 from quantbench.compare.sampling.results import ArmResult, ArmSample, Results, Settings
 from quantbench.log.about import About
 from quantbench.models.config import ModelConfig

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from quantbench.compare.sampling.answers import ArmFacts
+from quantbench.bench.answers import ArmFacts
 from quantbench.log.config import RunConfig
 from quantbench.models.config import ModelConfig
 from quantbench.run.environment import Environment

@@ -12,8 +12,8 @@ import random
 import time as real_time
 from dataclasses import dataclass, field
 
-from quantbench.compare.sampling.answers import LogitsFile, Quality, QualityAnswer
-from quantbench.compare.sampling.process import WorkerFailed
+from quantbench.bench.answers import LogitsFile, Quality, QualityAnswer
+from quantbench.bench.process import WorkerFailed
 from quantbench.log.config import parse
 from quantbench.run.energy import Energy
 from quantbench.typed_json import from_json, to_json
@@ -92,7 +92,7 @@ class Clock:
 
 
 class FakeProcess:
-    """As compare.sampling.process.Process."""
+    """As bench.process.Process."""
 
     def __init__(self, world, number):
         self.world, self.number, self.saved = world, number, None

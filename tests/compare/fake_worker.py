@@ -11,7 +11,7 @@ import random
 import signal
 import sys
 
-from quantbench.compare.sampling.answers import LogitsFile, Quality, QualityAnswer
+from quantbench.bench.answers import LogitsFile, Quality, QualityAnswer
 from quantbench.log.config import parse
 from quantbench.typed_json import to_json
 from tests.compare.facts import arm_facts

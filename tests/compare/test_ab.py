@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from quantbench.__main__ import commands
+from quantbench.bench.answers import Planned
+from quantbench.bench.arm import make_arms
 from quantbench.compare.commands import ab as command
-from quantbench.compare.sampling.answers import Planned
-from quantbench.compare.sampling.arm import make_arms
 from quantbench.compare.sampling.results import Results, Settings
 from quantbench.errors import MemoryShortage, QuantbenchError
 from quantbench.log import log
@@ -352,7 +352,7 @@ def test_ctrl_c_and_sigterm_end_with_the_results_so_far(tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_worker_that_waits_burns_nothing():
-    from quantbench.compare.sampling.process import Process
+    from quantbench.bench.process import Process
 
     worker = Process()
     try:
@@ -498,7 +498,7 @@ def test_a_scheme_that_the_model_cannot_take_is_no_arm(monkeypatch, capsys):
 
 
 def test_the_worker_knows_what_runs_here():
-    from quantbench.compare.sampling.worker import Worker
+    from quantbench.bench.worker import Worker
 
     schemes = Worker().schemes(["--device", "cpu"]).schemes
     assert {"none", "int8wo", "fp6", "uintx-2-64", "autoquant"} <= set(schemes)
@@ -509,7 +509,7 @@ def test_the_worker_knows_what_runs_here():
 def test_the_energy_of_an_arm_is_counted_before_its_samples(monkeypatch):
     """A sample of 3 J, from which the idle machine's 5 W are subtracted. Samples that are timed are
     not repeated for it."""
-    from quantbench.compare.sampling.worker import Worker
+    from quantbench.bench.worker import Worker
 
     idle = 5.0
     meter = Meter(Counter(), idle, torch.device("cpu"), ALONE)
@@ -526,7 +526,7 @@ def test_the_energy_of_an_arm_is_counted_before_its_samples(monkeypatch):
 
 def test_an_arm_too_large_for_the_machine_is_told_from_one_without_room(monkeypatch):
     """The one fails, for the other the arms beside it make room."""
-    from quantbench.compare.sampling.worker import NeverFits, Worker
+    from quantbench.bench.worker import NeverFits, Worker
 
     monkeypatch.setattr("quantbench.devices.free_memory", lambda device: 300_000_000)
     arguments = ["--device", "cpu", "--cache_size", "100000"]  # 512 MB of bfloat16 keys and values

@@ -14,12 +14,12 @@ import torch.nn.functional as F
 from click.testing import CliRunner
 from scipy import stats
 
+from quantbench.bench.answers import LogitsFile
 from quantbench.compare.commands.quality import quality
 from quantbench.compare.fidelity import decode_check
 from quantbench.compare.fidelity import reference_logits as kept
 from quantbench.compare.fidelity.layer_sqnr import sqnr, sqnr_of_layers
 from quantbench.compare.fidelity.scores import Logits, embedded, quick, score, summary
-from quantbench.compare.sampling.answers import LogitsFile
 from quantbench.errors import KernelError, UsageError
 from quantbench.generate import Generator
 from quantbench.log.config import RunConfig, parse

@@ -8,20 +8,20 @@ import re
 import pytest
 from click.testing import CliRunner
 
-from quantbench.compare.commands import ab
-from quantbench.compare.commands import recommend as command
-from quantbench.compare.figures.choices import Limits
-from quantbench.compare.figures.rows import rows
-from quantbench.compare.limit_options import limits, size_of
-from quantbench.compare.output import tables
-from quantbench.compare.sampling.answers import (
+from quantbench.bench.answers import (
     DecodeCheck,
     LogitsFile,
     Quality,
     QualityAnswer,
     SchemeNames,
 )
-from quantbench.compare.sampling.arm import make_arms
+from quantbench.bench.arm import make_arms
+from quantbench.compare.commands import ab
+from quantbench.compare.commands import recommend as command
+from quantbench.compare.figures.choices import Limits
+from quantbench.compare.figures.rows import rows
+from quantbench.compare.limit_options import limits, size_of
+from quantbench.compare.output import tables
 from quantbench.compare.sampling.comparison import Comparison
 from quantbench.compare.sampling.results import Results, Settings
 from quantbench.errors import UsageError

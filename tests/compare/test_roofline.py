@@ -11,6 +11,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from quantbench.bench.answers import Product, Reading, Shape, ShapeTimings
 from quantbench.compare.commands import growth as growth_module
 from quantbench.compare.commands.growth import growth
 from quantbench.compare.commands.roofline import layer_rows, model_remarks, roofline, with_stock
@@ -18,7 +19,6 @@ from quantbench.compare.figures import decode_limit as whole
 from quantbench.compare.figures.interval import Interval
 from quantbench.compare.figures.limits import over, share, step_bytes
 from quantbench.compare.output.lines import draw
-from quantbench.compare.sampling.answers import Product, Reading, Shape, ShapeTimings
 from quantbench.compare.sampling.layer_timing import Stack, kernels, shapes
 from quantbench.compare.sampling.results import ArmResult, ArmSample, Results, Settings
 from quantbench.log.config import RunConfig

@@ -12,14 +12,14 @@ import sys
 import pytest
 from click.testing import CliRunner
 
+from quantbench.bench.answers import Planned, PlannedRuns
+from quantbench.bench.process import WorkerFailed
+from quantbench.bench.worker import Worker
 from quantbench.compare.commands import ab
 from quantbench.compare.commands import tune as command
-from quantbench.compare.sampling.answers import Planned, PlannedRuns
 from quantbench.compare.sampling.comparison import Comparison
 from quantbench.compare.sampling.grid import DEFAULT, MOST_SETTINGS, group, read_grid, said
-from quantbench.compare.sampling.process import WorkerFailed
 from quantbench.compare.sampling.results import Results
-from quantbench.compare.sampling.worker import Worker
 from quantbench.errors import QuantbenchError, UsageError
 from quantbench.generate import make_generator
 from quantbench.log.config import RunConfig, parse

@@ -19,6 +19,9 @@ from typing import Any
 import click
 
 from quantbench import files
+from quantbench.bench.answers import PlannedRuns, SchemeNames
+from quantbench.bench.arm import NOT_IN_ARMS, Arm, every_scheme, make_arms, read_arms
+from quantbench.bench.process import Process
 from quantbench.cli import Command, OptionOfOptions, say
 from quantbench.compare.arguments import refuse_beside, split_precision
 from quantbench.compare.figures.choices import Limits
@@ -28,10 +31,7 @@ from quantbench.compare.figures.rows import best_of, rows
 from quantbench.compare.limit_options import limit_options, limits
 from quantbench.compare.output import html as page
 from quantbench.compare.output import tables as report
-from quantbench.compare.sampling.answers import PlannedRuns, SchemeNames
-from quantbench.compare.sampling.arm import NOT_IN_ARMS, Arm, every_scheme, make_arms, read_arms
 from quantbench.compare.sampling.comparison import SAMPLES, SAMPLES_IN_TURN, Comparison
-from quantbench.compare.sampling.process import Process
 from quantbench.compare.sampling.results import FILE, MOST_BESIDE, Results, Settings
 from quantbench.compare.sampling.schedule import PROCESSES, PROCESSES_OF_MANY
 from quantbench.errors import LogError, QuantbenchError, UsageError

@@ -22,6 +22,8 @@ from pathlib import Path
 import click
 
 from quantbench import files
+from quantbench.bench import process
+from quantbench.bench.process import Process
 from quantbench.cli import Command, say
 from quantbench.compare.arguments import names_of
 from quantbench.compare.figures.block_errors import LEAST_BLOCKS
@@ -32,9 +34,7 @@ from quantbench.compare.figures.readings import caveats, is_limit, median, span
 from quantbench.compare.output.columns import Columns, aligned, interval, number
 from quantbench.compare.peers import packages as peer_packages
 from quantbench.compare.peers.work import Work
-from quantbench.compare.sampling import process
 from quantbench.compare.sampling.comparison import Comparison
-from quantbench.compare.sampling.process import Process
 from quantbench.compare.sampling.results import (
     ArmResult,
     Results,

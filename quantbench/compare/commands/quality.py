@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quantbench import files
+from quantbench.bench.answers import Quality
+from quantbench.bench.arm import NOT_IN_ARMS
 from quantbench.cli import Command, quiet, say
 from quantbench.compare.fidelity.defaults import LEGEND, TOKENS, described
 from quantbench.compare.fidelity.tasks import find
 from quantbench.compare.figures.interval import Interval
-from quantbench.compare.sampling.answers import Quality
-from quantbench.compare.sampling.arm import NOT_IN_ARMS
 from quantbench.compare.sampling.results import report_output, write_json
 from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig, options

@@ -16,6 +16,8 @@ from typing import Any
 
 import click
 
+from quantbench.bench.answers import PlannedRuns
+from quantbench.bench.process import Process
 from quantbench.cli import say
 from quantbench.compare.arguments import refuse_beside, split_precision
 from quantbench.compare.commands import ab
@@ -24,10 +26,8 @@ from quantbench.compare.figures.row import Row
 from quantbench.compare.figures.tuning import answer
 from quantbench.compare.limit_options import limit_options, limits
 from quantbench.compare.output import tables, tune_tables
-from quantbench.compare.sampling.answers import PlannedRuns
 from quantbench.compare.sampling.comparison import SAMPLES, SAMPLES_IN_TURN
 from quantbench.compare.sampling.grid import Setting, Tuned, group, read_grid, said
-from quantbench.compare.sampling.process import Process
 from quantbench.compare.sampling.results import Results, Settings
 from quantbench.errors import UsageError
 from quantbench.log import log

@@ -14,7 +14,7 @@ import math
 import torch
 from torch import Tensor
 
-from quantbench.compare.sampling.answers import DecodeCheck
+from quantbench.bench.answers import DecodeCheck
 from quantbench.generate import Generator
 from quantbench.models.llama import Transformer
 from quantbench.run.plan import Plan

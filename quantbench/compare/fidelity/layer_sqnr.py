@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quantbench.compare.sampling.answers import LayerSqnr
+from quantbench.bench.answers import LayerSqnr
 from quantbench.models import build
 from quantbench.models.llama import Transformer
 from quantbench.models.loading import load_model

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
+from quantbench.bench.answers import LayerSqnr, Quality
 from quantbench.compare.fidelity import decode_check, harness
 from quantbench.compare.fidelity.layer_sqnr import sqnr_of_layers
 from quantbench.compare.fidelity.reference_logits import reference
 from quantbench.compare.fidelity.scores import score, summary, through_cache, token_ids, window
 from quantbench.compare.fidelity.tasks import Tasks
-from quantbench.compare.sampling.answers import LayerSqnr, Quality
 from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig
 from quantbench.log.origin import git_commit, versions

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from quantbench import files
+from quantbench.bench.answers import LogitsFile, Quality
 from quantbench.compare.fidelity.scores import Logits, score, summary, through_cache
-from quantbench.compare.sampling.answers import LogitsFile, Quality
 from quantbench.errors import LogError
 from quantbench.log.config import RunConfig
 from quantbench.run.loading import load

@@ -18,18 +18,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quantbench import files
-from quantbench.compare.fidelity import decode_check
-from quantbench.compare.fidelity.defaults import CONTEXT, EMBEDDED_MODEL
-from quantbench.compare.fidelity.layer_sqnr import sqnr_of_layers
-from quantbench.compare.figures import block_errors
-from quantbench.compare.figures.block_errors import block_mean
-from quantbench.compare.sampling.answers import (
+from quantbench.bench.answers import (
     LayerSqnr,
     LogitsFile,
     NoQuality,
     Quality,
     QualityAnswer,
 )
+from quantbench.compare.fidelity import decode_check
+from quantbench.compare.fidelity.defaults import CONTEXT, EMBEDDED_MODEL
+from quantbench.compare.fidelity.layer_sqnr import sqnr_of_layers
+from quantbench.compare.figures import block_errors
+from quantbench.compare.figures.block_errors import block_mean
 from quantbench.errors import KernelError, UsageError
 from quantbench.generate import Generator
 from quantbench.log.config import RunConfig

@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Sequence
 
-from quantbench.compare.sampling.answers import Reading
+from quantbench.bench.answers import Reading
 
 
 def median(readings: Sequence[Reading]) -> float:

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from quantbench.bench.answers import Peaks
 from quantbench.compare.figures.interval import Interval, Ratio, SpeedUp
-from quantbench.compare.sampling.answers import Peaks
 from quantbench.typed_json import omitted
 
 Verdict = Literal[

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from quantbench.bench.answers import ArmFacts, NoQuality, Quality, Reading
 from quantbench.compare.figures import timings
 from quantbench.compare.figures.contrasts import Fit, contrasts, fit
 from quantbench.compare.figures.families import (
@@ -25,7 +26,6 @@ from quantbench.compare.figures.plan import shown
 from quantbench.compare.figures.readings import is_limit, median
 from quantbench.compare.figures.row import Row
 from quantbench.compare.figures.why import reasons
-from quantbench.compare.sampling.answers import ArmFacts, NoQuality, Quality, Reading
 from quantbench.compare.sampling.results import ArmResult, Results
 from quantbench.log.config import repro
 from quantbench.run.energy import Energy, NotCounted, pooled

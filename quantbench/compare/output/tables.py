@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from quantbench.bench.answers import Quality
 from quantbench.compare.fidelity.defaults import LEGEND, described
 from quantbench.compare.figures.families import FALSE_VERDICTS
 from quantbench.compare.figures.readings import caveats, span
@@ -15,7 +16,6 @@ from quantbench.compare.output import html as page
 from quantbench.compare.output import pareto as picture
 from quantbench.compare.output.columns import Columns, aligned, interval, number, size, with_error
 from quantbench.compare.output.documents import table
-from quantbench.compare.sampling.answers import Quality
 from quantbench.compare.sampling.results import FILE, MOST_BESIDE, Results
 from quantbench.errors import LogError
 from quantbench.log import shell

@@ -18,9 +18,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from quantbench.bench import process
+from quantbench.bench.process import WorkerFailed
 from quantbench.compare.progress import Progress, duration
-from quantbench.compare.sampling import process
-from quantbench.compare.sampling.process import WorkerFailed
 from quantbench.compare.sampling.results import MOST_BESIDE, Results
 from quantbench.compare.sampling.schedule import Schedule
 from quantbench.compare.sampling.workers import Command, DoesNotFit, Workers

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from quantbench import files
+from quantbench.bench.answers import ArmFacts, NoQuality, Quality, Reading, TimedSample
+from quantbench.bench.arm import Arm
 from quantbench.compare.fidelity.defaults import TOKENS
 from quantbench.compare.figures.choices import Recommendation, TuneAnswer
 from quantbench.compare.figures.plan import Look, Plan
-from quantbench.compare.sampling.answers import ArmFacts, NoQuality, Quality, Reading, TimedSample
-from quantbench.compare.sampling.arm import Arm
 from quantbench.errors import LogError, UsageError
 from quantbench.log.about import About, about
 from quantbench.log.config import argv

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from quantbench.compare.sampling import process, ranks
-from quantbench.compare.sampling.answers import (
+from quantbench.bench import process, ranks
+from quantbench.bench.answers import (
     ArmFacts,
     LogitsFile,
     NoQuality,
@@ -23,7 +23,7 @@ from quantbench.compare.sampling.answers import (
     Reading,
     TimedSample,
 )
-from quantbench.compare.sampling.process import Process, WorkerFailed
+from quantbench.bench.process import Process, WorkerFailed
 from quantbench.compare.sampling.results import ArmResult, ArmSample, Results
 from quantbench.errors import UsageError
 from quantbench.log.config import parse

@@ -1,6 +1,6 @@
 """One arm in a process of its own: it loads a model, warms up, and takes a sample when asked.
 
-    python -m quantbench.compare.sampling.worker        # one JSON object a line in, one a line out
+    python -m quantbench.bench.worker        # one JSON object a line in, one a line out
 
     {"do": "load", "argv": ["--quantization", "int8wo"], "saved": null, "headroom": 0, "others": 0}
     {"do": "quality", "tokens": 2048, "text": null, "reference": null, "keep": "logits"}
@@ -15,7 +15,7 @@
 
 Each is answered by {"did": …} or {"failed": why, "kind": memory, usage, refused or other}.
 Arguments and answers are JSON of the types in the signature of the worker's method
-(compare/sampling/answers.py).
+(bench/answers.py).
 Between requests the worker waits for its input and takes no processor time; at the end of its
 input, as when the coordinator has ended, it exits at once.
 """
@@ -32,9 +32,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from quantbench.cli import explained, quiet, say
-from quantbench.compare.sampling import ranks
-from quantbench.compare.sampling.answers import (
+from quantbench.bench import ranks
+from quantbench.bench.answers import (
     ArmFacts,
     Layers,
     LogitsFile,
@@ -46,6 +45,7 @@ from quantbench.compare.sampling.answers import (
     ShapeTimings,
     TimedSample,
 )
+from quantbench.cli import explained, quiet, say
 from quantbench.errors import KernelError, MemoryShortage, QuantbenchError, UsageError
 from quantbench.log.config import parse
 from quantbench.run import environment, launch, measure
@@ -313,7 +313,7 @@ def _age() -> float:
 def serve(worker: object) -> None:
     """Answer requests until there are no more, each by the worker's method of that name.
 
-    In a process that is one of several ranks (compare/sampling/ranks.py), an error ends the rank.
+    In a process that is one of several ranks (bench/ranks.py), an error ends the rank.
     """
     environment.prepare()
     where = None if launch.is_torchrun() else launch.place()

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from quantbench.compare.sampling import ranks
+from quantbench.bench import ranks
 from quantbench.errors import QuantbenchError, UsageError
 from quantbench.run.environment import defaults
 from quantbench.typed_json import from_json, to_json
 
-COMMAND = (sys.executable, "-m", "quantbench.compare.sampling.worker")
-ROOT = Path(__file__).parents[3]
+COMMAND = (sys.executable, "-m", "quantbench.bench.worker")
+ROOT = Path(__file__).parents[2]
 INSTALLED = not (ROOT / "generate.py").exists()  # in a checkout it is next to the package
 PATIENCE = 5  # seconds for ranks to end
 T = TypeVar("T")
@@ -71,7 +71,7 @@ class Process:
         self.stdin, self.stdout = self.spawned.stdin, self.spawned.stdout
 
     def answer(self, kind: type[T], do: str, **arguments: object) -> T:
-        """`ask`, its answer read as a `kind` of compare/sampling/answers.py.
+        """`ask`, its answer read as a `kind` of bench/answers.py.
 
         Raises WorkerFailed as well where the answer is something else.
         """

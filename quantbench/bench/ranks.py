@@ -18,7 +18,7 @@ from quantbench.cli import RANK_REPORTS, explained
 from quantbench.errors import UsageError
 from quantbench.run import launch
 
-MODULE = "quantbench.compare.sampling.ranks"
+MODULE = "quantbench.bench.ranks"
 SHORT = ".short"  # suffix of a file of a rank that had too little memory
 
 
