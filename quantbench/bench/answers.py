@@ -128,11 +128,19 @@ class TimedSample(Sample):
 
 
 @dataclass(frozen=True)
+class TurnTime:
+    """A turn: so many tokens of each row, and their seconds."""
+
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Reading:
     """One reading of a device's memory bandwidth."""
 
     bytes_per_s: float
-    round: int | None  # the reading was taken just before this round; None: after the last one
+    cycle: int | None  # the reading was taken just before this cycle; None: after the last one
     probe: str  # the op that read
     caveat: str | None = None  # why this is not the memory's speed; None where it is
 

@@ -6,6 +6,7 @@
     {"do": "quality", "tokens": 2048, "text": null, "reference": null, "keep": "logits"}
     {"do": "get_ready"}
     {"do": "sample", "index": 3}
+    {"do": "turn", "kind": "decode", "tokens": 8}
     {"do": "expected", "run": {"config": {…}, …}}
     {"do": "bandwidth", "device": "cpu"}
     {"do": "schemes", "argv": []}
@@ -44,6 +45,7 @@ from quantbench.bench.answers import (
     SchemeNames,
     ShapeTimings,
     TimedSample,
+    TurnTime,
 )
 from quantbench.cli import explained, quiet, say
 from quantbench.errors import KernelError, MemoryShortage, QuantbenchError, UsageError
@@ -61,6 +63,7 @@ if TYPE_CHECKING:
     from quantbench.run.bandwidth import Bandwidth
     from quantbench.run.loading import Loaded
     from quantbench.run.plan import Plan
+    from quantbench.run.turns import Turns
 
 
 class NeverFits(QuantbenchError):
@@ -73,6 +76,7 @@ class Worker:
     plan: Plan
     loaded: Loaded
     one_sample: OneSample
+    turns: Turns
     seconds: dict[str, float]  # of the process, by phase of its start
     probe: Bandwidth | None = None
     speed: Speed | None = None  # of this machine, if it was read
@@ -138,11 +142,13 @@ class Worker:
     def get_ready(self) -> ArmFacts:
         """Compile, warm up, and count the energy of a sample."""
         from quantbench import devices, generate
+        from quantbench.run.turns import Turns
 
         started = time.perf_counter()
         plan, device = self.plan, self.plan.device
         generator = generate.make_generator(plan, self.loaded.model)
         self.one_sample = measure.sampler(plan, generator)
+        self.turns = Turns(plan, generator)
         ready = measure.get_ready(plan.config, device, self.one_sample, generator.compiles)
         warm_up = sum(ready.warm_ups)
         self.seconds["compile"] = time.perf_counter() - started - warm_up
@@ -185,7 +191,7 @@ class Worker:
 
     def sample(self, index: int) -> TimedSample:
         from quantbench import devices
-        from quantbench.compare.sampling.clock import Clock
+        from quantbench.run.clock import Clock
 
         clock = Clock(self.plan.device)
         generation = self.one_sample(index, after_token=clock.tick)
@@ -198,6 +204,12 @@ class Worker:
                 self.plan, devices.peak_memory(self.plan.device)
             ),
         )
+
+    def turn(self, kind: str, tokens: int) -> TurnTime:
+        """kind: prompt, or decode of so many tokens."""
+        if kind == "prompt":
+            return TurnTime(len(self.plan.prompt), self.turns.prompt())
+        return TurnTime(tokens, self.turns.decode(tokens))
 
     def expected(self, run: Facts) -> Expected:
         """What is estimated of a run. It is for a worker that measures no memory: the estimator and

@@ -198,7 +198,7 @@ class LatencyWorker:
         return Runs(taken, used)
 
     def _take(self, count: int, seconds: float) -> list[LatencySample]:
-        from quantbench.compare.sampling.clock import Clock
+        from quantbench.run.clock import Clock
 
         assert self.generator is not None
         ranks, device = self.plan.ranks, self.plan.device
