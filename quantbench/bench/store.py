@@ -304,9 +304,7 @@ class Store:
 def _write_meta(results: Results, folder: Path) -> None:
     assert results.about
     arms = [Planned(arm.name, arm.text, arm.argv, arm.unable, arm.also) for arm in results.arms]
-    meta = Meta(
-        FORMAT, results.settings, arms, results.write_result, results.about, results.limits
-    )
+    meta = Meta(FORMAT, results.settings, arms, results.write_result, results.about, results.limits)
     scratch = folder / f".{META}"
     scratch.write_text(json.dumps(to_json(meta), indent=1) + "\n", encoding="utf-8")
     scratch.replace(folder / META)

@@ -129,7 +129,7 @@ class Worker:
     ) -> QualityAnswer:
         """How well it predicts, and how far from `reference`. keep: the file for its logits."""
         from quantbench import devices
-        from quantbench.compare.fidelity import scores as fidelity
+        from quantbench.quality import scores as fidelity
 
         started = time.perf_counter()
         keep = keep if self.plan.ranks.rank == 0 else None

@@ -26,7 +26,6 @@ from quantbench.bench import process
 from quantbench.bench.process import Process
 from quantbench.cli import Command, say
 from quantbench.compare.arguments import names_of
-from quantbench.compare.figures.block_errors import LEAST_BLOCKS
 from quantbench.compare.figures.interval import Interval
 from quantbench.compare.figures.json_rows import PeerRow
 from quantbench.compare.figures.limits import over, seconds, step_bytes
@@ -44,6 +43,7 @@ from quantbench.compare.sampling.results import (
 )
 from quantbench.errors import LogError, QuantbenchError, UsageError
 from quantbench.log.config import RunConfig, argv
+from quantbench.quality.block_errors import LEAST_BLOCKS
 from quantbench.run.threads import choose, cores
 from quantbench.text import counted
 from quantbench.typed_json import to_json

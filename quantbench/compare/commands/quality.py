@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quantbench import files
-from quantbench.bench.answers import Quality
 from quantbench.bench.arm import NOT_IN_ARMS
 from quantbench.cli import Command, quiet, say
-from quantbench.compare.fidelity.defaults import LEGEND, TOKENS, described
-from quantbench.compare.fidelity.tasks import find
 from quantbench.compare.figures.interval import Interval
 from quantbench.compare.sampling.results import report_output, write_json
 from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig, options
+from quantbench.quality.defaults import LEGEND, TOKENS, described
+from quantbench.quality.tasks import find
+from quantbench.quality.types import Quality
 from quantbench.run import checks
 
 if TYPE_CHECKING:
-    from quantbench.compare.fidelity.measure import QualityReport
+    from quantbench.quality.measure import QualityReport
 
 WORST = 5  # layers that are shown
 SAMPLING = ("num_samples", "max_new_tokens", "top_k", "temperature", "prompt", "prefill_size")
@@ -93,7 +93,7 @@ def quality(
     quiet(config.debug)
     tasks = find(lm_eval) if lm_eval else None
     # torch takes its seconds after the options
-    from quantbench.compare.fidelity.measure import measure
+    from quantbench.quality.measure import measure
 
     measured = measure(config, text, tokens, tasks, limit, say)
     if json_path:

@@ -23,7 +23,6 @@ import click
 from quantbench import files
 from quantbench.cli import Command, say
 from quantbench.compare.arguments import fraction, refuse_given
-from quantbench.compare.figures.block_errors import LEAST_BLOCKS
 from quantbench.compare.figures.history import History
 from quantbench.compare.figures.interval import Ratio
 from quantbench.compare.progress import Progress
@@ -33,6 +32,7 @@ from quantbench.errors import LogError, QuantbenchError, UsageError
 from quantbench.log import log
 from quantbench.log.config import RunConfig, options, repro
 from quantbench.log.record import LINE, Record
+from quantbench.quality.block_errors import LEAST_BLOCKS
 
 # Options of the logged run that do not apply to a replay.
 DROPPED = ("write_result", "output_json_path", "profile", "memory_profile", "save", "dry_run")

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 
 from quantbench.compare.figures import families
-from quantbench.compare.figures.block_errors import Estimate
+from quantbench.quality.block_errors import Estimate
 
 
 @dataclass(frozen=True)

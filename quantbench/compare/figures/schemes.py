@@ -6,7 +6,12 @@ from collections.abc import Callable, Sequence
 import torch
 
 from quantbench import devices
-from quantbench.compare.fidelity.scores import (
+from quantbench.compare.figures.json_rows import SchemeRow
+from quantbench.errors import KernelError
+from quantbench.log.config import RunConfig
+from quantbench.models.loading import load_config
+from quantbench.quality.block_errors import perplexity_ratio
+from quantbench.quality.scores import (
     Scores,
     score,
     standard_error,
@@ -14,11 +19,6 @@ from quantbench.compare.fidelity.scores import (
     token_ids,
     window,
 )
-from quantbench.compare.figures.block_errors import perplexity_ratio
-from quantbench.compare.figures.json_rows import SchemeRow
-from quantbench.errors import KernelError
-from quantbench.log.config import RunConfig
-from quantbench.models.loading import load_config
 from quantbench.quantize.spec import MEASURED, SHOWN, START_WITH, parse
 from quantbench.run.loading import Loading
 from quantbench.run.parallel import begin

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from quantbench.bench.answers import Quality
-from quantbench.compare.fidelity.defaults import LEGEND, described
 from quantbench.compare.figures.families import FALSE_VERDICTS
 from quantbench.compare.figures.readings import caveats, span
 from quantbench.compare.figures.row import Row
@@ -20,6 +19,7 @@ from quantbench.compare.sampling.results import FILE, MOST_BESIDE, Results
 from quantbench.errors import LogError
 from quantbench.log import shell
 from quantbench.log.table import SINCE_START
+from quantbench.quality.defaults import LEGEND, described
 from quantbench.run import energy
 from quantbench.typed_json import to_json
 

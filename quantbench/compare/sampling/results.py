@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 from quantbench import files
 from quantbench.bench.answers import ArmFacts, NoQuality, Quality, Reading, TimedSample
 from quantbench.bench.arm import Arm
-from quantbench.compare.fidelity.defaults import TOKENS
 from quantbench.compare.figures.choices import Recommendation, TuneAnswer
 from quantbench.compare.figures.plan import Look, Plan
 from quantbench.errors import LogError, UsageError
 from quantbench.log.about import About, about
 from quantbench.log.config import argv
+from quantbench.quality.defaults import TOKENS
 from quantbench.text import counted, shown
 from quantbench.typed_json import from_json, omitted, require, to_json
 

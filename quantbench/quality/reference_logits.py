@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 
 from quantbench import files
-from quantbench.bench.answers import LogitsFile, Quality
-from quantbench.compare.fidelity.scores import Logits, score, summary, through_cache
 from quantbench.errors import LogError
 from quantbench.log.config import RunConfig
+from quantbench.quality.scores import Logits, score, summary, through_cache
+from quantbench.quality.types import LogitsFile, Quality
 from quantbench.run.loading import load
 from quantbench.run.parallel import begin
 from quantbench.run.plan import Plan, make_plan

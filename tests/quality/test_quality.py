@@ -14,12 +14,7 @@ import torch.nn.functional as F
 from click.testing import CliRunner
 from scipy import stats
 
-from quantbench.bench.answers import LogitsFile
 from quantbench.compare.commands.quality import quality
-from quantbench.compare.fidelity import decode_check
-from quantbench.compare.fidelity import reference_logits as kept
-from quantbench.compare.fidelity.layer_sqnr import sqnr, sqnr_of_layers
-from quantbench.compare.fidelity.scores import Logits, embedded, quick, score, summary
 from quantbench.errors import KernelError, UsageError
 from quantbench.generate import Generator
 from quantbench.log.config import RunConfig, parse
@@ -27,6 +22,11 @@ from quantbench.models.formats import EMBEDDED
 from quantbench.models.loading import load_model
 from quantbench.models.tokenizer import load_tokenizer
 from quantbench.ops.cpu import build
+from quantbench.quality import decode_check
+from quantbench.quality import reference_logits as kept
+from quantbench.quality.layer_sqnr import sqnr, sqnr_of_layers
+from quantbench.quality.scores import Logits, embedded, quick, score, summary
+from quantbench.quality.types import LogitsFile
 from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import parse as scheme
 from quantbench.run.loading import load
@@ -492,17 +492,13 @@ def test_tasks_of_the_harness(tasks, tmp_path):
     ],
 )  # fmt: skip
 def test_a_task_that_is_not_there_is_refused_before_torch_is_read(tasks, monkeypatch, given, why):
-    monkeypatch.setitem(
-        sys.modules, "quantbench.compare.fidelity.measure", None
-    )  # cannot be imported
+    monkeypatch.setitem(sys.modules, "quantbench.quality.measure", None)  # cannot be imported
     result = run("--tokens", "600", "--lm_eval", given.format(**tasks))
     assert one_line(result).startswith(why) and isinstance(result.exception, UsageError)
 
 
 def test_without_the_harness_the_line_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "lm_eval", None)
-    monkeypatch.setitem(
-        sys.modules, "quantbench.compare.fidelity.measure", None
-    )  # cannot be imported
+    monkeypatch.setitem(sys.modules, "quantbench.quality.measure", None)  # cannot be imported
     result = run("--lm_eval", "hellaswag")
     assert one_line(result) == "--lm_eval needs lm-evaluation-harness: pip install lm-eval"

@@ -8,7 +8,7 @@ from scipy import stats
 from scipy.signal import lfilter
 
 from quantbench.compare.figures.between_days import change, day_scatter, level
-from quantbench.compare.figures.block_errors import Estimate, block_mean, perplexity_ratio
+from quantbench.quality.block_errors import Estimate, block_mean, perplexity_ratio
 from tests.seeds import new_generator
 
 

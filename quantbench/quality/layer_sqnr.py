@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quantbench.bench.answers import LayerSqnr
 from quantbench.models import build
 from quantbench.models.llama import Transformer
 from quantbench.models.loading import load_model
+from quantbench.quality.types import LayerSqnr
 from quantbench.run.plan import Plan
 
 COLUMNS = 256  # sampled per weight; the error does not vary by column

@@ -18,23 +18,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quantbench import files
-from quantbench.bench.answers import (
+from quantbench.errors import KernelError, UsageError
+from quantbench.generate import Generator
+from quantbench.log.config import RunConfig
+from quantbench.models.formats import EMBEDDED
+from quantbench.models.llama import Transformer
+from quantbench.quality import block_errors, decode_check
+from quantbench.quality.block_errors import block_mean
+from quantbench.quality.defaults import CONTEXT, EMBEDDED_MODEL
+from quantbench.quality.layer_sqnr import sqnr_of_layers
+from quantbench.quality.types import (
     LayerSqnr,
     LogitsFile,
     NoQuality,
     Quality,
     QualityAnswer,
 )
-from quantbench.compare.fidelity import decode_check
-from quantbench.compare.fidelity.defaults import CONTEXT, EMBEDDED_MODEL
-from quantbench.compare.fidelity.layer_sqnr import sqnr_of_layers
-from quantbench.compare.figures import block_errors
-from quantbench.compare.figures.block_errors import block_mean
-from quantbench.errors import KernelError, UsageError
-from quantbench.generate import Generator
-from quantbench.log.config import RunConfig
-from quantbench.models.formats import EMBEDDED
-from quantbench.models.llama import Transformer
 from quantbench.run.checks import EXPERTS
 from quantbench.run.loading import Loading
 from quantbench.run.parallel import begin

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 import torch
 
-from quantbench.bench.answers import LayerSqnr, Quality
-from quantbench.compare.fidelity import decode_check, harness
-from quantbench.compare.fidelity.layer_sqnr import sqnr_of_layers
-from quantbench.compare.fidelity.reference_logits import reference
-from quantbench.compare.fidelity.scores import score, summary, through_cache, token_ids, window
-from quantbench.compare.fidelity.tasks import Tasks
 from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig
 from quantbench.log.origin import git_commit, versions
 from quantbench.models.formats import open_checkpoint
+from quantbench.quality import decode_check, harness
+from quantbench.quality.layer_sqnr import sqnr_of_layers
+from quantbench.quality.reference_logits import reference
+from quantbench.quality.scores import score, summary, through_cache, token_ids, window
+from quantbench.quality.tasks import Tasks
+from quantbench.quality.types import LayerSqnr, Quality
 from quantbench.run.loading import load
 from quantbench.run.parallel import begin
 from quantbench.run.plan import make_plan

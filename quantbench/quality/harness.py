@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantbench.compare.fidelity.scores import score, through_cache, window
-from quantbench.compare.fidelity.tasks import Tasks
 from quantbench.errors import QuantbenchError
 from quantbench.generate import Generator
 from quantbench.models.llama import Transformer
+from quantbench.quality.scores import score, through_cache, window
+from quantbench.quality.tasks import Tasks
 from quantbench.run.plan import Plan
 
 MOST_NEW_TOKENS = 256  # where a task does not say

@@ -14,9 +14,9 @@ import math
 import torch
 from torch import Tensor
 
-from quantbench.bench.answers import DecodeCheck
 from quantbench.generate import Generator
 from quantbench.models.llama import Transformer
+from quantbench.quality.types import DecodeCheck
 from quantbench.run.plan import Plan
 
 # Measured on the embedded model with 35 schemes and caches, in units of ε a layer: 2 for weights in
