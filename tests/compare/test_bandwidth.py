@@ -9,7 +9,7 @@ import torch
 from quantbench.bench.answers import Reading
 from quantbench.compare.commands.roofline import model_remarks
 from quantbench.compare.figures import decode_limit as whole
-from quantbench.compare.figures.rows import rows as report_rows
+from quantbench.answer.rows import rows as report_rows
 from quantbench.compare.output.columns import interval
 from quantbench.compare.output.tables import remarks
 from quantbench.compare.sampling.comparison import Comparison

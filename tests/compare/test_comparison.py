@@ -8,7 +8,7 @@ import pytest
 
 from quantbench.bench.arm import make_arms
 from quantbench.compare.figures.plan import shown
-from quantbench.compare.figures.rows import rows
+from quantbench.answer.rows import rows
 from quantbench.compare.sampling.comparison import (
     MOST_SAMPLES,
     SAMPLES,

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from quantbench.bench.answers import ArmFacts
-from quantbench.compare.figures.rows import rows
+from quantbench.answer.rows import rows
 from quantbench.compare.output.tables import estimate_sentence, joules_sentence, terminal
 from quantbench.run.energy import NO_COUNTER, Energy, NotCounted
 from quantbench.run.why import Limit

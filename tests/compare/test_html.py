@@ -11,11 +11,11 @@ import pytest
 
 from quantbench.compare.commands.ab import ab
 from quantbench.compare.figures import timings
-from quantbench.compare.figures.choices import Limits
+from quantbench.answer.choices import Limits
 from quantbench.compare.figures.contrasts import fit
-from quantbench.compare.figures.recommendation import recommend
-from quantbench.compare.figures.rows import best_of, rows
-from quantbench.compare.figures.tuning import answer
+from quantbench.answer.recommendation import recommend
+from quantbench.answer.rows import best_of, rows
+from quantbench.answer.tuning import answer
 from quantbench.compare.output import html
 from quantbench.compare.output.points import band, points, staircase
 from quantbench.compare.output.tables import full_table, remarks

@@ -18,9 +18,9 @@ from quantbench.bench.answers import (
 from quantbench.bench.arm import make_arms
 from quantbench.compare.commands import ab
 from quantbench.compare.commands import recommend as command
-from quantbench.compare.figures.choices import Limits
-from quantbench.compare.figures.rows import rows
-from quantbench.compare.limit_options import limits, size_of
+from quantbench.answer.choices import Limits
+from quantbench.answer.rows import rows
+from quantbench.answer.limit_options import limits, size_of
 from quantbench.compare.output import tables
 from quantbench.compare.sampling.comparison import Comparison
 from quantbench.compare.sampling.results import Results, Settings

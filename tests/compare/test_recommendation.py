@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from quantbench.compare.figures.choices import Limits, Recommendation
-from quantbench.compare.figures.interval import Interval, SpeedUp
-from quantbench.compare.figures.recommendation import command, recommend
-from quantbench.compare.figures.row import Row
+from quantbench.answer.choices import Limits, Recommendation
+from quantbench.answer.interval import Interval, SpeedUp
+from quantbench.answer.recommendation import command, recommend
+from quantbench.answer.row import Row
 from quantbench.log import shell
 from quantbench.log.config import parse
 from quantbench.typed_json import from_json, to_json

@@ -16,7 +16,7 @@ from quantbench.compare.commands import growth as growth_module
 from quantbench.compare.commands.growth import growth
 from quantbench.compare.commands.roofline import layer_rows, model_remarks, roofline, with_stock
 from quantbench.compare.figures import decode_limit as whole
-from quantbench.compare.figures.interval import Interval
+from quantbench.answer.interval import Interval
 from quantbench.compare.figures.limits import over, share, step_bytes
 from quantbench.compare.output.lines import draw
 from quantbench.compare.sampling.layer_timing import Stack, kernels, shapes

@@ -8,7 +8,7 @@ from quantbench.bench.answers import Quality, Reading
 from quantbench.compare.figures import timings
 from quantbench.compare.figures.contrasts import SampleTimes, contrasts, fit, process_timing
 from quantbench.compare.figures.plan import Plan
-from quantbench.compare.figures.rows import best_of, rows
+from quantbench.answer.rows import best_of, rows
 from quantbench.compare.output.tables import remarks, terminal
 from quantbench.compare.sampling.results import ArmResult, ArmSample, Results, Settings
 from tests.compare.facts import arm_facts

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from quantbench.__main__ import commands
 from quantbench.compare.commands.estimate import estimate
 from quantbench.compare.figures.latency import estimate_rows
-from quantbench.compare.figures.rows import rows
+from quantbench.answer.rows import rows
 from quantbench.errors import QuantbenchError
 from quantbench.estimate.beside import Report, beside
 from quantbench.estimate.validate import Case, as_json, of_results, report

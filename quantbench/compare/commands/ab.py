@@ -24,11 +24,11 @@ from quantbench.bench.arm import NOT_IN_ARMS, Arm, every_scheme, make_arms, read
 from quantbench.bench.process import Process
 from quantbench.cli import Command, OptionOfOptions, say
 from quantbench.compare.arguments import refuse_beside, split_precision
-from quantbench.compare.figures.choices import Limits
-from quantbench.compare.figures.recommendation import recommend
-from quantbench.compare.figures.row import Row
-from quantbench.compare.figures.rows import best_of, rows
-from quantbench.compare.limit_options import limit_options, limits
+from quantbench.answer.choices import Limits
+from quantbench.answer.recommendation import recommend
+from quantbench.answer.row import Row
+from quantbench.answer.rows import best_of, rows
+from quantbench.answer.limit_options import limit_options, limits
 from quantbench.compare.output import html as page
 from quantbench.compare.output import tables as report
 from quantbench.compare.sampling.comparison import SAMPLES, SAMPLES_IN_TURN, Comparison

@@ -19,10 +19,10 @@ from quantbench.bench.arm import make_arms
 from quantbench.bench.process import Process
 from quantbench.cli import Command, say
 from quantbench.compare.commands import ab
-from quantbench.compare.figures.choices import Limits, Recommendation
-from quantbench.compare.figures.recommendation import recommend as recommended
-from quantbench.compare.figures.rows import best_of, rows
-from quantbench.compare.limit_options import limit_options, limits
+from quantbench.answer.choices import Limits, Recommendation
+from quantbench.answer.recommendation import recommend as recommended
+from quantbench.answer.rows import best_of, rows
+from quantbench.answer.limit_options import limit_options, limits
 from quantbench.compare.sampling.results import Results, Settings
 from quantbench.errors import KernelError, QuantbenchError, UsageError
 from quantbench.log.config import RunConfig, argv, options, parse

@@ -24,7 +24,7 @@ from quantbench import files
 from quantbench.cli import Command, say
 from quantbench.compare.arguments import fraction, refuse_given
 from quantbench.compare.figures.history import History
-from quantbench.compare.figures.interval import Ratio
+from quantbench.answer.interval import Ratio
 from quantbench.compare.progress import Progress
 from quantbench.compare.sampling.old_commit import OldCommit, old_commit
 from quantbench.compare.sampling.replayed import beside, measured

@@ -21,10 +21,10 @@ from quantbench.bench.process import Process
 from quantbench.cli import say
 from quantbench.compare.arguments import refuse_beside, split_precision
 from quantbench.compare.commands import ab
-from quantbench.compare.figures.choices import Limits, TuneAnswer
-from quantbench.compare.figures.row import Row
-from quantbench.compare.figures.tuning import answer
-from quantbench.compare.limit_options import limit_options, limits
+from quantbench.answer.choices import Limits, TuneAnswer
+from quantbench.answer.row import Row
+from quantbench.answer.tuning import answer
+from quantbench.answer.limit_options import limit_options, limits
 from quantbench.compare.output import tables, tune_tables
 from quantbench.compare.sampling.comparison import SAMPLES, SAMPLES_IN_TURN
 from quantbench.compare.sampling.grid import Setting, Tuned, group, read_grid, said

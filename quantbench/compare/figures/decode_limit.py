@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 from quantbench.bench import process
 from quantbench.cli import say
-from quantbench.compare.figures.interval import Interval
+from quantbench.answer.interval import Interval
 from quantbench.compare.figures.json_rows import DecodeRow
 from quantbench.compare.figures.limits import over, seconds, share, step_bytes
-from quantbench.compare.figures.readings import is_limit, median
+from quantbench.answer.readings import is_limit, median
 from quantbench.compare.sampling.comparison import Comparison
 from quantbench.compare.sampling.results import ArmResult, Results, Settings
 from quantbench.compare.sampling.workers import Command

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from quantbench import text
-from quantbench.compare.figures.interval import Interval, Ratio
+from quantbench.answer.interval import Interval, Ratio
 from quantbench.compare.output.documents import table
 
 R = TypeVar("R")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from quantbench import files
-from quantbench.compare.figures.row import Row
+from quantbench.answer.row import Row
 from quantbench.compare.output import html
 from quantbench.compare.output.columns import Columns, markdown
 from quantbench.compare.sampling.results import Results

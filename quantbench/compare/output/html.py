@@ -21,9 +21,9 @@ import numpy as np
 from markupsafe import Markup
 
 from quantbench.bench.answers import Quality
-from quantbench.compare.figures.readings import span
-from quantbench.compare.figures.row import Row
-from quantbench.compare.figures.rows import identical_plans
+from quantbench.answer.readings import span
+from quantbench.answer.row import Row
+from quantbench.answer.rows import identical_plans
 from quantbench.compare.output.points import COLOURS, LABELS, Point, points, staircase
 from quantbench.compare.sampling.results import ArmResult, Results
 from quantbench.log import shell

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from quantbench.compare.figures.row import Row
+from quantbench.answer.row import Row
 from quantbench.compare.output.points import (
     BROKEN,
     COLOURS,

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quantbench.compare.figures.row import Row
+from quantbench.answer.row import Row
 
 # Perplexity ÷ the baseline's, up to and including. Above the last, text is visibly worse: such an
 # arm is drawn hollow, since its speed is of no use.

@@ -3,8 +3,8 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 
-from quantbench.compare.figures.choices import TuneAnswer
-from quantbench.compare.figures.row import Row
+from quantbench.answer.choices import TuneAnswer
+from quantbench.answer.row import Row
 from quantbench.compare.output import tables
 from quantbench.compare.output.columns import Columns, aligned, interval
 from quantbench.compare.sampling.results import MOST_BESIDE, Results

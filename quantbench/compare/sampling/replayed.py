@@ -12,8 +12,8 @@ from quantbench.bench.answers import ArmFacts, Reading, TimedSample
 from quantbench.bench.arm import Arm
 from quantbench.bench.process import COMMAND, Process
 from quantbench.cli import say
-from quantbench.compare.figures.interval import Ratio
-from quantbench.compare.figures.rows import rows
+from quantbench.answer.interval import Ratio
+from quantbench.answer.rows import rows
 from quantbench.compare.sampling.comparison import Comparison
 from quantbench.compare.sampling.old_commit import OldCommit
 from quantbench.compare.sampling.results import Results, Settings

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from quantbench.compare.figures import timings
 from quantbench.compare.figures.contrasts import Fit, fit
 from quantbench.compare.figures.families import Verdict, against_best
-from quantbench.compare.figures.interval import Ratio
+from quantbench.answer.interval import Ratio
 from quantbench.compare.figures.plan import Plan, arms_to_drop, settled_arms
 from quantbench.compare.sampling.results import MOST_BESIDE, Results
 

@@ -9,10 +9,10 @@ a winner inside the noise is none.
 
 from collections.abc import Sequence
 
-from quantbench.compare.figures.choices import Limits, TuneAnswer
-from quantbench.compare.figures.recommendation import command, recommend
-from quantbench.compare.figures.row import Row
-from quantbench.compare.figures.rows import best_of
+from quantbench.answer.choices import Limits, TuneAnswer
+from quantbench.answer.recommendation import command, recommend
+from quantbench.answer.row import Row
+from quantbench.answer.rows import best_of
 from quantbench.compare.sampling.results import ArmResult, Results
 from quantbench.log.config import RunConfig, parse
 from quantbench.text import counted

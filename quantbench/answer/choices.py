@@ -1,10 +1,10 @@
-"""A recommendation as data, in JSON and in words: compare/figures/recommendation.py makes it."""
+"""A recommendation as data, in JSON and in words: answer/recommendation.py makes it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from quantbench.compare.figures.interval import Interval, SpeedUp
+from quantbench.answer.interval import Interval, SpeedUp
 from quantbench.text import counted, size
 
 What = Literal["fastest", "smallest", "compromise"]

@@ -11,6 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from quantbench.answer.interval import Interval as Figure
+from quantbench.answer.interval import Ratio
+from quantbench.answer.readings import is_limit, median
+from quantbench.answer.row import Row
+from quantbench.answer.why import reasons
 from quantbench.bench.answers import ArmFacts, NoQuality, Quality, Reading
 from quantbench.compare.figures import timings
 from quantbench.compare.figures.contrasts import Fit, contrasts, fit
@@ -20,12 +25,7 @@ from quantbench.compare.figures.families import (
     against_baseline,
     against_best,
 )
-from quantbench.compare.figures.interval import Interval as Figure
-from quantbench.compare.figures.interval import Ratio
 from quantbench.compare.figures.plan import shown
-from quantbench.compare.figures.readings import is_limit, median
-from quantbench.compare.figures.row import Row
-from quantbench.compare.figures.why import reasons
 from quantbench.compare.sampling.results import ArmResult, Results
 from quantbench.log.config import repro
 from quantbench.run.energy import Energy, NotCounted, pooled

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from quantbench.answer.interval import Interval, Ratio, SpeedUp
 from quantbench.bench.answers import Peaks
-from quantbench.compare.figures.interval import Interval, Ratio, SpeedUp
 from quantbench.typed_json import omitted
 
 Verdict = Literal[

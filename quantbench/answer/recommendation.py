@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from quantbench.compare.figures.choices import (
+from quantbench.answer.choices import (
     Choice,
     Limit,
     Limits,
@@ -30,8 +30,8 @@ from quantbench.compare.figures.choices import (
     RuledOut,
     What,
 )
-from quantbench.compare.figures.interval import Interval, SpeedUp
-from quantbench.compare.figures.row import Row
+from quantbench.answer.interval import Interval, SpeedUp
+from quantbench.answer.row import Row
 from quantbench.log import shell
 from quantbench.log.config import RunConfig, argv, parse
 

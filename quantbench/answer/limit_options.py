@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import click
 
+from quantbench.answer.choices import Limits
 from quantbench.compare.arguments import fraction
-from quantbench.compare.figures.choices import Limits
 from quantbench.errors import UsageError
 from quantbench.text import bytes_in
 

@@ -1,7 +1,7 @@
 """Reasons, from the measurements, for an arm's speed."""
 
+from quantbench.answer.row import Row
 from quantbench.bench.answers import ArmFacts
-from quantbench.compare.figures.row import Row
 from quantbench.run.why import held_back
 
 # Shares of the read bandwidth at which an arm reads its weights. Decoding reads activations and
