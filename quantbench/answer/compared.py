@@ -42,14 +42,15 @@ class Compared:
 
 def compare(results: Results) -> Compared:
     """Compare all turns so far."""
-    numbers = range(len(results.arms))
-    decode = {
-        n: turns for n in numbers if (turns := _turns(results.turns(n, "decode"))) is not None
-    }
-    prompt = {
-        n: turns for n in numbers if (turns := _turns(results.turns(n, "prompt"))) is not None
-    }
-    whole = {n: turns for n in numbers if (turns := _turns(whole_runs(results, n))) is not None}
+    decode, prompt, whole = {}, {}, {}
+    for number in range(len(results.arms)):
+        for kind, turns in (
+            (decode, results.turns(number, "decode")),
+            (prompt, results.turns(number, "prompt")),
+            (whole, whole_runs(results, number)),
+        ):
+            if (made := _turns(turns)) is not None:
+                kind[number] = made
     return Compared(_intervals(decode), _intervals(prompt), _intervals(whole), whole)
 
 

@@ -1,13 +1,13 @@
 """Figures with ends, as rows hold them, JSON has them and tables show them.
 
 Interval.of(level(seconds))                 # 95 %, of one figure: the limits' shares, quality
-Ratio.of(families.Interval(…)).inverse      # of a family: what `compare ab` shows of an arm
+Ratio.of(stats.Interval(…), 0.95).inverse   # what `ab` shows of an arm
 """
 
 import math
 from dataclasses import dataclass
 
-from quantbench.compare.figures import families
+from quantbench import stats
 from quantbench.quality.block_errors import Estimate
 
 
@@ -55,7 +55,8 @@ class Interval:
 @dataclass(frozen=True)
 class Ratio:
     """An arm against the baseline. `confidence` is that of all intervals of the comparison
-    together; None where low and high are the range of the processes, which is no interval."""
+    together; None where there are too few cycles for an interval, and low and high are the value.
+    """
 
     value: float
     low: float
@@ -63,9 +64,11 @@ class Ratio:
     confidence: float | None = None
 
     @staticmethod
-    def of(interval: families.Interval) -> "Ratio":
+    def of(interval: stats.Interval, confidence: float) -> "Ratio":
         """Seconds ÷ the baseline's seconds: below 1 the arm is faster."""
-        return Ratio(interval.ratio, interval.low, interval.high, interval.confidence)
+        if not math.isfinite(interval.half_width):
+            return Ratio(interval.ratio, interval.ratio, interval.ratio)
+        return Ratio(interval.ratio, interval.low, interval.high, confidence)
 
     @property
     def inverse(self) -> "Ratio":
@@ -73,16 +76,15 @@ class Ratio:
         return Ratio(1 / self.value, 1 / self.high, 1 / self.low, self.confidence)
 
     @property
-    def word(self) -> str:
-        """What the two ends are to be called."""
-        return "range" if self.confidence is None else f"{100 * self.confidence:.4g} % interval"
+    def ends(self) -> str:
+        """1.85 to 1.87"""
+        return "no interval" if self.confidence is None else f"{self.low:.2f} to {self.high:.2f}"
 
     def written(self, form: str) -> str:
-        """1.86 (1.85 to 1.87); 1.86 (range 1.85 to 1.87); of a single process 1.86 (no range)."""
-        if self.confidence is None and self.low == self.high:
-            return f"{self.value:{form}} (no range)"
-        word = "range " if self.confidence is None else ""
-        return f"{self.value:{form}} ({word}{self.low:{form}} to {self.high:{form}})"
+        """1.86 (1.85 to 1.87), or 1.86 (no interval)."""
+        if self.confidence is None:
+            return f"{self.value:{form}} (no interval)"
+        return f"{self.value:{form}} ({self.low:{form}} to {self.high:{form}})"
 
 
 SpeedUp = Ratio  # where it is one: above 1 is faster

@@ -3,12 +3,19 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from quantbench.answer.interval import Interval, Ratio, SpeedUp
+from quantbench.answer.interval import Interval, SpeedUp
 from quantbench.bench.answers import Peaks
 from quantbench.typed_json import omitted
 
 Verdict = Literal[
-    "faster", "slower", "no difference shown", "baseline", "failed", "not measured", "no baseline"
+    "faster",
+    "slower",
+    "no difference shown",
+    "baseline",
+    "failed",
+    "not measured",
+    "no baseline",
+    "too few cycles",
 ]
 
 
@@ -16,8 +23,8 @@ Verdict = Literal[
 class Row:
     """Figures in seconds, bytes and nats; None where they are not known.
 
-    Latencies of tokens are over the decoding steps of all samples. Nothing is left out of a speed,
-    a ratio or a latency: figures/contrasts.py says why.
+    Speeds of decoding and of prompts are those of turns, as the ratios are; tok_s, latencies of
+    tokens and peaks are of whole samples, as generate.py takes them.
     """
 
     arm: str
@@ -63,15 +70,15 @@ class Row:
     why_no_quality: str | None = None
     # How far decoding predicts otherwise than reading a prompt, where that is more than rounding.
     decoding_differs: str | None = omitted()
-    # Against the baseline. The three ratios and the verdict are of one family of intervals.
-    speed_up: SpeedUp | None = omitted()  # tok/s with prefill: arm ÷ baseline; above 1 is faster
-    ratio_throughput: Ratio | None = omitted()  # 1 ÷ speed_up: below 1 is faster
-    ratio_latency: Ratio | None = omitted()  # seconds per decoding step: arm ÷ baseline
-    typical_step: SpeedUp | None = omitted()  # of the median step; above 1 is faster
+    # Against the baseline; above 1 is faster. The verdict is that of `speed_up`.
+    speed_up: SpeedUp | None = omitted()  # of a whole run: the prompt, then the new tokens
+    decode_speed_up: SpeedUp | None = omitted()  # of a decoding step
+    prompt_speed_up: SpeedUp | None = omitted()
     verdict: Verdict = "not measured"
     can_be_best: bool | None = omitted()  # False where another arm is shown to be faster
-    dropped: bool = False  # no longer measured: settled, and beaten by another arm
+    dropped: str | None = omitted()  # why it was not measured any further
     processes: int = 0
+    cycles: int = 0  # of turns beside the baseline
     why: list[str] = field(default_factory=list)  # reasons for being no faster than the baseline
     argv: list[str] = field(default_factory=list)  # the arm as options of generate.py
     command: str | None = omitted()  # that runs the arm

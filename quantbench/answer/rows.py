@@ -2,91 +2,42 @@
 
 for row in rows(results):
     print(row.arm, row.speed_up, row.verdict)
-best_of(results)({0, 2, 5})                 # of these rows, those that may be the fastest
+compare(results).best({0, 2, 5})            # of these rows, those that may be the fastest
 """
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from statistics import fmean
 
 import numpy as np
 
-from quantbench.answer.interval import Interval as Figure
-from quantbench.answer.interval import Ratio
+from quantbench.answer.compared import CONFIDENCE, Compared, compare
+from quantbench.answer.interval import Interval, Ratio
 from quantbench.answer.readings import is_limit, median
 from quantbench.answer.row import Row
 from quantbench.answer.why import reasons
 from quantbench.bench.answers import ArmFacts, NoQuality, Quality, Reading
-from quantbench.compare.figures import timings
-from quantbench.compare.figures.contrasts import Fit, contrasts, fit
-from quantbench.compare.figures.families import (
-    FALSE_VERDICTS,
-    Interval,
-    against_baseline,
-    against_best,
-)
-from quantbench.compare.figures.plan import shown
-from quantbench.compare.sampling.results import ArmResult, Results
+from quantbench.bench.store import ArmResult, Kind, Results
 from quantbench.log.config import repro
 from quantbench.run.energy import Energy, NotCounted, pooled
 from quantbench.run.facts import Facts, Peak, Summary
+from quantbench.stats import Interval as Found
 
 
-@dataclass(frozen=True)
-class Compared:
-    """What the statistics say of all arms; by the arm's number."""
-
-    throughput: Mapping[int, Interval]  # seconds per token, prompt included: arm ÷ baseline
-    latency: Mapping[int, Interval]  # seconds per decoding step: arm ÷ baseline
-    steps: Mapping[int, Interval]  # the median decoding step: arm ÷ baseline
-    best: set[int] | None  # that may be the fastest; None where nobody can say
-
-
-def rows(results: Results) -> list[Row]:
+def rows(results: Results, found: Compared | None = None) -> list[Row]:
     """A row for each arm, the baseline's first."""
-    compared = compare(results)
-    return [_row(results, number, arm, compared) for number, arm in enumerate(results.arms)]
+    found = found or compare(results)
+    alive = [n for n, arm in enumerate(results.arms) if arm.failed is None and n in found.turns]
+    best = found.best(alive) if found.whole else set()
+    made = []
+    for number, arm in enumerate(results.arms):
+        row = _row(results, number, arm, found)
+        if best and number in alive:
+            row.can_be_best = number in best
+        made.append(row)
+    return made
 
 
-def compare(results: Results) -> Compared:
-    """Intervals of all looks together; and, as further information, of what is there by now."""
-    level = results.looks[-1].level if results.looks else FALSE_VERDICTS
-    if not results.looks:
-        return Compared({}, {}, {}, None)
-    decoding = contrasts(timings.decode_timings(results))
-    latency = against_baseline(fit(decoding), level, confidence=1 - FALSE_VERDICTS)
-    steps = contrasts(timings.process_timings(results), "typical_step")
-    running = [n for n, arm in enumerate(results.arms) if arm.failed is None and not arm.dropped]
-    best = best_of(results)(running)
-    return Compared(
-        throughput=shown(results.looks),
-        latency={interval.arm: interval for interval in latency},
-        steps={one.arm: one for one in against_baseline(fit(steps), FALSE_VERDICTS)},
-        best=best if len(best) < len(running) or len(results.looks[-1].intervals) else None,
-    )
-
-
-def best_of(results: Results) -> Callable[[Sequence[int]], set[int]]:
-    """A function that names those among some rows that may be the fastest of them (Hsu), at the
-    level of the last look; all of them where there are too few processes to tell."""
-    fitted = _fitted(results)
-    level = results.looks[-1].level if results.looks else FALSE_VERDICTS
-
-    def best(among: Sequence[int]) -> set[int]:
-        if fitted is None:
-            return set(among)
-        return {one.arm for one in against_best(fitted, level, among) if one.can_be_best}
-
-    return best
-
-
-def _fitted(results: Results) -> Fit | None:
-    """The statistics of the results; None without a measured arm and baseline."""
-    values = timings.of(results)
-    return fit(values) if values.arms and len(values.values) else None
-
-
-def _row(results: Results, number: int, arm: ArmResult, compared: Compared) -> Row:
+def _row(results: Results, number: int, arm: ArmResult, found: Compared) -> Row:
     row = Row(arm.name, arm.failed, len(arm.samples))
     row.dropped, row.processes, row.argv = arm.dropped, arm.processes, arm.argv
     if arm.facts:
@@ -96,14 +47,29 @@ def _row(results: Results, number: int, arm: ArmResult, compared: Compared) -> R
             _add_run(row, arm.facts.run)
             if arm.samples:
                 _add_samples(row, arm, arm.facts.run)
+                _add_turns(row, results, number)
                 _add_energy(row, arm.facts.energy, arm.facts.run)
                 _add_estimate(row, arm.facts)
                 _add_bandwidth(row, results.bandwidth.get(arm.facts.device, []))
     _add_quality(row, arm)
-    _add_verdict(row, results, number, compared)
+    _add_verdict(row, results, number, found)
     if arm.facts and arm.samples:
         row.why = reasons(row, arm.facts)
     return row
+
+
+def _add_turns(row: Row, results: Results, number: int) -> None:
+    """Speeds of the turns, in the place of those of the few whole samples."""
+    for name, kind in (("decode_tok_s", "decode"), ("prefill_tok_s", "prompt")):
+        if speed := tok_s(results, number, kind):  # type: ignore[arg-type]
+            setattr(row, name, speed)
+
+
+def tok_s(results: Results, number: int, kind: Kind) -> float | None:
+    """Tokens of a row per second, over all turns of this kind."""
+    turns = results.turns(number, kind)
+    seconds = sum(turn.seconds for turn in turns)
+    return sum(turn.tokens for turn in turns) / seconds if seconds else None
 
 
 def _add_quality(row: Row, arm: ArmResult) -> None:
@@ -114,7 +80,7 @@ def _add_quality(row: Row, arm: ArmResult) -> None:
             row.top1, row.top5, row.quality_model = quality.top1, quality.top5, quality.model
             if quality.perplexity_ratio is not None:
                 ends = quality.perplexity_ratio_interval or []
-                row.perplexity_ratio = Figure(quality.perplexity_ratio, *ends)
+                row.perplexity_ratio = Interval(quality.perplexity_ratio, *ends)
             if quality.decoding and quality.decoding.differs:
                 row.decoding_differs = quality.decoding.sentence()
         case NoQuality(why_not):
@@ -185,40 +151,40 @@ def _add_bandwidth(row: Row, readings: Sequence[Reading]) -> None:
         row.bandwidth_share = row.weight_bytes_per_s / row.bandwidth
 
 
-def _add_verdict(row: Row, results: Results, number: int, compared: Compared) -> None:
-    arm, interval = results.arms[number], compared.throughput.get(number)
-    if arm.failed is not None:
+def _add_verdict(row: Row, results: Results, number: int, found: Compared) -> None:
+    if row.failed is not None:
         row.verdict = "failed"
     elif number == 0:
         row.verdict = "baseline"
-    elif interval is None:
+    elif number not in found.whole:
         row.verdict = "no baseline" if results.baseline.failed else "not measured"
     else:
-        _add_ratios(row, number, interval, compared)
-    if row.verdict not in ("failed", "not measured", "no baseline") and compared.best is not None:
-        row.can_be_best = number in compared.best
+        whole = found.whole[number]
+        row.cycles = found.decode[number].cycles if number in found.decode else whole.cycles
+        row.speed_up = _speed_up(whole)
+        row.verdict = whole.verdict if row.speed_up.confidence else "too few cycles"
+        if number in found.decode:
+            row.decode_speed_up = _speed_up(found.decode[number])
+        if number in found.prompt:
+            row.prompt_speed_up = _speed_up(found.prompt[number])
 
 
-def _add_ratios(row: Row, number: int, interval: Interval, compared: Compared) -> None:
-    row.verdict = interval.verdict
-    row.ratio_throughput = Ratio.of(interval)
-    row.speed_up = row.ratio_throughput.inverse
-    if number in compared.latency:
-        row.ratio_latency = Ratio.of(compared.latency[number])
-    if steps := compared.steps.get(number):
-        row.typical_step = Ratio.of(steps).inverse
+def _speed_up(found: Found) -> Ratio:
+    return Ratio.of(found, CONFIDENCE).inverse
 
 
-def scatter(results: Results) -> str:
-    """How far processes of one arm scatter on this machine, as a sentence without a full stop."""
-    fitted = _fitted(results)
-    if fitted is None:
+def noise(results: Results, found: Compared | None = None) -> str:
+    """How noisy turns were and what processes differ by, as a sentence without a full stop."""
+    found = found or compare(results)
+    known = [one for one in found.decode.values() or found.whole.values() if one.cycles]
+    if not known:
         return ""
-    if not math.isfinite(float(fitted.scatter)):
-        return "too few processes to say how far they scatter on this machine"
+    repeated = f", {len(results.repeated)} repeated as the memory's speed changed within them"
     return (
-        f"processes of one arm scatter by {float(fitted.scatter):.1%} on this machine (standard "
-        f"deviation, {int(np.max(fitted.freedom))} degrees of freedom)"
+        f"a turn's ratio to the baseline's scattered by {fmean(one.noise for one in known):.1%}, "
+        f"in {max(one.cycles for one in known)} cycles{repeated * bool(results.repeated)}; "
+        f"what processes differ by is {fmean(one.floor for one in known):.1%} of each interval's "
+        "half-width"
     )
 
 

@@ -11,9 +11,8 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from quantbench.answer.choices import Limits
 from quantbench.answer.compared import Compared, compare
-from quantbench.answer.recommendation import beyond_quality
+from quantbench.answer.limits import Limits, ruled_out
 from quantbench.bench.store import Results
 from quantbench.stats import Interval
 
@@ -31,7 +30,7 @@ class Enough:
     def out(self, results: Results, arm: int) -> str | None:
         """An arm that a limit excludes whatever its speed is not measured any further, if only the
         answer counts."""
-        return beyond_quality(results.arms[arm].quality, self.limits) if self.answer_only else None
+        return ruled_out(results.arms[arm].quality, self.limits) if self.answer_only else None
 
     def wanting(self, results: Results, group: Collection[int], taken: int) -> Collection[int]:
         found = compare(results)
@@ -61,7 +60,7 @@ class Enough:
         """Whether the interval is narrow enough; turns: or as narrow as more turns of this process
         make it."""
         narrow = max(
-            math.log1p(results.settings.precision), OF_THE_EFFECT * abs(math.log(one.nearer))
+            math.log1p(results.settings.half_width), OF_THE_EFFECT * abs(math.log(one.nearer))
         )
         width = math.log1p(one.half_width)
         noise = math.sqrt(max(0.0, width**2 - one.floor**2)) if math.isfinite(width) else width

@@ -1,4 +1,4 @@
-"""The worker processes of a session: an arm's is loaded, scored, made ready, asked for turns, ended.
+"""The worker processes of a session: each is loaded, scored, made ready, asked for turns, ended.
 
     pool = Pool(store, scratch, say)
     pool.load(0)                            # raises DoesNotFit where other arms take the memory

@@ -34,7 +34,7 @@ Kind = Literal["decode", "prompt"]
 class Settings:
     """When to stop, and what else to measure. See the options of the same names."""
 
-    precision: float = 0.03  # half-width of an interval that is narrow enough
+    half_width: float = 0.03  # of an interval that is narrow enough
     max_minutes: float = 10  # of the session, loading included
     processes: int = 4  # of each arm, at most
     cycles: int | None = None  # of each process, whatever the figures show; None: as many as needed

@@ -22,10 +22,10 @@ from typing import Any
 import click
 
 from quantbench import files
+from quantbench.answer.interval import Interval
 from quantbench.cli import Command, say
 from quantbench.compare.arguments import names_of, refuse_given
 from quantbench.compare.figures import decode_limit
-from quantbench.answer.interval import Interval
 from quantbench.compare.figures.json_rows import DecodeRow
 from quantbench.compare.output.columns import Columns, aligned, interval, number
 from quantbench.compare.output.lines import AXES as DRAWN

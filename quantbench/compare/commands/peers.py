@@ -22,14 +22,14 @@ from pathlib import Path
 import click
 
 from quantbench import files
+from quantbench.answer.interval import Interval
+from quantbench.answer.readings import caveats, is_limit, median, span
 from quantbench.bench import process
 from quantbench.bench.process import Process
 from quantbench.cli import Command, say
 from quantbench.compare.arguments import names_of
-from quantbench.answer.interval import Interval
 from quantbench.compare.figures.json_rows import PeerRow
 from quantbench.compare.figures.limits import over, seconds, step_bytes
-from quantbench.answer.readings import caveats, is_limit, median, span
 from quantbench.compare.output.columns import Columns, aligned, interval, number
 from quantbench.compare.peers import packages as peer_packages
 from quantbench.compare.peers.work import Work

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quantbench import files
+from quantbench.answer.interval import Interval
 from quantbench.bench.arm import NOT_IN_ARMS
 from quantbench.cli import Command, quiet, say
-from quantbench.answer.interval import Interval
 from quantbench.compare.sampling.results import report_output, write_json
 from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig, options

@@ -14,15 +14,15 @@ from typing import Any
 
 import click
 
+from quantbench.answer.choices import Limits, Recommendation
+from quantbench.answer.limit_options import limit_options, limits
+from quantbench.answer.recommendation import recommend as recommended
+from quantbench.answer.rows import best_of, rows
 from quantbench.bench.answers import SchemeNames
 from quantbench.bench.arm import make_arms
 from quantbench.bench.process import Process
 from quantbench.cli import Command, say
 from quantbench.compare.commands import ab
-from quantbench.answer.choices import Limits, Recommendation
-from quantbench.answer.recommendation import recommend as recommended
-from quantbench.answer.rows import best_of, rows
-from quantbench.answer.limit_options import limit_options, limits
 from quantbench.compare.sampling.results import Results, Settings
 from quantbench.errors import KernelError, QuantbenchError, UsageError
 from quantbench.log.config import RunConfig, argv, options, parse

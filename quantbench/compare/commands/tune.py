@@ -16,15 +16,15 @@ from typing import Any
 
 import click
 
+from quantbench.answer.choices import Limits, TuneAnswer
+from quantbench.answer.limit_options import limit_options, limits
+from quantbench.answer.row import Row
+from quantbench.answer.tuning import answer
 from quantbench.bench.answers import PlannedRuns
 from quantbench.bench.process import Process
 from quantbench.cli import say
 from quantbench.compare.arguments import refuse_beside, split_precision
 from quantbench.compare.commands import ab
-from quantbench.answer.choices import Limits, TuneAnswer
-from quantbench.answer.row import Row
-from quantbench.answer.tuning import answer
-from quantbench.answer.limit_options import limit_options, limits
 from quantbench.compare.output import tables, tune_tables
 from quantbench.compare.sampling.comparison import SAMPLES, SAMPLES_IN_TURN
 from quantbench.compare.sampling.grid import Setting, Tuned, group, read_grid, said

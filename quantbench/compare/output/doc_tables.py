@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from quantbench import files
+from quantbench.answer.row import Row
 from quantbench.compare.figures.json_rows import DecodeRow, PeerRow, SchemeRow
 from quantbench.compare.figures.latency import Cell, latency_rows, rate_rows
-from quantbench.answer.row import Row
 from quantbench.compare.output import doc_reference, doc_trust, log_tables
 from quantbench.compare.output.columns import (
     Columns,

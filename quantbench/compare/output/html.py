@@ -20,10 +20,10 @@ import jinja2
 import numpy as np
 from markupsafe import Markup
 
-from quantbench.bench.answers import Quality
 from quantbench.answer.readings import span
 from quantbench.answer.row import Row
 from quantbench.answer.rows import identical_plans
+from quantbench.bench.answers import Quality
 from quantbench.compare.output.points import COLOURS, LABELS, Point, points, staircase
 from quantbench.compare.sampling.results import ArmResult, Results
 from quantbench.log import shell

@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from quantbench.bench.answers import Quality
-from quantbench.compare.figures.families import FALSE_VERDICTS
 from quantbench.answer.readings import caveats, span
 from quantbench.answer.row import Row
 from quantbench.answer.rows import identical_plans, scatter
+from quantbench.bench.answers import Quality
+from quantbench.compare.figures.families import FALSE_VERDICTS
 from quantbench.compare.output import html as page
 from quantbench.compare.output import pareto as picture
 from quantbench.compare.output.columns import Columns, aligned, interval, number, size, with_error

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from quantbench import files
+from quantbench.answer.choices import Recommendation, TuneAnswer
 from quantbench.bench.answers import ArmFacts, NoQuality, Quality, Reading, TimedSample
 from quantbench.bench.arm import Arm
-from quantbench.answer.choices import Recommendation, TuneAnswer
 from quantbench.compare.figures.plan import Look, Plan
 from quantbench.errors import LogError, UsageError
 from quantbench.log.about import About, about

@@ -11,10 +11,10 @@ figures/plan.py has the rules; this applies them to the samples that there are, 
 
 from collections.abc import Callable
 
+from quantbench.answer.interval import Ratio
 from quantbench.compare.figures import timings
 from quantbench.compare.figures.contrasts import Fit, fit
 from quantbench.compare.figures.families import Verdict, against_best
-from quantbench.answer.interval import Ratio
 from quantbench.compare.figures.plan import Plan, arms_to_drop, settled_arms
 from quantbench.compare.sampling.results import MOST_BESIDE, Results
 
