@@ -23,10 +23,10 @@ from quantbench.bench.arm import Arm
 from quantbench.bench.session import Rule, Session
 from quantbench.bench.store import Logged, Results, Store
 from quantbench.cli import say
-from quantbench.compare.output import html as page
-from quantbench.compare.output import tables as report
 from quantbench.errors import LogError, UsageError
 from quantbench.log import log
+from quantbench.report import html as page
+from quantbench.report import tables as report
 from quantbench.run import threads
 from quantbench.run.facts import make_record
 from quantbench.text import one_line

@@ -14,7 +14,6 @@ from typing import Any
 from quantbench import files
 from quantbench.bench.process import WorkerFailed
 from quantbench.cli import say
-from quantbench.compare.output import latency_pictures, latency_report
 from quantbench.compare.sampling import latency_ray, latency_sweep
 from quantbench.compare.sampling.latency_answers import Possible
 from quantbench.compare.sampling.latency_plan import LatencyPlan, make_plan, whole_numbers
@@ -24,6 +23,7 @@ from quantbench.compare.sampling.results import FILE
 from quantbench.errors import LogError, QuantbenchError, UsageError
 from quantbench.log.about import about, machine
 from quantbench.log.config import RunConfig
+from quantbench.report import latency_pictures, latency_report
 from quantbench.run import launch
 from quantbench.text import shown
 

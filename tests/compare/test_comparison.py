@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from quantbench.answer.rows import rows
 from quantbench.bench.arm import make_arms
 from quantbench.compare.figures.plan import shown
-from quantbench.answer.rows import rows
 from quantbench.compare.sampling.comparison import (
     MOST_SAMPLES,
     SAMPLES,

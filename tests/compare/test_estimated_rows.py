@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from quantbench.bench.answers import ArmFacts
 from quantbench.answer.rows import rows
-from quantbench.compare.output.tables import estimate_sentence, joules_sentence, terminal
+from quantbench.bench.answers import ArmFacts
+from quantbench.report.tables import estimate_sentence, joules_sentence, terminal
 from quantbench.run.energy import NO_COUNTER, Energy, NotCounted
 from quantbench.run.why import Limit
 from tests.compare.example_results import example_results

@@ -8,18 +8,18 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from quantbench.answer.choices import Limits
+from quantbench.answer.recommendation import recommend
+from quantbench.answer.tuning import answer
 
+from quantbench.answer.rows import best_of, rows
 from quantbench.compare.commands.ab import ab
 from quantbench.compare.figures import timings
-from quantbench.answer.choices import Limits
 from quantbench.compare.figures.contrasts import fit
-from quantbench.answer.recommendation import recommend
-from quantbench.answer.rows import best_of, rows
-from quantbench.answer.tuning import answer
-from quantbench.compare.output import html
-from quantbench.compare.output.points import band, points, staircase
-from quantbench.compare.output.tables import full_table, remarks
 from quantbench.compare.sampling.results import Results
+from quantbench.report import html
+from quantbench.report.points import band, points, staircase
+from quantbench.report.tables import full_table, remarks
 from tests.compare.example_results import ARMS, HOSTILE, example_results
 from tests.compare.test_estimated_rows import with_figures
 
@@ -174,7 +174,7 @@ def test_open_shows_the_report(tmp_path, monkeypatch, has_a_browser):
 
 
 def test_the_picture_names_every_arm(tmp_path):
-    from quantbench.compare.output import pareto
+    from quantbench.report import pareto
 
     arm_rows = rows(example_results())
     pareto.draw(arm_rows, [tmp_path / "pareto.svg"], "title")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from quantbench.compare.output.doc_tables import runs
-from quantbench.compare.output.log_tables import groups
 from quantbench.log import log
+from quantbench.report.doc_tables import runs
+from quantbench.report.log_tables import groups
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "tests" / "data" / "torchao_llama_log.txt"

@@ -7,7 +7,10 @@ import re
 
 import pytest
 from click.testing import CliRunner
+from quantbench.answer.choices import Limits
+from quantbench.answer.limit_options import limits, size_of
 
+from quantbench.answer.rows import rows
 from quantbench.bench.answers import (
     DecodeCheck,
     LogitsFile,
@@ -18,14 +21,11 @@ from quantbench.bench.answers import (
 from quantbench.bench.arm import make_arms
 from quantbench.compare.commands import ab
 from quantbench.compare.commands import recommend as command
-from quantbench.answer.choices import Limits
-from quantbench.answer.rows import rows
-from quantbench.answer.limit_options import limits, size_of
-from quantbench.compare.output import tables
 from quantbench.compare.sampling.comparison import Comparison
 from quantbench.compare.sampling.results import Results, Settings
 from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig
+from quantbench.report import tables
 from quantbench.run.loading import load
 from quantbench.run.plan import make_plan
 from tests.compare.fake_process import Behaviour, FakeProcess, World

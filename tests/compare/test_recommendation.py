@@ -5,10 +5,10 @@ import re
 from dataclasses import replace
 
 import pytest
-
 from quantbench.answer.choices import Limits, Recommendation
-from quantbench.answer.interval import Interval, SpeedUp
 from quantbench.answer.recommendation import command, recommend
+
+from quantbench.answer.interval import Interval, SpeedUp
 from quantbench.answer.row import Row
 from quantbench.log import shell
 from quantbench.log.config import parse

@@ -4,13 +4,13 @@ import math
 
 import pytest
 
+from quantbench.answer.rows import best_of, rows
 from quantbench.bench.answers import Quality, Reading
 from quantbench.compare.figures import timings
 from quantbench.compare.figures.contrasts import SampleTimes, contrasts, fit, process_timing
 from quantbench.compare.figures.plan import Plan
-from quantbench.answer.rows import best_of, rows
-from quantbench.compare.output.tables import remarks, terminal
 from quantbench.compare.sampling.results import ArmResult, ArmSample, Results, Settings
+from quantbench.report.tables import remarks, terminal
 from tests.compare.facts import arm_facts
 
 

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from scipy import stats
 
 from quantbench.compare.figures.families import FALSE_VERDICTS
-from quantbench.compare.output.doc_tables import TABLES
 from quantbench.log.about import machine
+from quantbench.report.doc_tables import TABLES
 from tests.compare.trust_simulation import (
     Cell,
     bounds,

@@ -8,9 +8,9 @@ import pytest
 from click.testing import CliRunner
 
 from quantbench.__main__ import commands
+from quantbench.answer.rows import rows
 from quantbench.compare.commands.estimate import estimate
 from quantbench.compare.figures.latency import estimate_rows
-from quantbench.answer.rows import rows
 from quantbench.errors import QuantbenchError
 from quantbench.estimate.beside import Report, beside
 from quantbench.estimate.validate import Case, as_json, of_results, report

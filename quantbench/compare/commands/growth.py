@@ -27,14 +27,14 @@ from quantbench.cli import Command, say
 from quantbench.compare.arguments import names_of, refuse_given
 from quantbench.compare.figures import decode_limit
 from quantbench.compare.figures.json_rows import DecodeRow
-from quantbench.compare.output.columns import Columns, aligned, interval, number
-from quantbench.compare.output.lines import AXES as DRAWN
-from quantbench.compare.output.lines import draw
 from quantbench.compare.sampling.results import Settings, write_json
 from quantbench.errors import LogError, UsageError
 from quantbench.log.about import About, about
 from quantbench.log.config import RunConfig
 from quantbench.quantize import spec
+from quantbench.report.columns import Columns, aligned, interval, number
+from quantbench.report.lines import AXES as DRAWN
+from quantbench.report.lines import draw
 from quantbench.typed_json import from_json
 
 SCHEMES = spec.COMPARED_BRIEFLY

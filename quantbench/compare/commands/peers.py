@@ -30,7 +30,6 @@ from quantbench.cli import Command, say
 from quantbench.compare.arguments import names_of
 from quantbench.compare.figures.json_rows import PeerRow
 from quantbench.compare.figures.limits import over, seconds, step_bytes
-from quantbench.compare.output.columns import Columns, aligned, interval, number
 from quantbench.compare.peers import packages as peer_packages
 from quantbench.compare.peers.work import Work
 from quantbench.compare.sampling.comparison import Comparison
@@ -44,6 +43,7 @@ from quantbench.compare.sampling.results import (
 from quantbench.errors import LogError, QuantbenchError, UsageError
 from quantbench.log.config import RunConfig, argv
 from quantbench.quality.block_errors import LEAST_BLOCKS
+from quantbench.report.columns import Columns, aligned, interval, number
 from quantbench.run.threads import choose, cores
 from quantbench.text import counted
 from quantbench.typed_json import to_json

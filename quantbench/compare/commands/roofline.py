@@ -26,7 +26,6 @@ from quantbench.compare.arguments import names_of, refuse_given
 from quantbench.compare.figures import decode_limit
 from quantbench.compare.figures.json_rows import DecodeRow
 from quantbench.compare.figures.limits import over
-from quantbench.compare.output.columns import Columns, aligned, interval, number
 from quantbench.compare.sampling.results import (
     ArmResult,
     Results,
@@ -37,6 +36,7 @@ from quantbench.compare.sampling.results import (
 from quantbench.errors import UsageError
 from quantbench.log.config import PRECISIONS, RunConfig
 from quantbench.quantize import spec
+from quantbench.report.columns import Columns, aligned, interval, number
 from quantbench.typed_json import omitted
 
 MODEL = "dummy:TinyLlama-1.1B-Chat-v1.0"

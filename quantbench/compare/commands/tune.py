@@ -25,13 +25,13 @@ from quantbench.bench.process import Process
 from quantbench.cli import say
 from quantbench.compare.arguments import refuse_beside, split_precision
 from quantbench.compare.commands import ab
-from quantbench.compare.output import tables, tune_tables
 from quantbench.compare.sampling.comparison import SAMPLES, SAMPLES_IN_TURN
 from quantbench.compare.sampling.grid import Setting, Tuned, group, read_grid, said
 from quantbench.compare.sampling.results import Results, Settings
 from quantbench.errors import UsageError
 from quantbench.log import log
 from quantbench.log.config import RunConfig, argv, options
+from quantbench.report import tables, tune_tables
 
 DEFAULT = Settings()
 FORMATS: ab.Formats = {

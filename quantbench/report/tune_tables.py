@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from quantbench.answer.choices import TuneAnswer
 from quantbench.answer.row import Row
-from quantbench.compare.output import tables
-from quantbench.compare.output.columns import Columns, aligned, interval
 from quantbench.compare.sampling.results import MOST_BESIDE, Results
+from quantbench.report import tables
+from quantbench.report.columns import Columns, aligned, interval
 from quantbench.typed_json import to_json
 
 SETTINGS: Columns[Row] = [

@@ -7,11 +7,11 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from quantbench.compare.output.columns import Columns, markdown, number
-from quantbench.compare.output.doc_data import captioned, one_file, read
-from quantbench.compare.output.documents import Block
 from quantbench.estimate.validate import QUANTITIES, of_results
 from quantbench.log.about import About
+from quantbench.report.columns import Columns, markdown, number
+from quantbench.report.doc_data import captioned, one_file, read
+from quantbench.report.documents import Block
 
 R = TypeVar("R")
 

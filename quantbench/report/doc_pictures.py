@@ -5,10 +5,10 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from quantbench.compare.output import lines
-from quantbench.compare.output import pareto as pareto_picture
-from quantbench.compare.output.doc_data import read, rows_and_title
 from quantbench.log.about import About
+from quantbench.report import lines
+from quantbench.report import pareto as pareto_picture
+from quantbench.report.doc_data import read, rows_and_title
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,11 +6,11 @@ from typing import TypeVar
 
 from quantbench import files
 from quantbench.answer.row import Row
-from quantbench.compare.output import html
-from quantbench.compare.output.columns import Columns, markdown
 from quantbench.compare.sampling.results import Results
 from quantbench.errors import LogError, UsageError
 from quantbench.log.about import About
+from quantbench.report import html
+from quantbench.report.columns import Columns, markdown
 from quantbench.typed_json import from_json
 
 T = TypeVar("T")

@@ -9,9 +9,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from quantbench.compare.output.lines import COLOURS, STYLE
 from quantbench.experts.placement import HitRates
 from quantbench.experts.skew import LayerSkew
+from quantbench.report.lines import COLOURS, STYLE
 
 MOST = 2.0  # even shares at the end of the colour scale
 WAYS = {  # fields of HitRates: their lines' colours and dashes

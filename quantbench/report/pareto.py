@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from quantbench.answer.row import Row
-from quantbench.compare.output.points import (
+from quantbench.report.points import (
     BROKEN,
     COLOURS,
     LABELS,

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from quantbench.compare.figures.latency import Cell
-from quantbench.compare.output.lines import COLOURS, STYLE
 from quantbench.compare.sampling.latency_results import LatencyResults, TableResult
+from quantbench.report.lines import COLOURS, STYLE
 
 LATENCY, BATCH, PROMPT, RANKS = "latency against throughput", "batch size", "prompt", "ranks"
 AXES = {

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from quantbench import text
 from quantbench.answer.interval import Interval, Ratio
-from quantbench.compare.output.documents import table
+from quantbench.report.documents import table
 
 R = TypeVar("R")
 Columns = Sequence[tuple[str, Callable[[R], str]]]  # a heading, and the text of a row's cell

@@ -20,9 +20,9 @@ from quantbench.compare.figures.latency import (
     latency_rows,
     rate_rows,
 )
-from quantbench.compare.output.latency_tables import NO_INTERVAL, Pairs, pairs_text, rows_text
 from quantbench.compare.sampling.latency_plan import LatencyPlan
 from quantbench.compare.sampling.latency_results import LatencyResults, TableResult
+from quantbench.report.latency_tables import NO_INTERVAL, Pairs, pairs_text, rows_text
 from quantbench.run import energy
 from quantbench.run.energy import Energy, NotCounted
 from quantbench.text import counted, one_line

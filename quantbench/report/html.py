@@ -24,10 +24,10 @@ from quantbench.answer.readings import span
 from quantbench.answer.row import Row
 from quantbench.answer.rows import identical_plans
 from quantbench.bench.answers import Quality
-from quantbench.compare.output.points import COLOURS, LABELS, Point, points, staircase
 from quantbench.compare.sampling.results import ArmResult, Results
 from quantbench.log import shell
 from quantbench.log.config import repro
+from quantbench.report.points import COLOURS, LABELS, Point, points, staircase
 from quantbench.run.facts import Facts
 from quantbench.text import counted
 
@@ -67,7 +67,7 @@ def render(results: Results, rows: Sequence[Row], table: Table, remarks: Sequenc
 
 @cache
 def _template() -> jinja2.Template:
-    text = resources.files("quantbench.compare.output").joinpath("assets", FILE)
+    text = resources.files("quantbench.report").joinpath("assets", FILE)
     return jinja2.Environment(autoescape=True).from_string(text.read_text(encoding="utf-8"))
 
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from quantbench.compare.output.columns import size
-from quantbench.compare.output.documents import Block, table
 from quantbench.log.config import RunConfig, option_table
 from quantbench.quantize import spec
+from quantbench.report.columns import size
+from quantbench.report.documents import Block, table
 
 # The model that the last column of `cache_bytes` is about.
 LLAMA_3_1 = {"heads": 8, "head_dim": 128, "layers": 32, "positions": 131072}

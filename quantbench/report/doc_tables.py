@@ -14,8 +14,12 @@ from quantbench import files
 from quantbench.answer.row import Row
 from quantbench.compare.figures.json_rows import DecodeRow, PeerRow, SchemeRow
 from quantbench.compare.figures.latency import Cell, latency_rows, rate_rows
-from quantbench.compare.output import doc_reference, doc_trust, log_tables
-from quantbench.compare.output.columns import (
+from quantbench.compare.sampling.latency_results import LatencyResults, TableResult
+from quantbench.errors import LogError, UsageError
+from quantbench.log import log
+from quantbench.log.about import About
+from quantbench.report import doc_reference, doc_trust, log_tables
+from quantbench.report.columns import (
     Columns,
     interval,
     markdown,
@@ -24,13 +28,9 @@ from quantbench.compare.output.columns import (
     size,
     with_error,
 )
-from quantbench.compare.output.doc_data import Compared, captioned, one_file, read
-from quantbench.compare.output.documents import Block
-from quantbench.compare.output.points import BROKEN, band
-from quantbench.compare.sampling.latency_results import LatencyResults, TableResult
-from quantbench.errors import LogError, UsageError
-from quantbench.log import log
-from quantbench.log.about import About
+from quantbench.report.doc_data import Compared, captioned, one_file, read
+from quantbench.report.documents import Block
+from quantbench.report.points import BROKEN, band
 
 R = TypeVar("R")
 SPEED_UP_NOTE = (

@@ -11,15 +11,15 @@ from quantbench.answer.row import Row
 from quantbench.answer.rows import identical_plans, scatter
 from quantbench.bench.answers import Quality
 from quantbench.compare.figures.families import FALSE_VERDICTS
-from quantbench.compare.output import html as page
-from quantbench.compare.output import pareto as picture
-from quantbench.compare.output.columns import Columns, aligned, interval, number, size, with_error
-from quantbench.compare.output.documents import table
 from quantbench.compare.sampling.results import FILE, MOST_BESIDE, Results
 from quantbench.errors import LogError
 from quantbench.log import shell
 from quantbench.log.table import SINCE_START
 from quantbench.quality.defaults import LEGEND, described
+from quantbench.report import html as page
+from quantbench.report import pareto as picture
+from quantbench.report.columns import Columns, aligned, interval, number, size, with_error
+from quantbench.report.documents import table
 from quantbench.run import energy
 from quantbench.typed_json import to_json
 

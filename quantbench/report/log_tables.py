@@ -6,8 +6,8 @@ tables(groups(records), {"int8wo": "1.0002"})
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from quantbench.compare.output.documents import table
 from quantbench.log.record import Record
+from quantbench.report.documents import table
 
 HEADINGS = (
     *("scheme", "KV cache", "dtype", "compiled", "tok/s", "× full precision"),
