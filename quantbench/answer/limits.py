@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 import click
 
 from quantbench.answer.row import Row
+from quantbench.arguments import fraction
 from quantbench.bench.answers import Quality
-from quantbench.compare.arguments import fraction
 from quantbench.errors import UsageError
 from quantbench.log.table import SINCE_START
 from quantbench.quality.thresholds import DEFAULT_LIMIT

@@ -143,6 +143,7 @@ class ArmResult:
     argv: list[str]  # options of generate.py, or for another runtime its own
     unable: str | None = omitted()  # why it cannot run here, known before anything was measured
     also: list[str] | None = omitted()  # of a tune: other settings of the same plan, not measured
+    changes: int | None = omitted()  # of a tune: options that differ from the default's
     facts: ArmFacts | None = None  # None until the first process is ready
     quality: Quality | NoQuality | None = None
     turns: list[Turn] = field(default_factory=list)
@@ -260,6 +261,7 @@ class Planned:
     argv: list[str]
     unable: str | None = omitted()
     also: list[str] | None = omitted()
+    changes: int | None = omitted()
 
 
 @dataclass(frozen=True)
@@ -303,7 +305,8 @@ class Store:
 
 def _write_meta(results: Results, folder: Path) -> None:
     assert results.about
-    arms = [Planned(arm.name, arm.text, arm.argv, arm.unable, arm.also) for arm in results.arms]
+    kept = [part.name for part in dataclasses.fields(Planned)]
+    arms = [Planned(**{name: getattr(arm, name) for name in kept}) for arm in results.arms]
     meta = Meta(FORMAT, results.settings, arms, results.write_result, results.about, results.limits)
     scratch = folder / f".{META}"
     scratch.write_text(json.dumps(to_json(meta), indent=1) + "\n", encoding="utf-8")

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from quantbench import files
 from quantbench.answer.row import Row
-from quantbench.compare.sampling.results import Results
+from quantbench.bench.answers import ArmFacts
 from quantbench.errors import LogError, UsageError
 from quantbench.log.about import About
 from quantbench.report import html
@@ -18,11 +18,19 @@ R = TypeVar("R")
 
 
 @dataclasses.dataclass(frozen=True)
+class Measured:
+    """Of an arm what a picture's title says."""
+
+    facts: ArmFacts | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Compared:
     """What the documents take from a results.json of `ab --output`."""
 
     about: About
     rows: list[Row]
+    arms: list[Measured]
 
 
 def read(kind: type[T], path: str) -> T:
@@ -33,8 +41,9 @@ def read(kind: type[T], path: str) -> T:
 def rows_and_title(path: str) -> tuple[list[Row], str]:
     """The rows of a results.json, and the title of a picture of them. Raises LogError."""
     value = files.read_json("cannot read", path, LogError)
-    rows = _typed(Compared, value, path).rows
-    return rows, html.title(_typed(Results, value, path))
+    kept = _typed(Compared, value, path)
+    run = next((arm.facts.run for arm in kept.arms if arm.facts and arm.facts.run), None)
+    return kept.rows, html.title(run, kept.about)
 
 
 def _typed(kind: type[T], value: object, path: str) -> T:

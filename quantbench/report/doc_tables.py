@@ -38,7 +38,7 @@ SPEED_UP_NOTE = (
     "figures in the decode column."
 )
 BROKEN_NOTE = (
-    " *Broken*: perplexity is more than twice the baseline's, and the speed is of no use; pictures "
+    " *Broken*: KL is above 0.5 nats, and the speed is of no use; pictures "
     "show such a scheme in grey."
 )
 
@@ -109,7 +109,11 @@ def speeds(words: Sequence[str]) -> str:
         if missing := [name for name in names if name not in by_name]:
             raise UsageError(f"{path} measured no arm {missing[0]}; it has {', '.join(by_name)}")
         rows = [by_name[name] for name in names]
-    ends = {row.speed_up.word for row in rows if row.speed_up} - {"range"} or {"range"}
+    ends = {
+        f"{row.speed_up.confidence:.0%} interval"
+        for row in rows
+        if row.speed_up and row.speed_up.confidence
+    }
     tokens = measured_on(row.tokens for row in rows if row.perplexity_ratio)
     columns: Columns[Row] = [
         ("", _arm),
@@ -128,7 +132,7 @@ def speeds(words: Sequence[str]) -> str:
 
 
 def _is_broken(row: Row) -> bool:
-    return row.perplexity_ratio is not None and band(row.perplexity_ratio.value) == BROKEN
+    return row.kl is not None and band(row.kl) == BROKEN
 
 
 def _arm(row: Row) -> str:

@@ -21,18 +21,19 @@ import numpy as np
 from markupsafe import Markup
 
 from quantbench.answer.readings import span
+from quantbench.answer.recommend import Recommendation
 from quantbench.answer.row import Row
-from quantbench.answer.rows import identical_plans
 from quantbench.bench.answers import Quality
-from quantbench.compare.sampling.results import ArmResult, Results
+from quantbench.bench.store import ArmResult, Results
 from quantbench.log import shell
+from quantbench.log.about import About
 from quantbench.log.config import repro
-from quantbench.report.points import COLOURS, LABELS, Point, points, staircase
+from quantbench.report.points import BANDS, COLOURS, LABELS, Point, points, staircase
 from quantbench.run.facts import Facts
 from quantbench.text import counted
 
 FILE = "report.html"
-FRONTS = {"same": ("same",), "near": ("same", "near")}  # bands of arms that a dashed line joins
+FRONTS = {BANDS[0]: BANDS[:1], BANDS[1]: BANDS[:2]}  # bands of arms that a dashed line joins
 # Percentiles of the decoding steps that are drawn; more of them in the slow tail, which matters.
 PERCENTS = (1, 5, 10, 25, 50, 75, 90, 95, 98, 99, 99.5, 99.9, 100)
 SCRIPT = re.compile(r"<script[^>]*>(.*?)</script>", re.S)
@@ -40,20 +41,29 @@ Table = Sequence[Sequence[str]]  # headings, then a row for each arm
 
 
 def write(
-    folder: Path, results: Results, rows: Sequence[Row], table: Table, remarks: Sequence[str] = ()
+    folder: Path,
+    results: Results,
+    rows: Sequence[Row],
+    answer: Recommendation,
+    table: Table,
+    remarks: Sequence[str] = (),
 ) -> None:
     """The page, into the folder. remarks: sentences on the measurement. Raises OSError."""
-    (folder / FILE).write_text(render(results, rows, table, remarks), encoding="utf-8")
+    (folder / FILE).write_text(render(results, rows, answer, table, remarks), encoding="utf-8")
 
 
-def render(results: Results, rows: Sequence[Row], table: Table, remarks: Sequence[str]) -> str:
+def render(
+    results: Results,
+    rows: Sequence[Row],
+    answer: Recommendation,
+    table: Table,
+    remarks: Sequence[str],
+) -> str:
     run = next((arm.facts.run for arm in results.arms if arm.facts and arm.facts.run), None)
-    lines, answer_remarks = _answer(results)
     values: dict[str, Any] = {
         "title": f"{run.model} on {run.device.name}" if run else "Nothing was loaded",
         "subtitle": _subtitle(results, run),
-        "lines": lines,
-        "answer_remarks": answer_remarks,
+        "answer": answer,
         "figures": _figures(results, rows),
         "table": table,
         "remarks": remarks,
@@ -111,10 +121,10 @@ def _figures(results: Results, rows: Sequence[Row]) -> list[tuple[str, str, Mark
     log = {"type": "log"}
     add(
         "Speed, memory and quality",
-        "Up is faster, left is smaller. The dashed lines join the fastest arms of each size within "
-        "1 % and within 5 % of the baseline's perplexity.",
+        "Up is faster, left is smaller. The dashed lines join the fastest arms of each size whose "
+        "quality is not noticeably worse, and that is good.",
         _pareto(go, [point for point in points(rows) if point.speed_up is not None]),
-        xaxis=log | {"title": "weights and KV cache, bytes (log scale)"},
+        xaxis=log | {"title": "peak memory, bytes (log scale)"},
         yaxis=log | {"title": "speed-up over the baseline (log scale)"},
     )
 
@@ -127,10 +137,10 @@ def _figures(results: Results, rows: Sequence[Row]) -> list[tuple[str, str, Mark
         return traces
 
     add(
-        "Speed of each sample",
-        "By round. A gap in a line is a new process of the arm.",
-        arms(_samples),
-        xaxis_title="round",
+        "Speed of each turn of decoding",
+        "By cycle. A gap in a line is a new process of the arm.",
+        arms(lambda arm: _turns(results, results.arms.index(arm))),
+        xaxis_title="cycle",
         yaxis_title="tokens per second",
     )
     add(
@@ -183,15 +193,17 @@ def _pareto(go: Any, shown: Sequence[Point]) -> list[Any]:
     return traces
 
 
-def _samples(arm: ArmResult) -> tuple[list[float], list[float | None]]:
+def _turns(results: Results, number: int) -> tuple[list[float], list[float | None]]:
+    """Cycles and tokens per second of the arm's turns of decoding; None between two processes."""
     x: list[float] = []
     y: list[float | None] = []
-    for before, sample in zip([None, *arm.samples], arm.samples, strict=False):
-        if before and before.process != sample.process:
-            x.append(sample.round - 0.5)
+    turns = results.turns(number, "decode")
+    for before, turn in zip([None, *turns], turns, strict=False):
+        if before and before.process != turn.process:
+            x.append(turn.cycle - 0.5)
             y.append(None)
-        x.append(sample.round)
-        y.append(float(f"{sample.tok_s:.6g}"))
+        x.append(turn.cycle)
+        y.append(float(f"{turn.tokens / turn.seconds:.6g}"))
     return x, y
 
 
@@ -210,12 +222,12 @@ def _layers(arm: ArmResult) -> tuple[Sequence[str], Sequence[float | None]]:
 # ------------------------------------------------------------------------------------------ words
 
 
-def title(results: Results) -> str:
+def title(run: Facts | None, about: About | None) -> str:
     """The title of a picture: TinyLlama-1.1B on a processor, compiled, bfloat16, 2026-11-22."""
-    run = next((arm.facts.run for arm in results.arms if arm.facts and arm.facts.run), None)
     if run is None:
         return "Nothing was loaded"
-    return f"{run.model} on {run.device.name}, {', '.join(_how(run))}, {_date(results)}"
+    date = about.date if about else "date unknown"
+    return f"{run.model} on {run.device.name}, {', '.join(_how(run))}, {date}"
 
 
 def _date(results: Results) -> str:
@@ -224,8 +236,7 @@ def _date(results: Results) -> str:
 
 def _subtitle(results: Results, run: Facts | None) -> str:
     how = _how(run) if run else []
-    what = "setting" if results.tune else "arm"
-    return " · ".join([_date(results), counted(len(results.arms), what), *how])
+    return " · ".join([_date(results), counted(len(results.arms), "arm"), *how])
 
 
 def _how(run: Facts) -> list[str]:
@@ -239,23 +250,6 @@ def _how(run: Facts) -> list[str]:
     if config.context_depth:
         parts.append(f"{config.context_depth} tokens already in the cache")
     return parts + ([f"{run.device.threads} threads"] if run.device.threads else [])
-
-
-def _answer(results: Results) -> tuple[list[tuple[str, str]], list[str]]:
-    """The answer as on the terminal: lines with their commands, and remarks."""
-    if results.tune:
-        first, *more = results.tune.lines
-        lines = [(first, results.tune.command or ""), *((line, "") for line in more)]
-        return lines, identical_plans(results)
-    if not results.recommendation:
-        return [], []
-    recommendation = results.recommendation
-    choices = [(choice.line(), choice.command) for choice in recommendation.choices]
-    remarks = recommendation.conditions(), recommendation.exclusions(), recommendation.note
-    return (
-        choices or [(line, "") for line in recommendation.lines()],
-        [remark for remark in remarks if remark],
-    )
 
 
 def _arm(arm: ArmResult) -> tuple[str, str, str]:
@@ -300,8 +294,6 @@ def _machine(results: Results, run: Facts | None) -> dict[str, str]:
 
 def _repeat(results: Results) -> str:
     """The command that repeats the whole comparison, on one line."""
-    if results.tune and results.about:
-        return results.about.command
     words = ["quantbench", "ab"]
     for arm in results.arms:
         words += ["--arm", shell.join(arm.argv) or arm.text]

@@ -1,8 +1,8 @@
 """Speed, memory and quality of all arms in one picture, with the arms that no other beats.
 
 Bytes on a logarithmic axis, speed-up with the interval that the verdict is read from, colour by
-perplexity ÷ the baseline's. The staircases join the fastest arms of each size within 1 % and within
-5 % of the baseline's perplexity.
+the class of KL. The staircases join the fastest arms of each size whose quality is not noticeably
+worse, and that is good.
 """
 
 import textwrap
@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from quantbench.answer.row import Row
+from quantbench.quality.thresholds import BROKEN
 from quantbench.report.points import (
-    BROKEN,
+    BANDS,
     COLOURS,
     LABELS,
     UNKNOWN,
@@ -21,8 +22,8 @@ from quantbench.report.points import (
     staircase,
 )
 
-MARKERS = {"same": "o", "near": "D", "worse": "v", BROKEN: "o", UNKNOWN: "s"}
-FRONTS = (("same", ("same",)), ("near", ("same", "near")))
+MARKERS = dict(zip(LABELS, "oDv^os", strict=True))
+FRONTS = ((BANDS[0], BANDS[:1]), (BANDS[1], BANDS[:2]))
 TICKS = [digits * 10**power for power in (-1, 0, 1, 2) for digits in (1, 1.5, 2, 3, 4, 5, 7)]
 MOST_NAMED = 16  # arms that are all named
 STYLE: Any = {"svg.hashsalt": "quantbench", "svg.fonttype": "none", "font.size": 10}
@@ -44,7 +45,7 @@ def draw(rows: Sequence[Row], paths: Sequence[Path], title: str = "") -> None:
             for point in shown:
                 _marker(axes, point, unit)
             _legend(figure, shown)
-        axes.set_xlabel(f"weights and KV cache, {'GB' if unit == 1e9 else 'MB'} (log scale)")
+        axes.set_xlabel(f"peak memory, {'GB' if unit == 1e9 else 'MB'} (log scale)")
         axes.set_ylabel("speed-up over the baseline (log scale)")
         axes.set_title("\n".join(textwrap.wrap(title, 100)), fontsize=10, loc="left")
         axes.grid(color="#e6e9ee")

@@ -4,31 +4,27 @@ for point in points(rows):
     print(point.arm, point.memory_bytes, point.speed_up, point.band)
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from quantbench.answer.limits import memory_bytes
 from quantbench.answer.row import Row
+from quantbench.quality.thresholds import BROKEN, CLASSES, word
 
-# Perplexity ÷ the baseline's, up to and including. Above the last, text is visibly worse: such an
-# arm is drawn hollow, since its speed is of no use.
-BANDS = (("same", 1.01), ("near", 1.05), ("worse", 2.0))
-BROKEN, UNKNOWN = "broken", "unknown"
-
-# Short names of the quality bands, and their colours on white, for pictures.
+UNKNOWN = "quality not measured"
+BANDS = [name for _, name in CLASSES]  # of KL, the best first
+# Colours on white; an arm whose text is broken is drawn hollow, since its speed is of no use.
+COLOURS = dict(
+    zip(
+        [*BANDS, BROKEN, UNKNOWN],
+        ["#08784f", "#4c8f1f", "#c77700", "#b3261e", "#7d8590", "#4a5a9a"],
+        strict=True,
+    )
+)
 LABELS = {
-    "same": "perplexity ≤ 1 % above the baseline's",
-    "near": "≤ 5 % above",
-    "worse": "worse",
-    BROKEN: "broken: more than twice",
-    UNKNOWN: "quality not measured",
-}
-COLOURS = {
-    "same": "#08784f",
-    "near": "#c77700",
-    "worse": "#b3261e",
-    BROKEN: "#7d8590",
-    UNKNOWN: "#4a5a9a",
+    **{name: f"{name}: KL ≤ {most:g}" for most, name in CLASSES},
+    BROKEN: f"broken: KL > {CLASSES[-1][0]:g}",
+    UNKNOWN: UNKNOWN,
 }
 
 
@@ -37,27 +33,26 @@ class Point:
     """An arm that was measured. None: not known."""
 
     arm: str
-    memory_bytes: int  # weights and KV cache
+    memory_bytes: int  # as the recommendation counts it
     tok_s: float
     speed_up: float | None  # over the baseline, whose own is 1
     low: float | None  # of the interval of the speed-up, or of its range
     high: float | None
     confidence: float | None  # of the interval; None: low and high are a range
-    perplexity_ratio: float | None  # perplexity ÷ the baseline's
     band: str  # a key of LABELS
     baseline: bool
 
 
 def points(rows: Sequence[Row]) -> list[Point]:
     """A point for each arm that has samples, in the order of the rows."""
-    return [_point(row, rows[0]) for row in rows if not row.failed and row.tok_s is not None]
+    measured = any(row.kl is not None for row in rows)
+    able = [row for row in rows if not row.failed and row.tok_s is not None]
+    return [_point(row, rows[0], measured) for row in able]
 
 
-def band(perplexity_ratio: float | None) -> str:
-    """The quality band that an arm's perplexity is in: a key of LABELS."""
-    if perplexity_ratio is None:
-        return UNKNOWN
-    return next((name for name, most in BANDS if perplexity_ratio <= most), BROKEN)
+def band(kl: float | None) -> str:
+    """The quality band that a KL divergence is in: a key of LABELS."""
+    return UNKNOWN if kl is None else word(kl)
 
 
 def staircase(shown: Sequence[Point], bands: Sequence[str]) -> list[Point]:
@@ -70,28 +65,17 @@ def staircase(shown: Sequence[Point], bands: Sequence[str]) -> list[Point]:
     return front
 
 
-def _point(row: Row, baseline: Row) -> Point:
+def _point(row: Row, baseline: Row, any_quality: bool) -> Point:
     ratio, is_baseline = row.speed_up, row is baseline
-    quality = _perplexity_ratio(row, baseline)
+    kl = (0.0 if any_quality else None) if is_baseline else row.kl
     return Point(
         arm=row.arm,
-        memory_bytes=(row.weight_bytes or 0) + (row.kv_cache_bytes or 0),
+        memory_bytes=memory_bytes(row) or 0,
         tok_s=row.tok_s or 0.0,
         speed_up=1.0 if is_baseline else ratio.value if ratio else None,
         low=ratio.low if ratio else None,
         high=ratio.high if ratio else None,
         confidence=ratio.confidence if ratio else None,
-        perplexity_ratio=quality,
-        band=band(quality),
+        band=band(kl),
         baseline=is_baseline,
     )
-
-
-def _perplexity_ratio(row: Row, baseline: Row) -> float | None:
-    """Infinity where the arm's perplexity is not a number."""
-    if row is baseline:
-        return 1.0 if row.perplexity else None
-    if row.perplexity_ratio is not None:
-        ratio = row.perplexity_ratio.value
-        return math.inf if math.isnan(ratio) else ratio
-    return None

@@ -6,12 +6,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from quantbench.answer.limits import memory_said
 from quantbench.answer.readings import caveats, span
+from quantbench.answer.recommend import Recommendation
 from quantbench.answer.row import Row
-from quantbench.answer.rows import identical_plans, scatter
+from quantbench.answer.rows import identical_plans, noise
 from quantbench.bench.answers import Quality
-from quantbench.compare.figures.families import FALSE_VERDICTS
-from quantbench.compare.sampling.results import FILE, MOST_BESIDE, Results
+from quantbench.bench.store import Results
 from quantbench.errors import LogError
 from quantbench.log import shell
 from quantbench.log.table import SINCE_START
@@ -23,14 +24,16 @@ from quantbench.report.documents import table
 from quantbench.run import energy
 from quantbench.typed_json import to_json
 
-FILES = (FILE, "results.csv", "report.md", page.FILE, "pareto.svg", "pareto.png")
+TABLE, REPORT, PICTURES = "results.csv", "report.md", ("pareto.svg", "pareto.png")
+WRITTEN = (TABLE, REPORT, page.FILE, *PICTURES)  # by `write`, in the folder of --output
+WITH_REASONS = 9  # arms up to which the terminal says why each is as slow as it is
 ENDED = {
-    "precise": "every arm is settled: ±{precision:.3g} %, or a plain difference",
+    "answered": "the answer is stable",
     "processes": "each arm had its --processes",
     "max_minutes": "--max_minutes was reached",
     "interrupted": "it was interrupted",
     "baseline failed": "the baseline failed, so there is nothing to compare with",
-    "nothing to compare with": "every other arm failed",
+    "nothing to compare": "every other arm failed",
 }
 
 
@@ -45,12 +48,6 @@ def _peak(phase: str) -> Callable[[Row], str]:
     return shown
 
 
-def _verdict(row: Row) -> str:
-    """A range gives no verdict, which is not the same as no difference."""
-    is_range = row.speed_up is not None and row.speed_up.confidence is None
-    return "too few processes" if is_range else row.verdict
-
-
 def _memory_rate(row: Row) -> str:
     rate, share = row.weight_bytes_per_s, row.bandwidth_share
     if rate is None:
@@ -59,107 +56,92 @@ def _memory_rate(row: Row) -> str:
 
 
 ARM: Columns[Row] = [("arm", lambda row: row.arm)]
-RATE: Columns[Row] = [("tok/s", number(lambda row: row.tok_s, ".2f"))]
-LATENCY: Columns[Row] = [
+MAIN: Columns[Row] = [
+    *ARM,
+    ("decode tok/s", number(lambda row: row.decode_tok_s, ".2f")),
+    ("× baseline", interval(lambda row: row.decode_speed_up, ".2f")),
+    ("prompt tok/s", number(lambda row: row.prefill_tok_s, ".1f")),
+    ("× baseline", interval(lambda row: row.prompt_speed_up, ".2f")),
+    ("peak memory", lambda row: memory_said(row) if row.weight_bytes else "-"),
+    ("KL, nats", with_error(lambda row: row.kl, lambda row: row.kl_standard_error, ".4f")),
+    ("top-1", number(lambda row: row.top1, ".1%")),
+    ("verdict", lambda row: row.verdict),
+]
+DETAILS: Columns[Row] = [
+    *ARM,
+    ("tok/s", number(lambda row: row.tok_s, ".2f")),
+    ("whole run × baseline", interval(lambda row: row.speed_up, ".2f")),
     ("first token", number(lambda row: row.time_to_first_token_s, ".2f", 1e3, " ms")),
     ("token p50", number(lambda row: row.token_p50_s, ".3f", 1e3, " ms")),
     ("p90", number(lambda row: row.token_p90_s, ".3f", 1e3, " ms")),
     ("p99", number(lambda row: row.token_p99_s, ".3f", 1e3, " ms")),
-]
-SPEED_UP: Columns[Row] = [("× baseline", interval(lambda row: row.speed_up, ".2f"))]
-# The speed-up of the median decoding step: above 1 is faster. Its ends have room in the report.
-STEP_HEADING = "typical step"
-TYPICAL_STEP: Columns[Row] = [
-    (STEP_HEADING, number(lambda row: row.typical_step.value if row.typical_step else None, ".2f"))
-]
-TYPICAL_STEP_ENDS: Columns[Row] = [(STEP_HEADING, interval(lambda row: row.typical_step, ".2f"))]
-RATIO: Columns[Row] = [
-    ("Ratio_Latency", interval(lambda row: row.ratio_latency)),
-    ("Ratio_Throughput", interval(lambda row: row.ratio_throughput)),
-]
-VERDICT: Columns[Row] = [("verdict", lambda row: _verdict(row))]
-MEMORY: Columns[Row] = [
     ("model size", lambda row: size(row.weight_bytes)),
     ("peak: load", _peak("load")),
     ("warm-up", _peak("warm_up")),
-    ("generate", _peak("generate")),
     ("mem/s (of bandwidth)", _memory_rate),
-]
-QUALITY: Columns[Row] = [
     ("perplexity", number(lambda row: row.perplexity, ".3f")),
-    ("KL, nats", with_error(lambda row: row.kl, lambda row: row.kl_standard_error, ".4f")),
-    ("top-1", number(lambda row: row.top1, ".1%")),
+    ("kernel", lambda row: row.kernel or "-"),
 ]
-IN_LEGEND = {"kl": "", "top1": "top-1: "}  # columns of QUALITY that need words, and their headings
-KERNEL: Columns[Row] = [("kernel", lambda row: row.kernel or "-")]
+IN_LEGEND = {"kl": "", "top1": "top-1: "}  # columns that need words, and their headings
 
 
-def terminal(results: Results, rows: Sequence[Row]) -> str:
-    """Two tables of a row an arm, speed and cost, and remarks on them."""
-    speed = aligned([*ARM, *RATE, *SPEED_UP, *VERDICT, *TYPICAL_STEP, *LATENCY], rows)
-    cost = aligned([*ARM, *MEMORY, *QUALITY, *KERNEL], rows)
-    lines = [speed, "", cost, "", *remarks(results, rows, reasons=len(rows) <= MOST_BESIDE)]
-    return "\n".join([*lines, *(["", text] if (text := answer(results)) else [])])
-
-
-def answer(results: Results) -> str:
-    """The recommendation, or the answer of a tune, if there is one."""
-    said = results.tune or results.recommendation
-    return said.text() if said else ""
+def terminal(results: Results, rows: Sequence[Row], answer: Recommendation) -> str:
+    """One table of a row an arm, remarks on it, and the answer last."""
+    lines = [aligned(MAIN, rows), "", *remarks(results, rows, reasons=len(rows) <= WITH_REASONS)]
+    return "\n".join([*lines, "", answer.text()])
 
 
 def full_table(rows: Sequence[Row]) -> list[list[str]]:
     """Headings, then every column of every row."""
-    speed = [*RATE, *SPEED_UP, *VERDICT, *TYPICAL_STEP_ENDS, *RATIO, *LATENCY]
-    columns = [*ARM, *speed, *MEMORY, *QUALITY, *KERNEL]
+    columns = [*MAIN, *DETAILS[1:]]
     cells = [[show(row) for _, show in columns] for row in rows]
     return [[heading for heading, _ in columns], *cells]
 
 
-def markdown(results: Results, rows: Sequence[Row]) -> str:
-    headings, *cells = full_table(rows)
+def markdown(results: Results, rows: Sequence[Row], answer: Recommendation) -> str:
     runs = [arm.facts.run for arm in results.arms if arm.facts]
     run = next((run for run in runs if run), None)
     model = f"{run.model} on {run.device.name}" if run else "nothing was loaded"
-    lines = [
-        f"# {model}",
-        "",
-        *([said.markdown()] if (said := results.tune or results.recommendation) else []),
-        table(headings, cells),
-        "",
+    lines = [f"# {model}", "", answer.markdown()]
+    for columns in (MAIN, DETAILS):
+        cells = [[escaped(show(row)) for _, show in columns] for row in rows]
+        lines += [table([heading for heading, _ in columns], cells), ""]
+    lines += [
         "![speed, memory and quality](pareto.svg)",
         "",
-        *(f"- {remark}" for remark in remarks(results, rows)),
+        *(f"- {escaped(remark)}" for remark in remarks(results, rows)),
         "",
-        "Ratio_Latency is the arm's time per decoded token ÷ the baseline's; Ratio_Throughput the "
-        "baseline's tokens per second ÷ the arm's, prefill included: below 1 the arm is better. "
-        "Nothing is left out of either. Ranges are of the processes, intervals hold for all arms "
-        "together, and a verdict is read off the interval that is shown: where all arms are "
-        f"equal, at most {FALSE_VERDICTS:.0%} of comparisons call any of them different. On a CPU, "
-        "peaks are of the whole process. KL is that of the next token, baseline to arm.",
+        "On a CPU, peaks are of the whole process. KL is that of the next token, baseline to arm.",
         "",
     ]
     if run:
         versions = [f"{name} {version}" for name, version in run.versions.items() if version]
         lines += [f"{', '.join(versions)}; commit {run.git_commit or 'unknown'}", ""]
     lines += ["Arms, as options of generate.py:", ""]
-    lines += [f"- {arm.name}: `{shell.join(arm.argv) or arm.text}`" for arm in results.arms]
+    lines += [
+        f"- {escaped(arm.name)}: `{shell.join(arm.argv) or arm.text}`" for arm in results.arms
+    ]
     return "\n".join(lines) + "\n"
+
+
+def escaped(text: str) -> str:
+    """Text as Markdown shows it: no HTML, no new column."""
+    return text.replace("<", "&lt;").replace("|", "\\|")
 
 
 def remarks(results: Results, rows: Sequence[Row], reasons: bool = True) -> list[str]:
     """How it was measured, and what the tables have no room for. reasons: also why each arm is as
     slow as it is."""
-    why = ENDED.get(results.ended or "", "it goes on")
-    why = why.format(precision=100 * results.settings.precision)
-    lines = [f"{_how(results)}; it ended because {why}"]
-    lines += _brackets(rows)
-    lines += [sentence] if (sentence := scatter(results)) else []
+    processes = max((arm.processes for arm in results.arms), default=0)
+    lines = [
+        f"{processes} process{'es' * (processes != 1)} of an arm at most; it ended because "
+        f"{ENDED.get(results.ended or '', 'it goes on')}"
+    ]
+    if any(row.speed_up for row in rows):
+        lines.append(_ratios(results))
+    lines += [sentence] if (sentence := noise(results)) else []
     lines += _best(rows)
     lines += identical_plans(results)
-    dropped = [row.arm for row in rows if row.dropped]
-    if dropped:
-        lines.append(f"not measured to the end, as others are faster: {', '.join(dropped)}")
     lines += _quality(results)
     for device, readings in results.bandwidth.items():
         lines += [
@@ -172,21 +154,16 @@ def remarks(results: Results, rows: Sequence[Row], reasons: bool = True) -> list
     return lines
 
 
-def _brackets(rows: Sequence[Row]) -> list[str]:
-    """What the speed-ups and the ends in brackets are."""
-    words = dict.fromkeys(row.speed_up.word for row in rows if row.speed_up)
-    intervals = [word for word in words if word != "range"]
-    if not words:
-        return []
-    line = "× baseline is the speed-up: above 1 is faster"
-    if intervals:
-        line += f"; in brackets the {intervals[0]}, which holds for all arms together"
-    if "range" in words:
-        line += "; a range is that of the processes, too few for an interval or a verdict: more of "
-        line += "--max_minutes or --processes would help, with --resume DIR, too"
-    if any(row.typical_step for row in rows):
-        line += f"; {STEP_HEADING} is the speed-up of the median decoding step alone"
-    return [line]
+def _ratios(results: Results) -> str:
+    """What the speed-ups are, and what the verdict is about."""
+    run = next((arm.facts.run for arm in results.arms if arm.facts and arm.facts.run), None)
+    whole = (
+        f"{run.prompt_tokens} prompt and {run.config.max_new_tokens} new tokens" if run else "both"
+    )
+    return (
+        "× baseline is the speed-up, above 1 is faster, with the 95 % interval that holds for all "
+        f"arms together at any time; the verdict is about a whole run of {whole}"
+    )
 
 
 def _quality(results: Results) -> list[str]:
@@ -204,20 +181,6 @@ def _quality(results: Results) -> list[str]:
     ]
 
 
-def _how(results: Results) -> str:
-    """4 processes of each arm, side by side, 4 samples each."""
-    processes = max(arm.processes for arm in results.arms[1:] or results.arms)
-    how = "side by side"
-    if results.in_turn:
-        reason = "as they do not fit into memory together"
-        if results.settings.in_turn:
-            reason = "as --in_turn asks"
-        elif len(results.arms) > MOST_BESIDE:
-            reason = "as they are many"
-        how = f"loaded in turn, {reason}"
-    return f"{processes} process{'es' * (processes != 1)} of each arm, {how}"
-
-
 def _best(rows: Sequence[Row]) -> list[str]:
     """Which arms may be the fastest, where others are not."""
     best = [row.arm for row in rows if row.can_be_best]
@@ -228,6 +191,7 @@ def _best(rows: Sequence[Row]) -> list[str]:
 
 def _remarks(row: Row, reasons: bool) -> list[str]:
     remarks = [f"failed: {row.failed}"] if row.failed else []
+    remarks += [f"not measured any further: {row.dropped}"] if row.dropped else []
     remarks += [f"no quality: {row.why_no_quality}"] if row.why_no_quality else []
     remarks += [row.decoding_differs] if row.decoding_differs else []
     if row.warm_up_steady is False:
@@ -275,17 +239,15 @@ def as_csv(rows: Sequence[Row]) -> str:
     return file.getvalue()
 
 
-TABLE, REPORT, PICTURES = "results.csv", "report.md", ("pareto.svg", "pareto.png")
-WRITTEN = (TABLE, REPORT, *PICTURES, page.FILE)  # by `write`, in the folder of --output
-
-
-def write(folder: Path, results: Results, rows: Sequence[Row]) -> None:
-    """All but results.json. Raises LogError where that cannot be written."""
+def write(folder: Path, results: Results, rows: Sequence[Row], answer: Recommendation) -> None:
+    """Tables, page and pictures. Raises LogError where that cannot be written."""
     try:
         (folder / TABLE).write_text(as_csv(rows))
-        (folder / REPORT).write_text(markdown(results, rows))
-        picture.draw(rows, [folder / name for name in PICTURES], page.title(results))
-        page.write(folder, results, rows, full_table(rows), remarks(results, rows))
+        (folder / REPORT).write_text(markdown(results, rows, answer))
+        run = next((arm.facts.run for arm in results.arms if arm.facts and arm.facts.run), None)
+        title = page.title(run, results.about)
+        picture.draw(rows, [folder / name for name in PICTURES], title)
+        page.write(folder, results, rows, answer, full_table(rows), remarks(results, rows))
     except OSError as error:
         raise LogError(f"cannot write into {folder}: {error.strerror}") from None
 

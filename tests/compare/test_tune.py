@@ -18,7 +18,7 @@ from quantbench.bench.worker import Worker
 from quantbench.compare.commands import ab
 from quantbench.compare.commands import tune as command
 from quantbench.compare.sampling.comparison import Comparison
-from quantbench.compare.sampling.grid import DEFAULT, MOST_SETTINGS, group, read_grid, said
+from quantbench.bench.grid import DEFAULT, MOST_SETTINGS, group, read_grid, said
 from quantbench.compare.sampling.results import Results
 from quantbench.errors import QuantbenchError, UsageError
 from quantbench.generate import make_generator

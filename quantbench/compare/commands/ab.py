@@ -26,12 +26,12 @@ from quantbench.answer.comparing import (
 from quantbench.answer.limits import Limits, limit_options, limits
 from quantbench.answer.recommend import recommend
 from quantbench.answer.stop import Enough
+from quantbench.arguments import fraction, refuse_beside
 from quantbench.bench.answers import PlannedRuns, SchemeNames
 from quantbench.bench.arm import NOT_IN_ARMS, Arm, every_scheme, make_arms, read_arms
 from quantbench.bench.process import Process
 from quantbench.bench.store import Results, Settings
 from quantbench.cli import Command, OptionOfOptions, say
-from quantbench.compare.arguments import fraction, refuse_beside
 from quantbench.errors import QuantbenchError, UsageError
 from quantbench.log.config import RunConfig, argv, options
 from quantbench.typed_json import from_json, to_json

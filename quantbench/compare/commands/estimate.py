@@ -14,8 +14,8 @@ import os
 import click
 
 from quantbench import files
+from quantbench.arguments import refuse_beside, refuse_given
 from quantbench.cli import Command, quiet, say
-from quantbench.compare.arguments import refuse_beside, refuse_given
 from quantbench.compare.sampling.results import write_json
 from quantbench.errors import UsageError
 from quantbench.kv_cache import CACHES

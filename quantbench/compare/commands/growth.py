@@ -23,8 +23,8 @@ import click
 
 from quantbench import files
 from quantbench.answer.interval import Interval
+from quantbench.arguments import names_of, refuse_given
 from quantbench.cli import Command, say
-from quantbench.compare.arguments import names_of, refuse_given
 from quantbench.compare.figures import decode_limit
 from quantbench.compare.figures.json_rows import DecodeRow
 from quantbench.compare.sampling.results import Settings, write_json

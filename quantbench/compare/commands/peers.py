@@ -24,10 +24,10 @@ import click
 from quantbench import files
 from quantbench.answer.interval import Interval
 from quantbench.answer.readings import caveats, is_limit, median, span
+from quantbench.arguments import names_of
 from quantbench.bench import process
 from quantbench.bench.process import Process
 from quantbench.cli import Command, say
-from quantbench.compare.arguments import names_of
 from quantbench.compare.figures.json_rows import PeerRow
 from quantbench.compare.figures.limits import over, seconds, step_bytes
 from quantbench.compare.peers import packages as peer_packages

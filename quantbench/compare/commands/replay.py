@@ -22,8 +22,8 @@ import click
 
 from quantbench import files
 from quantbench.answer.interval import Ratio
+from quantbench.arguments import fraction, refuse_given
 from quantbench.cli import Command, say
-from quantbench.compare.arguments import fraction, refuse_given
 from quantbench.compare.figures.history import History
 from quantbench.compare.progress import Progress
 from quantbench.compare.sampling.old_commit import OldCommit, old_commit

@@ -19,10 +19,10 @@ import click
 from quantbench import files
 from quantbench.answer.interval import Interval
 from quantbench.answer.readings import caveats, span
+from quantbench.arguments import names_of, refuse_given
 from quantbench.bench.answers import Layers, Product, Reading, Shape, ShapeTimings
 from quantbench.bench.process import Process
 from quantbench.cli import Command, say
-from quantbench.compare.arguments import names_of, refuse_given
 from quantbench.compare.figures import decode_limit
 from quantbench.compare.figures.json_rows import DecodeRow
 from quantbench.compare.figures.limits import over

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import click
 
 from quantbench import files
+from quantbench.arguments import refuse_beside, refuse_given
 from quantbench.cli import Command, quiet, say
-from quantbench.compare.arguments import refuse_beside, refuse_given
 from quantbench.compare.sampling.results import report_output, write_json
 from quantbench.log.config import RunConfig
 from quantbench.quality.defaults import TOKENS

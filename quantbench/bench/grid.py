@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from quantbench.arguments import nearest
 from quantbench.bench.answers import Planned
 from quantbench.bench.arm import MODEL, NOT_IN_ARMS, WORK, Arm, refuse_unused, without
 from quantbench.cli import key
-from quantbench.compare.arguments import nearest
 from quantbench.errors import QuantbenchError, UsageError
 from quantbench.log.config import ALIASES, RunConfig, option_table
 from quantbench.log.kinds import Switch

@@ -24,18 +24,6 @@ def fraction(option: str, text: str) -> float:
     return value
 
 
-def split_precision(given: Sequence[str]) -> tuple[float | None, str | None]:
-    """--precision has two meanings: the width of intervals, a number, and generate.py's dtype, a
-    name. Returns the last number and the last name given."""
-    narrow, dtype = None, None
-    for text in given:
-        if re.match(r"\s*[0-9.+-]", text):
-            narrow = fraction("--precision", text)
-        else:
-            dtype = text
-    return narrow, dtype
-
-
 def given_options(context: click.Context) -> list[click.Parameter]:
     """The options and words that stand on the command line."""
     return [
