@@ -28,7 +28,12 @@ from quantbench.quality.thresholds import word
 KL_WEIGHT = 10  # in the compromise: 0.01 nats of KL count as 10 % of speed or memory
 SAME_MEMORY = 1.01  # peaks of equal runs differ by less
 NAMED = 4  # arms that are listed by name; the rest are counted
-MEASURING = ("max_new_tokens", "write_result", "num_samples")  # that a comparison sets for itself
+MEASURING = (
+    "max_new_tokens",
+    "write_result",
+    "num_samples",
+    "debug",
+)  # that a comparison sets for itself
 PROGRAM = "quantbench"
 HEADINGS = {
     "fastest": "the fastest within the limits",
@@ -128,7 +133,8 @@ def command(arguments: Sequence[str], program: str = "generate") -> str:
 def verifying(arguments: Sequence[str], baseline: Sequence[str]) -> str:
     """The command that compares the arm with the baseline again."""
     own, other = parse(arguments), parse(baseline)
-    defaults = {"quantization": RunConfig().quantization, "write_result": RunConfig().write_result}
+    usual = RunConfig()
+    defaults = {name: getattr(usual, name) for name in ("quantization", *MEASURING)}
     common = dataclasses.replace(other, **defaults)
     words = [PROGRAM, "ab", *argv(common, said=True, always=("checkpoint_path",))]
     for config in (other, own):

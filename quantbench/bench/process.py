@@ -70,7 +70,7 @@ class Process:
         self.pid = self.spawned.pid
         self.stdin, self.stdout = self.spawned.stdin, self.spawned.stdout
 
-    def answer(self, kind: type[T], do: str, **arguments: object) -> T:
+    def answer(self, kind: type[T], do: str, /, **arguments: object) -> T:
         """`ask`, its answer read as a `kind` of bench/answers.py.
 
         Raises WorkerFailed as well where the answer is something else.
@@ -81,7 +81,7 @@ class Process:
         except (ValueError, KeyError, TypeError) as error:
             raise WorkerFailed(f"answered {do} with something else: {error}", "other") from error
 
-    def ask(self, do: str, **arguments: object) -> object:
+    def ask(self, do: str, /, **arguments: object) -> object:
         """The worker's answer, parsed JSON.
 
         Raises WorkerFailed; WorkerRefused, which is a UsageError as well, where the worker raised
