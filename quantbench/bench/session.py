@@ -80,7 +80,7 @@ class Session:
         self.command, self.probe, self.has_turns, self.clock = command, probe, has_turns, clock
         self.noise = Noise()
         self.started = clock()
-        self.loads = 0
+        self.loads, self.loading = 0, 0.0  # seconds
         self.pool: Pool
         self.progress: Progress
 
@@ -119,7 +119,7 @@ class Session:
             waiting = [n for n in waiting if results.arms[n].processes < most]
             if not waiting:
                 return "processes"
-            if self._left() <= 0 and visit:
+            if visit and self._left() <= 2 * self._a_load():  # the baseline's, and one more
                 return "max_minutes"
             self._visit(waiting if visit % 2 == 0 else waiting[::-1])
             visit += 1
@@ -132,6 +132,10 @@ class Session:
         """Seconds of --max_minutes that are left."""
         return 60 * self.results.settings.max_minutes - (self.clock() - self.started)
 
+    def _a_load(self) -> float:
+        """Seconds that loading an arm took, the mean of this session."""
+        return self.loading / self.loads if self.loads else 0.0
+
     def _visit(self, waiting: list[int]) -> None:
         """Start every one of these arms anew, in groups that share the baseline's process."""
         self.pool.unload(0)
@@ -143,7 +147,9 @@ class Session:
             while waiting and len(group) < MOST_BESIDE and (self._left() > 0 or not group):
                 done += 1
                 try:
-                    if self._load(waiting[0], f"arm {done} of {arms}"):
+                    left = duration(min(self._left(), self._a_load() * (arms - done + 1)))
+                    where = f"arm {done} of {arms}" + f"; about {left} to load" * (done > 1)
+                    if self._load(waiting[0], where):
                         group.append(waiting[0])
                 except DoesNotFit as reason:
                     done -= 1
@@ -163,14 +169,12 @@ class Session:
         if number in self.pool.loaded:
             return True
         arm = self.results.arms[number]
-        left = ""
-        if self.loads > 1:  # as long as those before took
-            each = (self.clock() - self.started) / self.loads
-            arms = len([n for n in self._measurable() if not self.results.arms[n].processes])
-            left = f"about {duration(min(self._left(), each * arms))} left" if arms else ""
-        self.progress(f"{arm.name}: loading", ", ".join(filter(None, (where, left))))
-        self.pool.load(number)
-        self.loads += 1
+        self.progress(f"{arm.name}: loading", where)
+        started = self.clock()
+        try:
+            self.pool.load(number)
+        finally:
+            self.loads, self.loading = self.loads + 1, self.loading + self.clock() - started
         if number and number in self.pool.loaded and (why := self.rule.out(self.results, number)):
             self.store.add(Left(number, why))
             self.pool.unload(number)

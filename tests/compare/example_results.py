@@ -16,7 +16,7 @@ from quantbench.log.about import About
 from quantbench.models.config import ModelConfig
 from quantbench.run.environment import Environment
 from quantbench.run.facts import Device
-from tests.compare.facts import FACTS, arm_facts
+from tests.bench.facts import FACTS, arm_facts
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 # name, scheme, megabytes, speed-up, perplexity, kernel, decoder

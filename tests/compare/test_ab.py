@@ -26,7 +26,7 @@ from quantbench.log import log
 from quantbench.log.config import RunConfig, parse
 from quantbench.ops.ranks import ALONE
 from quantbench.run.energy import Meter
-from tests.compare.fake_process import Behaviour, World
+from tests.bench.world import Behaviour, World
 from tests.fake_counter import Counter
 
 ROOT = Path(__file__).parent.parent.parent

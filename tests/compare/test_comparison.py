@@ -20,7 +20,7 @@ from quantbench.compare.sampling.comparison import (
 from quantbench.compare.sampling.results import Results, Settings
 from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig
-from tests.compare.fake_process import Behaviour, World
+from tests.bench.world import Behaviour, World
 
 COMMON = RunConfig(max_new_tokens="4")
 ARMS = ("--quantization none", "--quantization int8wo", "--quantization fp6")

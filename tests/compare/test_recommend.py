@@ -28,7 +28,7 @@ from quantbench.log.config import RunConfig
 from quantbench.report import tables
 from quantbench.run.loading import load
 from quantbench.run.plan import make_plan
-from tests.compare.fake_process import Behaviour, FakeProcess, World
+from tests.bench.world import Behaviour, FakeProcess, World
 from tests.compare.refusals import one_line
 
 GB = 10**9

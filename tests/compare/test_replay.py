@@ -16,7 +16,7 @@ from quantbench.compare.sampling.replayed import Replayed
 from quantbench.log import log
 from quantbench.log.config import parse
 from quantbench.typed_json import to_json
-from tests.compare.facts import arm_facts
+from tests.bench.facts import arm_facts
 from tests.compare.refusals import one_line
 
 REFERENCE = Path(__file__).parents[1] / "data" / "torchao_llama_log.txt"

@@ -23,7 +23,7 @@ from quantbench.compare.sampling.results import ArmResult, ArmSample, Results, S
 from quantbench.log.config import RunConfig
 from quantbench.report.lines import draw
 from quantbench.typed_json import to_json
-from tests.compare.facts import arm_facts
+from tests.bench.facts import arm_facts
 from tests.models.small import small_checkpoint
 
 FAKE = (sys.executable, str(Path(__file__).parent / "fake_worker.py"))

@@ -11,7 +11,7 @@ from quantbench.compare.figures.contrasts import SampleTimes, contrasts, fit, pr
 from quantbench.compare.figures.plan import Plan
 from quantbench.compare.sampling.results import ArmResult, ArmSample, Results, Settings
 from quantbench.report.tables import remarks, terminal
-from tests.compare.facts import arm_facts
+from tests.bench.facts import arm_facts
 
 
 def sample(block, round, seconds, process=None, started=0.0, steps=3):

@@ -26,7 +26,7 @@ from quantbench.log.config import RunConfig, parse
 from quantbench.run import decoding, identity, threads
 from quantbench.run.loading import load
 from quantbench.run.plan import make_plan
-from tests.compare.fake_process import Behaviour, FakeProcess, World
+from tests.bench.world import Behaviour, FakeProcess, World
 from tests.compare.refusals import one_line
 
 COMMON = RunConfig(max_new_tokens="4")

@@ -1,38 +1,37 @@
 """Workers without processes, on a clock that only they move: for tests of what asks them.
 
-world = World(Behaviour(seconds=1.0), Behaviour(seconds=0.5))      # by the arm's number
+world = World.of(Behaviour(seconds=0.1), Behaviour(seconds=0.05))  # by the arm's number
 world.install(monkeypatch)
-Comparison(results, None, say, world.command).run()
-world.journal                       # [(0, "load"), (0, "get_ready"), (0, "sample"), …]
+world.session(store, rule).run()
+world.journal                       # [(0, "load"), (0, "get_ready"), (0, "turn"), …]
 """
 
 import dataclasses
 import itertools
 import random
-import time as real_time
 from dataclasses import dataclass, field
 
-from quantbench.bench.answers import LogitsFile, Quality, QualityAnswer
+from quantbench.bench.answers import LogitsFile, Quality, QualityAnswer, TurnTime
 from quantbench.bench.process import WorkerFailed
+from quantbench.bench.session import Session
 from quantbench.log.config import parse
 from quantbench.run.energy import Energy
 from quantbench.typed_json import from_json, to_json
-from tests.compare.facts import arm_facts
-
-MODULES = ("sampling.workers", "sampling.comparison", "progress")  # of compare, that read the time
+from tests.bench.facts import arm_facts
 
 
 @dataclass
 class Behaviour:
     """What a test says of one arm. `seconds` is how long each decoding step and the prompt take."""
 
-    seconds: float = 1.0
-    noise: float = 0.0  # of each sample, standard deviation of the logarithm
+    seconds: float = 0.1
+    noise: float = 0.0  # of each turn, standard deviation of the logarithm
     between: float = 0.0  # of each process, the same
     loading: float = 0.0  # seconds
-    late: int = 0  # steps of each sample that take 10 times as long
+    exponent: float = 1.0  # of the machine's slowness: 1 is all of it
     fits_beside: int = 100  # other arms
-    dies_at: int | None = None  # the sample, counted over all processes
+    dies_at: int | None = None  # the turn, counted over all processes
+    kl: float = 0.001
     fails_to_load: bool = False
     joules: float | None = None  # of a sample, in every process; None: nothing counts them
 
@@ -46,9 +45,10 @@ class World:
     now: float = 1000.0
     alive: set = field(default_factory=set)  # processes that have loaded an arm
     expected: list = field(default_factory=list)  # (whether an arm's process, scheme)
-    samples: dict[int, int] = field(default_factory=dict)
-    drift: float = 0.0  # slower by this share for each second
-    at_sample: object = None  # called before each sample
+    taken: dict[int, int] = field(default_factory=dict)  # turns
+    slowness: object = lambda now: 1.0  # of the machine at a time
+    at_turn: object = None  # called before each turn
+    disturbed: object = lambda cycle: False  # whether the memory's speed moves in it
     seed: int = 0
 
     def __post_init__(self):
@@ -59,9 +59,11 @@ class World:
         return World(list(behaviours), **more)
 
     def install(self, monkeypatch):
-        for module in MODULES:
-            monkeypatch.setattr(f"quantbench.compare.{module}.time", Clock(self))
-        monkeypatch.setattr("quantbench.compare.sampling.workers.Process", self.start)
+        monkeypatch.setattr("quantbench.bench.pool.Process", self.start)
+        monkeypatch.setattr("quantbench.bench.session.Noise", lambda: Quiet(self))
+
+    def session(self, store, rule, **more):
+        return Session(store, rule, self.command, clock=lambda: self.now, **more)
 
     def command(self, number):
         return (str(number),)
@@ -73,22 +75,23 @@ class World:
         """The arms, in order, that were asked for this."""
         return [number for number, did in self.journal if did == what]
 
-    def turns(self):
-        """The arms in the order of their samples, each row of samples once."""
-        return [number for number, _ in itertools.groupby(self.asked("sample"))]
+    def order(self):
+        """The arms in the order of their turns, neighbours once."""
+        return [number for number, _ in itertools.groupby(self.asked("turn"))]
 
 
-class Clock:
-    """In the place of the module `time`."""
+class Quiet:
+    """As bench.noise.Noise: memory's speed moves in the cycles that the world says."""
 
     def __init__(self, world):
-        self.world = world
+        self.world, self.cycles = world, 0
 
-    def monotonic(self):
-        return self.world.now
+    def read(self):
+        return 1e9
 
-    def sleep(self, seconds):
-        real_time.sleep(0)
+    def moved(self, before, after):
+        self.cycles += 1
+        return self.world.disturbed(self.cycles - 1)
 
 
 class FakeProcess:
@@ -98,10 +101,10 @@ class FakeProcess:
         self.world, self.number, self.saved = world, number, None
         self.behaviour = world.behaviours[number]
 
-    def answer(self, kind, do, **arguments):
+    def answer(self, kind, do, /, **arguments):
         return from_json(kind, self.ask(do, **arguments))
 
-    def ask(self, do, **arguments):
+    def ask(self, do, /, **arguments):
         if do not in ("bandwidth", "expected"):
             self.world.journal.append((self.number, do))
         return to_json(getattr(self, do)(**arguments))
@@ -122,7 +125,7 @@ class FakeProcess:
     def quality(self, tokens, text, reference, keep):
         scores = Quality(tokens, 8.0, 0.1)
         if reference:
-            scores = dataclasses.replace(scores, kl=0.5, kl_standard_error=0.01)
+            scores = dataclasses.replace(scores, kl=self.behaviour.kl, kl_standard_error=1e-5)
         return QualityAnswer(scores, LogitsFile(keep, 1, 1, "bfloat16") if keep else None)
 
     def get_ready(self):
@@ -133,27 +136,37 @@ class FakeProcess:
         energy = Energy("a fake", self.behaviour.joules, 99.0, 1.0, 10.0, 3, 0.01)
         return dataclasses.replace(facts, energy=[energy])
 
-    def sample(self, index):
-        world, behaviour = self.world, self.behaviour
-        if world.at_sample:
-            world.at_sample()
-        taken = world.samples[self.number] = world.samples.get(self.number, 0) + 1
-        if behaviour.dies_at is not None and taken > behaviour.dies_at:
+    def turn(self, kind, tokens):
+        world, number = self.world, self.number
+        if world.at_turn:
+            world.at_turn()
+        world.taken[number] = world.taken.get(number, 0) + 1
+        if self.behaviour.dies_at is not None and world.taken[number] > self.behaviour.dies_at:
             raise WorkerFailed("killed (SIGKILL), as the system does when memory runs out")
-        scale = behaviour.seconds * self.factor * world.random.lognormvariate(0, behaviour.noise)
-        scale *= 1 + world.drift * (world.now - 1000)
+        tokens = 1 if kind == "prompt" else tokens
+        return TurnTime(tokens, self._took(tokens))
+
+    def sample(self, index):
         new = self.config.max_new_tokens
-        steps = [scale * (10 if n < behaviour.late else 1) for n in range(new - 1)]
-        world.now += scale + sum(steps)
+        seconds = self._took(new)
+        step = seconds / new
         return {
-            "prefill_seconds": scale,
-            "decode_seconds": sum(steps),
-            "tok_s": new / (scale + sum(steps)),
-            "prefill_tok_s": 1 / scale,
-            "decode_tok_s": (new - 1) / sum(steps) if steps else None,
-            "token_seconds": steps,
+            "prefill_seconds": step,
+            "decode_seconds": step * (new - 1),
+            "tok_s": 1 / step,
+            "prefill_tok_s": 1 / step,
+            "decode_tok_s": 1 / step if new > 1 else None,
+            "token_seconds": [step] * (new - 2),
             "peak_memory_bytes": {"resident": 3},
         }
+
+    def _took(self, tokens):
+        """Seconds of these tokens, which pass on the world's clock."""
+        world, behaviour = self.world, self.behaviour
+        scale = behaviour.seconds * self.factor * world.random.lognormvariate(0, behaviour.noise)
+        seconds = tokens * scale * world.slowness(world.now) ** behaviour.exponent
+        world.now += seconds
+        return seconds
 
     def expected(self, run):
         self.world.expected.append((self in self.world.alive, run.config.quantization))
