@@ -67,6 +67,17 @@ def size_of(text: str) -> int:
         ) from None
 
 
+def kl_of(text: str) -> float:
+    """The nats in 0.03. Raises UsageError for what is no KL divergence."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < 100:
+        raise UsageError(f"--max_kl takes nats per token such as 0.03; given: {text!r}")
+    return value
+
+
 def _speed(text: str) -> float:
     try:
         value = float(text)

@@ -10,10 +10,11 @@ import numpy as np
 from quantbench.compare.figures import timings
 from quantbench.compare.figures.contrasts import fit
 from quantbench.compare.figures.plan import Plan
-from quantbench.compare.sampling.answers import LayerSqnr, NoQuality, Quality, Reading
+from quantbench.compare.sampling.answers import Reading
 from quantbench.compare.sampling.results import ArmResult, ArmSample, Results, Settings
 from quantbench.log.about import About
 from quantbench.models.config import ModelConfig
+from quantbench.quality.types import LayerSqnr, NoQuality, Quality
 from quantbench.run.environment import Environment
 from quantbench.run.facts import Device
 from tests.compare.facts import FACTS, arm_facts

@@ -12,9 +12,9 @@ import random
 import time as real_time
 from dataclasses import dataclass, field
 
-from quantbench.compare.sampling.answers import LogitsFile, Quality, QualityAnswer
 from quantbench.compare.sampling.process import WorkerFailed
 from quantbench.log.config import parse
+from quantbench.quality.types import Quality, QualityAnswer, ReferenceFile
 from quantbench.run.energy import Energy
 from quantbench.typed_json import from_json, to_json
 from tests.compare.facts import arm_facts
@@ -123,7 +123,7 @@ class FakeProcess:
         scores = Quality(tokens, 8.0, 0.1)
         if reference:
             scores = dataclasses.replace(scores, kl=0.5, kl_standard_error=0.01)
-        return QualityAnswer(scores, LogitsFile(keep, 1, 1, "bfloat16") if keep else None)
+        return QualityAnswer(scores, ReferenceFile(keep) if keep else None)
 
     def get_ready(self):
         own = dataclasses.replace(self.config, device="cpu")

@@ -11,8 +11,8 @@ import random
 import signal
 import sys
 
-from quantbench.compare.sampling.answers import LogitsFile, Quality, QualityAnswer
 from quantbench.log.config import parse
+from quantbench.quality.types import Quality, QualityAnswer, ReferenceFile
 from quantbench.typed_json import to_json
 from tests.compare.facts import arm_facts
 
@@ -40,7 +40,7 @@ def quality(tokens, text, reference, keep):
     scores = Quality(tokens, 8.0, 0.1)
     if reference:
         scores = dataclasses.replace(scores, kl=0.5, kl_standard_error=0.01, top1=0.75, top5=0.5)
-    return QualityAnswer(scores, LogitsFile(keep, 1, 1, "bfloat16") if keep else None)
+    return QualityAnswer(scores, ReferenceFile(keep) if keep else None)
 
 
 def get_ready():

@@ -14,18 +14,13 @@ from quantbench.compare.figures.choices import Limits
 from quantbench.compare.figures.rows import rows
 from quantbench.compare.limit_options import limits, size_of
 from quantbench.compare.output import tables
-from quantbench.compare.sampling.answers import (
-    DecodeCheck,
-    LogitsFile,
-    Quality,
-    QualityAnswer,
-    SchemeNames,
-)
+from quantbench.compare.sampling.answers import SchemeNames
 from quantbench.compare.sampling.arm import make_arms
 from quantbench.compare.sampling.comparison import Comparison
 from quantbench.compare.sampling.results import Results, Settings
 from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig
+from quantbench.quality.types import DecodeCheck, Quality, QualityAnswer, ReferenceFile
 from quantbench.run.loading import load
 from quantbench.run.plan import make_plan
 from tests.compare.fake_process import Behaviour, FakeProcess, World
@@ -58,7 +53,7 @@ def quality(self, tokens, text, reference, keep):
         found = dataclasses.replace(
             found, perplexity_ratio=ratio, perplexity_ratio_interval=ends, kl=0.1
         )
-    return QualityAnswer(found, LogitsFile(keep, 1, 1, "bfloat16") if keep else None)
+    return QualityAnswer(found, ReferenceFile(keep) if keep else None)
 
 
 @pytest.fixture

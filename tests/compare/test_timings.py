@@ -9,8 +9,9 @@ from quantbench.compare.figures.contrasts import SampleTimes, contrasts, fit, pr
 from quantbench.compare.figures.plan import Plan
 from quantbench.compare.figures.rows import best_of, rows
 from quantbench.compare.output.tables import remarks, terminal
-from quantbench.compare.sampling.answers import Quality, Reading
+from quantbench.compare.sampling.answers import Reading
 from quantbench.compare.sampling.results import ArmResult, ArmSample, Results, Settings
+from quantbench.quality.types import Quality
 from tests.compare.facts import arm_facts
 
 

@@ -25,9 +25,10 @@ from quantbench.compare.figures.plan import shown
 from quantbench.compare.figures.readings import is_limit, median
 from quantbench.compare.figures.row import Row
 from quantbench.compare.figures.why import reasons
-from quantbench.compare.sampling.answers import ArmFacts, NoQuality, Quality, Reading
+from quantbench.compare.sampling.answers import ArmFacts, Reading
 from quantbench.compare.sampling.results import ArmResult, Results
 from quantbench.log.config import repro
+from quantbench.quality.types import NoQuality, Quality
 from quantbench.run.energy import Energy, NotCounted, pooled
 from quantbench.run.facts import Facts, Peak, Summary
 

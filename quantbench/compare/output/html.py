@@ -24,10 +24,10 @@ from quantbench.compare.figures.readings import span
 from quantbench.compare.figures.row import Row
 from quantbench.compare.figures.rows import identical_plans
 from quantbench.compare.output.points import COLOURS, LABELS, Point, points, staircase
-from quantbench.compare.sampling.answers import Quality
 from quantbench.compare.sampling.results import ArmResult, Results
 from quantbench.log import shell
 from quantbench.log.config import repro
+from quantbench.quality.types import Quality
 from quantbench.run.facts import Facts
 from quantbench.text import counted
 

@@ -14,12 +14,12 @@ from quantbench.compare.output import html as page
 from quantbench.compare.output import pareto as picture
 from quantbench.compare.output.columns import Columns, aligned, interval, number, size, with_error
 from quantbench.compare.output.documents import table
-from quantbench.compare.sampling.answers import Quality
 from quantbench.compare.sampling.results import FILE, MOST_BESIDE, Results
 from quantbench.errors import LogError
 from quantbench.log import shell
 from quantbench.log.table import SINCE_START
-from quantbench.quality.defaults import LEGEND, described
+from quantbench.quality.thresholds import LEGEND, described
+from quantbench.quality.types import Quality
 from quantbench.run import energy
 from quantbench.typed_json import to_json
 

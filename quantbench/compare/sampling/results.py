@@ -13,12 +13,13 @@ from typing import Any, TypeVar
 from quantbench import files
 from quantbench.compare.figures.choices import Recommendation, TuneAnswer
 from quantbench.compare.figures.plan import Look, Plan
-from quantbench.compare.sampling.answers import ArmFacts, NoQuality, Quality, Reading, TimedSample
+from quantbench.compare.sampling.answers import ArmFacts, Reading, TimedSample
 from quantbench.compare.sampling.arm import Arm
 from quantbench.errors import LogError, UsageError
 from quantbench.log.about import About, about
 from quantbench.log.config import argv
-from quantbench.quality.defaults import TOKENS
+from quantbench.quality.thresholds import TOKENS
+from quantbench.quality.types import NoQuality, Quality
 from quantbench.text import counted, shown
 from quantbench.typed_json import from_json, omitted, require, to_json
 

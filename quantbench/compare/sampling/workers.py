@@ -14,19 +14,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from quantbench.compare.sampling import process, ranks
-from quantbench.compare.sampling.answers import (
-    ArmFacts,
-    LogitsFile,
-    NoQuality,
-    Quality,
-    QualityAnswer,
-    Reading,
-    TimedSample,
-)
+from quantbench.compare.sampling.answers import ArmFacts, Reading, TimedSample
 from quantbench.compare.sampling.process import Process, WorkerFailed
 from quantbench.compare.sampling.results import ArmResult, ArmSample, Results
 from quantbench.errors import UsageError
 from quantbench.log.config import parse
+from quantbench.quality.types import NoQuality, Quality, QualityAnswer, ReferenceFile
 from quantbench.run.why import Expected
 
 HEADROOM = 500_000_000  # bytes to stay free when several arms are in memory together
@@ -59,7 +52,7 @@ class Workers:
         self.command, self.arms = command, arms
         self.loaded: dict[int, Process] = {}
         self.probes: dict[str, Process] = {}
-        self.reference: LogitsFile | None = None
+        self.reference: ReferenceFile | None = None
         self.process: dict[int, int] = {}  # by the arm's number: which of its processes is loaded
         self.measuring = 0.0  # seconds of samples
 
@@ -210,7 +203,7 @@ class Workers:
                 raise
             answer = QualityAnswer(NoQuality(str(error)))
         if is_baseline:
-            self.reference = answer.logits
+            self.reference = answer.reference
         measured = answer.quality
         arm.quality = measured.with_interval() if isinstance(measured, Quality) else measured
 
