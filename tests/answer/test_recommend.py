@@ -81,7 +81,7 @@ CASES = {
     ),
 }  # fmt: skip
 NOTHING = {
-    "memory": ([INT8, INT4], Limits(max_memory=1_100_000_000), "int4wo-64, needs --max_memory 1.2GB"),
+    "memory": ([INT8, INT4], Limits(max_memory=int(1.1e9)), "int4wo-64, needs --max_memory 1.2GB"),
     "KL": ([INT8], Limits(max_kl=0.001, max_memory=3 * GB), "int8wo, needs --max_kl 0.00696"),
     "speed": ([INT8], Limits(min_tok_s=19.5), "int8wo, needs --min_tok_s 19"),
     "two": ([INT8], Limits(max_memory=GB, min_tok_s=30), "--max_memory 2GB --min_tok_s 19"),

@@ -15,12 +15,12 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+from quantbench.compare.sampling.results import Results, Settings
 
 from quantbench.__main__ import commands
 from quantbench.bench.answers import Planned
 from quantbench.bench.arm import make_arms
 from quantbench.compare.commands import ab as command
-from quantbench.compare.sampling.results import Results, Settings
 from quantbench.errors import MemoryShortage, QuantbenchError
 from quantbench.log import log
 from quantbench.log.config import RunConfig, parse

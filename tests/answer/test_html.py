@@ -1,27 +1,24 @@
 """report.html: what it holds as a file, and that Chromium draws its charts without an error."""
 
-import math
+import dataclasses
 import re
 import shutil
 import subprocess
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
-from quantbench.answer.choices import Limits
-from quantbench.answer.recommendation import recommend
-from quantbench.answer.tuning import answer
 
-from quantbench.answer.rows import best_of, rows
+from quantbench.answer.compared import compare
+from quantbench.answer.limits import Limits
+from quantbench.answer.recommend import recommend
+from quantbench.answer.rows import rows
 from quantbench.compare.commands.ab import ab
-from quantbench.compare.figures import timings
-from quantbench.compare.figures.contrasts import fit
-from quantbench.compare.sampling.results import Results
+from quantbench.quality.thresholds import BROKEN, class_of
 from quantbench.report import html
 from quantbench.report.points import band, points, staircase
 from quantbench.report.tables import full_table, remarks
-from tests.compare.example_results import ARMS, HOSTILE, example_results
-from tests.compare.test_estimated_rows import with_figures
+from tests.answer.example_results import ARMS, HOSTILE, example_results
+from tests.answer.test_estimated_rows import with_figures
 
 
 class Text(HTMLParser):
@@ -48,16 +45,20 @@ class Text(HTMLParser):
 
 @pytest.fixture(scope="module")
 def results():
-    results = with_figures(example_results(hostile=True))
-    results.recommendation = recommend(rows(results), Limits(), best_of(results))
-    return results
+    return with_figures(example_results(hostile=True))
+
+
+def answered(results):
+    return recommend(rows(results), Limits(max_kl=0.1), compare(results).best)
 
 
 @pytest.fixture(scope="module")
 def report(results, tmp_path_factory):
     """The page's path."""
     folder, arm_rows = tmp_path_factory.mktemp("report"), rows(results)
-    html.write(folder, results, arm_rows, full_table(arm_rows), remarks(results, arm_rows))
+    answer = answered(results)
+    said = remarks(results, arm_rows)
+    html.write(folder, results, arm_rows, answer, full_table(arm_rows), said)
     return folder / html.FILE
 
 
@@ -67,15 +68,15 @@ def page(report):
 
 
 def test_every_figure_and_command_is_on_the_page(page, results):
-    arm_rows, chosen = rows(results), results.recommendation
+    arm_rows, chosen = rows(results), answered(results)
     for words in (*sum(full_table(arm_rows), []), *remarks(results, arm_rows)):
         assert words in page.text
     for row in arm_rows:
         assert not row.command or row.command in page.text
-    assert chosen.choices and chosen.exclusions() in page.text
+    assert chosen.choices and all(remark in page.text for remark in chosen.remarks)
     for choice in chosen.choices:
-        assert choice.line() in page.text and choice.command in page.text
-    for heading in ("Speed, memory and quality", "Speed of each sample", "Quality by layer"):
+        assert all(words in page.text for words in (choice.line, choice.run, choice.verify))
+    for heading in ("Speed, memory and quality", "Speed of each turn", "Quality by layer"):
         assert heading in page.text
 
 
@@ -103,51 +104,29 @@ def test_a_browser_draws_every_chart(report):
     assert "CONSOLE" not in shown.stderr
 
 
-@pytest.mark.parametrize(
-    ("equal", "begins"), [(False, "Take int8"), (True, "Keep none: no setting is shown to be fast")]
-)
-def test_the_answer_of_a_tune(equal, begins):
-    """Four settings, one measured for another one of the same plan."""
+def test_the_page_of_every_scheme_is_small():
+    """32 arms with a thousand turns each, as ten minutes of measuring leave."""
     results = example_results()
-    del results.arms[4:]
-    if equal:
-        for arm in results.arms[1:]:
-            arm.samples = results.arms[0].samples
-    results.arms[1].also = [HOSTILE]
-    results.looks = [results.plan.look([], fit(timings.of(results)))]
-    results.tune = answer(results, rows(results), Limits(max_perplexity_increase=math.inf))
-    assert results.tune.lines[0].startswith(begins)
+    many = (results.arms * 3)[:32]
+    results.arms = [dataclasses.replace(arm, turns=arm.turns * 28) for arm in many]
     arm_rows = rows(results)
-    page = Text(html.render(results, arm_rows, full_table(arm_rows), []))
-    assert all(line in page.text for line in results.tune.all_lines())
-    assert f"identical plans: int8wo was measured for {HOSTILE}, too" in page.text
-    assert "4 settings" in page.text and results.about.command in page.text
-
-
-def test_the_page_of_a_real_comparison_of_every_scheme_is_small(tmp_path):
-    """32 arms with all of their samples, as the documentation's table has them."""
-    measured = Path(__file__).parents[2] / "docs/data/llama32_4layers.json"
-    (tmp_path / "results.json").write_text(measured.read_text())
-    results = Results.load(tmp_path)
-    arm_rows = rows(results)
-    assert len(arm_rows) > 30 and all(row.samples for row in arm_rows)
     arm_rows[1].perplexity, arm_rows[2].kl = float("nan"), float("inf")
-    page = html.render(results, arm_rows, full_table(arm_rows), [])
+    page = html.render(results, arm_rows, answered(results), full_table(arm_rows), [])
     assert len(page) < 6_000_000 and "MIT license" in page
 
 
 def test_bands_of_quality():
-    assert [band(ratio) for ratio in (0.99, 1.01, 1.0101, 1.05, 1.9, 2.1, float("inf"), None)] == [
-        *("same", "same", "near", "near", "worse", "broken", "broken", "unknown")
-    ]
+    found = [band(kl) for kl in (0.01, 0.02, 0.06, 0.3, 0.6, None)]
+    assert found == ["not noticeable", "good", "usable", "damaged", BROKEN, "quality not measured"]
+    assert class_of(float("inf")) == BROKEN
 
 
 def test_the_staircase_by_hand():
-    """Not on it: int8dq, which is larger and slower than fp6; nf4, than int4."""
+    """All peaks are equal in the example, so the fastest of its quality is alone."""
     shown = points(rows(example_results()))
-    assert [point.arm for point in staircase(shown, ("same",))] == ["fp6"]
-    assert [point.arm for point in staircase(shown, ("same", "near"))] == ["int4wo-128"]
-    assert [p.arm for p in staircase(shown, ("broken", "worse"))] == ["uintx-2-64"]
+    assert {point.memory_bytes for point in shown} == {3_000_000_000}
+    assert [point.arm for point in staircase(shown, ("not noticeable", "good"))] == ["nf4"]
+    assert [p.arm for p in staircase(shown, (BROKEN,))] == ["uintx-2-64"]
 
 
 def test_open_needs_output():

@@ -7,13 +7,11 @@ import dataclasses
 
 import numpy as np
 
-from quantbench.bench.answers import LayerSqnr, NoQuality, Quality, Reading
-from quantbench.compare.figures import timings
-from quantbench.compare.figures.contrasts import fit
-from quantbench.compare.figures.plan import Plan
-from quantbench.compare.sampling.results import ArmResult, ArmSample, Results, Settings
+from quantbench.bench.answers import Reading
+from quantbench.bench.store import ArmResult, ArmSample, Results, Settings, Turn
 from quantbench.log.about import About
 from quantbench.models.config import ModelConfig
+from quantbench.quality.types import LayerSqnr, NoQuality, Quality
 from quantbench.run.environment import Environment
 from quantbench.run.facts import Device
 from tests.bench.facts import FACTS, arm_facts
@@ -35,7 +33,7 @@ ARMS = (
     ("int4wo-128, kernel=reference", "int4wo-128", 690, 0.71, 7.31, "reference", "modules"),
 )
 NAMES = {name for name, *_ in ARMS}
-ROUNDS, PROCESSES, STEPS = 24, 4, 33
+CYCLES, PROCESSES, STEPS = 24, 2, 33
 BASELINE_STEP = 0.067  # seconds
 ARCHITECTURE = ModelConfig("example", 2048, 22, 32, 4, 64, 5632, 32000, 2048)
 ENVIRONMENT = Environment(2, 1, 2, 700, "madvise", 10**9, {"OMP_NUM_THREADS": "2"})
@@ -44,28 +42,26 @@ ENVIRONMENT = Environment(2, 1, 2, 700, "madvise", 10**9, {"OMP_NUM_THREADS": "2
 def example_results(hostile: bool = False, seed: int = 3) -> Results:
     """hostile: one arm that is named like an attack, and one that failed."""
     generator = np.random.default_rng(seed)
-    arms = [_arm(generator, *arm) for arm in ARMS]
+    arms = [_arm(generator, number, *arm) for number, arm in enumerate(ARMS)]
     if hostile:
-        arms.append(_arm(generator, HOSTILE, "int8wo", 1250, 1.7, 7.04, "cpu", "cpu-step"))
+        attack = (HOSTILE, "int8wo", 1250, 1.7, 7.04, "cpu", "cpu-step")
+        arms.append(_arm(generator, len(arms), *attack))
         arms.append(ArmResult("mxfp4", "--quantization mxfp4", [], failed="no kernel runs <here>"))
     readings = [Reading(rate * 1e9, i, "a probe") for i, rate in enumerate((33.1, 34.0, 33.6))]
-    results = Results(
+    return Results(
         Settings(),
         arms,
         "none",
-        blocks=PROCESSES,
-        rounds=ROUNDS,
-        ended="precise",
+        cycles=CYCLES,
+        ended="answered",
         bandwidth={"cpu": readings},
-        plan=Plan(candidates=len(arms) - 1, most_blocks=PROCESSES),
         about=About("quantbench ab --arms all", "2026-01-01", "0123abc", "Example CPU", {}),
     )
-    results.looks.append(results.plan.look([], fit(timings.of(results))))
-    return results
 
 
 def _arm(
     generator: np.random.Generator,
+    number: int,
     name: str,
     scheme: str,
     megabytes: float,
@@ -118,16 +114,20 @@ def _arm(
         if name != "none"
         else Quality(tokens=2048, perplexity=perplexity, perplexity_standard_error=0.2)
     )
-    samples = []
-    for process in range(PROCESSES):
-        level = BASELINE_STEP / speed_up * generator.normal(1, 0.008)
-        for number in range(ROUNDS // PROCESSES):
-            steps = level * generator.normal(1, 0.01, STEPS) * (1 + generator.pareto(9, STEPS) / 9)
-            samples.append(
-                _sample(steps, 8 * level, process * ROUNDS // PROCESSES + number, process)
-            )
     argv = ["--quantization", scheme] + ["--kernel", "reference"] * (kernel == "reference")
-    return ArmResult(name, " ".join(argv), argv, facts, quality, samples)
+    arm = ArmResult(name, " ".join(argv), argv, facts=facts, quality=quality, processes=PROCESSES)
+    step = BASELINE_STEP / speed_up
+    for cycle in range(CYCLES):
+        process = cycle * PROCESSES // CYCLES
+        seconds = 2 * step * generator.lognormal(0, 0.01)
+        arm.turns.append(Turn(number, process, cycle, "decode", 2, seconds))
+        if cycle % 2 == 0:
+            seconds = 8 * step * generator.lognormal(0, 0.01)
+            arm.turns.append(Turn(number, process, cycle, "prompt", 7, seconds))
+    for process in range(PROCESSES):
+        steps = step * generator.normal(1, 0.01, STEPS) * (1 + generator.pareto(9, STEPS) / 9)
+        arm.samples.append(_sample(steps, 8 * step, number, process))
+    return arm
 
 
 def _sample(steps: np.ndarray, prefill: float, number: int, process: int) -> ArmSample:
@@ -140,8 +140,6 @@ def _sample(steps: np.ndarray, prefill: float, number: int, process: int) -> Arm
         decode_tok_s=STEPS / decode,
         token_seconds=[float(seconds) for seconds in steps],
         peak_memory_bytes={"resident": 3_000_000_000},
-        block=process,
-        round=number,
+        arm=number,
         process=process,
-        started=float(number),
     )
