@@ -1,4 +1,4 @@
-"""How a session goes, with workers that have no model: order, groups, budgets, failures, resuming."""
+"""How a session goes, with workers that have no model: order, groups, budgets, failures."""
 
 import json
 import math
