@@ -36,7 +36,7 @@ demo: .venv/installed
 	$(PY) -m quantbench ab --checkpoint_path dummy:TinyLlama-1.1B-Chat-v1.0 --num_layers 4 \
 	  --arm "--quantization none" --arm "--quantization int8wo" \
 	  --arm "--quantization int4wo-64" --arm "--quantization uintx-2-64" \
-	  --processes 2 --max_minutes 0.7 \
+	  --max_minutes 2 \
 	  --output $(DEMO) --write_result $(DEMO)/log.txt $(DEMO_ARGS)
 	echo; echo "The report: $(DEMO)/$$(ls $(DEMO) | grep -x report.html || echo report.md)"
 	echo "Your own model: .venv/bin/quantbench ab --checkpoint_path PATH --compile --arms all"
