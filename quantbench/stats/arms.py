@@ -16,7 +16,7 @@ from typing import Literal
 
 from quantbench.stats.paired import Contrast, Turns, contrast
 from quantbench.stats.processes import Floor, updated
-from quantbench.stats.sequence import FIRST, normal, reach, student
+from quantbench.stats.sequence import FIRST, largest, reach
 
 BASELINE = 0  # the baseline's arm number
 LEVEL = 0.05  # share of sessions in which any of the intervals leaves out the truth, at any time
@@ -83,10 +83,10 @@ def intervals(
     now = updated(floor, contrasts.values())
     result = {}
     for arm, one in contrasts.items():
-        share = level / len(arms)
         found = one.estimate(now.deviation)
-        part = _floor_part(now, found.process_share, share)
-        width = math.hypot(reach(one.cycles, one.freedom, share) * found.error, part)
+        part = _floor_part(now, found.process_share, level, len(arms))
+        noise = reach(one.cycles, one.freedom, level / len(arms)) * found.error
+        width = math.hypot(noise, part)
         result[arm] = Interval(
             ratio=math.exp(found.mean),
             low=math.exp(found.mean - width),
@@ -117,19 +117,19 @@ def best(
     turns = {BASELINE: baseline, **arms}
     against = {arm: contrast(arms[arm], baseline) for arm in arms}
     now = updated(floor, against.values())
-    share = 2 * level / max(1, len(among) - 1)  # of a two-sided interval: one side of it is used
+    rivals = max(1, len(among) - 1)
 
     def upper(arm: int) -> float:
-        return sum(_difference(now, [against[arm]], share)) if arm != BASELINE else 0.0
+        return sum(_difference(now, [against[arm]], level, rivals)) if arm != BASELINE else 0.0
 
     leader = min(sorted(among), key=upper)
     slower = set()
     for arm in set(among) - {leader}:
         direct = contrast(turns[arm], turns[leader])
         if direct.cycles >= FIRST or BASELINE in (arm, leader):
-            apart, width = _difference(now, [direct], share)
+            apart, width = _difference(now, [direct], level, rivals)
         else:
-            apart, width = _difference(now, [against[arm], against[leader]], share)
+            apart, width = _difference(now, [against[arm], against[leader]], level, rivals)
         if apart > width:
             slower.add(arm)
     return set(among) - slower
@@ -197,21 +197,23 @@ def enough(
     return not still_open, still_open
 
 
-def _difference(floor: Floor, parts: list[Contrast], level: float) -> tuple[float, float]:
-    """A log ratio and its half-width; of two contrasts with the baseline, the first less the
-    second, whose noise counts as independent."""
+def _difference(
+    floor: Floor, parts: list[Contrast], level: float, count: int
+) -> tuple[float, float]:
+    """A log ratio and how far it reaches on one side, where `count` of them hold together; of two
+    contrasts with the baseline, the first less the second, whose noise counts as independent."""
     found = [part.estimate(floor.deviation) for part in parts]
     noise = [
-        reach(part.cycles, part.freedom, level) * estimate.error
+        reach(part.cycles, part.freedom, 2 * level / count) * estimate.error
         for part, estimate in zip(parts, found, strict=True)
     ]
     share = sum(estimate.process_share for estimate in found)
     mean = found[0].mean - sum(estimate.mean for estimate in found[1:])
-    return mean, math.hypot(*noise, _floor_part(floor, share, level))
+    return mean, math.hypot(*noise, _floor_part(floor, share, 2 * level, count))
 
 
-def _floor_part(floor: Floor, process_share: float, level: float) -> float:
-    multiple = student(normal(level), floor.freedom)
+def _floor_part(floor: Floor, process_share: float, level: float, count: int) -> float:
+    multiple = largest(level, count, floor.freedom)
     return multiple * floor.deviation * math.sqrt(process_share)
 
 

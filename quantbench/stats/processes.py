@@ -37,14 +37,31 @@ Session = tuple[Turns, Mapping[int, Turns]]  # of the baseline, and of each arm 
 
 def floor_of(history: Iterable[Session], prior: Floor | None = None) -> Floor:
     """The prior updated by the processes of earlier sessions on this machine."""
-    floor = prior or Floor()
-    for baseline, arms in history:
-        floor = updated(floor, [contrast(turns, baseline) for turns in arms.values()])
-    return floor
+    contrasts = ([contrast(arm, baseline) for arm in arms.values()] for baseline, arms in history)
+    return updated(prior or Floor(), *contrasts)
 
 
-def updated(floor: Floor, contrasts: Iterable[Contrast]) -> Floor:
-    """The floor after the processes of one session, given each arm's contrast with the baseline."""
+def updated(prior: Floor, *sessions: Iterable[Contrast]) -> Floor:
+    """The floor after sessions, each given by its arms' contrasts with the baseline.
+
+    A prior that sessions contradict counts less (Phipson et al. 2016), so that a machine whose
+    processes differ more than others' is believed soon.
+    """
+    own = prior.deviation**2
+    estimates = [_variance(own, contrasts) for contrasts in sessions]
+    freedom = sum(counts for _, counts in estimates)
+    total = sum(variance * counts for variance, counts in estimates)
+
+    def pooled(weight: float) -> float:
+        return (weight * own + max(0.0, total)) / (weight + freedom)
+
+    contradicted = min(1.0, own / pooled(prior.freedom)) ** 2
+    variance = pooled(contradicted * prior.freedom)
+    return Floor(math.sqrt(variance), min(prior.freedom + freedom, MOST_FREEDOM))
+
+
+def _variance(prior: float, contrasts: Iterable[Contrast]) -> tuple[float, float]:
+    """Variance between processes, which may be negative, and its degrees of freedom."""
     usable = [one for one in contrasts if one.freedom]
     rows = [
         (arm, segment, one.variance / len(segment.logs))
@@ -59,18 +76,14 @@ def updated(floor: Floor, contrasts: Iterable[Contrast]) -> Floor:
     of_arm = np.array([arm for arm, _, _ in rows])
     successive = np.flatnonzero(of_arm[1:] == of_arm[:-1])
     if not len(successive):
-        return floor
+        return 0.0, 0.0
     identity = np.eye(len(rows))
     apart = identity[successive + 1] - identity[successive]  # differences of segments
     y = apart @ [segment.mean for _, segment, _ in rows]
     shared = apart @ effects @ (apart @ effects).T
     noise = apart @ np.diag([variance for _, _, variance in rows]) @ apart.T
-    prior = floor.deviation**2
     inverse = np.linalg.pinv(prior * shared + noise, hermitian=True)
     weights = inverse @ shared @ inverse
     information = float((weights * shared).sum())
-    estimate = max(0.0, float(y @ weights @ y - (weights * noise).sum()) / information)
-    freedom = prior**2 * information
-    total = floor.freedom + freedom
-    variance = (floor.freedom * prior + freedom * estimate) / total
-    return Floor(math.sqrt(variance), min(total, MOST_FREEDOM))
+    estimate = float(y @ weights @ y - (weights * noise).sum()) / information
+    return estimate, prior**2 * information

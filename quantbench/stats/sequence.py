@@ -22,11 +22,14 @@ Turnbull 2000, section 4.4). tests/stats measures that the whole sequence keeps 
 
 import functools
 import math
+from collections.abc import Callable
 
+import numpy as np
 from scipy import special  # scipy.stats would take every command a second longer
 
 FIRST, LAST = 12, 3072  # cycles: no interval before FIRST, constant boundary until LAST
 SHARE = 0.9  # of the level, spent until LAST
+QUANTILES = 500  # of a chi-squared distribution, in the place of an integral over it
 
 
 def reach(cycles: int, freedom: int, level: float) -> float:
@@ -47,18 +50,40 @@ def student(deviations: float, freedom: float) -> float:
     return -float(special.stdtrit(freedom, special.ndtr(-deviations)))
 
 
-def normal(level: float) -> float:
-    """The two-sided normal quantile: 1.96 at 5 %."""
-    return -float(special.ndtri(level / 2))
+def largest(level: float, count: int, freedom: float) -> float:
+    """What the largest of `count` |t| statistics exceeds with probability `level`, at most: they
+    share the estimate in their denominator, and may be correlated in any way (Sidak 1967; the
+    studentized maximum modulus). At 5 %, one statistic and endless degrees of freedom, 1.96."""
+    return _largest(level, count, round(freedom, 1))
+
+
+@functools.lru_cache(maxsize=1024)
+def _largest(level: float, count: int, freedom: float) -> float:
+    probabilities = (np.arange(QUANTILES) + 0.5) / QUANTILES
+    deviations = np.sqrt(special.gammaincinv(freedom / 2, probabilities) * 2 / freedom)
+
+    def beyond(value: float) -> float:
+        inside = special.ndtr(value * deviations) - special.ndtr(-value * deviations)
+        return float(1 - (inside**count).mean())
+
+    return _solve(beyond, level)
 
 
 @functools.lru_cache(maxsize=1024)
 def _boundary(level: float, span: float) -> float:
     """The c that |W(n)| / sqrt(n) exceeds with probability `level` while n grows `span`-fold."""
-    low, high = 0.0, 40.0
+
+    def crossing(value: float) -> float:
+        density = math.exp(-(value**2) / 2) / math.sqrt(2 * math.pi)
+        return math.erfc(value / math.sqrt(2)) + value * density * math.log(span)
+
+    return _solve(crossing, level, least=1.0)  # below 1 it does not decrease
+
+
+def _solve(decreasing: Callable[[float], float], level: float, least: float = 0.0) -> float:
+    """Where a function decreases to `level`, by bisection."""
+    low, high = least, 1e3
     for _ in range(60):
         middle = (low + high) / 2
-        density = math.exp(-(middle**2) / 2) / math.sqrt(2 * math.pi)
-        crossing = math.erfc(middle / math.sqrt(2)) + middle * density * math.log(span)
-        low, high = (middle, high) if crossing > level else (low, middle)
+        low, high = (middle, high) if decreasing(middle) > level else (low, middle)
     return high
