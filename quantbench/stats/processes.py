@@ -6,11 +6,11 @@ deviation of the logarithm between processes is a `Floor` under every interval. 
 cannot estimate it alone, so it has a prior worth `freedom` degrees of freedom, which the processes
 of this session and of earlier ones update (moderated variance: Smyth 2004).
 
-The update is MIVQUE (Rao 1971). Differences y of an arm's successive segments have the covariance
-floor² K + V: K from the processes that they share (the baseline's are shared by arms), V from the
-noise of turns. The estimate is the quadratic form that is best if the prior is right and unbiased in
-any case; it counts floor⁴ tr((Cov⁻¹ K)²) degrees of freedom, nearly none while turns are noisier
-than processes.
+The update is MIVQUE (Rao 1971), iterated. Differences y of an arm's successive segments have the
+covariance floor² K + V: K from the processes that they share (the baseline's are shared by arms), V
+from the noise of turns. The estimate is the quadratic form that is best where the last floor is
+right, and unbiased in any case; it counts floor⁴ tr((Cov⁻¹ K)²) degrees of freedom, nearly none
+while turns are noisier than processes.
 """
 
 import math
@@ -21,6 +21,7 @@ import numpy as np
 
 from quantbench.stats.paired import Contrast, Turns, contrast
 
+ITERATIONS = 3  # each at the variance that the last one found
 MOST_FREEDOM = 40.0  # a machine changes: its past is worth no more
 
 
@@ -47,20 +48,19 @@ def updated(prior: Floor, *sessions: Iterable[Contrast]) -> Floor:
     A prior that sessions contradict counts less (Phipson et al. 2016), so that a machine whose
     processes differ more than others' is believed soon.
     """
-    own = prior.deviation**2
-    estimates = [_variance(own, contrasts) for contrasts in sessions]
-    freedom = sum(counts for _, counts in estimates)
-    total = sum(variance * counts for variance, counts in estimates)
-
-    def pooled(weight: float) -> float:
-        return (weight * own + max(0.0, total)) / (weight + freedom)
-
-    contradicted = min(1.0, own / pooled(prior.freedom)) ** 2
-    variance = pooled(contradicted * prior.freedom)
+    own = variance = prior.deviation**2
+    contrasts = [list(session) for session in sessions]
+    for _ in range(ITERATIONS):
+        estimates = [_variance(variance, session) for session in contrasts]
+        freedom = sum(counts for _, counts in estimates)
+        total = max(0.0, sum(estimate * counts for estimate, counts in estimates))
+        pooled = (prior.freedom * own + total) / (prior.freedom + freedom)
+        weight = prior.freedom * min(1.0, own / pooled) ** 2
+        variance = (weight * own + total) / (weight + freedom)
     return Floor(math.sqrt(variance), min(prior.freedom + freedom, MOST_FREEDOM))
 
 
-def _variance(prior: float, contrasts: Iterable[Contrast]) -> tuple[float, float]:
+def _variance(guess: float, contrasts: Iterable[Contrast]) -> tuple[float, float]:
     """Variance between processes, which may be negative, and its degrees of freedom."""
     usable = [one for one in contrasts if one.freedom]
     rows = [
@@ -82,8 +82,8 @@ def _variance(prior: float, contrasts: Iterable[Contrast]) -> tuple[float, float
     y = apart @ [segment.mean for _, segment, _ in rows]
     shared = apart @ effects @ (apart @ effects).T
     noise = apart @ np.diag([variance for _, _, variance in rows]) @ apart.T
-    inverse = np.linalg.pinv(prior * shared + noise, hermitian=True)
+    inverse = np.linalg.pinv(guess * shared + noise, hermitian=True)
     weights = inverse @ shared @ inverse
     information = float((weights * shared).sum())
     estimate = float(y @ weights @ y - (weights * noise).sum()) / information
-    return estimate, prior**2 * information
+    return estimate, guess**2 * information
