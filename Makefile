@@ -99,9 +99,9 @@ $(GPU_FOLDER)/ab.json: | $(GPU_FOLDER) $(dir $(GPU_AB))
 $(GPU_FOLDER)/roofline.json: | $(GPU_FOLDER)
 	$(GPU) quantbench roofline $(ON_GPU) --parts layers --json $@
 
-# Thousands of simulated comparisons, ten minutes, into docs/data/trust_simulated.json.
+# Thousands of simulated sessions, four minutes, into docs/data/trust.json and docs/statistics.md.
 trust: .venv/installed-dev
-	PYTHONPATH=. $(PY) -m tests.compare.trust_simulation
+	PYTHONPATH=. OMP_NUM_THREADS=1 $(PY) -m tests.trust.simulation
 
 check: .venv/installed-dev
 	$(PY) -m ruff check .
