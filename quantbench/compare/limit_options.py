@@ -1,12 +1,14 @@
 """The options that limit what is recommended.
 
 @limit_options
-def command(max_memory, max_perplexity_increase, min_tok_s, …):
-    asked = limits(max_memory, max_perplexity_increase, min_tok_s)
+def command(limited, …):
+    asked = limits(limited)
 """
 
+import dataclasses
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import click
@@ -18,43 +20,6 @@ from quantbench.text import bytes_in
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 DEFAULT = Limits()
-
-
-def limit_options(function: Decorated) -> Decorated:
-    """Decorate a click command's function with the three options, given to it as text."""
-    for option in (
-        click.option("--min_tok_s", metavar="N", help="Recommend nothing slower"),
-        click.option(
-            "--max_perplexity_increase",
-            metavar="X",
-            help="Recommend nothing that may predict worse by more "
-            f"[{100 * DEFAULT.max_perplexity_increase:g}%]",
-        ),
-        click.option(
-            "--max_memory",
-            metavar="SIZE",
-            help="Recommend nothing that takes more, as 8GB: the peak while generating",
-        ),
-    ):
-        function = option(function)
-    return function
-
-
-def limits(
-    max_memory: str | None,
-    max_perplexity_increase: str | None,
-    min_tok_s: str | None,
-    unless: Limits = DEFAULT,
-) -> Limits:
-    """Limits from the options' texts; one that is not given is taken from `unless`. Raises
-    UsageError for a text that is no limit."""
-    return Limits(
-        unless.max_memory if max_memory is None else size_of(max_memory),
-        unless.max_perplexity_increase
-        if max_perplexity_increase is None
-        else fraction("--max_perplexity_increase", max_perplexity_increase),
-        unless.min_tok_s if min_tok_s is None else _speed(min_tok_s),
-    )
 
 
 def size_of(text: str) -> int:
@@ -69,22 +34,64 @@ def size_of(text: str) -> int:
 
 def kl_of(text: str) -> float:
     """The nats in 0.03. Raises UsageError for what is no KL divergence."""
+    return _number("--max_kl", "nats per token, above 0 and below 100", 100, text)
+
+
+def _number(option: str, what: str, most: float, text: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 0 < value < 100:
-        raise UsageError(f"--max_kl takes nats per token such as 0.03; given: {text!r}")
+    if not 0 < value < most:
+        raise UsageError(f"{option} takes {what}; given: {text!r}")
     return value
 
 
-def _speed(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < 1e9:
-        raise UsageError(
-            f"--min_tok_s takes tokens per second, above 0 and below 1e9; given: {text!r}"
-        )
-    return value
+# By the limit's name: what stands for its value, help, and how its text is read.
+OPTIONS: dict[str, tuple[str, str, Callable[[str], Any]]] = {
+    "max_memory": (
+        "SIZE",
+        "Recommend nothing that takes more, as 8GB: the peak while generating",
+        size_of,
+    ),
+    "max_kl": (
+        "NATS",
+        "Recommend nothing whose predictions may be further from full precision's: KL divergence "
+        f"per token [{DEFAULT.max_kl:g}]",
+        kl_of,
+    ),
+    "max_perplexity_increase": (
+        "X",
+        "Recommend nothing whose perplexity may rise by more, as 2%",
+        functools.partial(fraction, "--max_perplexity_increase"),
+    ),
+    "min_top1": (
+        "X",
+        "Recommend nothing that keeps the likeliest token less often, as 95%",
+        functools.partial(fraction, "--min_top1"),
+    ),
+    "min_tok_s": (
+        "N",
+        "Recommend nothing slower",
+        functools.partial(_number, "--min_tok_s", "tokens per second, above 0 and below 1e9", 1e9),
+    ),
+}
+
+
+def limit_options(function: Decorated) -> Decorated:
+    """Decorate a click command's function with these options; it gets their texts as `limited`."""
+
+    @functools.wraps(function)
+    def limited(*arguments: Any, **given: Any) -> Any:
+        return function(*arguments, limited={name: given.pop(name) for name in OPTIONS}, **given)
+
+    for name, (metavar, words, _) in reversed(OPTIONS.items()):
+        limited = click.option(f"--{name}", metavar=metavar, help=words)(limited)
+    return limited  # type: ignore[return-value]
+
+
+def limits(limited: Mapping[str, str | None], unless: Limits = DEFAULT) -> Limits:
+    """Limits from the options' texts; one that is not given is taken from `unless`. Raises
+    UsageError for a text that is no limit."""
+    given = {name: OPTIONS[name][2](text) for name, text in limited.items() if text is not None}
+    return dataclasses.replace(unless, **given)

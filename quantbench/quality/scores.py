@@ -256,7 +256,7 @@ def of_reference(scores: Scores) -> Quality:
 
 
 def _of_texts(scores: Scores) -> Iterator[Part]:
-    for name, digest in texts.digests(scores.passages).items():
+    for name, digest in {part.text: part.digest for part in scores.passages}.items():
         own = scores.of_text(name)
         yield dataclasses.replace(_part(name, own, torch.ones(len(own.nats))), digest=digest)
 

@@ -54,6 +54,7 @@ class Passage:
     first: int  # ids[first:] are predicted
     bytes: int | None = None  # of what is predicted, in UTF-8; None for what a model wrote
     number: int = 0  # among all passages
+    digest: str = ""  # of all that is predicted of its text
 
     @property
     def predicted(self) -> int:
@@ -88,16 +89,13 @@ def passages(
         for name, rows in zip(WRITTEN, written(plan, model(), report), strict=True):
             found += _in_looks(name, rows, share, limit)
     found.sort(key=lambda part: part.look)
-    return [replace(part, number=number) for number, part in enumerate(found)]
-
-
-def digests(found: Sequence[Passage]) -> dict[str, str]:
-    """For each text a hash of its tokens that are predicted."""
-    hashes: dict[str, hashlib._Hash] = {}
+    hashes = {part.text: hashlib.sha256() for part in found}
     for part in found:
-        digest = hashes.setdefault(part.text, hashlib.sha256())
-        digest.update(str(part.ids[part.first :]).encode())
-    return {name: digest.hexdigest()[:12] for name, digest in hashes.items()}
+        hashes[part.text].update(str(part.ids[part.first :]).encode())
+    return [
+        replace(part, number=number, digest=hashes[part.text].hexdigest()[:12])
+        for number, part in enumerate(found)
+    ]
 
 
 def source(plan: Plan, text: str | None) -> str:

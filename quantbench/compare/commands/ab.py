@@ -25,7 +25,7 @@ from quantbench.compare.figures.choices import Limits
 from quantbench.compare.figures.recommendation import recommend
 from quantbench.compare.figures.row import Row
 from quantbench.compare.figures.rows import best_of, rows
-from quantbench.compare.limit_options import limit_options, limits
+from quantbench.compare.limit_options import OPTIONS, limit_options, limits
 from quantbench.compare.output import html as page
 from quantbench.compare.output import tables as report
 from quantbench.compare.sampling.answers import PlannedRuns, SchemeNames
@@ -44,8 +44,8 @@ from quantbench.text import one_line
 UNUSED = tuple(name for name in NOT_IN_ARMS if name not in ("write_result", "debug"))
 DEFAULT = Settings()
 # What --resume takes beside the folder, by click's names, and what is said of any other option.
-OF_RESUMED = ("resume", "precisions", "max_minutes", "processes", "form", "show", "max_memory",
-              "max_perplexity_increase", "min_tok_s", "debug")  # fmt: skip
+OF_RESUMED = ("resume", "precisions", "max_minutes", "processes", "form", "show",
+              "debug", *OPTIONS)  # fmt: skip
 RESUMED = (
     "--resume goes on with the arms of that folder: the only other options are --precision, "
     "--processes, --max_minutes, --format, --open and the limits of the answer"
@@ -137,9 +137,7 @@ def ab(
     order_seed: int,
     allow_different: bool,
     output: str | None,
-    max_memory: str | None,
-    max_perplexity_increase: str | None,
-    min_tok_s: str | None,
+    limited: Mapping[str, str | None],
     resume: str | None,
     show: bool,
     form: str | None,
@@ -148,7 +146,7 @@ def ab(
     """Compare ARMs: sample them in turns until the difference is known."""
     if show and not (output or resume):
         raise UsageError("--open shows the report that --output DIR writes: give --output, too")
-    asked = limits(max_memory, max_perplexity_increase, min_tok_s)
+    asked = limits(limited)
     narrow, dtype = split_precision(precisions)
     common = RunConfig(**(given | ({"precision": dtype} if dtype else {})))
     stops: dict[str, Any] = {
@@ -164,9 +162,7 @@ def ab(
         folder: Path | None = Path(resume)
         results = Results.load(Path(resume))
         if results.recommendation:
-            asked = limits(
-                max_memory, max_perplexity_increase, min_tok_s, results.recommendation.limits
-            )
+            asked = limits(limited, results.recommendation.limits)
         results.go_on(stops, f"--resume {resume}")
     else:
         settings = Settings(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quantbench import files
-from quantbench.cli import Command, quiet, say
+from quantbench.cli import Command, quiet
 from quantbench.compare.figures.interval import Interval
 from quantbench.compare.limit_options import kl_of
 from quantbench.compare.sampling.arm import NOT_IN_ARMS
@@ -107,7 +107,7 @@ def quality(
     # torch takes its seconds after the options
     from quantbench.quality.measure import measure
 
-    measured = measure(config, text, tokens, most, tasks, limit, say)
+    measured = measure(config, text, tokens, most, tasks, limit)
     if json_path:
         write_json(json_path, measured)
     click.echo(report(measured))

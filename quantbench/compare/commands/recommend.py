@@ -53,9 +53,7 @@ UNUSED = (*ab.UNUSED, "quantization", "compile")
 def recommend(
     context: click.Context,
     /,
-    max_memory: str | None,
-    max_perplexity_increase: str | None,
-    min_tok_s: str | None,
+    limited: Mapping[str, str | None],
     earlier: str | None,
     max_minutes: float | None,
     text: str | None,
@@ -64,7 +62,7 @@ def recommend(
     **given: Any,
 ) -> None:
     """Which quantization to take: the fastest that keeps quality, the smallest, the best mix."""
-    asked = limits(max_memory, max_perplexity_increase, min_tok_s)
+    asked = limits(limited)
     common = dataclasses.replace(RunConfig(**given), compile=True)
     if earlier is not None:
         given_too = {"max_minutes": max_minutes, "text": text, "tokens": tokens, "output": output}

@@ -10,7 +10,7 @@ baseline.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,9 +90,7 @@ def tune(
     in_turn: bool,
     order_seed: int,
     output: str | None,
-    max_memory: str | None,
-    max_perplexity_increase: str | None,
-    min_tok_s: str | None,
+    limited: Mapping[str, str | None],
     resume: str | None,
     show: bool,
     form: str | None,
@@ -101,8 +99,7 @@ def tune(
     """Find the fastest of many settings, if it is shown to be faster than the default."""
     if show and not (output or resume):
         raise UsageError("--open shows the report that --output DIR writes: give --output, too")
-    limited = (max_memory, max_perplexity_increase, min_tok_s)
-    asked = limits(*limited)
+    asked = limits(limited)
     narrow, dtype = split_precision(precisions)
     named = {"precision": narrow, "max_minutes": max_minutes, "processes": processes}
     stops: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
@@ -116,7 +113,7 @@ def tune(
         results = Results.load(Path(resume))
         if results.tune is None and results.recommendation is not None:
             raise UsageError(f"--resume {resume} is a comparison of ab: quantbench ab goes on")
-        asked = limits(*limited, results.tune.limits) if results.tune else asked
+        asked = limits(limited, results.tune.limits) if results.tune else asked
         results.go_on(stops, f"--resume {resume}")
         log.check(results.write_result)
     else:

@@ -1,14 +1,16 @@
 """A recommendation as data, in JSON and in words: compare/figures/recommendation.py makes it."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from quantbench.compare.figures.interval import Interval, SpeedUp
+from quantbench.quality.thresholds import MAX_KL
 from quantbench.text import counted, size
 
 What = Literal["fastest", "smallest", "compromise"]
-Limit = Literal["max_memory", "min_tok_s", "max_perplexity_increase"]
+Limit = Literal["max_memory", "min_tok_s", "max_kl", "max_perplexity_increase", "min_top1"]
 NAMED = 4  # arms that are listed by name; the rest are counted
 HEADINGS: dict[What, str] = {
     "fastest": "fastest that keeps quality",
@@ -22,8 +24,10 @@ class Limits:
     """What an arm has to satisfy."""
 
     max_memory: int | None = None  # bytes
-    max_perplexity_increase: float = 0.02  # share of the baseline's
+    max_perplexity_increase: float | None = None  # share of the baseline's
     min_tok_s: float | None = None  # as in the log, prefill included
+    max_kl: float = MAX_KL  # nats per token, to the baseline
+    min_top1: float | None = None  # share of tokens whose likeliest stays
 
     def said(self, limit: Limit) -> str:
         """What an arm that it rules out does, in words."""
@@ -34,11 +38,21 @@ class Limits:
                 return f"less than {self.min_tok_s:g} tok/s"
             case "max_perplexity_increase":
                 return f"perplexity more than {_percent(self.most)} above the baseline's"
+            case "max_kl":
+                return f"KL divergence above {self.max_kl:g}"
+            case "min_top1":
+                return f"the likeliest token kept less often than {_percent(1 + self.top1)}"
 
     @property
     def most(self) -> float:
         """The highest ratio of perplexities."""
-        return 1 + self.max_perplexity_increase
+        increase = self.max_perplexity_increase
+        return math.inf if increase is None else 1 + increase
+
+    @property
+    def top1(self) -> float:
+        """The least share of tokens whose likeliest stays."""
+        return self.min_top1 or 0.0
 
 
 @dataclass(frozen=True)
@@ -145,9 +159,13 @@ class Recommendation:
     def conditions(self) -> str:
         """The limits that hold, in a line."""
         limits = self.limits
-        parts = [f"perplexity at most {_percent(limits.most)} above the baseline's"]
+        parts = [f"KL divergence at most {limits.max_kl:g}"]
+        if limits.max_perplexity_increase is not None:
+            parts.append(f"perplexity at most {_percent(limits.most)} above the baseline's")
+        if limits.min_top1 is not None:
+            parts.append(f"the likeliest token kept by {_percent(1 + limits.top1)}")
         if not self.quality_measured:
-            parts = ["no limit of perplexity, as quality was not measured"]
+            parts = ["no limit of quality, as it was not measured"]
         if limits.max_memory is not None:
             parts.append(f"memory at most {size(limits.max_memory)}")
         if limits.min_tok_s is not None:

@@ -5,7 +5,7 @@
 
 **Who may be recommended.** Arms that were measured here to the end and stay within every limit.
 Memory is the peak while generating, which is what the log calls peak_mem; weights and KV cache
-where a device has no such figure. An arm keeps quality if the upper end of its perplexity ratio's
+where a device has no such figure. An arm keeps quality if the upper end of its KL divergence's
 interval is within the limit. One whose interval contains the limit is "not shown to keep" it, and
 is not recommended either. The baseline keeps its own quality.
 
@@ -53,6 +53,7 @@ class _Arm:
     speed: SpeedUp
     memory: int
     perplexity: Interval
+    kl: Interval
     beyond: dict[Limit, float] = field(default_factory=dict)
 
     def merit(self, end: Literal["value", "low", "high"] = "value") -> float:
@@ -122,6 +123,8 @@ def _ruled_out(limit: Limit, arms: Sequence[_Arm], limits: Limits) -> RuledOut:
     unclear: Sequence[_Arm] = []
     if limit == "max_perplexity_increase":
         unclear = [arm for arm in arms if (arm.perplexity.low or 0.0) <= limits.most]
+    if limit == "max_kl":
+        unclear = [arm for arm in arms if (arm.kl.low or 0.0) <= limits.max_kl]
     return RuledOut(limit, [arm.row.arm for arm in arms], [arm.row.arm for arm in unclear])
 
 
@@ -142,7 +145,21 @@ def _measured(number: int, row: Row, limits: Limits, quality: bool) -> _Arm | No
     highest = math.inf if ratio is None or ratio.high is None else ratio.high
     if highest > limits.most:
         beyond["max_perplexity_increase"] = PERPLEXITY_WEIGHT * math.log(highest / limits.most)
-    return _Arm(number, row, speed, memory, ratio or Interval(1.0), beyond)
+    if row.top1 is not None and row.top1 < limits.top1:
+        beyond["min_top1"] = math.log(limits.top1 / max(row.top1, 1e-9))
+    kl = Interval(0.0, 0.0, 0.0) if is_baseline or not quality else _kl(row)
+    if (kl.high or 0.0) > limits.max_kl:
+        beyond["max_kl"] = math.log((kl.high or 0.0) / limits.max_kl)
+    return _Arm(number, row, speed, memory, ratio or Interval(1.0), kl, beyond)
+
+
+def _kl(row: Row) -> Interval:
+    """The KL within two standard errors; without a limit where quality could not be measured."""
+    if row.kl is None:
+        unknown = row.perplexity_ratio is None
+        return Interval(0.0, 0.0, math.inf if unknown else 0.0)
+    error = math.inf if row.kl_standard_error is None else 2 * row.kl_standard_error
+    return Interval(row.kl, row.kl - error, row.kl + error)
 
 
 def memory_bytes(row: Row) -> int | None:
@@ -245,10 +262,12 @@ def _relax(arms: Sequence[_Arm], limits: Limits) -> str:
     ratio = nearest.perplexity.high or 1.0
     options: dict[Limit, str] = {
         "max_memory": f"--max_memory {_rounded_up(nearest.memory)}",
-        "min_tok_s": f"--min_tok_s {_rounded_down(nearest.row.tok_s or 0.0):g}",
+        "min_tok_s": f"--min_tok_s {_rounded(nearest.row.tok_s or 0.0, math.floor):g}",
         "max_perplexity_increase": (
             f"--max_perplexity_increase {math.ceil(1000 * (ratio - 1) - 1e-9) / 10:g}%"
         ),
+        "max_kl": f"--max_kl {_rounded(nearest.kl.high or 0.0, math.ceil):g}",
+        "min_top1": f"--min_top1 {math.floor(1000 * (nearest.row.top1 or 0.0)) / 10:g}%",
     }
     needed = " and ".join(options[limit] for limit in nearest.beyond)
     said = f"No arm satisfies all limits; the nearest, {nearest.row.arm}, needs {needed}"
@@ -267,7 +286,7 @@ def _rounded_up(count: int) -> str:
     return f"{math.ceil(100 * count / unit) / 100:g}{name}"
 
 
-def _rounded_down(value: float) -> float:
-    """To three digits, and not above it."""
+def _rounded(value: float, way: Callable[[float], int]) -> float:
+    """To three digits, up by math.ceil, down by math.floor."""
     unit = 10.0 ** (math.floor(math.log10(value)) - 2) if value > 0 else 1.0
-    return math.floor(value / unit) * unit
+    return way(value / unit) * unit
