@@ -12,7 +12,7 @@ from quantbench.compare.commands import ab
 from quantbench.compare.commands import recommend as command
 from quantbench.compare.figures.choices import Limits
 from quantbench.compare.figures.rows import rows
-from quantbench.compare.limit_options import limits, size_of
+from quantbench.compare.limit_options import OPTIONS, limits, size_of
 from quantbench.compare.output import tables
 from quantbench.compare.sampling.answers import SchemeNames
 from quantbench.compare.sampling.arm import make_arms
@@ -51,8 +51,9 @@ def quality(self, tokens, text, reference, keep):
     if reference:
         ends = [ratio - 0.001, ratio + 0.001]
         found = dataclasses.replace(
-            found, perplexity_ratio=ratio, perplexity_ratio_interval=ends, kl=0.1
-        )
+            found, perplexity_ratio=ratio, perplexity_ratio_interval=ends,
+            kl=ratio - 1, kl_standard_error=0.001,
+        )  # fmt: skip
     return QualityAnswer(found, ReferenceFile(keep) if keep else None)
 
 
@@ -74,11 +75,11 @@ def test_a_recommendation_and_another_from_the_same_results(world, tmp_path):
     result = run(*SMALL, "--output", folder)
     assert result.exit_code == 0, result.stderr
     conditions, *answers = result.stdout.splitlines()
-    assert conditions.startswith("Recommendation: perplexity at most 2 % above the baseline's")
+    assert conditions.startswith("Recommendation: KL divergence at most 0.03")
     assert answers[0].startswith("  Fastest that keeps quality, smallest and best compromise: fp6")
     assert "quantbench generate --quantization fp6 --checkpoint_path tiny" in answers[1]
     assert "--compile" in answers[1] and "--max_new_tokens" not in answers[1]
-    assert answers[2] == "  Ruled out: 1 arm by perplexity more than 2 % above the baseline's"
+    assert answers[2] == "  Ruled out: 1 arm by KL divergence above 0.03"
     kept = json.loads((tmp_path / "out" / "results.json").read_text())["recommendation"]
     assert [choice["arm"] for choice in kept["choices"]] == ["fp6"]
     assert world.asked("load") and "autoquant" not in result.stdout
@@ -121,7 +122,7 @@ def test_the_report_says_what_quality_is_of_and_where_decoding_differs(world, mo
     Comparison(results, None, lambda line: None, world.command).run()
     report = tables.terminal(results, rows(results))
     assert (
-        "quality is of the model tiny on 4096 tokens of the embedded text in windows of" in report
+        "quality is of the model tiny on 4096 tokens of the embedded texts, at most 1024" in report
     )
     (said,) = [line for line in report.splitlines() if "differs from reading" in line]
     assert said.startswith("int8wo: decoding by cpu-step") and "at most 0.002 expected" in said
@@ -205,6 +206,8 @@ def test_autoquant_and_schemes_that_the_shapes_refuse_are_left_out():
         (("--max_memory", "8 apples"), "--max_memory takes a size such as 8GB or 7.5GiB"),
         (("--max_memory", "0"), "--max_memory takes a size"),
         (("--max_perplexity_increase", "many"), "--max_perplexity_increase takes a share"),
+        (("--max_kl", "0"), "--max_kl takes nats per token, above 0 and below 100; given: '0'"),
+        (("--min_top1", "2"), "--min_top1 takes a share such as 2% or 0.02"),
         (("--min_tok_s", "-3"), "--min_tok_s takes tokens per second, above 0"),
         (("--min_tok_s", "1e9"), "above 0 and below 1e9; given: '1e9'"),
         (("--text", "nowhere.txt"), "--text nowhere.txt: No such file"),
@@ -236,6 +239,7 @@ def test_sizes_as_people_write_them(text, size):
 
 def test_what_is_not_given_stays():
     before = Limits(max_memory=3, max_perplexity_increase=0.1, min_tok_s=7)
-    assert limits(None, None, None, before) == before
-    assert limits("4GB", "5%", "20", before) == Limits(4 * GB, 0.05, 20)
-    assert limits(None, None, None) == Limits()
+    none = dict.fromkeys(OPTIONS)
+    assert limits(none, before) == before and limits(none) == Limits()
+    given = none | {"max_memory": "4GB", "max_kl": "0.1", "min_top1": "95%"}
+    assert limits(given, before) == Limits(4 * GB, 0.1, 7, max_kl=0.1, min_top1=0.95)

@@ -1,5 +1,6 @@
 """The answer of a comparison: hand-made rows, and the exact lines that a person reads."""
 
+import functools
 import json
 import re
 from dataclasses import replace
@@ -15,6 +16,7 @@ from quantbench.log.config import parse
 from quantbench.typed_json import from_json, to_json
 
 GB = 10**9
+Within = functools.partial(Limits, max_perplexity_increase=0.02)
 
 
 def measured(name, memory, tok_s, perplexity, **more):
@@ -52,14 +54,14 @@ MAYBE = arm("uintx-3-64", 3.5, 1.0, (1.01, 0.995, 1.025))
 CASES = {
     "one arm that is all three": (
         [baseline(), INT8, INT4, FP6],
-        Limits(),
+        Within(),
         ["Fastest that keeps quality, smallest and best compromise: int4wo-64, 2.90 × as fast "
          "(98 % interval 2.89 to 2.91), 1.20 GB, perplexity +1.5 % (+1.2 % to +1.8 %)"],
         "",
     ),
     "broken and unclear quality": (
         [baseline(), INT8, BROKEN, MAYBE],
-        Limits(),
+        Within(),
         ["Fastest that keeps quality, smallest and best compromise: int8wo, 1.90 × as fast "
          "(98 % interval 1.89 to 1.91), 2.00 GB, perplexity +0.2 % (+0.1 % to +0.3 %)"],
         "Ruled out: 2 arms by perplexity more than 2 % above the baseline's (1 of them not shown "
@@ -68,7 +70,7 @@ CASES = {
     "three answers": (
         [baseline(), arm("fast", 3.0, 3.0), arm("small", 1.1, 0.5, (1.018, 1.017, 1.019)),
          arm("middle", 2.5, 0.8, (1.001, 1.0003, 1.0017)), failed("torch")],
-        Limits(),
+        Within(),
         ["Fastest that keeps quality: fast, 3.00 × as fast (98 % interval 2.99 to 3.01), 3.00 GB, "
          "perplexity +0.0 % (-1.0 % to +1.0 %)",
          "Smallest: small, 1.10 × as fast (98 % interval 1.09 to 1.11), 500.00 MB, "
@@ -80,7 +82,7 @@ CASES = {
     "ties go to the smaller": (
         [baseline(), arm("a", 2.00, 2.0, spread=0.1, can_be_best=True),
          arm("b", 1.95, 1.5, spread=0.1, can_be_best=True), arm("c", 1.2, 1.45)],
-        Limits(),
+        Within(),
         ["Fastest that keeps quality and best compromise: b, 1.95 × as fast (98 % interval 1.85 to "
          "2.05), 1.50 GB, perplexity +0.0 % (-1.0 % to +1.0 %); these 2 cannot be told from the "
          "fastest: a, b",
@@ -91,7 +93,7 @@ CASES = {
     "ties of memory go to quality": (
         [baseline(), arm("a", 2.00, 1.5, (1.01, 1.009, 1.011), spread=0.1),
          arm("b", 1.95, 1.505, (1.001, 1.0, 1.002), spread=0.1)],
-        Limits(),
+        Within(),
         ["Fastest that keeps quality and best compromise: b, 1.95 × as fast (98 % interval 1.85 to "
          "2.05), 1.50 GB, perplexity +0.1 % (+0.0 % to +0.2 %); these 2 cannot be told from the "
          "fastest: a, b",
@@ -101,27 +103,27 @@ CASES = {
     ),
     "memory and speed rule out": (
         [baseline(), INT8, INT4, FP6, arm("slow", 0.5, 0.9)],
-        Limits(max_memory=1_500_000_000, min_tok_s=20),
+        Within(max_memory=1_500_000_000, min_tok_s=20),
         ["Fastest that keeps quality, smallest and best compromise: int4wo-64, 2.90 × as fast "
          "(98 % interval 2.89 to 2.91), 1.20 GB, perplexity +1.5 % (+1.2 % to +1.8 %)"],
         "Ruled out: 3 arms by memory above 1.50 GB, 3 arms by less than 20 tok/s",
     ),
     "nothing is better than the baseline": (
         [baseline(), arm("int8wo", 0.9, 5.0), BROKEN],
-        Limits(),
+        Within(),
         ["Fastest that keeps quality, smallest and best compromise: none, the baseline, "
          "4.00 GB, perplexity 8.00"],
         "Ruled out: 1 arm by perplexity more than 2 % above the baseline's",
     ),
     "limits that exclude everything: memory": (
         [baseline(), INT8, INT4],
-        Limits(max_memory=1_100_000_000),
+        Within(max_memory=1_100_000_000),
         ["No arm satisfies all limits; the nearest, int4wo-64, needs --max_memory 1.2GB"],
         "Ruled out: 3 arms by memory above 1.10 GB",
     ),
     "limits that exclude everything: perplexity": (
         [baseline(), INT8, arm("int4wo-32", 2.5, 1.3, (1.025, 1.0221, 1.0279))],
-        Limits(max_memory=1_500_000_000),
+        Within(max_memory=1_500_000_000),
         ["No arm satisfies all limits; the nearest, int4wo-32, needs "
          "--max_perplexity_increase 2.8%"],
         "Ruled out: 2 arms by memory above 1.50 GB, 1 arm by perplexity more than 2 % above the "
@@ -129,13 +131,13 @@ CASES = {
     ),
     "limits that exclude everything: speed": (
         [baseline(), INT8],
-        Limits(min_tok_s=19.5),
+        Within(min_tok_s=19.5),
         ["No arm satisfies all limits; the nearest, int8wo, needs --min_tok_s 19"],
         "Ruled out: 2 arms by less than 19.5 tok/s",
     ),
     "limits that exclude everything: two at once": (
         [baseline(), arm("int4wo-32", 1.8, 1.3, (1.025, 1.0221, 1.0279))],
-        Limits(max_memory=1_290_000_000),
+        Within(max_memory=1_290_000_000),
         ["No arm satisfies all limits; the nearest, int4wo-32, needs --max_memory 1.3GB and "
          "--max_perplexity_increase 2.8%"],
         "Ruled out: 2 arms by memory above 1.29 GB, 1 arm by perplexity more than 2 % above the "
@@ -143,7 +145,7 @@ CASES = {
     ),
     "limits that exclude everything: a speed that the fastest lacks, too": (
         [baseline(), INT8, BROKEN],
-        Limits(min_tok_s=1e9),
+        Within(min_tok_s=1e9),
         ["No arm satisfies all limits; the nearest, int8wo, needs --min_tok_s 19; the fastest, "
          "uintx-2-64, makes 44.0 tok/s"],
         "Ruled out: 3 arms by less than 1e+09 tok/s, 1 arm by perplexity more than 2 % above the "
@@ -151,14 +153,14 @@ CASES = {
     ),
     "text too short for an interval": (
         [baseline(), arm("a", 2.0, 2.0, (1.001,))],
-        Limits(max_memory=3 * GB),
+        Within(max_memory=3 * GB),
         ["No arm satisfies all limits; the nearest, none, needs --max_memory 4GB"],
         "Ruled out: 1 arm by memory above 3.00 GB, 1 arm by perplexity more than 2 % above the "
         "baseline's (1 of them not shown to be)",
     ),
     "quality of another model": (
         [baseline(), arm("int8wo", 1.9, 2.0, quality_model="tiny")],
-        Limits(),
+        Within(),
         ["Fastest that keeps quality, smallest and best compromise: int8wo, 1.90 × as fast "
          "(98 % interval 1.89 to 1.91), 2.00 GB, perplexity +0.0 % (-1.0 % to +1.0 %) on the model "
          "tiny"],
@@ -166,14 +168,14 @@ CASES = {
     ),
     "quality was not measured, one process each": (
         [baseline(), arm("int8wo", 1.9, 2.0, None, spread=None)],
-        Limits(),
+        Within(),
         ["Fastest that keeps quality, smallest and best compromise: int8wo, 1.90 × as fast "
          "(a single process, no range), 2.00 GB, quality not measured"],
         "",
     ),
     "the baseline failed": (
         [failed("none"), Row("int8wo", verdict="no baseline", tok_s=3.0)],
-        Limits(),
+        Within(),
         ["Nothing to recommend: no arm was measured beside a baseline"],
         "Ruled out: 1 arm failed, 1 arm not measured",
     ),
@@ -198,10 +200,10 @@ def test_the_answer(request, rows, limits, lines, excluded):
 def test_the_speed_to_ask_for_is_one_that_the_arm_has(tok_s):
     """Also below a tenth of a token per second, where a limit of 0 would be none."""
     slow = replace(baseline(), tok_s=tok_s)
-    told = recommend([slow], Limits(min_tok_s=1e6)).nothing
+    told = recommend([slow], Within(min_tok_s=1e6)).nothing
     needed = float(re.search("--min_tok_s ([0-9.e+-]+)$", told)[1])
     assert 0.99 * tok_s < needed <= tok_s
-    assert not recommend([slow], Limits(min_tok_s=needed)).nothing
+    assert not recommend([slow], Within(min_tok_s=needed)).nothing
 
 
 def test_relaxing_as_told_gives_an_answer():
@@ -218,6 +220,34 @@ def test_relaxing_as_told_gives_an_answer():
     assert [choice.arm for choice in recommend(rows, limits).choices] == ["int4wo-32"]
 
 
+@pytest.mark.parametrize(
+    "kl, error, verdict",
+    [(0.02, 0.004, "within"), (0.024, 0.004, "unclear"), (0.05, 0.004, "out"),
+     (0.02, None, "unclear"), (None, None, "unclear")],
+)  # fmt: skip
+def test_kl_decides_by_the_end_of_its_interval(kl, error, verdict):
+    """Two standard errors of 0.004 reach from 0.02 to 0.028, and from 0.024 to 0.032."""
+    row = arm("a", 2.0, 2.0, (1.0, 0.99, 1.01) if kl else None, kl=kl, kl_standard_error=error)
+    other = arm("b", 1.5, 3.0, kl=0.001, kl_standard_error=0.0)
+    answer = recommend([baseline(), row, other], Limits())
+    assert [choice.arm for choice in answer.choices][0] == ("a" if verdict == "within" else "b")
+    assert [(out.limit, out.arms, out.unclear) for out in answer.ruled_out] == (
+        [] if verdict == "within" else [("max_kl", ["a"], ["a"] * (verdict == "unclear"))]
+    )
+    assert "KL divergence at most 0.03" in answer.text()
+
+
+def test_the_likeliest_token_as_a_limit():
+    rows = [baseline(), arm("a", 2.0, 2.0, top1=0.94), arm("b", 1.5, 3.0, top1=0.97)]
+    answer = recommend(rows, Limits(min_top1=0.95))
+    assert answer.choices[0].arm == "b"
+    assert (
+        answer.exclusions() == "Ruled out: 1 arm by the likeliest token kept less often than 95 %"
+    )
+    nothing = recommend(rows[1:2], Limits(min_top1=0.95)).nothing
+    assert nothing and "needs --min_top1 94%" in nothing
+
+
 def test_those_compared_are_those_within_the_limits():
     """An arm that a ruled-out arm beats may still be the fastest of the rest."""
     rows = [baseline(), arm("a", 2.0, 2.0, spread=0.2), arm("b", 1.9, 1.5, spread=0.2), BROKEN]
@@ -228,9 +258,9 @@ def test_those_compared_are_those_within_the_limits():
         asked.append(list(numbers))
         return {1}
 
-    choice = recommend(rows, Limits(), best_of).choices[0]
+    choice = recommend(rows, Within(), best_of).choices[0]
     assert asked == [[0, 1, 2]] and choice.arm == "a" and choice.tied == []
-    assert recommend(rows, Limits()).choices[0].tied == ["a", "b"]  # their intervals overlap
+    assert recommend(rows, Within()).choices[0].tied == ["a", "b"]  # their intervals overlap
 
 
 def test_of_ranges_those_that_overlap_are_ties():
@@ -238,7 +268,7 @@ def test_of_ranges_those_that_overlap_are_ties():
     rows = [baseline(1.0), arm("a", 2.0, 2.0, spread=0.2), arm("b", 1.9, 1.5, spread=0.2)]
     for row in rows[1:]:
         row.speed_up = replace(row.speed_up, confidence=None)
-    fastest = recommend(rows, Limits(), set).choices[0]
+    fastest = recommend(rows, Within(), set).choices[0]
     assert fastest.arm == "b" and fastest.tied == ["a", "b"] and "(range 1.70 to" in fastest.line()
 
 
@@ -246,7 +276,7 @@ def test_memory_without_a_peak_is_weights_and_cache():
     rows = [baseline(), arm("int8wo", 2.0, 2.0), arm("int4wo-64", 2.5, 3.0)]
     for row, weights in zip(rows, (4, 2, 1), strict=True):
         row.peak_memory_bytes, row.weight_bytes, row.kv_cache_bytes = None, weights * GB, GB // 2
-    answer = recommend(rows, Limits(max_memory=2 * GB))
+    answer = recommend(rows, Within(max_memory=2 * GB))
     assert [(c.arm, c.memory_bytes) for c in answer.choices] == [("int4wo-64", 3 * GB // 2)]
 
 
