@@ -9,6 +9,7 @@ MOST_BYTES, the least recently used files are removed.
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -92,23 +93,25 @@ def _make(
     plan: Plan, text: str | None, tokens: int, looks: int, kept: Reference | None, path: Path
 ) -> None:
     """Write the first `looks` looks to `path`, of which `kept` has some."""
-    model = loaded(plan).model
-    if kept:
-        passages, floor = kept.about.passages, kept.about.noise_floor
-    else:
-        floor = None
+    model = functools.cache(lambda: loaded(plan).model)
+
+    def write() -> tuple[list[texts.Written], list[texts.Written]]:
+        model()
         with phase("Full precision: writing a text") as report:
-            passages = texts.passages(plan, lambda: model, text, tokens, report)
+            return texts.written(plan, model(), report)
+
+    passages = kept.about.passages if kept else texts.passages(plan, text, tokens, write)
+    floor = kept.about.noise_floor if kept else None
     hidden: list[Tensor] = [kept.hidden(passage) for passage in kept.read] if kept else []
     missing = [passage for passage in passages if passage.look < looks][len(hidden) :]
-    reader, total = Reader(plan, model), sum(passage.predicted for passage in missing)
+    reader, total = Reader(plan, model()), sum(passage.predicted for passage in missing)
     with phase("Full precision: reading") as report:
         for passage in missing:
             hidden.append(reader.hidden(passage).cpu())
             report(sum(map(len, hidden)), total)
     Reference.write(path, plan, passages, hidden, floor)
     if floor is None:
-        del model, reader  # before the other one is loaded
+        del model, write, reader  # before the other one is loaded
         Reference.write(path, plan, passages, hidden, _noise_floor(plan, Reference(path)))
 
 

@@ -329,7 +329,11 @@ def quick(
     full = Reference(reference.path) if reference else None
     if full and full.about.vocab_size != plan.architecture.vocab_size:
         return QualityAnswer(NoQuality("the baseline has another tokenizer"))
-    found = full.about.passages if full else texts.passages(plan, lambda: model, text, tokens)
+    found = (
+        full.about.passages
+        if full
+        else texts.passages(plan, text, tokens, lambda: texts.written(plan, model))
+    )
     hidden: list[Tensor] | None = [] if keep else None
     scores = score(plan, model, found, full, max_kl, hidden)
     if keep and hidden:

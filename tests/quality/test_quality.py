@@ -27,7 +27,7 @@ from quantbench.quality import reference_cache as kept
 from quantbench.quality.layer_sqnr import sqnr, sqnr_of_layers
 from quantbench.quality.reference import Reference
 from quantbench.quality.scores import Reader, Scores, embedded, quick, score, summary
-from quantbench.quality.texts import Passage, passages
+from quantbench.quality.texts import Passage, passages, written
 from quantbench.quality.thresholds import CLASSES, class_of, looks_needed
 from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import parse as scheme
@@ -351,7 +351,7 @@ def copy_of_tiny(folder, **changes):
 
 def test_passages_cover_each_text_once(tmp_path):
     plan, full = plan_and_model("--checkpoint_path", copy_of_tiny(tmp_path))
-    found = passages(plan, lambda: full, None, 2048)
+    found = passages(plan, None, 2048, lambda: written(plan, full))
     assert [part.number for part in found] == list(range(len(found)))
     assert [part.look for part in found] == sorted(part.look for part in found)
     assert all(len(part.ids) <= 1025 for part in found)  # the model's context, and one to predict
@@ -369,15 +369,15 @@ def test_passages_cover_each_text_once(tmp_path):
     greedy = [part for part in found if part.text == "greedy"]
     sampled = [part for part in found if part.text == "sampled"]
     assert len(greedy) == 2 and 3 <= len(sampled) <= 6
-    again = passages(plan, lambda: full, None, 2048)
+    again = passages(plan, None, 2048, lambda: written(plan, full))
     assert again == found  # what is sampled, too
-    shorter = passages(plan, lambda: full, None, 1024)
+    shorter = passages(plan, None, 1024, lambda: written(plan, full))
     assert [p.ids for p in shorter if p.look == 0] == [p.ids for p in found if p.look == 0]
 
 
 def test_an_embedded_model_takes_its_held_out_text_alone():
     plan = make_plan(parse(["--device", "cpu"]))
-    found = passages(plan, pytest.fail, None, 0)
+    found = passages(plan, None, 0, pytest.fail)
     ids = plan.tokenizer.encode((EMBEDDED / "heldout.txt").read_text(), bos=False)
     assert {part.text for part in found} == {"held out"}
     opened = plan.tokenizer.bos_id is not None

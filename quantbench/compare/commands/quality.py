@@ -22,7 +22,14 @@ from quantbench.compare.sampling.results import report_output, write_json
 from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig, options
 from quantbench.quality.tasks import find
-from quantbench.quality.thresholds import FIRST_TOKENS, LEGEND, MAX_KL, MOST_TOKENS, described
+from quantbench.quality.thresholds import (
+    FIRST_TOKENS,
+    LEGEND,
+    MAX_KL,
+    MOST_TOKENS,
+    check_tokens,
+    described,
+)
 from quantbench.quality.types import Part, Quality
 from quantbench.run import checks
 from quantbench.text import aligned
@@ -96,6 +103,7 @@ def quality(
             "option the scheme is measured on the embedded model"
         )
     checks.check_options(config)
+    check_tokens(tokens or 0)
     if text is not None:
         files.read_text("--text", text)
     files.check_outputs(
