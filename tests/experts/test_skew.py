@@ -3,9 +3,7 @@
 import pytest
 
 from quantbench.errors import UsageError
-from quantbench.experts.kept import find, keep, path_of
-from quantbench.experts.popularity import Popularity
-from quantbench.experts.skew import skews
+from quantbench.experts.popularity import Popularity, find, keep, path_of, skews
 from tests.experts.counted import ROUTERS, counts_of
 
 FIRST = ((12, 4, 3, 1), (), (4, 6, 5, 5))

@@ -11,7 +11,7 @@ from typing import Any
 
 from quantbench.compare.output.lines import COLOURS, STYLE
 from quantbench.experts.placement import HitRates
-from quantbench.experts.skew import LayerSkew
+from quantbench.experts.popularity import LayerSkew
 
 MOST = 2.0  # even shares at the end of the colour scale
 WAYS = {  # fields of HitRates: their lines' colours and dashes

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from quantbench.compare.output.columns import Columns, aligned, number
 from quantbench.experts.placement import HitRates
-from quantbench.experts.popularity import Popularity
-from quantbench.experts.skew import FLAT, LayerSkew
+from quantbench.experts.popularity import FLAT, LayerSkew, Popularity
 from quantbench.text import counted
 
 LEVELS = " ▁▂▃▄▅▆▇█"  # of a share, in quarters of an even one
