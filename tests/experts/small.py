@@ -6,8 +6,7 @@ from pathlib import Path
 import torch
 
 from quantbench.experts.slow import Disk, Memory
-from quantbench.experts.store import Policy
-from quantbench.experts.tiers import Tiers
+from quantbench.experts.tiers import Policy, Tiers
 from quantbench.generate import Generator
 from quantbench.models.loading import load_config, load_model
 from quantbench.quantize.registry import Quantizer

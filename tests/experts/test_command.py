@@ -14,7 +14,7 @@ from quantbench.errors import UsageError
 from quantbench.experts import slow, tiers, trial
 from quantbench.experts.layout import whole_pages
 from quantbench.experts.popularity import Popularity, Routers
-from quantbench.experts.store import POLICIES
+from quantbench.experts.tiers import POLICIES
 from quantbench.log.config import parse
 from quantbench.ops import names
 from quantbench.ops.cpu import build

@@ -13,7 +13,7 @@ from quantbench.errors import QuantbenchError
 from quantbench.experts import aio, copies
 from quantbench.experts.copies import BySystem, ByThreads
 from quantbench.experts.slow import Disk, Memory, pages
-from quantbench.experts.store import POLICIES
+from quantbench.experts.tiers import POLICIES
 from quantbench.generate import Generator
 from quantbench.ops.cpu import build
 from quantbench.run.decoding import why_not_fused

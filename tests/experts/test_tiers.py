@@ -12,8 +12,7 @@ from quantbench.errors import KernelError, TierError
 from quantbench.experts import slow
 from quantbench.experts.layout import Layout, without_weights
 from quantbench.experts.slow import Disk, Memory
-from quantbench.experts.store import POLICIES
-from quantbench.experts.tiers import Tiers
+from quantbench.experts.tiers import POLICIES, Tiers
 from quantbench.models.formats.saved import inner_tensors
 from quantbench.models.loading import load_config
 from quantbench.models.weight_bytes import step_bytes, weight_bytes
