@@ -146,7 +146,8 @@ def test_what_a_run_will_take_is_said_before_it(place):
     result = CliRunner().invoke(generate, [*TIERED, "--expert_memory", "12", "--dry_run"])
     assert f"slow memory      {28 * each / 1e3:.2f} GB of experts" in result.stdout
     room = 12.9 * whole_pages(round(each * 1e6)) / 1e6
-    result = run("--expert_memory", f"{room:.6f}MB", "--write_result", "none")
+    how = "--expert_policy", "cache", "--write_result", "none"
+    result = run("--expert_memory", f"{room:.6f}MB", *how)
     assert f"experts in slow memory alone: {28 * each:.2f} MB" in result.stderr
     assert "Experts: 10 of 40 in fast memory" in result.stderr
 

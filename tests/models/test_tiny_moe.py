@@ -12,8 +12,9 @@ from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 from quantbench.models.loading import load_config, load_model
 from quantbench.models.mixtral import Router
 from quantbench.models.tiny import train as dense
-from quantbench.models.tiny_moe.train import CONFIG, HERE, clusters, upcycled
+from quantbench.models.tiny.train import MIXTURE, clusters, upcycled
 
+HERE = dense.HERE.parent / "tiny_moe"
 TEXT = (dense.HERE / "heldout.txt").read_text()
 RECORD = json.loads((HERE / "training.json").read_text())
 
@@ -27,7 +28,7 @@ def test_it_is_small_and_what_the_recipe_says():
     config = load_config("tiny_moe")
     assert (HERE / "model.safetensors").stat().st_size <= 12e6
     assert (config.mixture.num_experts, config.mixture.experts_per_token) == (8, 2)
-    assert config.mixture == CONFIG.mixture
+    assert config.mixture == MIXTURE
     same = (HERE / "tokenizer.model").read_bytes() == (dense.HERE / "tokenizer.model").read_bytes()
     assert same
 
