@@ -10,20 +10,27 @@ inline Floats widened(Number type, const void* x) {
   return (Floats)(converted<Bits>(halves) << 16);
 }
 
-// One row of x, with zeros up to the padded columns.
-inline void read_row(const Problem& problem, int64_t output) {
-  const int size = problem.type == Number::f32 ? 4 : 2;
-  const int64_t columns = problem.header->columns, padded = problem.geometry.padded_columns;
-  const char* x = static_cast<const char*>(problem.x) + output * problem.x_row * size;
+// `columns` numbers, `step` apart, as floats, with zeros behind them: `padded` in all, a multiple of 16.
+inline void read_numbers(Number type, const char* from, int64_t step, int64_t columns, int64_t padded,
+                         float* to) {
+  const int size = type == Number::f32 ? 4 : 2;
   int64_t k = 0;
-  if (problem.x_step == 1)
-    for (; k + 16 <= columns; k += 16) store(problem.row + k, widened(problem.type, x + k * size));
+  if (step == 1)
+    for (; k + 16 <= columns; k += 16) store(to + k, widened(type, from + k * size));
   for (; k < padded; k += 16) {
     char some[64] = {};
     for (int64_t i = k; i < k + 16 && i < columns; ++i)
-      __builtin_memcpy(some + (i - k) * size, x + i * problem.x_step * size, size);
-    store(problem.row + k, widened(problem.type, some));
+      __builtin_memcpy(some + (i - k) * size, from + i * step * size, size);
+    store(to + k, widened(type, some));
   }
+}
+
+// One row of x, with zeros up to the padded columns.
+inline void read_row(const Problem& problem, int64_t output) {
+  const int size = problem.type == Number::f32 ? 4 : 2;
+  const char* x = static_cast<const char*>(problem.x) + output * problem.x_row * size;
+  read_numbers(problem.type, x, problem.x_step, problem.header->columns,
+               problem.geometry.padded_columns, problem.row);
 }
 
 // The largest magnitude among units of 32 floats; NaN counts as the largest.

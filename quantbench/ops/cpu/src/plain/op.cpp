@@ -15,6 +15,7 @@
 #include "common/limits.h"
 #include "common/products.h"
 #include "common/scratch.h"
+#include "linear/many/many.h"
 
 namespace {
 
@@ -115,6 +116,10 @@ Tensor plain(const Tensor& x, const Tensor& weight) {
     multiply_in_tiles(problem, scratch);
     return y;
   }
+  Problem many{};
+  many.type = problem.type, many.outputs = problem.tokens;
+  many.x = problem.x, many.x_row = problem.x_row, many.x_step = problem.x_step, many.y = problem.y;
+  if (plain_of_many(many, problem.weight, rows, columns)) return y;
   const bool alone = int64_t(weight.numel() * weight.element_size()) <= limits.alone_bytes;
   if (problem.tokens == 1 && problem.x_step == 1 && !alone) {
     PlainProduct(weight, problem.type).by_all_threads(problem.x, problem.y);
