@@ -120,7 +120,7 @@ inline float soften(float* scores, const float* key_scale, const float* value_sc
 template <int HEADS>
 inline void add_weighted_columns(const float* weights, const float* rows, const float* shrink,
                                  int padded, int slots, float* weighted) {
-  constexpr int COLUMNS = LANES == 16 ? 4 : 2;
+  constexpr int COLUMNS = 4;
   int d = 0;
   for (; d + COLUMNS * LANES <= padded; d += COLUMNS * LANES)
     add_weighted<HEADS, COLUMNS>(weights, rows + d, shrink, padded, slots, weighted + d);
