@@ -131,7 +131,7 @@ inline void add_weighted_columns(const float* weights, const float* rows, const 
 template <KvFormat F>
 void attend_format(const Part& part) {
   constexpr bool ONE_SCALE = F == KvFormat::int8 || F == KvFormat::fp8;
-  constexpr int TILE = LANES == 16 ? 4 : 2;  // heads: their sums fit the registers
+  constexpr int TILE = LANES == 16 ? 4 : 3;  // heads: their sums fit the registers
   alignas(64) float rows[LOOP_BLOCK * MAX_HEAD_DIM];
   alignas(64) float scores[MAX_GROUP * LOOP_BLOCK];
   alignas(64) float key_scale[LOOP_BLOCK], value_scale[LOOP_BLOCK], shrink[MAX_GROUP];
