@@ -111,7 +111,7 @@ bool plain_of_many(Problem problem, const void* weight, int64_t rows, int64_t co
   header.scales = Scales::f32, header.scale_columns = LARGEST_CHUNK;
   problem.header = &header;
   problem.geometry = geometry(header);
-  problem.geometry.block_bytes = ROWS * columns * (problem.type == Number::f32 ? 4 : 2);
+  problem.geometry.block_bytes = ROWS * columns * size_of(problem.type);
   problem.blocks = static_cast<const uint8_t*>(weight);
   problem.plain = true;
   multiply_many(problem, BEST_VARIANT(many)());

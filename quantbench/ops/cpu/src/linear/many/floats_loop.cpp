@@ -51,20 +51,6 @@ struct IntegerColumns {
 };
 
 template <class C>
-struct FloatColumns {
-  static constexpr int BYTES = C::BYTES;
-  explicit FloatColumns(const Header&) {}
-
-  template <class F>
-  INLINE void read(const uint8_t* p, F next) const {
-    C::read(p, [&](int column, Floats one, Floats other) {
-      next(column, one);
-      next(column + 1, other);
-    });
-  }
-};
-
-template <class C>
 const uint8_t* to_floats(const Problem& problem, const uint8_t* p, int64_t first, int64_t last,
                          float* to) {
   const Header& header = *problem.header;
@@ -124,7 +110,7 @@ const uint8_t* rows_to_floats(const Problem& problem, const uint8_t* p, int64_t 
 inline ToFloats float_maker(const Problem& problem) {
   if (problem.plain) return rows_to_floats;
   return with_format(*problem.header, []<class C>(Format<C>) -> ToFloats {
-    if constexpr (C::KIND == Kind::floats) return to_floats<FloatColumns<C>>;
+    if constexpr (std::is_same_v<C, Float8>) return to_floats<Float8>;
     else return to_floats<IntegerColumns<C>>;
   });
 }
