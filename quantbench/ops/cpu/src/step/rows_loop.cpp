@@ -1,42 +1,27 @@
-// Loops over a row of activations, in whatever instructions the including file has chosen: read as
-// float32, rounded once. Included in a variant's namespace, after vector/wide.h and one of wide_*.h.
+// Loops over a row of activations: read as float32, rounded once.
+//
+// Variants: portable avx2 avx512vnni
+
+#include "step/rows.h"
+
+namespace {
+#include "vector/wide.h"
 
 constexpr int64_t LANES = 16;
-
-template <Number N>
-constexpr int64_t SIZE = N == Number::f32 ? 4 : 2;
-
-template <Number N>
-inline Floats read_lanes(const char* p) {
-  if constexpr (N == Number::f32) return load<Floats>(p);
-  else if constexpr (N == Number::f16) return from_f16(load<HalfWords>(p));
-  else return (Floats)(converted<Bits>(load<HalfWords>(p)) << 16);
-}
-
-template <Number N>
-inline void write_lanes(char* p, Floats v) {
-  if constexpr (N == Number::f32) store(p, v);
-  else if constexpr (N == Number::f16) store(p, as_f16(v));
-  else store(p, as_bf16(v));
-}
 
 // The number at `index` and those behind it, of n in all: zeros where there are none.
 template <Number N>
 inline Floats read(const char* row, int64_t index, int64_t n) {
-  const char* p = row + index * SIZE<N>;
-  if (n - index >= LANES) return read_lanes<N>(p);
+  const char* p = row + index * size_of(N);
+  if (n - index >= LANES) return read_floats(N, p);
   char some[LANES * 4] = {};
-  __builtin_memcpy(some, p, (n - index) * SIZE<N>);
-  return read_lanes<N>(some);
+  __builtin_memcpy(some, p, (n - index) * size_of(N));
+  return read_floats(N, some);
 }
 
 template <Number N>
 inline void write(char* row, int64_t index, int64_t n, Floats v) {
-  char* p = row + index * SIZE<N>;
-  if (n - index >= LANES) return write_lanes<N>(p, v);
-  char some[LANES * 4];
-  write_lanes<N>(some, v);
-  __builtin_memcpy(p, some, (n - index) * SIZE<N>);
+  write_floats(N, row + index * size_of(N), v, n - index < LANES ? n - index : LANES);
 }
 
 template <Number N>
@@ -59,7 +44,7 @@ void add(const char* a, const char* b, int64_t n, char* to) {
 
 template <Number N>
 void rotate(char* x, const float* cos, const float* sin, int64_t half) {
-  char* second = x + half * SIZE<N>;
+  char* second = x + half * size_of(N);
   for (int64_t i = 0; i < half; i += LANES) {
     const Floats a = read<N>(x, i, half), b = read<N>(second, i, half);
     const Floats c = read<Number::f32>((const char*)cos, i, half);
@@ -108,8 +93,8 @@ float dot(const char* a, const char* b, int64_t n) {
   Floats sums[4] = {};  // several, because each addition waits for the one before
   int64_t i = 0;
   for (; i + 4 * LANES <= n; i += 4 * LANES) {
-    for (int64_t line = 0; line < 4 * LANES * SIZE<N>; line += 64)
-      __builtin_prefetch(b + i * SIZE<N> + PREFETCHED + line);
+    for (int64_t line = 0; line < 4 * LANES * size_of(N); line += 64)
+      __builtin_prefetch(b + i * size_of(N) + PREFETCHED + line);
     for (int64_t s = 0; s < 4; ++s)
       sums[s] += read<N>(a, i + s * LANES, n) * read<N>(b, i + s * LANES, n);
   }
@@ -131,7 +116,9 @@ Rows rows_of() {
           dot<N>, add_weighed<N>, as_they_are<N>, to_int8<N>, to_fp8<N>, to_int4<N>};
 }
 
-inline Rows rows(Number type) {
+}  // namespace
+
+Rows NAMED(rows)(Number type) {
   switch (type) {
     case Number::f32: return rows_of<Number::f32>();
     case Number::bf16: return rows_of<Number::bf16>();
