@@ -18,7 +18,7 @@ from quantbench import devices
 from quantbench.errors import MemoryShortage, QuantbenchError, UsageError
 from quantbench.estimate.cards import card
 from quantbench.estimate.datasheets import known
-from quantbench.estimate.here import GeneratorOf, Here, of_model
+from quantbench.estimate.here import RUN_DEVIATION, GeneratorOf, Here, of_model
 from quantbench.estimate.predict import Estimate, Figure, Phase, Request, pass_of, predict
 from quantbench.log import table
 from quantbench.models.llama import Transformer
@@ -33,7 +33,7 @@ from quantbench.typed_json import to_json
 NAMES = (
     "prompt_seconds", "token_seconds", "tokens_per_second", "peak_memory_bytes", "joules_per_token",
 )  # fmt: skip
-SECONDS = 1.5  # of turns of the first layers
+SECONDS = 1.0  # of turns of the first layers
 Phases = tuple[Phase, Phase]  # a prompt and a step
 
 
@@ -165,16 +165,35 @@ def why_not(facts: Facts) -> str | None:
     return None
 
 
-def phases_of(facts: Facts, model: Transformer, generator_of: GeneratorOf) -> Phases | None:
-    """The estimate of a prompt and a step on the CPU, from the first layers of the run's own model,
-    in SECONDS; None on a card, whose data sheet is taken."""
+def phases_of(
+    facts: Facts, model: Transformer, generator_of: GeneratorOf, seconds: float = SECONDS
+) -> Phases | None:
+    """A prompt and a step on the CPU, estimated from the first layers of the run's own model; None
+    on a card, whose data sheet is taken, and where there is no estimate."""
     if facts.device.type != "cpu" or why_not(facts) is not None:
         return None
-    return of_model(_request(facts), model, generator_of, SECONDS)
+    return of_model(_request(facts), model, generator_of, seconds)
 
 
-def expected(facts: Facts, phases: Phases | None, bandwidth: float) -> Expected:
-    """The estimate of a run, before it; nothing for one that has none."""
+def seconds_of(phases: Phases | None) -> dict[str, float] | None:
+    """Phases as another process is told of them."""
+    return None if phases is None else dict(zip(NAMES, (p.seconds for p in phases), strict=False))
+
+
+def of_seconds(seconds: Mapping[str, float] | None) -> Phases | None:
+    """Phases of which another process has told the seconds."""
+    if seconds is None:
+        return None
+    source = "measured on its first layers"
+    prompt, token = (
+        Phase({"layers": seconds[name]}, source, source, RUN_DEVIATION) for name in NAMES[:2]
+    )
+    return prompt, token
+
+
+def expected(facts: Facts, phases: Phases | None, bandwidth: float | None = None) -> Expected:
+    """The estimate of a run, before it, and with memory's speed its limit; nothing for one that has
+    none."""
     if why_not(facts) is not None:
         return Expected()
     try:
@@ -183,7 +202,7 @@ def expected(facts: Facts, phases: Phases | None, bandwidth: float) -> Expected:
         return Expected(why_not=str(error))
     values = {name: getattr(estimate, name).value for name in NAMES}
     figures = {name: float(value) for name, value in values.items() if value is not None}
-    return Expected(figures, _limit(facts, bandwidth))
+    return Expected(figures, None if bandwidth is None else _limit(facts, bandwidth))
 
 
 def beside(measured: Measured, phases: Phases | None, bandwidth: float) -> Beside:

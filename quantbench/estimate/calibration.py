@@ -36,7 +36,7 @@ class Run:
     """A measured run. Seconds; prompt and token are None where only the whole is known."""
 
     request: Request
-    whole: float | None = None
+    whole: float
     prompt: float | None = None
     token: float | None = None
     card: str | None = None  # its name, where the file has it
@@ -82,23 +82,20 @@ def _pooled(
 def _shares(run: Run, where: Card) -> tuple[float, float | None]:
     """Shares of the bandwidth and, of a long prompt whose seconds are known, of the peak."""
     request, counts = run.request, where.counts(run.request)
-    prompt, token = (
-        lambda efficiency, count=count: where.phase(request, count, efficiency).seconds
-        for count in counts
-    )
-    def seconds(efficiency: Efficiency) -> float:
-        if run.whole is None:
-            return token(efficiency)
-        return prompt(efficiency) + (request.new_tokens - 1) * token(efficiency)
 
-    measured = run.token if run.whole is None else run.whole
-    assert measured is not None
-    memory = _share(lambda share: seconds(replace(A5000, memory=share)), measured)
-    arithmetic = None
-    if run.prompt is not None and request.batch * request.prompt >= LONG_PROMPT:
-        own = replace(A5000, memory=memory)
-        arithmetic = _share(lambda share: prompt(replace(own, arithmetic=share)), run.prompt)
-    return memory, arithmetic
+    def seconds(phase: int, **shares: float) -> float:
+        return where.phase(request, counts[phase], replace(A5000, **shares)).seconds
+
+    if run.token is not None:
+        memory = _share(lambda share: seconds(1, memory=share), run.token)
+    else:
+        steps = request.new_tokens - 1
+        memory = _share(
+            lambda share: seconds(0, memory=share) + steps * seconds(1, memory=share), run.whole
+        )
+    if run.prompt is None or request.batch * request.prompt < LONG_PROMPT:
+        return memory, None
+    return memory, _share(lambda share: seconds(0, memory=memory, arithmetic=share), run.prompt)
 
 
 def _share(seconds: Callable[[float], float], measured: float) -> float:
@@ -141,7 +138,8 @@ def _of_json(path: str) -> Iterator[Run]:
         except QuantbenchError:
             continue
         if (request := _request(config, content.get("model"))) is not None:
-            yield Run(request, None, prompt, 1 / speed, above.get("device"))
+            whole = prompt + (request.new_tokens - 1) / speed
+            yield Run(request, whole, prompt, 1 / speed, above.get("device"))
 
 
 def _request(config: RunConfig, model: Any) -> Request | None:

@@ -1,7 +1,7 @@
 """A card that is not here: its data sheet, and the shares of it that measured runs reached.
 
     predict(request, card("NVIDIA L4"))
-    predict(request, card("A100", calibration=of_file("benchmarks.txt")))     # estimate/calibration.py
+    predict(request, card("A100", of_file("benchmarks.txt", "A100")))     # estimate/calibration.py
 
 A product takes the longer of operations ÷ (share · peak) and bytes ÷ (share · bandwidth); all else
 takes both, and each product and each attention the time of a call.
@@ -36,7 +36,8 @@ class Efficiency:
 
     @property
     def sentence(self) -> str:
-        return f"{self.memory:.0%} of the bandwidth, {self.arithmetic:.0%} of the peak {self.source}"
+        shares = f"{self.memory:.0%} of the bandwidth, {self.arithmetic:.0%} of the peak"
+        return f"{shares}, {self.source}"
 
 
 # An NVIDIA RTX A5000: 74.2 of 111.1 Tflop/s and 548 of 768 GB/s, fitted to six published forward
@@ -67,8 +68,9 @@ class Card(Machine):
         )
 
     def efficiency(self, scheme: str) -> Efficiency:
-        """An A5000's products go by the power limit on a card that has about the same peak per watt
-        and a limit that exceeds the A5000's by less than its peak does: such cards clock down alike.
+        """The A5000's share of the peak goes by the power limit on a card that has about the same
+        peak per watt, and a limit that exceeds the A5000's by less than its peak does: cards that
+        are made alike clock down alike.
         """
         if scheme in self.efficiencies:
             return self.efficiencies[scheme]

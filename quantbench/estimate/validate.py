@@ -51,6 +51,7 @@ NAMES: dict[str, tuple[type, tuple[str, ...]]] = {
     "batch": (int, ("batch", "config.batch_size", "batch_size")),
     "positions": (int, ("positions", "prompt", "prompt_tokens", "sequence_length")),
 }
+Fields = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def of_results(path: str | Path) -> list[Case]:
     return cases
 
 
-def objects(path: str | Path) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+def objects(path: str | Path) -> Iterator[tuple[Fields, Fields]]:
     """Every object in a file of JSON or of JSON lines, with what it and those around it say of
     their cases, by the keys of NAMES. Raises ValueError for a file of neither."""
     text = files.read_text("cannot read", str(path), QuantbenchError)
@@ -119,7 +120,7 @@ def objects(path: str | Path) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]
     yield from _objects(content, {})
 
 
-def _objects(content: Any, above: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+def _objects(content: Any, above: Fields) -> Iterator[tuple[Fields, Fields]]:
     if isinstance(content, dict):
         above = above | _named(content)
         yield content, above
@@ -185,12 +186,11 @@ def _sides(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     match content:
         case {"estimated": dict(estimated), "estimate_errors": dict(errors)}:  # a row of ab
             numbers = {name: (estimated.get(name), error) for name, error in errors.items()}
-            measured = {
+            return {
                 name: value / (1 + error)
                 for name, (value, error) in numbers.items()
                 if isinstance(value, float) and isinstance(error, int | float) and error > -1
-            }
-            return measured, estimated
+            }, estimated
         case {"estimate": dict(estimate), "samples": list(samples), "batch_size": int(batch)}:
             steps = [sample.get("step_seconds", ()) for sample in samples]
             prompts = [sample.get("prefill_seconds") for sample in samples]
@@ -250,14 +250,10 @@ def _table(cases: Sequence[Case]) -> str:
 def _means(cases: Sequence[Case]) -> str:
     """Mean absolute errors by kind, scheme, model and quantity: a line each."""
     groups: dict[str, list[Case]] = {}
-    for words, group_of in (
-        ("", lambda case: case.group),
-        ("scheme ", lambda case: case.scheme),
-        ("model ", lambda case: case.model if case.scheme else None),
-    ):
-        for case in cases:
-            if (group := group_of(case)) is not None:
-                groups.setdefault(f"{words}{group}", []).append(case)
+    for case in cases:
+        named = ["scheme " + case.scheme, "model " + case.model] if case.scheme else []
+        for name in [case.group, *named]:
+            groups.setdefault(name, []).append(case)
     lines = []
     for name, own in groups.items():
         for quantity in QUANTITIES:

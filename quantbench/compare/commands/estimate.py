@@ -46,11 +46,11 @@ OF_VALIDATING = ("words", "validate", "json_path", "debug")
 @click.option("--num_layers", type=click.IntRange(1), help="Only the first N layers")
 @click.option("--tp", type=click.IntRange(1), default=1, help="Devices that share the model [1]")
 @click.option("--all_schemes", is_flag=True, help="Estimate every scheme, a row each")
-@click.option("--what_fits", metavar="SIZE", help="Schemes that fit into 24GB, and the positions left")
+@click.option("--what_fits", metavar="SIZE", help="Schemes that fit into 24GB, and how deep")
 @click.option("--calibration", metavar="FILE",
-              help="Runs that say how fast kernels are on the card: a log, or results in JSON")  # fmt: skip
+              help="Runs that tell a card's speed: a log, or results in JSON")  # fmt: skip
 @click.option("--calibrated_on", metavar="NAME",
-              help="The card of the runs in --calibration, if it is another than --device")  # fmt: skip
+              help="The card of --calibration's runs [--device]")  # fmt: skip
 @click.option("--validate", metavar="FILE",
               help="Results to hold estimates against; more files may follow")  # fmt: skip
 @click.option("--json", "json_path", metavar="PATH", help="Write all of it here, too")
