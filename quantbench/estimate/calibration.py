@@ -83,7 +83,7 @@ def _shares(run: Run, where: Card) -> tuple[float, float | None]:
     """Shares of the bandwidth and, of a long prompt whose seconds are known, of the peak."""
     request, counts = run.request, where.counts(run.request)
 
-    def seconds(phase: int, **shares: float) -> float:
+    def seconds(phase: int, **shares: Any) -> float:
         return where.phase(request, counts[phase], replace(A5000, **shares)).seconds
 
     if run.token is not None:

@@ -1,7 +1,7 @@
 """What `estimate` is asked on its command line, and the text and JSON that it answers."""
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from quantbench.cli import progress, say
 from quantbench.errors import KernelError, MemoryShortage, UsageError
@@ -44,7 +44,7 @@ class Asked:
         object.__setattr__(self, "quantization", str(parse_scheme(self.quantization)))
 
 
-def predicted(asked: Asked, all_schemes: bool, what_fits: str | None) -> tuple[str, object]:
+def predicted(asked: Asked, all_schemes: bool, what_fits: str | None) -> tuple[str, dict[str, Any]]:
     """The text for the terminal, and the JSON. Raises QuantbenchError for what cannot be estimated,
     and for a run that needs more memory than the device has."""
     try:
