@@ -91,6 +91,8 @@ def _fit(
 
     if taken(longest).total <= memory:
         positions = longest
+    elif taken(1).total > memory:
+        positions = 0
     else:
         prompts = range(1, longest + 1)
         positions = bisect_right(prompts, memory, key=lambda prompt: taken(prompt).total)

@@ -96,7 +96,7 @@ class Line:
 
 
 def timed(
-    request: Request, models: Mapping[int, Generates], seconds: float = SECONDS
+    request: Request, models: Mapping[int, Generates], seconds: float
 ) -> tuple[Line, Line]:
     """Prompts and decoding steps of models by their number of layers, fewest first.
 
@@ -195,7 +195,7 @@ class Here(Machine):
             model = loading.load(report, say)
             assert self.generator_of is not None
             models = {n: self.generator_of(cut(model, n), request) for n in chosen}
-            prompt, token = timed(request, models)
+            prompt, token = timed(request, models, SECONDS)
         return prompt.phase(config.num_layers), token.phase(config.num_layers)
 
 
