@@ -64,9 +64,7 @@ def of_file(path: str, measured_on: str) -> dict[str, Efficiency]:
     return {scheme: _pooled(shares, path, measured_on) for scheme, shares in by_scheme.items()}
 
 
-def _pooled(
-    shares: list[tuple[float, float | None]], path: str, measured_on: str
-) -> Efficiency:
+def _pooled(shares: list[tuple[float, float | None]], path: str, measured_on: str) -> Efficiency:
     products = [share for _, share in shares if share is not None]
     source = f"as in {counted(len(shares), 'run')} of {path} on {card(measured_on).name}"
     if not products:

@@ -95,9 +95,7 @@ class Line:
         return (cycle[1] - cycle[0]) / (self.layers[1] - self.layers[0])
 
 
-def timed(
-    request: Request, models: Mapping[int, Generates], seconds: float
-) -> tuple[Line, Line]:
+def timed(request: Request, models: Mapping[int, Generates], seconds: float) -> tuple[Line, Line]:
     """Prompts and decoding steps of models by their number of layers, fewest first.
 
     The kind of turn that took less time so far is next. A step's first turn refills the caches of
@@ -199,9 +197,7 @@ class Here(Machine):
         return prompt.phase(config.num_layers), token.phase(config.num_layers)
 
 
-def here(
-    generator_of: GeneratorOf | None = None, device: torch.device | str = "auto"
-) -> Here:
+def here(generator_of: GeneratorOf | None = None, device: torch.device | str = "auto") -> Here:
     """This machine as it is now: its name, free memory and power limit."""
     device = devices.resolve(str(device))
     name = str(devices.describe(device)["name"])

@@ -130,7 +130,9 @@ def fitting(
     head = f"Into {size(memory)}, {counted(batch, 'sequence')} at once; positions by KV cache:"
     lines = aligned(rows, left={0}).splitlines()
     if not fitting:
-        head = f"Nothing fits into {size(memory)}; `generate --dry_run` shows the size of each scheme"
+        head = (
+            f"Nothing fits into {size(memory)}; `generate --dry_run` shows the size of each scheme"
+        )
         lines = []
     return "\n".join(_warned([head, *lines, *(["; ".join(notes)] if notes else [])], warnings))
 

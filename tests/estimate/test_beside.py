@@ -129,7 +129,10 @@ def test_a_model_in_the_processor_s_caches_has_no_estimate(monkeypatch):
 def test_what_is_expected_before_a_run():
     """The same figures as beside it, and its limit, also by way of another process."""
     told = of_seconds(seconds_of(PHASES))
-    before, after = expected(measured().facts, told, BANDWIDTH), beside(measured(), PHASES, BANDWIDTH)
+    before, after = (
+        expected(measured().facts, told, BANDWIDTH),
+        beside(measured(), PHASES, BANDWIDTH),
+    )
     assert before.figures == {name: one.estimated for name, one in after.figures.items()}
     assert before.limit.bytes_per_s == BANDWIDTH and before.why_not is None
     assert before.limit.share(0.05) == after.share_of_limit

@@ -58,10 +58,12 @@ def test_shares_are_found_again_in_results(tmp_path, kind):
     if kind == "ab":
         content = {"about": {"machine": "NVIDIA L4"}, "rows": [row | {"command": command}]}
     else:
-        line = f"20260101000000, tok/s=  1.00, mem/s=   1.00 GB/s, peak_mem= 1.00 GB, " \
-            f"model_size= 1.00 GB quant: int8wo, mod: TinyLlama-1.1B-Chat-v1.0, kv_quant: False, " \
-            f"compile: True, compile_prefill: False, dtype: torch.bfloat16, device: cuda " \
+        line = (
+            f"20260101000000, tok/s=  1.00, mem/s=   1.00 GB/s, peak_mem= 1.00 GB, "
+            f"model_size= 1.00 GB quant: int8wo, mod: TinyLlama-1.1B-Chat-v1.0, kv_quant: False, "
+            f"compile: True, compile_prefill: False, dtype: torch.bfloat16, device: cuda "
             f"repro: {command}"
+        )
         content = row | {"line": line, "device": {"name": "NVIDIA L4"}}
     path = tmp_path / "results.json"
     path.write_text(json.dumps(content))

@@ -65,7 +65,7 @@ def test_a_model_that_is_measured_whole_takes_what_was_measured():
 
 
 def test_the_first_layers_are_those_of_the_model():
-    """Their output is what the whole model's second layer gives; and the model is left as it was."""
+    """Their output is that of the whole model's second layer; the model is left as it was."""
     torch.manual_seed(0)
     model = build(SMALL)
     few, ids = cut(model, 2), torch.randint(256, (1, 5))

@@ -103,9 +103,7 @@ def test_energy_without_a_counter_is_an_upper_bound():
 
 def test_two_devices_read_half_of_the_weights_each():
     request = Request(CONFIG, prompt=16, new_tokens=8, precision="float16")
-    one, two = (
-        predict(dataclasses.replace(request, tp=tp), whole("A6000")) for tp in (1, 2)
-    )
+    one, two = (predict(dataclasses.replace(request, tp=tp), whole("A6000")) for tp in (1, 2))
     assert two.memory["token"].weights == pytest.approx(one.memory["token"].weights / 2, rel=0.05)
     assert two.parts["token"]["links"] > 0
     assert 0.45 < two.token_seconds.value / one.token_seconds.value < 0.75

@@ -44,8 +44,8 @@ def opt(dim, layers):
     }
 
 
-# GiB and milliseconds on an NVIDIA RTX A5000: one forward pass in float16 by transformers, without a
-# cache, with the logits of every position.
+# GiB and milliseconds on an NVIDIA RTX A5000: one forward pass in float16 by transformers, without
+# a cache, with the logits of every position.
 MEASURED = {
     "facebook/opt-1.3b": (5.53, 693.77, opt(2048, 24)),
     "facebook/opt-6.7b": (15.48, 3275.30, opt(4096, 32)),

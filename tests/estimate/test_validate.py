@@ -94,7 +94,8 @@ def latency_results(path, **changes):
         "estimate": {"prompt_seconds": 2.2, "token_seconds": 0.4, "joules_per_token": 0.5},
     }  # fmt: skip
     assert cell.keys() <= {field.name for field in dataclasses.fields(Cell)}
-    path.write_text(json.dumps({"model": {"name": "m"}, "scheme": "fp6", "cells": [cell | changes]}))
+    table = {"model": {"name": "m"}, "scheme": "fp6", "cells": [cell | changes]}
+    path.write_text(json.dumps(table))
     return path
 
 

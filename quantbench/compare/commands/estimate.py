@@ -1,10 +1,10 @@
 """quantbench estimate: what a run will cost, here or on a card that one does not have.
 
-    quantbench estimate --checkpoint_path tiny --quantization int8wo
-    quantbench estimate --checkpoint_path tiny --device "NVIDIA L4" --all_schemes
-    quantbench estimate --checkpoint_path dummy:Llama-3.1-8B --device L4 --what_fits 24GB
-    quantbench estimate --checkpoint_path dummy:Meta-Llama-3-8B --device A100 --calibration log.txt
-    quantbench estimate --validate results.json more.json     # estimates against what was measured
+quantbench estimate --checkpoint_path tiny --quantization int8wo
+quantbench estimate --checkpoint_path tiny --device "NVIDIA L4" --all_schemes
+quantbench estimate --checkpoint_path dummy:Llama-3.1-8B --device L4 --what_fits 24GB
+quantbench estimate --checkpoint_path dummy:Meta-Llama-3-8B --device A100 --calibration log.txt
+quantbench estimate --validate results.json more.json     # estimates against what was measured
 """
 
 import json
