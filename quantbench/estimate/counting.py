@@ -113,7 +113,7 @@ class Count:
 
 
 def _summed(parts: Iterable[tuple[int, Iterable[T]]]) -> tuple[T, ...]:
-    """One for all calls with the same shapes, each part so many times; none where they come to 0."""
+    """One for all calls with the same shapes, each part so many times; none where there are 0."""
     sums: dict[T, dict[str, float]] = {}
     for times, items in parts:
         for item in items:
