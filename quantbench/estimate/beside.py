@@ -38,23 +38,12 @@ Phases = tuple[Phase, Phase]  # a prompt and a step
 
 
 @dataclass(frozen=True)
-class Compared:
-    """One figure, estimated and measured."""
+class Compared(table.Estimated):
+    """One figure, estimated and measured, with the source and the interval of the estimate."""
 
-    estimated: float
-    measured: float | None  # None: nothing here measures it
-    source: str
+    source: str = ""
     low: float | None = None
     high: float | None = None
-    at_most: bool = False  # whether the estimate is an upper bound
-
-    @property
-    def error(self) -> float | None:
-        """(estimated − measured) ÷ measured."""
-        return self.estimated / self.measured - 1 if self.measured else None
-
-    def to_json(self) -> dict[str, object]:
-        return {**vars(self), "error": self.error}
 
 
 @dataclass(frozen=True)
@@ -84,7 +73,6 @@ class Report:
     def row(self) -> table.Run:
         """What the terminal's table shows of the run."""
         facts, summary, trust = self.measured.facts, self.measured.summary, self.measured.trust
-        figures = self.estimate.figures
         return table.Run(
             scheme=facts.scheme,
             kernel=facts.kernel,
@@ -98,20 +86,13 @@ class Report:
             samples=[table.Speed(sample.tok_s) for sample in self.measured.samples],
             trustworthy=trust.trustworthy,
             why_not_trustworthy=trust.why_not_trustworthy,
-            estimate=table.Estimates(**_shown(figures)),
+            estimate=table.Estimates(**self.estimate.figures),
         )
 
     def to_json(self) -> dict[str, object]:
         """What --output_json_path writes, but for the log line."""
         estimate = to_json(self.estimate)
         return {**to_json(self.measured), "estimate": estimate, "why": self.reasons}
-
-
-def _shown(figures: Mapping[str, Compared]) -> dict[str, table.Estimated]:
-    return {
-        name: table.Estimated(figure.estimated, figure.measured, figure.error, figure.at_most)
-        for name, figure in figures.items()
-    }
 
 
 def report_of(measured: Measured, model: Transformer, generator_of: GeneratorOf) -> Report:
@@ -225,9 +206,9 @@ def beside(measured: Measured, phases: Phases | None, bandwidth: float) -> Besid
         figure = getattr(estimate, name)
         bound = figure.source == NO_COUNTER
         if isinstance(figure, Figure) and (value or bound):
-            figures[name] = Compared(
-                figure.value, value, figure.source, figure.low, figure.high, bound
-            )
+            relative = figure.value / value - 1 if value else None
+            ends = figure.low, figure.high
+            figures[name] = Compared(figure.value, value, relative, bound, figure.source, *ends)
     step = values["token_seconds"]
     if step is None:
         return Beside(figures)

@@ -114,11 +114,12 @@ class Count:
 
 def _summed(parts: Iterable[tuple[int, Iterable[T]]]) -> tuple[T, ...]:
     """One for all calls with the same shapes, each part so many times; none where there are 0."""
-    sums: dict[T, dict[str, float]] = {}
+    sums: dict[T, dict[str, Any]] = {}
     for times, items in parts:
         for item in items:
             own = {name: times * getattr(item, name) for name in SUMS if hasattr(item, name)}
-            shape = replace(item, **dict.fromkeys(own, 0))
+            none: dict[str, Any] = dict.fromkeys(own, 0)
+            shape = replace(item, **none)
             total = sums.setdefault(shape, dict.fromkeys(own, 0))
             total.update({name: total[name] + value for name, value in own.items()})
     return tuple(replace(shape, **total) for shape, total in sums.items() if total["calls"])

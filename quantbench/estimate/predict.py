@@ -95,9 +95,6 @@ class Memory:
     def total(self) -> int:
         return self.weights + self.kv_cache + self.activations + self.workspace
 
-    def times(self, count: int) -> "Memory":
-        return Memory(*(count * part for part in vars(self).values()))
-
 
 @dataclass(frozen=True)
 class Estimate:

@@ -25,7 +25,7 @@ COMMAND = (
 
 def test_lines_of_llama_2_predict_those_of_llama_3(tmp_path):
     """Five schemes on an A100; autoquant is none whose layers are known. That fp6 reached 585 GB/s
-    on one model and 910 on the other is 35 % of it; the others are within 2 %."""
+    on one model and 910 on the other is 35 % of it; the others are within 1 %."""
     lines = [line for line in REFERENCE.read_text().splitlines() if "compile: True" in line]
     log = tmp_path / "log.txt"
     log.write_text("".join(f"{line}\n" for line in lines if "Llama-2-7b" in line))
@@ -40,7 +40,7 @@ def test_lines_of_llama_2_predict_those_of_llama_3(tmp_path):
         errors[scheme] = predict(request, machine).tokens_per_second.value / record.tok_s - 1
     assert len(errors) == 5
     assert statistics.fmean(map(abs, errors.values())) <= 0.08
-    assert max(abs(error) for scheme, error in errors.items() if scheme != "fp6") < 0.02
+    assert max(abs(error) for scheme, error in errors.items() if scheme != "fp6") < 0.015
 
 
 @pytest.mark.parametrize("kind", ["generate", "ab"])
