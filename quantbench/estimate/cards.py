@@ -40,8 +40,8 @@ class Efficiency:
         return f"{shares}, {self.source}"
 
 
-# An NVIDIA RTX A5000, fitted to six published forward passes of 16 × 1024 tokens in float16. Each is
-# within 5.2 % of what the others say (tests/estimate/test_published.py). None was quantized, and
+# An NVIDIA RTX A5000, fitted to six published forward passes of 16 × 1024 tokens in float16. Each
+# is within 5.2 % of what the others say (tests/estimate/test_published.py). None was quantized, and
 # none a decoding step; the deviation is assumed.
 A5000 = Efficiency(0.6793, 0.6545, 0.28, "as six published passes reached on an RTX A5000")
 
