@@ -130,7 +130,7 @@ class FakeProcess:
             scores = dataclasses.replace(scores, kl=self.behaviour.kl, kl_standard_error=1e-5)
         return QualityAnswer(scores, ReferenceFile(keep) if keep else None)
 
-    def get_ready(self):
+    def get_ready(self, estimate=False):
         own = dataclasses.replace(self.config, device="cpu")
         facts = arm_facts(config=own, scheme=self.config.quantization, kernel="torch")
         if self.behaviour.joules is None:
@@ -170,7 +170,7 @@ class FakeProcess:
         world.now += seconds
         return seconds
 
-    def expected(self, run):
+    def expected(self, run, seconds):
         self.world.expected.append((self in self.world.alive, run.config.quantization))
         return {"figures": {"token_seconds": 0.5}}
 

@@ -43,7 +43,7 @@ def quality(tokens, text, reference, keep):
     return QualityAnswer(scores, LogitsFile(keep, 1, 1, "bfloat16") if keep else None)
 
 
-def get_ready():
+def get_ready(estimate=False):
     own = dataclasses.replace(config, device="cpu")
     return arm_facts(config=own, scheme=config.quantization, kernel="torch")
 
@@ -64,7 +64,7 @@ def sample(index):
     }
 
 
-def expected(run):
+def expected(run, seconds):
     return {"figures": None}
 
 
