@@ -1,4 +1,4 @@
-"""A peer without a model: it speaks as compare/peers/worker.py does, and answers at once.
+"""A peer without a model: it speaks as peers/worker.py does, and answers at once.
 
 fake_peer.py [--step SECONDS] [--prompt SECONDS] [--fails-to-load]
 """

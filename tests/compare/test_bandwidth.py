@@ -9,7 +9,7 @@ import torch
 from quantbench.answer.rows import rows as report_rows
 from quantbench.bench.answers import Reading
 from quantbench.compare.commands.roofline import model_remarks
-from quantbench.compare.figures import decode_limit as whole
+from quantbench.answer import decode_limit as whole
 from quantbench.compare.sampling.comparison import Comparison
 from quantbench.compare.sampling.results import ArmResult, Results, Settings
 from quantbench.errors import KernelError

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from quantbench.compare.commands.replay import replay
-from quantbench.compare.sampling.replayed import beside
+from quantbench.answer.replayed import beside
 from quantbench.errors import QuantbenchError
 from quantbench.log import log
 from quantbench.log.record import Record

@@ -45,7 +45,7 @@ def caches(
     environment.prepare()
     quiet(debug)
     # torch takes its seconds after the options
-    from quantbench.compare.sampling import cache_timing
+    from quantbench.bench import cache_timing
 
     environment.use_threads(RunConfig(device=device))
     report = cache_timing.measured(

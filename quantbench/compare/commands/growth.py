@@ -25,8 +25,8 @@ from quantbench import files
 from quantbench.answer.interval import Interval
 from quantbench.arguments import names_of, refuse_given
 from quantbench.cli import Command, say
-from quantbench.compare.figures import decode_limit
-from quantbench.compare.figures.json_rows import DecodeRow
+from quantbench.answer import decode_limit
+from quantbench.answer.json_rows import DecodeRow
 from quantbench.compare.sampling.results import Settings, write_json
 from quantbench.errors import LogError, UsageError
 from quantbench.log.about import About, about

@@ -28,10 +28,10 @@ from quantbench.arguments import names_of
 from quantbench.bench import process
 from quantbench.bench.process import Process
 from quantbench.cli import Command, say
-from quantbench.compare.figures.json_rows import PeerRow
+from quantbench.answer.json_rows import PeerRow
 from quantbench.compare.figures.limits import over, seconds, step_bytes
-from quantbench.compare.peers import packages as peer_packages
-from quantbench.compare.peers.work import Work
+from quantbench.peers import packages as peer_packages
+from quantbench.peers.work import Work
 from quantbench.compare.sampling.comparison import Comparison
 from quantbench.compare.sampling.results import (
     ArmResult,
@@ -48,7 +48,7 @@ from quantbench.run.threads import choose, cores
 from quantbench.text import counted
 from quantbench.typed_json import to_json
 
-PEER = (sys.executable, "-m", "quantbench.compare.peers.worker")
+PEER = (sys.executable, "-m", "quantbench.peers.worker")
 # For each scheme the peers that it is compared with, as (runtime, format).
 PEERS = {
     "none": (

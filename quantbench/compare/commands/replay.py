@@ -24,10 +24,10 @@ from quantbench import files
 from quantbench.answer.interval import Ratio
 from quantbench.arguments import fraction, refuse_given
 from quantbench.cli import Command, say
-from quantbench.compare.figures.history import History
+from quantbench.answer.history import History
 from quantbench.compare.progress import Progress
-from quantbench.compare.sampling.old_commit import OldCommit, old_commit
-from quantbench.compare.sampling.replayed import beside, measured
+from quantbench.bench.old_commit import OldCommit, old_commit
+from quantbench.answer.replayed import beside, measured
 from quantbench.errors import LogError, QuantbenchError, UsageError
 from quantbench.log import log
 from quantbench.log.config import RunConfig, options, repro

@@ -23,8 +23,8 @@ from quantbench.arguments import names_of, refuse_given
 from quantbench.bench.answers import Layers, Product, Reading, Shape, ShapeTimings
 from quantbench.bench.process import Process
 from quantbench.cli import Command, say
-from quantbench.compare.figures import decode_limit
-from quantbench.compare.figures.json_rows import DecodeRow
+from quantbench.answer import decode_limit
+from quantbench.answer.json_rows import DecodeRow
 from quantbench.compare.figures.limits import over
 from quantbench.compare.sampling.results import (
     ArmResult,

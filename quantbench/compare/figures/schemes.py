@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from quantbench import devices
-from quantbench.compare.figures.json_rows import SchemeRow
+from quantbench.answer.json_rows import SchemeRow
 from quantbench.errors import KernelError
 from quantbench.log.config import RunConfig
 from quantbench.models.loading import load_config

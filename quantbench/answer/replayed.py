@@ -15,7 +15,7 @@ from quantbench.bench.arm import Arm
 from quantbench.bench.process import COMMAND, Process
 from quantbench.cli import say
 from quantbench.compare.sampling.comparison import Comparison
-from quantbench.compare.sampling.old_commit import OldCommit
+from quantbench.bench.old_commit import OldCommit
 from quantbench.compare.sampling.results import Results, Settings
 from quantbench.errors import QuantbenchError
 from quantbench.log.config import RunConfig, argv, repro

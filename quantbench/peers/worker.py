@@ -1,6 +1,6 @@
 """Another project's runtime in a process of its own, as bench/worker.py is for ours.
 
-    python -m quantbench.compare.peers.worker       # one JSON object a line in, one a line out
+    python -m quantbench.peers.worker       # one JSON object a line in, one a line out
 
     {"do": "load", "argv": ["{\"runtime\": \"llama.cpp\", \"file\": \"model.gguf\", …}"]}
     {"do": "get_ready"}
@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 from quantbench.bench.answers import ArmFacts, TimedSample
 from quantbench.bench.worker import serve
 from quantbench.cli import quiet
-from quantbench.compare.peers.packages import MISSING
-from quantbench.compare.peers.work import Work
+from quantbench.peers.packages import MISSING
+from quantbench.peers.work import Work
 from quantbench.errors import MemoryShortage, QuantbenchError, UsageError
 from quantbench.run.facts import Peak, Ready, Sample
 from quantbench.run.measure import warm_up
@@ -49,7 +49,7 @@ class LlamaCpp:
         import llama_cpp
         import numpy
 
-        from quantbench.compare.peers import gguf_file
+        from quantbench.peers import gguf_file
 
         _check_memory(Path(work.file).stat().st_size, headroom)
         self.api, self.numpy, self.work = llama_cpp, numpy, work
@@ -242,7 +242,7 @@ class PeerWorker:
 
     def write_file(self, path: str, checkpoint: str, form: str, num_layers: int | None) -> None:
         """The checkpoint as a GGUF, whole or not at all."""
-        from quantbench.compare.peers import gguf_file
+        from quantbench.peers import gguf_file
 
         scratch = Path(f"{path}.part")
         try:

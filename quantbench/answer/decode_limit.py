@@ -11,7 +11,7 @@ from quantbench.answer.interval import Interval
 from quantbench.answer.readings import is_limit, median
 from quantbench.bench import process
 from quantbench.cli import say
-from quantbench.compare.figures.json_rows import DecodeRow
+from quantbench.answer.json_rows import DecodeRow
 from quantbench.compare.figures.limits import over, seconds, share, step_bytes
 from quantbench.compare.sampling.comparison import Comparison
 from quantbench.compare.sampling.results import ArmResult, Results, Settings

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quantbench import files
-from quantbench.compare.figures.between_days import change, day_scatter, level
+from quantbench.answer.between_days import change, day_scatter, level
 from quantbench.compare.figures.families import Interval
 from quantbench.errors import UsageError
 from quantbench.log import log
