@@ -16,10 +16,10 @@ import click
 
 from quantbench.answer.row import Row
 from quantbench.arguments import fraction
-from quantbench.bench.answers import Quality
 from quantbench.errors import UsageError
 from quantbench.log.table import SINCE_START
-from quantbench.quality.thresholds import DEFAULT_LIMIT
+from quantbench.quality.thresholds import MAX_KL
+from quantbench.quality.types import Quality
 from quantbench.text import bytes_in, size
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -30,7 +30,7 @@ Z = 1.96  # standard errors to the ends of 95 %
 class Limits:
     """None: no limit."""
 
-    max_kl: float | None = DEFAULT_LIMIT  # nats a token, to full precision
+    max_kl: float | None = MAX_KL  # nats a token, to full precision
     max_perplexity_increase: float | None = None  # share of the baseline's
     min_top1: float | None = None  # share of tokens with the baseline's likeliest token
     max_memory: int | None = None  # bytes, the peak while generating
@@ -54,7 +54,7 @@ class Limits:
 
 OPTIONS = {
     "max_kl": ("X", f"Recommend nothing whose KL divergence to full precision is above this "
-               f"[{DEFAULT_LIMIT:g}]"),
+               f"[{MAX_KL:g}]"),
     "max_perplexity_increase": ("X", "Recommend nothing that may predict worse by more, as 2%"),
     "min_top1": ("X", "Recommend nothing that agrees less on the likeliest token, as 95%"),
     "max_memory": ("SIZE", "Recommend nothing that takes more, as 8GB: the peak while generating"),
@@ -74,7 +74,7 @@ def limits(given: dict[str, Any], unless: Limits | None = None) -> Limits:
     taken from `unless`. Raises UsageError for a text that is no limit."""
     texts = {name: given.pop(name) for name in OPTIONS}
     read = {
-        "max_kl": lambda text: _number("--max_kl", text, "nats per token, such as 0.03", 100),
+        "max_kl": kl_of,
         "max_perplexity_increase": lambda text: fraction("--max_perplexity_increase", text),
         "min_top1": lambda text: fraction("--min_top1", text),
         "max_memory": _size,
@@ -140,6 +140,11 @@ def memory_said(row: Row) -> str:
     """1.31 GB, or ≤ 1.31 GB where the system counts only since the process started."""
     peaks: Mapping[str, int] = (row.peak_memory_bytes or {}).get("generate") or {}
     return f"{'≤ ' * (SINCE_START in peaks)}{size(memory_bytes(row) or 0)}"
+
+
+def kl_of(text: str) -> float:
+    """The nats in 0.03. Raises UsageError for what is no KL divergence."""
+    return _number("--max_kl", text, "nats per token, such as 0.03", 100)
 
 
 def _size(text: str) -> int:

@@ -23,7 +23,7 @@ from quantbench.answer.limits import Limits, exceeded, memory_bytes, memory_said
 from quantbench.answer.row import Row
 from quantbench.log import shell
 from quantbench.log.config import RunConfig, argv, parse
-from quantbench.quality.thresholds import word
+from quantbench.quality.thresholds import class_of
 
 KL_WEIGHT = 10  # in the compromise: 0.01 nats of KL count as 10 % of speed or memory
 SAME_MEMORY = 1.01  # peaks of equal runs differ by less
@@ -159,7 +159,7 @@ def said(row: Row) -> str:
         parts.insert(0, "the baseline")
     elif row.kl is not None:
         on = f" on the model {row.quality_model}" if row.quality_model else ""
-        parts.append(f"KL {row.kl:.2g}{on} ({word(row.kl)})")
+        parts.append(f"KL {row.kl:.2g}{on} ({class_of(row.kl)})")
     return ", ".join(parts)
 
 

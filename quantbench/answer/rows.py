@@ -15,9 +15,10 @@ from quantbench.answer.interval import Interval, Ratio
 from quantbench.answer.readings import is_limit, median
 from quantbench.answer.row import Row
 from quantbench.answer.why import reasons
-from quantbench.bench.answers import ArmFacts, NoQuality, Quality, Reading
+from quantbench.bench.answers import ArmFacts, Reading
 from quantbench.bench.store import ArmResult, Kind, Results
 from quantbench.log.config import repro
+from quantbench.quality.types import NoQuality, Quality
 from quantbench.run.energy import Energy, NotCounted, pooled
 from quantbench.run.facts import Facts, Peak, Summary
 from quantbench.stats import Interval as Found

@@ -9,24 +9,6 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from quantbench.quality.types import (
-    DecodeCheck as DecodeCheck,  # a worker answers these too
-)
-from quantbench.quality.types import (
-    LayerSqnr as LayerSqnr,
-)
-from quantbench.quality.types import (
-    LogitsFile as LogitsFile,
-)
-from quantbench.quality.types import (
-    NoQuality as NoQuality,
-)
-from quantbench.quality.types import (
-    Quality as Quality,
-)
-from quantbench.quality.types import (
-    QualityAnswer as QualityAnswer,
-)
 from quantbench.run.energy import Energy, NotCounted
 from quantbench.run.facts import Facts, Peak, Ready, Sample
 from quantbench.run.why import Limit

@@ -19,7 +19,7 @@ from quantbench.bench.store import ArmResult, ArmSample, Kind, Left, Ready, Scor
 from quantbench.bench.store import Bandwidth as Read
 from quantbench.errors import UsageError
 from quantbench.log.config import parse
-from quantbench.quality.types import LogitsFile, NoQuality, Quality, QualityAnswer
+from quantbench.quality.types import NoQuality, Quality, QualityAnswer, ReferenceFile
 from quantbench.run.why import Expected
 
 HEADROOM = 500_000_000  # bytes to stay free when several arms are in memory together
@@ -56,7 +56,7 @@ class Pool:
         self.scratch, self.command, self.saved, self.has_turns = scratch, command, saved, has_turns
         self.loaded: dict[int, Process] = {}
         self.probes: dict[str, Process] = {}
-        self.reference: LogitsFile | None = None
+        self.reference: ReferenceFile | None = None
         self.steps: dict[int, int] = {}  # of a turn of decoding, by arm
         self.prompt_seconds: dict[int, float] = {}
 
@@ -187,7 +187,7 @@ class Pool:
         return self.command(number) if callable(self.command) else self.command
 
     def _score(self, number: int, worker: Process) -> None:
-        """Measure this arm's quality, once; the baseline's again if its logits are missing."""
+        """Measure this arm's quality, once; the baseline's again if its states are missing."""
         arm, is_baseline = self.results.arms[number], number == 0
         settings = self.results.settings
         wanted = any(one.quality is None for one in self.results.alive)
@@ -202,7 +202,7 @@ class Pool:
                 tokens=settings.tokens,
                 text=settings.text,
                 reference=None if is_baseline else self.reference,
-                keep=str(self.scratch / "logits") if is_baseline else None,
+                keep=str(self.scratch / "reference") if is_baseline else None,
             )
         except WorkerFailed as error:
             if isinstance(error, UsageError) and is_baseline:
@@ -211,7 +211,7 @@ class Pool:
                 raise
             answer = QualityAnswer(NoQuality(str(error)))
         if is_baseline:
-            self.reference = answer.logits
+            self.reference = answer.reference
         measured = answer.quality
         quality = measured.with_interval() if isinstance(measured, Quality) else measured
         self.store.add(Scored(number, quality))

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from quantbench import files
-from quantbench.bench.answers import ArmFacts, NoQuality, Quality, Reading, TimedSample
+from quantbench.bench.answers import ArmFacts, Reading, TimedSample
 from quantbench.bench.arm import Arm
 from quantbench.errors import LogError, UsageError
 from quantbench.log.about import About, about
 from quantbench.log.config import argv
-from quantbench.quality.defaults import TOKENS
+from quantbench.quality.thresholds import TOKENS
+from quantbench.quality.types import NoQuality, Quality
 from quantbench.text import counted, shown
 from quantbench.typed_json import from_json, omitted, require, to_json
 

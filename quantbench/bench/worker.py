@@ -3,7 +3,7 @@
     python -m quantbench.bench.worker        # one JSON object a line in, one a line out
 
     {"do": "load", "argv": ["--quantization", "int8wo"], "saved": null, "headroom": 0, "others": 0}
-    {"do": "quality", "tokens": 2048, "text": null, "reference": null, "keep": "logits"}
+    {"do": "quality", "tokens": 2048, "text": null, "reference": null, "keep": "hidden"}
     {"do": "get_ready"}
     {"do": "sample", "index": 3}
     {"do": "turn", "kind": "decode", "tokens": 8}
@@ -37,10 +37,8 @@ from quantbench.bench import ranks
 from quantbench.bench.answers import (
     ArmFacts,
     Layers,
-    LogitsFile,
     Planned,
     PlannedRuns,
-    QualityAnswer,
     Reading,
     SchemeNames,
     ShapeTimings,
@@ -50,6 +48,7 @@ from quantbench.bench.answers import (
 from quantbench.cli import explained, quiet, say
 from quantbench.errors import KernelError, MemoryShortage, QuantbenchError, UsageError
 from quantbench.log.config import parse
+from quantbench.quality.types import QualityAnswer, ReferenceFile
 from quantbench.run import environment, launch, measure
 from quantbench.run.energy import Energy, Meter, NotCounted
 from quantbench.run.facts import Facts, Sample
@@ -125,16 +124,16 @@ class Worker:
         sizes.fits(self.plan, free)
 
     def quality(
-        self, tokens: int, text: str | None, reference: LogitsFile | None, keep: str | None
+        self, tokens: int, text: str | None, reference: ReferenceFile | None, keep: str | None
     ) -> QualityAnswer:
-        """How well it predicts, and how far from `reference`. keep: the file for its logits."""
+        """How well it predicts, and how far from `reference`. keep: the file for its states."""
         from quantbench import devices
-        from quantbench.quality import scores as fidelity
+        from quantbench.quality import scores
 
         started = time.perf_counter()
         keep = keep if self.plan.ranks.rank == 0 else None
         with devices.returning_memory():  # else scoring would raise the peak of generating
-            answer = fidelity.quick(self.plan, self.loaded.model, tokens, text, reference, keep)
+            answer = scores.quick(self.plan, self.loaded.model, tokens, text, reference, keep)
             gc.collect()  # reference cycles hold models: up to 10 MB, which would count as peak
         self.seconds["quality"] = time.perf_counter() - started
         return answer

@@ -62,6 +62,21 @@ def block_mean(sums: Sequence[float], counts: Sequence[float]) -> Estimate:
     return Estimate(mean, error, blocks - 1)
 
 
+def mean_of(estimates: Sequence[Estimate]) -> Estimate:
+    """The mean of independent means, each counting alike. Its degrees of freedom are those that
+    Satterthwaite (1946) derives from the variances."""
+    count = len(estimates)
+    mean = sum(estimate.mean for estimate in estimates) / count
+    variances = [(estimate.standard_error / count) ** 2 for estimate in estimates]
+    total = sum(variances)
+    if not math.isfinite(total):
+        return Estimate(mean, math.inf, 0)
+    parts = zip(variances, estimates, strict=True)
+    spread = sum(variance**2 / estimate.freedom for variance, estimate in parts)
+    freedom = sum(estimate.freedom for estimate in estimates) if not spread else total**2 / spread
+    return Estimate(mean, math.sqrt(total), int(freedom))
+
+
 def perplexity_ratio(
     sums: Sequence[float],
     baseline: Sequence[float],

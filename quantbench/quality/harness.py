@@ -18,11 +18,12 @@ from torch import Tensor
 from quantbench.errors import QuantbenchError
 from quantbench.generate import Generator
 from quantbench.models.llama import Transformer
-from quantbench.quality.scores import score, through_cache, window
 from quantbench.quality.tasks import Tasks
 from quantbench.run.plan import Plan
+from quantbench.run.scoring import token_nats
 
 MOST_NEW_TOKENS = 256  # where a task does not say
+WINDOW = 1024  # positions, of which each token sees at least half
 
 
 def evaluate(
@@ -92,13 +93,15 @@ def _adapter(plan: Plan, model: Transformer) -> Any:
             return likelihoods
 
         def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
-            """Sum of log-probabilities of each text, as `quality` itself scores one."""
+            """Sum of log-probabilities of each text, in windows."""
             sums = []
             for (text,) in (request.args for request in requests):
                 ids = [self.prefix_token_id, *tokenizer.encode(text, bos=False)]
                 tokens = torch.tensor(ids, device=device)
-                windows = through_cache(plan, model, tokens, window(plan, 0))
-                sums.append(-score(windows, None).nats.sum().item() if len(ids) > 1 else 0.0)
+                forward = Generator(model, 1, WINDOW, plan.kv_cache).forward
+                some = len(ids) > 1  # else there is nothing to predict
+                nats = token_nats(forward, tokens, min(WINDOW, most)) if some else torch.zeros(1)
+                sums.append(-nats.sum().item())
             return sums
 
         def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:

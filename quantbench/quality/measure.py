@@ -1,27 +1,28 @@
 """What `quantbench quality` measures; in a separate file because it needs torch."""
 
 import dataclasses
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
+from quantbench.cli import progress
 from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig
 from quantbench.log.origin import git_commit, versions
 from quantbench.models.formats import open_checkpoint
 from quantbench.quality import decode_check, harness
 from quantbench.quality.layer_sqnr import sqnr_of_layers
-from quantbench.quality.reference_logits import reference
-from quantbench.quality.scores import score, summary, through_cache, token_ids, window
+from quantbench.quality.reference_cache import OTHER_DTYPE, loaded, reference
+from quantbench.quality.scores import of_reference, score, summary
 from quantbench.quality.tasks import Tasks
+from quantbench.quality.thresholds import MOST_TOKENS, looks_needed
 from quantbench.quality.types import LayerSqnr, Quality
-from quantbench.run.loading import load
 from quantbench.run.parallel import begin
 from quantbench.run.plan import make_plan
 
 DECODED, STEPS = 129, 64  # one window of 129 tokens is read both ways, its last 64 by steps
+ALL_LOOKS = 64
 Say = Callable[[str], None]
 
 
@@ -33,11 +34,12 @@ class QualityReport:
     model: str
     scheme: str  # with the kind of KV cache, where that is not dense
     kernel: str
-    window: int  # positions; windows advance by half of them
-    text: str | None  # None: the embedded one
+    text: str | None  # None: the embedded ones
+    max_kl: float  # the limit that the KL was compared with
+    settled: bool  # whether it is on one side of it beyond doubt
     quality: Quality
     full_precision: Quality  # the baseline's own
-    noise_floor: Quality  # of full precision in other_dtype
+    noise_floor: Quality  # of full precision in other_dtype, on the first tokens
     other_dtype: str
     layers: list[LayerSqnr]
     tasks: dict[str, dict[str, float]]  # by task, metrics as lm-evaluation-harness names them
@@ -49,13 +51,16 @@ class QualityReport:
 def measure(
     config: RunConfig,
     text: str | None,
-    tokens: int,
+    tokens: int | None,
+    max_kl: float,
     tasks: Tasks | None,
     limit: int | None,
     say: Say,
 ) -> QualityReport:
-    """tokens: of the text, 0 for all. tasks: of lm-evaluation-harness, with at most `limit`
-    documents each. Raises UsageError for a checkpoint that is quantized already.
+    """tokens: to predict, 0 for all; None: as many as it takes until the KL is clear of max_kl.
+    tasks: of lm-evaluation-harness, with at most `limit` documents each.
+
+    Raises UsageError for a checkpoint that is quantized already.
     """
     if open_checkpoint(config.checkpoint_path).saved:
         raise UsageError(
@@ -63,48 +68,45 @@ def measure(
             "against full precision: give that checkpoint, and --quantization"
         )
     plan = begin(make_plan(config))
-    ids = token_ids(plan, tokens, text)
-    context = window(plan, tokens)
-    ids = ids.to(plan.device)
-    full = reference(plan.config, ids, context, say)
-    say(f"{plan.spec} …")
-    loaded = load(plan, lambda done, total: None, say)
-    model = loaded.model
-    scores = score(through_cache(plan, model, ids, context), full.open())
-    count = len(plan.tokenizer.decode(ids.tolist()).encode())
-    count -= len(plan.tokenizer.decode(ids[:1].tolist()).encode())  # it is not predicted
-
-    def per_byte(mean_nats: float) -> float:
-        return mean_nats * len(scores.nats) / math.log(2) / count
-
-    decoding = decode_check.check(plan, model, ids[:DECODED], STEPS)
-    say("Each layer against the same layer in full precision …")
-    layers = sqnr_of_layers(plan, model, plan.config.checkpoint_path, ids)
+    most, looks = (MOST_TOKENS, 1) if tokens is None else (tokens, ALL_LOOKS)
+    scores = None
+    while True:
+        full = reference(plan.config, text, most, looks, say)
+        loading = loaded(plan, say)
+        done = scores.passages[-1].number + 1 if scores else 0
+        with progress(f"{plan.spec}: reading", False, "tokens") as report:
+            until = max_kl if tokens is None else None
+            scores = score(
+                plan, loading.model, full.read[done:], full, until, report=report, before=scores
+            )
+        quality = summary(scores).with_interval()
+        if tokens is not None or quality.settled(max_kl) or full.whole:
+            break
+        del loading  # full precision reads more: the two are never in memory together
+        kl = scores.mean_kl()
+        looks = looks_needed(kl.mean, kl.standard_error, max_kl, full.looks)
+    model, ids = loading.model, torch.tensor(full.read[0].ids, device=plan.device)
+    quality = dataclasses.replace(
+        quality, decoding=decode_check.check(plan, model, ids[:DECODED], STEPS)
+    )
+    with progress("Each layer against the same layer in full precision", False):
+        layers = sqnr_of_layers(plan, model, plan.config.checkpoint_path, ids)
+    floor, scheme = full.about.noise_floor, str(plan.spec)
+    assert floor is not None
     return QualityReport(
         config=plan.config,
         model=plan.name,
-        scheme=_name(plan.config, str(plan.spec)),
-        kernel=loaded.kernels,
-        window=context,
+        scheme=scheme if plan.kv_cache == "dense" else f"{scheme}, {plan.kv_cache} KV cache",
+        kernel=loading.kernels,
         text=text,
-        quality=dataclasses.replace(
-            summary(scores),
-            bits_per_byte=per_byte(scores.nats.mean().item()),
-            window=context,
-            decoding=decoding,
-        ),
-        full_precision=dataclasses.replace(
-            full.quality, bits_per_byte=per_byte(math.log(full.quality.perplexity)), window=context
-        ),
-        noise_floor=full.noise_floor,
-        other_dtype=full.other_dtype,
+        max_kl=max_kl,
+        settled=quality.settled(max_kl),
+        quality=quality,
+        full_precision=of_reference(scores).with_interval(),
+        noise_floor=floor.with_interval(),
+        other_dtype=OTHER_DTYPE[plan.config.precision],
         layers=layers,
         tasks=harness.evaluate(plan, model, tasks, limit, say) if tasks else {},
         versions=versions(),
         git_commit=git_commit(),
     )
-
-
-def _name(config: RunConfig, scheme: str) -> str:
-    cache = "int8" if config.kv_cache_quantization else config.kv_cache
-    return scheme if cache == "dense" else f"{scheme}, {cache} KV cache"

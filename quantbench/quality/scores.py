@@ -1,182 +1,321 @@
 """How well an arm still predicts, and how far its predictions are from a reference's.
 
-The text goes through the model in windows that fill a KV cache of the arm's own kind, so that the
-error of a quantized cache counts as well. The reference's logits are kept in a file in the model's
-own dtype: nothing is lost.
+Passages go through the model in a KV cache of the arm's own kind, so that the error of a quantized
+cache counts as well. The reference's final hidden states are kept, and its own head runs over them
+again: that is exact, and takes the vocabulary's share of the model's width less than logits.
 """
 
 import dataclasses
 import math
-import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import groupby, pairwise
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quantbench import files
 from quantbench.errors import KernelError, UsageError
 from quantbench.generate import Generator
+from quantbench.kv_cache.base import KVCache
 from quantbench.log.config import RunConfig
-from quantbench.models.formats import EMBEDDED
 from quantbench.models.llama import Transformer
-from quantbench.quality import block_errors, decode_check
-from quantbench.quality.block_errors import block_mean
-from quantbench.quality.defaults import CONTEXT, EMBEDDED_MODEL
+from quantbench.quality import block_errors, decode_check, texts
+from quantbench.quality.block_errors import Estimate, block_mean, mean_of
 from quantbench.quality.layer_sqnr import sqnr_of_layers
+from quantbench.quality.reference import Head, Reference
+from quantbench.quality.texts import Passage
+from quantbench.quality.thresholds import MAX_KL, settled
 from quantbench.quality.types import (
     LayerSqnr,
-    LogitsFile,
     NoQuality,
+    Part,
     Quality,
     QualityAnswer,
+    ReferenceFile,
 )
 from quantbench.run.checks import EXPERTS
 from quantbench.run.loading import Loading
 from quantbench.run.parallel import begin
 from quantbench.run.plan import Plan, make_plan
-from quantbench.run.scoring import perplexity, predictions
 
+EMBEDDED_MODEL = "tiny"  # takes the place of random weights, which predict nothing
 READ_AGAIN = 1.5e9  # parameters at most: a checkpoint of 3 GB
 CHECKED = (65, 16)  # a window of 65 tokens is read both ways, its last 16 by steps: 1 or 2 s
+CHUNK, ROWS = 512, 64  # tokens that are read at once; rows of logits in float64 at once
+BLOCK = 32  # tokens, which depend on each other; at least four blocks of each text
+DEPTHS = (("0-1k", 0), ("1-8k", 1024), ("8-32k", 8192), ("32k+", 32768), ("", 1 << 62))
 # Options of a run that concern its speed alone or the work it does, not what it predicts.
 OF_THE_RUN = (
     *("num_layers", "prompt", "prefill_size", "context_depth", "cache_size", "batch_size"),
     *("max_new_tokens", "save", "expert_memory", *EXPERTS),
 )
+Report = Callable[[int, int], None]
+
+
+class Reader:
+    """Reads passages through a KV cache of the plan's kind."""
+
+    def __init__(self, plan: Plan, model: Transformer) -> None:
+        self.plan, self.model = plan, model
+        self.size, self.caches = 0, list[KVCache]()
+
+    def hidden(self, passage: Passage) -> Tensor:
+        """The last layer's outputs (n, D) that predict passage.ids[first:]."""
+        ids = torch.tensor(passage.ids[:-1], device=self.plan.device)
+        if len(ids) > self.size:
+            self.size = len(ids)
+            self.caches = []  # before the larger ones are made
+            self.caches = Generator(self.model, 1, self.size, self.plan.kv_cache).caches
+        parts, start = [], 0
+        for chunk in torch.split(ids, CHUNK):
+            positions = torch.arange(start, start + len(chunk))
+            parts.append(self.model.hidden(chunk[None], positions, self.caches)[0])
+            start += len(chunk)
+        return torch.cat(parts)[passage.first - 1 :]
 
 
 @dataclass(frozen=True)
 class Scores:
-    """One number a token, each (N,) on the CPU. Without a reference there is only `nats`."""
+    """Predictions of passages. The tensors, (N,) float64 on the CPU, have a row for each token;
+    without a reference there is only `nats`."""
 
-    windows: list[int]  # tokens of each; they add up to N
+    passages: list[Passage]
     nats: Tensor  # negative log-likelihood by the model
     reference_nats: Tensor | None = None  # by the reference
     kl: Tensor | None = None  # KL(reference ‖ model) in nats
     top1: Tensor | None = None  # 1 where the likeliest tokens are the same
     top5: Tensor | None = None  # share of the reference's five likeliest among the model's
+    right: Tensor | None = None  # 1 where the model's likeliest token is the text's
+    reference_right: Tensor | None = None
 
-    def sums(self, values: Tensor) -> list[float]:
-        """Sums of values (N,) over each window."""
-        return [part.sum().item() for part in torch.split(values, self.windows)]
+    def __add__(self, other: "Scores") -> "Scores":
+        rows = {name: torch.cat([getattr(self, name), getattr(other, name)]) for name in self.names}
+        return Scores(self.passages + other.passages, **rows)
 
+    @property
+    def names(self) -> list[str]:
+        fields = dataclasses.fields(self)[1:]
+        return [field.name for field in fields if getattr(self, field.name) is not None]
 
-class Logits:
-    """Logits (N, V) in a file, written or read from the front."""
+    def labels(self) -> list[str]:
+        """Each token's text."""
+        return [part.text for part in self.passages for _ in range(part.predicted)]
 
-    def __init__(self, file: LogitsFile) -> None:
-        """Open a file that exists."""
-        self.file = file
-        count, dtype = file.rows * file.vocab_size, getattr(torch, file.dtype)
-        values = torch.from_file(file.path, shared=True, size=count, dtype=dtype)
-        self.values = values.view(file.rows, file.vocab_size)
-        self.row = 0
+    def depths(self) -> Tensor:
+        """Each token's position in its passage."""
+        return torch.cat([torch.arange(part.first, len(part.ids)) for part in self.passages])
 
-    @classmethod
-    def create(cls, file: LogitsFile) -> "Logits":
-        """A new file. Raises OSError where the disk is full: writing to a mapped file would end
-        the process with SIGBUS instead."""
-        with open(file.path, "wb") as opened:
-            size = file.rows * file.vocab_size * getattr(torch, file.dtype).itemsize
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(opened.fileno(), 0, size)
-        return cls(file)
+    def of_text(self, name: str) -> "Scores":
+        """Those of one text."""
+        chosen = torch.tensor([label == name for label in self.labels()])
+        rows = {row: getattr(self, row)[chosen] for row in self.names}
+        return Scores([part for part in self.passages if part.text == name], **rows)
 
-    def next(self, count: int) -> Tensor:
-        """The next rows (count, V): to read, or to copy into."""
-        self.row += count
-        return self.values[self.row - count : self.row]
+    def estimate(self, values: Tensor, chosen: Tensor | None = None) -> Estimate:
+        """The mean of values (N,), of the chosen tokens (N,) if given, from blocks of them."""
+        size = max(1, min(BLOCK, len(self.nats) // 4))
+        counts = [part.predicted for part in self.passages]
+        kept = torch.ones_like(values) if chosen is None else chosen.double()
+        sums, weights = (
+            [
+                block.sum().item()
+                for part in torch.split(rows, counts)
+                for block in torch.split(part, size)
+            ]
+            for rows in (values * kept, kept)
+        )
+        pairs = [(a, b) for a, b in zip(sums, weights, strict=True) if b]
+        return block_mean(*map(list, zip(*pairs, strict=True)))
+
+    def mean_kl(self) -> Estimate:
+        """The mean divergence, each text counting alike."""
+        found = []
+        for name in dict.fromkeys(part.text for part in self.passages):
+            own = self.of_text(name)
+            assert own.kl is not None
+            found.append(own.estimate(own.kl))
+        return mean_of(found)
 
 
 def score(
-    windows: Iterator[tuple[Tensor, Tensor]], reference: Logits | None, keep: Logits | None = None
+    plan: Plan,
+    model: Transformer,
+    passages: Sequence[Passage],
+    reference: Reference | None = None,
+    max_kl: float | None = None,
+    keep: list[Tensor] | None = None,
+    report: Report = lambda done, total: None,
+    before: Scores | None = None,
 ) -> Scores:
-    """windows: what scoring.predictions gives. keep: gets a copy of the logits."""
-    names = [name for name in Scores.__dataclass_fields__ if name != "windows"]
-    rows: dict[str, list[Tensor]] = {name: [] for name in names}
-    for logits, targets in windows:
-        logits, targets = logits.cpu(), targets.cpu()
-        if keep:
-            keep.next(len(logits)).copy_(logits)
+    """Predict the passages, one look after the other, until the KL is clear of `max_kl`.
+
+    reference: what kept these passages' hidden states. keep: gets the hidden states (n, D) of each
+    passage. report: called as (tokens done, total). before: scores of earlier looks.
+    """
+    reader, scores = Reader(plan, model), before
+    head = reference.head(plan) if reference else None
+    done, total = 0, sum(part.predicted for part in passages)
+    for _, look in groupby(passages, lambda part: part.look):
+        for passage in look:
+            x = reader.hidden(passage)
+            if keep is not None:
+                keep.append(x.cpu())
+            full = reference.hidden(passage).to(x.device) if reference else None
+            rows = Scores([passage], **_rows(model, x, head, full, passage))
+            scores = scores + rows if scores else rows
+            done += passage.predicted
+            report(done, total)
+        assert scores is not None
+        if reference and max_kl is not None:
+            kl = scores.mean_kl()
+            if settled(kl.mean, kl.standard_error, max_kl):
+                break
+    assert scores is not None
+    return scores
+
+
+def _rows(
+    model: Transformer, x: Tensor, head: Head | None, full: Tensor | None, passage: Passage
+) -> dict[str, Tensor]:
+    """The tensors of Scores for one passage: x and full are the hidden states (n, D)."""
+    found: dict[str, list[Tensor]] = {}
+
+    def add(**rows: Tensor) -> None:
+        for name, row in rows.items():
+            found.setdefault(name, []).append(row.double().cpu())
+
+    where = "cpu" if x.device.type == "mps" else x.device  # which has no float64
+    targets = torch.tensor(passage.ids[passage.first :], device=where)
+    for rows in torch.split(torch.arange(len(x)), ROWS):
+        begin, end = int(rows[0]), int(rows[-1]) + 1
+        target = targets[begin:end]
+        logits = model.logits(x[None, begin:end])[0].to(where)
         q = logits.double().log_softmax(-1)
-        rows["nats"].append(F.nll_loss(q, targets, reduction="none"))
-        if reference:
-            full = reference.next(len(logits)).double()
-            p = full.log_softmax(-1)
-            rows["reference_nats"].append(F.nll_loss(p, targets, reduction="none"))
-            rows["kl"].append((p.exp() * (p - q)).sum(-1))
-            five, own = full.topk(5).indices, logits.topk(5).indices
-            rows["top1"].append((five[:, 0] == own[:, 0]).double())
-            rows["top5"].append((five[:, :, None] == own[:, None]).any(-1).double().mean(-1))
-    counts = [len(part) for part in rows["nats"]]
-    return Scores(counts, **{name: torch.cat(parts) for name, parts in rows.items() if parts})
+        add(nats=F.nll_loss(q, target, reduction="none"))
+        if head is None or full is None:
+            continue
+        p = head(full[None, begin:end])[0].to(where)
+        five, own = p.topk(5).indices, logits.topk(5).indices
+        p = p.double().log_softmax(-1)
+        add(
+            reference_nats=F.nll_loss(p, target, reduction="none"),
+            kl=(p.exp() * (p - q)).sum(-1),
+            top1=five[:, 0] == own[:, 0],
+            top5=(five[:, :, None] == own[:, None]).any(-1).double().mean(-1),
+            right=own[:, 0] == target,
+            reference_right=five[:, 0] == target,
+        )
+    return {name: torch.cat(parts) for name, parts in found.items()}
 
 
 def summary(scores: Scores) -> Quality:
-    """The figures with their standard errors, from windows as blocks, and the interval of the ratio
-    of perplexities."""
-    return without_interval(scores).with_interval()
-
-
-def without_interval(scores: Scores) -> Quality:
-    """`summary` but for the interval, which takes scipy. The standard error of the ratio is from
-    the differences of paired tokens."""
-    nats = scores.nats
-    mean = perplexity(nats)
-    quality = Quality(len(nats), mean, _times(mean, standard_error(scores, nats)))
+    """The figures with their standard errors. `with_interval` adds intervals, which take scipy."""
+    mean = scores.estimate(scores.nats)
+    perplexity = block_errors.ratio(mean.mean)
+    error = _known(mean)
+    quality = Quality(
+        len(scores.nats),
+        perplexity,
+        None if error is None else perplexity * error,
+        bits_per_byte=_bits_per_byte(scores),
+        window=max(len(part.ids) - 1 for part in scores.passages),
+    )
     if scores.kl is None:
         return quality
-    assert scores.reference_nats is not None
+    assert scores.reference_nats is not None and scores.right is not None
     assert scores.top1 is not None and scores.top5 is not None
-    difference = block_mean(scores.sums(nats - scores.reference_nats), scores.windows)
-    ratio, error = block_errors.ratio(difference.mean), difference.standard_error
-    known = math.isfinite(error)
+    assert scores.reference_right is not None
+    difference, kl = scores.estimate(scores.nats - scores.reference_nats), scores.mean_kl()
+    ratio, error = block_errors.ratio(difference.mean), _known(difference)
     return dataclasses.replace(
         quality,
         perplexity_ratio=ratio,
-        perplexity_ratio_standard_error=ratio * error if known else None,
-        perplexity_ratio_freedom=difference.freedom if known else None,
-        kl=scores.kl.mean().clamp(min=0).item(),  # rounding can leave it a little below
-        kl_standard_error=standard_error(scores, scores.kl),
+        perplexity_ratio_standard_error=None if error is None else ratio * error,
+        perplexity_ratio_freedom=None if error is None else difference.freedom,
+        kl=max(0.0, kl.mean),  # rounding can leave it a little below
+        kl_standard_error=_known(kl),
+        kl_freedom=None if _known(kl) is None else kl.freedom,
         kl_median=scores.kl.median().item(),
         kl_p99=scores.kl.quantile(0.99).item(),
         kl_max=scores.kl.max().item(),
         top1=scores.top1.mean().item(),
         top5=scores.top5.mean().item(),
+        lost=(scores.reference_right * (1 - scores.right)).mean().item(),
+        gained=(scores.right * (1 - scores.reference_right)).mean().item(),
+        texts=list(_of_texts(scores)),
+        depths=list(_of_depths(scores)),
     )
 
 
-def standard_error(scores: Scores, values: Tensor) -> float | None:
-    """The standard error of the mean of `values` (N,), which holds one value for each token.
-
-    Tokens of one window depend on each other, so the error is taken from the windows' means. None
-    where there are too few windows.
-    """
-    error = block_mean(scores.sums(values), scores.windows).standard_error
-    return error if math.isfinite(error) else None
+def of_reference(scores: Scores) -> Quality:
+    """The reference's own figures on the same tokens."""
+    assert scores.reference_nats is not None
+    return summary(Scores(scores.passages, scores.reference_nats))
 
 
-def _times(value: float, error: float | None) -> float | None:
-    return None if error is None else value * error
+def _of_texts(scores: Scores) -> Iterator[Part]:
+    for name, digest in texts.digests(scores.passages).items():
+        own = scores.of_text(name)
+        yield dataclasses.replace(_part(name, own, torch.ones(len(own.nats))), digest=digest)
 
 
+def _of_depths(scores: Scores) -> Iterator[Part]:
+    depths = scores.depths()
+    for (name, low), (_, high) in pairwise(DEPTHS):
+        chosen = (depths >= low) & (depths < high)
+        if chosen.any():
+            yield _part(name, scores, chosen)
+
+
+def _part(name: str, scores: Scores, chosen: Tensor) -> Part:
+    assert scores.kl is not None and scores.top1 is not None
+    assert scores.reference_nats is not None
+    kl, chosen = scores.estimate(scores.kl, chosen), chosen.bool()
+    nats = (scores.nats - scores.reference_nats)[chosen].mean().item()
+    return Part(
+        name=name,
+        tokens=int(chosen.sum()),
+        kl=max(0.0, kl.mean),
+        kl_standard_error=_known(kl),
+        top1=scores.top1[chosen].mean().item(),
+        perplexity_ratio=block_errors.ratio(nats),
+    )
+
+
+def _bits_per_byte(scores: Scores) -> float | None:
+    """Of the texts that no model wrote."""
+    counts = [part.predicted for part in scores.passages]
+    known = [
+        (nats.sum().item(), part.bytes)
+        for nats, part in zip(torch.split(scores.nats, counts), scores.passages, strict=True)
+        if part.bytes
+    ]
+    size = sum(count for _, count in known)
+    return sum(nats for nats, _ in known) / math.log(2) / size if size else None
+
+
+def _known(estimate: Estimate) -> float | None:
+    return estimate.standard_error if math.isfinite(estimate.standard_error) else None
+
+
+@torch.no_grad()
 def quick(
     plan: Plan,
     model: Transformer,
-    limit: int,
+    tokens: int,
     text: str | None,
-    reference: LogitsFile | None,
+    reference: ReferenceFile | None,
     keep: str | None,
+    max_kl: float = MAX_KL,
 ) -> QualityAnswer:
-    """`without_interval` over the first `limit` tokens of a text, and a check of decoding.
+    """An arm's quality, without intervals, and a check of decoding.
 
+    tokens: the most that are predicted, 0 for all. A baseline predicts them all, an arm with a
+    `reference` as many of the baseline's as it takes until its KL is clear of `max_kl`.
+    keep: a path for this model's hidden states, which the answer then names.
     A model of random weights is replaced by the embedded one in the same scheme.
-    reference: the baseline's logits. keep: a path for the logits of this model, which the answer
-    then describes.
     """
     stand_in = None
     if plan.config.checkpoint_path.startswith("dummy:"):
@@ -187,25 +326,24 @@ def quick(
                 NoQuality(f"random weights, and not on the model {EMBEDDED_MODEL}: {error}")
             )
         stand_in = EMBEDDED_MODEL
-    ids = token_ids(plan, limit, text).to(plan.device)
-    vocab_size = plan.architecture.vocab_size
-    if reference and (reference.rows, reference.vocab_size) != (len(ids) - 1, vocab_size):
+    full = Reference(reference.path) if reference else None
+    if full and full.about.vocab_size != plan.architecture.vocab_size:
         return QualityAnswer(NoQuality("the baseline has another tokenizer"))
-    file = LogitsFile(keep, len(ids) - 1, vocab_size, plan.config.precision) if keep else None
-    context = window(plan, limit)
-    scores = score(
-        through_cache(plan, model, ids, context),
-        Logits(reference) if reference else None,
-        Logits.create(file) if file else None,
-    )
-    if not math.isfinite(perplexity(scores.nats)):
+    found = full.about.passages if full else texts.passages(plan, lambda: model, text, tokens)
+    hidden: list[Tensor] | None = [] if keep else None
+    scores = score(plan, model, found, full, max_kl, hidden)
+    if keep and hidden:
+        Reference.write(keep, plan, found, hidden)
+    file = ReferenceFile(keep) if keep else None
+    quality = summary(scores)
+    if not math.isfinite(scores.nats.mean()):
         return QualityAnswer(NoQuality("its predictions are not numbers"), file)
-    tokens, steps = CHECKED
+    checked, steps = CHECKED
+    ids = torch.tensor(found[0].ids, device=plan.device)
     quality = dataclasses.replace(
-        without_interval(scores),
-        window=context,
+        quality,
         model=stand_in,
-        decoding=decode_check.check(plan, model, ids[:tokens], steps),
+        decoding=decode_check.check(plan, model, ids[:checked], steps),
         layers=_layers(plan, model, ids),
     )
     return QualityAnswer(quality, file)
@@ -237,38 +375,3 @@ def embedded(plan: Plan) -> tuple[Plan, Transformer]:
         plan.config, plan.spec, plan.device, plan.tokenizer, plan.split, plan.checkpoint
     )
     return plan, loading.load(lambda done, total: None, lambda line: None)
-
-
-def window(plan: Plan, limit: int) -> int:
-    """Positions of a window, for so many tokens; 0: for all there are. At most half of the tokens,
-    so that at least four windows count, which an interval takes."""
-    return max(2, min(CONTEXT, plan.architecture.max_position, limit // 2 or CONTEXT))
-
-
-def through_cache(
-    plan: Plan, model: Transformer, ids: Tensor, context: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """scoring.predictions through a cache of the kind that the plan asks for."""
-    generator = Generator(model, 1, context, plan.kv_cache, prefill_chunk=context)
-    return predictions(generator.forward, ids, context)
-
-
-def token_ids(plan: Plan, limit: int, text: str | None) -> Tensor:
-    """The beginning of the text, `limit` tokens and one to begin with; 0: all of it.
-
-    UsageError where it cannot be read, does not fill a window, or for a limit of one token.
-    """
-    if limit == 1:
-        raise UsageError(
-            "--tokens 1: a prompt and a decoding step behind it take 2; give 2 or more, or 0 for "
-            "the whole text"
-        )
-    path = Path(text or EMBEDDED / "heldout.txt")
-    ids = plan.tokenizer.encode(files.read_text("--text", path))
-    least = window(plan, limit)
-    if len(ids) <= least:
-        raise UsageError(
-            f"--text {path}: {len(ids)} tokens do not fill a window of {least}; give a longer "
-            "text, or fewer --tokens"
-        )
-    return torch.tensor(ids[: limit + 1] if limit else ids)

@@ -23,11 +23,11 @@ from markupsafe import Markup
 from quantbench.answer.readings import span
 from quantbench.answer.recommend import Recommendation
 from quantbench.answer.row import Row
-from quantbench.bench.answers import Quality
 from quantbench.bench.store import ArmResult, Results
 from quantbench.log import shell
 from quantbench.log.about import About
 from quantbench.log.config import repro
+from quantbench.quality.types import Quality
 from quantbench.report.points import BANDS, COLOURS, LABELS, Point, points, staircase
 from quantbench.run.facts import Facts
 from quantbench.text import counted

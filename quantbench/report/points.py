@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from quantbench.answer.limits import memory_bytes
 from quantbench.answer.row import Row
-from quantbench.quality.thresholds import BROKEN, CLASSES, word
+from quantbench.quality.thresholds import BROKEN, CLASSES, class_of
 
 UNKNOWN = "quality not measured"
-BANDS = [name for _, name in CLASSES]  # of KL, the best first
+BANDS = [name for _, name, _ in CLASSES]  # of KL, the best first
 # Colours on white; an arm whose text is broken is drawn hollow, since its speed is of no use.
 COLOURS = dict(
     zip(
@@ -22,7 +22,7 @@ COLOURS = dict(
     )
 )
 LABELS = {
-    **{name: f"{name}: KL ≤ {most:g}" for most, name in CLASSES},
+    **{name: f"{name}: KL ≤ {most:g}" for most, name, _ in CLASSES},
     BROKEN: f"broken: KL > {CLASSES[-1][0]:g}",
     UNKNOWN: UNKNOWN,
 }
@@ -52,7 +52,7 @@ def points(rows: Sequence[Row]) -> list[Point]:
 
 def band(kl: float | None) -> str:
     """The quality band that a KL divergence is in: a key of LABELS."""
-    return UNKNOWN if kl is None else word(kl)
+    return UNKNOWN if kl is None else class_of(kl)
 
 
 def staircase(shown: Sequence[Point], bands: Sequence[str]) -> list[Point]:

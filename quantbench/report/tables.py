@@ -11,12 +11,12 @@ from quantbench.answer.readings import caveats, span
 from quantbench.answer.recommend import Recommendation
 from quantbench.answer.row import Row
 from quantbench.answer.rows import identical_plans, noise
-from quantbench.bench.answers import Quality
 from quantbench.bench.store import Results
 from quantbench.errors import LogError
 from quantbench.log import shell
 from quantbench.log.table import SINCE_START
-from quantbench.quality.defaults import LEGEND, described
+from quantbench.quality.thresholds import LEGEND, described
+from quantbench.quality.types import Quality
 from quantbench.report import html as page
 from quantbench.report import pareto as picture
 from quantbench.report.columns import Columns, aligned, interval, number, size, with_error

@@ -24,6 +24,7 @@ PRECISION = 0.03  # relative half-width that answers the question about a ratio 
 OF_THE_EFFECT = 0.1  # half-width ÷ effect that answers it far from 1, both as logarithms
 ALIKE = 0.05  # arms that differ by less are one answer
 MOSTLY_FLOOR = 0.9  # share of the half-width; above, endless turns would narrow it by a tenth
+RESTARTED = 1.6  # effective processes: the second one weighs at least a quarter
 
 Verdict = Literal["faster", "slower", "no difference shown"]
 
@@ -42,6 +43,7 @@ class Interval:
     processes: int  # of the arm
     noise: float  # standard deviation of the log ratio of one cycle
     floor: float  # the part of the half-width that processes cause, as a logarithm
+    effective_processes: float  # of the arm: 2 for two that have equal weight
 
     @property
     def half_width(self) -> float:
@@ -61,11 +63,16 @@ class Interval:
 
     @property
     def settled(self) -> bool:
-        """Whether more turns would tell nothing: narrow enough, or mostly process floor."""
-        width = math.log1p(self.half_width)
+        """Whether the interval is narrow enough, or more turns would hardly narrow it."""
         effect = abs(math.log(self.nearer))
-        narrow = width <= max(math.log1p(PRECISION), OF_THE_EFFECT * effect)
-        return narrow or (math.isfinite(width) and self.floor >= MOSTLY_FLOOR * width)
+        width = math.log1p(self.half_width)
+        return self.exhausted or width <= max(math.log1p(PRECISION), OF_THE_EFFECT * effect)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether endless turns of these processes, at least two, would hardly narrow it."""
+        restarted = self.effective_processes >= RESTARTED
+        return restarted and self.floor >= MOSTLY_FLOOR * math.log1p(self.half_width)
 
 
 def intervals(
@@ -77,16 +84,18 @@ def intervals(
     result = {}
     for arm, one in contrasts.items():
         share = level / len(arms)
-        part = _floor_part(now, one.process_share, share)
-        width = math.hypot(_noise_part(one, share), part)
+        found = one.estimate(now.deviation)
+        part = _floor_part(now, found.process_share, share)
+        width = math.hypot(reach(one.cycles, one.freedom, share) * found.error, part)
         result[arm] = Interval(
-            ratio=math.exp(one.mean),
-            low=math.exp(one.mean - width),
-            high=_exp(one.mean + width),
+            ratio=math.exp(found.mean),
+            low=math.exp(found.mean - width),
+            high=_exp(found.mean + width),
             cycles=one.cycles,
-            processes=len(one.shares(0)),
+            processes=len({segment.process for segment in one.segments}),
             noise=one.noise,
             floor=part,
+            effective_processes=found.effective_processes,
         )
     return result
 
@@ -106,24 +115,21 @@ def best(
     and through the baseline where they share too few.
     """
     turns = {BASELINE: baseline, **arms}
-    against = {arm: contrast(turns[arm], baseline) for arm in among if arm != BASELINE}
-    now = updated(floor, [contrast(arms[arm], baseline) for arm in arms])
+    against = {arm: contrast(arms[arm], baseline) for arm in arms}
+    now = updated(floor, against.values())
     share = 2 * level / max(1, len(among) - 1)  # of a two-sided interval: one side of it is used
 
     def upper(arm: int) -> float:
-        if arm == BASELINE:
-            return 0.0
-        return against[arm].mean + _width(now, [against[arm]], share)
+        return sum(_difference(now, [against[arm]], share)) if arm != BASELINE else 0.0
 
-    leader = min(among, key=upper)
+    leader = min(sorted(among), key=upper)
     slower = set()
     for arm in set(among) - {leader}:
         direct = contrast(turns[arm], turns[leader])
         if direct.cycles >= FIRST or BASELINE in (arm, leader):
-            apart, width = direct.mean, _width(now, [direct], share)
+            apart, width = _difference(now, [direct], share)
         else:
-            apart = against[arm].mean - against[leader].mean
-            width = _width(now, [against[arm], against[leader]], share)
+            apart, width = _difference(now, [against[arm], against[leader]], share)
         if apart > width:
             slower.add(arm)
     return set(among) - slower
@@ -168,6 +174,7 @@ def whole_run(
         processes=min(decode.processes, prompt.processes),
         noise=mean(decode.noise, prompt.noise),
         floor=mean(decode.floor, prompt.floor),
+        effective_processes=min(decode.effective_processes, prompt.effective_processes),
     )
 
 
@@ -182,31 +189,30 @@ def enough(
     or come closer. The baseline has turns in every cycle and is never open.
     """
     still_open = {arm for arm, one in found.items() if arm not in excluded and not one.settled}
-    rivals = [arm for arm in fastest if arm in found and arm not in excluded]
-    ratios = [found[arm].ratio for arm in rivals] + [1.0 for arm in fastest if arm == BASELINE]
-    for arm in rivals:
-        one = found[arm]
-        exhausted = one.floor >= MOSTLY_FLOOR * math.log1p(one.half_width)
-        if one.ratio > (1 + ALIKE) * min(ratios) and not exhausted:
+    rivals = {arm: found[arm] for arm in fastest if arm in found and arm not in excluded}
+    ratios = [one.ratio for one in rivals.values()] + ([1.0] if BASELINE in fastest else [])
+    for arm, one in rivals.items():
+        if one.ratio > (1 + ALIKE) * min(ratios) and not one.exhausted:
             still_open.add(arm)
     return not still_open, still_open
 
 
-def _noise_part(one: Contrast, level: float) -> float:
-    multiple = reach(one.cycles, one.freedom, level)
-    return multiple * one.error if math.isfinite(multiple) else math.inf
+def _difference(floor: Floor, parts: list[Contrast], level: float) -> tuple[float, float]:
+    """A log ratio and its half-width; of two contrasts with the baseline, the first less the
+    second, whose noise counts as independent."""
+    found = [part.estimate(floor.deviation) for part in parts]
+    noise = [
+        reach(part.cycles, part.freedom, level) * estimate.error
+        for part, estimate in zip(parts, found, strict=True)
+    ]
+    share = sum(estimate.process_share for estimate in found)
+    mean = found[0].mean - sum(estimate.mean for estimate in found[1:])
+    return mean, math.hypot(*noise, _floor_part(floor, share, level))
 
 
 def _floor_part(floor: Floor, process_share: float, level: float) -> float:
     multiple = student(normal(level), floor.freedom)
     return multiple * floor.deviation * math.sqrt(process_share)
-
-
-def _width(floor: Floor, parts: list[Contrast], level: float) -> float:
-    """Half-width of a log ratio, or of the difference of two that have independent noise."""
-    noise = math.hypot(*(_noise_part(part, level) for part in parts))
-    share = sum(part.process_share for part in parts)
-    return math.hypot(noise, _floor_part(floor, share, level))
 
 
 def _exp(value: float) -> float:

@@ -1,27 +1,32 @@
 """The mean log ratio of two arms' turns, and the noise of that mean.
 
-**Estimand.** The mean over cycles of log(seconds of the arm ÷ seconds of the baseline in the same
-cycle), in the states that the machine was in. Nothing is trimmed and no rank is taken: the logarithm
-already bounds what one late turn of 100 ms can do, the same estimand holds for any distribution, and
-a trimmed mean of an arm with late steps answers a question that nobody asked.
+**Estimand.** The mean of log(seconds of the arm ÷ seconds of the baseline in the same cycle), over
+processes, in the states that the machine was in. Nothing is trimmed and no rank is taken: the
+logarithm already bounds what one late turn can do, and a trimmed mean of an arm with late steps
+answers a question that nobody asked.
 
-**Noise.** States of the machine last 0.5 to 30 s and slow some arms more than others, so neighbouring
-cycles are alike, and their scatter divided by their number is too small a variance. Consecutive
-cycles are averaged into batches, which grow with the session (Alexopoulos and Seila 1998;
-Flegal and Jones 2010): at least LEAST batches, fewer than twice as many. The variance is the largest
-of the estimates from batches of b, 2b and 4b cycles: equal up to chance where batches are
-independent, and the longest where they are not. A batch never spans a restart: what processes differ
-by is in `processes`.
+**Noise.** States of the machine last 0.5 to 30 s and slow some arms more than others, so
+neighbouring cycles are alike, and their scatter divided by their number is too small a variance.
+Consecutive cycles are averaged into batches, which grow with the session (Alexopoulos and Seila
+1998; Flegal and Jones 2010): at least LEAST batches, fewer than twice as many. What correlation is
+left between neighbouring batches, r, raises the variance by (1 + r) / (1 - r), as of an
+autoregression of order 1 (Andrews and Monahan 1992). A batch never spans a restart.
+
+**Processes.** A segment is what lies between two restarts. What its processes differ by
+(`processes`) does not average out in it, so segments are weighted by 1 / (2 floor² + variance /
+cycles), the random effects of DerSimonian and Laird 1986: by their cycles while turns are noisy,
+alike once they are not. A restart may thus come early or late.
 """
 
+import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 LEAST = 16  # batches, where there are as many cycles
-SCALES = (1, 2, 4)  # batches merged for the further estimates of the variance
-LEAST_FREEDOM = 3  # of a further estimate
+MOST_CORRELATION = 0.9  # of neighbouring batches: an estimate near 1 would have no bound
 
 
 @dataclass(frozen=True)
@@ -40,84 +45,108 @@ class Turns:
 class Segment:
     """Consecutive cycles in which both arms kept their process."""
 
-    processes: tuple[int, int]  # of the arm, of the baseline
+    process: int  # of the arm
+    partner: int  # the baseline's process
     logs: NDArray[np.float64]  # (N,) of the arm's seconds ÷ the baseline's
+
+    @cached_property
+    def mean(self) -> float:
+        return float(self.logs.mean())
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A log ratio and what its error is made of."""
+
+    mean: float
+    error: float  # standard error from the noise of turns
+    process_share: float  # variance from processes ÷ floor²: 2 for one process on either side
+    effective_processes: float  # of the arm: 2 for two with equal weights
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """The log ratio of an arm's seconds and another's."""
+    """The paired turns of an arm and another, with the variance of their log ratio."""
 
     segments: tuple[Segment, ...]
-    mean: float
     cycles: int
-    variance: float  # of one cycle in the long run: of the mean it is variance / cycles
-    freedom: int  # of the variance
+    variance: float  # long-run, of one cycle: of a segment's mean it is variance / cycles
+    freedom: int  # degrees of freedom of the variance
     noise: float  # standard deviation of one cycle's log ratio
 
-    @property
-    def error(self) -> float:
-        """Standard error of the mean, without what processes differ by."""
-        return float(np.sqrt(self.variance / self.cycles)) if self.cycles else np.inf
-
-    def shares(self, side: int) -> dict[int, float]:
-        """The share of cycles that each process of the arm (side 0) or the baseline (1) has."""
-        result: dict[int, float] = {}
-        for segment in self.segments:
-            process = segment.processes[side]
-            result[process] = result.get(process, 0.0) + len(segment.logs) / self.cycles
-        return result
-
-    @property
-    def process_share(self) -> float:
-        """The variance of the mean that processes cause, in units of one process's: 1 with two
-        processes on either side and as many cycles of each, 2 with one."""
-        return sum(share**2 for side in (0, 1) for share in self.shares(side).values())
+    def estimate(self, floor: float) -> Estimate:
+        """The log ratio where processes differ by the standard deviation `floor`."""
+        if not self.freedom:
+            logs = [value for segment in self.segments for value in segment.logs]
+            return Estimate(float(np.mean(logs)) if logs else 0.0, math.inf, 2.0, 1.0)
+        cycles = np.array([len(segment.logs) for segment in self.segments])
+        weights = 1 / (2 * floor**2 + self.variance / cycles)
+        weights /= weights.sum()
+        own: dict[int, float] = {}
+        partners: dict[int, float] = {}
+        for segment, weight in zip(self.segments, weights, strict=True):
+            own[segment.process] = own.get(segment.process, 0.0) + float(weight)
+            partners[segment.partner] = partners.get(segment.partner, 0.0) + float(weight)
+        own_squares = sum(share**2 for share in own.values())
+        return Estimate(
+            mean=float(weights @ [segment.mean for segment in self.segments]),
+            error=float(np.sqrt(self.variance * (weights**2 / cycles).sum())),
+            process_share=own_squares + sum(share**2 for share in partners.values()),
+            effective_processes=1 / own_squares,
+        )
 
 
 def contrast(arm: Turns, baseline: Turns) -> Contrast:
-    """Compare the turns of cycles that both arms have.
+    """Pair the turns of the cycles that both arms have.
 
     Raises ValueError for seconds that are not above 0, which have no logarithm.
     """
     _, of_arm, of_baseline = np.intersect1d(arm.cycle, baseline.cycle, return_indices=True)
-    seconds = arm.seconds[of_arm], baseline.seconds[of_baseline]
-    if not all(np.all((part > 0) & np.isfinite(part)) for part in seconds):
-        raise ValueError("a turn without seconds per token above 0 was given: it has no logarithm")
+    seconds = np.stack([arm.seconds[of_arm], baseline.seconds[of_baseline]])
+    if not np.all((seconds > 0) & np.isfinite(seconds)):
+        wrong = seconds[~((seconds > 0) & np.isfinite(seconds))][0]
+        raise ValueError(f"a turn took {wrong} s per token; finite seconds above 0 are needed")
     logs = np.log(seconds[0]) - np.log(seconds[1])
     pairs = np.stack([arm.process[of_arm], baseline.process[of_baseline]], axis=1)
     starts = np.flatnonzero((pairs[1:] != pairs[:-1]).any(axis=1)) + 1
     segments = tuple(
-        Segment((int(pairs[first, 0]), int(pairs[first, 1])), logs[first:last])
+        Segment(int(pairs[first, 0]), int(pairs[first, 1]), logs[first:last])
         for first, last in zip([0, *starts], [*starts, len(logs)], strict=True)
         if last > first
     )
-    size = max(1, len(logs) // LEAST)
-    size = 2 ** (size.bit_length() - 1)  # a power of two: batches are merged in pairs
-    estimates = [_batch_variance(segments, scale * size) for scale in SCALES]
-    usable = [variance for variance, freedom in estimates[1:] if freedom >= LEAST_FREEDOM]
-    variance, freedom = estimates[0]
+    size = 2 ** (max(1, len(logs) // LEAST).bit_length() - 1)
+    variance, freedom, correlation = _batch_variance(segments, size)
+    single, _, _ = _batch_variance(segments, 1)
     return Contrast(
         segments=segments,
-        mean=float(logs.mean()) if len(logs) else 0.0,
         cycles=len(logs),
-        variance=max([variance, *usable]),
+        variance=variance * (1 + correlation) / (1 - correlation),
         freedom=freedom,
-        noise=float(np.sqrt(_batch_variance(segments, 1)[0])),
+        noise=math.sqrt(single),
     )
 
 
-def _batch_variance(segments: tuple[Segment, ...], size: int) -> tuple[float, int]:
-    """Variance of one cycle estimated from batches of `size` cycles, with its degrees of freedom.
+def _batch_variance(segments: tuple[Segment, ...], size: int) -> tuple[float, int, float]:
+    """From batches of `size` cycles: the variance of one cycle, its degrees of freedom, and the
+    correlation of neighbouring batches, 0 to MOST_CORRELATION.
 
-    Batches scatter around the mean of their segment, weighted by their cycles.
+    Batches scatter around the mean of their segment, which lowers the correlation by about
+    1 / batches of a segment: added back.
     """
-    squares, freedom = 0.0, 0
+    squares, products, batches = 0.0, 0.0, 0
     for segment in segments:
         cycles = len(segment.logs)
         starts = np.arange(max(1, cycles // size)) * size  # what is left over joins the last batch
         lengths = np.diff(starts, append=cycles)
         means = np.add.reduceat(segment.logs, starts) / lengths
-        squares += float(lengths @ (means - segment.logs.mean()) ** 2)
-        freedom += len(starts) - 1
-    return (squares / freedom, freedom) if freedom else (np.inf, 0)
+        apart = np.sqrt(lengths) * (means - segment.mean)
+        squares += float(apart @ apart)
+        products += float(apart[1:] @ apart[:-1])
+        batches += len(starts)
+    freedom = batches - len(segments)
+    if not freedom:
+        return math.inf, 0, 0.0
+    if not squares:
+        return 0.0, freedom, 0.0
+    correlation = products / squares + len(segments) / batches
+    return squares / freedom, freedom, min(max(0.0, correlation), MOST_CORRELATION)

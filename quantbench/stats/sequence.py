@@ -25,7 +25,7 @@ import math
 
 from scipy import special  # scipy.stats would take every command a second longer
 
-FIRST, LAST = 8, 2048  # cycles: no interval before FIRST, constant boundary until LAST
+FIRST, LAST = 12, 3072  # cycles: no interval before FIRST, constant boundary until LAST
 SHARE = 0.9  # of the level, spent until LAST
 
 

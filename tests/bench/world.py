@@ -11,10 +11,11 @@ import itertools
 import random
 from dataclasses import dataclass, field
 
-from quantbench.bench.answers import LogitsFile, Quality, QualityAnswer, TurnTime
+from quantbench.bench.answers import TurnTime
 from quantbench.bench.process import WorkerFailed
 from quantbench.bench.session import Session
 from quantbench.log.config import parse
+from quantbench.quality.types import Quality, QualityAnswer, ReferenceFile
 from quantbench.run.energy import Energy
 from quantbench.typed_json import from_json, to_json
 from tests.bench.facts import arm_facts
@@ -126,7 +127,7 @@ class FakeProcess:
         scores = Quality(tokens, 8.0, 0.1)
         if reference:
             scores = dataclasses.replace(scores, kl=self.behaviour.kl, kl_standard_error=1e-5)
-        return QualityAnswer(scores, LogitsFile(keep, 1, 1, "bfloat16") if keep else None)
+        return QualityAnswer(scores, ReferenceFile(keep) if keep else None)
 
     def get_ready(self):
         own = dataclasses.replace(self.config, device="cpu")

@@ -16,9 +16,9 @@ import click
 from quantbench import files
 from quantbench.arguments import refuse_beside, refuse_given
 from quantbench.cli import Command, quiet, say
-from quantbench.compare.sampling.results import write_json
 from quantbench.errors import UsageError
 from quantbench.kv_cache import CACHES
+from quantbench.log.about import write_json
 from quantbench.log.config import PRECISIONS
 from quantbench.run import environment
 from quantbench.text import shown

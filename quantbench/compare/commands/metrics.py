@@ -15,8 +15,8 @@ from quantbench import files
 from quantbench.cli import Command, say
 from quantbench.compare.figures.metrics import CONFIDENCE, Comparison, Metric, Side, Value, compare
 from quantbench.compare.sampling.latency_results import LatencyResults
-from quantbench.compare.sampling.results import report_output, write_json
 from quantbench.errors import UsageError
+from quantbench.log.about import report_output, write_json
 from quantbench.report import metrics_report
 from quantbench.text import aligned, shown
 
