@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from quantbench.compare.sampling.comparison import Comparison
+from quantbench.compare.sampling.results import ArmResult, Results, Settings
 
+from quantbench.answer import decode_limit as whole
 from quantbench.answer.rows import rows as report_rows
 from quantbench.bench.answers import Reading
 from quantbench.compare.commands.roofline import model_remarks
-from quantbench.answer import decode_limit as whole
-from quantbench.compare.sampling.comparison import Comparison
-from quantbench.compare.sampling.results import ArmResult, Results, Settings
 from quantbench.errors import KernelError
 from quantbench.log.config import RunConfig, argv
 from quantbench.report.columns import interval

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-
-from quantbench.compare.commands import peers
-from quantbench.peers import packages as peer_packages
-from quantbench.peers.gguf_file import FORMATS, check, q6_k, weight_bytes, write
-from quantbench.peers.worker import HuggingFace, PeerWorker, Work, hugging_face
 from quantbench.compare.sampling.comparison import Comparison
 from quantbench.compare.sampling.results import ArmResult, Results, Settings
+
+from quantbench.compare.commands import peers
 from quantbench.errors import LogError, UsageError
 from quantbench.log.config import RunConfig, argv
 from quantbench.models.loading import load_config, load_model
+from quantbench.peers import packages as peer_packages
+from quantbench.peers.gguf_file import FORMATS, check, q6_k, weight_bytes, write
+from quantbench.peers.worker import HuggingFace, PeerWorker, Work, hugging_face
 from tests.models.small import small_checkpoint
 
 HERE = Path(__file__).parent

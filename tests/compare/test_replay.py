@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from quantbench.answer.replayed import Replayed
 from quantbench.compare.commands.generate import generate
 from quantbench.compare.commands.replay import checkpoint, mapped, replay
-from quantbench.answer.replayed import Replayed
 from quantbench.log import log
 from quantbench.log.config import parse
 from quantbench.typed_json import to_json

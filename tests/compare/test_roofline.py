@@ -10,16 +10,16 @@ from xml.etree import ElementTree
 import pytest
 import torch
 from click.testing import CliRunner
+from quantbench.compare.figures.limits import over, share, step_bytes
+from quantbench.compare.sampling.results import ArmResult, ArmSample, Results, Settings
 
+from quantbench.answer import decode_limit as whole
 from quantbench.answer.interval import Interval
 from quantbench.bench.answers import Product, Reading, Shape, ShapeTimings
+from quantbench.bench.layer_timing import Stack, kernels, shapes
 from quantbench.compare.commands import growth as growth_module
 from quantbench.compare.commands.growth import growth
 from quantbench.compare.commands.roofline import layer_rows, model_remarks, roofline, with_stock
-from quantbench.answer import decode_limit as whole
-from quantbench.compare.figures.limits import over, share, step_bytes
-from quantbench.bench.layer_timing import Stack, kernels, shapes
-from quantbench.compare.sampling.results import ArmResult, ArmSample, Results, Settings
 from quantbench.log.config import RunConfig
 from quantbench.report.lines import draw
 from quantbench.typed_json import to_json

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from quantbench.compare.commands.replay import replay
 from quantbench.answer.replayed import beside
+from quantbench.compare.commands.replay import replay
 from quantbench.errors import QuantbenchError
 from quantbench.log import log
 from quantbench.log.record import Record
