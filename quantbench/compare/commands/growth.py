@@ -73,12 +73,12 @@ def growth(
     names = names_of("--schemes", schemes, SCHEMES)
     chosen = [str(spec.parse(name, "--schemes")) for name in names]
     wanted = [(name, value) for name in axes for value in whole_numbers(values, name, axes)]
+    data = read(json_path)
     if Path(chart).suffix != ".svg":
         raise UsageError(f"--chart {chart}: it is drawn as SVG; end its name in .svg")
     picture = files.Output("--chart", chart, files.is_svg, "SVG")
     kept = files.Output("--json", json_path if axes else None, files.is_json, "JSON")
     files.check_outputs([picture, kept], {} if axes else {"--json": json_path})
-    data = read(json_path)
     if not (axes or data.points):
         raise UsageError(f"{json_path} holds no points yet, and --over none measures none")
     common = RunConfig(
