@@ -57,7 +57,7 @@ from quantbench.run.why import Expected
 from quantbench.typed_json import from_json, to_json
 
 if TYPE_CHECKING:
-    from quantbench.compare.sampling.layer_timing import Products
+    from quantbench.bench.layer_timing import Products
     from quantbench.run.bandwidth import Bandwidth
     from quantbench.run.loading import Loaded
     from quantbench.run.plan import Plan
@@ -290,7 +290,7 @@ class Worker:
         self, checkpoint_path: str, schemes: list[str], device: str, precision: str
     ) -> Layers:
         """The model's shapes of layers, and every scheme's kernels."""
-        from quantbench.compare.sampling import layer_timing
+        from quantbench.bench import layer_timing
 
         return Layers(
             layer_timing.kernels(schemes, device, precision), layer_timing.shapes(checkpoint_path)
@@ -306,7 +306,7 @@ class Worker:
         batch_size: int,
     ) -> ShapeTimings:
         """The product of one shape, with every kernel."""
-        from quantbench.compare.sampling.layer_timing import Products
+        from quantbench.bench.layer_timing import Products
 
         quiet(False)
         if self.timer is None:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from quantbench import files
+from quantbench.answer.json_rows import DecodeRow, PeerRow, SchemeRow
 from quantbench.answer.row import Row
-from quantbench.compare.figures.json_rows import DecodeRow, PeerRow, SchemeRow
 from quantbench.compare.figures.latency import Cell, latency_rows, rate_rows
 from quantbench.compare.sampling.latency_results import LatencyResults, TableResult
 from quantbench.errors import LogError, UsageError

@@ -50,6 +50,9 @@ class World:
     slowness: object = lambda now: 1.0  # of the machine at a time
     at_turn: object = None  # called before each turn
     disturbed: object = lambda cycle: False  # whether the memory's speed moves in it
+    readings: object = lambda number: 1e9  # bytes per second of an idle machine; None fails
+    read: list = field(default_factory=list)  # those that were taken
+    caveat: str | None = None  # of the readings
     seed: int = 0
 
     def __post_init__(self):
@@ -175,4 +178,9 @@ class FakeProcess:
         return {"figures": {"token_seconds": 0.5}}
 
     def bandwidth(self, device):
-        return {"bytes_per_s": 1e9, "probe": "fake", "caveat": None}
+        rate = self.world.readings(len(self.world.read))
+        self.world.read.append(rate)
+        if rate is None:
+            raise WorkerFailed("no reading", "other")
+        rate = rate / self.world.slowness(self.world.now)
+        return {"bytes_per_s": rate, "probe": "fake", "caveat": self.world.caveat}

@@ -26,7 +26,7 @@ from typing import Literal
 
 import numpy as np
 
-from quantbench.compare.figures.between_days import change
+from quantbench.answer.between_days import change
 from quantbench.compare.figures.families import FALSE_VERDICTS
 from quantbench.compare.figures.latency import Cell, LatencySample
 from quantbench.compare.sampling.latency_results import TableResult

@@ -1,6 +1,6 @@
 """Speeds of different days, compared through a limit that each of them measured.
 
-    now = level([seconds * limit for ...]); change(now, then).verdict
+    change(level([seconds * limit for …]), level(then)).ends        # 1.03 to 1.07: it became slower
 
 Absolute speeds drift by half from day to day, so two runs are compared only through a limit that
 each measured beside itself: log(seconds × limit) for each process, where the limit is bytes or
@@ -15,7 +15,8 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import stats
 
-from quantbench.compare.figures.families import FALSE_VERDICTS, Interval
+from quantbench.answer.compared import CONFIDENCE
+from quantbench.answer.interval import Ratio
 from quantbench.quality.block_errors import LEAST_BLOCKS, Estimate
 
 
@@ -33,27 +34,26 @@ def change(
     now: Estimate,
     then: Estimate,
     days: Estimate | None = None,
-    confidence: float = 1 - FALSE_VERDICTS,
-) -> Interval:
+    confidence: float = CONFIDENCE,
+) -> Ratio:
     """Seconds now ÷ then, each relative to the limit of its own day; above 1 it became slower.
 
     days: what `day_scatter` made of earlier days. Errors add in squares, degrees of freedom as
-    Welch and Satterthwaite have it. Without a standard error on either side, a range without
-    confidence, which gives no verdict: a gate must not fire then.
+    Welch and Satterthwaite have it. Without a standard error on either side there is no interval,
+    and a gate must not fire.
     """
     centre = now.mean - then.mean
     parts = [(now.standard_error, now.freedom), (then.standard_error, then.freedom)]
     if days is not None:
         parts.append((math.sqrt(2) * days.standard_error, days.freedom))
     variance = sum(error**2 for error, _ in parts)
-    blocks = min(now.freedom, then.freedom) + 1
     if not math.isfinite(variance):
-        return Interval(0, math.exp(centre), 0.0, math.inf, None, blocks, 0)
+        return Ratio(math.exp(centre), math.exp(centre), math.exp(centre))
     shares = sum(error**4 / freedom for error, freedom in parts)
     freedom = variance**2 / shares if shares else float(sum(freedom for _, freedom in parts))
     reach = float(stats.t.isf((1 - confidence) / 2, freedom)) * math.sqrt(variance)
-    ends = (math.exp(centre - reach), math.exp(min(centre + reach, 700.0)))
-    return Interval(0, math.exp(centre), *ends, confidence, blocks, int(freedom))
+    low, high = math.exp(centre - reach), math.exp(min(centre + reach, 700.0))
+    return Ratio(math.exp(centre), low, high, confidence)
 
 
 def day_scatter(days: Sequence[Estimate]) -> Estimate:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quantbench import files
-from quantbench.compare.figures.between_days import change, day_scatter, level
-from quantbench.compare.figures.families import Interval
+from quantbench.answer.between_days import change, day_scatter, level
+from quantbench.answer.interval import Ratio
 from quantbench.errors import UsageError
 from quantbench.log import log
 from quantbench.quality.block_errors import LEAST_BLOCKS
@@ -56,7 +56,7 @@ class History:
             raise UsageError(files.refusal("--history", path, why)) from None
         return History(place, days)
 
-    def against(self, line: str, values: Sequence[float]) -> Interval | None:
+    def against(self, line: str, values: Sequence[float]) -> Ratio | None:
         """Seconds now ÷ then, each by its own day's limit. How far days scatter is estimated from
         the earlier days of this line, where there are enough of them."""
         days = [level(day.values) for day in self.days if day.line == line]

@@ -1,10 +1,11 @@
 """Another project's runtime in a process of its own, as bench/worker.py is for ours.
 
-    python -m quantbench.compare.peers.worker       # one JSON object a line in, one a line out
+    python -m quantbench.peers.worker       # one JSON object a line in, one a line out
 
     {"do": "load", "argv": ["{\"runtime\": \"llama.cpp\", \"file\": \"model.gguf\", …}"]}
     {"do": "get_ready"}
     {"do": "sample", "index": 3}
+    {"do": "turn", "kind": "decode", "tokens": 8}
 
 Each runtime has its own process because libraries compete for threads; while others are
 measured it waits for its input and takes no processor time. Every runtime reads a prompt and then
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 import random
 import statistics
@@ -23,12 +25,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from quantbench.bench.answers import ArmFacts, TimedSample
+from quantbench.bench.answers import ArmFacts, TimedSample, TurnTime
 from quantbench.bench.worker import serve
 from quantbench.cli import quiet
-from quantbench.compare.peers.packages import MISSING
-from quantbench.compare.peers.work import Work
 from quantbench.errors import MemoryShortage, QuantbenchError, UsageError
+from quantbench.peers.packages import MISSING
+from quantbench.peers.work import Work
+from quantbench.run.environment import without_collections
 from quantbench.run.facts import Peak, Ready, Sample
 from quantbench.run.measure import warm_up
 from quantbench.typed_json import from_json
@@ -49,7 +52,7 @@ class LlamaCpp:
         import llama_cpp
         import numpy
 
-        from quantbench.compare.peers import gguf_file
+        from quantbench.peers import gguf_file
 
         _check_memory(Path(work.file).stat().st_size, headroom)
         self.api, self.numpy, self.work = llama_cpp, numpy, work
@@ -242,7 +245,7 @@ class PeerWorker:
 
     def write_file(self, path: str, checkpoint: str, form: str, num_layers: int | None) -> None:
         """The checkpoint as a GGUF, whole or not at all."""
-        from quantbench.compare.peers import gguf_file
+        from quantbench.peers import gguf_file
 
         scratch = Path(f"{path}.part")
         try:
@@ -278,17 +281,40 @@ class PeerWorker:
 
     def sample(self, index: int) -> TimedSample:
         """Every sample does the same work, whatever its index."""
-        runtime, work = self.runtime, self.work
-        runtime.begin()
-        ticks = [time.perf_counter()]
-        token = runtime.next(self.prompt)
-        ticks.append(time.perf_counter())
-        for _ in range(work.new - 1):
-            token = runtime.next([token])
-            ticks.append(time.perf_counter())
-        steps = [later - earlier for earlier, later in zip(ticks[1:], ticks[2:], strict=False)]
-        timed = _Seconds(ticks[1] - ticks[0], ticks[-1] - ticks[1])
-        return TimedSample(**vars(Sample.of(timed, work.prompt, work.new)), token_seconds=steps)
+        prompt, new = self.work.prompt, self.work.new
+        prefill, steps = self._prompt(), [self._decode(1) for _ in range(new - 1)]
+        sample = Sample.of(_Seconds(prefill, math.fsum(steps)), prompt, new)
+        return TimedSample(**vars(sample), token_seconds=steps[1:])
+
+    def turn(self, kind: str, tokens: int) -> TurnTime:
+        """kind: prompt, or decode of so many tokens, after one that does not count. Decoding goes
+        on where it stopped; at the end of `work.new` tokens it begins again behind the prompt."""
+        if kind == "prompt":
+            return TurnTime(self.work.prompt, self._prompt())
+        if self.left <= tokens:
+            self._prompt()
+        self._decode(1)
+        return TurnTime(tokens, self._decode(tokens))
+
+    def _prompt(self) -> float:
+        """Seconds to read the prompt."""
+        self.runtime.begin()
+        self.left = self.work.new  # tokens that the runtime has room for
+        return self._seconds(self.prompt, 1)
+
+    def _decode(self, steps: int) -> float:
+        """Seconds of so many steps."""
+        self.left -= steps
+        return self._seconds([self.token], steps)
+
+    def _seconds(self, tokens: list[int], steps: int) -> float:
+        """Of appending these tokens, and after the first step the likeliest one each."""
+        with without_collections():
+            started = time.perf_counter()
+            for _ in range(steps):
+                self.token = self.runtime.next(tokens)
+                tokens = [self.token]
+            return time.perf_counter() - started
 
 
 class _Seconds(NamedTuple):

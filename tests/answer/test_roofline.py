@@ -2,7 +2,7 @@
 
 import json
 import math
-import sys
+import random
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -11,55 +11,46 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from quantbench.answer.interval import Interval
-from quantbench.bench.answers import Product, Reading, Shape, ShapeTimings
-from quantbench.compare.commands import growth as growth_module
+from quantbench.answer import decode_limit
+from quantbench.answer.decode_limit import step_bytes, with_stock
+from quantbench.answer.growth import Point, merged
+from quantbench.answer.layer_limit import layer_rows
+from quantbench.bench.answers import Product, Shape, ShapeTimings
+from quantbench.bench.layer_timing import Stack, kernels, shapes
+from quantbench.bench.store import Settings
+from quantbench.compare.commands import roofline as roofline_module
 from quantbench.compare.commands.growth import growth
-from quantbench.compare.commands.roofline import layer_rows, model_remarks, roofline, with_stock
-from quantbench.compare.figures import decode_limit as whole
-from quantbench.compare.figures.limits import over, share, step_bytes
-from quantbench.compare.sampling.layer_timing import Stack, kernels, shapes
-from quantbench.compare.sampling.results import ArmResult, ArmSample, Results, Settings
+from quantbench.compare.commands.roofline import roofline
+from quantbench.errors import KernelError
 from quantbench.log.config import RunConfig
+from quantbench.quantize import spec
+from quantbench.report.limit_tables import model_remarks
 from quantbench.report.lines import draw
+from quantbench.run.bandwidth import Bandwidth
 from quantbench.typed_json import to_json
 from tests.bench.facts import arm_facts
+from tests.bench.world import Behaviour, World
 from tests.models.small import small_checkpoint
-
-FAKE = (sys.executable, str(Path(__file__).parent / "fake_worker.py"))
-
 
 CONFIG = RunConfig(context_depth=100, max_new_tokens=20, device="cpu")
 
 
-def facts():
-    return arm_facts(
-        config=CONFIG,
-        prompt_tokens=30,
-        weight_bytes=1_000_000,
-        kv_cache_bytes=64 * 500,
-        cache_size=500,
-    )
+@pytest.fixture
+def measured(monkeypatch):
+    """Measure schemes (or "scheme kernel") in a world, with an arm for each of its behaviours."""
 
+    def run(world, *names, cycles=12, processes=2):
+        world.install(monkeypatch)
+        words = [name.split() for name in names]
+        configs = [
+            RunConfig(quantization=scheme, kernel="".join(kernel) or "auto", max_new_tokens=8)
+            for scheme, *kernel in words
+        ]
+        settings = Settings(cycles=cycles, processes=processes, tokens=0)
+        arms = decode_limit.arms_of(configs)
+        return decode_limit.measure(arms, settings, command=world.command)
 
-def arm(step_seconds, prompt_seconds=1.0):
-    """Samples of four steps each, one a round, each of another process."""
-    samples = [
-        ArmSample(
-            prefill_seconds=prompt_seconds,
-            decode_seconds=4 * seconds,
-            tok_s=5 / (prompt_seconds + 4 * seconds),
-            prefill_tok_s=30 / prompt_seconds,
-            decode_tok_s=1 / seconds,
-            token_seconds=[seconds] * 4,
-            block=number,
-            round=number,
-            process=number,
-            started=float(number),
-        )
-        for number, seconds in enumerate(step_seconds)
-    ]
-    return ArmResult("arm", "", [], facts=facts(), samples=samples)
+    return run
 
 
 def test_bytes_of_a_step():
@@ -67,46 +58,106 @@ def test_bytes_of_a_step():
     # of 64 bytes each.
     read = [131 + step for step in range(19)]
     assert sum(read) / 19 == 140
-    assert step_bytes(facts().run) == 1_000_000 + 64 * 140
+    own = {"weight_bytes": 1_000_000, "kv_cache_bytes": 64 * 500, "cache_size": 500}
+    run = arm_facts(config=CONFIG, prompt_tokens=30, **own).run
+    assert step_bytes(run) == 1_000_000 + 64 * 140
 
 
-def test_share_of_the_limit_is_that_of_each_round():
-    """Bandwidth and speed drift together: 50 % in every round, whatever the medians say."""
-    bandwidth = [1e9, 2e9, 4e9, 3e9, 2e9]
-    steps = [2 * 1e6 / rate for rate in bandwidth]
-    readings = [Reading(rate, number, "fake") for number, rate in enumerate(bandwidth)]
-    estimate = share(arm(steps), 1e6, readings)
-    assert math.exp(estimate.mean) == pytest.approx(0.5)
-    assert estimate.standard_error == pytest.approx(0, abs=1e-9) and estimate.freedom == 4
+def test_share_of_the_limit_is_that_of_each_cycle(measured):
+    """Bandwidth and speed drift together by factors: the share stays, whatever the speeds do. A
+    reading that fails leaves its cycle out, and moves no other."""
+    world = World.of(Behaviour(0.05), Behaviour(0.02))
+    world.slowness = lambda now: 1 + 3 * (now % 2 < 0.7)
+    failing = random.randrange(1, 20)
+    world.readings = lambda number: None if number == failing else 1e9
+    results = measured(world, "none", "int8wo")
+    none, int8 = decode_limit.rows(results)
+    assert len(results.bandwidth["cpu"]) == none.cycles - 1 == 23
+    for row, seconds in ((none, 0.05), (int8, 0.02)):
+        share = row.step_bytes / 1e9 / seconds
+        # a state may begin between a reading and the turn: two in a hundred turns or so
+        assert row.limit_share.low <= share <= row.limit_share.high
+        assert row.limit_share.value == pytest.approx(share, rel=0.15)
+        assert row.limit_tok_s == pytest.approx(row.bandwidth / row.step_bytes)
+    assert int8.speed_up.value == pytest.approx(2.5, rel=0.15) and none.speed_up is None
 
 
-def test_a_share_has_an_interval_from_four_processes_on():
-    """Shares of e^-1, e^-1, e^1, e^1: mean logarithm 0, standard deviation 2/√3, and Student's t
-    of 3 degrees of freedom is 3.182 at 95 %."""
-    steps = [math.e, math.e, 1 / math.e, 1 / math.e]
-    readings = [Reading(1.0, number, "fake") for number in range(4)]
-    shown = Interval.of(share(arm(steps), 1.0, readings))
-    assert shown.value == pytest.approx(1)
-    assert shown.high == pytest.approx(math.exp(3.182 * 2 / math.sqrt(3) / 2), rel=1e-3)
-    few = Interval.of(share(arm(steps[:3]), 1.0, readings))
-    assert few.low is None and few.high is None
+def test_one_arm_alone_is_held_against_the_limit(measured):
+    world = World.of(Behaviour(0.05))
+    results = measured(world, "none", cycles=9)
+    (row,) = decode_limit.rows(results)
+    assert results.ended == "answered" and row.cycles == 18
+    assert row.limit_share.low < row.step_bytes / 1e9 / 0.05 < row.limit_share.high
+    assert row.speed_up is None
 
 
-def test_a_round_without_a_reading_is_left_out():
-    """Round 1's reading failed: 1e9 before round 0, 4e9 before round 2, and so on. By position in
-    the list, round 1 would be held against 4e9. The reading after the last round is of no round."""
-    rates = {0: 1e9, 2: 4e9, 3: 3e9, 4: 2e9, None: 9e9}
-    steps = [2 * 1e6 / rates.get(number, 1e3) for number in range(5)]
-    readings = [Reading(rate, number, "fake") for number, rate in rates.items()]
-    estimate = share(arm(steps), 1e6, readings)
-    assert math.exp(estimate.mean) == pytest.approx(0.5) and estimate.freedom == 3
-    assert share(arm(steps), 1e6, []) is None
+def test_fewer_than_eight_cycles_give_no_interval(measured):
+    results = measured(
+        World.of(Behaviour(0.05), Behaviour(0.02)), "none", "fp6", processes=1, cycles=7
+    )
+    for row in decode_limit.rows(results):
+        assert row.limit_share.value > 0 and row.limit_share.low is None
+    json.dumps(to_json(results))  # as --json writes it
 
 
-def test_ours_over_theirs():
-    ours, theirs = arm([0.1] * 5, 2.0), arm([0.15] * 5, 1.0)
-    assert math.exp(over(ours, theirs, "token_latency").mean) == pytest.approx(1.5)
-    assert math.exp(over(ours, theirs, "prefill_seconds").mean) == pytest.approx(0.5)
+def test_a_probe_that_is_too_slow_gives_no_share(measured):
+    world = World.of(Behaviour(0.05), Behaviour(0.02), caveat="it is slow")
+    results = measured(world, "none", "int8wo")
+    for row in decode_limit.rows(results):
+        assert row.bandwidth == 1e9 and row.bandwidth_probe == "fake"
+        assert row.limit_share is None and row.limit_tok_s is None
+        assert "limit_share" not in to_json(row)
+    assert "it is slow" in model_remarks([], results.bandwidth)
+
+
+def test_without_the_library_the_bandwidth_says_what_read_it(monkeypatch):
+    def missing(block):
+        raise KernelError("the C++ kernels need a C++ compiler")
+
+    monkeypatch.setattr("quantbench.run.bandwidth.BYTES", 1 << 20)
+    ours = Bandwidth(torch.device("cpu"))
+    assert ours.caveat is None or ours.probe == "torch.amax"
+    monkeypatch.setattr("quantbench.ops.cpu.bandwidth.read", missing)
+    probe = Bandwidth(torch.device("cpu"))
+    assert probe.probe == "torch.amax" and probe.measure() > 0
+    assert probe.caveat.startswith("memory bandwidth was measured with torch.amax")
+    assert "need a C++ compiler" in probe.caveat
+
+
+def test_the_stock_arm_is_in_the_row_of_ours(measured):
+    """Ours takes 0.05 s a step, stock 0.075 s; both drift together, and the two of a pair are in
+    one group of arms."""
+    world = World.of(*map(Behaviour, (0.1, 0.05, 0.075, 0.04)))
+    world.slowness = lambda now: 1 + (now - 1000) / 50
+    results = measured(world, "none", "int8wo", "int8wo torchao", "fp6")
+    results.arms[2].facts = replace(
+        results.arms[2].facts, run=replace(results.arms[2].facts.run, decoder="modules")
+    )
+    none, int8, fp6 = with_stock(results)
+    assert int8.stock.arm == "int8wo, torchao" and fp6.stock is fp6.over_stock is none.stock is None
+    assert int8.over_stock.low < 1.5 < int8.over_stock.high
+    assert int8.over_stock.value == pytest.approx(1.5, rel=0.01)
+    (pace, remark) = model_remarks([none, int8, fp6], results.bandwidth)
+    assert "before each cycle" in pace
+    assert remark == "ours × stock compares decoders, too: cpu-step with modules"
+    results.arms[2].turns, results.arms[2].failed = [], "too hot"
+    (_, int8, _) = with_stock(results)
+    assert int8.over_stock is None
+    assert model_remarks([int8], {}) == ["int8wo, torchao: failed: too hot"]
+
+
+def test_pairs_of_kernels_are_not_split_by_a_group_of_arms():
+    """Eight arms go beside the baseline, and a pair is two of them."""
+    names = spec.COMPARED[1:]
+    kernels = {"none": ["cpu", "torch"], **{name: ["cpu", "torchao"] for name in names}}
+    kernels |= dict.fromkeys(random.sample(names, 2), ["cpu"])
+    arms = roofline_module._arms(RunConfig(), kernels)
+    shown = [(arm.quantization, arm.kernel) for arm in arms]
+    assert shown[0] == ("none", "auto") and ("none", "torch") in shown
+    assert len(set(shown)) == sum(map(len, kernels.values())) == len(shown)
+    for scheme in (name for name, own in kernels.items() if len(own) == 2 and name != "none"):
+        place = shown.index((scheme, "auto")) - 1  # beside the baseline
+        assert shown[place + 2] == (scheme, "torchao") and place % 2 == 0
 
 
 def test_rows_of_a_layer():
@@ -135,33 +186,6 @@ def test_rows_of_a_layer():
     assert fp6.speed_up == pytest.approx(2) and fp6.stock is None
     slow = layer_rows(shape, ShapeTimings(products, 20e9, "torch.amax", "it is slow", 2, 1))
     assert slow[0].limit_share is None and "limit_share" not in to_json(slow[0])
-
-
-def test_the_stock_arm_is_in_the_row_of_ours_with_an_interval_of_the_ratio():
-    """Ratios of 1.5 · (1, 1, e, e) in four processes: standard deviation 1/√3 of the logarithms, so
-    that 95 % are 3.182 / √3 / 2 around their mean. Both kernels drift together."""
-    drift = [1.0, 5.0, 2.0, 0.5]
-    seconds = {
-        "int8wo": drift,
-        "int8wo, torchao": [1.5, 7.5, 3.0 * math.e, 0.75 * math.e],
-        "fp6": [1.0] * 4,
-    }
-    arms = [replace(arm(each), name=name) for name, each in seconds.items()]
-    arms[1].facts = replace(arms[1].facts, run=replace(facts().run, decoder="modules"))
-    results = Results(Settings(), arms, "none")
-    int8, fp6 = with_stock(results)
-    assert int8.stock.arm == "int8wo, torchao" and fp6.stock is fp6.over_stock is None
-    assert int8.over_stock.value == pytest.approx(1.5 * math.exp(0.5))
-    reach = math.exp(3.182 / math.sqrt(3) / 2)
-    assert int8.over_stock.high / int8.over_stock.value == pytest.approx(reach, rel=1e-3)
-    (remark,) = model_remarks([int8, fp6], {})
-    assert remark == "ours × stock compares decoders, too: cpu-step with modules"
-    int8.stock.decoder = int8.decoder
-    assert model_remarks([int8, fp6], {}) == []
-    arms[1].samples, arms[1].failed = [], "too hot"
-    int8, _ = with_stock(results)
-    assert int8.over_stock is None
-    assert model_remarks([int8], {}) == ["int8wo, torchao: failed: too hot"]
 
 
 def test_shapes_of_a_model():
@@ -201,7 +225,7 @@ def message(result):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--schemes", "int9wo"], "int8wo"),
+        (["--schemes", "int9wo"], "--schemes 'int9wo' is no scheme; nearest: int8wo"),
         (["--schemes", ""], "--schemes takes a value; given: ''"),
         (["--schemes", "autoquant"], "autoquant"),
         (["--parts", "layer"], "--parts takes layers, model; given: 'layer'"),
@@ -250,7 +274,7 @@ def test_roofline_of_a_small_model_s_layers(tmp_path):
 def test_roofline_of_a_small_model(tmp_path, monkeypatch):
     """Eager, which saves half a minute: tests of the generator compile these kernels."""
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
-    short = ("--max_rounds", "2", "--processes", "1", "--max_new_tokens", "4")
+    short = ("--cycles", "2", "--processes", "1", "--max_new_tokens", "4")
     (none, int8), shown = roofline_of(tmp_path, "model", *short)
     assert none["limit_tok_s"] == pytest.approx(none["bandwidth"] / none["step_bytes"])
     assert int8["weight_bytes"] < none["weight_bytes"]
@@ -267,7 +291,7 @@ def test_the_limit_of_a_mixture_is_of_the_experts_that_are_chosen(tmp_path, monk
     model = small_checkpoint(tmp_path, model_type="qwen3_moe", **sizes)
     path = tmp_path / "roofline.json"
     given = ["--checkpoint_path", model, "--device", "cpu", "--schemes", "none", "--parts", "model"]
-    short = ["--max_rounds", "1", "--processes", "1", "--max_new_tokens", "4", "--only_ours"]
+    short = ["--cycles", "1", "--processes", "1", "--max_new_tokens", "4", "--only_ours"]
     result = run(roofline, *given, *short, "--json", str(path))
     assert result.exit_code == 0, message(result)
     (row,) = json.loads(path.read_text())["model"]
@@ -280,26 +304,16 @@ def test_the_limit_of_a_mixture_is_of_the_experts_that_are_chosen(tmp_path, monk
 # --------------------------------------------------------------------------------- growth
 
 
-def test_limits_of_a_measurement():
-    """The fake worker: 10 MB of weights at 1 GB/s allow 100 steps a second; it makes one."""
-    configs = [RunConfig(max_new_tokens=5), RunConfig(quantization="int8wo", max_new_tokens=5)]
-    results = whole.measure(configs, Settings.of_rounds(4, 4), command=FAKE)
-    assert len(results.bandwidth["cpu"]) == results.rounds == 4
-    none, int8 = whole.rows(results)
-    assert none.limit_tok_s == pytest.approx(1e9 / none.step_bytes)
-    # steps of one second, with a noise of 0.1 %: four rounds are within 1 %
-    assert none.limit_share.value == pytest.approx(none.step_bytes / 1e9, rel=0.01)
-    assert int8.speed_up.value == pytest.approx(1, rel=0.01) and none.speed_up is None
-
-
 def points():
     found = []
     for axis, values in (("layers", (4, 8)), ("batch", (1, 16)), ("depth", (0, 65536))):
         for value in values:
             for scheme in ("none", "int8wo"):
-                figures = dict.fromkeys(growth_module.FIGURES)
-                figures |= {"decode_tok_s": 10.0 + value % 7, "limit_tok_s": 20.0}
-                found.append(growth_module.Point(axis, value, scheme, **figures))
+                figures = dict.fromkeys(Point.__dataclass_fields__) | {
+                    "axis": axis, "value": value, "scheme": scheme,
+                    "decode_tok_s": 10.0 + value % 7, "limit_tok_s": 20.0,
+                }  # fmt: skip
+                found.append(Point(**figures))
     return found
 
 
@@ -315,7 +329,7 @@ def test_the_picture_is_the_same_to_the_byte(tmp_path):
 def test_new_points_take_the_place_of_old_ones():
     old = points()
     new = [replace(old[0], decode_tok_s=99.0)]
-    found = growth_module.merged(old, new)
+    found = merged(old, new)
     assert len(found) == len(old) and new[0] in found and old[0] not in found
 
 
@@ -323,7 +337,7 @@ def test_growth_measures_one_point(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     given = ["--over", "layers", "--values", "1", "--checkpoint_path", "tiny", "--schemes", "none"]
     files = ["--json", "growth.json", "--chart", "growth.svg"]
-    result = run(growth, *given, *files, "--max_rounds", "1", "--max_new_tokens", "4")
+    result = run(growth, *given, *files, "--cycles", "1", "--max_new_tokens", "4")
     assert result.exit_code == 0, message(result)
     (point,) = json.loads(Path("growth.json").read_text())["points"]
     assert (point["axis"], point["value"], point["scheme"]) == ("layers", 1, "none")
@@ -339,13 +353,14 @@ def test_growth_measures_one_point(tmp_path, monkeypatch):
         (["--over", "batch", "--values", "two"], "whole numbers"),
         (["--over", "none", "--json", "none.json", "--chart", "a.svg"], "holds no points yet"),
         (["--over", "none", "--json", "wrong.json"], "is not what this command writes"),
-        (["--schemes", "int9wo"], "int8wo"),
+        (["--schemes", "int9wo"], "--schemes 'int9wo' is no scheme"),
+        (["--over", "none", "--chart", "nowhere/a.svg"], "--chart nowhere/a.svg: No such file"),
         (["--over", "none", "--chart", "growth.png"], "end its name in .svg"),
         (["--over", "none,none"], "--over names none twice; name it once"),
         (["--over", "batch,none"], "--over none measures nothing: leave out the others"),
         (
             ["--over", "batch", "--values", "1,0", "--json", "a.json", "--chart", "a.svg"],
-            "--batch_size takes a whole number from 1",
+            "--values takes whole numbers from 1, such as 1,4, for --over batch; given: '1,0'",
         ),
         (["--over", "batch", "--values", "²"], "whole numbers"),
         (

@@ -1,7 +1,7 @@
 """Workers of another commit of this repository, to measure it beside the present one.
 
     with old_commit("HEAD~20") as old:
-        Comparison(results, None, say, command=old.command_of)      # arm 0 runs the old commit
+        Session(store, rule, old.command_of, has_turns=old.has_turns)       # arm 0 is the commit's
 
 The commit is checked out into a temporary git worktree. Its workers run on the same interpreter and
 packages, import only the commit's own files, and build its C++ kernels into the usual cache, where
@@ -13,7 +13,7 @@ import functools
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,9 +21,13 @@ from quantbench.bench import process
 from quantbench.errors import QuantbenchError, UsageError
 from quantbench.text import shown
 
-# Where a commit has its worker: present commits, and those before everything was one package.
-PACKAGES = ("quantbench.", "")
-WORKER = "bench.worker"
+# Modules of the worker and of the builder of the kernels, of present commits and of older ones.
+WORKERS = (
+    *("quantbench.bench.worker", "quantbench.compare.sampling.worker"),
+    *("compare.sampling.worker", "compare.worker"),
+)
+BUILDERS = ("quantbench.ops.cpu.build", "ops.cpu.build")
+TURNS = "quantbench.run.turns"  # before it was written, workers took whole samples only
 # Run with -c: puts the commit's folder where the present one would be searched for modules, also in
 # processes that the worker starts.
 FROM_FOLDER = (
@@ -46,10 +50,15 @@ class OldCommit:
     folder: Path
 
     @property
+    def worker(self) -> str | None:
+        """The module of its worker; None if it has none."""
+        return _first(self.folder, WORKERS)
+
+    @property
     def command(self) -> Sequence[str]:
         """The command that starts a worker of the old commit."""
         folders = (str(self.folder), str(process.ROOT.resolve()))
-        return (sys.executable, "-c", LAUNCH, *folders, _package(self.folder) + WORKER)
+        return (sys.executable, "-c", LAUNCH, *folders, self.worker or WORKERS[0])
 
     def not_built(self) -> str | None:
         """Why its C++ kernels do not build where the present ones do. Builds both, if need be.
@@ -62,7 +71,13 @@ class OldCommit:
     @property
     def has_ranks(self) -> bool:
         """Whether its worker can be several ranks."""
-        return _file(self.folder, _package(self.folder) + "bench.ranks").is_file()
+        package = (self.worker or "").rpartition(".")[0]
+        return _first(self.folder, [f"{package}.ranks"]) is not None
+
+    @property
+    def has_turns(self) -> bool:
+        """Whether its worker takes turns."""
+        return _first(self.folder, [TURNS]) is not None
 
     def command_of(self, number: int) -> Sequence[str]:
         """The commands of workers where the baseline, arm 0, is the old commit."""
@@ -73,10 +88,10 @@ class OldCommit:
 def old_commit(commit: str) -> Iterator[OldCommit]:
     """`checked_out`; raises UsageError for a commit that has no worker, too."""
     with checked_out(commit) as old:
-        if not _file(old.folder, _package(old.folder) + WORKER).is_file():
+        if old.worker is None:
             raise UsageError(
-                f"--against {commit}: that commit has no {WORKER}, which measures; take a younger "
-                "one"
+                f"--against {commit}: that commit has no {WORKERS[0]}, which measures; take a "
+                "younger one"
             )
         yield old
 
@@ -117,19 +132,16 @@ def checked_out(commit: str) -> Iterator[OldCommit]:
 @functools.cache  # asked for every line of a log
 def _refusal(folder: Path) -> str | None:
     """Why the C++ kernels in this checkout cannot be used; None if they can, or it does not say."""
-    module = _package(folder) + "ops.cpu.build"
+    module = _first(folder, BUILDERS) or BUILDERS[0]
     command = [sys.executable, "-c", REFUSAL, str(folder), str(process.ROOT.resolve()), module]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def _file(folder: Path, module: str) -> Path:
-    return Path(folder, *module.split(".")).with_suffix(".py")
-
-
-def _package(folder: Path) -> str:
-    """What stands before a module's name in this checkout: "quantbench." or nothing."""
-    return next((name for name in PACKAGES if _file(folder, name + WORKER).is_file()), "")
+def _first(folder: Path, modules: Iterable[str]) -> str | None:
+    """The first of these modules that the checkout has."""
+    files = {name: Path(folder, *name.split(".")).with_suffix(".py") for name in modules}
+    return next((name for name, file in files.items() if file.is_file()), None)
 
 
 def _git(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class Work:
     """Read `prompt` tokens at once, then make `new` tokens one by one."""
 
-    runtime: str  # a key of compare.peers.worker.RUNTIMES
+    runtime: str  # a key of peers.worker.RUNTIMES
     prompt: int
     new: int
     threads: int

@@ -13,7 +13,7 @@ class DecodeRow:
 
     arm: str
     failed: str | None
-    rounds: int
+    cycles: int = 0  # of turns, over all processes
     scheme: str | None = omitted()
     kernel: str | None = omitted()
     attention_kernel: str | None = omitted()
@@ -21,7 +21,7 @@ class DecodeRow:
     batch_size: int | None = omitted()
     weight_bytes: int | None = omitted()
     step_bytes: float | None = omitted()  # that the mean step reads: weights and cache
-    steps_per_s: float | None = omitted()  # the median
+    steps_per_s: float | None = omitted()
     decode_tok_s: float | None = omitted()  # of all rows
     bandwidth: float | None = omitted()  # bytes per second, the median
     bandwidth_probe: str | None = omitted()  # the op that read them
@@ -34,12 +34,12 @@ class DecodeRow:
 
 @dataclass
 class PeerRow:
-    """peers: one of our schemes and one peer. Speeds are medians in tokens per second."""
+    """peers: one of our schemes and one peer. Speeds are tokens per second over all turns."""
 
     scheme: str
     beside: str  # the peer's name
-    rounds: int
     failed: str | None
+    cycles: int = 0  # of turns that both have
     decode_ours_tok_s: float | None = omitted()
     decode_theirs_tok_s: float | None = omitted()
     decode_ratio: Interval | None = omitted()  # ours ÷ theirs

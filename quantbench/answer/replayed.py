@@ -1,22 +1,23 @@
 """One run measured again: alone, or beside the same run on an older commit.
 
 measured(config, processes=4, read=True).relative       # seconds a token × bytes a second
-beside(config, old, precision=0.02).speed               # now ÷ then, with its interval
+beside(config, old, half_width=0.02).speed              # now ÷ then, with its interval
 """
 
 import statistics
 from dataclasses import dataclass
 
 from quantbench.answer.interval import Ratio
+from quantbench.answer.limits import Limits
 from quantbench.answer.rows import rows
+from quantbench.answer.stop import Enough
 from quantbench.bench import ranks
 from quantbench.bench.answers import ArmFacts, Reading, TimedSample
 from quantbench.bench.arm import Arm
+from quantbench.bench.old_commit import OldCommit
 from quantbench.bench.process import COMMAND, Process
-from quantbench.cli import say
-from quantbench.compare.sampling.comparison import Comparison
-from quantbench.compare.sampling.old_commit import OldCommit
-from quantbench.compare.sampling.results import Results, Settings
+from quantbench.bench.session import Session
+from quantbench.bench.store import Results, Settings, Store
 from quantbench.errors import QuantbenchError
 from quantbench.log.config import RunConfig, argv, repro
 from quantbench.log.record import Record
@@ -82,9 +83,9 @@ def _reading(worker: Process, facts: Facts) -> Reading:
         alone.close()
 
 
-def beside(config: RunConfig, old: OldCommit, precision: float | None) -> Beside:
-    """Run it on the old commit and on the present one, in turns. precision: how narrow the interval
-    shall be.
+def beside(config: RunConfig, old: OldCommit, half_width: float | None) -> Beside:
+    """Run it on the old commit and on the present one, in turns, until the interval is as narrow as
+    half_width.
 
     Raises QuantbenchError where either of them does not run it, or the old commit's C++ kernels do
     not build.
@@ -101,9 +102,10 @@ def beside(config: RunConfig, old: OldCommit, precision: float | None) -> Beside
         )
     text = repro(config)
     arms = [Arm(f"commit {old.name}", text, config), Arm("now", text, config)]
-    settings = Settings(tokens=0, precision=precision or Settings().precision)
+    settings = Settings(tokens=0, half_width=half_width or Settings().half_width)
     results = Results.begin(settings, arms, "none")
-    Comparison(results, None, say, command=old.command_of).run()
+    store, rule = Store(results, None), Enough(Limits())
+    Session(store, rule, old.command_of, has_turns=old.has_turns).run()
     if results.ended == "interrupted":
         raise KeyboardInterrupt
     then, now = results.arms

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-
-from quantbench.compare.commands import peers
-from quantbench.compare.peers import packages as peer_packages
-from quantbench.compare.peers.gguf_file import FORMATS, check, q6_k, weight_bytes, write
-from quantbench.compare.peers.worker import HuggingFace, PeerWorker, Work, hugging_face
 from quantbench.compare.sampling.comparison import Comparison
 from quantbench.compare.sampling.results import ArmResult, Results, Settings
+
+from quantbench.compare.commands import peers
 from quantbench.errors import LogError, UsageError
 from quantbench.log.config import RunConfig, argv
 from quantbench.models.loading import load_config, load_model
+from quantbench.peers import packages as peer_packages
+from quantbench.peers.gguf_file import FORMATS, check, q6_k, weight_bytes, write
+from quantbench.peers.worker import HuggingFace, PeerWorker, Work, hugging_face
 from tests.models.small import small_checkpoint
 
 HERE = Path(__file__).parent
@@ -224,7 +224,7 @@ def test_a_folder_that_is_not_there(tmp_path):
 
 def test_nothing_half_written_stays(tmp_path, monkeypatch):
     gguf()
-    monkeypatch.setattr("quantbench.compare.peers.gguf_file.load_model", lambda *_: 1 / 0)
+    monkeypatch.setattr("quantbench.peers.gguf_file.load_model", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         PeerWorker().write_file(str(tmp_path / "m.gguf"), checkpoint(tmp_path), "BF16", None)
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
@@ -261,7 +261,7 @@ def test_hugging_face_decodes_as_it_reads(tmp_path):
 @pytest.mark.parametrize("changes", [{}, EXPERTS, QWEN], ids=["llama", "mixtral", "qwen-3-moe"])
 def test_llama_cpp_says_what_we_say(tmp_path, changes):
     """It rounds activations to bfloat16 elsewhere than we do: 3 % of the largest logit."""
-    from quantbench.compare.peers.worker import LlamaCpp
+    from quantbench.peers.worker import LlamaCpp
 
     name, path = checkpoint(tmp_path, **changes), tmp_path / "model.gguf"
     write(path, name, "BF16")

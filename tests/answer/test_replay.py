@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from quantbench.answer.replayed import Replayed
 from quantbench.compare.commands.generate import generate
 from quantbench.compare.commands.replay import checkpoint, mapped, replay
-from quantbench.compare.sampling.replayed import Replayed
 from quantbench.log import log
 from quantbench.log.config import parse
 from quantbench.typed_json import to_json
@@ -239,7 +239,7 @@ def test_a_commit_whose_kernels_do_not_build_is_not_measured_without_them(inside
 
 
 def test_where_nothing_builds_both_are_measured_without_kernels(inside, monkeypatch):
-    monkeypatch.setattr("quantbench.compare.sampling.old_commit._refusal", lambda *_: "no compiler")
+    monkeypatch.setattr("quantbench.bench.old_commit._refusal", lambda *_: "no compiler")
     result = run("log.txt", "--all", "--dummy", "--device", "cpu", "--against", "old")
     assert result.exit_code == 0 and "speed now" in result.stdout
 

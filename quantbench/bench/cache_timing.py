@@ -6,13 +6,12 @@ speed affects both alike.
 
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from quantbench import devices
-from quantbench.compare.progress import Progress
+from quantbench.bench.progress import Progress
 from quantbench.errors import UsageError
 from quantbench.kv_cache import CACHES
 from quantbench.kv_cache.base import KVCache
@@ -61,7 +60,6 @@ def measured(
     device_name: str,
     precision: str,
     rounds: int,
-    say: Callable[[str], None],
 ) -> CacheReport:
     """Bytes and timings of every kind. Raises UsageError for a dtype that no kernel takes."""
     config = load_config(checkpoint_path)
@@ -82,15 +80,8 @@ def measured(
             layer.fill(depth)
         return layers
 
-    filling = Progress(say, len(CACHES), "filling layers, kind")
     kinds: dict[str, list[KVCache]] = {}
     refused = []
-    for name, cache in CACHES.items():
-        filling.next(name)
-        try:
-            kinds[name] = filled(cache)
-        except UsageError as error:
-            refused.append(str(error))
     query = torch.randn(rows, config.num_heads, config.head_dim, device=device).to(dtype)
     first = torch.zeros(rows, dtype=torch.long, device=device)
     count = torch.full_like(first, depth)
@@ -105,13 +96,19 @@ def measured(
         return time.perf_counter() - started
 
     speeds = []
-    timings: dict[str, list[float]] = {name: [] for name in kinds}
-    timing = Progress(say, rounds + 1, "round")
-    for _ in range(rounds + 1):
-        timing.next()
-        speeds.append(read.measure())
-        for name, layers in kinds.items():
-            timings[name].append(attend(layers))
+    with Progress() as progress:
+        for name, cache in CACHES.items():
+            progress(f"{name}: filling layers")
+            try:
+                kinds[name] = filled(cache)
+            except UsageError as error:
+                refused.append(str(error))
+        timings: dict[str, list[float]] = {name: [] for name in kinds}
+        for number in range(rounds + 1):
+            progress("timing attention", f"round {number} of {rounds}")  # 0 does not count
+            speeds.append(read.measure())
+            for name, layers in kinds.items():
+                timings[name].append(attend(layers))
     return CacheReport(  # without the first round, which compiled kernels and touched pages
         checkpoint_path=checkpoint_path,
         heads=(config.num_heads, config.num_kv_heads, config.head_dim),
