@@ -18,7 +18,7 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
-from scipy import stats
+from scipy import special  # scipy.stats would take a second longer
 
 from quantbench.bench import store
 from quantbench.bench.cell_plan import CellPlan
@@ -141,13 +141,12 @@ def resumable(folder: Path, option: str = "--resume") -> tuple[Results, CellPlan
 def tables(results: Results, plan: CellPlan) -> Latencies:
     """The tables that have a cell, in the plan's order."""
     made = Latencies(plan, about=results.about, ended=results.ended)
-    numbers = {cell: number for number, cell in enumerate(plan.cells)}
     keys = product(plan.models, plan.arms, plan.ranks, plan.sequence_lengths)
     for model, arm, ranks, length in keys:
         table = Table(model, arm.name, ranks, length)
         of_table = {
             cell.place.batch_size: number
-            for cell, number in numbers.items()
+            for number, cell in enumerate(plan.cells)
             if (cell.place.model, cell.arm, cell.place.ranks) == (model, arm, ranks)
             if cell.place.sequence_length == length
         }
@@ -293,6 +292,6 @@ def interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[f
     if len(values) < LEAST_RUNS:
         return None
     mean, deviation = float(np.mean(values)), float(np.std(values, ddof=1))
-    reach = float(stats.t.isf((1 - confidence) / 2, len(values) - 1))
+    reach = float(special.stdtrit(len(values) - 1, (1 + confidence) / 2))
     reach *= deviation / math.sqrt(len(values)) / mean
     return mean * math.exp(-reach), mean * math.exp(reach)

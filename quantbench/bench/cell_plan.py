@@ -90,7 +90,7 @@ class CellPlan:
     sequence_lengths: list[int]  # tokens of a prompt
     batch_sizes: list[int]
     decode_length: int = 8  # tokens generated, the one that prefill gives among them
-    runs: int = 10  # of each cell; all of them count
+    runs: int = 16  # of each cell; all of them count
     warmups: int = 1  # runs before them
 
     def __post_init__(self) -> None:

@@ -55,6 +55,13 @@ def begin(plan: CellPlan) -> Results:
     return results
 
 
+def is_left(results: Results, plan: CellPlan, number: int) -> bool:
+    """Whether the cell has neither all runs nor a reason."""
+    if results.arms[number].failed is not None:
+        return False
+    return len(results.turns(number, "decode")) < plan.runs
+
+
 class Cells:
     def __init__(
         self,
@@ -103,9 +110,7 @@ class Cells:
 
     def needs(self, number: int) -> bool:
         """Whether this session has to measure the cell."""
-        failed = self.results.arms[number].failed is not None
-        taken = len(self.results.turns(number, "decode"))
-        return number in self.wanted and not failed and taken < self.plan.runs
+        return number in self.wanted and is_left(self.results, self.plan, number)
 
     def _group(self, places: dict[int, Place]) -> None:
         """All cells of one model and number of ranks. places: by their number."""
@@ -197,7 +202,7 @@ class Cells:
         at = self.plan.places[place]
         what = f"prompts of {at.sequence_length}, batch size {at.batch_size}: "
         what += ", ".join(self.plan.arms[arm].name for arm in arms)
-        for _ in range(self.plan.warmups):
+        for _ in range(self.plan.warmups if arms else 0):
             self._say(what)
             self._cycle(place, arms, None)
         while any(arm in self.loaded and self.needs(self._number(place, arm)) for arm in arms):
