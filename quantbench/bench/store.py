@@ -23,7 +23,7 @@ from quantbench.log.config import argv
 from quantbench.quality.thresholds import TOKENS
 from quantbench.quality.types import NoQuality, Quality
 from quantbench.text import counted, shown
-from quantbench.typed_json import from_json, omitted, require, to_json
+from quantbench.typed_json import from_json, omitted, parsed, require, to_json
 
 FORMAT = 1
 META, SAMPLES = "meta.json", "samples.jsonl"
@@ -358,7 +358,7 @@ def _replay(results: Results, path: Path, named: str) -> None:
     whole = data[: data.rfind(b"\n") + 1]
     for number, line in enumerate(whole.splitlines(), 1):
         try:
-            ((key, value),) = json.loads(line).items()
+            ((key, value),) = parsed(line).items()
             event = from_json(EVENTS[key], value)
             _check(event, len(results.arms))
         except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -32,7 +32,8 @@ def measured(slownesses, folder=None, seed=0, together=True, estimate=None, mode
     results.about = dataclasses.replace(results.about, machine=MACHINE)
     kept, cycle = Store(results, folder), 0
     for number, cell in enumerate(made.cells):
-        facts = arm_facts(config=cell.config(made.decode_length), model=model)
+        config = dataclasses.replace(cell.config(made.decode_length), device="cpu")
+        facts = arm_facts(config=config, model=model)
         of_cell = estimate if number == 0 else None
         energy = [NotCounted("no counter; power limit × time is an upper bound")]
         kept.add(Ready(number, 0, dataclasses.replace(facts, estimate=of_cell, energy=energy)))

@@ -169,11 +169,6 @@ def _leave_out(results: Results, plan: CellPlan, ray: str | None) -> None:
     configs = [cell.config(plan.decode_length) for cell in plan.cells]
     if ray is not None:  # the devices and the memory of other machines are not known here
         configs = [dataclasses.replace(config, device="cpu") for config in configs]
-    else:
-        ranks = {(cell.arm.name, cell.place.ranks): n for n, cell in enumerate(plan.cells)}
-        warn_of_threads([
-            Arm(plan.cells[n].arm.name, "", configs[n]) for n in ranks.values()
-        ])  # fmt: skip
     worker = Process()
     try:
         argvs = [argv(config, said=True) for config in configs]
@@ -186,6 +181,9 @@ def _leave_out(results: Results, plan: CellPlan, ray: str | None) -> None:
     if all(arm.unable for arm in results.arms):
         failure = UsageError if runs[0].kind == "usage" else QuantbenchError
         raise failure(results.arms[0].unable or "")
+    if ray is None:  # once for each arm and number of ranks
+        some = {(cell.arm.name, cell.place.ranks): c for cell, c in zip(plan.cells, configs, strict=True)}
+        warn_of_threads([Arm(name, "", config) for (name, _), config in some.items()])
 
 
 # ------------------------------------------------------------------------------------ measuring

@@ -1,0 +1,245 @@
+"""`quantbench latency` as a command: its files, its mistakes, its end by Ctrl-C."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from quantbench.__main__ import commands
+from quantbench.answer.latency import load
+from quantbench.bench.cell_plan import CellPlan, make_plan, whole_numbers
+from quantbench.errors import UsageError
+from quantbench.log.config import RunConfig, parse
+from quantbench.typed_json import from_json, to_json
+from tests.answer.latencies import measured as made_up
+from tests.answer.latencies import plan
+
+ROOT = Path(__file__).parents[2]
+SMALL = ("--batch_sizes", "1,3", "--decode_length", "3", "--runs", "12", "--device", "cpu")
+
+
+def latency(*words):
+    return CliRunner().invoke(commands, ["latency", *map(str, words)])
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """Two arms on one and two ranks; a prompt that is too long. The result, and the folder."""
+    folder = tmp_path_factory.mktemp("latency") / "out"
+    arms = ("--arm", "--quantization none", "--arm", "--quantization int8wo")
+    lengths = ("--sequence_lengths", "20,99999")
+    return latency(*SMALL, *arms, *lengths, "--tp", "1,2", "--output", folder), folder
+
+
+def test_the_files(measured):
+    done, folder = measured
+    assert done.exit_code == 0, done.stderr
+    assert {path.name for path in folder.iterdir()} == {
+        "meta.json", "samples.jsonl", "results.json", "report.md", "samples.csv", "latency.svg"
+    }  # fmt: skip
+    found = load(folder)
+    assert found.ended == "complete" and len(found.tables) == 8
+    for table in found.tables:
+        for cell in table.cells:
+            if table.sequence_length == 20:
+                assert cell.reason is None and len(cell.samples) == 12
+                assert table.ran.decoder and table.ran.machine
+            else:
+                assert "need 100002 positions; the model's context has" in cell.reason
+                assert "--decode_length 3" in cell.reason and not cell.samples
+    for other in (found.tables[0], found.tables[4]):  # of one arm each, with one rank
+        assert other.ranks == 1 and other.sequence_length == 20
+    cycles = [[s.cycle for s in found.tables[n].cells[0].samples] for n in (0, 4)]
+    assert cycles[0] == cycles[1]  # the arms took turns
+
+
+def test_the_report_is_what_tables_prints(measured):
+    done, folder = measured
+    assert done.stdout == (folder / "report.md").read_text()
+    assert latency("tables", folder).stdout == done.stdout
+
+
+def test_metrics_compares_two_arms(measured):
+    _, folder = measured
+    words = ["metrics", "--baseline", f"{folder}:none", "--target", f"{folder}:int8wo"]
+    done = CliRunner().invoke(commands, words)
+    assert done.exit_code == 0 and "multi-user" in done.stdout.lower(), done.output
+
+
+def test_a_complete_folder_is_written_again(measured):
+    done, folder = measured
+    (folder / "report.md").unlink()
+    assert latency("--resume", folder).exit_code == 0
+    assert (folder / "report.md").read_text() == done.stdout
+
+
+def test_ctrl_c_keeps_what_there_is(tmp_path):
+    folder = tmp_path / "out"
+    words = ("--arm", "--quantization none", "--arm", "--quantization int8wo", "--runs", "1000000")
+    command = [sys.executable, "-m", "quantbench", "latency", *SMALL, *words, "--output", folder]
+    running = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    deadline, samples = time.monotonic() + 300, folder / "samples.jsonl"
+    while time.monotonic() < deadline and running.poll() is None:
+        if samples.exists() and '"kind": "decode"' in samples.read_text():
+            break
+        time.sleep(0.05)
+    running.send_signal(signal.SIGINT)
+    stdout, stderr = running.communicate(timeout=300)
+    assert running.returncode == 0 and "Traceback" not in stderr
+    assert f"--resume {folder} goes on" in stderr and "not measured yet" in stdout
+    kept = load(folder)
+    assert kept.ended == "interrupted" and kept.tables[0].cells[0].samples
+    assert (folder / "report.md").read_text() == stdout
+
+
+# --------------------------------------------------------------------------------------- plans
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("0", "takes numbers from 1 to"),
+        ("1,2,1", "has 1 twice"),
+        ("1,two", "given: 'two' in '1,two'"),
+        ("1,,2", "given: ''"),
+        ("-1", "given: '-1'"),
+        ("1e3", "given: '1e3'"),
+        ("٣", "with commas between them"),
+        ("²", "with commas between them"),
+        ("9" * 5000, "with commas between them"),
+        ("99999999", "takes numbers from 1 to"),
+        (",".join(map(str, range(1, 1002))), "1001 numbers"),
+    ],
+)
+def test_lists_that_are_none(text, message):
+    with pytest.raises(UsageError, match=r"^--batch_sizes ") as caught:
+        whole_numbers("--batch_sizes", text)
+    assert message in str(caught.value) and len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"warmups": -1}, "--warmups takes a number from 0"),
+        ({"ranks": []}, "--tp takes from 1"),
+        ({"ranks": [2, 2]}, "--tp has 2 twice"),
+        ({"arms": ("none", "none")}, "'none' is twice among the arms"),
+        ({"arms": ()}, "a plan without arms"),
+    ],
+)
+def test_plans_that_measure_nothing(changes, message):
+    with pytest.raises(UsageError) as caught:
+        plan(**changes)
+    assert message in str(caught.value)
+
+
+def test_a_plan_from_a_command_line():
+    arms = ("--quantization none", "--quantization int8wo --kernel reference")
+    made = make_plan(RunConfig(compile=True), arms, ("tiny",), "1", "100", "4, 1,2", runs=3)
+    assert [arm.name for arm in made.arms] == ["none", "int8wo, kernel=reference"]
+    assert parse(made.arms[1].argv) == RunConfig(
+        compile=True, quantization="int8wo", kernel="reference"
+    )
+    assert (made.batch_sizes, made.runs, made.decode_length) == ([4, 1, 2], 3, 8)
+    assert from_json(CellPlan, to_json(made)) == made
+    assert [cell.place.batch_size for cell in made.cells] == [1, 1, 2, 2, 4, 4]
+    config = made.cells[3].config(8)
+    assert (config.batch_size, config.prefill_size, config.max_new_tokens) == (2, 100, 8)
+    assert config.kernel == "reference" and config.temperature == 0
+
+
+# ------------------------------------------------------------------------------------ mistakes
+
+BAD = [
+    (("--batch_sizes", "1,2,1"), "--batch_sizes has 1 twice in '1,2,1': leave one out"),
+    (("--tp", "-1"), "--tp takes numbers from 1 to 16777216 with commas between them"),
+    (("--runs", "9" * 30), "--runs takes a whole number up to 2**63-1"),
+    (("--tp", "3"), "4 query and 4 key/value heads, which 3 ranks cannot share evenly; --tp takes"),
+    (("--decode_length", "1"), "--decode_length takes a number from 2: the first token is prefill"),
+    (("--runs", "0"), "--runs takes a number from 1; given: 0"),
+    (("--timeout", "0"), "0"),
+    (("--checkpoint_path", "nope"), "nope"),
+    (("--arm", "--batch_size 3"), "--batch_size does not belong into an arm: it is --batch_sizes"),
+    (("--arm", "--max_new_tokens 5"), "it is --decode_length"),
+    (("--arm", "--checkpoint_path tiny2"), "it is --checkpoint_path outside"),
+    (("--arm", "--num_samples 3"), "--num_samples does not belong into an arm"),
+    (("--arm", "--temperature 1"), "--temperature does not belong into an arm: it is always the"),
+    (("--arm", "--quantization int9wo"), "nearest: int8wo"),
+    (("--arm", "", "--arm", "--quantization none"), "arms 1 and 2 are the same run"),
+    (("--prefill_size", "3"), "no such option: '--prefill_size'"),
+    (("measure",), "'measure' belongs to no option"),
+    (("--sequence_lengths", "99999"), "positions; the model's context has 1024: ask for fewer"),
+    (("--resume", "nope"), "--resume nope: meta.json: "),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "message"), BAD)
+def test_a_mistake_is_one_line(words, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = latency(*words, "--output", "out") if "--resume" not in words else latency(*words)
+    assert done.exit_code in (1, 2), done.stderr
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    assert message in done.stderr and done.stdout == ""
+    assert not any(tmp_path.iterdir())  # neither a folder nor a log
+
+
+def test_what_torchrun_starts_is_refused(monkeypatch):
+    for name in ("RANK", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "0")
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, "2")
+    done = latency("--tp", "2")
+    assert done.exit_code == 2 and done.stderr.count("\n") == 1
+    assert "latency starts its ranks itself, as many as --tp says: run it without" in done.stderr
+
+
+def test_what_resume_refuses(tmp_path):
+    made_up({"none": 1.0}, tmp_path)
+    for words, message in (
+        (("--runs", 3), "is of another plan: --runs is '16' there and '3' here"),
+        (("--tp", "1,2"), "--tp is '1' there and '1,2' here"),
+        (("--tp", "no"), "--tp takes numbers from 1 to"),
+        (("--arm", "--quantization fp6"), "--arm is '--quantization none' there and"),
+        (("--num_layers", 2), "the arm 'none' has other options of generate.py there"),
+        (("--output", tmp_path / "other"), "leave out --output"),
+    ):
+        done = latency("--resume", tmp_path, *words)
+        assert done.exit_code == 2 and done.stderr.count("\n") == 1 and message in done.stderr
+    lines = (tmp_path / "samples.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "samples.jsonl").write_text("".join(lines[:-3]))
+    done = latency("--resume", tmp_path)
+    assert done.exit_code == 2 and "it was measured with machine 2 cores of a CPU" in done.stderr
+    assert (tmp_path / "samples.jsonl").read_text() == "".join(lines[:-3])
+
+
+def test_a_folder_that_is_taken(tmp_path):
+    made_up({"none": 1.0}, tmp_path)
+    done = latency("--output", tmp_path)
+    assert done.exit_code == 2 and f"--resume {tmp_path} goes on with it" in done.stderr
+    (tmp_path / "meta.json").rename(tmp_path / "notes")
+    done = latency("--output", tmp_path)
+    assert done.exit_code == 2 and "neither new nor an empty folder" in done.stderr
+
+
+def test_an_arm_of_which_nothing_can_be_measured_is_the_exit_code(tmp_path):
+    """The other arm's table is printed and written all the same."""
+    arms = ("--arm", "--quantization none", "--arm", "--cache_size 2")
+    done = latency(*SMALL, *arms, "--sequence_lengths", "20", "--output", tmp_path / "out")
+    assert done.exit_code == 1 and "Traceback" not in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("error: no cell of 'none, cache_size=2' could be measured: "), last
+    assert last.endswith("hold: change or leave out what failed")
+    found = load(tmp_path / "out")
+    assert [bool(table.cells[0].samples) for table in found.tables] == [True, False]
+    assert done.stdout == (tmp_path / "out" / "report.md").read_text()
+    written = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert written["ended"] == "complete" and os.listdir(tmp_path) == ["out"]
