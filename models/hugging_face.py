@@ -23,7 +23,7 @@ from quantbench.models.accepted import (
     Accepts,
     whole,
 )
-from quantbench.models.config import ModelConfig, RopeScaling
+from quantbench.models.config import MAY_BE_NONE, ModelConfig, RopeScaling
 from quantbench.models.registry import ARCHITECTURES, Architecture
 from quantbench.text import shown
 
@@ -110,8 +110,9 @@ def from_hugging_face(
             f"{', '.join(ARCHITECTURES)}"
         )
     row = ARCHITECTURES[kind]
-    if row.window == "every second if used" and not config.get("sliding_window"):  # 0: none
+    if row.experts and not config.get("sliding_window"):  # transformers writes 0 for none
         config = {key: value for key, value in config.items() if key != "sliding_window"}
+    config = _one_rope(config, where)
     accepted = _understood(row, config, where)
     missing = [key for key in _REQUIRED if config.get(key) is None]
     if missing:
@@ -123,16 +124,20 @@ def from_hugging_face(
     sets = {**_REQUIRED, **_OPTIONAL}.items()
     values |= {field: config[key] for key, field in sets if config.get(key) is not None}
     for key, fields in row.fields.items():
-        if config.get(key) is not None:
-            values |= dict.fromkeys(fields, config[key])
+        value, null = config.get(key), key in config and MAY_BE_NONE.issuperset(fields)
+        if value is not None or null:
+            values |= {
+                field: row.converted[field](value) if field in row.converted else value
+                for field in fields
+            }
     values.setdefault("num_kv_heads", values["num_heads"])
     if "head_dim" not in values:
         values["head_dim"] = head_width(values["dim"], values["num_heads"], where)
-    values["sliding_window"] = _window(row, config, values, where)
+    values |= _windows(row, config, values, where)
     if row.experts:
         layers = values["num_layers"]
         try:
-            experts = mixtures.from_hugging_face(config, row.experts, row.experts_accept, layers)
+            experts = mixtures.from_hugging_face(config, row.experts, row.accepts, layers)
         except CheckpointError as error:
             raise CheckpointError(f"{where}: {error}") from None
         values["mixture"] = experts
@@ -142,9 +147,9 @@ def from_hugging_face(
 
 def _understood(row: Architecture, config: Mapping[str, Any], where: object) -> dict[str, Accepts]:
     """What each key may hold. Raises CheckpointError for a key that is not understood."""
-    accepted = _ACCEPTED | dict(row.extras)
+    accepted = _ACCEPTED | dict(row.extras) | dict(row.accepts)
     if row.experts:
-        accepted |= mixtures.KEYS | dict(row.experts_accept)
+        accepted |= mixtures.KEYS
     harmless = _HARMLESS | mixtures.HARMLESS if row.experts else _HARMLESS
     fixed = _FIXED | dict(row.fixed)
     for key, value in config.items():
@@ -167,33 +172,42 @@ def head_width(dim: Any, heads: Any, where: object) -> int:
     return dim // heads
 
 
-def _window(
+_KINDS = {"full_attention": False, "sliding_attention": True}  # whether it has the window
+
+
+def _windows(
     row: Architecture, config: Mapping[str, Any], values: Mapping[str, Any], where: object
-) -> Any:
-    """The sliding window of all layers, or None. Raises CheckpointError if layers differ."""
+) -> dict[str, Any]:
+    """The sliding window, and the layers without it. Raises CheckpointError."""
+    count, kinds = values["num_layers"], config.get("layer_types")
     window = config.get("sliding_window", values.get("sliding_window"))
-    if row.window == "none" or window is None:
-        return None
-    if config.get("layer_types"):
-        kinds = set(config["layer_types"])
-        if kinds == {"full_attention"}:
-            return None
-        if kinds == {"sliding_attention"}:
-            return window
-    elif row.window == "all":
-        return window
-    elif not config.get("use_sliding_window"):
-        return None
-    elif row.window == "all if used":
-        return window
-    elif row.window == "last if used":
-        if config.get("max_window_layers", 28) >= values["num_layers"]:
-            return None
-        if config.get("max_window_layers") == 0:
-            return window
-    raise CheckpointError(
-        f"{where}: layers that differ in their attention window are not supported"
-    )
+    if row.window is None or window is None:
+        return {"sliding_window": None}
+    if kinds and (len(kinds) != count or not _KINDS.keys() >= set(kinds)):
+        raise CheckpointError(
+            f"{where}: layer_types {_listed(sorted(set(kinds)))} of {len(kinds)} layers; accepted "
+            f"are {' and '.join(_KINDS)}, one for each of the {count} layers"
+        )
+    narrow = [_KINDS[kinds[i]] if kinds else row.window(i, config) for i in range(count)]
+    if not any(narrow):
+        return {"sliding_window": None}
+    full = tuple(i for i in range(count) if not narrow[i])
+    return {"sliding_window": window, "full_layers": full}
+
+
+def _one_rope(config: Mapping[str, Any], where: object) -> Mapping[str, Any]:
+    """A config.json of transformers 5 with rotary parameters by kind of layer, in the words of
+    transformers 4. Raises CheckpointError for scaling of layers with a window."""
+    rope = config.get("rope_parameters")
+    if not isinstance(rope, Mapping) or not _KINDS.keys() >= rope.keys() or not rope:
+        return config
+    for kind in rope:
+        OBJECT.check(where, f"rope_parameters: {kind}", rope[kind])
+    narrow = _rope({"rope_parameters": rope.get("sliding_attention")}, where, 10000.0)
+    if "rope_scaling" in narrow:
+        raise CheckpointError(f"{where}: rotary scaling of sliding_attention is not supported")
+    full = rope.get("full_attention")
+    return {**config, "rope_parameters": full, "rope_local_base_freq": narrow["rope_theta"]}
 
 
 def _rope(config: Mapping[str, Any], where: object, default: float) -> dict[str, Any]:

@@ -32,7 +32,7 @@ class Mixtral(Transformer):
         experts = self.config.mixture
         assert experts is not None
         dense = experts.is_dense(number)
-        block = Block(self.config, None if dense else MixtureOfExperts(self.config))
+        block = Block(self.config, number, None if dense else MixtureOfExperts(self.config))
         if self.config.joint_qk_norm:
             self._norm_jointly(block)
         return block

@@ -8,17 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from quantbench.errors import CheckpointError
-from quantbench.models.accepted import COUNT, OBJECT, TRUTH, Accepts, whole
+from quantbench.models.accepted import COUNT, NUMBERS, OBJECT, TRUTH, whole
 
-_NUMBERS = Accepts(
-    "a list of layers' numbers, from 0",
-    lambda value: isinstance(value, list | tuple) and all(whole(0).test(layer) for layer in value),
-)
 _ACCEPTED = {
     **dict.fromkeys(("num_experts", "experts_per_token", "expert_dim"), COUNT),
     "normalized": TRUTH,
     "shared_dim": whole(0),
-    "dense_layers": _NUMBERS,
+    "dense_layers": NUMBERS,
 }
 
 
@@ -88,7 +84,7 @@ NORMALIZED = {"norm_topk_prob": TRUTH}
 QWEN_KEYS = NORMALIZED | {
     "moe_intermediate_size": COUNT,
     "decoder_sparse_step": COUNT,
-    "mlp_only_layers": _NUMBERS,
+    "mlp_only_layers": NUMBERS,
 }
 # Keys that matter in training alone.
 HARMLESS = {"output_router_logits", "router_aux_loss_coef", "router_jitter_noise"}

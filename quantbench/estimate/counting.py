@@ -437,13 +437,12 @@ class _Pass:
 
     def of(self, config: ModelConfig) -> Count:
         """Count the layers of a kind once: what a second one adds stands for each of the rest."""
-        kinds, alike = config.kinds_of_layers(), config
-        if len(kinds) > 1 and config.mixture:  # layers with experts come first among the kinds
-            alike = replace(config, mixture=replace(config.mixture, dense_layers=()))
-        first = total = self.of_layers(alike.with_layers(1))
-        further = [(alike.with_layers(2), kinds[0] - 1)] if kinds[0] > 1 else []
-        for few, more in [*further, *((config.one_of_each_kind(), n) for n in kinds[1:])]:
-            total = _with_more(total, first, self.of_layers(few), more)
+        kinds = config.kinds_of_layers()
+        layer = kinds[0].pop(0)
+        first = total = self.of_layers(config.picked([layer]))
+        for numbers in filter(None, kinds):
+            second = self.of_layers(config.picked([layer, numbers[0]]))
+            total = _with_more(total, first, second, len(numbers))
         return total
 
     def of_layers(self, few: ModelConfig) -> Count:
@@ -457,8 +456,8 @@ class _Pass:
             output.weight = table.weight  # packed, it would have another shape
         stored = [
             CACHES[self.kv_cache](self.batch, own.num_kv_heads, self.cache_size, own.head_dim,
-                                  self.precision, "meta", own.sliding_window)
-            for _ in range(few.num_layers)
+                                  self.precision, "meta", spec.window)
+            for spec in own.layers
         ]  # fmt: skip
         ids = torch.empty(self.batch, self.tokens, dtype=torch.long, device="meta")
         positions = torch.empty(self.tokens, dtype=torch.long, device="meta")

@@ -12,7 +12,8 @@ def attention_of(
 ) -> attention.Choice:
     """The kernel for a model's attention over such caches, and why it is no faster one."""
     group = config.num_heads // config.num_kv_heads
-    return attention.choose(device, config.head_dim, group, dtype, kind.format)
+    how = config.layers[0].scale, config.layers[0].softcap
+    return attention.choose(device, config.head_dim, group, dtype, kind.format, *how)
 
 
 def of_layers(
@@ -26,8 +27,8 @@ def of_layers(
     layers: int | None = None,
 ) -> list[KVCache]:
     """An empty cache for each layer. kernel: a name of `attention_of`. layers: all if not given."""
-    heads, window = config.num_kv_heads, config.sliding_window
+    shape = rows, config.num_kv_heads, positions, config.head_dim
     return [
-        kind(rows, heads, positions, config.head_dim, dtype, device, window, kernel)
-        for _ in range(layers or config.num_layers)
+        kind(*shape, dtype, device, spec.window, kernel)
+        for spec in config.layers[: layers or config.num_layers]
     ]

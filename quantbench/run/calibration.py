@@ -96,13 +96,15 @@ def _through_the_model(
     """
     x = ids
     positions = torch.arange(ids.shape[1])
-    cos, sin = rotation(architecture, positions, ids.device)
     while True:
         name, part = yield
         if isinstance(part, nn.Linear):  # the output layer, whose logits are not needed
             wanda.prune(part, x.flatten(0, -2).float().norm(dim=0))
             continue
-        inputs = (x, cos, sin, positions) if name.startswith("layers.") else (x,)
+        inputs: tuple[Tensor, ...] = (x,)
+        if name.startswith("layers."):
+            number = int(name.split(".")[1])
+            inputs += (*rotation(architecture, positions, ids.device, number), positions)
         outputs: list[Tensor] = []
         wanda.prune_linears(part, lambda: outputs.append(part(*inputs)))  # noqa: B023
         x = outputs[0]

@@ -31,7 +31,6 @@ from quantbench.models.llama import (
     FeedForward,
     Transformer,
     frequencies,
-    rotation,
 )
 from quantbench.models.mixtral import (
     JointNorm,
@@ -260,9 +259,9 @@ class Modules:
             logits: Tensor = model(tokens, position, self.caches)
             return logits[:, -1]
         x = model.embed(tokens)
-        cos, sin = rotation(model.config, position, tokens.device)
-        for layer, cache in zip(model.layers, self.caches, strict=True):
-            x = block_region(cast("Block", layer), x, cos, sin, position, cache)
+        rotations = model.rotations(position, tokens.device)
+        for layer, rotation, cache in zip(model.layers, rotations, self.caches, strict=True):
+            x = block_region(cast("Block", layer), x, *rotation, position, cache)
         return model.logits(x)[:, -1]
 
 

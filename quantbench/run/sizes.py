@@ -4,6 +4,7 @@ Most layers have the same shapes, so one of each kind is quantized on the meta d
 by their number.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 
 import torch
@@ -56,7 +57,7 @@ def size_of(
 
     Raises KernelError if the scheme does not support the model's shapes.
     """
-    kinds = architecture.kinds_of_layers()
+    kinds = [len(numbers) for numbers in architecture.kinds_of_layers()]
     with torch.device("meta"):
         model = build(architecture.one_of_each_kind()).to(precision)
     reason = None
@@ -288,16 +289,11 @@ def kv_cache_bytes(
     cache: CacheFactory,
 ) -> int:
     """Bytes of the caches of all layers."""
-    layer = cache(
-        rows,
-        architecture.num_kv_heads,
-        positions,
-        architecture.head_dim,
-        precision,
-        "meta",
-        architecture.sliding_window,
+    shape = rows, architecture.num_kv_heads, positions, architecture.head_dim
+    windows = Counter(spec.window for spec in architecture.layers)
+    return sum(
+        cache(*shape, precision, "meta", window).nbytes * count for window, count in windows.items()
     )
-    return layer.nbytes * architecture.num_layers
 
 
 def table(

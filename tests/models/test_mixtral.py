@@ -363,7 +363,7 @@ def compiled_step(model, rows, backend):
 @pytest.mark.parametrize(
     ("family", "backend", "rows"),
     [("mixtral", "aot_eager", 1), ("qwen-3-moe-dense", "eager", 2), ("qwen-2-moe", "eager", 7),
-     ("olmoe", "eager", 1)],
+     ("olmoe", "eager", 1), ("gemma-2", "aot_eager", 1), ("gemma-3", "eager", 2)],
 )  # fmt: skip
 def test_a_compiled_step_gives_hugging_faces_logits(family, backend, rows, tmp_path):
     """As one graph: experts are gathered for a few rows, and for many each computes all rows."""
