@@ -83,6 +83,17 @@ class Transformer(nn.Module):
         made = {i: rotation(self.config, positions, device, i) for i in set(self.rotated_as)}
         return [made[i] for i in self.rotated_as]
 
+    def compiles(self) -> bool:
+        """Whether torch.compile makes one graph of a decoding step."""
+        return True
+
+    def prepare_to_compile(self) -> None:
+        """Called once, before a step is compiled."""
+
+    def unread_bytes(self, rows: int) -> float:
+        """Bytes of the layers' weights that a decoding step of so many rows does not read."""
+        return 0.0
+
     def embed(self, tokens: Tensor) -> Tensor:
         """The embeddings (B, S, D) of tokens (B, S)."""
         return self.tok_embeddings(tokens)

@@ -3,7 +3,7 @@
 from torch import nn
 
 from quantbench.devices import stored_bytes
-from quantbench.models.mixtral import MixtureOfExperts
+from quantbench.models.llama import Transformer
 
 
 def weight_bytes(model: nn.Module) -> int:
@@ -13,16 +13,7 @@ def weight_bytes(model: nn.Module) -> int:
     return sum(stored_bytes(p) for module in modules for p in module.parameters(recurse=False))
 
 
-def step_bytes(model: nn.Module, rows: int = 1) -> int:
+def step_bytes(model: Transformer, rows: int = 1) -> int:
     """Bytes of weights that one decoding step of so many rows reads: of the experts of a mixture
-    those that are chosen.
-
-    One row reads k of X experts. Several rows are taken to choose independently and evenly: then a
-    step reads X · (1 - (1 - k/X)^rows) of them on average.
-    """
-    unread = 0.0
-    for module in model.modules():
-        if isinstance(module, MixtureOfExperts):
-            share = 1 - module.experts_per_token / len(module.experts)
-            unread += share**rows * sum(map(stored_bytes, module.experts.parameters()))
-    return weight_bytes(model) - round(unread)
+    those that are chosen."""
+    return weight_bytes(model) - round(model.unread_bytes(rows))

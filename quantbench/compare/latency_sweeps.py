@@ -24,7 +24,7 @@ from quantbench.compare.sampling.results import FILE
 from quantbench.errors import LogError, QuantbenchError, UsageError
 from quantbench.log.about import about, machine
 from quantbench.log.config import RunConfig
-from quantbench.run import launch
+from quantbench.run import environment
 from quantbench.text import shown
 
 REPORT, SAMPLES, PICTURE = "report.md", "samples.csv", "latency.svg"
@@ -142,7 +142,7 @@ def _check(plan: LatencyPlan, ray: str | None) -> None:
 
     Raises UsageError where they cannot, and what is wrong with a model where it is with every arm.
     """
-    if launch.place() is not None:
+    if environment.place() is not None:
         raise UsageError(
             "latency starts its ranks itself, as many as --tp says: run it without torchrun"
         )

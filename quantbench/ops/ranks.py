@@ -75,5 +75,10 @@ class Ranks:
         """Rank 0's values."""
         return self.total([x if self.rank == 0 else 0.0 for x in values], device)
 
+    def meet(self) -> None:
+        """Wait until all ranks have come here."""
+        if self.size > 1:
+            torch.distributed.barrier()
+
 
 ALONE = Ranks(0, 1)

@@ -24,8 +24,8 @@ from quantbench.models.mixture import compiles
 from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import Spec
 from quantbench.run import caches, decoding, threads
+from quantbench.run.expert_sizes import expert_bytes, expert_slots
 from quantbench.run.plan import Plan
-from quantbench.run.sizes import expert_bytes, expert_slots
 from quantbench.run.tiers import placed, policy_of
 
 # Options that change no generated token's time: what is written where, and how much is measured.
@@ -64,7 +64,7 @@ def _carried_out(plan: Plan, scheme: Spec) -> dict[str, object]:
     config = plan.config
     model, kernels = shapes(plan, scheme)
     decoder = _decoder(plan, model)
-    one_op = decoder == decoding.CpuStep.name
+    one_op = decoder == decoding.FUSED
     mixture, apart = plan.architecture.mixture, config.expert_memory is not None
     return {
         "kernel": ", ".join(sorted(kernels)),
@@ -117,9 +117,9 @@ def _decoder(plan: Plan, model: Transformer) -> str:
     """The decoder's name. Raises KernelError for one that was named and cannot run."""
     config, shape = plan.config, plan.architecture
     if plan.device.type != "cpu":
-        if config.decoder not in ("auto", decoding.Modules.name):
+        if config.decoder not in ("auto", decoding.MODULES):
             raise KernelError(f"--decoder {config.decoder} is C++ for the CPU, not {plan.device}")
-        return decoding.Modules.name
+        return decoding.MODULES
     kernel = caches.attention_of(plan.cache, shape, plan.precision, plan.device).name
     how = plan.precision, "meta", kernel
     of_one = caches.of_layers(plan.cache, shape, 1, 1, *how, layers=1)

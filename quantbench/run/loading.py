@@ -20,23 +20,20 @@ from quantbench.errors import TierError
 from quantbench.log.config import RunConfig, Unsaid
 from quantbench.models.formats import Checkpoint, open_checkpoint
 from quantbench.models.formats.base import SavedScheme
-from quantbench.models.formats.saved import SavedModel
-from quantbench.models.formats.saver import Saver
-from quantbench.models.formats.tensor_files import drop_pages
 from quantbench.models.llama import Transformer
 from quantbench.models.loading import Stages, load_model
-from quantbench.models.split import Split
-from quantbench.models.tensor_parallel import split_of
 from quantbench.models.tokenizer import Tokenizer
 from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import Selection, Spec, parse
-from quantbench.run import calibration, compiling
-from quantbench.run.cutting import RankStages
+from quantbench.run import compiling
 from quantbench.run.decoding import compiles_anyway, may_be_fused
 from quantbench.run.plan import Plan, scheme_of
 
 if TYPE_CHECKING:
     from quantbench.experts.tiers import Tiers
+    from quantbench.models.formats.saved import SavedModel
+    from quantbench.models.formats.saver import Saver
+    from quantbench.models.split import Split
     from quantbench.quantize.autoquant import choose as autoquant
 
 Report = Callable[[int, int], None]
@@ -90,6 +87,8 @@ def load(
             loading.on_layer = lambda layer: None if may_be_fused(layer) else preparation.begin()
     model = loading.load(report, say)
     if loading.tiers:
+        from quantbench.models.formats.tensor_files import drop_pages
+
         drop_pages(plan.checkpoint.files)  # experts are read from the slow tier from now on
         settle(plan, loading.tiers, model, say)
     preparation.wait()
@@ -150,10 +149,14 @@ class Loading:
             self.quantizer: Quantizer | autoquant.AutoQuantizer = Quantizer(
                 spec.scheme, device, self.precision, config.kernel
             )
-        self.saver: Saver | None = None
-        if config.save and (split is None or split.ranks.rank == 0):
-            scheme = SavedScheme(str(spec), config.precision)
-            self.saver = Saver(Path(config.save), scheme, self.checkpoint.tokenizer_folder)
+        saves = config.save and (split is None or split.ranks.rank == 0)
+        self.saver = self._saver(Path(config.save)) if saves else None  # type: ignore[arg-type]
+
+    def _saver(self, folder: Path) -> "Saver":
+        from quantbench.models.formats.saver import Saver
+
+        scheme = SavedScheme(str(self.spec), self.config.precision)
+        return Saver(folder, scheme, self.checkpoint.tokenizer_folder)
 
     @torch.no_grad()
     def load(self, report: Report, say: Say) -> Transformer:
@@ -163,7 +166,11 @@ class Loading:
         elif isinstance(self.quantizer, Quantizer):
             self.quantizer.say = say
         saver, split = self.saver, self.split
-        cut = RankStages(self.quantizer, split, whole=saver is not None) if split else None
+        cut = None
+        if split:
+            from quantbench.run.cutting import RankStages
+
+            cut = RankStages(self.quantizer, split, whole=saver is not None)
         self.stages: Stages = cut or self.quantizer
         try:
             model = load_model(
@@ -185,8 +192,7 @@ class Loading:
             raise
         if saver:
             layers = {name: list(choice) for name, choice in (self.quantizer.layers or {}).items()}
-            shared = split_of(model)
-            saver.finish(shared.whole if shared else model.config, layers, experts)
+            saver.finish(self.split.whole if self.split else model.config, layers, experts)
             if self.config.save:
                 say(f"Saved to {saver.folder}: --checkpoint_path {saver.folder} loads it")
         return model
@@ -222,6 +228,8 @@ class Loading:
         return ", ".join(f"{name} ({n} layer{'s' * (n > 1)})" for name, n in ran)
 
     def _calibration(self) -> torch.Tensor:
+        from quantbench.run import calibration
+
         vocab_size = self.checkpoint.config().vocab_size
         tokenizer = self.tokenizer or self.checkpoint.tokenizer(vocab_size)
         return calibration.token_ids(self.config.calibration_text, tokenizer, self.device)
@@ -230,6 +238,7 @@ class Loading:
         """Choose a scheme for each shape of layer, on the inputs of the first layer and of the
         output; for a saved checkpoint, take the choices that were saved."""
         from quantbench.quantize.autoquant import choose as autoquant
+        from quantbench.run import calibration
 
         if saved := self.checkpoint.saved:
             return autoquant.AutoQuantizer([], self.device, self.precision, saved.layers)
@@ -262,4 +271,6 @@ class Loading:
         """For sparse-marlin-wanda: the function that prunes each part as soon as it is loaded."""
         if self.checkpoint.saved or not self.spec.prunes:
             return None
+        from quantbench.run import calibration
+
         return calibration.pruning(self.checkpoint.config(), self._calibration())

@@ -1,44 +1,25 @@
 """Joining the ranks of a run (ops/ranks.py): gloo on CPUs, NCCL on CUDA.
 
-plan = begin(make_plan(config))     # its ranks can exchange numbers
-…
-meet(plan.ranks)                    # wait for the others
+line = warning(place(), device)     # what it costs if ranks have to share cores
+ranks = join(place(), device)       # which can exchange numbers now
 """
 
 import os
 import secrets
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
-from quantbench.cli import say
 from quantbench.errors import UsageError
 from quantbench.ops.cpu import build
 from quantbench.ops.cpu import ranks as shared_memory
 from quantbench.ops.ranks import ALONE, Ranks
-from quantbench.run import environment, threads
-from quantbench.run.launch import STORE, Place, place
-
-if TYPE_CHECKING:
-    from quantbench.run.plan import Plan
+from quantbench.run import threads
+from quantbench.run.environment import STORE, Place
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
-
-
-def begin(plan: "Plan") -> "Plan":
-    """Set torch's threads as a plan says, and join its ranks: the plan, its ranks able to exchange
-    numbers. Prints a warning where threads or ranks have to share cores."""
-    environment.use_threads(plan.config)
-    where = place()
-    if where is None or plan.split is None:
-        return plan
-    line = warning(where, plan.device)
-    if line and where.rank == 0:
-        say(line)
-    return replace(plan, split=replace(plan.split, ranks=join(where, plan.device)))
 
 
 def warning(where: Place, device: torch.device) -> str | None:
@@ -92,12 +73,6 @@ def _shared_memory(ranks: Ranks) -> int:
     if ranks.rank == 0:
         Path(path[0]).unlink(missing_ok=True)  # it lives as long as the ranks
     return handle if opened == ranks.size else 0
-
-
-def meet(ranks: Ranks) -> None:
-    """Wait until all ranks have come here."""
-    if ranks.size > 1:
-        dist.barrier()
 
 
 def backend(ranks: Ranks) -> str:

@@ -6,26 +6,25 @@ by their number.
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
 from quantbench.devices import stored_bytes
 from quantbench.errors import KernelError, MemoryShortage, UsageError
-from quantbench.experts.layout import whole_pages
 from quantbench.kv_cache import CACHES
 from quantbench.kv_cache.base import CacheFactory, KVCache
 from quantbench.log.config import RunConfig
-from quantbench.log.kinds import room_bytes
 from quantbench.models import build
 from quantbench.models.config import ModelConfig
-from quantbench.models.mixtral import MixtureOfExperts
 from quantbench.models.weight_bytes import weight_bytes
 from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import MEASURED, SHOWN, Selection, Spec, parse_scheme
-from quantbench.run.launch import place
+from quantbench.run.environment import place
 from quantbench.run.plan import Plan, kv_cache
 from quantbench.text import aligned
+from quantbench.text import size as size_text
 
 
 @dataclass(frozen=True)
@@ -98,64 +97,6 @@ def size_of(
     )
 
 
-def expert_bytes(
-    architecture: ModelConfig,
-    spec: Spec,
-    device: torch.device,
-    precision: torch.dtype,
-    kernel: str = "auto",
-) -> int:
-    """Bytes of one expert of a mixture, as its kernels hold it.
-
-    Raises KernelError if the scheme does not support the expert's shapes.
-    """
-    with torch.device("meta"):
-        model = build(architecture.one_of_each_kind()).to(precision)
-    try:
-        quantizer = Quantizer(spec, device, precision, kernel)
-    except KernelError:
-        quantizer = Quantizer.of_shapes(spec, device, precision)
-    mixtures = (name for name, m in model.named_modules() if isinstance(m, MixtureOfExperts))
-    name = f"{next(mixtures)}.experts.0"
-    count = 0
-    for part, module in model.get_submodule(name).named_children():
-        layer = quantizer.quantized(f"{name}.{part}", module)
-        if isinstance(layer, nn.Linear) and quantizer.kernels:
-            layer = quantizer.stored(f"{name}.{part}", layer)
-        count += sum(map(stored_bytes, layer.parameters()))
-    return count
-
-
-def expert_slots(config: RunConfig, nbytes: int, free: float) -> int:
-    """For how many experts of so many bytes --expert_memory has room.
-
-    free: bytes for them, where it is "auto".
-    """
-    asked = config.expert_memory
-    assert asked is not None
-    if asked.isdigit():
-        return int(asked)
-    room = room_bytes(asked)
-    return int((free if room is None else room) // whole_pages(nbytes))
-
-
-def slow_bytes(
-    config: RunConfig,
-    architecture: ModelConfig,
-    spec: Spec,
-    device: torch.device,
-    precision: torch.dtype,
-) -> int:
-    """Bytes of the experts that --expert_memory leaves in slow memory alone, at most."""
-    mixture = architecture.mixture
-    if config.expert_memory is None or mixture is None:
-        return 0
-    nbytes = expert_bytes(architecture, spec, device, precision, config.kernel)
-    layers = sum(not mixture.is_dense(layer) for layer in range(architecture.num_layers))
-    least = mixture.experts_per_token * nbytes  # what "auto" takes where there is nothing more
-    return max(0, layers * mixture.num_experts - expert_slots(config, nbytes, least)) * nbytes
-
-
 def report(plan: Plan, free: int | None) -> str:
     """What --dry_run prints. free: bytes of memory that are free; None if not known."""
     config, architecture, spec, device = plan.config, plan.architecture, plan.spec, plan.device
@@ -171,7 +112,7 @@ def report(plan: Plan, free: int | None) -> str:
         ]
     else:
         size = size_of(architecture, scheme, device, precision, config.kernel)
-        slow = slow_bytes(config, architecture, scheme, device, precision)
+        slow = _slow_bytes(config, architecture, scheme, device, precision)
         need = size.memory_bytes - slow + cached
         widened = f"; kernel {size.kernel} reads {size.bits_read:.2f}" if size.widened else ""
         shared = size.model_bytes + size.embedding_bytes - size.memory_bytes
@@ -197,6 +138,15 @@ def report(plan: Plan, free: int | None) -> str:
         ]
     head = "\n".join(f"{name:<16} {text}" for name, text in rows)
     return f"{head}\n\n{table(architecture, device, precision, cached, free)}"
+
+
+def _slow_bytes(config: RunConfig, *model: Any) -> int:
+    """Bytes of experts that are in slow memory alone; arguments as for expert_sizes.slow_bytes."""
+    if config.expert_memory is None:
+        return 0
+    from quantbench.run.expert_sizes import slow_bytes
+
+    return slow_bytes(config, *model)
 
 
 def _fitting(need: int, free: int | None, device: torch.device) -> str:
@@ -237,16 +187,16 @@ def check_memory(
     weights = 0
     if spec.scheme:
         size = size_of(architecture, spec.scheme, device, precision, config.kernel)
-        slow = slow_bytes(config, architecture, spec.scheme, device, precision)
+        slow = _slow_bytes(config, architecture, spec.scheme, device, precision)
         weights = size.memory_bytes - slow
 
     def cached(positions: int, kind: CacheFactory = CACHES[name]) -> int:
         return kv_cache_bytes(architecture, config.batch_size, positions, precision, kind)
 
     need = cached(positions)
-    shown = f"Weights: {_gb(weights)}; " if spec.scheme else ""
-    shown += f"experts in slow memory alone: {_gb(slow)}; " if spec.scheme and slow else ""
-    shown += f"KV cache: {_gb(need)}, {name}, {positions} positions"
+    shown = f"Weights: {size_text(weights)}; " if spec.scheme else ""
+    shown += f"experts in slow memory alone: {size_text(slow)}; " if spec.scheme and slow else ""
+    shown += f"KV cache: {size_text(need)}, {name}, {positions} positions"
     if config.batch_size > 1:
         shown += f", batch {config.batch_size}"
     if free is None or weights + need <= free:
@@ -263,8 +213,9 @@ def check_memory(
     else:
         advice = "the weights fit, but no position of a KV cache with them"
     raise MemoryShortage(
-        f"out of memory: weights of {_gb(weights)} and a KV cache of {_gb(need)} for {positions} "
-        f"positions need {_gb(weights + need)}, and {device} has {_gb(free)} free; {advice}"
+        f"out of memory: weights of {size_text(weights)} and a KV cache of {size_text(need)} for "
+        f"{positions} positions need {size_text(weights + need)}, and {device} has "
+        f"{size_text(free)} free; {advice}"
     )
 
 
@@ -275,10 +226,6 @@ def _takes(kind: type[KVCache], architecture: ModelConfig) -> bool:
     except UsageError:
         return False
     return True
-
-
-def _gb(count: int) -> str:
-    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.2f} MB"
 
 
 def kv_cache_bytes(
@@ -319,7 +266,7 @@ def table(
         fits = "-" if free is None else "yes" if need <= free else "no"
         bits = f"{size.bits_per_weight:.2f}"
         kernel = size.kernel or f"none: {size.reason}"
-        rows.append((name, _gb(size.model_bytes), bits, _gb(need), fits, kernel))
+        rows.append((name, size_text(size.model_bytes), bits, size_text(need), fits, kernel))
         if size.widened:
             widened.append(f"{name} {size.bits_read:.2f}")
     rows += [(name, "measured", "measured", "measured", "-", "measured") for name in MEASURED]

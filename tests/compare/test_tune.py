@@ -23,7 +23,7 @@ from quantbench.compare.sampling.worker import Worker
 from quantbench.errors import QuantbenchError, UsageError
 from quantbench.generate import make_generator
 from quantbench.log.config import RunConfig, parse
-from quantbench.run import decoding, identity, threads
+from quantbench.run import identity, threads
 from quantbench.run.loading import load
 from quantbench.run.plan import make_plan
 from tests.compare.fake_process import Behaviour, FakeProcess, World
@@ -185,7 +185,7 @@ def test_kernel_and_decoder_are_those_that_the_loaded_model_gets(words):
     named = of("--device", "cpu", *words, "--decoder", generator.decoder.name)
     assert named == expected
     compiled = of("--device", "cpu", *words, "--compile")
-    one_op = generator.decoder.one_op or not decoding.compiles(loaded.model)
+    one_op = generator.decoder.one_op or not loaded.model.compiles()
     assert (compiled == expected) == one_op
 
 

@@ -19,8 +19,8 @@ from quantbench.log.config import parse
 from quantbench.ops import names
 from quantbench.ops.cpu import build
 from quantbench.run import loading
+from quantbench.run.expert_sizes import expert_bytes
 from quantbench.run.plan import make_plan
-from quantbench.run.sizes import expert_bytes
 from tests.experts.small import CPU
 from tests.test_refusals import only_error
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from quantbench.errors import UsageError
 from quantbench.log.record import Record
-from quantbench.run import checks, launch, threads
+from quantbench.run import checks, environment, launch, threads
 from quantbench.run.launch import RankFailed
 
 ROOT = Path(__file__).parents[2]
@@ -151,10 +151,10 @@ TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE
 
 
 def test_a_place_is_read_from_torchruns_variables():
-    assert launch.place(TORCHRUN) == launch.Place(1, 4, 1, 2)
-    assert launch.place({}) is None
-    assert launch.place({"WORLD_SIZE": "4"}) is None  # some job schedulers set it
-    assert launch.place(TORCHRUN | {"RANK": "0", "WORLD_SIZE": "1"}) is None
+    assert environment.place(TORCHRUN) == environment.Place(1, 4, 1, 2)
+    assert environment.place({}) is None
+    assert environment.place({"WORLD_SIZE": "4"}) is None  # some job schedulers set it
+    assert environment.place(TORCHRUN | {"RANK": "0", "WORLD_SIZE": "1"}) is None
 
 
 @pytest.mark.parametrize("given", [2, 4])

@@ -16,7 +16,7 @@ from quantbench.ops.cpu import build
 from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import parse
 from quantbench.run import decoding
-from quantbench.run.decoding import UNDERSTOOD, why_not_fused
+from quantbench.run.cpu_step import UNDERSTOOD, why_not_fused
 from tests.models.small import small_model
 
 pytestmark = pytest.mark.skipif(bool(build.unavailable()), reason=str(build.unavailable()))

@@ -93,8 +93,7 @@ def _profiled(
     from quantbench.experts.routing import routers_of
     from quantbench.models.formats import EMBEDDED
     from quantbench.run import loading
-    from quantbench.run.parallel import begin
-    from quantbench.run.plan import make_plan
+    from quantbench.run.plan import begin, make_plan
 
     plan = begin(make_plan(config))
     routers_of(plan.architecture)  # a dense model is refused before its weights are read

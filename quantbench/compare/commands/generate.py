@@ -28,7 +28,7 @@ def generate(**given: Any) -> None:
     config = RunConfig(**given)
     scheme = check(config)
     quiet(config.debug)
-    if config.tp > 1 and launch.place() is None:
+    if config.tp > 1 and environment.place() is None:
         launch.start(config)
         return
     config = launch.become_rank(config)

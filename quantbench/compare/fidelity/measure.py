@@ -18,8 +18,7 @@ from quantbench.log.config import RunConfig
 from quantbench.log.origin import git_commit, versions
 from quantbench.models.formats import open_checkpoint
 from quantbench.run.loading import load
-from quantbench.run.parallel import begin
-from quantbench.run.plan import make_plan
+from quantbench.run.plan import begin, make_plan
 
 DECODED, STEPS = 129, 64  # one window of 129 tokens is read both ways, its last 64 by steps
 Say = Callable[[str], None]

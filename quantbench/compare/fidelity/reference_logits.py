@@ -28,8 +28,7 @@ from quantbench.compare.sampling.answers import LogitsFile, Quality
 from quantbench.errors import LogError
 from quantbench.log.config import RunConfig
 from quantbench.run.loading import load
-from quantbench.run.parallel import begin
-from quantbench.run.plan import Plan, make_plan
+from quantbench.run.plan import Plan, begin, make_plan
 from quantbench.typed_json import from_json, to_json
 
 MOST_BYTES = 8_000_000_000  # 4096 tokens of Llama 3, whose vocabulary is large, take 1 GB

@@ -37,8 +37,7 @@ from quantbench.models.formats import EMBEDDED
 from quantbench.models.llama import Transformer
 from quantbench.run.checks import EXPERTS
 from quantbench.run.loading import Loading
-from quantbench.run.parallel import begin
-from quantbench.run.plan import Plan, make_plan
+from quantbench.run.plan import Plan, begin, make_plan
 from quantbench.run.scoring import perplexity, predictions
 
 READ_AGAIN = 1.5e9  # parameters at most: a checkpoint of 3 GB

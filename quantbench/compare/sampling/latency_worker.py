@@ -35,7 +35,7 @@ from quantbench.compare.sampling.worker import serve
 from quantbench.errors import KernelError, MemoryShortage
 from quantbench.log.about import machine
 from quantbench.log.config import parse
-from quantbench.run import launch
+from quantbench.run import environment
 from quantbench.run.energy import Meter, NotCounted
 from quantbench.text import size
 
@@ -86,14 +86,13 @@ class LatencyWorker:
         warnings: list[str | None] = []
         for number in ranks:
             if number > 1:
-                where = launch.Place(0, number, 0, number)
+                where = environment.Place(0, number, 0, number)
                 split_for(architecture, Ranks(0, number), spec.scheme, layers)
                 warnings.append(parallel.warning(where, device))
         return Possible([line for line in warnings if line])
 
     def describe(self, argv: list[str], cells: list[Place], decode_length: int) -> Described:
         """Describe the model, and say which cells cannot be measured and why."""
-        from quantbench.run import parallel
         from quantbench.run import plan as planning
 
         config = parse(argv)
@@ -101,7 +100,7 @@ class LatencyWorker:
         config = dataclasses.replace(
             config, batch_size=1, prefill_size=1, max_new_tokens=1, temperature=0.0
         )
-        self.plan = parallel.begin(planning.make_plan(config))
+        self.plan = planning.begin(planning.make_plan(config))
         self.decode_length = decode_length
         refusals = self._refusals(cells)
         refused = {(r.sequence_length, r.batch_size) for r in refusals}
@@ -112,10 +111,10 @@ class LatencyWorker:
         """Load and quantize the weights; says how the model is run."""
         from quantbench import generate
         from quantbench.models.weight_bytes import weight_bytes
-        from quantbench.run import loading, measure, parallel
+        from quantbench.run import loading, measure
 
         plan = self.plan
-        parallel.meet(plan.ranks)
+        plan.ranks.meet()
         loaded = loading.load(plan, lambda done, total: None, lambda line: None)
         self.model, self.kernels = loaded.model, loaded.kernels
         measure.check_logits(plan, generate.make_generator(plan, self.model))
@@ -246,7 +245,7 @@ class LatencyWorker:
 
     def _too_large(self, length: int, rows: int, weights: int, free: int | None) -> str | None:
         """Why weights and caches do not fit, on this rank or another one."""
-        plan, where = self.plan, launch.place()
+        plan, where = self.plan, environment.place()
         cached = self._cache_bytes(length, rows)
         if free is not None and plan.device.type == "cpu" and where:
             free //= where.local_size

@@ -48,7 +48,7 @@ from quantbench.compare.sampling.answers import (
 )
 from quantbench.errors import KernelError, MemoryShortage, QuantbenchError, UsageError
 from quantbench.log.config import parse
-from quantbench.run import environment, launch, measure
+from quantbench.run import environment, measure
 from quantbench.run.energy import Energy, Meter, NotCounted
 from quantbench.run.facts import Facts, Sample
 from quantbench.run.generation import OneSample
@@ -90,14 +90,14 @@ class Worker:
         """
         started = time.perf_counter()
         from quantbench import devices
-        from quantbench.run import parallel, saved_model
         from quantbench.run import plan as planning
+        from quantbench.run import saved_model
 
         self.seconds = {"import": _age() + time.perf_counter() - started}
         config = parse(argv)
         quiet(config.debug)
         started = time.perf_counter()
-        self.plan = plan = parallel.begin(planning.make_plan(config))
+        self.plan = plan = planning.begin(planning.make_plan(config))
         free = devices.free_memory(plan.device)
         if free is not None:
             try:
@@ -108,7 +108,7 @@ class Worker:
                 except MemoryShortage as error:
                     raise NeverFits(str(error)) from None
                 raise
-        parallel.meet(plan.ranks)  # or a late rank would find less memory free
+        plan.ranks.meet()  # or a late rank would find less memory free
         folder = Path(saved) if saved else None
         self.loaded = saved_model.load(plan, folder, lambda done, total: None, say)
         quantizing = self.loaded.quantize_seconds
@@ -316,7 +316,7 @@ def serve(worker: object) -> None:
     In a process that is one of several ranks (compare/sampling/ranks.py), an error ends the rank.
     """
     environment.prepare()
-    where = None if launch.is_torchrun() else launch.place()
+    where = None if environment.is_torchrun() else environment.place()
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print must not come between the answers
     requests: queue.Queue[dict[str, Any]] = queue.Queue()
