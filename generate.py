@@ -31,13 +31,13 @@ import torch
 from torch import Tensor
 
 from quantbench import devices
-from quantbench.cli import progress, say
 from quantbench.errors import UsageError
 from quantbench.kv_cache import CACHES
 from quantbench.kv_cache.base import KVCache
 from quantbench.log import log, table
 from quantbench.log.config import RunConfig
 from quantbench.models.llama import Transformer
+from quantbench.progress import progress, say
 from quantbench.quantize.spec import Selection, Spec
 from quantbench.run import caches, compiling, decoding, loading, measure, sizes
 from quantbench.run.decoding import Decoder

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from quantbench import files
-from quantbench.cli import say
 from quantbench.compare.output import latency_pictures, latency_report
 from quantbench.compare.sampling import latency_ray, latency_sweep
 from quantbench.compare.sampling.latency_answers import Possible
@@ -24,6 +23,7 @@ from quantbench.compare.sampling.results import FILE
 from quantbench.errors import LogError, QuantbenchError, UsageError
 from quantbench.log.about import about, machine
 from quantbench.log.config import RunConfig
+from quantbench.progress import say
 from quantbench.run import environment
 from quantbench.text import shown
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from quantbench.errors import QuantbenchError
-from quantbench.log.config import of_repro
+from quantbench.log.options import of_repro
 from quantbench.log.table import Estimates
 from quantbench.typed_json import LARGEST_MEASURED, from_json
 

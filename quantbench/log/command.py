@@ -9,8 +9,8 @@ import sys
 import click
 
 from quantbench.cli import Command, Group
-from quantbench.log import log
 from quantbench.log import table as tables
+from quantbench.log.reading import read as read_log
 from quantbench.text import counted
 
 
@@ -27,7 +27,7 @@ def check(file: str, debug: bool) -> None:
 
     Names each damaged line, with its number and the reason, and then exits with 1.
     """
-    reading = log.read(file)
+    reading = read_log(file)
     for number, reason in reading.bad:
         click.echo(f"{click.format_filename(file)}:{number}: {reason}")
     count = len(reading.records)

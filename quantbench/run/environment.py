@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from quantbench.cli import say
 from quantbench.log.config import RunConfig
+from quantbench.progress import say
 from quantbench.run import threads
 
 # Variables that libraries read once, when they are loaded.

@@ -6,7 +6,6 @@ ranks = join(place(), device)       # which can exchange numbers now
 
 import os
 import secrets
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -57,9 +56,11 @@ def join(where: Place | None, device: torch.device) -> Ranks:
             world_size=where.size,
         )
     assert dist.group.WORLD is not None
-    ranks = Ranks(where.rank, where.size, dist.group.WORLD.group_name)
+    group = where.rank, where.size, dist.group.WORLD.group_name
+    ranks = Ranks(*group)
     together = device.type == "cpu" and where.local_size == where.size
-    return replace(ranks, memory=_shared_memory(ranks)) if together else ranks
+    memory = _shared_memory(ranks) if together else 0
+    return shared_memory.SharedMemoryRanks(*group, memory) if memory else ranks
 
 
 def _shared_memory(ranks: Ranks) -> int:

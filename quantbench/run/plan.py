@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from quantbench import devices
-from quantbench.cli import say
 from quantbench.errors import CheckpointError, UsageError
 from quantbench.kv_cache import CACHES
 from quantbench.kv_cache.base import KVCache
@@ -26,6 +25,7 @@ from quantbench.models.formats import Checkpoint, open_checkpoint
 from quantbench.models.registry import check_split
 from quantbench.models.tokenizer import Tokenizer
 from quantbench.ops.ranks import ALONE, Ranks
+from quantbench.progress import say
 from quantbench.quantize.registry import kernels_for
 from quantbench.quantize.spec import Selection, Spec, parse
 from quantbench.run import environment

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from quantbench.compare.sampling.answers import LogitsFile, Quality, QualityAnswer
 from quantbench.compare.sampling.process import WorkerFailed
-from quantbench.log.config import parse
+from quantbench.log.options import parse
 from quantbench.run.energy import Energy
 from quantbench.typed_json import from_json, to_json
 from tests.compare.facts import arm_facts

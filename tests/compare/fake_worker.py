@@ -12,7 +12,7 @@ import signal
 import sys
 
 from quantbench.compare.sampling.answers import LogitsFile, Quality, QualityAnswer
-from quantbench.log.config import parse
+from quantbench.log.options import parse
 from quantbench.typed_json import to_json
 from tests.compare.facts import arm_facts
 

@@ -8,7 +8,7 @@ import pytest
 
 from quantbench.compare.output.doc_tables import runs
 from quantbench.compare.output.log_tables import groups
-from quantbench.log import log
+from quantbench.log import reading
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "tests" / "data" / "torchao_llama_log.txt"
@@ -129,7 +129,7 @@ def test_two_decimals_of_a_small_model_give_no_ratio(folder):
 
 
 def test_every_line_of_the_old_log_is_read():
-    found = groups([record for _, record in log.read(REFERENCE).records])
+    found = groups([record for _, record in reading.read(REFERENCE).records])
     assert {model for _, model in found} == {
         *("Llama-2-7b-chat-hf", "Meta-Llama-3-8B", "Meta-Llama-3.1-8B"),
     }

@@ -14,7 +14,8 @@ from quantbench.compare.figures.metrics import Side, compare
 from quantbench.compare.sampling.latency_plan import LatencyPlan, make_plan, whole_numbers
 from quantbench.compare.sampling.latency_results import LatencyResults, TableResult
 from quantbench.errors import UsageError
-from quantbench.log.config import RunConfig, parse
+from quantbench.log.config import RunConfig
+from quantbench.log.options import parse
 from quantbench.typed_json import from_json, to_json
 from tests.compare.latency_folders import plan, results
 

@@ -22,7 +22,8 @@ from quantbench.compare.fidelity.scores import Logits, embedded, quick, score, s
 from quantbench.compare.sampling.answers import LogitsFile
 from quantbench.errors import KernelError, UsageError
 from quantbench.generate import Generator
-from quantbench.log.config import RunConfig, parse
+from quantbench.log.config import RunConfig
+from quantbench.log.options import parse
 from quantbench.models.formats import EMBEDDED
 from quantbench.models.loading import load_model
 from quantbench.models.tokenizer import load_tokenizer

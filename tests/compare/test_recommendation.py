@@ -11,7 +11,7 @@ from quantbench.compare.figures.interval import Interval, SpeedUp
 from quantbench.compare.figures.recommendation import command, recommend
 from quantbench.compare.figures.row import Row
 from quantbench.log import shell
-from quantbench.log.config import parse
+from quantbench.log.options import parse
 from quantbench.typed_json import from_json, to_json
 
 GB = 10**9

@@ -22,7 +22,8 @@ from quantbench.compare.sampling.results import Results
 from quantbench.compare.sampling.worker import Worker
 from quantbench.errors import QuantbenchError, UsageError
 from quantbench.generate import make_generator
-from quantbench.log.config import RunConfig, parse
+from quantbench.log.config import RunConfig
+from quantbench.log.options import parse
 from quantbench.run import identity, threads
 from quantbench.run.loading import load
 from quantbench.run.plan import make_plan

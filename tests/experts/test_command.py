@@ -15,8 +15,8 @@ from quantbench.experts import slow, tiers, trial
 from quantbench.experts.layout import whole_pages
 from quantbench.experts.popularity import Popularity, Routers
 from quantbench.experts.store import POLICIES
-from quantbench.log.config import parse
-from quantbench.ops import names
+from quantbench.log import config as names
+from quantbench.log.options import parse
 from quantbench.ops.cpu import build
 from quantbench.run import loading
 from quantbench.run.expert_sizes import expert_bytes

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quantbench.errors import UsageError
+from quantbench.log.reading import config_of
 from quantbench.log.record import Record
 from quantbench.run import checks, environment, launch, threads
 from quantbench.run.launch import RankFailed
@@ -45,7 +46,7 @@ def test_a_run_of_two_ranks_is_logged_as_torchruns(tmp_path):
     stdout, stderr = command("--tp", 2, *files, cores=one_core).communicate(timeout=300)
     (line,) = log.read_text().splitlines()
     record = Record.parse(line)
-    assert record.render() == line and record.config().tp == 2
+    assert record.render() == line and config_of(record).tp == 2
     assert record.repro.startswith("torchrun --nproc_per_node 2 generate.py --checkpoint_path tiny")
     assert "--tp" not in record.repro
     written = json.loads(details.read_text())
@@ -108,7 +109,7 @@ def test_torchrun_writes_one_line_with_its_repro(tmp_path):
     assert run.returncode == 0, run.stderr
     (line,) = log.read_text().splitlines()
     record = Record.parse(line)
-    assert record.render() == line and record.config().tp == 2
+    assert record.render() == line and config_of(record).tp == 2
     start = "torchrun --nproc_per_node 2 generate.py --checkpoint_path tiny --device cpu"
     assert record.repro.startswith(start) and "--tp" not in record.repro
     assert run.stdout.count("Hello, my name is") == 1

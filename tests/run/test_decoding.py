@@ -9,9 +9,9 @@ from torch import nn
 
 from quantbench.errors import KernelError
 from quantbench.generate import Generator
+from quantbench.log import config as names
 from quantbench.models.config import ModelConfig
 from quantbench.models.llama import Transformer
-from quantbench.ops import names
 from quantbench.ops.cpu import build
 from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import parse
@@ -137,4 +137,4 @@ def test_without_the_library_the_reason_is_the_compiler_s(variable, value, monke
 
 
 def test_the_option_takes_the_decoders_that_there_are():
-    assert names.DECODERS == decoding.DECODERS
+    assert names.DECODERS == ("auto", *decoding.DECODERS)

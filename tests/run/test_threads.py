@@ -5,7 +5,8 @@ import os
 import pytest
 
 from quantbench.errors import UsageError
-from quantbench.log.config import RunConfig, argv, parse
+from quantbench.log.config import RunConfig, argv
+from quantbench.log.options import parse
 from quantbench.run.threads import choose, cores, first_number
 
 EIGHT = range(8)

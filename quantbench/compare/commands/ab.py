@@ -19,7 +19,7 @@ from typing import Any
 import click
 
 from quantbench import files
-from quantbench.cli import Command, OptionOfOptions, say
+from quantbench.cli import Command, OptionOfOptions
 from quantbench.compare.arguments import refuse_beside, split_precision
 from quantbench.compare.figures.choices import Limits
 from quantbench.compare.figures.recommendation import recommend
@@ -36,7 +36,9 @@ from quantbench.compare.sampling.results import FILE, MOST_BESIDE, Results, Sett
 from quantbench.compare.sampling.schedule import PROCESSES, PROCESSES_OF_MANY
 from quantbench.errors import LogError, QuantbenchError, UsageError
 from quantbench.log import log
-from quantbench.log.config import RunConfig, argv, options
+from quantbench.log.config import RunConfig, argv
+from quantbench.log.options import options
+from quantbench.progress import say
 from quantbench.run import threads
 from quantbench.run.facts import make_record
 from quantbench.text import one_line

@@ -7,9 +7,10 @@ quantbench caches --checkpoint_path dummy:Meta-Llama-3-8B --context_depth 8192
 import click
 
 from quantbench import files
-from quantbench.cli import Command, quiet, say
+from quantbench.cli import Command, quiet
 from quantbench.compare.sampling.results import report_output, write_json
 from quantbench.log.config import RunConfig
+from quantbench.progress import say
 from quantbench.run import environment
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 
 from quantbench import files
-from quantbench.cli import Command, Group, progress, quiet, say
+from quantbench.cli import Command, Group, quiet
 from quantbench.compare.output import expert_picture, expert_tables
 from quantbench.compare.sampling.results import report_output, write_json
 from quantbench.errors import UsageError
@@ -24,6 +24,7 @@ from quantbench.experts.placement import HitRates, hit_rates
 from quantbench.experts.popularity import Popularity
 from quantbench.experts.skew import LayerSkew, skews
 from quantbench.log.config import PRECISIONS, RunConfig
+from quantbench.progress import progress, say
 from quantbench.run import environment
 from quantbench.text import counted
 

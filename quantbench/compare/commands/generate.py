@@ -12,8 +12,10 @@ from typing import Any
 
 import click
 
-from quantbench.cli import OneLineErrors, progress, quiet
-from quantbench.log.config import RunConfig, options
+from quantbench.cli import OneLineErrors, quiet
+from quantbench.log.config import RunConfig
+from quantbench.log.options import options
+from quantbench.progress import progress
 from quantbench.run import environment, launch
 from quantbench.run.checks import check
 

@@ -22,7 +22,7 @@ from typing import Any
 import click
 
 from quantbench import files
-from quantbench.cli import Command, say
+from quantbench.cli import Command
 from quantbench.compare.arguments import names_of, refuse_given
 from quantbench.compare.figures import decode_limit
 from quantbench.compare.figures.interval import Interval
@@ -34,6 +34,7 @@ from quantbench.compare.sampling.results import Settings, write_json
 from quantbench.errors import LogError, UsageError
 from quantbench.log.about import About, about
 from quantbench.log.config import RunConfig
+from quantbench.progress import say
 from quantbench.quantize import spec
 from quantbench.typed_json import from_json
 

@@ -14,13 +14,15 @@ from typing import Any
 import click
 
 from quantbench import files
-from quantbench.cli import Command, Group, OptionOfOptions, say
+from quantbench.cli import Command, Group, OptionOfOptions
 from quantbench.compare import latency_sweeps
 from quantbench.compare.output import latency_pictures, latency_report
 from quantbench.compare.sampling.latency_plan import DECIDED
 from quantbench.compare.sampling.latency_results import LatencyResults
 from quantbench.errors import LogError, UsageError
-from quantbench.log.config import RunConfig, options
+from quantbench.log.config import RunConfig
+from quantbench.log.options import options
+from quantbench.progress import say
 
 
 @click.group(cls=Group, invoke_without_command=True)

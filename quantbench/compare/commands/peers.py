@@ -22,7 +22,7 @@ from pathlib import Path
 import click
 
 from quantbench import files
-from quantbench.cli import Command, say
+from quantbench.cli import Command
 from quantbench.compare.arguments import names_of
 from quantbench.compare.figures.block_errors import LEAST_BLOCKS
 from quantbench.compare.figures.interval import Interval
@@ -44,6 +44,7 @@ from quantbench.compare.sampling.results import (
 )
 from quantbench.errors import LogError, QuantbenchError, UsageError
 from quantbench.log.config import RunConfig, argv
+from quantbench.progress import say
 from quantbench.run.threads import choose, cores
 from quantbench.text import counted
 from quantbench.typed_json import to_json

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quantbench import files
-from quantbench.cli import Command, quiet, say
+from quantbench.cli import Command, quiet
 from quantbench.compare.fidelity.defaults import LEGEND, TOKENS, described
 from quantbench.compare.fidelity.tasks import find
 from quantbench.compare.figures.interval import Interval
@@ -22,7 +22,9 @@ from quantbench.compare.sampling.answers import Quality
 from quantbench.compare.sampling.arm import NOT_IN_ARMS
 from quantbench.compare.sampling.results import report_output, write_json
 from quantbench.errors import UsageError
-from quantbench.log.config import RunConfig, options
+from quantbench.log.config import RunConfig
+from quantbench.log.options import options
+from quantbench.progress import say
 from quantbench.run import checks
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from quantbench.cli import Command, say
+from quantbench.cli import Command
 from quantbench.compare.commands import ab
 from quantbench.compare.figures.choices import Limits, Recommendation
 from quantbench.compare.figures.recommendation import recommend as recommended
@@ -25,7 +25,9 @@ from quantbench.compare.sampling.arm import make_arms
 from quantbench.compare.sampling.process import Process
 from quantbench.compare.sampling.results import Results, Settings
 from quantbench.errors import KernelError, QuantbenchError, UsageError
-from quantbench.log.config import RunConfig, argv, options, parse
+from quantbench.log.config import RunConfig, argv
+from quantbench.log.options import options, parse
+from quantbench.progress import say
 from quantbench.quantize.spec import MEASURED
 from quantbench.run import checks
 from quantbench.text import shown, size

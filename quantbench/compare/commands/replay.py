@@ -21,7 +21,7 @@ from typing import Any
 import click
 
 from quantbench import files
-from quantbench.cli import Command, say
+from quantbench.cli import Command
 from quantbench.compare.arguments import fraction, refuse_given
 from quantbench.compare.figures.block_errors import LEAST_BLOCKS
 from quantbench.compare.figures.history import History
@@ -31,8 +31,12 @@ from quantbench.compare.sampling.old_commit import OldCommit, old_commit
 from quantbench.compare.sampling.replayed import beside, measured
 from quantbench.errors import LogError, QuantbenchError, UsageError
 from quantbench.log import log
-from quantbench.log.config import RunConfig, options, repro
+from quantbench.log.config import RunConfig, repro
+from quantbench.log.options import options
+from quantbench.log.reading import config_of
+from quantbench.log.reading import read as read_log
 from quantbench.log.record import LINE, Record
+from quantbench.progress import say
 
 # Options of the logged run that do not apply to a replay.
 DROPPED = ("write_result", "output_json_path", "profile", "memory_profile", "save", "dry_run")
@@ -197,7 +201,7 @@ def read(
 
     Raises LogError for an unreadable or empty log, UsageError where nothing in it is meant.
     """
-    reading = log.read(path)
+    reading = read_log(path)
     if not reading.records and not reading.bad:
         raise LogError(f"{path} holds no line of a run")
     wanted = [_condition(text) for text in conditions]
@@ -226,7 +230,7 @@ def mapped(
     """The run a record asks for, as it is to be run here. Raises UsageError for a command that
     is not generate.py's or not understood."""
     fresh: dict[str, Any] = {name: RunConfig.__dataclass_fields__[name].default for name in DROPPED}
-    config = dataclasses.replace(record.config(), **fresh)
+    config = dataclasses.replace(config_of(record), **fresh)
     if config.interactive:
         raise UsageError("--interactive is a conversation, which cannot be repeated")
     if "checkpoint_path" not in changes:

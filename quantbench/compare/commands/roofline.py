@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import click
 
 from quantbench import files
-from quantbench.cli import Command, say
+from quantbench.cli import Command
 from quantbench.compare.arguments import names_of, refuse_given
 from quantbench.compare.figures import decode_limit
 from quantbench.compare.figures.interval import Interval
@@ -36,6 +36,7 @@ from quantbench.compare.sampling.results import (
 )
 from quantbench.errors import UsageError
 from quantbench.log.config import PRECISIONS, RunConfig
+from quantbench.progress import say
 from quantbench.quantize import spec
 from quantbench.typed_json import omitted
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import click
 
-from quantbench.cli import say
 from quantbench.compare.arguments import refuse_beside, split_precision
 from quantbench.compare.commands import ab
 from quantbench.compare.figures.choices import Limits, TuneAnswer
@@ -31,7 +30,9 @@ from quantbench.compare.sampling.process import Process
 from quantbench.compare.sampling.results import Results, Settings
 from quantbench.errors import UsageError
 from quantbench.log import log
-from quantbench.log.config import RunConfig, argv, options
+from quantbench.log.config import RunConfig, argv
+from quantbench.log.options import options
+from quantbench.progress import say
 
 DEFAULT = Settings()
 FORMATS: ab.Formats = {

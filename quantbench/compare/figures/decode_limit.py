@@ -7,7 +7,6 @@ rows(results)[0].limit_share            # Interval(0.86, 0.85, 0.87)
 import statistics
 from collections.abc import Sequence
 
-from quantbench.cli import say
 from quantbench.compare.figures.interval import Interval
 from quantbench.compare.figures.json_rows import DecodeRow
 from quantbench.compare.figures.limits import over, seconds, share, step_bytes
@@ -17,6 +16,7 @@ from quantbench.compare.sampling.comparison import Comparison
 from quantbench.compare.sampling.results import ArmResult, Results, Settings
 from quantbench.compare.sampling.workers import Command
 from quantbench.log.config import RunConfig, argv
+from quantbench.progress import say
 
 
 def measure(

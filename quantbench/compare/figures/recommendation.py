@@ -33,7 +33,8 @@ from quantbench.compare.figures.choices import (
 from quantbench.compare.figures.interval import Interval, SpeedUp
 from quantbench.compare.figures.row import Row
 from quantbench.log import shell
-from quantbench.log.config import RunConfig, argv, parse
+from quantbench.log.config import RunConfig, argv
+from quantbench.log.options import parse
 
 PERPLEXITY_WEIGHT = 10  # in the compromise: 1 % of perplexity counts as 10 % of speed or memory
 SAME_MEMORY = 1.01  # peaks of equal runs differ by less

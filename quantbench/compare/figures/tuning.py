@@ -14,7 +14,8 @@ from quantbench.compare.figures.recommendation import command, recommend
 from quantbench.compare.figures.row import Row
 from quantbench.compare.figures.rows import best_of
 from quantbench.compare.sampling.results import ArmResult, Results
-from quantbench.log.config import RunConfig, parse
+from quantbench.log.config import RunConfig
+from quantbench.log.options import parse
 from quantbench.text import counted
 
 NAMED = 4  # settings that are listed by name

@@ -29,7 +29,7 @@ from quantbench.compare.output.documents import Block
 from quantbench.compare.output.points import BROKEN, band
 from quantbench.compare.sampling.latency_results import LatencyResults, TableResult
 from quantbench.errors import LogError, UsageError
-from quantbench.log import log
+from quantbench.log import reading
 from quantbench.log.about import About
 
 R = TypeVar("R")
@@ -73,7 +73,7 @@ def runs(words: Sequence[str]) -> str:
     if len(words) != 2:
         raise UsageError(f"a log's table is runs LOG JSON; given: {' '.join(words)}")
     path, of_quality = words
-    by_group = log_tables.groups([record for _, record in log.read(path).records])
+    by_group = log_tables.groups([record for _, record in reading.read(path).records])
     if not by_group:
         raise LogError(f"{path} holds no line of a run")
     schemes = [row for row in read(_Schemes, of_quality).rows if row.ratio is not None]

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quantbench.cli import key
 from quantbench.compare.arguments import nearest
 from quantbench.compare.sampling.answers import Planned
 from quantbench.compare.sampling.arm import MODEL, NOT_IN_ARMS, WORK, Arm, refuse_unused, without
@@ -25,7 +24,7 @@ from quantbench.log.config import ALIASES, RunConfig, option_table
 from quantbench.log.kinds import Switch
 from quantbench.quantize import spec
 from quantbench.run import checks
-from quantbench.text import counted, shown
+from quantbench.text import counted, key, shown
 
 MOST_SETTINGS = 64
 DEFAULT = "default"

@@ -24,7 +24,8 @@ from quantbench.compare.sampling.latency_sweep import Sweep
 from quantbench.compare.sampling.process import environment
 from quantbench.errors import QuantbenchError, UsageError
 from quantbench.log.about import machine
-from quantbench.log.config import RunConfig, parse
+from quantbench.log.config import RunConfig
+from quantbench.log.options import parse
 from quantbench.text import counted
 from quantbench.typed_json import from_json, to_json
 

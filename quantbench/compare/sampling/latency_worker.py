@@ -34,7 +34,7 @@ from quantbench.compare.sampling.latency_results import Carried, ModelFacts
 from quantbench.compare.sampling.worker import serve
 from quantbench.errors import KernelError, MemoryShortage
 from quantbench.log.about import machine
-from quantbench.log.config import parse
+from quantbench.log.options import parse
 from quantbench.run import environment
 from quantbench.run.energy import Meter, NotCounted
 from quantbench.text import size

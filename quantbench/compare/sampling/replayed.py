@@ -7,7 +7,6 @@ beside(config, old, precision=0.02).speed               # now ÷ then, with its 
 import statistics
 from dataclasses import dataclass
 
-from quantbench.cli import say
 from quantbench.compare.figures.interval import Ratio
 from quantbench.compare.figures.rows import rows
 from quantbench.compare.sampling import ranks
@@ -20,6 +19,7 @@ from quantbench.compare.sampling.results import Results, Settings
 from quantbench.errors import QuantbenchError
 from quantbench.log.config import RunConfig, argv, repro
 from quantbench.log.record import Record
+from quantbench.progress import say
 from quantbench.run.facts import Facts, Peak, make_record
 
 

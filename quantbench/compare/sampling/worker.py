@@ -32,7 +32,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from quantbench.cli import explained, quiet, say
+from quantbench.cli import explained, quiet
 from quantbench.compare.sampling import ranks
 from quantbench.compare.sampling.answers import (
     ArmFacts,
@@ -47,7 +47,8 @@ from quantbench.compare.sampling.answers import (
     TimedSample,
 )
 from quantbench.errors import KernelError, MemoryShortage, QuantbenchError, UsageError
-from quantbench.log.config import parse
+from quantbench.log.options import parse
+from quantbench.progress import say
 from quantbench.run import environment, measure
 from quantbench.run.energy import Energy, Meter, NotCounted
 from quantbench.run.facts import Facts, Sample

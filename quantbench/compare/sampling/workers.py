@@ -26,7 +26,7 @@ from quantbench.compare.sampling.answers import (
 from quantbench.compare.sampling.process import Process, WorkerFailed
 from quantbench.compare.sampling.results import ArmResult, ArmSample, Results
 from quantbench.errors import UsageError
-from quantbench.log.config import parse
+from quantbench.log.options import parse
 from quantbench.run.why import Expected
 
 HEADROOM = 500_000_000  # bytes to stay free when several arms are in memory together
