@@ -39,11 +39,10 @@ from quantbench.log.config import RunConfig
 from quantbench.models.llama import Transformer
 from quantbench.progress import progress, say
 from quantbench.quantize.spec import Selection, Spec
-from quantbench.run import caches, compiling, decoding, loading, measure, sizes
+from quantbench.run import compiling, decoding, loading, measure, sizes
 from quantbench.run.decoding import Decoder
 from quantbench.run.environment import without_collections
-from quantbench.run.facts import Measured, make_record
-from quantbench.run.generation import Generation
+from quantbench.run.facts import Generation, Measured, make_record
 from quantbench.run.plan import Plan, begin, make_plan
 from quantbench.typed_json import to_json
 
@@ -164,9 +163,9 @@ class Generator:
         if kv_cache not in CACHES:
             raise UsageError(f"kv_cache {kv_cache!r}: there are {', '.join(CACHES)}")
         kind, dtype = CACHES[kv_cache], weight.dtype
-        self.attention = caches.attention_of(kind, config, dtype, self.device)
+        self.attention = decoding.attention_of(kind, config, dtype, self.device)
         how = dtype, self.device, self.attention.name
-        self.caches = caches.of_layers(kind, config, batch_size, self.cache_size, *how)
+        self.caches = decoding.caches_of(kind, config, batch_size, self.cache_size, *how)
         compile_decode = compile_decode and model.compiles()
         self.decoder = decoding.choose(decoder, model, self.caches, batch_size, compile_decode)
         compile_decode = compile_decode and not self.decoder.one_op
@@ -317,7 +316,9 @@ def run(config: RunConfig, scheme: Spec | Selection, started: float) -> None:
     plan = begin(plan)  # threads are set, and ranks joined
     config, free = plan.config, devices.free_memory(plan.device)
     if config.dry_run:
-        click.echo(sizes.report(plan, free))
+        from quantbench.run import dry_run
+
+        click.echo(dry_run.report(plan, free))
         return
     say(sizes.fits(plan, free))
     plan.ranks.meet()  # before loading: else a late rank would find less free memory

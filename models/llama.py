@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from quantbench.devices import stored_bytes
 from quantbench.kv_cache.base import KVCache
 from quantbench.models.config import ModelConfig, RopeScaling
 from quantbench.ops.attend import attend
@@ -241,3 +242,19 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = x.float().chunk(2, dim=-1)
     turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
     return turned.type_as(x)
+
+
+# ---------------------------------------------------------------------------------- its weights
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """Bytes of all weights but the embedding table's. Everything that a quantized weight stores
+    counts: packed values, scales, zero points."""
+    modules = (m for m in model.modules() if not isinstance(m, nn.Embedding))
+    return sum(stored_bytes(p) for module in modules for p in module.parameters(recurse=False))
+
+
+def step_bytes(model: Transformer, rows: int = 1) -> int:
+    """Bytes of weights that one decoding step of so many rows reads: of the experts of a mixture
+    those that are chosen."""
+    return weight_bytes(model) - round(model.unread_bytes(rows))

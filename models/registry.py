@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from quantbench.errors import CheckpointError, UsageError
+from quantbench.errors import CheckpointError
 from quantbench.models.accepted import COUNT, POSITIVE, TRUTH, Accepts
 from quantbench.models.mixture import NORMALIZED, QWEN_KEYS
 
@@ -165,15 +165,6 @@ def of_config(config: ModelConfig) -> Architecture:
             f"{', '.join(rows)}"
         )
     return rows[config.architecture]
-
-
-def check_split(config: ModelConfig, ranks: int) -> None:
-    """Raise UsageError for a model that ranks cannot share."""
-    if not of_config(config).splits:
-        raise UsageError(
-            f"--tp {ranks}: how ranks share a model of architecture {config.architecture} is not "
-            "known yet; leave out --tp"
-        )
 
 
 def build(config: ModelConfig, split: Split | None = None) -> Transformer:

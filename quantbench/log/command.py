@@ -11,6 +11,7 @@ import click
 from quantbench.cli import Command, Group
 from quantbench.log import table as tables
 from quantbench.log.reading import read as read_log
+from quantbench.log.reading import read_runs
 from quantbench.text import counted
 
 
@@ -44,5 +45,5 @@ def check(file: str, debug: bool) -> None:
 @click.option("--debug", is_flag=True, help="Show tracebacks")
 def table(file: str, debug: bool) -> None:
     """Show the runs that --output_json_path wrote to FILE, a row each."""
-    runs = tables.read(file)
+    runs = read_runs(file)
     click.echo("\n".join([tables.table(runs), *tables.remarks(runs)]))

@@ -11,7 +11,7 @@ from quantbench.errors import UsageError
 from quantbench.models.chat import TemplateChat, chat_of
 from quantbench.models.tokenizer import Tokenizer, stream
 from quantbench.progress import say
-from quantbench.run.generation import Generates
+from quantbench.run.facts import Generates
 from quantbench.run.plan import Plan
 from quantbench.text import counted
 

@@ -21,6 +21,7 @@ from quantbench.log.config import RunConfig
 from quantbench.models import mixture
 from quantbench.models.config import ModelConfig
 from quantbench.models.llama import Block, Transformer
+from quantbench.ops import attention
 from quantbench.quantize.kernel import fused_weight
 
 DECODERS = FUSED, MODULES = "cpu-step", "modules"  # fastest first
@@ -136,3 +137,33 @@ def block_region(
 def _is_plain(parameter: nn.Parameter) -> bool:
     """Whether a nested compile region accepts this weight: it does not accept tensor subclasses."""
     return type(parameter) is nn.Parameter and type(parameter.data) is Tensor
+
+
+# ---------------------------------------------------------------------------------- its caches
+
+
+def attention_of(
+    kind: type[KVCache], config: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> attention.Choice:
+    """The kernel for a model's attention over such caches, and why it is no faster one."""
+    group = config.num_heads // config.num_kv_heads
+    how = config.layers[0].scale, config.layers[0].softcap
+    return attention.choose(device, config.head_dim, group, dtype, kind.format, *how)
+
+
+def caches_of(
+    kind: type[KVCache],
+    config: ModelConfig,
+    rows: int,
+    positions: int,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    kernel: str,
+    layers: int | None = None,
+) -> list[KVCache]:
+    """An empty cache for each layer. kernel: a name of `attention_of`. layers: all if not given."""
+    shape = rows, config.num_kv_heads, positions, config.head_dim
+    return [
+        kind(*shape, dtype, device, spec.window, kernel)
+        for spec in config.layers[: layers or config.num_layers]
+    ]

@@ -23,7 +23,7 @@ from quantbench.models.llama import Transformer
 from quantbench.models.mixture import compiles
 from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import Spec
-from quantbench.run import caches, decoding, threads
+from quantbench.run import decoding, threads
 from quantbench.run.expert_sizes import expert_bytes, expert_slots
 from quantbench.run.plan import Plan
 from quantbench.run.tiers import placed, policy_of
@@ -120,7 +120,7 @@ def _decoder(plan: Plan, model: Transformer) -> str:
         if config.decoder not in ("auto", decoding.MODULES):
             raise KernelError(f"--decoder {config.decoder} is C++ for the CPU, not {plan.device}")
         return decoding.MODULES
-    kernel = caches.attention_of(plan.cache, shape, plan.precision, plan.device).name
+    kernel = decoding.attention_of(plan.cache, shape, plan.precision, plan.device).name
     how = plan.precision, "meta", kernel
-    of_one = caches.of_layers(plan.cache, shape, 1, 1, *how, layers=1)
+    of_one = decoding.caches_of(plan.cache, shape, 1, 1, *how, layers=1)
     return decoding.name_of(config.decoder, model, of_one, config.batch_size)

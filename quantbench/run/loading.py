@@ -6,11 +6,12 @@ loaded.model, loaded.kernels            # "torchao (88 layers), reference (1 lay
 
 import contextlib
 import dataclasses
+import pkgutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
 Report = Callable[[int, int], None]
 Say = Callable[[str], None]
-SECONDS_BETWEEN_LINES = 5  # of progress, while autoquant prepares its candidates
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,6 @@ class Loading:
         self.checkpoint = checkpoint or open_checkpoint(config.checkpoint_path)
         self.tokenizer = tokenizer
         self.precision: torch.dtype = getattr(torch, config.precision)
-        self.choices: list[autoquant.Choice] = []
         # Called with every embedding, norm and linear layer as soon as it has its kernel.
         self.on_layer: Callable[[nn.Module], None] = lambda layer: None
         self.quantize_seconds = 0.0  # for quantizing and packing all layers
@@ -162,10 +161,11 @@ class Loading:
     def load(self, report: Report, say: Say) -> Transformer:
         """The quantized model; arguments and errors as for the function `load`."""
         if self.spec.scheme is None:
-            self.quantizer = self._autoquantizer(say)
+            self.quantizer = calibration().autoquantizer(self, say)
         elif isinstance(self.quantizer, Quantizer):
             self.quantizer.say = say
         saver, split = self.saver, self.split
+        prunes = self.spec.prunes and not self.checkpoint.saved
         cut = None
         if split:
             from quantbench.run.cutting import RankStages
@@ -180,7 +180,7 @@ class Loading:
                 self.config.num_layers,
                 self.tiers.after(self) if self.tiers else self,
                 report,
-                self._pruning(),
+                calibration().pruner(self) if prunes else None,
                 split,
                 cut.reads_whole if cut else lambda name: False,
                 saver,
@@ -227,50 +227,7 @@ class Loading:
             return ran[0][0] if ran else "torch"
         return ", ".join(f"{name} ({n} layer{'s' * (n > 1)})" for name, n in ran)
 
-    def _calibration(self) -> torch.Tensor:
-        from quantbench.run import calibration
 
-        vocab_size = self.checkpoint.config().vocab_size
-        tokenizer = self.tokenizer or self.checkpoint.tokenizer(vocab_size)
-        return calibration.token_ids(self.config.calibration_text, tokenizer, self.device)
-
-    def _autoquantizer(self, say: Say) -> "autoquant.AutoQuantizer":
-        """Choose a scheme for each shape of layer, on the inputs of the first layer and of the
-        output; for a saved checkpoint, take the choices that were saved."""
-        from quantbench.quantize.autoquant import choose as autoquant
-        from quantbench.run import calibration
-
-        if saved := self.checkpoint.saved:
-            return autoquant.AutoQuantizer([], self.device, self.precision, saved.layers)
-        say("Timing every candidate for each shape of layer …")
-        last_line = time.monotonic()
-
-        def report(done: int, total: int) -> None:
-            nonlocal last_line
-            if time.monotonic() > last_line + SECONDS_BETWEEN_LINES:
-                last_line = time.monotonic()
-                say(f"Timed {done} of {total} shapes")
-
-        self.choices = autoquant.choose(
-            calibration.samples(
-                load_model(self.checkpoint, self.device, self.precision, num_layers=1),
-                self._calibration(),
-            ),
-            self.spec,
-            self.config.batch_size,
-            self.config.min_sqnr,
-            autoquant.default_cache(),
-            report,
-            compile=self.config.compile,
-            kernel=self.config.kernel,
-        )
-        say(autoquant.table(self.choices))
-        return autoquant.AutoQuantizer(self.choices, self.device, self.precision)
-
-    def _pruning(self) -> Callable[[str, nn.Module], None] | None:
-        """For sparse-marlin-wanda: the function that prunes each part as soon as it is loaded."""
-        if self.checkpoint.saved or not self.spec.prunes:
-            return None
-        from quantbench.run import calibration
-
-        return calibration.pruning(self.checkpoint.config(), self._calibration())
+def calibration() -> Any:
+    """The module of schemes that are calibrated: few are, and they need autoquant."""
+    return pkgutil.resolve_name("quantbench.run.calibration")

@@ -22,7 +22,6 @@ from quantbench.log.record import held_name
 from quantbench.models import SAVED
 from quantbench.models.config import ModelConfig
 from quantbench.models.formats import Checkpoint, open_checkpoint
-from quantbench.models.registry import check_split
 from quantbench.models.tokenizer import Tokenizer
 from quantbench.ops.ranks import ALONE, Ranks
 from quantbench.progress import say
@@ -166,6 +165,9 @@ def split_of(
             f"--tp {config.tp}: this command measures one process; `python generate.py --tp "
             f"{config.tp}` starts ranks"
         )
+    from quantbench.models.split import check_split
+    from quantbench.run.cutting import split_for
+
     check_split(architecture, config.tp)
     saved = checkpoint.saved
     if saved is None and (spec.scheme is None or spec.prunes):
@@ -173,8 +175,6 @@ def split_of(
             f"--tp {config.tp}: {spec} is calibrated, which one process does; let it --save the "
             "model, and give that as --checkpoint_path"
         )
-    from quantbench.run.cutting import split_for
-
     layers = saved.layers if saved else None
     return split_for(architecture, Ranks(where.rank, where.size), spec.scheme, layers)
 

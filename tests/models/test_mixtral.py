@@ -21,12 +21,12 @@ from quantbench.generate import Generator
 from quantbench.models.config import from_fields
 from quantbench.models.formats import EMBEDDED
 from quantbench.models.hugging_face import from_hugging_face
+from quantbench.models.llama import step_bytes, weight_bytes
 from quantbench.models.loading import load_config, load_model
 from quantbench.models.mixtral import MixtureOfExperts, Router, stack_experts, tokens_per_expert
 from quantbench.models.mixture import compiles
 from quantbench.models.presets import PRESETS
 from quantbench.models.stacked import Stacked
-from quantbench.models.weight_bytes import step_bytes, weight_bytes
 from quantbench.ops.cpu import build as build_cpp
 from quantbench.quantize.packed import PackedWeight
 from quantbench.quantize.pruning import input_norms

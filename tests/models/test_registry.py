@@ -20,6 +20,7 @@ from quantbench.models import registry
 from quantbench.models.accepted import POSITIVE
 from quantbench.models.loading import load_config
 from quantbench.models.registry import ARCHITECTURES, ATTENTION_BIAS, Architecture
+from quantbench.models.split import check_split
 from tests.models.hugging_face import SIZES
 
 FILE = '''
@@ -92,7 +93,7 @@ def test_a_file_and_a_row_compute_what_hugging_face_computes(granite):
     assert generator.decoder.name == "modules"
     assert "the model is a Granite" in generator.decoder.reason
     with pytest.raises(UsageError, match="how ranks share a model of architecture granite_of"):
-        registry.check_split(load_config(str(folder)), 2)
+        check_split(load_config(str(folder)), 2)
 
 
 def test_it_is_quantized_saved_and_generates(granite, tmp_path):

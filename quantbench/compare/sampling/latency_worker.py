@@ -110,7 +110,7 @@ class LatencyWorker:
     def load(self) -> Carried:
         """Load and quantize the weights; says how the model is run."""
         from quantbench import generate
-        from quantbench.models.weight_bytes import weight_bytes
+        from quantbench.models.llama import weight_bytes
         from quantbench.run import loading, measure
 
         plan = self.plan

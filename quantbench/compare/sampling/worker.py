@@ -51,8 +51,7 @@ from quantbench.log.options import parse
 from quantbench.progress import say
 from quantbench.run import environment, measure
 from quantbench.run.energy import Energy, Meter, NotCounted
-from quantbench.run.facts import Facts, Sample
-from quantbench.run.generation import OneSample
+from quantbench.run.facts import Facts, OneSample, Sample
 from quantbench.run.why import Expected
 from quantbench.typed_json import from_json, to_json
 
