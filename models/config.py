@@ -8,13 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from quantbench.errors import CheckpointError, UsageError
-from quantbench.models import mixture as mixtures
 from quantbench.models.accepted import (
     COUNT,
     LAYERS,
     NAME,
     NUMBERS,
-    OBJECT,
     POSITIVE,
     STRETCH,
     TRUTH,
@@ -232,23 +230,3 @@ MAY_BE_NONE = {
     *("sliding_window", "rope_scaling", "mixture"),
     *("window_rope_theta", "attention_scale", "attention_softcap", "logit_softcap"),
 }
-
-
-def from_fields(fields: Any, name: str) -> ModelConfig:
-    """The config that `dataclasses.asdict` turned into these fields, with the name `name`.
-
-    Raises CheckpointError for fields that are missing, unknown or impossible.
-    """
-    OBJECT.check(name, "architecture", fields)
-    try:
-        scaling = fields["rope_scaling"]
-        if scaling is not None:
-            OBJECT.check(name, "rope_scaling", scaling)
-            scaling = RopeScaling(**scaling)
-        experts = mixtures.from_fields(fields.get("mixture"), name)
-        changes = {"name": name, "rope_scaling": scaling, "mixture": experts}
-        return ModelConfig(**{**fields, **changes})
-    except (TypeError, KeyError):
-        raise CheckpointError(
-            f"{name}: its architecture is damaged; save the model again"
-        ) from None

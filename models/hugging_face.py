@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from quantbench.errors import CheckpointError
-from quantbench.models import mixture as mixtures
 from quantbench.models.accepted import (
     COUNT,
     LAYERS,
@@ -24,6 +23,7 @@ from quantbench.models.accepted import (
     whole,
 )
 from quantbench.models.config import MAY_BE_NONE, ModelConfig, RopeScaling
+from quantbench.models.mixture import Mixture
 from quantbench.models.registry import ARCHITECTURES, Architecture
 from quantbench.text import shown
 
@@ -84,6 +84,12 @@ _ROPE_ACCEPTED = {
 }
 
 
+# Keys that describe experts. transformers 5 writes num_local_experts for Qwen's num_experts.
+_EXPERT_KEYS = dict.fromkeys(("num_experts", "num_local_experts", "num_experts_per_tok"), COUNT)
+# Keys of experts that matter in training alone.
+_EXPERTS_HARMLESS = {"output_router_logits", "router_aux_loss_coef", "router_jitter_noise"}
+
+
 def check_keys(where: object, accepted: Mapping[str, Accepts], given: Mapping[str, Any]) -> None:
     for key, accepts in accepted.items():
         if given.get(key) is not None:
@@ -137,7 +143,7 @@ def from_hugging_face(
     if row.experts:
         layers = values["num_layers"]
         try:
-            experts = mixtures.from_hugging_face(config, row.experts, row.accepts, layers)
+            experts = _mixture(config, row.experts, row.accepts, layers)
         except CheckpointError as error:
             raise CheckpointError(f"{where}: {error}") from None
         values["mixture"] = experts
@@ -149,8 +155,8 @@ def _understood(row: Architecture, config: Mapping[str, Any], where: object) -> 
     """What each key may hold. Raises CheckpointError for a key that is not understood."""
     accepted = _ACCEPTED | dict(row.extras) | dict(row.accepts)
     if row.experts:
-        accepted |= mixtures.KEYS
-    harmless = _HARMLESS | mixtures.HARMLESS if row.experts else _HARMLESS
+        accepted |= _EXPERT_KEYS
+    harmless = _HARMLESS | _EXPERTS_HARMLESS if row.experts else _HARMLESS
     fixed = _FIXED | dict(row.fixed)
     for key, value in config.items():
         if key in fixed and value not in (fixed[key], None):
@@ -164,6 +170,30 @@ def _understood(row: Architecture, config: Mapping[str, Any], where: object) -> 
                 f"{where}: config key {shown(key)} is not understood, and it may change the result"
             )
     return accepted
+
+
+def _mixture(
+    config: Mapping[str, Any], defaults: Mapping[str, Any], keys: Iterable[str], layers: int
+) -> Mixture:
+    """The experts that a config.json describes.
+
+    config: its values are of the types that its architecture accepts. defaults: of absent keys.
+    keys: those that this architecture has beyond _EXPERT_KEYS. Raises CheckpointError for numbers
+    that no model can have.
+    """
+    given = {key: config[key] for key in (*_EXPERT_KEYS, *keys) if config.get(key) is not None}
+    if "num_local_experts" in given:
+        given["num_experts"] = given["num_local_experts"]
+    values = {**defaults, **given}
+    step, dense = values.get("decoder_sparse_step", 1), values.get("mlp_only_layers", ())
+    return Mixture(
+        num_experts=values["num_experts"],
+        experts_per_token=values["num_experts_per_tok"],
+        expert_dim=values.get("moe_intermediate_size", config["intermediate_size"]),
+        normalized=values.get("norm_topk_prob", False),
+        shared_dim=values.get("shared_expert_intermediate_size", 0),
+        dense_layers=tuple(i for i in range(layers) if i in dense or (i + 1) % step),
+    )
 
 
 def head_width(dim: Any, heads: Any, where: object) -> int:

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from quantbench.errors import CheckpointError
-from quantbench.models.accepted import COUNT, POSITIVE, TRUTH, Accepts
-from quantbench.models.mixture import NORMALIZED, QWEN_KEYS
+from quantbench.models.accepted import COUNT, NUMBERS, POSITIVE, TRUTH, Accepts
 
 if TYPE_CHECKING:
     from quantbench.models.config import ModelConfig
@@ -118,6 +117,12 @@ GEMMAS: dict[str, Any] = {
         "ffn_norm": ("pre_feedforward_layernorm",),
         "ffn_post_norm": ("post_feedforward_layernorm",),
     },
+}
+NORMALIZED = {"norm_topk_prob": TRUTH}
+QWEN_KEYS = NORMALIZED | {
+    "moe_intermediate_size": COUNT,
+    "decoder_sparse_step": COUNT,
+    "mlp_only_layers": NUMBERS,
 }
 # fmt: off
 ARCHITECTURES: dict[str, Architecture] = {

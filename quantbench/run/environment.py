@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from quantbench import host
 from quantbench.log.config import RunConfig
 from quantbench.progress import say
 from quantbench.run import threads
@@ -127,7 +128,7 @@ def threads_of(config: RunConfig) -> threads.Threads:
     if is_torchrun() and variables.get("OMP_NUM_THREADS") == "1":
         del variables["OMP_NUM_THREADS"]  # torchrun sets that whatever cores there are
     ranks = where.local_size if where else 1
-    return threads.choose(config.threads, threads.cores(), variables, ranks)
+    return threads.choose(config.threads, host.cores(), variables, ranks)
 
 
 def use_threads(config: RunConfig) -> None:
@@ -156,7 +157,7 @@ def in_force() -> Environment:
     return Environment(
         threads=torch.get_num_threads(),
         interop_threads=torch.get_num_interop_threads(),
-        cores=threads.cores(),
+        cores=host.cores(),
         gc_threshold=gc.get_threshold()[0],
         system_huge_pages=system_huge_pages(),
         huge_page_bytes=huge_page_bytes(),

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from quantbench import devices
+from quantbench import devices, host
 from quantbench.errors import KernelError
 from quantbench.experts.routing import routers_of
 from quantbench.log.config import option_table
@@ -44,7 +44,7 @@ def identity(plan: Plan) -> dict[str, str]:
     values["quantization"] = plan.spec
     values["kv_cache"] = plan.kv_cache
     values["cache_size"] = plan.cache_size
-    values["threads"] = threads.choose(config.threads, threads.cores(), os.environ).count
+    values["threads"] = threads.choose(config.threads, host.cores(), os.environ).count
     chunk = config.prefill_chunk or devices.prefill_chunk(plan.device, config.batch_size)
     values["prefill_chunk"] = min(chunk, len(plan.prompt))
     if config.temperature == 0:

@@ -4,6 +4,8 @@ loaded = load(plan, report, say)
 loaded.model, loaded.kernels            # "torchao (88 layers), reference (1 layer)"
 """
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import pkgutil
@@ -151,7 +153,7 @@ class Loading:
         saves = config.save and (split is None or split.ranks.rank == 0)
         self.saver = self._saver(Path(config.save)) if saves else None  # type: ignore[arg-type]
 
-    def _saver(self, folder: Path) -> "Saver":
+    def _saver(self, folder: Path) -> Saver:
         from quantbench.models.formats.saver import Saver
 
         scheme = SavedScheme(str(self.spec), self.config.precision)

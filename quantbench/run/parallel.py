@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from quantbench import host
 from quantbench.errors import UsageError
 from quantbench.ops.cpu import build
 from quantbench.ops.cpu import ranks as shared_memory
@@ -38,7 +39,7 @@ def warning(where: Place, device: torch.device) -> str | None:
             f"--tp {where.local_size}: every rank needs a GPU of its own, and here "
             f"{'is' if count == 1 else 'are'} {count}; --tp {count} is the most"
         )
-    return threads.crowded(where.local_size, threads.cores()) if device.type == "cpu" else None
+    return threads.crowded(where.local_size, host.cores()) if device.type == "cpu" else None
 
 
 def join(where: Place | None, device: torch.device) -> Ranks:

@@ -12,6 +12,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
+from quantbench import host
 from quantbench.compare.commands import ab
 from quantbench.compare.commands import tune as command
 from quantbench.compare.sampling.answers import Planned, PlannedRuns
@@ -31,7 +32,7 @@ from tests.compare.fake_process import Behaviour, FakeProcess, World
 from tests.compare.refusals import one_line
 
 COMMON = RunConfig(max_new_tokens="4")
-USUAL = threads.choose(None, threads.cores() or 1, os.environ).count  # threads of the default
+USUAL = threads.choose(None, host.cores() or 1, os.environ).count  # threads of the default
 
 
 def run(*words):

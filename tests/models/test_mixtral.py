@@ -18,8 +18,8 @@ from quantbench import models
 from quantbench.compare.commands.generate import generate
 from quantbench.errors import CheckpointError
 from quantbench.generate import Generator
-from quantbench.models.config import from_fields
 from quantbench.models.formats import EMBEDDED
+from quantbench.models.formats.saved import architecture
 from quantbench.models.hugging_face import from_hugging_face
 from quantbench.models.llama import step_bytes, weight_bytes
 from quantbench.models.loading import load_config, load_model
@@ -314,10 +314,10 @@ def test_a_mixture_survives_json():
     config = from_hugging_face(MIXTURES["qwen-3-moe-dense"].to_dict(), "mine")
     assert config.mixture.dense_layers == (2,)
     fields = json.loads(json.dumps(dataclasses.asdict(config)))
-    assert from_fields(fields, "mine") == config
+    assert architecture(fields, "mine") == config
     fields["mixture"]["experts_per_token"] = 9
     with pytest.raises(CheckpointError, match="9 experts, and there are 6"):
-        from_fields(fields, "mine")
+        architecture(fields, "mine")
 
 
 def test_a_checkpoint_that_lacks_an_expert(tmp_path):

@@ -18,7 +18,7 @@ from typing import Any
 
 import click
 
-from quantbench import files
+from quantbench import files, host
 from quantbench.cli import Command, OptionOfOptions
 from quantbench.compare.arguments import refuse_beside, split_precision
 from quantbench.compare.figures.choices import Limits
@@ -265,7 +265,7 @@ def _arms(
 def warn_of_threads(arms: Sequence[Arm]) -> None:
     """Say once for each arm what its worker would say where nobody reads it."""
     for arm in arms:
-        cores, ranks = threads.cores(), arm.config.tp
+        cores, ranks = host.cores(), arm.config.tp
         chosen = threads.choose(arm.config.threads, cores, os.environ, ranks)
         on_cpu = arm.config.device in ("auto", "cpu")
         for warning in (chosen.warning(), threads.crowded(ranks, cores) if on_cpu else None):

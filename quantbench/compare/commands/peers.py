@@ -43,9 +43,10 @@ from quantbench.compare.sampling.results import (
     write_json,
 )
 from quantbench.errors import LogError, QuantbenchError, UsageError
+from quantbench.host import cores
 from quantbench.log.config import RunConfig, argv
 from quantbench.progress import say
-from quantbench.run.threads import choose, cores
+from quantbench.run.threads import choose
 from quantbench.text import counted
 from quantbench.typed_json import to_json
 
