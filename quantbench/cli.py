@@ -235,7 +235,7 @@ def _carried_out(
         with command.make_context(name, given, **extra) as context:
             return command.invoke(context)
     _open_standard_streams()
-    debug = _Debug()
+    debug, cause = _Debug(), None
     try:
         _require_posix()
         with _sigterm_interrupts() as terminated:
@@ -255,7 +255,8 @@ def _carried_out(
         if isinstance(error, KeyboardInterrupt) and sys.stderr and sys.stderr.isatty():
             say("")  # ends the line in which the terminal wrote ^C
         _report(f"error: {one_line(message)}", code)
-    sys.exit(code)
+        cause = error
+    raise SystemExit(code) from cause
 
 
 def _report(line: str, code: int) -> None:

@@ -45,6 +45,8 @@ SECONDS_TO_END = 5  # between SIGTERM and SIGKILL
 class RankFailed(QuantbenchError):
     """A rank failed, or the system ended it."""
 
+    code = "rank"
+
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
