@@ -109,7 +109,7 @@ def refusal(
             typed = [word.partition("=")[0] for word in words if word.startswith("-")]
             names = {word: word.lstrip("-").replace("-", "_") for word in typed}
             word = next((word for word in typed if names[word].startswith(first)), spelling)
-            close = difflib.get_close_matches(names.get(word, ""), options, n=1, cutoff=0.5)
+            close = difflib.get_close_matches(names.get(word, ""), options, n=1, cutoff=0.6)
             hint = f"did you mean --{close[0]}?" if close else "--help lists them all"
             return f"no such option: {shown(word)}; {hint}"
         case click.BadOptionUsage(option_name=spelling):

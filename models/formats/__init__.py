@@ -62,9 +62,10 @@ def open_checkpoint(checkpoint_path: str) -> Checkpoint:
                 return kind(place)
     if "gguf" in folder.name.lower() or any(folder.glob("*.gguf")):
         raise CheckpointError(f"{folder} holds GGUF files: {_NO_GGUF}")
+    given = "" if path == folder else f"{checkpoint_path} is no checkpoint, and "
     raise CheckpointError(
-        f"{folder} holds no weights; looked for *.safetensors, pytorch_model*.bin, model.pth and "
-        "consolidated.*.pth"
+        f"{given}{folder} holds no weights; looked for *.safetensors, pytorch_model*.bin, "
+        "model.pth and consolidated.*.pth"
     )
 
 

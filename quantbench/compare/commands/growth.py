@@ -144,8 +144,8 @@ def growth(
     if Path(chart).suffix != ".svg":
         raise UsageError(f"--chart {chart}: it is drawn as SVG; end its name in .svg")
     files.check_outputs([
+        files.Output("--chart", chart, files.is_svg, "SVG"),  # first: --json has a default
         files.Output("--json", json_path, files.is_json, "JSON"),
-        files.Output("--chart", chart, files.is_svg, "SVG"),
     ])  # fmt: skip
     if not (axes or points):
         raise UsageError(f"{json_path} holds no points yet, and --over none measures none")
