@@ -18,9 +18,9 @@ from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
 from quantbench import files
+from quantbench.bench.worker import Worker
 from quantbench.compare.commands.generate import generate
 from quantbench.compare.sampling.latency_worker import LatencyWorker
-from quantbench.compare.sampling.worker import Worker
 from quantbench.errors import LogError, QuantbenchError
 from tests.test_refusals import LINE, only_error
 

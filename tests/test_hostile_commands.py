@@ -30,7 +30,7 @@ def test_a_document_of_data_that_nothing_can_be_made_of(tmp_path, monkeypatch):
 
 def test_options_of_some_schemes_stay_with_those_that_take_them(tmp_path, monkeypatch):
     """One arm of the comparison is calibrated, and another has a least SQNR."""
-    from quantbench.compare.sampling.arm import make_arms
+    from quantbench.bench.arm import make_arms
     from quantbench.log.config import RunConfig
 
     monkeypatch.chdir(tmp_path)

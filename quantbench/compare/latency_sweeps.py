@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from quantbench import files
-from quantbench.compare.output import latency_pictures, latency_report
+from quantbench.bench.process import WorkerFailed
 from quantbench.compare.sampling import latency_ray, latency_sweep
 from quantbench.compare.sampling.latency_answers import Possible
 from quantbench.compare.sampling.latency_plan import LatencyPlan, make_plan, whole_numbers
 from quantbench.compare.sampling.latency_results import LatencyResults
 from quantbench.compare.sampling.latency_sweep import Sweep
-from quantbench.compare.sampling.process import WorkerFailed
 from quantbench.compare.sampling.results import FILE
 from quantbench.errors import LogError, QuantbenchError, UsageError
 from quantbench.log.about import about, machine
 from quantbench.log.config import RunConfig
 from quantbench.progress import say
+from quantbench.report import latency_pictures, latency_report
 from quantbench.run import environment
 from quantbench.text import shown
 

@@ -6,6 +6,7 @@ A table in the documentation takes its caption from it.
 """
 
 import datetime
+import json
 import os
 import platform
 import re
@@ -13,9 +14,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from quantbench import host
+from quantbench import files, host
 from quantbench.log import shell
 from quantbench.log.origin import git_commit, versions
+from quantbench.typed_json import to_json
 
 CARDS = Path("/proc/driver/nvidia/gpus")  # a folder a card; there without asking the driver's tools
 # What tells processors of one name apart: flags of the kernel, and what people call them.
@@ -110,3 +112,17 @@ def _short(commit: str) -> str:
     """The first seven digits, and whether there were changes beside it."""
     digits, dirty, _ = commit.partition("-dirty")
     return f"{digits[:7]}{dirty}"
+
+
+def report_output(path: str | None) -> files.Output:
+    """What `write_json` will write, for files.check_outputs."""
+    return files.Output("--json", path, files.json_with("about"), "JSON of such a command")
+
+
+def write_json(path: str, value: object) -> None:
+    """What --json asks for: the value's keys, or "rows" where it is a list, and what it says of
+    itself, "about". Raises LogError where that cannot be written."""
+    fields = to_json(value)
+    fields = {"rows": fields} if isinstance(fields, list) else fields
+    fields = {"about": to_json(about()), **fields}
+    files.write_text("--json", path, json.dumps(fields, indent=1) + "\n")

@@ -9,9 +9,9 @@ import dataclasses
 import threading
 from dataclasses import dataclass, field
 
+from quantbench.bench.process import WorkerFailed
 from quantbench.compare.figures.latency import LatencySample
 from quantbench.compare.sampling.latency_answers import CellReady, Described, Refusal, Runs
-from quantbench.compare.sampling.process import WorkerFailed
 from tests.compare.latency_folders import CARRIED, MODEL
 
 

@@ -8,7 +8,7 @@ import json
 import sys
 
 from quantbench.typed_json import to_json
-from tests.compare.facts import peer_facts
+from tests.bench.facts import peer_facts
 
 options = argparse.ArgumentParser()
 options.add_argument("--step", type=float, default=0.1)

@@ -11,10 +11,10 @@ import random
 import signal
 import sys
 
-from quantbench.compare.sampling.answers import LogitsFile, Quality, QualityAnswer
+from quantbench.bench.answers import LogitsFile, Quality, QualityAnswer
 from quantbench.log.options import parse
 from quantbench.typed_json import to_json
-from tests.compare.facts import arm_facts
+from tests.bench.facts import arm_facts
 
 options = argparse.ArgumentParser()
 options.add_argument("--seconds", type=float, default=1.0)

@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from quantbench.compare.commands.roofline import model_remarks
-from quantbench.compare.figures import decode_limit as whole
-from quantbench.compare.figures.rows import rows as report_rows
-from quantbench.compare.output.columns import interval
-from quantbench.compare.output.tables import remarks
-from quantbench.compare.sampling.answers import Reading
 from quantbench.compare.sampling.comparison import Comparison
 from quantbench.compare.sampling.results import ArmResult, Results, Settings
+
+from quantbench.answer.rows import rows as report_rows
+from quantbench.bench.answers import Reading
+from quantbench.compare.commands.roofline import model_remarks
+from quantbench.compare.figures import decode_limit as whole
 from quantbench.errors import KernelError
 from quantbench.log.config import RunConfig, argv
+from quantbench.report.columns import interval
+from quantbench.report.tables import remarks
 from quantbench.run.bandwidth import Bandwidth
 from quantbench.typed_json import to_json
 

@@ -10,10 +10,10 @@ from click.testing import CliRunner
 from quantbench.compare.commands.estimate import estimate
 from quantbench.compare.commands.readme import readme
 from quantbench.compare.figures.doc_predictions import predictions
-from quantbench.compare.output.doc_tables import TABLES
-from quantbench.compare.output.documents import rewritten, table
 from quantbench.errors import UsageError
 from quantbench.log.config import split
+from quantbench.report.doc_tables import TABLES
+from quantbench.report.documents import rewritten, table
 
 ROOT = Path(__file__).parents[2]
 ABOUT = {

@@ -9,9 +9,9 @@ import re
 import pytest
 
 from quantbench.compare.figures.latency import Cell, LatencySample, estimate_rows
-from quantbench.compare.output.latency_report import report, samples
 from quantbench.compare.sampling.latency_results import LatencyResults
 from quantbench.compare.sampling.latency_sweep import Sweep
+from quantbench.report.latency_report import report, samples
 from quantbench.run.energy import Energy, NotCounted
 from tests.compare.fake_latency_worker import World
 from tests.compare.latency_folders import plan, results

@@ -10,9 +10,9 @@ from click.testing import CliRunner
 
 from quantbench.__main__ import commands
 from quantbench.compare.figures.latency import Cell
-from quantbench.compare.output.latency_pictures import BATCH, LATENCY, PROMPT, RANKS, draw, panels
-from quantbench.compare.output.latency_report import NOT_REACHED, report, samples
 from quantbench.compare.sampling.latency_results import LatencyResults
+from quantbench.report.latency_pictures import BATCH, LATENCY, PROMPT, RANKS, draw, panels
+from quantbench.report.latency_report import NOT_REACHED, report, samples
 from tests.compare.latency_folders import plan, results
 
 

@@ -10,7 +10,7 @@ from quantbench.compare.figures.latency import (
     rate,
     rate_rows,
 )
-from quantbench.compare.output.latency_tables import pairs_text, rows_text
+from quantbench.report.latency_tables import pairs_text, rows_text
 
 # Two batch sizes, two runs of 3 tokens; batch 4 failed. By hand: prefill 100 and 120 ms, steps of
 # 10 and 30, 20 and 20: 40 ms both times, 20 a token.

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from quantbench.compare.sampling import ranks
-from quantbench.compare.sampling.process import Process, WorkerFailed
+from quantbench.bench import ranks
+from quantbench.bench.process import Process, WorkerFailed
 from quantbench.errors import QuantbenchError, UsageError
 
 ANSWER = "import sys; input(); print(sys.argv[1], flush=True); sys.stdin.read()"
@@ -46,7 +46,7 @@ def test_what_failed_otherwise_is_not(worker, kind):
 
 ANSWERING = """
 import os, signal
-from quantbench.compare.sampling.worker import serve
+from quantbench.bench.worker import serve
 from quantbench.errors import MemoryShortage, UsageError
 
 class Worker:

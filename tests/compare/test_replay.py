@@ -17,7 +17,7 @@ from quantbench.log import reading
 from quantbench.log.options import parse
 from quantbench.log.reading import config_of
 from quantbench.typed_json import to_json
-from tests.compare.facts import arm_facts
+from tests.bench.facts import arm_facts
 from tests.compare.refusals import one_line
 
 REFERENCE = Path(__file__).parents[1] / "data" / "torchao_llama_log.txt"
@@ -186,7 +186,7 @@ def repository(tmp_path_factory):
 @pytest.fixture
 def inside(repository, monkeypatch):
     """The current folder is the repository, whose newest files are those of `slow`."""
-    monkeypatch.setattr("quantbench.compare.sampling.process.ROOT", repository)
+    monkeypatch.setattr("quantbench.bench.process.ROOT", repository)
     monkeypatch.chdir(repository)
     yield repository
     assert len(git(repository, "worktree", "list").splitlines()) == 1  # nothing is left behind
@@ -211,7 +211,7 @@ def test_a_slowdown_is_shown_beside_the_old_commit(inside, commit, tolerance, co
     "commit, reason",
     [
         ("nowhere", "--against 'nowhere': there is no such commit"),
-        ("empty", "--against empty: that commit has no compare.sampling.worker"),
+        ("empty", "--against empty: that commit has no bench.worker"),
         ("--all", "the option '--all' follows"),
     ],
 )
@@ -246,14 +246,14 @@ def test_where_nothing_builds_both_are_measured_without_kernels(inside, monkeypa
 
 
 def test_outside_of_a_repository(tmp_path, monkeypatch):
-    monkeypatch.setattr("quantbench.compare.sampling.process.ROOT", tmp_path)
+    monkeypatch.setattr("quantbench.bench.process.ROOT", tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     result = run(str(REFERENCE), "--all", "--dummy", "--against", "HEAD")
     assert "is no git repository" in one_line(result)
 
 
 def test_an_installed_copy_looks_for_no_commits_in_somebody_s_repository(inside, monkeypatch):
-    monkeypatch.setattr("quantbench.compare.sampling.process.INSTALLED", True)
+    monkeypatch.setattr("quantbench.bench.process.INSTALLED", True)
     result = run("log.txt", "--all", "--dummy", "--against", "HEAD")
     assert "this is an installed copy; run it in a checkout" in one_line(result)
 

@@ -10,20 +10,20 @@ from xml.etree import ElementTree
 import pytest
 import torch
 from click.testing import CliRunner
+from quantbench.compare.sampling.results import ArmResult, ArmSample, Results, Settings
 
+from quantbench.answer.interval import Interval
+from quantbench.bench.answers import Product, Reading, Shape, ShapeTimings
 from quantbench.compare.commands import growth as growth_module
 from quantbench.compare.commands.growth import growth
 from quantbench.compare.commands.roofline import layer_rows, model_remarks, roofline, with_stock
 from quantbench.compare.figures import decode_limit as whole
-from quantbench.compare.figures.interval import Interval
 from quantbench.compare.figures.limits import over, share, step_bytes
-from quantbench.compare.output.lines import draw
-from quantbench.compare.sampling.answers import Product, Reading, Shape, ShapeTimings
 from quantbench.compare.sampling.layer_timing import Stack, kernels, shapes
-from quantbench.compare.sampling.results import ArmResult, ArmSample, Results, Settings
 from quantbench.log.config import RunConfig
+from quantbench.report.lines import draw
 from quantbench.typed_json import to_json
-from tests.compare.facts import arm_facts
+from tests.bench.facts import arm_facts
 from tests.models.small import small_checkpoint
 
 FAKE = (sys.executable, str(Path(__file__).parent / "fake_worker.py"))

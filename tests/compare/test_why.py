@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from quantbench.compare.figures.row import Row
-from quantbench.compare.figures.why import reasons
+from quantbench.answer.row import Row
+from quantbench.answer.why import reasons
 from quantbench.log.config import RunConfig
 from quantbench.run.why import Limit
-from tests.compare.facts import arm_facts
+from tests.bench.facts import arm_facts
 
 COMPILED = RunConfig(compile=True)
 ROW = Row("arm", verdict="slower")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from quantbench.compare.sampling.process import Process
+from quantbench.bench.process import Process
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = ["--num_samples", "1", "--max_new_tokens", "4", "--device", "cpu"]
@@ -25,7 +25,7 @@ main(sys.argv[1:], standalone_mode=False)
 """
 WORKER = """
 import sys
-from quantbench.compare.sampling.worker import Worker, serve
+from quantbench.bench.worker import Worker, serve
 
 class Telling(Worker):
     def modules(self) -> list:

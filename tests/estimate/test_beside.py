@@ -14,7 +14,7 @@ from quantbench.models.presets import preset
 from quantbench.run.facts import Device, Measured, Peaks, Ready, Sample
 from quantbench.run.why import Expected
 from quantbench.typed_json import from_json, to_json
-from tests.compare.facts import FACTS
+from tests.bench.facts import FACTS
 
 CONFIG = preset("TinyLlama-1.1B-Chat-v1.0")
 NEW = 11

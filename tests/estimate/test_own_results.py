@@ -6,20 +6,20 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from tests.compare.example_results import example_results
+from tests.compare.test_estimated_rows import with_figures
 
 from quantbench.__main__ import commands
+from quantbench.answer.rows import rows
 from quantbench.compare.commands.estimate import estimate
 from quantbench.compare.figures.latency import estimate_rows
-from quantbench.compare.figures.rows import rows
 from quantbench.errors import QuantbenchError
 from quantbench.estimate.beside import Report, beside
 from quantbench.estimate.validate import Case, as_json, of_results, report
 from quantbench.log import log
 from quantbench.run.energy import Energy
 from quantbench.typed_json import to_json
-from tests.compare.example_results import example_results
 from tests.compare.latency_folders import results as latency_results
-from tests.compare.test_estimated_rows import with_figures
 from tests.compare.test_latency_estimates import with_estimates
 from tests.estimate.test_beside import SPEED, measured
 

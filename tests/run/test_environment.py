@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from quantbench.compare.sampling.process import Process
+from quantbench.bench.process import Process
 from quantbench.generate import Generator
 from quantbench.log import reading
 from quantbench.log.config import RunConfig, split

@@ -13,7 +13,7 @@ from quantbench.run import machine
 from quantbench.run.machine import Counters, MachineUse, judge, together
 from quantbench.run.why import held_back
 from quantbench.typed_json import from_json
-from tests.compare.facts import FACTS
+from tests.bench.facts import FACTS
 
 QUIET = MachineUse(10.0, 2, 2.0, 0.05, 0.0, 3)
 BUSY = MachineUse(10.0, 2, 1.1, 1.4, 0.0, 4000)

@@ -8,7 +8,7 @@ import click
 
 from quantbench import files
 from quantbench.cli import Command, quiet
-from quantbench.compare.sampling.results import report_output, write_json
+from quantbench.log.about import report_output, write_json
 from quantbench.log.config import RunConfig
 from quantbench.progress import say
 from quantbench.run import environment

@@ -14,11 +14,11 @@ import os
 import click
 
 from quantbench import files
+from quantbench.arguments import refuse_beside, refuse_given
 from quantbench.cli import Command, quiet
-from quantbench.compare.arguments import refuse_beside, refuse_given
-from quantbench.compare.sampling.results import write_json
 from quantbench.errors import UsageError
 from quantbench.kv_cache import CACHES
+from quantbench.log.about import write_json
 from quantbench.log.config import PRECISIONS
 from quantbench.progress import say
 from quantbench.run import environment

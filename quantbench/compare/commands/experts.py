@@ -17,14 +17,14 @@ import click
 
 from quantbench import files
 from quantbench.cli import Command, Group, quiet
-from quantbench.compare.output import expert_picture, expert_tables
-from quantbench.compare.sampling.results import report_output, write_json
 from quantbench.errors import UsageError
 from quantbench.experts.placement import HitRates, hit_rates
 from quantbench.experts.popularity import Popularity
 from quantbench.experts.skew import LayerSkew, skews
+from quantbench.log.about import report_output, write_json
 from quantbench.log.config import PRECISIONS, RunConfig
 from quantbench.progress import progress, say
+from quantbench.report import expert_picture, expert_tables
 from quantbench.run import environment
 from quantbench.text import counted
 

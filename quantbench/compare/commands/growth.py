@@ -22,20 +22,20 @@ from typing import Any
 import click
 
 from quantbench import files
+from quantbench.answer.interval import Interval
+from quantbench.arguments import names_of, refuse_given
 from quantbench.cli import Command
-from quantbench.compare.arguments import names_of, refuse_given
 from quantbench.compare.figures import decode_limit
-from quantbench.compare.figures.interval import Interval
 from quantbench.compare.figures.json_rows import DecodeRow
-from quantbench.compare.output.columns import Columns, aligned, interval, number
-from quantbench.compare.output.lines import AXES as DRAWN
-from quantbench.compare.output.lines import draw
 from quantbench.compare.sampling.results import Settings, write_json
 from quantbench.errors import LogError, UsageError
 from quantbench.log.about import About, about
 from quantbench.log.config import RunConfig
 from quantbench.progress import say
 from quantbench.quantize import spec
+from quantbench.report.columns import Columns, aligned, interval, number
+from quantbench.report.lines import AXES as DRAWN
+from quantbench.report.lines import draw
 from quantbench.typed_json import from_json
 
 SCHEMES = spec.COMPARED_BRIEFLY
@@ -144,8 +144,8 @@ def growth(
     if Path(chart).suffix != ".svg":
         raise UsageError(f"--chart {chart}: it is drawn as SVG; end its name in .svg")
     files.check_outputs([
-        files.Output("--chart", chart, files.is_svg, "SVG"),  # first: --json has a default
         files.Output("--json", json_path, files.is_json, "JSON"),
+        files.Output("--chart", chart, files.is_svg, "SVG"),
     ])  # fmt: skip
     if not (axes or points):
         raise UsageError(f"{json_path} holds no points yet, and --over none measures none")

@@ -16,13 +16,13 @@ import click
 from quantbench import files
 from quantbench.cli import Command, Group, OptionOfOptions
 from quantbench.compare import latency_sweeps
-from quantbench.compare.output import latency_pictures, latency_report
 from quantbench.compare.sampling.latency_plan import DECIDED
 from quantbench.compare.sampling.latency_results import LatencyResults
 from quantbench.errors import LogError, UsageError
 from quantbench.log.config import RunConfig
 from quantbench.log.options import options
 from quantbench.progress import say
+from quantbench.report import latency_pictures, latency_report
 
 
 @click.group(cls=Group, invoke_without_command=True)

@@ -14,11 +14,11 @@ import click
 from quantbench import files
 from quantbench.cli import Command
 from quantbench.compare.figures.metrics import CONFIDENCE, Comparison, Metric, Side, Value, compare
-from quantbench.compare.output import metrics_report
 from quantbench.compare.sampling.latency_results import LatencyResults
-from quantbench.compare.sampling.results import report_output, write_json
 from quantbench.errors import UsageError
+from quantbench.log.about import report_output, write_json
 from quantbench.progress import say
+from quantbench.report import metrics_report
 from quantbench.text import aligned, shown
 
 PROSE = b"# `"  # how a report of ours begins, which a new one replaces

@@ -22,19 +22,17 @@ from pathlib import Path
 import click
 
 from quantbench import files
+from quantbench.answer.interval import Interval
+from quantbench.answer.readings import caveats, is_limit, median, span
+from quantbench.arguments import names_of
+from quantbench.bench import process
+from quantbench.bench.process import Process
 from quantbench.cli import Command
-from quantbench.compare.arguments import names_of
-from quantbench.compare.figures.block_errors import LEAST_BLOCKS
-from quantbench.compare.figures.interval import Interval
 from quantbench.compare.figures.json_rows import PeerRow
 from quantbench.compare.figures.limits import over, seconds, step_bytes
-from quantbench.compare.figures.readings import caveats, is_limit, median, span
-from quantbench.compare.output.columns import Columns, aligned, interval, number
 from quantbench.compare.peers import packages as peer_packages
 from quantbench.compare.peers.work import Work
-from quantbench.compare.sampling import process
 from quantbench.compare.sampling.comparison import Comparison
-from quantbench.compare.sampling.process import Process
 from quantbench.compare.sampling.results import (
     ArmResult,
     Results,
@@ -46,6 +44,8 @@ from quantbench.errors import LogError, QuantbenchError, UsageError
 from quantbench.host import cores
 from quantbench.log.config import RunConfig, argv
 from quantbench.progress import say
+from quantbench.quality.block_errors import LEAST_BLOCKS
+from quantbench.report.columns import Columns, aligned, interval, number
 from quantbench.run.threads import choose
 from quantbench.text import counted
 from quantbench.typed_json import to_json

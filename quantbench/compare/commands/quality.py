@@ -14,22 +14,25 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quantbench import files
+from quantbench.answer.interval import Interval
+from quantbench.answer.limits import kl_of
+from quantbench.bench.arm import NOT_IN_ARMS
 from quantbench.cli import Command, quiet
-from quantbench.compare.fidelity.defaults import LEGEND, TOKENS, described
-from quantbench.compare.fidelity.tasks import find
-from quantbench.compare.figures.interval import Interval
-from quantbench.compare.sampling.answers import Quality
-from quantbench.compare.sampling.arm import NOT_IN_ARMS
-from quantbench.compare.sampling.results import report_output, write_json
 from quantbench.errors import UsageError
+from quantbench.log.about import report_output, write_json
 from quantbench.log.config import RunConfig
 from quantbench.log.options import options
 from quantbench.progress import say
+from quantbench.quality.tasks import find
+from quantbench.quality.thresholds import FIRST_TOKENS, LEGEND, MAX_KL, MOST_TOKENS, described
+from quantbench.quality.types import Part, Quality
 from quantbench.run import checks
+from quantbench.text import aligned
 
 if TYPE_CHECKING:
-    from quantbench.compare.fidelity.measure import QualityReport
+    from quantbench.quality.measure import QualityReport
 
+NAMES = {"greedy": "the model's own, greedy", "sampled": "the model's own, sampled"}
 WORST = 5  # layers that are shown
 SAMPLING = ("num_samples", "max_new_tokens", "top_k", "temperature", "prompt", "prefill_size")
 # What changes no figure: rows and positions at once, ranks, and where experts lie.
@@ -39,15 +42,18 @@ FREE = (
 )
 UNUSED = {*NOT_IN_ARMS, *SAMPLING, *FREE, "compile", "compile_prefill"} - {"debug"}
 FIGURES = {  # what is shown, how it is written, and the name of its standard error or interval
-    "perplexity": ("perplexity", ".4f", "perplexity_standard_error"),
-    "bits_per_byte": ("bits per byte", ".4f", None),
-    "perplexity_ratio": ("÷ baseline, 95 %", ".4f", "perplexity_ratio_interval"),
-    "kl": ("KL divergence, nats", ".6f", "kl_standard_error"),
-    "kl_median": ("  median", ".6f", None),
-    "kl_p99": ("  99 %", ".6f", None),
+    "kl": ("KL divergence, nats, 95 %", ".6f", "kl_interval"),
+    "kl_class": ("  which is", "", None),
+    "kl_median": ("  median token", ".6f", None),
+    "kl_p99": ("  99 % of tokens", ".6f", None),
     "kl_max": ("  largest", ".6f", None),
     "top1": ("same likeliest token", ".4f", None),
+    "lost": ("  flips from right to wrong", ".4f", None),
+    "gained": ("  from wrong to right", ".4f", None),
     "top5": ("of the five likeliest", ".4f", None),
+    "perplexity": ("perplexity", ".4f", "perplexity_standard_error"),
+    "perplexity_ratio": ("÷ baseline, 95 %", ".4f", "perplexity_ratio_interval"),
+    "bits_per_byte": ("bits per byte", ".4f", None),
 }
 LEGEND_SQNR = (
     "SQNR, a layer's signal over its error: 40 dB is 1 % of error, good; 20 dB is 10 %, bad"
@@ -55,31 +61,37 @@ LEGEND_SQNR = (
 
 
 @click.command(cls=Command)
-@click.option("--text", help="A text to predict, instead of the embedded held-out one")
+@click.option("--text", help="A text to predict, instead of prose, code and the model's own")
 @click.option(
     "--tokens",
     type=click.IntRange(0),
-    default=TOKENS,
-    help=f"Predict so many of its tokens; 0: all [{TOKENS}]",
+    help="Predict so many tokens; 0: all [as many as show on which side of --max_kl the scheme is, "
+    f"{FIRST_TOKENS} to {MOST_TOKENS}]",
 )
+@click.option("--max_kl", metavar="NATS", help=f"The KL divergence that is good enough [{MAX_KL}]")
 @click.option("--lm_eval", metavar="TASKS", help="Tasks of lm-evaluation-harness, or their .yaml")
 @click.option(
     "--limit", type=click.IntRange(1), help="Take only the first N documents of each task"
 )
 @click.option("--json", "json_path", metavar="PATH", help="Write all of it here, every layer too")
+@click.option("--tp", hidden=True)
 @options(without=UNUSED)
 def quality(
     text: str | None,
-    tokens: int,
+    tokens: int | None,
+    max_kl: str | None,
     lm_eval: str | None,
     limit: int | None,
     json_path: str | None,
+    tp: str | None,
     **given: Any,
 ) -> None:
     """Measure how well a scheme predicts, how far it is from full precision, and where it errs."""
     if limit is not None and lm_eval is None:
         raise UsageError("--limit is of the documents of --lm_eval's tasks: name some, or leave it")
-    config = RunConfig(**given)
+    if tp is not None:
+        raise UsageError("--tp: quality is the same on any number of ranks; leave it out")
+    config, most = RunConfig(**given), MAX_KL if max_kl is None else kl_of(max_kl)
     if config.checkpoint_path.startswith("dummy:"):
         raise UsageError(
             f"--checkpoint_path {config.checkpoint_path}: random weights have none; without this "
@@ -95,9 +107,9 @@ def quality(
     quiet(config.debug)
     tasks = find(lm_eval) if lm_eval else None
     # torch takes its seconds after the options
-    from quantbench.compare.fidelity.measure import measure
+    from quantbench.quality.measure import measure
 
-    measured = measure(config, text, tokens, tasks, limit, say)
+    measured = measure(config, text, tokens, most, tasks, limit, say)
     if json_path:
         write_json(json_path, measured)
     click.echo(report(measured))
@@ -112,16 +124,18 @@ def report(measured: QualityReport) -> str:
         if getattr(measured.quality, name) is not None:
             rows.append([heading, *(_shown(of, name, form, error) for of in columns)])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    on = described(measured.text, measured.quality.tokens, measured.window)
+    quality = measured.quality
     lines = [
-        f"{measured.model}: {on}, which advance by {measured.window // 2}",
+        f"{measured.model}: {described(measured.text, quality.tokens, quality.window or 0)}",
+        _verdict(measured),
         "",
         *("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows),
         "",
-        *(line for name, line in LEGEND.items() if getattr(measured.quality, name) is not None),
+        *_parts("by text", quality.texts or []),
+        *_parts("by depth", quality.depths or []),
+        "",
+        *LEGEND.values(),
     ]
-    if measured.quality.perplexity_ratio_interval is None:
-        lines.append("Too few windows for intervals: they take at least four; give more --tokens")
     if measured.quality.decoding:
         sentence = measured.quality.decoding.sentence()
         lines.append(sentence[:1].upper() + sentence[1:])
@@ -143,6 +157,34 @@ def report(measured: QualityReport) -> str:
     return "\n".join(lines)
 
 
+def _verdict(measured: QualityReport) -> str:
+    """In a line: the KL's class, and on which side of the limit it is."""
+    quality, most = measured.quality, measured.max_kl
+    kl = quality.kl or 0.0
+    side = "within" if kl <= most else "above"
+    if quality.kl_interval is None:
+        sure = "; too few tokens to say how sure that is: give more --tokens"
+    else:
+        sure = "" if measured.settled else ", but not beyond doubt"
+    return f"{measured.scheme}: KL {kl:.4g}, {quality.kl_class}: {side} --max_kl {most:g}{sure}"
+
+
+def _parts(heading: str, parts: Sequence[Part]) -> Sequence[str]:
+    """A line for each text or range of depths, where there are several."""
+    if len(parts) < 2:
+        return []
+    rows = [[heading, "tokens", "KL, nats", "same likeliest", "perplexity ÷", ""]]
+    for part in parts:
+        error = "" if part.kl_standard_error is None else f" ± {part.kl_standard_error:.6f}"
+        rows.append(
+            [
+                *(NAMES.get(part.name, part.name), str(part.tokens), f"{part.kl:.6f}{error}"),
+                *(f"{part.top1:.4f}", f"{part.perplexity_ratio:.4f}", part.digest or ""),
+            ]
+        )
+    return [aligned(rows, left={0, 5}, widest=39)]
+
+
 def scores(tasks: Mapping[str, Mapping[str, float]]) -> Sequence[tuple[str, str, str]]:
     """Task, metric and value, the value with its standard error where there is one."""
     lines = []
@@ -161,6 +203,8 @@ def _shown(quality: Quality, name: str, form: str, error: str | None) -> str:
     value = getattr(quality, name)
     if value is None:
         return "-"
+    if isinstance(value, str):
+        return value
     spread = getattr(quality, error) if error else None
     if isinstance(spread, list):
         return Interval(value, *spread).written(form)

@@ -3,7 +3,7 @@
 quantbench readme            # rewrites every block between two markers
 quantbench readme --check    # exit code 1, and a diff, if that would change anything
 
-A block is `<!-- readme: NAME FILE … -->`, and ends at `<!-- end -->`: compare/output/documents.py.
+A block is `<!-- readme: NAME FILE … -->`, and ends at `<!-- end -->`: report/documents.py.
 Its NAME is a key of TABLES or PICTURES; its FILE is a log, or JSON that a command wrote into
 docs/data/. A picture is drawn anew when its data have changed, since another version of the drawing
 library gives other bytes; `--redraw` draws all.
@@ -21,9 +21,9 @@ import click
 
 from quantbench import files
 from quantbench.cli import Command
-from quantbench.compare.output import doc_pictures, doc_tables
-from quantbench.compare.output.documents import Block, made, rewritten
 from quantbench.errors import LogError, UsageError
+from quantbench.report import doc_pictures, doc_tables
+from quantbench.report.documents import Block, made, rewritten
 
 DOCUMENTS = ("README.md", "docs/*.md")
 STAMP = re.compile(r"<!-- drawn from ([0-9a-f]{16}) -->\n?$")

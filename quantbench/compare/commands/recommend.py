@@ -1,9 +1,10 @@
 """quantbench recommend: measure what may suit, and say which quantization to take.
 
     quantbench recommend --checkpoint_path DIR --max_memory 8GB
-    quantbench recommend --from results --max_perplexity_increase 5%   # of an earlier run
+    quantbench recommend --from results --max_kl 0.1        # of an earlier run
 
-A shorter ab: every scheme that runs here and may satisfy --max_memory, compiled, against none.
+A shorter ab: every scheme that runs here and may satisfy --max_memory, compiled, against none; what
+cannot win is not measured to the end.
 """
 
 import dataclasses
@@ -14,16 +15,21 @@ from typing import Any
 
 import click
 
+from quantbench.answer.compared import compare as compared
+from quantbench.answer.comparing import check_log, check_text, compare, new_folder
+from quantbench.answer.limits import Limits, limit_options, limits
+from quantbench.answer.recommend import Recommendation
+from quantbench.answer.recommend import recommend as recommended
+from quantbench.answer.rows import rows
+from quantbench.answer.stop import Enough
+from quantbench.arguments import given_options
+from quantbench.bench import store
+from quantbench.bench.answers import SchemeNames
+from quantbench.bench.arm import make_arms
+from quantbench.bench.process import Process
+from quantbench.bench.store import Results, Settings
 from quantbench.cli import Command
 from quantbench.compare.commands import ab
-from quantbench.compare.figures.choices import Limits, Recommendation
-from quantbench.compare.figures.recommendation import recommend as recommended
-from quantbench.compare.figures.rows import best_of, rows
-from quantbench.compare.limit_options import limit_options, limits
-from quantbench.compare.sampling.answers import SchemeNames
-from quantbench.compare.sampling.arm import make_arms
-from quantbench.compare.sampling.process import Process
-from quantbench.compare.sampling.results import Results, Settings
 from quantbench.errors import KernelError, QuantbenchError, UsageError
 from quantbench.log.config import RunConfig, argv
 from quantbench.log.options import options, parse
@@ -31,75 +37,65 @@ from quantbench.progress import say
 from quantbench.quantize.spec import MEASURED
 from quantbench.run import checks
 from quantbench.text import shown, size
+from quantbench.typed_json import to_json
 
 BASELINES = ("none", "int8wo")  # the first that fits into this machine's memory
-DEFAULT = Settings()
 UNUSED = (*ab.UNUSED, "quantization", "compile")
+OF_EARLIER = ("earlier", "checkpoint_path", "debug", *vars(Limits()))
 
 
 @click.command(cls=Command)
 @limit_options
 @click.option("--from", "earlier", metavar="DIR", help="Answer from a results folder of ab")
-@click.option(
-    "--max_minutes",
-    type=click.FloatRange(0),
-    help=f"Measure for at most so long [{DEFAULT.max_minutes}]",
-)
-@click.option("--text", help="A text file to measure quality on, instead of the embedded one")
-@click.option(
-    "--tokens", type=click.IntRange(1), help=f"Measure quality on so many tokens [{DEFAULT.tokens}]"
-)
-@click.option("--output", metavar="DIR", help="Put results, report and picture here, a new folder")
+@ab.measuring_options
 @options(without=UNUSED, defaults={"max_new_tokens": ab.MAX_NEW_TOKENS})
 @click.pass_context
 def recommend(
-    context: click.Context,
-    /,
-    max_memory: str | None,
-    max_perplexity_increase: str | None,
-    min_tok_s: str | None,
-    earlier: str | None,
-    max_minutes: float | None,
-    text: str | None,
-    tokens: int | None,
-    output: str | None,
-    **given: Any,
+    context: click.Context, /, earlier: str | None, output: str | None, **given: Any
 ) -> None:
     """Which quantization to take: the fastest that keeps quality, the smallest, the best mix."""
-    asked = limits(max_memory, max_perplexity_increase, min_tok_s)
+    asked, settings = limits(given), ab.settings_of(given)
     common = dataclasses.replace(RunConfig(**given), compile=True)
     if earlier is not None:
-        given_too = {"max_minutes": max_minutes, "text": text, "tokens": tokens, "output": output}
-        wrong = [name for name, value in given_too.items() if value is not None]
-        said = [
-            name
-            for name in given
-            if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
-        ]
-        wrong += [name for name in said if name not in ("checkpoint_path", "debug")]
-        if wrong:
+        said = [parameter.name or "" for parameter in given_options(context)]
+        if wrong := [name for name in said if name not in OF_EARLIER]:
             raise UsageError(
                 f"--{wrong[0]} would measure anew, and --from answers from what was measured: the "
                 "other options are the limits and --checkpoint_path"
             )
         path = common.checkpoint_path if "checkpoint_path" in said else None
-        answered(of_folder(Path(earlier), asked, path))
+        answer = of_folder(Path(earlier), asked, path)
+        if answer.nothing:
+            raise QuantbenchError(answer.nothing)
+        click.echo(answer.text())
         return
-    ab.check_text(text)
+    if settings.get("tokens") == 0:
+        raise UsageError("--tokens 0: without quality there is no recommendation; quantbench ab "
+                         "--arms all compares speeds alone")  # fmt: skip
+    check_text(settings.get("text"))
     checks.check_inputs(common)
-    stops: dict[str, Any] = {"max_minutes": max_minutes, "text": text, "tokens": tokens}
-    settings = Settings(**{name: value for name, value in stops.items() if value is not None})
-    folder = ab.new_folder(output) if output else None
-    ab.check_log(common.write_result, folder, text)
-    schemes = candidates(common, asked)
-    arms = make_arms(common, [f"--quantization {name}" for name in schemes])
-    results = Results.begin(settings, arms, common.write_result)
-    code = ab.compare(results, folder, "answer", asked)
-    if code == 0 and results.recommendation and results.recommendation.nothing:
+    folder = new_folder(output)
+    check_log(common.write_result, folder, settings.get("text"))
+    arms = make_arms(common, [f"--quantization {name}" for name in candidates(common, asked)])
+    results = Results.begin(Settings(**settings), arms, common.write_result)
+    results.limits = to_json(asked)
+    say(
+        f"{len(arms)} schemes on {common.checkpoint_path}, at most "
+        f"{results.settings.max_minutes:g} min (--max_minutes)"
+        + (f"; kept in {folder}" if folder else "; --output DIR keeps everything")
+    )
+    nothing = ""
+
+    def conclude(rows: Any, best: Any) -> Recommendation:
+        nonlocal nothing
+        answer = recommended(rows, asked, best)
+        nothing = answer.nothing or ""
+        return answer
+
+    code = compare(results, folder, Enough(asked, answer_only=True), conclude, "answer")
+    if code == 0 and nothing:
         keep = "with --output DIR, recommend --from DIR" if folder is None else f"--from {folder}"
-        raise QuantbenchError(
-            f"{results.recommendation.nothing}; {keep} answers other limits without measuring"
-        )
+        raise QuantbenchError(f"{nothing}; {keep} answers other limits without measuring")
     sys.exit(code)
 
 
@@ -109,21 +105,15 @@ def of_folder(folder: Path, asked: Limits, checkpoint_path: str | None) -> Recom
     checkpoint_path: of which model it has to be. Raises UsageError for a folder without results, or
     with those of another model.
     """
-    results = Results.load(folder, "--from")
+    results = store.load(folder, "--from")
     models = {parse(arm.argv).checkpoint_path for arm in results.arms if arm.argv}
     if checkpoint_path is not None and models != {checkpoint_path}:
         raise UsageError(
             f"--from {folder} holds results of {', '.join(sorted(models))}, not of "
             f"--checkpoint_path {shown(checkpoint_path)}"
         )
-    return recommended(rows(results), asked, best_of(results))
-
-
-def answered(answer: Recommendation) -> None:
-    """Print it. Raises QuantbenchError, one line, where no arm satisfies the limits."""
-    if answer.nothing:
-        raise QuantbenchError(answer.nothing)
-    click.echo(answer.text())
+    found = compared(results)
+    return recommended(rows(results, found), asked, found.best)
 
 
 def candidates(common: RunConfig, asked: Limits) -> list[str]:

@@ -21,11 +21,10 @@ from typing import Any
 import click
 
 from quantbench import files
+from quantbench.answer.interval import Ratio
+from quantbench.arguments import fraction, refuse_given
 from quantbench.cli import Command
-from quantbench.compare.arguments import fraction, refuse_given
-from quantbench.compare.figures.block_errors import LEAST_BLOCKS
 from quantbench.compare.figures.history import History
-from quantbench.compare.figures.interval import Ratio
 from quantbench.compare.progress import Progress
 from quantbench.compare.sampling.old_commit import OldCommit, old_commit
 from quantbench.compare.sampling.replayed import beside, measured
@@ -37,6 +36,7 @@ from quantbench.log.reading import config_of
 from quantbench.log.reading import read as read_log
 from quantbench.log.record import LINE, Record
 from quantbench.progress import say
+from quantbench.quality.block_errors import LEAST_BLOCKS
 
 # Options of the logged run that do not apply to a replay.
 DROPPED = ("write_result", "output_json_path", "profile", "memory_profile", "save", "dry_run")

@@ -17,16 +17,15 @@ from dataclasses import dataclass
 import click
 
 from quantbench import files
+from quantbench.answer.interval import Interval
+from quantbench.answer.readings import caveats, span
+from quantbench.arguments import names_of, refuse_given
+from quantbench.bench.answers import Layers, Product, Reading, Shape, ShapeTimings
+from quantbench.bench.process import Process
 from quantbench.cli import Command
-from quantbench.compare.arguments import names_of, refuse_given
 from quantbench.compare.figures import decode_limit
-from quantbench.compare.figures.interval import Interval
 from quantbench.compare.figures.json_rows import DecodeRow
 from quantbench.compare.figures.limits import over
-from quantbench.compare.figures.readings import caveats, span
-from quantbench.compare.output.columns import Columns, aligned, interval, number
-from quantbench.compare.sampling.answers import Layers, Product, Reading, Shape, ShapeTimings
-from quantbench.compare.sampling.process import Process
 from quantbench.compare.sampling.results import (
     ArmResult,
     Results,
@@ -38,6 +37,7 @@ from quantbench.errors import UsageError
 from quantbench.log.config import PRECISIONS, RunConfig
 from quantbench.progress import say
 from quantbench.quantize import spec
+from quantbench.report.columns import Columns, aligned, interval, number
 from quantbench.typed_json import omitted
 
 MODEL = "dummy:TinyLlama-1.1B-Chat-v1.0"

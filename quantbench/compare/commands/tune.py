@@ -9,6 +9,7 @@ once; the others are the arms of an ab, with the command line without --over, th
 baseline.
 """
 
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,31 +17,30 @@ from typing import Any
 
 import click
 
-from quantbench.compare.arguments import refuse_beside, split_precision
+from quantbench.answer.comparing import (
+    check_log,
+    check_text,
+    compare,
+    new_folder,
+    open_report,
+    resumed,
+    warn_of_threads,
+)
+from quantbench.answer.limits import Limits, limit_options, limits
+from quantbench.answer.recommend import Recommendation, tuned
+from quantbench.answer.stop import Enough
+from quantbench.arguments import refuse_beside
+from quantbench.bench.answers import PlannedRuns
+from quantbench.bench.grid import Setting, Tuned, group, read_grid, said
+from quantbench.bench.process import Process
+from quantbench.bench.store import Results, Settings
 from quantbench.compare.commands import ab
-from quantbench.compare.figures.choices import Limits, TuneAnswer
-from quantbench.compare.figures.row import Row
-from quantbench.compare.figures.tuning import answer
-from quantbench.compare.limit_options import limit_options, limits
-from quantbench.compare.output import tables, tune_tables
-from quantbench.compare.sampling.answers import PlannedRuns
-from quantbench.compare.sampling.comparison import SAMPLES, SAMPLES_IN_TURN
-from quantbench.compare.sampling.grid import Setting, Tuned, group, read_grid, said
-from quantbench.compare.sampling.process import Process
-from quantbench.compare.sampling.results import Results, Settings
 from quantbench.errors import UsageError
-from quantbench.log import log
 from quantbench.log.config import RunConfig, argv
 from quantbench.log.options import options
 from quantbench.progress import say
+from quantbench.typed_json import from_json, to_json
 
-DEFAULT = Settings()
-FORMATS: ab.Formats = {
-    **ab.FORMATS,
-    "json": tune_tables.as_json,
-    "answer": lambda results, rows: tables.answer(results),
-}
-SHOWN = {**FORMATS, "table": tune_tables.terminal}
 # Options that may change what is predicted: with one of them in the grid, quality is measured.
 NUMBERS = ("quantization", "precision", "kv_cache", "kv_cache_quantization", "calibration_text",
            "min_sqnr")  # fmt: skip
@@ -49,51 +49,20 @@ NUMBERS = ("quantization", "precision", "kv_cache", "kv_cache_quantization", "ca
 @click.command(cls=ab.ShortOutput)
 @click.option("--over", "overs", multiple=True, metavar="OPTION=A,B",
               help="Try these values of an option of generate; once for each option")  # fmt: skip
-@click.option(
-    "--precision", "precisions", multiple=True, metavar="X|NAME",
-    help="Stop when intervals are this narrow, as 2% or 0.02 [2%]; for the dtype there is --dtype",
-)  # fmt: skip
-@click.option(
-    "--max_minutes", type=click.FloatRange(0),
-    help=f"Measure for at most so long; loading does not count [{DEFAULT.max_minutes}]",
-)  # fmt: skip
-@click.option("--processes", type=click.IntRange(1),
-              help=f"Start each setting at most N times [{ab.MANY}]")  # fmt: skip
-@click.option(
-    "--samples", type=click.IntRange(1),
-    help=f"Samples of each process [{SAMPLES}, or {SAMPLES_IN_TURN} in turn; more of short ones]",
-)  # fmt: skip
-@click.option("--text", help="A text file to measure quality on, instead of the embedded one")
-@click.option("--tokens", type=click.IntRange(0),
-              help="Measure quality on so many tokens; 0: not at all "
-              f"[{DEFAULT.tokens} where the grid may change it]")  # fmt: skip
-@click.option("--in_turn", is_flag=True, help="Load settings in turn, though they fit side by side")
-@click.option("--order_seed", type=int, default=0,
-              help="Seed of the order in which settings take turns [0]")  # fmt: skip
-@click.option("--output", metavar="DIR", help="Put results, report and picture here, a new folder")
+@ab.measuring_options
 @limit_options
 @click.option("--resume", metavar="DIR", help="Go on with what --output DIR left")
 @click.option("--open", "show", is_flag=True, help="Show report.html of --output in the browser")
-@click.option("--format", "form", type=click.Choice([*FORMATS]), metavar="|".join(FORMATS),
-              help="Print this instead of the table; -o, too")  # fmt: skip
-@options(without=ab.UNUSED, by_alias=("precision",), defaults={"max_new_tokens": ab.MAX_NEW_TOKENS})
+@click.option("--format", "form", type=click.Choice(["md", "csv", "json", "answer"]),
+              metavar="md|csv|json|answer", help="Print this instead of the table; -o, too"
+)  # fmt: skip
+@options(without=ab.UNUSED, defaults={"max_new_tokens": ab.MAX_NEW_TOKENS})
 @click.pass_context
 def tune(
     context: click.Context,
     /,
     overs: tuple[str, ...],
-    precisions: tuple[str, ...],
-    max_minutes: float | None,
-    processes: int | None,
-    samples: int | None,
-    text: str | None,
-    tokens: int | None,
-    in_turn: bool,
-    order_seed: int,
     output: str | None,
-    max_memory: str | None,
-    max_perplexity_increase: str | None,
-    min_tok_s: str | None,
     resume: str | None,
     show: bool,
     form: str | None,
@@ -102,54 +71,42 @@ def tune(
     """Find the fastest of many settings, if it is shown to be faster than the default."""
     if show and not (output or resume):
         raise UsageError("--open shows the report that --output DIR writes: give --output, too")
-    limited = (max_memory, max_perplexity_increase, min_tok_s)
-    asked = limits(*limited)
-    narrow, dtype = split_precision(precisions)
-    named = {"precision": narrow, "max_minutes": max_minutes, "processes": processes}
-    stops: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+    settings = ab.settings_of(given)
     if resume:
         refuse_beside(context, ab.OF_RESUMED, "--resume goes on with the settings of that folder: "
-                      "the other options are --precision, --processes, --max_minutes, --format and "
-                      "the limits of the answer")  # fmt: skip
-        if dtype:
-            raise UsageError(f"--precision {dtype}: --resume goes on with the dtype of that folder")
-        folder: Path | None = Path(resume)
-        results = Results.load(Path(resume))
-        if results.tune is None and results.recommendation is not None:
+                      "the other options are --half_width, --processes, --max_minutes, --format "
+                      "and the limits of the answer")  # fmt: skip
+        results = resumed(resume, settings)
+        if results.baseline.changes is None:
             raise UsageError(f"--resume {resume} is a comparison of ab: quantbench ab goes on")
-        asked = limits(*limited, results.tune.limits) if results.tune else asked
-        results.go_on(stops, f"--resume {resume}")
-        log.check(results.write_result)
+        asked = limits(given, from_json(Limits, results.limits))
+        folder: Path | None = Path(resume)
     else:
-        common = RunConfig(**(given | ({"precision": dtype} if dtype else {})))
+        asked, common = limits(given), RunConfig(**given)
         grid = read_grid(common, overs)
-        ab.check_text(text, tokens)
-        folder = ab.new_folder(output) if output else None
-        ab.check_log(common.write_result, folder, text)
-        if tokens is None:
-            numbers = any(axis.option in NUMBERS for axis in grid.axes)
-            tokens = DEFAULT.tokens if numbers else 0
-        settings = Settings(tokens=tokens, text=text, in_turn=in_turn, samples=samples,
-                            order_seed=order_seed, **stops)  # fmt: skip
-        tuned = planned(grid.settings())
-        for line in said(tuned, len(grid.settings()) - 1):
+        check_text(settings.get("text"), settings.get("tokens"))
+        folder = new_folder(output)
+        check_log(common.write_result, folder, settings.get("text"))
+        if not any(axis.option in NUMBERS for axis in grid.axes):
+            settings.setdefault("tokens", 0)
+        plans = planned(grid.settings())
+        for line in said(plans, len(grid.settings()) - 1):
             say(line)
-        if len(tuned.able) == 1:
-            same = nothing_to_measure(tuned, asked)
-            click.echo(tune_tables.ALONE.get(form or "", TuneAnswer.text)(same).rstrip("\n"))
+        if len(plans.able) == 1:
+            same = nothing_to_measure(plans, asked)
+            shown = {"md": same.markdown(), "json": json.dumps({"answer": to_json(same)}, indent=1)}
+            click.echo(shown.get(form or "", same.text()).rstrip("\n"))
             return
-        ab.warn_of_threads([one.arm for one in tuned.able])
-        results = begin(settings, tuned, common.write_result)
-
-    def conclude_tune(results: Results, rows: Sequence[Row]) -> None:
-        results.tune = answer(results, rows, asked)
-
-    extend = bool(resume and stops)
-    code = ab.compare(
-        results, folder, form or "table", conclude=conclude_tune, formats=SHOWN, extend=extend
+        warn_of_threads([one.arm for one in plans.able])
+        results = begin(Settings(**settings), plans, common.write_result)
+    results.limits = to_json(asked)
+    check_log(results.write_result, folder)
+    changes = [arm.changes or 0 for arm in results.arms]
+    code = compare(
+        results, folder, Enough(asked), lambda rows, best: tuned(rows, asked, best, changes), form
     )
     if show and folder:
-        ab.open_report(folder)
+        open_report(folder)
     sys.exit(code)
 
 
@@ -168,11 +125,11 @@ def begin(settings: Settings, tuned: Tuned, write_result: str) -> Results:
     """The results of a comparison that has not begun."""
     results = Results.begin(settings, [one.arm for one in tuned.arms], write_result)
     for arm, one in zip(results.arms, tuned.arms, strict=True):
-        arm.also = one.also or None
+        arm.also, arm.changes = one.also or None, one.changes
     return results
 
 
-def nothing_to_measure(tuned: Tuned, asked: Limits) -> TuneAnswer:
+def nothing_to_measure(tuned: Tuned, asked: Limits) -> Recommendation:
     """The answer where there is one plan alone. Raises UsageError where others cannot run."""
     (only,) = tuned.able
     refused = [one.arm for one in tuned.arms if one.arm.problem is not None]
@@ -181,5 +138,5 @@ def nothing_to_measure(tuned: Tuned, asked: Limits) -> TuneAnswer:
             f"--over: no setting but {only.arm.name} can run here; {refused[0].name}: "
             f"{refused[0].problem}"
         )
-    line = f"Keep {only.arm.name}: every setting comes to the same plan, so there is "
-    return TuneAnswer(asked, [f"{line}nothing to measure"], None)
+    line = f"Keep {only.arm.name}: every setting comes to the same plan, so there is nothing to "
+    return Recommendation(asked, [], [], f"{line}measure")

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import stats
 
-from quantbench.compare.figures.block_errors import LEAST_BLOCKS, Estimate
 from quantbench.compare.figures.families import FALSE_VERDICTS, Interval
+from quantbench.quality.block_errors import LEAST_BLOCKS, Estimate
 
 
 def level(values: Sequence[float]) -> Estimate:

@@ -7,11 +7,11 @@ rows(results)[0].limit_share            # Interval(0.86, 0.85, 0.87)
 import statistics
 from collections.abc import Sequence
 
-from quantbench.compare.figures.interval import Interval
+from quantbench.answer.interval import Interval
+from quantbench.answer.readings import is_limit, median
+from quantbench.bench import process
 from quantbench.compare.figures.json_rows import DecodeRow
 from quantbench.compare.figures.limits import over, seconds, share, step_bytes
-from quantbench.compare.figures.readings import is_limit, median
-from quantbench.compare.sampling import process
 from quantbench.compare.sampling.comparison import Comparison
 from quantbench.compare.sampling.results import ArmResult, Results, Settings
 from quantbench.compare.sampling.workers import Command

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quantbench.compare.figures import estimating
-from quantbench.compare.output.columns import Columns, markdown, number
 from quantbench.errors import UsageError
 from quantbench.estimate.predict import Estimate, Request, predict
 from quantbench.log import shell
+from quantbench.report.columns import Columns, markdown, number
 
 USAGE = "predictions MODEL DEVICE RANKS PROMPT_TOKENS SCHEMES BATCH_SIZES"
 

@@ -53,10 +53,10 @@ def predicted(asked: Asked, all_schemes: bool, what_fits: str | None) -> tuple[s
         ) from None
     environment.use_threads(RunConfig())
     from quantbench.compare.figures import estimating
-    from quantbench.compare.output import estimate_tables as tables
     from quantbench.estimate.counting_configs import doubts
     from quantbench.estimate.fits import what_fits_into
     from quantbench.estimate.predict import Request, predict
+    from quantbench.report import estimate_tables as tables
 
     config = estimating.model_of(asked.checkpoint_path, asked.num_layers)
     machine = estimating.machine_of(asked.device, asked.precision)

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from quantbench import files
 from quantbench.compare.figures.between_days import change, day_scatter, level
-from quantbench.compare.figures.block_errors import LEAST_BLOCKS
 from quantbench.compare.figures.families import Interval
 from quantbench.errors import UsageError
 from quantbench.log import log
+from quantbench.quality.block_errors import LEAST_BLOCKS
 from quantbench.typed_json import from_json, parsed, to_json
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from quantbench.compare.figures.interval import Interval
+from quantbench.answer.interval import Interval
 from quantbench.typed_json import omitted
 
 

@@ -10,10 +10,10 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 
+from quantbench.bench.answers import Reading
 from quantbench.compare.figures.between_days import level
-from quantbench.compare.figures.block_errors import Estimate
-from quantbench.compare.sampling.answers import Reading
 from quantbench.compare.sampling.results import ArmResult, ArmSample
+from quantbench.quality.block_errors import Estimate
 from quantbench.run.facts import Facts
 
 

@@ -27,10 +27,10 @@ from typing import Literal
 import numpy as np
 
 from quantbench.compare.figures.between_days import change
-from quantbench.compare.figures.block_errors import LEAST_BLOCKS, Estimate
 from quantbench.compare.figures.families import FALSE_VERDICTS
 from quantbench.compare.figures.latency import Cell, LatencySample
 from quantbench.compare.sampling.latency_results import TableResult
+from quantbench.quality.block_errors import LEAST_BLOCKS, Estimate
 
 CONFIDENCE = 1 - FALSE_VERDICTS  # of all intervals of a table together
 Counted = Literal["input", "output", "input + output"]

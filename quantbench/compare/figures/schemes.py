@@ -1,30 +1,29 @@
 """Every quantization scheme: its size, its kernel here, and its cost in quality."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from quantbench import devices
-from quantbench.compare.fidelity.scores import (
-    Scores,
-    score,
-    standard_error,
-    through_cache,
-    token_ids,
-    window,
-)
-from quantbench.compare.figures.block_errors import perplexity_ratio
+from quantbench import devices, files
 from quantbench.compare.figures.json_rows import SchemeRow
-from quantbench.errors import KernelError
+from quantbench.errors import KernelError, UsageError
+from quantbench.generate import Generator
 from quantbench.log.config import RunConfig
+from quantbench.models.formats import EMBEDDED
 from quantbench.models.loading import load_config
+from quantbench.quality.block_errors import block_mean, ratio
 from quantbench.quantize.spec import MEASURED, SHOWN, START_WITH, parse
 from quantbench.run.loading import Loading
 from quantbench.run.plan import begin, make_plan
+from quantbench.run.scoring import token_nats
 from quantbench.run.sizes import size_of
 from quantbench.text import aligned
 
+WINDOW = 1024  # positions; windows advance by half of them
 Say = Callable[[str], None]
 
 
@@ -59,26 +58,36 @@ def _measure(
 ) -> None:
     """Fill in the perplexities; full precision is measured first, even if it has no row."""
     base = dataclasses.replace(base, device=str(device))
-    ids = token_ids(begin(make_plan(base)), limit, base.calibration_text).to(device)
+    plan = begin(make_plan(base))
+    path = Path(base.calibration_text or EMBEDDED / "heldout.txt")
+    ids = torch.tensor(plan.tokenizer.encode(files.read_text("--text", path)), device=device)
+    ids = ids[: limit + 1] if limit else ids
+    context = max(2, min(WINDOW, plan.architecture.max_position, limit // 2 or WINDOW))
+    if len(ids) <= context:
+        raise UsageError(
+            f"--text {path}: {len(ids)} tokens do not fill a window of {context}; give a longer "
+            "text, or fewer --tokens"
+        )
 
-    def scores(name: str) -> Scores:
+    def nats_of(name: str) -> Tensor:
         plan = make_plan(dataclasses.replace(base, quantization=name))
         loading = Loading(plan.config, plan.spec, plan.device, plan.tokenizer)
         model = loading.load(lambda done, total: None, say)
-        return score(through_cache(plan, model, ids, window(plan, limit)), None)
+        generator = Generator(model, 1, context, plan.kv_cache, prefill_chunk=context)
+        return token_nats(generator.forward, ids, context)
 
     with torch.no_grad():
-        full = scores("none")
+        full = nats_of("none")
         for number, row in enumerate(rows, 1):
             if row.why_not:
                 continue
             say(f"{number} of {len(rows)}: {row.scheme}")
-            own = full if row.scheme == "none" else scores(row.scheme)
-            row.perplexity, row.tokens = own.nats.mean().exp().item(), len(own.nats)
-            sums = own.sums(own.nats), full.sums(full.nats)
-            row.ratio, *_ = perplexity_ratio(*sums, own.windows)
-            error = standard_error(own, own.nats - full.nats)
-            row.ratio_standard_error = None if error is None else row.ratio * error
+            own = full if row.scheme == "none" else nats_of(row.scheme)
+            row.perplexity, row.tokens = own.mean().exp().item(), len(own)
+            blocks = torch.split(own - full, context // 2)  # that part of a window counts
+            difference = block_mean([block.sum().item() for block in blocks], [*map(len, blocks)])
+            row.ratio, error = ratio(difference.mean), difference.standard_error
+            row.ratio_standard_error = row.ratio * error if math.isfinite(error) else None
 
 
 def _tokens(rows: Sequence[SchemeRow]) -> str:

@@ -1,4 +1,4 @@
-"""Another project's runtime in a process of its own, as compare/sampling/worker.py is for ours.
+"""Another project's runtime in a process of its own, as bench/worker.py is for ours.
 
     python -m quantbench.compare.peers.worker       # one JSON object a line in, one a line out
 
@@ -23,11 +23,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from quantbench.bench.answers import ArmFacts, TimedSample
+from quantbench.bench.worker import serve
 from quantbench.cli import quiet
 from quantbench.compare.peers.packages import MISSING
 from quantbench.compare.peers.work import Work
-from quantbench.compare.sampling.answers import ArmFacts, TimedSample
-from quantbench.compare.sampling.worker import serve
 from quantbench.errors import MemoryShortage, QuantbenchError, UsageError
 from quantbench.run.facts import Peak, Ready, Sample
 from quantbench.run.measure import warm_up
@@ -239,7 +239,7 @@ def hugging_face(checkpoint: str, num_layers: int | None) -> Any:
 
 
 class PeerWorker:
-    """Answers a comparison as compare/sampling/worker.py's Worker does."""
+    """Answers a comparison as bench/worker.py's Worker does."""
 
     def write_file(self, path: str, checkpoint: str, form: str, num_layers: int | None) -> None:
         """The checkpoint as a GGUF, whole or not at all."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from quantbench.compare.sampling.arm import NOT_IN_ARMS, read_arms, refuse_identical, refuse_unused
+from quantbench.bench.arm import NOT_IN_ARMS, read_arms, refuse_identical, refuse_unused
 from quantbench.errors import UsageError
 from quantbench.log import shell
 from quantbench.log.config import RunConfig, argv

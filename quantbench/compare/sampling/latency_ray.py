@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from quantbench.bench.process import environment
 from quantbench.compare.figures.latency import Cell
 from quantbench.compare.progress import duration
 from quantbench.compare.sampling.latency_plan import LatencyPlan, Load
 from quantbench.compare.sampling.latency_progress import name
 from quantbench.compare.sampling.latency_results import Carried, LatencyResults, TableResult
 from quantbench.compare.sampling.latency_sweep import Sweep
-from quantbench.compare.sampling.process import environment
 from quantbench.errors import QuantbenchError, UsageError
 from quantbench.log.about import machine
 from quantbench.log.config import RunConfig

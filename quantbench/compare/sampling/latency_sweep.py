@@ -14,13 +14,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from quantbench.bench import ranks
+from quantbench.bench.process import Process, WorkerFailed
 from quantbench.compare.figures.latency import Cell, LatencySample
-from quantbench.compare.sampling import ranks
 from quantbench.compare.sampling.latency_answers import CellReady, Described, Runs
 from quantbench.compare.sampling.latency_plan import Load
 from quantbench.compare.sampling.latency_progress import LatencyProgress
 from quantbench.compare.sampling.latency_results import Carried, LatencyResults, TableResult
-from quantbench.compare.sampling.process import Process, WorkerFailed
 from quantbench.run.energy import Energy, NotCounted, pooled
 
 WORKER = "quantbench.compare.sampling.latency_worker"

@@ -21,6 +21,7 @@ import math
 import time
 from typing import TYPE_CHECKING
 
+from quantbench.bench.worker import serve
 from quantbench.cli import quiet
 from quantbench.compare.figures.latency import LatencySample
 from quantbench.compare.sampling.latency_answers import (
@@ -31,7 +32,6 @@ from quantbench.compare.sampling.latency_answers import (
     Runs,
 )
 from quantbench.compare.sampling.latency_results import Carried, ModelFacts
-from quantbench.compare.sampling.worker import serve
 from quantbench.errors import KernelError, MemoryShortage
 from quantbench.log.about import machine
 from quantbench.log.options import parse
@@ -197,7 +197,7 @@ class LatencyWorker:
         return Runs(taken, used)
 
     def _take(self, count: int, seconds: float) -> list[LatencySample]:
-        from quantbench.compare.sampling.clock import Clock
+        from quantbench.run.clock import Clock
 
         assert self.generator is not None
         ranks, device = self.plan.ranks, self.plan.device

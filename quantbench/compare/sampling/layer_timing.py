@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from quantbench import devices
-from quantbench.compare.sampling.answers import Product, Shape, ShapeTimings
+from quantbench.bench.answers import Product, Shape, ShapeTimings
 from quantbench.errors import KernelError
 from quantbench.models.loading import load_config
 from quantbench.quantize.autoquant.race import Timing, module_bytes, race

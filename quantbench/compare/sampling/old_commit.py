@@ -17,13 +17,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from quantbench.compare.sampling import process
+from quantbench.bench import process
 from quantbench.errors import QuantbenchError, UsageError
 from quantbench.text import shown
 
 # Where a commit has its worker: present commits, and those before everything was one package.
 PACKAGES = ("quantbench.", "")
-WORKER = "compare.sampling.worker"
+WORKER = "bench.worker"
 # Run with -c: puts the commit's folder where the present one would be searched for modules, also in
 # processes that the worker starts.
 FROM_FOLDER = (
@@ -62,7 +62,7 @@ class OldCommit:
     @property
     def has_ranks(self) -> bool:
         """Whether its worker can be several ranks."""
-        return _file(self.folder, _package(self.folder) + "compare.sampling.ranks").is_file()
+        return _file(self.folder, _package(self.folder) + "bench.ranks").is_file()
 
     def command_of(self, number: int) -> Sequence[str]:
         """The commands of workers where the baseline, arm 0, is the old commit."""

@@ -7,14 +7,14 @@ beside(config, old, precision=0.02).speed               # now ÷ then, with its 
 import statistics
 from dataclasses import dataclass
 
-from quantbench.compare.figures.interval import Ratio
-from quantbench.compare.figures.rows import rows
-from quantbench.compare.sampling import ranks
-from quantbench.compare.sampling.answers import ArmFacts, Reading, TimedSample
-from quantbench.compare.sampling.arm import Arm
+from quantbench.answer.interval import Ratio
+from quantbench.answer.rows import rows
+from quantbench.bench import ranks
+from quantbench.bench.answers import ArmFacts, Reading, TimedSample
+from quantbench.bench.arm import Arm
+from quantbench.bench.process import COMMAND, Process
 from quantbench.compare.sampling.comparison import Comparison
 from quantbench.compare.sampling.old_commit import OldCommit
-from quantbench.compare.sampling.process import COMMAND, Process
 from quantbench.compare.sampling.results import Results, Settings
 from quantbench.errors import QuantbenchError
 from quantbench.log.config import RunConfig, argv, repro

@@ -1,0 +1,180 @@
+"""What ab, recommend and tune share: measure, conclude, log, report.
+
+results = Results.begin(settings, arms, "benchmarks.txt")
+code = compare(results, folder, Enough(limits), lambda rows, best: recommend(rows, limits, best))
+"""
+
+import dataclasses
+import json
+import os
+import webbrowser
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import click
+
+from quantbench import files, host
+from quantbench.answer.compared import compare as compared
+from quantbench.answer.recommend import Best, Recommendation
+from quantbench.answer.row import Row
+from quantbench.answer.rows import rows as rows_of
+from quantbench.bench import store
+from quantbench.bench.arm import Arm
+from quantbench.bench.session import Rule, Session
+from quantbench.bench.store import Logged, Results, Store
+from quantbench.errors import UsageError
+from quantbench.log import log
+from quantbench.progress import say
+from quantbench.report import html as page
+from quantbench.report import tables as report
+from quantbench.run import threads
+from quantbench.run.facts import make_record
+from quantbench.text import one_line
+from quantbench.typed_json import to_json
+
+FILE = "results.json"  # the report's figures; meta.json and samples.jsonl are what was measured
+Conclude = Callable[[Sequence[Row], Best], Recommendation]
+
+
+def compare(
+    results: Results,
+    folder: Path | None,
+    rule: Rule,
+    conclude: Conclude,
+    form: str | None = None,
+) -> int:
+    """Measure, report and log; the exit code, 1 where an arm failed.
+
+    form: md, csv, json or answer, in the place of the tables.
+    """
+    kept = Store(results, folder)
+    before = len(results.arms[0].turns)
+    Session(kept, rule).run()
+    if results.ended == "interrupted" and not results.arms[0].turns:
+        raise KeyboardInterrupt
+    found = compared(results)
+    rows = rows_of(results, found)
+    if len(results.arms[0].turns) > before:
+        _log(kept, rows)
+    answer = conclude(rows, found.best)
+    if folder:  # before stdout, which may be closed
+        report.write(folder, results, rows, answer)
+        text = json.dumps(as_json(results, rows, answer), indent=1) + "\n"
+        files.write_text("--output", str(folder / FILE), text)
+        say(f"Wrote {', '.join((FILE, *report.WRITTEN))} into {folder}")
+    shown = {
+        None: lambda: report.terminal(results, rows, answer),
+        "md": lambda: report.markdown(results, rows, answer),
+        "csv": lambda: report.as_csv(rows),
+        "json": lambda: json.dumps(as_json(results, rows, answer), indent=1),
+        "answer": answer.text,
+    }
+    click.echo(shown[form]().rstrip("\n"))
+    if failure := results.failure():
+        say(f"error: {one_line(failure)}")
+        return 1
+    return 0
+
+
+def as_json(results: Results, rows: Sequence[Row], answer: Recommendation) -> dict[str, object]:
+    """Figures, answer and origin; samples are in samples.jsonl of --output."""
+    value = {
+        "about": results.about,
+        "settings": results.settings,
+        "ended": results.ended,
+        "bandwidth": results.bandwidth,
+        "arms": [
+            {"name": arm.name, "argv": arm.argv, "facts": arm.facts, "quality": arm.quality}
+            for arm in results.arms
+        ],
+        "rows": list(rows),
+        "answer": answer,
+    }
+    return {name: to_json(part) for name, part in value.items()}
+
+
+def _log(kept: Store, rows: Sequence[Row]) -> None:
+    """Append a line to the log for every arm that was measured to the end."""
+    results = kept.results
+    if results.write_result == "none":
+        return
+    count = 0
+    for arm, row in zip(results.arms, rows, strict=True):
+        run = arm.facts.run if arm.facts else None
+        if arm.failed is None and run and row.tok_s is not None and row.peak_memory_bytes:
+            config = dataclasses.replace(run.config, num_samples=len(arm.samples))
+            run = dataclasses.replace(run, config=config)
+            record = make_record(run, row.tok_s, row.peak_memory_bytes["generate"])
+            log.append(Path(results.write_result), record.render())
+            count += 1
+    kept.add(Logged(results.samples))
+    say(f"Appended {count} line{'s' * (count != 1)} to {results.write_result}")
+
+
+# ------------------------------------------------------------------------------- what is refused
+
+
+def warn_of_threads(arms: Sequence[Arm]) -> None:
+    """Say once for each arm what its worker would say where nobody reads it."""
+    for arm in arms:
+        cores, ranks = host.cores(), arm.config.tp
+        chosen = threads.choose(arm.config.threads, cores, os.environ, ranks)
+        on_cpu = arm.config.device in ("auto", "cpu")
+        for warning in (chosen.warning(), threads.crowded(ranks, cores) if on_cpu else None):
+            if warning:
+                say(f"{arm.name}: {warning}")
+
+
+def check_text(text: str | None, tokens: int | None = None) -> None:
+    """UsageError unless it can be read, and is used; the worker says whether it is long enough."""
+    if text is None:
+        return
+    if tokens == 0:
+        raise UsageError("--text: with --tokens 0 no quality is measured: leave one of them out")
+    files.read_text("--text", text)
+
+
+def new_folder(path: str | None) -> Path | None:
+    """The folder of --output. Raises UsageError unless it is new or empty, LogError where it cannot
+    be made."""
+    if path is None:
+        return None
+    folder = Path(path)
+    files.check_folder("--output", folder)
+    if (folder / store.META).exists():
+        raise UsageError(f"--output {path} holds a comparison: --resume {path} goes on with it")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"--output {path} is neither new nor an empty folder")
+    return folder
+
+
+def check_log(write_result: str, folder: Path | None, text: str | None = None) -> None:
+    """Raise UsageError or LogError unless the log can be appended to, and is no file that the
+    comparison reads or writes: --text, the folder of --output, and what is written there."""
+    log.check(write_result)
+    if write_result == "none":
+        return
+    files.refuse_coinciding({"--write_result": write_result}, {"--text": text})
+    if folder is None:
+        return
+    files.refuse_folder("--write_result", write_result, "--output", folder)
+    names = (FILE, store.META, store.SAMPLES, *report.WRITTEN)
+    if os.path.realpath(write_result) in {os.path.realpath(folder / name) for name in names}:
+        raise UsageError(
+            f"--write_result {write_result} is a file that --output {folder} writes; give another"
+        )
+
+
+def resumed(path: str, changes: dict[str, object]) -> Results:
+    """What --output left, with settings of when to stop changed. Raises UsageError where it is
+    another commit's or machine's."""
+    results = store.load(Path(path))
+    results.settings = dataclasses.replace(results.settings, **changes)  # type: ignore[arg-type]
+    store.same_origin(results, f"--resume {path}")
+    return results
+
+
+def open_report(folder: Path) -> None:
+    path = folder / page.FILE
+    if not webbrowser.open(path.resolve().as_uri()):
+        say(f"--open: there is no browser here; the report is {path}")

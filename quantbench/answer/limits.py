@@ -1,0 +1,166 @@
+"""What an arm has to satisfy to be recommended, and the options that say so.
+
+@limit_options
+def command(…, **given):
+    asked = limits(given)               # takes the options out of `given`
+out, unclear = exceeded(row, asked)     # {"max_kl": "KL above 0.03"}, and what is uncertain
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import click
+
+from quantbench.answer.row import Row
+from quantbench.arguments import fraction
+from quantbench.errors import UsageError
+from quantbench.log.table import SINCE_START
+from quantbench.quality.thresholds import MAX_KL
+from quantbench.quality.types import Quality
+from quantbench.text import bytes_in, size
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+Z = 1.96  # standard errors to the ends of 95 %
+
+
+@dataclass(frozen=True)
+class Limits:
+    """None: no limit."""
+
+    max_kl: float | None = MAX_KL  # nats a token, to full precision
+    max_perplexity_increase: float | None = None  # share of the baseline's
+    min_top1: float | None = None  # share of tokens with the baseline's likeliest token
+    max_memory: int | None = None  # bytes, the peak while generating
+    min_tok_s: float | None = None  # as in the log, prompt included
+
+    def words(self) -> dict[str, str]:
+        """What an arm beyond each limit has, by the limit's name."""
+        named = {
+            "max_kl": f"KL above {self.max_kl:g}" if self.max_kl is not None else "",
+            "max_perplexity_increase": (
+                f"perplexity more than {self.max_perplexity_increase:.3g} above the baseline's"
+                if self.max_perplexity_increase is not None
+                else ""
+            ),
+            "min_top1": f"top-1 below {self.min_top1:.3g}" if self.min_top1 is not None else "",
+            "max_memory": f"memory above {size(self.max_memory or 0)}",
+            "min_tok_s": f"less than {self.min_tok_s or 0:g} tok/s",
+        }
+        return {name: named[name] for name in named if getattr(self, name) is not None}
+
+
+OPTIONS = {
+    "max_kl": ("X", f"Recommend nothing whose KL divergence to full precision is above this "
+               f"[{MAX_KL:g}]"),
+    "max_perplexity_increase": ("X", "Recommend nothing that may predict worse by more, as 2%"),
+    "min_top1": ("X", "Recommend nothing that agrees less on the likeliest token, as 95%"),
+    "max_memory": ("SIZE", "Recommend nothing that takes more, as 8GB: the peak while generating"),
+    "min_tok_s": ("N", "Recommend nothing slower"),
+}  # fmt: skip
+
+
+def limit_options(function: Decorated) -> Decorated:
+    """Decorate a click command's function with the options, given to it as text."""
+    for name, (metavar, text) in reversed(OPTIONS.items()):
+        function = click.option(f"--{name}", name, metavar=metavar, help=text)(function)
+    return function
+
+
+def limits(given: dict[str, Any], unless: Limits | None = None) -> Limits:
+    """Limits from the options' texts, which are taken out of `given`; one that is not given is
+    taken from `unless`. Raises UsageError for a text that is no limit."""
+    texts = {name: given.pop(name) for name in OPTIONS}
+    read = {
+        "max_kl": kl_of,
+        "max_perplexity_increase": lambda text: fraction("--max_perplexity_increase", text),
+        "min_top1": lambda text: fraction("--min_top1", text),
+        "max_memory": _size,
+        "min_tok_s": lambda text: _number("--min_tok_s", text, "tokens per second", 1e9),
+    }
+    changes = {name: read[name](text) for name, text in texts.items() if text is not None}
+    return dataclasses.replace(unless or Limits(), **changes)  # type: ignore[arg-type]
+
+
+def exceeded(row: Row, limits: Limits) -> tuple[dict[str, float], set[str]]:
+    """The limits that the row is not shown to satisfy, each with the value that it would need, and
+    those of them that it may satisfy: its interval contains the limit."""
+    beyond: dict[str, float] = {}
+    unclear = set()
+
+    def most(name: str, value: float, low: float, limit: float) -> None:
+        if value > limit:
+            beyond[name] = value
+            if low <= limit:
+                unclear.add(name)
+
+    memory = memory_bytes(row)
+    if limits.max_memory is not None and memory is not None:
+        most("max_memory", memory, memory, limits.max_memory)
+    if limits.min_tok_s is not None and row.tok_s and row.tok_s < limits.min_tok_s:
+        beyond["min_tok_s"] = row.tok_s
+    if row.verdict == "baseline":
+        return beyond, unclear
+    if limits.max_kl is not None and row.kl is not None:
+        error = Z * (row.kl_standard_error or 0.0)
+        most("max_kl", row.kl + error, row.kl - error, limits.max_kl)
+    if limits.max_perplexity_increase is not None and (ratio := row.perplexity_ratio):
+        high, low = (ratio.high or math.inf) - 1, (ratio.low or 0.0) - 1
+        most("max_perplexity_increase", high, low, limits.max_perplexity_increase)
+    if limits.min_top1 is not None and row.top1 is not None and row.top1 < limits.min_top1:
+        beyond["min_top1"] = row.top1
+    return beyond, unclear
+
+
+def ruled_out(quality: object, limits: Limits) -> str | None:
+    """Why an arm cannot be recommended, whatever its speed: its quality is clearly beyond a limit;
+    None where it may be."""
+    if not isinstance(quality, Quality) or quality.kl is None:
+        return None
+    row = Row("", kl=quality.kl, kl_standard_error=quality.kl_standard_error, top1=quality.top1)
+    beyond, unclear = exceeded(row, limits)
+    words = limits.words()
+    return next((words[name] for name in beyond if name not in unclear), None)
+
+
+def memory_bytes(row: Row) -> int | None:
+    """The one definition of an arm's memory: its peak while generating, of the kind that is logged;
+    weights and KV cache where it was not measured."""
+    peaks = (row.peak_memory_bytes or {}).get("generate")
+    if peaks:
+        return next(iter(peaks.values()))
+    if row.weight_bytes is None:
+        return None
+    return row.weight_bytes + (row.kv_cache_bytes or 0)
+
+
+def memory_said(row: Row) -> str:
+    """1.31 GB, or ≤ 1.31 GB where the system counts only since the process started."""
+    peaks: Mapping[str, int] = (row.peak_memory_bytes or {}).get("generate") or {}
+    return f"{'≤ ' * (SINCE_START in peaks)}{size(memory_bytes(row) or 0)}"
+
+
+def kl_of(text: str) -> float:
+    """The nats in 0.03. Raises UsageError for what is no KL divergence."""
+    return _number("--max_kl", text, "nats per token, such as 0.03", 100)
+
+
+def _size(text: str) -> int:
+    try:
+        return round(bytes_in(text))
+    except ValueError:
+        raise UsageError(
+            f"--max_memory takes a size such as 8GB or 7.5GiB; given: {text!r}"
+        ) from None
+
+
+def _number(option: str, text: str, what: str, most: float) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < most:
+        raise UsageError(f"{option} takes {what}, above 0 and below {most:g}; given: {text!r}")
+    return value

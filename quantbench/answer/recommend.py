@@ -1,0 +1,316 @@
+"""Which arm to use: at most three answers, each with the commands that run and verify it.
+
+    answer = recommend(rows, Limits(max_memory=8_000_000_000), found.best)
+    print(answer.text())
+
+**Who may be recommended.** Arms that were measured here, beside a baseline, and are shown to
+satisfy every limit; where an interval contains a limit, the arm is named as uncertain. Without
+quality there is no recommendation: a speed alone says nothing about the text.
+
+**What is recommended.** The fastest whole run; the smallest; and the best compromise, the arm with
+the highest speed-up ÷ memory ÷ exp(10 KL): a tenth more speed, a tenth less memory and 0.01 nats
+less KL count alike. Of arms that cannot be told from the fastest, the one with the least memory is
+taken, then the one with the least KL.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from quantbench.answer.interval import SpeedUp
+from quantbench.answer.limits import Limits, exceeded, memory_bytes, memory_said
+from quantbench.answer.row import Row
+from quantbench.log import shell
+from quantbench.log.config import RunConfig, argv
+from quantbench.log.options import parse
+from quantbench.quality.thresholds import class_of
+
+KL_WEIGHT = 10  # in the compromise: 0.01 nats of KL count as 10 % of speed or memory
+SAME_MEMORY = 1.01  # peaks of equal runs differ by less
+NAMED = 4  # arms that are listed by name; the rest are counted
+MEASURING = (
+    "max_new_tokens",
+    "write_result",
+    "num_samples",
+    "debug",
+)  # that a comparison sets for itself
+PROGRAM = "quantbench"
+HEADINGS = {
+    "fastest": "the fastest within the limits",
+    "smallest": "the smallest",
+    "compromise": "the best compromise",
+}
+Best = Callable[[Collection[int]], set[int]]  # of these rows, those that may be the fastest
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One arm that is recommended, and for what."""
+
+    arm: str
+    what: list[str]  # keys of HEADINGS
+    line: str
+    run: str  # the command that runs it
+    verify: str  # the command that measures it again beside the baseline
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """At most three choices; where there are none, `nothing` says why and what to do."""
+
+    limits: Limits
+    choices: list[Choice]
+    remarks: list[str]  # what was excluded, and what is uncertain
+    nothing: str | None = None
+
+    def lines(self) -> list[str]:
+        """The answers, at most three lines."""
+        return [self.nothing] if self.nothing else [choice.line for choice in self.choices]
+
+    def text(self) -> str:
+        """For a terminal."""
+        lines = [self.nothing] if self.nothing else []
+        for choice in self.choices:
+            lines += [choice.line, f"    run:    {choice.run}", f"    verify: {choice.verify}"]
+        return "\n".join([*lines, *self.remarks])
+
+    def markdown(self) -> str:
+        """For report.md."""
+        lines = ["## Recommendation", ""]
+        lines += [f"- {self.nothing}"] if self.nothing else []
+        for choice in self.choices:
+            lines += [f"- {choice.line}", f"  - run: `{choice.run}`"]
+            lines += [f"  - verify: `{choice.verify}`"]
+        return "\n".join([*lines, *(f"- {remark}" for remark in self.remarks), ""])
+
+
+@dataclass(frozen=True)
+class _Arm:
+    number: int
+    row: Row
+    speed: SpeedUp
+    memory: int
+    kl: float
+    beyond: dict[str, float] = field(default_factory=dict)
+    unclear: set[str] = field(default_factory=set)
+
+    @property
+    def merit(self) -> float:
+        return math.log(self.speed.value) - math.log(self.memory) - KL_WEIGHT * self.kl
+
+
+def recommend(rows: Sequence[Row], limits: Limits, best: Best) -> Recommendation:
+    """The answer for these rows, the baseline's first."""
+    arms = [arm for n, row in enumerate(rows) if (arm := _measured(n, row, limits)) is not None]
+    within = [arm for arm in arms if not arm.beyond]
+    remarks = _remarks(rows, arms, limits)
+    nothing = None
+    if rows and rows[0].verdict == "failed":
+        nothing = f"No recommendation: the baseline, {rows[0].arm}, failed: {rows[0].failed}"
+    elif len(arms) < 2 and not any(row.dropped for row in rows):
+        nothing = "No recommendation: no arm was measured beside a baseline"
+    elif not any(row.kl is not None for row in rows):
+        reasons = dict.fromkeys(row.why_no_quality for row in rows if row.why_no_quality)
+        why = f" ({'; '.join(reasons)})" if reasons else ""
+        nothing = (
+            f"No recommendation: quality was not measured{why}, and speed alone says nothing about "
+            "the text; leave --tokens out"
+        )
+    elif not within:
+        nothing = _relax(arms, limits)
+    return Recommendation(
+        limits, [] if nothing else _choices(rows[0], within, best), remarks, nothing
+    )
+
+
+def command(arguments: Sequence[str], program: str = "generate") -> str:
+    """The command that runs generate.py as the arm did; options at their defaults are left out."""
+    defaults = {name: getattr(RunConfig(), name) for name in MEASURING}
+    config = dataclasses.replace(parse(arguments), **defaults)
+    return shell.join([PROGRAM, program, *argv(config, said=True, always=("checkpoint_path",))])
+
+
+def verifying(arguments: Sequence[str], baseline: Sequence[str]) -> str:
+    """The command that compares the arm with the baseline again."""
+    own, other = parse(arguments), parse(baseline)
+    usual = RunConfig()
+    defaults = {name: getattr(usual, name) for name in ("quantization", *MEASURING)}
+    common = dataclasses.replace(other, **defaults)
+    words = [PROGRAM, "ab", *argv(common, said=True, always=("checkpoint_path",))]
+    for config in (other, own):
+        changed = [
+            f"--{name} {getattr(config, name)}"
+            for name in vars(own)
+            if name == "quantization"
+            or (getattr(own, name) != getattr(other, name) and name not in MEASURING)
+        ]
+        words += ["--arm", " ".join(changed)]
+    return shell.join(words)
+
+
+def said(row: Row) -> str:
+    """An arm's figures in one line: decodes 1.60 × as fast (1.46 to 1.75), prompts …"""
+    parts = []
+    for words, ratio in (("decodes", row.decode_speed_up), ("prompts", row.prompt_speed_up)):
+        if ratio is not None:
+            parts.append(f"{words} {ratio.value:.2f} × as fast ({ratio.ends})")
+    parts.append(f"{memory_said(row)} peak memory")
+    if row.verdict == "baseline":
+        parts.insert(0, "the baseline")
+    elif row.kl is not None:
+        on = f" on the model {row.quality_model}" if row.quality_model else ""
+        parts.append(f"KL {row.kl:.2g}{on} ({class_of(row.kl)})")
+    return ", ".join(parts)
+
+
+def _measured(number: int, row: Row, limits: Limits) -> _Arm | None:
+    """The row as an arm to choose from; None where it failed or has no speed-up."""
+    memory, is_baseline = memory_bytes(row), row.verdict == "baseline"
+    speed = SpeedUp(1.0, 1.0, 1.0, 1.0) if is_baseline else row.speed_up
+    if row.verdict == "failed" or row.dropped or memory is None or speed is None:
+        return None
+    kl = 0.0 if is_baseline else row.kl or 0.0
+    return _Arm(number, row, speed, memory, kl, *exceeded(row, limits))
+
+
+def _choices(baseline: Row, arms: Sequence[_Arm], best: Best) -> list[Choice]:
+    numbers = best([arm.number for arm in arms])
+    tied = [arm for arm in arms if arm.number in numbers] or list(arms)
+    answers = {
+        "fastest": _smallest(tied, lambda arm: arm.kl),
+        "smallest": _smallest(arms, lambda arm: -arm.speed.value),
+        "compromise": max(arms, key=lambda arm: arm.merit),
+    }
+    picked: dict[int, list[str]] = {}
+    for what, arm in answers.items():
+        picked.setdefault(arm.number, []).append(what)
+    by_number = {arm.number: arm for arm in arms}
+    choices = []
+    for number, what in picked.items():
+        row = by_number[number].row
+        *others, last = (HEADINGS[name] for name in what)
+        role = f"{', '.join(others)} and {last}" if others else last
+        line = f"{'Or' if choices else 'Use'} {row.arm}: {role}; {said(row)}"
+        if "fastest" in what and len(tied) > 1:
+            names = listed([arm.row.arm for arm in tied if arm.number != number])
+            line += f"; not told apart from {names}"
+        verify = verifying(row.argv, baseline.argv)
+        choices.append(Choice(row.arm, what, line, command(row.argv), verify))
+    return choices
+
+
+def _smallest(arms: Sequence[_Arm], then: Callable[[_Arm], float]) -> _Arm:
+    """The arm of the least memory; of those that take as little, the one for which `then` is
+    least."""
+    least = min(arm.memory for arm in arms) * SAME_MEMORY
+    able = [arm for arm in arms if arm.memory <= least]
+    return min(able, key=lambda arm: (then(arm), -arm.speed.value))
+
+
+def _remarks(rows: Sequence[Row], arms: Sequence[_Arm], limits: Limits) -> list[str]:
+    """What is not recommended, by reason; uncertain ones named."""
+    reasons: dict[str, list[str]] = {}
+    words = limits.words()
+    for row in rows:
+        if row.dropped:
+            reasons.setdefault(row.dropped, []).append(row.arm)
+    uncertain = []
+    for arm in arms:
+        for name in arm.beyond:
+            if name in arm.unclear:
+                uncertain.append(f"{arm.row.arm} ({words[name]})")
+            else:
+                reasons.setdefault(words[name], []).append(arm.row.arm)
+    failed = [row.arm for row in rows if row.verdict == "failed"]
+    known = {arm.row.arm for arm in arms} | set(failed) | {r.arm for r in rows if r.dropped}
+    if failed:
+        reasons["failed"] = failed
+    if missing := [row.arm for row in rows if row.arm not in known]:
+        reasons["not measured"] = missing
+    lines = [f"{why}: {listed(names)}" for why, names in reasons.items()]
+    said_out = [f"Excluded: {'; '.join(lines)}"] if lines else []
+    return said_out + ([f"Uncertain: {listed(uncertain)}"] if uncertain else [])
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    shown = ", ".join(names[:NAMED])
+    return shown if len(names) <= NAMED else f"{shown} and {len(names) - NAMED} more"
+
+
+def _relax(arms: Sequence[_Arm], limits: Limits) -> str:
+    """Which limits to relax, and by how much, so that the nearest arm satisfies all of them."""
+    if not arms:
+        return "No arm satisfies all limits: each was ruled out by its quality; raise --max_kl"
+
+    def distance(arm: _Arm) -> float:
+        far = 0.0
+        for name, value in arm.beyond.items():
+            limit = getattr(limits, name)
+            relative = name in ("max_memory", "min_tok_s")
+            far += abs(math.log(value / limit) if relative else KL_WEIGHT * (value - limit))
+        return far
+
+    nearest = min(arms, key=distance)
+    needed = []
+    for name, value in nearest.beyond.items():
+        least = name.startswith("min_")
+        rounded = f"{(_down if least else _up)(value):g}"
+        needed.append(f"--{name} {_size_up(value) if name == 'max_memory' else rounded}")
+    return f"No arm satisfies all limits; the nearest, {nearest.row.arm}, needs {' '.join(needed)}"
+
+
+def _size_up(count: float) -> str:
+    """Bytes as --max_memory takes them, not fewer."""
+    unit, name = (1e9, "GB") if count >= 1e9 else (1e6, "MB")
+    return f"{math.ceil(100 * count / unit) / 100:g}{name}"
+
+
+def _up(value: float) -> float:
+    """To three digits, and not below it."""
+    return math.ceil(value / _digit(value)) * _digit(value)
+
+
+def _down(value: float) -> float:
+    return math.floor(value / _digit(value)) * _digit(value)
+
+
+def _digit(value: float) -> float:
+    return 10.0 ** (math.floor(math.log10(abs(value))) - 2) if value else 1.0
+
+
+# ------------------------------------------------------------------------------------------- tune
+
+
+def tuned(
+    rows: Sequence[Row], limits: Limits, best: Best, changes: Sequence[int]
+) -> Recommendation:
+    """The answer of a tune: the setting to take, or the default where none is shown to be faster.
+
+    changes: how many options each setting changes. Of settings that cannot be told from the fastest
+    the one is taken that changes the fewest: a winner inside the noise is none.
+    """
+    baseline = rows[0]
+    arms = [arm for n, row in enumerate(rows) if (arm := _measured(n, row, limits)) is not None]
+    left = [arm.number for arm in arms if arm.number == 0 or not arm.beyond]
+    remarks = _remarks(rows, arms, limits)
+    if baseline.verdict == "failed":
+        return Recommendation(
+            limits, [], remarks, f"Nothing to answer: {baseline.arm} failed: {baseline.failed}"
+        )
+    fastest = best(left)
+    faster = [n for n in left if rows[n].verdict == "faster" and n in fastest]
+    chosen = min(faster, key=lambda n: (changes[n], n)) if faster else 0
+    row = rows[chosen]
+    if chosen:
+        line = f"Take {row.arm}: {said(row)}"
+    else:
+        line = f"Keep {baseline.arm}: no setting is shown to be faster"
+    tied = [rows[n].arm for n in sorted(fastest) if n != chosen]
+    if tied and len(left) > 1:
+        line += f"; not told apart from {listed(tied)}"
+        line += ", which change as many options or more" * bool(chosen)
+    verify = verifying(row.argv, baseline.argv) if chosen else ""
+    choice = Choice(row.arm, ["fastest"], line, command(row.argv), verify)
+    return Recommendation(limits, [choice], remarks)

@@ -1,0 +1,202 @@
+"""The figures of the report, computed from the samples: one row an arm.
+
+for row in rows(results):
+    print(row.arm, row.speed_up, row.verdict)
+compare(results).best({0, 2, 5})            # of these rows, those that may be the fastest
+"""
+
+from collections.abc import Sequence
+from statistics import fmean
+
+import numpy as np
+
+from quantbench.answer.compared import CONFIDENCE, Compared, compare
+from quantbench.answer.interval import Interval, Ratio
+from quantbench.answer.readings import is_limit, median
+from quantbench.answer.row import Row
+from quantbench.answer.why import reasons
+from quantbench.bench.answers import ArmFacts, Reading
+from quantbench.bench.store import ArmResult, Kind, Results
+from quantbench.log.config import repro
+from quantbench.quality.types import NoQuality, Quality
+from quantbench.run.energy import Energy, NotCounted, pooled
+from quantbench.run.facts import Facts, Peak, Summary
+from quantbench.stats import Interval as Found
+
+
+def rows(results: Results, found: Compared | None = None) -> list[Row]:
+    """A row for each arm, the baseline's first."""
+    found = found or compare(results)
+    alive = [n for n, arm in enumerate(results.arms) if arm.failed is None and n in found.turns]
+    best = found.best(alive) if found.whole else set()
+    made = []
+    for number, arm in enumerate(results.arms):
+        row = _row(results, number, arm, found)
+        if best and number in alive:
+            row.can_be_best = number in best
+        made.append(row)
+    return made
+
+
+def _row(results: Results, number: int, arm: ArmResult, found: Compared) -> Row:
+    row = Row(arm.name, arm.failed, len(arm.samples))
+    row.dropped, row.processes, row.argv = arm.dropped, arm.processes, arm.argv
+    if arm.facts:
+        row.peak_memory_bytes = dict(arm.facts.peak_memory_bytes)
+        row.warm_up_steady = arm.facts.ready.warm_up_steady
+        if arm.facts.run:
+            _add_run(row, arm.facts.run)
+            if arm.samples:
+                _add_samples(row, arm, arm.facts.run)
+                _add_turns(row, results, number)
+                _add_energy(row, arm.facts.energy, arm.facts.run)
+                _add_estimate(row, arm.facts)
+                _add_bandwidth(row, results.bandwidth.get(arm.facts.device, []))
+    _add_quality(row, arm)
+    _add_verdict(row, results, number, found)
+    if arm.facts and arm.samples:
+        row.why = reasons(row, arm.facts)
+    return row
+
+
+def _add_turns(row: Row, results: Results, number: int) -> None:
+    """Speeds of the turns, in the place of those of the few whole samples."""
+    for name, kind in (("decode_tok_s", "decode"), ("prefill_tok_s", "prompt")):
+        if speed := tok_s(results, number, kind):  # type: ignore[arg-type]
+            setattr(row, name, speed)
+
+
+def tok_s(results: Results, number: int, kind: Kind) -> float | None:
+    """Tokens of a row per second, over all turns of this kind."""
+    turns = results.turns(number, kind)
+    seconds = sum(turn.seconds for turn in turns)
+    return sum(turn.tokens for turn in turns) / seconds if seconds else None
+
+
+def _add_quality(row: Row, arm: ArmResult) -> None:
+    match arm.quality:
+        case Quality() as quality:
+            row.perplexity, row.tokens = quality.perplexity, quality.tokens
+            row.kl, row.kl_standard_error = quality.kl, quality.kl_standard_error
+            row.top1, row.top5, row.quality_model = quality.top1, quality.top5, quality.model
+            if quality.perplexity_ratio is not None:
+                ends = quality.perplexity_ratio_interval or []
+                row.perplexity_ratio = Interval(quality.perplexity_ratio, *ends)
+            if quality.decoding and quality.decoding.differs:
+                row.decoding_differs = quality.decoding.sentence()
+        case NoQuality(why_not):
+            row.why_no_quality = why_not
+
+
+def _add_run(row: Row, run: Facts) -> None:
+    row.scheme, row.kernel, row.decoder = run.scheme, run.kernel, run.decoder
+    row.attention_kernel = run.attention_kernel
+    row.weight_bytes, row.kv_cache_bytes = run.weight_bytes, run.kv_cache_bytes
+    row.command = repro(run.config)
+
+
+def _add_samples(row: Row, arm: ArmResult, run: Facts) -> None:
+    summary = Summary.of(arm.samples, run.config.batch_size, run.step_weight_bytes)
+    for name, value in vars(summary).items():
+        setattr(row, name, value)
+    if steps := [seconds for sample in arm.samples for seconds in sample.token_seconds]:
+        row.token_p50_s, row.token_p90_s, row.token_p99_s = (
+            float(value) for value in np.percentile(steps, (50, 90, 99))
+        )
+    first = [s for s in arm.samples if s.process == arm.samples[0].process]
+    row.peak_memory_bytes = (row.peak_memory_bytes or {}) | {
+        "generate": _highest([sample.peak_memory_bytes for sample in first])
+    }
+
+
+def _add_energy(row: Row, energies: Sequence[Energy | NotCounted], run: Facts) -> None:
+    counted = [one for one in energies if isinstance(one, Energy)]
+    if counted:
+        every = pooled(counted)
+        tokens = run.config.batch_size * run.config.max_new_tokens
+        row.joules_per_token, row.idle_watts = every.joules / tokens, every.idle_watts
+    else:
+        row.why_no_joules = next(
+            (one.why_not for one in energies if not isinstance(one, Energy)), None
+        )
+
+
+def _add_estimate(row: Row, facts: ArmFacts) -> None:
+    """What was estimated before, and how far it is from what was measured."""
+    estimate, row.why_no_estimate = facts.estimate, facts.no_estimate
+    if estimate is None:
+        return
+    if facts.limit and row.decode_tok_s:
+        row.share_of_limit = facts.limit.share(1 / row.decode_tok_s)
+    peaks = (row.peak_memory_bytes or {}).get("generate") or {}
+    measured = {
+        "prompt_seconds": row.time_to_first_token_s,
+        "token_seconds": 1 / row.decode_tok_s if row.decode_tok_s else None,
+        "tokens_per_second": row.tok_s_all_rows,
+        "peak_memory_bytes": next(iter(peaks.values()), None),
+        "joules_per_token": row.joules_per_token,
+    }
+    row.estimated = dict(estimate)
+    row.estimate_errors = {
+        name: estimate[name] / value - 1
+        for name, value in measured.items()
+        if value and name in estimate
+    }
+
+
+def _add_bandwidth(row: Row, readings: Sequence[Reading]) -> None:
+    if not readings:
+        return
+    row.bandwidth, row.bandwidth_probe = median(readings), readings[-1].probe
+    if is_limit(readings) and row.weight_bytes_per_s is not None:
+        row.bandwidth_share = row.weight_bytes_per_s / row.bandwidth
+
+
+def _add_verdict(row: Row, results: Results, number: int, found: Compared) -> None:
+    if row.failed is not None:
+        row.verdict = "failed"
+    elif number == 0:
+        row.verdict = "baseline"
+    elif number not in found.whole:
+        row.verdict = "no baseline" if results.baseline.failed else "not measured"
+    else:
+        whole = found.whole[number]
+        row.cycles = found.decode[number].cycles if number in found.decode else whole.cycles
+        row.speed_up = _speed_up(whole)
+        row.verdict = whole.verdict if row.speed_up.confidence else "too few cycles"
+        if number in found.decode:
+            row.decode_speed_up = _speed_up(found.decode[number])
+        if number in found.prompt:
+            row.prompt_speed_up = _speed_up(found.prompt[number])
+
+
+def _speed_up(found: Found) -> Ratio:
+    return Ratio.of(found, CONFIDENCE).inverse
+
+
+def noise(results: Results, found: Compared | None = None) -> str:
+    """How noisy turns were and what processes differ by, as a sentence without a full stop."""
+    found = found or compare(results)
+    known = [one for one in found.decode.values() or found.whole.values() if one.cycles]
+    if not known:
+        return ""
+    repeated = f", {len(results.repeated)} repeated as the memory's speed changed within them"
+    return (
+        f"a turn's ratio to the baseline's scattered by {fmean(one.noise for one in known):.1%}, "
+        f"in {max(one.cycles for one in known)} cycles{repeated * bool(results.repeated)}; "
+        f"what processes differ by is {fmean(one.floor for one in known):.1%} of each interval's "
+        "half-width"
+    )
+
+
+def identical_plans(results: Results) -> list[str]:
+    """A sentence for each setting that was measured for others, too, whose plan is the same."""
+    return [
+        f"identical plans: {arm.name} was measured for {'; '.join(arm.also)}, too"
+        for arm in results.arms
+        if arm.also
+    ]
+
+
+def _highest(peaks: Sequence[Peak]) -> Peak:
+    return {kind: max(peak[kind] for peak in peaks) for kind in peaks[0]}

@@ -1,0 +1,212 @@
+"""What workers answer, typed: bench/worker.py and compare/peers/worker.py give these.
+
+    worker.answer(TimedSample, "sample", index=3).token_seconds
+
+Nothing here needs torch, so that commands which only ask workers start at once.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from quantbench.run.energy import Energy, NotCounted
+from quantbench.run.facts import Facts, Peak, Ready, Sample
+from quantbench.run.why import Limit
+from quantbench.typed_json import from_json, omitted, to_json
+
+Peaks = dict[str, Peak]  # by phase: load, warm_up, generate
+
+
+@dataclass(frozen=True)
+class ArmFacts:
+    """What is known of an arm before its first sample."""
+
+    device: str
+    weight_bytes: int  # bytes of weights that a decoding step reads
+    ready: Ready
+    peak_memory_bytes: Peaks
+    run: Facts | None = None  # of a model of ours; None for another runtime
+    kernels: dict[str, str | None] | None = None  # why each of the scheme's cannot run, if so
+    about: str | None = None  # version and settings of another runtime
+    # For each of the arm's processes the seconds from its start to its first sample, by phase:
+    # import, load (reading weights), quantize (and pack), quality, compile, warm_up, energy.
+    start_seconds: list[dict[str, float]] = dataclasses.field(default_factory=list)
+    # A sample's energy, counted in each of the arm's processes before its first sample; or why not.
+    energy: list[Energy | NotCounted] = dataclasses.field(default_factory=list)
+    # What was estimated, by the keys of `estimate`; None: nothing was.
+    estimate: dict[str, float] | None = None
+    limit: Limit | None = None  # of a step, where there is an estimate
+    no_estimate: str | None = None  # why there is none
+
+    @staticmethod
+    def of_run(
+        run: Facts,
+        ready: Ready,
+        kernels: dict[str, str | None],
+        peaks: Peaks,
+        seconds: dict[str, float] | None = None,
+    ) -> "ArmFacts":
+        return ArmFacts(
+            run.config.device,
+            run.weight_bytes,
+            ready,
+            peaks,
+            run,
+            kernels,
+            None,
+            [seconds] if seconds else [],
+        )
+
+    def to_json(self) -> dict[str, object]:
+        """A flat JSON object: the keys of `run` and of `ready` are side by side with our own."""
+        value: dict[str, object] = {
+            "config": {"device": self.device},
+            "weight_bytes": self.weight_bytes,
+        }
+        value |= to_json(self.run) if self.run else {}
+        value |= to_json(self.ready)
+        value |= {} if self.kernels is None else {"kernels": self.kernels}
+        value |= {} if self.about is None else {"about": self.about}
+        if self.start_seconds:
+            value["start_seconds"] = self.start_seconds
+        value |= {"energy": to_json(self.energy)} if self.energy else {}
+        for name in ("estimate", "limit", "no_estimate"):
+            own = getattr(self, name)
+            value |= {} if own is None else {name: to_json(own)}
+        return value | {"peak_memory_bytes": self.peak_memory_bytes}
+
+    @staticmethod
+    def from_json(value: Mapping[str, object]) -> "ArmFacts":
+        """What `to_json` gave. Raises ValueError or KeyError where it is something else."""
+        arm = from_json(_ArmKeys, value)
+        return ArmFacts(
+            arm.config.device,
+            arm.weight_bytes,
+            from_json(Ready, value),
+            arm.peak_memory_bytes,
+            None if arm.kernels is None else from_json(Facts, value),
+            arm.kernels,
+            arm.about,
+            arm.start_seconds or [],
+            arm.energy or [],
+            arm.estimate,
+            arm.limit,
+            arm.no_estimate,
+        )
+
+
+@dataclass(frozen=True)
+class _Device:
+    device: str
+
+
+@dataclass(frozen=True)
+class _ArmKeys:
+    """The keys of an ArmFacts' JSON that are neither a Facts' nor a Ready's alone."""
+
+    config: _Device
+    weight_bytes: int
+    peak_memory_bytes: Peaks
+    kernels: dict[str, str | None] | None
+    about: str | None
+    start_seconds: list[dict[str, float]] | None
+    energy: list[Energy | NotCounted] | None
+    estimate: dict[str, float] | None = None
+    limit: Limit | None = None
+    no_estimate: str | None = None
+
+
+@dataclass(frozen=True)
+class TimedSample(Sample):
+    """A sample, and of each decoding step but the first its seconds."""
+
+    token_seconds: list[float]
+    peak_memory_bytes: Peak = dataclasses.field(default_factory=dict)  # so far; by kind
+
+
+@dataclass(frozen=True)
+class TurnTime:
+    """A turn: so many tokens of each row, and their seconds."""
+
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One reading of a device's memory bandwidth."""
+
+    bytes_per_s: float
+    cycle: int | None  # the reading was taken just before this cycle; None: after the last one
+    probe: str  # the op that read
+    caveat: str | None = None  # why this is not the memory's speed; None where it is
+
+
+@dataclass(frozen=True)
+class SchemeNames:
+    """Every scheme that has a kernel on the worker's device."""
+
+    schemes: list[str]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What a run's options come to before its weights are read (run/identity.py)."""
+
+    identity: dict[str, str] | None  # equal ones do the same work; None where it cannot run
+    problem: str | None = None  # why it cannot
+    kind: str | None = None  # usage, where the options are wrong; refused
+
+
+@dataclass(frozen=True)
+class PlannedRuns:
+    """One for each run in the request."""
+
+    runs: list[Planned]
+
+
+# ----------------------------------------------------------------------------------------- layers
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A shape that several of a model's linear layers have: `rows` outputs, `columns` inputs."""
+
+    names: list[str]
+    rows: int
+    columns: int
+    count: int  # layers of this shape
+
+
+@dataclass(frozen=True)
+class Layers:
+    """A model's shapes of linear layers, and the kernels to time for each scheme."""
+
+    kernels: dict[str, list[str]]
+    shapes: list[Shape]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Product:
+    """One layer's product by one kernel: median seconds and quartiles, or why there are none."""
+
+    scheme: str
+    kernel: str
+    seconds: float | None = omitted()
+    seconds_low: float | None = omitted()
+    seconds_high: float | None = omitted()
+    rounds: int | None = omitted()
+    bytes: int | None = omitted()  # of the weight
+    why_not: str | None = omitted()
+
+
+@dataclass(frozen=True)
+class ShapeTimings:
+    """Every scheme's product with a weight of one shape."""
+
+    products: list[Product]
+    bandwidth: float  # bytes per second, read in the same rounds
+    bandwidth_probe: str
+    bandwidth_caveat: str | None
+    rotated: int  # bytes that are read before any weight is read again
+    cache: int  # bytes of the last-level cache

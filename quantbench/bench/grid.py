@@ -1,0 +1,218 @@
+"""The settings of a tune: every combination of the values that --over gives, and which of them are
+the same plan.
+
+    grid = read_grid(common, ["threads=1,2", "quantization=int8wo,int4wo-128"])
+    settings = grid.settings()              # the default first, then the four combinations
+    tuned = group(settings, planned)        # arms to measure, and the settings that share its plan
+
+The default is the command line without --over: it is the baseline, and what stays if nothing else
+is shown to be faster. "default" as a value leaves an option as it is there, and switches take on
+and off.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quantbench.arguments import nearest
+from quantbench.bench.answers import Planned
+from quantbench.bench.arm import MODEL, NOT_IN_ARMS, WORK, Arm, refuse_unused, without
+from quantbench.errors import QuantbenchError, UsageError
+from quantbench.log.config import ALIASES, RunConfig, option_table
+from quantbench.log.kinds import Switch
+from quantbench.quantize import spec
+from quantbench.run import checks
+from quantbench.text import counted, key, shown
+
+MOST_SETTINGS = 64
+DEFAULT = "default"
+SWITCHES = {"on": True, "off": False}
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One option and the values to try, as they were written and as RunConfig has them."""
+
+    option: str
+    texts: list[str]
+    values: list[Any]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A combination of values: its name, and the run that it is."""
+
+    name: str
+    config: RunConfig
+    changes: int  # options that differ from the default's
+
+
+@dataclass(frozen=True)
+class Grid:
+    """All axes, and the other options of the command line."""
+
+    common: RunConfig
+    axes: list[Axis]
+
+    def settings(self) -> list[Setting]:
+        """The default, and every combination."""
+        default = without(self.common, checks.unused(self.common))
+        settings = [Setting(DEFAULT, default, 0)]
+        names = [axis.option for axis in self.axes]
+        for places in itertools.product(*(range(len(axis.values)) for axis in self.axes)):
+            pairs = list(zip(self.axes, places, strict=True))
+            values = {axis.option: axis.values[place] for axis, place in pairs}
+            config = dataclasses.replace(self.common, **values)
+            config = without(config, checks.unused(config))
+            texts = [axis.texts[place] for axis, place in pairs]
+            name = ", ".join(f"{option}={text}" for option, text in zip(names, texts, strict=True))
+            changed = [n for n in names if getattr(config, n) != getattr(default, n)]
+            settings.append(Setting(name, config, len(changed)))
+        return settings
+
+
+def read_grid(common: RunConfig, texts: Sequence[str]) -> Grid:
+    """Raises UsageError, one line, for what is no grid."""
+    if not texts:
+        raise UsageError(
+            "nothing to tune: give --over OPTION=VALUE,VALUE, such as --over threads=1,2, once for "
+            "each option"
+        )
+    axes = [_axis(common, text) for text in texts]
+    names = [axis.option for axis in axes]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"--over {name} is given twice: give all of its values in one")
+    count = 1
+    for axis in axes:
+        count *= len(axis.values)
+    if count > MOST_SETTINGS:
+        product = " × ".join(str(len(axis.values)) for axis in axes)
+        raise UsageError(
+            f"--over: {product} = {count} settings, and {MOST_SETTINGS} at most can be compared: "
+            "give fewer values, or tune one option after the other"
+        )
+    grid = Grid(common, axes)
+    checks.check_inputs(common)
+    refuse_unused(common, [setting.config for setting in grid.settings()])
+    return grid
+
+
+def _axis(common: RunConfig, text: str) -> Axis:
+    spelled, equals, rest = text.partition("=")
+    option = key(spelled.strip())
+    option = {alias: name for name, alias in ALIASES.items()}.get(option, option)
+    table, named = option_table(), f"--over {shown(text)}"
+    if not equals:
+        raise UsageError(f"{named} takes OPTION=VALUE,VALUE, such as threads=1,2")
+    if option not in table:
+        raise UsageError(f"{named}: generate has no option {shown(option)}; "
+                         f"{nearest(option, list(table))}")  # fmt: skip
+    if option in NOT_IN_ARMS:
+        raise UsageError(f"{named}: a comparison decides --{option} itself, or it changes nothing")
+    if option in (*MODEL, *WORK):
+        raise UsageError(
+            f"{named}: settings that differ in --{option} do not do the same work; quantbench ab "
+            "--allow_different compares them even so, and growth shows how speed changes"
+        )
+    texts = [value.strip() for value in rest.split(",")]
+    if "" in texts:
+        raise UsageError(f"{named}: a value is empty; give them as {option}=A,B")
+    values = [_value(common, option, value, named) for value in texts]
+    if len(values) == 1:
+        raise UsageError(
+            f"{named}: one value is no choice: give --{option} {texts[0]}, or another value"
+        )
+    for place, value in enumerate(values):
+        if (first := values.index(value)) != place:
+            twice = shown(texts[place]) if texts[first] == texts[place] else (
+                f"{shown(texts[first])} and {shown(texts[place])}, which are the same")  # fmt: skip
+            raise UsageError(f"{named}: twice {twice}: leave one out")
+    return Axis(option, texts, values)
+
+
+def _value(common: RunConfig, option: str, text: str, named: str) -> object:
+    """The value as RunConfig has it. Raises UsageError where the option does not take it."""
+    if text == DEFAULT:
+        return getattr(common, option)
+    given: object = text
+    if isinstance(option_table()[option].kind, Switch):
+        if text not in SWITCHES:
+            raise UsageError(f"{named}: --{option} is a switch, which takes on and off here")
+        given = SWITCHES[text]
+    try:
+        changed: dict[str, Any] = {option: given}
+        value = getattr(dataclasses.replace(common, **changed), option)
+        return str(spec.parse(value)) if option == "quantization" else value
+    except UsageError as error:
+        raise UsageError(f"{named}: {error}") from None
+
+
+# ---------------------------------------------------------------------------------- plans
+
+
+@dataclass(frozen=True)
+class Measured:
+    """An arm, the other settings that have its plan, and how many options it changes."""
+
+    arm: Arm
+    also: list[str]
+    changes: int
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What is measured, the baseline first; what cannot run is in no other's group."""
+
+    arms: list[Measured]
+    why_not_default: str | None = None  # why the default cannot run here, so that it is no baseline
+
+    @property
+    def able(self) -> list[Measured]:
+        return [one for one in self.arms if one.arm.problem is None]
+
+
+def group(settings: Sequence[Setting], planned: Sequence[Planned]) -> Tuned:
+    """One arm for each plan: of settings with identical ones, the first.
+
+    planned: what is known of each setting's plan. Where the default cannot run, the first setting
+    that can takes its place. Raises UsageError or QuantbenchError where none can.
+    """
+    arms: dict[str, Measured] = {}
+    refused: list[Measured] = []
+    for setting, plan in zip(settings, planned, strict=True):
+        arm = Arm(setting.name, setting.name, setting.config, plan.problem)
+        if plan.identity is None:
+            if setting.name != DEFAULT:
+                refused.append(Measured(arm, [], setting.changes))
+            continue
+        identity = repr(sorted(plan.identity.items()))
+        if identity in arms:
+            arms[identity].also.append(setting.name)
+        else:
+            arms[identity] = Measured(arm, [], setting.changes)
+    if not arms:
+        failure = UsageError if planned[0].kind == "usage" else QuantbenchError
+        raise failure(f"no setting can run here: {planned[0].problem}")
+    return Tuned([*arms.values(), *refused], planned[0].problem)
+
+
+def said(tuned: Tuned, count: int) -> list[str]:
+    """Which of `count` settings of the grid have identical plans, in lines for people."""
+    able, lines = tuned.able, list[str]()
+    if tuned.why_not_default is not None:
+        lines.append(
+            f"the default cannot run here ({tuned.why_not_default}): the baseline is "
+            f"{able[0].arm.name}"
+        )
+    lines += [f"identical plans: {one.arm.name} is measured for {'; '.join(one.also)}, too"
+              for one in able if one.also]  # fmt: skip
+    lines += [
+        f"{one.arm.name} cannot run: {one.arm.problem}"
+        for one in tuned.arms
+        if one.arm.problem is not None
+    ]
+    several = f"{counted(len(able), 'plan')} to measure"
+    return [f"{counted(count, 'setting')} of the grid: {several}", *lines]

@@ -1,0 +1,228 @@
+"""The worker processes of a session: each is loaded, scored, made ready, asked for turns, ended.
+
+    pool = Pool(store, scratch, say)
+    pool.load(0)                            # raises DoesNotFit where other arms take the memory
+    pool.turn(0, cycle=3, kind="decode")
+    pool.close()
+
+What goes wrong with one arm ends that arm; the others go on.
+"""
+
+import dataclasses
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+from quantbench.bench import process, ranks
+from quantbench.bench.answers import ArmFacts, Reading, TimedSample, TurnTime
+from quantbench.bench.process import Process, WorkerFailed
+from quantbench.bench.store import ArmResult, ArmSample, Kind, Left, Ready, Scored, Store, Turn
+from quantbench.bench.store import Bandwidth as Read
+from quantbench.errors import UsageError
+from quantbench.log.options import parse
+from quantbench.quality.types import NoQuality, Quality, QualityAnswer, ReferenceFile
+from quantbench.run.why import Expected
+
+HEADROOM = 500_000_000  # bytes to stay free when several arms are in memory together
+TURN = 0.1  # seconds of a turn of decoding, about: states of a machine last longer
+WHOLE, MOST_WHOLE = 0.5, 3  # seconds of whole samples of each process, and their number
+
+Command = Sequence[str] | Callable[[int], Sequence[str]]
+
+
+class DoesNotFit(Exception):
+    """There is too little memory for an arm while others are loaded."""
+
+
+class Pool:
+    """Loaded arms by their number, and for each device a worker without an arm, which reads memory
+    and estimates."""
+
+    def __init__(
+        self,
+        store: Store,
+        scratch: Path,
+        say: Callable[[str], None],
+        command: Command = process.COMMAND,
+        saved: Path | None = None,
+        has_turns: bool = True,
+    ) -> None:
+        """
+        scratch: a folder for this session
+        command: starts a worker; or a function that gives the command for an arm's number
+        saved: a folder where an arm may be kept as it was quantized, for its later processes
+        has_turns: False where workers take whole samples only: those of an older commit
+        """
+        self.store, self.results, self.say = store, store.results, say
+        self.scratch, self.command, self.saved, self.has_turns = scratch, command, saved, has_turns
+        self.loaded: dict[int, Process] = {}
+        self.probes: dict[str, Process] = {}
+        self.reference: ReferenceFile | None = None
+        self.steps: dict[int, int] = {}  # of a turn of decoding, by arm
+        self.prompt_seconds: dict[int, float] = {}
+
+    def load(self, number: int) -> None:
+        """Start the arm's worker, score it once, and get it ready. An arm that fails or is ruled
+        out by its quality is not loaded afterwards.
+
+        Raises DoesNotFit where other arms take the memory.
+        """
+        arm = self.results.arms[number]
+        worker = self.loaded[number] = self._start(number)
+        try:
+            beside = [self.results.arms[other] for other in self.loaded if other != number]
+            room = {"headroom": HEADROOM, "others": sum(map(_occupied, beside))} if beside else {}
+            saved = str(self.saved.absolute() / str(number)) if self.saved else None
+            worker.ask("load", argv=arm.argv, saved=saved, **room)
+            self._score(number, worker)
+            facts = worker.answer(ArmFacts, "get_ready")
+            if arm.facts is None:
+                expected = self._expected(facts)
+                facts = dataclasses.replace(
+                    facts,
+                    estimate=expected.figures,
+                    limit=expected.limit,
+                    no_estimate=expected.why_not,
+                )
+            self.store.add(Ready(number, arm.processes, facts))
+            self._samples(number, worker)
+        except WorkerFailed as error:
+            self.unload(number)
+            if error.kind == "memory" and self.loaded:
+                raise DoesNotFit(f"{arm.name} does not fit into memory with the others") from None
+            self.fail(number, error)
+
+    def _samples(self, number: int, worker: Process) -> None:
+        """Whole samples, which also tell how long a turn is."""
+        arm = self.results.arms[number]
+        taken = 0.0
+        for _ in range(MOST_WHOLE):
+            sample = worker.answer(TimedSample, "sample", index=len(arm.samples))
+            event = ArmSample(**vars(sample), arm=number, process=arm.processes - 1)
+            self.store.add(event)
+            taken += sample.prefill_seconds + sample.decode_seconds
+            if taken > WHOLE:
+                break
+        self.prompt_seconds[number] = sample.prefill_seconds
+        steps = len(sample.token_seconds) + 1 if sample.decode_tok_s else 0
+        self.steps[number] = max(1, min(steps, round(TURN * (sample.decode_tok_s or 0))))
+        if not steps:
+            self.steps[number] = 0
+
+    def turn(self, number: int, cycle: int | None, kind: Kind) -> None:
+        """Take a turn of an arm; of one that is not loaded, nothing. cycle: None for a turn that
+        does not count. The first turn of a prompt is that of the whole samples."""
+        worker, steps = self.loaded.get(number), self.steps.get(number, 0)
+        if worker is None or (kind == "decode" and not steps):
+            return
+        try:
+            time = self._timed(number, worker, kind, steps)
+        except WorkerFailed as error:
+            self.unload(number)
+            self.fail(number, error)
+            return
+        if cycle is not None:
+            process = self.results.arms[number].processes - 1
+            self.store.add(Turn(number, process, cycle, kind, time.tokens, time.seconds))
+
+    def _timed(self, number: int, worker: Process, kind: Kind, steps: int) -> TurnTime:
+        if self.has_turns:
+            return worker.answer(TurnTime, "turn", kind=kind, tokens=steps)
+        if kind == "decode":
+            self.last = worker.answer(TimedSample, "sample", index=0)
+            return TurnTime(len(self.last.token_seconds) + 1, self.last.decode_seconds)
+        run = self.results.arms[number].facts
+        tokens = run.run.prompt_tokens if run and run.run else 1
+        return TurnTime(tokens, worker.answer(TimedSample, "sample", index=0).prefill_seconds)
+
+    def probe(self, cycle: int | None, numbers: Collection[int]) -> None:
+        """Read the bandwidth of every device that these arms are on, before this cycle."""
+        arms = [self.results.arms[number] for number in numbers]
+        for device in sorted({arm.facts.device for arm in arms if arm.facts and not arm.failed}):
+            try:
+                reading = self._prober(device).answer(Reading, "bandwidth", device=device)
+            except WorkerFailed as error:
+                self.say(f"no bandwidth of {device}: {error}")
+                if error.kind == "dead":
+                    self.probes.pop(device).close()  # the next reading starts another
+                continue
+            self.store.add(Read(device, dataclasses.replace(reading, cycle=cycle)))
+
+    def unload(self, number: int) -> None:
+        if number in self.loaded:
+            self.loaded.pop(number).close()
+
+    def fail(self, number: int, error: Exception) -> None:
+        self.store.add(Left(number, str(error), failed=True))
+        self.say(f"{self.results.arms[number].name} failed: {error}")
+
+    def close(self) -> None:
+        for number in list(self.loaded):
+            self.unload(number)
+        for worker in self.probes.values():
+            worker.close()
+
+    def _expected(self, facts: ArmFacts) -> Expected:
+        """What is estimated of an arm's run. Nothing where no worker tells: those of an older
+        commit, which `replay --against` starts, do not."""
+        if facts.run is None:
+            return Expected()
+        try:
+            return self._prober(facts.device).answer(Expected, "expected", run=facts.run)
+        except WorkerFailed as error:
+            if error.kind == "dead":
+                self.probes.pop(facts.device).close()
+            return Expected()
+
+    def _prober(self, device: str) -> Process:
+        if device not in self.probes:
+            self.probes[device] = Process(self._command(0))
+        return self.probes[device]
+
+    def _start(self, number: int) -> Process:
+        argv = self.results.arms[number].argv
+        size = parse(argv).tp if _of_ours(argv) else 1
+        return Process(ranks.of(self._command(number), size))
+
+    def _command(self, number: int) -> Sequence[str]:
+        return self.command(number) if callable(self.command) else self.command
+
+    def _score(self, number: int, worker: Process) -> None:
+        """Measure this arm's quality, once; the baseline's again if its states are missing."""
+        arm, is_baseline = self.results.arms[number], number == 0
+        settings = self.results.settings
+        wanted = any(one.quality is None for one in self.results.alive)
+        if not (settings.tokens and wanted) or (
+            arm.quality is not None and not (is_baseline and self.reference is None)
+        ):
+            return
+        try:
+            answer = worker.answer(
+                QualityAnswer,
+                "quality",
+                tokens=settings.tokens,
+                text=settings.text,
+                reference=None if is_baseline else self.reference,
+                keep=str(self.scratch / "reference") if is_baseline else None,
+            )
+        except WorkerFailed as error:
+            if isinstance(error, UsageError) and is_baseline:
+                raise UsageError(str(error)) from None  # the text will not do for any arm
+            if error.kind == "dead":
+                raise
+            answer = QualityAnswer(NoQuality(str(error)))
+        if is_baseline:
+            self.reference = answer.reference
+        measured = answer.quality
+        quality = measured.with_interval() if isinstance(measured, Quality) else measured
+        self.store.add(Scored(number, quality))
+
+
+def _of_ours(argv: Sequence[str]) -> bool:
+    """Whether these are options of generate.py; another runtime's are one JSON object."""
+    return not argv or argv[0].startswith("--")
+
+
+def _occupied(arm: ArmResult) -> int:
+    """The most bytes that unloading an arm would free."""
+    peaks = arm.facts.peak_memory_bytes if arm.facts else {}
+    return max((max(kinds.values()) for kinds in peaks.values()), default=0)

@@ -1,0 +1,131 @@
+"""A worker process as the coordinator sees it: ask, and get an answer or why there is none."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from quantbench.bench import ranks
+from quantbench.errors import QuantbenchError, UsageError
+from quantbench.run.environment import defaults
+from quantbench.typed_json import from_json, to_json
+
+COMMAND = (sys.executable, "-m", "quantbench.bench.worker")
+ROOT = Path(__file__).parents[2]
+INSTALLED = not (ROOT / "generate.py").exists()  # in a checkout it is next to the package
+PATIENCE = 5  # seconds for ranks to end
+T = TypeVar("T")
+
+
+class WorkerFailed(QuantbenchError):
+    """A request failed, or the worker ended."""
+
+    def __init__(self, reason: str, kind: str = "dead") -> None:
+        """`kind`: memory, where there was too little; usage; refused, for another reason that is
+        known; other; dead, where the worker has ended."""
+        super().__init__(reason)
+        self.kind = kind
+
+
+class WorkerRefused(WorkerFailed, UsageError):
+    """The options that the worker was given are wrong."""
+
+
+def environment() -> dict[str, str]:
+    """The variables of every worker: those of generate.py's process, and the checkout's path.
+
+    PYTHONSAFEPATH keeps a file errors.py of the current folder from being taken for ours.
+    """
+    variables = {**defaults(os.environ), "PYTHONSAFEPATH": "1"}
+    if INSTALLED:
+        return variables
+    search = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**variables, "PYTHONPATH": os.pathsep.join(search)}
+
+
+class Process:
+    """One worker. Its stderr goes to a temporary file."""
+
+    def __init__(self, command: Sequence[str] = COMMAND) -> None:
+        self.stderr = tempfile.TemporaryFile()
+        self.is_ranks = ranks.are_started_by(command)
+        # In a separate session, so that Ctrl-C on the terminal reaches only this process, which
+        # then ends the worker and every compiler that the worker started.
+        self.spawned = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.stderr,
+            start_new_session=True,
+            env=environment(),
+            text=True,
+        )
+        assert self.spawned.stdin and self.spawned.stdout
+        self.pid = self.spawned.pid
+        self.stdin, self.stdout = self.spawned.stdin, self.spawned.stdout
+
+    def answer(self, kind: type[T], do: str, /, **arguments: object) -> T:
+        """`ask`, its answer read as a `kind` of bench/answers.py.
+
+        Raises WorkerFailed as well where the answer is something else.
+        """
+        value = self.ask(do, **arguments)
+        try:
+            return from_json(kind, value)
+        except (ValueError, KeyError, TypeError) as error:
+            raise WorkerFailed(f"answered {do} with something else: {error}", "other") from error
+
+    def ask(self, do: str, /, **arguments: object) -> object:
+        """The worker's answer, parsed JSON.
+
+        Raises WorkerFailed; WorkerRefused, which is a UsageError as well, where the worker raised
+        a UsageError.
+        """
+        try:
+            self.stdin.write(json.dumps(to_json({"do": do, **arguments})) + "\n")
+            self.stdin.flush()
+            line = self.stdout.readline()
+        except OSError:
+            line = ""
+        if not line.endswith("\n"):
+            raise WorkerFailed(self._last_words())
+        reply = json.loads(line)
+        if "failed" in reply:
+            failure = WorkerRefused if reply["kind"] == "usage" else WorkerFailed
+            raise failure(reply["failed"], reply["kind"])
+        return reply["did"]
+
+    def kill(self) -> None:
+        """End it, and whatever it started; from another thread, too. Then `close` it."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """End it, and whatever it started."""
+        if self.is_ranks:
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                self.stdin.close()  # ranks end with their input, and their memory is free then
+                self.spawned.wait(PATIENCE)
+        self.kill()
+        self.spawned.kill()  # it may not have its own session yet
+        self.spawned.wait()
+        for stream in (self.stdin, self.stdout):
+            with contextlib.suppress(OSError):
+                stream.close()
+        self.stderr.close()
+
+    def _last_words(self) -> str:
+        code = self.spawned.wait()
+        if code == -signal.SIGKILL:
+            return "killed (SIGKILL), as the system does when memory runs out"
+        if code < 0:
+            return f"ended by {signal.Signals(-code).name}"
+        self.stderr.seek(0)
+        lines = self.stderr.read().decode(errors="replace").strip().splitlines()
+        return f"ended with exit code {code}: {lines[-1] if lines else 'nothing on stderr'}"

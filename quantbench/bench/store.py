@@ -1,0 +1,404 @@
+"""What a session of measuring has seen: in memory, and in a folder that is only ever appended to.
+
+    DIR/meta.json       what is measured, with which settings, by which commit on which machine
+    DIR/samples.jsonl   a line for each event: {"turn": {"arm": 1, "cycle": 7, "seconds": 0.093, …}}
+
+Resuming is reading both. A kill loses the line that was being written, at most.
+"""
+
+import dataclasses
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TextIO
+
+from quantbench import files
+from quantbench.bench.answers import ArmFacts, Reading, TimedSample
+from quantbench.bench.arm import Arm
+from quantbench.errors import LogError, UsageError
+from quantbench.log.about import About, about
+from quantbench.log.config import argv
+from quantbench.quality.thresholds import TOKENS
+from quantbench.quality.types import NoQuality, Quality
+from quantbench.text import counted, shown
+from quantbench.typed_json import from_json, omitted, require, to_json
+
+FORMAT = 1
+META, SAMPLES = "meta.json", "samples.jsonl"
+MOST_NAMED = 5  # arms that failed, in a message
+Kind = Literal["decode", "prompt"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """When to stop, and what else to measure. See the options of the same names."""
+
+    half_width: float = 0.03  # of an interval that is narrow enough
+    max_minutes: float = 10  # of the session, loading included
+    processes: int = 4  # of each arm, at most
+    cycles: int | None = None  # of each process, whatever the figures show; None: as many as needed
+    tokens: int = TOKENS  # 0: no quality
+    text: str | None = None
+
+
+# ---------------------------------------------------------------------------------------- events
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A process of an arm is loaded and warm."""
+
+    arm: int
+    process: int
+    facts: ArmFacts
+
+
+@dataclass(frozen=True)
+class Scored:
+    arm: int
+    quality: Quality | NoQuality
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Tokens of each row, and their seconds. Turns of one cycle are compared with each other."""
+
+    arm: int
+    process: int
+    cycle: int
+    kind: Kind
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmSample(TimedSample):
+    """A whole sample as generate.py takes it: of these are the log line and the peak memory."""
+
+    arm: int
+    process: int
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """A cycle that does not count: the memory's speed changed within it (bench/noise.py)."""
+
+    cycle: int
+
+
+@dataclass(frozen=True)
+class Left:
+    """An arm of which no more is measured. failed: for an error; else the answer needs no more."""
+
+    arm: int
+    why: str
+    failed: bool = False
+
+
+@dataclass(frozen=True)
+class Bandwidth:
+    device: str
+    reading: Reading
+
+
+@dataclass(frozen=True)
+class Logged:
+    """Lines were appended to the log for the whole samples so far."""
+
+    samples: int
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The end of a session; another may go on."""
+
+    why: str  # answered, processes, max_minutes, baseline failed, nothing to compare, interrupted
+    seconds: float  # of this session
+
+
+EVENTS: dict[str, type] = {
+    "ready": Ready,
+    "scored": Scored,
+    "turn": Turn,
+    "sample": ArmSample,
+    "repeated": Repeated,
+    "left": Left,
+    "bandwidth": Bandwidth,
+    "logged": Logged,
+    "ended": Ended,
+}
+KEYS = {kind: key for key, kind in EVENTS.items()}
+
+
+# --------------------------------------------------------------------------------------- results
+
+
+@dataclass
+class ArmResult:
+    """An arm and what was measured of it."""
+
+    name: str
+    text: str  # as the person wrote it
+    argv: list[str]  # options of generate.py, or for another runtime its own
+    unable: str | None = omitted()  # why it cannot run here, known before anything was measured
+    also: list[str] | None = omitted()  # of a tune: other settings of the same plan, not measured
+    changes: int | None = omitted()  # of a tune: options that differ from the default's
+    facts: ArmFacts | None = None  # None until the first process is ready
+    quality: Quality | NoQuality | None = None
+    turns: list[Turn] = field(default_factory=list)
+    samples: list[ArmSample] = field(default_factory=list)
+    processes: int = 0  # that were ready
+    failed: str | None = None  # why there are no more samples
+    dropped: str | None = None  # why no more are needed
+
+    def __post_init__(self) -> None:
+        self.failed = self.failed or self.unable
+
+
+@dataclass
+class Results:
+    """Everything that was measured so far."""
+
+    settings: Settings
+    arms: list[ArmResult]
+    write_result: str = "none"
+    about: About | None = None
+    limits: dict[str, Any] = field(default_factory=dict)  # that were asked for, by option
+    repeated: set[int] = field(default_factory=set)  # cycles that do not count
+    cycles: int = 0  # numbers that were given
+    bandwidth: dict[str, list[Reading]] = field(default_factory=dict)  # by device
+    logged: int = 0  # whole samples of which the log has lines
+    seconds: float = 0.0  # of all sessions
+    ended: str | None = None
+
+    @staticmethod
+    def begin(settings: Settings, arms: Sequence[Arm], write_result: str) -> "Results":
+        made = [ArmResult(a.name, a.text, argv(a.config, said=True), a.problem) for a in arms]
+        return Results(settings, made, write_result, about())
+
+    @property
+    def baseline(self) -> ArmResult:
+        return self.arms[0]
+
+    @property
+    def alive(self) -> list[ArmResult]:
+        return [arm for arm in self.arms if arm.failed is None]
+
+    @property
+    def samples(self) -> int:
+        return sum(len(arm.samples) for arm in self.arms)
+
+    def turns(self, arm: int, kind: Kind) -> list[Turn]:
+        """The arm's turns of this kind that count, in the order in which they were taken."""
+        turns = self.arms[arm].turns
+        return [turn for turn in turns if turn.kind == kind and turn.cycle not in self.repeated]
+
+    def apply(self, event: object) -> None:
+        """Take in what happened."""
+        match event:
+            case Ready(number, process, facts):
+                arm = self.arms[number]
+                if arm.facts:  # the first process read the model as generate.py does
+                    facts = dataclasses.replace(
+                        facts,
+                        peak_memory_bytes=arm.facts.peak_memory_bytes,
+                        start_seconds=[*arm.facts.start_seconds, *facts.start_seconds],
+                        energy=[*arm.facts.energy, *facts.energy],
+                        estimate=arm.facts.estimate,
+                        limit=arm.facts.limit,
+                        no_estimate=arm.facts.no_estimate,
+                    )
+                arm.facts, arm.processes = facts, process + 1
+            case Scored(number, quality):
+                self.arms[number].quality = quality
+            case Turn():
+                self.arms[event.arm].turns.append(event)
+                self.cycles = max(self.cycles, event.cycle + 1)
+            case ArmSample():
+                self.arms[event.arm].samples.append(event)
+            case Repeated(cycle):
+                self.repeated.add(cycle)
+            case Left(number, why, True):
+                self.arms[number].failed = why
+            case Left(number, why, False):
+                self.arms[number].dropped = why
+            case Bandwidth(device, reading):
+                self.bandwidth.setdefault(device, []).append(reading)
+            case Logged(samples):
+                self.logged = samples
+            case Ended(why, seconds):
+                self.ended, self.seconds = why, self.seconds + seconds
+
+    def failure(self) -> str | None:
+        """One line for arms that failed, with what to do; None where all went well. What was known
+        to be unable before anything was measured has not failed."""
+        failed = [arm for arm in self.arms if arm.failed is not None and arm.unable is None]
+        if not failed:
+            return None
+        names = [f"{'the baseline, ' * (arm is self.baseline)}{shown(arm.name)}" for arm in failed]
+        what = f"{names[0]} failed: {failed[0].failed}"
+        if len(failed) > 1:
+            listed = ", ".join(names[:MOST_NAMED]) + " …" * (len(names) > MOST_NAMED)
+            every = counted(len(self.arms), "arm")
+            what = f"{len(failed)} of {every} failed ({listed}); {names[0]}: {failed[0].failed}"
+        compared = len(self.alive) > 1 and self.baseline not in failed
+        left = "the others were compared" if compared else "nothing was compared"
+        return (
+            f"{what}; {left}: change or leave out what failed; `quantbench generate` runs it alone"
+        )
+
+
+# ----------------------------------------------------------------------------------------- files
+
+
+@dataclass(frozen=True)
+class Planned:
+    """An arm in meta.json."""
+
+    name: str
+    text: str
+    argv: list[str]
+    unable: str | None = omitted()
+    also: list[str] | None = omitted()
+    changes: int | None = omitted()
+
+
+@dataclass(frozen=True)
+class Meta:
+    """What meta.json holds."""
+
+    format: int
+    settings: Settings
+    arms: list[Planned]
+    write_result: str
+    about: About
+    limits: dict[str, Any]
+
+
+class Store:
+    """Results, and the folder that keeps them, if there is one."""
+
+    def __init__(self, results: Results, folder: Path | None) -> None:
+        """Begin or go on. Raises LogError where the folder cannot be written."""
+        self.results, self.folder = results, folder
+        self.file: TextIO = io.StringIO()
+        if folder is None:
+            return
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            _write_meta(results, folder)
+            self.file = open(folder / SAMPLES, "a", buffering=1, encoding="utf-8")
+        except OSError as error:
+            raise LogError(f"--output {folder}: {error.strerror}") from None
+
+    def add(self, event: object) -> None:
+        """Take the event in, and append it. Raises LogError where it cannot be written."""
+        self.results.apply(event)
+        if self.folder is None:
+            return
+        try:
+            self.file.write(json.dumps({KEYS[type(event)]: to_json(event)}) + "\n")
+        except OSError as error:
+            raise LogError(f"cannot write {self.folder / SAMPLES}: {error.strerror}") from None
+
+
+def _write_meta(results: Results, folder: Path) -> None:
+    assert results.about
+    kept = [part.name for part in dataclasses.fields(Planned)]
+    arms = [Planned(**{name: getattr(arm, name) for name in kept}) for arm in results.arms]
+    meta = Meta(FORMAT, results.settings, arms, results.write_result, results.about, results.limits)
+    scratch = folder / f".{META}"
+    scratch.write_text(json.dumps(to_json(meta), indent=1) + "\n", encoding="utf-8")
+    scratch.replace(folder / META)
+
+
+def load(folder: Path, option: str = "--resume") -> Results:
+    """What a Store kept in this folder. option: that named it. Raises UsageError, one line, where
+    nothing of the kind is there."""
+    named, written = f"{option} {folder}", "ab --output writes it"
+    path = folder / META
+    if why := files.problem(path):
+        raise UsageError(f"{named}: {META}: {why}; {written}")
+    value = files.read_json(option, path, UsageError, written)
+    if isinstance(value, dict) and value.get("format", FORMAT) != FORMAT:
+        raise UsageError(f"{named}: another version wrote its {META}; measure again")
+    try:
+        meta = from_json(Meta, value)
+        arms = [ArmResult(**vars(planned)) for planned in meta.arms]
+        if not arms:
+            raise ValueError("it has no arms")
+        names = [arm.name for arm in arms]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"two arms have the name {min(twice)!r:.80}")
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"{named}: {META} is not what {written}: {error}") from None
+    results = Results(meta.settings, arms, meta.write_result, meta.about, meta.limits)
+    _replay(results, folder / SAMPLES, named)
+    return results
+
+
+def _replay(results: Results, path: Path, named: str) -> None:
+    """Apply every event of the file; a last line without its end, which a kill left, is cut off."""
+    try:
+        data = path.read_bytes() if path.exists() else b""
+    except OSError as error:
+        raise UsageError(f"{named}: {SAMPLES}: {error.strerror}") from None
+    whole = data[: data.rfind(b"\n") + 1]
+    for number, line in enumerate(whole.splitlines(), 1):
+        try:
+            ((key, value),) = json.loads(line).items()
+            event = from_json(EVENTS[key], value)
+            _check(event, len(results.arms))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UsageError(
+                f"{named}: line {number} of {SAMPLES} is not what --output writes: {error}"
+            ) from None
+        results.apply(event)
+    if len(whole) < len(data):
+        path.write_bytes(whole)
+
+
+def _check(event: object, arms: int) -> None:
+    """Raise ValueError, with the value, for what nothing measures."""
+    if not 0 <= getattr(event, "arm", 0) < arms:
+        raise ValueError(f"there are arms 0 to {arms - 1}; given: {event.arm}")  # type: ignore
+    match event:
+        case Turn():
+            require("seconds of a turn", event.seconds)
+            require("tokens of a turn", event.tokens)
+        case ArmSample():
+            require("seconds of a sample", event.prefill_seconds, *event.token_seconds)
+            require("seconds of a sample", event.decode_seconds, above=-1e-9)
+            require("a speed", event.tok_s, event.prefill_tok_s, event.decode_tok_s)
+            require("memory", *event.peak_memory_bytes.values(), above=-1)
+        case Bandwidth():
+            require("bandwidth", event.reading.bytes_per_s)
+        case Scored(_, Quality() as quality):
+            require("perplexity", quality.perplexity, quality.perplexity_ratio)
+
+
+def same_origin(results: Results, option: str) -> None:
+    """Raise UsageError where samples that are taken now would be of another commit, torch or
+    machine than those that are there: an interval over both would be of neither."""
+    then, here = results.about, about()
+    if then is None:
+        return
+    pairs = {
+        "commit": (_clean(then.commit), _clean(here.commit)),
+        "machine": (then.machine, here.machine),
+        "torch": (then.versions.get("torch"), here.versions.get("torch")),
+        "torchao": (then.versions.get("torchao"), here.versions.get("torchao")),
+    }
+    for what, (old, new) in pairs.items():
+        if old != new:
+            raise UsageError(
+                f"{option}: it was measured with {what} {old}, and this is {new}; "
+                "samples of both would be mixed: begin anew with --output"
+            )
+
+
+def _clean(commit: str | None) -> str | None:
+    """A commit without "-dirty": a log that grows in the checkout makes it so, too."""
+    return commit and commit.removesuffix("-dirty")

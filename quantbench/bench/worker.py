@@ -1,0 +1,371 @@
+"""One arm in a process of its own: it loads a model, warms up, and takes a sample when asked.
+
+    python -m quantbench.bench.worker        # one JSON object a line in, one a line out
+
+    {"do": "load", "argv": ["--quantization", "int8wo"], "saved": null, "headroom": 0, "others": 0}
+    {"do": "quality", "tokens": 2048, "text": null, "reference": null, "keep": "hidden"}
+    {"do": "get_ready"}
+    {"do": "sample", "index": 3}
+    {"do": "turn", "kind": "decode", "tokens": 8}
+    {"do": "expected", "run": {"config": {…}, …}}
+    {"do": "bandwidth", "device": "cpu"}
+    {"do": "schemes", "argv": []}
+    {"do": "plans", "argvs": [["--threads", "2"], []]}
+    {"do": "layers", "checkpoint_path": "tiny", "schemes": ["int8wo"], "device": "cpu", …}
+    {"do": "products", "rows": 2048, "columns": 5632, "kernels": {"int8wo": ["cpu"]}, …}
+
+Each is answered by {"did": …} or {"failed": why, "kind": memory, usage, refused or other}.
+Arguments and answers are JSON of the types in the signature of the worker's method
+(bench/answers.py).
+Between requests the worker waits for its input and takes no processor time; at the end of its
+input, as when the coordinator has ended, it exits at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+import os
+import queue
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+from quantbench.bench import ranks
+from quantbench.bench.answers import (
+    ArmFacts,
+    Layers,
+    Planned,
+    PlannedRuns,
+    Reading,
+    SchemeNames,
+    ShapeTimings,
+    TimedSample,
+    TurnTime,
+)
+from quantbench.cli import explained, quiet
+from quantbench.errors import KernelError, MemoryShortage, QuantbenchError, UsageError
+from quantbench.log.options import parse
+from quantbench.progress import say
+from quantbench.quality.types import QualityAnswer, ReferenceFile
+from quantbench.run import environment, measure
+from quantbench.run.energy import Energy, Meter, NotCounted
+from quantbench.run.facts import Facts, OneSample, Sample
+from quantbench.run.why import Expected
+from quantbench.typed_json import from_json, to_json
+
+if TYPE_CHECKING:
+    from quantbench.compare.sampling.layer_timing import Products
+    from quantbench.estimate.machines import Speed
+    from quantbench.run.bandwidth import Bandwidth
+    from quantbench.run.loading import Loaded
+    from quantbench.run.plan import Plan
+    from quantbench.run.turns import Turns
+
+
+class NeverFits(QuantbenchError):
+    """There is no room for the arm even alone."""
+
+
+class Worker:
+    """What is loaded, and a method for each request."""
+
+    plan: Plan
+    loaded: Loaded
+    one_sample: OneSample
+    turns: Turns
+    seconds: dict[str, float]  # of the process, by phase of its start
+    probe: Bandwidth | None = None
+    speed: Speed | None = None  # of this machine, if it was read
+    timer: Products | None = None
+
+    def load(
+        self, argv: list[str], saved: str | None = None, headroom: int = 0, others: int = 0
+    ) -> None:
+        """Load the model, if `headroom` bytes stay free.
+
+        saved: the folder in which the quantized model is kept for the arm's next processes.
+
+        Raises MemoryShortage where they would not, NeverFits where freeing the `others` bytes that
+        the other arms hold would not be enough either.
+        """
+        started = time.perf_counter()
+        from quantbench import devices
+        from quantbench.run import plan as planning
+        from quantbench.run import saved_model
+
+        self.seconds = {"import": _age() + time.perf_counter() - started}
+        config = parse(argv)
+        quiet(config.debug)
+        started = time.perf_counter()
+        self.plan = plan = planning.begin(planning.make_plan(config))
+        free = devices.free_memory(plan.device)
+        if free is not None:
+            try:
+                self._check(max(0, free - headroom))
+            except MemoryShortage:
+                try:
+                    self._check(free + others)
+                except MemoryShortage as error:
+                    raise NeverFits(str(error)) from None
+                raise
+        plan.ranks.meet()  # or a late rank would find less memory free
+        folder = Path(saved) if saved else None
+        self.loaded = saved_model.load(plan, folder, lambda done, total: None, say)
+        quantizing = self.loaded.quantize_seconds
+        self.seconds["load"] = time.perf_counter() - started - quantizing
+        self.seconds["quantize"] = quantizing
+
+    def _check(self, free: int) -> None:
+        from quantbench.run import sizes
+
+        sizes.fits(self.plan, free)
+
+    def quality(
+        self, tokens: int, text: str | None, reference: ReferenceFile | None, keep: str | None
+    ) -> QualityAnswer:
+        """How well it predicts, and how far from `reference`. keep: the file for its states."""
+        from quantbench import devices
+        from quantbench.quality import scores
+
+        started = time.perf_counter()
+        keep = keep if self.plan.ranks.rank == 0 else None
+        with devices.returning_memory():  # else scoring would raise the peak of generating
+            answer = scores.quick(self.plan, self.loaded.model, tokens, text, reference, keep)
+            gc.collect()  # reference cycles hold models: up to 10 MB, which would count as peak
+        self.seconds["quality"] = time.perf_counter() - started
+        return answer
+
+    def get_ready(self) -> ArmFacts:
+        """Compile, warm up, and count the energy of a sample."""
+        from quantbench import devices, generate
+        from quantbench.run.turns import Turns
+
+        started = time.perf_counter()
+        plan, device = self.plan, self.plan.device
+        generator = generate.make_generator(plan, self.loaded.model)
+        self.one_sample = measure.sampler(plan, generator)
+        self.turns = Turns(plan, generator)
+        ready = measure.get_ready(plan.config, device, self.one_sample, generator.compiles)
+        warm_up = sum(ready.warm_ups)
+        self.seconds["compile"] = time.perf_counter() - started - warm_up
+        self.seconds["warm_up"] = warm_up
+        of_warm_up = devices.peak_memory(device)
+        measure.check_logits(plan, generator)
+        peaks = {
+            "load": measure.of_all_ranks(plan, self.loaded.peak_memory),
+            "warm_up": measure.of_all_ranks(plan, of_warm_up),
+        }
+        counting = time.perf_counter()
+        counted = self._energy()
+        self.seconds["energy"] = time.perf_counter() - counting
+        devices.reset_peak_memory(device)
+        facts = measure.facts_of(plan, generator, self.loaded.kernels)
+        seconds = {phase: round(value, 3) for phase, value in self.seconds.items()}
+        arm = ArmFacts.of_run(facts, ready, self._kernels(), peaks, seconds)
+        return dataclasses.replace(arm, energy=[counted])
+
+    def _energy(self) -> Energy | NotCounted:
+        """The energy of a sample. Samples that are timed are not repeated for it: the other arms'
+        would be further away from them."""
+        meter = Meter.find(self.plan.device, self.plan.ranks)
+        if isinstance(meter, NotCounted):
+            return meter
+
+        def one() -> int:
+            self.one_sample(0)
+            return 1
+
+        return meter.energy(one)
+
+    def _kernels(self) -> dict[str, str | None]:
+        from quantbench.quantize.registry import available
+
+        plan = self.plan
+        if plan.spec.scheme is None:
+            return {}
+        return available(plan.spec.scheme, plan.device, plan.precision)
+
+    def sample(self, index: int) -> TimedSample:
+        from quantbench import devices
+        from quantbench.run.clock import Clock
+
+        clock = Clock(self.plan.device)
+        generation = self.one_sample(index, after_token=clock.tick)
+        new_tokens = generation.tokens.shape[1]
+        sample = Sample.of(generation, len(self.plan.prompt), new_tokens, generation.machine)
+        return TimedSample(
+            **vars(sample),
+            token_seconds=[round(seconds, 7) for seconds in clock.intervals()],
+            peak_memory_bytes=measure.of_all_ranks(
+                self.plan, devices.peak_memory(self.plan.device)
+            ),
+        )
+
+    def turn(self, kind: str, tokens: int) -> TurnTime:
+        """kind: prompt, or decode of so many tokens."""
+        if kind == "prompt":
+            return TurnTime(len(self.plan.prompt), self.turns.prompt())
+        return TurnTime(tokens, self.turns.decode(tokens))
+
+    def expected(self, run: Facts) -> Expected:
+        """What is estimated of a run. It is for a worker that measures no memory: the estimator and
+        its libraries take 38 MB, and generate.py imports them only when its samples are taken."""
+        import torch
+
+        from quantbench.estimate import beside, machines
+
+        def speed() -> machines.Speed:
+            if self.speed is None:  # once: a reading takes as long as some samples
+                kind, precision = run.device.type, getattr(torch, run.config.precision)
+                reader = self._reader(kind)
+                self.speed = machines.read_speed(torch.device(kind), precision, reader)
+            return self.speed
+
+        return beside.expected(run, speed)
+
+    def bandwidth(self, device: str) -> Reading:
+        probe = self._reader(device)
+        return Reading(probe.measure(), None, probe.probe, probe.caveat)
+
+    def _reader(self, device: str) -> Bandwidth:
+        from quantbench import devices
+        from quantbench.run.bandwidth import Bandwidth
+
+        if self.probe is None:
+            self.probe = Bandwidth(devices.resolve(device))
+        return self.probe
+
+    def schemes(self, argv: list[str]) -> SchemeNames:
+        """Every kind of scheme that has a kernel here."""
+        import torch
+
+        from quantbench import devices
+        from quantbench.quantize.registry import kernels_for
+        from quantbench.quantize.spec import MEASURED, SHOWN, parse_scheme
+
+        config = parse(argv)
+        device = devices.resolve(config.device)
+        names = []
+        for name in SHOWN:
+            try:
+                kernels_for(
+                    parse_scheme(name), config.kernel, device, getattr(torch, config.precision)
+                )
+                names.append(name)
+            except KernelError:
+                pass
+        # The last considers all that the others do: they find its timings kept.
+        return SchemeNames([*names, *reversed(MEASURED)])
+
+    def plans(self, argvs: list[list[str]]) -> PlannedRuns:
+        """What each run's options come to, and whether it fits into the memory that is free."""
+        from quantbench import devices
+        from quantbench.run import checks, identity, sizes, tiers
+        from quantbench.run import plan as planning
+
+        planned = []
+        for argv in argvs:
+            config = parse(argv)
+            quiet(config.debug)
+            try:
+                if config.tp > 1:  # planned by its ranks alone: equal options are equal plans
+                    planned.append(Planned({"argv": " ".join(argv)}))
+                    continue
+                checks.check(dataclasses.replace(config, write_result="none"))
+                plan = tiers.checked(planning.make_plan(config))
+                sizes.fits(plan, devices.free_memory(plan.device))
+                planned.append(Planned(identity.identity(plan)))
+            except QuantbenchError as error:
+                kind = "usage" if isinstance(error, UsageError) else "refused"
+                planned.append(Planned(None, str(error), kind))
+        return PlannedRuns(planned)
+
+    def layers(
+        self, checkpoint_path: str, schemes: list[str], device: str, precision: str
+    ) -> Layers:
+        """The model's shapes of layers, and every scheme's kernels."""
+        from quantbench.compare.sampling import layer_timing
+
+        return Layers(
+            layer_timing.kernels(schemes, device, precision), layer_timing.shapes(checkpoint_path)
+        )
+
+    def products(
+        self,
+        rows: int,
+        columns: int,
+        kernels: dict[str, list[str]],
+        device: str,
+        precision: str,
+        batch_size: int,
+    ) -> ShapeTimings:
+        """The product of one shape, with every kernel."""
+        from quantbench.compare.sampling.layer_timing import Products
+
+        quiet(False)
+        if self.timer is None:
+            self.timer = Products(device, precision)
+        return self.timer.measure(rows, columns, kernels, batch_size)
+
+
+def _age() -> float:
+    """Seconds since the process was started; 0 where the system does not tell."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        uptime = float(Path("/proc/uptime").read_text().split()[0])
+        return max(0.0, uptime - ticks / os.sysconf("SC_CLK_TCK"))
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+def serve(worker: object) -> None:
+    """Answer requests until there are no more, each by the worker's method of that name.
+
+    In a process that is one of several ranks (bench/ranks.py), an error ends the rank.
+    """
+    environment.prepare()
+    where = None if environment.is_torchrun() else environment.place()
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what libraries print must not come between the answers
+    requests: queue.Queue[dict[str, Any]] = queue.Queue()
+
+    def read() -> None:
+        for line in ranks.requests(where):
+            requests.put(json.loads(line))
+        os._exit(0)  # even in the middle of a sample: the coordinator has ended
+
+    threading.Thread(target=read, daemon=True).start()
+    while True:
+        request = requests.get()
+        try:
+            answer = {"did": _carried_out(worker, **request)}
+        except (Exception, KeyboardInterrupt) as error:
+            reason, _ = explained(error)
+            kind = "refused" if isinstance(error, QuantbenchError) else "other"
+            kind = "usage" if isinstance(error, UsageError) else kind
+            short = isinstance(error, MemoryShortage) or reason.startswith("out of memory")
+            if short and not isinstance(error, NeverFits):
+                kind = "memory"
+            if where is not None:
+                ranks.fail(error, kind)
+            answer = {"failed": " ".join(reason.split()), "kind": kind}
+        if where is None or where.rank == 0:
+            answers.write(json.dumps(answer) + "\n")
+
+
+def _carried_out(worker: object, do: str, **arguments: object) -> Any:
+    """The JSON of what the worker's method `do` returns for these arguments."""
+    method = getattr(worker, do)
+    hints = get_type_hints(method)
+    typed = {
+        name: from_json(hints[name], value) if name in hints else value
+        for name, value in arguments.items()
+    }
+    return to_json(method(**typed))
+
+
+if __name__ == "__main__":
+    serve(Worker())

@@ -1,0 +1,104 @@
+"""Standard errors of means over tokens that depend on each other: of perplexity and KL.
+
+    kl = block_mean(kl_sums, token_counts)                  # by windows or files
+    more = perplexity_ratio(nll_sums, baseline_sums, token_counts)
+
+Tokens of one text are not independent: what is hard to predict comes in passages. The mean over
+tokens is a ratio of sums over blocks (windows or files), and its standard error is the ratio
+estimator's, from the blocks' residuals (Cochran 1977, section 6.3). Neighbouring windows are merged
+in pairs until their residuals are no longer correlated (Flyvbjerg and Petersen 1989). Student's t
+has B - 1 degrees of freedom for B blocks.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+LEAST_BLOCKS = 4  # below, Student's t at 99 % exceeds 6: a range is more honest than an interval
+MERGE_FROM = 16  # blocks: fewer are not merged, as 7 degrees of freedom are the least worth having
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean with its standard error; infinite with fewer than LEAST_BLOCKS observations."""
+
+    mean: float
+    standard_error: float
+    freedom: int
+
+    def ends(self, confidence: float = 0.95) -> tuple[float, float]:
+        """The interval's ends; infinite without a standard error."""
+        if not math.isfinite(self.standard_error):
+            return -math.inf, math.inf
+        from scipy import special  # 13 MB: a worker imports this file, and its peak memory counts
+
+        reach = float(special.stdtrit(self.freedom, (1 + confidence) / 2)) * self.standard_error
+        return self.mean - reach, self.mean + reach
+
+
+def block_mean(sums: Sequence[float], counts: Sequence[float]) -> Estimate:
+    """Mean per token from each block's sum and its number of tokens, blocks in the text's order.
+
+    Raises ValueError for different lengths or a block without tokens.
+    """
+    if len(sums) != len(counts) or not counts:
+        raise ValueError(f"{len(sums)} sums and {len(counts)} counts: one of each per block needed")
+    if min(counts) <= 0:
+        raise ValueError(f"a block of {min(counts)} tokens: at least one token each")
+    total, weight = np.asarray(sums, float), np.asarray(counts, float)
+    mean = float(total.sum() / weight.sum())
+    residuals = total - mean * weight
+    while len(residuals) >= MERGE_FROM and _lag_one(residuals) > 1.64 / math.sqrt(len(residuals)):
+        pairs = len(residuals) // 2
+        merged = residuals[: 2 * pairs].reshape(pairs, 2).sum(1)
+        merged[-1] += residuals[2 * pairs :].sum()
+        residuals = merged
+    blocks = len(residuals)
+    if blocks < LEAST_BLOCKS:
+        return Estimate(mean, math.inf, blocks - 1)
+    error = math.sqrt(blocks / (blocks - 1) * float(residuals @ residuals)) / float(weight.sum())
+    return Estimate(mean, error, blocks - 1)
+
+
+def mean_of(estimates: Sequence[Estimate]) -> Estimate:
+    """The mean of independent means, each counting alike. Its degrees of freedom are those that
+    Satterthwaite (1946) derives from the variances."""
+    count = len(estimates)
+    mean = sum(estimate.mean for estimate in estimates) / count
+    variances = [(estimate.standard_error / count) ** 2 for estimate in estimates]
+    total = sum(variances)
+    if not math.isfinite(total):
+        return Estimate(mean, math.inf, 0)
+    parts = zip(variances, estimates, strict=True)
+    spread = sum(variance**2 / estimate.freedom for variance, estimate in parts)
+    freedom = sum(estimate.freedom for estimate in estimates) if not spread else total**2 / spread
+    return Estimate(mean, math.sqrt(total), int(freedom))
+
+
+def perplexity_ratio(
+    sums: Sequence[float],
+    baseline: Sequence[float],
+    counts: Sequence[float],
+    confidence: float = 0.95,
+) -> tuple[float, float, float]:
+    """Perplexity ÷ the baseline's on the same blocks, and its interval's ends.
+
+    `sums` and `baseline`: negative log-likelihoods, nats, summed by block.
+    """
+    differences = np.asarray(sums, float) - np.asarray(baseline, float)
+    estimate = block_mean(differences.tolist(), counts)
+    low, high = estimate.ends(confidence)
+    return ratio(estimate.mean), ratio(low), ratio(high)
+
+
+def ratio(logarithm: float) -> float:
+    """exp, up to 700: of more than 709 it is no float; schemes that predict nothing come near."""
+    return math.exp(min(logarithm, 700.0))
+
+
+def _lag_one(residuals: np.ndarray) -> float:
+    """Correlation of neighbouring blocks' residuals."""
+    energy = float(residuals @ residuals)
+    return float(residuals[1:] @ residuals[:-1]) / energy if energy else 0.0

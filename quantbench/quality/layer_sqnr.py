@@ -1,0 +1,92 @@
+"""What quantization does to each layer: signal-to-noise ratio of its weights and of its outputs.
+
+The quantized model runs a little text, and hooks store the inputs of each layer. The checkpoint is
+read once more, layer by layer, in full precision, and each layer is compared with the quantized
+one: the two models are never in memory together.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quantbench.models import build
+from quantbench.models.llama import Transformer
+from quantbench.models.loading import load_model
+from quantbench.quality.types import LayerSqnr
+from quantbench.run.plan import Plan
+
+COLUMNS = 256  # sampled per weight; the error does not vary by column
+TOKENS = 64  # of the text
+
+
+@torch.no_grad()
+def sqnr_of_layers(plan: Plan, model: Transformer, full: str, ids: Tensor) -> list[LayerSqnr]:
+    """Every linear layer of the model, in order, against the checkpoint `full`; `ids` (N,) is the
+    text that outputs are compared on, its first 64 tokens. Experts in two tiers of memory are left
+    out: their weights are not in the model's modules."""
+    inputs = _inputs(model, ids[:TOKENS])
+    layers: list[LayerSqnr] = []
+
+    def compare(name: str, module: nn.Module) -> nn.Module:
+        if name in inputs:
+            x, quantized = inputs.pop(name), model.get_submodule(name)
+            probe = _columns(module.weight)
+            of_weights, of_outputs = (_sqnr(module, quantized, given) for given in (probe, x))
+            layers.append(LayerSqnr(name, of_weights, of_outputs))
+        return nn.Identity()  # this model is never run: free its weights
+
+    precision = getattr(torch, plan.config.precision)
+    load_model(full, plan.device, precision, plan.config.num_layers, compare)
+    return layers
+
+
+def _sqnr(module: nn.Module, quantized: nn.Module, x: Tensor) -> float | None:
+    """A layer's output without its bias, which is not quantized and would count as signal."""
+    weight: Any = module.weight
+    right = nn.functional.linear(x, weight).double()
+    bias = 0 if module.bias is None else module.bias
+    decibels = sqnr(right, (quantized(x) - bias).double())
+    return None if math.isinf(decibels) else decibels
+
+
+def sqnr(right: Tensor, approximate: Tensor) -> float:
+    """Signal-to-quantization-noise ratio in dB; infinite where both tensors are the same."""
+    error = (right - approximate).square().sum().item()
+    signal = right.square().sum().item()
+    return math.inf if error == 0 else 10 * math.log10(max(signal, 1e-300) / error)
+
+
+def _columns(weight: Any) -> Tensor:
+    """Inputs (n, K) that select n evenly spread columns of a weight (N, K): each has a single 1,
+    which activations rounded to 8 bits hold exactly."""
+    count = weight.shape[1]
+    chosen = torch.linspace(0, count - 1, min(COLUMNS, count)).long()
+    return nn.functional.one_hot(chosen, count).to(weight.device, weight.dtype)
+
+
+def _inputs(model: Transformer, ids: Tensor) -> dict[str, Tensor]:
+    """Each layer's inputs (n, K) when the model reads the tokens."""
+    inputs: dict[str, Tensor] = {}
+
+    def keep(name: str) -> Callable[..., None]:
+        return lambda _, x: inputs.__setitem__(name, x[0].flatten(0, -2))
+
+    with torch.device("meta"):  # a kernel's layer may be no nn.Linear any more
+        plain = build(model.config)
+    linears = [name for name, module in plain.named_modules() if isinstance(module, nn.Linear)]
+    linears = [name for name in linears if not _is_elsewhere(model.get_submodule(name))]
+    hooks = [model.get_submodule(n).register_forward_pre_hook(keep(n)) for n in linears]
+    try:
+        model(ids[None])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return inputs
+
+
+def _is_elsewhere(module: nn.Module) -> bool:
+    """Whether a tier of memory holds the layer's weights."""
+    return any(parameter.is_meta for parameter in module.parameters())

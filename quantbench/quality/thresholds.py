@@ -1,0 +1,55 @@
+"""How far from full precision is too far: the one table that help, tables and documents quote.
+
+KL is the divergence KL(full precision ‖ quantized) of the next token's distribution, in nats,
+averaged over tokens. It decides instead of perplexity, since it needs a tenth (4 bits) to a
+thousandth (8 bits) of the tokens to tell two schemes apart. Nothing here needs torch.
+"""
+
+MAX_KL = 0.03  # the limit unless --max_kl gives another
+FIRST_TOKENS = 512  # before the KL is first compared with the limit; then twice as many each time
+MOST_TOKENS = 16384
+TOKENS = 4096  # at most, where many schemes are compared
+SURE = 3.5  # standard errors off the limit: 99 % at 7 degrees of freedom, as there are many looks
+
+# The largest KL of each class, what it means, and what published models lie there.
+CLASSES = (
+    (0.01, "not noticeable", "Llama-3-8B as Q6_K has 0.0055 (llama.cpp #6936)"),
+    (0.03, "good", "Llama-3-8B as Q5_K_M has 0.0108 (llama.cpp #6936)"),
+    (0.1, "usable", "Llama-3-8B as IQ4_XS has 0.0425 (llama.cpp #12557); answers begin to change"),
+    (0.5, "damaged", "answers change often: their share follows KL (arXiv 2407.09141)"),
+)
+BROKEN = "broken"
+LEGEND = {  # how to read the figures
+    "kl": "KL divergence: "
+    + ", ".join(f"{word} up to {most:g}" for most, word, _ in CLASSES)
+    + f", else {BROKEN}",
+    "perplexity_ratio": "Perplexity ÷ the baseline's: moves less than KL, and may fall by chance",
+    "top1": "Same likeliest token, as greedy decoding takes it: where it flips, texts part",
+    "top5": "Of the five likeliest, the share that stayed: sampling draws from these",
+}
+
+
+def class_of(kl: float) -> str:
+    """The word for a divergence in nats."""
+    return next((word for most, word, _ in CLASSES if kl <= most), BROKEN)
+
+
+def settled(kl: float, standard_error: float, limit: float) -> bool:
+    """Whether a divergence is on one side of the limit beyond doubt."""
+    return abs(kl - limit) > SURE * standard_error
+
+
+def looks_needed(kl: float, standard_error: float, limit: float, looks: int) -> int:
+    """After how many looks in all, each with twice the tokens, the KL should be clear of the limit.
+    The standard error falls with the root of the tokens."""
+    while looks < 32 and not settled(kl, standard_error, limit):
+        standard_error /= 2**0.5
+        looks += 1
+    return looks
+
+
+def described(text: str | None, tokens: int, window: int, model: str | None = None) -> str:
+    """What quality was measured on, in words. tokens: predicted. window: tokens of the longest
+    passage. model: if not the arm's."""
+    words = f"{tokens} tokens of {text or 'the embedded texts'}, at most {window} at once"
+    return f"the model {model} on {words}" if model else words

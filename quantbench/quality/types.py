@@ -1,0 +1,144 @@
+"""A quality as data. Nothing here needs torch, so that commands which only ask workers start at
+once."""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+from quantbench.quality import block_errors, thresholds
+from quantbench.quality.block_errors import Estimate
+from quantbench.typed_json import omitted
+
+
+@dataclass(frozen=True)
+class DecodeCheck:
+    """How far predictions by decoding steps are from those of reading the same text as a prompt."""
+
+    decoder: str  # that carried out the steps
+    tokens: int  # that were predicted both ways
+    kl: float | None  # nats, KL(prompt ‖ decoding), mean; None where logits are no numbers
+    kl_max: float | None
+    perplexity_ratio: float | None  # decoding ÷ prompt
+    kl_of_rounding: float  # the largest mean that rounding explains
+    differs: bool  # by more than that
+
+    def sentence(self) -> str:
+        """What the check found, as a sentence for people without its full stop."""
+        kl = "not a number of" if self.kl is None else f"{self.kl:.2g}"
+        figures = f"KL {kl} nats on {self.tokens} tokens"
+        if self.differs:
+            return (
+                f"decoding by {self.decoder} differs from reading the text as a prompt by more "
+                f"than rounding ({figures}, at most {self.kl_of_rounding:.2g} expected): the "
+                "quality shown is not that of generated text; please report it"
+            )
+        return (
+            f"decoding by {self.decoder}, token by token, predicts the same but for rounding "
+            f"({figures})"
+        )
+
+
+@dataclass(frozen=True)
+class LayerSqnr:
+    """SQNR in dB, 10 log10 of the signal's energy ÷ the error's; None where nothing changed."""
+
+    name: str
+    weights: float | None
+    outputs: float | None
+
+
+@dataclass(frozen=True)
+class Part:
+    """The tokens of one text, or those at some depths, against the reference's."""
+
+    name: str  # of the text; or the depths, "0-1k"
+    tokens: int
+    kl: float
+    kl_standard_error: float | None  # None: too few blocks
+    top1: float
+    perplexity_ratio: float
+    digest: str | None = omitted()  # of the text: what is measured can change between versions
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How well an arm predicts texts, and how far its predictions are from a reference's.
+
+    KL is KL(reference ‖ arm) in nats per token; top1 is the share of tokens whose likeliest token
+    is the reference's; top5 the share of the reference's five likeliest among the arm's. Every text
+    counts alike in kl, each token alike in the others. Standard errors and intervals are from
+    blocks of tokens: None where there are too few.
+    """
+
+    tokens: int
+    perplexity: float
+    perplexity_standard_error: float | None
+    perplexity_ratio: float | None = omitted()  # arm ÷ reference, from paired tokens
+    perplexity_ratio_standard_error: float | None = omitted()
+    perplexity_ratio_freedom: int | None = omitted()  # degrees of freedom of that error
+    perplexity_ratio_interval: list[float] | None = omitted()  # the two ends of 95 %
+    kl: float | None = omitted()
+    kl_standard_error: float | None = omitted()
+    kl_freedom: int | None = omitted()
+    kl_interval: list[float] | None = omitted()
+    kl_median: float | None = omitted()
+    kl_p99: float | None = omitted()
+    kl_max: float | None = omitted()
+    top1: float | None = omitted()
+    top5: float | None = omitted()
+    lost: float | None = omitted()  # share of tokens: the reference's likeliest is right, ours not
+    gained: float | None = omitted()  # ours is right, the reference's not
+    bits_per_byte: float | None = omitted()  # of the given texts in UTF-8
+    window: int | None = omitted()  # tokens of the longest passage
+    # The model that was measured, where it is not the arm's: a scheme's quality is taken on the
+    # embedded model where the arm's weights are random.
+    model: str | None = omitted()
+    texts: list[Part] | None = omitted()
+    depths: list[Part] | None = omitted()
+    decoding: DecodeCheck | None = omitted()
+    layers: list[LayerSqnr] | None = omitted()  # each against full precision, in the model's order
+
+    @property
+    def kl_class(self) -> str | None:
+        """The word for its KL (quality/thresholds.py); None without a reference."""
+        return None if self.kl is None else thresholds.class_of(self.kl)
+
+    def settled(self, max_kl: float) -> bool:
+        """Whether the KL is on one side of the limit beyond doubt."""
+        if self.kl is None or self.kl_standard_error is None:
+            return False
+        return thresholds.settled(self.kl, self.kl_standard_error, max_kl)
+
+    def with_interval(self) -> "Quality":
+        """The same with the intervals of its ratio of perplexities and its KL, if there are any."""
+        value, error = self.perplexity_ratio, self.perplexity_ratio_standard_error
+        ends = kl_ends = None
+        if value and error is not None and self.perplexity_ratio_freedom is not None:
+            estimate = Estimate(math.log(value), error / value, self.perplexity_ratio_freedom)
+            ends = [block_errors.ratio(end) for end in estimate.ends()]
+        if self.kl is not None and self.kl_standard_error is not None and self.kl_freedom:
+            estimate = Estimate(self.kl, self.kl_standard_error, self.kl_freedom)
+            kl_ends = [max(0.0, end) for end in estimate.ends()]
+        return dataclasses.replace(self, perplexity_ratio_interval=ends, kl_interval=kl_ends)
+
+
+@dataclass(frozen=True)
+class NoQuality:
+    """Quality that cannot be measured."""
+
+    why_not: str
+
+
+@dataclass(frozen=True)
+class ReferenceFile:
+    """A file of passages and of a model's final hidden states on them (quality/reference.py)."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class QualityAnswer:
+    """An arm's quality, and the file of its hidden states if the request named one."""
+
+    quality: Quality | NoQuality
+    reference: ReferenceFile | None = None

@@ -1,0 +1,278 @@
+"""The tables of the documentation: a function each, from a file that is committed to Markdown.
+
+    TABLES["roofline"](["docs/data/roofline_tinyllama.json"])
+
+Under each table stands where its figures come from: machine, versions, day, commit, command. A
+figure that was not measured is a dash.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+from quantbench import files
+from quantbench.answer.row import Row
+from quantbench.compare.figures.json_rows import DecodeRow, PeerRow, SchemeRow
+from quantbench.compare.figures.latency import Cell, latency_rows, rate_rows
+from quantbench.compare.sampling.latency_results import LatencyResults, TableResult
+from quantbench.errors import LogError, UsageError
+from quantbench.log.about import About
+from quantbench.log.reading import read as read_log
+from quantbench.report import doc_reference, doc_trust, log_tables
+from quantbench.report.columns import (
+    Columns,
+    interval,
+    markdown,
+    number,
+    percent,
+    size,
+    with_error,
+)
+from quantbench.report.doc_data import Compared, captioned, one_file, read
+from quantbench.report.documents import Block
+from quantbench.report.points import BROKEN, band
+
+R = TypeVar("R")
+SPEED_UP_NOTE = (
+    "The speed-up is of whole samples, the prompt's time included, so it is not the quotient of "
+    "figures in the decode column."
+)
+BROKEN_NOTE = (
+    " *Broken*: KL is above 0.5 nats, and the speed is of no use; pictures "
+    "show such a scheme in grey."
+)
+
+
+def code(read: Callable[[R], str | None]) -> Callable[[R], str]:
+    """A name as it is typed."""
+    return lambda row: f"`{read(row)}`"
+
+
+def measured_on(tokens: Iterable[int | None]) -> str:
+    """The number of tokens that perplexity was measured on, for a heading: on 4,096 tokens."""
+    counts = sorted({count for count in tokens if count is not None})
+    return f"on {' or '.join(f'{count:,}' for count in counts) or 'an unknown number of'} tokens"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Origin:
+    about: About
+
+
+def printed(words: Sequence[str]) -> str:
+    """printed FILE JSON: what a command printed, as it is; JSON says where, as "about"."""
+    if len(words) != 2:
+        raise UsageError(f"what was printed is printed FILE JSON; given: {' '.join(words)}")
+    text = files.read_text("cannot read", words[0], LogError)
+    return f"```\n{text.rstrip()}\n```\n\n{read(_Origin, words[1]).about.caption()}"
+
+
+def runs(words: Sequence[str]) -> str:
+    """runs LOG JSON: the newest line of each kind in a log, beside what `schemes --measure --json`
+    found of its scheme's quality."""
+    if len(words) != 2:
+        raise UsageError(f"a log's table is runs LOG JSON; given: {' '.join(words)}")
+    path, of_quality = words
+    by_group = log_tables.groups([record for _, record in read_log(path).records])
+    if not by_group:
+        raise LogError(f"{path} holds no line of a run")
+    schemes = [row for row in read(_Schemes, of_quality).rows if row.ratio is not None]
+    days = sorted({row.record.timestamp[:8] for rows in by_group.values() for row in rows})
+    dates = [f"{day[:4]}-{day[4:6]}-{day[6:]}" for day in days]
+    caption = (
+        f"<sub>The newest line of each kind in `{path}`, {_and(dates)}; the device is as the line "
+        "says, and lines of different days or machines are not to be compared. Perplexity is that "
+        f"of the scheme on the embedded model, {measured_on(row.tokens for row in schemes)} "
+        f"(`{of_quality}`), whatever the cache. Each line ends with the command that repeats it; "
+        f"`quantbench replay {path} --all` runs them again</sub>"
+    )
+    ratios = {row.scheme: f"{row.ratio:.4f}" for row in schemes}
+    return f"{log_tables.tables(by_group, ratios)}\n\n{caption}"
+
+
+def _and(words: Sequence[str]) -> str:
+    """a, b and c."""
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+# ------------------------------------------------------------------------------------------- speeds
+
+
+def speeds(words: Sequence[str]) -> str:
+    """speeds FILE [ARM …]: arms as `ab --output` left them in results.json; all that were measured,
+    or those named, underscores for the spaces in a name."""
+    path, *names = one_file(words), *words[1:]
+    data = read(Compared, path)
+    rows = [row for row in data.rows if row.tok_s is not None]
+    if names:
+        by_name = {row.arm.replace(" ", "_"): row for row in rows}
+        if missing := [name for name in names if name not in by_name]:
+            raise UsageError(f"{path} measured no arm {missing[0]}; it has {', '.join(by_name)}")
+        rows = [by_name[name] for name in names]
+    ends = {
+        f"{row.speed_up.confidence:.0%} interval"
+        for row in rows
+        if row.speed_up and row.speed_up.confidence
+    }
+    tokens = measured_on(row.tokens for row in rows if row.perplexity_ratio)
+    columns: Columns[Row] = [
+        ("", _arm),
+        ("decode, tok/s", number(lambda row: row.decode_tok_s, ".1f")),
+        ("of the limit", number(lambda row: row.bandwidth_share, ".0%")),
+        (f"speed-up ({', '.join(ends)})", _speed_up),
+        ("weights", lambda row: size(row.weight_bytes or None)),
+        ("peak memory", _peak),
+        (
+            f"perplexity ÷ baseline's, {tokens} (95 % interval)",
+            interval(lambda row: row.perplexity_ratio, ".4f"),
+        ),
+    ]
+    notes = SPEED_UP_NOTE + (BROKEN_NOTE if any(map(_is_broken, rows)) else "")
+    return f"{markdown(columns, rows)}\n\n{notes}\n\n{data.about.caption()}"
+
+
+def _is_broken(row: Row) -> bool:
+    return row.kl is not None and band(row.kl) == BROKEN
+
+
+def _arm(row: Row) -> str:
+    return f"`{row.arm}`" + (" (broken)" if _is_broken(row) else "")
+
+
+def _speed_up(row: Row) -> str:
+    if row.speed_up:
+        return row.speed_up.written(".2f")
+    return "1" if row.verdict == "baseline" else "-"
+
+
+def _peak(row: Row) -> str:
+    peaks = (row.peak_memory_bytes or {}).get("generate") or {}
+    return size(max(peaks.values(), default=None))
+
+
+# ------------------------------------------------------------------ schemes, roofline and peers
+
+
+@dataclasses.dataclass(frozen=True)
+class _Schemes:
+    about: About
+    rows: list[SchemeRow]
+
+
+RATIO: Callable[[SchemeRow], str] = with_error(
+    lambda row: row.ratio, lambda row: row.ratio_standard_error, ".4f"
+)
+
+
+def quality(words: Sequence[str]) -> str:
+    """quality FILE: what `schemes --measure --json FILE` wrote."""
+    data = read(_Schemes, one_file(words))
+    rows = [row for row in data.rows if row.perplexity is not None]
+    columns: Columns[SchemeRow] = [
+        ("scheme", code(lambda row: row.scheme)),
+        ("bits per weight", number(lambda row: row.bits_per_weight, ".2f")),
+        ("GGUF type", lambda row: row.gguf or "-"),
+        (
+            f"perplexity, {measured_on(row.tokens for row in rows)}",
+            number(lambda row: row.perplexity, ".2f"),
+        ),
+        (
+            "÷ full precision (± standard error)",
+            lambda row: "1" if row.scheme == "none" else RATIO(row),
+        ),
+    ]
+    return captioned(columns, rows, data.about)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Roofline:
+    about: About
+    model: list[DecodeRow] | None
+
+
+ROOFLINE: Columns[DecodeRow] = [
+    ("scheme", code(lambda row: row.scheme)),
+    ("decode, tok/s", number(lambda row: row.decode_tok_s, ".1f")),
+    ("limit, tok/s", number(lambda row: row.limit_tok_s, ".1f")),
+    ("of the limit", percent(lambda row: row.limit_share)),
+    ("÷ `none`", interval(lambda row: row.speed_up, ".2f")),
+    (
+        "stock kernel, tok/s",
+        number(lambda row: row.stock.decode_tok_s if row.stock else None, ".1f"),
+    ),
+    ("÷ stock", interval(lambda row: row.over_stock, ".2f")),
+]
+
+
+def roofline(words: Sequence[str]) -> str:
+    """roofline FILE: whole models against memory's limit, as `roofline --json FILE` wrote them."""
+    data = read(_Roofline, one_file(words))
+    return captioned(ROOFLINE, data.model or [], data.about)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Peers:
+    about: About
+    rows: list[PeerRow]
+
+
+PEERS: Columns[PeerRow] = [
+    ("ours", code(lambda row: row.scheme)),
+    ("theirs", lambda row: row.beside),
+    ("decode: ours, tok/s", number(lambda row: row.decode_ours_tok_s, ".1f")),
+    ("theirs", number(lambda row: row.decode_theirs_tok_s, ".1f")),
+    ("ratio", interval(lambda row: row.decode_ratio, ".2f")),
+    ("prompt: ours, tok/s", number(lambda row: row.prompt_ours_tok_s, ".0f")),
+    ("theirs", number(lambda row: row.prompt_theirs_tok_s, ".0f")),
+    ("ratio", interval(lambda row: row.prompt_ratio, ".2f")),
+]
+
+
+def peers(words: Sequence[str]) -> str:
+    """peers FILE: ours and other runtimes, as `peers --json FILE` wrote them."""
+    data = read(_Peers, one_file(words))
+    return captioned(PEERS, data.rows, data.about)
+
+
+# ------------------------------------------------------------------------------------------ latency
+
+LatencyRow = tuple[TableResult, Cell]
+LATENCY: Columns[LatencyRow] = (
+    ("arm", lambda row: f"`{row[0].arm}`"),
+    ("ranks", lambda row: str(row[0].ranks)),
+    ("prompt, tokens", lambda row: str(row[0].sequence_length)),
+    ("batch size", lambda row: str(row[1].batch_size)),
+    ("TTFT, ms", number(lambda row: latency_rows([row[1]])[0].figures.average, ".1f")),
+    ("prefill, tokens/s", number(lambda row: _rates(row)[0], ".0f")),
+    ("TPOT, ms", number(lambda row: latency_rows([row[1]])[1].figures.average, ".1f")),
+    ("decode, tokens/s", number(lambda row: _rates(row)[2], ".1f")),
+)
+
+
+def _rates(row: LatencyRow) -> list[float]:
+    """Averages: tokens/s and requests/s of prefill, tokens/s of decoding."""
+    table, cell = row
+    return [each.figures.average for each in rate_rows([cell], table.sequence_length)]
+
+
+def latency(words: Sequence[str]) -> str:
+    """latency FILE: the results.json of `latency --output`, a row for each table and batch size."""
+    path = one_file(words)
+    results = read(LatencyResults, path)
+    if results.about is None:
+        raise LogError(f"{path} does not say where it was measured")
+    rows = [(table, cell) for table in results.tables for cell in table.cells]
+    return captioned(LATENCY, rows, results.about)
+
+
+TABLES: Mapping[str, Block] = {
+    "printed": printed,
+    "runs": runs,
+    "speeds": speeds,
+    "quality": quality,
+    "roofline": roofline,
+    "peers": peers,
+    "latency": latency,
+    **doc_trust.TABLES,
+    **doc_reference.TABLES,
+}

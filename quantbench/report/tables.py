@@ -1,0 +1,266 @@
+"""The rows for people: a table on the terminal, report.md, results.csv and a picture."""
+
+import csv
+import io
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from quantbench.answer.limits import memory_said
+from quantbench.answer.readings import caveats, span
+from quantbench.answer.recommend import Recommendation
+from quantbench.answer.row import Row
+from quantbench.answer.rows import identical_plans, noise
+from quantbench.bench.store import Results
+from quantbench.errors import LogError
+from quantbench.log import shell
+from quantbench.log.table import SINCE_START
+from quantbench.quality.thresholds import LEGEND, described
+from quantbench.quality.types import Quality
+from quantbench.report import html as page
+from quantbench.report import pareto as picture
+from quantbench.report.columns import Columns, aligned, interval, number, size, with_error
+from quantbench.report.documents import table
+from quantbench.run import energy
+from quantbench.typed_json import to_json
+
+TABLE, REPORT, PICTURES = "results.csv", "report.md", ("pareto.svg", "pareto.png")
+WRITTEN = (TABLE, REPORT, page.FILE, *PICTURES)  # by `write`, in the folder of --output
+WITH_REASONS = 9  # arms up to which the terminal says why each is as slow as it is
+ENDED = {
+    "answered": "the answer is stable",
+    "processes": "each arm had its --processes",
+    "max_minutes": "--max_minutes was reached",
+    "interrupted": "it was interrupted",
+    "baseline failed": "the baseline failed, so there is nothing to compare with",
+    "nothing to compare": "every other arm failed",
+}
+
+
+def _peak(phase: str) -> Callable[[Row], str]:
+    def shown(row: Row) -> str:
+        kinds = (row.peak_memory_bytes or {}).get(phase)
+        if not kinds:
+            return size(None)
+        kind, peak = next(iter(kinds.items()))
+        return f"{'≤ ' if kind == SINCE_START else ''}{size(peak)}"
+
+    return shown
+
+
+def _memory_rate(row: Row) -> str:
+    rate, share = row.weight_bytes_per_s, row.bandwidth_share
+    if rate is None:
+        return "-"
+    return f"{rate / 1e9:.2f} GB/s" + ("" if share is None else f" ({share:.1%})")
+
+
+ARM: Columns[Row] = [("arm", lambda row: row.arm)]
+MAIN: Columns[Row] = [
+    *ARM,
+    ("decode tok/s", number(lambda row: row.decode_tok_s, ".2f")),
+    ("× baseline", interval(lambda row: row.decode_speed_up, ".2f")),
+    ("prompt tok/s", number(lambda row: row.prefill_tok_s, ".1f")),
+    ("× baseline", interval(lambda row: row.prompt_speed_up, ".2f")),
+    ("peak memory", lambda row: memory_said(row) if row.weight_bytes else "-"),
+    ("KL, nats", with_error(lambda row: row.kl, lambda row: row.kl_standard_error, ".4f")),
+    ("top-1", number(lambda row: row.top1, ".1%")),
+    ("verdict", lambda row: row.verdict),
+]
+DETAILS: Columns[Row] = [
+    *ARM,
+    ("tok/s", number(lambda row: row.tok_s, ".2f")),
+    ("whole run × baseline", interval(lambda row: row.speed_up, ".2f")),
+    ("first token", number(lambda row: row.time_to_first_token_s, ".2f", 1e3, " ms")),
+    ("token p50", number(lambda row: row.token_p50_s, ".3f", 1e3, " ms")),
+    ("p90", number(lambda row: row.token_p90_s, ".3f", 1e3, " ms")),
+    ("p99", number(lambda row: row.token_p99_s, ".3f", 1e3, " ms")),
+    ("model size", lambda row: size(row.weight_bytes)),
+    ("peak: load", _peak("load")),
+    ("warm-up", _peak("warm_up")),
+    ("mem/s (of bandwidth)", _memory_rate),
+    ("perplexity", number(lambda row: row.perplexity, ".3f")),
+    ("kernel", lambda row: row.kernel or "-"),
+]
+IN_LEGEND = {"kl": "", "top1": "top-1: "}  # columns that need words, and their headings
+
+
+def terminal(results: Results, rows: Sequence[Row], answer: Recommendation) -> str:
+    """One table of a row an arm, remarks on it, and the answer last."""
+    lines = [aligned(MAIN, rows), "", *remarks(results, rows, reasons=len(rows) <= WITH_REASONS)]
+    return "\n".join([*lines, "", answer.text()])
+
+
+def full_table(rows: Sequence[Row]) -> list[list[str]]:
+    """Headings, then every column of every row."""
+    columns = [*MAIN, *DETAILS[1:]]
+    cells = [[show(row) for _, show in columns] for row in rows]
+    return [[heading for heading, _ in columns], *cells]
+
+
+def markdown(results: Results, rows: Sequence[Row], answer: Recommendation) -> str:
+    runs = [arm.facts.run for arm in results.arms if arm.facts]
+    run = next((run for run in runs if run), None)
+    model = f"{run.model} on {run.device.name}" if run else "nothing was loaded"
+    lines = [f"# {model}", "", answer.markdown()]
+    for columns in (MAIN, DETAILS):
+        cells = [[escaped(show(row)) for _, show in columns] for row in rows]
+        lines += [table([heading for heading, _ in columns], cells), ""]
+    lines += [
+        "![speed, memory and quality](pareto.svg)",
+        "",
+        *(f"- {escaped(remark)}" for remark in remarks(results, rows)),
+        "",
+        "On a CPU, peaks are of the whole process. KL is that of the next token, baseline to arm.",
+        "",
+    ]
+    if run:
+        versions = [f"{name} {version}" for name, version in run.versions.items() if version]
+        lines += [f"{', '.join(versions)}; commit {run.git_commit or 'unknown'}", ""]
+    lines += ["Arms, as options of generate.py:", ""]
+    lines += [
+        f"- {escaped(arm.name)}: `{shell.join(arm.argv) or arm.text}`" for arm in results.arms
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def escaped(text: str) -> str:
+    """Text as Markdown shows it: no HTML, no new column."""
+    return text.replace("<", "&lt;").replace("|", "\\|")
+
+
+def remarks(results: Results, rows: Sequence[Row], reasons: bool = True) -> list[str]:
+    """How it was measured, and what the tables have no room for. reasons: also why each arm is as
+    slow as it is."""
+    processes = max((arm.processes for arm in results.arms), default=0)
+    lines = [
+        f"{processes} process{'es' * (processes != 1)} of an arm at most; it ended because "
+        f"{ENDED.get(results.ended or '', 'it goes on')}"
+    ]
+    if any(row.speed_up for row in rows):
+        lines.append(_ratios(results))
+    lines += [sentence] if (sentence := noise(results)) else []
+    lines += _best(rows)
+    lines += identical_plans(results)
+    lines += _quality(results)
+    for device, readings in results.bandwidth.items():
+        lines += [
+            f"memory bandwidth of {device}: {span(readings)}, the speed limit of decoding",
+            *caveats(readings),
+        ]
+    lines += [f"{row.arm}: {remark}" for row in rows for remark in _remarks(row, reasons)]
+    if not reasons and any(row.why for row in rows):
+        lines.append("why each arm is as slow as it is: in the report (--output DIR, or -o md)")
+    return lines
+
+
+def _ratios(results: Results) -> str:
+    """What the speed-ups are, and what the verdict is about."""
+    run = next((arm.facts.run for arm in results.arms if arm.facts and arm.facts.run), None)
+    whole = (
+        f"{run.prompt_tokens} prompt and {run.config.max_new_tokens} new tokens" if run else "both"
+    )
+    return (
+        "× baseline is the speed-up, above 1 is faster, with the 95 % interval that holds for all "
+        f"arms together at any time; the verdict is about a whole run of {whole}"
+    )
+
+
+def _quality(results: Results) -> list[str]:
+    """What perplexity and KL were measured on, and how to read them."""
+    measured = [arm.quality for arm in results.arms if isinstance(arm.quality, Quality)]
+    texts = [
+        described(results.settings.text, quality.tokens, quality.window, quality.model)
+        for quality in measured
+        if quality.window is not None
+    ]
+    legend = LEGEND.items() if any(quality.kl is not None for quality in measured) else ()
+    return [
+        *(f"quality is of {words}" for words in dict.fromkeys(texts)),
+        *(IN_LEGEND[name] + words for name, words in legend if name in IN_LEGEND),
+    ]
+
+
+def _best(rows: Sequence[Row]) -> list[str]:
+    """Which arms may be the fastest, where others are not."""
+    best = [row.arm for row in rows if row.can_be_best]
+    if len(best) < 2 or all(row.can_be_best is not False for row in rows):
+        return []
+    return [f"these {len(best)} cannot be told from the fastest: {', '.join(best)}"]
+
+
+def _remarks(row: Row, reasons: bool) -> list[str]:
+    remarks = [f"failed: {row.failed}"] if row.failed else []
+    remarks += [f"not measured any further: {row.dropped}"] if row.dropped else []
+    remarks += [f"no quality: {row.why_no_quality}"] if row.why_no_quality else []
+    remarks += [row.decoding_differs] if row.decoding_differs else []
+    if row.warm_up_steady is False:
+        remarks.append("its warm-up did not become steady")
+    remarks += [estimated] if (estimated := estimate_sentence(row)) else []
+    remarks += [f"no estimate: {row.why_no_estimate}"] if row.why_no_estimate else []
+    remarks += [joules] if (joules := joules_sentence(row)) else []
+    return remarks + (row.why if reasons and row.verdict != "baseline" else [])
+
+
+def estimate_sentence(row: Row) -> str:
+    """What was estimated before, against what was measured; "" where nothing was."""
+    if not row.estimated or not row.estimate_errors:
+        return ""
+    errors = row.estimate_errors
+    token = row.estimated.get("token_seconds")
+    shown = f" {1e3 * token:.3g} ms" if token else ""
+    said = [
+        f"{words} {errors[name]:+.0%}"
+        for name, words in (
+            ("prompt_seconds", "the prompt"),
+            ("token_seconds", f"a token{shown}"),
+            ("tokens_per_second", "tok/s"),
+            ("peak_memory_bytes", "peak memory"),
+        )
+        if name in errors
+    ]
+    return f"estimated before, against measured: {', '.join(said)}"
+
+
+def joules_sentence(row: Row) -> str:
+    """Joules for each new token, measured and estimated; "" where neither is known."""
+    estimated = (row.estimated or {}).get("joules_per_token")
+    return energy.sentence(row.joules_per_token, row.idle_watts, row.why_no_joules, estimated)
+
+
+def as_csv(rows: Sequence[Row]) -> str:
+    """Every figure of every arm; names of nested ones are joined by dots."""
+    flat = [_flat(to_json(row)) for row in rows]
+    names = list(dict.fromkeys(name for row in flat for name in row))
+    file = io.StringIO()
+    writer = csv.DictWriter(file, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    return file.getvalue()
+
+
+def write(folder: Path, results: Results, rows: Sequence[Row], answer: Recommendation) -> None:
+    """Tables, page and pictures. Raises LogError where that cannot be written."""
+    try:
+        (folder / TABLE).write_text(as_csv(rows))
+        (folder / REPORT).write_text(markdown(results, rows, answer))
+        run = next((arm.facts.run for arm in results.arms if arm.facts and arm.facts.run), None)
+        title = page.title(run, results.about)
+        picture.draw(rows, [folder / name for name in PICTURES], title)
+        page.write(folder, results, rows, answer, full_table(rows), remarks(results, rows))
+    except OSError as error:
+        raise LogError(f"cannot write into {folder}: {error.strerror}") from None
+
+
+def _flat(row: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    cells: dict[str, object] = {}
+    for name, value in row.items():
+        if isinstance(value, dict):
+            cells |= _flat(value, f"{prefix}{name}.")
+        elif isinstance(value, list) and all(isinstance(item, float) for item in value):
+            cells |= dict(zip((name, f"{name}.low", f"{name}.high"), value, strict=False))
+        elif isinstance(value, list):
+            cells[prefix + name] = "; ".join(value)
+        elif not (isinstance(value, float) and math.isnan(value)):
+            cells[prefix + name] = value
+    return cells

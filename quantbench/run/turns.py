@@ -1,0 +1,58 @@
+"""Turns: the short pieces of a run that comparisons take in cycles, arm after arm.
+
+    turns = Turns(plan, generator)
+    turns.decode(8)         # seconds of 8 decoding steps
+    turns.prompt()          # seconds of the prompt and the first new token
+
+A turn of decoding goes on where the last one stopped, so that steps see the tokens, the experts and
+the positions of a run of --max_new_tokens, and begins again behind the prompt at its end. Its first
+step is not counted: it brings the arm's weights back into the processor's caches.
+"""
+
+import time
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from quantbench import devices
+from quantbench.run.environment import without_collections
+from quantbench.run.facts import Generates
+from quantbench.run.plan import Plan
+
+
+class Turns:
+    def __init__(self, plan: Plan, generator: Generates) -> None:
+        config = plan.config
+        self.plan, self.generator, self.start = plan, generator, config.context_depth
+        self.prompts = torch.tensor([plan.prompt] * config.batch_size, device=plan.device)
+        self.steps = config.max_new_tokens - 1  # decoding steps behind a prompt
+        self.left = 0  # of them, in the stream
+        self.stream: Iterator[Tensor] = iter(())
+
+    def prompt(self) -> float:
+        """Seconds until the first new token; every row reads the prompt."""
+        self.stream = self.generator.stream(self.prompts, self.start)
+        self.left = self.steps
+        return self._seconds(1)
+
+    def decode(self, steps: int) -> float:
+        """Seconds of so many decoding steps, at most `self.steps`, after one that does not
+        count."""
+        if self.left <= steps:  # the prompt is still in the caches: its last token begins anew
+            last = len(self.plan.prompt) - 1
+            self.stream = self.generator.stream(self.prompts[:, last:], self.start + last)
+            self.left = self.steps + 1
+        next(self.stream)
+        self.left -= steps + 1
+        return self._seconds(steps)
+
+    def _seconds(self, tokens: int) -> float:
+        devices.synchronize(self.plan.device)
+        with without_collections():
+            started = time.perf_counter()
+            for _ in range(tokens):
+                next(self.stream)
+            devices.synchronize(self.plan.device)
+            seconds = time.perf_counter() - started
+        return self.plan.ranks.first((seconds,), self.plan.device)[0]

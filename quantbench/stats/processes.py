@@ -1,0 +1,76 @@
+"""What two processes of one arm differ by, for as long as they live.
+
+Cycles of one process are not replicates of a process, however many: where memory lies and which
+pages are huge is drawn once, at the start (docs/LOG.md: 1.5 % on this machine). The standard
+deviation of the logarithm between processes is a `Floor` under every interval. Two processes an arm
+cannot estimate it alone, so it has a prior worth `freedom` degrees of freedom, which the processes
+of this session and of earlier ones update (moderated variance: Smyth 2004).
+
+The update is MIVQUE (Rao 1971). Differences y of an arm's successive segments have the covariance
+floor² K + V: K from the processes that they share (the baseline's are shared by arms), V from the
+noise of turns. The estimate is the quadratic form that is best if the prior is right and unbiased in
+any case; it counts floor⁴ tr((Cov⁻¹ K)²) degrees of freedom, nearly none while turns are noisier
+than processes.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from quantbench.stats.paired import Contrast, Turns, contrast
+
+MOST_FREEDOM = 40.0  # a machine changes: its past is worth no more
+
+
+@dataclass(frozen=True)
+class Floor:
+    """Standard deviation between processes of the logarithm of seconds, above 0."""
+
+    deviation: float = 0.015
+    freedom: float = 4.0  # degrees of freedom behind it
+
+
+Session = tuple[Turns, Mapping[int, Turns]]  # of the baseline, and of each arm by its number
+
+
+def floor_of(history: Iterable[Session], prior: Floor | None = None) -> Floor:
+    """The prior updated by the processes of earlier sessions on this machine."""
+    floor = prior or Floor()
+    for baseline, arms in history:
+        floor = updated(floor, [contrast(turns, baseline) for turns in arms.values()])
+    return floor
+
+
+def updated(floor: Floor, contrasts: Iterable[Contrast]) -> Floor:
+    """The floor after the processes of one session, given each arm's contrast with the baseline."""
+    usable = [one for one in contrasts if one.freedom]
+    rows = [
+        (arm, segment, one.variance / len(segment.logs))
+        for arm, one in enumerate(usable, start=1)
+        for segment in one.segments
+    ]
+    names = [((arm, segment.process), (0, segment.partner)) for arm, segment, _ in rows]
+    columns = {name: column for column, name in enumerate(sorted(set(sum(names, ()))))}
+    effects = np.zeros((len(rows), len(columns)))  # log ratio of a segment = effects @ processes
+    for row, (own, partner) in enumerate(names):
+        effects[row, columns[own]], effects[row, columns[partner]] = 1, -1
+    of_arm = np.array([arm for arm, _, _ in rows])
+    successive = np.flatnonzero(of_arm[1:] == of_arm[:-1])
+    if not len(successive):
+        return floor
+    identity = np.eye(len(rows))
+    apart = identity[successive + 1] - identity[successive]  # differences of segments
+    y = apart @ [segment.mean for _, segment, _ in rows]
+    shared = apart @ effects @ (apart @ effects).T
+    noise = apart @ np.diag([variance for _, _, variance in rows]) @ apart.T
+    prior = floor.deviation**2
+    inverse = np.linalg.pinv(prior * shared + noise, hermitian=True)
+    weights = inverse @ shared @ inverse
+    information = float((weights * shared).sum())
+    estimate = max(0.0, float(y @ weights @ y - (weights * noise).sum()) / information)
+    freedom = prior**2 * information
+    total = floor.freedom + freedom
+    variance = (floor.freedom * prior + freedom * estimate) / total
+    return Floor(math.sqrt(variance), min(total, MOST_FREEDOM))

@@ -1,0 +1,305 @@
+"""How a session goes, with workers that have no model: order, groups, budgets, failures, resuming."""
+
+import json
+import math
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from quantbench.answer.compared import compare
+from quantbench.answer.limits import Limits
+from quantbench.answer.rows import rows
+from quantbench.answer.stop import Enough
+from quantbench.bench import store as stores
+from quantbench.bench.arm import make_arms
+from quantbench.bench.session import LEAST_CYCLES, MOST_BESIDE, Fixed
+from quantbench.bench.store import Results, Settings, Store
+from quantbench.errors import UsageError
+from quantbench.log.config import RunConfig
+from tests.bench.world import Behaviour, World
+
+COMMON = RunConfig(max_new_tokens="8")
+ARMS = ("--quantization none", "--quantization int8wo", "--quantization fp6")
+EQUAL = Behaviour(between=0.002, noise=0.01, loading=2.0)
+
+
+@pytest.fixture
+def measure(monkeypatch):
+    """Measure these arms in a world of these behaviours; the results and the world."""
+
+    def run(behaviours, rule=None, folder=None, results=None, world=None, **settings):
+        texts = [*ARMS, *(f"--cache_size {100 + n}" for n in range(40))][: len(behaviours)]
+        world = world or World.of(*behaviours)
+        world.install(monkeypatch)
+        settings = {"max_minutes": 1000, "tokens": 0, **settings}
+        results = results or Results.begin(Settings(**settings), make_arms(COMMON, texts), "none")
+        world.session(Store(results, folder), rule or Enough(Limits())).run()
+        return results, world
+
+    return run
+
+
+# ------------------------------------------------------------------------------------ the answer
+
+
+def test_plain_differences_are_found_with_their_intervals(measure):
+    results, world = measure([EQUAL, replace(EQUAL, seconds=0.05), replace(EQUAL, seconds=0.2)])
+    assert results.ended == "answered" and all(arm.processes == 2 for arm in results.arms)
+    found = rows(results)
+    assert [row.verdict for row in found] == ["baseline", "faster", "slower"]
+    for row, speed in zip(found[1:], (2, 0.5), strict=True):
+        for ratio in (row.speed_up, row.decode_speed_up, row.prompt_speed_up):
+            assert ratio.low < speed < ratio.high and ratio.high / ratio.low < 1.2
+    assert [row.can_be_best for row in found] == [False, True, False]
+    assert found[1].tok_s == pytest.approx(20, rel=0.1)
+
+
+def test_equal_arms_are_not_told_apart(measure):
+    results, world = measure([EQUAL, EQUAL], processes=3)
+    row = rows(results)[1]
+    assert row.verdict == "no difference shown" and row.can_be_best
+    assert row.speed_up.low < 1 < row.speed_up.high
+
+
+def test_a_state_of_the_machine_hits_every_arm(measure):
+    """The machine is half as fast for ten seconds in forty; ratios stay, speeds do not."""
+    world = World.of(EQUAL, replace(EQUAL, seconds=0.05))
+    world.slowness = lambda now: 2.0 if now % 40 < 10 else 1.0
+    results, _ = measure(world.behaviours, world=world)
+    assert rows(results)[1].speed_up.value == pytest.approx(2, rel=0.03)
+
+
+def test_an_arm_that_the_answer_cannot_name_gets_no_second_process(measure):
+    """int8wo is faster and not larger than the third; a recommendation needs no more of that."""
+    behaviours = [EQUAL, replace(EQUAL, seconds=0.05), replace(EQUAL, seconds=0.3)]
+    results, _ = measure(behaviours, Enough(Limits(), answer_only=True))
+    assert [arm.processes for arm in results.arms] == [2, 2, 1]
+
+
+def test_quality_beyond_the_limit_is_not_timed(measure):
+    """In a recommendation; ab times it even so."""
+    behaviours = [EQUAL, replace(EQUAL, kl=0.3), EQUAL]
+    results, world = measure(behaviours, Enough(Limits(), answer_only=True), tokens=64)
+    assert results.arms[1].dropped == "KL above 0.03" and not results.arms[1].turns
+    assert 1 not in world.asked("turn") and results.ended == "answered"
+    results, world = measure(behaviours, tokens=64)
+    assert results.arms[1].dropped is None and results.arms[1].turns
+    assert Counter(world.asked("quality")) == {0: 1, 1: 1, 2: 1}  # once, whatever the processes
+
+
+# ----------------------------------------------------------------------------------------- order
+
+
+def test_cycles_alternate_and_prompts_have_their_own(measure):
+    results, world = measure([EQUAL] * 3, Fixed(cycles=6, processes=1), cycles=6, processes=1)
+    by_cycle = {}
+    for arm in range(3):
+        for turn in results.arms[arm].turns:
+            by_cycle.setdefault((turn.cycle, turn.kind), []).append(arm)
+    assert sum(kind == "decode" for _, kind in by_cycle) == 6
+    assert all(sorted(arms) == [0, 1, 2] for arms in by_cycle.values())
+    assert world.asked("turn")[:3] == [0, 1, 2]  # they settle
+    counted = world.asked("turn")[6:]
+    assert counted[:3] == [0, 1, 2] and [2, 1, 0] == counted[6:9]
+
+
+def test_groups_share_the_baseline(measure):
+    """More arms than go beside each other: two groups, and one process of the baseline."""
+    count = MOST_BESIDE + 3
+    results, world = measure([EQUAL] * count, Fixed(4, 1), cycles=4, processes=1)
+    assert world.asked("load") == [0, *range(1, count)]
+    assert all(len(results.turns(n, "decode")) == 4 for n in range(1, count))
+    assert len(results.turns(0, "decode")) == 8 and results.baseline.processes == 1
+
+
+def test_the_second_process_is_loaded_in_the_other_order(measure):
+    results, world = measure([EQUAL] * 3, Fixed(3, 2), cycles=3, processes=2)
+    assert world.asked("load") == [0, 1, 2, 0, 2, 1]
+    assert {turn.process for turn in results.arms[1].turns} == {0, 1}
+    assert [reading.cycle for reading in results.bandwidth["cpu"]] == [0, 3]
+
+
+def test_arms_come_in_a_later_group_where_memory_is_short(measure):
+    short = replace(EQUAL, fits_beside=1)
+    results, world = measure([short] * 3, Fixed(3, 1), cycles=3, processes=1)
+    assert all(len(results.turns(n, "decode")) == 3 for n in (1, 2))
+    assert len(results.turns(0, "decode")) == 6
+
+
+def test_an_arm_that_does_not_fit_beside_the_baseline_is_loaded_alone(measure, capsys):
+    """Baseline, arm and baseline are one observation; drift between them cancels."""
+    alone = Behaviour(fits_beside=0)
+    world = World.of(alone, alone)
+    world.slowness = lambda now: 1 + (now - 1000) / 3000
+    results, _ = measure(world.behaviours, world=world, processes=4)
+    assert (
+        "does not fit into memory with the others: each is loaded alone" in capsys.readouterr().err
+    )
+    assert world.order()[:3] == [0, 1, 0]
+    found = compare(results)
+    assert len({turn.cycle for turn in results.arms[1].turns}) == results.arms[1].processes
+    assert found.decode[1].ratio == pytest.approx(1, abs=0.01)
+    assert rows(results)[1].verdict == "too few cycles"
+
+
+def test_a_disturbed_cycle_does_not_count(measure):
+    world = World.of(EQUAL, EQUAL)
+    world.disturbed = lambda cycle: cycle == 2
+    results, _ = measure(world.behaviours, Fixed(5, 1), world=world, cycles=5, processes=1)
+    assert results.repeated == {2} and len(results.turns(1, "decode")) == 5
+    assert len([turn for turn in results.arms[1].turns if turn.kind == "decode"]) == 6
+
+
+# --------------------------------------------------------------------------------------- budgets
+
+
+def test_minutes_include_loading(measure):
+    """Loading two arms takes 4 of 5 minutes, and what is left goes to turns."""
+    slow = replace(EQUAL, loading=120.0, noise=0.5)
+    results, world = measure([slow, slow], max_minutes=5)
+    assert results.ended == "max_minutes" and world.now - 1000 < 6 * 60
+    assert len(results.turns(1, "decode")) >= LEAST_CYCLES
+
+
+def test_what_there_was_no_time_for_is_not_measured(measure):
+    slow = replace(EQUAL, loading=100.0)
+    results, _ = measure([slow] * 20, max_minutes=5)
+    verdicts = Counter(row.verdict for row in rows(results))
+    assert results.ended == "max_minutes" and verdicts["not measured"] >= 15
+
+
+def test_processes_end_it(measure):
+    wild = replace(EQUAL, noise=0.5)
+    results, _ = measure([wild, wild], processes=1, max_minutes=2)
+    assert results.ended in ("processes", "max_minutes") and results.arms[1].processes == 1
+
+
+# -------------------------------------------------------------------------------------- failures
+
+
+def test_an_arm_that_is_killed_gets_its_reason_and_the_others_go_on(measure):
+    results, _ = measure([EQUAL, replace(EQUAL, dies_at=7), replace(EQUAL, seconds=0.05)])
+    found = rows(results)
+    assert "killed (SIGKILL)" in found[1].failed and found[1].verdict == "failed"
+    assert found[2].verdict == "faster"
+    assert "'int8wo' failed: killed" in results.failure()
+
+
+@pytest.mark.parametrize(
+    ("broken", "ended", "verdicts"),
+    [
+        ((0,), "baseline failed", ["failed", "no baseline", "no baseline"]),
+        ((1, 2), "nothing to compare", ["baseline", "failed", "failed"]),
+    ],
+)
+def test_nothing_left_to_compare(measure, broken, ended, verdicts):
+    behaviours = [replace(EQUAL, fails_to_load=n in broken) for n in range(3)]
+    results, _ = measure(behaviours)
+    assert results.ended == ended
+    assert [row.verdict for row in rows(results)] == verdicts
+
+
+# ------------------------------------------------------------------------ interruption, resuming
+
+
+def interrupted_at(world, count):
+    """As Ctrl-C would, before the turn of that number."""
+    left = [count]
+
+    def hook():
+        left[0] -= 1
+        if left[0] == 0:
+            raise KeyboardInterrupt
+
+    world.at_turn = hook
+
+
+def test_interrupted_and_gone_on_with(measure, tmp_path):
+    """Every turn that was taken counts; the arms go on in new processes."""
+    world = World.of(EQUAL, replace(EQUAL, seconds=0.09))
+    interrupted_at(world, random.randrange(30, 60))
+    results, _ = measure(world.behaviours, folder=tmp_path, world=world)
+    assert results.ended == "interrupted"
+    kept = stores.load(tmp_path)
+    assert [arm.turns for arm in kept.arms] == [arm.turns for arm in results.arms]
+    assert (kept.settings, kept.ended) == (results.settings, "interrupted")
+    before = len(kept.arms[1].turns)
+    world.at_turn = None
+    more, _ = measure([], folder=tmp_path, results=kept, world=world)
+    assert more.ended == "answered" and len(more.arms[1].turns) > before
+    again = stores.load(tmp_path)
+    assert [arm.turns for arm in again.arms] == [arm.turns for arm in more.arms]
+    assert rows(again) == rows(more)
+
+
+def test_a_line_that_a_kill_cut_short_is_left_out(measure, tmp_path):
+    results, _ = measure([EQUAL, EQUAL], Fixed(3, 1), folder=tmp_path, cycles=3, processes=1)
+    path = tmp_path / stores.SAMPLES
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"turn": {"arm": 1, "cy')
+    assert [len(arm.turns) for arm in stores.load(tmp_path).arms] == [
+        len(arm.turns) for arm in results.arms
+    ]
+    assert path.read_bytes() == whole
+
+
+DAMAGED = {
+    "nothing of a turn": ('{"turn": {}}', "line 1 of samples.jsonl"),
+    "no such event": ('{"what": 1}', "line 1 of samples.jsonl"),
+    "no such arm": (
+        '{"turn": {"arm": 9, "process": 0, "cycle": 0, "kind": "decode", "tokens": 1, '
+        '"seconds": 1.0}}',
+        "arms 0 to 1",
+    ),
+    "a turn in no time": (
+        '{"turn": {"arm": 1, "process": 0, "cycle": 0, "kind": "decode", "tokens": 1, '
+        '"seconds": 0.0}}',
+        "seconds of a turn",
+    ),
+    "text": ("hello", "line 1 of samples.jsonl"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_file_is_refused_in_one_line(measure, tmp_path, name):
+    measure([EQUAL, EQUAL], Fixed(3, 1), folder=tmp_path, cycles=3, processes=1)
+    line, why = DAMAGED[name]
+    (tmp_path / stores.SAMPLES).write_text(line + "\n")
+    with pytest.raises(UsageError, match=why) as raised:
+        stores.load(tmp_path)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("what", ["machine", "commit", "torch"])
+def test_samples_of_elsewhere_are_not_mixed(measure, tmp_path, what):
+    measure([EQUAL, EQUAL], Fixed(3, 1), folder=tmp_path, cycles=3, processes=1)
+    meta = json.loads((tmp_path / stores.META).read_text())
+    about = meta["about"]["versions"] if what == "torch" else meta["about"]
+    about[what] = "another"
+    (tmp_path / stores.META).write_text(json.dumps(meta))
+    with pytest.raises(UsageError, match=f"measured with {what} another"):
+        stores.same_origin(stores.load(tmp_path), "--resume DIR")
+
+
+def test_two_arms_of_one_name_and_another_version_are_refused(measure, tmp_path):
+    measure([EQUAL, EQUAL], Fixed(3, 1), folder=tmp_path, cycles=3, processes=1)
+    meta = json.loads((tmp_path / stores.META).read_text())
+    twice = {**meta, "arms": [meta["arms"][0]] * 2}
+    for value, why in ((twice, "two arms have the name"), ({**meta, "format": 99}, "another ver")):
+        (tmp_path / stores.META).write_text(json.dumps(value))
+        with pytest.raises(UsageError, match=why):
+            stores.load(tmp_path)
+
+
+def test_a_whole_run_is_a_prompt_and_its_steps(measure):
+    """By hand: seconds per token of a run of one prompt (1 token here) and 8 new ones."""
+    results, _ = measure([EQUAL, EQUAL], Fixed(5, 1), cycles=5, processes=1)
+    found = compare(results)
+    prompts, steps = (results.turns(1, kind) for kind in ("prompt", "decode"))
+    first = [s for s in steps if len(prompts) < 2 or s.cycle < prompts[1].cycle]
+    step = sum(s.seconds for s in first) / sum(s.tokens for s in first)
+    expected = (prompts[0].seconds + 7 * step) / 8
+    assert found.turns[1].seconds[0] == pytest.approx(expected)
+    assert math.isfinite(found.decode[1].ratio)

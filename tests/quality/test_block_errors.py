@@ -1,0 +1,141 @@
+"""Standard errors over dependent values, and speeds of different days."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+from scipy.signal import lfilter
+
+from quantbench.compare.figures.between_days import change, day_scatter, level
+from quantbench.quality.block_errors import Estimate, block_mean, perplexity_ratio
+from tests.seeds import new_generator
+
+
+def passages(generator, windows, tokens, correlation=0.98):
+    """Nats of an AR(1) text, mean 2: hard passages and easy ones."""
+    steps = generator.standard_normal(windows * tokens) * math.sqrt(1 - correlation**2)
+    before = correlation * generator.standard_normal(1)
+    nats, _ = lfilter([1], [1, -correlation], steps, zi=before)
+    return (2 + nats).reshape(windows, tokens)
+
+
+def test_the_ratio_estimator_by_hand():
+    """Means per token 2, 3, 1 and 2 of 10, 20, 10 and 10 tokens: 110 / 50 = 2.2."""
+    estimate = block_mean([20, 60, 10, 20], [10, 20, 10, 10])
+    residuals = np.array([-2, 16, -12, -2])
+    assert estimate.mean == pytest.approx(2.2) and estimate.freedom == 3
+    assert estimate.standard_error == pytest.approx(math.sqrt(4 / 3 * (residuals**2).sum()) / 50)
+    low, high = estimate.ends()
+    assert high - 2.2 == pytest.approx(3.182 * estimate.standard_error, rel=1e-3)
+    assert low + high == pytest.approx(4.4)
+
+
+def test_equal_windows_are_the_mean_of_their_means():
+    windows = new_generator().standard_normal(12) + 5
+    estimate = block_mean((windows * 8).tolist(), [8] * 12)
+    assert estimate.mean == pytest.approx(windows.mean())
+    assert estimate.standard_error == pytest.approx(stats.sem(windows))
+
+
+def test_tokens_of_one_passage_are_not_independent():
+    """Intervals from windows hold the truth as often as they say; from tokens far more seldom.
+
+    Windows are as long as `quality` takes them, twenty times the correlation's length. Of windows
+    of 128 tokens, which resemble their neighbours, only 90 % of the intervals held it.
+    """
+    generator, trials, windows, tokens = new_generator(), 300, 24, 1024
+    blocked = independent = 0
+    for _ in range(trials):
+        nats = passages(generator, windows, tokens)
+        low, high = block_mean(nats.sum(1).tolist(), [tokens] * windows).ends(0.95)
+        blocked += low <= 2 <= high
+        independent += abs(nats.mean() - 2) <= 1.96 * stats.sem(nats.ravel())
+    assert blocked >= stats.binom.ppf(1e-4, trials, 0.93)
+    assert independent < 0.5 * trials
+
+
+def test_windows_that_resemble_their_neighbours_are_merged():
+    generator = new_generator()
+    freedom = []
+    for _ in range(20):
+        nats = passages(generator, 64, 32, 0.99)  # a window is a third of the correlation's length
+        freedom.append(block_mean(nats.sum(1).tolist(), [32] * 64).freedom)
+    assert np.median(freedom) < 63 and min(freedom) >= 7
+    alone = [
+        block_mean(generator.standard_normal(64).tolist(), [1] * 64).freedom for _ in range(40)
+    ]
+    assert sum(one == 63 for one in alone) >= 25  # 5 % of them are merged by chance
+
+
+def test_few_windows_have_no_standard_error():
+    estimate = block_mean([1.0, 2.0, 3.0], [1, 1, 1])
+    assert math.isinf(estimate.standard_error) and estimate.ends() == (-math.inf, math.inf)
+
+
+@pytest.mark.parametrize("sums, counts", [([], []), ([1.0], [1, 2]), ([1.0, 2.0], [1, 0])])
+def test_blocks_that_cannot_be_are_refused(sums, counts):
+    with pytest.raises(ValueError, match="block"):
+        block_mean(sums, counts)
+
+
+def test_what_two_models_share_cancels_in_the_ratio_of_their_perplexities():
+    generator = new_generator()
+    baseline = passages(generator, 20, 64).sum(1)
+    worse = baseline + 64 * (math.log(1.03) + generator.standard_normal(20) * 1e-3)
+    ratio, low, high = perplexity_ratio(worse.tolist(), baseline.tolist(), [64] * 20)
+    assert low < ratio < high and ratio == pytest.approx(1.03, abs=0.002)
+    assert high / low < 1.003
+    assert block_mean(baseline.tolist(), [64] * 20).standard_error > 0.05
+
+
+def test_a_change_between_days_is_welchs_t():
+    generator = new_generator()
+    now, then = np.exp(generator.standard_normal(6) * 0.01), np.exp(generator.standard_normal(9))
+    interval = change(level(now.tolist()), level(then.tolist()), confidence=0.98)
+    welch = stats.ttest_ind(np.log(now), np.log(then), equal_var=False)
+    ends = welch.confidence_interval(0.98)
+    assert math.log(interval.low) == pytest.approx(ends.low)
+    assert math.log(interval.high) == pytest.approx(ends.high)
+
+
+def test_a_machine_that_slows_is_no_change_where_the_limit_slows_with_it():
+    generator = np.random.default_rng(4)
+    fast = [0.010 * bandwidth for bandwidth in 30e9 * (1 + 0.01 * generator.standard_normal(6))]
+    slow = [0.020 * bandwidth for bandwidth in 15e9 * (1 + 0.01 * generator.standard_normal(6))]
+    assert change(level(slow), level(fast)).verdict == "no difference shown"
+    regressed = [value * 1.1 for value in slow]
+    assert change(level(regressed), level(fast)).verdict == "slower"
+
+
+def test_a_gate_does_not_fire_on_few_processes():
+    few, many = level([1.3, 1.3, 1.31]), level([1.0, 1.01, 0.99, 1.0, 1.0])
+    for interval in (change(few, many), change(many, few)):
+        assert interval.confidence is None and interval.verdict == "no difference shown"
+    with pytest.raises(ValueError, match="0 values"):
+        level([])
+    with pytest.raises(ValueError, match="above 0"):
+        level([1.0, 0.0])
+
+
+def test_what_differs_from_day_to_day_is_added():
+    generator = new_generator()
+    days = [Estimate(generator.standard_normal() * 0.05, 0.01, 5) for _ in range(200)]
+    # what scatters beyond 1 % of each day's own; 200 days tell it to 5 %
+    scatter = day_scatter(days)
+    assert scatter.standard_error == pytest.approx(math.sqrt(0.05**2 - 0.01**2), rel=0.25)
+    now, then = Estimate(0.1, 0.005, 9), Estimate(0.0, 0.005, 9)
+    assert change(now, then).verdict == "slower"
+    assert change(now, then, days=scatter).verdict == "no difference shown"
+    with pytest.raises(ValueError, match="3 days"):
+        day_scatter(days[:3])
+
+
+def test_the_gate_seldom_fires_when_days_differ_and_their_scatter_is_known():
+    generator, fired, trials = new_generator(), 0, 1000
+    for _ in range(trials):
+        days = generator.standard_normal(10) * 0.04
+        runs = [level(np.exp(day + generator.standard_normal(5) * 0.01).tolist()) for day in days]
+        known = day_scatter(runs[:8])
+        fired += change(runs[8], runs[9], known).verdict != "no difference shown"
+    assert fired <= stats.binom.isf(1e-4, trials, 0.025)
