@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from quantbench.compare.sampling.latency_worker import LatencyWorker
 from safetensors.torch import load_file, save_file
 
 from quantbench import files
 from quantbench.bench.worker import Worker
 from quantbench.compare.commands.generate import generate
-from quantbench.compare.sampling.latency_worker import LatencyWorker
 from quantbench.errors import LogError, QuantbenchError
 from tests.test_refusals import LINE, only_error
 

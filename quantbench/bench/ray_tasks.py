@@ -19,11 +19,11 @@ from typing import Any
 from quantbench.bench.cell_plan import CellPlan
 from quantbench.bench.cells import Cells, begin, is_left
 from quantbench.bench.process import environment
-from quantbench.bench.progress import duration
 from quantbench.bench.store import EVENTS, KEYS, Ended, Left, Ready, Repeated, Store, Turn
 from quantbench.errors import QuantbenchError, UsageError
 from quantbench.log.about import machine
 from quantbench.log.config import RunConfig
+from quantbench.progress import duration
 from quantbench.text import counted
 from quantbench.typed_json import from_json, to_json
 

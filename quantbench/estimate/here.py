@@ -20,16 +20,16 @@ import torch
 from torch import nn
 
 from quantbench import devices
-from quantbench.cli import progress, say
+from quantbench.cli import say
 from quantbench.errors import UsageError
 from quantbench.estimate.predict import Machine, Phase, Request
 from quantbench.log.config import RunConfig
 from quantbench.models.formats.dummy import Dummy
-from quantbench.models.llama import Transformer
-from quantbench.models.weight_bytes import step_bytes
+from quantbench.models.llama import Transformer, step_bytes
+from quantbench.progress import progress
 from quantbench.quantize.spec import parse_scheme
 from quantbench.run import energy
-from quantbench.run.generation import Generates
+from quantbench.run.facts import Generates
 from quantbench.run.loading import Loading
 from quantbench.run.sizes import check_memory, size_of
 

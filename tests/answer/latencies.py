@@ -57,5 +57,7 @@ def measured(slownesses, folder=None, seed=0, together=True, estimate=None, mode
 
 def latencies(slownesses, **given):
     kept = measured(slownesses, **given)
-    changes = {name: value for name, value in given.items() if name in CellPlan.__dataclass_fields__}
+    changes = {
+        name: value for name, value in given.items() if name in CellPlan.__dataclass_fields__
+    }
     return tables(kept.results, plan(tuple(slownesses), **changes))

@@ -15,9 +15,9 @@ from quantbench.estimate.counting import count_model, count_module, pairs
 from quantbench.estimate.counting_configs import count_config, doubts
 from quantbench.models import build
 from quantbench.models.config import ModelConfig
+from quantbench.models.llama import step_bytes, weight_bytes
 from quantbench.models.mixture import Mixture
 from quantbench.models.presets import preset
-from quantbench.models.weight_bytes import step_bytes, weight_bytes
 from quantbench.quantize.spec import parse_scheme
 from quantbench.run.sizes import size_of
 

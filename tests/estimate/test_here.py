@@ -87,7 +87,7 @@ class Recorded:
         layers = len(self.model.layers)
         self.journal.append((layers, prompt.shape[1], new_tokens, start))
         seconds = 1e-3 * (layers + 1)
-        from quantbench.run.generation import Generation
+        from quantbench.run.facts import Generation
 
         return Generation(prompt, seconds * prompt.shape[1], seconds * (new_tokens - 1))
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from quantbench.compare.sampling.comparison import Comparison
-from quantbench.compare.sampling.results import ArmResult, Results, Settings
 
+from quantbench.answer.metrics import Comparison
+from quantbench.bench.store import ArmResult, Results, Settings
 from quantbench.compare.commands import peers
 from quantbench.errors import LogError, UsageError
 from quantbench.log.config import RunConfig, argv

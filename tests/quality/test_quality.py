@@ -17,7 +17,8 @@ from scipy import stats
 from quantbench.compare.commands.quality import quality
 from quantbench.errors import KernelError, LogError, UsageError
 from quantbench.generate import Generator
-from quantbench.log.config import RunConfig, parse
+from quantbench.log.config import RunConfig
+from quantbench.log.options import parse
 from quantbench.models.formats import EMBEDDED
 from quantbench.models.loading import load_model
 from quantbench.models.tokenizer import load_tokenizer
