@@ -8,19 +8,18 @@ import pytest
 from click.testing import CliRunner
 
 from quantbench.__main__ import commands
+from quantbench.answer.latency import estimate_rows
 from quantbench.answer.rows import rows
 from quantbench.compare.commands.estimate import estimate
-from quantbench.compare.figures.latency import estimate_rows
 from quantbench.errors import QuantbenchError
 from quantbench.estimate.beside import Report, beside
 from quantbench.estimate.validate import Case, as_json, of_results, report
 from quantbench.log import log
 from quantbench.run.energy import Energy
 from quantbench.typed_json import to_json
+from tests.answer.latencies import ESTIMATE, latencies
 from tests.compare.example_results import example_results
-from tests.compare.latency_folders import results as latency_results
 from tests.compare.test_estimated_rows import with_figures
-from tests.compare.test_latency_estimates import with_estimates
 from tests.estimate.test_beside import SPEED, measured
 
 KINDS = ["prompt", "token", "run", "memory"]
@@ -88,18 +87,19 @@ def test_rows_of_ab(tmp_path):
 
 
 def test_cells_of_latency(tmp_path):
-    results = latency_results({"none": 1.0, "int8wo": 0.8})
-    table = results.tables[1]
-    table.cells = with_estimates(table.cells)
-    table.cells[0] = dataclasses.replace(table.cells[0], joules_per_token=0.4)
-    results.save(tmp_path)
-    cases = of_results(tmp_path / "results.json")
+    made = latencies({"none": 1.0, "int8wo": 0.8})
+    table, path = made.tables[1], tmp_path / "results.json"
+    table.cells[0] = dataclasses.replace(
+        table.cells[0], estimate=ESTIMATE, joules_per_token=0.4, energy=None
+    )
+    path.write_text(json.dumps(to_json(made)))
+    cases = of_results(path)
     prompt, token, run = cases  # ESTIMATE has no memory
-    shown = [row.figures for row in estimate_rows(table.cells) if row.batch_size == 1]
+    shown = [row.values for row in estimate_rows(table.cells) if row.batch_size == 1]
     for case, figures in zip((prompt, token), shown, strict=True):
-        assert 1e3 * case.measured["runtime"] == pytest.approx(figures.measured)
-        assert 1e3 * case.estimated["runtime"] == pytest.approx(figures.estimated)
-        assert case.error("runtime") == pytest.approx(figures.error)
+        assert 1e3 * case.measured["runtime"] == pytest.approx(figures["measured"])
+        assert 1e3 * case.estimated["runtime"] == pytest.approx(figures["estimated"])
+        assert case.error("runtime") == pytest.approx(figures["error"])
     assert [case.group for case in cases] == ["prompt", "token", "run"]
     assert run.measured["energy"] == 0.4 and run.estimated == {"energy": 0.5}
     samples = table.cells[0].samples
@@ -110,12 +110,12 @@ def test_cells_of_latency(tmp_path):
 
 
 def test_a_cell_that_failed_and_a_run_without_a_calibration_are_no_cases(tmp_path):
-    results = latency_results({"none": 1.0})
-    cells = with_estimates(results.tables[0].cells)
-    results.tables[0].cells = [dataclasses.replace(cells[0], reason="out of memory"), *cells[1:]]
-    results.save(tmp_path)
+    made, path = latencies({"none": 1.0}, estimate=ESTIMATE), tmp_path / "results.json"
+    cells = made.tables[0].cells
+    made.tables[0].cells = [dataclasses.replace(cells[0], reason="out of memory"), *cells[1:]]
+    path.write_text(json.dumps(to_json(made)))
     with pytest.raises(QuantbenchError, match="where they have an estimate") as caught:
-        of_results(tmp_path / "results.json")
+        of_results(path)
     assert "\n" not in str(caught.value)
 
 
