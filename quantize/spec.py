@@ -341,8 +341,9 @@ COMPARED_BRIEFLY = tuple(map(str, (FullPrecision(), Int8WeightOnly(), Int4Weight
 COMPARED = (*COMPARED_BRIEFLY, *map(str, (Float6(), SparseMarlin(), UintX(2, 64))))
 
 
-def parse(name: str) -> Spec | Selection:
-    """What `name` spells; UsageError, with every valid form and the nearest, if nothing."""
+def parse(name: str, option: str = "--quantization") -> Spec | Selection:
+    """What `name`, given to `option`, spells; UsageError, with every valid form and the nearest, if
+    nothing."""
     for spec in _ALL:
         if match := _regex(spec).fullmatch(name):
             return spec(**_values(spec, match))
@@ -350,13 +351,13 @@ def parse(name: str) -> Spec | Selection:
     for spec in _ALL:
         if match := _regex(spec, strict=False).fullmatch(name):
             wrong = (n for n in spec.choices if match[n] not in map(str, spec.choices[n]))
-            raise UsageError(f"--quantization {name}: {_takes(spec, next(wrong))}")
+            raise UsageError(f"{option} {name}: {_takes(spec, next(wrong))}")
     # What stands before the first field counts too: "int4wo" is nearer to int4wo-G than to int8wo.
     known = {str(spec): str(spec) for spec in every_spec()}
     known |= {spec.pattern.partition("-{")[0]: form(spec) for spec in _ALL}
     near = difflib.get_close_matches(name.lower(), known, n=1)
     hint = f"; nearest: {known[near[0]]}" if near else ""
-    raise UsageError(f"--quantization {name!r} is no scheme{hint}. Schemes: {', '.join(forms())}")
+    raise UsageError(f"{option} {name!r} is no scheme{hint}. Schemes: {', '.join(forms())}")
 
 
 def parse_scheme(name: str) -> Spec:

@@ -49,7 +49,7 @@ def compare(results: Results) -> Compared:
             (prompt, results.turns(number, "prompt")),
             (whole, whole_runs(results, number)),
         ):
-            if (made := _turns(turns)) is not None:
+            if (made := turns_of(turns)) is not None:
                 kind[number] = made
     return Compared(_intervals(decode), _intervals(prompt), _intervals(whole), whole)
 
@@ -61,7 +61,7 @@ def _intervals(turns: Mapping[int, Turns]) -> Mapping[int, Interval]:
     return stats.intervals(turns[0], others, Floor(), 1 - CONFIDENCE)
 
 
-def _turns(turns: Collection[Turn]) -> Turns | None:
+def turns_of(turns: Collection[Turn]) -> Turns | None:
     """Seconds per token; of an arm's turns in one cycle, the mean. None without any."""
     by_cycle: dict[int, list[Turn]] = {}
     for turn in turns:

@@ -1,32 +1,29 @@
 """Figures with ends, as rows hold them, JSON has them and tables show them.
 
-Interval.of(level(seconds))                 # 95 %, of one figure: the limits' shares, quality
 Ratio.of(stats.Interval(…), 0.95).inverse   # what `ab` shows of an arm
+Interval.of(Ratio.of(stats.Interval(…)))    # the same where no verdict hangs on it
 """
 
 import math
 from dataclasses import dataclass
 
 from quantbench import stats
-from quantbench.quality.block_errors import Estimate
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A figure and its 95 % interval; `low` and `high` are None where there were too few processes
-    for one."""
+    """A figure and its 95 % interval; `low` and `high` are None where there were too few
+    measurements for one."""
 
     value: float
     low: float | None = None
     high: float | None = None
 
     @staticmethod
-    def of(estimate: Estimate) -> "Interval":
-        """The 95 % interval of a ratio, from the mean of its logarithms."""
-        low, high = estimate.ends(0.95)
-        if not math.isfinite(low) or not math.isfinite(high):
-            return Interval(math.exp(estimate.mean))
-        return Interval(math.exp(estimate.mean), math.exp(low), math.exp(min(high, 700.0)))
+    def of(ratio: "Ratio") -> "Interval":
+        if ratio.confidence is None:
+            return Interval(ratio.value)
+        return Interval(ratio.value, ratio.low, ratio.high)
 
     def __str__(self) -> str:
         return self.written(".3f")
@@ -64,7 +61,7 @@ class Ratio:
     confidence: float | None = None
 
     @staticmethod
-    def of(interval: stats.Interval, confidence: float) -> "Ratio":
+    def of(interval: stats.Interval, confidence: float = 0.95) -> "Ratio":
         """Seconds ÷ the baseline's seconds: below 1 the arm is faster."""
         if not math.isfinite(interval.half_width):
             return Ratio(interval.ratio, interval.ratio, interval.ratio)

@@ -1,4 +1,4 @@
-"""What workers answer, typed: bench/worker.py and compare/peers/worker.py give these.
+"""What workers answer, typed: bench/worker.py and peers/worker.py give these.
 
     worker.answer(TimedSample, "sample", index=3).token_seconds
 

@@ -50,7 +50,8 @@ class Pool:
         scratch: a folder for this session
         command: starts a worker; or a function that gives the command for an arm's number
         saved: a folder where an arm may be kept as it was quantized, for its later processes
-        has_turns: False where workers take whole samples only: those of an older commit
+        has_turns: False where workers take whole samples only, each a turn of both kinds: those of
+            an older commit
         """
         self.store, self.results, self.say = store, store.results, say
         self.scratch, self.command, self.saved, self.has_turns = scratch, command, saved, has_turns
@@ -74,7 +75,8 @@ class Pool:
             saved = str(self.saved.absolute() / str(number)) if self.saved else None
             worker.ask("load", argv=arm.argv, saved=saved, **room)
             self._score(number, worker)
-            facts = worker.answer(ArmFacts, "get_ready")
+            first = {"estimate": True} if arm.facts is None and self.has_turns else {}
+            facts = worker.answer(ArmFacts, "get_ready", **first)
             if arm.facts is None:
                 expected = self.expected(facts)
                 facts = dataclasses.replace(
@@ -115,24 +117,28 @@ class Pool:
         if worker is None or (kind == "decode" and not steps):
             return
         try:
-            time = self._timed(number, worker, kind, steps)
+            times = self._timed(number, worker, kind, steps)
         except WorkerFailed as error:
             self.unload(number)
             self.fail(number, error)
             return
         if cycle is not None:
             process = self.results.arms[number].processes - 1
-            self.store.add(Turn(number, process, cycle, kind, time.tokens, time.seconds))
+            for kind, time in times.items():
+                self.store.add(Turn(number, process, cycle, kind, time.tokens, time.seconds))
 
-    def _timed(self, number: int, worker: Process, kind: Kind, steps: int) -> TurnTime:
+    def _timed(self, number: int, worker: Process, kind: Kind, steps: int) -> dict[Kind, TurnTime]:
         if self.has_turns:
-            return worker.answer(TurnTime, "turn", kind=kind, tokens=steps)
-        if kind == "decode":
-            self.last = worker.answer(TimedSample, "sample", index=0)
-            return TurnTime(len(self.last.token_seconds) + 1, self.last.decode_seconds)
-        run = self.results.arms[number].facts
-        tokens = run.run.prompt_tokens if run and run.run else 1
-        return TurnTime(tokens, worker.answer(TimedSample, "sample", index=0).prefill_seconds)
+            return {kind: worker.answer(TurnTime, "turn", kind=kind, tokens=steps)}
+        if kind == "prompt" and steps:
+            return {}  # the decode turn's sample has it
+        sample = worker.answer(TimedSample, "sample", index=0)
+        facts = self.results.arms[number].facts
+        tokens = facts.run.prompt_tokens if facts and facts.run else 1
+        times: dict[Kind, TurnTime] = {"prompt": TurnTime(tokens, sample.prefill_seconds)}
+        if steps:
+            times["decode"] = TurnTime(len(sample.token_seconds) + 1, sample.decode_seconds)
+        return times
 
     def probe(self, cycle: int | None, numbers: Collection[int]) -> None:
         """Read the bandwidth of every device that these arms are on, before this cycle."""
@@ -167,7 +173,9 @@ class Pool:
         if facts.run is None:
             return Expected()
         try:
-            return self._prober(facts.device).answer(Expected, "expected", run=facts.run)
+            return self._prober(facts.device).answer(
+                Expected, "expected", run=facts.run, seconds=facts.estimate
+            )
         except WorkerFailed as error:
             if error.kind == "dead":
                 self.probes.pop(facts.device).close()

@@ -110,7 +110,7 @@ class Session:
         while True:
             if results.baseline.failed is not None:
                 return "baseline failed"
-            if len(results.alive) < 2:
+            if len(results.alive) < min(2, len(results.arms)):
                 return "nothing to compare"
             waiting = [n for n in self._measurable() if results.arms[n].processes == 0]
             waiting = waiting or [n for n in self.rule.open(results) if n in self._measurable()]
@@ -125,8 +125,9 @@ class Session:
             visit += 1
 
     def _measurable(self) -> list[int]:
-        arms = enumerate(self.results.arms)
-        return [n for n, arm in arms if n and arm.failed is None and arm.dropped is None]
+        """The arms beside the baseline; without any, the baseline."""
+        arms, alone = enumerate(self.results.arms), len(self.results.arms) == 1
+        return [n for n, a in arms if (n or alone) and a.failed is None and a.dropped is None]
 
     def _left(self) -> float:
         """Seconds of --max_minutes that are left."""
@@ -184,14 +185,16 @@ class Session:
 
     def _cycles(self, group: Sequence[int], seconds: float) -> None:
         """Cycles of the baseline and these arms until the rule has enough of them."""
-        self.pool.probe(self.results.cycles, [0, *group])
-        self._cycle([0, *group], None, prompts=True)  # arms that were warm alone settle together
+        every = list(dict.fromkeys([0, *group]))
+        if not self.probe:
+            self.pool.probe(self.results.cycles, every)
+        self._cycle(every, None, prompts=True)  # arms that were warm alone settle together
         ends, taken = self.clock() + seconds, 0
         wanting: Collection[int] = group
-        names = ", ".join(self.results.arms[n].name for n in (0, *group))
+        names = ", ".join(self.results.arms[n].name for n in every)
         while wanting and 0 in self.pool.loaded:
             self.progress(f"measuring {names}", f"cycle {taken + 1}")
-            order = [0, *(n for n in group if n in wanting)]
+            order = [n for n in every if n == 0 or n in wanting]
             number = self.results.cycles
             if self.probe:
                 self.pool.probe(number, order)

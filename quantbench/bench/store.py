@@ -23,7 +23,7 @@ from quantbench.log.config import argv
 from quantbench.quality.thresholds import TOKENS
 from quantbench.quality.types import NoQuality, Quality
 from quantbench.text import counted, shown
-from quantbench.typed_json import from_json, omitted, parsed, require, to_json
+from quantbench.typed_json import fields_to_json, from_json, omitted, parsed, require, to_json
 
 FORMAT = 1
 META, SAMPLES = "meta.json", "samples.jsonl"
@@ -181,6 +181,9 @@ class Results:
     def begin(settings: Settings, arms: Sequence[Arm], write_result: str) -> "Results":
         made = [ArmResult(a.name, a.text, argv(a.config, said=True), a.problem) for a in arms]
         return Results(settings, made, write_result, about())
+
+    def to_json(self) -> dict[str, object]:
+        return {**fields_to_json(self), "repeated": sorted(self.repeated)}
 
     @property
     def baseline(self) -> ArmResult:

@@ -1,35 +1,18 @@
 """The pictures of the documentation: a function each, from a file that is committed to SVG."""
 
-import dataclasses
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from quantbench.log.about import About
+from quantbench.answer.growth import Points
 from quantbench.report import lines
 from quantbench.report import pareto as pareto_picture
 from quantbench.report.doc_data import read, rows_and_title
 
 
-@dataclasses.dataclass(frozen=True)
-class _Point:
-    axis: str
-    value: int
-    scheme: str
-    decode_tok_s: float | None
-    limit_tok_s: float | None
-    model: str | None
-
-
-@dataclasses.dataclass(frozen=True)
-class _Points:
-    points: list[_Point]
-    about: About | None
-
-
 def growth(path: str) -> str:
     """Decoding as layers, batch and depth grow, as `growth --json PATH` measured it."""
-    value = read(_Points, path)
+    value = read(Points, path)
     caption = f"{value.about.machine}, {value.about.date}" if value.about else ""
     return _drawn(lambda file: lines.draw(value.points, file, caption))
 
@@ -49,7 +32,7 @@ def _drawn(draw: Callable[[Path], object]) -> str:
 
 def growth_caption(path: str) -> str:
     """Where the points come from, for the text below the picture."""
-    about = read(_Points, path).about
+    about = read(Points, path).about
     return about.caption() if about else ""
 
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from quantbench import files
+from quantbench.answer.json_rows import DecodeRow, PeerRow, SchemeRow
 from quantbench.answer.latency import Cell, Latencies, Table, latency_rows, rate_rows
 from quantbench.answer.row import Row
-from quantbench.compare.figures.json_rows import DecodeRow, PeerRow, SchemeRow
 from quantbench.errors import LogError, UsageError
 from quantbench.log import log
 from quantbench.log.about import About

@@ -5,7 +5,10 @@ what has changed."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
+
+from quantbench.answer import growth
+from quantbench.answer.growth import Point
 
 # Ids derive from the salt instead of a random number; text stays text, whatever fonts there are.
 STYLE: Any = {"svg.hashsalt": "quantbench", "svg.fonttype": "none", "font.size": 9}
@@ -23,35 +26,15 @@ class Axis:
     """How an axis is drawn."""
 
     label: str
-    model: str  # that is measured by default
     is_log: bool = False
     rate: str = "tokens per second"
 
 
 AXES = {
-    "layers": Axis("number of layers", "TinyLlama-1.1B-Chat-v1.0"),
-    "batch": Axis(
-        "batch size", "TinyLlama-1.1B-Chat-v1.0", is_log=True, rate="tokens per second, whole batch"
-    ),
-    "depth": Axis("tokens already in the cache", "Llama-3.2-1B"),
+    "layers": Axis("number of layers"),
+    "batch": Axis("batch size", is_log=True, rate="tokens per second, whole batch"),
+    "depth": Axis("tokens already in the cache"),
 }
-
-
-class Point(Protocol):
-    """What is drawn of a measurement."""
-
-    @property
-    def axis(self) -> str: ...  # a key of AXES
-    @property
-    def value(self) -> int: ...  # on that axis
-    @property
-    def scheme(self) -> str: ...
-    @property
-    def decode_tok_s(self) -> float | None: ...
-    @property
-    def limit_tok_s(self) -> float | None: ...
-    @property
-    def model(self) -> str | None: ...  # None: the axis's own
 
 
 def draw(points: Sequence[Point], path: Path, caption: str = "") -> None:
@@ -102,7 +85,9 @@ def _lines(above: Any, beneath: Any, points: Sequence[Point], colour: str) -> No
 def _dress(above: Any, beneath: Any, axis: Axis, points: Sequence[Point]) -> None:
     from matplotlib.ticker import LogLocator, NullLocator
 
-    above.set_title(points[0].model or axis.model, fontsize=9, fontweight="bold")
+    above.set_title(
+        points[0].model or growth.AXES[points[0].axis].model, fontsize=9, fontweight="bold"
+    )
     above.set_ylabel(axis.rate)
     above.set_yscale("log")
     above.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))

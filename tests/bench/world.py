@@ -50,6 +50,9 @@ class World:
     slowness: object = lambda now: 1.0  # of the machine at a time
     at_turn: object = None  # called before each turn
     disturbed: object = lambda cycle: False  # whether the memory's speed moves in it
+    readings: object = lambda number: 1e9  # bytes per second of an idle machine; None fails
+    read: list = field(default_factory=list)  # those that were taken
+    caveat: str | None = None  # of the readings
     seed: int = 0
 
     def __post_init__(self):
@@ -62,6 +65,7 @@ class World:
     def install(self, monkeypatch):
         monkeypatch.setattr("quantbench.bench.pool.Process", self.start)
         monkeypatch.setattr("quantbench.bench.session.Noise", lambda: Quiet(self))
+        monkeypatch.setattr("quantbench.answer.comparing.Session", self.session)
 
     def session(self, store, rule, **more):
         return Session(store, rule, self.command, clock=lambda: self.now, **more)
@@ -129,7 +133,7 @@ class FakeProcess:
             scores = dataclasses.replace(scores, kl=self.behaviour.kl, kl_standard_error=1e-5)
         return QualityAnswer(scores, ReferenceFile(keep) if keep else None)
 
-    def get_ready(self):
+    def get_ready(self, estimate=False):
         own = dataclasses.replace(self.config, device="cpu")
         facts = arm_facts(config=own, scheme=self.config.quantization, kernel="torch")
         if self.behaviour.joules is None:
@@ -169,9 +173,14 @@ class FakeProcess:
         world.now += seconds
         return seconds
 
-    def expected(self, run):
+    def expected(self, run, seconds):
         self.world.expected.append((self in self.world.alive, run.config.quantization))
         return {"figures": {"token_seconds": 0.5}}
 
     def bandwidth(self, device):
-        return {"bytes_per_s": 1e9, "probe": "fake", "caveat": None}
+        rate = self.world.readings(len(self.world.read))
+        self.world.read.append(rate)
+        if rate is None:
+            raise WorkerFailed("no reading", "other")
+        rate = rate / self.world.slowness(self.world.now)
+        return {"bytes_per_s": rate, "probe": "fake", "caveat": self.world.caveat}

@@ -26,7 +26,7 @@ SMALL = (
 
 @pytest.fixture(autouse=True)
 def little_memory(monkeypatch):
-    monkeypatch.setattr("quantbench.compare.sampling.cache_timing.AT_LEAST", 1 << 16)
+    monkeypatch.setattr("quantbench.bench.cache_timing.AT_LEAST", 1 << 16)
 
 
 def test_every_kind_is_measured(tmp_path):

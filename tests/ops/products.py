@@ -18,7 +18,7 @@ from pathlib import Path
 
 import click
 
-from quantbench.compare.sampling.old_commit import old_commit
+from quantbench.bench.old_commit import old_commit
 from quantbench.run import environment
 
 ROOT = Path(__file__).parents[2]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from quantbench.answer.replayed import beside
 from quantbench.compare.commands.replay import replay
-from quantbench.compare.sampling.replayed import beside
 from quantbench.errors import QuantbenchError
 from quantbench.log import log
 from quantbench.log.record import Record

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 from scipy.signal import lfilter
 
-from quantbench.compare.figures.between_days import change, day_scatter, level
+from quantbench.answer.between_days import change, day_scatter, level
 from quantbench.quality.block_errors import Estimate, block_mean, perplexity_ratio
 from tests.seeds import new_generator
 

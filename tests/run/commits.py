@@ -20,7 +20,7 @@ from pathlib import Path
 
 import click
 
-from quantbench.compare.sampling.old_commit import checked_out
+from quantbench.bench.old_commit import checked_out
 from quantbench.run import environment
 
 ROOT = Path(__file__).parents[2]

@@ -7,7 +7,7 @@ quantbench caches --checkpoint_path dummy:Meta-Llama-3-8B --context_depth 8192
 import click
 
 from quantbench import files
-from quantbench.cli import Command, quiet, say
+from quantbench.cli import Command, quiet
 from quantbench.log.about import report_output, write_json
 from quantbench.log.config import RunConfig
 from quantbench.run import environment
@@ -45,11 +45,11 @@ def caches(
     environment.prepare()
     quiet(debug)
     # torch takes its seconds after the options
-    from quantbench.compare.sampling import cache_timing
+    from quantbench.bench import cache_timing
 
     environment.use_threads(RunConfig(device=device))
     report = cache_timing.measured(
-        checkpoint_path, context_depth, batch_size, device, precision, rounds, say
+        checkpoint_path, context_depth, batch_size, device, precision, rounds
     )
     if json_path:
         write_json(json_path, report)

@@ -13,29 +13,27 @@ speed that was read on both days (--history), and fails only on a slowdown that 
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import time
 from pathlib import Path
 from typing import Any
 
 import click
 
 from quantbench import files
+from quantbench.answer.history import History
 from quantbench.answer.interval import Ratio
+from quantbench.answer.log_lines import Line, mapped, read
+from quantbench.answer.replayed import beside, measured
 from quantbench.arguments import fraction, refuse_given
+from quantbench.bench.old_commit import OldCommit, old_commit
+from quantbench.bench.progress import duration
 from quantbench.cli import Command, say
-from quantbench.compare.figures.history import History
-from quantbench.compare.progress import Progress
-from quantbench.compare.sampling.old_commit import OldCommit, old_commit
-from quantbench.compare.sampling.replayed import beside, measured
 from quantbench.errors import LogError, QuantbenchError, UsageError
 from quantbench.log import log
 from quantbench.log.config import RunConfig, options, repro
 from quantbench.log.record import LINE, Record
 from quantbench.quality.block_errors import LEAST_BLOCKS
 
-# Options of the logged run that do not apply to a replay.
-DROPPED = ("write_result", "output_json_path", "profile", "memory_profile", "save", "dry_run")
 NOT_REPLAYED = ("output_json_path", "profile", "memory_profile", "save")
 OF_RUNNING = ("tolerance", "against", "history_path", "processes", "write_result")
 # What is compared, its unit, and whether more of it is better.
@@ -52,19 +50,6 @@ NO_READING = (
     "day to day, so only memory and size are held to it; --against COMMIT runs the old commit "
     "beside the new, and --history FILE keeps readings from now on"
 )
-
-
-@dataclass(frozen=True)
-class Line:
-    """A line of the log that can be run again."""
-
-    number: int  # from 1
-    record: Record
-    config: RunConfig  # how it is run now
-
-    @property
-    def name(self) -> str:
-        return f"line {self.number}: {self.record.quant}, {self.record.mod}"
 
 
 class FileFirst(Command):
@@ -171,9 +156,12 @@ def replay(
     worse = []
     with contextlib.ExitStack() as stack:
         old = stack.enter_context(old_commit(against)) if against and not dry_run else None
-        pieces = Progress(say if not dry_run else lambda text: None, len(chosen_lines))
-        for line in chosen_lines:
-            pieces.next(line.name)
+        started, every = time.monotonic(), len(chosen_lines)
+        for done, line in enumerate(chosen_lines):
+            if not dry_run:
+                left = (time.monotonic() - started) * (every - done) / max(1, done)
+                about = f"; about {duration(left)} left" if done else ""
+                say(f"{done + 1} of {every}: {line.name}{about}")
             try:
                 if dry_run:
                     click.echo(built(line))
@@ -188,70 +176,6 @@ def replay(
     for text in worse:
         click.echo(f"worse: {text}")
     sys.exit(1 if problems or worse else 0)
-
-
-def read(
-    path: str, lines: Sequence[int], everything: bool, conditions: Sequence[str]
-) -> tuple[list[tuple[int, Record]], list[tuple[int, str]]]:
-    """The records that are asked for, and the lines that are no records; each with its number.
-
-    Raises LogError for an unreadable or empty log, UsageError where nothing in it is meant.
-    """
-    reading = log.read(path)
-    if not reading.records and not reading.bad:
-        raise LogError(f"{path} holds no line of a run")
-    wanted = [_condition(text) for text in conditions]
-    if not (lines or everything or wanted):
-        raise UsageError("which lines? --all, --line N or --where quant=int8wo")
-    numbers = {number for number, _ in reading.records}
-    unread = [(number, reason) for number, reason in reading.bad if number not in numbers]
-    for number in lines:
-        if number not in numbers and number not in dict(unread):
-            raise UsageError(f"--line {number}: there is no run in line {number} of {path}")
-    records = [
-        (number, record)
-        for number, record in reading.records
-        if (not lines or number in lines)
-        and all(_shown(record, name) == value for name, value in wanted)
-    ]
-    unread = [(n, reason) for n, reason in unread if n in lines or (everything and not wanted)]
-    if not records and not unread:
-        raise UsageError(f"no line of {path} has {' and '.join(conditions)}")
-    return records, unread
-
-
-def mapped(
-    record: Record, changes: Mapping[str, Any], checkpoint_root: str | None, dummy: bool
-) -> RunConfig:
-    """The run a record asks for, as it is to be run here. Raises UsageError for a command that
-    is not generate.py's or not understood."""
-    fresh: dict[str, Any] = {name: RunConfig.__dataclass_fields__[name].default for name in DROPPED}
-    config = dataclasses.replace(record.config(), **fresh)
-    if config.interactive:
-        raise UsageError("--interactive is a conversation, which cannot be repeated")
-    if "checkpoint_path" not in changes:
-        path = checkpoint(config.checkpoint_path, record.mod, checkpoint_root, dummy)
-        config = dataclasses.replace(config, checkpoint_path=path)
-    return dataclasses.replace(config, **changes)
-
-
-def checkpoint(path: str, model: str, root: str | None, dummy: bool) -> str:
-    """Where the checkpoint is now: itself, under `root` by as much of its path as can be found
-    there, or random weights of the model of that name."""
-    if path in ("tiny", "tiny_moe") or path.startswith("dummy:") or Path(path).exists():
-        return path
-    parts = [part for part in Path(path).parts if part not in ("..", ".", "/")]
-    if root is not None:
-        for start in range(len(parts)):
-            place = Path(root, *parts[start:])
-            # a bare model.pth of the root could be any model's
-            if place.exists() and (start < len(parts) - 1 or not place.is_file()):
-                return str(place)
-        if not dummy:
-            raise UsageError(f"--checkpoint_root {root} does not hold {path}; --dummy goes without")
-    if dummy:
-        return f"dummy:{model}"
-    return path  # it may be one of the hub; loading says what would help
 
 
 def built(line: Line) -> str:
@@ -292,9 +216,9 @@ def alone(
     what = "speed ÷ memory's speed, now ÷ the last day"
     if change.confidence is None:
         why = f"no interval: at least {LEAST_BLOCKS} --processes are needed on both days"
-        click.echo(f"  {what}: {1 / change.ratio:.3f} × ({why})")
+        click.echo(f"  {what}: {1 / change.value:.3f} × ({why})")
         return worse
-    return worse + judged(line, what, Ratio.of(change).inverse, limit)
+    return worse + judged(line, what, change.inverse, limit)
 
 
 def together(line: Line, old: OldCommit, limit: float | None, write_result: str) -> list[str]:
@@ -308,7 +232,10 @@ def together(line: Line, old: OldCommit, limit: float | None, write_result: str)
 
 def judged(line: Line, what: str, ratio: Ratio, limit: float | None) -> list[str]:
     """Print a ratio of speeds; its line where it is shown to be below 1 - limit."""
-    shown = f"{ratio.value:.3f} × ({ratio.word} {ratio.low:.3f} to {ratio.high:.3f})"
+    ends = "no interval"
+    if ratio.confidence is not None:
+        ends = f"{ratio.confidence:.0%} interval {ratio.low:.3f} to {ratio.high:.3f}"
+    shown = f"{ratio.value:.3f} × ({ends})"
     click.echo(f"  {what}: {shown}")
     if limit is None or ratio.confidence is None or ratio.high >= 1 - limit:
         return []
@@ -330,15 +257,3 @@ def report(line: Line, now: Record, limit: float | None) -> list[str]:
         if ratio < 1 - limit if more_is_better else ratio > 1 + limit:
             worse.append(f"{line.name}: {heading} {shown} (--tolerance {limit:.1%})")
     return worse
-
-
-def _condition(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or name not in LINE:
-        fields = ", ".join(LINE)
-        raise UsageError(f"--where takes FIELD=VALUE, of {fields}; given: {text!r}")
-    return name, value
-
-
-def _shown(record: Record, name: str) -> str:
-    return f"{getattr(record, name):{LINE[name].style}}".strip()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quantbench import devices, files
-from quantbench.compare.figures.json_rows import SchemeRow
+from quantbench.answer.json_rows import SchemeRow
 from quantbench.errors import KernelError, UsageError
 from quantbench.generate import Generator
 from quantbench.log.config import RunConfig

@@ -1,0 +1,165 @@
+"""Decoding, and the limit that memory sets to it: for roofline, growth and peers.
+
+    results = measure(arms_of(configs), Settings(cycles=24, processes=2, tokens=0))
+    rows(results)[0].limit_share            # Interval(0.86, 0.85, 0.87)
+
+A step reads all weights and all of the cache. With one row, a product takes two operations for each
+weight, which any of today's processors does faster than its memory delivers the weight: the bytes
+decide, until rows or positions are many. The bandwidth is read before every cycle, and a step at
+the limit takes its bytes ÷ that reading. It is compared with the turns of the same cycles as an arm
+is with the baseline, so that what slows both cancels.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from quantbench import stats
+from quantbench.answer.compared import compare, turns_of
+from quantbench.answer.interval import Interval, Ratio
+from quantbench.answer.json_rows import DecodeRow, PeerRow
+from quantbench.answer.readings import is_limit, median
+from quantbench.answer.rows import tok_s
+from quantbench.bench import process
+from quantbench.bench.pool import Command
+from quantbench.bench.session import Fixed, Session
+from quantbench.bench.store import ArmResult, Results, Settings, Store
+from quantbench.log.config import RunConfig, argv, parse
+from quantbench.run.facts import Facts
+
+
+def arms_of(configs: Sequence[RunConfig]) -> list[ArmResult]:
+    """An arm for each run, named after its scheme, and its kernel where that is given."""
+    return [
+        ArmResult(
+            config.quantization + (f", {config.kernel}" if config.kernel != "auto" else ""),
+            "",
+            argv(config),
+        )
+        for config in configs
+    ]
+
+
+def measure(
+    arms: list[ArmResult], settings: Settings, command: Command = process.COMMAND
+) -> Results:
+    """Take turns with the arms, settings.cycles of each process, the bandwidth before each cycle.
+
+    command: as bench.pool.Pool takes it. Raises KeyboardInterrupt where it came before any turn.
+    """
+    results = Results(settings, arms)
+    assert settings.cycles
+    rule = Fixed(settings.cycles, settings.processes)
+    Session(Store(results, None), rule, command, probe=True).run()
+    if results.ended == "interrupted" and not results.baseline.turns:
+        raise KeyboardInterrupt
+    return results
+
+
+def step_bytes(run: Facts) -> float:
+    """Bytes that the mean decoding step of a run has to read.
+
+    The weights once, whatever the batch (of experts those that are chosen), and every row's keys
+    and values so far. The first of N - 1 steps reads positions 0 to depth + prompt, the last N - 2
+    more: depth + prompt + N / 2 in the mean. The one row of the embedding's table that a token
+    reads is left out.
+    """
+    config = run.config
+    positions = config.context_depth + run.prompt_tokens + config.max_new_tokens / 2
+    return run.step_weight_bytes + run.kv_cache_bytes / run.cache_size * positions
+
+
+def limit_share(results: Results, number: int, bytes_of_step: float) -> Interval | None:
+    """Seconds of a step at the memory's speed ÷ seconds of the arm's; above 1 where a cache held
+    some of the weights. None without readings of the memory's speed, or turns in their cycles."""
+    facts, own = results.arms[number].facts, turns_of(results.turns(number, "decode"))
+    readings = results.bandwidth.get(facts.device, []) if facts else []
+    if own is None or not is_limit(readings):
+        return None
+    rates = {one.cycle: one.bytes_per_s for one in readings if one.cycle is not None}
+    cycles = np.array(sorted(rates))
+    seconds = np.array([bytes_of_step / rates[cycle] for cycle in cycles])
+    return _ratio(own, stats.Turns(cycles, np.zeros_like(cycles), seconds))
+
+
+def decode_ratio(results: Results, number: int, other: int) -> Interval | None:
+    """The arm's speed of decoding ÷ another arm's."""
+    own, others = (turns_of(results.turns(n, "decode")) for n in (number, other))
+    return _ratio(own, others) if own and others else None
+
+
+def _ratio(own: stats.Turns, other: stats.Turns) -> Interval | None:
+    """Seconds of the other ÷ own; None where they share no cycle."""
+    found = stats.intervals(own, {1: other}, stats.Floor())[1]
+    return Interval.of(Ratio.of(found)) if found.cycles else None
+
+
+def rows(results: Results) -> list[DecodeRow]:
+    """A row for each arm."""
+    found = compare(results).decode
+    made = []
+    for number, arm in enumerate(results.arms):
+        row = DecodeRow(arm.name, arm.failed, len(results.turns(number, "decode")))
+        speed = tok_s(results, number, "decode")
+        if arm.facts and arm.facts.run and speed:
+            _add_figures(row, arm.facts.run, results, number, speed)
+        if number in found:
+            row.speed_up = Interval.of(Ratio.of(found[number]).inverse)
+        made.append(row)
+    return made
+
+
+def _add_figures(row: DecodeRow, run: Facts, results: Results, number: int, speed: float) -> None:
+    batch_size, needed = run.config.batch_size, step_bytes(run)
+    row.scheme, row.kernel, row.attention_kernel = run.scheme, run.kernel, run.attention_kernel
+    row.decoder = run.decoder
+    row.batch_size, row.weight_bytes, row.step_bytes = batch_size, run.weight_bytes, needed
+    row.steps_per_s, row.decode_tok_s = speed, speed * batch_size
+    if readings := results.bandwidth.get(run.config.device):
+        row.bandwidth, row.bandwidth_probe = median(readings), readings[-1].probe
+        if is_limit(readings):
+            row.limit_tok_s = row.bandwidth / needed * batch_size
+            row.limit_share = limit_share(results, number, needed)
+
+
+def with_stock(results: Results) -> list[DecodeRow]:
+    """A row for each scheme, that of the stock kernel inside it."""
+    configs, every = [parse(arm.argv) for arm in results.arms], rows(results)
+    stock = {one.quantization: n for n, one in enumerate(configs) if one.kernel != "auto"}
+    merged = []
+    for number, config in enumerate(configs):
+        if config.kernel == "auto":
+            row, other = every[number], stock.get(config.quantization)
+            if other is not None:
+                row.stock, row.over_stock = every[other], decode_ratio(results, number, other)
+            merged.append(row)
+    return merged
+
+
+def peer_rows(scheme: str, results: Results) -> list[PeerRow]:
+    """A row for each peer; our arm is the first."""
+    ours, found = results.baseline, compare(results)
+    made = []
+    for number, peer in enumerate(results.arms[1:], 1):
+        row = PeerRow(scheme, peer.name, ours.failed or peer.failed)
+        made.append(row)
+        run = ours.facts.run if ours.facts else None
+        if run is None or peer.facts is None or number not in found.decode:
+            continue
+        row.cycles = found.decode[number].cycles
+        row.decode_ratio = Interval.of(Ratio.of(found.decode[number]))
+        row.decode_ours_tok_s = tok_s(results, 0, "decode")
+        row.decode_theirs_tok_s = tok_s(results, number, "decode")
+        if number in found.prompt:
+            row.prompt_ratio = Interval.of(Ratio.of(found.prompt[number]))
+            row.prompt_ours_tok_s = tok_s(results, 0, "prompt")
+            row.prompt_theirs_tok_s = tok_s(results, number, "prompt")
+        if readings := results.bandwidth.get("cpu"):
+            row.bandwidth, row.bandwidth_probe = median(readings), readings[-1].probe
+        own = step_bytes(run)
+        theirs = own - run.step_weight_bytes + peer.facts.weight_bytes  # the caches are the same
+        if (share := limit_share(results, 0, own)) is not None:
+            row.ours_limit_share = share.value
+        if (share := limit_share(results, number, theirs)) is not None:
+            row.theirs_limit_share = share.value
+    return made

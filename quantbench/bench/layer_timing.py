@@ -1,0 +1,128 @@
+"""One linear layer's product under every scheme, timed as decode runs it; for `compare roofline`.
+
+A product takes a few microseconds, as much as a call of a compiled function; in decoding, one call
+covers the whole model. So one call here multiplies by a stack of copies of the layer, each at
+another place in memory.
+"""
+
+import copy
+import math
+
+import torch
+from torch import Tensor, nn
+
+from quantbench import devices
+from quantbench.bench.answers import Product, Shape, ShapeTimings
+from quantbench.errors import KernelError
+from quantbench.models.loading import load_config
+from quantbench.quantize.race import Timing, module_bytes, race
+from quantbench.quantize.registry import Quantizer, kernels_for
+from quantbench.quantize.spec import parse_scheme
+from quantbench.run.bandwidth import BYTES, Bandwidth
+
+STOCK = ("torchao", "torch")  # kernels that are not part of this project
+STACK_BYTES = 32 << 20  # at least, of a stack's weights: about 0.5 ms a call
+STACK_MOST = 16  # copies in a stack
+
+
+class Stack(nn.Module):
+    """Copies of a layer: from x (B, K) all their products side by side, (B, copies · N)."""
+
+    def __init__(self, layer: nn.Module, count: int) -> None:
+        super().__init__()
+        self.copies = nn.ModuleList([layer, *(copy.deepcopy(layer) for _ in range(count - 1))])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([layer(x) for layer in self.copies], -1)
+
+
+def kernels(schemes: list[str], device: str, precision: str) -> dict[str, list[str]]:
+    """For each scheme the kernels to time: the one that auto takes, then any stock one.
+
+    Raises KernelError for a scheme that has none here.
+    """
+    by_scheme: dict[str, list[str]] = {}
+    where, dtype = devices.resolve(device), getattr(torch, precision)
+    for name in schemes:
+        running = kernels_for(parse_scheme(name), "auto", where, dtype)
+        stock = [kernel for kernel in running if kernel in STOCK]
+        by_scheme[name] = list(dict.fromkeys([running[0], *stock]))
+    return by_scheme
+
+
+def shapes(checkpoint_path: str) -> list[Shape]:
+    """Every distinct shape among the model's linear layers."""
+    names: dict[tuple[int, int], list[str]] = {}
+    for name, shape in load_config(checkpoint_path).linear_shapes().items():
+        names.setdefault(shape, []).append(name.rpartition(".")[2])
+    return [
+        Shape(list(dict.fromkeys(short)), rows, columns, len(short))
+        for (rows, columns), short in names.items()
+    ]
+
+
+class Products:
+    """Times layers of one device and dtype."""
+
+    def __init__(self, device: str, precision: str) -> None:
+        self.device, self.dtype = devices.resolve(device), getattr(torch, precision)
+        self.bandwidth = Bandwidth(self.device)
+
+    @torch.no_grad()
+    def measure(
+        self, rows: int, columns: int, kernels: dict[str, list[str]], batch_size: int
+    ) -> ShapeTimings:
+        """Every scheme's product of (batch_size, columns) with a weight (rows, columns).
+
+        kernels: by scheme, the names of those to time.
+        """
+        generator = torch.Generator().manual_seed(0)
+        plain = nn.Linear(columns, rows, bias=False, device=self.device, dtype=self.dtype)
+        nn.init.normal_(plain.weight, std=0.02)
+        x = torch.randn(batch_size, columns, generator=generator).to(self.device, self.dtype)
+        pairs = [(scheme, kernel) for scheme, names in kernels.items() for kernel in names]
+        stacks: dict[tuple[str, str], Stack] = {}
+        refused: dict[tuple[str, str], str] = {}
+        for pair in pairs:
+            try:
+                stacks[pair] = self._stack(plain, *pair)
+            except KernelError as error:
+                refused[pair] = str(error)
+        result = race(
+            list(stacks.values()), x, compile=True, beside=lambda: BYTES / self.bandwidth.measure()
+        )
+        timed = dict(zip(stacks, result.timings, strict=True))
+        assert result.beside
+        return ShapeTimings(
+            products=[
+                _product(*pair, timed.get(pair, refused.get(pair, "")), stacks.get(pair))
+                for pair in pairs
+            ],
+            bandwidth=BYTES / result.beside.seconds,
+            bandwidth_probe=self.bandwidth.probe,
+            bandwidth_caveat=self.bandwidth.caveat,
+            rotated=result.rotated + BYTES,  # a round also reads the bandwidth probe
+            cache=result.cache,
+        )
+
+    def _stack(self, plain: nn.Linear, scheme: str, kernel: str) -> Stack:
+        like = copy.deepcopy(plain)
+        quantizer = Quantizer(parse_scheme(scheme), self.device, self.dtype, kernel)
+        layer = quantizer("layer", like).requires_grad_(False)
+        return Stack(layer, max(1, min(STACK_MOST, math.ceil(STACK_BYTES / module_bytes(layer)))))
+
+
+def _product(scheme: str, kernel: str, timing: Timing | str, stack: Stack | None) -> Product:
+    """timing: of the whole stack; or why there is none."""
+    if isinstance(timing, str) or stack is None:
+        return Product(scheme=scheme, kernel=kernel, why_not=str(timing))
+    count = len(stack.copies)
+    return Product(
+        scheme=scheme,
+        kernel=kernel,
+        seconds=timing.seconds / count,
+        seconds_low=timing.low / count,
+        seconds_high=timing.high / count,
+        rounds=timing.rounds,
+        bytes=module_bytes(stack) // count,
+    )

@@ -1,0 +1,83 @@
+"""The arms of `quantbench peers`: one of our schemes, and the peers that it is compared with.
+
+arms = make_arms(config, of_runtimes("int8wo", ["llama.cpp"]), folder, threads=2)
+measure(arms, settings, command(threads=2))
+"""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from quantbench.bench import process
+from quantbench.bench.process import Process
+from quantbench.bench.store import ArmResult
+from quantbench.cli import say
+from quantbench.log.config import RunConfig, argv
+from quantbench.peers.work import Work
+from quantbench.typed_json import to_json
+
+WORKER = (sys.executable, "-m", "quantbench.peers.worker")
+# For each scheme the peers that it is compared with, as (runtime, format).
+PEERS = {
+    "none": (
+        ("llama.cpp", "BF16"),
+        ("transformers", "BF16"),
+        ("transformers, compiled", "BF16"),
+    ),
+    "int8wo": (("llama.cpp", "Q8_0"),),
+    "fp6": (("llama.cpp", "Q6_K"),),
+    "int4wo-128": (("llama.cpp", "Q4_0"),),
+}
+RUNTIMES = ("llama.cpp", "transformers")
+
+
+def of_runtimes(scheme: str, runtimes: Sequence[str]) -> list[tuple[str, str]]:
+    """The scheme's peers that are of these programs."""
+    return [(name, form) for name, form in PEERS[scheme] if name.split(",")[0] in runtimes]
+
+
+def command(threads: int) -> Callable[[int], Sequence[str]]:
+    """The commands that start workers, by the arm's number: 0 is ours."""
+    environment = ("env", f"OMP_NUM_THREADS={threads}")
+    return lambda number: (*environment, *(WORKER if number else process.COMMAND))
+
+
+def make_arms(
+    ours: RunConfig, peers: Sequence[tuple[str, str]], folder: Path, threads: int
+) -> list[ArmResult]:
+    """Ours first, then each runtime. Writes the files that llama.cpp reads into the folder."""
+    arms = [ArmResult(ours.quantization, "", argv(ours))]
+    for runtime, form in peers:
+        is_file = runtime == "llama.cpp"
+        work = Work(
+            runtime=runtime,
+            prompt=ours.prefill_size or 1,
+            new=ours.max_new_tokens,
+            threads=threads,
+            seed=ours.seed,
+            checkpoint=ours.checkpoint_path,
+            num_layers=ours.num_layers,
+            file=str(_file(ours, form, folder)) if is_file else "",
+        )
+        name = f"{runtime} {form}" if is_file else runtime
+        arms.append(ArmResult(name, "", [json.dumps(to_json(work))]))
+    return arms
+
+
+def _file(ours: RunConfig, form: str, folder: Path) -> Path:
+    """The GGUF of the model in that format, written where it is missing."""
+    layers = f"-{ours.num_layers}" if ours.num_layers else ""
+    name = "".join(letter if letter.isalnum() or letter in ".-" else "_"
+                   for letter in ours.checkpoint_path)  # fmt: skip
+    path = folder / f"{name}{layers}-{form}.gguf"
+    if path.exists():
+        return path
+    say(f"Writing {path.name} …")
+    worker = Process(WORKER)
+    try:
+        model = {"checkpoint": ours.checkpoint_path, "num_layers": ours.num_layers}
+        worker.ask("write_file", path=str(path), form=form, **model)
+    finally:
+        worker.close()
+    return path

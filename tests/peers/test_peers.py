@@ -1,0 +1,367 @@
+"""quantbench peers: llama.cpp's file, Hugging Face's double, the figures, refusals."""
+
+import dataclasses
+import importlib.util
+import json
+import math
+import random
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from quantbench.compare.sampling.comparison import Comparison
+from quantbench.compare.sampling.results import ArmResult, Results, Settings
+
+from quantbench.compare.commands import peers
+from quantbench.errors import LogError, UsageError
+from quantbench.log.config import RunConfig, argv
+from quantbench.models.loading import load_config, load_model
+from quantbench.peers import packages as peer_packages
+from quantbench.peers.gguf_file import FORMATS, check, q6_k, weight_bytes, write
+from quantbench.peers.worker import HuggingFace, PeerWorker, Work, hugging_face
+from tests.models.small import small_checkpoint
+
+HERE = Path(__file__).parent
+ROTATIONS = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+EXPERTS = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+QWEN = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 32}
+QWEN |= {"moe_intermediate_size": 256, "norm_topk_prob": True, "rope_scaling": None}
+
+
+def checkpoint(folder, **changes):
+    own = {"max_position_embeddings": 512, "rms_norm_eps": 1e-5, "rope_theta": 500000.0}
+    return small_checkpoint(folder, **own | {"rope_scaling": ROTATIONS} | changes)
+
+
+def gguf():
+    return pytest.importorskip("gguf")
+
+
+# ------------------------------------------------------------------------------------ the file
+
+
+def blocks(shape, seed):
+    numbers = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+    numbers[0] = 0
+    numbers[1] *= 1e-2
+    numbers[2, ::7] *= 30  # outliers
+    numbers[3, :16] = 0  # a group of nothing among others
+    return numbers
+
+
+def test_q6_k_is_what_the_package_reads():
+    """Half a step of each group's own scale is what rounding may cost: a thirty-second of its
+    largest weight is a step; an eighth more for scales that were rounded to eight bits themselves,
+    and for the largest weight of the other sign, which stops at 31 steps."""
+    numbers = blocks((6, 512), seed=3)
+    bytes_ = q6_k(numbers)
+    assert bytes_.shape == (6, 2 * 210) and bytes_.dtype == np.uint8
+    found = gguf().quants.dequantize(bytes_, gguf().GGMLQuantizationType.Q6_K)
+    groups, error = numbers.reshape(-1, 16), np.abs(found - numbers).reshape(-1, 16)
+    step = np.abs(groups).max(1, keepdims=True) / 32
+    in_block = np.abs(numbers.reshape(-1, 256)).max(1).repeat(16)[:, None] / 32
+    # A group much weaker than its block's strongest has a scale of few of 127 steps.
+    allowed = np.maximum(step * 1.125, 0) + in_block / 127 / 2 * 32
+    assert (error <= allowed).all()
+    assert (found[0] == 0).all() and (found[3, :16] == 0).all()
+
+
+def test_q6_k_of_numbers_it_can_hold():
+    """Whole numbers from -32 to 31 with a -32 in every group: nothing is lost."""
+    numbers = np.random.default_rng(0).integers(-32, 32, (3, 256)).astype(np.float32)
+    numbers[:, ::16] = -32
+    found = gguf().quants.dequantize(q6_k(numbers * 127), gguf().GGMLQuantizationType.Q6_K)
+    assert (found == numbers * 127).all()
+
+
+# Largest error of a weight, over the largest weight of its row: half a step of 127, and what the
+# scale, a float16, is off by (2^-11 of it, times 127); of bfloat16 nothing, dummy weights being
+# that; Q6_K as above; Q4_0's largest weight of the other sign stops at 7 of 8 steps: a whole one.
+ERRORS = {
+    "BF16": 0,
+    "Q8_0": 0.5 / 127 + 2**-11,
+    "Q6_K": 1.125 / 32 + 2**-11,
+    "Q4_0": 1 / 8 + 2**-11,
+}
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_the_file_read_back(form, tmp_path):
+    package, path = gguf(), tmp_path / "model.gguf"
+    name = checkpoint(tmp_path)
+    write(path, name, form)
+    reader = package.GGUFReader(path)
+    stored = {tensor.name: tensor for tensor in reader.tensors}
+    model = load_model(name, precision=torch.bfloat16)
+    attention, feed = model.layers[1].attention, model.layers[1].feed_forward
+    query, key, value = attention.wqkv.weight.split((256, 128, 128))
+    gate, up = feed.w13.weight.chunk(2)
+    expected = {
+        "token_embd": model.tok_embeddings.weight,
+        "blk.1.attn_q": interleaved(query),
+        "blk.1.attn_k": interleaved(key),
+        "blk.1.attn_v": value,
+        "blk.1.attn_output": attention.wo.weight,
+        "blk.1.attn_norm": model.layers[1].attention_norm.weight,
+        "blk.1.ffn_gate": gate,
+        "blk.1.ffn_up": up,
+        "blk.1.ffn_down": feed.w2.weight,
+        "output": model.output.weight,
+    }
+    for name, weight in expected.items():
+        tensor, weight = stored[f"{name}.weight"], weight.float().numpy()
+        assert tensor.tensor_type.name == (form if weight.ndim == 2 else "F32")
+        assert tuple(reversed(tensor.shape.tolist())) == weight.shape
+        found = package.quants.dequantize(tensor.data, tensor.tensor_type)
+        limit = ERRORS[form] * np.abs(weight).max(-1, keepdims=True) if weight.ndim == 2 else 0
+        assert (np.abs(found.reshape(weight.shape) - weight) <= limit).all(), name
+    fields = {name: field.contents() for name, field in reader.fields.items()}
+    assert fields["general.architecture"] == "llama" and fields["llama.block_count"] == 2
+    assert fields["llama.attention.head_count_kv"] == 2 and fields["llama.vocab_size"] == 320
+    assert fields["llama.rope.freq_base"] == 500000.0
+    assert fields["llama.attention.layer_norm_rms_epsilon"] == pytest.approx(1e-5)
+    assert (
+        1 <= stored["rope_freqs.weight"].data.min() and stored["rope_freqs.weight"].data.max() == 8
+    )
+    assert weight_bytes(path) == sum(
+        int(tensor.n_bytes) for name, tensor in stored.items() if name != "token_embd.weight"
+    )
+
+
+def interleaved(rows):
+    """Row i and row i + 32 of each head of 64, side by side."""
+    order = [head * 64 + half * 32 + i for head in range(len(rows) // 64)
+             for i in range(32) for half in range(2)]  # fmt: skip
+    return rows[order]
+
+
+@pytest.mark.parametrize("changes", [EXPERTS, QWEN], ids=["mixtral", "qwen-3-moe"])
+def test_experts_are_stacked_and_a_step_reads_some(changes, tmp_path):
+    form = random.choice(FORMATS if changes is EXPERTS else ("BF16", "Q4_0"))
+    path, name = tmp_path / "model.gguf", checkpoint(tmp_path, **changes)
+    write(path, name, form)
+    stored = {tensor.name: tensor for tensor in gguf().GGUFReader(path).tensors}
+    model = load_model(name, precision=torch.bfloat16)
+    mixture = model.layers[1].feed_forward
+    router = stored["blk.1.ffn_gate_inp.weight"].data
+    assert np.array_equal(router, mixture.router.weight.float().numpy())
+    allowed = ERRORS[form]
+    for i, expert in enumerate(mixture.experts):
+        gate, up = expert.w13.weight.chunk(2)
+        for part, weight in (("gate", gate), ("up", up), ("down", expert.w2.weight)):
+            tensor = stored[f"blk.1.ffn_{part}_exps.weight"]
+            read = gguf().quants.dequantize(tensor.data[i], tensor.tensor_type)
+            exact = weight.float().numpy()
+            assert (np.abs(read - exact) <= allowed * np.abs(exact).max() + 1e-7).all()
+    experts = sum(int(t.n_bytes) for n, t in stored.items() if "_exps" in n)
+    others = sum(int(t.n_bytes) for n, t in stored.items() if "_exps" not in n)
+    table = int(stored["token_embd.weight"].n_bytes) if "output.weight" in stored else 0
+    assert weight_bytes(path) == others - table + experts // 2
+
+
+def test_qwen_3_moe_has_norms_of_heads_and_rotates_halves(tmp_path):
+    """Hugging Face's modeling_qwen3_moe.py rotates as we do; llama.cpp does so in this one."""
+    path, name = tmp_path / "model.gguf", checkpoint(tmp_path, **QWEN)
+    write(path, name, "BF16")
+    reader = gguf().GGUFReader(path)
+    stored = {tensor.name: np.array(tensor.data) for tensor in reader.tensors}
+    attention = load_model(name, precision=torch.bfloat16).layers[1].attention
+    heads, kv_heads = attention.num_heads, attention.num_kv_heads
+    sizes = (32 * heads, 32 * kv_heads, 32 * kv_heads)
+    for part, weight in zip("qkv", attention.wqkv.weight.split(sizes), strict=True):
+        as_stored = stored[f"blk.1.attn_{part}.weight"].view(np.int16)
+        assert np.array_equal(as_stored, weight.contiguous().view(torch.int16).numpy())
+    for part, norm in (("q", attention.q_norm), ("k", attention.k_norm)):
+        as_stored = stored[f"blk.1.attn_{part}_norm.weight"]
+        assert np.array_equal(as_stored, norm.weight.float().numpy())
+    fields = {name: field.contents() for name, field in reader.fields.items()}
+    assert fields["general.architecture"] == "qwen3moe"
+    assert fields["qwen3moe.expert_feed_forward_length"] == 256
+    assert fields["qwen3moe.expert_used_count"] == 2 and fields["qwen3moe.expert_count"] == 4
+
+
+def test_a_tied_output_is_written_once(tmp_path):
+    package, path = gguf(), tmp_path / "model.gguf"
+    write(path, checkpoint(tmp_path, tie_word_embeddings=True), "BF16", num_layers=1)
+    names = {tensor.name for tensor in package.GGUFReader(path).tensors}
+    assert "output.weight" not in names and "blk.1.attn_q.weight" not in names
+    assert weight_bytes(path) > 320 * 256 * 2  # the embedding is read as the output
+
+
+@pytest.mark.parametrize(
+    ("changes", "form", "said"),
+    [
+        ({}, "Q5_X", "'Q5_X' is no format"),
+        ({"intermediate_size": 500}, "Q8_0", "Q8_0 takes rows of a multiple of 32; .* has 500"),
+        ({"intermediate_size": 544}, "Q6_K", "Q6_K takes rows of a multiple of 256; .* has 544"),
+        ({"attention_bias": True}, "BF16", "has qkv_bias"),
+        (QWEN | {"norm_topk_prob": False}, "BF16", "other experts than Mixtral"),
+        ({"model_type": "qwen3", "head_dim": 32, "rope_scaling": None}, "BF16", "has qk_norm"),
+    ],
+)
+def test_what_cannot_be_written(changes, form, said, tmp_path):
+    gguf()
+    with pytest.raises(UsageError, match=said):
+        check(load_config(checkpoint(tmp_path, **changes)), form)
+
+
+def test_a_folder_that_is_not_there(tmp_path):
+    gguf()
+    with pytest.raises(LogError, match="cannot write"):
+        write(tmp_path / "none" / "model.gguf", checkpoint(tmp_path), "BF16")
+
+
+def test_nothing_half_written_stays(tmp_path, monkeypatch):
+    gguf()
+    monkeypatch.setattr("quantbench.peers.gguf_file.load_model", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        PeerWorker().write_file(str(tmp_path / "m.gguf"), checkpoint(tmp_path), "BF16", None)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
+# -------------------------------------------------------------------------------- the runtimes
+
+
+def test_hugging_face_has_our_weights(tmp_path):
+    """bfloat16 keeps 8 bits of every sum: 2 % of the largest logit for two layers of them."""
+    pytest.importorskip("transformers")
+    name = checkpoint(tmp_path)
+    tokens = torch.randint(320, (1, 90))  # beyond the original context of 64
+    theirs = hugging_face(name, None)(tokens).logits.float()
+    ours = load_model(name, precision=torch.bfloat16)(tokens).float()
+    assert (theirs - ours).abs().max() <= 0.02 * ours.abs().max()
+
+
+def test_hugging_face_decodes_as_it_reads(tmp_path):
+    pytest.importorskip("transformers")
+    runtime = HuggingFace(Work("transformers", 8, 4, 1, checkpoint(tmp_path)), headroom=0)
+    tokens = [5, 300, 17, 42, 42, 8]
+    runtime.begin()
+    runtime.next(tokens[:3])
+    for token in tokens[3:]:
+        runtime.next([token])
+    stepwise = runtime.logits
+    runtime.begin()
+    runtime.next(tokens)
+    assert (stepwise - runtime.logits).abs().max() <= 0.02 * stepwise.abs().max()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is None, reason="no llama-cpp-python")
+@pytest.mark.parametrize("changes", [{}, EXPERTS, QWEN], ids=["llama", "mixtral", "qwen-3-moe"])
+def test_llama_cpp_says_what_we_say(tmp_path, changes):
+    """It rounds activations to bfloat16 elsewhere than we do: 3 % of the largest logit."""
+    from quantbench.peers.worker import LlamaCpp
+
+    name, path = checkpoint(tmp_path, **changes), tmp_path / "model.gguf"
+    write(path, name, "BF16")
+    runtime = LlamaCpp(Work("llama.cpp", 90, 4, 1, name, file=str(path)), headroom=0)
+    tokens = torch.randint(320, (90,))
+    runtime.begin()
+    runtime.next(tokens.tolist())
+    ours = load_model(name, precision=torch.bfloat16)(tokens[None])[0, -1].float().numpy()
+    assert np.abs(runtime.logits - ours).max() <= 0.03 * np.abs(ours).max()
+
+
+# -------------------------------------------------------------------------------- the figures
+
+
+def compared(*options, rounds=4):
+    """Ours, from the fake worker at about 1 s a step, beside a fake peer."""
+    config = dataclasses.replace(RunConfig(), max_new_tokens=5)
+    arms = [ArmResult("none", "", argv(config)), ArmResult("llama.cpp Q8_0", "", ["{}"])]
+    results = Results(Settings.of_rounds(rounds, 4), arms, "none")
+
+    def command(number):
+        fake = ["fake_peer.py", *options] if number else ["fake_worker.py", "--noise", "0"]
+        return (sys.executable, str(HERE / fake[0]), *fake[1:])
+
+    Comparison(results, None, lambda line: None, command, probe_rounds=True).run()
+    ours = results.arms[0].facts
+    run = dataclasses.replace(ours.run, prompt_tokens=128, kv_cache_bytes=0)
+    results.arms[0].facts = dataclasses.replace(ours, run=run)
+    return results
+
+
+def test_ratios_by_hand():
+    """Ours: 1 s a step and a prompt of 1 s. Theirs: 1.5 s a step, 0.5 s for a prompt of 128.
+    Weights of 10 and 5 MB at 1 GB/s: 1 % and 0.33 % of the limit."""
+    (row,) = peers.rows("int8wo", compared("--step", "1.5", "--prompt", "0.5"))
+    assert row.decode_ours_tok_s == pytest.approx(1)
+    assert row.decode_theirs_tok_s == pytest.approx(1 / 1.5)
+    assert row.prompt_theirs_tok_s == pytest.approx(256)
+    for found, ratio in ((row.decode_ratio, 1.5), (row.prompt_ratio, 0.5)):
+        assert found.value == pytest.approx(ratio) and found.low <= ratio <= found.high
+    assert row.ours_limit_share == pytest.approx(0.01)
+    assert row.theirs_limit_share == pytest.approx(0.005 / 1.5)
+    shown = peers.aligned(peers.COLUMNS, [row])
+    assert "1.500 (1." in shown and "256.00 tok/s" in shown
+
+
+def test_a_peer_that_fails_is_told(capsys):
+    (row,) = peers.rows("int8wo", compared("--fails-to-load", rounds=1))
+    assert row.failed == "out of memory"
+    assert "llama.cpp Q8_0: failed: out of memory" in peers.remarks([row], [], 2)
+    assert "-" in peers.aligned(peers.COLUMNS, [row])
+    (well,) = peers.rows("fp6", compared(rounds=1))
+    assert peers.failed([well]) is None
+    assert peers.failed([well, row]) == (
+        "1 of 2 comparisons failed (int8wo beside llama.cpp Q8_0): out of memory; leave out what "
+        "failed with --schemes or --runtimes"
+    )
+
+
+# -------------------------------------------------------------------------------- the command
+
+
+def run(*arguments):
+    return CliRunner().invoke(peers.peers, list(arguments))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--schemes", "int8"], "--schemes takes none, int8wo, fp6, int4wo-128; given: 'int8'"),
+        (["--runtimes", "vllm"], "--runtimes takes llama.cpp, transformers; given: 'vllm'"),
+        (["--threads", "0"], "threads"),
+        (["--max_new_tokens", "1"], "max_new_tokens"),
+        (["--schemes", "fp6", "--runtimes", "transformers"], "none has a format to compare with"),
+        (["--gguf", __file__], "test_peers.py: Not a directory"),
+    ],
+)
+def test_what_peers_refuses(arguments, said, monkeypatch):
+    monkeypatch.setattr(peer_packages, "check", lambda runtimes: None)
+    result = run(*arguments)
+    assert result.exit_code != 0 and said in f"{result.output} {result.exception}"
+
+
+def test_without_the_packages(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    result = run()
+    assert result.exception.exit_code == 2
+    assert "pip install '.[peers]'" in str(result.exception) and "\n" not in str(result.exception)
+
+
+def test_peers_on_a_small_model(tmp_path):
+    """The whole command, workers and all, beside transformers."""
+    pytest.importorskip("transformers")
+    path = tmp_path / "peers.json"
+    given = ["--checkpoint_path", checkpoint(tmp_path), "--schemes", "none", "--threads", "1"]
+    given += ["--runtimes", "transformers", "--prefill_size", "16", "--max_new_tokens", "4"]
+    result = run(*given, "--max_rounds", "2", "--processes", "1", "--json", str(path))
+    assert result.exit_code == 0, f"{result.output} {result.exception}"
+    found = json.loads(path.read_text())
+    assert [row["beside"] for row in found["rows"]] == ["transformers", "transformers, compiled"]
+    for row in found["rows"]:
+        ratio = row["decode_ours_tok_s"] / row["decode_theirs_tok_s"]
+        assert math.isfinite(ratio) and row["rounds"] == 2 and row["failed"] is None
