@@ -21,7 +21,8 @@ import pytest
 from click.testing import CliRunner
 
 from quantbench.__main__ import commands
-from tests.answer.example_results import example_results
+from tests.answer import latencies
+from tests.answer.example_results import example_results, keep
 from tests.experts import counted
 
 ROOT = Path(__file__).parent.parent
@@ -78,19 +79,18 @@ def made(tmp_path_factory):
     os.mkfifo(folder / "pipe")
     for name in ("bare", "empty", "of_pipe"):
         (folder / name).mkdir()
-    os.mkfifo(folder / "of_pipe" / "results.json")
+    for name in ("results.json", "meta.json"):
+        os.mkfifo(folder / "of_pipe" / name)
     for name, data in BAD_JSON.items():
         (folder / f"{name}.json").write_bytes(data)
         (folder / f"of_{name}").mkdir()
-        (folder / f"of_{name}" / "results.json").write_bytes(data)
+        for file in ("results.json", "meta.json"):
+            (folder / f"of_{name}" / file).write_bytes(data)
     compared = example_results()
     compared.arms = compared.arms[:3]
-    for arm in compared.arms:
-        arm.samples = [sample for sample in arm.samples if sample.round % 6 < 2]
-    (folder / "ab").mkdir()
-    compared.save(folder / "ab")
-    (folder / "sweep").mkdir()
-    latency_folders.results({"none": 1.0, "int8wo": 0.6}).save(folder / "sweep")
+    keep(compared, folder / "ab")
+    latencies.measured({"none": 1.0, "int8wo": 0.6}, folder / "sweep")
+    (folder / "sweep" / "results.json").write_text('{"plan": {}}\n')
     counts = counted.counts_of(counted.ROUTERS, 40, 1)
     counted.popularity_of(counts).save("--output", folder / "popularity.json")
     shutil.copy(ROOT / "docs" / "data" / "growth.json", folder)

@@ -38,7 +38,7 @@ from quantbench.text import shown
 from quantbench.typed_json import to_json
 
 REPORT, SAMPLES, PICTURE = "report.md", "samples.csv", "latency.svg"
-DEFAULTS = {
+DEFAULTS: dict[str, Any] = {
     "ranks": "1",
     "sequence_lengths": "100",
     "batch_sizes": "1,2,4,8,16,32",
@@ -150,7 +150,7 @@ def _resumed(
         plan = make_plan(common, arms, checkpoints or kept.models, **given)
     else:
         flags = {"ranks": "--tp"}
-        new = {
+        new: dict[str, Any] = {
             name: whole_numbers(flags.get(name, f"--{name}"), v) if isinstance(v, str) else v
             for name, v in asked.items()
         }
