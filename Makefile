@@ -36,7 +36,7 @@ demo: .venv/installed
 	$(PY) -m quantbench ab --checkpoint_path dummy:TinyLlama-1.1B-Chat-v1.0 --num_layers 4 \
 	  --arm "--quantization none" --arm "--quantization int8wo" \
 	  --arm "--quantization int4wo-64" --arm "--quantization uintx-2-64" \
-	  --processes 2 --max_minutes 0.7 \
+	  --max_minutes 2 \
 	  --output $(DEMO) --write_result $(DEMO)/log.txt $(DEMO_ARGS)
 	echo; echo "The report: $(DEMO)/$$(ls $(DEMO) | grep -x report.html || echo report.md)"
 	echo "Your own model: .venv/bin/quantbench ab --checkpoint_path PATH --compile --arms all"
@@ -99,9 +99,9 @@ $(GPU_FOLDER)/ab.json: | $(GPU_FOLDER) $(dir $(GPU_AB))
 $(GPU_FOLDER)/roofline.json: | $(GPU_FOLDER)
 	$(GPU) quantbench roofline $(ON_GPU) --parts layers --json $@
 
-# Thousands of simulated comparisons, ten minutes, into docs/data/trust_simulated.json.
+# Thousands of simulated sessions, four minutes, into docs/data/trust.json and docs/statistics.md.
 trust: .venv/installed-dev
-	PYTHONPATH=. $(PY) -m tests.compare.trust_simulation
+	PYTHONPATH=. OMP_NUM_THREADS=1 $(PY) -m tests.trust.simulation
 
 check: .venv/installed-dev
 	$(PY) -m ruff check .

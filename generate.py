@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import torch
@@ -42,10 +43,13 @@ from quantbench.quantize.spec import Selection, Spec
 from quantbench.run import caches, compiling, decoding, loading, measure, parallel, sizes
 from quantbench.run.decoding import Decoder
 from quantbench.run.environment import without_collections
-from quantbench.run.facts import Measured, make_record
+from quantbench.run.facts import make_record
 from quantbench.run.generation import Generation
 from quantbench.run.plan import Plan, make_plan
 from quantbench.typed_json import to_json
+
+if TYPE_CHECKING:
+    from quantbench.estimate.beside import Report
 
 LARGEST_DEFAULT_CACHE = 4096  # positions of a Generator's caches, if cache_size is not given
 
@@ -334,7 +338,9 @@ def run(config: RunConfig, scheme: Spec | Selection, started: float) -> None:
     measured = measure.measure(plan, generator, loaded, one_sample, ready)
     parallel.meet(plan.ranks)  # nothing is logged unless all ranks have come to the end
     if plan.ranks.rank == 0:
-        finish(config, measured)
+        from quantbench.estimate.beside import report_of
+
+        finish(config, report_of(measured, loaded.model, lambda few, _: make_generator(plan, few)))
 
 
 def make_generator(plan: Plan, model: Transformer, any_rows: bool = False) -> Generator:
@@ -361,11 +367,9 @@ def make_generator(plan: Plan, model: Transformer, any_rows: bool = False) -> Ge
     return generator
 
 
-def finish(config: RunConfig, measured: Measured) -> None:
+def finish(config: RunConfig, report: "Report") -> None:
     """Append to the log and to --output_json_path, then print the text, the table and the why."""
-    from quantbench.estimate.beside import report_of
-
-    report = report_of(measured)
+    measured = report.measured
     line = make_record(measured.facts, measured.summary.tok_s, measured.peaks.generate).render()
     if config.write_result != "none":
         log.append(Path(config.write_result), line)

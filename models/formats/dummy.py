@@ -37,6 +37,13 @@ class Dummy(Checkpoint):
         self.name = self._config.name
 
     @classmethod
+    def of(cls, config: ModelConfig) -> "Dummy":
+        """Random weights for an architecture that is known."""
+        dummy = cls.__new__(cls)
+        dummy.folder, dummy._config, dummy.name = None, config, config.name
+        return dummy
+
+    @classmethod
     def sniff(cls, path: Path) -> bool:
         return str(path).startswith(cls.PREFIX)
 

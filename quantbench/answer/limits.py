@@ -85,32 +85,32 @@ def limits(given: dict[str, Any], unless: Limits | None = None) -> Limits:
 
 
 def exceeded(row: Row, limits: Limits) -> tuple[dict[str, float], set[str]]:
-    """The limits that the row is not shown to satisfy, each with how far it is beyond (logarithm),
-    and those of them that it may satisfy: its interval contains the limit."""
+    """The limits that the row is not shown to satisfy, each with the value that it would need, and
+    those of them that it may satisfy: its interval contains the limit."""
     beyond: dict[str, float] = {}
     unclear = set()
 
-    def compare(name: str, value: float, low: float, limit: float) -> None:
+    def most(name: str, value: float, low: float, limit: float) -> None:
         if value > limit:
-            beyond[name] = math.log(value / limit)
+            beyond[name] = value
             if low <= limit:
                 unclear.add(name)
 
     memory = memory_bytes(row)
     if limits.max_memory is not None and memory is not None:
-        compare("max_memory", memory, memory, limits.max_memory)
-    if limits.min_tok_s is not None and row.tok_s:
-        compare("min_tok_s", 1 / row.tok_s, 1 / row.tok_s, 1 / limits.min_tok_s)
+        most("max_memory", memory, memory, limits.max_memory)
+    if limits.min_tok_s is not None and row.tok_s and row.tok_s < limits.min_tok_s:
+        beyond["min_tok_s"] = row.tok_s
     if row.verdict == "baseline":
         return beyond, unclear
     if limits.max_kl is not None and row.kl is not None:
         error = Z * (row.kl_standard_error or 0.0)
-        compare("max_kl", row.kl + error, row.kl - error, limits.max_kl)
+        most("max_kl", row.kl + error, row.kl - error, limits.max_kl)
     if limits.max_perplexity_increase is not None and (ratio := row.perplexity_ratio):
-        most = 1 + limits.max_perplexity_increase
-        compare("max_perplexity_increase", ratio.high or math.inf, ratio.low or 0.0, most)
-    if limits.min_top1 is not None and row.top1 is not None:
-        compare("min_top1", 1 - row.top1, 1 - row.top1, 1 - limits.min_top1)
+        high, low = (ratio.high or math.inf) - 1, (ratio.low or 0.0) - 1
+        most("max_perplexity_increase", high, low, limits.max_perplexity_increase)
+    if limits.min_top1 is not None and row.top1 is not None and row.top1 < limits.min_top1:
+        beyond["min_top1"] = row.top1
     return beyond, unclear
 
 

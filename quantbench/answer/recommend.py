@@ -242,26 +242,25 @@ def _relax(arms: Sequence[_Arm], limits: Limits) -> str:
     """Which limits to relax, and by how much, so that the nearest arm satisfies all of them."""
     if not arms:
         return "No arm satisfies all limits: each was ruled out by its quality; raise --max_kl"
-    nearest = min(arms, key=lambda arm: sum(arm.beyond.values()))
+
+    def distance(arm: _Arm) -> float:
+        far = 0.0
+        for name, value in arm.beyond.items():
+            limit = getattr(limits, name)
+            relative = name in ("max_memory", "min_tok_s")
+            far += abs(math.log(value / limit) if relative else KL_WEIGHT * (value - limit))
+        return far
+
+    nearest = min(arms, key=distance)
     needed = []
-    for name, far in nearest.beyond.items():
-        limit = getattr(limits, name)
-        match name:
-            case "max_memory":
-                value = _rounded_up(nearest.memory)
-            case "min_tok_s":
-                value = f"{_down(limit / math.exp(far)):g}"
-            case "max_kl":
-                value = f"{_up(limit * math.exp(far)):g}"
-            case "min_top1":
-                value = f"{_down(1 - (1 - limit) * math.exp(far)):g}"
-            case _:
-                value = f"{_up((1 + limit) * math.exp(far) - 1):g}"
-        needed.append(f"--{name} {value}")
+    for name, value in nearest.beyond.items():
+        least = name.startswith("min_")
+        rounded = f"{(_down if least else _up)(value):g}"
+        needed.append(f"--{name} {_size_up(value) if name == 'max_memory' else rounded}")
     return f"No arm satisfies all limits; the nearest, {nearest.row.arm}, needs {' '.join(needed)}"
 
 
-def _rounded_up(count: int) -> str:
+def _size_up(count: float) -> str:
     """Bytes as --max_memory takes them, not fewer."""
     unit, name = (1e9, "GB") if count >= 1e9 else (1e6, "MB")
     return f"{math.ceil(100 * count / unit) / 100:g}{name}"
@@ -269,7 +268,7 @@ def _rounded_up(count: int) -> str:
 
 def _up(value: float) -> float:
     """To three digits, and not below it."""
-    return -_down(-value) if value < 0 else math.ceil(value / _digit(value)) * _digit(value)
+    return math.ceil(value / _digit(value)) * _digit(value)
 
 
 def _down(value: float) -> float:
@@ -292,12 +291,8 @@ def tuned(
     the one is taken that changes the fewest: a winner inside the noise is none.
     """
     baseline = rows[0]
-    left = [
-        n
-        for n, row in enumerate(rows)
-        if n == 0 or (row.speed_up and not row.dropped and not exceeded(row, limits)[0])
-    ]
-    arms = [arm for n in left if (arm := _measured(n, rows[n], limits))]
+    arms = [arm for n, row in enumerate(rows) if (arm := _measured(n, row, limits)) is not None]
+    left = [arm.number for arm in arms if arm.number == 0 or not arm.beyond]
     remarks = _remarks(rows, arms, limits)
     if baseline.verdict == "failed":
         return Recommendation(

@@ -15,7 +15,7 @@ from quantbench import devices
 from quantbench.bench.answers import Product, Shape, ShapeTimings
 from quantbench.errors import KernelError
 from quantbench.models.loading import load_config
-from quantbench.quantize.autoquant.race import Timing, module_bytes, race
+from quantbench.quantize.race import Timing, module_bytes, race
 from quantbench.quantize.registry import Quantizer, kernels_for
 from quantbench.quantize.spec import parse_scheme
 from quantbench.run.bandwidth import BYTES, Bandwidth

@@ -75,7 +75,8 @@ class Pool:
             saved = str(self.saved.absolute() / str(number)) if self.saved else None
             worker.ask("load", argv=arm.argv, saved=saved, **room)
             self._score(number, worker)
-            facts = worker.answer(ArmFacts, "get_ready")
+            first = {"estimate": True} if arm.facts is None and self.has_turns else {}
+            facts = worker.answer(ArmFacts, "get_ready", **first)
             if arm.facts is None:
                 expected = self._expected(facts)
                 facts = dataclasses.replace(
@@ -172,7 +173,9 @@ class Pool:
         if facts.run is None:
             return Expected()
         try:
-            return self._prober(facts.device).answer(Expected, "expected", run=facts.run)
+            return self._prober(facts.device).answer(
+                Expected, "expected", run=facts.run, seconds=facts.estimate
+            )
         except WorkerFailed as error:
             if error.kind == "dead":
                 self.probes.pop(facts.device).close()

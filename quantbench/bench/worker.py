@@ -58,7 +58,6 @@ from quantbench.typed_json import from_json, to_json
 
 if TYPE_CHECKING:
     from quantbench.bench.layer_timing import Products
-    from quantbench.estimate.machines import Speed
     from quantbench.run.bandwidth import Bandwidth
     from quantbench.run.loading import Loaded
     from quantbench.run.plan import Plan
@@ -78,8 +77,10 @@ class Worker:
     turns: Turns
     seconds: dict[str, float]  # of the process, by phase of its start
     probe: Bandwidth | None = None
-    speed: Speed | None = None  # of this machine, if it was read
     timer: Products | None = None
+
+    def __init__(self) -> None:
+        self.speeds: dict[str, float] = {}  # bytes per second of memory, by kind of device
 
     def load(
         self, argv: list[str], saved: str | None = None, headroom: int = 0, others: int = 0
@@ -138,8 +139,9 @@ class Worker:
         self.seconds["quality"] = time.perf_counter() - started
         return answer
 
-    def get_ready(self) -> ArmFacts:
-        """Compile, warm up, and count the energy of a sample."""
+    def get_ready(self, estimate: bool = False) -> ArmFacts:
+        """Compile, warm up, and count the energy of a sample. estimate: whether to estimate a run
+        from the model's first layers, in a second."""
         from quantbench import devices, generate
         from quantbench.run.turns import Turns
 
@@ -165,6 +167,13 @@ class Worker:
         facts = measure.facts_of(plan, generator, self.loaded.kernels)
         seconds = {phase: round(value, 3) for phase, value in self.seconds.items()}
         arm = ArmFacts.of_run(facts, ready, self._kernels(), peaks, seconds)
+        if estimate:
+            from quantbench.estimate import beside
+
+            few = beside.phases_of(
+                facts, self.loaded.model, lambda model, _: generate.make_generator(plan, model)
+            )
+            arm = dataclasses.replace(arm, estimate=beside.seconds_of(few))
         return dataclasses.replace(arm, energy=[counted])
 
     def _energy(self) -> Energy | NotCounted:
@@ -210,21 +219,15 @@ class Worker:
             return TurnTime(len(self.plan.prompt), self.turns.prompt())
         return TurnTime(tokens, self.turns.decode(tokens))
 
-    def expected(self, run: Facts) -> Expected:
-        """What is estimated of a run. It is for a worker that measures no memory: the estimator and
-        its libraries take 38 MB, and generate.py imports them only when its samples are taken."""
-        import torch
+    def expected(self, run: Facts, seconds: dict[str, float] | None) -> Expected:
+        """What is estimated of a run. seconds: from its own first layers. It is for a worker that
+        measures no memory: counting takes 12 MB, and generate.py counts after its samples."""
+        from quantbench.estimate import beside
 
-        from quantbench.estimate import beside, machines
-
-        def speed() -> machines.Speed:
-            if self.speed is None:  # once: a reading takes as long as some samples
-                kind, precision = run.device.type, getattr(torch, run.config.precision)
-                reader = self._reader(kind)
-                self.speed = machines.read_speed(torch.device(kind), precision, reader)
-            return self.speed
-
-        return beside.expected(run, speed)
+        kind = run.device.type
+        if kind not in self.speeds:  # once: a reading takes as long as some samples
+            self.speeds[kind] = self._reader(kind).measure()
+        return beside.expected(run, beside.of_seconds(seconds), self.speeds[kind])
 
     def bandwidth(self, device: str) -> Reading:
         probe = self._reader(device)

@@ -1,57 +1,49 @@
-"""A run's estimate beside what was measured, after every run whose speed memory can set.
+"""A run's estimate beside what was measured.
 
-    estimate = beside(measured)
+    phases = phases_of(facts, model, generator_of)      # of the first layers of the run's own model
+    estimate = beside(measured, phases, bandwidth)
     to_json(estimate)       # {"prompt_seconds": {"estimated": …, "measured": …, "error": …}, …}
     estimate.sentences      # "a step runs at 71% of what memory allows for these bytes (…)"
 
-Memory and a product are read once, just after the samples or before ab's first: about a second.
+On a card with a data sheet the estimate is by that. Memory's speed is read once, in 0.2 s.
 """
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 
 from quantbench import devices
-from quantbench.errors import QuantbenchError
-from quantbench.estimate.machines import Speed, here, read_speed
-from quantbench.estimate.predict import Estimate, Figure, Machine, Request, pass_of, predict
+from quantbench.errors import MemoryShortage, QuantbenchError, UsageError
+from quantbench.estimate.cards import card
+from quantbench.estimate.datasheets import known
+from quantbench.estimate.here import RUN_DEVIATION, GeneratorOf, Here, of_model
+from quantbench.estimate.predict import Estimate, Figure, Phase, Request, pass_of, predict
 from quantbench.log import table
-from quantbench.run import why
+from quantbench.models.llama import Transformer
+from quantbench.run import energy, why
+from quantbench.run.bandwidth import BYTES, Bandwidth
 from quantbench.run.energy import NO_COUNTER
 from quantbench.run.facts import Facts, Measured
 from quantbench.run.why import Expected
 from quantbench.text import size
 from quantbench.typed_json import to_json
 
-NAMES = {
-    "prompt_seconds": "the prompt's seconds",
-    "token_seconds": "a token's",
-    "tokens_per_second": "tok/s",
-    "peak_memory_bytes": "peak memory",
-    "joules_per_token": "joules per token",
-}
+NAMES = (
+    "prompt_seconds", "token_seconds", "tokens_per_second", "peak_memory_bytes", "joules_per_token",
+)  # fmt: skip
+SECONDS = 1.0  # of turns of the first layers
+Phases = tuple[Phase, Phase]  # a prompt and a step
 
 
 @dataclass(frozen=True)
-class Compared:
-    """One figure, estimated and measured."""
+class Compared(table.Estimated):
+    """One figure, estimated and measured, with the source and the interval of the estimate."""
 
-    estimated: float
-    measured: float | None  # None: nothing here measures it
-    source: str
+    source: str = ""
     low: float | None = None
     high: float | None = None
-    at_most: bool = False  # whether the estimate is an upper bound
-
-    @property
-    def error(self) -> float | None:
-        """(estimated − measured) ÷ measured."""
-        return self.estimated / self.measured - 1 if self.measured else None
-
-    def to_json(self) -> dict[str, object]:
-        return {**vars(self), "error": self.error}
 
 
 @dataclass(frozen=True)
@@ -81,7 +73,6 @@ class Report:
     def row(self) -> table.Run:
         """What the terminal's table shows of the run."""
         facts, summary, trust = self.measured.facts, self.measured.summary, self.measured.trust
-        figures = self.estimate.figures
         return table.Run(
             scheme=facts.scheme,
             kernel=facts.kernel,
@@ -95,7 +86,7 @@ class Report:
             samples=[table.Speed(sample.tok_s) for sample in self.measured.samples],
             trustworthy=trust.trustworthy,
             why_not_trustworthy=trust.why_not_trustworthy,
-            estimate=table.Estimates(**_shown(figures)),
+            estimate=table.Estimates(**self.estimate.figures),
         )
 
     def to_json(self) -> dict[str, object]:
@@ -104,25 +95,47 @@ class Report:
         return {**to_json(self.measured), "estimate": estimate, "why": self.reasons}
 
 
-def _shown(figures: Mapping[str, Compared]) -> dict[str, table.Estimated]:
-    return {
-        name: table.Estimated(figure.estimated, figure.measured, figure.error, figure.at_most)
-        for name, figure in figures.items()
-    }
-
-
-def report_of(measured: Measured) -> Report:
-    """The run with its estimate, for which the machine's speed is read now."""
-    estimate = beside(measured)
+def report_of(measured: Measured, model: Transformer, generator_of: GeneratorOf) -> Report:
+    """The run with its estimate, for which the machine is measured now."""
+    facts, reason = measured.facts, why_not(measured.facts)
+    try:
+        estimate = (
+            _none(reason)
+            if reason is not None
+            else beside(
+                measured,
+                phases_of(facts, model, generator_of),
+                read_bandwidth(torch.device(facts.device.type)),
+            )
+        )
+    except QuantbenchError as error:
+        estimate = _none(str(error))
     return Report(measured, estimate, [*why.of_single_run(measured), *estimate.sentences])
 
 
+def read_bandwidth(device: torch.device) -> float:
+    """Bytes per second of memory. Raises MemoryShortage where the block read would not fit."""
+    free = devices.free_memory(device)
+    if free is not None and free < 2 * BYTES:
+        raise MemoryShortage(
+            f"reading the memory's speed takes {size(BYTES)}, and {size(free)} are free"
+        )
+    return Bandwidth(device).measure()
+
+
 def why_not(facts: Facts) -> str | None:
-    """Why memory's speed says nothing of a run; None where it does."""
+    """Why a run has no estimate; None where it has one."""
+    config = facts.config
     if facts.parallel is not None:
-        return "ranks share this machine, and its speed is not read meanwhile"
+        return "ranks share this machine, and no rank has a few layers alone"
     if facts.experts is not None:
         return "experts lie in two tiers, and how often they are copied is not estimated"
+    on_cpu = facts.device.type == "cpu"
+    compiled = config.compile_prefill or (config.compile and facts.decoder != "cpu-step")
+    if on_cpu and compiled:
+        return "a few of its layers would have to be compiled, too"
+    if not on_cpu and known(facts.device.name) is None:
+        return f"there is no data sheet of {facts.device.name}"
     cache = devices.last_level_cache(torch.device(facts.device.type))
     read = facts.step_weight_bytes or facts.weight_bytes
     if cache is not None and read < cache:
@@ -133,37 +146,90 @@ def why_not(facts: Facts) -> str | None:
     return None
 
 
-def beside(measured: Measured, speed: Speed | None = None) -> Beside:
-    """The estimate of a run. speed: of this machine; read now if it is not given."""
-    reason = why_not(measured.facts)
-    if reason is None:
-        try:
-            return _compared(measured, _machine(measured.facts, speed))
-        except QuantbenchError as error:
-            reason = str(error)
-    return Beside(why_not=reason, sentences=[f"no estimate: {reason}"])
+def phases_of(
+    facts: Facts, model: Transformer, generator_of: GeneratorOf, seconds: float = SECONDS
+) -> Phases | None:
+    """A prompt and a step on the CPU, estimated from the first layers of the run's own model; None
+    on a card, whose data sheet is taken, and where there is no estimate."""
+    if facts.device.type != "cpu" or why_not(facts) is not None:
+        return None
+    return of_model(_request(facts), model, generator_of, seconds)
 
 
-def expected(facts: Facts, speed: Callable[[], Speed] | None = None) -> Expected:
-    """The estimate of a run, before it; nothing for one that memory's speed says nothing of.
-    speed: gives that of this machine, if an estimate needs it; it is read anew if not given."""
+def seconds_of(phases: Phases | None) -> dict[str, float] | None:
+    """Phases as another process is told of them."""
+    return None if phases is None else dict(zip(NAMES, (p.seconds for p in phases), strict=False))
+
+
+def of_seconds(seconds: Mapping[str, float] | None) -> Phases | None:
+    """Phases of which another process has told the seconds."""
+    if seconds is None:
+        return None
+    source = "measured on its first layers"
+    prompt, token = (
+        Phase({"layers": seconds[name]}, source, source, RUN_DEVIATION) for name in NAMES[:2]
+    )
+    return prompt, token
+
+
+def expected(facts: Facts, phases: Phases | None, bandwidth: float | None = None) -> Expected:
+    """The estimate of a run, before it, and with memory's speed its limit; nothing for one that has
+    none."""
     if why_not(facts) is not None:
         return Expected()
     try:
-        machine = _machine(facts, speed() if speed else None)
-        request = _request(facts)
-        estimate, limit = predict(request, machine), _limit(facts, machine, request)
+        estimate = _estimate(facts, phases)
     except QuantbenchError as error:
         return Expected(why_not=str(error))
     values = {name: getattr(estimate, name).value for name in NAMES}
     figures = {name: float(value) for name, value in values.items() if value is not None}
-    return Expected(figures, limit)
+    return Expected(figures, None if bandwidth is None else _limit(facts, bandwidth))
 
 
-def _machine(facts: Facts, speed: Speed | None) -> Machine:
-    device = torch.device(facts.device.type)
-    precision: torch.dtype = getattr(torch, facts.config.precision)
-    return here(device, precision, speed or read_speed(device, precision))
+def beside(measured: Measured, phases: Phases | None, bandwidth: float) -> Beside:
+    """The estimate of a run beside what was measured."""
+    facts = measured.facts
+    try:
+        estimate = _estimate(facts, phases)
+    except QuantbenchError as error:
+        return _none(str(error))
+    steps = [1 / s.decode_tok_s for s in measured.samples if s.decode_tok_s]
+    values = {
+        "prompt_seconds": statistics.median(s.prefill_seconds for s in measured.samples),
+        "token_seconds": statistics.median(steps) if steps else None,
+        "tokens_per_second": measured.summary.tok_s_all_rows,
+        "peak_memory_bytes": float(next(iter(measured.peaks.generate.values()))),
+        "joules_per_token": measured.joules_per_token,
+    }
+    figures = {}
+    for name, value in values.items():
+        figure = getattr(estimate, name)
+        bound = figure.source == NO_COUNTER
+        if isinstance(figure, Figure) and (value or bound):
+            relative = figure.value / value - 1 if value else None
+            ends = figure.low, figure.high
+            figures[name] = Compared(figure.value, value, relative, bound, figure.source, *ends)
+    step = values["token_seconds"]
+    if step is None:
+        return Beside(figures)
+    limit = _limit(facts, bandwidth)
+    return Beside(figures, [limit.sentence(step)], limit.share(step))
+
+
+def _none(reason: str) -> Beside:
+    return Beside(why_not=reason, sentences=[f"no estimate: {reason}"])
+
+
+def _estimate(facts: Facts, phases: Phases | None) -> Estimate:
+    """phases: of the CPU. Raises UsageError where there are none."""
+    request, name = _request(facts), facts.device.name
+    if facts.device.type != "cpu":
+        return predict(request, card(name))
+    if phases is None:
+        layers = facts.architecture.num_layers
+        raise UsageError(f"its {layers} layers are too few to tell their speed from some of them")
+    device, power = torch.device("cpu"), energy.power_limit()
+    return predict(request, Here(name, "", device, power, None, measured={request: phases}))
 
 
 def _request(facts: Facts) -> Request:
@@ -182,42 +248,10 @@ def _request(facts: Facts) -> Request:
     )
 
 
-def _compared(measured: Measured, machine: Machine) -> Beside:
-    request = _request(measured.facts)
-    estimate: Estimate = predict(request, machine)
-    steps = [1 / s.decode_tok_s for s in measured.samples if s.decode_tok_s]
-    values = {
-        "prompt_seconds": statistics.median(s.prefill_seconds for s in measured.samples),
-        "token_seconds": statistics.median(steps) if steps else None,
-        "tokens_per_second": measured.summary.tok_s_all_rows,
-        "peak_memory_bytes": float(next(iter(measured.peaks.generate.values()))),
-        "joules_per_token": measured.joules_per_token,
-    }
-    figures = {}
-    for name, value in values.items():
-        figure = getattr(estimate, name)
-        bound = figure.source == NO_COUNTER
-        if isinstance(figure, Figure) and (value or bound):
-            figures[name] = Compared(
-                figure.value, value, figure.source, figure.low, figure.high, bound
-            )
-    sentences, share = [], None
-    if step := values["token_seconds"]:
-        limit = _limit(measured.facts, machine, request)
-        share = limit.share(step)
-        sentences.append(limit.sentence(step))
-    errors = [
-        f"{NAMES[name]} {figure.error:+.0%}"
-        for name, figure in figures.items()
-        if figure.error is not None and not figure.at_most
-    ]
-    sentences.append(f"estimated, against measured: {', '.join(errors)}")
-    return Beside(figures, sentences, share)
-
-
-def _limit(facts: Facts, machine: Machine, request: Request) -> why.Limit:
+def _limit(facts: Facts, bandwidth: float) -> why.Limit:
     """What memory allows of a step in the middle of the new tokens."""
+    request = _request(facts)
     middle = request.depth + request.prompt + request.new_tokens // 2
-    attention = pass_of(request, machine.device, 1, middle).of_kind("attention")
+    attention = pass_of(request, torch.device(facts.device.type), 1, middle).of_kind("attention")
     read = facts.step_weight_bytes + sum(work.bytes_read for work in attention)
-    return why.Limit(read, machine.bandwidth)
+    return why.Limit(read, bandwidth)

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -38,6 +38,7 @@ from quantbench.quantize.spec import FullPrecision, Spec, parse_scheme
 from quantbench.run.cutting import split_for
 from quantbench.run.sizes import kv_cache_bytes
 
+T = TypeVar("T", bound="Work | Collective")
 Kind = Literal["linear", "attention", "rest"]
 Logits = Literal["last", "all", "none"]
 MIB = 1 << 20
@@ -75,12 +76,6 @@ class Work:
     bytes_written: int  # of all calls
     calls: int = 1
 
-    def times(self, count: int) -> "Work":
-        flops, read, written = (count * n for n in (self.flops, self.bytes_read,
-                                                    self.bytes_written))  # fmt: skip
-        calls = count * self.calls
-        return replace(self, flops=flops, bytes_read=read, bytes_written=written, calls=calls)  # type: ignore[arg-type]
-
 
 @dataclass(frozen=True)
 class Collective:
@@ -88,7 +83,10 @@ class Collective:
 
     kind: Literal["all_reduce", "all_gather"]
     bytes: int  # of one rank's tensor, in one call
-    calls: int
+    calls: int = 1
+
+
+SUMS = ("flops", "bytes_read", "bytes_written", "calls")  # fields of these two
 
 
 @dataclass(frozen=True)
@@ -112,6 +110,19 @@ class Count:
 
     def of_kind(self, kind: Kind) -> tuple[Work, ...]:
         return tuple(work for work in self.works if work.kind == kind)
+
+
+def _summed(parts: Iterable[tuple[int, Iterable[T]]]) -> tuple[T, ...]:
+    """One for all calls with the same shapes, each part so many times; none where there are 0."""
+    sums: dict[T, dict[str, Any]] = {}
+    for times, items in parts:
+        for item in items:
+            own = {name: times * getattr(item, name) for name in SUMS if hasattr(item, name)}
+            none: dict[str, Any] = dict.fromkeys(own, 0)
+            shape = replace(item, **none)
+            total = sums.setdefault(shape, dict.fromkeys(own, 0))
+            total.update({name: total[name] + value for name, value in own.items()})
+    return tuple(replace(shape, **total) for shape, total in sums.items() if total["calls"])
 
 
 def blocks(sizes: Iterable[int]) -> int:
@@ -147,52 +158,35 @@ def pairs(queries: int, keys: int, depth: int = 0, window: int | None = None) ->
     return growing * depth + growing * (growing + 1) // 2 + (queries - growing) * most
 
 
-def count_module(module: nn.Module, *inputs: Any, **named: Any) -> Count:
-    """Count module(*inputs, **named), both on the meta device. Raises UsageError elsewhere."""
-    return counted(module, (inputs, named), lambda recorder: module(*inputs, **named))
+# ---------------------------------------------------------------------------------- recording
 
 
-def counted(
+def count_module(
     module: nn.Module,
-    inputs: object,
-    call: Callable[["Recorder"], object],
+    *inputs: Any,
+    call: Callable[["Recorder"], object] | None = None,
     formats: Mapping[str, str] | None = None,
-    read_shares: Mapping[str, float] | None = None,
+    shares: Mapping[str, float] | None = None,
+    **named: Any,
 ) -> Count:
-    """Count call(recorder). By the name of a linear layer: formats, its packed format; read_shares,
-    how often its weight is read for each time that it is called here (1 where it is missing)."""
+    """Count module(*inputs, **named), all on the meta device; or call(recorder), which uses them.
+
+    By the name of a linear layer: formats, its packed format; shares, how often its weight is read
+    for each time that it is called here (1 where it is missing). Raises UsageError elsewhere.
+    """
     given = [*module.parameters(), *module.buffers()]
     if (elsewhere := next((t for t in given if not t.is_meta), None)) is not None:
         raise UsageError(
             f"a module is counted on the meta device; this one is on {elsewhere.device}: build it "
             'inside `with torch.device("meta"):`'
         )
-    recorder = Recorder(module, inputs, formats or {}, read_shares or {})
+    recorder = Recorder(module, (inputs, named), formats or {}, shares or {})
     with torch.no_grad(), recorder:
-        result = call(recorder)
+        result = call(recorder) if call else module(*inputs, **named)
     del result  # alive until here
     sizes = [stored_bytes(parameter) for parameter in module.parameters()]
-    works, collectives = _summed(recorder.works), _exchanged(recorder.collectives)
-    return Count(works, collectives, sum(sizes), blocks(sizes), 0, recorder.peak_bytes)
-
-
-def _summed(works: Sequence[Work]) -> tuple[Work, ...]:
-    """One Work for each operation and its shapes; none where the calls come to 0."""
-    sums: dict[tuple[Any, ...], list[Any]] = {}
-    for work in works:
-        shape, cost = tuple(vars(work).values())[:6], tuple(vars(work).values())[6:]
-        sums[shape] = [a + b for a, b in zip(sums.get(shape, [0] * 4), cost, strict=True)]
-    return tuple(Work(*shape, *cost) for shape, cost in sums.items() if cost[3])
-
-
-def _exchanged(collectives: Sequence[Collective]) -> tuple[Collective, ...]:
-    calls: dict[tuple[Any, int], int] = {}
-    for one in collectives:
-        calls[one.kind, one.bytes] = calls.get((one.kind, one.bytes), 0) + one.calls
-    return tuple(Collective(*key, count) for key, count in calls.items() if count)
-
-
-# ---------------------------------------------------------------------------------- recording
+    works, exchanged = _summed([(1, recorder.works)]), _summed([(1, recorder.collectives)])
+    return Count(works, exchanged, sum(sizes), blocks(sizes), 0, recorder.peak_bytes)
 
 
 class Recorder(TorchDispatchMode):
@@ -200,33 +194,29 @@ class Recorder(TorchDispatchMode):
     among the tensors that are alive."""
 
     def __init__(
-        self,
-        module: nn.Module,
-        inputs: object,
-        formats: Mapping[str, str],
-        read_shares: Mapping[str, float],
-    ) -> None:
+        self, module: nn.Module, inputs: object, formats: Mapping[str, str],
+        shares: Mapping[str, float],
+    ) -> None:  # fmt: skip
         super().__init__()  # type: ignore[no-untyped-call]
         self.works: list[Work] = []
         self.collectives: list[Collective] = []
         self.live_bytes = self.peak_bytes = 0
-        self._module, self._formats, self._shares = module, formats, read_shares
+        self._module, self._formats, self._shares = module, formats, shares
         given = [*module.parameters(), *module.buffers(), *tree_leaves(inputs)]
         ids = (t for t in given if isinstance(t, Tensor) and t.dtype == torch.long)
         self._tokens = next((t.numel() for t in ids), 0)
         self._given = [s for tensor in given for s in _storages(tensor)]  # keeps their ids valid
         self._seen: dict[int, object] = {id(storage): storage for storage in self._given}
-        weights = (s for parameter in module.parameters() for s in _storages(parameter))
-        self._weights = {id(storage) for storage in weights}
+        self._weights = {id(s) for p in module.parameters() for s in _storages(p)}
         self._attention = _Attention(self)
 
     def __enter__(self) -> "Recorder":
         for name, layer in self._module.named_modules():
-            if isinstance(layer, KernelLinear) or name in self._formats:
-                format, share = self._formats.get(name), self._shares.get(name, 1.0)
-                layer.forward = partial(self._linear, layer, format, share)
-            elif name in self._shares and isinstance(layer, nn.Linear):
-                layer.forward = partial(self._linear, layer, None, self._shares[name])  # type: ignore[method-assign]
+            packed = isinstance(layer, KernelLinear) or name in self._formats
+            if packed or (name in self._shares and isinstance(layer, nn.Linear)):
+                layer.forward = partial(
+                    self._linear, layer, self._formats.get(name), self._shares.get(name, 1.0)
+                )
         super().__enter__()  # type: ignore[no-untyped-call]
         self._attention.__enter__()  # type: ignore[no-untyped-call]
         return self
@@ -243,9 +233,8 @@ class Recorder(TorchDispatchMode):
         rows, y = x.numel() // inner, x.new_empty((*x.shape[:-1], outer))
         read = x.nbytes + round(share * stored_bytes(layer.weight))
         read += 0 if layer.bias is None else layer.bias.nbytes
-        name = f"linear:{format}" if format else "aten.mm"
+        name, numbers = f"linear:{format}" if format else "aten.mm", format or _dtype(layer.weight)
         flops = 2.0 * rows * inner * outer
-        numbers = format or _dtype(layer.weight)
         self.works.append(Work(name, "linear", numbers, rows, inner, outer, flops, read, y.nbytes))
         return y
 
@@ -257,10 +246,10 @@ class Recorder(TorchDispatchMode):
         heads and sequences; returns (…, L, width). read, written: bytes of keys and values."""
         y = query.new_empty((*query.shape[:-1], width))
         inner, rows = query.shape[-1], query.shape[0] * query.shape[-2]
+        flops, read = 2.0 * seen * (inner + width), read + query.nbytes
         self.works.append(
-            Work(operation, "attention", format, rows, inner, keys, 2.0 * seen * (inner + width),
-                 read + query.nbytes, written + y.nbytes)
-        )  # fmt: skip
+            Work(operation, "attention", format, rows, inner, keys, flops, read, written + y.nbytes)
+        )
         return y
 
     def __torch_dispatch__(
@@ -273,14 +262,13 @@ class Recorder(TorchDispatchMode):
         taken = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         before = {id(storage) for tensor in taken for storage in _storages(tensor)}
-        fresh = [t for t in made if not {id(storage) for storage in _storages(t)} <= before]
-        for storage in (storage for tensor in fresh for storage in _storages(tensor)):
+        fresh = [s for t in made for s in _storages(t) if id(s) not in before]
+        for storage in fresh:
             self._appears(storage)
         if packet not in _ALLOCATE and (fresh or func._schema.is_mutable):
-            flops = 0.0
-            if packet in flop_registry:
-                flops = float(flop_registry[packet](*args, **kwargs, out_val=result))
-            self.works.append(self._operation(packet, flops, taken, made))
+            known = packet in flop_registry
+            flops = flop_registry[packet](*args, **kwargs, out_val=result) if known else 0
+            self.works.append(self._operation(packet, float(flops), taken, made))
         return result
 
     def _operation(
@@ -314,12 +302,11 @@ class Recorder(TorchDispatchMode):
         return Work(str(packet), kind, format, rows, inner, outer, flops, read, written)
 
     def _appears(self, storage: Any) -> None:
-        key = id(storage)
-        if key in self._seen:
-            return
-        self._seen[key] = weakref.ref(storage, partial(self._disappears, key, storage.nbytes()))
-        self.live_bytes += storage.nbytes()
-        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        key, size = id(storage), storage.nbytes()
+        if key not in self._seen:
+            self._seen[key] = weakref.ref(storage, partial(self._disappears, key, size))
+            self.live_bytes += size
+            self.peak_bytes = max(self.peak_bytes, self.live_bytes)
 
     def _disappears(self, key: int, size: int, _: object) -> None:
         self._seen.pop(key)
@@ -339,9 +326,9 @@ class _Attention(TorchFunctionMode):
     ) -> Any:
         if func is not F.scaled_dot_product_attention:
             return func(*args, **(kwargs or {}))
-        named = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args,
-                         strict=False)) | (kwargs or {})  # fmt: skip
-        query, key, value = (named[name] for name in ("query", "key", "value"))
+        names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+        named = dict(zip(names, args, strict=False)) | (kwargs or {})
+        query, key, value = (named[name] for name in names[:3])
         length, keys = query.shape[-2], key.shape[-2]
         each = pairs(length, keys) if named.get("is_causal") else length * keys
         seen = each * query.numel() // max(1, length * query.shape[-1])
@@ -401,109 +388,86 @@ def count_model(
     """
     spec = parse_scheme(scheme) if isinstance(scheme, str) else scheme
     split = split_for(config, _CountedRanks(0, tp), spec) if tp > 1 else None
-    size, chunk = cache_size or depth + tokens, chunk or tokens
-    one_pass = partial(
-        _Pass, split, spec, kv_cache, batch, precision, torch.device(device), size
-    )  # fmt: skip
-    passes = [
-        one_pass(min(chunk, tokens - first), depth + first,
-                 logits if first + chunk >= tokens or logits == "all" else "none").of(config)
-        for first in range(0, tokens, chunk)
-    ]  # fmt: skip
+    size, chunk, device = cache_size or depth + tokens, chunk or tokens, torch.device(device)
+
+    def one_pass(first: int) -> Count:
+        """Layers of a kind are counted once: what a second one adds stands for each of the rest."""
+        some = logits if first + chunk >= tokens or logits == "all" else "none"
+        new, before = min(chunk, tokens - first), depth + first
+
+        def few(cut: ModelConfig) -> Count:
+            part = split and Split(cut, split.ranks, split.unit)
+            return _count(cut, part, spec, CACHES[kv_cache], batch, new, before, some, precision,
+                          device, size)  # fmt: skip
+
+        kinds, alike = config.kinds_of_layers(), config
+        if len(kinds) > 1 and config.mixture:  # layers with experts come first among the kinds
+            alike = replace(config, mixture=replace(config.mixture, dense_layers=()))
+        base = few(alike.with_layers(1))
+        more = [(kinds[0] - 1, few(alike.with_layers(2)))] if kinds[0] > 1 else []
+        more += [(count, few(config.one_of_each_kind())) for count in kinds[1:]]
+        return _extrapolated(base, more)
+
+    passes = [one_pass(first) for first in range(0, tokens, chunk)]
+    own = split.config if split else config
     return replace(
         max(passes, key=lambda one: one.peak_activation_bytes),
-        works=_summed([work for one in passes for work in one.works]),
-        collectives=_exchanged([c for one in passes for c in one.collectives]),
-        kv_cache_bytes=kv_cache_bytes(
-            split.config if split else config, batch, size, precision, CACHES[kv_cache]
+        works=_summed((1, one.works) for one in passes),
+        collectives=_summed((1, one.collectives) for one in passes),
+        kv_cache_bytes=kv_cache_bytes(own, batch, size, precision, CACHES[kv_cache]),
+    )
+
+
+def _extrapolated(base: Count, more: Sequence[tuple[int, Count]]) -> Count:
+    """The count with so many layers more, of which each adds what its count has beyond `base`."""
+    parts = [(1, base), *((n, count) for n, count in more), *((-n, base) for n, _ in more)]
+    return Count(
+        _summed((n, count.works) for n, count in parts),
+        _summed((n, count.collectives) for n, count in parts),
+        *(
+            sum(n * getattr(count, name) for n, count in parts)
+            for name in ("weight_bytes", "block_bytes", "kv_cache_bytes", "peak_activation_bytes")
         ),
     )
 
 
-@dataclass(frozen=True)
-class _Pass:
-    """One pass of a model."""
+def _count(
+    few: ModelConfig, part: Split | None, spec: Spec, kind: type[KVCache], batch: int, tokens: int,
+    depth: int, logits: Logits, precision: torch.dtype, device: torch.device, cache_size: int,
+) -> Count:  # fmt: skip
+    """One pass of a model of a few layers, or of a rank's part of it."""
+    with torch.device("meta"):
+        model = build(few, part).to(precision)
+        ids = torch.empty(batch, tokens, dtype=torch.long)
+        positions = torch.empty(tokens, dtype=torch.long)
+    formats = _quantize(model, spec, device, precision)
+    table, output, own = model.tok_embeddings, model.output, model.config
+    alike = type(table.weight.data) is type(output.weight.data)
+    if few.tie_embeddings and alike and table.weight.shape == output.weight.shape:
+        output.weight = table.weight  # packed, it would have another shape
+    caches: Any = []
+    for layer in model.layers:
+        stored = kind(batch, own.num_kv_heads, cache_size, own.head_dim, precision, "meta",
+                      own.sliding_window)  # fmt: skip
+        caches.append(_CountedCache(stored, batch, depth, device))
+        layer.attention.attend = caches[-1].attend  # type: ignore[union-attr]
 
-    split: Split | None
-    spec: Spec
-    kv_cache: str
-    batch: int
-    precision: torch.dtype
-    device: torch.device
-    cache_size: int
-    tokens: int
-    depth: int
-    logits: Logits
+    def call(recorder: Recorder) -> Tensor:
+        for one in [*caches, *([part.ranks] if part else [])]:
+            one.recorder = recorder
+        x = model.hidden(ids, positions, caches)
+        if logits == "none":
+            return x
+        return model.logits(x[:, -1:] if logits == "last" else x)
 
-    def of(self, config: ModelConfig) -> Count:
-        """Count the layers of a kind once: what a second one adds stands for each of the rest."""
-        kinds, alike = config.kinds_of_layers(), config
-        if len(kinds) > 1 and config.mixture:  # layers with experts come first among the kinds
-            alike = replace(config, mixture=replace(config.mixture, dense_layers=()))
-        first = total = self.of_layers(alike.with_layers(1))
-        further = [(alike.with_layers(2), kinds[0] - 1)] if kinds[0] > 1 else []
-        for few, more in [*further, *((config.one_of_each_kind(), n) for n in kinds[1:])]:
-            total = _with_more(total, first, self.of_layers(few), more)
-        return total
-
-    def of_layers(self, few: ModelConfig) -> Count:
-        cut = self.split and Split(few, self.split.ranks, self.split.unit)
-        with torch.device("meta"):
-            model = build(few, cut).to(self.precision)
-        formats = _quantize(model, self.spec, self.device, self.precision)
-        table, output, own = model.tok_embeddings, model.output, model.config
-        alike = type(table.weight.data) is type(output.weight.data)
-        if few.tie_embeddings and alike and table.weight.shape == output.weight.shape:
-            output.weight = table.weight  # packed, it would have another shape
-        stored = [
-            CACHES[self.kv_cache](self.batch, own.num_kv_heads, self.cache_size, own.head_dim,
-                                  self.precision, "meta", own.sliding_window)
-            for _ in range(few.num_layers)
-        ]  # fmt: skip
-        ids = torch.empty(self.batch, self.tokens, dtype=torch.long, device="meta")
-        positions = torch.empty(self.tokens, dtype=torch.long, device="meta")
-
-        def call(recorder: Recorder) -> Tensor:
-            if self.split is not None:
-                self.split.ranks.recorder = recorder  # type: ignore[attr-defined]
-            caches: Any = [
-                _CountedCache(c, self.batch, self.depth, recorder, self.device) for c in stored
-            ]
-            for layer, cache in zip(model.layers, caches, strict=True):
-                layer.attention.attend = cache.attend  # type: ignore[union-attr]
-            x = model.hidden(ids, positions, caches)
-            if self.logits == "none":
-                return x
-            return model.logits(x[:, -1:] if self.logits == "last" else x)
-
-        shares = _read_shares(model, few, self.batch * self.tokens)
-        return counted(model, (ids, positions), call, formats, shares)
-
-
-def _with_more(total: Count, first: Count, second: Count, more: int) -> Count:
-    """The total with `more` layers of which each adds what `second` has beyond `first`."""
-    works = [*total.works, *(work.times(more) for work in second.works)]
-    works += [work.times(-more) for work in first.works]
-    exchanges = [*total.collectives]
-    for one, sign in ((second, more), (first, -more)):
-        exchanges += [replace(c, calls=sign * c.calls) for c in one.collectives]
-    added = {
-        name: getattr(total, name) + more * (getattr(second, name) - getattr(first, name))
-        for name in ("weight_bytes", "block_bytes", "peak_activation_bytes")
-    }
-    return replace(second, works=_summed(works), collectives=_exchanged(exchanges), **added)
-
-
-def _read_shares(model: nn.Module, config: ModelConfig, tokens: int) -> dict[str, float]:
-    """How often an expert's weight is read for each expert that is counted, by the layers' names.
-
-    On the meta device tokens are spread over as many experts as possible. Really some choose the
-    same ones, so that X · (1 − (1 − k/X)^tokens) are read on average.
-    """
-    if (mixture := config.mixture) is None:
-        return {}
-    share = mixture.distinct(tokens) / min(mixture.num_experts, tokens * mixture.experts_per_token)
-    return {name: share for name, _ in model.named_modules() if ".experts." in name}
+    # On the meta device tokens are spread over as many experts as possible. Really some choose the
+    # same ones, so that X · (1 − (1 − k/X)^tokens) are read on average.
+    shares, mixture = {}, few.mixture
+    if mixture is not None:
+        rows = batch * tokens
+        share = mixture.distinct(rows) / min(mixture.num_experts, rows * mixture.experts_per_token)
+        shares = {name: share for name, _ in model.named_modules() if ".experts." in name}
+    return count_module(model, ids, positions, call=call, formats=formats, shares=shares)
 
 
 def _quantize(
@@ -538,11 +502,11 @@ class _CountedRanks(Ranks):
         object.__setattr__(self, name, value)
 
     def sum(self, x: Tensor) -> Tensor:
-        self.recorder.collectives.append(Collective("all_reduce", x.nbytes, 1))
+        self.recorder.collectives.append(Collective("all_reduce", x.nbytes))
         return x
 
     def gather(self, x: Tensor, widths: Sequence[int] | None = None) -> Tensor:
-        self.recorder.collectives.append(Collective("all_gather", x.nbytes, 1))
+        self.recorder.collectives.append(Collective("all_gather", x.nbytes))
         return x.new_empty((*x.shape[:-1], sum(widths) if widths else self.size * x.shape[-1]))
 
 
@@ -555,17 +519,11 @@ class _CountedCache:
     (ops/prefill_attention.py); flash attention on other devices leaves them out.
     """
 
-    def __init__(
-        self,
-        cache: KVCache,
-        sequences: int,
-        depth: int,
-        recorder: Recorder,
-        device: torch.device,
-    ) -> None:
-        self.cache, self.recorder, self.device = cache, recorder, device
+    recorder: Recorder
+
+    def __init__(self, cache: KVCache, sequences: int, depth: int, device: torch.device) -> None:
+        self.cache, self.depth, self.device = cache, depth, device
         self.slot_bytes = cache.nbytes // (cache.slots * sequences)  # of one sequence
-        self.depth = depth
 
     def update(self, positions: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         return key, value

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quantbench import files
 from quantbench.errors import CheckpointError, QuantbenchError, UsageError
-from quantbench.estimate.counting import Count, Logits, Recorder, counted
+from quantbench.estimate.counting import Count, Logits, Recorder, count_module
 from quantbench.models.accepted import COUNT, LAYERS
 from quantbench.models.hugging_face import check_keys
 from quantbench.text import shown
@@ -154,7 +154,7 @@ def count_config(
                 model(before, use_cache=True, past_key_values=given["past_key_values"])
         ids = torch.empty(batch, tokens, dtype=torch.long, device="meta")
         with torch.device("meta"):
-            count = counted(model, (ids, given), lambda recorder: model(ids, **given))
+            count = count_module(model, ids, **given)
         return _with_cache(count, given.get("past_key_values"))
     except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
         raise QuantbenchError(

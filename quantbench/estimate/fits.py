@@ -5,6 +5,7 @@ for one in what_fits_into(request, machine, 24e9, ["none", "int8wo"], ["dense", 
 """
 
 import functools
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -88,7 +89,13 @@ def _fit(
         cache = dense.kv_cache * _cache(request, prompt) // _cache(request, prompt, "dense")
         return replace(dense, kv_cache=cache)
 
-    positions = _longest(lambda prompt: taken(prompt).total, memory, longest)
+    if taken(longest).total <= memory:
+        positions = longest
+    elif taken(1).total > memory:
+        positions = 0
+    else:
+        prompts = range(1, longest + 1)
+        positions = bisect_right(prompts, memory, key=lambda prompt: taken(prompt).total)
     at = taken(max(1, positions))
     position = at.kv_cache / max(1, min(positions, window or positions))
     if positions == longest:
@@ -105,28 +112,3 @@ def _cache(request: Request, positions: int, kind: str | None = None) -> int:
     precision: torch.dtype = getattr(torch, request.precision)
     kept = CACHES[kind or request.kv_cache]
     return kv_cache_bytes(request.config, request.batch, positions, precision, kept)
-
-
-def _longest(total: Callable[[int], int], memory: float, most: int) -> int:
-    """The longest prompt, up to `most`, of which total(prompt) is no more than `memory`; 0: none.
-
-    What prompts take grows in a few straight lines, so a guess on the line between the two ends is
-    soon right. The end that stays counts half next time, or the other one would creep up to a bend
-    (as in the Illinois method).
-    """
-    fits, too_long = 1, most
-    over = total(most) - memory  # at the longer end
-    if over <= 0:
-        return most
-    left = memory - total(1)  # at the shorter one
-    if left < 0:
-        return 0
-    while too_long - fits > 1:
-        guess = fits + int(left / (left + over) * (too_long - fits))
-        guess = min(max(guess, fits + 1), too_long - 1)
-        beyond = total(guess) - memory
-        if beyond <= 0:
-            fits, left, over = guess, -beyond, over / 2
-        else:
-            too_long, over, left = guess, beyond, left / 2
-    return fits

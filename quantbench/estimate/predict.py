@@ -1,36 +1,30 @@
 """What a run will take, before it: seconds, memory, energy and tokens per second, with sources.
 
     request = Request(config, "int4wo-128", batch=4, prompt=1024, new_tokens=128)
-    estimate = predict(request, machines.here(torch.device("cpu")))
+    estimate = predict(request, cards.card("NVIDIA L4"))
     estimate.token_seconds.value, estimate.token_seconds.source
 
-Seconds are a roofline: operations ÷ (share of the peak · peak) and bytes ÷ (share of the bandwidth
-· bandwidth). Peak and bandwidth were read on this machine a moment ago or come from a data sheet;
-the shares are assumed (estimate/efficiency.py), and the interval is theirs.
+Memory is counted from shapes. Seconds are those of the machine's phases: measured on a few layers
+(estimate/here.py), or a card's roofline (estimate/cards.py).
 """
 
 import math
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
 import torch
 
 from quantbench.devices import prefill_chunk
 from quantbench.errors import UsageError
-from quantbench.estimate.counting import Count, Logits, Work, count_model
+from quantbench.estimate.counting import Count, Logits, count_model
 from quantbench.estimate.counting_configs import count_config
-from quantbench.estimate.datasheets import Link
-from quantbench.estimate.efficiency import Efficiency
-from quantbench.estimate.exchanges import ring_seconds
 from quantbench.models.config import ModelConfig
-from quantbench.quantize.spec import parse_scheme
 from quantbench.run.energy import NO_COUNTER
 from quantbench.text import size
 from quantbench.typed_json import omitted
 
 COVERED = 1.645  # standard deviations on either side that 90 % of a normal distribution lie within
 NO_POWER = "no counter, and this device's power limit is not known"
-TILE = 256  # columns of a matrix that cards multiply together
 # torch keeps a workspace for cuBLAS from the first product on: two blocks of 4096 KiB and eight of
 # 16 KiB (at::cuda::getChosenWorkspaceSize).
 CUBLAS_WORKSPACE = (2 * 4096 + 8 * 16) << 10
@@ -101,9 +95,6 @@ class Memory:
     def total(self) -> int:
         return self.weights + self.kv_cache + self.activations + self.workspace
 
-    def times(self, count: int) -> "Memory":
-        return Memory(*(count * part for part in vars(self).values()))
-
 
 @dataclass(frozen=True)
 class Estimate:
@@ -125,10 +116,12 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Phase:
-    """Seconds of one phase, by what they are spent on, and what bounds it."""
+    """Seconds of one phase, by what they are spent on."""
 
     parts: dict[str, float]
-    bound: str
+    bound: str  # what sets them
+    source: str
+    deviation: float  # of log(estimated ÷ measured)
 
     @property
     def seconds(self) -> float:
@@ -136,19 +129,19 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Machine:
+class Machine(ABC):
     """What seconds, memory and energy of a request are predicted from."""
 
     name: str
-    source: str  # of its speeds: read here, or a data sheet
+    source: str  # of its speeds
     device: torch.device  # decides how kernels store weights, and how prompts are cut into passes
-    peak: Callable[[str], float]  # operations per second in a dtype
-    bandwidth: float  # of memory, bytes per second
-    efficiency: Callable[[str], Efficiency]  # of a scheme
-    link_among: Callable[[int], Link]  # between so many ranks
     power: float | None  # watts at most, of one device
     memory_bytes: float | None  # of one device; None: not known
-    warnings: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list, kw_only=True)
+
+    @abstractmethod
+    def phases(self, request: Request) -> tuple[Phase, Phase]:
+        """The prompt, and a step in the middle of the new tokens."""
 
     @property
     def is_cpu(self) -> bool:
@@ -157,40 +150,6 @@ class Machine:
     @property
     def workspace(self) -> int:
         return PROCESS if self.is_cpu else CUBLAS_WORKSPACE
-
-    def phase(self, request: Request, count: Count) -> Phase:
-        """Seconds of a pass. A card's products take the longer of their arithmetic and their bytes;
-        all else, and everything on a CPU, takes one after the other. Ranks on a CPU share its cores
-        and its memory, and so take turns."""
-        spec, efficiency = parse_scheme(request.scheme), self.efficiency(request.scheme)
-        turns = request.tp if self.is_cpu else 1
-        parts = dict.fromkeys(("linear", "attention", "rest", "links"), 0.0)
-        bounds = dict.fromkeys(
-            ("arithmetic", "memory's bandwidth", "the links between devices"), 0.0
-        )
-        for work in count.works:
-            numbers = spec.multiplied if work.format == str(spec) and not self.is_cpu else None
-            peak = self.peak(numbers or request.precision)
-            arithmetic = turns * self._operations(work) / (efficiency.arithmetic * peak)
-            moved = turns * (work.bytes_read + work.bytes_written)
-            memory = moved / (efficiency.memory * self.bandwidth)
-            longer = work.kind == "linear" and not self.is_cpu
-            parts[work.kind] += max(arithmetic, memory) if longer else arithmetic + memory
-            bounds["arithmetic"] += arithmetic
-            bounds["memory's bandwidth"] += memory
-        for one in count.collectives:
-            link = self.link_among(request.tp)
-            parts["links"] += one.calls * ring_seconds(one.kind, one.bytes, request.tp, link)
-        bounds["the links between devices"] = parts["links"]
-        if not count.collectives:
-            parts.pop("links")
-        return Phase(parts, max(bounds, key=lambda name: bounds[name]))
-
-    def _operations(self, work: Work) -> float:
-        """Cards multiply whole tiles of columns: a part of one takes as long."""
-        if self.is_cpu or work.kind != "linear" or not work.outer:
-            return work.flops
-        return work.flops * (-(-work.outer // TILE) * TILE / work.outer)
 
     def memory(self, request: Request, phase: str) -> Memory:
         """Bytes of a phase on one device; on a CPU those of all ranks. Of a prompt in several
@@ -212,27 +171,24 @@ class Machine:
         parts = count.weight_bytes, count.kv_cache_bytes, activations, self.workspace
         return Memory(*(request.tp * part for part in parts))
 
+    def memories(self, request: Request) -> dict[str, Memory]:
+        """By phase."""
+        phases = ("prompt", "token") if request.new_tokens else ("prompt",)
+        return {phase: self.memory(request, phase) for phase in phases}
+
 
 def predict(request: Request, machine: Machine) -> Estimate:
     """Raises UsageError or KernelError for what the model or the machine does not take."""
-    middle = request.depth + request.prompt + request.new_tokens // 2
-    prompt = machine.phase(
-        request,
-        pass_of(request, machine.device, request.prompt, request.depth, request.positions),
-    )
-    token = machine.phase(request, pass_of(request, machine.device, 1, middle))
+    memory = machine.memories(request)
+    peak = max(memory, key=lambda phase: memory[phase].total)
+    prompt, token = machine.phases(request)
     steps = max(0, request.new_tokens - 1)
     seconds = prompt.seconds + steps * token.seconds
-    phases = ("prompt", "token") if request.new_tokens else ("prompt",)
-    memory = {phase: machine.memory(request, phase) for phase in phases}
-    peak = max(memory, key=lambda phase: memory[phase].total)
     longer = token if steps * token.seconds > prompt.seconds else prompt
-    efficiency = machine.efficiency(request.scheme)
-    source = f"{machine.source}; {efficiency.sentence}"
-    times = math.exp(COVERED * efficiency.deviation)
 
     def figure(value: float, phase: Phase) -> Figure:
-        return Figure(value, source, phase.bound, value / times, value * times)
+        times = math.exp(COVERED * phase.deviation)
+        return Figure(value, phase.source, phase.bound, value / times, value * times)
 
     joules: Figure | Unknown = Unknown(None, NO_POWER)
     if machine.power is not None:
@@ -254,7 +210,7 @@ def predict(request: Request, machine: Machine) -> Estimate:
         joules_per_token=joules,
         memory=memory,
         parts={"prompt": prompt.parts, "token": token.parts},
-        interval="nine in ten, assumed",
+        interval="nine in ten",
         warnings=machine.warnings,
     )
 

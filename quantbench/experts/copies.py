@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -51,17 +51,23 @@ def addresses(expert: nn.Module) -> tuple[int, int]:
     return w13, w2
 
 
-class Copies(Protocol):
-    """Who copies."""
+class Copies:
+    """Who copies: a class for each of the three ways below."""
+
+    seconds = 0.0  # in which the computing waited
 
     def waited(self) -> float:
         """Seconds in which the computing waited for copies, since the last call."""
+        seconds, self.seconds = self.seconds, 0.0
+        return seconds
 
     def begin(self, pairs: Sequence[tuple[Slot, Key]]) -> None:
         """Begin to fill slots, in this order as far as there is one. Raises TierError."""
+        raise NotImplementedError
 
     def wait(self, slot: Slot) -> None:
         """Until the slot is filled. Raises TierError."""
+        raise NotImplementedError
 
     def done(self, slot: Slot) -> None:
         """Note that all products with a slot's expert have been launched."""
@@ -81,23 +87,17 @@ def make(slow: SlowTier, device: torch.device) -> Copies:
 
 def buffers(count: int, nbytes: int, device: torch.device) -> list[Tensor]:
     """Room for `count` experts of nbytes each."""
-    if count == 0:
-        return []
-    if device.type == "cpu":
+    if device.type == "cpu" and count:
         return cut(pages(count * nbytes), nbytes)
     return cut(torch.empty(count * nbytes, dtype=torch.uint8, device=device), nbytes)
 
 
-class ByThreads:
+class ByThreads(Copies):
     """Threads of this process copy."""
 
     def __init__(self, slow: SlowTier) -> None:
-        self.slow, self.seconds = slow, 0.0
+        self.slow = slow
         self.pool = ThreadPoolExecutor(THREADS, "experts")
-
-    def waited(self) -> float:
-        seconds, self.seconds = self.seconds, 0.0
-        return seconds
 
     def begin(self, pairs: Sequence[tuple[Slot, Key]]) -> None:
         for slot, key in pairs:
@@ -119,23 +119,16 @@ class ByThreads:
                 slot.coming = None
             self.seconds += time.perf_counter() - started
 
-    def done(self, slot: Slot) -> None:
-        pass
 
-
-class BySystem:
+class BySystem(Copies):
     """The system reads from a disk, several experts at once, while this process computes."""
 
     def __init__(self, slow: File, file: int, queue: aio.Queue) -> None:
         """file: the disk's file, opened with O_DIRECT."""
-        self.slow, self.file, self.queue, self.seconds = slow, file, queue, 0.0
+        self.slow, self.file, self.queue = slow, file, queue
         self.tickets = itertools.count()
         self.under_way: dict[int, Slot] = {}  # by ticket, which is also the slot's `coming`
         self.over: dict[int, int] = {}  # results of reads that `wait` has not taken, by ticket
-
-    def waited(self) -> float:
-        seconds, self.seconds = self.seconds, 0.0
-        return seconds
 
     def begin(self, pairs: Sequence[tuple[Slot, Key]]) -> None:
         reads = []
@@ -168,11 +161,8 @@ class BySystem:
             error = OSError(-result, os.strerror(-result)) if result < 0 else None
             raise self.slow.read_error(error)
 
-    def done(self, slot: Slot) -> None:
-        pass
 
-
-class OnStream:
+class OnStream(Copies):
     """A CUDA stream copies."""
 
     def __init__(self, slow: SlowTier, device: torch.device) -> None:

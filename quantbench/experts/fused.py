@@ -16,6 +16,7 @@ import ctypes
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +24,11 @@ from torch import Tensor, nn
 from quantbench.experts.copies import Slot, addresses
 from quantbench.experts.layer import TieredLayer
 from quantbench.experts.slow import Key
-from quantbench.experts.store import Store
 from quantbench.ops.cpu import step
 from quantbench.quantize.kernel import fused_weight
+
+if TYPE_CHECKING:
+    from quantbench.experts.tiers import Tiers
 
 # The numbers of `Turn` in ops/cpu/src/step/experts.h, by their places, and its lists' beginning.
 ASK, WAIT, CLOCK, ASSIGNMENTS, HITS, NANOSECONDS, WANTED, LISTS = range(8)
@@ -34,7 +37,7 @@ ASK, WAIT, CLOCK, ASSIGNMENTS, HITS, NANOSECONDS, WANTED, LISTS = range(8)
 class Fused:
     """The experts of one model, as its fused steps find and ask for them."""
 
-    def __init__(self, store: Store, layers: Mapping[int, TieredLayer]) -> None:
+    def __init__(self, store: "Tiers", layers: Mapping[int, TieredLayer]) -> None:
         """layers: with experts, by their numbers."""
         self.store, self.layers = store, layers
         self.every = store.experts_each  # experts of a layer

@@ -6,17 +6,20 @@ layer(tokens, rows)         # as models.mixtral.MixtureOfExperts.outputs
 
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from quantbench.experts.copies import Slot
-from quantbench.experts.store import Store
+
+if TYPE_CHECKING:
+    from quantbench.experts.tiers import Tiers
 
 
 class TieredLayer:
     """One layer's experts; called as MixtureOfExperts.outputs."""
 
-    def __init__(self, store: Store, number: int) -> None:
+    def __init__(self, store: "Tiers", number: int) -> None:
         self.store, self.number = store, number
         self.own: OrderedDict[int, Slot] = OrderedDict()  # the least recently used one first
         self.quota = 0  # how many slots this layer has

@@ -36,11 +36,7 @@ class Placement:
 
 
 def place(
-    how: str,
-    routers: Routers,
-    capacity: int,
-    popularity: Popularity | None = None,
-    seed: int = 0,
+    how: str, routers: Routers, capacity: int, popularity: Popularity | None = None, seed: int = 0
 ) -> Placement:
     """Choose `capacity` experts of the model, or all if it has fewer.
 
@@ -56,18 +52,16 @@ def place(
         return Placement(tuple(frozenset(draw.sample(range(of), few)) for few, of in shares))
     if how == "first":
         order = [(layer, expert) for layer, of in enumerate(experts) for expert in range(of)]
-    elif how == "popularity":
-        if popularity is None:
-            raise UsageError(
-                "a placement by popularity needs counts; write them with quantbench experts profile"
-            )
-        order = by_popularity(popularity.counts)
-    else:
+    elif how != "popularity":
         raise UsageError(f"a placement is {', '.join(PLACEMENTS)} or a file; given: {shown(how)}")
-    chosen = order[:capacity]
-    return Placement(
-        tuple(frozenset(e for at, e in chosen if at == layer) for layer in range(len(experts)))
-    )
+    elif popularity is None:
+        raise UsageError(
+            "a placement by popularity needs counts; write them with quantbench experts profile"
+        )
+    else:
+        order = by_popularity(popularity.counts)
+    layers = range(len(experts))
+    return Placement(tuple(frozenset(e for at, e in order[:capacity] if at == i) for i in layers))
 
 
 def by_popularity(counts: Counts) -> list[tuple[int, int]]:
@@ -89,10 +83,8 @@ def even_shares(experts: Sequence[int], capacity: int) -> list[int]:
     """
     having = [layer for layer, count in enumerate(experts) if count]
     each, more = divmod(min(capacity, sum(experts)), max(1, len(having)))
-    shares = [0] * len(experts)
-    for number, layer in enumerate(having):
-        shares[layer] = each + (number < more)
-    return shares
+    shares = {layer: each + (number < more) for number, layer in enumerate(having)}
+    return [shares.get(layer, 0) for layer in range(len(experts))]
 
 
 def from_file(option: str, path: str, routers: Routers, capacity: int) -> Placement:
@@ -138,21 +130,14 @@ def from_file(option: str, path: str, routers: Routers, capacity: int) -> Placem
 
 def hits(placement: Placement, counts: Counts) -> int:
     """The assignments whose expert is in fast memory."""
-    return sum(
-        of_layer[expert]
-        for of_layer, fast in zip(counts, placement.fast, strict=True)
-        for expert in fast
-    )
+    layers = zip(counts, placement.fast, strict=True)
+    return sum(of_layer[expert] for of_layer, fast in layers for expert in fast)
 
 
 def uniform_hits(counts: Counts, capacity: int) -> float:
     """The expected hits of a uniform placement, over all ways to draw it."""
-    shares = even_shares(tuple(map(len, counts)), capacity)
-    return sum(
-        sum(of_layer) * share / len(of_layer)
-        for of_layer, share in zip(counts, shares, strict=True)
-        if of_layer
-    )
+    shares = zip(counts, even_shares(tuple(map(len, counts)), capacity), strict=True)
+    return sum(sum(of_layer) * share / max(1, len(of_layer)) for of_layer, share in shares)
 
 
 def popular_hits(profiled: Counts, held_out: Counts, capacity: int) -> int:
@@ -199,18 +184,7 @@ def hit_rates(routers: Routers, pairs: Sequence[tuple[Counts, Counts]]) -> list[
         uniform = sum(uniform_hits(held_out, capacity) for _, held_out in pairs)
         popular = sum(popular_hits(*pair, capacity) for pair in pairs)
         ideal = sum(popular_hits(held_out, held_out, capacity) for _, held_out in pairs)
-        shares = (hits / max(1, assignments) for hits in (uniform, popular, ideal))
-        uniform_rate, popular_rate, ideal_rate = shares
-        rates.append(
-            HitRates(
-                capacity=capacity,
-                share=capacity / max(1, every),
-                assignments=assignments,
-                uniform=uniform_rate,
-                popularity=popular_rate,
-                popularity_hits=popular,
-                ideal=ideal_rate,
-                ideal_hits=ideal,
-            )
-        )
+        of = max(1, assignments)
+        figures = uniform / of, popular / of, popular, ideal / of, ideal
+        rates.append(HitRates(capacity, capacity / max(1, every), assignments, *figures))
     return rates

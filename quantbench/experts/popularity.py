@@ -3,6 +3,7 @@
     popularity = Popularity.load("--expert_placement", path)
     popularity.counts[layer][expert]            # assignments; () for a layer without experts
     popularity.of_model(routers, "--expert_placement", path)    # or UsageError, of another model
+    keep(popularity); find(routers, option)     # in the cache folder
 
 The file holds the counts of the text's two halves. A placement by the counts of one half can be
 tried on the other, so that it is judged by text that it has not seen.
@@ -15,21 +16,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from quantbench import files
-from quantbench.errors import UsageError
+from quantbench.errors import LogError, UsageError
 from quantbench.text import counted, shown
 from quantbench.typed_json import from_json, to_json
 
 Counts = tuple[tuple[int, ...], ...]  # assignments by layer and expert; () for a dense layer
 FORMAT = 1  # of the file
+AGAIN = "write it anew with quantbench experts profile"
+# A layer is flat if the more popular half of its experts serves less than this above its even
+# share: there it hardly matters which of its experts are in fast memory.
+FLAT = 0.05
 
 
 @dataclass(frozen=True)
 class Routers:
     """What tells one model's routing from another's: the shape, and a digest of each router.
 
-    A digest is of the signs of a router's weights, which no change of dtype alters
-    (experts/routing.py computes it). It is "" for a layer without experts, and for a model whose
-    weights have not been read.
+    A digest (experts/routing.py) is of the signs of a router's weights, which no change of dtype
+    alters: "" for a layer without experts, and for weights that have not been read.
     """
 
     model: str  # its name, for messages
@@ -41,10 +45,8 @@ class Routers:
     @property
     def experts(self) -> tuple[int, ...]:
         """How many experts each layer has; 0 for a dense layer."""
-        dense = set(self.dense_layers)
-        return tuple(
-            0 if layer in dense else self.num_experts for layer in range(len(self.digests))
-        )
+        layers = range(len(self.digests))
+        return tuple(0 if i in self.dense_layers else self.num_experts for i in layers)
 
     def first(self, layers: int) -> "Routers":
         """Those of the model's first layers, as --num_layers takes them."""
@@ -65,9 +67,8 @@ class Routers:
             return f"{self.experts_per_token} experts a token, not {other.experts_per_token} as in"
         if self.first(layers).dense_layers != other.dense_layers:
             return "other layers without experts than"
-        digests = zip(self.digests[:layers], other.digests, strict=True)
-        for layer, (mine, theirs) in enumerate(digests):
-            if mine and theirs and mine != theirs:
+        for layer, pair in enumerate(zip(self.digests, other.digests, strict=False)):
+            if all(pair) and pair[0] != pair[1]:
                 return f"another router in layer {layer} than"
         return None
 
@@ -87,20 +88,18 @@ class Popularity:
         """Over the whole text."""
         return added(*self.halves)
 
-    def of_model(self, routers: Routers, option: str, path: str) -> "Popularity":
+    def of_model(self, routers: Routers, option: str, path: str | Path) -> "Popularity":
         """The counts of a model's layers. Raises UsageError, one line, for another model's counts.
 
         A model with fewer layers of the same routers (--num_layers) gets the counts of those.
         option, path: what was given, for the message.
         """
-        difference = self.routers.difference(routers)
-        if difference:
+        if difference := self.routers.difference(routers):
             raise UsageError(
                 f"{option} {path} is of another model: {self.routers.model} has {difference} "
                 f"{routers.model}; write one with quantbench experts profile"
             )
-        layers = len(routers.digests)
-        first, second = (half[:layers] for half in self.halves)
+        first, second = (half[: len(routers.digests)] for half in self.halves)
         return replace(self, routers=routers, halves=(first, second))
 
     def save(self, option: str, path: str | Path) -> None:
@@ -119,58 +118,114 @@ class Popularity:
     def read(option: str, path: str | Path, value: object) -> "Popularity":
         """The popularity in a file's JSON. Raises UsageError, one line."""
         try:
-            return _checked(value)
+            if not isinstance(value, dict) or "halves" not in value:
+                raise ValueError("it holds no counts")
+            if value.get("format") != FORMAT:
+                raise ValueError(f"its format is {shown(value.get('format'), 40)}, not {FORMAT}")
+            popularity = from_json(Popularity, value)
+            popularity._check()
+            return popularity
         except ValueError as error:
             why = f"it holds no popularity of experts: {error}"
             raise UsageError(files.refusal(option, path, why, AGAIN)) from None
 
-
-AGAIN = "write it anew with quantbench experts profile"
-
-
-def _checked(value: object) -> Popularity:
-    if not isinstance(value, dict) or "halves" not in value:
-        raise ValueError("it holds no counts")
-    if value.get("format") != FORMAT:
-        raise ValueError(f"its format is {shown(value.get('format'), 40)}, not {FORMAT}")
-    popularity = from_json(Popularity, value)
-    _check(popularity)
-    return popularity
-
-
-def _check(popularity: Popularity) -> None:
-    """Raise ValueError for counts that no text can give."""
-    routers = popularity.routers
-    if not 1 <= routers.experts_per_token <= routers.num_experts:
-        raise ValueError(
-            f"{routers.experts_per_token} of {routers.num_experts} experts per token is impossible"
-        )
-    for half in popularity.halves:
-        if len(half) != len(routers.digests):
-            raise ValueError(f"counts of {len(half)} layers, and routers of {len(routers.digests)}")
-        for layer, (counts, experts) in enumerate(zip(half, routers.experts, strict=True)):
-            if len(counts) != experts:
-                raise ValueError(f"layer {layer} has {len(counts)} counts for {experts} experts")
-            if any(count < 0 for count in counts):
-                raise ValueError(f"layer {layer} has a count below 0")
-    expected = popularity.tokens * routers.experts_per_token
-    for layer, counts in enumerate(popularity.counts):
-        if counts and sum(counts) != expected:
-            raise ValueError(
-                f"layer {layer} counts {sum(counts)} assignments, where {popularity.tokens} tokens "
-                f"give {expected}"
-            )
-
-
-# ---------------------------------------------------------------------------------- counts
+    def _check(self) -> None:
+        """Raise ValueError for counts that no text can give."""
+        routers, layers = self.routers, len(self.routers.digests)
+        of, every = routers.experts_per_token, routers.num_experts
+        if not 1 <= of <= every:
+            raise ValueError(f"{of} of {every} experts per token is impossible")
+        for half in self.halves:
+            if len(half) != layers:
+                raise ValueError(f"counts of {len(half)} layers, and routers of {layers}")
+            for layer, (counts, experts) in enumerate(zip(half, routers.experts, strict=True)):
+                if len(counts) != experts:
+                    raise ValueError(
+                        f"layer {layer} has {len(counts)} counts for {experts} experts"
+                    )
+                if any(count < 0 for count in counts):
+                    raise ValueError(f"layer {layer} has a count below 0")
+        expected = self.tokens * of
+        for layer, total in enumerate(map(sum, self.counts)):
+            if self.counts[layer] and total != expected:
+                raise ValueError(
+                    f"layer {layer} counts {total} assignments, where {self.tokens} tokens give "
+                    f"{expected}"
+                )
 
 
 def added(first: Counts, second: Counts) -> Counts:
     """The sum, expert by expert."""
-    return tuple(
-        tuple(a + b for a, b in zip(*layer, strict=True))
-        for layer in zip(first, second, strict=True)
-    )
+    layers = zip(first, second, strict=True)
+    return tuple(tuple(a + b for a, b in zip(*layer, strict=True)) for layer in layers)
+
+
+# ------------------------------------------------------------------------------ the cache folder
+
+
+def path_of(routers: Routers) -> Path:
+    """The file for a model's counts. A quantized or shortened copy of the model has the same."""
+    digest = next(filter(None, routers.digests), "unread")
+    return files.cache_folder() / "popularity" / f"{digest}.json"
+
+
+def keep(popularity: Popularity) -> Path:
+    """Write the counts of their model, in place of older ones. Raises LogError, one line."""
+    path = path_of(popularity.routers)
+    with files.named("", path.parent, LogError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    popularity.save("", path)
+    return path
+
+
+def find(routers: Routers, option: str) -> Popularity:
+    """The counts of this model. Raises UsageError, naming the option, where none are kept."""
+    path = path_of(routers)
+    if not path.exists():
+        raise UsageError(
+            f"{option}: the cache folder has no counts of {routers.model}'s experts; write them "
+            "with quantbench experts profile --checkpoint_path …"
+        )
+    return Popularity.load(option, path).of_model(routers, option, path)
+
+
+# ---------------------------------------------------------------------------------------- skew
+
+
+@dataclass(frozen=True)
+class LayerSkew:
+    """How unevenly a layer's tokens are routed: what a placement by popularity can gain from it."""
+
+    layer: int
+    shares: tuple[float, ...]  # of the layer's assignments, by expert
+    effective: float  # this number of experts, chosen evenly, would be as varied
+    # The share of assignments that the more popular half of the experts serves. The half is chosen
+    # by one half of the text and tried on the other; the mean of both ways.
+    half_serves: float
+    is_flat: bool
+
+    @property
+    def most(self) -> int:
+        """The expert chosen most often."""
+        return self.shares.index(max(self.shares))
+
+    @property
+    def least(self) -> int:
+        """The expert chosen least often."""
+        return self.shares.index(min(self.shares))
+
+
+def skews(popularity: Popularity) -> list[LayerSkew]:
+    """The skew of each layer that has experts."""
+    rows = []
+    for layer, counts in enumerate(popularity.counts):
+        if counts:
+            first, second = (half[layer] for half in popularity.halves)
+            serves = (_half(first, second) + _half(second, first)) / 2
+            shares = tuple(count / max(1, sum(counts)) for count in counts)
+            flat = serves - len(counts) // 2 / len(counts) < FLAT
+            rows.append(LayerSkew(layer, shares, effective_experts(counts), serves, flat))
+    return rows
 
 
 def effective_experts(counts: Sequence[int]) -> float:
@@ -178,6 +233,11 @@ def effective_experts(counts: Sequence[int]) -> float:
 
     From 1, where one expert takes all, to the number of experts. 0 without assignments.
     """
-    total = sum(counts)
-    shares = [count / total for count in counts if count]
+    shares = [count / sum(counts) for count in counts if count]
     return math.exp(-sum(share * math.log(share) for share in shares)) if shares else 0.0
+
+
+def _half(profiled: tuple[int, ...], tried: tuple[int, ...]) -> float:
+    """The share of assignments in `tried` to the half of the experts most chosen in `profiled`."""
+    ranked = sorted(range(len(profiled)), key=profiled.__getitem__, reverse=True)
+    return sum(tried[expert] for expert in ranked[: len(profiled) // 2]) / max(1, sum(tried))

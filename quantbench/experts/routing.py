@@ -1,8 +1,8 @@
-"""Which experts a model's routers choose, recorded while it computes.
+"""Which experts a model's routers choose, counted while it computes.
 
-with recorded(model) as routing:
+with counting(model) as counts:
     model(tokens)
-routing.passes[0][layer]                # tokens of each expert in that pass; () of a dense layer
+counts[layer]                           # tokens of each expert; [] of a dense layer
 
 popularity = profile(model, tokens, context=1024, text="heldout.txt")
 """
@@ -10,14 +10,13 @@ popularity = profile(model, tokens, context=1024, text="heldout.txt")
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from functools import reduce
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from quantbench.errors import UsageError
-from quantbench.experts.popularity import Counts, Popularity, Routers, added
+from quantbench.experts.popularity import Popularity, Routers
 from quantbench.models.config import ModelConfig
 from quantbench.models.llama import Transformer
 from quantbench.models.mixtral import Router, tokens_per_expert
@@ -71,40 +70,25 @@ def _by_layer(model: Transformer) -> list[Router | None]:
     ]
 
 
-@dataclass
-class Routing:
-    """What the routers chose, pass by pass."""
-
-    passes: list[Counts] = field(default_factory=list)
-
-
 @contextlib.contextmanager
-def recorded(model: Transformer) -> Iterator[Routing]:
-    """Record how many tokens each expert gets, in every pass through the model's modules.
+def counting(model: Transformer) -> Iterator[list[list[int]]]:
+    """Count the tokens of each expert of each layer, in every pass through the model's modules.
 
-    A decoding step that one C++ op carries out calls no module, and is not recorded.
+    A decoding step that one C++ op carries out calls no module, and is not counted.
     """
-    routing = Routing()
-    dense: list[tuple[int, ...]] = [()] * len(model.layers)
-    current: list[tuple[int, ...]] = []
-
-    def choose(number: int, experts: int, output: tuple[Tensor, Tensor]) -> None:
-        if len(current) > number:  # an earlier pass that an error ended
-            current.clear()
-        current.extend(dense[len(current) : number])
-        current.append(tuple(tokens_per_expert(output[0], experts)))
-        if number == last:
-            routing.passes.append((*current, *dense[number + 1 :]))
-            current.clear()
+    routers = _by_layer(model)
+    counts = [[0] * (0 if router is None else len(router.weight)) for router in routers]
 
     def hook(number: int) -> Callable[[Router, object, tuple[Tensor, Tensor]], None]:
-        return lambda router, _, output: choose(number, len(router.weight), output)
+        def add(router: Router, _: object, output: tuple[Tensor, Tensor]) -> None:
+            more = tokens_per_expert(output[0], len(router.weight))
+            counts[number] = [a + b for a, b in zip(counts[number], more, strict=True)]
 
-    routers = [(number, router) for number, router in enumerate(_by_layer(model)) if router]
-    last = routers[-1][0] if routers else -1
-    hooks = [router.register_forward_hook(hook(number)) for number, router in routers]
+        return add
+
+    hooks = [r.register_forward_hook(hook(number)) for number, r in enumerate(routers) if r]
     try:
-        yield routing
+        yield counts
     finally:
         for handle in hooks:
             handle.remove()
@@ -128,10 +112,10 @@ def profile(
         raise UsageError(f"{text}: {len(tokens)} tokens are too few to count experts; give more")
     middle, done, halves = len(tokens) // 2, 0, []
     for half in (tokens[:middle], tokens[middle:]):
-        with recorded(model) as routing:
+        with counting(model) as counts:
             for window in torch.split(half, context):
                 model.hidden(window[None])
                 done += len(window)
                 report(done, len(tokens))
-        halves.append(reduce(added, routing.passes))
+        halves.append(tuple(map(tuple, counts)))
     return Popularity(routers, text, len(tokens), (halves[0], halves[1]))

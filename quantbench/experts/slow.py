@@ -23,7 +23,7 @@ import weakref
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,34 +36,6 @@ from quantbench.text import size
 
 Key = tuple[int, int]  # the number of a layer and of an expert in it
 PREFIX = "experts-"  # of the file's name
-
-
-class SlowTier(Protocol):
-    """Where all experts lie."""
-
-    name: str  # "disk" or "RAM"
-
-    @property
-    def place(self) -> str:
-        """For people: the folder, or the kind of memory, and how it is read."""
-
-    def reserve(self, keys: Sequence[Key], nbytes: int) -> None:
-        """Make room for these experts of nbytes each. Raises TierError."""
-
-    def put(self, key: Key, block: Tensor) -> None:
-        """Keep an expert's bytes. Raises TierError."""
-
-    def read(self, key: Key, buffer: Tensor) -> None:
-        """Copy an expert's bytes into a buffer of the fast tier. Raises TierError."""
-
-    def in_place(self, key: Key) -> Tensor:
-        """An expert's bytes where they lie. Raises TierError."""
-
-    def drop(self, key: Key) -> None:
-        """Let the next computing in place find nothing in a cache of the system."""
-
-    def check(self) -> None:
-        """Raise TierError where the experts are no longer all there."""
 
 
 def pages(nbytes: int) -> Tensor:
@@ -105,6 +77,14 @@ class File:
     def _shown_place(self) -> str:
         return str(self.path)
 
+    def reserve(self, keys: Sequence[Key], nbytes: int) -> None:
+        """Make room for these experts of nbytes each. Raises TierError."""
+        raise NotImplementedError
+
+    def put(self, key: Key, block: Tensor) -> None:
+        """Keep an expert's bytes. Raises TierError."""
+        raise NotImplementedError
+
     def _lay_out(self, keys: Sequence[Key], nbytes: int) -> bytes:
         """Note where each expert of nbytes is; returns the file's beginning."""
         header = _header(keys, nbytes)
@@ -113,6 +93,7 @@ class File:
         return header
 
     def read(self, key: Key, buffer: Tensor) -> None:
+        """Copy an expert's bytes into a buffer of the fast tier. Raises TierError."""
         start, data = self.starts[key], as_bytes(buffer)
         file = self.buffered if self.direct is None else self.direct
         done = 0
@@ -151,13 +132,15 @@ class File:
         )
 
     def drop(self, key: Key) -> None:
+        """Let the next computing in place find nothing in a cache of the system."""
         start = self.starts[key]
         if self._mapping is not None:
             self._mapping.madvise(mmap.MADV_DONTNEED, start, self.nbytes)
         os.posix_fadvise(self.buffered, start, self.nbytes, os.POSIX_FADV_DONTNEED)
 
     def check(self) -> None:
-        """A mapped file that lost its end would end the process with a signal."""
+        """Raise TierError where the file is cut short: mapped, it would end the process with a
+        signal."""
         if os.fstat(self.buffered).st_size < self.end:
             raise self._truncated()
 
@@ -200,7 +183,9 @@ class Disk(File):
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
                 raise self._gives_up(error) from None
-        self._write(memoryview(header), 0)
+        header_block = pages(len(header))
+        header_block.numpy()[:] = bytearray(header)
+        self._write(as_bytes(header_block), 0)
 
     def put(self, key: Key, block: Tensor) -> None:
         data = as_bytes(block)
@@ -209,13 +194,10 @@ class Disk(File):
         self._write(data, self.starts[key])
 
     def _write(self, data: memoryview, start: int) -> None:
-        """Write whole pages, and drop them from the page cache where they went through it."""
+        """Write whole pages from a buffer of `pages`; those that went through the page cache are
+        dropped from it."""
         file = self.buffered if self.direct is None else self.direct
         try:
-            if self.direct is not None and not _begins_at_a_page(data):
-                aligned = pages(len(data))
-                aligned.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-                data = as_bytes(aligned)
             done = 0
             while done < len(data):
                 done += os.pwrite(file, data[done:], start + done)
@@ -324,11 +306,6 @@ def _header(keys: Sequence[Key], nbytes: int) -> bytes:
     return length.to_bytes(8, "little") + text.ljust(length)
 
 
-def _begins_at_a_page(data: memoryview) -> bool:
-    writable = not data.readonly
-    return writable and torch.frombuffer(data, dtype=torch.uint8).data_ptr() % PAGE == 0
-
-
 def _direct(path: Path, flags: int) -> int | None:
     """The file opened past the page cache; None where the file system does not allow that.
 
@@ -402,6 +379,9 @@ class Memory:
 
     def check(self) -> None:
         pass
+
+
+SlowTier = File | Memory  # where all experts lie
 
 
 def _lock(memory: Tensor) -> None:

@@ -7,23 +7,9 @@ stopwatch.seconds()             # of all pieces since the last call
 """
 
 import time
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-
-
-class Stopwatch(Protocol):
-    """Adds up the seconds between starts and stops."""
-
-    def start(self) -> Any: ...
-
-    def stop(self, started: Any) -> None: ...
-
-    def seconds(self) -> float: ...
-
-
-def of(device: torch.device) -> Stopwatch:
-    return OfCard(device) if device.type == "cuda" else OfProcess()
 
 
 class OfProcess:
@@ -64,3 +50,7 @@ class OfCard:
         torch.cuda.synchronize(self.device)
         pairs, self.pairs = self.pairs, []
         return sum(float(start.elapsed_time(end)) for start, end in pairs) / 1e3
+
+
+def of(device: torch.device) -> OfProcess | OfCard:
+    return OfCard(device) if device.type == "cuda" else OfProcess()

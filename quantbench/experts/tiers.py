@@ -13,21 +13,24 @@ fetched and not computed; the others are computed in any order and added up in t
 numbers, so that the sums are those of a model that lies in one memory.
 """
 
+import contextlib
 import re
-from collections.abc import Collection, Mapping, Sequence
+import threading
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from quantbench.errors import UsageError
-from quantbench.experts import copies
+from quantbench.errors import KernelError, TierError, UsageError
+from quantbench.experts import copies, stopwatch
 from quantbench.experts.copies import Slot
 from quantbench.experts.fused import Fused
 from quantbench.experts.layer import TieredLayer
 from quantbench.experts.layout import Layout, without_weights
-from quantbench.experts.slow import Disk, Key, SlowTier
-from quantbench.experts.store import Policy, Store
-from quantbench.experts.traffic import Traffic
+from quantbench.experts.slow import Disk, Key, SlowTier, pages
+from quantbench.experts.traffic import Traffic, TwoTiers
+from quantbench.log.config import RunConfig
 from quantbench.models.config import ModelConfig
 from quantbench.models.formats.saved import SavedExperts
 from quantbench.models.llama import Transformer
@@ -49,8 +52,24 @@ def keys_of(architecture: ModelConfig) -> list[Key]:
     return [(layer, expert) for layer in layers for expert in range(mixture.num_experts)]
 
 
-class Tiers(Store):
-    """All experts of one model."""
+@dataclass(frozen=True)
+class Policy:
+    """What happens to an expert that a token takes and that is not in fast memory."""
+
+    name: str
+    fetches: bool  # it is copied into fast memory, or else computed in the slow tier
+    caches: bool  # a fetched expert stays, in place of its layer's least recently used one
+
+
+POLICIES = {
+    "fetch": Policy("fetch", fetches=True, caches=False),
+    "compute_there": Policy("compute_there", fetches=False, caches=False),
+    "cache": Policy("cache", fetches=True, caches=True),
+}
+
+
+class Tiers:
+    """All experts of one model: bytes in the slow tier, slots in the fast one."""
 
     def __init__(
         self,
@@ -67,17 +86,35 @@ class Tiers(Store):
         computes with the bytes of `slow`.
         """
         assert architecture.mixture is not None
-        keys, width = keys_of(architecture), architecture.mixture.experts_per_token
-        super().__init__(slow, beneath[0] if beneath else None, keys, width, device, policy)
+        self.slow, self.device, self.policy = slow, device, policy
+        self.beneath = beneath[0] if beneath else None
         self.stages_beneath = beneath[1] if beneath else None
+        self.keys = keys_of(architecture)
+        self.width = architecture.mixture.experts_per_token
+        self.experts_each = architecture.mixture.num_experts  # of a layer
         self.layers: dict[int, TieredLayer] = {}
         self.fused: Fused | None = None  # for the fused step, which is the CPU's
+        self.copies = copies.make(slow, device)
+        # Held for a layer by the model's modules, and for a step by the fused one.
+        self.lock = threading.Lock()
+        self.traffic = Traffic()
+        self.stopwatch = stopwatch.of(device)  # of the layers' experts, by the model's modules
+        self.arrivals = 0  # experts that can be on their way: slots of the landing
+        self.landing: list[Slot] = []  # those of them that are free
+        self.skeleton: nn.Module = nn.Identity()  # an expert without weights
         # An expert's linear layers without weights, where all experts are in the slow tier already.
         self.pattern: dict[str, nn.Module] = {}
+        self._layouts: dict[bool, Layout] = {}  # of `slow`, and whether of `beneath`
+        self._in_place: dict[Key, nn.Module] = {}
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of an expert in fast memory."""
+        return self._layouts[False]
 
     def lie_there(self, linears: Mapping[str, nn.Module]) -> None:
         """Note that the slow tier has all experts, in the layout of these linear layers."""
-        self.know(Layout.of(linears))
+        self._layouts[False] = Layout.of(linears)
         self.pattern = {name: without_weights(linear) for name, linear in linears.items()}
 
     def after(self, stages: Stages) -> "Arriving":
@@ -87,6 +124,45 @@ class Tiers(Store):
     def keep(self) -> SavedExperts | None:
         """What a later run knows the experts' file by, where it is to be kept. Raises TierError."""
         return self.slow.keep() if isinstance(self.slow, Disk) and self.slow.kept else None
+
+    def take(self, key: Key, linears: Mapping[str, nn.Module], beneath: bool = False) -> None:
+        """Put an expert into the slow tier. Raises TierError, KernelError."""
+        slow = self.beneath if beneath and self.beneath else self.slow
+        layout = Layout.of(linears)
+        if beneath not in self._layouts:
+            slow.reserve(self.keys, layout.nbytes)
+        known = self._layouts.setdefault(beneath, layout)
+        if known != layout:
+            raise KernelError(
+                f"--expert_memory: expert {key[1]} of layer {key[0]} is stored in another way than "
+                "the first one; give one --quantization and --kernel for all"
+            )
+        block = pages(layout.nbytes)
+        known.write(linears, block)
+        slow.put(key, block)
+
+    def in_place(self, key: Key) -> nn.Module:
+        """An expert that computes in the slow tier, with its weights where they lie. TierError."""
+        slow = self.beneath or self.slow
+        slow.check()
+        if key not in self._in_place:
+            layout = self._layouts[self.beneath is not None]
+            self._in_place[key] = layout.expert(self.skeleton, slow.in_place(key))
+        return self._in_place[key]
+
+    def begin(self, pairs: Sequence[tuple[Slot, Key]]) -> None:
+        """Begin to copy these experts, in this order. Raises TierError."""
+        if pairs:
+            self.traffic.fetches += len(pairs)
+            self.traffic.bytes_moved += len(pairs) * self.layout.nbytes
+            self.copies.begin(pairs)
+
+    def abandon(self, slots: Iterable[Slot]) -> None:
+        """Make slots free whose copies are under way, when an error has ended a pass."""
+        for slot in slots:
+            with contextlib.suppress(TierError):
+                self.copies.wait(slot)
+            self.landing.append(slot)
 
     # ------------------------------------------------------------------------------ the model
 
@@ -166,6 +242,21 @@ class Tiers(Store):
         self.traffic.waiting_seconds += self.copies.waited()
         return self.traffic.copy()
 
+    def record(self, config: RunConfig) -> TwoTiers:
+        """Where the experts lie, and the options that said so."""
+        return TwoTiers(
+            fast=sum(self.quotas),
+            landing=self.arrivals,
+            every=len(self.keys),
+            by_layer=self.quotas,
+            expert_bytes=self.layout.nbytes,
+            slow=self.slow.name,
+            slow_place=self.slow.place,
+            policy=config.expert_policy,
+            followed=self.policy.name,
+            placement=config.expert_placement,
+        )
+
 
 class Arriving:
     """A quantizer (models.loading.Stages) whose experts go to the slow tier."""
@@ -216,5 +307,4 @@ def _moved(layer: nn.Module) -> nn.Module:
 def tiers_of(model: Transformer) -> Tiers | None:
     """The tiers of a model's experts; None if all are in one memory."""
     layer = elsewhere_of(model)
-    store = layer.store if isinstance(layer, TieredLayer) else None
-    return store if isinstance(store, Tiers) else None
+    return layer.store if isinstance(layer, TieredLayer) else None

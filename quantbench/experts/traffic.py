@@ -1,7 +1,7 @@
 """What the two tiers did: a few counters, and what they say."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from quantbench.text import counted, size
@@ -56,6 +56,32 @@ class Phases:
 
     prompt: Traffic  # and the first new token
     decode: Traffic  # of the other new tokens
+
+
+class Watch:
+    """What tiers do for one sample, if there are any: its prompt and its decoding apart."""
+
+    def __init__(self, counted: Callable[[], Traffic] | None) -> None:
+        """counted: Tiers.counted; None: there are no tiers."""
+        self.counted = counted
+        self.marks = [counted()] if counted else []  # at the start, and after the prompt
+
+    def first(self, after_token: Callable[[], object]) -> Callable[[], object]:
+        """`after_token`, to be called after each token; the first one ends the prompt."""
+
+        def after() -> object:
+            if self.counted and len(self.marks) == 1:
+                self.marks.append(self.counted())
+            return after_token()
+
+        return after
+
+    def phases(self) -> Phases | None:
+        """What was counted until now."""
+        if self.counted is None:
+            return None
+        start, prompted = self.marks
+        return Phases(prompted.since(start), self.counted().since(prompted))
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from quantbench.experts.store import POLICIES, Policy
-from quantbench.experts.tiers import Tiers
+from quantbench.experts.tiers import POLICIES, Policy, Tiers
 
 CANDIDATES = (POLICIES["cache"], POLICIES["compute_there"])
 STEPS = 12  # of each policy, whose median counts; before them one of each that does not count

@@ -1,19 +1,18 @@
 """What `quantbench quality` measures; in a separate file because it needs torch."""
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from quantbench.cli import progress
+from quantbench.cli import say
 from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig
 from quantbench.log.origin import git_commit, versions
 from quantbench.models.formats import open_checkpoint
 from quantbench.quality import decode_check, harness
 from quantbench.quality.layer_sqnr import sqnr_of_layers
-from quantbench.quality.reference_cache import OTHER_DTYPE, loaded, reference
+from quantbench.quality.reference_cache import OTHER_DTYPE, loaded, phase, reference
 from quantbench.quality.scores import of_reference, score, summary
 from quantbench.quality.tasks import Tasks
 from quantbench.quality.thresholds import MOST_TOKENS, looks_needed
@@ -22,8 +21,7 @@ from quantbench.run.parallel import begin
 from quantbench.run.plan import make_plan
 
 DECODED, STEPS = 129, 64  # one window of 129 tokens is read both ways, its last 64 by steps
-ALL_LOOKS = 64
-Say = Callable[[str], None]
+FIRST_LOOKS, ALL_LOOKS = 3, 64  # of full precision: reading on takes two models' loading
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,6 @@ def measure(
     max_kl: float,
     tasks: Tasks | None,
     limit: int | None,
-    say: Say,
 ) -> QualityReport:
     """tokens: to predict, 0 for all; None: as many as it takes until the KL is clear of max_kl.
     tasks: of lm-evaluation-harness, with at most `limit` documents each.
@@ -68,13 +65,13 @@ def measure(
             "against full precision: give that checkpoint, and --quantization"
         )
     plan = begin(make_plan(config))
-    most, looks = (MOST_TOKENS, 1) if tokens is None else (tokens, ALL_LOOKS)
+    most, looks = (MOST_TOKENS, FIRST_LOOKS) if tokens is None else (tokens, ALL_LOOKS)
     scores = None
     while True:
-        full = reference(plan.config, text, most, looks, say)
-        loading = loaded(plan, say)
+        full = reference(plan.config, text, most, looks)
+        loading = loaded(plan)
         done = scores.passages[-1].number + 1 if scores else 0
-        with progress(f"{plan.spec}: reading", False, "tokens") as report:
+        with phase(f"{plan.spec}: reading") as report:
             until = max_kl if tokens is None else None
             scores = score(
                 plan, loading.model, full.read[done:], full, until, report=report, before=scores
@@ -84,12 +81,13 @@ def measure(
             break
         del loading  # full precision reads more: the two are never in memory together
         kl = scores.mean_kl()
-        looks = looks_needed(kl.mean, kl.standard_error, max_kl, full.looks)
+        needed = looks_needed(kl.mean, kl.standard_error, max_kl, full.looks)
+        looks = max(needed, full.looks + 2)
     model, ids = loading.model, torch.tensor(full.read[0].ids, device=plan.device)
     quality = dataclasses.replace(
         quality, decoding=decode_check.check(plan, model, ids[:DECODED], STEPS)
     )
-    with progress("Each layer against the same layer in full precision", False):
+    with phase("Each layer against the same layer in full precision"):
         layers = sqnr_of_layers(plan, model, plan.config.checkpoint_path, ids)
     floor, scheme = full.about.noise_floor, str(plan.spec)
     assert floor is not None

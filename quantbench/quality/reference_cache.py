@@ -9,20 +9,21 @@ MOST_BYTES, the least recently used files are removed.
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from quantbench import files
-from quantbench.cli import progress
+from quantbench.cli import Report, can_erase, progress, say
 from quantbench.errors import LogError
 from quantbench.log.config import RunConfig
 from quantbench.quality import texts
@@ -37,10 +38,9 @@ MOST_BYTES = 2_000_000_000  # 16,384 tokens of Llama 3 8B take 134 MB
 SCRATCH = "unfinished-"
 FORMAT = 5
 OTHER_DTYPE = {"bfloat16": "float32", "float16": "float32", "float32": "bfloat16"}
-Say = Callable[[str], None]
 
 
-def reference(config: RunConfig, text: str | None, tokens: int, looks: int, say: Say) -> Reference:
+def reference(config: RunConfig, text: str | None, tokens: int, looks: int) -> Reference:
     """The config's model in full precision on the first `looks` looks, or on more.
 
     text, tokens: as for texts.passages. Raises LogError where they cannot be kept.
@@ -71,10 +71,20 @@ def reference(config: RunConfig, text: str | None, tokens: int, looks: int, say:
         raise LogError(f"cannot keep hidden states in {folder}: {reason}") from None
 
 
-def loaded(plan: Plan, say: Say = lambda line: None) -> Loaded:
+@contextlib.contextmanager
+def phase(what: str, unit: str = "tokens") -> Iterator[Report]:
+    """Show `what` and how far it is; where no line can be erased, once."""
+    if can_erase():
+        with progress(what, lasting=False, unit=unit) as report:
+            yield report
+    else:
+        say(f"{what} …")
+        yield lambda done, total: None
+
+
+def loaded(plan: Plan) -> Loaded:
     """The plan's model, with progress while it is loaded."""
-    what = f"Loading {plan.name} as {plan.spec} in {plan.config.precision}"
-    with progress(what, lasting=False) as report:
+    with phase(f"Loading {plan.name} as {plan.spec} in {plan.config.precision}", "GB") as report:
         return load(plan, report, say)
 
 
@@ -83,23 +93,25 @@ def _make(
     plan: Plan, text: str | None, tokens: int, looks: int, kept: Reference | None, path: Path
 ) -> None:
     """Write the first `looks` looks to `path`, of which `kept` has some."""
-    model = loaded(plan).model
-    if kept:
-        passages, floor = kept.about.passages, kept.about.noise_floor
-    else:
-        floor = None
-        with progress("Full precision: writing a text", False, "tokens") as report:
-            passages = texts.passages(plan, lambda: model, text, tokens, report)
+    model = functools.cache(lambda: loaded(plan).model)
+
+    def write() -> tuple[list[texts.Written], list[texts.Written]]:
+        model()
+        with phase("Full precision: writing a text") as report:
+            return texts.written(plan, model(), report)
+
+    passages = kept.about.passages if kept else texts.passages(plan, text, tokens, write)
+    floor = kept.about.noise_floor if kept else None
     hidden: list[Tensor] = [kept.hidden(passage) for passage in kept.read] if kept else []
     missing = [passage for passage in passages if passage.look < looks][len(hidden) :]
-    reader, total = Reader(plan, model), sum(passage.predicted for passage in missing)
-    with progress("Full precision: reading", False, "tokens") as report:
+    reader, total = Reader(plan, model()), sum(passage.predicted for passage in missing)
+    with phase("Full precision: reading") as report:
         for passage in missing:
             hidden.append(reader.hidden(passage).cpu())
             report(sum(map(len, hidden)), total)
     Reference.write(path, plan, passages, hidden, floor)
     if floor is None:
-        del model, reader  # before the other one is loaded
+        del model, write, reader  # before the other one is loaded
         Reference.write(path, plan, passages, hidden, _noise_floor(plan, Reference(path)))
 
 

@@ -256,7 +256,7 @@ def of_reference(scores: Scores) -> Quality:
 
 
 def _of_texts(scores: Scores) -> Iterator[Part]:
-    for name, digest in texts.digests(scores.passages).items():
+    for name, digest in {part.text: part.digest for part in scores.passages}.items():
         own = scores.of_text(name)
         yield dataclasses.replace(_part(name, own, torch.ones(len(own.nats))), digest=digest)
 
@@ -329,7 +329,11 @@ def quick(
     full = Reference(reference.path) if reference else None
     if full and full.about.vocab_size != plan.architecture.vocab_size:
         return QualityAnswer(NoQuality("the baseline has another tokenizer"))
-    found = full.about.passages if full else texts.passages(plan, lambda: model, text, tokens)
+    found = (
+        full.about.passages
+        if full
+        else texts.passages(plan, text, tokens, lambda: texts.written(plan, model))
+    )
     hidden: list[Tensor] | None = [] if keep else None
     scores = score(plan, model, found, full, max_kl, hidden)
     if keep and hidden:

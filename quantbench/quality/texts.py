@@ -1,6 +1,6 @@
 """What quality is measured on: passages of prose, of code, and of text that the model itself wrote.
 
-    for passage in passages(plan, model, None, 16384):
+    for passage in passages(plan, None, 16384, lambda: written(plan, model)):
         passage.ids                     # read from position 0 on; ids[first:] are predicted
 
 The prose is the beginning of "Workshop on Electronic Texts" (Library of Congress, 1992), which is
@@ -28,12 +28,11 @@ from quantbench.generate import Generator, Sampling, sample
 from quantbench.models.chat import chat_of
 from quantbench.models.formats import EMBEDDED, EMBEDDED_MODELS
 from quantbench.models.llama import Transformer
-from quantbench.quality.thresholds import FIRST_TOKENS
+from quantbench.quality.thresholds import FIRST_TOKENS, LEAST_TOKENS, check_tokens
 from quantbench.run.plan import Plan
 
 TEXTS = {name: Path(__file__).with_name(f"{name}.txt") for name in ("prose", "code")}
 HELD_OUT = EMBEDDED / "heldout.txt"
-LEAST_TOKENS = 16  # of all texts together
 PROMPTS = (
     "Explain to a twelve-year-old how a bicycle stays upright.",
     "Write a function that merges two sorted lists, and say how long it takes.",
@@ -54,6 +53,7 @@ class Passage:
     first: int  # ids[first:] are predicted
     bytes: int | None = None  # of what is predicted, in UTF-8; None for what a model wrote
     number: int = 0  # among all passages
+    digest: str = ""  # of all that is predicted of its text
 
     @property
     def predicted(self) -> int:
@@ -62,20 +62,18 @@ class Passage:
 
 def passages(
     plan: Plan,
-    model: Callable[[], Transformer],
     text: str | None,
     most: int,
-    report: Report = lambda done, total: None,
+    write: Callable[[], tuple[list[Written], list[Written]]],
 ) -> list[Passage]:
     """All passages, in the order in which they are read.
 
-    model: gives the model that writes; called only if it has to. text: a file that takes the place
-    of all texts. most: tokens to predict, 0 for all. report: called as (tokens written, total).
+    text: a file that takes the place of all texts. most: tokens to predict, 0 for all. write:
+    gives what the model writes; called last, and only if that is read.
 
     Raises UsageError for a text that cannot be read or has too few tokens.
     """
-    if 0 < most < LEAST_TOKENS:
-        raise UsageError(f"--tokens {most}: quality takes {LEAST_TOKENS} or more, or 0 for all")
+    check_tokens(most)
     given = _given(plan, text)
     own = WRITTEN if given.keys() == TEXTS.keys() else ()
     count = len(given) + len(own)
@@ -85,19 +83,16 @@ def passages(
         path = next(iter(given.values()))
         raise UsageError(f"--text {path}: quality takes {LEAST_TOKENS} tokens or more")
     if own:
-        for name, rows in zip(WRITTEN, written(plan, model(), report), strict=True):
+        for name, rows in zip(WRITTEN, write(), strict=True):
             found += _in_looks(name, rows, share, limit)
     found.sort(key=lambda part: part.look)
-    return [replace(part, number=number) for number, part in enumerate(found)]
-
-
-def digests(found: Sequence[Passage]) -> dict[str, str]:
-    """For each text a hash of its tokens that are predicted."""
-    hashes: dict[str, hashlib._Hash] = {}
+    hashes = {part.text: hashlib.sha256() for part in found}
     for part in found:
-        digest = hashes.setdefault(part.text, hashlib.sha256())
-        digest.update(str(part.ids[part.first :]).encode())
-    return {name: digest.hexdigest()[:12] for name, digest in hashes.items()}
+        hashes[part.text].update(str(part.ids[part.first :]).encode())
+    return [
+        replace(part, number=number, digest=hashes[part.text].hexdigest()[:12])
+        for number, part in enumerate(found)
+    ]
 
 
 def source(plan: Plan, text: str | None) -> str:

@@ -5,9 +5,12 @@ averaged over tokens. It decides instead of perplexity, since it needs a tenth (
 thousandth (8 bits) of the tokens to tell two schemes apart. Nothing here needs torch.
 """
 
+from quantbench.errors import UsageError
+
 MAX_KL = 0.03  # the limit unless --max_kl gives another
 FIRST_TOKENS = 512  # before the KL is first compared with the limit; then twice as many each time
 MOST_TOKENS = 16384
+LEAST_TOKENS = 16  # of all texts together
 TOKENS = 4096  # at most, where many schemes are compared
 SURE = 3.5  # standard errors off the limit: 99 % at 7 degrees of freedom, as there are many looks
 
@@ -27,6 +30,12 @@ LEGEND = {  # how to read the figures
     "top1": "Same likeliest token, as greedy decoding takes it: where it flips, texts part",
     "top5": "Of the five likeliest, the share that stayed: sampling draws from these",
 }
+
+
+def check_tokens(most: int) -> None:
+    """Raise UsageError for too few tokens; 0 are all of a text."""
+    if 0 < most < LEAST_TOKENS:
+        raise UsageError(f"--tokens {most}: quality takes {LEAST_TOKENS} or more, or 0 for all")
 
 
 def class_of(kl: float) -> str:

@@ -112,7 +112,7 @@ class Quality:
     def with_interval(self) -> "Quality":
         """The same with the intervals of its ratio of perplexities and its KL, if there are any."""
         value, error = self.perplexity_ratio, self.perplexity_ratio_standard_error
-        ends = kl_ends = None
+        ends, kl_ends = self.perplexity_ratio_interval, self.kl_interval
         if value and error is not None and self.perplexity_ratio_freedom is not None:
             estimate = Estimate(math.log(value), error / value, self.perplexity_ratio_freedom)
             ends = [block_errors.ratio(end) for end in estimate.ends()]

@@ -1,13 +1,10 @@
-"""The tables of the documentation on how far its figures can be trusted: verdicts of comparisons,
-and estimates, each beside what was true or measured."""
+"""The table of the documentation on how far verdicts of comparisons can be trusted."""
 
 import dataclasses
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from quantbench.estimate.validate import QUANTITIES, of_results
 from quantbench.log.about import About
 from quantbench.report.columns import Columns, markdown, number
 from quantbench.report.doc_data import captioned, one_file, read
@@ -73,32 +70,6 @@ def trust(words: Sequence[str]) -> str:
     return f"{markdown(SIMULATED, data.cells)}\n\n{caption}"
 
 
-@dataclasses.dataclass(frozen=True)
-class _About:
-    about: About
-
-
-ERRORS: Columns[tuple[str, list[float]]] = [
-    ("cases", lambda row: row[0]),
-    ("how many", lambda row: str(len(row[1]))),
-    ("mean error", number(lambda row: statistics.fmean(map(abs, row[1])), ".1%")),
-    ("worst", number(lambda row: max(map(abs, row[1])), ".1%")),
-    ("median, with its sign", number(lambda row: statistics.median(row[1]), "+.1%")),
-]
-
-
-def estimates(words: Sequence[str]) -> str:
-    """estimates FILE: errors of the estimates in a file as tests.estimate.fit_efficiency has it."""
-    file = one_file(words)
-    groups: dict[str, list[float]] = {}
-    for case in of_results(file):
-        error = next((e for name in QUANTITIES if (e := case.error(name)) is not None), None)
-        if error is not None:
-            groups.setdefault(case.group, []).append(error)
-    return captioned(ERRORS, list(groups.items()), read(_About, file).about)
-
-
 TABLES: Mapping[str, Block] = {
     "trust": trust,
-    "estimates": estimates,
 }

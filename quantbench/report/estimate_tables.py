@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from quantbench.estimate.fits import Fit
 from quantbench.estimate.predict import Estimate, Figure, Machine, Memory, Unknown
 from quantbench.run.energy import NO_COUNTER
-from quantbench.text import aligned, size
+from quantbench.text import aligned, counted, size
 
 
 def lines(estimate: Estimate) -> list[str]:
@@ -107,19 +107,41 @@ def table(estimates: Mapping[str, Estimate | str], machine: Machine, memory: flo
 def fitting(
     fits: Sequence[Fit], memory: float, batch: int, context: int | None, warnings: Sequence[str]
 ) -> str:
-    """A row a scheme and cache: how many positions fit into so much memory."""
-    rows: list[tuple[str, ...]] = [("scheme", "cache", "weights", "cache/position", "positions")]
+    """A row for each scheme that fits, the largest first, with the positions that fit for each kind
+    of cache; and how many do not fit."""
+    caches = list(dict.fromkeys(one.kv_cache for one in fits))
+    by_scheme: dict[str, dict[str, Fit]] = {}
     for one in fits:
-        within = context is not None and one.positions >= context
-        positions = f"{context} (all of its context)" if within else str(one.positions)
-        rows.append(
-            (
-                one.scheme,
-                one.kv_cache,
-                size(one.weights),
-                f"{one.position / 1e3:.1f} kB",
-                positions if one.positions else one.why_not or "does not fit",
-            )
+        by_scheme.setdefault(one.scheme, {})[one.kv_cache] = one
+    fitting = {
+        scheme: own for scheme, own in by_scheme.items() if any(f.positions for f in own.values())
+    }
+    rows: list[tuple[str, ...]] = [("scheme", "weights", *caches)]
+    for scheme, own in sorted(fitting.items(), key=lambda item: -_weights(item[1])):
+        cells = (_positions(own[cache], context) for cache in caches)
+        rows.append((scheme, size(_weights(own)), *cells))
+    left_out = by_scheme.keys() - fitting.keys()
+    refused = [s for s in left_out if all(f.why_not for f in by_scheme[s].values())]
+    notes = [f"all: the model's context, {context}"] if context else []
+    if too_large := len(left_out) - len(refused):
+        notes.append(f"{counted(too_large, 'scheme')} more: too large")
+    if refused:
+        notes.append(f"{counted(len(refused), 'scheme')} more: not for this model's shapes")
+    head = f"Into {size(memory)}, {counted(batch, 'sequence')} at once; positions by KV cache:"
+    lines = aligned(rows, left={0}).splitlines()
+    if not fitting:
+        head = (
+            f"Nothing fits into {size(memory)}; `generate --dry_run` shows the size of each scheme"
         )
-    head = f"Into {size(memory)}, {batch} sequence{'s' * (batch > 1)} at once:"
-    return "\n".join(_warned([head, *aligned(rows, left={0, 1}).splitlines()], warnings))
+        lines = []
+    return "\n".join(_warned([head, *lines, *(["; ".join(notes)] if notes else [])], warnings))
+
+
+def _weights(own: Mapping[str, Fit]) -> int:
+    return max(fit.weights for fit in own.values())
+
+
+def _positions(fit: Fit, context: int | None) -> str:
+    if not fit.positions:
+        return "-"
+    return "all" if context is not None and fit.positions >= context else str(fit.positions)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from quantbench.experts.placement import HitRates
-from quantbench.experts.skew import LayerSkew
+from quantbench.experts.popularity import LayerSkew
 from quantbench.report.lines import COLOURS, STYLE
 
 MOST = 2.0  # even shares at the end of the colour scale

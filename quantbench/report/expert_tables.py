@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from quantbench.experts.placement import HitRates
-from quantbench.experts.popularity import Popularity
-from quantbench.experts.skew import FLAT, LayerSkew
+from quantbench.experts.popularity import FLAT, LayerSkew, Popularity
 from quantbench.report.columns import Columns, aligned, number
 from quantbench.text import counted
 

@@ -36,6 +36,7 @@ FILE = "report.html"
 FRONTS = {BANDS[0]: BANDS[:1], BANDS[1]: BANDS[:2]}  # bands of arms that a dashed line joins
 # Percentiles of the decoding steps that are drawn; more of them in the slow tail, which matters.
 PERCENTS = (1, 5, 10, 25, 50, 75, 90, 95, 98, 99, 99.5, 99.9, 100)
+MOST_TURNS = 400  # points of a line
 SCRIPT = re.compile(r"<script[^>]*>(.*?)</script>", re.S)
 Table = Sequence[Sequence[str]]  # headings, then a row for each arm
 
@@ -194,10 +195,12 @@ def _pareto(go: Any, shown: Sequence[Point]) -> list[Any]:
 
 
 def _turns(results: Results, number: int) -> tuple[list[float], list[float | None]]:
-    """Cycles and tokens per second of the arm's turns of decoding; None between two processes."""
+    """Cycles and tokens per second of the arm's turns of decoding, MOST_TURNS of them at most; None
+    between two processes."""
     x: list[float] = []
     y: list[float | None] = []
     turns = results.turns(number, "decode")
+    turns = turns[:: 1 + len(turns) // MOST_TURNS]
     for before, turn in zip([None, *turns], turns, strict=False):
         if before and before.process != turn.process:
             x.append(turn.cycle - 0.5)

@@ -20,7 +20,7 @@ from quantbench.models.tokenizer import Tokenizer
 from quantbench.quantize import pruning as wanda
 
 if TYPE_CHECKING:
-    from quantbench.quantize.autoquant.choose import Sample
+    from quantbench.quantize.autoquant import Sample
 
 ROWS, TOKENS = 8, 256  # of the calibration text: 8 sequences of 256 tokens
 SAMPLED_EXPERTS = 2  # of a layer, for autoquant
@@ -59,7 +59,7 @@ def samples(model: Transformer, ids: Tensor) -> "list[Sample]":
         )
     inputs["output"] = model.norm(model.hidden(ids)).flatten(0, -2)
     taken = [name for name in linears if name not in _left_out(inputs)]
-    from quantbench.quantize.autoquant.choose import Sample
+    from quantbench.quantize.autoquant import Sample
 
     return [Sample(name, linears[name], inputs[name]) for name in taken if name in inputs]
 

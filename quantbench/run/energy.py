@@ -4,14 +4,15 @@ meter = Meter.find(device, ranks)           # NotCounted, with the reason, where
 energy = meter.energy(runs)                 # of one run; idle power is subtracted
 """
 
-import contextlib
 import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from quantbench.text import counted
 
 if TYPE_CHECKING:
     import torch
@@ -66,15 +67,14 @@ class Counter:
 def zones(root: Path = POWERCAP) -> dict[str, Path]:
     """RAPL's folders of processor packages, and of memory where it is counted apart from them. The
     MSR and the MMIO driver may both list a package; cores lie within their package's figure."""
+    names = {path: path.read_text().strip() for path in root.glob("intel-rapl*:*/name")}
     found: dict[str, Path] = {}
-    folders = root.glob("intel-rapl*:*") if root.is_dir() else ()
-    for folder in sorted(folders, key=lambda path: ("mmio" in path.name, path.name)):
-        with contextlib.suppress(OSError):
-            name = (folder / "name").read_text().strip()
-            if name == "dram":  # inside the package whose folder's name its own begins with
-                name += f" {(root / folder.name.rpartition(':')[0] / 'name').read_text().strip()}"
-            if name.startswith(("package", "dram")):
-                found.setdefault(name, folder)
+    for path in sorted(names, key=lambda path: ("mmio" in path.parent.name, path)):
+        name, folder = names[path], path.parent
+        if name == "dram":  # inside the package whose folder's name its own begins with
+            name += f" {names[root / folder.name.rpartition(':')[0] / 'name']}"
+        if name.startswith(("package", "dram")):
+            found.setdefault(name, folder)
     return found
 
 
@@ -86,63 +86,53 @@ def rapl(root: Path = POWERCAP) -> Counter:
     def read(file: str = "energy_uj") -> list[float]:
         try:
             return [int((folder / file).read_text()) / 1e6 for folder in found.values()]
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            raise NoCounter(f"the RAPL counter cannot be read: {reason}") from None
+        except OSError as error:
+            raise NoCounter(f"the RAPL counter cannot be read: {error.strerror}") from None
 
     read()
     return Counter(f"RAPL ({', '.join(found)})", read, read("max_energy_range_uj"), 1e-3)
 
 
-def nvml(indices: Sequence[int], library: Any = None) -> Counter:
+def nvml(indices: Sequence[int]) -> Counter:
     """The counters of CUDA's devices of these numbers, found by their UUID, for NVML numbers cards
-    otherwise. library: pynvml. Raises NoCounter."""
+    otherwise. Raises NoCounter."""
     import torch
 
     try:
         import pynvml
 
-        library = library or pynvml
-    except ImportError:
-        if library is None:
-            raise NoCounter("NVIDIA's counter needs a package: pip install nvidia-ml-py") from None
-    try:
         uuids = [torch.cuda.get_device_properties(index).uuid for index in indices]
+    except ImportError:
+        raise NoCounter("NVIDIA's counter needs a package: pip install nvidia-ml-py") from None
     except (AssertionError, AttributeError, RuntimeError):  # torch's, of a number without a card
         raise NoCounter(f"CUDA has no device {max(indices)} here, or hides its UUID") from None
 
     def read() -> list[float]:
         try:
-            library.nvmlInit()
-            cards = [library.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}") for uuid in uuids]
-            return [library.nvmlDeviceGetTotalEnergyConsumption(card) / 1e3 for card in cards]
-        except library.NVMLError as error:
+            pynvml.nvmlInit()
+            cards = [pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}") for uuid in uuids]
+            return [pynvml.nvmlDeviceGetTotalEnergyConsumption(card) / 1e3 for card in cards]
+        except pynvml.NVMLError as error:
             raise NoCounter(f"NVIDIA's driver counts no energy here: {error}") from None
 
     read()
-    count = f"{len(uuids)} GPU{'s' * (len(uuids) != 1)}"
-    return Counter(f"NVML ({count})", read, [math.inf] * len(uuids), 0.1)
+    return Counter(f"NVML ({counted(len(uuids), 'GPU')})", read, [math.inf] * len(uuids), 0.1)
 
 
 def find(device_type: str, indices: Sequence[int] = (0,)) -> Counter:
     """The counter of a device. Raises NoCounter where there is none."""
-    if device_type == "cuda":
-        return nvml(indices)
-    if device_type == "cpu":
-        return rapl()
-    raise NoCounter(f"there is no counter of energy for {device_type}")
+    if device_type not in ("cuda", "cpu"):
+        raise NoCounter(f"there is no counter of energy for {device_type}")
+    return nvml(indices) if device_type == "cuda" else rapl()
 
 
 def power_limit(root: Path = POWERCAP) -> float | None:
     """Watts to which the firmware holds the processor packages in the long term; None where nothing
     tells. Anyone may read it, unlike the counters on most systems."""
-    total = 0.0
-    for file in (f for folder in zones(root).values() for f in folder.glob("constraint_*_name")):
-        with contextlib.suppress(OSError, ValueError):
-            if file.read_text().strip() == "long_term":
-                limit = file.with_name(file.name.replace("_name", "_power_limit_uw"))
-                total += int(limit.read_text()) / 1e6
-    return total or None
+    files = [file for zone in zones(root).values() for file in zone.glob("constraint_*_name")]
+    terms = [file for file in files if file.read_text().strip() == "long_term"]
+    limits = [file.with_name(file.name.replace("_name", "_power_limit_uw")) for file in terms]
+    return sum(int(limit.read_text()) for limit in limits) / 1e6 or None
 
 
 @dataclass(frozen=True)
@@ -164,17 +154,17 @@ class Meter:
             before, started = counter.read(), time.perf_counter()
             time.sleep(IDLE_SECONDS)
             idle = counter.between(before, counter.read()) / (time.perf_counter() - started)
+            missing, why = 0.0, "of some ranks"
         except NoCounter as error:
-            ranks.total([0.0], device)
-            return NotCounted(f"{NO_COUNTER} ({error})")
-        if ranks.total([1.0], device)[0] < ranks.size:
-            return NotCounted(f"{NO_COUNTER} (of some ranks)")
+            missing, why = 1.0, str(error)
+        if ranks.total([missing], device)[0]:
+            return NotCounted(f"{NO_COUNTER} ({why})")
         return Meter(counter, idle, device, ranks)
 
     def energy(self, runs: Callable[[], int]) -> Energy | NotCounted:
         """The energy of a run. runs() carries out one or more and returns their number; it is
         repeated until the counter was updated UPDATES times."""
-        counter, first, going = self.counter, self.ranks.rank == 0, True
+        counter, first, going = self.counter, self.ranks.rank == 0, 1.0
         repeats, spent, seconds, started = 0, 0.0, 0.0, time.perf_counter()
         try:
             last = counter.read() if first else []
@@ -183,33 +173,37 @@ class Meter:
                 if first:  # run by run: a counter wraps once at most
                     now, seconds = counter.read(), time.perf_counter() - started
                     spent, last = spent + counter.between(last, now), now
-                going = self._rank_0_says(seconds < UPDATES * counter.interval)
+                more = float(seconds < UPDATES * counter.interval)
+                (going,) = self.ranks.first([more], self.device)
         except NoCounter as error:
-            self._rank_0_says(False)
+            self.ranks.first([0.0], self.device)
             return NotCounted(f"{counter.name} stopped while it was read: {error}")
         if not first:
             return NotCounted("rank 0 counts the energy of all")
         if not spent:
             return NotCounted(f"{counter.name} does not move in {seconds:.1f} s")
         net = max(0.0, spent - self.idle_watts * seconds)
-        net, spent, each = net / repeats, spent / repeats, seconds / repeats
-        resolution = counter.interval / seconds
-        return Energy(counter.name, net, spent, each, self.idle_watts, repeats, resolution)
-
-    def _rank_0_says(self, going: bool) -> bool:
-        return self.ranks.first([float(going)], self.device)[0] > 0
+        each = net / repeats, spent / repeats, seconds / repeats
+        return Energy(counter.name, *each, self.idle_watts, repeats, counter.interval / seconds)
 
 
 def pooled(energies: Sequence[Energy]) -> Energy:
     """The energy of a run that was counted several times: means over all repeats. The idle power is
     the mean of its readings, the resolution the coarsest."""
     repeats = [one.repeats for one in energies]
-    net = statistics.fmean((one.joules for one in energies), repeats)
-    spent = statistics.fmean((one.joules_with_idle for one in energies), repeats)
-    seconds = statistics.fmean((one.seconds for one in energies), repeats)
-    idle = statistics.fmean(one.idle_watts for one in energies)
-    resolution = max(one.resolution for one in energies)
-    return Energy(energies[0].counter, net, spent, seconds, idle, sum(repeats), resolution)
+
+    def mean(figures: list[float]) -> float:
+        return statistics.fmean(figures, repeats)
+
+    return Energy(
+        counter=energies[0].counter,
+        joules=mean([one.joules for one in energies]),
+        joules_with_idle=mean([one.joules_with_idle for one in energies]),
+        seconds=mean([one.seconds for one in energies]),
+        idle_watts=statistics.fmean(one.idle_watts for one in energies),
+        repeats=sum(repeats),
+        resolution=max(one.resolution for one in energies),
+    )
 
 
 def sentence(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from quantbench import devices
+from quantbench import devices, files
 from quantbench.errors import TierError
 from quantbench.log.config import RunConfig, Unsaid
 from quantbench.models.formats import Checkpoint, open_checkpoint
@@ -37,7 +37,7 @@ from quantbench.run.plan import Plan, scheme_of
 
 if TYPE_CHECKING:
     from quantbench.experts.tiers import Tiers
-    from quantbench.quantize.autoquant import choose as autoquant
+    from quantbench.quantize import autoquant
 
 Report = Callable[[int, int], None]
 Say = Callable[[str], None]
@@ -229,10 +229,11 @@ class Loading:
     def _autoquantizer(self, say: Say) -> "autoquant.AutoQuantizer":
         """Choose a scheme for each shape of layer, on the inputs of the first layer and of the
         output; for a saved checkpoint, take the choices that were saved."""
-        from quantbench.quantize.autoquant import choose as autoquant
+        from quantbench.quantize import autoquant
 
         if saved := self.checkpoint.saved:
-            return autoquant.AutoQuantizer([], self.device, self.precision, saved.layers)
+            chosen = autoquant.by_name(saved.layers)
+            return autoquant.AutoQuantizer(chosen, self.device, self.precision)
         say("Timing every candidate for each shape of layer …")
         last_line = time.monotonic()
 
@@ -250,13 +251,14 @@ class Loading:
             self.spec,
             self.config.batch_size,
             self.config.min_sqnr,
-            autoquant.default_cache(),
+            files.cache_folder(),
             report,
             compile=self.config.compile,
             kernel=self.config.kernel,
         )
         say(autoquant.table(self.choices))
-        return autoquant.AutoQuantizer(self.choices, self.device, self.precision)
+        chosen = autoquant.by_shape(self.choices)
+        return autoquant.AutoQuantizer(chosen, self.device, self.precision)
 
     def _pruning(self) -> Callable[[str, nn.Module], None] | None:
         """For sparse-marlin-wanda: the function that prunes each part as soon as it is loaded."""

@@ -98,8 +98,9 @@ def readable(plan: Plan, tokens: list[int]) -> str | None:
 def facts_of(plan: Plan, generator: Generates, kernels: str) -> Facts:
     """The facts of a planned run with its Generator. kernels: as in run.loading.Loaded."""
     from quantbench import devices
-    from quantbench.experts.watch import two_tiers
+    from quantbench.experts.tiers import tiers_of
 
+    tiers = tiers_of(generator.model)
     held = (
         weight_bytes(generator.model),
         step_bytes(generator.model, plan.config.batch_size),
@@ -133,7 +134,7 @@ def facts_of(plan: Plan, generator: Generates, kernels: str) -> Facts:
         git_commit=git_commit(),
         parallel=parallel,
         step_weight_bytes=step_weights,
-        experts=two_tiers(generator.model, plan.config.expert_policy, plan.config.expert_placement),
+        experts=tiers.record(plan.config) if tiers else None,
     )
 
 
@@ -148,7 +149,7 @@ def sampler(plan: Plan, generator: Generates) -> OneSample:
     import torch
 
     from quantbench.experts.tiers import tiers_of
-    from quantbench.experts.watch import Watch
+    from quantbench.experts.traffic import Watch
 
     config = plan.config
     prompt = torch.tensor([plan.prompt] * config.batch_size, device=plan.device)
@@ -161,7 +162,7 @@ def sampler(plan: Plan, generator: Generates) -> OneSample:
     ) -> Generation:
         torch.manual_seed(config.seed + index)  # a sample does not depend on the warm-up's length
         count = config.max_new_tokens if tokens is None else tokens
-        watch, before = Watch(tiers), machine.Counters.read()
+        watch, before = Watch(tiers.counted if tiers else None), machine.Counters.read()
         generation = generator.generate(
             prompt, count, config.context_depth, watch.first(after_token)
         )

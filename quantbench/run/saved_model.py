@@ -9,8 +9,6 @@ folder is written anew. Where it cannot be written, the model is loaded all the 
 """
 
 import dataclasses
-import functools
-import hashlib
 import json
 import os
 import shutil
@@ -20,7 +18,7 @@ from typing import Any
 
 import torch
 
-from quantbench import models, ops, quantize
+from quantbench import files, models, ops, quantize
 from quantbench.errors import CheckpointError, KernelError
 from quantbench.log.origin import versions
 from quantbench.models.formats.base import SavedScheme
@@ -34,6 +32,11 @@ from quantbench.run.loading import load as load_anew
 from quantbench.run.plan import Plan
 
 FACTS = "model.json"
+# What turns a checkpoint into quantized numbers.
+CODE = (
+    *(Path(next(iter(package.__path__))) for package in (models, ops, quantize)),
+    Path(calibration.__file__),
+)
 SHARD_BYTES = 1 << 20  # hardly more than a layer: what waits to be written counts as memory
 RESERVE = 2_000_000_000  # bytes of the disk to leave free
 CHUNK = 1 << 23  # bytes that are summed at a time
@@ -85,7 +88,7 @@ def _facts(plan: Plan) -> dict[str, Any]:
         "weights": [_stamp(file) for file in plan.checkpoint.files],
         "calibration": [_stamp(file) for file in _calibration_files(plan)],
         "versions": versions(),
-        "code": _digest_of_code(),
+        "code": files.digest_of_code(*CODE),
     }
     parsed: dict[str, Any] = json.loads(json.dumps(facts, default=str))
     return parsed
@@ -103,20 +106,6 @@ def _stamp(file: Path) -> list[object]:
     except OSError:
         return [str(file)]
     return [str(file.resolve()), status.st_size, status.st_mtime_ns]
-
-
-@functools.cache
-def _digest_of_code() -> str:
-    """A SHA-256 of the source files that turn a checkpoint into quantized numbers: a model kept by
-    other code is not read."""
-    folders = [Path(next(iter(package.__path__))) for package in (models, ops, quantize)]
-    files = [Path(calibration.__file__)]
-    for folder in folders:
-        files += (file for kind in ("*.py", "*.cpp", "*.h") for file in folder.rglob(kind))
-    digest = hashlib.sha256()
-    for file in sorted(files):
-        digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
-    return digest.hexdigest()
 
 
 # ---------------------------------------------------------------------------------- the folder

@@ -13,13 +13,11 @@ import torch
 from quantbench import devices, files
 from quantbench.errors import UsageError
 from quantbench.experts import trial
-from quantbench.experts.kept import find
 from quantbench.experts.placement import PLACEMENTS, Placement, from_file, place
-from quantbench.experts.popularity import Routers
+from quantbench.experts.popularity import Routers, find
 from quantbench.experts.routing import identity, routers_of
 from quantbench.experts.slow import Disk, Memory, SlowTier, Unusable
-from quantbench.experts.store import POLICIES, Policy
-from quantbench.experts.tiers import Tiers
+from quantbench.experts.tiers import POLICIES, Policy, Tiers
 from quantbench.log.config import RunConfig
 from quantbench.models.config import ModelConfig
 from quantbench.models.llama import Transformer

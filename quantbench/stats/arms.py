@@ -1,12 +1,12 @@
 """Answers about several arms: intervals against the baseline, the fastest, and when to stop.
 
-An interval's half-width has two parts, both as logarithms and joined by the root of their squares:
-the noise of turns (`paired`), made valid at any time (`sequence`), and what processes differ by
-(`processes`), which does not change between looks and so needs no further allowance for them.
+An interval's half-width is the root of the squares of two parts, both logarithms: the noise of
+turns (`paired`), made valid at any time (`sequence`), and what processes differ by (`processes`),
+which is the same at every look and needs no allowance for looks.
 
-All intervals of one call hold together: each has level ÷ arms (Bonferroni). Dunnett's values would
-be 1 to 3 % narrower, as arms share the baseline's noise, but not where groups of arms share only a
-part of its turns.
+All intervals of one call hold together. The noise of each has level ÷ arms (Bonferroni), as its
+variance is estimated arm by arm; the processes' part has the studentized maximum modulus, as all
+arms share that estimate. Neither needs to know which turns of the baseline arms share.
 """
 
 import math
@@ -16,7 +16,7 @@ from typing import Literal
 
 from quantbench.stats.paired import Contrast, Turns, contrast
 from quantbench.stats.processes import Floor, updated
-from quantbench.stats.sequence import FIRST, normal, reach, student
+from quantbench.stats.sequence import FIRST, largest, reach
 
 BASELINE = 0  # the baseline's arm number
 LEVEL = 0.05  # share of sessions in which any of the intervals leaves out the truth, at any time
@@ -83,10 +83,10 @@ def intervals(
     now = updated(floor, contrasts.values())
     result = {}
     for arm, one in contrasts.items():
-        share = level / len(arms)
         found = one.estimate(now.deviation)
-        part = _floor_part(now, found.process_share, share)
-        width = math.hypot(reach(one.cycles, one.freedom, share) * found.error, part)
+        part = _floor_part(now, found.process_share, level, len(arms))
+        noise = reach(one.cycles, one.freedom, level / len(arms)) * found.error
+        width = math.hypot(noise, part)
         result[arm] = Interval(
             ratio=math.exp(found.mean),
             low=math.exp(found.mean - width),
@@ -109,27 +109,27 @@ def best(
 ) -> set[int]:
     """The arms of `among` (0 is the baseline) that may be the fastest of them.
 
-    The set contains the fastest with probability 1 - level, at any time: an arm leaves it where it
-    is shown to be slower than the leader, one-sided, each at level ÷ (arms - 1) (Hsu 1984). The
-    leader is the arm whose upper end is lowest. Two arms are compared in the cycles that they share,
-    and through the baseline where they share too few.
+    The set contains the fastest with probability 1 - level, at any time (Hsu 1984): an arm leaves
+    it where the leader, the arm whose upper end is lowest, is shown to be faster, one-sided and for
+    all rivals together. Two arms are compared in the cycles that they share, and through the
+    baseline where those are too few.
     """
     turns = {BASELINE: baseline, **arms}
     against = {arm: contrast(arms[arm], baseline) for arm in arms}
     now = updated(floor, against.values())
-    share = 2 * level / max(1, len(among) - 1)  # of a two-sided interval: one side of it is used
+    rivals = max(1, len(among) - 1)
 
     def upper(arm: int) -> float:
-        return sum(_difference(now, [against[arm]], share)) if arm != BASELINE else 0.0
+        return sum(_difference(now, [against[arm]], level, rivals)) if arm != BASELINE else 0.0
 
     leader = min(sorted(among), key=upper)
     slower = set()
     for arm in set(among) - {leader}:
         direct = contrast(turns[arm], turns[leader])
         if direct.cycles >= FIRST or BASELINE in (arm, leader):
-            apart, width = _difference(now, [direct], share)
+            apart, width = _difference(now, [direct], level, rivals)
         else:
-            apart, width = _difference(now, [against[arm], against[leader]], share)
+            apart, width = _difference(now, [against[arm], against[leader]], level, rivals)
         if apart > width:
             slower.add(arm)
     return set(among) - slower
@@ -146,10 +146,10 @@ def whole_run(
     """The ratio of a whole run: a prompt of P tokens, then N new ones, of which the prompt gives
     the first. Without a prompt's interval, the ratio of decoding.
 
-    baseline_decode_seconds, baseline_prompt_seconds: the baseline's per token. The ratio is the mean
-    of both ratios weighted by the baseline's time. Its ends are the same mean of their ends, as if
-    both were off in the same direction, so it holds where both intervals do, and for normal errors
-    of any correlation it is at least as wide as one of the same level.
+    The baseline's seconds are per token. The ratio is the mean of both ratios, weighted by the
+    baseline's time; so are its ends, as if both ratios were off in the same direction: for normal
+    errors of any correlation that is at least as wide as an interval of the same level. Raises
+    ValueError for a run that takes no time.
     """
     if prompt is None:
         return decode
@@ -157,8 +157,8 @@ def whole_run(
     whole = decoding + baseline_prompt_seconds * prompt_tokens
     if not whole > 0:
         raise ValueError(
-            f"a run of {prompt_tokens} prompt and {new_tokens} new tokens takes no time; "
-            "at least one of the prompt's and seconds above 0 are needed"
+            f"{prompt_tokens} prompt tokens and {new_tokens} new ones take {whole} s; "
+            "give at least one prompt token, and seconds above 0"
         )
     share = decoding / whole
 
@@ -184,9 +184,9 @@ def enough(
     """Whether the answer is stable, and the arms that still need turns.
 
     fastest: what `best` returned. excluded: arms that a limit rules out; they need no turns. An arm
-    is open until its interval is settled. An arm that may be the fastest, but is more than ALIKE
-    slower than the fastest estimate, is open until turns cannot narrow it: it has to be shown slower
-    or come closer. The baseline has turns in every cycle and is never open.
+    is open until its interval is settled. An arm that may be the fastest, but whose estimate is
+    more than ALIKE above the lowest, is open until turns cannot narrow it. The baseline has a turn
+    in every cycle and is never open.
     """
     still_open = {arm for arm, one in found.items() if arm not in excluded and not one.settled}
     rivals = {arm: found[arm] for arm in fastest if arm in found and arm not in excluded}
@@ -197,21 +197,23 @@ def enough(
     return not still_open, still_open
 
 
-def _difference(floor: Floor, parts: list[Contrast], level: float) -> tuple[float, float]:
-    """A log ratio and its half-width; of two contrasts with the baseline, the first less the
-    second, whose noise counts as independent."""
+def _difference(
+    floor: Floor, parts: list[Contrast], level: float, count: int
+) -> tuple[float, float]:
+    """A log ratio and how far it reaches on one side, where `count` of them hold together; of two
+    contrasts with the baseline, the first less the second, whose noise counts as independent."""
     found = [part.estimate(floor.deviation) for part in parts]
     noise = [
-        reach(part.cycles, part.freedom, level) * estimate.error
+        reach(part.cycles, part.freedom, 2 * level / count) * estimate.error
         for part, estimate in zip(parts, found, strict=True)
     ]
     share = sum(estimate.process_share for estimate in found)
     mean = found[0].mean - sum(estimate.mean for estimate in found[1:])
-    return mean, math.hypot(*noise, _floor_part(floor, share, level))
+    return mean, math.hypot(*noise, _floor_part(floor, share, 2 * level, count))
 
 
-def _floor_part(floor: Floor, process_share: float, level: float) -> float:
-    multiple = student(normal(level), floor.freedom)
+def _floor_part(floor: Floor, process_share: float, level: float, count: int) -> float:
+    multiple = largest(level, count, floor.freedom)
     return multiple * floor.deviation * math.sqrt(process_share)
 
 

@@ -25,7 +25,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-LEAST = 16  # batches, where there are as many cycles
+LEAST = 32  # batches, where there are as many cycles
 MOST_CORRELATION = 0.9  # of neighbouring batches: an estimate near 1 would have no bound
 
 

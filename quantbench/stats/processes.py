@@ -6,11 +6,11 @@ deviation of the logarithm between processes is a `Floor` under every interval. 
 cannot estimate it alone, so it has a prior worth `freedom` degrees of freedom, which the processes
 of this session and of earlier ones update (moderated variance: Smyth 2004).
 
-The update is MIVQUE (Rao 1971). Differences y of an arm's successive segments have the covariance
-floor² K + V: K from the processes that they share (the baseline's are shared by arms), V from the
-noise of turns. The estimate is the quadratic form that is best if the prior is right and unbiased in
-any case; it counts floor⁴ tr((Cov⁻¹ K)²) degrees of freedom, nearly none while turns are noisier
-than processes.
+The update is MIVQUE (Rao 1971), iterated. Differences y of an arm's successive segments have the
+covariance floor² K + V: K from the processes that they share (the baseline's are shared by arms), V
+from the noise of turns. The estimate is the quadratic form that is best where the last floor is
+right, and unbiased in any case; it counts floor⁴ tr((Cov⁻¹ K)²) degrees of freedom, nearly none
+while turns are noisier than processes.
 """
 
 import math
@@ -21,6 +21,7 @@ import numpy as np
 
 from quantbench.stats.paired import Contrast, Turns, contrast
 
+ITERATIONS = 3  # each at the variance that the last one found
 MOST_FREEDOM = 40.0  # a machine changes: its past is worth no more
 
 
@@ -37,14 +38,30 @@ Session = tuple[Turns, Mapping[int, Turns]]  # of the baseline, and of each arm 
 
 def floor_of(history: Iterable[Session], prior: Floor | None = None) -> Floor:
     """The prior updated by the processes of earlier sessions on this machine."""
-    floor = prior or Floor()
-    for baseline, arms in history:
-        floor = updated(floor, [contrast(turns, baseline) for turns in arms.values()])
-    return floor
+    contrasts = ([contrast(arm, baseline) for arm in arms.values()] for baseline, arms in history)
+    return updated(prior or Floor(), *contrasts)
 
 
-def updated(floor: Floor, contrasts: Iterable[Contrast]) -> Floor:
-    """The floor after the processes of one session, given each arm's contrast with the baseline."""
+def updated(prior: Floor, *sessions: Iterable[Contrast]) -> Floor:
+    """The floor after sessions, each given by its arms' contrasts with the baseline.
+
+    A prior that sessions contradict counts less (Phipson et al. 2016), so that a machine whose
+    processes differ more than others' is believed soon.
+    """
+    own = variance = prior.deviation**2
+    contrasts = [list(session) for session in sessions]
+    for _ in range(ITERATIONS):
+        estimates = [_variance(variance, session) for session in contrasts]
+        freedom = sum(counts for _, counts in estimates)
+        total = max(0.0, sum(estimate * counts for estimate, counts in estimates))
+        pooled = (prior.freedom * own + total) / (prior.freedom + freedom)
+        weight = prior.freedom * min(1.0, own / pooled) ** 2
+        variance = (weight * own + total) / (weight + freedom)
+    return Floor(math.sqrt(variance), min(prior.freedom + freedom, MOST_FREEDOM))
+
+
+def _variance(guess: float, contrasts: Iterable[Contrast]) -> tuple[float, float]:
+    """Variance between processes, which may be negative, and its degrees of freedom."""
     usable = [one for one in contrasts if one.freedom]
     rows = [
         (arm, segment, one.variance / len(segment.logs))
@@ -59,18 +76,14 @@ def updated(floor: Floor, contrasts: Iterable[Contrast]) -> Floor:
     of_arm = np.array([arm for arm, _, _ in rows])
     successive = np.flatnonzero(of_arm[1:] == of_arm[:-1])
     if not len(successive):
-        return floor
+        return 0.0, 0.0
     identity = np.eye(len(rows))
     apart = identity[successive + 1] - identity[successive]  # differences of segments
     y = apart @ [segment.mean for _, segment, _ in rows]
     shared = apart @ effects @ (apart @ effects).T
     noise = apart @ np.diag([variance for _, _, variance in rows]) @ apart.T
-    prior = floor.deviation**2
-    inverse = np.linalg.pinv(prior * shared + noise, hermitian=True)
+    inverse = np.linalg.pinv(guess * shared + noise, hermitian=True)
     weights = inverse @ shared @ inverse
     information = float((weights * shared).sum())
-    estimate = max(0.0, float(y @ weights @ y - (weights * noise).sum()) / information)
-    freedom = prior**2 * information
-    total = floor.freedom + freedom
-    variance = (floor.freedom * prior + freedom * estimate) / total
-    return Floor(math.sqrt(variance), min(total, MOST_FREEDOM))
+    estimate = float(y @ weights @ y - (weights * noise).sum()) / information
+    return estimate, guess**2 * information

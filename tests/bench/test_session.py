@@ -1,4 +1,4 @@
-"""How a session goes, with workers that have no model: order, groups, budgets, failures, resuming."""
+"""How a session goes, with workers that have no model: order, groups, budgets, failures."""
 
 import json
 import math
@@ -134,7 +134,9 @@ def test_an_arm_that_does_not_fit_beside_the_baseline_is_loaded_alone(measure, c
     world = World.of(alone, alone)
     world.slowness = lambda now: 1 + (now - 1000) / 3000
     results, _ = measure(world.behaviours, world=world, processes=4)
-    assert "does not fit into memory with the others: each is loaded alone" in capsys.readouterr().err
+    assert (
+        "does not fit into memory with the others: each is loaded alone" in capsys.readouterr().err
+    )
     assert world.order()[:3] == [0, 1, 0]
     found = compare(results)
     assert len({turn.cycle for turn in results.arms[1].turns}) == results.arms[1].processes

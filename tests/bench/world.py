@@ -65,6 +65,7 @@ class World:
     def install(self, monkeypatch):
         monkeypatch.setattr("quantbench.bench.pool.Process", self.start)
         monkeypatch.setattr("quantbench.bench.session.Noise", lambda: Quiet(self))
+        monkeypatch.setattr("quantbench.answer.comparing.Session", self.session)
 
     def session(self, store, rule, **more):
         return Session(store, rule, self.command, clock=lambda: self.now, **more)
@@ -132,7 +133,7 @@ class FakeProcess:
             scores = dataclasses.replace(scores, kl=self.behaviour.kl, kl_standard_error=1e-5)
         return QualityAnswer(scores, ReferenceFile(keep) if keep else None)
 
-    def get_ready(self):
+    def get_ready(self, estimate=False):
         own = dataclasses.replace(self.config, device="cpu")
         facts = arm_facts(config=own, scheme=self.config.quantization, kernel="torch")
         if self.behaviour.joules is None:
@@ -172,7 +173,7 @@ class FakeProcess:
         world.now += seconds
         return seconds
 
-    def expected(self, run):
+    def expected(self, run, seconds):
         self.world.expected.append((self in self.world.alive, run.config.quantization))
         return {"figures": {"token_seconds": 0.5}}
 

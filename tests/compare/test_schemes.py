@@ -63,22 +63,20 @@ def test_a_gguf_type_has_about_as_many_bits(tmp_path):
 
 
 def test_measured_quality_is_as_it_has_to_be(tmp_path):
-    """8192 tokens of held-out text, in pairs, so that the ratios' errors are small."""
-    names = "none int8wo int4wo-64 int4wo-256 int4wo-64-hqq int4wo-256-hqq uintx-2-64".split()
-    result = run("--measure", "--tokens", "8192", "--json", str(tmp_path / "rows.json"), *names)
+    """1024 tokens of held-out text, in pairs: the ratios' errors are below 0.01."""
+    names = "none int8wo int4wo-64 int4wo-64-hqq uintx-2-64".split()
+    result = run("--measure", "--tokens", "1024", "--json", str(tmp_path / "rows.json"), *names)
     assert result.exit_code == 0, result.output
     rows = {row["scheme"]: row for row in json.loads((tmp_path / "rows.json").read_text())["rows"]}
     assert list(rows) == names and rows["none"]["ratio"] == 1
     ratio = {name: row["ratio"] for name, row in rows.items()}
     assert abs(ratio["int8wo"] - 1) < 0.005
-    assert ratio["int4wo-64"] < ratio["int4wo-256"]
-    assert ratio["int4wo-64-hqq"] <= ratio["int4wo-64"]
-    assert ratio["int4wo-256-hqq"] <= ratio["int4wo-256"]
+    assert ratio["int4wo-64-hqq"] < ratio["int4wo-64"]
     assert ratio["uintx-2-64"] > 2
-    assert all(row["tokens"] == 8192 for row in rows.values())
+    assert all(row["tokens"] == 1024 for row in rows.values())
     # 1.11 bits per byte, some 3 bytes a token: a perplexity between 6 and 12
     assert 6 < rows["none"]["perplexity"] < 12
-    assert "7 of 7: uintx-2-64" in result.stderr
+    assert "5 of 5: uintx-2-64" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,8 @@ serve(Telling())
 # modules by which it reads its requests.
 OURS = (
     "quantbench.compare",
+    "quantbench.quality",
+    "quantbench.models.chat",
     "quantbench.run.saved_model",
     "quantbench.run.bandwidth",
     "quantbench.run.scoring",
@@ -64,7 +66,7 @@ def test_a_worker_imports_next_to_nothing_that_generate_does_not(of_generate, tm
         if quality:
             logits = str(tmp_path / "logits")
             first = worker.ask("quality", tokens=64, text=None, reference=None, keep=logits)
-            again = {"tokens": 64, "text": None, "reference": first["logits"], "keep": None}
+            again = {"tokens": 64, "text": None, "reference": first["reference"], "keep": None}
             assert worker.ask("quality", **again)["quality"]["perplexity_ratio"] == 1.0
         worker.ask("get_ready")
         worker.ask("sample", index=0)

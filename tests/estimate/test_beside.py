@@ -3,22 +3,21 @@
 import dataclasses
 
 import pytest
-import torch
 
 from quantbench.estimate import beside as module
-from quantbench.estimate.beside import beside, expected, report_of
-from quantbench.estimate.machines import Speed, here
-from quantbench.estimate.predict import predict
+from quantbench.estimate.beside import beside, expected, of_seconds, report_of, seconds_of
+from quantbench.estimate.predict import Phase
 from quantbench.log.table import Estimates, estimates
 from quantbench.models.presets import preset
-from quantbench.run.facts import Device, Measured, Peaks, Ready, Sample
+from quantbench.run.facts import Device, Measured, Parallel, Peaks, Ready, Sample
 from quantbench.run.why import Expected
 from quantbench.typed_json import from_json, to_json
 from tests.bench.facts import FACTS
 
 CONFIG = preset("TinyLlama-1.1B-Chat-v1.0")
 NEW = 11
-SPEED = Speed(50e9, 400e9)
+BANDWIDTH = 50e9
+PHASES = tuple(Phase({"layers": s}, "layers", "measured", 0.03) for s in (0.4, 0.045))
 NAMES = {"prompt_seconds", "token_seconds", "tokens_per_second", "peak_memory_bytes"}
 
 
@@ -46,65 +45,103 @@ def machine(monkeypatch):
 
 
 def test_estimated_measured_error():
-    estimate = beside(measured(), SPEED)
-    token = estimate.figures["token_seconds"]
-    own = predict(module._request(measured().facts), here(torch.device("cpu"), speed=SPEED))
-    assert token.estimated == own.token_seconds.value
-    assert token.measured == pytest.approx(0.05)
-    assert to_json(estimate)["token_seconds"]["error"] == pytest.approx(token.estimated / 0.05 - 1)
-    assert set(estimate.figures) == NAMES
+    """11 new tokens: a prompt of 0.4 s and ten steps of 45 ms, estimated; 0.5 s and 50 ms are
+    measured."""
+    estimate = beside(measured(), PHASES, BANDWIDTH)
+    figures = estimate.figures
+    assert set(figures) == NAMES
+    assert figures["prompt_seconds"].error == pytest.approx(0.4 / 0.5 - 1)
+    assert figures["token_seconds"].error == pytest.approx(-0.1)
+    assert figures["tokens_per_second"].error == pytest.approx((0.5 + 0.5) / (0.4 + 0.45) - 1)
+    assert to_json(estimate)["token_seconds"]["error"] == figures["token_seconds"].error
 
 
 def test_the_share_of_what_memory_allows():
     """1.03 GB at 50 GB/s are 20.7 ms; the cache of 133 positions adds 3 MB. 52 ms were measured."""
-    estimate = beside(measured(step=0.052), SPEED)
+    estimate = beside(measured(step=0.052), PHASES, BANDWIDTH)
     assert estimate.share_of_limit == pytest.approx(0.0207 / 0.052, rel=0.01)
-    assert estimate.sentences[0] == (
+    assert estimate.sentences == [
         "a step runs at 40% of what memory allows for these bytes (1.04 GB at 50.0 GB/s)"
-    )
+    ]
 
 
-def test_the_speed_is_read_for_a_report(monkeypatch):
-    monkeypatch.setattr(module, "read_speed", lambda device, precision: SPEED)
-    report = report_of(measured())
-    assert report.estimate == beside(measured(), SPEED)
-    assert report.reasons[-2:] == report.estimate.sentences
+def test_the_machine_is_measured_for_a_report(monkeypatch):
+    monkeypatch.setattr(module, "read_bandwidth", lambda device: BANDWIDTH)
+    monkeypatch.setattr(module, "of_model", lambda *given: PHASES)
+    report = report_of(measured(), None, None)
+    assert report.estimate == beside(measured(), PHASES, BANDWIDTH)
+    assert report.reasons[-1:] == report.estimate.sentences
 
 
 def test_where_memory_is_too_full_for_a_reading(monkeypatch):
+    monkeypatch.setattr(module, "of_model", lambda *given: PHASES)
     monkeypatch.setattr("quantbench.devices.free_memory", lambda device: 1 << 30)
-    value = to_json(report_of(measured()))["estimate"]
+    value = to_json(report_of(measured(), None, None))["estimate"]
     assert value == {"why_not": "reading the memory's speed takes 1.07 GB, and 1.07 GB are free"}
-    assert expected(measured().facts) == Expected(why_not=value["why_not"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"parallel": Parallel(2, "gloo")}, "ranks share this machine"),
+        ({"decoder": "modules", "config": {"compile": True}}, "have to be compiled, too"),
+        ({"device": Device("cuda", "Unheard Of 9000")}, "no data sheet of Unheard Of 9000"),
+    ],
+    ids=str,
+)
+def test_what_has_no_estimate(changes, reason):
+    run = measured()
+    config = dataclasses.replace(run.facts.config, **changes.pop("config", {}))
+    facts = dataclasses.replace(run.facts, config=config, **changes)
+    report = report_of(dataclasses.replace(run, facts=facts), None, None)
+    assert reason in report.estimate.why_not and expected(facts, None) == Expected()
+
+
+def test_a_model_of_few_layers_has_no_estimate():
+    reason = "its 22 layers are too few to tell their speed from some of them"
+    assert beside(measured(), None, BANDWIDTH).why_not == reason
+    assert expected(measured().facts, None).why_not == reason
+
+
+def test_a_card_is_estimated_by_its_data_sheet(monkeypatch):
+    monkeypatch.setattr("quantbench.devices.last_level_cache", lambda device: None)
+    run = measured()
+    facts = dataclasses.replace(run.facts, device=Device("cuda", "NVIDIA L4"))
+    estimate = beside(dataclasses.replace(run, facts=facts), None, BANDWIDTH)
+    assert "data sheet" in estimate.figures["token_seconds"].source
 
 
 def test_a_model_in_the_processor_s_caches_has_no_estimate(monkeypatch):
     """And nothing is read for it."""
-    monkeypatch.setattr(module, "read_speed", None)
+    monkeypatch.setattr(module, "read_bandwidth", None)
     facts = dataclasses.replace(
         measured().facts, weight_bytes=20_000_000, step_weight_bytes=20_000_000
     )
-    report = report_of(dataclasses.replace(measured(), facts=facts))
+    report = report_of(dataclasses.replace(measured(), facts=facts), None, None)
     assert report.estimate.why_not == (
         "a step's weights, 20.00 MB, fit into the last-level cache of 33.55 MB, so that the speed "
         "of memory does not set its own"
     )
     assert report.reasons[-1] == f"no estimate: {report.estimate.why_not}"
-    assert expected(facts) == Expected()
+    assert expected(facts, None) == Expected()
 
 
 def test_what_is_expected_before_a_run():
-    """The same figures as beside it, and its limit."""
-    before, after = expected(measured().facts, lambda: SPEED), beside(measured(), SPEED)
+    """The same figures as beside it, and its limit, also by way of another process."""
+    told = of_seconds(seconds_of(PHASES))
+    before, after = (
+        expected(measured().facts, told, BANDWIDTH),
+        beside(measured(), PHASES, BANDWIDTH),
+    )
     assert before.figures == {name: one.estimated for name, one in after.figures.items()}
-    assert before.limit.bytes_per_s == 50e9 and before.why_not is None
+    assert before.limit.bytes_per_s == BANDWIDTH and before.why_not is None
     assert before.limit.share(0.05) == after.share_of_limit
     assert before.limit.sentence(0.05) == after.sentences[0]
 
 
 def test_the_table_of_a_run():
     """Estimated, measured and error below the run's own line."""
-    value = to_json(beside(measured(), SPEED))
+    value = to_json(beside(measured(), PHASES, BANDWIDTH))
     head, prompt, step, rows, peak = estimates(from_json(Estimates, value)).splitlines()
     assert head.split() == ["estimated", "measured", "error"]
     error = value["token_seconds"]["error"]
@@ -116,7 +153,7 @@ def test_the_table_of_a_run():
 
 def test_energy_that_was_not_measured_is_a_bound(monkeypatch):
     monkeypatch.setattr("quantbench.run.energy.power_limit", lambda: 65.0)
-    value = to_json(beside(measured(), SPEED))
+    value = to_json(beside(measured(), PHASES, BANDWIDTH))
     assert value["joules_per_token"]["at_most"] and value["joules_per_token"]["measured"] is None
     (line,) = (
         line for line in estimates(from_json(Estimates, value)).splitlines() if "J/token" in line

@@ -1,61 +1,62 @@
 """Estimates: of an invented machine, and of cards by their data sheets."""
 
 import dataclasses
-import json
 
 import pytest
 import torch
 
 from quantbench.compare.figures import estimating
 from quantbench.errors import MemoryShortage, UsageError
-from quantbench.estimate import efficiency, machines
+from quantbench.estimate import cards
+from quantbench.estimate.cards import Card, Efficiency, card
 from quantbench.estimate.counting import count_model
 from quantbench.estimate.datasheets import find
-from quantbench.estimate.efficiency import Efficiency
 from quantbench.estimate.exchanges import ring_seconds
-from quantbench.estimate.fits import _longest, what_fits_into
-from quantbench.estimate.machines import Speed
-from quantbench.estimate.predict import LEFT_BEHIND, PROCESS, Request, predict
+from quantbench.estimate.fits import what_fits_into
+from quantbench.estimate.predict import LEFT_BEHIND, PROCESS, Machine, Phase, Request, predict
 from quantbench.models.mixture import Mixture
 from quantbench.models.presets import preset
-from quantbench.quantize.spec import SHOWN
 from quantbench.text import size
-from tests.estimate import fit_efficiency
 
 CONFIG = preset("TinyLlama-1.1B-Chat-v1.0")
-CPU = torch.device("cpu")
-SPEED = Speed(50e9, 400e9)
-WHOLE = Efficiency(1.0, 1.0, 0.1, "a machine that reaches its peaks")
 
 
-def whole(card):
-    """A card that reaches its data sheet."""
-    return dataclasses.replace(machines.card(card), efficiency=lambda scheme: WHOLE)
+class Whole(Card):
+    """A card that reaches its data sheet, and whose calls take no time."""
+
+    def efficiency(self, scheme):
+        return Efficiency(1.0, 1.0, 0.1, "a card that reaches its peaks")
+
+
+@pytest.fixture(autouse=True)
+def calls(monkeypatch):
+    monkeypatch.setattr(cards, "CALL_SECONDS", 0.0)
+
+
+def whole(name):
+    return Whole(**vars(card(name)))
+
+
+class Invented(Machine):
+    """A processor on which prompts take 2 s, and steps 0.1 s."""
+
+    def phases(self, request):
+        return Phase({"x": 2.0}, "a prompt", "here", 0.1), Phase({"y": 0.1}, "a step", "here", 0.1)
 
 
 @pytest.fixture(scope="module")
 def machine():
-    """A processor that reads 50 GB/s and multiplies 400 Gflop/s, whatever the scheme."""
-    here = machines.here(CPU, speed=SPEED)
-    return dataclasses.replace(here, efficiency=lambda scheme: WHOLE, power=None)
+    return Invented("Invented", "here", torch.device("cpu"), None, None)
 
 
-def test_a_processor_reads_and_multiplies_one_after_the_other(machine):
-    """4 sequences, a prompt of 512 in passes of 128, 11 new tokens: the middle step is at 517."""
+def test_a_run_is_a_prompt_and_its_steps(machine):
+    """4 sequences and 11 new tokens, of which the prompt gives the first."""
     found = predict(Request(CONFIG, "int8wo", batch=4, prompt=512, new_tokens=11), machine)
-    for phase, count in (
-        ("prompt", count_model(CONFIG, "int8wo", batch=4, tokens=512, chunk=128)),
-        ("token", count_model(CONFIG, "int8wo", batch=4, tokens=1, depth=517)),
-    ):
-        expected = count.bytes / SPEED.read + count.flops / SPEED.multiply
-        assert sum(found.parts[phase].values()) == pytest.approx(expected)
-    prompt, token = found.prompt_seconds.value, found.token_seconds.value
-    assert found.tokens_per_second.value == pytest.approx(44 / (prompt + 10 * token))
+    assert (found.prompt_seconds.value, found.token_seconds.value) == (2.0, 0.1)
+    assert found.tokens_per_second.value == pytest.approx(44 / (2.0 + 10 * 0.1))
     low, high = found.token_seconds.low, found.token_seconds.high
-    assert high / token == pytest.approx(token / low) == pytest.approx(1.1788, rel=1e-3)
-    assert found.prompt_seconds.bound == "arithmetic"
-    assert "measured now: memory 50.0 GB/s" in found.token_seconds.source
-    assert "assumed: 100% of the bandwidth" in found.token_seconds.source
+    assert high / 0.1 == pytest.approx(0.1 / low) == pytest.approx(1.1788, rel=1e-3)
+    assert found.tokens_per_second.bound == "a prompt" and found.token_seconds.source == "here"
     assert found.joules_per_token.value is None
 
 
@@ -76,8 +77,7 @@ def test_memory_is_weights_cache_activations_and_the_process(machine):
 
 def test_a_card_at_its_bandwidth():
     """A step of one row reads every weight once: at least bytes ÷ 768 GB/s, and little more."""
-    card = whole("A6000")
-    found = predict(Request(CONFIG, prompt=16, new_tokens=8, precision="float16"), card)
+    found = predict(Request(CONFIG, prompt=16, new_tokens=8, precision="float16"), whole("A6000"))
     weights = 2 * (CONFIG.parameters() - CONFIG.vocab_size * CONFIG.dim)
     assert 1.0 <= found.token_seconds.value / (weights / 768e9) < 1.05
     assert found.token_seconds.bound == "memory's bandwidth"
@@ -86,8 +86,7 @@ def test_a_card_at_its_bandwidth():
 
 def test_a_card_at_its_peak():
     """A prompt of 16 × 512: 2 operations a weight and position, at 154.8 Tflop/s."""
-    card = whole("A6000")
-    found = predict(Request(CONFIG, batch=16, prompt=512, precision="float16"), card)
+    found = predict(Request(CONFIG, batch=16, prompt=512, precision="float16"), whole("A6000"))
     weights = CONFIG.parameters() - 2 * CONFIG.vocab_size * CONFIG.dim  # without both ends
     assert found.parts["prompt"]["linear"] == pytest.approx(
         2 * weights * 16 * 512 / 154.8e12, rel=0.01
@@ -95,18 +94,16 @@ def test_a_card_at_its_peak():
 
 
 def test_energy_without_a_counter_is_an_upper_bound():
-    card = whole("A6000")
     request = Request(CONFIG, prompt=16, new_tokens=8, precision="float16")
-    found = predict(request, card)
+    found = predict(request, whole("A6000"))
     seconds = found.prompt_seconds.value + 7 * found.token_seconds.value
     assert found.joules_per_token.value == pytest.approx(300 * seconds / 8)
     assert found.joules_per_token.source == "no counter; power limit × time is an upper bound"
 
 
 def test_two_devices_read_half_of_the_weights_each():
-    card = whole("A6000")
     request = Request(CONFIG, prompt=16, new_tokens=8, precision="float16")
-    one, two = predict(request, card), predict(dataclasses.replace(request, tp=2), card)
+    one, two = (predict(dataclasses.replace(request, tp=tp), whole("A6000")) for tp in (1, 2))
     assert two.memory["token"].weights == pytest.approx(one.memory["token"].weights / 2, rel=0.05)
     assert two.parts["token"]["links"] > 0
     assert 0.45 < two.token_seconds.value / one.token_seconds.value < 0.75
@@ -150,23 +147,6 @@ def test_what_fits_of_each_cache_is_what_that_cache_takes(machine, cache, tp):
         memory = machine.memory(run, "prompt").total
         (fit,) = what_fits_into(request, machine, memory, ["int8wo"], [cache])
         assert fit.positions == positions
-
-
-@pytest.mark.parametrize(("bend", "jump", "at_most"), [(0, 0, 4), (40, 0, 12), (40, 500, 16)])
-def test_the_longest_prompt_is_found(bend, jump, at_most):
-    """Where what prompts take is a straight line, where it bends, and where it jumps."""
-    counted = []
-
-    def total(prompt):
-        counted.append(prompt)
-        bent = bend * max(0, prompt - 300) // 3
-        return 1000 + 7 * prompt + bent + (jump if prompt > 700 else 0)
-
-    for memory in (0, 1006, 1007, 2000, 3105, 3200, 6000, 11233, 11700, 12000, 10**6):
-        fitting = [prompt for prompt in range(1, 1025) if total(prompt) <= memory]
-        counted.clear()
-        assert _longest(total, memory, 1024) == max(fitting, default=0)
-        assert len(counted) <= at_most
 
 
 def test_a_window_that_fits_fits_for_ever(machine):
@@ -214,13 +194,12 @@ def test_products_take_the_peak_of_the_numbers_that_are_multiplied(scheme, numbe
 
 
 def test_more_than_the_device_has_says_by_how_much():
-    card = whole("L4")
-    found = predict(Request(preset("Llama-2-13b-hf"), prompt=16, new_tokens=8), card)
+    request = Request(preset("Llama-2-13b-hf"), prompt=16, new_tokens=8)
+    needed = predict(request, whole("L4")).peak_memory_bytes.value
     with pytest.raises(MemoryShortage) as caught:
-        estimating.check_memory(found, card)
+        estimating.check_memory(request, whole("L4"))
     line = str(caught.value)
-    over = size(found.peak_memory_bytes.value - 24 * 2**30)
-    assert f"{over} more than the 25.77 GB" in line and "\n" not in line
+    assert f"{size(needed - 24 * 2**30)} more than the 25.77 GB" in line and "\n" not in line
 
 
 def test_what_cannot_be_split_is_one_line(machine):
@@ -233,70 +212,26 @@ def test_what_cannot_be_split_is_one_line(machine):
 def test_cards_are_taken_to_be_as_an_a5000():
     """Bytes go by the bandwidth. Products of a card that is made alike go by the power limit, 300 W
     for 230, of another one by the peak: the H100 has three times the peak for a watt."""
-
-    def share(name):
-        return machines.card(name).efficiency("none")
-
-    own = share("A5000")
-    assert (own.arithmetic, own.memory) == (0.6682, 0.7135)
-    alike, other = share("A6000"), share("H100 SXM")
-    assert alike.memory == other.memory == own.memory
-    assert alike.arithmetic == pytest.approx(0.6682 * (300 / 230) / (154.8 / 111.1))
-    assert other.arithmetic == own.arithmetic
-    assert "power limits" in alike.source and "power limits" not in other.source
+    own, alike, other = (card(name).efficiency("none") for name in ("A5000", "A6000", "H100 SXM"))
+    assert own == other == cards.A5000 and alike.memory == own.memory
+    assert alike.arithmetic == pytest.approx(own.arithmetic * (300 / 230) / (154.8 / 111.1))
+    assert "power limits" in alike.source
 
 
-# ------------------------------------------------------------------------- shares of the peaks
-
-
-def recorded():
-    return [json.loads(path.read_text())["cases"] for path in fit_efficiency.FILES]
-
-
-def test_the_shares_of_a_processor_are_those_that_its_cases_fit():
-    shares = fit_efficiency.by_scheme(sum(recorded(), []))
-    for name, (memory, arithmetic) in efficiency.FITTED.items():
-        (own,) = (pair for scheme, pair in shares.items() if scheme.startswith(name))
-        assert tuple(own) == pytest.approx((memory, arithmetic), abs=0.006)
-
-
-def test_the_interval_is_that_of_a_machine_whose_cases_were_not_fitted():
-    """Nine in ten of the 244 cases lie in it, by the shares of the other machine; as many as 1.645
-    deviations promise of a normal distribution, to 5 %."""
-    cases = sum(recorded(), [])
-    assert fit_efficiency.deviation(cases) == pytest.approx(efficiency.ANOTHER_MACHINE, abs=0.01)
-    ends = 1.645 * efficiency.ANOTHER_MACHINE
-    inside = [
-        abs(torch.tensor(case["estimated_seconds"] / case["measured_seconds"]).log()) <= ends
-        for case in cases
-    ]
-    assert sum(inside) / len(cases) > 0.85
-
-
-@pytest.mark.parametrize("scheme", SHOWN)
-def test_every_scheme_has_its_own_shares(scheme):
-    found = efficiency.of_cpu(scheme)
-    assert 0.3 < found.memory < 1.1 and 0.3 < found.arithmetic < 1.0
-    assert (found.sentence == efficiency.of_cpu("none").sentence) == (scheme == "none")
-    for name in ("uintx-2-8", "uintx-2-64", "int8dq-int4wo-32"):
-        longest = {"uintx-2-8": "uintx-2-8", "uintx-2-64": "uintx-2"}.get(name, "int8dq-int4wo")
-        table = efficiency.FITTED | efficiency.BY_RATIO
-        assert efficiency.of_cpu(name).memory == table[longest][0]
+def test_products_and_attention_take_the_time_of_a_call(monkeypatch):
+    """22 layers of four products and attention each, and the output."""
+    request = Request(CONFIG, prompt=16, new_tokens=8)
+    before = predict(request, whole("L4")).token_seconds.value
+    monkeypatch.setattr(cards, "CALL_SECONDS", 1e-5)
+    more = predict(request, whole("L4")).token_seconds.value - before
+    assert more == pytest.approx((22 * 5 + 1) * 1e-5)
 
 
 # ----------------------------------------------------------------------- ranks, experts, energy
 
 
-def test_two_ranks_on_a_processor_take_turns(machine):
-    """Each has half of the matrices, and they share cores and memory: products take as long as one
-    rank's. A step exchanges 2 sums a layer, one of the embedding, and the logits."""
-    one = predict(Request(CONFIG, prompt=512, new_tokens=11), machine)
-    two = predict(Request(CONFIG, prompt=512, new_tokens=11, tp=2), machine)
-    link = machines.SHARED_MEMORY
-    links = 45 * ring_seconds("all_reduce", 4096, 2, link)
-    links += ring_seconds("all_gather", 32000, 2, link)
-    assert two.parts["token"]["links"] == pytest.approx(links)
-    assert two.parts["token"]["linear"] == pytest.approx(one.parts["token"]["linear"], rel=0.01)
+def test_ranks_on_a_processor_share_its_memory(machine):
+    one, two = (predict(Request(CONFIG, prompt=512, tp=tp), machine) for tp in (1, 2))
     assert two.memory["token"].weights == pytest.approx(one.memory["token"].weights, rel=0.01)
 
 
@@ -325,7 +260,7 @@ def test_eight_cards(name):
     """Two sums a layer, one of the embedding, the logits of an eighth of the vocabulary."""
     config, card = preset(name), whole("H100 SXM")
     found = predict(Request(config, prompt=64, new_tokens=8, tp=8), card)
-    link, count = card.link_among(8), 2 * config.num_layers + 1
+    link, count = card.sheet.link_among(8), 2 * config.num_layers + 1
     links = count * ring_seconds("all_reduce", 2 * config.dim, 8, link)
     links += ring_seconds("all_gather", 2 * config.vocab_size // 8, 8, link)
     assert found.parts["token"]["links"] == pytest.approx(links)
@@ -343,12 +278,11 @@ def test_a_mixture_over_ranks_and_what_fits(machine):
     # A byte for each weight, two for those of the embedding.
     weights = MIXTURE.parameters() + MIXTURE.vocab_size * MIXTURE.dim
     assert fit.weights == pytest.approx(weights, rel=0.01) and fit.positions > 0
-    assert predict(Request(MIXTURE, tp=2), machine).parts["token"]["links"] > 0
+    assert predict(Request(MIXTURE, tp=2), whole("L4")).parts["token"]["links"] > 0
 
 
-def test_energy_of_a_processor_is_at_most_its_power_limit(machine):
-    held = dataclasses.replace(machine, power=65.0)
+def test_energy_of_a_processor_is_at_most_its_power_limit():
+    held = Invented("Invented", "here", torch.device("cpu"), 65.0, None)
     found = predict(Request(CONFIG, prompt=128, new_tokens=11, tp=2), held)
-    seconds = found.prompt_seconds.value + 10 * found.token_seconds.value
-    assert found.joules_per_token.value == pytest.approx(65 * seconds / 11)
+    assert found.joules_per_token.value == pytest.approx(65 * 3.0 / 11)
     assert found.joules_per_token.source == "no counter; power limit × time is an upper bound"

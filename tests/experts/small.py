@@ -6,8 +6,7 @@ from pathlib import Path
 import torch
 
 from quantbench.experts.slow import Disk, Memory
-from quantbench.experts.store import Policy
-from quantbench.experts.tiers import Tiers
+from quantbench.experts.tiers import Policy, Tiers
 from quantbench.generate import Generator
 from quantbench.models.loading import load_config, load_model
 from quantbench.quantize.registry import Quantizer
@@ -68,3 +67,14 @@ def decoded(model, tokens: torch.Tensor, decoder: str, kv_cache: str = "dense") 
     with torch.no_grad():
         steps = [generator.forward(tokens[:, i : i + 1], i) for i in range(tokens.shape[1])]
     return torch.cat(steps, 1)
+
+
+def when_held(monkeypatch, action) -> None:
+    """Call action(slow tier) when the first experts are in fast memory: in the middle of a run."""
+    hold = Tiers.hold
+
+    def and_then(self, *arguments):
+        hold(self, *arguments)
+        action(self.slow)
+
+    monkeypatch.setattr(Tiers, "hold", and_then)

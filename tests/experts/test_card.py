@@ -9,8 +9,7 @@ import torch
 from quantbench.experts import layer as layers
 from quantbench.experts import stopwatch, trial
 from quantbench.experts.slow import Memory
-from quantbench.experts.store import POLICIES
-from quantbench.experts.tiers import Tiers
+from quantbench.experts.tiers import POLICIES, Tiers
 from quantbench.models.loading import load_config, load_model
 from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import parse

@@ -14,14 +14,14 @@ from quantbench.errors import UsageError
 from quantbench.experts import slow, tiers, trial
 from quantbench.experts.layout import whole_pages
 from quantbench.experts.popularity import Popularity, Routers
-from quantbench.experts.store import POLICIES
+from quantbench.experts.tiers import POLICIES
 from quantbench.log.config import parse
 from quantbench.ops import names
 from quantbench.ops.cpu import build
 from quantbench.run import loading
 from quantbench.run.plan import make_plan
 from quantbench.run.sizes import expert_bytes
-from tests.experts.small import CPU
+from tests.experts.small import CPU, when_held
 from tests.test_refusals import only_error
 
 SHORT = ("--num_samples", "2", "--max_new_tokens", "4", "--device", "cpu", "--threads", "1")
@@ -146,7 +146,8 @@ def test_what_a_run_will_take_is_said_before_it(place):
     result = CliRunner().invoke(generate, [*TIERED, "--expert_memory", "12", "--dry_run"])
     assert f"slow memory      {28 * each / 1e3:.2f} GB of experts" in result.stdout
     room = 12.9 * whole_pages(round(each * 1e6)) / 1e6
-    result = run("--expert_memory", f"{room:.6f}MB", "--write_result", "none")
+    how = "--expert_policy", "cache", "--write_result", "none"
+    result = run("--expert_memory", f"{room:.6f}MB", *how)
     assert f"experts in slow memory alone: {28 * each:.2f} MB" in result.stderr
     assert "Experts: 10 of 40 in fast memory" in result.stderr
 
@@ -212,22 +213,12 @@ def test_a_policy_without_a_second_tier_is_refused_wherever_it_is_given(place):
         assert "there is no second tier of memory" in only_error(result) and result.exit_code == 2
 
 
-def truncated(path):
-    os.truncate(path, 4096)
-
-
 def no_room(*arguments):
     raise OSError(28, "No space left on device")
 
 
 def test_a_file_that_is_truncated_in_the_middle_of_a_run(place, monkeypatch):
-    hold = tiers.Tiers.hold
-
-    def and_then_truncate(self, *arguments):
-        hold(self, *arguments)
-        truncated(self.slow.path)
-
-    monkeypatch.setattr(tiers.Tiers, "hold", and_then_truncate)
+    when_held(monkeypatch, lambda slow: os.truncate(slow.path, 4096))
     result = run("--expert_memory", "4")
     assert "--expert_folder slow: experts-" in only_error(result)
     assert "was truncated while the run used it; run again" in only_error(result)
@@ -237,14 +228,8 @@ def test_a_file_that_is_truncated_in_the_middle_of_a_run(place, monkeypatch):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_file_that_is_removed_in_the_middle_of_a_run(policy, place, monkeypatch):
     """The system keeps it until the run ends, which then has its text and its line as usual."""
-    hold = tiers.Tiers.hold
-
-    def and_then_remove(self, *arguments):
-        hold(self, *arguments)
-        self.slow.path.unlink()
-
     expected = run("--expert_memory", "4", "--expert_policy", policy)
-    monkeypatch.setattr(tiers.Tiers, "hold", and_then_remove)
+    when_held(monkeypatch, lambda slow: slow.path.unlink())
     result = run("--expert_memory", "4", "--expert_policy", policy)
     assert result.exit_code == 0, result.stderr
     assert result.stdout.split("\n\n")[0] == expected.stdout.split("\n\n")[0]
@@ -253,13 +238,8 @@ def test_a_file_that_is_removed_in_the_middle_of_a_run(policy, place, monkeypatc
 
 def test_a_disk_that_fails_in_the_middle_of_a_run(place, monkeypatch):
     """A read that fails is one line, and nothing is logged."""
-    hold = tiers.Tiers.hold
-
-    def and_then_fail(self, *arguments):
-        hold(self, *arguments)
-        os.dup2(os.open(place, os.O_RDONLY), self.slow.direct or self.slow.buffered)
-
-    monkeypatch.setattr(tiers.Tiers, "hold", and_then_fail)
+    folder = os.open(place, os.O_RDONLY)
+    when_held(monkeypatch, lambda slow: os.dup2(folder, slow.direct or slow.buffered))
     result = run("--expert_memory", "4", "--expert_policy", "fetch")
     line = only_error(result)
     assert "--expert_folder slow: the experts' file cannot be read: Is a directory; give" in line

@@ -13,7 +13,7 @@ from quantbench.errors import QuantbenchError
 from quantbench.experts import aio, copies
 from quantbench.experts.copies import BySystem, ByThreads
 from quantbench.experts.slow import Disk, Memory, pages
-from quantbench.experts.store import POLICIES
+from quantbench.experts.tiers import POLICIES
 from quantbench.generate import Generator
 from quantbench.ops.cpu import build
 from quantbench.run.decoding import why_not_fused
@@ -52,18 +52,6 @@ def spent(policy, tokens, extra=0):
     return tiers.counted().since(before), tiers
 
 
-def test_hits_are_those_of_the_routing(tokens):
-    chosen = routing(tokens)
-    hits = sum(len(FAST[layer].intersection(experts)) for layer, experts in chosen)
-    traffic, tiers = spent(POLICIES["fetch"], tokens)
-    assert traffic.assignments == 40 * 5 * 2
-    assert traffic.hits == hits and traffic.fetched == traffic.fetches == 400 - hits
-    assert traffic.there == 0
-    assert traffic.bytes_moved == traffic.fetches * tiers.layout.nbytes
-    assert 0 < traffic.waiting_seconds < traffic.expert_seconds
-    assert [set(layer.own) for layer in tiers.layers.values()] == FAST
-
-
 def test_the_cache_is_that_of_a_simulation(tokens):
     """Least recently used experts give way, those of a token at the same time excepted."""
     # 6 more than the 2, 1, 0, 3 and 1 that are placed, each for the layer that has the fewest.
@@ -83,13 +71,6 @@ def test_the_cache_is_that_of_a_simulation(tokens):
     assert tiers.quotas == quotas
     assert traffic.hits == hits and traffic.fetches == 400 - hits
     assert [set(layer.own) for layer in tiers.layers.values()] == [set(layer) for layer in own]
-
-
-def test_what_is_computed_there_is_counted(tokens):
-    fetched, _ = spent(POLICIES["fetch"], tokens)
-    traffic, _ = spent(POLICIES["compute_there"], tokens)
-    assert (traffic.hits, traffic.there) == (fetched.hits, fetched.fetched)
-    assert traffic.fetches == traffic.bytes_moved == 0
 
 
 def test_modules_and_the_fused_step_share_one_cache(tokens):

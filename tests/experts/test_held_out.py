@@ -11,7 +11,7 @@ import torch
 
 from quantbench.experts.placement import hit_rates, hits, place
 from quantbench.experts.routing import profile
-from quantbench.experts.store import POLICIES
+from quantbench.experts.tiers import POLICIES
 from quantbench.models.formats import EMBEDDED, EMBEDDED_MODELS
 from tests.experts.small import tiered, whole
 

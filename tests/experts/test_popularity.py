@@ -1,4 +1,5 @@
-"""Counts of experts: what a file keeps, which models it fits, and what is said of damaged ones."""
+"""Counts of experts: what a file keeps, which models it fits, what is said of damaged ones, and how
+uneven a layer is."""
 
 import dataclasses
 import json
@@ -6,7 +7,15 @@ import json
 import pytest
 
 from quantbench.errors import UsageError
-from quantbench.experts.popularity import Popularity, added, effective_experts
+from quantbench.experts.popularity import (
+    Popularity,
+    added,
+    effective_experts,
+    find,
+    keep,
+    path_of,
+    skews,
+)
 from tests.experts.counted import ROUTERS, counts_of, popularity_of
 
 FIRST, SECOND = (counts_of(ROUTERS, 20, seed) for seed in (1, 2))
@@ -103,3 +112,36 @@ def test_effective_experts():
 
 def test_the_first_half_alone():
     assert popularity_of(FIRST).counts == FIRST
+
+
+# -------------------------------------------------------------------------------- skew
+
+SKEWED = ((12, 4, 3, 1), (), (4, 6, 5, 5))
+MORE = ((10, 2, 5, 3), (), (6, 4, 5, 5))
+UNEVEN = Popularity(ROUTERS, "a text", 20, (SKEWED, MORE))
+
+
+def test_a_skew_by_hand():
+    skewed, flat = skews(UNEVEN)
+    assert (skewed.layer, flat.layer) == (0, 2)
+    assert skewed.shares == (22 / 40, 6 / 40, 8 / 40, 4 / 40)
+    assert (skewed.most, skewed.least) == (0, 3)
+    # By the first half experts 0 and 1 serve 12 of 20; by the second half 0 and 2 serve 15.
+    assert skewed.half_serves == pytest.approx((12 / 20 + 15 / 20) / 2)
+    assert not skewed.is_flat
+    # Experts 1 and 2 serve 9 of 20, then 0 and 2 serve 9: less than even.
+    assert flat.half_serves == pytest.approx(9 / 20) and flat.is_flat
+    assert flat.effective == pytest.approx(4, abs=0.01)
+
+
+def test_counts_are_kept_by_their_routers(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    message = "^--expert_placement popularity: the cache folder has no counts of mine's experts; wr"
+    with pytest.raises(UsageError, match=message):
+        find(ROUTERS, "--expert_placement popularity")
+    assert keep(UNEVEN) == path_of(ROUTERS)
+    assert find(ROUTERS, "").counts == UNEVEN.counts
+    assert find(ROUTERS.first(1), "").counts == UNEVEN.counts[:1]
+    counts = counts_of(ROUTERS, 20, 1)
+    keep(Popularity(ROUTERS, "another", 40, (counts, counts)))
+    assert find(ROUTERS, "").text == "another"

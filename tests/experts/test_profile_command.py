@@ -69,7 +69,7 @@ def test_fewer_layers_and_tokens(files):
 
 
 def test_without_output_the_counts_are_kept_in_the_cache_folder(files, monkeypatch):
-    monkeypatch.setattr("quantbench.experts.kept.cache_folder", lambda: files / "cache")
+    monkeypatch.setattr("quantbench.files.cache_folder", lambda: files / "cache")
     result = run("profile", *ARGUMENTS, "--tokens", "50")
     assert result.exit_code == 0, result.output
     (path,) = (files / "cache" / "popularity").glob("*.json")

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from safetensors import safe_open
 
 from quantbench.compare.commands.generate import generate
-from quantbench.experts import slow, tiers
+from quantbench.experts import slow
 from quantbench.generate import Generator
 from quantbench.log.config import RunConfig
 from quantbench.models.formats.saved import SavedTensors
@@ -24,6 +24,7 @@ from quantbench.models.weight_bytes import step_bytes, weight_bytes
 from quantbench.ops.cpu import build
 from quantbench.run import loading
 from quantbench.run.plan import make_plan
+from tests.experts.small import when_held
 from tests.models.small import small_checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -286,13 +287,7 @@ def test_a_folder_that_is_named_is_used(saved):
 
 
 def test_a_file_that_is_truncated_in_the_middle_of_a_run(saved, monkeypatch):
-    hold = tiers.Tiers.hold
-
-    def and_then_truncate(self, *arguments):
-        hold(self, *arguments)
-        os.truncate(self.slow.path, 4096)
-
-    monkeypatch.setattr(tiers.Tiers, "hold", and_then_truncate)
+    when_held(monkeypatch, lambda slow: os.truncate(slow.path, 4096))
     Path("log.txt").write_text("")
     result = run("--write_result", "log.txt")
     lines = [line for line in result.stderr.splitlines() if line.startswith("error: ")]

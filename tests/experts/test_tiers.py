@@ -12,15 +12,14 @@ from quantbench.errors import KernelError, TierError
 from quantbench.experts import slow
 from quantbench.experts.layout import Layout, without_weights
 from quantbench.experts.slow import Disk, Memory
-from quantbench.experts.store import POLICIES
-from quantbench.experts.tiers import Tiers
+from quantbench.experts.tiers import POLICIES, Tiers
 from quantbench.models.formats.saved import inner_tensors
 from quantbench.models.loading import load_config
 from quantbench.models.weight_bytes import step_bytes, weight_bytes
 from quantbench.ops.cpu import build
 from quantbench.quantize.registry import SCHEMES
 from quantbench.quantize.spec import SHOWN, parse
-from tests.experts.small import CPU, logits, quantizer, some, tiered, whole
+from tests.experts.small import CPU, decoded, logits, quantizer, some, tiered, whole
 from tests.models.hugging_face import saved
 
 SCHEME_NAMES = ("none", "int8wo", "int4wo-32")
@@ -39,43 +38,29 @@ def place(tmp_path):
 
 @pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize(
-    ("scheme", "over_disk"), [*((scheme, True) for scheme in SCHEME_NAMES), ("int8wo", False)]
+    ("family", "scheme", "over_disk"),
+    [
+        *(("tiny_moe", scheme, True) for scheme in SCHEME_NAMES),
+        ("tiny_moe", "int8wo", False),
+        *(("mixtral", scheme, True) for scheme in SCHEME_NAMES),
+        ("qwen-3-moe-dense", "int4wo-32", True),
+        ("qwen-2-moe", "int8wo", True),  # whose shared expert no group of 32 divides
+    ],
 )
-def test_logits_are_those_of_one_memory(scheme, over_disk, decoder, place):
+def test_logits_are_those_of_one_memory(family, scheme, over_disk, decoder, tmp_path):
     """Random placements, every policy."""
     draw = random.Random(torch.initial_seed())
-    one = whole("tiny_moe", scheme)
+    path = family if family == "tiny_moe" else str(saved(family, tmp_path)[0])
+    one = whole(path, scheme)
     expected = [logits(one, rows, decoder=decoder) for rows in (1, 3)]
-    model, tiers = tiered("tiny_moe", scheme, POLICIES["cache"], place if over_disk else None)
+    slow_tier = tmp_path / "slow" if over_disk else None
+    model, tiers = tiered(path, scheme, POLICIES["cache"], slow_tier)
     for policy in POLICIES.values():
         tiers.policy = policy
         count = draw.randint(0, len(tiers.keys) - 1)
         tiers.hold(some(tiers, count, draw), count + tiers.least + draw.randint(0, 7))
         for rows, same in zip((1, 3), expected, strict=True):
             assert torch.equal(logits(model, rows, decoder=decoder), same), (policy, count)
-
-
-@pytest.mark.parametrize("decoder", DECODERS)
-@pytest.mark.parametrize(
-    ("family", "scheme"),
-    [
-        *(("mixtral", scheme) for scheme in SCHEME_NAMES),
-        ("qwen-3-moe-dense", "int4wo-32"),
-        ("qwen-2-moe", "int8wo"),  # whose shared expert no group of 32 divides
-    ],
-)
-def test_logits_of_other_families(family, scheme, decoder, tmp_path):
-    draw = random.Random(torch.initial_seed())
-    path = str(saved(family, tmp_path)[0])
-    one = whole(path, scheme)
-    expected = [logits(one, rows, decoder=decoder) for rows in (1, 2)]
-    model, tiers = tiered(path, scheme, POLICIES["cache"], tmp_path / "slow")
-    for policy in POLICIES.values():
-        tiers.policy = policy
-        count = draw.randint(0, 6)
-        tiers.hold(some(tiers, count, draw), count + tiers.least)
-        for rows, same in zip((1, 2), expected, strict=True):
-            assert torch.equal(logits(model, rows, decoder=decoder), same)
 
 
 @pytest.mark.parametrize("kernel", ["torchao", "reference"])
@@ -123,29 +108,33 @@ def test_every_scheme_has_a_layout(scheme):
 # ---------------------------------------------------------------------------------- what is counted
 
 
-def test_the_counts_are_those_of_the_routing(place):
-    """Hits and all others add up to what routers chose, counted by hooks."""
-    model, tiers = tiered("tiny_moe", "int8wo", POLICIES["fetch"], place)
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_the_counts_are_those_of_the_routing(decoder, place):
+    """Hits and all others add up to what the routers of a model in one memory chose, counted by
+    hooks. By policy, each token and layer at a time."""
+    tokens = torch.randint(4096, (1, 40), generator=torch.Generator().manual_seed(5))
+    one, chosen = whole("tiny_moe", "int8wo", torch.float32), []
+    for layer in one.layers:
+        layer.feed_forward.router.register_forward_hook(lambda *a: chosen.append(a[2][0]))
+    decoded(one, tokens, "modules")
     fast = [{0, 3}, {1}, set(), {2, 4, 5}, {7}]
-    tiers.hold(fast, 9 + 2)
-    assert tiers.quotas == list(map(len, fast))
-    chosen = []
-    for layer in model.layers:
-        router = layer.feed_forward.router
-        router.register_forward_hook(lambda *a: chosen.append(a[2][0]))
-    before = tiers.counted()
-    logits(model, 2)
-    traffic = tiers.counted().since(before)
-    assignments = sum(c.numel() for c in chosen)
-    hits = sum(
-        int(torch.isin(c, torch.tensor(sorted(fast[i % 5]))).sum()) for i, c in enumerate(chosen)
-    )
-    fetches = sum(len(set(c.flatten().tolist()) - fast[i % 5]) for i, c in enumerate(chosen))
-    assert (traffic.assignments, traffic.hits) == (assignments, hits)
-    assert traffic.fetched == assignments - hits and traffic.there == 0
-    assert traffic.fetches == fetches
-    assert traffic.bytes_moved == fetches * tiers.layout.nbytes
-    assert 0 < traffic.waiting_seconds < traffic.expert_seconds
+    sets = [(fast[i % 5], set(c.flatten().tolist())) for i, c in enumerate(chosen)]
+    hits = sum(len(held & taken) for held, taken in sets)
+    model, tiers = tiered("tiny_moe", "int8wo", POLICIES["fetch"], place, torch.float32)
+    for policy in ("fetch", "compute_there"):
+        tiers.policy = POLICIES[policy]
+        tiers.hold(fast, 9 + tiers.least)
+        before = tiers.counted()
+        decoded(model, tokens, decoder)
+        traffic = tiers.counted().since(before)
+        assert (traffic.assignments, traffic.hits) == (40 * 5 * 2, hits)
+        misses = (400 - hits, 0) if policy == "fetch" else (0, 400 - hits)
+        assert (traffic.fetched, traffic.there) == misses
+        assert traffic.fetches == misses[0]
+        assert traffic.bytes_moved == misses[0] * tiers.layout.nbytes
+        assert (0 < traffic.waiting_seconds < traffic.expert_seconds) == (policy == "fetch")
+        assert [set(layer.own) for layer in tiers.layers.values()] == fast
+        assert tiers.quotas == list(map(len, fast))
 
 
 def test_the_least_recently_used_expert_gives_way(place):

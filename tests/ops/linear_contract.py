@@ -193,11 +193,13 @@ def cpu_allowed(case: Case) -> Tensor:
 
 
 def plain_allowed(case: Case) -> Tensor:
-    """float32 sums of K terms in 16 lanes, or in 2 of a tile; one rounding to the result's dtype.
-    Tiles take denormals for zeros; a float16 result may be one."""
+    """float32 sums of K terms in 16 lanes, or in 2 of an AMX tile; in tiles of float32 256 columns
+    may be summed one after the other. One rounding to the result's dtype. AMX takes denormals for
+    zeros; a float16 result may be one."""
     ones = case.sizes.sum(-1, keepdim=True) + case.numbers.abs().sum(1)
     half = 2.0**-25 if case.x.dtype == torch.float16 else 0
-    sums = (8 + case.x.shape[-1] / 2) * 2.0**-24 * case.terms
+    K = case.x.shape[-1]
+    sums = (8 + K / 2 + min(K, 256)) * 2.0**-24 * case.terms
     return UNIT[case.x.dtype] * case.wanted.abs() + sums + 2.0**-126 * (1 + ones) + half
 
 

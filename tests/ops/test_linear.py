@@ -184,7 +184,7 @@ def test_tensors_that_are_views(kernel):
 
 
 def test_many_rows_of_plain_weights_are_the_same_layer(isa):
-    """Without tiles torch's own library takes over, whose sums are float32 as well."""
+    """By whichever library is faster: the sums of torch's own are float32 as well."""
     kernel = next(kernel for kernel in CPU if kernel.name in (f"plain-{isa}", "plain-avx2"))
     for dtype in DTYPES:
         x, weight = torch.randn(2, 40, 64).to(dtype), torch.randn(30, 64).to(dtype)

@@ -1,6 +1,7 @@
 """Energy from counters: a powercap tree in a folder, and a library like NVIDIA's."""
 
 import math
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -232,8 +233,9 @@ def test_the_gpus_that_cuda_has_at_these_numbers_are_summed(monkeypatch):
     """CUDA_VISIBLE_DEVICES=3,1: NVML's order is another, and has all four."""
     cuda_devices(monkeypatch, "d", "b")
     library = Library()
-    assert energy.nvml((0,), library).read() == [5.0]
-    counter = energy.nvml((0, 1), library)
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    assert energy.nvml((0,)).read() == [5.0]
+    counter = energy.nvml((0, 1))
     before = counter.read()
     library.millijoules |= {"GPU-b": 3500, "GPU-d": 5500}
     assert counter.between(before, counter.read()) == pytest.approx(3.0)
@@ -266,18 +268,19 @@ def no_such_device(index):
     [
         (lambda path: energy.rapl(path), "there is no RAPL counter"),
         (lambda path: energy.rapl(path / "missing"), "there is no RAPL counter"),
-        (lambda path: energy.nvml((0,), Library(counts=False)), "no energy here: Not Supported"),
-        (lambda path: energy.nvml((1,), Library()), "counts no energy here: Not Found"),
+        (lambda path: energy.nvml((0,)), "counts no energy here: Not Supported"),
+        (lambda path: energy.nvml((1,)), "counts no energy here: Not Found"),
         (lambda path: energy.find("mps"), "no counter of energy for mps"),
     ],
 )
 def test_no_counter_says_why(tmp_path, monkeypatch, make, reason):
     cuda_devices(monkeypatch, "a", "of a partition")
+    monkeypatch.setitem(sys.modules, "pynvml", Library(counts=False))
     with pytest.raises(NoCounter, match=reason):
         make(tmp_path)
     monkeypatch.setattr(torch.cuda, "get_device_properties", no_such_device)
     with pytest.raises(NoCounter, match="CUDA has no device 1 here"):
-        energy.nvml((1,), Library())
+        energy.nvml((1,))
 
 
 def test_a_counter_that_must_not_be_read(tmp_path):

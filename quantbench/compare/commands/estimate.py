@@ -1,11 +1,10 @@
 """quantbench estimate: what a run will cost, here or on a card that one does not have.
 
-    quantbench estimate --checkpoint_path tiny --quantization int8wo
-    quantbench estimate --checkpoint_path tiny --device "NVIDIA L4" --all_schemes
-    quantbench estimate --checkpoint_path dummy:Llama-3.1-8B --device L4 --what_fits 24GB
-    quantbench estimate --validate results.json more.json     # estimates against what was measured
-
-An estimate is held out if nothing was fitted to its case.
+quantbench estimate --checkpoint_path tiny --quantization int8wo
+quantbench estimate --checkpoint_path tiny --device "NVIDIA L4" --all_schemes
+quantbench estimate --checkpoint_path dummy:Llama-3.1-8B --device L4 --what_fits 24GB
+quantbench estimate --checkpoint_path dummy:Meta-Llama-3-8B --device A100 --calibration log.txt
+quantbench estimate --validate results.json more.json     # estimates against what was measured
 """
 
 import json
@@ -47,7 +46,11 @@ OF_VALIDATING = ("words", "validate", "json_path", "debug")
 @click.option("--num_layers", type=click.IntRange(1), help="Only the first N layers")
 @click.option("--tp", type=click.IntRange(1), default=1, help="Devices that share the model [1]")
 @click.option("--all_schemes", is_flag=True, help="Estimate every scheme, a row each")
-@click.option("--what_fits", metavar="SIZE", help="What fits into 24GB: schemes, caches, depths")
+@click.option("--what_fits", metavar="SIZE", help="Schemes that fit into 24GB, and how deep")
+@click.option("--calibration", metavar="FILE",
+              help="Runs that tell a card's speed: a log, or results in JSON")  # fmt: skip
+@click.option("--calibrated_on", metavar="NAME",
+              help="The card of --calibration's runs [--device]")  # fmt: skip
 @click.option("--validate", metavar="FILE",
               help="Results to hold estimates against; more files may follow")  # fmt: skip
 @click.option("--json", "json_path", metavar="PATH", help="Write all of it here, too")
@@ -70,6 +73,8 @@ def estimate(
     tp: int,
     all_schemes: bool,
     what_fits: str | None,
+    calibration: str | None,
+    calibrated_on: str | None,
     validate: str | None,
     json_path: str | None,
     debug: bool,
@@ -77,6 +82,7 @@ def estimate(
     """Estimate seconds, memory, energy and tokens per second, each with its source; or hold
     estimates against results."""
     inputs = {"--checkpoint_path": checkpoint_path, "--validate": validate}
+    inputs |= {"--calibration": calibration}
     files.check_outputs([
         files.Output("--json", json_path, _is_estimate, "JSON of such a command"),
     ], inputs | {f"FILE {number}": path for number, path in enumerate(words, 1)})  # fmt: skip
@@ -108,6 +114,7 @@ def estimate(
         asked = Asked(
             checkpoint_path, device or "here", quantization, kv_cache, precision,
             batch_size, sequence_length, new_tokens, context_depth, num_layers, tp,
+            calibration, calibrated_on,
         )  # fmt: skip
         environment.prepare()
         quiet(debug)

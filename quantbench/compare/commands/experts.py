@@ -19,8 +19,7 @@ from quantbench import files
 from quantbench.cli import Command, Group, progress, quiet, say
 from quantbench.errors import UsageError
 from quantbench.experts.placement import HitRates, hit_rates
-from quantbench.experts.popularity import Popularity
-from quantbench.experts.skew import LayerSkew, skews
+from quantbench.experts.popularity import LayerSkew, Popularity, keep, skews
 from quantbench.log.about import report_output, write_json
 from quantbench.log.config import PRECISIONS, RunConfig
 from quantbench.report import expert_picture, expert_tables
@@ -72,9 +71,7 @@ def profile(
     files.check_outputs([counts], {"--text": text})
     popularity = _profiled(config, text, words, tokens, debug)
     if output is None:
-        from quantbench.experts import kept
-
-        output = str(kept.keep(popularity))
+        output = str(keep(popularity))
     else:
         popularity.save("--output", output)
     click.echo("\n".join(expert_tables.lines(popularity, skews(popularity))))

@@ -17,12 +17,19 @@ from quantbench import files
 from quantbench.answer.interval import Interval
 from quantbench.answer.limits import kl_of
 from quantbench.bench.arm import NOT_IN_ARMS
-from quantbench.cli import Command, quiet, say
+from quantbench.cli import Command, quiet
 from quantbench.errors import UsageError
 from quantbench.log.about import report_output, write_json
 from quantbench.log.config import RunConfig, options
 from quantbench.quality.tasks import find
-from quantbench.quality.thresholds import FIRST_TOKENS, LEGEND, MAX_KL, MOST_TOKENS, described
+from quantbench.quality.thresholds import (
+    FIRST_TOKENS,
+    LEGEND,
+    MAX_KL,
+    MOST_TOKENS,
+    check_tokens,
+    described,
+)
 from quantbench.quality.types import Part, Quality
 from quantbench.run import checks
 from quantbench.text import aligned
@@ -96,6 +103,7 @@ def quality(
             "option the scheme is measured on the embedded model"
         )
     checks.check_options(config)
+    check_tokens(tokens or 0)
     if text is not None:
         files.read_text("--text", text)
     files.check_outputs(
@@ -107,7 +115,7 @@ def quality(
     # torch takes its seconds after the options
     from quantbench.quality.measure import measure
 
-    measured = measure(config, text, tokens, most, tasks, limit, say)
+    measured = measure(config, text, tokens, most, tasks, limit)
     if json_path:
         write_json(json_path, measured)
     click.echo(report(measured))

@@ -1,10 +1,10 @@
 """What `estimate` is asked on its command line, and the text and JSON that it answers."""
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from quantbench.cli import progress
-from quantbench.errors import KernelError, UsageError
+from quantbench.cli import progress, say
+from quantbench.errors import KernelError, MemoryShortage, UsageError
 from quantbench.kv_cache import CACHES
 from quantbench.log.config import PRECISIONS, RunConfig
 from quantbench.quantize.spec import COMPARED, SHOWN, parse_scheme
@@ -31,6 +31,8 @@ class Asked:
     context_depth: int
     num_layers: int | None
     tp: int
+    calibration: str | None = None
+    calibrated_on: str | None = None
 
     def __post_init__(self) -> None:
         for option, value, names in (
@@ -42,7 +44,7 @@ class Asked:
         object.__setattr__(self, "quantization", str(parse_scheme(self.quantization)))
 
 
-def predicted(asked: Asked, all_schemes: bool, what_fits: str | None) -> tuple[str, object]:
+def predicted(asked: Asked, all_schemes: bool, what_fits: str | None) -> tuple[str, dict[str, Any]]:
     """The text for the terminal, and the JSON. Raises QuantbenchError for what cannot be estimated,
     and for a run that needs more memory than the device has."""
     try:
@@ -59,7 +61,7 @@ def predicted(asked: Asked, all_schemes: bool, what_fits: str | None) -> tuple[s
     from quantbench.report import estimate_tables as tables
 
     config = estimating.model_of(asked.checkpoint_path, asked.num_layers)
-    machine = estimating.machine_of(asked.device, asked.precision)
+    machine = estimating.machine_of(asked.device, asked.calibration, asked.calibrated_on)
     if isinstance(config, str):
         machine.warnings.extend(doubts(config))
     request = Request(
@@ -84,21 +86,27 @@ def predicted(asked: Asked, all_schemes: bool, what_fits: str | None) -> tuple[s
         return text, to_json(value | {"warnings": machine.warnings})
     estimating.check_context(request)
     if all_schemes:
+        if asked.device == estimating.HERE:
+            say(f"Each of {len(COMPARED)} schemes is measured, in 10 to 30 seconds each")
         each = {name: _estimated(replace(request, scheme=name), machine) for name in COMPARED}
         text = tables.table(each, machine, machine.memory_bytes)
         value = {"device": machine.name, "schemes": each, "warnings": machine.warnings}
         return text, to_json(value)
+    estimating.check_memory(request, machine)
     one = predict(request, machine)
-    machine.warnings.extend(estimating.check_cache(one, machine))
-    estimating.check_memory(one, machine, ours=not isinstance(config, str))
     return "\n".join(tables.lines(one)), to_json(one)
 
 
 def _estimated(request: "Request", machine: "Machine") -> "Estimate | str":
-    """The estimate, or why the scheme cannot run."""
+    """The estimate, or why the scheme cannot run. On this machine what does not fit is not
+    measured."""
+    from quantbench.compare.figures import estimating
+    from quantbench.estimate.here import Here
     from quantbench.estimate.predict import predict
 
     try:
+        if isinstance(machine, Here):
+            estimating.check_memory(request, machine)
         return predict(request, machine)
-    except (KernelError, UsageError) as error:
+    except (KernelError, UsageError, MemoryShortage) as error:
         return str(error)

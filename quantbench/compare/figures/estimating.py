@@ -2,38 +2,52 @@
 
 from pathlib import Path
 
-import torch
-
-from quantbench import devices
 from quantbench.errors import CheckpointError, MemoryShortage, UsageError
-from quantbench.estimate import machines
-from quantbench.estimate.predict import Estimate, Machine, Request
+from quantbench.estimate.cards import card
+from quantbench.estimate.here import here
+from quantbench.estimate.predict import Machine, Request
+from quantbench.generate import Generator, Sampling
+from quantbench.log.config import RunConfig
 from quantbench.models.config import ModelConfig
+from quantbench.models.llama import Transformer
 from quantbench.models.loading import load_config
 from quantbench.text import size
 
 HERE = "here"
 
 
-def machine_of(device: str, precision: str = "bfloat16") -> Machine:
-    """This machine, whose speed is read now, for "here"; or the card of that name. Raises
-    UsageError for a name that no data sheet has, MemoryShortage where the speed cannot be read."""
-    if device != HERE:
-        return machines.card(device)
-    dtype: torch.dtype = getattr(torch, precision)
-    return machines.here(devices.resolve("auto"), dtype)
+def machine_of(
+    device: str, calibration: str | None = None, calibrated_on: str | None = None
+) -> Machine:
+    """This machine for "here"; or the card of that name, with what the runs in the file
+    `calibration` reached on the card `calibrated_on`. Raises UsageError for a name that no data
+    sheet has."""
+    if device == HERE:
+        if calibration is not None:
+            raise UsageError("--calibration is for a --device CARD; here the model is measured")
+        return here(generator_of)
+    if calibration is None:
+        return card(device)
+    from quantbench.estimate.calibration import of_file
+
+    target = card(device)
+    return card(device, of_file(calibration, calibrated_on or target.name))
 
 
-def check_cache(estimate: Estimate, machine: Machine) -> list[str]:
-    """A warning where the model lies in this machine's caches, whose speed is not read."""
-    cache = devices.last_level_cache(machine.device) if machine.is_cpu else None
-    weights = max(memory.weights for memory in estimate.memory.values())
-    if cache is None or weights >= cache:
-        return []
-    return [
-        f"weights of {size(weights)} fit into the last-level cache of {size(cache)}: steps may be "
-        "several times as fast"
-    ]
+def generator_of(model: Transformer, request: Request) -> Generator:
+    """The Generator of a run of generate.py: compiled on a card, where Python is slower."""
+    run, compiles = RunConfig(), model.tok_embeddings.weight.device.type != "cpu"
+    generator = Generator(
+        model,
+        request.batch,
+        max(2, request.positions),
+        request.kv_cache,
+        compile_decode=compiles,
+        sampling=Sampling(run.temperature, run.top_k),
+    )
+    if request.depth:
+        generator.fill_randomly(request.depth)
+    return generator
 
 
 def model_of(checkpoint_path: str, num_layers: int | None) -> ModelConfig | str:
@@ -81,17 +95,16 @@ def context_of(config: ModelConfig | str) -> int | None:
     return next((number for number in said if isinstance(number, int) and number > 0), None)
 
 
-def check_memory(estimate: Estimate, machine: Machine, ours: bool = True) -> None:
-    """Raise MemoryShortage where a run needs more memory than the device has. ours: whether the
-    model is one of ours, of which there are tables of what fits, and not one of transformers."""
-    there, needed = machine.memory_bytes, estimate.peak_memory_bytes.value
+def check_memory(request: Request, machine: Machine) -> None:
+    """Raise MemoryShortage where a run needs more memory than the device has."""
+    memory = max(machine.memories(request).values(), key=lambda phase: phase.total)
+    there, needed = machine.memory_bytes, memory.total
     if there is not None and needed > there:
-        memory = max(estimate.memory.values(), key=lambda phase: phase.total)
         tables = "--all_schemes and --what_fits show what fits"
         smaller = "take a smaller --batch_size or --sequence_length, or a --device with more"
         raise MemoryShortage(
-            f"{estimate.device}: the run needs {size(needed)} (weights {size(memory.weights)}, KV "
+            f"{machine.name}: the run needs {size(needed)} (weights {size(memory.weights)}, KV "
             f"cache {size(memory.kv_cache)}, activations {size(memory.activations)}), "
             f"{size(needed - there)} more than the {size(there)} that it has; "
-            f"{tables if ours else smaller}"
+            f"{smaller if isinstance(request.config, str) else tables}"
         )

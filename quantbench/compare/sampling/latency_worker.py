@@ -43,12 +43,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from quantbench import generate
-    from quantbench.estimate.machines import Speed
     from quantbench.models.config import ModelConfig
     from quantbench.models.llama import Transformer
     from quantbench.run.plan import Plan
 
 LEAST_STEPS = 4  # that compile: CUDA graphs are captured in the second call, and replayed after it
+
+ESTIMATE_SECONDS = 0.3  # of turns of the first layers, for each cell
 
 Place = tuple[int, int]  # a cell: sequence length, batch size
 
@@ -65,7 +66,6 @@ class LatencyWorker:
     shared: list[int]  # the batch sizes for which the generator is
     prompt: Tensor  # of the present cell, (B, S)
     kernels: str  # of the model's linear layers
-    speed: Speed | None = None  # of this machine, if it was read
     meter: Meter | NotCounted
 
     def check(self, argv: list[str], ranks: list[int]) -> Possible:
@@ -157,8 +157,9 @@ class LatencyWorker:
         return CellReady(decoder.name, compiled, seconds, self._estimate(batch_size, ids))
 
     def _estimate(self, batch_size: int, ids: list[int]) -> dict[str, float] | None:
-        """What is estimated of a run of the cell. The machine's speed is read before the first."""
-        from quantbench.estimate import beside, machines
+        """What is estimated of a run of the cell, from the model's first layers."""
+        from quantbench import generate
+        from quantbench.estimate import beside
         from quantbench.run.measure import facts_of
 
         assert self.generator is not None
@@ -170,11 +171,10 @@ class LatencyWorker:
         )
         facts = facts_of(plan, self.generator, self.kernels)  # for which all ranks meet
 
-        def speed() -> machines.Speed:
-            self.speed = self.speed or machines.read_speed(plan.device, plan.precision)
-            return self.speed
-
-        return beside.expected(facts, speed).figures
+        phases = beside.phases_of(
+            facts, self.model, lambda few, _: generate.make_generator(plan, few), ESTIMATE_SECONDS
+        )
+        return beside.expected(facts, phases).figures
 
     def runs(self, count: int, seconds: float, metered: bool = False) -> Runs:
         """So many runs of the cell; fewer, at least one, if they take longer than `seconds`.

@@ -1,5 +1,5 @@
 // How a part's slots are taken in blocks, and its softmax, for kernels that multiply what a cache holds
-// without widening it in memory. Included in a variant's namespace, after vector/lanes_avx512.h and
+// without widening it in memory. Included in a variant's namespace, after vector/lanes.h and
 // numbers.h.
 
 constexpr float NEVER = -__builtin_inff();

@@ -17,24 +17,23 @@ static_assert(LOOP_BLOCK % LANES == 0 && SLOTS_UNIT % LOOP_BLOCK == 0);
 
 // One slot's numbers as floats; of int8 and fp8 the codes, whose one scale comes later.
 template <KvFormat F>
-inline void widen(const Slots& from, int64_t slot, int head_dim, float* __restrict to) {
+INLINE void widen(const Slots& from, int64_t slot, int head_dim, float* __restrict to) {
   const char* codes = from.codes + slot * from.slot_bytes;
   for (int64_t line = 0; line < from.slot_bytes; line += 64)
     __builtin_prefetch(codes + PREFETCHED + line);
+  auto each = [&](auto* x, auto number) {
+    for (int d = 0; d < head_dim; ++d) to[d] = number(x[d]);
+  };
   if constexpr (F == KvFormat::f32) {
     __builtin_memcpy(to, codes, head_dim * sizeof(float));
   } else if constexpr (F == KvFormat::bf16) {
-    const uint16_t* x = reinterpret_cast<const uint16_t*>(codes);
-    for (int d = 0; d < head_dim; ++d) to[d] = as_float(uint32_t(x[d]) << 16);
+    each((const uint16_t*)codes, [](uint16_t x) { return as_float(uint32_t(x) << 16); });
   } else if constexpr (F == KvFormat::f16) {
-    const uint16_t* x = reinterpret_cast<const uint16_t*>(codes);
-    for (int d = 0; d < head_dim; ++d) to[d] = from_f16(x[d]);
+    each((const uint16_t*)codes, from_f16);
   } else if constexpr (F == KvFormat::int8) {
-    const int8_t* x = reinterpret_cast<const int8_t*>(codes);
-    for (int d = 0; d < head_dim; ++d) to[d] = x[d];
+    each((const int8_t*)codes, [](int8_t x) { return float(x); });
   } else if constexpr (F == KvFormat::fp8) {
-    const uint8_t* x = reinterpret_cast<const uint8_t*>(codes);
-    for (int d = 0; d < head_dim; ++d) to[d] = from_fp8(x[d]);
+    each((const uint8_t*)codes, from_fp8);
   } else {
     const uint8_t* x = reinterpret_cast<const uint8_t*>(codes);
     constexpr int HALF = INT4_GROUP / 2;
@@ -120,7 +119,7 @@ inline float soften(float* scores, const float* key_scale, const float* value_sc
 template <int HEADS>
 inline void add_weighted_columns(const float* weights, const float* rows, const float* shrink,
                                  int padded, int slots, float* weighted) {
-  constexpr int COLUMNS = LANES == 16 ? 4 : 2;
+  constexpr int COLUMNS = 4;
   int d = 0;
   for (; d + COLUMNS * LANES <= padded; d += COLUMNS * LANES)
     add_weighted<HEADS, COLUMNS>(weights, rows + d, shrink, padded, slots, weighted + d);
@@ -131,7 +130,7 @@ inline void add_weighted_columns(const float* weights, const float* rows, const 
 template <KvFormat F>
 void attend_format(const Part& part) {
   constexpr bool ONE_SCALE = F == KvFormat::int8 || F == KvFormat::fp8;
-  constexpr int TILE = LANES == 16 ? 4 : 2;  // heads: their sums fit the registers
+  constexpr int TILE = LANES == 16 ? 4 : 3;  // heads: their sums fit the registers
   alignas(64) float rows[LOOP_BLOCK * MAX_HEAD_DIM];
   alignas(64) float scores[MAX_GROUP * LOOP_BLOCK];
   alignas(64) float key_scale[LOOP_BLOCK], value_scale[LOOP_BLOCK], shrink[MAX_GROUP];

@@ -1,19 +1,9 @@
 // The variant's vectors, numbers of other formats as floats, and the exponential. Included in a variant's
 // namespace.
 
-#if LEVEL >= LEVEL_avx512
-#include "vector/lanes_avx512.h"
-#elif LEVEL == LEVEL_avx2
-#include "vector/lanes_avx2.h"
-#else
-#include "vector/lanes_portable.h"
-#endif
+#include "vector/lanes.h"
 
-inline float as_float(uint32_t bits) {
-  float x;
-  __builtin_memcpy(&x, &bits, sizeof x);
-  return x;
-}
+inline float as_float(uint32_t bits) { return __builtin_bit_cast(float, bits); }
 
 // A float of fewer bits as a 32-bit one: `magnitude` is all but its sign, moved to where a 32-bit
 // float has it. Exponent 0 means denormals: 1.m less 1, at the smallest exponent.
@@ -24,9 +14,7 @@ inline float widened(uint32_t magnitude, uint32_t sign, uint32_t not_finite) {
   uint32_t bits = magnitude + ((denormal ? up + 1 : up) << 23);
   bits = magnitude >= not_finite ? magnitude | 0x7f800000 : bits;
   float x = as_float(bits) - (denormal ? as_float((up + 1) << 23) : 0.0f);
-  uint32_t y;
-  __builtin_memcpy(&y, &x, sizeof y);
-  return as_float(y | sign);
+  return as_float(__builtin_bit_cast(uint32_t, x) | sign);
 }
 
 inline float from_f16(uint16_t h) {

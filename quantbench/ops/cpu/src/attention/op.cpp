@@ -42,17 +42,6 @@ constexpr int64_t MIN_NUMBERS = 32 << 10;  // of its keys, for ALONE_HEADS: star
 constexpr int64_t ALONE = 64 << 10;  // bytes that one thread reads faster than others wake up
 constexpr int64_t ALONE_HEADS = 16;  // for this many query heads; more take longer than the reading
 
-Number number(ScalarType type) {
-  switch (type) {
-    case ScalarType::Float: return Number::f32;
-    case ScalarType::BFloat16: return Number::bf16;
-    case ScalarType::Half: return Number::f16;
-    default: STD_TORCH_CHECK(false, "decode attention takes float32, bfloat16 and float16");
-  }
-}
-
-int bytes(Number type) { return type == Number::f32 ? 4 : 2; }
-
 KvFormat kv_format(const std::string& name, ScalarType codes) {
   auto stored_as = [&](ScalarType type, KvFormat format) {
     STD_TORCH_CHECK(codes == type, "the cache's codes have not the dtype of format ", name);
@@ -62,7 +51,7 @@ KvFormat kv_format(const std::string& name, ScalarType codes) {
   if (name == "fp8") return stored_as(ScalarType::Float8_e4m3fn, KvFormat::fp8);
   if (name == "int4") return stored_as(ScalarType::Byte, KvFormat::int4);
   STD_TORCH_CHECK(name == "dense", "decode attention knows no format ", name);
-  return static_cast<KvFormat>(number(codes));
+  return static_cast<KvFormat>(number_of(codes));
 }
 
 // Where attention is taken from: keys or values of all rows and heads.
@@ -87,9 +76,9 @@ struct Side {
       STD_TORCH_CHECK(scale->size(i) == codes.size(i), "codes and scale differ in shape");
     STD_TORCH_CHECK(scale->size(3) == scales, "scale's last dimension is not ", scales);
     slots.scale = static_cast<const char*>(scale->const_data_ptr());
-    slots.scale_type = number(scale->scalar_type());
-    row_scale_bytes = scale->stride(0) * bytes(slots.scale_type);
-    head_scale_bytes = scale->stride(1) * bytes(slots.scale_type);
+    slots.scale_type = number_of(scale->scalar_type());
+    row_scale_bytes = scale->stride(0) * size_of(slots.scale_type);
+    head_scale_bytes = scale->stride(1) * size_of(slots.scale_type);
   }
 
   static void inner_contiguous(const Tensor& t) {
@@ -184,7 +173,7 @@ Attend version() {
 }
 
 // One call's attention: of query (B, H, D), where H / K query heads share each key head.
-struct Attention {
+struct Attention : Attending {
   KvFormat format;
   Number type;
   Side key, value;
@@ -212,31 +201,28 @@ struct Attention {
     return format == KvFormat::int4 ? D / INT4_GROUP : format >= KvFormat::int8 ? 1 : 0;
   }
   static int64_t code_bytes(KvFormat format) {
-    return format >= KvFormat::int8 ? 1 : bytes(static_cast<Number>(format));
+    return format >= KvFormat::int8 ? 1 : size_of(static_cast<Number>(format));
   }
 
   static Number query_type(const Tensor& query) {
     STD_TORCH_CHECK(query.dim() == 3, "query is (B, H, D)");
-    return number(query.scalar_type());
+    return number_of(query.scalar_type());
   }
 
-  Attention(const Tensor& q, const Tensor& key_codes, const std::optional<Tensor>& key_scale,
-            const Tensor& value_codes, const std::optional<Tensor>& value_scale,
-            const Tensor& first, const Tensor& count, const std::string& format_name,
-            bool with_denominator)
-      : format(kv_format(format_name, key_codes.scalar_type())), type(query_type(q)),
-        key(key_codes, key_scale, code_bytes(format), scales(format, q.size(2))),
-        value(value_codes, value_scale, code_bytes(format), scales(format, q.size(2))),
-        B(q.size(0)), H(q.size(1)), D(q.size(2)), K(key_codes.size(1)), T(key_codes.size(2)),
-        out(torch::stable::new_empty(q, {B, H, D}, with_denominator ? ScalarType::Float
-                                                                    : q.scalar_type())),
+  Attention(const AttentionInputs& in, bool with_denominator)
+      : format(kv_format(in.format, in.key_codes.scalar_type())), type(query_type(in.query)),
+        key(in.key_codes, in.key_scale, code_bytes(format), scales(format, in.query.size(2))),
+        value(in.value_codes, in.value_scale, code_bytes(format), scales(format, in.query.size(2))),
+        B(in.query.size(0)), H(in.query.size(1)), D(in.query.size(2)), K(in.key_codes.size(1)), T(in.key_codes.size(2)),
+        out(torch::stable::new_empty(in.query, {B, H, D}, with_denominator ? ScalarType::Float
+                                                                    : in.query.scalar_type())),
         out_data(out.mutable_data_ptr()) {
     const bool int4 = format == KvFormat::int4;
     for (int i = 0; i < 4; ++i)
-      STD_TORCH_CHECK(key_codes.size(i) == value_codes.size(i), "keys and values differ in shape");
-    STD_TORCH_CHECK(key_codes.scalar_type() == value_codes.scalar_type(),
+      STD_TORCH_CHECK(in.key_codes.size(i) == in.value_codes.size(i), "keys and values differ in shape");
+    STD_TORCH_CHECK(in.key_codes.scalar_type() == in.value_codes.scalar_type(),
                     "keys and values differ in dtype");
-    STD_TORCH_CHECK(key_codes.size(0) == B && key_codes.size(3) == (int4 ? D / 2 : D),
+    STD_TORCH_CHECK(in.key_codes.size(0) == B && in.key_codes.size(3) == (int4 ? D / 2 : D),
                     "query and cache differ in rows or head_dim");
     STD_TORCH_CHECK(K > 0 && H > 0 && H % K == 0,
                     "decode attention takes a multiple of the key heads as query heads, not ", H,
@@ -245,7 +231,7 @@ struct Attention {
                     "decode attention takes a head_dim up to ", MAX_HEAD_DIM, ", a multiple of ",
                     int4 ? INT4_GROUP : 8, "; not ", D);
     STD_TORCH_CHECK(T > 0, "the cache has no slots");
-    for (const Tensor* t : {&first, &count})
+    for (const Tensor* t : {&in.first, &in.count})
       STD_TORCH_CHECK(t->dim() == 1 && t->size(0) == B && t->scalar_type() == ScalarType::Long,
                       "first and count are (B,) int64");
     heads = H / K;
@@ -255,11 +241,11 @@ struct Attention {
       piece_heads = ((heads + least - 1) / least + HEADS_UNIT - 1) / HEADS_UNIT * HEADS_UNIT;
     }
     pieces = (heads + piece_heads - 1) / piece_heads;
-    const int64_t visible = cut(first, count);
+    const int64_t visible = cut(in.first, in.count);
     padded = (D + HEAD_DIM_UNIT - 1) / HEAD_DIM_UNIT * HEAD_DIM_UNIT;
     partial_floats = Partial::floats(piece_heads, padded);
     if (with_denominator) {
-      denominator = torch::stable::new_empty(q, {B, H}, ScalarType::Float);
+      denominator = torch::stable::new_empty(in.query, {B, H}, ScalarType::Float);
       denominator_data = static_cast<float*>(denominator->mutable_data_ptr());
     }
     query.resize(B * H * padded);
@@ -270,9 +256,9 @@ struct Attention {
     missing.reset(new std::atomic<int64_t>[B * per_row]);
     for (int64_t i = 0; i < B * per_row; ++i) missing[i] = rows[i / per_row].parts;
     switch (type) {
-      case Number::f32: read_query<float>(q, format, padded, query.data()); break;
-      case Number::bf16: read_query<BFloat16>(q, format, padded, query.data()); break;
-      case Number::f16: read_query<Half>(q, format, padded, query.data()); break;
+      case Number::f32: read_query<float>(in.query, format, padded, query.data()); break;
+      case Number::bf16: read_query<BFloat16>(in.query, format, padded, query.data()); break;
+      case Number::f16: read_query<Half>(in.query, format, padded, query.data()); break;
     }
     const int64_t read = visible * K * key.slots.slot_bytes * 2;
     threads = read * ((heads + ALONE_HEADS - 1) / ALONE_HEADS) <= ALONE
@@ -333,7 +319,7 @@ struct Attention {
   // A thread takes the parts of its share in order, for a part prefetches the first lines of the one
   // behind it; then those that others have left. So parts that are worked on at a time are far
   // apart, too: in parts side by side two threads read 15 % less.
-  void work() {
+  void work() override {
     const int64_t own = arrived.fetch_add(1, std::memory_order_relaxed);
     for (int64_t i = 0; i < threads; ++i) {
       Share& share = shares[(own + i) % threads];
@@ -359,8 +345,11 @@ struct Attention {
       finish(b, k, piece);
   }
 
+  bool alone() const override { return threads == 1; }
+  const Tensor& result() const override { return out; }
+
   void by_all_threads() {
-    if (threads == 1) return work();
+    if (alone()) return work();
     torch::stable::parallel_for(0, torch::stable::get_num_threads(), 1,
                                 [&](int64_t, int64_t) { work(); });
   }
@@ -368,27 +357,18 @@ struct Attention {
 
 }  // namespace
 
-struct Attending::State : Attention {
-  using Attention::Attention;
-};
+std::unique_ptr<Attending> Attending::make(const AttentionInputs& inputs) {
+  return std::unique_ptr<Attending>(new Attention(inputs, false));
+}
 
-Attending::Attending(const Tensor& query, const Tensor& key_codes,
-                     const std::optional<Tensor>& key_scale, const Tensor& value_codes,
-                     const std::optional<Tensor>& value_scale, const Tensor& first,
-                     const Tensor& count, const std::string& format_name)
-    : state(new State(query, key_codes, key_scale, value_codes, value_scale, first, count,
-                      format_name, false)) {}
-Attending::~Attending() = default;
-void Attending::work() { state->work(); }
-bool Attending::alone() const { return state->threads == 1; }
-const Tensor& Attending::out() const { return state->out; }
+namespace {
 
 Tensor decode_attention(const Tensor& query, const Tensor& key_codes,
                         const std::optional<Tensor>& key_scale, const Tensor& value_codes,
                         const std::optional<Tensor>& value_scale, const Tensor& first,
-                        const Tensor& count, const std::string& format_name) {
-  Attention attention(query, key_codes, key_scale, value_codes, value_scale, first, count,
-                      format_name, false);
+                        const Tensor& count, const std::string& format) {
+  Attention attention({query, key_codes, key_scale, value_codes, value_scale, first, count, format},
+                      false);
   attention.by_all_threads();
   return attention.out;
 }
@@ -398,12 +378,14 @@ std::tuple<Tensor, Tensor> past_attention(const Tensor& query, const Tensor& key
                                           const Tensor& value_codes,
                                           const std::optional<Tensor>& value_scale,
                                           const Tensor& first, const Tensor& count,
-                                          const std::string& format_name) {
-  Attention attention(query, key_codes, key_scale, value_codes, value_scale, first, count,
-                      format_name, true);
+                                          const std::string& format) {
+  Attention attention({query, key_codes, key_scale, value_codes, value_scale, first, count, format},
+                      true);
   attention.by_all_threads();
   return {attention.out, *attention.denominator};
 }
+
+}  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(quantbench, CPU, library) {
   library.impl("cpu_decode_attention", TORCH_BOX(&decode_attention));

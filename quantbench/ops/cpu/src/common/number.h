@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "common/variant.h"
 
 enum class Number : int32_t { f32, bf16, f16 };
+static constexpr int size_of(Number type) { return type == Number::f32 ? 4 : 2; }
 
 constexpr int INT4_GROUP = 32;  // numbers of an int4 cache that share a scale: ops/kv.py
 

@@ -21,7 +21,7 @@
 inline Number number_of(torch::headeronly::ScalarType type) {
   using torch::headeronly::ScalarType;
   STD_TORCH_CHECK(type == ScalarType::Float || type == ScalarType::BFloat16 ||
-                      type == ScalarType::Half, "x has to be float32, bfloat16 or float16");
+                      type == ScalarType::Half, "the dtype has to be float32, bfloat16 or float16");
   return type == ScalarType::Float      ? Number::f32
          : type == ScalarType::BFloat16 ? Number::bf16
                                         : Number::f16;
@@ -130,31 +130,22 @@ std::unique_ptr<Product> plain_product(const torch::stable::Tensor& weight, Numb
 std::unique_ptr<Product> packed_product(const void* packed, int64_t bytes, Number x);
 std::unique_ptr<Product> plain_product(const void* weight, int64_t rows, int64_t columns, Number type);
 
-// See cpu_decode_attention in attention.py.
-torch::stable::Tensor decode_attention(const torch::stable::Tensor& query,
-                                       const torch::stable::Tensor& key_codes,
-                                       const std::optional<torch::stable::Tensor>& key_scale,
-                                       const torch::stable::Tensor& value_codes,
-                                       const std::optional<torch::stable::Tensor>& value_scale,
-                                       const torch::stable::Tensor& first,
-                                       const torch::stable::Tensor& count,
-                                       const std::string& format_name);
+// What cpu_decode_attention takes: see attention.py.
+struct AttentionInputs {
+  const torch::stable::Tensor &query, &key_codes;
+  const std::optional<torch::stable::Tensor>& key_scale;
+  const torch::stable::Tensor& value_codes;
+  const std::optional<torch::stable::Tensor>& value_scale;
+  const torch::stable::Tensor &first, &count;
+  const std::string& format;
+};
 
-// The same, to be done by several threads that call `work`, or by one that is `alone`.
+// It, to be done by several threads that call `work`, or by one that is `alone`.
 class Attending {
  public:
-  Attending(const torch::stable::Tensor& query, const torch::stable::Tensor& key_codes,
-            const std::optional<torch::stable::Tensor>& key_scale,
-            const torch::stable::Tensor& value_codes,
-            const std::optional<torch::stable::Tensor>& value_scale,
-            const torch::stable::Tensor& first, const torch::stable::Tensor& count,
-            const std::string& format_name);
-  ~Attending();
-  void work();
-  bool alone() const;  // one thread is faster than others wake up
-  const torch::stable::Tensor& out() const;
-
- private:
-  struct State;
-  std::unique_ptr<State> state;
+  static std::unique_ptr<Attending> make(const AttentionInputs&);
+  virtual ~Attending() = default;
+  virtual void work() = 0;
+  virtual bool alone() const = 0;  // one thread is faster than others wake up
+  virtual const torch::stable::Tensor& result() const = 0;
 };

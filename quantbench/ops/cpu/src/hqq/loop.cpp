@@ -67,7 +67,7 @@ inline void for_columns(const float* x, int64_t columns, const Body& body) {
 
 template <Number N>
 void read(const Groups& groups, int64_t block, float* x) {
-  constexpr int SIZE = N == Number::f32 ? 4 : 2;
+  constexpr int SIZE = size_of(N);
   for (int lane = 0; lane < AT_ONCE; ++lane) {
     int64_t group = block * AT_ONCE + lane;
     if (group >= groups.count) group = groups.count - 1;
@@ -77,8 +77,7 @@ void read(const Groups& groups, int64_t block, float* x) {
       alignas(64) char copy[64] = {};
       alignas(64) float numbers[16];
       __builtin_memcpy(copy, from + k * SIZE, some * SIZE);
-      if constexpr (N == Number::f32) store(numbers, load<Floats>(copy));
-      else store(numbers, stored<N>(load<HalfWords>(copy)));
+      store(numbers, read_floats(N, copy));
       for (int64_t i = 0; i < some; ++i) x[(k + i) * AT_ONCE + lane] = numbers[i];
     }
   }

@@ -3,56 +3,47 @@
 
 inline int tile_of(int64_t tokens) { return tokens >= 4 ? 4 : tokens >= 2 ? 2 : 1; }
 
-inline Floats widened(Number type, const void* x) {
-  if (type == Number::f32) return load<Floats>(x);
-  HalfWords halves = load<HalfWords>(x);
-  if (type == Number::f16) return from_f16(halves);
-  return (Floats)(converted<Bits>(halves) << 16);
+// `columns` numbers, `step` apart, as floats, with zeros behind them: `padded` in all, a multiple of 16.
+inline void read_numbers(Number type, const char* from, int64_t step, int64_t columns, int64_t padded,
+                         float* to) {
+  const int size = size_of(type);
+  int64_t k = 0;
+  if (step == 1)
+    for (; k + 16 <= columns; k += 16) store(to + k, read_floats(type, from + k * size));
+  for (; k < padded; k += 16) {
+    char some[64] = {};
+    for (int64_t i = k; i < k + 16 && i < columns; ++i)
+      __builtin_memcpy(some + (i - k) * size, from + i * step * size, size);
+    store(to + k, read_floats(type, some));
+  }
 }
 
 // One row of x, with zeros up to the padded columns.
 inline void read_row(const Problem& problem, int64_t output) {
-  const int size = problem.type == Number::f32 ? 4 : 2;
-  const int64_t columns = problem.header->columns, padded = problem.geometry.padded_columns;
+  const int size = size_of(problem.type);
   const char* x = static_cast<const char*>(problem.x) + output * problem.x_row * size;
-  int64_t k = 0;
-  if (problem.x_step == 1)
-    for (; k + 16 <= columns; k += 16) store(problem.row + k, widened(problem.type, x + k * size));
-  for (; k < padded; k += 16) {
-    char some[64] = {};
-    for (int64_t i = k; i < k + 16 && i < columns; ++i)
-      __builtin_memcpy(some + (i - k) * size, x + i * problem.x_step * size, size);
-    store(problem.row + k, widened(problem.type, some));
-  }
+  read_numbers(problem.type, x, problem.x_step, problem.header->columns,
+               problem.geometry.padded_columns, problem.row);
 }
 
 // The largest magnitude among units of 32 floats; NaN counts as the largest.
 inline float largest(const float* x, int units) {
-  Bits most{};
+  Ints most{};
   for (int i = 0; i < 2 * units; ++i) {
-    Bits bits = load<Bits>(x + 16 * i) & 0x7fffffffu;
-    Bits more = (Bits)(bits > most);
-    most = (more & bits) | (~more & most);
+    const Ints magnitude = load<Ints>(x + 16 * i) & 0x7fffffff;
+    most = select(magnitude > most, magnitude, most);
   }
-  uint32_t found = 0;
-  for (int i = 0; i < 16; ++i) found = most[i] > found ? most[i] : found;
-  float x_largest;
-  __builtin_memcpy(&x_largest, &found, sizeof found);
-  return x_largest;
+  return __builtin_bit_cast(float, largest(most));
 }
 
 // The smallest power of two in whose units a number's size rounds to less than 127.5 · 256 (so that
 // its high byte is not over 127), but none below the normal numbers'. NaN for what is not finite.
 inline float power(float largest) {
-  uint32_t bits;
-  __builtin_memcpy(&bits, &largest, sizeof bits);
+  uint32_t bits = __builtin_bit_cast(uint32_t, largest);
   if (bits >= 0x7f800000u) return __builtin_nanf("");
   constexpr uint32_t MOST = 0x7eff00;  // the mantissa of 32639.5
   int exponent = int(bits >> 23) - 14 + ((bits & 0x7fffffu) >= MOST);
-  bits = uint32_t(exponent > 1 ? exponent : 1) << 23;
-  float scale;
-  __builtin_memcpy(&scale, &bits, sizeof scale);
-  return scale;
+  return __builtin_bit_cast(float, uint32_t(exponent > 1 ? exponent : 1) << 23);
 }
 
 inline float finer(float scale) {

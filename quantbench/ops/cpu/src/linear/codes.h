@@ -7,72 +7,26 @@
 // bytes for four quads: the fourth quad's are in the two high bits of the other three.
 
 template <int BITS>
-struct Codes;
-
-template <>
-struct Codes<8> {
-  static void read(const uint8_t* p, Bytes* quads) {
-    for (int i = 0; i < QUADS; ++i) quads[i] = load<Bytes>(p + 64 * i);
-  }
-};
-
-template <>
-struct Codes<4> {
-  static void read(const uint8_t* p, Bytes* quads) {
-    for (int i = 0; i < 4; ++i) {
-      Bytes v = load<Bytes>(p + 64 * i);
-      quads[2 * i] = v & 15;
-      quads[2 * i + 1] = shifted<-4>(v) & 15;
-    }
-  }
-};
-
-template <>
-struct Codes<2> {
-  static void read(const uint8_t* p, Bytes* quads) {
-    for (int i = 0; i < 2; ++i) {
-      Bytes v = load<Bytes>(p + 64 * i);
-      quads[4 * i] = v & 3;
-      quads[4 * i + 1] = shifted<-2>(v) & 3;
-      quads[4 * i + 2] = shifted<-4>(v) & 3;
-      quads[4 * i + 3] = shifted<-6>(v) & 3;
-    }
-  }
-};
-
-// Moves a quad's bit in a plane of single bits to bit TO. The bits around it are not cleared.
-template <int QUAD, int TO>
-inline Bytes bit(Bytes plane) {
-  return shifted<TO - QUAD>(plane);
-}
-
-template <>
-struct Codes<1> {
-  static void read(const uint8_t* p, Bytes* quads) {
-    Bytes v = load<Bytes>(p);
-    quads[0] = bit<0, 0>(v) & 1, quads[1] = bit<1, 0>(v) & 1;
-    quads[2] = bit<2, 0>(v) & 1, quads[3] = bit<3, 0>(v) & 1;
-    quads[4] = bit<4, 0>(v) & 1, quads[5] = bit<5, 0>(v) & 1;
-    quads[6] = bit<6, 0>(v) & 1, quads[7] = bit<7, 0>(v) & 1;
+struct Codes {  // of 8, 4, 2 or 1 bits
+  static INLINE void read(const uint8_t* p, Bytes* quads) {
+    constexpr int EACH = 8 / BITS;
+    constexpr uint8_t MASK = (1 << BITS) - 1;
+#pragma GCC unroll 8
+    for (int q = 0; q < QUADS; ++q)
+      quads[q] = shifted(load<Bytes>(p + q / EACH * 64), -(q % EACH * BITS)) & MASK;
   }
 };
 
 // Codes of BITS - 1 bits, and behind them a plane of their highest ones.
 template <int BITS>
 struct WithBit {
-  static void read(const uint8_t* p, Bytes* quads) {
+  static INLINE void read(const uint8_t* p, Bytes* quads) {
     constexpr int LOW = BITS - 1;
     constexpr uint8_t MASK = (1 << LOW) - 1, ALL = (1 << BITS) - 1;
     Codes<LOW>::read(p, quads);
-    Bytes v = load<Bytes>(p + 64 * LOW);
-    quads[0] = merged(MASK, quads[0], bit<0, LOW>(v)) & ALL;
-    quads[1] = merged(MASK, quads[1], bit<1, LOW>(v)) & ALL;
-    quads[2] = merged(MASK, quads[2], bit<2, LOW>(v)) & ALL;
-    quads[3] = merged(MASK, quads[3], bit<3, LOW>(v)) & ALL;
-    quads[4] = merged(MASK, quads[4], bit<4, LOW>(v)) & ALL;
-    quads[5] = merged(MASK, quads[5], bit<5, LOW>(v)) & ALL;
-    quads[6] = merged(MASK, quads[6], bit<6, LOW>(v)) & ALL;
-    quads[7] = merged(MASK, quads[7], bit<7, LOW>(v)) & ALL;
+    const Bytes plane = load<Bytes>(p + 64 * LOW);
+#pragma GCC unroll 8
+    for (int q = 0; q < QUADS; ++q) quads[q] = merged(MASK, quads[q], shifted(plane, LOW - q)) & ALL;
   }
 };
 template <>
@@ -90,7 +44,7 @@ struct Loose6 {
             c = load<Bytes>(p + 192 * i + 128);
       quads[4 * i] = a, quads[4 * i + 1] = b, quads[4 * i + 2] = c;
       quads[4 * i + 3] =
-          merged(15, merged(3, shifted<-6>(a), shifted<-4>(b)), shifted<-2>(c));
+          merged(15, merged(3, shifted(a, -6), shifted(b, -4)), shifted(c, -2));
     }
   }
 };
@@ -103,14 +57,10 @@ struct Codes<6> {
   }
 };
 
-enum class Kind { integers, floats };
-
 // A format of integers is read as PARTS bytes for each code. The code's value is their sum, each less
 // its CENTRE and times its WEIGHT.
 template <int BITS>
 struct Integer {
-  static constexpr Kind KIND = Kind::integers;
-  static constexpr bool SPARSE = false;
   static constexpr int PARTS = 1, BYTES = BITS * 64, CENTRE[] = {1 << (BITS - 1)};
   static constexpr int WEIGHT[] = {1};
   explicit Integer(const Header&) {}
@@ -119,8 +69,6 @@ struct Integer {
 
 // E3M2 in sixteenths.
 struct Float6 {
-  static constexpr Kind KIND = Kind::integers;
-  static constexpr bool SPARSE = false;
   static constexpr int PARTS = 2, BYTES = 6 * 64, CENTRE[] = {0, 112}, WEIGHT[] = {1, 4};
   alignas(64) uint8_t tables[2][64];
   explicit Float6(const Header&) {
@@ -142,8 +90,6 @@ struct Float6 {
 
 // E2M1 in halves.
 struct Float4 {
-  static constexpr Kind KIND = Kind::integers;
-  static constexpr bool SPARSE = false;
   static constexpr int PARTS = 1, BYTES = 4 * 64, CENTRE[] = {12}, WEIGHT[] = {1};
   alignas(64) uint8_t table[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
   explicit Float4(const Header&) {}
@@ -155,8 +101,6 @@ struct Float4 {
 
 // A table of any 16 numbers, as integers of 24 bits.
 struct Table4 {
-  static constexpr Kind KIND = Kind::integers;
-  static constexpr bool SPARSE = false;
   static constexpr int PARTS = 3, BYTES = 4 * 64, CENTRE[] = {0, 0, 128};
   static constexpr int WEIGHT[] = {1, 1 << 8, 1 << 16};
   alignas(64) uint8_t tables[PARTS][TABLE];
@@ -177,20 +121,15 @@ struct Table4 {
 // the first 4 columns, and in the same order 4 places of 2 bits. Reading makes them dense, with code
 // 8, whose value is 0, where nothing is stored.
 struct Sparse {
-  static constexpr Kind KIND = Kind::integers;
-  static constexpr bool SPARSE = true;
   static constexpr int PARTS = 1, BYTES = 3 * 64, CENTRE[] = {8}, WEIGHT[] = {1};
   explicit Sparse(const Header&) {}
 
   static void read_kept(const uint8_t* p, Bytes* codes, Bytes* places) {
-    for (int i = 0; i < 2; ++i) {
-      Bytes v = load<Bytes>(p + 64 * i);
-      codes[2 * i] = v & 15;
-      codes[2 * i + 1] = shifted<-4>(v) & 15;
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      codes[i] = shifted(load<Bytes>(p + i / 2 * 64), i % 2 * -4) & 15;
+      places[i] = shifted(load<Bytes>(p + 128), -2 * i) & 3;
     }
-    Bytes v = load<Bytes>(p + 128);
-    places[0] = v & 3, places[1] = shifted<-2>(v) & 3;
-    places[2] = shifted<-4>(v) & 3, places[3] = shifted<-6>(v) & 3;
   }
 
   static Bits put(Bits code, Bits place) { return (code ^ 8u) << (place * 8u); }
@@ -209,11 +148,11 @@ struct Sparse {
 };
 
 // E4M3. A normal number's bits are those of a bfloat16 but for the bias of the exponent. The few
-// vectors that have subnormal numbers take the slower way. `next` is called with two columns of 16 rows each,
-// until the unit is read; columns of a quad come in the order 0, 2, 1, 3.
+// vectors that have subnormal numbers take the slower way. `next` is called with one column of 16 rows after
+// another; columns of a quad come in the order 0, 2, 1, 3.
 struct Float8 {
-  static constexpr Kind KIND = Kind::floats;
   static constexpr int BYTES = UNIT * ROWS;
+  explicit Float8(const Header&) {}
 
   static Bits widened(Bits high_bytes) {
     Words moved = (Words)((SignedWords)high_bytes >> 4) & 0x87f0;
@@ -232,12 +171,11 @@ struct Float8 {
     for (int quad = 0; quad < QUADS; ++quad) {
       Bits codes = load<Bits>(p + 64 * quad);
       if (any_zero((Bytes)codes & 0x78)) {
-        next(4 * quad, any(codes & 255u), any(codes >> 8 & 255u));
-        next(4 * quad + 2, any(codes >> 16 & 255u), any(codes >> 24));
+        for (int i = 0; i < 4; ++i) next(4 * quad + i, any(codes >> 8 * i & 255u));
       } else {
         Bits even = widened(codes << 8), odd = widened(codes & 0xff00ff00u);
-        next(4 * quad, low_half(even), low_half(odd));
-        next(4 * quad + 2, high_half(even), high_half(odd));
+        next(4 * quad, low_half(even)), next(4 * quad + 1, low_half(odd));
+        next(4 * quad + 2, high_half(even)), next(4 * quad + 3, high_half(odd));
       }
     }
   }

@@ -66,6 +66,7 @@ struct Problem {
   const Header* header;
   Geometry geometry;
   const uint8_t* blocks;
+  bool plain;       // the blocks are 16 rows each of a weight as torch has it, of x's type
   int64_t tokens;   // rows of x as the inner loop sees them; a float32 row counts twice
   // The next three are tiles of TILE, 2 or 1 tokens, one behind the other; a tile has columns by
   // tokens.

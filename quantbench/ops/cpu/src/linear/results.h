@@ -23,7 +23,7 @@ inline Floats row_scales(const Problem& problem, int64_t block) {
 
 // Where a block's results for one token lie.
 inline char* results_of(const Problem& problem, int64_t token, int64_t block) {
-  const int size = problem.type == Number::f32 ? 4 : 2;
+  const int size = size_of(problem.type);
   return static_cast<char*>(problem.y) + (token * problem.header->rows + block * ROWS) * size;
 }
 
@@ -41,10 +41,5 @@ inline void put_rows(const Problem& problem, Floats v, int64_t token, int64_t bl
   const int count = rows - row < ROWS ? int(rows - row) : ROWS;
   char* to = results_of(problem, token, block);
   if (problem.header->rounding != Rounding::none) v *= problem.token_scales[token];
-  if (problem.type == Number::f32) {
-    __builtin_memcpy(to, &v, count * 4);
-  } else {
-    HalfWords halves = problem.type == Number::bf16 ? as_bf16(v) : as_f16(v);
-    __builtin_memcpy(to, &halves, count * 2);
-  }
+  write_floats(problem.type, to, v, count);
 }

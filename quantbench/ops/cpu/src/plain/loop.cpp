@@ -25,14 +25,11 @@ inline void read_whole(const char* p, Floats& a, Floats& b) {
   }
 }
 
-template <Number N>
-constexpr int SIZE = N == Number::f32 ? 4 : 2;
-
 // The last columns, with zeros behind them.
 template <Number N>
 inline void read_rest(const char* p, int64_t columns, Floats& a, Floats& b) {
   alignas(64) char copy[WHOLE * 4] = {};
-  __builtin_memcpy(copy, p, columns * SIZE<N>);
+  __builtin_memcpy(copy, p, columns * size_of(N));
   read_whole<N>(copy, a, b);
 }
 
@@ -40,15 +37,15 @@ template <Number N>
 void prepare(const Plain& problem, int64_t first, int64_t last) {
   const int64_t whole = problem.columns / WHOLE * WHOLE;
   for (int64_t token = first; token < last; ++token) {
-    const char* row = problem.x + token * problem.x_row * SIZE<N>;
+    const char* row = problem.x + token * problem.x_row * size_of(N);
     float* to = problem.floats + token * problem.padded;
     for (int64_t k = 0; k < problem.padded; k += WHOLE) {
       alignas(64) char copy[WHOLE * 4] = {};
-      const char* from = row + k * SIZE<N>;
+      const char* from = row + k * size_of(N);
       if (problem.x_step != 1 || k == whole) {
         const int64_t left = problem.columns - k < WHOLE ? problem.columns - k : WHOLE;
         for (int64_t i = 0; i < left; ++i)
-          __builtin_memcpy(copy + i * SIZE<N>, row + (k + i) * problem.x_step * SIZE<N>, SIZE<N>);
+          __builtin_memcpy(copy + i * size_of(N), row + (k + i) * problem.x_step * size_of(N), size_of(N));
         from = copy;
       }
       Floats a, b;
@@ -73,8 +70,8 @@ void rows_by_tile(const Plain& problem, const char* const* rows, const float* x,
   };
   for (int64_t k = 0; k < whole; k += WHOLE)
     for (int s = 0; s < STREAMS; ++s) {
-      const char* p = rows[s] + k * SIZE<N>;
-      for (int line = 0; line < WHOLE * SIZE<N>; line += 64)
+      const char* p = rows[s] + k * size_of(N);
+      for (int line = 0; line < WHOLE * size_of(N); line += 64)
         __builtin_prefetch(p + PREFETCHED + line);
       Floats a, b;
       read_whole<N>(p, a, b);
@@ -83,29 +80,17 @@ void rows_by_tile(const Plain& problem, const char* const* rows, const float* x,
   if (whole < problem.columns)
     for (int s = 0; s < STREAMS; ++s) {
       Floats a, b;
-      read_rest<N>(rows[s] + whole * SIZE<N>, problem.columns - whole, a, b);
+      read_rest<N>(rows[s] + whole * size_of(N), problem.columns - whole, a, b);
       add(whole, s, a, b);
     }
   for (int s = 0; s < STREAMS; ++s)
     for (int t = 0; t < T; ++t) sums[s][t] = sum[s][t];
 }
 
-template <Number N>
-inline void put(const Plain& problem, int64_t token, int64_t row, float value) {
-  char* to = static_cast<char*>(problem.y) + (token * problem.rows + row) * SIZE<N>;
-  if constexpr (N == Number::f32) {
-    __builtin_memcpy(to, &value, 4);
-  } else {
-    const Floats v = all(value);
-    const HalfWords halves = N == Number::bf16 ? as_bf16(v) : as_f16(v);
-    __builtin_memcpy(to, &halves, 2);
-  }
-}
-
 // Rows first to last: cut in STREAMS, of which each step does one row each.
 template <Number N>
 void multiply(const Plain& problem, int64_t first, int64_t last) {
-  const int64_t row_bytes = problem.columns * SIZE<N>;
+  const int64_t row_bytes = problem.columns * size_of(N);
   const Streams cut(first, last);
   const int64_t* begin = cut.begin;
   for (int64_t step = 0; begin[0] + step < begin[1]; ++step) {
@@ -125,28 +110,22 @@ void multiply(const Plain& problem, int64_t first, int64_t last) {
       else if (tile == 2) rows_by_tile<N, 2>(problem, rows, x, sums);
       else rows_by_tile<N, 1>(problem, rows, x, sums);
       for (int s = 0; s < streams; ++s)
-        for (int t = 0; t < tile; ++t) put<N>(problem, token + t, row[s], total(sums[s][t]));
+        for (int t = 0; t < tile; ++t) {
+          char* to = static_cast<char*>(problem.y) + ((token + t) * problem.rows + row[s]) * size_of(N);
+          write_floats(N, to, all(total(sums[s][t])), 1);
+        }
       token += tile;
     }
   }
 }
 
-inline void prepare(const Plain& problem, int64_t first, int64_t last) {
-  switch (problem.type) {
-    case Number::f32: return prepare<Number::f32>(problem, first, last);
-    case Number::bf16: return prepare<Number::bf16>(problem, first, last);
-    case Number::f16: return prepare<Number::f16>(problem, first, last);
-  }
-}
-
-inline void multiply(const Plain& problem, int64_t first, int64_t last) {
-  switch (problem.type) {
-    case Number::f32: return multiply<Number::f32>(problem, first, last);
-    case Number::bf16: return multiply<Number::bf16>(problem, first, last);
-    case Number::f16: return multiply<Number::f16>(problem, first, last);
-  }
-}
+template <Number N>
+PlainVariant loop_of() { return {prepare<N>, multiply<N>}; }
 
 }  // namespace
 
-PlainVariant NAMED(plain)() { return {prepare, multiply}; }
+PlainVariant NAMED(plain)(Number type) {
+  return type == Number::f32   ? loop_of<Number::f32>()
+         : type == Number::f16 ? loop_of<Number::f16>()
+                               : loop_of<Number::bf16>();
+}

@@ -1,6 +1,6 @@
-// quantbench::cpu_plain: x times a weight as torch has it, transposed. For a few rows of x; with AMX,
-// for bfloat16, for any number of them. The weight is read once, each of its rows by one thread, in
-// an order that does not depend on how many there are.
+// quantbench::cpu_plain: x times a weight as torch has it, transposed. For a few rows of x, and with AMX,
+// here; for more of them linear/many/choose.cpp does it. The weight is read once, each of its rows by one
+// thread, in an order that does not depend on how many there are.
 
 #include "plain/plain.h"
 
@@ -15,6 +15,7 @@
 #include "common/limits.h"
 #include "common/products.h"
 #include "common/scratch.h"
+#include "linear/many/many.h"
 
 namespace {
 
@@ -29,11 +30,6 @@ bool in_tiles(const Plain& problem) {
          problem.columns % 32 == 0;
 }
 
-template <typename F>
-void in_parallel(int64_t count, int64_t grain, const F& run) {
-  torch::stable::parallel_for(0, count, grain, run);
-}
-
 void multiply_in_tiles(Plain& problem, Scratch& scratch) {
   const int64_t tiles = (problem.tokens + SIDE - 1) / SIDE, row_bytes = problem.columns * 2;
   const int64_t rest = problem.rows % BLOCK;
@@ -46,26 +42,27 @@ void multiply_in_tiles(Plain& problem, Scratch& scratch) {
     problem.rest = copy;
   }
   const PlainVariant run = plain_amx();
-  in_parallel(tiles, 4, [&](int64_t first, int64_t last) {
+  torch::stable::parallel_for(0, tiles, 4, [&](int64_t first, int64_t last) {
     run.prepare(problem, first, last);
   });
-  in_parallel((problem.rows + BLOCK - 1) / BLOCK, 1, [&](int64_t first, int64_t last) {
+  const int64_t blocks = (problem.rows + BLOCK - 1) / BLOCK;
+  torch::stable::parallel_for(0, blocks, 1, [&](int64_t first, int64_t last) {
     run.multiply(problem, first, last);
   });
 }
 
 struct PlainProduct : Product {
   Plain problem{};
-  PlainVariant run = BEST_VARIANT(plain)();
+  PlainVariant run;
 
   PlainProduct(const void* weight, int64_t outputs, int64_t inputs, Number type)
-      : Product(outputs, inputs) {
+      : Product(outputs, inputs), run(BEST_VARIANT(plain)(type)) {
     problem.type = type;
     problem.tokens = 1, problem.rows = rows, problem.columns = columns;
     problem.padded = (columns + 31) / 32 * 32;
     problem.x_step = 1;
     problem.weight = static_cast<const char*>(weight);
-    memory = problem.weight, units = rows, unit_bytes = columns * (type == Number::f32 ? 4 : 2);
+    memory = problem.weight, units = rows, unit_bytes = columns * size_of(type);
   }
 
   PlainProduct(const Tensor& weight, Number type)
@@ -115,6 +112,10 @@ Tensor plain(const Tensor& x, const Tensor& weight) {
     multiply_in_tiles(problem, scratch);
     return y;
   }
+  Problem many{};
+  many.type = problem.type, many.outputs = problem.tokens;
+  many.x = problem.x, many.x_row = problem.x_row, many.x_step = problem.x_step, many.y = problem.y;
+  if (plain_of_many(many, problem.weight, rows, columns)) return y;
   const bool alone = int64_t(weight.numel() * weight.element_size()) <= limits.alone_bytes;
   if (problem.tokens == 1 && problem.x_step == 1 && !alone) {
     PlainProduct(weight, problem.type).by_all_threads(problem.x, problem.y);
@@ -122,9 +123,9 @@ Tensor plain(const Tensor& x, const Tensor& weight) {
   }
   scratch.reserve(problem.tokens * problem.padded * sizeof(float));
   problem.floats = scratch.take<float>(problem.tokens * problem.padded);
-  const PlainVariant run = BEST_VARIANT(plain)();
+  const PlainVariant run = BEST_VARIANT(plain)(problem.type);
   run.prepare(problem, 0, problem.tokens);
-  in_parallel(rows, alone ? rows : 1, [&](int64_t first, int64_t last) {
+  torch::stable::parallel_for(0, rows, alone ? rows : 1, [&](int64_t first, int64_t last) {
     run.multiply(problem, first, last);
   });
   return y;

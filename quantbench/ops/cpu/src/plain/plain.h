@@ -26,5 +26,5 @@ struct PlainVariant {
   void (*multiply)(const Plain&, int64_t first, int64_t last);
 };
 
-VARIANTS(PlainVariant, plain);
+VARIANTS(PlainVariant, plain, Number);
 OPTIONAL_VARIANT PlainVariant plain_amx();

@@ -146,7 +146,7 @@ class ByTeam {
         attending->work();
         wait(member, first + 1);
       }
-      products[first + 1]->share(data(attending->out()), of_wo.data(), member.index, member.count);
+      products[first + 1]->share(data(attending->result()), of_wo.data(), member.index, member.count);
       if (experts[i]) member.meet(prefetching(member, *experts[i]));
       else wait(member, first + 2);
       sum_ranks(member, first + 2, i, WO_BIAS, of_wo);
@@ -206,13 +206,13 @@ class ByTeam {
   void compute(const Team::Member& member, Experts& layer, Mixing& mine,
                const std::vector<int64_t>& places, int phase, const char* normed, char* gated) {
     if (places.empty()) return;
-    layer.first(mine.experts, places, mine.first);
+    layer.bundle(&Experts::first, mine.experts, places, mine.first);
     const int64_t width = layer.width_of(0) * size;  // of all but the shared one, which is last
     char *both = mixture.of_first.data(), *results = mixture.of_second.data();
     mine.first.share(layer.first_units[phase], member.index, member.count,
                      [&](int64_t) { return normed; },
                      [&](int64_t j) { return both + 2 * places[j] * width; });
-    layer.second(mine.experts, places, mine.second);
+    layer.bundle(&Experts::second, mine.experts, places, mine.second);
     member.meet(prefetching(member, mine.second));
     auto gated_of = [&](int64_t j) {
       const int64_t place = places[j], own = layer.width_of(mine.experts[place]);

@@ -1,5 +1,5 @@
 // A head's new key or value as the KV caches store it: what `encode` of kv_cache/ computes in Python, bit
-// for bit. Included in a variant's namespace, by step/rows_loop.h.
+// for bit. Included in a variant's namespace, by step/rows_loop.cpp.
 
 // The largest magnitude of n numbers; NaN if one of them is.
 template <Number N>
@@ -9,14 +9,7 @@ inline float largest(const char* x, int64_t n) {
     const Ints magnitude = (Ints)read<N>(x, i, n) & 0x7fffffff;  // ordered as the numbers are, NaN last
     most = select(magnitude > most, magnitude, most);
   }
-  int32_t lanes[LANES];
-  store(lanes, most);
-  for (int width = LANES / 2; width; width /= 2)
-    for (int i = 0; i < width; ++i)
-      lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
-  float found;
-  __builtin_memcpy(&found, lanes, sizeof found);
-  return found;
+  return __builtin_bit_cast(float, largest(most));
 }
 
 // Stores a scale; returns what numbers are multiplied by: 1 / the scale as it is stored, or 0 where that
@@ -60,7 +53,7 @@ inline void write_bytes(char* codes, int64_t index, int64_t n, Ints v) {
 
 template <Number N>
 void as_they_are(const char* x, int64_t n, char* codes, char*) {
-  __builtin_memcpy(codes, x, n * SIZE<N>);
+  __builtin_memcpy(codes, x, n * size_of(N));
 }
 
 // A scale for all n, the largest magnitude / LARGEST.
@@ -96,7 +89,7 @@ void to_int4(const char* x, int64_t n, char* codes, char* scales) {
   for (int64_t group = 0; group < n / INT4_GROUP; ++group) {
     float numbers[INT4_GROUP];
     uint32_t own[INT4_GROUP];
-    widen<N>(x + group * INT4_GROUP * SIZE<N>, INT4_GROUP, numbers);
+    widen<N>(x + group * INT4_GROUP * size_of(N), INT4_GROUP, numbers);
     const float inverse = stored<N>(extreme(numbers) / -8, scales, group);
     for (int64_t i = 0; i < INT4_GROUP; i += LANES) {
       const Ints code = nearest(clamped(load<Floats>(numbers + i) * inverse, -8, 7));

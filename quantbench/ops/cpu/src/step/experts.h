@@ -209,33 +209,33 @@ struct Experts {
     head->turn->nanoseconds += std::chrono::nanoseconds(Clock::now() - started).count();
   }
 
-  // The products with the first matrices (2 · width, D) of the experts at these places of a list, and with
-  // their second (D, width).
-  void first(const std::vector<int64_t>& experts, const std::vector<int64_t>& places,
-             Bundle& products) const {
-    for (int64_t place : places) __builtin_prefetch(addresses[experts[place]].w13);
-    products.clear();
-    for (int64_t place : places) {
-      const int64_t expert = experts[place];
-      products.add(product(addresses[expert].w13, w13_bytes(expert), 2 * width_of(expert), D));
-    }
+  // The products with the matrices of the experts at these places of a list: `matrix` is &Experts::first,
+  // (2 · width, D), or &Experts::second, (D, width).
+  struct Matrix {
+    const char* at;
+    int64_t bytes, outputs, columns;
+  };
+  Matrix first(int64_t expert) const {
+    const bool own = expert < count;
+    return {addresses[expert].w13, own ? head->w13_bytes : head->shared_w13_bytes,
+            2 * width_of(expert), D};
   }
-  void second(const std::vector<int64_t>& experts, const std::vector<int64_t>& places,
-              Bundle& products) const {
-    for (int64_t place : places) __builtin_prefetch(addresses[experts[place]].w2);
+  Matrix second(int64_t expert) const {
+    const bool own = expert < count;
+    return {addresses[expert].w2, own ? head->w2_bytes : head->shared_w2_bytes, D, width_of(expert)};
+  }
+  void bundle(Matrix (Experts::*matrix)(int64_t) const, const std::vector<int64_t>& experts,
+              const std::vector<int64_t>& places, Bundle& products) const {
+    for (int64_t place : places) __builtin_prefetch((this->*matrix)(experts[place]).at);
     products.clear();
-    for (int64_t place : places) {
-      const int64_t expert = experts[place];
-      products.add(product(addresses[expert].w2, w2_bytes(expert), D, width_of(expert)));
-    }
+    for (int64_t place : places) products.add(product((this->*matrix)(experts[place])));
   }
 
-  // An expert's two matrices as tensors.
-  Tensor w13(int64_t expert) const {
-    return tensor(addresses[expert].w13, w13_bytes(expert), 2 * width_of(expert), D);
-  }
-  Tensor w2(int64_t expert) const {
-    return tensor(addresses[expert].w2, w2_bytes(expert), D, width_of(expert));
+  Tensor tensor(const Matrix& m) const {
+    auto* memory = const_cast<char*>(m.at);
+    return m.bytes ? torch::stable::from_blob(memory, {m.bytes}, {1}, x.device(), ScalarType::Byte)
+                   : torch::stable::from_blob(memory, {m.outputs, m.columns}, {m.columns, 1},
+                                              x.device(), x.scalar_type());
   }
 
  private:
@@ -264,25 +264,12 @@ struct Experts {
   }
 
   int64_t all() const { return count + (head->shared_width ? 1 : 0); }
-  int64_t w13_bytes(int64_t expert) const {
-    return expert < count ? head->w13_bytes : head->shared_w13_bytes;
-  }
-  int64_t w2_bytes(int64_t expert) const {
-    return expert < count ? head->w2_bytes : head->shared_w2_bytes;
-  }
 
-  Tensor tensor(const char* at, int64_t bytes, int64_t outputs, int64_t columns) const {
-    auto* memory = const_cast<char*>(at);
-    return bytes ? torch::stable::from_blob(memory, {bytes}, {1}, x.device(), ScalarType::Byte)
-                 : torch::stable::from_blob(memory, {outputs, columns}, {columns, 1}, x.device(),
-                                            x.scalar_type());
-  }
-
-  std::unique_ptr<Product> product(const char* at, int64_t bytes, int64_t outputs,
-                                   int64_t columns) const {
-    auto made = bytes ? packed_product(at, bytes, number) : plain_product(at, outputs, columns, number);
-    STD_TORCH_CHECK(made->rows == outputs && made->columns == columns, "an expert's weight is (",
-                    made->rows, ", ", made->columns, "), not (", outputs, ", ", columns, ")");
+  std::unique_ptr<Product> product(const Matrix& m) const {
+    auto made = m.bytes ? packed_product(m.at, m.bytes, number)
+                        : plain_product(m.at, m.outputs, m.columns, number);
+    STD_TORCH_CHECK(made->rows == m.outputs && made->columns == m.columns, "an expert's weight is (",
+                    made->rows, ", ", made->columns, "), not (", m.outputs, ", ", m.columns, ")");
     return made;
   }
 };

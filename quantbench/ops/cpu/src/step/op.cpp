@@ -107,7 +107,8 @@ Tensor mixed(const Rows& rows, Experts& layer, const Tensor& x) {
     Tensor some = torch::stable::new_empty(x, {count, D});
     for (int64_t i = 0; i < count; ++i)
       std::memcpy(data(some) + i * bytes, data(x) + shares[e][i].row * bytes, bytes);
-    results[e] = fed_forward(rows, some, layer.w13(e), std::nullopt, layer.w2(e), std::nullopt,
+    results[e] = fed_forward(rows, some, layer.tensor(layer.first(e)), std::nullopt,
+                             layer.tensor(layer.second(e)), std::nullopt,
                              layer.width_of(e));
   };
   std::vector<int64_t> left, arriving;  // experts that are still to be computed; of them, those to wait for
@@ -149,7 +150,7 @@ Tensor one_op_after_another(Step& step) {
     else
       torch::stable::parallel_for(0, torch::stable::get_num_threads(), 1,
                                   [&](int64_t, int64_t) { attending->work(); });
-    Tensor y = attending->out();
+    Tensor y = attending->result();
     y = torch::stable::view(y, {step.B, step.heads * step.E});
     Tensor middle = attended(rows, y, x, part(WO), maybe(part(WO_BIAS)), step.ranks);
     Tensor own = normed(rows, middle, part(FFN_NORM), step.epsilon);

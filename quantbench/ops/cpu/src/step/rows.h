@@ -1,5 +1,5 @@
 // What a layer does to rows of activations between its products: what the ops (step/op.cpp) hand to a
-// variant of the loops over a row (step/rows_loop.h).
+// variant of the loops over a row (step/rows_loop.cpp).
 #pragma once
 
 #include <cstdint>

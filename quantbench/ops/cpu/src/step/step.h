@@ -145,9 +145,9 @@ struct Step {
   std::unique_ptr<Attending> attending(const Rows& rows, int64_t layer, Tensor& qkv) {
     caches.store(rows, qkv, heads, layer, (end - 1) % caches.slots);
     Tensor of_heads = torch::stable::view(qkv, {B, heads + 2 * kv_heads, E});
-    return std::unique_ptr<Attending>(new Attending(
-        torch::stable::narrow(of_heads, 1, 0, heads), caches.keys(layer), caches.key_scales(layer),
-        caches.values(layer), caches.value_scales(layer), first, filled, caches.format));
+    return Attending::make({torch::stable::narrow(of_heads, 1, 0, heads), caches.keys(layer),
+                            caches.key_scales(layer), caches.values(layer),
+                            caches.value_scales(layer), first, filled, caches.format});
   }
 };
 

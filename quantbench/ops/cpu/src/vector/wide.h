@@ -53,14 +53,19 @@ inline float total(Floats v) {
     for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
   return lanes[0];
 }
+inline int32_t largest(Ints v) {
+  int32_t lanes[16], found;
+  store(lanes, v);
+  found = lanes[0];
+  for (int32_t lane : lanes) found = lane > found ? lane : found;
+  return found;
+}
 inline Floats floats(Ints v) { return converted<Floats>(v); }
 
-// Bytes shifted by less than 8 bits, with bits of their neighbours where zeros belong.
-template <int BITS>
-inline Bytes shifted(Bytes v) {
-  if constexpr (BITS > 0) return (Bytes)((Words)v << BITS);
-  else if constexpr (BITS < 0) return (Bytes)((Words)v >> -BITS);
-  else return v;
+// Bytes shifted by less than 8 bits, to the right if `bits` is negative, with bits of their neighbours
+// where zeros belong.
+INLINE Bytes shifted(Bytes v, int bits) {
+  return bits > 0 ? (Bytes)((Words)v << bits) : bits < 0 ? (Bytes)((Words)v >> -bits) : v;
 }
 
 // The low and the high halves of pairs of bfloat16, as floats.
@@ -81,3 +86,17 @@ inline HalfWords as_bf16(Floats v) {
 #else
 #include "vector/wide_portable.h"
 #endif
+
+// 16 numbers of a type as floats; the first `count` of 16 floats as numbers of a type, rounded once.
+INLINE Floats read_floats(Number type, const void* from) {
+  if (type == Number::f32) return load<Floats>(from);
+  const HalfWords halves = load<HalfWords>(from);
+  return type == Number::f16 ? from_f16(halves) : (Floats)(converted<Bits>(halves) << 16);
+}
+INLINE void write_floats(Number type, void* to, Floats v, int64_t count = 16) {
+  alignas(64) char some[64];
+  void* at = count < 16 ? some : to;
+  if (type == Number::f32) store(at, v);
+  else store(at, type == Number::f16 ? as_f16(v) : as_bf16(v));
+  if (count < 16) __builtin_memcpy(to, some, count * size_of(type));
+}

@@ -2,19 +2,11 @@
 // too, but keeps them in memory between one operation and the next.
 #define HALVES
 
-template <int BYTES>
-struct SignedOf;
-template <>
-struct SignedOf<1> { using Type = int8_t; };
-template <>
-struct SignedOf<2> { using Type = int16_t; };
-template <>
-struct SignedOf<4> { using Type = int32_t; };
-
 template <class T>
 struct Halves {
   typedef T Half __attribute__((vector_size(32)));
-  using Mask = Halves<typename SignedOf<sizeof(T)>::Type>;
+  using Mask = Halves<std::conditional_t<sizeof(T) == 4, int32_t,
+                                        std::conditional_t<sizeof(T) == 2, int16_t, int8_t>>>;
   Half a, b;
 
   template <class U>

@@ -22,8 +22,8 @@ Loop by_tile(int tile) {
 inline Loop loop_of(const Header& header, int tile) {
   const bool fine = header.scale_columns < UNIT;
   return with_format(header, [&]<class C>(Format<C>) -> Loop {
-    if constexpr (C::KIND == Kind::floats) return by_tile<FloatChunk, C, false>(tile);
-    else if constexpr (C::SPARSE) return by_tile<SparseChunk, C, false>(tile);
+    if constexpr (std::is_same_v<C, Float8>) return by_tile<FloatChunk, C, false>(tile);
+    else if constexpr (std::is_same_v<C, Sparse>) return by_tile<SparseChunk, C, false>(tile);
     else return fine ? by_tile<IntegerChunk, C, true>(tile) : by_tile<IntegerChunk, C, false>(tile);
   });
 }

@@ -132,30 +132,25 @@ struct IntegerChunk {
     if (!FINE) add(header, sums, by, x_sums, x.scales, totals);
     return p;
   }
-};
 
-// A chunk of STREAMS blocks of integers at once, for one token: units interleaved, so that memory
-// is read in all of their places all the time.
-template <class C>
-struct SideBySide {
-  using One = IntegerChunk<C, 1, false>;
-
-  INLINE static void run(const One& one, const Header& header, const uint8_t** at, int units, Tile x,
-                         Floats (*totals)[TILE]) {
+  // A chunk of STREAMS blocks at once, for one token: units interleaved, so that memory is read in all
+  // of their places all the time.
+  INLINE void side_by_side(const Header& header, const uint8_t** at, int units, Tile x,
+                           Floats (*totals)[TILE]) const {
     ScaleAndZero by[STREAMS];
-    typename One::Sums sums[STREAMS];
+    Sums sums[STREAMS];
     for (int s = 0; s < STREAMS; ++s) {
       by[s] = read_scale(header, at[s]);
-      One::clear(sums[s], x.sums);
+      clear(sums[s], x.sums);
     }
     const int32_t* quads = x.quads;
     for (int unit = 0; unit < units; ++unit, quads += 2 * QUADS)
 #pragma GCC unroll 4
       for (int s = 0; s < STREAMS; ++s) {
-        one.add_unit(at[s], quads, sums[s]);
+        add_unit(at[s], quads, sums[s]);
         at[s] += C::BYTES;
       }
-    for (int s = 0; s < STREAMS; ++s) One::add(header, sums[s], by[s], x.sums, x.scales, totals[s]);
+    for (int s = 0; s < STREAMS; ++s) add(header, sums[s], by[s], x.sums, x.scales, totals[s]);
   }
 };
 
@@ -170,25 +165,14 @@ struct FloatChunk {
     Floats sums[T][2] = {};
     for (int unit = 0; unit < units; ++unit, p += C::BYTES, floats += UNIT * T) {
       fetch_ahead<T, C::BYTES>(p);
-      C::read(p, [&](int column, Floats one, Floats other) {
-        const float* at = floats + column * T;
-        for (int t = 0; t < T; ++t) sums[t][0] += one * at[t];
-        for (int t = 0; t < T; ++t) sums[t][1] += other * at[T + t];
+      C::read(p, [&](int column, Floats value) {
+        for (int t = 0; t < T; ++t) sums[t][column % 2] += value * floats[column * T + t];
       });
     }
     for (int t = 0; t < T; ++t) totals[t] += (sums[t][0] + sums[t][1]) * by.scale;
     return p;
   }
 };
-
-template <class Chunk>
-INLINE void all_chunks(const Chunk&, const Header&, const uint8_t**, int, Tile, Floats (*)[TILE]) {}
-
-template <class C>
-INLINE void all_chunks(const IntegerChunk<C, 1, false>& chunk, const Header& header,
-                       const uint8_t** at, int units, Tile x, Floats (*totals)[TILE]) {
-  SideBySide<C>::run(chunk, header, at, units, x, totals);
-}
 
 template <class Chunk>
 constexpr bool together = false;
@@ -211,9 +195,10 @@ void blocks_by_tile(const Problem& problem, const uint8_t* const* blocks, int co
   const bool fine = header.scale_columns < UNIT;
   for (int64_t i = 0; i < g.chunks; ++i) {
     const int units = i + 1 < g.chunks ? g.units : g.last_units;
-    if (together<Chunk> && count == STREAMS) all_chunks(chunk, header, at, units, x, totals);
-    else
-      for (int s = 0; s < count; ++s) at[s] = chunk(header, at[s], units, x, totals[s]);
+    bool done = false;
+    if constexpr (together<Chunk>)
+      if ((done = count == STREAMS)) chunk.side_by_side(header, at, units, x, totals);
+    for (int s = 0; s < count && !done; ++s) at[s] = chunk(header, at[s], units, x, totals[s]);
     x.quads += units * QUADS * T * 2;
     x.sums += fine ? T * UNIT / 8 : T;
     x.scales += T;

@@ -17,19 +17,20 @@ constexpr int MOST_ASKED = 2 * TOKENS;  // lines of results that are prefetched 
 #define WEIGHTS_0 6
 #define WEIGHTS_1 7
 
-// Two tiles of x, which are `x_next` apart, times two blocks' tiles. Sums are (2, 2) tiles.
-inline void four(const Bf16* x, int64_t x_next, const Bf16* first, const Bf16* second, int units,
-                 float* sums, bool more) {
+// A tile of x, or two, which are `x_next` apart, times two blocks' tiles. Sums are (2, 2) tiles.
+template <bool TWO>
+void products(const Bf16* x, int64_t x_next, const Bf16* first, const Bf16* second, int units,
+              float* sums, bool more) {
   if (more) {
     _tile_loadd(SUMS_00, sums, 64);
     _tile_loadd(SUMS_01, sums + SUMS, 64);
-    _tile_loadd(SUMS_10, sums + 2 * SUMS, 64);
-    _tile_loadd(SUMS_11, sums + 3 * SUMS, 64);
+    if (TWO) _tile_loadd(SUMS_10, sums + 2 * SUMS, 64);
+    if (TWO) _tile_loadd(SUMS_11, sums + 3 * SUMS, 64);
   } else {
     _tile_zero(SUMS_00);
     _tile_zero(SUMS_01);
-    _tile_zero(SUMS_10);
-    _tile_zero(SUMS_11);
+    if (TWO) _tile_zero(SUMS_10);
+    if (TWO) _tile_zero(SUMS_11);
   }
   for (int64_t at = 0; at < int64_t(units) * TILE_NUMBERS; at += TILE_NUMBERS) {
     _tile_loadd(X_0, x + at, 64);
@@ -37,35 +38,15 @@ inline void four(const Bf16* x, int64_t x_next, const Bf16* first, const Bf16* s
     _tile_dpbf16ps(SUMS_00, X_0, WEIGHTS_0);
     _tile_loadd(WEIGHTS_1, second + at, 64);
     _tile_dpbf16ps(SUMS_01, X_0, WEIGHTS_1);
+    if (!TWO) continue;
     _tile_loadd(X_1, x + x_next + at, 64);
     _tile_dpbf16ps(SUMS_10, X_1, WEIGHTS_0);
     _tile_dpbf16ps(SUMS_11, X_1, WEIGHTS_1);
   }
   _tile_stored(SUMS_00, sums, 64);
   _tile_stored(SUMS_01, sums + SUMS, 64);
-  _tile_stored(SUMS_10, sums + 2 * SUMS, 64);
-  _tile_stored(SUMS_11, sums + 3 * SUMS, 64);
-}
-
-// One tile of x.
-inline void two(const Bf16* x, const Bf16* first, const Bf16* second, int units, float* sums,
-                bool more) {
-  if (more) {
-    _tile_loadd(SUMS_00, sums, 64);
-    _tile_loadd(SUMS_01, sums + SUMS, 64);
-  } else {
-    _tile_zero(SUMS_00);
-    _tile_zero(SUMS_01);
-  }
-  for (int64_t at = 0; at < int64_t(units) * TILE_NUMBERS; at += TILE_NUMBERS) {
-    _tile_loadd(X_0, x + at, 64);
-    _tile_loadd(WEIGHTS_0, first + at, 64);
-    _tile_dpbf16ps(SUMS_00, X_0, WEIGHTS_0);
-    _tile_loadd(WEIGHTS_1, second + at, 64);
-    _tile_dpbf16ps(SUMS_01, X_0, WEIGHTS_1);
-  }
-  _tile_stored(SUMS_00, sums, 64);
-  _tile_stored(SUMS_01, sums + SUMS, 64);
+  if (TWO) _tile_stored(SUMS_10, sums + 2 * SUMS, 64);
+  if (TWO) _tile_stored(SUMS_11, sums + 3 * SUMS, 64);
 }
 
 #undef SUMS_00
@@ -154,8 +135,8 @@ struct Pair {
       for (int64_t tile = first; tile < last; tile += 2) {
         const Bf16* from = x + x_at + (tile - first) * x_tile;
         float* to = sums[tile - first][0];
-        if (last - tile > 1) four(from, x_tile, tiles[0], tiles[1], units, to, chunk);
-        else two(from, tiles[0], tiles[1], units, to, chunk);
+        if (last - tile > 1) products<true>(from, x_tile, tiles[0], tiles[1], units, to, chunk);
+        else products<false>(from, x_tile, tiles[0], tiles[1], units, to, chunk);
       }
       compiler_barrier();
       x_at += int64_t(units) * TILE_NUMBERS;

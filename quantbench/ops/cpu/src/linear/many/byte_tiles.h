@@ -165,9 +165,7 @@ typedef void (*BlockOfBytes)(const Problem&, const ByteTiles&, int64_t, int, int
 // Null for formats that take more than a byte for a code.
 inline BlockOfBytes block_of_bytes(const Header& header) {
   return with_format(header, []<class C>(Format<C>) -> BlockOfBytes {
-    if constexpr (C::KIND == Kind::integers) {
-      if constexpr (C::PARTS == 1) return block_of_bytes<C>;
-    }
+    if constexpr (requires { requires C::PARTS == 1; }) return block_of_bytes<C>;
     return nullptr;
   });
 }

@@ -56,6 +56,8 @@ int64_t floats_from(const Header& header, Number x) {
   }
 }
 
+constexpr int64_t PLAIN_FROM = 24;  // tokens; measured on weights of 2048 x 2048 and 3072 x 576
+
 typedef ManyVariant (*Choice)();  // null: the few rows' loop
 
 Choice choice(const Header& header, const Geometry& g, Number x, int64_t rows) {
@@ -71,14 +73,8 @@ Choice choice(const Header& header, const Geometry& g, Number x, int64_t rows) {
   return rows >= 5 ? many_portable : nullptr;
 }
 
-}  // namespace
-
-bool linear_of_many(const Problem& given) {
-  Problem problem = given;
+void multiply_many(Problem problem, const ManyVariant& run) {
   const Geometry& g = problem.geometry;
-  const Choice chosen = choice(*problem.header, g, problem.type, problem.outputs);
-  if (!chosen) return false;
-  const ManyVariant run = chosen();
   const int64_t tiles = (problem.outputs + run.tokens - 1) / run.tokens;
   const int64_t tokens = tiles * run.tokens, padded = g.padded_columns;
   thread_local Scratch scratch;
@@ -97,5 +93,27 @@ bool linear_of_many(const Problem& given) {
   torch::stable::parallel_for(0, groups, alone ? groups : 1, [&](int64_t first, int64_t last) {
     run.multiply(problem, x, first, last);
   });
+}
+
+}  // namespace
+
+bool linear_of_many(const Problem& problem) {
+  const Choice chosen =
+      choice(*problem.header, problem.geometry, problem.type, problem.outputs);
+  if (chosen) multiply_many(problem, chosen());
+  return chosen;
+}
+
+bool plain_of_many(Problem problem, const void* weight, int64_t rows, int64_t columns) {
+  if (problem.outputs < PLAIN_FROM) return false;
+  Header header{};
+  header.rows = rows, header.columns = columns, header.factor = 1;
+  header.scales = Scales::f32, header.scale_columns = LARGEST_CHUNK;
+  problem.header = &header;
+  problem.geometry = geometry(header);
+  problem.geometry.block_bytes = ROWS * columns * size_of(problem.type);
+  problem.blocks = static_cast<const uint8_t*>(weight);
+  problem.plain = true;
+  multiply_many(problem, BEST_VARIANT(many)());
   return true;
 }

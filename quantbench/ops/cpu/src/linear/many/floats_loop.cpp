@@ -51,20 +51,6 @@ struct IntegerColumns {
 };
 
 template <class C>
-struct FloatColumns {
-  static constexpr int BYTES = C::BYTES;
-  explicit FloatColumns(const Header&) {}
-
-  template <class F>
-  INLINE void read(const uint8_t* p, F next) const {
-    C::read(p, [&](int column, Floats one, Floats other) {
-      next(column, one);
-      next(column + 1, other);
-    });
-  }
-};
-
-template <class C>
 const uint8_t* to_floats(const Problem& problem, const uint8_t* p, int64_t first, int64_t last,
                          float* to) {
   const Header& header = *problem.header;
@@ -89,9 +75,42 @@ const uint8_t* to_floats(const Problem& problem, const uint8_t* p, int64_t first
   return p;
 }
 
-inline ToFloats float_maker(const Header& header) {
-  return with_format(header, []<class C>(Format<C>) -> ToFloats {
-    if constexpr (C::KIND == Kind::floats) return to_floats<FloatColumns<C>>;
+// Four rows of four numbers become columns.
+inline void turn_four(const float* from, int64_t from_row, float* to, int64_t to_row) {
+#if LEVEL > LEVEL_portable
+  __m128 rows[4];
+  for (int i = 0; i < 4; ++i) rows[i] = _mm_load_ps(from + i * from_row);
+  _MM_TRANSPOSE4_PS(rows[0], rows[1], rows[2], rows[3]);
+  for (int i = 0; i < 4; ++i) _mm_store_ps(to + i * to_row, rows[i]);
+#else
+  for (int i = 0; i < 4; ++i)
+    for (int k = 0; k < 4; ++k) to[k * to_row + i] = from[i * from_row + k];
+#endif
+}
+
+// The same of a plain weight.
+const uint8_t* rows_to_floats(const Problem& problem, const uint8_t* p, int64_t first, int64_t last,
+                              float* to) {
+  const Header& header = *problem.header;
+  const Geometry& g = problem.geometry;
+  const int64_t row_bytes = g.block_bytes / ROWS, size = row_bytes / header.columns;
+  const int64_t rows = header.rows - (p - problem.blocks) / g.block_bytes * ROWS;
+  const int64_t column = first * g.units * UNIT, columns = units_of(g, first, last) * UNIT;
+  const int64_t left = header.columns - column < columns ? header.columns - column : columns;
+  alignas(64) float numbers[ROWS][STRETCH * UNIT];
+  for (int r = 0; r < ROWS; ++r) {
+    const char* from = reinterpret_cast<const char*>(p + r * row_bytes);
+    read_numbers(problem.type, from, 1, r < rows ? left : 0, columns, numbers[r]);
+  }
+  for (int64_t k = 0; k < columns; k += 4, to += 4 * BESIDE * ROWS)
+    for (int r = 0; r < ROWS; r += 4) turn_four(numbers[r] + k, STRETCH * UNIT, to + r, BESIDE * ROWS);
+  return p + left * size;
+}
+
+inline ToFloats float_maker(const Problem& problem) {
+  if (problem.plain) return rows_to_floats;
+  return with_format(*problem.header, []<class C>(Format<C>) -> ToFloats {
+    if constexpr (std::is_same_v<C, Float8>) return to_floats<Float8>;
     else return to_floats<IntegerColumns<C>>;
   });
 }
@@ -142,7 +161,7 @@ struct Group {
   alignas(64) float sums[MOST_TOKENS / MANY][BESIDE * MANY * ROWS];
 
   Group(const Problem& problem, const void* x)
-      : problem(problem), x(static_cast<const float*>(x)), make(float_maker(*problem.header)) {}
+      : problem(problem), x(static_cast<const float*>(x)), make(float_maker(problem)) {}
 
   void multiply(int64_t block, int64_t first, int64_t last) {
     const Geometry& g = problem.geometry;

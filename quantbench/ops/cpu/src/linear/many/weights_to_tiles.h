@@ -33,9 +33,7 @@ struct Values {
     factor = header.coding == Coding::table ? 1 : header.factor;
     for (int code = 0; code < 128; ++code) {
       const float value = of(header, code);
-      uint32_t bits;
-      __builtin_memcpy(&bits, &value, sizeof bits);
-      bits += 0x8000;
+      const uint32_t bits = __builtin_bit_cast(uint32_t, value) + 0x8000;
       low[code] = uint8_t(bits >> 16), high[code] = uint8_t(bits >> 24);
       if (code < TABLE) whole[code] = value;
     }
@@ -54,30 +52,15 @@ struct Values {
 };
 
 // Each reads a unit and calls `next` with 16 pairs, one after the other.
-template <class Read>  // codes of up to 6 bits, by tables of 64 values; higher bits are ignored
-struct ByTable64 {
+// Codes by tables: of 64 values, where higher bits are ignored, or of 128, of 7 bits and perhaps a sign.
+template <class Read, int SIZE = 64, bool SIGNED = false>
+struct ByTable {
   static constexpr bool WHOLE = false;
-  template <class F>
-  static INLINE void read(const Values& values, const uint8_t* p, F next) {
-    Bytes codes[QUADS];
-    Read::read(p, codes);
-#pragma GCC unroll 8
-    for (int q = 0; q < QUADS; ++q) {
-      Bits even, odd;
-      put_pairs(lookup64(values.low, codes[q]), lookup64(values.high, codes[q]), even, odd);
-      next(2 * q, even);
-      next(2 * q + 1, odd);
-    }
-  }
-};
-
-// Codes of 7 bits, or of 7 and a sign, by tables of 128 values.
-template <class Read, bool SIGNED>
-struct ByTable128 {
-  static constexpr bool WHOLE = false;
-  static __m512i looked_up(const uint8_t* table, Bytes codes) {
-    return _mm512_permutex2var_epi8(_mm512_load_si512(table), raw(codes),
-                                    _mm512_load_si512(table + 64));
+  static Bytes looked_up(const uint8_t* table, Bytes codes) {
+    if constexpr (SIZE == 64) return lookup64(table, codes);
+    else
+      return (Bytes)_mm512_permutex2var_epi8(_mm512_load_si512(table), raw(codes),
+                                             _mm512_load_si512(table + 64));
   }
   template <class F>
   static INLINE void read(const Values& values, const uint8_t* p, F next) {
@@ -85,11 +68,10 @@ struct ByTable128 {
     Read::read(p, codes);
 #pragma GCC unroll 8
     for (int q = 0; q < QUADS; ++q) {
-      __m512i high = looked_up(values.high, codes[q]);
-      if (SIGNED)  // high | codes & sign
-        high = _mm512_ternarylogic_epi32(high, raw(codes[q]), _mm512_set1_epi8(char(0x80)), 0xf8);
+      Bytes high = looked_up(values.high, codes[q]);
+      if (SIGNED) high |= codes[q] & 0x80;
       Bits even, odd;
-      put_pairs((Bytes)looked_up(values.low, codes[q]), (Bytes)high, even, odd);
+      put_pairs(looked_up(values.low, codes[q]), high, even, odd);
       next(2 * q, even);
       next(2 * q + 1, odd);
     }
@@ -185,41 +167,31 @@ const uint8_t* to_tiles(const Problem& problem, const Values& values, const uint
   return p;
 }
 
-template <class C>
-ToTiles scaled(const Header& header) {
-  return header.scales == Scales::row ? to_tiles<C, false> : to_tiles<C, true>;
-}
-
 // How each format becomes tiles.
+template <class C>
+struct Reader;
 template <int BITS>
-ToTiles tile_maker_of(const Header& header, Format<Integer<BITS>>) {
-  return scaled<ByTable64<Codes<BITS>>>(header);
-}
-inline ToTiles tile_maker_of(const Header& header, Format<Integer<6>>) {
-  return scaled<ByTable64<Loose6>>(header);
-}
-inline ToTiles tile_maker_of(const Header& header, Format<Integer<7>>) {
-  return scaled<ByTable128<Codes<7>, false>>(header);
-}
-inline ToTiles tile_maker_of(const Header& header, Format<Integer<8>>) {
-  return scaled<SignedBytes>(header);
-}
-inline ToTiles tile_maker_of(const Header& header, Format<Float6>) {
-  return scaled<ByTable64<Loose6>>(header);
-}
-inline ToTiles tile_maker_of(const Header& header, Format<Float4>) {
-  return scaled<ByTable64<Codes<4>>>(header);
-}
-inline ToTiles tile_maker_of(const Header& header, Format<Sparse>) {
-  return scaled<ByTable64<SparseCodes>>(header);
-}
-inline ToTiles tile_maker_of(const Header& header, Format<Table4>) {
-  return scaled<FloatTable>(header);
-}
-inline ToTiles tile_maker_of(const Header& header, Format<Float8>) {
-  return scaled<ByTable128<Codes<8>, true>>(header);
-}
+struct Reader<Integer<BITS>> { using Type = ByTable<Codes<BITS>>; };
+template <>
+struct Reader<Integer<6>> { using Type = ByTable<Loose6>; };
+template <>
+struct Reader<Integer<7>> { using Type = ByTable<Codes<7>, 128>; };
+template <>
+struct Reader<Integer<8>> { using Type = SignedBytes; };
+template <>
+struct Reader<Float6> { using Type = ByTable<Loose6>; };
+template <>
+struct Reader<Float4> { using Type = ByTable<Codes<4>>; };
+template <>
+struct Reader<Sparse> { using Type = ByTable<SparseCodes>; };
+template <>
+struct Reader<Table4> { using Type = FloatTable; };
+template <>
+struct Reader<Float8> { using Type = ByTable<Codes<8>, 128, true>; };
 
 inline ToTiles tile_maker(const Header& header) {
-  return with_format(header, [&](auto format) { return tile_maker_of(header, format); });
+  return with_format(header, [&]<class C>(Format<C>) -> ToTiles {
+    using Read = typename Reader<C>::Type;
+    return header.scales == Scales::row ? to_tiles<Read, false> : to_tiles<Read, true>;
+  });
 }

@@ -1,0 +1,206 @@
+"""Seconds of a run on this machine, measured on the first layers of its model.
+
+    machine = Here(device, generator_of)
+    machine.phases(request)         # loads a few layers with random weights, and times them
+
+Shapes, kernels, batch and depth are those of the run, and the machine is in the state of this
+moment. A pass through L layers takes a + b · L seconds; a is what embedding, output and sampling
+take. Two models, of few and of many layers, take turns of about 0.1 s: few, many, many, few, so
+that a state of the machine that lasts a second slows both.
+"""
+
+import copy
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from quantbench import devices
+from quantbench.cli import progress, say
+from quantbench.errors import UsageError
+from quantbench.estimate.predict import Machine, Phase, Request
+from quantbench.log.config import RunConfig
+from quantbench.models.formats.dummy import Dummy
+from quantbench.models.llama import Transformer
+from quantbench.models.weight_bytes import step_bytes
+from quantbench.quantize.spec import parse_scheme
+from quantbench.run import energy
+from quantbench.run.generation import Generates
+from quantbench.run.loading import Loading
+from quantbench.run.sizes import check_memory, size_of
+
+SECONDS = 6.0  # of turns
+TURN_SECONDS, MAX_STEPS = 0.1, 64  # of a turn of decoding steps
+MIN_CYCLES = 3  # of each kind of turn, however long a prompt takes
+RUN_DEVIATION = 0.03  # of log(estimated ÷ measured), assumed: the run begins a moment later
+MEDIAN_ERROR = 1.2533 * 1.4826  # standard error of a median · √n ÷ median absolute deviation
+
+GeneratorOf = Callable[[Transformer, Request], Generates]
+
+
+def depths(layer: float, rest: float, total: int, cache: int) -> tuple[int, ...]:
+    """How many layers the two models have: 2 and 4, or as many as it takes for the layers to
+    outweigh the rest, and for both models to exceed the last-level cache twice, as the whole does.
+    (total,) if that is more than the model has, which is then measured as it is.
+
+    layer, rest: bytes that a step reads in one layer, and besides the layers. cache: bytes.
+    """
+    few = 2
+    while 2 * few < total and (few * layer + rest < 2 * cache or 2 * few * layer < rest):
+        few += 2
+    return (few, 2 * few) if 2 * few < total else (total,)
+
+
+def cut(model: Transformer, count: int) -> Transformer:
+    """The model with only its first `count` layers, which share their weights with it."""
+    few = copy.copy(model)
+    few._modules = dict(model._modules)
+    few.layers = nn.ModuleList(list(model.layers)[:count])
+    few.config = model.config.with_layers(count)
+    return few
+
+
+@dataclass(frozen=True)
+class Line:
+    """Seconds of a pass along the number of layers, from turns that were taken in pairs."""
+
+    layers: tuple[int, ...]  # of the models: few and many, or one alone
+    cycles: tuple[tuple[float, ...], ...]  # seconds of a pass through each
+
+    def phase(self, total: int) -> Phase:
+        """Of the model with `total` layers: the median over cycles of what each extrapolates to."""
+        each = [self._layer(cycle) for cycle in self.cycles]
+        more = total - self.layers[-1]
+        seconds = [cycle[-1] + more * b for cycle, b in zip(self.cycles, each, strict=True)]
+        value = statistics.median(seconds)
+        scatter = statistics.median(abs(one - value) for one in seconds)
+        error = MEDIAN_ERROR * scatter / math.sqrt(len(seconds)) / value
+        in_layers = min(max(0.0, total * statistics.median(each)), value)
+        names = " and ".join(map(str, self.layers))
+        return Phase(
+            {"layers": in_layers, "embedding and output": value - in_layers},
+            f"{names} of {total} layers, measured",
+            f"measured now on {names} of {total} layers, {len(seconds)} turns each",
+            math.hypot(error, RUN_DEVIATION),
+        )
+
+    def _layer(self, cycle: tuple[float, ...]) -> float:
+        """Seconds of a layer. Of a model that was measured whole, all seconds are its layers'."""
+        if len(self.layers) == 1:
+            return cycle[0] / self.layers[0]
+        return (cycle[1] - cycle[0]) / (self.layers[1] - self.layers[0])
+
+
+def timed(request: Request, models: Mapping[int, Generates], seconds: float) -> tuple[Line, Line]:
+    """Prompts and decoding steps of models by their number of layers, fewest first.
+
+    The kind of turn that took less time so far is next. A step's first turn refills the caches of
+    the processor, so that it is not counted.
+    """
+    generators = list(models.values())
+    weight = generators[0].model.tok_embeddings.weight
+    shape = request.batch, request.prompt
+    ids = torch.randint(weight.shape[0], shape, device=weight.device)
+
+    def prompt(generator: Generates) -> float:
+        return generator.generate(ids, 1, request.depth).prefill_seconds
+
+    def steps(generator: Generates, count: int) -> float:
+        middle = request.depth + request.prompt + (request.new_tokens - count) // 2
+        start = max(0, min(middle, request.positions - count - 1))
+        return generator.generate(ids[:, -1:], count + 1, start).decode_seconds / count
+
+    room = max(1, min(MAX_STEPS, request.positions - 2))
+    for generator in generators:  # warms up, and compiles where it is asked to
+        prompt(generator)
+        steps(generator, min(4, room))
+    step = steps(generators[0], min(4, room))
+    count = max(1, min(room, round(TURN_SECONDS / step)))
+    kinds: list[Callable[[Generates], float]] = [prompt, lambda generator: steps(generator, count)]
+    cycles: list[list[tuple[float, ...]]] = [[], []]
+    spent = [0.0, 0.0]
+    while sum(spent) < seconds or min(map(len, cycles)) < MIN_CYCLES:
+        kind = min((0, 1), key=lambda kind: (len(cycles[kind]) >= MIN_CYCLES, spent[kind]))
+        started = time.perf_counter()
+        order = 1 if len(cycles[kind]) % 2 == 0 else -1
+        taken = [kinds[kind](generator) for generator in generators[::order]][::order]
+        spent[kind] += time.perf_counter() - started
+        cycles[kind].append(tuple(taken))
+    of_prompt, of_steps = (Line(tuple(models), tuple(each)) for each in cycles)
+    return of_prompt, of_steps
+
+
+def of_model(
+    request: Request, model: Transformer, generator_of: GeneratorOf, seconds: float
+) -> tuple[Phase, Phase] | None:
+    """A prompt and a step of a model that is loaded, estimated from its own first layers; None
+    where it has too few of them."""
+    total, batch = model.config.num_layers, request.batch
+    one, two = (step_bytes(cut(model, min(count, total)), batch) for count in (1, 2))
+    cache = devices.last_level_cache(model.tok_embeddings.weight.device) or 0
+    chosen = depths(two - one, 2 * one - two, total, cache)
+    if len(chosen) == 1:
+        return None
+    models = {count: generator_of(cut(model, count), request) for count in chosen}
+    prompt, token = (line.phase(total) for line in timed(request, models, seconds))
+    return prompt, token
+
+
+@dataclass(frozen=True)
+class Here(Machine):
+    """This machine. generator_of(model, request) makes the Generator of a run."""
+
+    generator_of: GeneratorOf | None = None
+    kernel: str = "auto"
+    measured: dict[Request, tuple[Phase, Phase]] = field(default_factory=dict)
+
+    def phases(self, request: Request) -> tuple[Phase, Phase]:
+        """Loads the first layers with random weights, in about ten seconds, and times them. Raises
+        MemoryShortage where they do not fit, KernelError for a scheme that does not take them."""
+        if request not in self.measured:
+            self.measured[request] = self._measure(request)
+        return self.measured[request]
+
+    def _measure(self, request: Request) -> tuple[Phase, Phase]:
+        config = request.config
+        if isinstance(config, str) or request.tp > 1:
+            what = "a model of transformers" if isinstance(config, str) else f"--tp {request.tp}"
+            raise UsageError(
+                f"{what} is not estimated on this machine, where one process runs a model of ours: "
+                "give the name of a card as --device"
+            )
+        spec, precision = parse_scheme(request.scheme), getattr(torch, request.precision)
+        one, two = (
+            size_of(config.with_layers(n), spec, self.device, precision).model_bytes
+            for n in (1, min(2, config.num_layers))
+        )
+        cache = devices.last_level_cache(self.device) or 0
+        chosen = depths(two - one, 2 * one - two, config.num_layers, cache)
+        few = config.with_layers(chosen[-1])
+        run = RunConfig(
+            quantization=request.scheme, precision=request.precision, device=str(self.device),
+            batch_size=request.batch, kv_cache=request.kv_cache,
+        )  # fmt: skip
+        free = devices.free_memory(self.device)
+        check_memory(run, few, spec, self.device, request.positions, free)
+        counts = " and ".join(map(str, chosen))
+        with progress(f"Timing {counts} of {config.num_layers} layers as {spec}") as report:
+            loading = Loading(run, spec, self.device, checkpoint=Dummy.of(few))
+            model = loading.load(report, say)
+            assert self.generator_of is not None
+            models = {n: self.generator_of(cut(model, n), request) for n in chosen}
+            prompt, token = timed(request, models, SECONDS)
+        return prompt.phase(config.num_layers), token.phase(config.num_layers)
+
+
+def here(generator_of: GeneratorOf | None = None, device: torch.device | str = "auto") -> Here:
+    """This machine as it is now: its name, free memory and power limit."""
+    device = devices.resolve(str(device))
+    name = str(devices.describe(device)["name"])
+    power = energy.power_limit() if device.type == "cpu" else None
+    return Here(name, "measured now", device, power, devices.free_memory(device),
+                generator_of=generator_of)  # fmt: skip

@@ -1,0 +1,372 @@
+"""autoquant: per shape of layer, the fastest scheme measured here that keeps --min_sqnr.
+
+    choices = choose(samples, AutoQuant(), batch_size=1, min_sqnr=35.0, cache=files.cache_folder())
+    print(table(choices))
+    model = load_model(path, transform=AutoQuantizer(by_shape(choices), device, dtype))
+
+A candidate is a scheme and a kernel. To be chosen it has to be faster than full precision by more
+than noise, and its output on real activations has to keep a signal-to-quantization-noise ratio
+(SQNR) of min_sqnr decibels: 35 dB is noise of 1.8 % of the signal's size.
+"""
+
+import hashlib
+import json
+import math
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+import torchao
+from torch import Tensor, nn
+
+from quantbench import devices, files
+from quantbench.errors import CheckpointError, KernelError, QuantbenchError, UsageError
+from quantbench.quantize import race
+from quantbench.quantize.race import Timing, attempt
+from quantbench.quantize.registry import Quantizer, available, with_weight
+from quantbench.quantize.spec import FullPrecision, Quantization, Spec, parse_scheme
+from quantbench.text import aligned
+from quantbench.typed_json import from_json, parsed, to_json
+
+SQNR_ROWS = 64  # activations per SQNR; more do not change it
+# On the CPU at most this many weights of a layer are measured, in evenly spread rows: time is
+# proportional to bytes, and an output layer of 128256 rows would take longer than all other layers.
+MAX_WEIGHTS = 1 << 24
+GAIN = 0.97  # of full precision's time, at most: the rest may be noise
+# A kernel's output in decode's shape against its own for many rows. Both round differently, which
+# keeps 40 dB and more; a broken kernel keeps none.
+AGREEMENT = 30.0  # dB
+HEADINGS = ("scheme", "kernel", "time (quartiles)", "weights", "reads", "SQNR", "verdict")
+
+
+class Sample(NamedTuple):
+    """A layer in full precision, on its device, and real inputs of it, (T, K)."""
+
+    name: str
+    layer: nn.Linear
+    activations: Tensor
+
+
+@dataclass
+class Candidate:
+    """A scheme and a kernel on one shape of layer; `reason`: why they were not measured."""
+
+    spec: Spec
+    kernel: str
+    reason: str | None = None
+    timing: Timing | None = None
+    bytes: int = 0  # of the layer's weights
+    sqnr: float = math.nan  # dB, the least of all layers of the shape
+    verdict: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.spec} ({self.kernel})"
+
+    @property
+    def seconds(self) -> float:
+        return self.timing.seconds if self.timing else math.inf
+
+    @property
+    def in_full(self) -> bool:
+        return isinstance(self.spec, FullPrecision)
+
+
+class Choice(NamedTuple):
+    shape: tuple[int, int]  # out_features, in_features
+    layers: list[str]
+    setting: str  # batch, dtype, compiled or not, and where the timings are from
+    chosen: Candidate
+    candidates: list[Candidate]  # fastest first
+
+
+@torch.no_grad()
+def choose(
+    samples: Sequence[Sample],
+    selection: Quantization,
+    batch_size: int,
+    min_sqnr: float,
+    cache: Path | None = None,
+    report: Callable[[int, int], None] = lambda done, total: None,
+    compile: bool = False,
+    kernel: str = "auto",
+) -> list[Choice]:
+    """One choice per distinct shape of the samples' layers, in their order.
+
+    Products are timed on (batch_size, 1, K) inputs, compiled or not. `cache`: the folder in which
+    timings are stored; SQNR depends on the weights and is measured each time. `report` gets
+    shapes done and in all. With a `kernel` other than "auto" only that kernel's candidates run
+    against full precision.
+
+    Raises KernelError if full precision itself cannot be timed, or no scheme has that kernel.
+    """
+    shapes: dict[tuple[int, int], list[Sample]] = {}
+    for sample in samples:
+        shapes.setdefault((sample.layer.out_features, sample.layer.in_features), []).append(sample)
+    fields = [candidates(selection, alike[0].layer, kernel) for alike in shapes.values()]
+    if samples and all(one.in_full for field in fields for one in field):
+        raise KernelError(f"--kernel {kernel}: none of {selection}'s schemes has such a kernel")
+    choices: list[Choice] = []
+    for (shape, alike), field in zip(shapes.items(), fields, strict=True):
+        parts = [sample._replace(layer=_part(sample.layer)) for sample in alike]
+        first = parts[0].layer
+        file = cache / "autoquant" / _digest(first, batch_size, compile) if cache else None
+        timings = read(file)
+        kept = timings.keys() >= {str(one) for one in field if one.reason is None}
+        _measure(field, parts, batch_size, compile, timings if kept else None)
+        if not kept:
+            write(file, {str(one): one.timing for one in field if one.timing})
+        chosen, judged = decide(field, min_sqnr)
+        setting = f"batch {batch_size}, {str(first.weight.dtype)[6:]}"
+        setting += ", compiled" if compile else ", not compiled"
+        setting += f", {first.out_features} of its rows" * (first.out_features < shape[0])
+        setting += ", timings kept from an earlier run" * kept
+        if chosen.timing and chosen.timing.warm:
+            setting += ", weights perhaps from the last-level cache: too little memory for copies"
+        choices.append(Choice(shape, [sample.name for sample in alike], setting, chosen, judged))
+        report(len(choices), len(shapes))
+    return choices
+
+
+def candidates(selection: Quantization, layer: nn.Linear, kernel: str = "auto") -> list[Candidate]:
+    """Every candidate for a layer. A kernel that cannot run on this device, or only slowly, is
+    listed with its `reason` where its scheme has no usable one."""
+    device, dtype, field = layer.weight.device, layer.weight.dtype, []
+    slow = ("reference", "triton") if device.type == "cpu" else ("reference",)
+    for spec in (FullPrecision(), *selection.candidates):
+        alike = [
+            Candidate(spec, name, why or ("slow" if name in slow and kernel == "auto" else None))
+            for name, why in available(spec, device, dtype).items()
+            if kernel in ("auto", name) or isinstance(spec, FullPrecision)
+        ]
+        field += [one for one in alike if one.reason is None] or alike
+    return field
+
+
+def _measure(
+    field: Sequence[Candidate],
+    samples: Sequence[Sample],
+    batch_size: int,
+    compile: bool,
+    timings: Mapping[str, Timing] | None,
+) -> None:
+    """Fill in what the candidates do on layers of one shape: SQNR on each layer, speed on the
+    first, unless its timings are known."""
+    plain = [sample.layer for sample in samples]
+    inputs = [_rows(sample.activations, max(SQNR_ROWS, batch_size)) for sample in samples]
+    exact = [_product(layer, x) for layer, x in zip(plain, inputs, strict=True)]
+    raced: list[tuple[Candidate, nn.Module, Tensor]] = []
+
+    def quality(one: Candidate) -> None:
+        weight = plain[0].weight
+        quantizer = Quantizer(one.spec, weight.device, weight.dtype, one.kernel)
+        made = [quantizer("layer", with_weight(layer, layer.weight.data)) for layer in plain]
+        outputs = [layer(x) for layer, x in zip(made, inputs, strict=True)]
+        ratios = [decibels(*pair) for pair in zip(exact, outputs, strict=True)]
+        one.sqnr = torch.tensor(ratios).min().item()  # NaN if one of them is
+        one.bytes = race.module_bytes(made[0])
+        raced.append((one, made[0], outputs[0][:batch_size]))
+
+    for one in field:
+        one.reason = one.reason or attempt(lambda: quality(one))  # noqa: B023
+        one.timing = timings[str(one)] if timings and not one.reason else None
+    if timings is not None:
+        return
+    with devices.returning_memory():
+        times = race.race([layer for _, layer, _ in raced], inputs[0][:batch_size], compile)
+    for (one, _, batched), timing, y in zip(raced, times.timings, times.outputs, strict=True):
+        if isinstance(timing, str) or y is None:
+            one.reason = str(timing)
+        elif (agreement := decibels(batched, y)) >= AGREEMENT:
+            one.timing = timing
+        else:
+            one.reason = f"wrong: decode's output is {agreement:.1f} dB from its batched output"
+
+
+def _product(layer: nn.Linear, x: Tensor) -> Tensor:
+    """layer(x) without 16-bit rounding: float32's is 120 dB away."""
+    bias = None if layer.bias is None else layer.bias.float()
+    return F.linear(x.float(), layer.weight.float(), bias)
+
+
+def _part(layer: nn.Linear) -> nn.Linear:
+    """The layer with at most MAX_WEIGHTS of its weights, without its hooks."""
+    weight, bias = layer.weight.data, layer.bias
+    N, K = weight.shape
+    rows = min(N, max(64, MAX_WEIGHTS // K // 64 * 64)) if weight.device.type == "cpu" else N
+    chosen = torch.arange(rows, device=weight.device) * N // rows
+    part = nn.Linear(K, rows, False, "meta")
+    part.weight = nn.Parameter(weight[chosen] if rows < N else weight, requires_grad=False)
+    part.bias = None if bias is None else nn.Parameter(bias.data[chosen], requires_grad=False)
+    return part
+
+
+def decibels(exact: Tensor, y: Tensor) -> float:
+    """10 log10 of Σ exact² / Σ (y - exact)²: infinite if they are equal, NaN if y has one."""
+    exact, y = exact.float(), y.float()
+    ratio = exact.square().sum() / (y - exact).square().sum()
+    return math.inf if torch.equal(exact, y) else 10 * ratio.log10().item()
+
+
+def _rows(activations: Tensor, count: int) -> Tensor:
+    """(count, 1, K): activations, evenly spread, or repeated if there are fewer."""
+    total = len(activations)
+    places = torch.arange(count, device=activations.device)
+    return activations[places * total // count if count <= total else places % total][:, None]
+
+
+def decide(field: Sequence[Candidate], min_sqnr: float) -> tuple[Candidate, list[Candidate]]:
+    """The fastest allowed candidate, and all of them, fastest first, each with its verdict.
+
+    Full precision, on the fastest of its kernels, wins if no candidate is allowed. Raises
+    KernelError if it was not timed.
+    """
+    ordered = sorted(field, key=lambda one: one.seconds)
+    full = next(one for one in ordered if one.in_full)
+    if full.timing is None:
+        raise KernelError(f"autoquant cannot time full precision: {full.reason}")
+    for one in ordered:
+        one.verdict = _objection(one, full, min_sqnr)
+    best = next((one for one in ordered if not one.verdict), full)
+    for one in ordered:
+        if one is full or not one.verdict:
+            one.verdict = f"slower: {one.seconds / best.seconds:.2f} × the chosen"
+    best.verdict = "chosen" if best is not full else "chosen: nothing faster was allowed"
+    return best, ordered
+
+
+def _objection(one: Candidate, full: Candidate, min_sqnr: float) -> str:
+    """Why a candidate may not be chosen, or "". NaN compares as false, so it never passes."""
+    if one.timing is None:
+        return one.reason or "not timed"
+    if one is not full and not one.sqnr >= min_sqnr:
+        return f"{one.sqnr:.1f} dB < {min_sqnr:g} dB"
+    ratio = one.seconds / full.seconds
+    if ratio > 1:
+        return f"slower than full precision: {ratio:.2f} × its time"
+    return f"no faster than full precision beyond noise: {ratio:.2f} × its time" * (ratio > GAIN)
+
+
+def table(choices: Sequence[Choice]) -> str:
+    """The measurements and choices of every shape, fastest first."""
+    parts = []
+    for (N, K), layers, setting, best, field in choices:
+        others = f" and {len(layers) - 1} more" * (len(layers) > 1)
+        full = next(one for one in field if one.in_full)
+        times = f": {full.seconds / best.seconds:.2f} × as fast as full precision"
+        head = f"{N} × {K} ({layers[0]}{others}), {setting} → {best}" + times * (best is not full)
+        rows = aligned([HEADINGS, *map(_row, field)], {0, 1, 6})
+        parts.append(head + "\n" + textwrap.indent(rows, "  "))
+    return "\n\n".join(parts)
+
+
+def _row(one: Candidate) -> tuple[str, ...]:
+    cells = ["-"] * 3
+    if one.timing:
+        time, low, high = (1e6 * t for t in (one.seconds, one.timing.low, one.timing.high))
+        cells[0] = f"{time:.1f} µs ({low:.1f} to {high:.1f})"
+        cells[1:] = f"{one.bytes / 1e6:.2f} MB", f"{one.bytes / one.seconds / 1e9:.1f} GB/s"
+    sqnr = {"nan": "-", "inf": "exact"}.get(str(one.sqnr), f"{one.sqnr:.1f} dB")
+    return str(one.spec), one.kernel, *cells, sqnr, one.verdict
+
+
+def _digest(layer: nn.Linear, batch_size: int, compile: bool) -> str:
+    """The file of a layer's timings, named after all that a product's time depends on but for the
+    candidate. Each setting has its own, so two runs at once lose nothing of each other's."""
+    weight, root = layer.weight, Path(__file__).parents[1]
+    versions = torch.__version__, torchao.__version__
+    kernels = files.digest_of_code(root / "ops", root / "quantize")
+    machine = (
+        weight.device.type,
+        devices.describe(weight.device),
+        torch.backends.cpu.get_cpu_capability(),
+    )
+    product = *weight.shape, str(weight.dtype), layer.bias is not None, batch_size, compile
+    key = json.dumps([versions, kernels, machine, product])
+    return f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+
+
+def read(file: Path | None) -> dict[str, Timing]:
+    """The timings in the file, by candidate; none where there is no such file, or another's."""
+    try:
+        return from_json(dict[str, Timing], parsed(file.read_bytes())) if file else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def write(file: Path | None, timings: Mapping[str, Timing]) -> None:
+    """Replace the file. In a folder that cannot be written to nothing is stored."""
+    with suppress(OSError, QuantbenchError):
+        if file:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            files.write_text(
+                "", file, json.dumps({name: to_json(t) for name, t in timings.items()})
+            )
+
+
+class AutoQuantizer:
+    """(name, module) -> module, as registry.Quantizer: the chosen scheme for each layer's shape."""
+
+    def __init__(
+        self, chosen: Mapping[Any, tuple[Spec, str]], device: torch.device, dtype: torch.dtype
+    ) -> None:
+        """chosen: a scheme and a kernel by a layer's shape (N, K) or name. A kernel that cannot run
+        here is replaced by the best that can; KernelError if none can."""
+        self.ran: Counter[str] = Counter()  # how many layers each kernel got
+        self.layers: dict[str, tuple[str, str]] = {}  # (scheme, kernel) of each layer built
+        made = {}
+        for spec, kernel in set(chosen.values()):
+            runs = available(spec, device, dtype).get(kernel, "unknown") is None
+            made[spec, kernel] = Quantizer(spec, device, dtype, kernel if runs else "auto")
+        self._quantizers = {key: made[how] for key, how in chosen.items()}
+
+    def __call__(self, name: str, module: nn.Module) -> nn.Module:
+        return self.built(name, self.quantized(name, module))
+
+    def takes(self, module: nn.Module) -> bool:
+        return isinstance(module, nn.Linear)
+
+    def quantized(self, name: str, module: nn.Module) -> nn.Module:
+        """The layer with its scheme's numbers; KernelError, naming the layer, without a choice."""
+        return self._of(name, module).quantized(name, module) if self.takes(module) else module
+
+    def built(self, name: str, layer: nn.Module) -> nn.Module:
+        """The layer in its kernel's form."""
+        if not self.takes(layer):
+            return layer
+        quantizer = self._of(name, layer)
+        built = quantizer.built(name, layer)
+        kernel = quantizer.kernel_for(name, layer)  # the one built: those that failed are gone
+        self.ran[kernel] += 1
+        self.layers[name] = str(quantizer.spec), kernel
+        return built
+
+    def _of(self, name: str, layer: nn.Module) -> Quantizer:
+        shape = layer.out_features, layer.in_features
+        quantizer = self._quantizers.get(name) or self._quantizers.get(shape)
+        if quantizer is None:
+            raise KernelError(
+                "{} is {} by {}, and autoquant has chosen nothing".format(name, *shape)
+            )
+        return quantizer
+
+
+def by_shape(choices: Sequence[Choice]) -> dict[Any, tuple[Spec, str]]:
+    """What AutoQuantizer takes of choices just made."""
+    return {choice.shape: (choice.chosen.spec, choice.chosen.kernel) for choice in choices}
+
+
+def by_name(layers: Mapping[str, Sequence[str]]) -> dict[Any, tuple[Spec, str]]:
+    """What it takes of a saved model's `layers`. CheckpointError for an unknown scheme."""
+    chosen = {}
+    for name, (scheme, kernel) in layers.items():
+        try:
+            chosen[name] = parse_scheme(scheme), kernel
+        except UsageError as error:
+            raise CheckpointError(f"{name} was saved as {scheme!r}: {error}") from None
+    return chosen

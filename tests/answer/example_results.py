@@ -1,0 +1,145 @@
+"""Results of a comparison that never ran: arms of many kinds, drawn from a seeded generator.
+
+The speeds, sizes and perplexities are invented, of a shape that real ones have.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from quantbench.bench.answers import Reading
+from quantbench.bench.store import ArmResult, ArmSample, Results, Settings, Turn
+from quantbench.log.about import About
+from quantbench.models.config import ModelConfig
+from quantbench.quality.types import LayerSqnr, NoQuality, Quality
+from quantbench.run.environment import Environment
+from quantbench.run.facts import Device
+from tests.bench.facts import FACTS, arm_facts
+
+HOSTILE = "</script><img src=x onerror=alert(1)>"
+# name, scheme, megabytes, speed-up, perplexity, kernel, decoder
+ARMS = (
+    ("none", "none", 2200, 1.0, 7.03, "cpu", "cpu-step"),
+    ("int8wo", "int8wo", 1240, 1.79, 7.03, "cpu", "cpu-step"),
+    ("int8dq", "int8dq", 1240, 1.83, 7.05, "cpu", "cpu-step"),
+    ("float8wo", "float8wo", 1240, 1.58, 7.06, "cpu", "cpu-step"),
+    ("fp6", "fp6", 960, 2.21, 7.09, "cpu", "cpu-step"),
+    ("int4wo-32", "int4wo-32", 760, 2.62, 7.21, "cpu", "cpu-step"),
+    ("int4wo-128", "int4wo-128", 690, 2.91, 7.31, "cpu", "cpu-step"),
+    ("nf4", "nf4", 700, 2.74, 7.24, "cpu", "cpu-step"),
+    ("uintx-4-64", "uintx-4-64", 730, 2.66, 7.27, "cpu", "cpu-step"),
+    ("uintx-2-64", "uintx-2-64", 430, 3.92, 39.1, "cpu", "cpu-step"),
+    ("sparse-marlin", "sparse-marlin", 520, 3.31, 11.7, "cpu", "cpu-step"),
+    ("int4wo-128, kernel=reference", "int4wo-128", 690, 0.71, 7.31, "reference", "modules"),
+)
+NAMES = {name for name, *_ in ARMS}
+CYCLES, PROCESSES, STEPS = 24, 2, 33
+BASELINE_STEP = 0.067  # seconds
+ARCHITECTURE = ModelConfig("example", 2048, 22, 32, 4, 64, 5632, 32000, 2048)
+ENVIRONMENT = Environment(2, 1, 2, 700, "madvise", 10**9, {"OMP_NUM_THREADS": "2"})
+
+
+def example_results(hostile: bool = False, seed: int = 3) -> Results:
+    """hostile: one arm that is named like an attack, and one that failed."""
+    generator = np.random.default_rng(seed)
+    arms = [_arm(generator, number, *arm) for number, arm in enumerate(ARMS)]
+    if hostile:
+        attack = (HOSTILE, "int8wo", 1250, 1.7, 7.04, "cpu", "cpu-step")
+        arms.append(_arm(generator, len(arms), *attack))
+        arms.append(ArmResult("mxfp4", "--quantization mxfp4", [], failed="no kernel runs <here>"))
+    readings = [Reading(rate * 1e9, i, "a probe") for i, rate in enumerate((33.1, 34.0, 33.6))]
+    return Results(
+        Settings(),
+        arms,
+        "none",
+        cycles=CYCLES,
+        ended="answered",
+        bandwidth={"cpu": readings},
+        about=About("quantbench ab --arms all", "2026-01-01", "0123abc", "Example CPU", {}),
+    )
+
+
+def _arm(
+    generator: np.random.Generator,
+    number: int,
+    name: str,
+    scheme: str,
+    megabytes: float,
+    speed_up: float,
+    perplexity: float,
+    kernel: str,
+    decoder: str,
+) -> ArmResult:
+    config = dataclasses.replace(
+        FACTS.config,
+        checkpoint_path="checkpoints/TinyLlama/TinyLlama-1.1B-Chat-v1.0",
+        quantization=scheme,
+        compile=True,
+        max_new_tokens=STEPS + 1,
+        **({"kernel": "reference"} if kernel == "reference" else {}),
+    )
+    facts = arm_facts(
+        config=config,
+        model="TinyLlama-1.1B-Chat-v1.0",
+        architecture=ARCHITECTURE,
+        scheme=scheme,
+        kernel=kernel,
+        decoder=decoder,
+        decoder_reason=None if decoder == "cpu-step" else "kernel reference is not fused",
+        weight_bytes=int(megabytes * 1e6),
+        kv_cache_bytes=23_000_000,
+        device=Device("cpu", "Example CPU @ 2.60GHz", threads=2),
+        environment=ENVIRONMENT,
+        versions={"torch": "2.13.0", "torchao": "0.18.0"},
+        git_commit="0123abc",
+    )
+    quality = (
+        NoQuality("the arm was named like an attack")
+        if name not in NAMES
+        else Quality(
+            tokens=2048,
+            perplexity=perplexity,
+            perplexity_standard_error=0.2,
+            perplexity_ratio=perplexity / 7.03,
+            perplexity_ratio_interval=[perplexity / 7.03 * 0.999, perplexity / 7.03 * 1.001],
+            kl=max(0.0, np.log(perplexity / 7.03)) + 0.0004,
+            kl_standard_error=0.0002,
+            top1=1 / (1 + np.log(perplexity / 7.0)),
+            top5=0.99,
+            layers=[
+                LayerSqnr(f"layers.{number // 2}.{part}", None, 40 - number - np.log(perplexity))
+                for number, part in enumerate(("wqkv", "w2") * 4)
+            ],
+        )
+        if name != "none"
+        else Quality(tokens=2048, perplexity=perplexity, perplexity_standard_error=0.2)
+    )
+    argv = ["--quantization", scheme] + ["--kernel", "reference"] * (kernel == "reference")
+    arm = ArmResult(name, " ".join(argv), argv, facts=facts, quality=quality, processes=PROCESSES)
+    step = BASELINE_STEP / speed_up
+    for cycle in range(CYCLES):
+        process = cycle * PROCESSES // CYCLES
+        seconds = 2 * step * generator.lognormal(0, 0.01)
+        arm.turns.append(Turn(number, process, cycle, "decode", 2, seconds))
+        if cycle % 2 == 0:
+            seconds = 8 * step * generator.lognormal(0, 0.01)
+            arm.turns.append(Turn(number, process, cycle, "prompt", 7, seconds))
+    for process in range(PROCESSES):
+        steps = step * generator.normal(1, 0.01, STEPS) * (1 + generator.pareto(9, STEPS) / 9)
+        arm.samples.append(_sample(steps, 8 * step, number, process))
+    return arm
+
+
+def _sample(steps: np.ndarray, prefill: float, number: int, process: int) -> ArmSample:
+    decode = float(steps.sum())
+    return ArmSample(
+        prefill_seconds=prefill,
+        decode_seconds=decode,
+        tok_s=(STEPS + 1) / (prefill + decode),
+        prefill_tok_s=7 / prefill,
+        decode_tok_s=STEPS / decode,
+        token_seconds=[float(seconds) for seconds in steps],
+        peak_memory_bytes={"resident": 3_000_000_000},
+        arm=number,
+        process=process,
+    )

@@ -1,0 +1,570 @@
+"""quantbench ab on the embedded model, as a person starts it: processes, kills, files."""
+
+import csv
+import json
+import math
+import os
+import random
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from quantbench.__main__ import commands
+from quantbench.bench import store as stores
+from quantbench.bench.answers import Planned
+from quantbench.compare.commands import ab as command
+from quantbench.errors import MemoryShortage, QuantbenchError
+from quantbench.log import log
+from quantbench.log.config import parse
+from quantbench.ops.ranks import ALONE
+from quantbench.run.energy import Meter
+from tests.bench.world import Behaviour, World
+from tests.fake_counter import Counter
+
+ROOT = Path(__file__).parent.parent.parent
+SHORT = ("--max_new_tokens", "4", "--tokens", "64", "--processes", "1", "--max_minutes", "1.5")
+ENDLESS = ("--half_width", "0.01%", "--processes", "1", "--max_minutes", "1000")
+QUICK = ("--max_new_tokens", "4", "--tokens", "0")
+COMPARE = (sys.executable, "-m", "quantbench", "ab")
+SEARCH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+ENVIRONMENT = {**os.environ, "PYTHONPATH": SEARCH, "OMP_NUM_THREADS": "1"}
+
+
+def start(folder, *arguments):
+    return subprocess.Popen(
+        [*COMPARE, *arguments],
+        cwd=folder,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=_interruptible,
+    )
+
+
+def _interruptible():
+    """Shells start what runs in the background deaf to Ctrl-C, and that is inherited."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def finish(process):
+    stdout, stderr = process.communicate(timeout=300)
+    assert "Traceback" not in stderr
+    return process.returncode, stdout, stderr
+
+
+# ------------------------------------------------------------------------- a whole run
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """Three arms that run; one that no plan takes, one that never fits; and what came of them."""
+    folder = tmp_path_factory.mktemp("ab")
+    arms = ["", "--quantization uintx-2-64", "--cache_size 2", "--kv_cache int4"]
+    arms = [word for arm in (*arms, "--cache_size 2000000000") for word in ("--arm", arm)]
+    code, stdout, stderr = finish(start(folder, *arms, *SHORT, "--output", "out"))
+    results = json.loads((folder / "out" / "results.json").read_text())
+    why = results["rows"][2]["failed"]
+    assert code == 1 and stderr.splitlines()[-1] == (
+        "error: 2 of 5 arms failed ('none, cache_size=2', 'none, cache_size=2000000000'); "
+        f"'none, cache_size=2': {why}; the others were compared: change or leave out what failed; "
+        "`quantbench generate` runs it alone"
+    )
+    return folder, stdout, results
+
+
+def test_every_arm_has_its_row(done):
+    folder, stdout, results = done
+    names = ["none", "uintx-2-64", "none, cache_size=2", "none, kv_cache=int4"]
+    assert [row["arm"] for row in results["rows"]] == [*names, "none, cache_size=2000000000"]
+    assert [bool(row["failed"]) for row in results["rows"]] == [False, False, True, False, True]
+    assert "--cache_size 2 is too small" in results["rows"][2]["failed"]
+    assert "need 10240" in results["rows"][4]["failed"]
+    for name in names:
+        assert re.search(rf"^{re.escape(name)} ", stdout, re.M)
+    assert "KL divergence: not noticeable up to 0.01" in stdout
+
+
+def test_figures_are_those_of_turns_and_samples(done):
+    """Recomputed from the events in the folder, by other means."""
+    folder, _, results = done
+    kept = stores.load(folder / "out")
+    for arm, row in zip(kept.arms, results["rows"], strict=True):
+        if row["failed"]:
+            continue
+        whole = [s.prefill_seconds + s.decode_seconds for s in arm.samples]
+        assert row["tok_s"] == pytest.approx(statistics.fmean(4 / one for one in whole))
+        steps = [t for s in arm.samples for t in s.token_seconds]
+        assert row["token_p50_s"] == pytest.approx(statistics.median(steps))
+        for name, kind in (("decode_tok_s", "decode"), ("prefill_tok_s", "prompt")):
+            turns = [t for t in arm.turns if t.kind == kind and t.cycle not in kept.repeated]
+            tokens, seconds = sum(t.tokens for t in turns), sum(t.seconds for t in turns)
+            assert row[name] == pytest.approx(tokens / seconds)
+        bandwidth = statistics.median(r["bytes_per_s"] for r in results["bandwidth"]["cpu"])
+        assert row["bandwidth_share"] == pytest.approx(row["weight_bytes_per_s"] / bandwidth)
+    base = {t.cycle: t.seconds / t.tokens for t in kept.arms[0].turns if t.kind == "decode"}
+    arm = [t for t in kept.arms[1].turns if t.kind == "decode" and t.cycle not in kept.repeated]
+    logs = [math.log(base[t.cycle] / (t.seconds / t.tokens)) for t in arm]
+    ratio = results["rows"][1]["decode_speed_up"]["value"]
+    # with one process an arm, the mean log ratio of the cycles that both have
+    assert ratio == pytest.approx(math.exp(statistics.fmean(logs)), rel=1e-6)
+
+
+def test_quality_stands_in_the_same_row(done):
+    _, _, results = done
+    full, two_bits, _, int4_cache, _ = results["rows"]
+    assert full["tokens"] and full["kl"] is None
+    assert two_bits["perplexity"] > int4_cache["perplexity"] > 1
+    assert two_bits["kl"] > 10 * int4_cache["kl"] > 0
+    assert two_bits["top1"] < int4_cache["top1"] <= 1
+
+
+def test_it_ends_with_an_answer(done):
+    """On the terminal, in report.md and in results.json, with commands that can be pasted."""
+    folder, stdout, results = done
+    choices = results["answer"]["choices"]
+    assert choices and not {choice["arm"] for choice in choices} & {"uintx-2-64"}
+    report = (folder / "out" / "report.md").read_text()
+    for choice in choices:
+        for words in (choice["line"], choice["run"]):
+            assert words in stdout and words in report
+    (excluded,) = [line for line in results["answer"]["remarks"] if line.startswith("Excluded")]
+    assert (
+        "KL above 0.03: uintx-2-64" in excluded and "failed: none, cache_size=2, none" in excluded
+    )
+
+
+def shown(results):
+    """How every figure of a row has to look in the report."""
+    for row in results["rows"]:
+        if row["failed"]:
+            continue
+        yield f"{row['tok_s']:.2f}"
+        for name in ("speed_up", "decode_speed_up", "prompt_speed_up"):
+            if ratio := row.get(name):
+                ends = f"{ratio['low']:.2f} to {ratio['high']:.2f}"
+                known = ratio["confidence"] is not None
+                yield f"{ratio['value']:.2f} ({ends if known else 'no interval'})"
+        yield f"{row['decode_tok_s']:.2f}"
+        yield f"{row['prefill_tok_s']:.1f}"
+        yield f"{1000 * row['time_to_first_token_s']:.2f} ms"
+        for percent in (50, 90, 99):
+            yield f"{1000 * row[f'token_p{percent}_s']:.3f} ms"
+        yield f"{row['weight_bytes'] / 1e6:.2f} MB"
+        for phase in ("load", "warm_up", "generate"):
+            yield f"{row['peak_memory_bytes'][phase]['resident'] / 1e6:.2f} MB"
+        yield f"{row['weight_bytes_per_s'] / 1e9:.2f} GB/s ({100 * row['bandwidth_share']:.1f}%)"
+        yield f"{row['perplexity']:.3f}"
+        if row["kl"] is not None:
+            error = row["kl_standard_error"]
+            yield f"{row['kl']:.4f}" + ("" if error is None else f" ± {error:.4f}")
+            yield f"{100 * row['top1']:.1f}%"
+
+
+def test_every_number_of_the_report_is_in_the_results(done):
+    folder, _, results = done
+    table = [
+        [cell.strip() for cell in line.strip("|").split(" | ")]
+        for line in (folder / "out" / "report.md").read_text().splitlines()
+        if line.startswith("| ")
+    ]
+    in_report = {
+        cell
+        for line in table
+        for cell in line
+        if re.search(r"\d[\d.]*( ms| MB|%|\)|$)", cell) and not re.match("[a-z]", cell)
+    }
+    assert in_report == set(shown(results))
+
+
+def test_the_csv_and_the_pictures(done):
+    folder, _, results = done
+    lines = list(csv.DictReader((folder / "out" / "results.csv").read_text().splitlines()))
+    for line, row in zip(lines, results["rows"], strict=True):
+        assert line["arm"] == row["arm"]
+        assert not row.get("tok_s") or float(line["tok_s"]) == row["tok_s"]
+        if "speed_up" in row:
+            assert float(line["speed_up.high"]) == row["speed_up"]["high"]
+    picture = ElementTree.parse(folder / "out" / "pareto.svg")
+    assert picture.getroot().tag.endswith("svg")
+    assert (folder / "out" / "pareto.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_every_arm_that_ran_has_its_line_in_the_log(done):
+    folder, _, results = done
+    reading = log.read(folder / "benchmarks.txt")
+    assert not reading.bad
+    ran = [row for row in results["rows"] if not row["failed"]]
+    for (_, record), row in zip(reading.records, ran, strict=True):
+        assert record.quant == ("None" if row["scheme"] == "none" else row["scheme"])
+        assert f"{record.tok_s:.2f}" == f"{row['tok_s']:.2f}"
+        config = record.config()
+        assert config.quantization == row["scheme"] and config.num_samples == row["samples"]
+    assert reading.records[2][1].kv_quant
+
+
+def test_a_finished_comparison_is_not_repeated(done):
+    folder, _, results = done
+    before = (folder / "benchmarks.txt").read_text()
+    code, stdout, stderr = finish(start(folder, "--resume", "out"))
+    assert code == 1 and "loading" not in stderr and "2 of 5 arms failed" in stderr
+    again = json.loads((folder / "out" / "results.json").read_text())
+    assert again["rows"] == results["rows"]
+    assert (folder / "benchmarks.txt").read_text() == before
+
+
+# ------------------------------------------------------------------------- kills
+
+
+def children(pid):
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def processor_seconds(pid):
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def spent_in_a_second(pid):
+    before = processor_seconds(pid)
+    time.sleep(1)
+    return processor_seconds(pid) - before
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_for(condition, seconds=300):
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
+def turns_in(folder, arm=0):
+    """How many turns the arm has so far."""
+    path = folder / stores.SAMPLES
+    return path.read_text().count(f'{{"turn": {{"arm": {arm},') if path.exists() else 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_killed_worker_and_a_killed_coordinator(tmp_path):
+    """A worker is killed and the others go on; all is killed, and gone on with."""
+    arms = ["--arm", "", "--arm", "--quantization int8wo", "--arm", "--quantization fp6"]
+    process = start(tmp_path, *arms, *QUICK, *ENDLESS, "--output", "out", "--write_result", "none")
+    out = tmp_path / "out"
+    wait_for(lambda: turns_in(out, 2) > 2)
+    workers = children(process.pid)
+    # The first arm's; the one that reads the memory and estimates; and the other two arms'.
+    assert len(workers) == 4
+    os.kill(workers[2], signal.SIGKILL)
+    wait_for(lambda: '"failed": true' in (out / stores.SAMPLES).read_text())
+    before = turns_in(out)
+    wait_for(lambda: turns_in(out) > before)
+    process.kill()
+    process.communicate()
+    wait_for(lambda: not any(map(alive, workers)))  # nobody is left behind
+    kept = stores.load(out)
+    assert kept.ended is None and "killed (SIGKILL)" in kept.arms[1].failed
+    process = start(tmp_path, "--resume", "out", "--processes", "2")
+    before = turns_in(out, 2)
+    wait_for(lambda: turns_in(out, 2) > before)
+    process.send_signal(signal.SIGINT)
+    code, stdout, stderr = finish(process)
+    assert code == 1 and "error: 'int8wo' failed: " in stderr
+    assert "int8wo: loading" not in stderr and "fp6: loading" in stderr
+    again = stores.load(out)
+    assert again.ended == "interrupted"
+    for arm, old in zip(again.arms, kept.arms, strict=True):
+        assert arm.turns[: len(old.turns)] == old.turns  # nothing is lost
+    assert not (tmp_path / "benchmarks.txt").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_ctrl_c_and_sigterm_end_with_the_results_so_far(tmp_path):
+    number = random.choice([signal.SIGINT, signal.SIGTERM])
+    arms = ["--arm", "", "--arm", "--quantization int8wo"]
+    process = start(tmp_path, *arms, *QUICK, *ENDLESS, "--output", "out")
+    wait_for(lambda: turns_in(tmp_path / "out", 1) > 2)
+    process.send_signal(number)
+    code, stdout, stderr = finish(process)
+    assert code == 0 and "it was interrupted" in stdout
+    assert (tmp_path / "out" / "report.md").exists() and re.search("^int8wo ", stdout, re.M)
+    assert len(log.read(tmp_path / "benchmarks.txt").records) == 2
+    assert "No recommendation: quality was not measured" in stdout
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_worker_that_waits_burns_nothing():
+    from quantbench.bench.process import Process
+
+    worker = Process()
+    try:
+        worker.ask("load", argv=["--max_new_tokens", "8"])
+        worker.ask("get_ready")
+        worker.ask("sample", index=0)
+        # One that spins does so in every second; one that ends its last work late, in the first.
+        assert any(spent_in_a_second(worker.pid) <= 0.02 for _ in range(5))  # steps of 0.01
+    finally:
+        worker.close()
+    assert not alive(worker.pid)
+
+
+# ------------------------------------------------------------------------- what cannot be compared
+
+NAMES = ("none", "int8wo", "fp6")
+NONE, INT8 = ("--arm", "--quantization none"), ("--arm", "--quantization int8wo")
+BAD = {
+    "no baseline": (),
+    "is nothing to compare": NONE,
+    "arms 1 and 2 are the same run": (*NONE, "--arm", "--precision bfloat16"),
+    "arms 2 and 3 are the same run": (
+        *(*NONE, "--arm", "--kv_cache int8", "--arm", "--kv_cache_quantization"),
+    ),
+    "not the same model": (*NONE, "--arm", "--checkpoint_path dummy:Llama-3.2-1B"),
+    "arm 2 has --num_layers '2'": (*NONE, "--arm", "--num_layers 2"),
+    "not the same work": (*NONE, "--arm", "--prompt other"),
+    "arm 3, '--quantizatoin fp6': no such option: '--quantizatoin'; did you mean --quantization?": (
+        *(*NONE, *INT8, "--arm", "--quantizatoin fp6"),
+    ),
+    "arm 3, '--quantization bogus': --quantization 'bogus' is no scheme": (
+        *(*NONE, *INT8, "--arm", "--quantization bogus"),
+    ),
+    "arm 1, the baseline, '--quantizatoin fp6'": ("--arms", "all", "--arm", "--quantizatoin fp6"),
+    "arm 3, '--threads two': --threads takes": (*NONE, *INT8, "--arm", "--threads two"),
+    "--text nowhere.txt: No such file": (*NONE, *INT8, "--text", "nowhere.txt"),
+    "it is no UTF-8 text": (*NONE, *INT8, "--text", "bytes"),
+    "--half_width takes a share": (*NONE, *INT8, "--half_width", "200%"),
+    "one of bfloat16, float16": (*NONE, *INT8, "--precision", "int7"),
+    "--arms takes all": ("--arms", "some"),
+    "--output full is neither new nor an empty folder": (*NONE, *INT8, "--output", "full"),
+    "--resume nowhere: meta.json: No such file": ("--resume", "nowhere"),
+    "--resume full: meta.json is not what": ("--resume", "full"),
+    "--resume empty: meta.json: No such file": ("--resume", "empty"),
+    "the only other options are --half_width": ("--resume", "full", *NONE),
+    "no such option: '--num_samples'": (*NONE, *INT8, "--num_samples", "3"),
+    "cannot append to 'no/folder'": (*NONE, *INT8, "--write_result", "no/folder"),
+    "processes": (*NONE, *INT8, "--processes", "0"),
+    "no such option: '--max_rounds'": (*NONE, *INT8, "--max_rounds", "3"),
+    "--format takes one of md, csv, json": (*NONE, *INT8, "-o", "html"),
+    "--format takes a value": (*NONE, *INT8, "-o"),
+}
+
+
+@pytest.mark.parametrize("reason", BAD, ids=str)
+def test_bad_input_is_one_line(tmp_path, monkeypatch, reason):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "meta.json").write_text("[]")
+    (tmp_path / "full" / "x").touch()
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "benchmarks.txt").write_text("the log\n")
+    if "--output" in BAD[reason]:
+        (tmp_path / "full" / "meta.json").unlink()
+    for name in ("compare", "Process"):
+        monkeypatch.setattr(command, name, lambda *_, **__: pytest.fail("it was begun"))
+    with pytest.raises(Exception) as raised:
+        commands.main(["ab", *BAD[reason]], standalone_mode=False)
+    said = getattr(raised.value, "message", str(raised.value))
+    assert reason in said or reason.strip("-") in str(vars(raised.value).get("param", ""))
+    assert "\n" not in said
+    assert isinstance(raised.value, QuantbenchError) or raised.value.exit_code == 2
+    assert (tmp_path / "benchmarks.txt").read_text() == "the log\n"
+
+
+def test_a_text_shorter_than_a_window(tmp_path):
+    (tmp_path / "short.txt").write_text("def f(x):\n    return x\n")
+    (tmp_path / "benchmarks.txt").write_text("the log\n")
+    process = start(tmp_path, *NONE, *INT8, "--text", "short.txt", "--output", "out")
+    code, stdout, stderr = finish(process)
+    assert code == 2 and stdout == "" and "quality takes 16 tokens or more" in stderr
+    assert [line for line in stderr.splitlines() if line.startswith("error: ")]
+    assert (tmp_path / "benchmarks.txt").read_text() == "the log\n"
+
+
+def test_arms_of_other_models_are_compared_when_asked(monkeypatch):
+    begun = []
+    monkeypatch.setattr(command, "compare", lambda *given, **_: begun.append(given) or 0)
+    arms = [*NONE, "--arm", "--num_layers 2", "--allow_different"]
+    with pytest.raises(SystemExit):
+        commands.main(["ab", *arms], standalone_mode=False)
+    assert [arm.name for arm in begun[0][0].arms] == ["none", "none, num_layers=2"]
+
+
+class Worker:
+    """As a worker that knows four schemes; of their plans, those in `refused` cannot be made."""
+
+    refused: tuple[str, ...] = ()
+    closed: list[bool] = []
+
+    def answer(self, kind, do, argv=None, argvs=()):
+        if do == "schemes":
+            assert "--device" in argv
+            return kind(["none", "int8wo", "uintx-4-64", "fp6"])
+        assert do == "plans"
+        schemes = [parse(argv).quantization for argv in argvs]
+        return kind([
+            Planned(None, f"{scheme} takes no such shape", "refused") if scheme in self.refused
+            else Planned({})
+            for scheme in schemes
+        ])  # fmt: skip
+
+    def close(self):
+        self.closed.append(True)
+
+
+def all_arms(monkeypatch, *refused):
+    """The names of the arms that --arms all begins with, beside --arm int8wo."""
+    begun = []
+    monkeypatch.setattr(command, "Process", Worker)
+    monkeypatch.setattr(Worker, "refused", refused)
+    monkeypatch.setattr(Worker, "closed", [])
+    monkeypatch.setattr(command, "compare", lambda *given, **_: begun.append(given) or 0)
+    with pytest.raises(SystemExit):
+        commands.main(
+            ["ab", "--arms", "all", "--arm", "--quantization int8wo"], standalone_mode=False
+        )
+    assert Worker.closed
+    return [arm.name for arm in begun[0][0].arms]
+
+
+def test_every_scheme_that_runs_here(monkeypatch):
+    """After the arms that are given, and none of them twice."""
+    assert all_arms(monkeypatch) == ["int8wo", "none", "uintx-4-64", "fp6"]
+
+
+def test_a_scheme_that_the_model_cannot_take_is_no_arm(monkeypatch, capsys):
+    assert all_arms(monkeypatch, "fp6") == ["int8wo", "none", "uintx-4-64"]
+    assert "Not measured: fp6 takes no such shape" in capsys.readouterr().err
+    with pytest.raises(QuantbenchError, match="^none takes no such shape$"):
+        all_arms(monkeypatch, "none", "fp6", "uintx-4-64")
+
+
+def test_the_worker_knows_what_runs_here():
+    from quantbench.bench.worker import Worker
+
+    schemes = Worker().schemes(["--device", "cpu"]).schemes
+    assert {"none", "int8wo", "fp6", "uintx-2-64", "autoquant"} <= set(schemes)
+    only = Worker().schemes(["--device", "cpu", "--kernel", "reference"]).schemes
+    assert "fp6" in only and "none" not in only  # what is not quantized has no such kernel
+
+
+def test_the_energy_of_an_arm_is_counted_before_its_samples(monkeypatch):
+    """A sample of 3 J, from which the idle machine's 5 W are subtracted. Samples that are timed are
+    not repeated for it."""
+    from quantbench.bench.worker import Worker
+
+    idle = 5.0
+    meter = Meter(Counter(), idle, torch.device("cpu"), ALONE)
+    monkeypatch.setattr(Meter, "find", lambda device, ranks: meter)
+    worker = Worker()
+    worker.load(["--device", "cpu", "--max_new_tokens", "4", "--checkpoint_path", "tiny"])
+    (counted,) = worker.get_ready().energy
+    assert (counted.repeats, counted.joules_with_idle) == (1, 3.0)
+    assert counted.joules == pytest.approx(3.0 - idle * counted.seconds)
+    looks = meter.counter.total
+    worker.sample(0)
+    assert meter.counter.total == looks
+
+
+def test_an_arm_too_large_for_the_machine_is_told_from_one_without_room(monkeypatch):
+    """The one fails, for the other the arms beside it make room."""
+    from quantbench.bench.worker import NeverFits, Worker
+
+    monkeypatch.setattr("quantbench.devices.free_memory", lambda device: 300_000_000)
+    arguments = ["--device", "cpu", "--cache_size", "100000"]  # 512 MB of bfloat16 keys and values
+    with pytest.raises(MemoryShortage):
+        Worker().load(arguments, headroom=100_000_000, others=400_000_000)
+    with pytest.raises(NeverFits, match="400.00 MB free"):
+        Worker().load(arguments, headroom=100_000_000, others=100_000_000)
+
+
+@pytest.mark.parametrize("form", ["md", "csv", "json", None])
+def test_another_format_takes_the_place_of_the_tables(monkeypatch, capsys, form):
+    world = World.of(Behaviour(between=0.002), Behaviour(0.05, between=0.002, joules=6.0))
+    world.install(monkeypatch)
+    words = ["--max_new_tokens", "4", "--tokens", "0", "--write_result", "none", "--device", "cpu"]
+    with pytest.raises(SystemExit) as ended:
+        commands.main(
+            ["ab", *NONE, *INT8, *words, *(["-o", form] if form else [])], standalone_mode=False
+        )
+    assert ended.value.code == 0
+    out = capsys.readouterr().out
+    if form == "json":
+        value = json.loads(out)
+        assert value["rows"][1]["speed_up"]["value"] == pytest.approx(2, rel=0.05)
+        assert value["rows"][1]["verdict"] == "faster" and value["ended"] == "answered"
+        assert (value["rows"][1]["joules_per_token"], value["rows"][1]["idle_watts"]) == (1.5, 10)
+        counted = value["arms"][1]["facts"]["energy"]
+        assert len(counted) == world.asked("get_ready").count(1) > 1
+    elif form == "csv":
+        line = list(csv.DictReader(out.splitlines()))[1]
+        assert float(line["speed_up.value"]) == pytest.approx(2, rel=0.05)
+        assert float(line["speed_up.low"]) < 2 < float(line["speed_up.high"])
+    elif form == "md":
+        assert out.startswith("# fake on fake") and "| int8wo | " in out
+    else:
+        assert re.search(r"^int8wo +\S+ +[12]\.\d\d \([\d.]+ to [\d.]+\) .* faster$", out, re.M)
+
+
+@pytest.mark.parametrize(
+    "bad, said",
+    [
+        ((1,), "'int8wo' failed: no such thing; the others were compared: "),
+        ((1, 2), "2 of 3 arms failed ('int8wo', 'fp6'); 'int8wo': no such thing; nothing was com"),
+        ((0,), "the baseline, 'none' failed: no such thing; nothing was compared: "),
+    ],
+)
+def test_an_arm_that_fails_is_the_exit_code_and_the_last_line(monkeypatch, capsys, bad, said):
+    """What was measured is printed before."""
+    world = World.of(*(Behaviour(fails_to_load=number in bad) for number in range(3)))
+    world.install(monkeypatch)
+    arms = [word for name in NAMES for word in ("--arm", f"--quantization {name}")]
+    words = ["--max_new_tokens", "4", "--tokens", "0", "--write_result", "none"]
+    with pytest.raises(SystemExit) as ended:
+        commands.main(["ab", *arms, *words], standalone_mode=False)
+    out, err = capsys.readouterr()
+    assert ended.value.code == 1 and all(re.search(rf"^{name} ", out, re.M) for name in NAMES)
+    assert err.splitlines()[-1].startswith(f"error: {said}")
+
+
+def test_a_wrong_command_says_so_in_one_line(tmp_path):
+    for arguments in (["nothing"], ["ab", "--bogus"], ["replay"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "quantbench", *arguments],
+            cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 2 and done.stdout == ""
+        assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.gpu
+def test_on_cuda(tmp_path):
+    """Turns wait for the device; decoding steps are timed by events."""
+    arms = ["--arm", "", "--arm", "--kv_cache int8"]
+    short = ["--max_new_tokens", "20", "--processes", "1", "--max_minutes", "3", "--compile"]
+    code, stdout, stderr = finish(start(tmp_path, *arms, *short, "--output", "out"))
+    assert code == 0, stderr
+    results = stores.load(tmp_path / "out")
+    assert list(results.bandwidth) == ["cuda"]
+    assert results.bandwidth["cuda"][0].bytes_per_s > 1e11
+    for arm in results.arms:
+        for sample in arm.samples:
+            assert sum(sample.token_seconds) == pytest.approx(sample.decode_seconds, rel=0.1)
+            step = statistics.median(sample.token_seconds)
+            turns = [t.seconds / t.tokens for t in arm.turns if t.kind == "decode"]
+            assert statistics.median(turns) == pytest.approx(step, rel=0.5)
+        assert set(arm.samples[0].peak_memory_bytes) == {"reserved", "allocated"}

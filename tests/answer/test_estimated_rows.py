@@ -1,0 +1,106 @@
+"""Rows of ab: what was estimated before beside what was measured, and joules per token."""
+
+import dataclasses
+import json
+
+import pytest
+
+from quantbench.answer.compared import compare
+from quantbench.answer.limits import Limits
+from quantbench.answer.recommend import recommend
+from quantbench.answer.rows import rows
+from quantbench.bench.answers import ArmFacts
+from quantbench.report.tables import estimate_sentence, joules_sentence, terminal
+from quantbench.run.energy import NO_COUNTER, Energy, NotCounted
+from quantbench.run.why import Limit
+from tests.answer.example_results import example_results
+
+
+def said(results):
+    found = compare(results)
+    arm_rows = rows(results, found)
+    return terminal(results, arm_rows, recommend(arm_rows, Limits(), found.best))
+
+
+def with_figures(results):
+    """The second arm has a counter and an estimate of a step that is a tenth too long."""
+    arm = results.arms[1]
+    row = rows(results)[1]
+    estimate = {
+        "prompt_seconds": row.time_to_first_token_s,
+        "token_seconds": 1.1 / row.decode_tok_s,
+        "tokens_per_second": row.tok_s_all_rows / 1.1,
+        "peak_memory_bytes": 1.5e9,  # of 3 GB measured
+        "joules_per_token": 1.0,
+    }
+    energy = [Energy("a fake", joules, 9.0, 0.5, 12.0, 2, 0.01) for joules in (5.0, 7.0)]
+    limit = Limit(10e9, 10e9 * row.decode_tok_s / 0.8)  # 0.8 of a step
+    arm.facts = dataclasses.replace(arm.facts, estimate=estimate, limit=limit, energy=energy)
+    return results
+
+
+def test_a_row_has_its_estimate_and_the_errors():
+    results = with_figures(example_results())
+    row = rows(results)[1]
+    config = results.arms[1].facts.run.config
+    joules = 6 / config.max_new_tokens / config.batch_size
+    assert row.joules_per_token == pytest.approx(joules)
+    assert row.estimate_errors == pytest.approx(
+        {"prompt_seconds": 0, "token_seconds": 0.1, "tokens_per_second": -1 / 11,
+         "peak_memory_bytes": -0.5, "joules_per_token": 1 / joules - 1}
+    )  # fmt: skip
+    assert row.share_of_limit == pytest.approx(0.8) and row.idle_watts == 12.0
+    assert joules_sentence(row).endswith("without the idle machine's, 12 W; 1 J estimated")
+    assert estimate_sentence(row).endswith("tok/s -9%, peak memory -50%")
+    results.arms = results.arms[:5]  # of more arms the terminal gives no reasons
+    assert estimate_sentence(row) in said(results)
+
+
+def test_without_a_counter_the_estimate_stands_alone():
+    results = with_figures(example_results())
+    arm = results.arms[1]
+    why_not = f"{NO_COUNTER} (there is no RAPL counter)"
+    arm.facts = dataclasses.replace(arm.facts, energy=[NotCounted(why_not)])
+    row = rows(results)[1]
+    assert row.why_no_joules == why_not
+    assert "joules_per_token" not in row.estimate_errors
+    assert joules_sentence(row) == (
+        "at most 1 J a new token (no counter; power limit × time is an upper bound)"
+    )
+
+
+def test_a_counter_that_is_too_coarse_says_so():
+    results = with_figures(example_results())
+    arm = results.arms[1]
+    arm.facts = dataclasses.replace(arm.facts, energy=[NotCounted("it moves by 9 J at once")])
+    row = rows(results)[1]
+    assert (row.joules_per_token, row.idle_watts) == (None, None)
+    assert joules_sentence(row) == (
+        "joules of a new token are not known: it moves by 9 J at once; 1 J estimated"
+    )
+    assert joules_sentence(row) in said(results)
+
+
+def test_why_there_is_no_estimate():
+    results = example_results()
+    arm = results.arms[1]
+    arm.facts = dataclasses.replace(arm.facts, no_estimate="reading takes 1.07 GB")
+    row = rows(results)[1]
+    assert (row.estimated, row.share_of_limit) == (None, None)
+    shown = " ".join(said(results).split())
+    assert "no estimate: reading takes 1.07 GB" in shown
+    read = ArmFacts.from_json(json.loads(json.dumps(arm.facts.to_json())))
+    assert read.no_estimate == arm.facts.no_estimate
+
+
+def test_an_arm_without_either_says_nothing():
+    row = rows(example_results())[1]
+    assert row.estimated is None and row.joules_per_token is None
+    assert estimate_sentence(row) == ""
+
+
+def test_an_arms_estimate_goes_through_its_json():
+    facts = with_figures(example_results()).arms[1].facts
+    facts = dataclasses.replace(facts, energy=[*facts.energy, NotCounted("it moves by 9 J")])
+    read = ArmFacts.from_json(json.loads(json.dumps(facts.to_json())))
+    assert read == facts

@@ -1,0 +1,161 @@
+"""report.html: what it holds as a file, and that Chromium draws its charts without an error."""
+
+import dataclasses
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import pytest
+
+from quantbench.answer.compared import compare
+from quantbench.answer.limits import Limits
+from quantbench.answer.recommend import recommend
+from quantbench.answer.rows import rows
+from quantbench.compare.commands.ab import ab
+from quantbench.quality.thresholds import BROKEN, class_of
+from quantbench.report import html
+from quantbench.report.points import band, points, staircase
+from quantbench.report.tables import full_table, remarks
+from tests.answer.example_results import ARMS, HOSTILE, example_results
+from tests.answer.test_estimated_rows import with_figures
+
+
+class Text(HTMLParser):
+    """The page's text, tags and links; scripts apart."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.last = ""
+        self.words, self.tags, self.links, self.scripts = [], set(), [], []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        self.last = tag
+        self.tags.add(tag)
+        self.links += [value for name, value in attributes if name in ("src", "href")]
+
+    def handle_data(self, data):
+        (self.scripts if self.last == "script" and len(data) > 80 else self.words).append(data)
+
+    @property
+    def text(self):
+        return " ".join(self.words)
+
+
+@pytest.fixture(scope="module")
+def results():
+    return with_figures(example_results(hostile=True))
+
+
+def answered(results):
+    return recommend(rows(results), Limits(max_kl=0.1), compare(results).best)
+
+
+@pytest.fixture(scope="module")
+def report(results, tmp_path_factory):
+    """The page's path."""
+    folder, arm_rows = tmp_path_factory.mktemp("report"), rows(results)
+    answer = answered(results)
+    said = remarks(results, arm_rows)
+    html.write(folder, results, arm_rows, answer, full_table(arm_rows), said)
+    return folder / html.FILE
+
+
+@pytest.fixture(scope="module")
+def page(report):
+    return Text(report.read_text())
+
+
+def test_every_figure_and_command_is_on_the_page(page, results):
+    arm_rows, chosen = rows(results), answered(results)
+    for words in (*sum(full_table(arm_rows), []), *remarks(results, arm_rows)):
+        assert words in page.text
+    for row in arm_rows:
+        assert not row.command or row.command in page.text
+    assert chosen.choices and all(remark in page.text for remark in chosen.remarks)
+    for choice in chosen.choices:
+        assert all(words in page.text for words in (choice.line, choice.run, choice.verify))
+    for heading in ("Speed, memory and quality", "Speed of each turn", "Quality by layer"):
+        assert heading in page.text
+
+
+def test_a_hostile_name_is_text_and_nothing_is_loaded(page, report):
+    assert HOSTILE in page.text and "img" not in page.tags
+    assert page.links == ["data:,"]
+    text = report.read_text()
+    assert "<img" not in re.sub(html.SCRIPT, "", text) and len(page.scripts) >= 4
+    assert all(HOSTILE not in script and "<img src=x" not in script for script in page.scripts)
+    policy = re.search(r'Policy" content="([^"]*)"', text)[1]
+    assert policy.count("sha256-") >= 4 and "default-src 'none'" in policy
+
+
+def test_a_browser_draws_every_chart(report):
+    """A script that the policy forbids, or one that fails, would leave its chart empty."""
+    browser = shutil.which("chromium") or shutil.which("chromium-browser")
+    if not browser:
+        pytest.skip("needs chromium (apt: chromium)")
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=9999"]
+    shown = subprocess.run(
+        [*command, "--enable-logging=stderr", "--dump-dom", report.as_uri()],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert shown.stdout.count('class="cartesianlayer"') == 4
+    assert "CONSOLE" not in shown.stderr
+
+
+def test_the_page_of_every_scheme_is_small():
+    """32 arms with a thousand turns each, as ten minutes of measuring leave."""
+    results = example_results()
+    many = (results.arms * 3)[:32]
+    results.arms = [dataclasses.replace(arm, turns=arm.turns * 28) for arm in many]
+    arm_rows = rows(results)
+    arm_rows[1].perplexity, arm_rows[2].kl = float("nan"), float("inf")
+    page = html.render(results, arm_rows, answered(results), full_table(arm_rows), [])
+    assert len(page) < 6_000_000 and "MIT license" in page
+
+
+def test_bands_of_quality():
+    found = [band(kl) for kl in (0.01, 0.02, 0.06, 0.3, 0.6, None)]
+    assert found == ["not noticeable", "good", "usable", "damaged", BROKEN, "quality not measured"]
+    assert class_of(float("inf")) == BROKEN
+
+
+def test_the_staircase_by_hand():
+    """All peaks are equal in the example, so the fastest of its quality is alone."""
+    shown = points(rows(example_results()))
+    assert {point.memory_bytes for point in shown} == {3_000_000_000}
+    assert [point.arm for point in staircase(shown, ("not noticeable", "good"))] == ["nf4"]
+    assert [p.arm for p in staircase(shown, (BROKEN,))] == ["uintx-2-64"]
+
+
+def test_open_needs_output():
+    from click.testing import CliRunner
+
+    arms = ["--arm", "--quantization none", "--arm", "--quantization int8wo"]
+    result = CliRunner().invoke(ab, ["--open", *arms])
+    assert "give --output" in str(result.exception) + result.output and result.exit_code
+
+
+@pytest.mark.parametrize("has_a_browser", [True, False])
+def test_open_shows_the_report(tmp_path, monkeypatch, has_a_browser):
+    from click.testing import CliRunner
+
+    opened = []
+    monkeypatch.setattr("webbrowser.open", lambda url: opened.append(url) or has_a_browser)
+    monkeypatch.setattr("quantbench.compare.commands.ab.compare", lambda *given, **more: 0)
+    folder = tmp_path / "out"
+    arms = ["--arm", "--quantization none", "--arm", "--quantization int8wo"]
+    more = ["--output", str(folder), "--write_result", "none"]
+    result = CliRunner().invoke(ab, ["--open", *arms, *more])
+    assert result.exit_code == 0 and opened == [(folder / "report.html").as_uri()]
+    assert ("--open: there is no browser here" in result.stderr) != has_a_browser
+
+
+def test_the_picture_names_every_arm(tmp_path):
+    from quantbench.report import pareto
+
+    arm_rows = rows(example_results())
+    pareto.draw(arm_rows, [tmp_path / "pareto.svg"], "title")
+    text = (tmp_path / "pareto.svg").read_text()
+    assert all(f">{arm}<" in text for arm, *_ in ARMS)

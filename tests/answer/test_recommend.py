@@ -1,0 +1,223 @@
+"""The answer of a comparison, from hand-made rows: who is chosen, and what a person reads."""
+
+import dataclasses
+import random
+
+import pytest
+
+from quantbench.answer.interval import Interval, SpeedUp
+from quantbench.answer.limits import OPTIONS, Limits, limits, ruled_out
+from quantbench.answer.recommend import Recommendation, command, recommend, tuned, verifying
+from quantbench.answer.row import Row
+from quantbench.errors import UsageError
+from quantbench.log import shell
+from quantbench.log.config import parse
+from quantbench.quality.types import NoQuality, Quality
+from quantbench.typed_json import from_json, to_json
+
+GB = 10**9
+
+
+def measured(name, memory, tok_s, **more):
+    peaks = {"generate": {"resident": round(memory * GB)}}
+    return Row(name, tok_s=tok_s, peak_memory_bytes=peaks, argv=["--quantization", name], **more)
+
+
+def baseline(memory=4.0, tok_s=10.0, **more):
+    return measured("none", memory, tok_s, verdict="baseline", **more)
+
+
+def arm(name, speed, memory, kl=0.005, error=0.001, **more):
+    ratio = SpeedUp(speed, speed - 0.01, speed + 0.01, 0.95)
+    verdict = "faster" if speed > 1 else "slower"
+    more = {"speed_up": ratio, "decode_speed_up": ratio, "verdict": verdict, **more}
+    return measured(name, memory, 10 * speed, kl=kl, kl_standard_error=error, **more)
+
+
+INT8, INT4, FP6 = arm("int8wo", 1.9, 2.0), arm("int4wo-64", 2.9, 1.2), arm("fp6", 2.1, 1.6)
+BROKEN = arm("uintx-2-64", 4.4, 0.8, 3.0, 0.1)
+MAYBE = arm("uintx-3-64", 3.5, 1.0, 0.029, 0.002)
+CASES = {
+    # rows behind the baseline, limits, the arms chosen with what for, parts of the remarks
+    "one is all three": (
+        [INT8, INT4, FP6], Limits(),
+        {"int4wo-64": ["fastest", "smallest", "compromise"]}, [],
+    ),
+    "broken, and not shown to be good": (
+        [INT8, BROKEN, MAYBE], Limits(),
+        {"int8wo": ["fastest", "smallest", "compromise"]},
+        ["Excluded: KL above 0.03: uintx-2-64", "Uncertain: uintx-3-64 (KL above 0.03)"],
+    ),
+    "three answers": (
+        [arm("fast", 3.0, 3.0), arm("small", 1.1, 0.5, 0.028, 0.0), arm("middle", 2.5, 0.8, 0.001),
+         Row("torch", "no memory", verdict="failed"), Row("late")], Limits(),
+        {"fast": ["fastest"], "small": ["smallest"], "middle": ["compromise"]},
+        ["Excluded: failed: torch; not measured: late"],
+    ),
+    "memory and speed rule out": (
+        [INT8, INT4, FP6, arm("slow", 0.5, 0.9)], Limits(max_memory=1_500_000_000, min_tok_s=20),
+        {"int4wo-64": ["fastest", "smallest", "compromise"]},
+        ["memory above 1.50 GB: none, int8wo, fp6", "less than 20 tok/s: none, int8wo, slow"],
+    ),
+    "nothing is better than the baseline": (
+        [arm("int8wo", 0.9, 5.0), BROKEN], Limits(),
+        {"none": ["fastest", "smallest", "compromise"]}, ["KL above 0.03: uintx-2-64"],
+    ),
+    "dropped before it was timed": (
+        [INT8, Row("nf4", dropped="KL above 0.03", kl=0.3)], Limits(),
+        {"int8wo": ["fastest", "smallest", "compromise"]}, ["Excluded: KL above 0.03: nf4"],
+    ),
+    "perplexity as a limit": (
+        [dataclasses.replace(INT8, perplexity_ratio=Interval(1.002, 1.001, 1.003)),
+         dataclasses.replace(INT4, perplexity_ratio=Interval(1.04, 1.03, 1.05))],
+        Limits(max_perplexity_increase=0.02),
+        {"int8wo": ["fastest", "smallest", "compromise"]},
+        ["perplexity more than 0.02 above the baseline's: int4wo-64"],
+    ),
+    "agreement as a limit": (
+        [dataclasses.replace(INT8, top1=0.99), dataclasses.replace(INT4, top1=0.9)],
+        Limits(min_top1=0.95),
+        {"int8wo": ["fastest", "smallest", "compromise"]}, ["top-1 below 0.95: int4wo-64"],
+    ),
+}  # fmt: skip
+NOTHING = {
+    "memory": ([INT8, INT4], Limits(max_memory=int(1.1e9)), "int4wo-64, needs --max_memory 1.2GB"),
+    "KL": ([INT8], Limits(max_kl=0.001, max_memory=3 * GB), "int8wo, needs --max_kl 0.00696"),
+    "speed": ([INT8], Limits(min_tok_s=19.5), "int8wo, needs --min_tok_s 19"),
+    "two": ([INT8], Limits(max_memory=GB, min_tok_s=30), "--max_memory 2GB --min_tok_s 19"),
+    "no quality": ([arm("int8wo", 2, 2, kl=None, why_no_quality="--tokens 0")], Limits(),
+                   "quality was not measured (--tokens 0), and speed alone says nothing"),
+    "no arm": ([], Limits(), "no arm was measured beside a baseline"),
+}  # fmt: skip
+
+
+def best(rows):
+    """Those whose intervals reach the fastest's."""
+
+    def of(among):
+        ends = {n: rows[n].speed_up or SpeedUp(1, 1, 1, 1) for n in among}
+        top = max(ratio.low for ratio in ends.values())
+        return {n for n, ratio in ends.items() if ratio.high >= top}
+
+    return of
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_who_is_chosen(name):
+    others, asked, chosen, remarks = CASES[name]
+    rows = [baseline(), *others]
+    answer = recommend(rows, asked, best(rows))
+    assert {choice.arm: choice.what for choice in answer.choices} == chosen
+    for part in remarks:
+        assert part in "\n".join(answer.remarks)
+    assert bool(answer.remarks) == bool(remarks)
+    assert from_json(Recommendation, to_json(answer)) == answer
+    assert len(answer.lines()) <= 3 and all(line in answer.text() for line in answer.lines())
+
+
+@pytest.mark.parametrize("name", NOTHING)
+def test_what_to_relax_where_nothing_is_chosen(name):
+    others, asked, needed = NOTHING[name]
+    rows = [baseline(), *others]
+    answer = recommend(rows, asked, best(rows))
+    assert not answer.choices and needed in answer.nothing and "\n" not in answer.nothing
+    relaxed = answer.nothing.partition(" needs ")[2].split()
+    if relaxed:  # with what it says, the arm is chosen
+        given = dict.fromkeys(OPTIONS)
+        given |= {relaxed[n].removeprefix("--"): relaxed[n + 1] for n in range(0, len(relaxed), 2)}
+        again = recommend(rows, limits(given, asked), best(rows))
+        assert again.choices and again.nothing is None
+
+
+def test_of_arms_that_are_not_told_apart_the_smaller_is_taken():
+    wide = {"speed_up": SpeedUp(2.0, 1.9, 2.1, 0.95)}
+    near = {"speed_up": SpeedUp(1.95, 1.85, 2.05, 0.95)}
+    rows = [baseline(), arm("a", 2.0, 2.0, **wide), arm("b", 1.95, 1.5, **near)]
+    answer = recommend(rows, Limits(), best(rows))
+    assert answer.choices[0].arm == "b" and answer.lines()[0].endswith("not told apart from a")
+
+
+def test_the_line_says_speed_memory_and_quality():
+    prompt = SpeedUp(3.0, 2.5, 3.5, 0.95)
+    rows = [baseline(), dataclasses.replace(INT8, prompt_speed_up=prompt, quality_model="tiny")]
+    (line,) = recommend(rows, Limits(), best(rows)).lines()
+    assert line == (
+        "Use int8wo: the fastest within the limits, the smallest and the best compromise; decodes "
+        "1.90 × as fast (1.89 to 1.91), prompts 3.00 × as fast (2.50 to 3.50), 2.00 GB peak memory,"
+        " KL 0.005 on the model tiny (not noticeable)"
+    )
+
+
+def test_a_failed_baseline_is_the_answer():
+    rows = [Row("none", "no memory", verdict="failed"), INT8]
+    assert "the baseline, none, failed: no memory" in recommend(rows, Limits(), set).nothing
+
+
+def test_commands_run_what_was_measured_and_compare_it_again():
+    words = ["--quantization", "int8wo", "--compile", "--max_new_tokens", "32", "--debug"]
+    assert command(words) == (
+        "quantbench generate --quantization int8wo --checkpoint_path tiny --compile"
+    )
+    said = shell.words(verifying([*words, "--threads", "2"], ["--compile", "--threads", "1"]))
+    texts = [word.text for word in said]
+    assert texts[:2] == ["quantbench", "ab"] and texts.count("--arm") == 2
+    arms = [texts[n + 1] for n, word in enumerate(texts) if word == "--arm"]
+    assert parse(arms[1].split()).threads == 2 and "int8wo" in arms[1] and "none" in arms[0]
+
+
+@pytest.mark.parametrize(
+    ("quality", "why"),
+    [
+        (Quality(512, 8.0, 0.1, kl=0.3, kl_standard_error=0.01), "KL above 0.03"),
+        (Quality(512, 8.0, 0.1, kl=0.031, kl_standard_error=0.01), None),
+        (Quality(512, 8.0, 0.1, kl=0.01, kl_standard_error=0.001), None),
+        (Quality(512, 8.0, 0.1), None),
+        (NoQuality("another tokenizer"), None),
+        (None, None),
+    ],
+)
+def test_only_quality_that_is_clearly_beyond_a_limit_rules_out(quality, why):
+    assert ruled_out(quality, Limits()) == why
+
+
+BAD = {
+    "max_memory": ("8 apples", "0", "-3GB"),
+    "max_kl": ("much", "0", "-1", "1e3", "nan"),
+    "max_perplexity_increase": ("many", "200%"),
+    "min_top1": ("all", "1.5"),
+    "min_tok_s": ("-3", "1e9", "inf"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_no_limit_is_one_line(name):
+    text = random.choice(BAD[name])
+    with pytest.raises(UsageError, match=f"^--{name} takes ") as raised:
+        limits({**dict.fromkeys(OPTIONS), name: text})
+    assert repr(text) in str(raised.value)
+
+
+def test_what_is_not_given_stays():
+    before = Limits(0.1, 0.02, 0.9, 3, 7)
+    assert limits(dict.fromkeys(OPTIONS), before) == before
+    given = {**dict.fromkeys(OPTIONS), "max_memory": "7.5GiB", "min_top1": "95%"}
+    assert limits(given) == Limits(max_memory=round(7.5 * 2**30), min_top1=0.95)
+
+
+# ------------------------------------------------------------------------------------------- tune
+
+
+def test_a_tune_takes_the_setting_with_the_fewest_changes():
+    none = {"kl": None, "error": None}
+    rows = [baseline(), arm("a", 2.0, 4, **none), arm("b", 2.005, 4, **none)]
+    answer = tuned(rows, Limits(), best(rows), [0, 1, 2])
+    assert answer.choices[0].arm == "a" and answer.lines()[0].startswith("Take a: decodes 2.00 ×")
+    assert "not told apart from b" in answer.lines()[0]
+
+
+def test_a_tune_keeps_the_default_unless_another_is_shown_to_be_faster():
+    row = arm("a", 1.005, 4, verdict="no difference shown")
+    rows = [baseline(), row, arm("worse", 3.0, 4, 0.5)]
+    answer = tuned(rows, Limits(), best(rows), [0, 1, 1])
+    assert answer.lines()[0].startswith("Keep none: no setting is shown to be faster")
+    assert "KL above 0.03: worse" in answer.remarks[0] and not answer.choices[0].verify

@@ -1,0 +1,370 @@
+"""quantbench tune: the grid, which of its settings are one plan, and the answer."""
+
+import dataclasses
+import html
+import json
+import os
+import random
+import re
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from quantbench.bench import store as stores
+from quantbench.bench.answers import Planned, PlannedRuns
+from quantbench.bench.grid import DEFAULT, MOST_SETTINGS, group, read_grid, said
+from quantbench.bench.process import WorkerFailed
+from quantbench.bench.worker import Worker
+from quantbench.compare.commands import tune as command
+from quantbench.errors import QuantbenchError, UsageError
+from quantbench.generate import make_generator
+from quantbench.log.config import RunConfig, parse
+from quantbench.run import decoding, identity, threads
+from quantbench.run.loading import load
+from quantbench.run.plan import make_plan
+from tests.bench.world import Behaviour, FakeProcess, World
+from tests.compare.refusals import one_line
+
+COMMON = RunConfig(max_new_tokens="4")
+USUAL = threads.choose(None, threads.cores() or 1, os.environ).count  # threads of the default
+
+
+def run(*words):
+    return CliRunner().invoke(command.tune, [*words], standalone_mode=False)
+
+
+# ------------------------------------------------------------------------------- the grid
+
+
+def test_a_grid_is_every_combination_and_the_default():
+    grid = read_grid(COMMON, ["threads=1,2", "compile=on,off", "kv-cache=dense,int8"])
+    settings = grid.settings()
+    assert len(settings) == 1 + 8 and settings[0].name == DEFAULT
+    assert settings[1].name == "threads=1, compile=on, kv_cache=dense"
+    assert settings[1].config == dataclasses.replace(COMMON, threads=1, compile=True)
+    assert settings[-1].config == dataclasses.replace(COMMON, threads=2, kv_cache="int8")
+    assert [setting.changes for setting in settings[:5]] == [0, 2, 3, 1, 2]
+
+
+def test_a_value_may_be_the_default():
+    names = [s.config.threads for s in read_grid(COMMON, ["threads=default,1"]).settings()]
+    assert names == [None, None, 1]
+    (axis,) = read_grid(COMMON, ["dtype=bfloat16,float32"]).axes
+    assert axis.option == "precision"
+
+
+BAD = [
+    # the command line, part of the one line
+    ((), "nothing to tune: give --over OPTION=VALUE,VALUE"),
+    (("--over", "threads"), "--over 'threads' takes OPTION=VALUE,VALUE"),
+    (("--over", "=1,2"), "generate has no option ''"),
+    (("--over", "thread=1,2"), "generate has no option 'thread'; did you mean threads"),
+    (("--over", "zzzz=1,2"), "generate has no option 'zzzz'; there are quantization, "),
+    (("--over", "threads=2"), "one value is no choice: give --threads 2, or another value"),
+    (("--over", "threads=1,2,1"), "twice '1': leave one out"),
+    (("--over", "threads=1,01"), "twice '1' and '01', which are the same"),
+    (("--over", "threads=1,"), "a value is empty"),
+    (("--over", "threads="), "a value is empty"),
+    (("--over", "threads=0,1"), "--threads takes a whole number from 1 to 1024; given: '0'"),
+    (("--over", "kv_cache=dense,int3"), "--kv_cache takes one of"),
+    (("--over", "quantization=int8wo,int9wo"), "nearest: int8wo"),
+    (("--over", "compile=yes,no"), "--compile is a switch, which takes on and off here"),
+    (("--over", "batch_size=1,2"), "settings that differ in --batch_size do not do the same work"),
+    (("--over", "checkpoint_path=a,b"), "differ in --checkpoint_path do not do the same work"),
+    (("--over", "num_samples=1,2"), "a comparison decides --num_samples itself"),
+    (("--over", "threads=1,2", "--over", "threads=3,4"), "--over threads is given twice"),
+    (("--over", "threads=" + ",".join(map(str, range(1, 34))), "--over", "compile=on,off"),
+     f"33 × 2 = 66 settings, and {MOST_SETTINGS} at most"),
+    (("--resume", "full", "--over", "threads=1,2"), "--over: --resume goes on with the settings"),
+    (("--resume", "full", "--precision", "float32"), "--precision: --resume goes on"),
+    (("--resume", "nowhere"), "--resume nowhere: meta.json: No such file"),
+    (("--over", "threads=1,2", "--output", "full"), "--output full is neither new nor an empty"),
+    (("--over", "threads=1,2", "--open"), "--open shows the report"),
+    (("--over", "threads=1,2", "--text", "nowhere"), "--text nowhere: No such file"),
+    (("--over", "threads=1,2", "--write_result", "no/log"), "cannot append to 'no/log'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "message"), BAD, ids=lambda v: str(v)[:50])
+def test_bad_input_is_one_line(tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").touch()
+    (tmp_path / "benchmarks.txt").write_text("the log\n")
+    monkeypatch.setattr(command, "Process", lambda: pytest.fail("a worker was started"))
+    result = run(*words)
+    assert message in one_line(result)
+    assert isinstance(result.exception, QuantbenchError) or result.exception.exit_code == 2
+    assert (tmp_path / "benchmarks.txt").read_text() == "the log\n"
+
+
+# ------------------------------------------------------------------------------- identical plans
+
+
+def of(*words):
+    return identity.identity(make_plan(parse(words)))
+
+
+SAME = [
+    ("--threads", str(USUAL)),
+    ("--kv_cache", "dense"),
+    ("--top_k", "100000"),  # more than the vocabulary has
+    ("--linear_causal_mask",),
+    ("--prefill_chunk", "512"),
+]
+OTHER = [
+    ("--threads", str(USUAL + 1)),
+    ("--kv_cache", "int8"),
+    ("--quantization", "int8wo"),
+    ("--kernel", "torch"),
+    ("--decoder", "modules"),
+    ("--precision", "float32"),
+    ("--prefill_chunk", "2"),
+    ("--temperature", "0"),
+    ("--cache_size", "4000"),
+]
+
+
+@pytest.mark.parametrize("words", SAME, ids=" ".join)
+def test_options_that_change_nothing_leave_the_plan_as_it_is(words):
+    most = ("--top_k", "50000") if "--top_k" in words else ()
+    assert of("--device", "cpu", *words) == of("--device", "cpu", *most)
+
+
+@pytest.mark.parametrize("words", OTHER, ids=" ".join)
+def test_options_that_change_the_run_change_the_plan(words):
+    assert of("--device", "cpu", *words) != of("--device", "cpu")
+
+
+EXPERTS = ("--device", "cpu", "--checkpoint_path", "tiny_moe")
+ALIKE = [
+    # two lines of options about experts, whether they are one plan
+    ("--expert_memory 20", "--expert_memory 20 --expert_policy auto", True),
+    ("--expert_memory 20", "--expert_memory 21", False),
+    ("--expert_memory 20", "--expert_memory 20 --expert_policy fetch", False),
+    ("--expert_memory 20", "--expert_memory 20 --expert_placement first", False),
+    ("--expert_memory 2", "--expert_memory 2 --expert_placement first", True),  # none stays
+    ("--expert_memory 900", "--expert_memory 8GB --expert_policy fetch", True),  # all experts fit
+    ("", "--expert_memory 900", False),
+    ("--expert_memory 20", "--expert_memory 20 --decoder cpu-step", True),
+    ("--expert_memory 20 --batch_size 2",
+     "--expert_memory 20 --batch_size 2 --decoder cpu-step", True),
+    ("--expert_memory 20", "--expert_memory 20 --decoder modules", False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("first", "second", "alike"), ALIKE)
+def test_experts_that_lie_and_move_alike_are_one_plan(first, second, alike):
+    assert (of(*EXPERTS, *first.split()) == of(*EXPERTS, *second.split())) == alike
+
+
+CARRIED_OUT = [
+    ("--quantization", "none"),
+    ("--quantization", "int8wo", "--kv_cache", "int8"),
+    ("--quantization", "int4wo-64", "--kernel", "reference"),
+    ("--quantization", "embed-int8"),
+    ("--quantization", "int8dq", "--batch_size", "3"),
+    ("--checkpoint_path", "tiny_moe", "--quantization", "int8wo"),
+    ("--checkpoint_path", "tiny_moe", "--batch_size", "2"),
+]
+
+
+@pytest.mark.parametrize("words", CARRIED_OUT, ids=" ".join)
+def test_kernel_and_decoder_are_those_that_the_loaded_model_gets(words):
+    """Of shapes, against what a run of the same options has when its weights are read."""
+    plan = make_plan(parse(["--device", "cpu", *words]))
+    expected = identity.identity(plan)
+    loaded = load(plan, lambda done, total: None, lambda line: None)
+    generator = make_generator(plan, loaded.model)
+    assert expected["decoder"] == generator.decoder.name
+    assert expected["kernel"] == loaded.kernels
+    named = of("--device", "cpu", *words, "--decoder", generator.decoder.name)
+    assert named == expected
+    compiled = of("--device", "cpu", *words, "--compile")
+    one_op = generator.decoder.one_op or not decoding.compiles(loaded.model)
+    assert (compiled == expected) == one_op
+
+
+def test_settings_of_one_plan_are_measured_once():
+    grid = read_grid(COMMON, ["threads=1,2,3"])
+    plans = [Planned({"threads": n}) for n in "2123"]
+    tuned = group(grid.settings(), plans)
+    assert [(one.arm.name, one.also) for one in tuned.arms] == [
+        (DEFAULT, ["threads=2"]), ("threads=1", []), ("threads=3", [])]  # fmt: skip
+    lines = said(tuned, 3)
+    assert lines[0] == "3 settings of the grid: 3 plans to measure"
+    assert lines[1] == "identical plans: default is measured for threads=2, too"
+
+
+def test_a_default_that_cannot_run_is_no_baseline():
+    grid = read_grid(COMMON, ["threads=1,2,3"])
+    plans = [Planned(None, "too little memory", "refused"), Planned(None, "bad", "usage"),
+             Planned({"threads": "2"}), Planned({"threads": "3"})]  # fmt: skip
+    tuned = group(grid.settings(), plans)
+    assert [one.arm.name for one in tuned.arms] == ["threads=2", "threads=3", "threads=1"]
+    lines = said(tuned, 3)
+    assert "too little memory" in lines[1] and "threads=1 cannot run: bad" in lines
+    with pytest.raises(QuantbenchError, match="no setting can run here: too little"):
+        group(grid.settings(), [plans[0]] * 4)
+    with pytest.raises(UsageError, match="no setting can run here: bad"):
+        group(grid.settings(), [plans[1]] * 4)
+
+
+# ------------------------------------------------------------------------------- the comparison
+
+
+class Plans:
+    """As a worker that plans; a setting's identity is its configuration."""
+
+    def answer(self, kind, do, argvs):
+        assert (kind, do) == (PlannedRuns, "plans")
+        return PlannedRuns([Planned({"argv": " ".join(argv)}) for argv in argvs])
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Tune in a world whose settings take so many seconds a token, the default first."""
+
+    def measured(seconds, *words, seed=0, between=0.002):
+        world = World(
+            [Behaviour(each, between=between, noise=0.002) for each in seconds], seed=seed
+        )
+        world.install(monkeypatch)
+        monkeypatch.setattr(command, "Process", Plans)
+        return run("--device", "cpu", "--write_result", "none", "--max_new_tokens", "8", *words)
+
+    return measured
+
+
+GRID = ("--over", "threads=1,2,3", "--max_minutes", "1000")
+
+
+def test_the_fastest_setting_is_taken(measured, tmp_path):
+    folder = tmp_path / "out"
+    result = measured((1.0, 1.0, 0.5, 2.0), *GRID, "--output", str(folder))
+    assert result.exit_code == 0, result.exception
+    line = result.stdout[result.stdout.index("\nTake ") :].splitlines()[1]
+    assert line.startswith("Take threads=2: decodes 2.") or "decodes 1.9" in line
+    assert re.search(r"    run: +quantbench generate .*--threads 2", result.stdout)
+    for name in ("default", "threads=1", "threads=2", "threads=3"):
+        assert f"\n{name} " in result.stdout
+    assert line in (folder / "report.md").read_text()
+    assert line in html.unescape((folder / "report.html").read_text())
+
+
+def test_a_winner_inside_the_noise_is_refused(measured):
+    result = measured((1.0, 1.0, 1.0, 1.0), *GRID, "-o", "answer")
+    first, *others = result.stdout.splitlines()
+    assert first.startswith("Keep default: no setting is shown to be faster; not told apart from ")
+    assert "--threads" not in result.stdout
+
+
+def test_of_settings_that_are_as_fast_the_one_with_fewest_changes_is_taken(measured):
+    grid = ("--over", "threads=1,2", "--over", "compile=on,off", "--max_minutes", "1000")
+    seconds = (1.0, 0.5, 0.5, 1.0, 1.0)  # default; threads=1 compiled, not; threads=2
+    line = measured(seconds, *grid, "-o", "answer", between=0.0).stdout.splitlines()[0]
+    assert line.startswith("Take threads=1, compile=off: ")
+    assert "not told apart from threads=1, compile=on" in line
+
+
+def test_a_tune_goes_on_with_its_answer(measured, tmp_path):
+    folder = str(tmp_path / "out")
+    first = measured((1.0, 1.0, 0.2, 1.0), *GRID, "--processes", "1", "--output", folder)
+    assert first.exit_code == 0, first.exception
+    result = run("--resume", folder, "--processes", "2")
+    assert "Take threads=2: " in result.stdout, result.exception
+    saved = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert saved["answer"]["choices"][0]["arm"] == "threads=2"
+    assert [arm.processes for arm in stores.load(tmp_path / "out").arms] == [2] * 4
+
+
+def test_a_setting_that_fails_is_the_exit_code_after_the_answer(measured, monkeypatch):
+    """One that cannot run, as its plan says, is told before, and has not failed."""
+    before = FakeProcess.load
+
+    def load(self, argv, **more):
+        if parse(argv).threads == 1:
+            raise WorkerFailed("no such thing", "refused")
+        return before(self, argv, **more)
+
+    monkeypatch.setattr(FakeProcess, "load", load)
+    result = measured((1.0, 1.0, 0.5, 1.0), *GRID, "-o", "answer")
+    assert "Take threads=2: " in result.stdout and result.exit_code == 1
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("error: 'threads=1' failed: no such thing; the others were compared")
+
+    class Refused(Plans):
+        def answer(self, kind, do, argvs):
+            runs = super().answer(kind, do, argvs).runs
+            return PlannedRuns([*runs[:3], Planned(None, "no room", "refused")])
+
+    monkeypatch.setattr(FakeProcess, "load", before)
+    monkeypatch.setattr(sys.modules[__name__], "Plans", Refused)
+    result = measured((1.0, 1.0, 0.5, 1.0), *GRID, "-o", "answer")
+    assert "threads=3 cannot run: no room" in result.stderr and result.exit_code == 0
+
+
+def test_one_plan_is_not_measured(monkeypatch):
+    class Alike(Plans):
+        def answer(self, kind, do, argvs):
+            return PlannedRuns([Planned({}) for _ in argvs])
+
+    monkeypatch.setattr(command, "Process", Alike)
+    result = run("--over", "threads=1,2")
+    assert result.exit_code == 0 and "every setting comes to the same plan" in result.stdout
+    saved = json.loads(run("--over", "threads=1,2", "-o", "json").stdout)
+    assert "the same plan" in saved["answer"]["nothing"] and not saved["answer"]["choices"]
+
+
+def test_nothing_but_the_default_can_run(monkeypatch):
+    class Refused(Plans):
+        def answer(self, kind, do, argvs):
+            return PlannedRuns([Planned({}), *[Planned(None, "no room", "refused")] * 2])
+
+    monkeypatch.setattr(command, "Process", Refused)
+    assert "no setting but default can run here; threads=1: no room" in one_line(
+        run("--over", "threads=1,2")
+    )
+
+
+def test_equal_settings_are_hardly_ever_told_apart(measured):
+    """Of 15 tunes in which nothing differs, at most 5 % take a setting: 5 come once in 1000."""
+    taken, spread = 0, random.choice([0.005, 0.015])
+    for seed in random.sample(range(1000), 15):
+        result = measured((1.0,) * 4, *GRID, "-o", "answer", seed=seed, between=spread)
+        taken += "Take" in result.stdout
+    assert taken < 5
+
+
+# ------------------------------------------------------------------------------- for real
+
+
+def test_a_worker_says_what_cannot_run():
+    argvs = [["--device", "cpu"], ["--kernel", "triton", "--quantization", "none"],
+             ["--cache_size", "3"], ["--tp", "2"], ["--expert_policy", "fetch"]]  # fmt: skip
+    able, kernel, cache, ranks, experts = Worker().plans(argvs).runs
+    assert "there is no second tier of memory" in experts.problem
+    assert able.identity["decoder"] == "cpu-step" and able.problem is None
+    assert kernel.identity is None and "--kernel triton" in kernel.problem
+    assert cache.kind == "usage" and "--cache_size 3 is too small" in cache.problem
+    assert ranks.identity == {"argv": "--tp 2"}
+
+
+def test_a_real_tune_of_two_thread_counts(tmp_path):
+    """One of the two is the default, so there are two arms; the other's plan is the default's."""
+    other = 1 if USUAL > 1 else 2
+    folder = tmp_path / "out"
+    result = run("--over", f"threads={USUAL},{other}", "--max_new_tokens", "4", "--processes", "1",
+                 "--max_minutes", "0.5", "--write_result", "none", "--output", str(folder)
+    )  # fmt: skip
+    assert result.exit_code == 0, result.exception
+    results = stores.load(folder)
+    assert [arm.name for arm in results.arms] == ["default", f"threads={other}"]
+    assert results.arms[0].also == [f"threads={USUAL}"]
+    assert all(arm.turns and arm.samples and arm.quality is None for arm in results.arms)
+    assert f"identical plans: default was measured for threads={USUAL}, too" in result.stdout
+    assert "Keep default" in result.stdout or f"Take threads={other}" in result.stdout

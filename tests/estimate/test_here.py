@@ -1,0 +1,167 @@
+"""Seconds from the first layers: on invented turns, and on a small model that really runs."""
+
+import dataclasses
+import random
+
+import pytest
+import torch
+
+from quantbench.compare.figures.estimating import generator_of
+from quantbench.errors import KernelError, MemoryShortage, UsageError
+from quantbench.estimate import here as module
+from quantbench.estimate.here import Here, Line, cut, depths, here, of_model, timed
+from quantbench.estimate.predict import Request, predict
+from quantbench.models import build
+from quantbench.models.config import ModelConfig
+from quantbench.models.mixture import Mixture
+
+MIB = 1 << 20
+SMALL = ModelConfig("small", 64, 12, 4, 2, 16, 96, 256, 256)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(module, "SECONDS", 0.0)
+    monkeypatch.setattr(module, "TURN_SECONDS", 0.0)
+    monkeypatch.setattr("quantbench.devices.last_level_cache", lambda device: None)
+
+
+@pytest.mark.parametrize(
+    ("layer", "rest", "total", "cache", "expected"),
+    [
+        (88, 131, 22, 32, (2, 4)),  # TinyLlama in bfloat16, MB
+        (7, 57, 30, 0, (6, 12)),  # the layers of SmolLM2-135M outweigh its embedding from 12 on
+        (7, 57, 30, 64, (12, 24)),  # 128 MB are exceeded from 12 on
+        (4, 28, 30, 64, (30,)),  # 24 layers do not exceed them: all are measured
+        (88, 131, 4, 0, (4,)),
+        (88, 131, 1, 0, (1,)),
+    ],
+)
+def test_how_many_layers_stand_for_all(layer, rest, total, cache, expected):
+    assert depths(layer, rest, total, cache) == expected
+
+
+def test_a_line_through_turns_that_the_machine_slows(request):
+    """A pass takes 5 ms and 2 ms a layer. States slow both turns of a cycle by up to 20 %, each
+    turn scatters by 1 %, and one in ten is interrupted for twice its time."""
+    draw = random.Random(request.config.getoption("seed", default=0))
+
+    def turn(layers, state):
+        interrupted = 2.0 if draw.random() < 0.1 else 1.0
+        return 1e-3 * (5 + 2 * layers) * state * draw.uniform(0.99, 1.01) * interrupted
+
+    states = [draw.uniform(1.0, 1.02) for _ in range(60)]
+    line = Line((2, 4), tuple((turn(2, s), turn(4, s)) for s in states))
+    phase = line.phase(22)
+    assert phase.seconds == pytest.approx(1e-3 * (5 + 2 * 22), rel=0.06)
+    assert phase.parts["layers"] == pytest.approx(44e-3, rel=0.1)
+    assert 0.03 <= phase.deviation < 0.08
+    assert phase.source == "measured now on 2 and 4 of 22 layers, 60 turns each"
+
+
+def test_a_model_that_is_measured_whole_takes_what_was_measured():
+    phase = Line((3,), ((0.3,), (0.1,), (0.2,))).phase(3)
+    assert phase.seconds == 0.2 and phase.bound == "3 of 3 layers, measured"
+
+
+def test_the_first_layers_are_those_of_the_model():
+    """Their output is that of the whole model's second layer; the model is left as it was."""
+    torch.manual_seed(0)
+    model = build(SMALL)
+    few, ids = cut(model, 2), torch.randint(256, (1, 5))
+    outputs = []
+    model.layers[1].register_forward_hook(lambda layer, inputs, output: outputs.append(output))
+    model.hidden(ids)
+    assert torch.equal(few.hidden(ids), outputs[0])
+    assert (few.config.num_layers, len(few.layers)) == (2, 2)
+    assert (model.config.num_layers, len(model.layers)) == (12, 12)
+
+
+class Recorded:
+    """A Generator that takes as many milliseconds as its model has layers, and one more."""
+
+    def __init__(self, model, journal):
+        self.model, self.journal = model, journal
+
+    def generate(self, prompt, new_tokens, start=0):
+        layers = len(self.model.layers)
+        self.journal.append((layers, prompt.shape[1], new_tokens, start))
+        seconds = 1e-3 * (layers + 1)
+        from quantbench.run.generation import Generation
+
+        return Generation(prompt, seconds * prompt.shape[1], seconds * (new_tokens - 1))
+
+
+def test_turns_reverse_and_steps_are_in_the_middle(monkeypatch):
+    monkeypatch.setattr(module, "TURN_SECONDS", 0.01)
+    model, journal = build(SMALL), []
+    request = Request(SMALL, prompt=16, new_tokens=32, depth=8)
+    models = {n: Recorded(cut(model, n), journal) for n in (2, 4)}
+    prompt, token = timed(request, models, 0.0)
+    turns = [turn for turn in journal[5:] if turn[1] == 1]
+    assert [layers for layers, *_ in turns] == [2, 4, 4, 2, 2, 4]
+    # 3 ms a step of two layers: three steps after one that does not count, around position 40.
+    assert {turn[2:] for turn in turns} == {(1 + 3, 8 + 16 + (32 - 3) // 2)}
+    assert {turn[2:] for turn in journal if turn[1] == 16} == {(1, 8)}
+    assert token.phase(12).seconds == pytest.approx(13e-3)
+    assert prompt.phase(12).seconds == pytest.approx(16 * 13e-3)
+
+
+@pytest.mark.parametrize("scheme", ["none", "int8wo"])
+def test_a_request_is_measured_on_the_cpu(scheme, monkeypatch):
+    request = Request(SMALL, scheme, batch=2, prompt=8, new_tokens=4, depth=3, precision="float32")
+    machine = here(generator_of, "cpu")
+    found = predict(request, machine)
+    assert 0 < found.prompt_seconds.value < 60 and 0 < found.token_seconds.value < 60
+    assert found.prompt_seconds.source == "measured now on 2 and 4 of 12 layers, 3 turns each"
+    monkeypatch.setattr(Here, "_measure", None)
+    assert predict(request, machine) == found  # the second time nothing is measured
+
+
+def test_the_shortest_run_is_measured():
+    for new_tokens in (0, 1, 2):
+        request = Request(SMALL, prompt=1, new_tokens=new_tokens)
+        assert predict(request, here(generator_of, "cpu")).prompt_seconds.value > 0
+
+
+def test_a_model_that_is_loaded_is_cut_and_not_copied():
+    model = build(SMALL)
+    request = Request(SMALL, prompt=4, new_tokens=4, precision="float32")
+    seen = []
+
+    def make(few, _):
+        seen.append(few)
+        return Recorded(few, [])
+
+    prompt, token = of_model(request, model, make, 0.0)
+    assert token.seconds == pytest.approx(13e-3)
+    assert all(few.layers[0] is model.layers[0] for few in seen)
+    assert of_model(request, build(SMALL.with_layers(4)), make, 0.0) is None
+
+
+def test_experts_are_measured():
+    config = dataclasses.replace(SMALL, mixture=Mixture(4, 2, 32), architecture="mixtral")
+    request = Request(config, prompt=4, new_tokens=4, precision="float32")
+    assert predict(request, here(generator_of, "cpu")).token_seconds.value > 0
+
+
+def test_layers_that_do_not_fit_are_refused_in_a_line(monkeypatch):
+    monkeypatch.setattr("quantbench.devices.free_memory", lambda device: MIB // 8)
+    with pytest.raises(MemoryShortage) as caught:
+        here(generator_of, "cpu").phases(Request(SMALL))
+    assert "out of memory: weights of " in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "message"),
+    [
+        ({"tp": 2}, UsageError, "--tp 2 is not estimated on this machine"),
+        ({"config": "config.json"}, UsageError, "a model of transformers is not estimated"),
+        ({"scheme": "int4wo-128"}, KernelError, "128"),
+    ],
+    ids=str,
+)
+def test_what_is_not_measured(changes, kind, message):
+    request = dataclasses.replace(Request(SMALL), **changes)
+    with pytest.raises(kind, match=message):
+        here(generator_of, "cpu").phases(request)

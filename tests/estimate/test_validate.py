@@ -1,0 +1,198 @@
+"""Cases of `estimate --validate` in the files that our own commands write."""
+
+import dataclasses
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from quantbench.__main__ import commands
+from quantbench.answer.row import Row
+from quantbench.compare.commands.estimate import estimate
+from quantbench.compare.figures.latency import Cell
+from quantbench.errors import QuantbenchError
+from quantbench.estimate.beside import Report, beside
+from quantbench.estimate.validate import Case, as_json, of_results, report
+from quantbench.log import log
+from quantbench.run.energy import Energy
+from quantbench.typed_json import to_json
+from tests.estimate.test_beside import BANDWIDTH, PHASES, measured
+
+KINDS = ["prompt", "token", "run", "memory"]
+
+
+def written(path, monkeypatch, **changes):
+    """Two lines of generate.py --output_json_path, of runs on an invented machine."""
+    monkeypatch.setattr("quantbench.devices.last_level_cache", lambda device: None)
+    monkeypatch.setattr("quantbench.run.energy.power_limit", lambda: 65.0)
+    energy = Energy("a counter", 22.0, 25.0, 1.0, 3.0, 1, 0.01)
+    for step in (0.05, 0.06):
+        run = dataclasses.replace(measured(step=step), energy=energy, **changes)
+        estimate = Report(run, beside(run, PHASES, BANDWIDTH), [])
+        log.append_json(path, {"line": "", **to_json(estimate)})
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_lines_of_generate(tmp_path, monkeypatch):
+    path = tmp_path / "runs.jsonl"
+    lines = written(path, monkeypatch)
+    cases = of_results(path)
+    assert [case.group for case in cases] == KINDS * 2
+    prompt, token, run, memory = cases[4:]
+    assert prompt.measured == {"runtime": 0.5} and token.measured["runtime"] == pytest.approx(0.06)
+    # 11 new tokens, 22 J without the idle machine's.
+    assert run.measured == pytest.approx({"throughput": 11 / 1.1, "energy": 2.0})
+    assert memory.measured == {"memory": 2e9}
+    for case, quantity, name in (
+        (prompt, "runtime", "prompt_seconds"),
+        (token, "runtime", "token_seconds"),
+        (run, "throughput", "tokens_per_second"),
+        (run, "energy", "joules_per_token"),
+        (memory, "memory", "peak_memory_bytes"),
+    ):
+        figure = lines[1]["estimate"][name]
+        assert case.estimated[quantity] == figure["estimated"]
+        assert case.error(quantity) == pytest.approx(figure["error"])
+    assert token.name == "fake int8wo × 1, token at 128"
+    assert token.device == "Invented CPU"
+
+
+def test_one_line_of_generate_is_a_file_of_json(tmp_path, monkeypatch):
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(written(tmp_path / "runs.jsonl", monkeypatch)[0]))
+    assert [case.group for case in of_results(path)] == KINDS
+
+
+def ab_results(path):
+    """A row of 4 s a token instead of the 4.4 that were estimated."""
+    row = Row(
+        "int8wo",
+        estimated={"token_seconds": 4.4, "peak_memory_bytes": 1.5e9},
+        estimate_errors={"token_seconds": 0.1, "peak_memory_bytes": -0.5},
+        command="python generate.py --checkpoint_path dummy:Llama-3.2-1B --batch_size 4 "
+        "--prefill_size 128",
+    )
+    path.write_text(json.dumps({"about": {"machine": "2 cores"}, "rows": [to_json(row)]}))
+    return path
+
+
+def test_rows_of_ab(tmp_path):
+    token, memory = of_results(ab_results(tmp_path / "results.json"))
+    assert token.measured["runtime"] == pytest.approx(4.0)
+    assert token.error("runtime") == pytest.approx(0.1)
+    assert memory.measured["memory"] == pytest.approx(3e9)
+    assert memory.error("memory") == pytest.approx(-0.5)
+    assert token.name == "Llama-3.2-1B int8wo × 4, token at 128"
+    assert token.device == "2 cores"
+
+
+def latency_results(path, **changes):
+    """A cell of two rows: prompts of 1 and 3 s, and three steps of 0.5 s in each sample."""
+    samples = [{"prefill_seconds": s, "step_seconds": [0.5] * 3} for s in (1.0, 3.0)]
+    cell = {
+        "batch_size": 2, "samples": samples, "joules_per_token": 0.4,
+        "estimate": {"prompt_seconds": 2.2, "token_seconds": 0.4, "joules_per_token": 0.5},
+    }  # fmt: skip
+    assert cell.keys() <= {field.name for field in dataclasses.fields(Cell)}
+    table = {"model": {"name": "m"}, "scheme": "fp6", "cells": [cell | changes]}
+    path.write_text(json.dumps(table))
+    return path
+
+
+def test_cells_of_latency(tmp_path):
+    prompt, token, run = of_results(latency_results(tmp_path / "results.json"))
+    assert prompt.error("runtime") == pytest.approx(0.1) and prompt.name == "m fp6 × 2"
+    assert token.error("runtime") == pytest.approx(-0.2)
+    assert run.error("energy") == pytest.approx(0.25)
+    assert run.measured["throughput"] == pytest.approx(2 * (2 + 6) / (4 + 3))
+
+
+def test_a_cell_that_failed_is_no_case(tmp_path):
+    path = latency_results(tmp_path / "results.json", reason="out of memory")
+    with pytest.raises(QuantbenchError, match="where they have an estimate") as caught:
+        of_results(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"estimate": 1, "estimated": [], "samples": {}},
+        {"estimated": {"token_seconds": 1.0}, "estimate_errors": {"token_seconds": -1.0}},
+        {"estimated": {"token_seconds": 1.0}, "estimate_errors": {"prompt_seconds": 1.0}},
+        {"estimate": {"token_seconds": 1.0}, "batch_size": 1, "samples": []},
+        {"estimate": {"token_seconds": {"estimated": 1.0, "measured": None, "error": None}}},
+        {"measured_seconds": float("inf"), "estimated_seconds": 1.0},
+        {"model": 1, "command": "python generate.py --top_k nine", "about": "x"},
+    ],
+    ids=str,
+)
+def test_what_is_no_case(tmp_path, content):
+    (tmp_path / "x.json").write_text(json.dumps(content))
+    with pytest.raises(QuantbenchError, match="no case in it that was both"):
+        of_results(tmp_path / "x.json")
+
+
+def test_several_files_in_one_table(tmp_path, monkeypatch):
+    written(tmp_path / "runs.jsonl", monkeypatch)
+    again = tmp_path / "again.json"
+    results = ab_results(tmp_path / "results.json")
+    text = validated(tmp_path / "runs.jsonl", results, "--json", again).output
+    cases = json.loads(again.read_text())
+    assert len(cases) == 10
+    assert "- scheme int8wo: runtime: mean error " in text
+    assert "- model Llama-3.2-1B: memory: mean error 50.0%, worst 50.0% (" in text
+    assert as_json(of_results(again)) == cases
+
+
+def validated(*words):
+    return CliRunner().invoke(estimate, ["--validate", *map(str, words)])
+
+
+def test_results_in_json_are_cases(tmp_path):
+    path = tmp_path / "results.json"
+    path.write_text(
+        '{"device": "here", "cases": [{"model": "a", "kind": "token", "measured_seconds": 2,'
+        ' "estimated_seconds": 1.9}, {"model": "b", "measured_bytes": 4e9, "estimated_bytes": 5e9},'
+        ' {"model": "c", "measured_seconds": 1}]}'
+    )
+    first, second = of_results(path)
+    assert (first.model, first.device, first.group) == ("a", "here", "token")
+    assert first.error("runtime") == pytest.approx(-0.05)
+    assert second.error("memory") == pytest.approx(0.25)
+    assert "+25.0%" in validated(path).output
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], "--checkpoint_path PATH or --validate FILE; nothing is given"),
+        (["something"], "given: 'something'"),
+        (["--validate", "none.json"], "none.json"),
+        (["--validate", __file__], "it is neither JSON nor JSON lines"),
+    ],
+    ids=str,
+)
+def test_bad_input_is_one_line(words, expected):
+    result = CliRunner().invoke(commands, ["estimate", *words])
+    (line,) = result.stderr.splitlines()
+    assert expected in line and result.exit_code in (1, 2)
+
+
+# ---------------------------------------------------------------------------------- names, groups
+
+
+def test_means_by_kind_scheme_and_model():
+    """By hand: errors of 10 % and 30 % are 20 % on average."""
+
+    def case(model, scheme, kind, error):
+        measured, estimated = {"runtime": 1.0}, {"runtime": 1.0 + error}
+        return Case(model, "here", kind, measured, estimated, scheme, 4, 1024)
+
+    text = report([case("a", "none", "prompt", 0.1), case("a", "fp6", "token", 0.3)])
+    assert "- prompt: runtime: mean error 10.0%, worst" in text
+    assert "- model a: runtime: mean error 20.0%, worst 30.0%" in text
+    assert (
+        "- scheme fp6: runtime: mean error 30.0%, worst 30.0% (a fp6 × 4, token at 1024); 1 case"
+        in text
+    )

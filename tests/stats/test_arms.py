@@ -1,0 +1,160 @@
+"""Intervals, the fastest, whole runs and the stop rule."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from quantbench.stats import Floor, Interval, Turns, best, enough, intervals, whole_run
+from quantbench.stats.sequence import FIRST
+
+FLOOR = Floor()
+
+
+def session(generator, effects, cycles=100, noise=0.05, between=0.015):
+    """The baseline and arms with these log ratios, two processes each."""
+    process = np.arange(cycles) * 2 // cycles
+    found = []
+    for effect in (0.0, *effects):
+        logs = effect + generator.normal(0, between, 2)[process]
+        logs = logs + generator.normal(0, noise, cycles)
+        found.append(Turns(np.arange(cycles), process, 0.01 * np.exp(logs)))
+    return found[0], dict(enumerate(found[1:], start=1))
+
+
+def interval(ratio, width, floor=0.0, effective_processes=2.0):
+    """An interval with this half-width, as a logarithm."""
+    ends = ratio * math.exp(-width), ratio * math.exp(width)
+    return Interval(ratio, *ends, 100, 2, 0.05, floor, effective_processes)
+
+
+def test_intervals_hold_together_as_often_as_promised():
+    """400 sessions of three arms: 95 % is promised at any time, so more than that at one time."""
+    generator = np.random.default_rng(11)
+    effects = (0.0, 0.05, -0.4)
+    held = 0
+    for _ in range(400):
+        found = intervals(*session(generator, effects), FLOOR)
+        held += all(
+            found[arm].low <= math.exp(effect) <= found[arm].high
+            for arm, effect in enumerate(effects, start=1)
+        )
+    assert held / 400 >= 0.95
+
+
+def test_an_exchange_of_arm_and_baseline_inverts_the_interval():
+    generator = np.random.default_rng(12)
+    baseline, arms = session(generator, (0.2,))
+    found, inverse = (
+        intervals(baseline, arms, FLOOR)[1],
+        intervals(arms[1], {1: baseline}, FLOOR)[1],
+    )
+    assert (1 / inverse.ratio, 1 / inverse.high, 1 / inverse.low) == pytest.approx(
+        (found.ratio, found.low, found.high)
+    )
+
+
+def test_the_unit_of_seconds_does_not_matter_and_further_arms_widen():
+    generator = np.random.default_rng(13)
+    baseline, arms = session(generator, (0.1,) * 5)
+    scaled = {arm: dataclasses.replace(t, seconds=1000 * t.seconds) for arm, t in arms.items()}
+    inverse = dataclasses.replace(baseline, seconds=1000 * baseline.seconds)
+    found = intervals(baseline, arms, FLOOR)
+    assert intervals(inverse, scaled, FLOOR)[3].high == pytest.approx(found[3].high)
+    assert intervals(baseline, {3: arms[3]}, FLOOR)[3].half_width < found[3].half_width
+
+
+def test_the_half_width_ends_at_the_floor_of_processes():
+    """By hand: two processes on either side have share 1; t of 40 degrees of freedom is 2.02."""
+    generator = np.random.default_rng(14)
+    baseline, arms = session(generator, (0.0,), cycles=4000, noise=0.01, between=0.0)
+    found = intervals(baseline, arms, Floor(0.015, 1000))[1]
+    assert found.floor == pytest.approx(2.021 * 0.015, rel=0.01)
+    assert found.floor < math.log1p(found.half_width) < 1.05 * found.floor
+    assert (found.processes, found.effective_processes) == (2, pytest.approx(2, rel=0.01))
+
+
+def test_few_cycles_have_no_interval():
+    generator = np.random.default_rng(15)
+    found = intervals(*session(generator, (1.0,), cycles=FIRST - 1), FLOOR)[1]
+    assert (found.low, found.high, found.half_width) == (0, math.inf, math.inf)
+    assert found.verdict == "no difference shown" and found.nearer == 1 and not found.settled
+
+
+@pytest.mark.parametrize(
+    ("ratio", "nearer", "verdict"),
+    [(0.5, 0.55, "faster"), (1.05, 1.0, "no difference shown"), (2.2, 2.0, "slower")],
+)
+def test_the_nearer_end(ratio, nearer, verdict):
+    found = interval(ratio, math.log(1.1))
+    assert (found.nearer, found.verdict) == (pytest.approx(nearer), verdict)
+
+
+def test_the_fastest_stays_among_those_that_may_be():
+    """Ten arms, five of them within 1 %, in 200 sessions; an arm twice as slow goes."""
+    generator = np.random.default_rng(16)
+    effects = (-0.30, -0.31, -0.30, -0.305, -0.3, 0.0, 0.2, 0.4, 0.7)
+    kept = 0
+    for _ in range(200):
+        baseline, arms = session(generator, effects, cycles=60)
+        found = best(baseline, arms, FLOOR, among=range(10))
+        kept += 2 in found
+        assert 9 not in found and 0 not in found
+    assert kept / 200 >= 0.95
+
+
+def test_arms_of_different_groups_are_compared_through_the_baseline():
+    generator = np.random.default_rng(17)
+    baseline, arms = session(generator, (-0.5, 0.0), cycles=200)
+    groups = {
+        arm: Turns(t.cycle[arm % 2 :: 2], t.process[arm % 2 :: 2], t.seconds[arm % 2 :: 2])
+        for arm, t in arms.items()
+    }
+    assert not set(groups[1].cycle) & set(groups[2].cycle)
+    assert best(baseline, groups, FLOOR, among={1, 2}) == {1}
+    assert best(baseline, groups, FLOOR, among={0, 2}) == {0, 2}
+    assert best(baseline, groups, FLOOR, among={2}) == {2}
+
+
+def test_without_enough_cycles_any_arm_may_be_the_fastest():
+    generator = np.random.default_rng(18)
+    baseline, arms = session(generator, (-2.0, 2.0), cycles=FIRST - 1)
+    assert best(baseline, arms, FLOOR, among={0, 1, 2}) == {0, 1, 2}
+
+
+def test_a_whole_run_by_hand():
+    """100 steps of 10 ms and a prompt of 1000 × 1 ms take a second each: the plain mean."""
+    decode = Interval(0.5, 0.4, 0.6, 90, 2, 0.04, 0.02, 2.0)
+    prompt = Interval(2.0, 1.8, 2.4, 30, 2, 0.08, 0.04, 1.5)
+    found = whole_run(decode, prompt, 0.010, 0.001, prompt_tokens=1000, new_tokens=101)
+    assert (found.ratio, found.low, found.high) == pytest.approx((1.25, 1.1, 1.5))
+    assert (found.cycles, found.processes, found.effective_processes) == (30, 2, 1.5)
+    assert whole_run(decode, None, 0.010, 0.001, 1000, 101) == decode
+    assert whole_run(decode, prompt, 0.010, 0.001, 1000, 1).ratio == 2.0
+    unknown = dataclasses.replace(decode, low=0.0, high=math.inf)
+    assert whole_run(unknown, prompt, 0.010, 0.001, 1000, 1).high == 2.4
+    with pytest.raises(ValueError, match="at least one prompt token"):
+        whole_run(decode, prompt, 0.010, 0.001, prompt_tokens=0, new_tokens=1)
+
+
+def test_the_stop_rule():
+    narrow, wide = interval(1.0, 0.02), interval(1.0, 0.06)
+    assert enough({1: narrow}, {0, 1}) == (True, set())
+    assert enough({1: wide, 2: narrow}, {0, 1, 2}) == (False, {1})
+    assert enough({1: wide, 2: narrow}, {0, 2}, excluded={1}) == (True, set())
+    # A tenth of the effect, by the nearer end: log 1.8 - 0.06 = 0.53 is too little for 0.06.
+    assert enough({1: interval(2.0, 0.06)}, {0}) == (True, set())
+    assert enough({1: interval(1.8, 0.06)}, {0}) == (False, {1})
+    # Mostly what processes differ by: turns tell no more, once there are two of them.
+    assert enough({1: interval(1.0, 0.06, floor=0.055)}, {0, 1}) == (True, set())
+    assert enough({1: interval(1.0, 0.06, 0.055, effective_processes=1.0)}, {0, 1})[0] is False
+
+
+def test_rivals_that_are_not_alike_stay_open():
+    """Narrow by the effect, 0.5 and 0.53 may both be the fastest and are 6 % apart."""
+    found = {1: interval(0.5, 0.05), 2: interval(0.53, 0.05)}
+    assert enough(found, {1, 2}) == (False, {2})
+    assert enough(found, {1}) == (True, set())
+    assert enough(found, {1, 2}, excluded={1}) == (True, set())
+    assert enough({1: found[1], 2: interval(0.52, 0.05)}, {1, 2}) == (True, set())

@@ -1,0 +1,67 @@
+"""The floor that processes put under every interval."""
+
+import numpy as np
+import pytest
+
+from quantbench.stats import Floor, Turns, floor_of
+from quantbench.stats.processes import MOST_FREEDOM
+
+
+def session(generator, between, arms=3, cycles=200, noise=0.01, processes=2):
+    """The baseline and its arms, restarted together."""
+    process = np.arange(cycles) * processes // cycles
+    found = []
+    for _ in range(arms + 1):
+        own = generator.normal(0, between, processes)[process]
+        seconds = np.exp(own + generator.normal(0, noise, cycles))
+        found.append(Turns(np.arange(cycles), process, seconds))
+    return found[0], dict(enumerate(found[1:], start=1))
+
+
+def test_one_arm_by_hand():
+    """Two segments that differ by 0.2, without noise: the difference has four processes in it, so
+    one degree of freedom says 0.04 / 4 = 0.01, and a prior of 0.1² with four agrees."""
+    process = np.repeat([0, 1], 50)
+    baseline = Turns(np.arange(100), process, np.ones(100))
+    arm = Turns(np.arange(100), process, np.exp(0.2 * process))
+    found = floor_of([(baseline, {1: arm})], Floor(0.1, 4))
+    assert found.deviation == pytest.approx(0.1) and found.freedom == pytest.approx(5)
+
+
+def test_without_restarts_nothing_is_learned():
+    generator = np.random.default_rng(6)
+    assert floor_of([session(generator, 0.03, processes=1)], Floor()) == Floor()
+    assert floor_of([], Floor(0.02, 7)) == Floor(0.02, 7)
+
+
+def test_noisy_turns_teach_next_to_nothing():
+    generator = np.random.default_rng(7)
+    found = floor_of([session(generator, 0.0, noise=0.5, cycles=40)], Floor())
+    assert found.freedom < 4.1 and found.deviation == pytest.approx(0.015, rel=0.1)
+
+
+@pytest.mark.parametrize("between", [0.004, 0.015, 0.05])
+def test_a_history_teaches_what_processes_differ_by(between):
+    """Twelve sessions of three arms have 36 degrees of freedom, so that the estimate scatters by
+    12 %, and the prior has four."""
+    generator = np.random.default_rng(8)
+    history = [session(generator, between) for _ in range(12)]
+    found = floor_of(history, Floor())
+    expected = np.sqrt((36 * between**2 + 4 * Floor().deviation ** 2) / 40)
+    assert found.deviation == pytest.approx(expected, rel=0.36)
+    assert found.freedom <= MOST_FREEDOM
+
+
+def test_a_session_that_contradicts_the_prior_is_believed():
+    """Pooled by degrees of freedom alone, 4 of 1.5 % and 3 of 8 % would be 5.4 %."""
+    generator = np.random.default_rng(9)
+    found = [floor_of([session(generator, 0.08)], Floor()).deviation for _ in range(100)]
+    assert np.sqrt(np.mean(np.square(found))) == pytest.approx(0.08, rel=0.15)
+
+
+def test_only_the_baseline_restarts():
+    """Its one difference is shared by all arms: not one degree of freedom for each of them."""
+    generator = np.random.default_rng(10)
+    baseline, arms = session(generator, 0.02, arms=5)
+    kept = {arm: Turns(t.cycle, 0 * t.process, t.seconds) for arm, t in arms.items()}
+    assert floor_of([(baseline, kept)], Floor()).freedom <= 5.0001
