@@ -130,6 +130,7 @@ class TurnTime:
 
     tokens: int
     seconds: float
+    steps: list[float] | None = omitted()  # seconds of each, where they were asked for
 
 
 @dataclass(frozen=True)

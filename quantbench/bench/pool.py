@@ -68,17 +68,17 @@ class Pool:
         Raises DoesNotFit where other arms take the memory.
         """
         arm = self.results.arms[number]
-        worker = self.loaded[number] = self._start(number)
+        worker = self.loaded[number] = self.start(number)
         try:
             beside = [self.results.arms[other] for other in self.loaded if other != number]
-            room = {"headroom": HEADROOM, "others": sum(map(_occupied, beside))} if beside else {}
+            room = {"headroom": HEADROOM, "others": sum(map(occupied, beside))} if beside else {}
             saved = str(self.saved.absolute() / str(number)) if self.saved else None
             worker.ask("load", argv=arm.argv, saved=saved, **room)
             self._score(number, worker)
             first = {"estimate": True} if arm.facts is None and self.has_turns else {}
             facts = worker.answer(ArmFacts, "get_ready", **first)
             if arm.facts is None:
-                expected = self._expected(facts)
+                expected = self.expected(facts)
                 facts = dataclasses.replace(
                     facts,
                     estimate=expected.figures,
@@ -167,7 +167,7 @@ class Pool:
         for worker in self.probes.values():
             worker.close()
 
-    def _expected(self, facts: ArmFacts) -> Expected:
+    def expected(self, facts: ArmFacts) -> Expected:
         """What is estimated of an arm's run. Nothing where no worker tells: those of an older
         commit, which `replay --against` starts, do not."""
         if facts.run is None:
@@ -186,7 +186,7 @@ class Pool:
             self.probes[device] = Process(self._command(0))
         return self.probes[device]
 
-    def _start(self, number: int) -> Process:
+    def start(self, number: int) -> Process:
         argv = self.results.arms[number].argv
         size = parse(argv).tp if _of_ours(argv) else 1
         return Process(ranks.of(self._command(number), size))
@@ -230,7 +230,7 @@ def _of_ours(argv: Sequence[str]) -> bool:
     return not argv or argv[0].startswith("--")
 
 
-def _occupied(arm: ArmResult) -> int:
+def occupied(arm: ArmResult) -> int:
     """The most bytes that unloading an arm would free."""
     peaks = arm.facts.peak_memory_bytes if arm.facts else {}
     return max((max(kinds.values()) for kinds in peaks.values()), default=0)

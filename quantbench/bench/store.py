@@ -23,7 +23,7 @@ from quantbench.log.config import argv
 from quantbench.quality.thresholds import TOKENS
 from quantbench.quality.types import NoQuality, Quality
 from quantbench.text import counted, shown
-from quantbench.typed_json import fields_to_json, from_json, omitted, require, to_json
+from quantbench.typed_json import fields_to_json, from_json, omitted, parsed, require, to_json
 
 FORMAT = 1
 META, SAMPLES = "meta.json", "samples.jsonl"
@@ -53,6 +53,7 @@ class Ready:
     arm: int
     process: int
     facts: ArmFacts
+    machine: str | None = omitted()  # where it is another one than meta.json's: a node of Ray
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ class Turn:
     kind: Kind
     tokens: int
     seconds: float
+    steps: list[float] | None = omitted()  # seconds of each decoding step, in latency
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +152,7 @@ class ArmResult:
     turns: list[Turn] = field(default_factory=list)
     samples: list[ArmSample] = field(default_factory=list)
     processes: int = 0  # that were ready
+    machine: str | None = None  # the node of Ray that measured it
     failed: str | None = None  # why there are no more samples
     dropped: str | None = None  # why no more are needed
 
@@ -166,6 +169,7 @@ class Results:
     write_result: str = "none"
     about: About | None = None
     limits: dict[str, Any] = field(default_factory=dict)  # that were asked for, by option
+    plan: dict[str, Any] | None = None  # of latency: its cells are the arms (bench/cell_plan.py)
     repeated: set[int] = field(default_factory=set)  # cycles that do not count
     cycles: int = 0  # numbers that were given
     bandwidth: dict[str, list[Reading]] = field(default_factory=dict)  # by device
@@ -201,8 +205,9 @@ class Results:
     def apply(self, event: object) -> None:
         """Take in what happened."""
         match event:
-            case Ready(number, process, facts):
+            case Ready(number, process, facts, machine):
                 arm = self.arms[number]
+                arm.machine = machine
                 if arm.facts:  # the first process read the model as generate.py does
                     facts = dataclasses.replace(
                         facts,
@@ -278,6 +283,7 @@ class Meta:
     write_result: str
     about: About
     limits: dict[str, Any]
+    plan: dict[str, Any] | None = omitted()
 
 
 class Store:
@@ -311,16 +317,17 @@ def _write_meta(results: Results, folder: Path) -> None:
     assert results.about
     kept = [part.name for part in dataclasses.fields(Planned)]
     arms = [Planned(**{name: getattr(arm, name) for name in kept}) for arm in results.arms]
-    meta = Meta(FORMAT, results.settings, arms, results.write_result, results.about, results.limits)
+    given = (results.settings, arms, results.write_result, results.about, results.limits)
+    meta = Meta(FORMAT, *given, results.plan)
     scratch = folder / f".{META}"
     scratch.write_text(json.dumps(to_json(meta), indent=1) + "\n", encoding="utf-8")
     scratch.replace(folder / META)
 
 
-def load(folder: Path, option: str = "--resume") -> Results:
-    """What a Store kept in this folder. option: that named it. Raises UsageError, one line, where
-    nothing of the kind is there."""
-    named, written = f"{option} {folder}", "ab --output writes it"
+def load(folder: Path, option: str = "--resume", command: str = "ab") -> Results:
+    """What a Store kept in this folder. option: that named it. command: ab, for recommend and tune
+    as well, or latency. Raises UsageError, one line, where nothing of the kind is there."""
+    named, written = f"{option} {folder}", f"{command} --output writes it"
     path = folder / META
     if why := files.problem(path):
         raise UsageError(f"{named}: {META}: {why}; {written}")
@@ -337,7 +344,10 @@ def load(folder: Path, option: str = "--resume") -> Results:
             raise ValueError(f"two arms have the name {min(twice)!r:.80}")
     except (ValueError, TypeError) as error:
         raise UsageError(f"{named}: {META} is not what {written}: {error}") from None
-    results = Results(meta.settings, arms, meta.write_result, meta.about, meta.limits)
+    if (meta.plan is not None) != (command == "latency"):
+        kept = "latency" if meta.plan is not None else "ab"
+        raise UsageError(f"{named}: its {META} is of {kept}; {command} --output writes its own")
+    results = Results(meta.settings, arms, meta.write_result, meta.about, meta.limits, meta.plan)
     _replay(results, folder / SAMPLES, named)
     return results
 
@@ -351,7 +361,7 @@ def _replay(results: Results, path: Path, named: str) -> None:
     whole = data[: data.rfind(b"\n") + 1]
     for number, line in enumerate(whole.splitlines(), 1):
         try:
-            ((key, value),) = json.loads(line).items()
+            ((key, value),) = parsed(line).items()
             event = from_json(EVENTS[key], value)
             _check(event, len(results.arms))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -371,6 +381,7 @@ def _check(event: object, arms: int) -> None:
         case Turn():
             require("seconds of a turn", event.seconds)
             require("tokens of a turn", event.tokens)
+            require("seconds of a step", *(event.steps or ()))
         case ArmSample():
             require("seconds of a sample", event.prefill_seconds, *event.token_seconds)
             require("seconds of a sample", event.decode_seconds, above=-1e-9)

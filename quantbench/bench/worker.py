@@ -7,6 +7,7 @@
     {"do": "get_ready"}
     {"do": "sample", "index": 3}
     {"do": "turn", "kind": "decode", "tokens": 8}
+    {"do": "cell", "prompt": 100, "rows": 2, "new_tokens": 8, "most_rows": 32}   # of latency
     {"do": "expected", "run": {"config": {…}, …}}
     {"do": "bandwidth", "device": "cpu"}
     {"do": "schemes", "argv": []}
@@ -26,10 +27,12 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
+import math
 import os
 import queue
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -51,17 +54,20 @@ from quantbench.log.config import parse
 from quantbench.quality.types import QualityAnswer, ReferenceFile
 from quantbench.run import environment, launch, measure
 from quantbench.run.energy import Energy, Meter, NotCounted
-from quantbench.run.facts import Facts, Sample
+from quantbench.run.facts import Facts, Ready, Sample
 from quantbench.run.generation import OneSample
 from quantbench.run.why import Expected
 from quantbench.typed_json import from_json, to_json
 
 if TYPE_CHECKING:
+    from quantbench.bench.generators import Generators
     from quantbench.bench.layer_timing import Products
     from quantbench.run.bandwidth import Bandwidth
     from quantbench.run.loading import Loaded
     from quantbench.run.plan import Plan
     from quantbench.run.turns import Turns
+
+LEAST_STEPS = 4  # that compile: CUDA graphs are captured in the second call, and replayed after it
 
 
 class NeverFits(QuantbenchError):
@@ -75,6 +81,7 @@ class Worker:
     loaded: Loaded
     one_sample: OneSample
     turns: Turns
+    generators: Generators | None = None  # of the cells of latency
     seconds: dict[str, float]  # of the process, by phase of its start
     probe: Bandwidth | None = None
     timer: Products | None = None
@@ -161,7 +168,7 @@ class Worker:
             "warm_up": measure.of_all_ranks(plan, of_warm_up),
         }
         counting = time.perf_counter()
-        counted = self._energy()
+        counted = self._energy(lambda: self.one_sample(0))
         self.seconds["energy"] = time.perf_counter() - counting
         devices.reset_peak_memory(device)
         facts = measure.facts_of(plan, generator, self.loaded.kernels)
@@ -176,15 +183,15 @@ class Worker:
             arm = dataclasses.replace(arm, estimate=beside.seconds_of(few))
         return dataclasses.replace(arm, energy=[counted])
 
-    def _energy(self) -> Energy | NotCounted:
-        """The energy of a sample. Samples that are timed are not repeated for it: the other arms'
-        would be further away from them."""
+    def _energy(self, run: Callable[[], object]) -> Energy | NotCounted:
+        """The energy of a run. Those that are timed are not repeated for it: the other arms' would
+        be further away from them."""
         meter = Meter.find(self.plan.device, self.plan.ranks)
         if isinstance(meter, NotCounted):
             return meter
 
         def one() -> int:
-            self.one_sample(0)
+            run()
             return 1
 
         return meter.energy(one)
@@ -213,11 +220,39 @@ class Worker:
             ),
         )
 
-    def turn(self, kind: str, tokens: int) -> TurnTime:
-        """kind: prompt, or decode of so many tokens."""
+    def turn(self, kind: str, tokens: int, each: bool = False) -> TurnTime:
+        """kind: prompt, or decode of so many tokens. each: return the seconds of each step, too."""
         if kind == "prompt":
             return TurnTime(len(self.plan.prompt), self.turns.prompt())
-        return TurnTime(tokens, self.turns.decode(tokens))
+        seconds = self.turns.decode(tokens)
+        return TurnTime(tokens, seconds, self.turns.steps_taken if each else None)
+
+    def cell(self, prompt: int, rows: int, new_tokens: int, most_rows: int) -> ArmFacts:
+        """Make caches for prompts of so many random tokens and so many rows of the loaded model,
+        in the place of the last cell's, and compile the steps. most_rows: the largest batch to
+        come. Raises UsageError past the model's context, MemoryShortage where caches do not fit."""
+        from quantbench.bench.generators import Generators
+        from quantbench.run.turns import Turns
+
+        first = self.generators is None
+        self.generators = self.generators or Generators(self.plan, self.loaded.model)
+        plan, generator = self.generators.at(prompt, rows, new_tokens, most_rows)
+        if first:
+            measure.check_logits(plan, generator)
+        self.plan, steps = plan, new_tokens - 1
+        self.turns = turns = Turns(plan, generator)
+        started = time.perf_counter()
+        if generator.compiles:
+            turns.prompt()
+            for _ in range(math.ceil(LEAST_STEPS / steps)):
+                turns.decode(steps)
+        compiling = time.perf_counter() - started if generator.compiles else None
+        facts = measure.facts_of(plan, generator, self.loaded.kernels)
+        counted = self._energy(lambda: (turns.prompt(), turns.decode(steps)))
+        peaks = {"load": measure.of_all_ranks(plan, self.loaded.peak_memory)}
+        ready = Ready(compiling, [], False)
+        arm = ArmFacts.of_run(facts, ready, self._kernels(), peaks)
+        return dataclasses.replace(arm, energy=[counted])
 
     def expected(self, run: Facts, seconds: dict[str, float] | None) -> Expected:
         """What is estimated of a run. seconds: from its own first layers. It is for a worker that
@@ -275,6 +310,8 @@ class Worker:
             quiet(config.debug)
             try:
                 if config.tp > 1:  # planned by its ranks alone: equal options are equal plans
+                    one = planning.make_plan(dataclasses.replace(config, tp=1))
+                    planning.check_ranks(one, config.tp)
                     planned.append(Planned({"argv": " ".join(argv)}))
                     continue
                 checks.check(dataclasses.replace(config, write_result="none"))

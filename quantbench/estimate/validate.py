@@ -45,7 +45,7 @@ SUFFIXES = {
 # What a case is called by: its type, and where it may stand. The first place counts that has it.
 NAMES: dict[str, tuple[type, tuple[str, ...]]] = {
     "model": (str, ("model", "model.name")),
-    "device": (str, ("device", "device.name", "carried.machine", "about.machine")),
+    "device": (str, ("device", "device.name", "ran.machine", "about.machine")),
     "scheme": (str, ("scheme", "arm")),
     "kind": (str, ("kind",)),
     "batch": (int, ("batch", "config.batch_size", "batch_size")),

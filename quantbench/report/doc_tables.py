@@ -13,8 +13,7 @@ from typing import TypeVar
 from quantbench import files
 from quantbench.answer.json_rows import DecodeRow, PeerRow, SchemeRow
 from quantbench.answer.row import Row
-from quantbench.compare.figures.latency import Cell, latency_rows, rate_rows
-from quantbench.compare.sampling.latency_results import LatencyResults, TableResult
+from quantbench.answer.latency import Cell, Latencies, Table, latency_rows, rate_rows
 from quantbench.errors import LogError, UsageError
 from quantbench.log import log
 from quantbench.log.about import About
@@ -236,15 +235,15 @@ def peers(words: Sequence[str]) -> str:
 
 # ------------------------------------------------------------------------------------------ latency
 
-LatencyRow = tuple[TableResult, Cell]
+LatencyRow = tuple[Table, Cell]
 LATENCY: Columns[LatencyRow] = (
     ("arm", lambda row: f"`{row[0].arm}`"),
     ("ranks", lambda row: str(row[0].ranks)),
     ("prompt, tokens", lambda row: str(row[0].sequence_length)),
     ("batch size", lambda row: str(row[1].batch_size)),
-    ("TTFT, ms", number(lambda row: latency_rows([row[1]])[0].figures.average, ".1f")),
+    ("TTFT, ms", number(lambda row: latency_rows([row[1]])[0].values["average"], ".1f")),
     ("prefill, tokens/s", number(lambda row: _rates(row)[0], ".0f")),
-    ("TPOT, ms", number(lambda row: latency_rows([row[1]])[1].figures.average, ".1f")),
+    ("TPOT, ms", number(lambda row: latency_rows([row[1]])[1].values["average"], ".1f")),
     ("decode, tokens/s", number(lambda row: _rates(row)[2], ".1f")),
 )
 
@@ -252,13 +251,13 @@ LATENCY: Columns[LatencyRow] = (
 def _rates(row: LatencyRow) -> list[float]:
     """Averages: tokens/s and requests/s of prefill, tokens/s of decoding."""
     table, cell = row
-    return [each.figures.average for each in rate_rows([cell], table.sequence_length)]
+    return [each.values["average"] for each in rate_rows([cell], table.sequence_length)]
 
 
 def latency(words: Sequence[str]) -> str:
     """latency FILE: the results.json of `latency --output`, a row for each table and batch size."""
     path = one_file(words)
-    results = read(LatencyResults, path)
+    results = read(Latencies, path)
     if results.about is None:
         raise LogError(f"{path} does not say where it was measured")
     rows = [(table, cell) for table in results.tables for cell in table.cells]

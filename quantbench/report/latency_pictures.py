@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from quantbench.compare.figures.latency import Cell
-from quantbench.compare.sampling.latency_results import LatencyResults, TableResult
+from quantbench.answer.latency import Cell, Latencies, Table
 from quantbench.report.lines import COLOURS, STYLE
 
 LATENCY, BATCH, PROMPT, RANKS = "latency against throughput", "batch size", "prompt", "ranks"
@@ -40,7 +39,7 @@ class Point:
 Lines = dict[str, list[Point]]  # by the line's name
 
 
-def panels(results: LatencyResults) -> dict[str, Lines]:
+def panels(results: Latencies) -> dict[str, Lines]:
     """What each panel shows; without lines of a single point, and without empty panels."""
     everything: dict[str, Lines] = {name: {} for name in AXES}
     for table in results.tables:
@@ -59,7 +58,7 @@ def panels(results: LatencyResults) -> dict[str, Lines]:
     return {panel: lines for panel, lines in kept.items() if lines}
 
 
-def draw(results: LatencyResults, path: Path) -> bool:
+def draw(results: Latencies, path: Path) -> bool:
     """Draw SVG. Returns False, and writes no file, without a panel. Raises OSError."""
     import matplotlib
     from matplotlib.figure import Figure
@@ -98,7 +97,7 @@ def draw(results: LatencyResults, path: Path) -> bool:
     return True
 
 
-def _over_prompts(results: LatencyResults) -> Lines:
+def _over_prompts(results: Latencies) -> Lines:
     lines: Lines = {}
     size = min(results.plan.batch_sizes)
     for table in results.tables:
@@ -109,8 +108,8 @@ def _over_prompts(results: LatencyResults) -> Lines:
     return lines
 
 
-def _over_ranks(results: LatencyResults) -> Lines:
-    groups: dict[str, list[TableResult]] = {}
+def _over_ranks(results: Latencies) -> Lines:
+    groups: dict[str, list[Table]] = {}
     for table in results.tables:
         groups.setdefault(_name(table, results, "ranks"), []).append(table)
     lines: Lines = {}
@@ -124,11 +123,11 @@ def _over_ranks(results: LatencyResults) -> Lines:
     return lines
 
 
-def _cells(table: TableResult, sizes: Sequence[int]) -> Iterator[Cell]:
+def _cells(table: Table, sizes: Sequence[int]) -> Iterator[Cell]:
     return (cell for cell in table.cells if cell.counted and cell.batch_size in sizes)
 
 
-def _name(table: TableResult, results: LatencyResults, without: str = "") -> str:
+def _name(table: Table, results: Latencies, without: str = "") -> str:
     """What tells a table's line from the others': only what differs in the plan."""
     plan = results.plan
     parts = [table.checkpoint] if len(plan.models) > 1 else []

@@ -26,7 +26,7 @@ from quantbench.quantize.spec import Selection, Spec, parse
 from quantbench.run import environment, parallel
 from quantbench.run.checks import check_name
 from quantbench.run.cutting import split_for
-from quantbench.run.launch import place
+from quantbench.run.launch import Place, place
 
 INTERACTIVE_CACHE = 4096  # positions for --interactive; less if the model's context is shorter
 
@@ -134,15 +134,28 @@ def split_of(
             f"--tp {config.tp}: this command measures one process; `python generate.py --tp "
             f"{config.tp}` starts ranks"
         )
-    check_split(architecture, config.tp)
+    return _share(Ranks(where.rank, where.size), spec, architecture, checkpoint)
+
+
+def check_ranks(plan: Plan, size: int) -> None:
+    """Raise UsageError or KernelError where so many ranks of one machine cannot share the model
+    that is planned for one process."""
+    parallel.warning(Place(0, size, 0, size), plan.device)
+    _share(Ranks(0, size), plan.spec, plan.architecture, plan.checkpoint)
+
+
+def _share(
+    ranks: Ranks, spec: Spec | Selection, architecture: ModelConfig, checkpoint: Checkpoint
+) -> Split:
+    check_split(architecture, ranks.size)
     saved = checkpoint.saved
     if saved is None and (spec.scheme is None or spec.prunes):
         raise UsageError(
-            f"--tp {config.tp}: {spec} is calibrated, which one process does; let it --save the "
+            f"--tp {ranks.size}: {spec} is calibrated, which one process does; let it --save the "
             "model, and give that as --checkpoint_path"
         )
     layers = saved.layers if saved else None
-    return split_for(architecture, Ranks(where.rank, where.size), spec.scheme, layers)
+    return split_for(architecture, ranks, spec.scheme, layers)
 
 
 def scheme_of(

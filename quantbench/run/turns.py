@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from quantbench import devices
+from quantbench.run.clock import Clock
 from quantbench.run.environment import without_collections
 from quantbench.run.generation import Generates
 from quantbench.run.plan import Plan
@@ -29,6 +30,7 @@ class Turns:
         self.steps = config.max_new_tokens - 1  # decoding steps behind a prompt
         self.left = 0  # of them, in the stream
         self.stream: Iterator[Tensor] = iter(())
+        self.steps_taken: list[float] = []  # seconds of each token of the last turn
 
     def prompt(self) -> float:
         """Seconds until the first new token; every row reads the prompt."""
@@ -49,10 +51,14 @@ class Turns:
 
     def _seconds(self, tokens: int) -> float:
         devices.synchronize(self.plan.device)
+        clock = Clock(self.plan.device)
         with without_collections():
             started = time.perf_counter()
+            clock.tick()
             for _ in range(tokens):
                 next(self.stream)
+                clock.tick()
             devices.synchronize(self.plan.device)
             seconds = time.perf_counter() - started
+        self.steps_taken = clock.intervals()
         return self.plan.ranks.first((seconds,), self.plan.device)[0]

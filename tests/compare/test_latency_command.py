@@ -12,11 +12,16 @@ import pytest
 from click.testing import CliRunner
 
 from quantbench.__main__ import commands
-from quantbench.compare.sampling.latency_results import LatencyResults
-from tests.compare.latency_folders import plan, results
+from quantbench.answer.latency import load
+from quantbench.bench.cell_plan import CellPlan, make_plan, whole_numbers
+from quantbench.errors import UsageError
+from quantbench.log.config import RunConfig, parse
+from quantbench.typed_json import from_json, to_json
+from tests.answer.latencies import measured as made_up
+from tests.answer.latencies import plan
 
 ROOT = Path(__file__).parents[2]
-SMALL = ("--batch_sizes", "1,3", "--decode_length", "3", "--runs", "4", "--device", "cpu")
+SMALL = ("--batch_sizes", "1,3", "--decode_length", "3", "--runs", "12", "--device", "cpu")
 
 
 def latency(*words):
@@ -32,24 +37,26 @@ def measured(tmp_path_factory):
     return latency(*SMALL, *arms, *lengths, "--tp", "1,2", "--output", folder), folder
 
 
-def test_a_sweep_and_its_files(measured):
+def test_the_files(measured):
     done, folder = measured
     assert done.exit_code == 0, done.stderr
     assert {path.name for path in folder.iterdir()} == {
-        "results.json", "report.md", "samples.csv", "latency.svg"
+        "meta.json", "samples.jsonl", "results.json", "report.md", "samples.csv", "latency.svg"
     }  # fmt: skip
-    found = LatencyResults.load(folder)
+    found = load(folder)
     assert found.ended == "complete" and len(found.tables) == 8
     for table in found.tables:
-        assert table.model.heads == 4
         for cell in table.cells:
             if table.sequence_length == 20:
-                assert cell.reason is None and len(cell.samples) == 4
-                assert table.carried.decoder and table.carried.machine
+                assert cell.reason is None and len(cell.samples) == 12
+                assert table.ran.decoder and table.ran.machine
             else:
-                assert cell.reason.startswith("past the context") and not cell.samples
-    assert all(t.spent.overhead_share is not None for t in found.tables if t.carried)
-    assert "overhead_share" in (folder / "results.json").read_text()
+                assert "need 100002 positions; the model's context has" in cell.reason
+                assert "--decode_length 3" in cell.reason and not cell.samples
+    for other in (found.tables[0], found.tables[4]):  # of one arm each, with one rank
+        assert other.ranks == 1 and other.sequence_length == 20
+    cycles = [[s.cycle for s in found.tables[n].cells[0].samples] for n in (0, 4)]
+    assert cycles[0] == cycles[1]  # the arms took turns
 
 
 def test_the_report_is_what_tables_prints(measured):
@@ -62,7 +69,7 @@ def test_metrics_compares_two_arms(measured):
     _, folder = measured
     words = ["metrics", "--baseline", f"{folder}:none", "--target", f"{folder}:int8wo"]
     done = CliRunner().invoke(commands, words)
-    assert done.exit_code == 0 and "multi-user" in done.stdout.lower()
+    assert done.exit_code == 0 and "multi-user" in done.stdout.lower(), done.output
 
 
 def test_a_complete_folder_is_written_again(measured):
@@ -74,51 +81,104 @@ def test_a_complete_folder_is_written_again(measured):
 
 def test_ctrl_c_keeps_what_there_is(tmp_path):
     folder = tmp_path / "out"
-    # The second arm's cell takes hours.
     words = ("--arm", "--quantization none", "--arm", "--quantization int8wo", "--runs", "1000000")
     command = [sys.executable, "-m", "quantbench", "latency", *SMALL, *words, "--output", folder]
     running = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
-    deadline = time.monotonic() + 300
+    deadline, samples = time.monotonic() + 300, folder / "samples.jsonl"
     while time.monotonic() < deadline and running.poll() is None:
-        text = (folder / "results.json").read_text() if (folder / "results.json").exists() else ""
-        if "prefill_seconds" in text:
+        if samples.exists() and '"kind": "decode"' in samples.read_text():
             break
         time.sleep(0.05)
     running.send_signal(signal.SIGINT)
     stdout, stderr = running.communicate(timeout=300)
     assert running.returncode == 0 and "Traceback" not in stderr
     assert f"--resume {folder} goes on" in stderr and "not measured yet" in stdout
-    kept = LatencyResults.load(folder)
+    kept = load(folder)
     assert kept.ended == "interrupted" and kept.tables[0].cells[0].samples
     assert (folder / "report.md").read_text() == stdout
 
 
-# ---------------------------------------------------------------------------------- mistakes
+# --------------------------------------------------------------------------------------- plans
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("0", "takes numbers from 1 to"),
+        ("1,2,1", "has 1 twice"),
+        ("1,two", "given: 'two' in '1,two'"),
+        ("1,,2", "given: ''"),
+        ("-1", "given: '-1'"),
+        ("1e3", "given: '1e3'"),
+        ("٣", "with commas between them"),
+        ("²", "with commas between them"),
+        ("9" * 5000, "with commas between them"),
+        ("99999999", "takes numbers from 1 to"),
+        (",".join(map(str, range(1, 1002))), "1001 numbers"),
+    ],
+)
+def test_lists_that_are_none(text, message):
+    with pytest.raises(UsageError, match=r"^--batch_sizes ") as caught:
+        whole_numbers("--batch_sizes", text)
+    assert message in str(caught.value) and len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"warmups": -1}, "--warmups takes a number from 0"),
+        ({"ranks": []}, "--tp takes from 1"),
+        ({"ranks": [2, 2]}, "--tp has 2 twice"),
+        ({"arms": ("none", "none")}, "'none' is twice among the arms"),
+        ({"arms": ()}, "a plan without arms"),
+    ],
+)
+def test_plans_that_measure_nothing(changes, message):
+    with pytest.raises(UsageError) as caught:
+        plan(**changes)
+    assert message in str(caught.value)
+
+
+def test_a_plan_from_a_command_line():
+    arms = ("--quantization none", "--quantization int8wo --kernel reference")
+    made = make_plan(RunConfig(compile=True), arms, ("tiny",), "1", "100", "4, 1,2", runs=3)
+    assert [arm.name for arm in made.arms] == ["none", "int8wo, kernel=reference"]
+    assert parse(made.arms[1].argv) == RunConfig(
+        compile=True, quantization="int8wo", kernel="reference"
+    )
+    assert (made.batch_sizes, made.runs, made.decode_length) == ([4, 1, 2], 3, 8)
+    assert from_json(CellPlan, to_json(made)) == made
+    assert [cell.place.batch_size for cell in made.cells] == [1, 1, 2, 2, 4, 4]
+    config = made.cells[3].config(8)
+    assert (config.batch_size, config.prefill_size, config.max_new_tokens) == (2, 100, 8)
+    assert config.kernel == "reference" and config.temperature == 0
+
+
+# ------------------------------------------------------------------------------------ mistakes
 
 BAD = [
-    (("--batch_sizes", "0"), "--batch_sizes takes numbers from 1 to 16777216; given: 0 in '0'"),
     (("--batch_sizes", "1,2,1"), "--batch_sizes has 1 twice in '1,2,1': leave one out"),
-    (("--sequence_lengths", "1,long"), "given: 'long' in '1,long'"),
-    (("--tp", "1,,2"), "--tp takes numbers from 1 to 16777216 with commas between them"),
     (("--tp", "-1"), "--tp takes numbers from 1 to 16777216 with commas between them"),
     (("--runs", "9" * 30), "--runs takes a whole number up to 2**63-1"),
-    (("--batch_sizes", "9" * 30), "--batch_sizes takes numbers from 1 to 16777216; given: 9"),
     (("--tp", "3"), "4 query and 4 key/value heads, which 3 ranks cannot share evenly; --tp takes"),
     (("--decode_length", "1"), "--decode_length takes a number from 2: the first token is prefill"),
     (("--runs", "0"), "--runs takes a number from 1; given: 0"),
-    (("--runs", "many"), "--runs takes a whole number up to 2**63-1; given: 'many'"),
     (("--timeout", "0"), "0"),
     (("--checkpoint_path", "nope"), "nope"),
     (("--arm", "--batch_size 3"), "--batch_size does not belong into an arm: it is --batch_sizes"),
+    (("--arm", "--max_new_tokens 5"), "it is --decode_length"),
+    (("--arm", "--checkpoint_path tiny2"), "it is --checkpoint_path outside"),
+    (("--arm", "--num_samples 3"), "--num_samples does not belong into an arm"),
     (("--arm", "--temperature 1"), "--temperature does not belong into an arm: it is always the"),
     (("--arm", "--quantization int9wo"), "nearest: int8wo"),
     (("--arm", "", "--arm", "--quantization none"), "arms 1 and 2 are the same run"),
     (("--prefill_size", "3"), "no such option: '--prefill_size'"),
     (("measure",), "'measure' belongs to no option"),
-    (("--resume", "nope"), "--resume nope: results.json: "),
+    (("--sequence_lengths", "99999"), "positions; the model's context has 1024: ask for fewer"),
+    (("--resume", "nope"), "--resume nope: meta.json: "),
 ]  # fmt: skip
 
 
@@ -143,10 +203,9 @@ def test_what_torchrun_starts_is_refused(monkeypatch):
 
 
 def test_what_resume_refuses(tmp_path):
-    kept = results({"none": 1.0})
-    kept.save(tmp_path)
+    made_up({"none": 1.0}, tmp_path)
     for words, message in (
-        (("--runs", 3), "is of another plan: --runs is '10' there and '3' here"),
+        (("--runs", 3), "is of another plan: --runs is '16' there and '3' here"),
         (("--tp", "1,2"), "--tp is '1' there and '1,2' here"),
         (("--tp", "no"), "--tp takes numbers from 1 to"),
         (("--arm", "--quantization fp6"), "--arm is '--quantization none' there and"),
@@ -155,20 +214,18 @@ def test_what_resume_refuses(tmp_path):
     ):
         done = latency("--resume", tmp_path, *words)
         assert done.exit_code == 2 and done.stderr.count("\n") == 1 and message in done.stderr
-    kept.tables[0].cells.pop()
-    kept.save(tmp_path)
+    lines = (tmp_path / "samples.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "samples.jsonl").write_text("".join(lines[:-3]))
     done = latency("--resume", tmp_path)
-    assert done.exit_code == 2 and "a part of a table was measured on 2 cores of a CPU" in (
-        done.stderr
-    )
-    assert LatencyResults.load(tmp_path).tables == kept.tables
+    assert done.exit_code == 2 and "it was measured with machine 2 cores of a CPU" in done.stderr
+    assert (tmp_path / "samples.jsonl").read_text() == "".join(lines[:-3])
 
 
 def test_a_folder_that_is_taken(tmp_path):
-    results({"none": 1.0}).save(tmp_path)
+    made_up({"none": 1.0}, tmp_path)
     done = latency("--output", tmp_path)
-    assert done.exit_code == 2 and f"--resume {tmp_path} goes on with them" in done.stderr
-    (tmp_path / "results.json").rename(tmp_path / "notes")
+    assert done.exit_code == 2 and f"--resume {tmp_path} goes on with it" in done.stderr
+    (tmp_path / "meta.json").rename(tmp_path / "notes")
     done = latency("--output", tmp_path)
     assert done.exit_code == 2 and "neither new nor an empty folder" in done.stderr
 
@@ -181,16 +238,8 @@ def test_an_arm_of_which_nothing_can_be_measured_is_the_exit_code(tmp_path):
     last = done.stderr.splitlines()[-1]
     assert last.startswith("error: no cell of 'none, cache_size=2' could be measured: "), last
     assert last.endswith("hold: change or leave out what failed")
-    results = LatencyResults.load(tmp_path / "out")
-    assert [bool(table.cells[0].samples) for table in results.tables] == [True, False]
+    found = load(tmp_path / "out")
+    assert [bool(table.cells[0].samples) for table in found.tables] == [True, False]
     assert done.stdout == (tmp_path / "out" / "report.md").read_text()
-
-
-def test_nothing_that_can_be_measured(tmp_path):
-    words = ("--sequence_lengths", "99999", "--batch_sizes", "1", "--output", tmp_path / "out")
-    done = latency(*words)
-    assert done.exit_code == 1
-    assert "error: no cell could be measured: past the context" in done.stderr
-    assert json.loads((tmp_path / "out" / "results.json").read_text())["ended"] == "complete"
-    assert os.listdir(tmp_path) == ["out"]
-    assert plan().cells == 6
+    written = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert written["ended"] == "complete" and os.listdir(tmp_path) == ["out"]

@@ -12,12 +12,13 @@ from pathlib import Path
 import click
 
 from quantbench import files
+from quantbench.answer import latency as answers
+from quantbench.answer.compared import CONFIDENCE
+from quantbench.answer.metrics import Comparison, Metric, Side, Value, compare
 from quantbench.cli import Command, say
-from quantbench.compare.figures.metrics import CONFIDENCE, Comparison, Metric, Side, Value, compare
-from quantbench.compare.sampling.latency_results import LatencyResults
 from quantbench.errors import UsageError
 from quantbench.log.about import report_output, write_json
-from quantbench.report import metrics_report
+from quantbench.report import metrics as prose_report
 from quantbench.text import aligned, shown
 
 PROSE = b"# `"  # how a report of ours begins, which a new one replaces
@@ -68,7 +69,7 @@ def metrics(
     if json_path:
         write_json(json_path, {"comparisons": comparisons})
     if prose:
-        files.write_text("--narrative", prose, metrics_report.text(comparisons))
+        files.write_text("--narrative", prose, prose_report.text(comparisons))
         say(f"Wrote {prose}")
     click.echo("\n\n".join(map(table, comparisons)))
 
@@ -83,21 +84,20 @@ def sides(option: str, text: str, ranks: int | None) -> list[Side]:
         folder, colon, arm = text.rpartition(":")
         if not colon:
             folder = text
-    results = LatencyResults.load(Path(folder), option)
-    arms = [planned.name for planned in results.plan.arms]
+    measured = answers.load(Path(folder), option)
+    plan, arms = measured.plan, [planned.name for planned in measured.plan.arms]
     if not colon and len(arms) == 1:
         arm = arms[0]
     if arm not in arms:
         given = f"there is no arm {shown(arm)}" if colon else "it has several arms"
         raise UsageError(f"{option} {folder}: {given}; give {folder}:ARM, one of {_listed(arms)}")
-    plan = results.plan
     chosen = [
-        Side(folder, table, plan.decode_length, plan.runs, plan.warmups)
-        for table in results.tables
+        Side(folder, table, plan.decode_length, plan.runs)
+        for table in measured.tables
         if table.arm == arm and ranks in (None, table.ranks)
     ]
     if not chosen:
-        there = sorted({table.ranks for table in results.tables if table.arm == arm})
+        there = sorted({table.ranks for table in measured.tables if table.arm == arm})
         what = f"of {ranks} ranks" if ranks else "measured"
         raise UsageError(
             f"{option} {text}: no table {what}; there are tables of {_listed(there)} ranks"
@@ -153,9 +153,13 @@ def table(comparison: Comparison) -> str:
         f"{baseline.table.sequence_length} tokens, {baseline.decode_length} generated",
         "",
         aligned(rows, left={0, 1, 6}),
-        f"Intervals hold together with {100 * CONFIDENCE:.0f} %; below 1 the target is better.",
+        f"Intervals hold together with {100 * CONFIDENCE:.0f} %; below 1 the target is better. "
+        "Without turns in the same cycles there is no verdict.",
     ]
-    notes += [f"{m.name}: not measured ({m.reason})" for m in comparison.metrics if m.reason]
+    notes += [
+        f"{', '.join(dict.fromkeys(m.name for m in some))}: not measured ({reason})"
+        for reason, some in comparison.missing.items()
+    ]
     return "\n".join(notes)
 
 
@@ -166,15 +170,14 @@ def _described(side: Side) -> str:
 
 
 def _row(metric: Metric) -> list[str]:
-    numbers = metric.ratio.shown if metric.ratio else []
-    interval = f"{numbers[1]} to {numbers[2]}" if len(numbers) == 3 else "-"
+    ratio = metric.ratio
     name = f"{metric.name}, {metric.unit}"
     return [
         name[0].upper() + name[1:],
         metric.counted or "",
         *(_value(value) for value in (metric.baseline, metric.target)),
-        numbers[0] if numbers else "-",
-        interval,
+        ratio.shown[0] if ratio else "-",
+        ratio.interval if ratio and ratio.low else "-",
         metric.verdict,
     ]
 

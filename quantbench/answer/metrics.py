@@ -12,29 +12,29 @@ A whole request takes prefill and all decoding steps. Its tokens are counted twi
 and input + output. A throughput is all tokens ÷ all seconds of a cell's runs.
 
 Ratio_Latency is target ÷ baseline, Ratio_Throughput is baseline ÷ target: both are the target's
-seconds for the same work ÷ the baseline's. Intervals are Welch's t on the logarithm of the mean
-seconds (delta method), over runs. Those of a table hold together with 98 % (Bonferroni over the
-four ratios that differ: several metrics are of the same seconds), so that equal arms show any
-difference in at most 2 % of the tables, as in ab. Runs of one process say nothing of how far
-processes scatter, and nothing of what another day changes on a machine.
+seconds for the same work ÷ the baseline's. An interval is that of quantbench.stats over the cycles
+that both sides share, so there is none, and no verdict, for runs that were not taken in turns.
+Those of a table hold together (Bonferroni over the four ratios that differ).
+
+The largest throughput is chosen among batch sizes, which is paid for: the ratio of every batch size
+has an interval, all together at the level of one. With b and t the best batch sizes of baseline and
+target, largest(baseline) ÷ largest(target) is at least the ratio at t, as the baseline's largest is
+no less than what it has there, and at most the ratio at b.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from quantbench.answer.between_days import change
-from quantbench.compare.figures.families import FALSE_VERDICTS
-from quantbench.compare.figures.latency import Cell, LatencySample
-from quantbench.compare.sampling.latency_results import TableResult
-from quantbench.quality.block_errors import LEAST_BLOCKS, Estimate
+from quantbench import stats
+from quantbench.answer.compared import CONFIDENCE
+from quantbench.answer.latency import Cell, LatencySample, Table
+from quantbench.stats import Floor, Turns
 
-CONFIDENCE = 1 - FALSE_VERDICTS  # of all intervals of a table together
 Counted = Literal["input", "output", "input + output"]
-Verdict = Literal["better", "worse", "no difference shown", "not measured"]
+Verdict = Literal["better", "worse", "no difference shown", "not in turns", "not measured"]
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,9 @@ class Side:
     """The baseline or the target: a table of one results folder."""
 
     folder: str
-    table: TableResult
+    table: Table
     decode_length: int  # tokens
     runs: int  # of each cell, by the plan
-    warmups: int
 
 
 @dataclass(frozen=True)
@@ -54,11 +53,14 @@ class Ratio:
 
     name: Literal["Ratio_Latency", "Ratio_Throughput"]
     value: float
-    low: float | None  # None: too few runs for an interval
-    high: float | None
+    low: float | None = None  # None: too few cycles that both sides share
+    high: float | None = None
+    in_turns: bool = True
 
     @property
     def verdict(self) -> Verdict:
+        if not self.in_turns:
+            return "not in turns"
         if self.low is None or self.high is None or self.low <= 1 <= self.high:
             return "no difference shown"
         return "better" if self.high < 1 else "worse"
@@ -74,6 +76,13 @@ class Ratio:
         ):
             decimals += 1
         return [f"{n:.{decimals}f}" for n in numbers]
+
+    @property
+    def interval(self) -> str:
+        """0.81 to 0.83, or why there is none."""
+        if not self.in_turns:
+            return "not taken in turns"
+        return " to ".join(self.shown[1:]) or "too few cycles for an interval"
 
 
 @dataclass(frozen=True)
@@ -101,6 +110,10 @@ class Metric:
     def verdict(self) -> Verdict:
         return self.ratio.verdict if self.ratio else "not measured"
 
+    @property
+    def named(self) -> str:
+        return f"{self.name} ({self.counted} tokens)" if self.counted else self.name
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -110,6 +123,18 @@ class Comparison:
     target: Side
     metrics: list[Metric]
 
+    @property
+    def missing(self) -> dict[str, list[Metric]]:
+        """Metrics that were not measured on both sides, by the reason."""
+        reasons: dict[str, list[Metric]] = {}
+        for metric in self.metrics:
+            if metric.reason:
+                reasons.setdefault(metric.reason, []).append(metric)
+        return reasons
+
+
+Seconds = Callable[[LatencySample], float]
+
 
 @dataclass(frozen=True)
 class _Kind:
@@ -117,7 +142,7 @@ class _Kind:
 
     name: str
     counted: Counted | None
-    seconds: Callable[[LatencySample], float]
+    seconds: Seconds
     several_users: bool  # the best cell above batch size 1; else batch size 1
 
 
@@ -138,7 +163,6 @@ KINDS = (
     _Kind("multi-user maximum throughput", "output", _request, True),
     _Kind("multi-user maximum throughput", "input + output", _request, True),
 )
-
 DIFFERENT = len({(kind.seconds, kind.several_users) for kind in KINDS})  # ratios
 
 
@@ -151,68 +175,95 @@ def compare(baseline: Side, target: Side) -> Comparison:
 
 
 def _metric(kind: _Kind, baseline: Side, target: Side) -> Metric:
-    unit: Literal["ms", "tokens/s"] = "tokens/s" if kind.counted else "ms"
-    chosen = [_chosen(kind, side) for side in (baseline, target)]
-    reasons = [
-        f"{name}: {cell}"
-        for name, cell in zip(("baseline", "target"), chosen, strict=True)
-        if isinstance(cell, str)
-    ]
-    values = [None if isinstance(c, str) else _value(kind, c, baseline) for c in chosen]
+    sides = {"baseline": baseline, "target": target}
+    cells = {name: _cells(kind, side) for name, side in sides.items()}
+    reasons = [f"{name}: {of}" for name, of in cells.items() if isinstance(of, str)]
+    best = {
+        name: max(of, key=lambda cell: cell.batch_size / _mean(kind, cell))
+        for name, of in cells.items()
+        if not isinstance(of, str)
+    }
+    values = {name: _value(kind, cell, sides[name]) for name, cell in best.items()}
     ratio = None
-    before, after = chosen
-    if not isinstance(before, str) and not isinstance(after, str):
-        ratio = _ratio(kind, before, after)
+    if len(best) == 2:
+        ratio = _ratio(kind, best["baseline"], best["target"], baseline, target)
     return Metric(
-        kind.name, unit, kind.counted, values[0], values[1], ratio, "; ".join(reasons) or None
+        name=kind.name,
+        unit="tokens/s" if kind.counted else "ms",
+        counted=kind.counted,
+        baseline=values.get("baseline"),
+        target=values.get("target"),
+        ratio=ratio,
+        reason="; ".join(reasons) or None,
     )
 
 
-def _chosen(kind: _Kind, side: Side) -> Cell | str:
-    """The cell that the metric is of, or why there is none."""
+def _cells(kind: _Kind, side: Side) -> list[Cell] | str:
+    """The measured cells that the metric may be of, or why there is none."""
     fitting = [c for c in side.table.cells if (c.batch_size > 1) == kind.several_users]
     what = "above 1" if kind.several_users else "1"
     if not fitting:
         return f"no batch size {what} in the plan"
-    measured = [cell for cell in fitting if cell.counted]
-    if measured:
-        return max(measured, key=lambda cell: cell.batch_size / _mean(kind, cell))
     reasons = dict.fromkeys(cell.reason for cell in fitting if cell.reason)
-    return "; ".join(reasons) or f"no run at batch size {what}"
+    measured = [cell for cell in fitting if cell.counted]
+    return measured or "; ".join(reasons) or f"no run at batch size {what}"
 
 
 def _value(kind: _Kind, cell: Cell, side: Side) -> Value:
     seconds = _mean(kind, cell)
     prompt, output = side.table.sequence_length, side.decode_length
     tokens = {"input": prompt, "output": output, "input + output": prompt + output}
-    if kind.counted is None:
-        value = 1e3 * seconds
-    else:
+    value = 1e3 * seconds
+    if kind.counted is not None:
         value = cell.batch_size * tokens[kind.counted] / seconds
     return Value(value, cell.batch_size, len(cell.counted))
-
-
-def _ratio(kind: _Kind, baseline: Cell, target: Cell) -> Ratio:
-    interval = change(
-        _log_seconds(kind, target),
-        _log_seconds(kind, baseline),
-        None,
-        1 - (1 - CONFIDENCE) / DIFFERENT,
-    )
-    ends = None if interval.confidence is None else (interval.low, interval.high)
-    low, high = ends or (None, None)
-    return Ratio("Ratio_Throughput" if kind.counted else "Ratio_Latency", interval.ratio, low, high)
 
 
 def _mean(kind: _Kind, cell: Cell) -> float:
     return float(np.mean([kind.seconds(sample) for sample in cell.counted]))
 
 
-def _log_seconds(kind: _Kind, cell: Cell) -> Estimate:
-    """Logarithm of the mean seconds for one row of the batch, and its standard error."""
-    seconds = [kind.seconds(sample) for sample in cell.counted]
-    count, mean = len(seconds), float(np.mean(seconds))
-    error = math.inf
-    if count >= LEAST_BLOCKS:
-        error = float(np.std(seconds, ddof=1)) / math.sqrt(count) / mean
-    return Estimate(math.log(mean / cell.batch_size), error, count - 1)
+def _ratio(kind: _Kind, before: Cell, after: Cell, baseline: Side, target: Side) -> Ratio:
+    """before, after: the best cells of baseline and target."""
+    seconds = [_mean(kind, cell) / cell.batch_size for cell in (after, before)]
+    name: Literal["Ratio_Latency", "Ratio_Throughput"]
+    name = "Ratio_Throughput" if kind.counted else "Ratio_Latency"
+    value = seconds[0] / seconds[1]
+    pairs = {
+        cell.batch_size: (cell, other)
+        for cell in baseline.table.cells
+        for other in target.table.cells
+        if cell.batch_size == other.batch_size and (cell.batch_size > 1) == kind.several_users
+        if cell.counted and other.counted
+    }
+    same = baseline.folder == target.folder
+    if not (same and all(_shared(*pairs.get(c.batch_size, (c, None))) for c in (before, after))):
+        return Ratio(name, value, in_turns=False)
+    level = (1 - CONFIDENCE) / DIFFERENT / len(pairs)
+
+    def interval(size: int) -> stats.Interval:
+        turns = [_turns(kind, cell) for cell in pairs[size]]
+        return stats.intervals(turns[0], {1: turns[1]}, Floor(), level)[1]
+
+    low, high = interval(after.batch_size), interval(before.batch_size)
+    if not (np.isfinite(low.half_width) and np.isfinite(high.half_width)):
+        return Ratio(name, value)
+    # The value is a quotient of means, which one late run moves; the interval is of the mean log.
+    return Ratio(name, value, min(low.low, value), max(high.high, value))
+
+
+def _shared(baseline: Cell, target: Cell | None) -> bool:
+    """Whether most runs of the target were taken in cycles with the baseline's."""
+    if target is None:
+        return False
+    cycles = {sample.cycle for sample in baseline.counted} - {None}
+    return sum(sample.cycle in cycles for sample in target.counted) * 2 > len(target.counted)
+
+
+def _turns(kind: _Kind, cell: Cell) -> Turns:
+    samples = cell.counted
+    return Turns(
+        np.array([sample.cycle for sample in samples]),
+        np.array([sample.process for sample in samples]),
+        np.array([kind.seconds(sample) for sample in samples]),
+    )

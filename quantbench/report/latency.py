@@ -9,28 +9,33 @@ cell is NaN.
 
 import csv
 import io
+import math
+import unicodedata
 from collections.abc import Sequence
 
-from quantbench.compare.figures.latency import (
+from quantbench.answer.latency import (
     CONFIDENCE,
     INTERPOLATION,
     LEAST_RUNS,
     Cell,
+    Latencies,
+    Row,
+    Table,
     estimate_rows,
     latency_rows,
     rate_rows,
 )
-from quantbench.compare.sampling.latency_plan import LatencyPlan
-from quantbench.compare.sampling.latency_results import LatencyResults, TableResult
-from quantbench.report.latency_tables import NO_INTERVAL, Pairs, pairs_text, rows_text
+from quantbench.bench.cell_plan import CellPlan
 from quantbench.run import energy
 from quantbench.run.energy import Energy, NotCounted
 from quantbench.text import counted, one_line
 
+Pairs = tuple[tuple[str, str], ...]
+INTERVAL, NO_INTERVAL = "95 % Interval", "none"
 NOT_REACHED = "not measured yet; --resume goes on"
 NOTE = (
     f"Percentiles are of sorted samples, by {INTERPOLATION}. Intervals of the averages are "
-    f"{100 * CONFIDENCE:.0f} % by Student's t on their logarithms, over runs of one process; "
+    f"{100 * CONFIDENCE:.0f} % by Student's t on their logarithms, over runs of one cell; "
     f"{NO_INTERVAL} with fewer than {LEAST_RUNS}. An average rate is all work ÷ all time. "
     "TTFT: time to first token; TPOT: time per output token, the mean of a run's steps; ITL: "
     "latency between two tokens."
@@ -38,19 +43,19 @@ NOTE = (
 FIELDS = ("model", "arm", "ranks", "sequence_length", "batch_size", "run", "step", "seconds")
 
 
-def report(results: LatencyResults) -> str:
+def report(results: Latencies) -> str:
     """All tables that have a cell, as one Markdown text."""
     sections = [section(table, results.plan) for table in results.tables]
     return "\n".join(sections) if sections else "Nothing was measured.\n"
 
 
-def section(table: TableResult, plan: LatencyPlan) -> str:
+def section(table: Table, plan: CellPlan) -> str:
     """One model, arm, number of ranks and sequence length."""
     every = cells(table, plan)
     tables = [
         pairs_text(parameters(table, plan)),
-        rows_text("latency", latency_rows(every)),
-        rows_text("throughput", rate_rows(every, table.sequence_length)),
+        rows_text(latency_rows(every)),
+        rows_text(rate_rows(every, table.sequence_length)),
     ]
     heading = f"# {_plain(table.checkpoint)}, {_plain(table.arm)}, " + ", ".join(
         [counted(table.ranks, "rank"), f"prompts of {counted(table.sequence_length, 'token')}"]
@@ -79,7 +84,7 @@ def _estimates(every: Sequence[Cell]) -> list[str]:
             "Estimated before the first run, by the speed of this machine then. Measured is the "
             "average above; the error is (estimated − measured) ÷ measured."
         )
-        parts.append(rows_text("estimates", rows))
+        parts.append(rows_text(rows))
     if joules := [line for cell in every if (line := _joules(cell))]:
         parts += ["Energy, the prompt's included:", "\n".join(joules)]
     return parts
@@ -94,7 +99,7 @@ def _joules(cell: Cell) -> str:
     return f"- batch size {cell.batch_size}: {said}" if said else ""
 
 
-def cells(table: TableResult, plan: LatencyPlan) -> list[Cell]:
+def cells(table: Table, plan: CellPlan) -> list[Cell]:
     """A cell for each batch size of the plan; those that are not there have a reason."""
     measured = {cell.batch_size: cell for cell in table.cells}
     every = [measured.get(size, Cell(size, [])) for size in plan.batch_sizes]
@@ -104,11 +109,10 @@ def cells(table: TableResult, plan: LatencyPlan) -> list[Cell]:
     ]
 
 
-def parameters(table: TableResult, plan: LatencyPlan) -> Pairs:
+def parameters(table: Table, plan: CellPlan) -> Pairs:
     """Rows of the table of parameters: what describes a run."""
-    name = table.model.name if table.model else table.checkpoint
     rows = [
-        ("Model", name),
+        ("Model", table.model or table.checkpoint),
         ("Sequence Length", str(table.sequence_length)),
         ("Decode Length", str(plan.decode_length)),
         ("N Runs", str(plan.runs)),
@@ -117,20 +121,21 @@ def parameters(table: TableResult, plan: LatencyPlan) -> Pairs:
         ("Arm", table.arm),
         ("Tensor Parallel", counted(table.ranks, "rank")),
     ]
-    carried = table.carried
-    if carried is not None:
+    if ran := table.ran:
+        sizes = ", ".join(map(str, ran.compiled))
+        sizes = f"for batch size{'s' * (len(ran.compiled) > 1)} {sizes}" if sizes else "nothing"
         rows += [
-            ("Precision", carried.precision),
-            ("Kernel", carried.kernel or "-"),
-            ("Decoder", carried.decoder or "-"),
-            ("Compiled", ", ".join(carried.compiled) or "nothing"),
-            ("Device", carried.device),
-            ("Machine", carried.machine),
+            ("Precision", ran.precision),
+            ("Kernel", ran.kernel or "-"),
+            ("Decoder", ran.decoder or "-"),
+            ("Compiled", sizes),
+            ("Device", ran.device),
+            ("Machine", ran.machine),
         ]
     return tuple((what, _plain(value)) for what, value in rows)
 
 
-def samples(results: LatencyResults) -> str:
+def samples(results: Latencies) -> str:
     """CSV with a line for each prefill and each decoding step; a cell without samples has one line
     with its reason. Runs count from 1, in the order of arrival; step 0 is prefill. The last two
     columns, an estimate and (estimated − measured) ÷ measured, are empty where there is none."""
@@ -160,3 +165,59 @@ def _against(cell: Cell, step: int, seconds: float) -> list[str]:
 def _plain(text: str) -> str:
     """A text from elsewhere on one line, without the characters that separate cells."""
     return one_line(text).replace("\\", "/").replace("|", "\\|")
+
+
+# ------------------------------------------------------------------------------ Markdown tables
+
+
+def rows_text(rows: Sequence[Row]) -> str:
+    """The table's lines, without a line end after the last one. Every column is as wide as its
+    widest cell, cells are aligned left with a space on either side. rows: at least one."""
+    names = list(rows[0].values)
+    header = [name if name.startswith("p") else name.capitalize() for name in names]
+    if "average" in names:  # its interval stands behind it
+        header.insert(1, INTERVAL)
+    return _grid(["Step", "Batch Size", *header], [_cells(row) for row in rows])
+
+
+def pairs_text(pairs: Pairs) -> str:
+    """The table of parameters, as `rows_text`."""
+    return _grid(("Parameter", "Value"), pairs)
+
+
+def _grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    columns = zip(header, *rows, strict=True)
+    widths = [max(map(_width, column)) for column in columns]
+    dashes = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
+    return "\n".join([_line(header, widths), dashes, *(_line(row, widths) for row in rows)])
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    padded = [
+        f" {cell}{' ' * (width - _width(cell))} " for cell, width in zip(cells, widths, strict=True)
+    ]
+    return f"|{'|'.join(padded)}|"
+
+
+def _cells(row: Row) -> list[str]:
+    figures = [_number(value, row.unit, name == "error") for name, value in row.values.items()]
+    if "average" in row.values:
+        ends = row.interval and f"{row.interval[0]:.2f} to {row.interval[1]:.2f} {row.unit}"
+        figures.insert(1, ends or NO_INTERVAL)
+    return [row.step, str(row.batch_size), *figures]
+
+
+def _number(value: float, unit: str, is_share: bool) -> str:
+    if is_share:
+        return "NaN %" if math.isnan(value) else f"{100 * value:+.2f} %"
+    return f"NaN {unit}" if math.isnan(value) else f"{value:.2f} {unit}"
+
+
+def _width(text: str) -> int:
+    """How many columns a text takes on a terminal."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in "WF")
+        for c in text
+    )

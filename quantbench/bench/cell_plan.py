@@ -1,12 +1,14 @@
-"""What a sweep of latencies measures: models × arms × ranks × sequence lengths × batch sizes.
+"""What `latency` measures: models × ranks × prompt lengths × batch sizes × arms.
 
     plan = make_plan(common, ["--quantization none"], ["tiny"], "1,2", "100", "1,2,4")
-    for load in plan.loads: ...             # a model is loaded and quantized once for each
-    plan.difference(other)                  # "--runs is 10 there and 20 here", or None
+    plan.cells[3].config(plan)          # the options of generate.py that run this cell
+    plan.difference(other)              # "--runs is 10 there and 20 here", or None
 
-A table is one (model, arm, ranks, sequence length); a cell of it is one batch size.
+A cell is one of each; its number in `cells` is its number in the store. Arms of one place, a model
+with a number of ranks, a prompt length and a batch size, are measured in the same cycles.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -44,21 +46,43 @@ class PlannedArm:
 
 
 @dataclass(frozen=True)
-class Load:
-    """What one loaded model measures: every sequence length and batch size of the plan."""
+class Place:
+    """What arms are compared in: all of a cell but its arm."""
 
-    model: str
-    arm: PlannedArm
+    model: str  # checkpoint path
     ranks: int
-
-    @property
-    def key(self) -> tuple[str, str, int]:
-        return self.model, self.arm.name, self.ranks
+    sequence_length: int  # tokens of each prompt
+    batch_size: int
 
 
 @dataclass(frozen=True)
-class LatencyPlan:
-    """Everything that a sweep measures. Raises UsageError, one line, for values out of range."""
+class PlannedCell:
+    place: Place
+    arm: PlannedArm
+
+    @property
+    def name(self) -> str:
+        place = self.place
+        parts = (self.arm.name, place.model, counted(place.ranks, "rank"))
+        return ", ".join([*parts, f"prompt {place.sequence_length}, batch {place.batch_size}"])
+
+    def config(self, decode_length: int) -> RunConfig:
+        place = self.place
+        return dataclasses.replace(
+            parse(self.arm.argv),
+            checkpoint_path=place.model,
+            tp=place.ranks,
+            prefill_size=place.sequence_length,
+            batch_size=place.batch_size,
+            max_new_tokens=decode_length,
+            temperature=0.0,
+            write_result="none",
+        )
+
+
+@dataclass(frozen=True)
+class CellPlan:
+    """Everything that `latency` measures. Raises UsageError, one line, for values out of range."""
 
     models: list[str]  # checkpoint paths
     arms: list[PlannedArm]
@@ -66,7 +90,7 @@ class LatencyPlan:
     sequence_lengths: list[int]  # tokens of a prompt
     batch_sizes: list[int]
     decode_length: int = 8  # tokens generated, the one that prefill gives among them
-    runs: int = 10  # of each cell; all of them count
+    runs: int = 16  # of each cell; all of them count
     warmups: int = 1  # runs before them
 
     def __post_init__(self) -> None:
@@ -76,8 +100,8 @@ class LatencyPlan:
                 why = ": the first token is prefill's" * (option == "decode_length")
                 raise UsageError(f"--{option} takes a number from {least}{why}; given: {value}")
         for option in ("ranks", "sequence_lengths", "batch_sizes"):
-            name = "--tp" if option == "ranks" else f"--{option}"
-            _check_list(name, getattr(self, option), ",".join(map(str, getattr(self, option))))
+            numbers = getattr(self, option)
+            _check_list(_flag(option), numbers, ",".join(map(str, numbers)))
         for what, names in (("models", self.models), ("arms", [arm.name for arm in self.arms])):
             if not names:
                 raise UsageError(f"a plan without {what} measures nothing: give at least one")
@@ -86,26 +110,25 @@ class LatencyPlan:
                 raise UsageError(f"{shown(twice)} is twice among the {what}: leave one out")
 
     @property
-    def loads(self) -> list[Load]:
-        """Every model, arm and number of ranks, in the order in which they are measured."""
-        return [Load(*each) for each in product(self.models, self.arms, self.ranks)]
+    def places(self) -> list[Place]:
+        """In the order in which they are measured: small batches first."""
+        sizes = sorted(self.batch_sizes)
+        return [Place(*e) for e in product(self.models, self.ranks, self.sequence_lengths, sizes)]
 
     @property
-    def cells(self) -> int:
-        """How many there are in all tables together."""
-        return len(self.loads) * len(self.sequence_lengths) * len(self.batch_sizes)
+    def cells(self) -> list[PlannedCell]:
+        return [PlannedCell(place, arm) for place in self.places for arm in self.arms]
 
-    def difference(self, given: "LatencyPlan") -> str | None:
+    def difference(self, given: "CellPlan") -> str | None:
         """The first difference between the saved plan and the given one."""
         pairs = zip(self.arms, given.arms, strict=False)
         changed = next((a.name for a, b in pairs if a.text == b.text and a.argv != b.argv), None)
         if changed is not None:
             return f"the arm {shown(changed)} has other options of generate.py there"
         for name in self.__dataclass_fields__:
-            kept, new = (_written(getattr(plan, name)) for plan in (self, given))
+            kept, new = (written(getattr(plan, name)) for plan in (self, given))
             if kept != new:
-                option = {"models": "checkpoint_path", "arms": "arm", "ranks": "tp"}.get(name, name)
-                return f"--{option} is {shown(kept)} there and {shown(new)} here"
+                return f"{_flag(name)} is {shown(kept)} there and {shown(new)} here"
         return None
 
 
@@ -117,7 +140,7 @@ def make_plan(
     sequence_lengths: str,
     batch_sizes: str,
     **counts: int,
-) -> LatencyPlan:
+) -> CellPlan:
     """From a command line. common: options that all arms share. Lists are as "1,2,4". counts:
     decode_length, runs, warmups. Raises UsageError, one line."""
     arms = read_arms(common, arm_texts, baseline=False)
@@ -129,10 +152,9 @@ def make_plan(
                 raise UsageError(f"arm {number}, {shown(arm.text)}: {what}")
     refuse_unused(common, [arm.config for arm in arms])
     refuse_identical(arms)
-    planned = [PlannedArm(arm.name, arm.text, argv(arm.config, said=True)) for arm in arms]
-    return LatencyPlan(
+    return CellPlan(
         models=list(checkpoints),
-        arms=planned,
+        arms=[PlannedArm(arm.name, arm.text, argv(arm.config, said=True)) for arm in arms],
         ranks=whole_numbers("--tp", ranks),
         sequence_lengths=whole_numbers("--sequence_lengths", sequence_lengths),
         batch_sizes=whole_numbers("--batch_sizes", batch_sizes),
@@ -155,6 +177,18 @@ def whole_numbers(option: str, text: str) -> list[int]:
     return numbers
 
 
+def written(value: object) -> str:
+    """A value as its option takes it."""
+    if isinstance(value, list):
+        return ",".join(v.text if isinstance(v, PlannedArm) else str(v) for v in value)
+    return str(value)
+
+
+def _flag(field: str) -> str:
+    names = {"models": "checkpoint_path", "arms": "arm", "ranks": "tp"}
+    return f"--{names.get(field, field)}"
+
+
 def _check_list(option: str, numbers: Sequence[int], text: str) -> None:
     if not 0 < len(numbers) <= LONGEST_LIST:
         given = counted(len(numbers), "number")
@@ -166,10 +200,3 @@ def _check_list(option: str, numbers: Sequence[int], text: str) -> None:
             )
         if number in numbers[:n]:
             raise UsageError(f"{option} has {number} twice in {shown(text)}: leave one out")
-
-
-def _written(value: object) -> str:
-    """A value as its option takes it."""
-    if isinstance(value, list):
-        return ",".join(v.text if isinstance(v, PlannedArm) else str(v) for v in value)
-    return str(value)

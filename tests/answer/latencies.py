@@ -1,0 +1,61 @@
+"""What `latency` measured, made up: turns around a speed, as its folder holds them."""
+
+import dataclasses
+import random
+
+from quantbench.answer.latency import tables
+from quantbench.bench.cell_plan import CellPlan, PlannedArm
+from quantbench.bench.cells import begin
+from quantbench.bench.store import Ended, Ready, Store, Turn
+from quantbench.run.energy import NotCounted
+from tests.bench.facts import arm_facts
+
+MODEL, MACHINE = "made-up-1B", "2 cores of a CPU"
+ESTIMATE = {"prompt_seconds": 0.1, "token_seconds": 0.03, "joules_per_token": 0.5}
+
+
+def plan(arms=("none", "int8wo"), **changes):
+    planned = [
+        PlannedArm(name, f"--quantization {name}", ["--quantization", name]) for name in arms
+    ]
+    settings = {"ranks": [1], "sequence_lengths": [100], "batch_sizes": [1, 2, 4]}
+    settings |= {"models": ["tiny"], "decode_length": 3, "runs": 16}
+    return CellPlan(**{"arms": planned, **settings, **changes})
+
+
+def measured(slownesses, folder=None, seed=0, together=True, estimate=None, model=MODEL, **changes):
+    """A Store of all cells of a plan. slownesses: seconds by arm, relative to 0.1 s a row of a
+    prompt and 0.02 s a step. together: whether arms share cycles. estimate: of the first cell."""
+    made = plan(tuple(slownesses), **changes)
+    numbers = random.Random(seed)
+    results = begin(made)
+    results.about = dataclasses.replace(results.about, machine=MACHINE)
+    kept, cycle = Store(results, folder), 0
+    for number, cell in enumerate(made.cells):
+        config = dataclasses.replace(cell.config(made.decode_length), device="cpu")
+        facts = arm_facts(config=config, model=model)
+        of_cell = estimate if number == 0 else None
+        energy = [NotCounted("no counter; power limit × time is an upper bound")]
+        kept.add(Ready(number, 0, dataclasses.replace(facts, estimate=of_cell, energy=energy)))
+    for first in range(0, len(made.cells), len(made.arms)):
+        for run in range(made.runs):
+            state = numbers.uniform(0.7, 1.4)  # of the machine, in this cycle
+            for arm, slowness in enumerate(slownesses.values()):
+                own, size = first + arm, made.cells[first].place.batch_size
+                at = cycle if together else cycle + 1000 * (arm + 1)
+
+                def drawn(seconds, by=state * slowness):
+                    return seconds * by * numbers.uniform(0.99, 1.01)
+
+                steps = [drawn(0.02) for _ in range(made.decode_length - 1)]
+                kept.add(Turn(own, 0, at, "prompt", 100, drawn(0.1 * size)))
+                kept.add(Turn(own, 0, at, "decode", len(steps), sum(steps), steps))
+            cycle += 1
+    kept.add(Ended("complete", 1.0))
+    return kept
+
+
+def latencies(slownesses, **given):
+    kept = measured(slownesses, **given)
+    changes = {name: value for name, value in given.items() if name in CellPlan.__dataclass_fields__}
+    return tables(kept.results, plan(tuple(slownesses), **changes))

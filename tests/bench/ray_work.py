@@ -1,0 +1,39 @@
+"""What tasks do in the test of a Ray cluster: measure nothing, and wait to be killed."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+from quantbench.bench.cell_plan import CellPlan
+from quantbench.bench.ray_tasks import KEYS, node
+from quantbench.bench.store import Ended, Ready, Repeated, Turn
+from quantbench.typed_json import from_json, to_json
+from tests.bench.facts import arm_facts
+
+
+def work(task, timeout):
+    """Writes the node's name into the folder that the model is named after; then `slow` waits until
+    its node is killed, if it is the first attempt, and `lost` at every attempt."""
+    import ray
+
+    asked = json.loads(task)
+    plan = from_json(CellPlan, asked["plan"])
+    folder = Path(plan.cells[asked["cells"][0]].place.model)
+    journal = folder / "journal"
+    with open(journal, "a") as file:
+        mine = ray.get_runtime_context().get_node_id()
+        file.write(f"{mine} {os.environ['OMP_NUM_THREADS']}\n")
+    first = len(journal.read_text().splitlines()) == 1
+    if folder.name == "lost":
+        os._exit(1)
+    if folder.name == "slow" and first:
+        time.sleep(300)
+    events = []
+    for number in asked["cells"]:
+        events.append(Ready(number, 0, arm_facts(), node()))
+        for cycle in range(plan.runs + 1):
+            events.append(Turn(number, 0, cycle, "prompt", 100, 0.1))
+            events.append(Turn(number, 0, cycle, "decode", 2, 0.04, [0.02, 0.02]))
+    events += [Repeated(0), Ended("complete", 1.0)]
+    return json.dumps([{KEYS[type(event)]: to_json(event)} for event in events])

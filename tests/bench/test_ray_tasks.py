@@ -1,0 +1,125 @@
+"""Cells on a Ray cluster: what a task asks for, and what becomes of one whose node is lost."""
+
+import threading
+import time
+
+import pytest
+from click.testing import CliRunner
+
+from quantbench.__main__ import commands
+from quantbench.answer.latency import tables
+from quantbench.bench import ray_tasks
+from quantbench.bench.cells import begin
+from quantbench.bench.store import Store, Turn
+from quantbench.errors import UsageError
+from quantbench.log.config import RunConfig
+from tests.answer.latencies import plan
+
+NODES = [{"CPU": 8.0}, {"CPU": 4.0, "memory": 1e9}]
+CARDS = [{"CPU": 16.0, "GPU": 4.0}, {"CPU": 16.0, "GPU": 1.0}]
+NEEDS = [
+    (1, {}, NODES, {"CPU": 4}),  # all cores of the smaller node
+    (6, {}, NODES, {"CPU": 8}),  # of the one that has a core for each rank
+    (2, {"threads": 2}, NODES, {"CPU": 4}),
+    (1, {"threads": 3}, NODES, {"CPU": 3}),
+    (2, {}, CARDS, {"GPU": 2, "CPU": 2}),
+    (4, {"device": "cuda"}, CARDS, {"GPU": 4, "CPU": 4}),
+    (2, {"device": "cpu"}, CARDS, {"CPU": 16}),
+]
+
+
+@pytest.mark.parametrize(("ranks", "options", "nodes", "needs"), NEEDS)
+def test_what_a_task_asks_for(ranks, options, nodes, needs):
+    assert ray_tasks.needed(ranks, RunConfig(**options), nodes, "head:1") == needs
+
+
+def test_a_task_that_no_node_can_take():
+    with pytest.raises(UsageError, match="--tp 9: .* 9 CPUs of one node, .* head:1 has 8$"):
+        ray_tasks.needed(9, RunConfig(), NODES, "head:1")
+    with pytest.raises(UsageError, match="8 GPUs of one node, .* has 4$"):
+        ray_tasks.needed(8, RunConfig(), CARDS, "head:1")
+
+
+def test_a_half_measured_cell_is_not_finished_on_another_machine():
+    made = plan()
+    kept = Store(begin(made), None)
+    kept.add(Turn(0, 0, 0, "decode", 2, 0.04, [0.02, 0.02]))
+
+    class Ray:
+        def remote(self, **options):
+            return lambda work: work
+
+    with pytest.raises(UsageError, match="half measured on one machine.* without --ray"):
+        ray_tasks._Tasks(Ray(), kept, made, "head:1", print, None, ray_tasks.measure)
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("127.0.0.1:1", "--ray 127.0.0.1:1: there is no Ray; `ray start --head` starts one"),
+        ("nowhere", "--ray takes HOST:PORT, ray://HOST:PORT or auto; given: 'nowhere'"),
+        ("host:port", "--ray takes HOST:PORT"),
+    ],
+)
+def test_an_address_where_no_ray_is(address, message, tmp_path):
+    pytest.importorskip("ray", reason="ray is not installed")
+    words = ["latency", "--ray", address, "--output", str(tmp_path / "out")]
+    done = CliRunner().invoke(commands, words)
+    assert done.exit_code == 2 and message in done.stderr and done.stderr.count("\n") == 1
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    pytest.importorskip("ray", reason="ray is not installed")
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    yield made
+    made.shutdown()
+
+
+@pytest.mark.slow
+def test_a_node_that_is_killed_in_the_middle(cluster, tmp_path):
+    """Three tasks on two nodes: one's node is killed, one's process ends at every attempt."""
+    from tests.bench.ray_work import work
+
+    nodes = {node.node_id: node for node in (cluster.add_node(num_cpus=2) for _ in range(2))}
+    models = [str(tmp_path / name) for name in ("slow", "fast", "lost")]
+    for model in models:
+        (tmp_path / model).mkdir()
+    made = plan(models=models, batch_sizes=[1, 2], runs=4)
+    kept, said = Store(begin(made), tmp_path / "out"), []
+
+    def kill():
+        deadline = time.monotonic() + 200
+        while time.monotonic() < deadline and not (tmp_path / "slow" / "journal").exists():
+            time.sleep(0.05)
+        time.sleep(0.5)
+        name = (tmp_path / "slow" / "journal").read_text().split()[0]
+        cluster.remove_node(nodes[name], allow_graceful=False)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    ray_tasks.run(kept, made, cluster.address, said.append, work=work)
+    killer.join()
+    measured = tables(kept.results, made)
+    assert measured.ended == "complete" and len(measured.tables) == 6
+    tried = [
+        [line.split() for line in (tmp_path / model / "journal").read_text().splitlines()]
+        for model in models
+    ]
+    assert [len(lines) for lines in tried] == [2, 1, 2]
+    assert {threads for lines in tried for _, threads in lines} == {"2"}
+    assert tried[0][0][0] != tried[0][1][0]  # the other node took it
+    for table in measured.tables:
+        assert [cell.batch_size for cell in table.cells] == [1, 2]
+        if table.checkpoint == models[2]:
+            reasons = {cell.reason for cell in table.cells}
+            assert len(reasons) == 1 and "lost 2 times: the Ray worker was lost" in reasons.pop()
+        else:
+            # Of each task the first cycle is repeated: cycles of one task are not the other's.
+            assert all(len(cell.samples) == 4 and not cell.reason for cell in table.cells)
+            last = tried[models.index(table.checkpoint)][-1][0]
+            assert table.ran.machine.startswith(f"Ray node {last[:8]} ")
+    assert sum("it is tried once more" in line for line in said) == 2
