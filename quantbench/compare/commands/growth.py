@@ -81,7 +81,8 @@ def growth(
     kept = files.Output("--json", json_path if axes else None, files.is_json, "JSON")
     files.check_outputs([picture, kept], {} if axes else {"--json": json_path})
     if not (axes or data.points):
-        raise UsageError(f"{json_path} holds no points yet, and --over none measures none")
+        why = files.missing(json_path) or "it holds no points yet"
+        raise UsageError(files.refusal("--json", json_path, why, "--over none measures none"))
     common = RunConfig(
         device=device,
         max_new_tokens=max_new_tokens,
