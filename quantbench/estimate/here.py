@@ -72,11 +72,12 @@ class Line:
     cycles: tuple[tuple[float, ...], ...]  # seconds of a pass through each
 
     def phase(self, total: int) -> Phase:
-        """Of the model with `total` layers: the median over cycles of what each extrapolates to."""
+        """Of the model with `total` layers: the median over cycles of what each extrapolates to, at
+        least what the many layers take, below which noise could bring it."""
         each = [self._layer(cycle) for cycle in self.cycles]
         more = total - self.layers[-1]
         seconds = [cycle[-1] + more * b for cycle, b in zip(self.cycles, each, strict=True)]
-        value = statistics.median(seconds)
+        value = max(statistics.median(seconds), statistics.median(c[-1] for c in self.cycles))
         scatter = statistics.median(abs(one - value) for one in seconds)
         error = MEDIAN_ERROR * scatter / math.sqrt(len(seconds)) / value
         in_layers = min(max(0.0, total * statistics.median(each)), value)
