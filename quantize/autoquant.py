@@ -2,18 +2,18 @@
 
     choices = choose(samples, AutoQuant(), batch_size=1, min_sqnr=35.0, cache=files.cache_folder())
     print(table(choices))
-    model = load_model(path, transform=AutoQuantizer(by_shape(choices), device, dtype))
+    model = load_model(path, transform=MixedQuantizer(by_shape(choices), device, dtype))
 
 A candidate is a scheme and a kernel. To be chosen it has to be faster than full precision by more
 than noise, and its output on real activations has to keep a signal-to-quantization-noise ratio
 (SQNR) of min_sqnr decibels: 35 dB is noise of 1.8 % of the signal's size.
 """
 
+import copy
 import hashlib
 import json
 import math
 import textwrap
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,16 +21,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 import torchao
 from torch import Tensor, nn
 
 from quantbench import devices, files
-from quantbench.errors import CheckpointError, KernelError, QuantbenchError, UsageError
+from quantbench.errors import KernelError, QuantbenchError
 from quantbench.quantize import race
 from quantbench.quantize.race import Timing, attempt
 from quantbench.quantize.registry import Quantizer, available, with_weight
-from quantbench.quantize.spec import FullPrecision, Quantization, Spec, parse_scheme
+from quantbench.quantize.spec import FullPrecision, Quantization, Spec
 from quantbench.text import aligned
 from quantbench.typed_json import from_json, parsed, to_json
 
@@ -119,7 +118,7 @@ def choose(
         timings = read(file)
         kept = timings.keys() >= {str(one) for one in field if one.reason is None}
         _measure(field, parts, batch_size, compile, timings if kept else None)
-        if not kept:
+        if file and not kept:
             write(file, {str(one): one.timing for one in field if one.timing})
         chosen, judged = decide(field, min_sqnr)
         setting = f"batch {batch_size}, {str(first.weight.dtype)[6:]}"
@@ -159,7 +158,8 @@ def _measure(
     first, unless its timings are known."""
     plain = [sample.layer for sample in samples]
     inputs = [_rows(sample.activations, max(SQNR_ROWS, batch_size)) for sample in samples]
-    exact = [_product(layer, x) for layer, x in zip(plain, inputs, strict=True)]
+    # Without 16-bit rounding: float32's is 120 dB away.
+    exact = [copy.deepcopy(one).float()(x.float()) for one, x in zip(plain, inputs, strict=True)]
     raced: list[tuple[Candidate, nn.Module, Tensor]] = []
 
     def quality(one: Candidate) -> None:
@@ -186,12 +186,6 @@ def _measure(
             one.timing = timing
         else:
             one.reason = f"wrong: decode's output is {agreement:.1f} dB from its batched output"
-
-
-def _product(layer: nn.Linear, x: Tensor) -> Tensor:
-    """layer(x) without 16-bit rounding: float32's is 120 dB away."""
-    bias = None if layer.bias is None else layer.bias.float()
-    return F.linear(x.float(), layer.weight.float(), bias)
 
 
 def _part(layer: nn.Linear) -> nn.Linear:
@@ -309,64 +303,6 @@ def write(file: Path | None, timings: Mapping[str, Timing]) -> None:
             )
 
 
-class AutoQuantizer:
-    """(name, module) -> module, as registry.Quantizer: the chosen scheme for each layer's shape."""
-
-    def __init__(
-        self, chosen: Mapping[Any, tuple[Spec, str]], device: torch.device, dtype: torch.dtype
-    ) -> None:
-        """chosen: a scheme and a kernel by a layer's shape (N, K) or name. A kernel that cannot run
-        here is replaced by the best that can; KernelError if none can."""
-        self.ran: Counter[str] = Counter()  # how many layers each kernel got
-        self.layers: dict[str, tuple[str, str]] = {}  # (scheme, kernel) of each layer built
-        made = {}
-        for spec, kernel in set(chosen.values()):
-            runs = available(spec, device, dtype).get(kernel, "unknown") is None
-            made[spec, kernel] = Quantizer(spec, device, dtype, kernel if runs else "auto")
-        self._quantizers = {key: made[how] for key, how in chosen.items()}
-
-    def __call__(self, name: str, module: nn.Module) -> nn.Module:
-        return self.built(name, self.quantized(name, module))
-
-    def takes(self, module: nn.Module) -> bool:
-        return isinstance(module, nn.Linear)
-
-    def quantized(self, name: str, module: nn.Module) -> nn.Module:
-        """The layer with its scheme's numbers; KernelError, naming the layer, without a choice."""
-        return self._of(name, module).quantized(name, module) if self.takes(module) else module
-
-    def built(self, name: str, layer: nn.Module) -> nn.Module:
-        """The layer in its kernel's form."""
-        if not self.takes(layer):
-            return layer
-        quantizer = self._of(name, layer)
-        built = quantizer.built(name, layer)
-        kernel = quantizer.kernel_for(name, layer)  # the one built: those that failed are gone
-        self.ran[kernel] += 1
-        self.layers[name] = str(quantizer.spec), kernel
-        return built
-
-    def _of(self, name: str, layer: nn.Module) -> Quantizer:
-        shape = layer.out_features, layer.in_features
-        quantizer = self._quantizers.get(name) or self._quantizers.get(shape)
-        if quantizer is None:
-            raise KernelError(
-                "{} is {} by {}, and autoquant has chosen nothing".format(name, *shape)
-            )
-        return quantizer
-
-
 def by_shape(choices: Sequence[Choice]) -> dict[Any, tuple[Spec, str]]:
-    """What AutoQuantizer takes of choices just made."""
+    """What MixedQuantizer takes: a scheme and a kernel by a layer's shape."""
     return {choice.shape: (choice.chosen.spec, choice.chosen.kernel) for choice in choices}
-
-
-def by_name(layers: Mapping[str, Sequence[str]]) -> dict[Any, tuple[Spec, str]]:
-    """What it takes of a saved model's `layers`. CheckpointError for an unknown scheme."""
-    chosen = {}
-    for name, (scheme, kernel) in layers.items():
-        try:
-            chosen[name] = parse_scheme(scheme), kernel
-        except UsageError as error:
-            raise CheckpointError(f"{name} was saved as {scheme!r}: {error}") from None
-    return chosen

@@ -28,6 +28,7 @@ from quantbench.models.loading import Stages, load_model
 from quantbench.models.split import Split
 from quantbench.models.tensor_parallel import split_of
 from quantbench.models.tokenizer import Tokenizer
+from quantbench.quantize.mixed import MixedQuantizer, by_name
 from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import Selection, Spec, parse
 from quantbench.run import calibration, compiling
@@ -147,7 +148,7 @@ class Loading:
         self.quantize_seconds = 0.0  # for quantizing and packing all layers
         self.tiers: Tiers | None = None  # where experts go as they arrive
         if spec.scheme:  # autoquant's quantizer is made in `load`
-            self.quantizer: Quantizer | autoquant.AutoQuantizer = Quantizer(
+            self.quantizer: Quantizer | MixedQuantizer = Quantizer(
                 spec.scheme, device, self.precision, config.kernel
             )
         self.saver: Saver | None = None
@@ -226,14 +227,13 @@ class Loading:
         tokenizer = self.tokenizer or self.checkpoint.tokenizer(vocab_size)
         return calibration.token_ids(self.config.calibration_text, tokenizer, self.device)
 
-    def _autoquantizer(self, say: Say) -> "autoquant.AutoQuantizer":
+    def _autoquantizer(self, say: Say) -> MixedQuantizer:
         """Choose a scheme for each shape of layer, on the inputs of the first layer and of the
         output; for a saved checkpoint, take the choices that were saved."""
+        if saved := self.checkpoint.saved:
+            return MixedQuantizer(by_name(saved.layers), self.device, self.precision)
         from quantbench.quantize import autoquant
 
-        if saved := self.checkpoint.saved:
-            chosen = autoquant.by_name(saved.layers)
-            return autoquant.AutoQuantizer(chosen, self.device, self.precision)
         say("Timing every candidate for each shape of layer …")
         last_line = time.monotonic()
 
@@ -258,7 +258,7 @@ class Loading:
         )
         say(autoquant.table(self.choices))
         chosen = autoquant.by_shape(self.choices)
-        return autoquant.AutoQuantizer(chosen, self.device, self.precision)
+        return MixedQuantizer(chosen, self.device, self.precision)
 
     def _pruning(self) -> Callable[[str, nn.Module], None] | None:
         """For sparse-marlin-wanda: the function that prunes each part as soon as it is loaded."""
