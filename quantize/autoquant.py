@@ -37,6 +37,7 @@ SQNR_ROWS = 64  # activations per SQNR; more do not change it
 # On the CPU at most this many weights of a layer are measured, in evenly spread rows: time is
 # proportional to bytes, and an output layer of 128256 rows would take longer than all other layers.
 MAX_WEIGHTS = 1 << 24
+TOO_SLOW = 8.0  # times the fastest candidate's time: not worth 20 rounds
 GAIN = 0.97  # of full precision's time, at most: the rest may be noise
 # A kernel's output in decode's shape against its own for many rows. Both round differently, which
 # keeps 40 dB and more; a broken kernel keeps none.
@@ -174,11 +175,13 @@ def _measure(
 
     for one in field:
         one.reason = one.reason or attempt(lambda: quality(one))  # noqa: B023
-        one.timing = timings[str(one)] if timings and not one.reason else None
+        one.timing = timings.get(str(one)) if timings and not one.reason else None
     if timings is not None:
         return
+    x, layers = inputs[0][:batch_size], [layer for _, layer, _ in raced]
+    limit = TOO_SLOW if x.device.type == "cpu" else math.inf
     with devices.returning_memory():
-        times = race.race([layer for _, layer, _ in raced], inputs[0][:batch_size], compile)
+        times = race.race(layers, x, compile, too_slow=limit)
     for (one, _, batched), timing, y in zip(raced, times.timings, times.outputs, strict=True):
         if isinstance(timing, str) or y is None:
             one.reason = str(timing)
@@ -272,16 +275,12 @@ def _row(one: Candidate) -> tuple[str, ...]:
 def _digest(layer: nn.Linear, batch_size: int, compile: bool) -> str:
     """The file of a layer's timings, named after all that a product's time depends on but for the
     candidate. Each setting has its own, so two runs at once lose nothing of each other's."""
-    weight, root = layer.weight, Path(__file__).parents[1]
-    versions = torch.__version__, torchao.__version__
-    kernels = files.digest_of_code(root / "ops", root / "quantize")
-    machine = (
-        weight.device.type,
-        devices.describe(weight.device),
-        torch.backends.cpu.get_cpu_capability(),
-    )
-    product = *weight.shape, str(weight.dtype), layer.bias is not None, batch_size, compile
-    key = json.dumps([versions, kernels, machine, product])
+    root, device = Path(__file__).parents[1], layer.weight.device
+    code = files.digest_of_code(root / "ops", root / "quantize")
+    machine = device.type, devices.describe(device), torch.backends.cpu.get_cpu_capability()
+    product = *layer.weight.shape, str(layer.weight.dtype), layer.bias is not None
+    how = torch.__version__, torchao.__version__, batch_size, compile
+    key = json.dumps([code, machine, product, how])
     return f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
 
@@ -293,14 +292,12 @@ def read(file: Path | None) -> dict[str, Timing]:
         return {}
 
 
-def write(file: Path | None, timings: Mapping[str, Timing]) -> None:
+def write(file: Path, timings: Mapping[str, Timing]) -> None:
     """Replace the file. In a folder that cannot be written to nothing is stored."""
+    content = json.dumps({name: to_json(timing) for name, timing in timings.items()})
     with suppress(OSError, QuantbenchError):
-        if file:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            files.write_text(
-                "", file, json.dumps({name: to_json(t) for name, t in timings.items()})
-            )
+        file.parent.mkdir(parents=True, exist_ok=True)
+        files.write_text("", file, content)
 
 
 def by_shape(choices: Sequence[Choice]) -> dict[Any, tuple[Spec, str]]:

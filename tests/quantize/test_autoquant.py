@@ -5,6 +5,7 @@ import json
 import math
 import os
 import random
+import time
 from collections import Counter
 
 import pytest
@@ -168,6 +169,7 @@ def test_the_worst_layer_of_a_shape_counts():
 
 @pytest.mark.parametrize("compile", [False, True], ids=["eager", "compiled"])
 def test_a_small_layer_from_end_to_end(monkeypatch, compile):
+    monkeypatch.setattr(autoquant, "TOO_SLOW", math.inf)
     monkeypatch.setattr(autoquant, "MAX_WEIGHTS", 64 * 64)
     selection = AutoQuant(int4=True)
     if compile:  # which takes seconds for every candidate
@@ -195,12 +197,19 @@ class Broken(nn.Linear):
         raise RuntimeError("no such instruction\nand many more lines")
 
 
-def test_a_race_drops_what_fails():
-    layers = [nn.Linear(8, 8), Broken(8, 8), nn.Linear(8, 8)]
-    result = race.race(layers, torch.randn(1, 1, 8), False, beside=lambda: 7.0)
-    first, broken, last = result.timings
+class Slow(nn.Linear):
+    def forward(self, x):
+        time.sleep(0.05)
+        return super().forward(x)
+
+
+def test_a_race_drops_what_fails_and_what_is_slow():
+    layers = [nn.Linear(8, 8), Slow(8, 8), Broken(8, 8), nn.Linear(8, 8)]
+    result = race.race(layers, torch.randn(1, 1, 8), False, beside=lambda: 7.0, too_slow=50)
+    first, slow, broken, last = result.timings
+    assert slow.rounds == race.WARM_UPS and 0.05 <= slow.seconds
     assert min(first.rounds, last.rounds) >= race.ROUNDS and not first.warm
-    assert broken == "RuntimeError: no such instruction" and result.outputs[1] is None
+    assert broken == "RuntimeError: no such instruction" and result.outputs[2] is None
     assert result.beside.seconds == 7 and result.rotated >= result.cache
 
 
