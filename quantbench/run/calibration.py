@@ -22,6 +22,7 @@ from quantbench.models.tokenizer import Tokenizer
 from quantbench.quantize import autoquant
 from quantbench.quantize import pruning as wanda
 from quantbench.quantize.autoquant import Sample
+from quantbench.quantize.mixed import MixedQuantizer, by_name
 
 if TYPE_CHECKING:
     from quantbench.run.loading import Loading
@@ -31,13 +32,13 @@ ROWS, TOKENS = 8, 256  # of the calibration text: 8 sequences of 256 tokens
 SAMPLED_EXPERTS = 2  # of a layer, for autoquant
 
 
-def autoquantizer(loading: "Loading", say: Callable[[str], None]) -> autoquant.AutoQuantizer:
+def autoquantizer(loading: "Loading", say: Callable[[str], None]) -> MixedQuantizer:
     """Choose a scheme for each shape of layer, on the inputs of the first layer and of the output;
     for a saved checkpoint, take the choices that were saved."""
     checkpoint, config = loading.checkpoint, loading.config
     how = loading.device, loading.precision
     if saved := checkpoint.saved:
-        return autoquant.AutoQuantizer([], *how, saved.layers)
+        return MixedQuantizer(by_name(saved.layers), *how)
     say("Timing every candidate for each shape of layer …")
     last_line = time.monotonic()
 
@@ -52,13 +53,13 @@ def autoquantizer(loading: "Loading", say: Callable[[str], None]) -> autoquant.A
         loading.spec,
         config.batch_size,
         config.min_sqnr,
-        autoquant.default_cache(),
+        files.cache_folder(),
         report,
         compile=config.compile,
         kernel=config.kernel,
     )
     say(autoquant.table(choices))
-    return autoquant.AutoQuantizer(choices, *how)
+    return MixedQuantizer(autoquant.by_shape(choices), *how)
 
 
 def pruner(loading: "Loading") -> Callable[[str, nn.Module], None]:

@@ -8,9 +8,8 @@ logits = decoder.step(tokens, position)     # (B, 1), (1,) -> (B, V)
 decoder.name, decoder.reason                # "modules", "the model is on cuda, …"
 """
 
-import pkgutil
 from collections.abc import Sequence
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -46,10 +45,12 @@ def choose(
     rows: the batch size. compiled: whether torch.compile will compile the step. Raises KernelError,
     with the reason, for a decoder that does not support them.
     """
+    from quantbench.run import cpu_step  # the C++ kernels, which other devices never read
+
     if name_of(name, model, caches, rows) == FUSED:
-        decoder: Decoder = _cpu_step().CpuStep(model, list(caches))
+        decoder: Decoder = cpu_step.CpuStep(model, list(caches))
         return decoder
-    reason = _cpu_step().why_not_fused(model, caches, rows)
+    reason = cpu_step.why_not_fused(model, caches, rows)
     return Modules(model, list(caches), reason, compiled)
 
 
@@ -60,7 +61,9 @@ def name_of(name: str, model: Transformer, caches: Sequence[KVCache], rows: int)
         raise KernelError(f"--decoder {name}: there are auto, {', '.join(DECODERS)}")
     if name == MODULES:
         return MODULES
-    refusal = _cpu_step().why_not_fused(model, caches, rows)
+    from quantbench.run import cpu_step
+
+    refusal = cpu_step.why_not_fused(model, caches, rows)
     if refusal and name != "auto":
         raise KernelError(f"--decoder {name}: {refusal}; auto takes what can run")
     return MODULES if refusal else FUSED
@@ -75,19 +78,16 @@ def compiles_anyway(config: RunConfig, architecture: ModelConfig, device: torch.
     if architecture.mixture is not None:
         apart = config.expert_memory is not None
         return config.compile and mixture.compiles(architecture.mixture, device.type, apart)
+    from quantbench.run import cpu_step
+
     asked = device.type == "cpu" and config.decoder in ("auto", FUSED)
-    one_op_is_possible = asked and _cpu_step().may_take(config, architecture)
+    one_op_is_possible = asked and cpu_step.may_take(config, architecture)
     return config.compile_prefill or (config.compile and not one_op_is_possible)
 
 
 def may_be_fused(layer: nn.Module) -> bool:
     """Whether cpu-step may take a layer that was just loaded; another layer may still refuse."""
     return not isinstance(layer, nn.Linear) or fused_weight(layer) is not None
-
-
-def _cpu_step() -> Any:
-    """The module of cpu-step, by its name: it needs the C++ kernels, as no other decoder does."""
-    return pkgutil.resolve_name("quantbench.run.cpu_step")
 
 
 class Modules:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import pkgutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -26,6 +25,7 @@ from quantbench.models.formats.base import SavedScheme
 from quantbench.models.llama import Transformer
 from quantbench.models.loading import Stages, load_model
 from quantbench.models.tokenizer import Tokenizer
+from quantbench.quantize.mixed import MixedQuantizer
 from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import Selection, Spec, parse
 from quantbench.run import compiling
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from quantbench.models.formats.saved import SavedModel
     from quantbench.models.formats.saver import Saver
     from quantbench.models.split import Split
-    from quantbench.quantize import autoquant
 
 Report = Callable[[int, int], None]
 Say = Callable[[str], None]
@@ -147,7 +146,7 @@ class Loading:
         self.quantize_seconds = 0.0  # for quantizing and packing all layers
         self.tiers: Tiers | None = None  # where experts go as they arrive
         if spec.scheme:  # autoquant's quantizer is made in `load`
-            self.quantizer: Quantizer | autoquant.AutoQuantizer = Quantizer(
+            self.quantizer: Quantizer | MixedQuantizer = Quantizer(
                 spec.scheme, device, self.precision, config.kernel
             )
         saves = config.save and (split is None or split.ranks.rank == 0)
@@ -163,12 +162,18 @@ class Loading:
     def load(self, report: Report, say: Say) -> Transformer:
         """The quantized model; arguments and errors as for the function `load`."""
         if self.spec.scheme is None:
-            self.quantizer = calibration().autoquantizer(self, say)
+            from quantbench.run import calibration  # few schemes are calibrated
+
+            self.quantizer = calibration.autoquantizer(self, say)
         elif isinstance(self.quantizer, Quantizer):
             self.quantizer.say = say
         saver, split = self.saver, self.split
         prunes = self.spec.prunes and not self.checkpoint.saved
-        cut = None
+        cut = prune = None
+        if prunes:
+            from quantbench.run import calibration
+
+            prune = calibration.pruner(self)
         if split:
             from quantbench.run.cutting import RankStages
 
@@ -182,7 +187,7 @@ class Loading:
                 self.config.num_layers,
                 self.tiers.after(self) if self.tiers else self,
                 report,
-                calibration().pruner(self) if prunes else None,
+                prune,
                 split,
                 cut.reads_whole if cut else lambda name: False,
                 saver,
@@ -228,8 +233,3 @@ class Loading:
         if len(ran) <= 1:
             return ran[0][0] if ran else "torch"
         return ", ".join(f"{name} ({n} layer{'s' * (n > 1)})" for name, n in ran)
-
-
-def calibration() -> Any:
-    """The module of schemes that are calibrated: few are, and they need autoquant."""
-    return pkgutil.resolve_name("quantbench.run.calibration")
