@@ -17,7 +17,17 @@ from hypothesis import strategies as st
 from quantbench.cli import Command
 from quantbench.compare.commands.generate import generate
 from quantbench.errors import UsageError
-from quantbench.log.config import EXPERT_POLICIES, EXPERT_PREFETCH, KERNELS, RunConfig, argv, breaks_off, has_glued_option, repro, split
+from quantbench.log.config import (
+    EXPERT_POLICIES,
+    EXPERT_PREFETCH,
+    KERNELS,
+    RunConfig,
+    argv,
+    breaks_off,
+    has_glued_option,
+    repro,
+    split,
+)
 from quantbench.log.options import options, parse
 from quantbench.run.checks import check_options
 
