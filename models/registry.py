@@ -4,7 +4,7 @@
     build(config)                   # weights as torch initializes them, on torch's default device
 
 The file holds a class like models.llama.Transformer, most simply a child of it. Until others are
-taught the class, they refuse it: the C++ ops (run/decoding.py), ranks (`splits`) and peers.
+taught the class, they refuse it: the C++ op (run/cpu_step.py), ranks (`splits`) and peers.
 """
 
 from __future__ import annotations

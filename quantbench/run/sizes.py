@@ -4,6 +4,7 @@ Most layers have the same shapes, so one of each kind is quantized on the meta d
 by their number.
 """
 
+import bisect
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -150,7 +151,7 @@ def check_memory(
         shown += f", batch {config.batch_size}"
     if free is None or weights + need <= free:
         return shown
-    fitting = max(0, free - weights) // cached(1)
+    fitting = bisect.bisect_right(range(1, positions + 1), free - weights, key=cached)
     if fitting:
         advice = f"--cache_size {fitting} is the largest that fits"
         smaller = [name for name in CACHES if _takes(CACHES[name], architecture)]

@@ -217,3 +217,16 @@ def test_configs_survive_json():
     for family, theirs in FAMILIES.items():
         content = json.loads(theirs.to_json_string())
         assert from_hugging_face(content, family).dim == 64
+
+
+def test_layers_of_a_kind_are_found_and_picked():
+    theirs = FAMILIES["gemma-2"]
+    config = from_hugging_face({"model_type": "gemma2", **theirs.to_dict()}, "gemma-2")
+    assert [spec.window for spec in config.layers] == [8, None, 8]
+    assert config.kinds_of_layers() == [[0, 2], [1]]
+    assert config.picked([1, 1, 0]).layers == tuple(config.layers[i] for i in (1, 1, 0))
+    assert config.one_of_each_kind().layers == config.layers[:2]
+    sparse = FAMILIES["qwen-3-moe-dense"]  # its last layer has no experts
+    config = from_hugging_face({"model_type": "qwen3_moe", **sparse.to_dict()}, "sparse")
+    assert config.kinds_of_layers() == [[0, 1], [2]]
+    assert config.picked([2, 0]).mixture.dense_layers == (0,)
