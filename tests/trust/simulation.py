@@ -96,7 +96,7 @@ CELLS = (
     Cell("2 arms, processes alike, 60 s", between=(0.0, 0.0)),
     Cell("2 arms, processes 0 to 5 %, 60 s", between=(0.0, 0.05), trials=300),
     Cell("2 arms, processes 5 %, known, 60 s", between=(0.05, 0.05), history=8),
-    Cell("demo: 4 arms, 20 s", ratios(0.6, 0.75, 1.3), budget=20, half_width=DEMO_WIDTH),
+    Cell("demo: 4 arms, 25 s", ratios(0.6, 0.75, 1.3), budget=25, half_width=DEMO_WIDTH),
     Cell("4 arms, equal, 15 s", (0.0,) * 3, budget=15),
     Cell("4 arms, processes 0 to 5 %, 60 s", (0.0,) * 3, between=(0.0, 0.05), trials=300),
     Cell("8 arms, equal, 60 s", (0.0,) * 7, trials=150),
