@@ -46,7 +46,6 @@ from quantbench.compare.sampling.answers import (
 )
 from quantbench.errors import KernelError, MemoryShortage, QuantbenchError, UsageError
 from quantbench.log.config import parse
-from quantbench.quality.thresholds import MAX_KL
 from quantbench.quality.types import QualityAnswer, ReferenceFile
 from quantbench.run import environment, launch, measure
 from quantbench.run.energy import Energy, Meter, NotCounted
@@ -121,12 +120,7 @@ class Worker:
         sizes.fits(self.plan, free)
 
     def quality(
-        self,
-        tokens: int,
-        text: str | None,
-        reference: ReferenceFile | None,
-        keep: str | None,
-        max_kl: float = MAX_KL,
+        self, tokens: int, text: str | None, reference: ReferenceFile | None, keep: str | None
     ) -> QualityAnswer:
         """How well it predicts, and how far from `reference`. keep: the file for its states."""
         from quantbench import devices
@@ -135,9 +129,7 @@ class Worker:
         started = time.perf_counter()
         keep = keep if self.plan.ranks.rank == 0 else None
         with devices.returning_memory():  # else scoring would raise the peak of generating
-            answer = scores.quick(
-                self.plan, self.loaded.model, tokens, text, reference, keep, max_kl
-            )
+            answer = scores.quick(self.plan, self.loaded.model, tokens, text, reference, keep)
             gc.collect()  # reference cycles hold models: up to 10 MB, which would count as peak
         self.seconds["quality"] = time.perf_counter() - started
         return answer
