@@ -325,6 +325,16 @@ def test_hidden_states_are_kept_to_the_bit(tmp_path):
     assert size < 100 * width * 2 + 20_000  # logits would be 4096 numbers a token
 
 
+def test_a_reference_that_ranks_shared_serves_one_process(tmp_path):
+    plan, full = plan_and_model()
+    shared = dataclasses.replace(plan, config=dataclasses.replace(plan.config, tp=2))
+    part, x = Passage("text", 0, [1, 2, 3], 1), torch.randn(2, plan.architecture.dim).bfloat16()
+    Reference.write(tmp_path / "kept", shared, [part], [x])
+    kept_file = Reference(tmp_path / "kept")
+    with torch.no_grad():
+        assert torch.equal(kept_file.head(plan)(kept_file.hidden(part)), full.logits(x))
+
+
 def test_a_passage_through_a_cache_predicts_the_same(request):
     """In chunks, and in a cache that held another passage before."""
     plan, full = plan_and_model("--precision", "float32")
