@@ -20,13 +20,12 @@ import torch
 from torch import nn
 
 from quantbench import devices
-from quantbench.cli import say
 from quantbench.errors import UsageError
 from quantbench.estimate.predict import Machine, Phase, Request
 from quantbench.log.config import RunConfig
 from quantbench.models.formats.dummy import Dummy
 from quantbench.models.llama import Transformer, step_bytes
-from quantbench.progress import progress
+from quantbench.progress import progress, say
 from quantbench.quantize.spec import parse_scheme
 from quantbench.run import energy
 from quantbench.run.facts import Generates
