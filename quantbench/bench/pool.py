@@ -19,6 +19,7 @@ from quantbench.bench.store import ArmResult, ArmSample, Kind, Left, Ready, Scor
 from quantbench.bench.store import Bandwidth as Read
 from quantbench.errors import UsageError
 from quantbench.log.options import parse
+from quantbench.quality.thresholds import MAX_KL
 from quantbench.quality.types import NoQuality, Quality, QualityAnswer, ReferenceFile
 from quantbench.run.why import Expected
 
@@ -211,6 +212,7 @@ class Pool:
                 text=settings.text,
                 reference=None if is_baseline else self.reference,
                 keep=str(self.scratch / "reference") if is_baseline else None,
+                max_kl=self.results.limits.get("max_kl") or MAX_KL,
             )
         except WorkerFailed as error:
             if isinstance(error, UsageError) and is_baseline:

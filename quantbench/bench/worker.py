@@ -52,6 +52,7 @@ from quantbench.cli import explained, quiet
 from quantbench.errors import KernelError, MemoryShortage, QuantbenchError, UsageError
 from quantbench.log.options import parse
 from quantbench.progress import say
+from quantbench.quality.thresholds import MAX_KL
 from quantbench.quality.types import QualityAnswer, ReferenceFile
 from quantbench.run import environment, measure
 from quantbench.run.energy import Energy, Meter, NotCounted
@@ -132,16 +133,24 @@ class Worker:
         sizes.fits(self.plan, free)
 
     def quality(
-        self, tokens: int, text: str | None, reference: ReferenceFile | None, keep: str | None
+        self,
+        tokens: int,
+        text: str | None,
+        reference: ReferenceFile | None,
+        keep: str | None,
+        max_kl: float = MAX_KL,
     ) -> QualityAnswer:
-        """How well it predicts, and how far from `reference`. keep: the file for its states."""
+        """How well it predicts, and how far from `reference`. keep: the file for its states.
+        max_kl: tokens are drawn until the KL is on one side of it."""
         from quantbench import devices
         from quantbench.quality import scores
 
         started = time.perf_counter()
         keep = keep if self.plan.ranks.rank == 0 else None
         with devices.returning_memory():  # else scoring would raise the peak of generating
-            answer = scores.quick(self.plan, self.loaded.model, tokens, text, reference, keep)
+            answer = scores.quick(
+                self.plan, self.loaded.model, tokens, text, reference, keep, max_kl
+            )
             gc.collect()  # reference cycles hold models: up to 10 MB, which would count as peak
         self.seconds["quality"] = time.perf_counter() - started
         return answer

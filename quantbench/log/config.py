@@ -42,7 +42,7 @@ MODEL, SPEED, SAMPLE, CACHE, EXPERTS, OUTPUT = (
 PRECISIONS = ("bfloat16", "float16", "float32")
 ALIASES = {
     "precision": "dtype"
-}  # other names of options: `compare ab` has a --precision of its own
+}  # other names of options
 KERNELS = ("auto", "torchao", "cpu", "triton", "bitsandbytes", "reference", "torch")
 DECODERS = ("auto", "cpu-step", "modules")
 FORMER_DECODERS = ("cpu-stack", "cpu-layer")  # of old logs

@@ -18,7 +18,7 @@ from quantbench.errors import LogError, UsageError
 from quantbench.log.about import About
 from quantbench.log.reading import read as read_log
 from quantbench.quality.thresholds import BROKEN
-from quantbench.report import doc_reference, doc_trust, log_tables
+from quantbench.report import doc_reference, log_tables
 from quantbench.report.columns import (
     Columns,
     interval,
@@ -110,7 +110,7 @@ def speeds(words: Sequence[str]) -> str:
             raise UsageError(f"{path} measured no arm {missing[0]}; it has {', '.join(by_name)}")
         rows = [by_name[name] for name in names]
     ends = {
-        f"{row.speed_up.confidence:.0%} interval"
+        f"{100 * row.speed_up.confidence:.4g} % interval"
         for row in rows
         if row.speed_up and row.speed_up.confidence
     }
@@ -273,6 +273,5 @@ TABLES: Mapping[str, Block] = {
     "roofline": roofline,
     "peers": peers,
     "latency": latency,
-    **doc_trust.TABLES,
     **doc_reference.TABLES,
 }

@@ -170,7 +170,7 @@ def _cores(count: int) -> str:
 MOST_SCATTER = 0.10  # coefficient of variation up to which the mean of the samples is trusted
 # Cores that others may use beyond those that a run's threads leave idle, as a share of all cores.
 MOST_TAKEN = 0.10
-# `compare ab` runs baseline and candidates in turns, so that what slows both cancels out.
+# `quantbench ab` runs baseline and candidates in turns, so that what slows both cancels out.
 IN_TURNS = "compare with quantbench ab, which takes turns"
 
 

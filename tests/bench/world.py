@@ -127,7 +127,7 @@ class FakeProcess:
             raise WorkerFailed("out of memory", "memory")
         self.world.now += self.behaviour.loading
 
-    def quality(self, tokens, text, reference, keep):
+    def quality(self, tokens, text, reference, keep, max_kl=0.03):
         scores = Quality(tokens, 8.0, 0.1)
         if reference:
             scores = dataclasses.replace(scores, kl=self.behaviour.kl, kl_standard_error=1e-5)

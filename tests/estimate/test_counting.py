@@ -490,7 +490,8 @@ def test_a_layer_of_each_kind_stands_for_the_others(family, tokens, depth, monke
     config = from_hugging_face({"model_type": theirs.model_type, **theirs.to_dict()}, family)
 
     def sums():
-        works = count_model(config, "none", 2, tokens, depth, cache_size=128).works
+        given = {"batch": 2, "tokens": tokens, "depth": depth, "cache_size": 128}
+        works = count_model(config, **given).works
         return [
             sum(getattr(work, name) for work in works) for name in ("flops", "bytes_read", "calls")
         ]

@@ -229,12 +229,6 @@ def test_the_tables_that_need_no_file():
     assert options["`--max_new_tokens N`"] == "200" and options["`--compile`"] == "off"
 
 
-def test_simulated_trust_has_its_bounds():
-    rows, caption = shown("trust", str(ROOT / "docs/data/trust_simulated.json"))
-    assert ["side by side", "equal", "3000"] in [row[:3] for row in rows]
-    assert "trust_simulation" in caption and "commit and machine not recorded" in caption
-
-
 def test_predictions_are_what_estimate_says(folder):
     words = ["dummy:Llama-3.2-1B", "H100_SXM", "2", "64", "none,int8wo", "1,4"]
     _, _, *lines, empty, caption = predictions(words).splitlines()
