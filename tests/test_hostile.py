@@ -20,7 +20,6 @@ from safetensors.torch import load_file, save_file
 from quantbench import files
 from quantbench.bench.worker import Worker
 from quantbench.compare.commands.generate import generate
-from quantbench.compare.sampling.latency_worker import LatencyWorker
 from quantbench.errors import LogError, QuantbenchError
 from tests.test_refusals import LINE, only_error
 
@@ -86,10 +85,8 @@ def test_nor_is_it_compared(damaged):
     arm.load([*options, *SHORT[:4]])
     with pytest.raises(QuantbenchError, match=NONSENSE):
         arm.get_ready()
-    cells = LatencyWorker()
-    cells.describe(options, [(10, 2)], 4)
     with pytest.raises(QuantbenchError, match=NONSENSE):
-        cells.load()
+        arm.cell(prompt=10, rows=2, new_tokens=4, most_rows=2)
 
 
 @pytest.mark.parametrize("name", ["x, kv_quant: True", "new\nline", "tab\there", "\u2028"])

@@ -128,8 +128,12 @@ def resumable(folder: Path, option: str = "--resume") -> tuple[Results, CellPlan
         plan = from_json(CellPlan, results.plan)
         if len(plan.cells) != len(results.arms):
             raise ValueError(f"{len(results.arms)} cells instead of {len(plan.cells)}")
-        if any(len(t.steps or ()) != plan.decode_length - 1
-               for arm in results.arms for t in arm.turns if t.kind == "decode"):
+        if any(
+            len(t.steps or ()) != plan.decode_length - 1
+            for arm in results.arms
+            for t in arm.turns
+            if t.kind == "decode"
+        ):
             raise ValueError(f"a turn is not of {plan.decode_length - 1} steps")  # fmt: skip
     except ValueError as error:
         raise UsageError(

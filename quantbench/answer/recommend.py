@@ -22,7 +22,8 @@ from quantbench.answer.interval import SpeedUp
 from quantbench.answer.limits import Limits, exceeded, memory_bytes, memory_said
 from quantbench.answer.row import Row
 from quantbench.log import shell
-from quantbench.log.config import RunConfig, argv, parse
+from quantbench.log.config import RunConfig, argv
+from quantbench.log.options import parse
 from quantbench.quality.thresholds import class_of
 
 KL_WEIGHT = 10  # in the compromise: 0.01 nats of KL count as 10 % of speed or memory

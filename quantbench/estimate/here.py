@@ -20,16 +20,16 @@ import torch
 from torch import nn
 
 from quantbench import devices
-from quantbench.cli import progress, say
+from quantbench.cli import say
 from quantbench.errors import UsageError
 from quantbench.estimate.predict import Machine, Phase, Request
 from quantbench.log.config import RunConfig
 from quantbench.models.formats.dummy import Dummy
-from quantbench.models.llama import Transformer
-from quantbench.models.weight_bytes import step_bytes
+from quantbench.models.llama import Transformer, step_bytes
+from quantbench.progress import progress
 from quantbench.quantize.spec import parse_scheme
 from quantbench.run import energy
-from quantbench.run.generation import Generates
+from quantbench.run.facts import Generates
 from quantbench.run.loading import Loading
 from quantbench.run.sizes import check_memory, size_of
 
@@ -72,11 +72,12 @@ class Line:
     cycles: tuple[tuple[float, ...], ...]  # seconds of a pass through each
 
     def phase(self, total: int) -> Phase:
-        """Of the model with `total` layers: the median over cycles of what each extrapolates to."""
+        """Of the model with `total` layers: the median over cycles of what each extrapolates to, at
+        least what the many layers take, below which noise could bring it."""
         each = [self._layer(cycle) for cycle in self.cycles]
         more = total - self.layers[-1]
         seconds = [cycle[-1] + more * b for cycle, b in zip(self.cycles, each, strict=True)]
-        value = statistics.median(seconds)
+        value = max(statistics.median(seconds), statistics.median(c[-1] for c in self.cycles))
         scatter = statistics.median(abs(one - value) for one in seconds)
         error = MEDIAN_ERROR * scatter / math.sqrt(len(seconds)) / value
         in_layers = min(max(0.0, total * statistics.median(each)), value)

@@ -16,7 +16,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from quantbench.log.config import argv, parse
+from quantbench.log.config import argv
+from quantbench.log.options import parse
 from quantbench.quality.texts import Passage
 from quantbench.quality.types import Quality
 from quantbench.run.checks import EXPERTS

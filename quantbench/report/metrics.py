@@ -33,7 +33,9 @@ def text(comparisons: Sequence[Comparison]) -> str:
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=False,
     )
-    made.filters |= {name: partial(_counted, f"{name[:-1]}") for name in ("tokens", "ranks", "runs")}
+    made.filters |= {
+        name: partial(_counted, f"{name[:-1]}") for name in ("tokens", "ranks", "runs")
+    }
     made.filters |= {"code": _code, "sentence": lambda text: text[:1].upper() + text[1:]}
     template = made.get_template("metrics.md.j2")
     given = {"confidence": f"{100 * CONFIDENCE:.0f}", "verdict_words": VERDICTS}

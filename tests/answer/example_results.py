@@ -4,11 +4,23 @@ The speeds, sizes and perplexities are invented, of a shape that real ones have.
 """
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 
 from quantbench.bench.answers import Reading
-from quantbench.bench.store import ArmResult, ArmSample, Results, Settings, Turn
+from quantbench.bench.store import (
+    ArmResult,
+    ArmSample,
+    Bandwidth,
+    Ended,
+    Ready,
+    Results,
+    Scored,
+    Settings,
+    Store,
+    Turn,
+)
 from quantbench.log.about import About
 from quantbench.models.config import ModelConfig
 from quantbench.quality.types import LayerSqnr, NoQuality, Quality
@@ -57,6 +69,20 @@ def example_results(hostile: bool = False, seed: int = 3) -> Results:
         bandwidth={"cpu": readings},
         about=About("quantbench ab --arms all", "2026-01-01", "0123abc", "Example CPU", {}),
     )
+
+
+def keep(results: Results, folder: Path) -> None:
+    """Write them into the folder, as a session does."""
+    arms = [ArmResult(arm.name, arm.text, arm.argv) for arm in results.arms]
+    store = Store(Results(results.settings, arms, "none", results.about), folder)
+    for number, arm in enumerate(results.arms):
+        for process in range(PROCESSES if arm.facts else 0):
+            store.add(Ready(number, process, arm.facts))
+        for event in (Scored(number, arm.quality), *arm.turns, *arm.samples):
+            store.add(event)
+    for reading in results.bandwidth["cpu"]:
+        store.add(Bandwidth("cpu", reading))
+    store.add(Ended(results.ended, 1.0))
 
 
 def _arm(

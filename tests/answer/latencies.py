@@ -38,7 +38,7 @@ def measured(slownesses, folder=None, seed=0, together=True, estimate=None, mode
         energy = [NotCounted("no counter; power limit × time is an upper bound")]
         kept.add(Ready(number, 0, dataclasses.replace(facts, estimate=of_cell, energy=energy)))
     for first in range(0, len(made.cells), len(made.arms)):
-        for run in range(made.runs):
+        for _ in range(made.runs):
             state = numbers.uniform(0.7, 1.4)  # of the machine, in this cycle
             for arm, slowness in enumerate(slownesses.values()):
                 own, size = first + arm, made.cells[first].place.batch_size
@@ -57,5 +57,7 @@ def measured(slownesses, folder=None, seed=0, together=True, estimate=None, mode
 
 def latencies(slownesses, **given):
     kept = measured(slownesses, **given)
-    changes = {name: value for name, value in given.items() if name in CellPlan.__dataclass_fields__}
+    changes = {
+        name: value for name, value in given.items() if name in CellPlan.__dataclass_fields__
+    }
     return tables(kept.results, plan(tuple(slownesses), **changes))

@@ -220,7 +220,11 @@ def test_a_folder_is_read_back(tmp_path):
     assert found.tables == latencies(slownesses, **given).tables and found.ended == "complete"
     assert from_json(Latencies, to_json(found)) == found  # results.json
     keys = [table.key for table in found.tables]
-    assert keys[:3] == [("tiny", "none", 1, 100), ("tiny", "none", 2, 100), ("tiny", "int8wo", 1, 100)]
+    assert keys[:3] == [
+        ("tiny", "none", 1, 100),
+        ("tiny", "none", 2, 100),
+        ("tiny", "int8wo", 1, 100),
+    ]
 
 
 def turn(**changes):

@@ -82,7 +82,7 @@ def test_turns_in_the_same_cycles_have_a_verdict(slowness, verdict):
 
 
 def test_runs_that_were_minutes_apart_have_none():
-    """Other cycles of one folder, and other folders, whose cycles have the same numbers by chance."""
+    """Other cycles of one folder; another folder, whose cycles have the same numbers by chance."""
     apart = sides(slownesses={"none": 1.0, "other": 0.5}, together=False)
     baseline, target = sides(slownesses={"none": 1.0, "other": 0.5})
     elsewhere = Side("another", target.table, 3, 16)

@@ -14,14 +14,15 @@ from quantbench.answer.log_lines import checkpoint, mapped
 from quantbench.answer.replayed import Replayed
 from quantbench.compare.commands.generate import generate
 from quantbench.compare.commands.replay import replay
-from quantbench.log import log
-from quantbench.log.config import parse
+from quantbench.log import reading
+from quantbench.log.options import parse
+from quantbench.log.reading import config_of
 from quantbench.typed_json import to_json
 from tests.bench.facts import arm_facts
 from tests.compare.refusals import one_line
 
 REFERENCE = Path(__file__).parents[1] / "data" / "torchao_llama_log.txt"
-RECORDS = log.read(REFERENCE).records
+RECORDS = reading.read(REFERENCE).records
 
 
 def run(*arguments):
@@ -69,13 +70,13 @@ def short_log(short_run, tmp_path, monkeypatch):
 
 
 def test_then_and_now(short_log):
-    (_, record), before = log.read(short_log).records[0], short_log.read_text()
+    (_, record), before = reading.read(short_log).records[0], short_log.read_text()
     result = run("benchmarks.txt", "--all", "--write_result", "again.txt")
     assert result.exit_code == 0, result.stderr
     assert short_log.read_text() == before and not Path("old.jsonl").exists()
-    (_, again), *others = log.read("again.txt").records
+    (_, again), *others = reading.read("again.txt").records
     assert not others
-    asked, repeated = record.config(), again.config()
+    asked, repeated = config_of(record), config_of(again)
     assert repeated.max_new_tokens == 5 and repeated.num_samples == 2
     assert repeated.output_json_path is None and asked.output_json_path == "old.jsonl"
     for heading, name in (("tok/s", "tok_s"), ("peak memory", "peak_mem")):
@@ -355,7 +356,7 @@ def test_a_checkpoint_that_is_missing(tmp_path):
 def test_options_given_take_the_place_of_the_lines():
     record = dict(RECORDS)[RECORDS[0][0]]
     config = mapped(record, {"num_layers": "2", "compile": True}, None, True)
-    said = record.config()
+    said = config_of(record)
     assert config.num_layers == 2 and config.temperature == said.temperature
     assert config == parse(
         ["--checkpoint_path", f"dummy:{record.mod}", "--device", said.device, "--compile",

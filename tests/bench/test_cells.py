@@ -9,8 +9,8 @@ from quantbench.answer.latency import resumable, tables
 from quantbench.bench.answers import TurnTime
 from quantbench.bench.cells import Cells, begin
 from quantbench.bench.process import WorkerFailed
-from quantbench.bench.progress import Progress
 from quantbench.bench.store import Store
+from quantbench.progress import Progress
 from quantbench.run.energy import Energy, NotCounted
 from quantbench.run.why import Expected
 from tests.answer.latencies import ESTIMATE, plan
@@ -112,9 +112,7 @@ def measure(monkeypatch, tmp_path):
         expected = Expected({"token_seconds": 0.03, **ESTIMATE})
         monkeypatch.setattr("quantbench.bench.pool.Pool.expected", lambda pool, facts: expected)
         kept = Store(results or begin(made), tmp_path)
-        Cells(
-            kept, made, timeout=timeout, command=lambda n: (str(n),), progress=Progress()
-        ).run()
+        Cells(kept, made, timeout=timeout, command=lambda n: (str(n),), progress=Progress()).run()
         assert not world.alive
         return tables(kept.results, made), kept.results, world
 
@@ -146,7 +144,11 @@ def test_every_cell_is_measured_and_each_model_loaded_once(measure):
     loads = [line for line in world.journal if line.startswith("load")]
     assert loads == ["load none", "load int8wo", "load none × 2", "load int8wo × 2"]
     sizes = [line for line in world.journal if line.startswith("cell none 100")]
-    assert sizes[:3] == ["cell none 100 1", "cell none 100 2", "cell none 100 4"]  # small ones first
+    assert sizes[:3] == [
+        "cell none 100 1",
+        "cell none 100 2",
+        "cell none 100 4",
+    ]  # small ones first
     assert measured.tables[0].ran.decoder == "modules; cpu-step at batch size 1"
 
 
@@ -183,7 +185,9 @@ def test_a_cell_that_does_not_fit_beside_the_others_is_measured_alone(measure):
 def test_arms_that_do_not_fit_together_share_the_baseline(measure, others):
     """Where the third fits beside the baseline; else it is loaded alone."""
     arms = ("none", "int8wo", "fp6")
-    measured, _, world = measure(arms=arms, batch_sizes=[1], happens={"fits_beside": {"fp6": others}})
+    measured, _, world = measure(
+        arms=arms, batch_sizes=[1], happens={"fits_beside": {"fp6": others}}
+    )
     loads = [line for line in world.journal if line.startswith("load")]
     assert loads[:5] == ["load none", "load int8wo", "load fp6", "load none", "load fp6"]
     assert len(loads) == 6 - others

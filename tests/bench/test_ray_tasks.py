@@ -30,27 +30,22 @@ NEEDS = [
 
 @pytest.mark.parametrize(("ranks", "options", "nodes", "needs"), NEEDS)
 def test_what_a_task_asks_for(ranks, options, nodes, needs):
-    assert ray_tasks.needed(ranks, RunConfig(**options), nodes, "head:1") == needs
+    assert ray_tasks.needed([RunConfig(tp=ranks, **options)], nodes, "head:1") == needs
 
 
 def test_a_task_that_no_node_can_take():
     with pytest.raises(UsageError, match="--tp 9: .* 9 CPUs of one node, .* head:1 has 8$"):
-        ray_tasks.needed(9, RunConfig(), NODES, "head:1")
+        ray_tasks.needed([RunConfig(tp=9)], NODES, "head:1")
     with pytest.raises(UsageError, match="8 GPUs of one node, .* has 4$"):
-        ray_tasks.needed(8, RunConfig(), CARDS, "head:1")
+        ray_tasks.needed([RunConfig(tp=8)], CARDS, "head:1")
 
 
 def test_a_half_measured_cell_is_not_finished_on_another_machine():
     made = plan()
     kept = Store(begin(made), None)
     kept.add(Turn(0, 0, 0, "decode", 2, 0.04, [0.02, 0.02]))
-
-    class Ray:
-        def remote(self, **options):
-            return lambda work: work
-
     with pytest.raises(UsageError, match="half measured on one machine.* without --ray"):
-        ray_tasks._Tasks(Ray(), kept, made, "head:1", print, None, ray_tasks.measure)
+        ray_tasks.groups(kept.results, made)
 
 
 @pytest.mark.parametrize(
@@ -116,10 +111,10 @@ def test_a_node_that_is_killed_in_the_middle(cluster, tmp_path):
         assert [cell.batch_size for cell in table.cells] == [1, 2]
         if table.checkpoint == models[2]:
             reasons = {cell.reason for cell in table.cells}
-            assert len(reasons) == 1 and "lost 2 times: the Ray worker was lost" in reasons.pop()
+            assert len(reasons) == 1 and "lost twice: the Ray worker was lost" in reasons.pop()
         else:
             # Of each task the first cycle is repeated: cycles of one task are not the other's.
             assert all(len(cell.samples) == 4 and not cell.reason for cell in table.cells)
             last = tried[models.index(table.checkpoint)][-1][0]
             assert table.ran.machine.startswith(f"Ray node {last[:8]} ")
-    assert sum("it is tried once more" in line for line in said) == 2
+    assert len(said) == 4 and said[0] == "3 tasks on 3 Ray nodes"

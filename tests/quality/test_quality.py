@@ -5,6 +5,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from scipy import stats
 from quantbench.compare.commands.quality import quality
 from quantbench.errors import KernelError, LogError, UsageError
 from quantbench.generate import Generator
-from quantbench.log.config import RunConfig, parse
+from quantbench.log.config import RunConfig
+from quantbench.log.options import parse
 from quantbench.models.formats import EMBEDDED
 from quantbench.models.loading import load_model
 from quantbench.models.tokenizer import load_tokenizer
@@ -432,6 +434,12 @@ def test_parts_by_depth_and_text_add_up():
 )
 def test_the_classes(kl, word):
     assert class_of(kl) == word and [most for most, *_ in CLASSES] == [0.01, 0.03, 0.1, 0.5]
+
+
+def test_the_documents_quote_the_table():
+    page = (Path(__file__).parents[2] / "docs" / "comparing.md").read_text()
+    for most, word, source in CLASSES:
+        assert re.search(rf"\| {most:g} \| {word}[^|]* \| {re.escape(source)} \|", page)
 
 
 def test_how_many_looks_are_needed():

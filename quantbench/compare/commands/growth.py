@@ -20,10 +20,11 @@ from quantbench.answer import decode_limit
 from quantbench.answer.growth import AXES, Point, Points, merged, read, whole_numbers
 from quantbench.arguments import names_of, refuse_given
 from quantbench.bench.store import Settings
-from quantbench.cli import Command, say
+from quantbench.cli import Command
 from quantbench.errors import LogError, UsageError
 from quantbench.log.about import about, write_json
 from quantbench.log.config import RunConfig
+from quantbench.progress import say
 from quantbench.quantize import spec
 from quantbench.report.columns import Columns, aligned, interval, number
 from quantbench.report.lines import draw

@@ -29,7 +29,8 @@ from quantbench.bench.process import Process
 from quantbench.bench.store import Results, Store
 from quantbench.cli import Command, Group, OptionOfOptions, say
 from quantbench.errors import LogError, QuantbenchError, UsageError
-from quantbench.log.config import RunConfig, argv, options
+from quantbench.log.config import RunConfig, argv
+from quantbench.log.options import options
 from quantbench.report import latency as report
 from quantbench.report import latency_pictures
 from quantbench.run import launch
@@ -37,7 +38,7 @@ from quantbench.text import shown
 from quantbench.typed_json import to_json
 
 REPORT, SAMPLES, PICTURE = "report.md", "samples.csv", "latency.svg"
-DEFAULTS = {
+DEFAULTS: dict[str, Any] = {
     "ranks": "1",
     "sequence_lengths": "100",
     "batch_sizes": "1,2,4,8,16,32",
@@ -149,7 +150,7 @@ def _resumed(
         plan = make_plan(common, arms, checkpoints or kept.models, **given)
     else:
         flags = {"ranks": "--tp"}
-        new = {
+        new: dict[str, Any] = {
             name: whole_numbers(flags.get(name, f"--{name}"), v) if isinstance(v, str) else v
             for name, v in asked.items()
         }
@@ -182,16 +183,17 @@ def _leave_out(results: Results, plan: CellPlan, ray: str | None) -> None:
         failure = UsageError if runs[0].kind == "usage" else QuantbenchError
         raise failure(results.arms[0].unable or "")
     if ray is None:  # once for each arm and number of ranks
-        some = {(cell.arm.name, cell.place.ranks): c for cell, c in zip(plan.cells, configs, strict=True)}
+        some = {
+            (cell.arm.name, cell.place.ranks): c
+            for cell, c in zip(plan.cells, configs, strict=True)
+        }
         warn_of_threads([Arm(name, "", config) for (name, _), config in some.items()])
 
 
 # ------------------------------------------------------------------------------------ measuring
 
 
-def _measured(
-    kept: Store, plan: CellPlan, timeout: float | None, ray: str | None
-) -> Latencies:
+def _measured(kept: Store, plan: CellPlan, timeout: float | None, ray: str | None) -> Latencies:
     """Every cell that is left. Raises KeyboardInterrupt after Ctrl-C if nothing was measured."""
     if ray is not None:
         ray_tasks.run(kept, plan, ray, say, timeout)

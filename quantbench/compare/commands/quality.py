@@ -20,7 +20,8 @@ from quantbench.bench.arm import NOT_IN_ARMS
 from quantbench.cli import Command, quiet
 from quantbench.errors import UsageError
 from quantbench.log.about import report_output, write_json
-from quantbench.log.config import RunConfig, options
+from quantbench.log.config import RunConfig
+from quantbench.log.options import options
 from quantbench.quality.tasks import find
 from quantbench.quality.thresholds import (
     FIRST_TOKENS,

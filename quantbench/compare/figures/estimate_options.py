@@ -3,10 +3,11 @@
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from quantbench.cli import progress, say
+from quantbench.cli import say
 from quantbench.errors import KernelError, MemoryShortage, UsageError
 from quantbench.kv_cache import CACHES
 from quantbench.log.config import PRECISIONS, RunConfig
+from quantbench.progress import progress
 from quantbench.quantize.spec import COMPARED, SHOWN, parse_scheme
 from quantbench.run import environment
 from quantbench.text import bytes_in
