@@ -134,7 +134,7 @@ def _of_json(path: str) -> Iterator[Run]:
         if not isinstance(speed, float) or not isinstance(prompt, float) or speed <= 0:
             continue
         try:
-            config = of_repro(command) if command else Record.parse(str(line)).config()
+            config = of_repro(command) if command else config_of(Record.parse(str(line)))
         except QuantbenchError:
             continue
         if (request := _request(config, content.get("model"))) is not None:

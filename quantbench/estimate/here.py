@@ -9,7 +9,6 @@ take. Two models, of few and of many layers, take turns of about 0.1 s: few, man
 that a state of the machine that lasts a second slows both.
 """
 
-import copy
 import math
 import statistics
 import time
@@ -20,13 +19,13 @@ import torch
 from torch import nn
 
 from quantbench import devices
-from quantbench.cli import say
 from quantbench.errors import UsageError
 from quantbench.estimate.predict import Machine, Phase, Request
 from quantbench.log.config import RunConfig
+from quantbench.models import build
 from quantbench.models.formats.dummy import Dummy
 from quantbench.models.llama import Transformer, step_bytes
-from quantbench.progress import progress
+from quantbench.progress import progress, say
 from quantbench.quantize.spec import parse_scheme
 from quantbench.run import energy
 from quantbench.run.facts import Generates
@@ -57,10 +56,11 @@ def depths(layer: float, rest: float, total: int, cache: int) -> tuple[int, ...]
 
 def cut(model: Transformer, count: int) -> Transformer:
     """The model with only its first `count` layers, which share their weights with it."""
-    few = copy.copy(model)
-    few._modules = dict(model._modules)
+    with torch.device("meta"):
+        few = build(model.config.with_layers(count))
+    for name, module in model.named_children():
+        setattr(few, name, module)
     few.layers = nn.ModuleList(list(model.layers)[:count])
-    few.config = model.config.with_layers(count)
     return few
 
 

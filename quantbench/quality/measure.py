@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import torch
 
-from quantbench.cli import say
 from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig
 from quantbench.log.origin import git_commit, versions
 from quantbench.models.formats import open_checkpoint
+from quantbench.progress import say
 from quantbench.quality import decode_check, harness
 from quantbench.quality.layer_sqnr import sqnr_of_layers
 from quantbench.quality.reference_cache import OTHER_DTYPE, loaded, phase, reference

@@ -17,6 +17,7 @@ from quantbench.answer.row import Row
 from quantbench.errors import LogError, UsageError
 from quantbench.log.about import About
 from quantbench.log.reading import read as read_log
+from quantbench.quality.thresholds import BROKEN
 from quantbench.report import doc_reference, doc_trust, log_tables
 from quantbench.report.columns import (
     Columns,
@@ -29,7 +30,7 @@ from quantbench.report.columns import (
 )
 from quantbench.report.doc_data import Compared, captioned, one_file, read
 from quantbench.report.documents import Block
-from quantbench.report.points import BROKEN, band
+from quantbench.report.points import band
 
 R = TypeVar("R")
 SPEED_UP_NOTE = (

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from click.testing import CliRunner
 from scipy import stats
 
-from quantbench.compare.commands.quality import quality
+from quantbench.commands.quality import quality
 from quantbench.errors import KernelError, LogError, UsageError
 from quantbench.generate import Generator
 from quantbench.log.config import RunConfig
@@ -36,7 +36,7 @@ from quantbench.quantize.spec import parse as scheme
 from quantbench.run.loading import load
 from quantbench.run.plan import make_plan
 from quantbench.run.scoring import token_nats
-from tests.compare.refusals import one_line
+from tests.refusals import one_line
 
 TOKENS = 600
 TOKENIZER = load_tokenizer(EMBEDDED, 4096)
@@ -323,6 +323,16 @@ def test_hidden_states_are_kept_to_the_bit(tmp_path):
         assert full.hidden(part).dtype == torch.bfloat16
     size = os.path.getsize(file.path)
     assert size < 100 * width * 2 + 20_000  # logits would be 4096 numbers a token
+
+
+def test_a_reference_that_ranks_shared_serves_one_process(tmp_path):
+    plan, full = plan_and_model()
+    shared = dataclasses.replace(plan, config=dataclasses.replace(plan.config, tp=2))
+    part, x = Passage("text", 0, [1, 2, 3], 1), torch.randn(2, plan.architecture.dim).bfloat16()
+    Reference.write(tmp_path / "kept", shared, [part], [x])
+    kept_file = Reference(tmp_path / "kept")
+    with torch.no_grad():
+        assert torch.equal(kept_file.head(plan)(kept_file.hidden(part)), full.logits(x))
 
 
 def test_a_passage_through_a_cache_predicts_the_same(request):

@@ -28,6 +28,7 @@ from quantbench.quality.thresholds import (
     LEGEND,
     MAX_KL,
     MOST_TOKENS,
+    SCALE,
     check_tokens,
     described,
 )
@@ -74,7 +75,11 @@ LEGEND_SQNR = (
     help="Predict so many tokens; 0: all [as many as show on which side of --max_kl the scheme is, "
     f"{FIRST_TOKENS} to {MOST_TOKENS}]",
 )
-@click.option("--max_kl", metavar="NATS", help=f"The KL divergence that is good enough [{MAX_KL}]")
+@click.option(
+    "--max_kl",
+    metavar="NATS",
+    help=f"The KL divergence that is good enough [{MAX_KL}]; {SCALE}",
+)
 @click.option("--lm_eval", metavar="TASKS", help="Tasks of lm-evaluation-harness, or their .yaml")
 @click.option(
     "--limit", type=click.IntRange(1), help="Take only the first N documents of each task"
