@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from tests.answer.test_ab import ENVIRONMENT
 
 from quantbench.answer.replayed import beside
 from quantbench.commands.replay import replay
@@ -16,6 +15,7 @@ from quantbench.errors import QuantbenchError
 from quantbench.log import reading
 from quantbench.log.reading import config_of
 from quantbench.log.record import Record
+from tests.answer.test_ab import ENVIRONMENT
 
 REPRO = (
     "torchrun --nproc_per_node 2 generate.py --checkpoint_path tiny --device cpu --precision "
@@ -76,7 +76,7 @@ def test_what_a_replay_of_ranks_would_do_and_cannot_do(old_log):
 
 def test_an_arm_of_two_ranks(tmp_path):
     arms = ("", "--tp 2")
-    short = ("--max_new_tokens", "4", "--tokens", "64", "--processes", "1", "--max_minutes", "0.1")
+    short = ("--max_new_tokens", "4", "--tokens", "64", "--processes", "1", "--samples", "2")
     done = subprocess.run(
         [sys.executable, "-m", "quantbench", "ab", *short,
          *(word for arm in arms for word in ("--arm", arm)),
