@@ -1,4 +1,4 @@
-"""One linear layer's product under every scheme, timed as decode runs it; for `compare roofline`.
+"""One linear layer's product under every scheme, timed as decode runs it; for `roofline`.
 
 A product takes a few microseconds, as much as a call of a compiled function; in decoding, one call
 covers the whole model. So one call here multiplies by a stack of copies of the layer, each at

@@ -11,7 +11,6 @@ speed that was read on both days (--history), and fails only on a slowdown that 
 """
 
 import contextlib
-import dataclasses
 import sys
 import time
 from pathlib import Path
@@ -21,30 +20,20 @@ import click
 
 from quantbench import files
 from quantbench.answer.history import History
-from quantbench.answer.interval import Ratio
 from quantbench.answer.log_lines import Line, mapped, read
-from quantbench.answer.replayed import beside, measured
 from quantbench.arguments import fraction, refuse_given
-from quantbench.bench.old_commit import OldCommit, old_commit
+from quantbench.bench.old_commit import old_commit
 from quantbench.cli import Command
+from quantbench.commands.replaying import built, replayed
 from quantbench.errors import LogError, QuantbenchError, UsageError
 from quantbench.log import log
-from quantbench.log.config import RunConfig, repro
+from quantbench.log.config import RunConfig
 from quantbench.log.options import options
-from quantbench.log.record import LINE, Record
+from quantbench.log.record import LINE
 from quantbench.progress import duration, say
-from quantbench.quality.block_errors import LEAST_BLOCKS
 
 NOT_REPLAYED = ("output_json_path", "profile", "memory_profile", "save")
 OF_RUNNING = ("tolerance", "against", "history_path", "processes", "write_result")
-# What is compared, its unit, and whether more of it is better.
-FIGURES = {
-    "tok_s": ("tok/s", "", True),
-    "mem_s": ("mem/s", " GB/s", True),
-    "peak_mem": ("peak memory", " GB", False),
-    "model_size": ("model size", " GB", False),
-}
-GATED = ("peak_mem", "model_size")  # speeds of different days cannot be compared
 PROCESSES = 4  # of each line, where their scatter counts
 NO_READING = (
     "--tolerance: a log line keeps no reading of the memory's speed, and speeds drift by half from "
@@ -154,6 +143,7 @@ def replay(
     dry_run, write_result = bool(changes.get("dry_run")), changes.get("write_result", "none")
     if limit is not None and not (against or history or dry_run):
         say(NO_READING)
+    count = processes or (PROCESSES if history else 1)
     worse = []
     with contextlib.ExitStack() as stack:
         old = stack.enter_context(old_commit(against)) if against and not dry_run else None
@@ -166,95 +156,11 @@ def replay(
             try:
                 if dry_run:
                     click.echo(built(line))
-                elif old:
-                    worse += together(line, old, limit, write_result)
                 else:
-                    count = processes or (PROCESSES if history else 1)
-                    worse += alone(line, count, history, limit, write_result)
+                    worse += replayed(line, old, history, count, limit, write_result)
             except QuantbenchError as error:
                 problems.append(f"{line.name}: {error}")
                 click.echo(f"failed: {problems[-1]}", err=True)
     for text in worse:
         click.echo(f"worse: {text}")
     sys.exit(1 if problems or worse else 0)
-
-
-def built(line: Line) -> str:
-    """The model's size then and now, and the kernel that would run. Loads nothing."""
-    from quantbench.run.plan import make_plan
-    from quantbench.run.sizes import size_of
-
-    plan = make_plan(dataclasses.replace(line.config, tp=1))  # the whole model
-    then = f"{line.name}: model size then {line.record.model_size:.2f} GB"
-    scheme = plan.spec.scheme
-    if scheme is None:
-        return f"{then}; {plan.spec} measures before it chooses"
-    size = size_of(plan.architecture, scheme, plan.device, plan.precision, plan.config.kernel)
-    layers = plan.architecture.num_layers
-    now = f"now {size.model_bytes / 1e9:.2f} GB ({layers} layer{'s' * (layers != 1)})"
-    return f"{then}, {now}, kernel {size.kernel or f'none: {size.reason}'}"
-
-
-def alone(
-    line: Line, processes: int, history: History | None, limit: float | None, write_result: str
-) -> list[str]:
-    """Measure a line, print then and now, and what earlier days say; what is worse."""
-    now = measured(line.config, processes, history is not None)
-    if write_result != "none":
-        log.append(Path(write_result), now.record.render())
-    worse = report(line, now.record, limit)
-    if history is None:
-        return worse
-    if now.caveat is not None:
-        click.echo(f"  no limit to compare with earlier days: {now.caveat}")
-        return worse
-    key = repro(line.config)
-    change = history.against(key, now.relative)
-    history.append(key, now.relative)
-    if change is None:
-        click.echo(f"  no earlier day of this line in {history.path}: today's is the first")
-        return worse
-    what = "speed ÷ memory's speed, now ÷ the last day"
-    if change.confidence is None:
-        why = f"no interval: at least {LEAST_BLOCKS} --processes are needed on both days"
-        click.echo(f"  {what}: {1 / change.value:.3f} × ({why})")
-        return worse
-    return worse + judged(line, what, change.inverse, limit)
-
-
-def together(line: Line, old: OldCommit, limit: float | None, write_result: str) -> list[str]:
-    """Measure a line beside the old commit, and print both; what is worse."""
-    both = beside(line.config, old, limit / 2 if limit else None)
-    if write_result != "none":
-        log.append(Path(write_result), both.record.render())
-    worse = report(line, both.record, limit)
-    return worse + judged(line, f"speed now ÷ commit {old.name}", both.speed, limit)
-
-
-def judged(line: Line, what: str, ratio: Ratio, limit: float | None) -> list[str]:
-    """Print a ratio of speeds; its line where it is shown to be below 1 - limit."""
-    ends = "no interval"
-    if ratio.confidence is not None:
-        ends = f"{ratio.confidence:.0%} interval {ratio.low:.3f} to {ratio.high:.3f}"
-    shown = f"{ratio.value:.3f} × ({ends})"
-    click.echo(f"  {what}: {shown}")
-    if limit is None or ratio.confidence is None or ratio.high >= 1 - limit:
-        return []
-    return [f"{line.name}: {what} {shown} (--tolerance {limit:.1%})"]
-
-
-def report(line: Line, now: Record, limit: float | None) -> list[str]:
-    """Print then and now; what is worse by more than `limit`."""
-    click.echo(line.name)
-    worse = []
-    for name, (heading, unit, more_is_better) in FIGURES.items():
-        then_value, now_value = getattr(line.record, name), getattr(now, name)
-        ratio = now_value / then_value if then_value else None
-        shown = "-" if ratio is None else f"{ratio:.3f} ×"
-        then, now_shown = (f"{value:>9.2f}{unit:<5}" for value in (then_value, now_value))
-        click.echo(f"  {heading:<12} then {then}  now {now_shown}  {shown}")
-        if limit is None or ratio is None or name not in GATED:
-            continue
-        if ratio < 1 - limit if more_is_better else ratio > 1 + limit:
-            worse.append(f"{line.name}: {heading} {shown} (--tolerance {limit:.1%})")
-    return worse

@@ -76,7 +76,7 @@ def test_what_a_replay_of_ranks_would_do_and_cannot_do(old_log):
 
 def test_an_arm_of_two_ranks(tmp_path):
     arms = ("", "--tp 2")
-    short = ("--max_new_tokens", "4", "--tokens", "64", "--processes", "1", "--samples", "2")
+    short = ("--max_new_tokens", "4", "--tokens", "64", "--processes", "1", "--max_minutes", "0.1")
     done = subprocess.run(
         [sys.executable, "-m", "quantbench", "ab", *short,
          *(word for arm in arms for word in ("--arm", arm)),
