@@ -20,8 +20,9 @@ import pytest
 from click.testing import CliRunner
 
 from quantbench.__main__ import commands
-from tests.answer import latencies
-from tests.compare.example_results import example_results
+from quantbench.answer.rows import rows as rows_of
+from quantbench.typed_json import to_json
+from tests.answer import example_results, latencies
 from tests.experts import counted
 
 ROOT = Path(__file__).parent.parent
@@ -84,12 +85,11 @@ def made(tmp_path_factory):
         (folder / f"of_{name}").mkdir()
         for file in ("results.json", "meta.json"):
             (folder / f"of_{name}" / file).write_bytes(data)
-    compared = example_results()
+    compared = example_results.example_results()
     compared.arms = compared.arms[:3]
-    for arm in compared.arms:
-        arm.samples = [sample for sample in arm.samples if sample.round % 6 < 2]
-    (folder / "ab").mkdir()
-    compared.save(folder / "ab")
+    example_results.save(compared, folder / "ab")
+    rows = {"about": compared.about, "rows": rows_of(compared)}
+    (folder / "ab" / "results.json").write_text(json.dumps(to_json(rows)))
     latencies.measured({"none": 1.0, "int8wo": 0.6}, folder / "sweep")
     (folder / "sweep" / "results.json").write_text('{"plan": {}}\n')
     counts = counted.counts_of(counted.ROUTERS, 40, 1)

@@ -146,7 +146,7 @@ def take(store: Store, events: Sequence[dict[str, Any]]) -> None:
     cycles = store.results.cycles
     for line in events:
         ((key, value),) = line.items()
-        event = from_json(EVENTS[key], value)
+        event: Any = from_json(EVENTS[key], value)
         if isinstance(event, Turn | Repeated):
             event = dataclasses.replace(event, cycle=event.cycle + cycles)
         if not isinstance(event, Ended):

@@ -362,7 +362,7 @@ def _replay(results: Results, path: Path, named: str) -> None:
     for number, line in enumerate(whole.splitlines(), 1):
         try:
             ((key, value),) = parsed(line).items()
-            event = from_json(EVENTS[key], value)
+            event: Any = from_json(EVENTS[key], value)
             _check(event, len(results.arms))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UsageError(

@@ -4,11 +4,22 @@ The speeds, sizes and perplexities are invented, of a shape that real ones have.
 """
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 
 from quantbench.bench.answers import Reading
-from quantbench.bench.store import ArmResult, ArmSample, Results, Settings, Turn
+from quantbench.bench.store import (
+    ArmResult,
+    ArmSample,
+    Ended,
+    Ready,
+    Results,
+    Scored,
+    Settings,
+    Store,
+    Turn,
+)
 from quantbench.log.about import About
 from quantbench.models.config import ModelConfig
 from quantbench.quality.types import LayerSqnr, NoQuality, Quality
@@ -57,6 +68,20 @@ def example_results(hostile: bool = False, seed: int = 3) -> Results:
         bandwidth={"cpu": readings},
         about=About("quantbench ab --arms all", "2026-01-01", "0123abc", "Example CPU", {}),
     )
+
+
+def save(results: Results, folder: Path) -> None:
+    """Write the folder that measuring them would have left."""
+    empty = [ArmResult(arm.name, arm.text, arm.argv, arm.unable) for arm in results.arms]
+    kept = Store(Results(results.settings, empty, "none", results.about), folder)
+    for number, arm in enumerate(results.arms):
+        if arm.facts:
+            kept.add(Ready(number, arm.processes - 1, arm.facts))
+        if arm.quality:
+            kept.add(Scored(number, arm.quality))
+        for event in (*arm.turns, *arm.samples):
+            kept.add(dataclasses.replace(event, arm=number))
+    kept.add(Ended(results.ended or "answered", results.seconds))
 
 
 def _arm(
