@@ -9,7 +9,7 @@ from quantbench.answer.latency import resumable, tables
 from quantbench.bench.answers import TurnTime
 from quantbench.bench.cells import Cells, begin
 from quantbench.bench.process import WorkerFailed
-from quantbench.bench.progress import Progress, duration
+from quantbench.bench.progress import duration
 from quantbench.bench.store import Store
 from quantbench.run.energy import Energy, NotCounted
 from quantbench.run.why import Expected
@@ -112,7 +112,7 @@ def measure(monkeypatch, tmp_path):
         expected = Expected({"token_seconds": 0.03, **ESTIMATE})
         monkeypatch.setattr("quantbench.bench.pool.Pool.expected", lambda pool, facts: expected)
         kept = Store(results or begin(made), tmp_path)
-        Cells(kept, made, timeout=timeout, command=lambda n: (str(n),), progress=Progress()).run()
+        Cells(kept, made, timeout=timeout, command=lambda n: (str(n),)).run()
         assert not world.alive
         return tables(kept.results, made), kept.results, world
 
